@@ -1,0 +1,151 @@
+# te.h: `make help` lists what there is. gcc and make are enough for `make run` and `make test`.
+
+CC       ?= gcc
+CXX      ?= g++
+CFLAGS   ?= -O3 -march=native -g0
+PYTHON   ?= python3
+BUILD    ?= build
+# Instrumentation of the variant builds: see `sanitize`.
+SANITIZE ?=
+
+WARN     := -Wall -Wextra -Wpedantic -Werror
+LDLIBS   := -lm -ldl -pthread
+COMPILE   = $(CC) -std=c11 $(CFLAGS) $(SANITIZE) $(WARN) -MMD -MP -Isrc -I. -I$(BUILD) -pthread
+LINK      = $(CC) $(CFLAGS) $(SANITIZE)
+
+# Test files that carry an implementation of their own, to reach private functions.
+TESTS         := $(filter-out tests/build/%,$(wildcard tests/*/test_*.c))
+PRIVATE_TESTS := $(if $(TESTS),$(shell grep -l 'define TE_IMPLEMENTATION' $(TESTS)))
+TEST_OBJECTS  := $(TESTS:tests/%.c=$(BUILD)/tests/%.o) $(BUILD)/tests/te_test.o
+PACKED_TESTS  := $(filter-out $(PRIVATE_TESTS),$(TESTS))
+PACKED_OBJECTS := $(PACKED_TESTS:tests/%.c=$(BUILD)/packed/%.o) $(BUILD)/packed/te_test.o $(BUILD)/packed/te.o
+TOOLS         := te_info te_explain te_warm te_bench
+# What the second run, on the packed te.h, repeats.
+PACKED_WORDS  ?= core/ quant/ nn/
+
+ARGS ?=
+
+.PHONY: help run test test-packed pack check-pack tree ptx kcheck bench tools matrix sanitize short clean FORCE
+
+help:
+	@echo 'make run         trains a small GPT twice, in BF16 and in FP8        (ARGS="--steps 100 file ...")'
+	@echo 'make test        runs every test that this machine can run           (ARGS="norm gelu" for some)'
+	@echo 'make pack        writes te.h and te_kernels.cu.inc from src/'
+	@echo 'make check-pack  fails if they are stale'
+	@echo 'make tools       te_info, te_explain, te_warm, te_bench, in build/'
+	@echo 'make bench       measures kernels against cuBLASLt and the copy bandwidth'
+	@echo 'make kcheck      compiles every kernel for every architecture with NVRTC; needs no GPU'
+	@echo 'make ptx         writes src/cuda/baseline.inc, the embedded PTX, with NVRTC 12.0'
+	@echo 'make matrix      compiles te.h in every way that users do'
+	@echo 'make sanitize    the tests under address, undefined and thread sanitizers'
+	@echo 'make short       a short `make run` whose losses are checked'
+	@echo 'make tree        the rooms of src/, their parts and sizes'
+	@echo 'make clean       removes build/'
+
+# ---- the product ----------------------------------------------------------------------------------------------------
+
+$(BUILD)/te_pack: tools/te_pack.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 $(WARN) $< -o $@
+
+pack: $(BUILD)/te_pack
+	$(BUILD)/te_pack pack
+
+check-pack: $(BUILD)/te_pack
+	$(BUILD)/te_pack check
+
+tree: $(BUILD)/te_pack
+	@$(BUILD)/te_pack tree
+
+# te_pack leaves the file alone when nothing has changed.
+$(BUILD)/te_sources.inc: $(BUILD)/te_pack FORCE
+	@$(BUILD)/te_pack sources $@
+
+# ---- the development build: src/te_parts.h, so that errors name the part ----------------------------------------------
+
+$(BUILD)/te.o: src/te_parts.h $(BUILD)/te_sources.inc
+	$(COMPILE) -DTE_IMPLEMENTATION -x c -c $< -o $@
+
+$(BUILD)/tests/%.o: tests/%.c | $(BUILD)/te_sources.inc
+	@mkdir -p $(@D)
+	$(COMPILE) -c $< -o $@
+
+$(BUILD)/te_test: $(BUILD)/te.o $(TEST_OBJECTS)
+	$(LINK) $^ -o $@ $(LDLIBS)
+
+# The packed te.h, compiled as most users would: the compiler's own dialect, which may fuse multiplications into additions.
+$(BUILD)/packed/te.o: te.h
+	@mkdir -p $(@D)
+	$(CC) -O2 -march=native $(WARN) -DTE_IMPLEMENTATION -x c -c $< -o $@
+
+$(BUILD)/packed/%.o: tests/%.c te.h
+	@mkdir -p $(@D)
+	$(COMPILE) -DTE_TEST_PACKED -c $< -o $@
+
+$(BUILD)/te_test_packed: $(PACKED_OBJECTS)
+	$(LINK) $^ -o $@ $(LDLIBS)
+
+test: $(BUILD)/te_test $(BUILD)/te_test_packed
+	@tests/run.sh $(if $(ARGS),"$(BUILD)/te_test $(ARGS)","$(BUILD)/te_test_packed $(PACKED_WORDS)" "$(BUILD)/te_test")
+
+# ---- the example ------------------------------------------------------------------------------------------------------
+
+$(BUILD)/%: examples/%.c te.h
+	@mkdir -p $(@D)
+	$(COMPILE) $< -o $@ $(LDLIBS)
+
+run: $(BUILD)/train_gpt
+	$(BUILD)/train_gpt $(ARGS)
+
+short: $(BUILD)/train_gpt
+	tests/run_short.sh $(BUILD)/train_gpt
+
+# ---- tools: a tool without an implementation of its own gets the development build's -----------------------------------
+
+.SECONDEXPANSION:
+needs_te = $(shell grep -q 'define TE_IMPLEMENTATION' tools/$1.c 2>/dev/null || echo $(BUILD)/te.o)
+
+$(BUILD)/te_%: tools/te_%.c $$(call needs_te,te_$$*) | $(BUILD)/te_sources.inc
+	@mkdir -p $(@D)
+	$(COMPILE) $< $(filter %.o,$^) -o $@ $(LDLIBS)
+
+tools: $(TOOLS:%=$(BUILD)/%)
+
+bench: $(BUILD)/te_bench
+	$(BUILD)/te_bench $(ARGS)
+
+# NVRTC from the package index, where the machine has none of its own.
+$(BUILD)/nvrtc13:
+	$(PYTHON) -m pip install --quiet --target $@ nvidia-cuda-nvrtc
+$(BUILD)/nvrtc12:
+	$(PYTHON) -m pip install --quiet --target $@ nvidia-cuda-nvrtc-cu12==12.0.76
+
+find_nvrtc = $$(dirname "$$(find $(BUILD)/$1 -name 'libnvrtc.so*' | sort | head -1)")
+
+kcheck: $(BUILD)/te_kcheck $(if $(TE_NVRTC_PATH),,$(BUILD)/nvrtc13)
+	TE_NVRTC_PATH="$(or $(TE_NVRTC_PATH),$(call find_nvrtc,nvrtc13))" $(BUILD)/te_kcheck $(ARGS)
+
+ptx: $(BUILD)/te_ptx $(BUILD)/nvrtc12
+	TE_NVRTC_PATH="$(call find_nvrtc,nvrtc12)" $(BUILD)/te_ptx src/cuda/baseline.inc
+
+# ---- gates ------------------------------------------------------------------------------------------------------------
+
+matrix: $(BUILD)/te_pack
+	tests/build/matrix.sh $(BUILD)/matrix
+
+# Each in a folder of its own; CPU tests only, since the sanitizers do not know the driver.
+SANITIZED = CUDA_VISIBLE_DEVICES= $(MAKE) --no-print-directory CFLAGS='-O1 -g -fno-omit-frame-pointer'
+
+sanitize: sanitize-address sanitize-thread
+sanitize-address:
+	$(SANITIZED) BUILD=build/address SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all' build/address/te_test
+	tests/run.sh "build/address/te_test $(ARGS)"
+sanitize-thread:
+	$(SANITIZED) BUILD=build/thread SANITIZE='-fsanitize=thread' build/thread/te_test
+	tests/run.sh "build/thread/te_test $(ARGS)"
+.PHONY: sanitize-address sanitize-thread
+
+clean:
+	rm -rf build
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,0 +1,110 @@
+/* te.h: NVIDIA TransformerEngine in one C header
+ * ==============================================
+ *
+ * Builds and trains transformers in FP8, from C or C++. On a machine with an NVIDIA driver it runs kernels of its own; on
+ * any other it runs the same models on the CPU. It needs no CUDA toolkit, no cuBLAS, no cuDNN, no Python. MIT licence.
+ *
+ *
+ * Quick start
+ * -----------
+ *
+ *     #define TE_IMPLEMENTATION
+ *     #include "te.h"
+ *
+ *     int main(void) {
+ *         te_ctx *te = te_ctx_create(NULL);           // GPU 0 if there is one, else the CPU
+ *         te_module *layer = te_transformer_layer_create(te, &(te_transformer_layer_desc){
+ *             .hidden_size = 1024, .ffn_hidden_size = 2816, .num_attention_heads = 16, .num_gqa_groups = 4,
+ *             .normalization = TE_RMSNORM, .activation = TE_SWIGLU, .no_bias = true });
+ *         te_optimizer *adam = te_fused_adam_create(te, layer, &(te_fused_adam_desc){ .lr = 3e-4f });
+ *         te_recipe recipe = te_recipe_current_scaling();
+ *
+ *         for (int step = 0; step < 100; step++) {
+ *             te_scope_begin(te);                     // tensors made from here on die at te_scope_end
+ *             te_tensor *x = te_tensor_normal(te, TE_BF16, 3, (int64_t[]){ 128, 2, 1024 }, 0, 1);
+ *             te_autocast_begin(te, &(te_autocast_desc){ .recipe = &recipe });
+ *             te_tensor *y = te_forward(layer, x);    // its products run in FP8
+ *             te_autocast_end(te);
+ *             te_tensor *loss = te_mse_loss(y, x);
+ *             te_backward(loss);
+ *             te_optimizer_step(adam);
+ *             printf("%d %f\n", step, te_tensor_item(loss));
+ *             te_scope_end(te);
+ *         }
+ *         if (!te_ok(te)) fprintf(stderr, "%s\n", te_error(te));
+ *         te_optimizer_destroy(adam);
+ *         te_module_destroy(layer);
+ *         te_ctx_destroy(te);
+ *     }
+ *
+ *
+ * Build
+ * -----
+ *
+ * Exactly one file of a program defines TE_IMPLEMENTATION before it includes te.h; the others include it plainly.
+ *
+ *     C        cc -std=c11 -O3 main.c -lm -ldl -pthread
+ *     C++      c++ -std=c++17 -O3 main.cpp -ldl -pthread      descs may also be passed by reference
+ *     CMake    find_package(Threads)
+ *              target_link_libraries(app m ${CMAKE_DL_LIBS} Threads::Threads)
+ *
+ * The header alone is C99 and C++11, the implementation C11 and C++17. TE_STATIC makes every function private to the
+ * including file. Libraries are opened at run time: libcuda (the driver) for GPUs, libnvrtc (CUDA 12.0 or newer) to
+ * compile the kernels for the GPU at hand. Without libnvrtc the driver compiles the simpler kernels that are embedded.
+ *
+ *
+ * Rules that hold everywhere
+ * --------------------------
+ *
+ * - Structs called ..._desc and ..._args are zero-initialised by the caller; a zero field has the default that its comment
+ *   names.
+ * - The context keeps the first error until te_clear_error. A function that makes a tensor returns NULL on failure, and a
+ *   NULL input passes through in silence: check te_ok once a step.
+ * - Pointers are owned (release it), borrowed (valid while its owner is), retained (a reference is kept) or an alias (the
+ *   same memory). Tensors belong to the innermost scope.
+ * - Nothing is printed but warnings and errors, through the log function; nothing exits or aborts.
+ * - Work on CUDA is queued; functions that wait say "Syncs".
+ * - The same program gives the same bits again on the same device.
+ *
+ *
+ * Environment
+ * -----------
+ *
+ *     TE_DEVICE          "cpu", "cuda:0" ...: the device when te_ctx_desc names none
+ *     TE_LOG             1 errors, 2 warnings (default), 3 information, 4 debugging
+ *     TE_THREADS         threads of the CPU backend; default: the processors of the machine
+ *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te
+ *     TE_CACHE_READONLY  1: entries are read and never written
+ *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it
+ *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
+ *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed
+ *     TE_NCCL_PATH       the NCCL library, or the folder that holds it
+ *
+ *
+ * Shape letters
+ * -------------
+ *
+ *     s  sequence (s_q, s_kv of queries, of keys)      H  attention heads          M, N, K  sizes of a product
+ *     b  batch                                         G  groups of keys (GQA)     V        vocabulary
+ *     h  hidden size                                   d  size of a head           [..]     any leading sizes
+ *
+ * The last size varies fastest. Sizes may be odd, and zero.
+ *
+ *
+ * Chapters
+ * --------
+ *
+ *     enums       the choices that host and kernels both know
+ *     base        version, linkage, number formats, results
+ *     context     device, stream, memory, error, log, random state, scopes
+ *     tensor      making, viewing, copying, reading
+ *     autograd    the tape
+ *     ops         raw operations with explicit outputs
+ *     quant       recipes, autocast, quantizers
+ *     functions   differentiable functions
+ *     module      the module tree
+ *     nn          Linear ... TransformerLayer
+ *     train       optimizers, checkpoints
+ *     io          safetensors
+ *     report      what was found, what was done, what would be done
+ */

@@ -1,0 +1,446 @@
+/* api/ops.h: raw operations: explicit outputs, an args struct, no tape. For engines that bring their own graph; the
+ * functions and modules of the later chapters call these and nothing else.
+ *
+ * A call resolves defaults, validates, plans, launches; complaints come before any side effect. Outputs are allocated by
+ * the caller. Asynchronous on CUDA, synchronous on the CPU; no hidden host wait. The first call with a new combination of
+ * formats compiles a kernel (or loads it from the cache); workspace comes from the context's pool. Every operation gives
+ * the same bits again on the same device.
+ *
+ * Unless said otherwise: float tensors are f32, f16 or bf16; sums are taken in f32 or better; results are rounded once.
+ * M is the product of the leading sizes and N the last size. "optional" fields may be NULL. */
+
+/* Every operation, once: X(lower-case name, UPPER-CASE name, family). */
+#define TE_OP_LIST(X)                                  \
+    X(copy, COPY, math)                                \
+    X(fill, FILL, math)                                \
+    X(random, RANDOM, math)                            \
+    X(axpby, AXPBY, math)                              \
+    X(sum, SUM, math)                                  \
+    X(column_sum, COLUMN_SUM, math)                    \
+    X(embedding_fwd, EMBEDDING_FWD, math)              \
+    X(embedding_bwd, EMBEDDING_BWD, math)              \
+    X(amax, AMAX, cast)                                \
+    X(scale_from_amax, SCALE_FROM_AMAX, cast)          \
+    X(delayed_update, DELAYED_UPDATE, cast)            \
+    X(fp8_quantize, FP8_QUANTIZE, cast)                \
+    X(fp8_dequantize, FP8_DEQUANTIZE, cast)            \
+    X(transpose, TRANSPOSE, cast)                      \
+    X(gemm, GEMM, gemm)                                \
+    X(layernorm_fwd, LAYERNORM_FWD, norm)              \
+    X(layernorm_bwd, LAYERNORM_BWD, norm)              \
+    X(rmsnorm_fwd, RMSNORM_FWD, norm)                  \
+    X(rmsnorm_bwd, RMSNORM_BWD, norm)                  \
+    X(act_fwd, ACT_FWD, act)                           \
+    X(act_bwd, ACT_BWD, act)                           \
+    X(rope, ROPE, rope)                                \
+    X(qkv_rope, QKV_ROPE, rope)                        \
+    X(qkv_rope_bwd, QKV_ROPE_BWD, rope)                \
+    X(attn_fwd, ATTN_FWD, attn)                        \
+    X(attn_bwd, ATTN_BWD, attn)                        \
+    X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \
+    X(dropout_add_bwd, DROPOUT_ADD_BWD, dropout)       \
+    X(cross_entropy_fwd, CROSS_ENTROPY_FWD, loss)      \
+    X(cross_entropy_bwd, CROSS_ENTROPY_BWD, loss)      \
+    X(mse_fwd, MSE_FWD, loss)                          \
+    X(mse_bwd, MSE_BWD, loss)                          \
+    X(adam, ADAM, optim)                               \
+    X(l2norm, L2NORM, optim)                           \
+    X(multi_scale, MULTI_SCALE, optim)
+
+typedef enum te_op {
+    TE_OP_NONE = 0,
+#define TE_OP_ID(lower, UPPER, family) TE_OP_##UPPER,
+    TE_OP_LIST(TE_OP_ID)
+#undef TE_OP_ID
+        TE_OP_COUNT
+} te_op;
+
+/* ---- math ---------------------------------------------------------------------------------------------------- */
+
+/* dst = src, converting between any two unquantized formats (f32, f16, bf16, i32, i64, u8; float to float rounds to
+ * nearest even). Equal shapes, any strides on both sides. Raw bytes of 8-bit formats copy to the same format or u8. */
+typedef struct te_copy_args {
+    const te_tensor *src;
+    te_tensor *dst;
+} te_copy_args;
+
+/* dst[i] = value. Contiguous. */
+typedef struct te_fill_args {
+    te_tensor *dst;
+    double value;
+} te_fill_args;
+
+/* dst[i]: uniform on [a, b) or normal with mean a and standard deviation b; element i comes from Philox4x32-10 block
+ * i / 4 of (seed, offset). Contiguous, f32/f16/bf16. */
+typedef struct te_random_args {
+    te_tensor *dst;
+    te_random_kind kind;
+    float a, b;
+    uint64_t seed, offset;
+} te_random_args;
+
+/* out = alpha * x + beta * y, in f32. Same shape; y optional (then beta is not read); out may be x or y. Formats may
+ * differ. alpha_device: optional f32 [1] that multiplies alpha; divide_device: optional f32 [1], alpha is divided by max(it, 1). */
+typedef struct te_axpby_args {
+    const te_tensor *x, *y;
+    te_tensor *out;
+    float alpha, beta;
+    const te_tensor *alpha_device;
+    const te_tensor *divide_device;
+} te_axpby_args;
+
+/* out f32 [1] = scale * sum of all elements of x, in a fixed order. */
+typedef struct te_sum_args {
+    const te_tensor *x;
+    te_tensor *out;
+    float scale; /* 0 => 1 */
+} te_sum_args;
+
+/* out [N] = (accumulate ? out : 0) + sum over the M rows of x [.., N]: a bias gradient. */
+typedef struct te_column_sum_args {
+    const te_tensor *x;
+    te_tensor *out;
+    bool accumulate;
+} te_column_sum_args;
+
+/* y [.., H] = table [V, H] at ids (i32 or i64, any shape [..]). An id outside 0 .. V-1 gives a row of zeros. */
+typedef struct te_embedding_fwd_args {
+    const te_tensor *ids, *table;
+    te_tensor *y;
+} te_embedding_fwd_args;
+/* dtable [V, H] = (accumulate ? dtable : 0) + the rows of dy [.., H] at ids, summed in f32 in the order of the ids. */
+typedef struct te_embedding_bwd_args {
+    const te_tensor *ids, *dy;
+    te_tensor *dtable;
+    bool accumulate;
+} te_embedding_bwd_args;
+
+/* ---- cast ---------------------------------------------------------------------------------------------------- */
+
+/* amax f32 [1] = max |x|, NaN ignored, infinity kept (te.md 2.3). keep: take the maximum with what amax holds already.
+ * noop: optional f32 [1]; 1.0 => the call does nothing. */
+typedef struct te_amax_args {
+    const te_tensor *x;
+    te_tensor *amax;
+    bool keep;
+    const te_tensor *noop;
+} te_amax_args;
+
+/* scale [n], scale_inv [n] from amax [n], all f32 (te.md 2.4):
+ *   a = amax < epsilon ? epsilon : amax;  a is 0, inf or NaN => scale 1
+ *   scale = RN(fp8_max / a), infinity => FLT_MAX, power_of_two => mantissa cleared;  scale_inv = RN(1 / scale) */
+typedef struct te_scale_from_amax_args {
+    const te_tensor *amax;
+    te_tensor *scale, *scale_inv; /* scale_inv optional */
+    float fp8_max;
+    float epsilon;
+    bool power_of_two;
+} te_scale_from_amax_args;
+
+/* The delayed-scaling update of te.md 2.2 for n slots: amax_history f32 [L, n], scale f32 [n]. reduced: optional f32 [n],
+ * the amaxes after a reduction over a group, used where not 0 in place of amax_history[0]. */
+typedef struct te_delayed_update_args {
+    te_tensor *amax_history, *scale;
+    const te_tensor *reduced;
+    float fp8_max;
+    float margin;
+    te_amax_algo algo;
+} te_delayed_update_args;
+
+/* Per-tensor FP8 cast (te.md 2.3). x [.., N] viewed as [M, N]; q = saturate(round_to_nearest_even(f32(x) * scale)),
+ * infinity saturates, NaN stays NaN.
+ *   row        [M, ld]  e4m3 or e5m2, optional: element (m, n) at m * ld + n, columns N .. ld-1 are written as 0
+ *   col        [N, ldc] the same codes transposed, optional: element at n * ldc + m, columns M .. ldc-1 written as 0
+ *   scale      f32 [1]  read
+ *   scale_inv  f32 [1]  optional, written: RN(1 / scale)
+ *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input
+ *   noop       optional f32 [1]: 1.0 => nothing is written */
+typedef struct te_fp8_quantize_args {
+    const te_tensor *x;
+    te_tensor *row, *col;
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+    const te_tensor *noop;
+} te_fp8_quantize_args;
+
+/* y = f32(q) * scale_inv, rounded once to y's format. q [M, ld] with ld >= N, y [M, N]. */
+typedef struct te_fp8_dequantize_args {
+    const te_tensor *q, *scale_inv;
+    te_tensor *y;
+} te_fp8_dequantize_args;
+
+/* dst [N, ldd] = transpose of src [M, lds] restricted to its first N columns: dst(n, m) = src(m, n), pad columns M .. ldd-1
+ * zero. 8-, 16- or 32-bit elements, same format. `rows` and `columns` are M and N. */
+typedef struct te_transpose_args {
+    const te_tensor *src;
+    te_tensor *dst;
+    int64_t rows, columns;
+} te_transpose_args;
+
+/* ---- gemm ---------------------------------------------------------------------------------------------------- */
+
+
+/* D [m, n] = epilogue(scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32 (te.md 2.8).
+ *   A        [m, lda] (or, a_transposed, [k, lda]);  op(A) is m x k
+ *   B        [n, ldb] (b_transposed: its memory is n x k, as a weight's is) or [k, ldb];  op(B) is k x n
+ *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; or e4m3/e5m2 in any mix but
+ *            e5m2 x e5m2. FP8 operands must be K-contiguous (A not transposed, B transposed).
+ *   D        f32, f16 or bf16 [m, ldd]
+ *   bias     [n] of any float format, optional
+ *   scale_a, scale_b   f32 [1] on the device, optional (1): the scale_inv of FP8 operands
+ *   aux      [m, n] of D's format
+ *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator
+ * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because
+ * the tensors may be padded or of more dimensions. */
+typedef struct te_gemm_args {
+    const te_tensor *a, *b;
+    te_tensor *d;
+    int64_t m, n, k;
+    bool a_transposed, b_transposed;
+    bool accumulate;
+    bool split_accumulator;
+    const te_tensor *scale_a, *scale_b;
+    const te_tensor *bias;
+    te_epilogue epilogue;
+    te_tensor *aux;
+} te_gemm_args;
+
+/* ---- norm ---------------------------------------------------------------------------------------------------- */
+
+/* y = (x - mean) * rstd * gamma' + beta, per row of [M, N] (te.md 1.2, 1.3); gamma' = gamma + 1 if zero_centered_gamma.
+ * RMSNorm: mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
+ *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
+ *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
+ *               te_quantize: the f32 result is quantized without an intermediate rounding */
+typedef struct te_norm_fwd_args {
+    const te_tensor *x, *gamma, *beta;
+    te_tensor *y, *mean, *rstd;
+    float eps; /* 0 => 1e-5 */
+    bool zero_centered_gamma;
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+} te_norm_fwd_args;
+typedef te_norm_fwd_args te_layernorm_fwd_args;
+typedef te_norm_fwd_args te_rmsnorm_fwd_args;
+
+/* dx, dgamma [N], dbeta [N] (LayerNorm; optional) from dy [M, N] and what the forward saved. add: optional [M, N], added to dx
+ * in f32 before rounding. accumulate: dgamma and dbeta are added to. */
+typedef struct te_norm_bwd_args {
+    const te_tensor *dy, *x, *gamma, *mean, *rstd, *add;
+    te_tensor *dx, *dgamma, *dbeta;
+    bool zero_centered_gamma;
+    bool accumulate;
+} te_norm_bwd_args;
+typedef te_norm_bwd_args te_layernorm_bwd_args;
+typedef te_norm_bwd_args te_rmsnorm_bwd_args;
+
+/* ---- act ----------------------------------------------------------------------------------------------------- */
+
+TE_API bool te_activation_is_gated(te_activation activation);
+
+/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], as in te_norm_fwd. */
+typedef struct te_act_fwd_args {
+    const te_tensor *x;
+    te_tensor *y;
+    te_activation activation;
+    float limit; /* clamped SwiGLU; 0 => 7 */
+    float alpha; /* clamped SwiGLU; 0 => 1.702 */
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+} te_act_fwd_args;
+
+/* dx = dy * act'(x), the shape of x. */
+typedef struct te_act_bwd_args {
+    const te_tensor *dy, *x;
+    te_tensor *dx;
+    te_activation activation;
+    float limit, alpha;
+} te_act_bwd_args;
+
+/* ---- rope ---------------------------------------------------------------------------------------------------- */
+
+
+/* Rotary embedding (te.md 1.7), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
+ *   x, y        [s, b, h, d] or [b, s, h, d]; y may be x
+ *   rotary_dim  0 => d; the first rotary_dim channels are rotated, the rest pass through
+ *   start_positions  optional i32 [b], added to each sequence's positions
+ *   backward    the transposed rotation */
+typedef struct te_rope_args {
+    const te_tensor *x;
+    te_tensor *y;
+    te_qkv_format format;
+    float base; /* 0 => 10000 */
+    int rotary_dim;
+    bool interleaved;
+    float position_scale; /* multiplies the position; 0 => 1 */
+    int64_t position_offset;
+    const te_tensor *start_positions;
+    bool backward;
+} te_rope_args;
+
+/* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope.
+ *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: rows ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (te.md 1.9) */
+typedef struct te_qkv_rope_args {
+    const te_tensor *qkv;
+    te_tensor *q, *k, *v;
+    te_qkv_format format;
+    int num_heads, num_groups, head_dim;
+    bool interleaved_groups;
+    bool no_rope;
+    float base;
+    int rotary_dim;
+    bool interleaved;
+    float position_scale;
+    int64_t position_offset;
+    const te_tensor *start_positions;
+} te_qkv_rope_args;
+/* The reverse: dqkv from dq, dk, dv. The fields have the forward's meaning; `qkv` is written, q, k and v are read. */
+typedef struct te_qkv_rope_bwd_args {
+    te_tensor *qkv;
+    const te_tensor *q, *k, *v;
+    te_qkv_format format;
+    int num_heads, num_groups, head_dim;
+    bool interleaved_groups;
+    bool no_rope;
+    float base;
+    int rotary_dim;
+    bool interleaved;
+    float position_scale;
+    int64_t position_offset;
+    const te_tensor *start_positions;
+} te_qkv_rope_bwd_args;
+
+/* ---- attn ---------------------------------------------------------------------------------------------------- */
+
+
+/* O = softmax(scale * Q K^T, masked) V (te.md 1.8), never materialising the score matrix.
+ *   q, o  [s_q, b, H, d] (or bshd), k, v [s_kv, b, G, d]; any strides, the last dimension contiguous; head h uses group
+ *         h / (H / G); d up to 256; v may have another head size than q and k
+ *   lse   f32 [b, H, s_q]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
+ *   window_left, window_right   keys i + delta - left .. i + delta + right are visible; has_window false => unbounded;
+ *         delta = s_kv - s_q for bottom-right masks, else 0
+ *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset), element ((b*H + h)*s_q + i)*s_kv + j */
+typedef struct te_attn_fwd_args {
+    const te_tensor *q, *k, *v;
+    te_tensor *o, *lse;
+    te_qkv_format format;
+    te_attn_mask mask;
+    bool has_window;
+    int64_t window_left, window_right; /* -1 => unbounded on that side */
+    float softmax_scale;               /* 0 => 1 / sqrt(d) */
+    float dropout_p;
+    uint64_t seed, offset;
+} te_attn_fwd_args;
+
+/* dq, dk, dv (shapes of q, k, v) from d_o and what the forward read and wrote. Deterministic. */
+typedef struct te_attn_bwd_args {
+    const te_tensor *q, *k, *v, *o, *lse, *d_o;
+    te_tensor *dq, *dk, *dv;
+    te_qkv_format format;
+    te_attn_mask mask;
+    bool has_window;
+    int64_t window_left, window_right;
+    float softmax_scale;
+    float dropout_p;
+    uint64_t seed, offset;
+} te_attn_bwd_args;
+
+/* ---- dropout ------------------------------------------------------------------------------------------------- */
+
+/* y = residual + keep(x + bias) / (1 - p): bias [N], residual [.., N] optional. Element i is kept when the Philox uniform of
+ * (seed, offset) at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. */
+typedef struct te_dropout_add_fwd_args {
+    const te_tensor *x, *bias, *residual;
+    te_tensor *y;
+    float p;
+    uint64_t seed, offset;
+} te_dropout_add_fwd_args;
+/* dx = keep(dy) / (1 - p). (The gradient of residual is dy, that of bias the column sum of dx.) */
+typedef struct te_dropout_add_bwd_args {
+    const te_tensor *dy;
+    te_tensor *dx;
+    float p;
+    uint64_t seed, offset;
+} te_dropout_add_bwd_args;
+
+/* ---- loss ---------------------------------------------------------------------------------------------------- */
+
+/* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x (te.md 5.9), lse f32 [M] saved.
+ * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0.
+ * count: optional f32 [1], the number of targets that are not ignored. */
+typedef struct te_cross_entropy_fwd_args {
+    const te_tensor *logits, *target;
+    te_tensor *loss, *lse, *count;
+    float label_smoothing;
+    int64_t ignore_index; /* te.md's default is -100; 0 is a legal target, so this field has no default */
+} te_cross_entropy_fwd_args;
+/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale, dloss f32 [M] or [1] (broadcast); count: optional f32
+ * [1], divides (as max(count, 1)). dlogits may be logits. */
+typedef struct te_cross_entropy_bwd_args {
+    const te_tensor *logits, *target, *lse, *dloss, *count;
+    te_tensor *dlogits;
+    float scale; /* 0 => 1 */
+    float label_smoothing;
+    int64_t ignore_index;
+} te_cross_entropy_bwd_args;
+
+/* loss f32 [1] = mean((x - target)^2); dx = dloss * 2 (x - target) / numel. */
+typedef struct te_mse_fwd_args {
+    const te_tensor *x, *target;
+    te_tensor *loss;
+} te_mse_fwd_args;
+typedef struct te_mse_bwd_args {
+    const te_tensor *x, *target, *dloss;
+    te_tensor *dx;
+} te_mse_bwd_args;
+
+/* ---- optim --------------------------------------------------------------------------------------------------- */
+
+/* One Adam(W) step over a list of tensors (te.md 5.2). Entry i: grad, param (f32/f16/bf16), m and v f32; master f32 optional:
+ * then the step works on it and param = round(master). All of one entry have the same size.
+ *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + wd * p)       bc = 1 - beta^step, or 1 if no_bias_correction
+ * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
+ * when not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. */
+typedef struct te_adam_tensor {
+    const te_tensor *grad;
+    te_tensor *param, *m, *v, *master;
+} te_adam_tensor;
+typedef struct te_adam_args {
+    const te_adam_tensor *tensors;
+    int num_tensors;
+    float lr, beta1, beta2, eps, weight_decay;
+    int64_t step; /* 1 for the first */
+    bool l2_mode; /* weight decay goes into the gradient (Adam) in place of AdamW */
+    bool no_bias_correction;
+    const te_tensor *grad_scale, *found_inf, *lr_device;
+} te_adam_args;
+
+/* norm f32 [1] = sqrt(sum over all tensors of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors].
+ * clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)); NaN and inf propagate. */
+typedef struct te_l2norm_args {
+    const te_tensor *const *tensors;
+    int num_tensors;
+    te_tensor *norm, *per_tensor, *clip;
+    float max_norm;
+} te_l2norm_args;
+
+/* out[i] = in[i] * scale * (scale_device ? *scale_device : 1); out[i] may be in[i]. found_inf: optional f32 [1], set to 1 if any
+ * input is not finite. */
+typedef struct te_multi_scale_args {
+    const te_tensor *const *in;
+    te_tensor *const *out;
+    int num_tensors;
+    float scale;
+    const te_tensor *scale_device;
+    te_tensor *found_inf;
+} te_multi_scale_args;
+
+/* One function an operation: te_result te_gemm(te_ctx *te, const te_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
+ * TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE, TE_ERR_DEVICE. */
+#define TE_OP_FUNCTION(lower, UPPER, family) TE_API te_result te_##lower(te_ctx *te, const te_##lower##_args *args);
+TE_OP_LIST(TE_OP_FUNCTION)
+#undef TE_OP_FUNCTION
+
+/* "gemm", "cast" ... Static strings; "?" outside the list. */
+TE_API const char *te_op_name(te_op op);
+TE_API const char *te_op_family(te_op op);

@@ -1,0 +1,91 @@
+/* base/philox.h: Philox4x32-10 and the two distributions drawn from it. Read by the host and by kernels, which get the same
+ * bits: knows numbers.h, and not who asks.
+ *
+ * Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+ *
+ * Equal bits from two compilers need arithmetic that neither may rearrange. So each float operation here is either exact
+ * (a conversion of a small integer, a product with a power of two), or a fused multiply-add written as such, or the
+ * correctly rounded square root. A plain a * b next to a plus would be fused by some compilers and not by others. */
+#ifndef TE__PHILOX_H
+#define TE__PHILOX_H
+
+/* a * b + c with one rounding. */
+TE__BOTH float te__fma(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+    return __fmaf_rn(a, b, c);
+#else
+    return fmaf(a, b, c);
+#endif
+}
+
+/* Four words for (seed, offset, block): key = seed, counter = block in the lower and offset in the upper half. */
+TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32), c2 = (uint32_t)offset, c3 = (uint32_t)(offset >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c0 = n0, c1 = (uint32_t)p1, c2 = n2, c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+/* [0, 1) in steps of 2^-24. */
+TE__BOTH float te__uniform01(uint32_t x) { return (float)(int32_t)(x >> 8) * 5.9604644775390625e-8f; }
+
+/* ln u for 2^-100 < u <= 1, to about 1e-7 of its value. u = 2^e (1 + f) with 1 + f in [sqrt 1/2, sqrt 2]; the polynomial is a
+ * Chebyshev fit of (ln(1 + f) - f) / f^2 there. */
+TE__BOTH float te__ln_unit(float u) {
+    uint32_t i = te__f32_bits(u) - 0x3f3504f3u + 0x3f800000u; /* e = exponent of i, so that 1 + f starts at sqrt 1/2 */
+    int32_t e = (int32_t)(i >> 23) - 127;
+    float f = te__bits_f32((i & 0x7fffffu) + 0x3f3504f3u) - 1.0f; /* exact */
+    float q = 0.0878726542f;
+    q = te__fma(q, f, -0.141596466f);
+    q = te__fma(q, f, 0.14834787f);
+    q = te__fma(q, f, -0.165884882f);
+    q = te__fma(q, f, 0.199720502f);
+    q = te__fma(q, f, -0.250011474f);
+    q = te__fma(q, f, 0.333336711f);
+    q = te__fma(q, f, -0.5f);
+    float ff = te__fma(f, f, 0.0f);
+    return te__fma((float)e, 0.693147182f, te__fma(ff, q, f));
+}
+
+/* sin and cos of t / 2^32 turns. The nearest quarter turn is taken off in integers; what is left, x in [-1/8, 1/8] turns, goes
+ * through Chebyshev fits of sin(2 pi x) / x and (cos(2 pi x) - 1) / x^2 in x^2. */
+TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
+    uint32_t quarter = (t + 0x20000000u) >> 30;
+    float x = (float)(int32_t)(t - (quarter << 30)) * 2.3283064365386963e-10f;
+    float z = te__fma(x, x, 0.0f);
+    float p = -75.4016113f;
+    p = te__fma(p, z, 81.5925446f);
+    p = te__fma(p, z, -41.3416634f);
+    p = te__fma(p, z, 6.28318548f);
+    float q = 59.4241066f;
+    q = te__fma(q, z, -85.448822f);
+    q = te__fma(q, z, 64.9393692f);
+    q = te__fma(q, z, -19.7392082f);
+    float sine = te__fma(p, x, 0.0f), cosine = te__fma(q, z, 1.0f);
+    float a = quarter & 1u ? cosine : sine, b = quarter & 1u ? sine : cosine;
+    *s = quarter & 2u ? -a : a;
+    *c = (quarter + 1u) & 2u ? -b : b;
+}
+
+/* Two independent standard normal numbers from two words (Box and Muller). a picks the radius: u in (0, 1], the middle of its
+ * 2^-32 wide cell, so that tails reach 6.7 sigma. */
+TE__BOTH void te__normal2(uint32_t a, uint32_t b, float out[2]) {
+    float u = te__fma((float)a, 2.3283064365386963e-10f, 1.16415321826934814e-10f);
+    float t = -2.0f * te__ln_unit(u);
+#ifdef __CUDA_ARCH__
+    float r = __fsqrt_rn(t);
+#else
+    float r = sqrtf(t);
+#endif
+    float s, c;
+    te__sincos_turn(b, &s, &c);
+    out[0] = te__fma(r, c, 0.0f);
+    out[1] = te__fma(r, s, 0.0f);
+}
+
+#endif

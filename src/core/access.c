@@ -1,0 +1,331 @@
+/* core/access.c: what needs an operation to be done to a tensor: filling, copying, converting, reading back, views with history.
+ * Knows the math and cast operations; must not know modules. */
+
+/* ---- filling ---- */
+
+TE_API te_result te_tensor_fill(te_tensor *x, double value) {
+    te_fill_args args = TE_ZERO;
+    if (!x) return TE_ERR_STATE;
+    args.dst = x;
+    args.value = value;
+    return te_fill(x->te, &args);
+}
+
+/* x if the call that filled it succeeded, else NULL. */
+static te_tensor *te__checked(te_tensor *x, te_result result) {
+    if (result == TE_OK) return x;
+    te__drop(x);
+    return NULL;
+}
+
+TE_API te_tensor *te_tensor_full(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, double value) {
+    te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
+    return x ? te__checked(x, te_tensor_fill(x, value)) : NULL;
+}
+TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
+    te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
+    return x ? te__checked(x, te->device->clear(te, te__data(x), x->buffer->bytes)) : NULL;
+}
+
+static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind, float a, float b) {
+    te_random_args args = TE_ZERO;
+    te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
+    if (!x) return NULL;
+    args.dst = x;
+    args.kind = kind;
+    args.a = a;
+    args.b = b;
+    args.seed = te->seed;
+    args.offset = te__rng_next(te);
+    return te__checked(x, te_random(te, &args));
+}
+TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high) {
+    return te__random_tensor(te, dtype, ndim, shape, TE_RANDOM_UNIFORM, low, high);
+}
+TE_API te_tensor *te_tensor_normal(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float mean, float std) {
+    return te__random_tensor(te, dtype, ndim, shape, TE_RANDOM_NORMAL, mean, std);
+}
+
+/* ---- host memory ---- */
+
+static te_result te__no_plain_memory(const te_tensor *x, const char *what) {
+    char text[TE__SHAPE_TEXT];
+    return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", what, te__shape_text(x, text),
+                    x->quantized ? "is quantized: te_dequantize it first" : "was made by te_tensor_describe and has no memory");
+}
+
+TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host) {
+    if (!x) return TE_ERR_STATE;
+    if (!x->buffer) return te__no_plain_memory(x, "te_tensor_copy_from_host");
+    if (!te__is_contiguous(x)) return te__fail(x->te, TE_ERR_INVALID, "te_tensor_copy_from_host: the tensor is strided; copy to a contiguous one");
+    if (!host && te__numel(x) > 0) return te__fail(x->te, TE_ERR_INVALID, "te_tensor_copy_from_host: host is NULL");
+    te__touch(x);
+    return x->te->device->upload(x->te, te__data(x), host, te_tensor_bytes(x));
+}
+TE_API te_tensor *te_tensor_from_host(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const void *host) {
+    te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
+    return x ? te__checked(x, te_tensor_copy_from_host(x, host)) : NULL;
+}
+TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const float *host) {
+    te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
+    te_result result;
+    void *bytes;
+    size_t size;
+    if (!x) return NULL;
+    if (!te__is_float(dtype) && !te__is_fp8(dtype) && te_dtype_bits(dtype) < 8) {
+        te__fail(te, TE_ERR_DTYPE, "te_tensor_from_f32: %s cannot be made from f32", te_dtype_name(dtype));
+        return te__checked(x, TE_ERR_DTYPE);
+    }
+    size = te_tensor_bytes(x);
+    bytes = te__alloc(te, size);
+    if (!bytes) return te__checked(x, TE_ERR_OUT_OF_MEMORY);
+    te__store_row(bytes, dtype, 0, te__numel(x), host);
+    result = te_tensor_copy_from_host(x, bytes);
+    te__free(te, bytes, size);
+    return te__checked(x, result);
+}
+
+TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src) {
+    te_copy_args args = TE_ZERO;
+    if (!dst || !src) return TE_ERR_STATE;
+    args.src = src;
+    args.dst = dst;
+    return te_copy(dst->te, &args);
+}
+
+TE_API te_result te_tensor_to_host(const te_tensor *x, void *host) {
+    te_result result;
+    te_tensor *flat;
+    if (!x) return TE_ERR_STATE;
+    if (!x->buffer) return te__no_plain_memory(x, "te_tensor_to_host");
+    if (te__is_contiguous(x)) return x->te->device->download(x->te, host, te__data(x), te_tensor_bytes(x));
+    te__frame_begin(x->te);
+    flat = te__empty_like(x, x->dtype);
+    result = flat ? te_tensor_copy(flat, x) : te_error_code(x->te);
+    if (result == TE_OK) result = x->te->device->download(x->te, host, te__data(flat), te_tensor_bytes(flat));
+    te__frame_end(x->te, NULL, 0);
+    return result;
+}
+
+TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host) {
+    te_ctx *te;
+    te_result result;
+    const te_tensor *plain = x;
+    void *bytes;
+    size_t size;
+    if (!x) return TE_ERR_STATE;
+    te = x->te;
+    te__frame_begin(te);
+    te->tape.no_grad++;
+    if (x->quantized) plain = te_dequantize(te__alias_quantized(x), TE_F32);
+    te->tape.no_grad--;
+    size = plain ? te_tensor_bytes(plain) : 0;
+    bytes = plain ? te__alloc(te, size) : NULL;
+    result = bytes ? te_tensor_to_host(plain, bytes) : te_error_code(te);
+    if (result == TE_OK) te__load_row(bytes, plain->dtype, 0, te__numel(plain), host);
+    te__free(te, bytes, size);
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+
+TE_API double te_tensor_item(const te_tensor *x) {
+    char text[TE__SHAPE_TEXT];
+    unsigned char raw[8];
+    if (!x) return (double)NAN;
+    if (te__numel(x) != 1 || x->quantized) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_item: the tensor is %s; exactly one plain element is needed", te__shape_text(x, text));
+        return (double)NAN;
+    }
+    if (te_tensor_to_host(x, raw) != TE_OK) return (double)NAN;
+    if (te__is_index(x->dtype)) return (double)te__load_index(raw, x->dtype, 0);
+    return (double)te__load_element(raw, x->dtype, 0);
+}
+
+/* ---- views with history ---- */
+
+typedef struct te__view_state {
+    int ndim;
+    int64_t shape[TE_MAX_DIMS]; /* of the input */
+    int dim, other;
+    int64_t start;
+} te__view_state;
+
+static te_tensor *te__record_unary(const char *name, te_tensor *x, te_tensor *y, const te__view_state *state, te_backward_fn backward) {
+    te_node_desc node = TE_ZERO;
+    if (!y || !te__wants_grad(x)) return y;
+    node.name = name;
+    node.inputs = &x;
+    node.num_inputs = 1;
+    node.outputs = &y;
+    node.num_outputs = 1;
+    node.state = state;
+    node.state_size = sizeof(*state);
+    node.backward = backward;
+    return te_record(x->te, &node) == TE_OK ? y : NULL;
+}
+
+static te_result te__view_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__view_state *s = (const te__view_state *)state;
+    (void)te, (void)saved, (void)needs;
+    dx[0] = te_tensor_view(te_tensor_contiguous(dy[0]), s->ndim, s->shape);
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+
+TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
+    te__view_state state = TE_ZERO;
+    te_tensor *y;
+    int64_t full[TE_MAX_DIMS], n = 1;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int i, open = -1;
+    if (!x) return NULL;
+    if (ndim < 0 || ndim > TE_MAX_DIMS || (ndim && !shape) || !x->buffer || !te__is_contiguous(x)) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s", !x->buffer ? "the tensor has no plain memory (quantized or described)"
+                                                            : te__is_contiguous(x) ? "0 to 8 dimensions with their sizes are needed"
+                                                                                   : "the tensor is strided: te_tensor_contiguous it first");
+        return NULL;
+    }
+    for (i = 0; i < ndim; i++) {
+        full[i] = shape[i];
+        if (shape[i] == -1 && open < 0)
+            open = i;
+        else
+            n *= shape[i];
+    }
+    if (open >= 0) full[open] = n > 0 && te__numel(x) % n == 0 ? te__numel(x) / n : -1;
+    for (n = 1, i = 0; i < ndim; i++) n *= full[i] < 0 ? -1 : full[i];
+    if (n != te__numel(x) || (open >= 0 && full[open] < 0)) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s cannot be seen as %s: %lld elements", te__shape_text(x, a), te__dims_text(ndim, shape, b),
+                 (long long)te__numel(x));
+        return NULL;
+    }
+    y = te__alias(x);
+    if (!y) return NULL;
+    y->ndim = ndim;
+    for (n = 1, i = ndim - 1; i >= 0; i--) {
+        y->shape[i] = full[i];
+        y->stride[i] = n;
+        n *= full[i];
+    }
+    state.ndim = x->ndim;
+    memcpy(state.shape, x->shape, sizeof(state.shape));
+    return te__record_unary("view", x, y, &state, te__view_backward);
+}
+
+/* A gradient is stored where its range was; zeros around it. */
+static te_result te__narrow_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__view_state *s = (const te__view_state *)state;
+    te_tensor *whole = te_tensor_zeros(te, dy[0]->dtype, s->ndim, s->shape);
+    te_tensor *part = te_tensor_narrow(whole, s->dim, s->start, dy[0]->shape[s->dim]);
+    (void)saved, (void)needs;
+    dx[0] = whole;
+    return te_tensor_copy(part, dy[0]);
+}
+
+TE_API te_tensor *te_tensor_narrow(te_tensor *x, int dim, int64_t start, int64_t length) {
+    te__view_state state = TE_ZERO;
+    te_tensor *y;
+    char a[TE__SHAPE_TEXT];
+    if (!x) return NULL;
+    if (dim < 0) dim += x->ndim;
+    if (!x->buffer || te_dtype_bits(x->dtype) < 8 || dim < 0 || dim >= x->ndim || start < 0 || length < 0 || start > x->shape[dim] - length) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_narrow: elements %lld to %lld of dimension %d do not exist in %s", (long long)start,
+                 (long long)(start + length), dim, te__shape_text(x, a));
+        return NULL;
+    }
+    y = te__alias(x);
+    if (!y) return NULL;
+    y->shape[dim] = length;
+    y->offset += start * x->stride[dim] * te__dtype_size(x->dtype);
+    state.ndim = x->ndim;
+    memcpy(state.shape, x->shape, sizeof(state.shape));
+    state.dim = dim;
+    state.start = start;
+    return te__record_unary("narrow", x, y, &state, te__narrow_backward);
+}
+
+static te_result te__swap_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__view_state *s = (const te__view_state *)state;
+    (void)saved, (void)needs;
+    dx[0] = te_tensor_contiguous(te_tensor_transpose(dy[0], s->dim, s->other));
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+
+TE_API te_tensor *te_tensor_transpose(te_tensor *x, int a, int b) {
+    te__view_state state = TE_ZERO;
+    te_tensor *y;
+    char text[TE__SHAPE_TEXT];
+    if (!x) return NULL;
+    if (a < 0) a += x->ndim;
+    if (b < 0) b += x->ndim;
+    if (!x->buffer || te_dtype_bits(x->dtype) < 8 || a < 0 || b < 0 || a >= x->ndim || b >= x->ndim) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_transpose: dimensions %d and %d of %s", a, b, te__shape_text(x, text));
+        return NULL;
+    }
+    y = te__alias(x);
+    if (!y) return NULL;
+    y->shape[a] = x->shape[b];
+    y->shape[b] = x->shape[a];
+    y->stride[a] = x->stride[b];
+    y->stride[b] = x->stride[a];
+    state.dim = a;
+    state.other = b;
+    return te__record_unary("transpose", x, y, &state, te__swap_backward);
+}
+
+static te_result te__cast_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__view_state *s = (const te__view_state *)state;
+    (void)te, (void)saved, (void)needs;
+    dx[0] = te_tensor_cast(dy[0], (te_dtype)s->dim);
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+
+/* A contiguous copy in `dtype`, with history. */
+static te_tensor *te__converted(te_tensor *x, te_dtype dtype, const char *name) {
+    te__view_state state = TE_ZERO;
+    te_tensor *y;
+    if (!x->buffer) {
+        te__no_plain_memory(x, name);
+        return NULL;
+    }
+    y = te__empty_like(x, dtype);
+    if (!y) return NULL;
+    if (te_tensor_copy(y, x) != TE_OK) return te__checked(y, TE_ERR_STATE);
+    state.dim = (int)x->dtype;
+    return te__record_unary(name, x, y, &state, te__cast_backward);
+}
+TE_API te_tensor *te_tensor_contiguous(te_tensor *x) {
+    if (!x || (x->buffer && te__is_contiguous(x))) return x;
+    return te__converted(x, x->dtype, "contiguous");
+}
+TE_API te_tensor *te_tensor_cast(te_tensor *x, te_dtype dtype) {
+    if (!x || x->dtype == dtype) return x;
+    if (!te__is_float(x->dtype) || !te__is_float(dtype)) {
+        te__fail(x->te, TE_ERR_DTYPE, "te_tensor_cast: %s to %s; f32, f16 and bf16 are possible (te_quantize makes FP8)", te_dtype_name(x->dtype),
+                 te_dtype_name(dtype));
+        return NULL;
+    }
+    return te__converted(x, dtype, "cast");
+}
+TE_API te_tensor *te_tensor_detach(te_tensor *x) { return !x ? NULL : x->quantized ? te__alias_quantized(x) : te__alias(x); }
+
+/* ---- looking ---- */
+
+TE_API te_ctx *te_tensor_ctx(const te_tensor *x) { return x ? x->te : NULL; }
+TE_API te_dtype te_tensor_dtype(const te_tensor *x) { return x ? x->dtype : TE_DTYPE_NONE; }
+TE_API int te_tensor_ndim(const te_tensor *x) { return x ? x->ndim : 0; }
+TE_API const int64_t *te_tensor_shape(const te_tensor *x) { return x ? x->shape : NULL; }
+TE_API const int64_t *te_tensor_strides(const te_tensor *x) { return x ? x->stride : NULL; }
+TE_API int64_t te_tensor_numel(const te_tensor *x) { return x ? te__numel(x) : 0; }
+TE_API size_t te_tensor_bytes(const te_tensor *x) { return x ? te__shape_bytes(x->dtype, x->ndim, x->shape) : 0; }
+TE_API bool te_tensor_is_contiguous(const te_tensor *x) { return x && te__is_contiguous(x); }
+TE_API bool te_tensor_is_quantized(const te_tensor *x) { return x && x->quantized; }
+TE_API void *te_tensor_data(const te_tensor *x) { return te__data(x); }
+TE_API void te_tensor_touch(te_tensor *x) { te__touch(x); }
+TE_API uint64_t te_tensor_version(const te_tensor *x) { return x && x->buffer ? x->buffer->version : 0; }
+TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name) {
+    if (!x) return NULL;
+    te__free_string(x->te, x->name);
+    x->name = name ? te__copy_string(x->te, name) : NULL;
+    return x;
+}
+TE_API const char *te_tensor_name(const te_tensor *x) { return x && x->name ? x->name : ""; }

@@ -1,0 +1,106 @@
+/* core/context.c: opening and closing a context, its random state, synchronizing. Knows both devices' tables; must not know
+ * operations. */
+
+TE_API int te_version(void) { return TE_VERSION_MAJOR * 10000 + TE_VERSION_MINOR * 100 + TE_VERSION_PATCH; }
+
+/* The number in "cuda:3"; -1 for anything else. "cuda" is "cuda:0". */
+static int te__cuda_ordinal(const char *name) {
+    char *end;
+    long n;
+    if (strcmp(name, "cuda") == 0) return 0;
+    if (strncmp(name, "cuda:", 5) != 0 || name[5] < '0' || name[5] > '9') return -1;
+    n = strtol(name + 5, &end, 10);
+    return *end == 0 && n < 1024 ? (int)n : -1;
+}
+
+static void te__open_cpu(te_ctx *te) {
+    snprintf(te->device_name, sizeof(te->device_name), "cpu");
+    te->device = &te__cpu_device;
+    te__threads_open(te);
+}
+
+/* The device that was asked for, or the best there is. A context always has one of the two, so that no later call crashes. */
+static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
+    const char *name = desc->device ? desc->device : te__env("TE_DEVICE");
+    bool any = !name || !name[0];
+    int ordinal = any ? 0 : te__cuda_ordinal(name);
+    if (!any && strcmp(name, "cpu") == 0) {
+        te__open_cpu(te);
+        return;
+    }
+    if (ordinal < 0) {
+        te__fail(te, TE_ERR_INVALID, "te_ctx_create: device \"%s\" is neither \"cpu\" nor \"cuda:N\"", name);
+        te__open_cpu(te);
+        return;
+    }
+    snprintf(te->device_name, sizeof(te->device_name), "cuda:%d", ordinal);
+    te->device = &te__cuda_device;
+    if (te__cuda_open(te, ordinal, desc->cu_context, desc->cu_stream) == TE_OK) return;
+    if (any) {
+        te__log(te, TE_LOG_INFO, "no GPU, running on the CPU: %s", te_error(te));
+        te_clear_error(te);
+    }
+    te__open_cpu(te);
+}
+
+TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
+    te_ctx_desc zero = TE_ZERO;
+    te_ctx *te;
+    const char *text;
+    if (!desc) desc = &zero;
+    te = (te_ctx *)(desc->host_allocator.alloc ? desc->host_allocator.alloc(desc->host_allocator.user, sizeof(te_ctx), 16) : malloc(sizeof(te_ctx)));
+    if (!te) return NULL;
+    memset(te, 0, sizeof(*te));
+    te->host_allocator = desc->host_allocator;
+    te->device_allocator = desc->device_allocator;
+    te->log = desc->log;
+    te->log_user = desc->log_user;
+    text = te__env("TE_LOG");
+    te->log_level = desc->log_level ? desc->log_level : text && text[0] >= '1' && text[0] <= '4' ? (te_log_level)(text[0] - '0') : TE_LOG_WARN;
+    text = te__env("TE_THREADS");
+    te->cpu_threads = desc->cpu_threads > 0 ? desc->cpu_threads : text ? atoi(text) : 0;
+    if (te->cpu_threads <= 0) te->cpu_threads = te__cpu_count();
+    if (te->cpu_threads > 64) te->cpu_threads = 64;
+    te->no_cubin_cache = desc->no_cubin_cache;
+    te->seed = desc->seed ? desc->seed : 1234;
+    te__open_device(te, desc);
+    return te;
+}
+
+TE_API void te_ctx_destroy(te_ctx *te) {
+    if (!te) return;
+    if (te->device) te->device->synchronize(te);
+    te__tape_cut(te, 0);
+    while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
+    if (te->live_buffers > 0)
+        te__warn(te, "te_ctx_destroy: %lld tensors are still retained; their memory goes with the context and they must not be used again",
+                 (long long)te->live_buffers);
+    te__pool_close(te);
+    te__free(te, te->live, (size_t)te->cap_live * sizeof(te_tensor *));
+    te__free(te, te->warm_vars, (size_t)te->cap_warm_vars * sizeof(te__var *));
+    te__free(te, te->tape.nodes, (size_t)te->tape.cap_nodes * sizeof(te__node *));
+    if (te->device->close) te->device->close(te);
+    te__threads_close(te);
+    te_clear_error(te);
+    if (te->host_allocator.release)
+        te->host_allocator.release(te->host_allocator.user, te, sizeof(*te));
+    else
+        free(te);
+}
+
+TE_API const char *te_ctx_device(const te_ctx *te) { return te ? te->device_name : ""; }
+TE_API bool te_ctx_is_cuda(const te_ctx *te) { return te && te->device == &te__cuda_device; }
+TE_API te_result te_synchronize(te_ctx *te) { return te ? te->device->synchronize(te) : TE_ERR_STATE; }
+
+TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
+TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
+    if (seed) *seed = te ? te->seed : 0;
+    if (offset) *offset = te ? te->rng_offset : 0;
+}
+TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset) {
+    if (!te) return;
+    te->seed = seed;
+    te->rng_offset = offset;
+}
+/* The offset of one random operation. */
+static uint64_t te__rng_next(te_ctx *te) { return te->rng_offset++; }

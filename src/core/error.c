@@ -1,0 +1,124 @@
+/* core/error.c: the first error, the log, host memory. Knows the context; must not know devices. */
+
+static void te__log_text(te_ctx *te, te_log_level level, const char *text) {
+    if (!te || level > te->log_level) return;
+    if (te->log)
+        te->log(te->log_user, level, text);
+    else
+        fprintf(stderr, "te.h: %s%s\n", level == TE_LOG_WARN ? "warning: " : "", text);
+}
+
+TE_PRINTF(3, 4) static void te__log(te_ctx *te, te_log_level level, const char *format, ...) {
+    char text[2048];
+    va_list args;
+    if (!te || level > te->log_level) return;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    te__log_text(te, level, text);
+}
+
+TE_PRINTF(2, 3) static void te__warn(te_ctx *te, const char *format, ...) {
+    char text[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    te__log_text(te, TE_LOG_WARN, text);
+}
+
+/* Shown when not even the memory for a message could be had. */
+static const char te__no_memory_text[] = "out of host memory";
+
+/* Keeps the first error; later ones are its consequences and only go to the debug log. */
+TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char *format, ...) {
+    char text[4096];
+    size_t used = 0, size;
+    va_list args;
+    if (!te) return code;
+    if (te->module_path[0]) {
+        int n = snprintf(text, sizeof(text), "%s: ", te->module_path);
+        used = n > 0 ? (size_t)te__min(n, (int64_t)sizeof(text) - 1) : 0;
+    }
+    va_start(args, format);
+    vsnprintf(text + used, sizeof(text) - used, format, args);
+    va_end(args);
+    if (te->error_code != TE_OK) {
+        te__log(te, TE_LOG_DEBUG, "after the first error: %s", text);
+        return code;
+    }
+    te->error_code = code;
+    size = strlen(text) + 1;
+    te->error = (char *)malloc(size);
+    if (te->error) memcpy(te->error, text, size);
+    te__log(te, TE_LOG_INFO, "error: %s", text);
+    return code;
+}
+
+TE_API bool te_ok(const te_ctx *te) { return te && te->error_code == TE_OK; }
+TE_API const char *te_error(const te_ctx *te) {
+    if (!te) return "there is no context (te_ctx_create returned NULL)";
+    if (te->error_code == TE_OK) return "";
+    return te->error ? te->error : te__no_memory_text;
+}
+TE_API te_result te_error_code(const te_ctx *te) { return te ? te->error_code : TE_ERR_STATE; }
+TE_API void te_clear_error(te_ctx *te) {
+    if (!te) return;
+    free(te->error);
+    te->error = NULL;
+    te->error_code = TE_OK;
+}
+
+TE_API const char *te_result_name(te_result result) {
+    static const char *const names[TE_RESULT_COUNT] = {"TE_OK",           "TE_ERR_INVALID",       "TE_ERR_SHAPE",  "TE_ERR_DTYPE",
+                                                       "TE_ERR_UNSUPPORTED", "TE_ERR_OUT_OF_MEMORY", "TE_ERR_DEVICE", "TE_ERR_LIBRARY",
+                                                       "TE_ERR_COMPILE",  "TE_ERR_IO",            "TE_ERR_FORMAT", "TE_ERR_STATE"};
+    return (int)result >= 0 && result < TE_RESULT_COUNT ? names[result] : "?";
+}
+
+/* ---- host memory ---- */
+
+static void *te__alloc(te_ctx *te, size_t bytes) {
+    void *p;
+    if (bytes == 0) bytes = 1;
+    p = te->host_allocator.alloc ? te->host_allocator.alloc(te->host_allocator.user, bytes, 16) : malloc(bytes);
+    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "host memory: %llu bytes could not be had", (unsigned long long)bytes);
+    return p;
+}
+static void *te__alloc_zero(te_ctx *te, size_t bytes) {
+    void *p = te__alloc(te, bytes);
+    if (p) memset(p, 0, bytes ? bytes : 1);
+    return p;
+}
+/* `bytes` is the size that was asked for. */
+static void te__free(te_ctx *te, void *p, size_t bytes) {
+    if (!p) return;
+    if (bytes == 0) bytes = 1;
+    if (te->host_allocator.release)
+        te->host_allocator.release(te->host_allocator.user, p, bytes);
+    else
+        free(p);
+}
+/* Makes room for one more element of an array. False, with the error recorded and the array as it was, when there is no memory. */
+static bool te__grow(te_ctx *te, void **array, int *capacity, int count, size_t element) {
+    int more;
+    void *p;
+    if (count < *capacity) return true;
+    more = *capacity ? 2 * *capacity : 16;
+    p = te__alloc(te, (size_t)more * element);
+    if (!p) return false;
+    if (*array) memcpy(p, *array, (size_t)count * element);
+    te__free(te, *array, (size_t)*capacity * element);
+    *array = p;
+    *capacity = more;
+    return true;
+}
+static char *te__copy_string(te_ctx *te, const char *s) {
+    size_t n = strlen(s) + 1;
+    char *p = (char *)te__alloc(te, n);
+    if (p) memcpy(p, s, n);
+    return p;
+}
+static void te__free_string(te_ctx *te, char *s) {
+    if (s) te__free(te, s, strlen(s) + 1);
+}

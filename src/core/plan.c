@@ -1,0 +1,85 @@
+/* core/plan.c: what an operation means to launch: kernels, options, sizes, arguments, workspace. Knows no driver: launching is
+ * cuda/launch.c's. */
+
+static void te__plan_begin(te__plan *p, te_ctx *te) {
+    /* Everything but the argument bytes: those are cleared as they are handed out. */
+    memset(p, 0, offsetof(te__plan, args));
+    p->te = te;
+    p->native = p->deterministic = true;
+    p->why = "";
+}
+
+static void te__plan_end(te__plan *p) {
+    int i;
+    for (i = 0; i < p->num_workspaces; i++) te__buffer_release(p->workspace[i]);
+    p->num_workspaces = 0;
+}
+
+/* `why` must be static. */
+static void te__plan_why(te__plan *p, const char *why) { p->why = why; }
+
+static te__launch *te__plan_launch(te__plan *p, const char *family, const char *kernel) {
+    te__launch *l;
+    if (p->num_launches == TE__MAX_LAUNCHES) {
+        /* The last one is overwritten, so that planning code needs no check of its own: the plan will not run. */
+        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "%s/%s: more than %d launches in one plan", family, kernel, TE__MAX_LAUNCHES);
+        p->num_launches--;
+    }
+    l = &p->launch[p->num_launches++];
+    memset(l, 0, sizeof(*l));
+    l->family = family;
+    l->kernel = kernel;
+    l->grid[0] = l->grid[1] = l->grid[2] = 1;
+    l->threads = 32;
+    return l;
+}
+
+static void te__launch_option(te__launch *l, const char *name, int value) {
+    if (l->num_options == TE__MAX_OPTIONS) return; /* te_kcheck compiles every row: a forgotten option fails there */
+    l->option[l->num_options].name = name;
+    l->option[l->num_options].value = value;
+    l->num_options++;
+}
+
+static void te__launch_size(te__launch *l, int64_t gx, int64_t gy, int64_t gz, int threads, int64_t shared_bytes) {
+    l->grid[0] = (unsigned)gx;
+    l->grid[1] = (unsigned)gy;
+    l->grid[2] = (unsigned)gz;
+    l->threads = (unsigned)threads;
+    l->shared_bytes = (unsigned)shared_bytes;
+}
+
+/* The kernel's argument struct, cleared. 64-byte aligned, as tensor maps want it. */
+static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
+    uint32_t at = (p->args_used + 63u) & ~63u;
+    if (at + bytes > TE__MAX_ARG_BYTES) {
+        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "%s/%s: more than %d bytes of kernel arguments in one plan", l->family, l->kernel,
+                             TE__MAX_ARG_BYTES);
+        at = 0;
+    }
+    l->args = at;
+    l->args_bytes = (uint32_t)bytes;
+    p->args_used = at + (uint32_t)bytes;
+    memset(p->args.bytes + at, 0, bytes);
+    return p->args.bytes + at;
+}
+#define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
+
+/* Device memory that lives until the plan has been queued; the pool hands it out again in stream order. 256-byte aligned. */
+static void *te__plan_workspace(te__plan *p, int64_t bytes) {
+    te__buffer *b;
+    if (bytes <= 0) return NULL;
+    p->workspace_bytes += (size_t)bytes;
+    if (p->explain) return (void *)(uintptr_t)256;
+    if (p->num_workspaces == TE__MAX_LAUNCHES) {
+        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "more than %d workspaces in one plan", TE__MAX_LAUNCHES);
+        return NULL;
+    }
+    b = te__buffer_create(p->te, (size_t)bytes);
+    if (!b) {
+        p->result = TE_ERR_OUT_OF_MEMORY;
+        return NULL;
+    }
+    p->workspace[p->num_workspaces++] = b;
+    return b->data;
+}

@@ -1,0 +1,200 @@
+/* core/state.h: the structs behind the handles: context, tensor, plan, tape. Knows no operation and no driver call. */
+
+/* ---- memory ---- */
+
+/* A block of device memory with a reference count. `version` counts the writes, so that a cached quantized copy can tell
+ * whether it is stale. */
+typedef struct te__buffer {
+    te_ctx *te;
+    int refs;
+    void *data;
+    size_t bytes;    /* asked for */
+    size_t capacity; /* taken from the pool; 0: the memory is not te.h's */
+    uint64_t version;
+    void (*release)(void *user); /* foreign memory */
+    void *user;
+} te__buffer;
+
+/* A free block waits in a list of blocks of the same capacity. */
+typedef struct te__free_block {
+    void *data;
+    struct te__free_block *next;
+} te__free_block;
+typedef struct te__free_list {
+    size_t capacity;
+    te__free_block *first;
+} te__free_list;
+typedef struct te__pool {
+    te__free_list *lists; /* sorted by capacity */
+    int num_lists, cap_lists;
+    te__free_block *spare; /* list nodes for reuse */
+    te_memory_stats stats;
+} te__pool;
+
+/* ---- tensors ---- */
+
+/* What the tape knows of a tensor: a slot for its gradient. Views of one value have variables of their own. */
+typedef struct te__var {
+    int refs;
+    bool leaf;       /* gradients stay here: a parameter or an input marked by the user */
+    bool played;     /* the node that made it has been played backwards and is gone */
+    te_tensor *grad; /* of a leaf: gathered so far; else: on its way, during te_backward */
+    te_tensor *main_grad;
+} te__var;
+
+/* One copy of a quantized tensor: data [rows, ld] of `dtype`, one scale for all of it. */
+typedef struct te__quant_copy {
+    te_tensor *data;      /* NULL: this copy was not made */
+    te_tensor *scale_inv; /* f32 [1] */
+} te__quant_copy;
+typedef struct te__quantized {
+    te_quant_kind kind;
+    te_dtype dtype; /* of the codes */
+    te__quant_copy row, col;
+} te__quantized;
+
+struct te_tensor {
+    te_ctx *te;
+    int refs;
+    te_dtype dtype;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS]; /* in elements */
+    te__buffer *buffer; /* NULL: quantized, or described only */
+    int64_t offset;     /* bytes */
+    bool requires_grad;
+    te__var *var;             /* NULL until the tape needs one */
+    te__quantized *quantized; /* NULL: a plain tensor */
+    char *name;
+};
+
+/* ---- plans ---- */
+
+enum { TE__MAX_OPTIONS = 12, TE__MAX_LAUNCHES = 24, TE__MAX_ARG_BYTES = 16384 };
+
+typedef struct te__option {
+    const char *name; /* static */
+    int value;
+} te__option;
+
+typedef struct te__launch {
+    const char *family, *kernel; /* src/ops/FAMILY/KERNEL.cu, entry te_KERNEL */
+    te__option option[TE__MAX_OPTIONS];
+    int num_options;
+    unsigned grid[3], threads, shared_bytes;
+    unsigned cluster; /* blocks of a cluster along x; 0: none */
+    uint32_t args, args_bytes; /* within the plan's arguments */
+} te__launch;
+
+typedef struct te__plan {
+    te_ctx *te;
+    int sm, num_sms;
+    bool hopper;   /* sm_90a kernels can be had */
+    bool baseline; /* only kernels marked te:baseline can be had, without options */
+    bool explain;  /* nothing will run: addresses mean nothing */
+    bool native, deterministic;
+    te_result result; /* TE_OK, or why planning stopped */
+    const char *why;
+    size_t workspace_bytes;
+    te__buffer *workspace[TE__MAX_LAUNCHES];
+    int num_workspaces;
+    te__launch launch[TE__MAX_LAUNCHES];
+    int num_launches;
+    uint32_t args_used;
+    union {
+        unsigned char bytes[TE__MAX_ARG_BYTES];
+        uint64_t align[2];
+    } args;
+} te__plan;
+
+/* ---- backends ---- */
+
+typedef te_result (*te__op_check_fn)(te_ctx *te, void *args);
+typedef te_result (*te__op_cpu_fn)(te_ctx *te, const void *args);
+typedef te_result (*te__op_plan_fn)(te__plan *p, const void *args);
+
+/* What a context asks of its device. */
+typedef struct te__device {
+    const char *kind; /* "cpu", "cuda" */
+    void *(*alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
+    void (*release)(te_ctx *te, void *data, size_t bytes);
+    te_result (*upload)(te_ctx *te, void *dst, const void *host, size_t bytes);   /* host memory is free again on return */
+    te_result (*download)(te_ctx *te, void *host, const void *src, size_t bytes); /* waits */
+    te_result (*clear)(te_ctx *te, void *dst, size_t bytes);
+    te_result (*synchronize)(te_ctx *te);
+    void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes);
+    te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
+    void (*close)(te_ctx *te);
+} te__device;
+
+typedef struct te__cuda te__cuda;           /* cuda/driver.c */
+typedef struct te__threads te__threads;     /* cpu/parallel.c */
+typedef struct te__warm_list te__warm_list; /* cuda/jit.c: launches noted between te_warmup_begin and _end */
+
+/* ---- tape ---- */
+
+typedef struct te__node {
+    const char *name;
+    te__var **inputs, **outputs;
+    int num_inputs, num_outputs;
+    te_tensor **saved;
+    int num_saved;
+    te_backward_fn backward;
+    void *state;
+    size_t state_size;
+} te__node;
+
+typedef struct te__tape {
+    te__node **nodes;
+    int num_nodes, cap_nodes;
+    int no_grad;
+} te__tape;
+
+enum { TE__MAX_SCOPES = 256 };
+typedef struct te__scope {
+    int first_tensor; /* in te->live */
+    int first_node;   /* in te->tape */
+} te__scope;
+
+/* ---- autocast ---- */
+
+enum { TE__MAX_AUTOCAST = 16 };
+typedef struct te__autocast {
+    te_recipe recipe;
+    bool enabled, calibrating;
+} te__autocast;
+
+/* ---- the context ---- */
+
+struct te_ctx {
+    te_result error_code;
+    char *error;
+    char module_path[256]; /* of the module whose forward runs: for messages */
+    te_log_fn log;
+    void *log_user;
+    te_log_level log_level;
+    te_allocator host_allocator, device_allocator;
+    char device_name[16];
+    const te__device *device;
+    te__cuda *cuda;       /* NULL on the CPU */
+    te__threads *threads; /* NULL: one thread */
+    int cpu_threads;
+    bool no_cubin_cache;
+    te__pool pool;
+    te_tensor **live; /* tensors that scopes will release */
+    int num_live, cap_live;
+    te__scope scopes[TE__MAX_SCOPES];
+    int num_scopes;
+    te__tape tape;
+    uint64_t seed, rng_offset;
+    te__autocast autocast[TE__MAX_AUTOCAST];
+    int num_autocast;
+    struct te__scaling *scaling; /* quant/: the delayed-scaling states of this context, a list */
+    void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
+    bool warming;           /* between te_warmup_begin and te_warmup_end */
+    te__warm_list *warm_list;
+    uint64_t warm_seed, warm_offset; /* the random state to go back to */
+    te__var **warm_vars;             /* leaves that got a gradient meanwhile */
+    int num_warm_vars, cap_warm_vars;
+    te_jit_stats jit_stats;
+    int64_t live_buffers;
+};

@@ -1,0 +1,221 @@
+/* core/tape.c: recording nodes and playing them backwards. Knows tensors and the one operation that adds two of them; must not
+ * know what a node computes. */
+
+/* The variable of x, made when it is first needed. NULL only when out of memory. */
+static te__var *te__var_of(te_tensor *x) {
+    if (!x->var) {
+        x->var = (te__var *)te__alloc_zero(x->te, sizeof(te__var));
+        if (x->var) {
+            x->var->refs = 1;
+            x->var->leaf = x->requires_grad;
+        }
+    }
+    return x->var;
+}
+
+TE_API te_tensor *te_tensor_set_requires_grad(te_tensor *x, bool on) {
+    if (!x) return NULL;
+    if (on && !te__is_float(x->dtype)) {
+        te__fail(x->te, TE_ERR_DTYPE, "te_tensor_set_requires_grad: a tensor of %s has no gradient; f32, f16 and bf16 have", te_dtype_name(x->dtype));
+        return x;
+    }
+    x->requires_grad = on;
+    if (on && te__var_of(x)) x->var->leaf = true;
+    return x;
+}
+TE_API bool te_tensor_requires_grad(const te_tensor *x) { return x && x->requires_grad; }
+TE_API te_tensor *te_tensor_grad(const te_tensor *x) { return x && x->var ? x->var->grad : NULL; }
+TE_API void te_tensor_zero_grad(te_tensor *x) {
+    if (!x || !x->var) return;
+    te_tensor_release(x->var->grad);
+    x->var->grad = NULL;
+}
+TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!x) return TE_ERR_STATE;
+    if (main_grad && !te__same_shape(x, main_grad))
+        return te__fail(x->te, TE_ERR_SHAPE, "te_tensor_set_main_grad: main_grad is %s, the tensor is %s", te__shape_text(main_grad, a),
+                        te__shape_text(x, b));
+    if (main_grad && main_grad->dtype != TE_F32 && main_grad->dtype != x->dtype)
+        return te__fail(x->te, TE_ERR_DTYPE, "te_tensor_set_main_grad: main_grad is %s; f32 or the tensor's own %s are possible",
+                        te_dtype_name(main_grad->dtype), te_dtype_name(x->dtype));
+    if (!te__var_of(x)) return TE_ERR_OUT_OF_MEMORY;
+    te_tensor_retain(main_grad);
+    te_tensor_release(x->var->main_grad);
+    x->var->main_grad = main_grad;
+    return TE_OK;
+}
+TE_API te_tensor *te_tensor_main_grad(const te_tensor *x) { return x && x->var ? x->var->main_grad : NULL; }
+
+TE_API void te_no_grad_begin(te_ctx *te) {
+    if (te) te->tape.no_grad++;
+}
+TE_API void te_no_grad_end(te_ctx *te) {
+    if (!te) return;
+    if (te->tape.no_grad == 0) {
+        te__fail(te, TE_ERR_STATE, "te_no_grad_end without te_no_grad_begin");
+        return;
+    }
+    te->tape.no_grad--;
+}
+TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad == 0; }
+
+/* Will a function of x have to be recorded? */
+static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
+
+TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
+    te__node *node;
+    bool wanted = false;
+    int i;
+    if (!te || !desc) return TE_ERR_STATE;
+    for (i = 0; i < desc->num_outputs; i++)
+        if (!desc->outputs[i]) return TE_ERR_STATE;
+    for (i = 0; i < desc->num_inputs; i++) wanted = wanted || te__wants_grad(desc->inputs[i]);
+    if (!wanted) return TE_OK;
+    if (!te__grow(te, (void **)&te->tape.nodes, &te->tape.cap_nodes, te->tape.num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;
+    node = (te__node *)te__alloc_zero(te, sizeof(te__node));
+    if (!node) return TE_ERR_OUT_OF_MEMORY;
+    node->name = desc->name;
+    node->backward = desc->backward;
+    node->inputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_inputs * sizeof(te__var *));
+    node->outputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_outputs * sizeof(te__var *));
+    node->saved = (te_tensor **)te__alloc_zero(te, (size_t)desc->num_saved * sizeof(te_tensor *));
+    node->state = te__alloc_zero(te, desc->state_size);
+    node->state_size = desc->state_size;
+    if (node->inputs) node->num_inputs = desc->num_inputs;
+    if (node->outputs) node->num_outputs = desc->num_outputs;
+    if (node->saved) node->num_saved = desc->num_saved;
+    if (!node->inputs || !node->outputs || !node->saved || !node->state) {
+        te__node_free(te, node);
+        return TE_ERR_OUT_OF_MEMORY;
+    }
+    if (desc->state_size) memcpy(node->state, desc->state, desc->state_size);
+    for (i = 0; i < desc->num_inputs; i++)
+        if (te__wants_grad(desc->inputs[i]) && te__var_of(desc->inputs[i])) {
+            node->inputs[i] = desc->inputs[i]->var;
+            node->inputs[i]->refs++;
+        }
+    for (i = 0; i < desc->num_outputs; i++) {
+        desc->outputs[i]->requires_grad = true;
+        if (!te__var_of(desc->outputs[i])) continue;
+        desc->outputs[i]->var->leaf = false;
+        node->outputs[i] = desc->outputs[i]->var;
+        node->outputs[i]->refs++;
+    }
+    for (i = 0; i < desc->num_saved; i++) node->saved[i] = te_tensor_retain(desc->saved[i]);
+    te->tape.nodes[te->tape.num_nodes++] = node;
+    return te->error_code == TE_OK ? TE_OK : te->error_code;
+}
+
+/* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up. */
+static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
+    te_axpby_args add = TE_ZERO;
+    te_tensor *sum;
+    te_result result;
+    if (v->played)
+        return te__fail(te, TE_ERR_STATE, "te_backward: a part of this graph was played backwards before and is gone; add the losses up and call "
+                                          "te_backward once");
+    if (!v->grad) {
+        v->grad = te_tensor_retain(grad);
+        if (te->warming && v->leaf && te__grow(te, (void **)&te->warm_vars, &te->cap_warm_vars, te->num_warm_vars, sizeof(te__var *))) {
+            te->warm_vars[te->num_warm_vars++] = v; /* holds no meaningful value: te_warmup_end forgets it */
+            v->refs++;
+        }
+        return TE_OK;
+    }
+    add.x = v->grad;
+    add.y = grad;
+    add.alpha = add.beta = 1.0f;
+    if (v->grad->refs == 1 && v->grad->buffer && v->grad->buffer->refs == 1) { /* nobody else looks at it */
+        add.out = v->grad;
+        return te_axpby(te, &add);
+    }
+    sum = add.out = te__empty_like(v->grad, v->grad->dtype);
+    if (!sum) return te_error_code(te);
+    result = te_axpby(te, &add);
+    if (result != TE_OK) return result;
+    te_tensor_release(v->grad);
+    v->grad = te_tensor_retain(sum);
+    return TE_OK;
+}
+
+enum { TE__MAX_NODE_TENSORS = 64 };
+
+/* Plays one node whose outputs have gradients. */
+static te_result te__node_play(te_ctx *te, te__node *node) {
+    te_tensor *grad_outputs[TE__MAX_NODE_TENSORS], *grad_inputs[TE__MAX_NODE_TENSORS];
+    bool needs[TE__MAX_NODE_TENSORS];
+    te_result result;
+    int i;
+    if (node->num_inputs > TE__MAX_NODE_TENSORS || node->num_outputs > TE__MAX_NODE_TENSORS)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: a node of %d inputs and %d outputs; %d of each are possible", node->name, node->num_inputs,
+                        node->num_outputs, TE__MAX_NODE_TENSORS);
+    for (i = 0; i < node->num_outputs; i++) grad_outputs[i] = node->outputs[i] ? node->outputs[i]->grad : NULL;
+    for (i = 0; i < node->num_inputs; i++) {
+        grad_inputs[i] = NULL;
+        needs[i] = node->inputs[i] != NULL;
+    }
+    te__frame_begin(te);
+    result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
+    for (i = 0; i < node->num_inputs && result == TE_OK; i++)
+        if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
+    te__frame_end(te, NULL, 0);
+    if (result == TE_OK && te->error_code != TE_OK) result = te->error_code;
+    for (i = 0; i < node->num_outputs; i++)
+        if (node->outputs[i]) {
+            te_tensor_release(node->outputs[i]->grad);
+            node->outputs[i]->grad = NULL;
+            node->outputs[i]->played = true;
+        }
+    return result;
+}
+
+TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
+    te_ctx *te;
+    te_result result;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int i, kept;
+    if (!y || !grad) return TE_ERR_STATE;
+    te = y->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (!te__same_shape(y, grad))
+        return te__fail(te, TE_ERR_SHAPE, "te_backward_from: the tensor is %s, its gradient %s", te__shape_text(y, a), te__shape_text(grad, b));
+    if (!y->requires_grad || !y->var)
+        return te__fail(te, TE_ERR_STATE, "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
+                                          "te_no_grad_begin, or in a scope that has ended?)");
+    te->tape.no_grad++;
+    result = te__var_add_grad(te, y->var, grad);
+    for (i = te->tape.num_nodes - 1; i >= 0 && result == TE_OK; i--) {
+        te__node *node = te->tape.nodes[i];
+        bool reached = false;
+        int k;
+        for (k = 0; k < node->num_outputs; k++) reached = reached || (node->outputs[k] && node->outputs[k]->grad);
+        if (!reached) continue;
+        result = te__node_play(te, node);
+        te__node_free(te, node);
+        te->tape.nodes[i] = NULL;
+    }
+    kept = 0;
+    for (i = 0; i < te->tape.num_nodes; i++)
+        if (te->tape.nodes[i]) te->tape.nodes[kept++] = te->tape.nodes[i];
+    te->tape.num_nodes = kept;
+    te->tape.no_grad--;
+    if (result == TE_OK && te->after_backward) te->after_backward(te);
+    return result == TE_OK && te->error_code != TE_OK ? te->error_code : result;
+}
+
+TE_API te_result te_backward(te_tensor *loss) {
+    te_tensor *one;
+    te_result result;
+    char text[TE__SHAPE_TEXT];
+    if (!loss) return TE_ERR_STATE;
+    if (loss->te->error_code != TE_OK) return loss->te->error_code;
+    if (te__numel(loss) != 1)
+        return te__fail(loss->te, TE_ERR_SHAPE, "te_backward: the loss is %s; a tensor of one element is needed (te_mean_all, te_sum_all), or "
+                                                "te_backward_from with a gradient", te__shape_text(loss, text));
+    te__frame_begin(loss->te);
+    one = te_tensor_full(loss->te, loss->dtype, loss->ndim, loss->shape, 1.0);
+    result = one ? te_backward_from(loss, one) : te_error_code(loss->te);
+    te__frame_end(loss->te, NULL, 0);
+    return result;
+}

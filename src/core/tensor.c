@@ -1,0 +1,314 @@
+/* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: whatever needs one is in core/access.c. */
+
+TE_API const char *te_dtype_name(te_dtype dtype) {
+    static const char *const names[TE_DTYPE_COUNT] = {"none", "f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "e2m1", "u8", "i32", "i64"};
+    return (int)dtype >= 0 && dtype < TE_DTYPE_COUNT ? names[dtype] : "?";
+}
+TE_API int te_dtype_bits(te_dtype dtype) {
+    static const int bits[TE_DTYPE_COUNT] = {0, 32, 16, 16, 8, 8, 8, 4, 8, 32, 64};
+    return (int)dtype >= 0 && dtype < TE_DTYPE_COUNT ? bits[dtype] : 0;
+}
+TE_API float te_dtype_max(te_dtype dtype) {
+    switch (dtype) {
+    case TE_F32: return FLT_MAX;
+    case TE_F16: return 65504.0f;
+    case TE_BF16: return 3.3895313892515355e38f;
+    case TE_F8E4M3: return 448.0f;
+    case TE_F8E5M2: return 57344.0f;
+    case TE_F8E8M0: return 1.7014118346046923e38f;
+    case TE_F4E2M1: return 6.0f;
+    default: return 0.0f;
+    }
+}
+
+static bool te__is_float(te_dtype dtype) { return dtype == TE_F32 || dtype == TE_F16 || dtype == TE_BF16; }
+static bool te__is_fp8(te_dtype dtype) { return dtype == TE_F8E4M3 || dtype == TE_F8E5M2; }
+static bool te__is_index(te_dtype dtype) { return dtype == TE_I32 || dtype == TE_I64; }
+static int64_t te__dtype_size(te_dtype dtype) { return te_dtype_bits(dtype) / 8; }
+
+static int64_t te__numel(const te_tensor *x) {
+    int64_t n = 1;
+    int i;
+    for (i = 0; i < x->ndim; i++) n *= x->shape[i];
+    return n;
+}
+/* Bytes of a contiguous block; 4-bit rows are padded to whole bytes. */
+static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
+    size_t n = 1;
+    int i;
+    for (i = 0; i < ndim - 1; i++) n *= (size_t)shape[i];
+    return n * (ndim ? ((size_t)shape[ndim - 1] * (size_t)te_dtype_bits(dtype) + 7) / 8 : (size_t)te__dtype_size(dtype));
+}
+static int64_t te__cols(const te_tensor *x) { return x->ndim ? x->shape[x->ndim - 1] : 1; }
+/* The product of all sizes but the last, also when the last one is 0. */
+static int64_t te__rows(const te_tensor *x) {
+    int64_t n = 1;
+    int i;
+    for (i = 0; i + 1 < x->ndim; i++) n *= x->shape[i];
+    return n;
+}
+static bool te__is_contiguous(const te_tensor *x) {
+    int64_t expect = 1;
+    int i;
+    if (te__numel(x) == 0) return true;
+    for (i = x->ndim - 1; i >= 0; i--) {
+        if (x->shape[i] != 1 && x->stride[i] != expect) return false;
+        expect *= x->shape[i];
+    }
+    return true;
+}
+static bool te__same_shape(const te_tensor *x, const te_tensor *y) {
+    return x->ndim == y->ndim && memcmp(x->shape, y->shape, (size_t)x->ndim * sizeof(int64_t)) == 0;
+}
+static void *te__data(const te_tensor *x) {
+    return x && x->buffer && x->buffer->data ? (void *)((char *)x->buffer->data + x->offset) : NULL;
+}
+/* Somebody wrote, or is about to write, the memory of x. */
+static void te__touch(te_tensor *x) {
+    if (x && x->buffer) x->buffer->version++;
+}
+
+/* "[4, 128, 64]" into a buffer of TE__SHAPE_TEXT bytes. */
+enum { TE__SHAPE_TEXT = 24 * TE_MAX_DIMS };
+static const char *te__dims_text(int ndim, const int64_t *shape, char *out) {
+    int i, n = snprintf(out, TE__SHAPE_TEXT, "[");
+    for (i = 0; i < ndim; i++) n += snprintf(out + n, (size_t)(TE__SHAPE_TEXT - n), i ? ", %lld" : "%lld", (long long)shape[i]);
+    snprintf(out + n, (size_t)(TE__SHAPE_TEXT - n), "]");
+    return out;
+}
+static const char *te__shape_text(const te_tensor *x, char *out) { return te__dims_text(x->ndim, x->shape, out); }
+
+/* ---- references ---- */
+
+static void te__var_release(te_ctx *te, te__var *v) {
+    if (!v || --v->refs > 0) return;
+    te_tensor_release(v->grad);
+    te_tensor_release(v->main_grad);
+    te__free(te, v, sizeof(*v));
+}
+
+static void te__tensor_free(te_tensor *x) {
+    te_ctx *te = x->te;
+    te__quantized *q = x->quantized;
+    if (q) {
+        te_tensor_release(q->row.data);
+        te_tensor_release(q->row.scale_inv);
+        te_tensor_release(q->col.data);
+        te_tensor_release(q->col.scale_inv);
+        te__free(te, q, sizeof(*q));
+    }
+    te__buffer_release(x->buffer);
+    te__var_release(te, x->var);
+    te__free_string(te, x->name);
+    te__free(te, x, sizeof(*x));
+}
+
+TE_API te_tensor *te_tensor_retain(te_tensor *x) {
+    if (x) x->refs++;
+    return x;
+}
+TE_API void te_tensor_release(te_tensor *x) {
+    if (x && --x->refs == 0) te__tensor_free(x);
+}
+
+/* Gives up the scope's own reference early. */
+static void te__drop(te_tensor *x) {
+    te_ctx *te;
+    int i;
+    if (!x) return;
+    te = x->te;
+    for (i = te->num_live - 1; i >= 0; i--)
+        if (te->live[i] == x) {
+            memmove(te->live + i, te->live + i + 1, (size_t)(te->num_live - i - 1) * sizeof(te_tensor *));
+            te->num_live--;
+            te_tensor_release(x);
+            return;
+        }
+}
+
+/* A tensor without memory; belongs to the innermost scope. */
+static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
+    te_tensor *x;
+    char text[TE__SHAPE_TEXT];
+    int i;
+    int64_t n = 1;
+    if (!te) return NULL;
+    if (te_dtype_bits(dtype) == 0) {
+        te__fail(te, TE_ERR_DTYPE, "tensor: %d is not a number format (see te_dtype)", (int)dtype);
+        return NULL;
+    }
+    if (ndim < 0 || ndim > TE_MAX_DIMS || (ndim > 0 && !shape)) {
+        te__fail(te, TE_ERR_SHAPE, "tensor: %d dimensions; 0 to %d are possible%s", ndim, TE_MAX_DIMS, shape ? "" : ", with a shape");
+        return NULL;
+    }
+    for (i = 0; i < ndim; i++) {
+        if (shape[i] < 0 || (shape[i] > 0 && n > (INT64_MAX >> 4) / shape[i])) {
+            te__fail(te, TE_ERR_SHAPE, "tensor: shape %s has a negative size or more elements than 64 bits can count", te__dims_text(ndim, shape, text));
+            return NULL;
+        }
+        if (shape[i] > 0) n *= shape[i];
+    }
+    if (!te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *))) return NULL;
+    x = (te_tensor *)te__alloc_zero(te, sizeof(te_tensor));
+    if (!x) return NULL;
+    x->te = te;
+    x->refs = 1;
+    x->dtype = dtype;
+    x->ndim = ndim;
+    n = 1;
+    for (i = ndim - 1; i >= 0; i--) {
+        x->shape[i] = shape[i];
+        x->stride[i] = n;
+        n *= shape[i];
+    }
+    te->live[te->num_live++] = x;
+    return x;
+}
+
+TE_API te_tensor *te_tensor_empty(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
+    te_tensor *x = te__tensor_shell(te, dtype, ndim, shape);
+    if (!x) return NULL;
+    x->buffer = te__buffer_create(te, te__shape_bytes(dtype, ndim, shape));
+    if (!x->buffer) {
+        te__drop(x);
+        return NULL;
+    }
+    return x;
+}
+static te_tensor *te__empty_like(const te_tensor *x, te_dtype dtype) { return te_tensor_empty(x->te, dtype, x->ndim, x->shape); }
+static te_tensor *te__empty_1d(te_ctx *te, te_dtype dtype, int64_t n) { return te_tensor_empty(te, dtype, 1, &n); }
+static te_tensor *te__empty_2d(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = cols;
+    return te_tensor_empty(te, dtype, 2, shape);
+}
+
+TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) { return te__tensor_shell(te, dtype, ndim, shape); }
+
+TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data, void (*release)(void *user), void *user) {
+    te_tensor *x = te__tensor_shell(te, dtype, ndim, shape);
+    if (!x) return NULL;
+    if (!data && te__numel(x) > 0) {
+        te__fail(te, TE_ERR_INVALID, "te_tensor_wrap: data is NULL for a tensor of %lld elements", (long long)te__numel(x));
+        te__drop(x);
+        return NULL;
+    }
+    if (te__dtype_size(dtype) > 1 && (uintptr_t)data % (uintptr_t)te__dtype_size(dtype) != 0) {
+        te__fail(te, TE_ERR_INVALID, "te_tensor_wrap: address %p is not aligned to the %d bytes of %s", data, (int)te__dtype_size(dtype),
+                 te_dtype_name(dtype));
+        te__drop(x);
+        return NULL;
+    }
+    x->buffer = te__buffer_wrap(te, data, te__shape_bytes(dtype, ndim, shape), release, user);
+    if (!x->buffer) {
+        te__drop(x);
+        return NULL;
+    }
+    return x;
+}
+
+/* Another tensor over the memory of x, without history. */
+static te_tensor *te__alias(const te_tensor *x) {
+    te_tensor *y = te__tensor_shell(x->te, x->dtype, x->ndim, x->shape);
+    if (!y) return NULL;
+    memcpy(y->stride, x->stride, sizeof(x->stride));
+    y->buffer = x->buffer;
+    y->offset = x->offset;
+    if (y->buffer) y->buffer->refs++;
+    return y;
+}
+
+/* Another handle to a quantized tensor, sharing its copies, without history. */
+static te_tensor *te__alias_quantized(const te_tensor *x) {
+    te_tensor *y = te__tensor_shell(x->te, x->dtype, x->ndim, x->shape);
+    if (!y) return NULL;
+    y->quantized = (te__quantized *)te__alloc_zero(x->te, sizeof(te__quantized));
+    if (!y->quantized) {
+        te__drop(y);
+        return NULL;
+    }
+    *y->quantized = *x->quantized;
+    te_tensor_retain(y->quantized->row.data);
+    te_tensor_retain(y->quantized->row.scale_inv);
+    te_tensor_retain(y->quantized->col.data);
+    te_tensor_retain(y->quantized->col.scale_inv);
+    return y;
+}
+
+/* x seen as [rows, cols], without history; x must be contiguous. */
+static te_tensor *te__as_2d(const te_tensor *x) {
+    te_tensor *y = te__alias(x);
+    if (!y) return NULL;
+    y->ndim = 2;
+    y->shape[0] = te__rows(x);
+    y->shape[1] = te__cols(x);
+    y->stride[0] = y->shape[1];
+    y->stride[1] = 1;
+    return y;
+}
+
+/* ---- tape nodes ---- */
+
+static void te__node_free(te_ctx *te, te__node *node) {
+    int i;
+    for (i = 0; i < node->num_inputs; i++) te__var_release(te, node->inputs[i]);
+    for (i = 0; i < node->num_outputs; i++) te__var_release(te, node->outputs[i]);
+    for (i = 0; i < node->num_saved; i++) te_tensor_release(node->saved[i]);
+    te__free(te, node->inputs, (size_t)node->num_inputs * sizeof(te__var *));
+    te__free(te, node->outputs, (size_t)node->num_outputs * sizeof(te__var *));
+    te__free(te, node->saved, (size_t)node->num_saved * sizeof(te_tensor *));
+    te__free(te, node->state, node->state_size);
+    te__free(te, node, sizeof(*node));
+}
+/* Forgets the nodes from index `first_node` on. */
+static void te__tape_cut(te_ctx *te, int first_node) {
+    while (te->tape.num_nodes > first_node) te__node_free(te, te->tape.nodes[--te->tape.num_nodes]);
+}
+
+/* ---- scopes ---- */
+
+/* A frame is a scope inside the library: its temporaries go when it ends, the nodes that it recorded stay. */
+static void te__frame_begin(te_ctx *te) {
+    int depth = te->num_scopes++;
+    if (depth >= TE__MAX_SCOPES) {
+        te__fail(te, TE_ERR_STATE, "%d scopes are open; %d is the most: is a te_scope_end missing?", te->num_scopes, TE__MAX_SCOPES);
+        return;
+    }
+    te->scopes[depth].first_tensor = te->num_live;
+    te->scopes[depth].first_node = te->tape.num_nodes;
+}
+
+/* Tensors among `keep` (NULLs are fine) move to the scope outside. */
+static void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
+    int first, i, k, kept;
+    if (--te->num_scopes >= TE__MAX_SCOPES) return; /* was never begun: its tensors belong to the last one that was */
+    first = kept = te->scopes[te->num_scopes].first_tensor;
+    for (i = first; i < te->num_live; i++) {
+        te_tensor *x = te->live[i];
+        for (k = 0; k < num_keep && keep[k] != x; k++) {}
+        if (k < num_keep)
+            te->live[kept++] = x;
+        else
+            te_tensor_release(x);
+    }
+    te->num_live = kept;
+}
+/* Ends a frame and returns the one tensor that leaves it. */
+static te_tensor *te__frame_return(te_ctx *te, te_tensor *x) {
+    te__frame_end(te, &x, 1);
+    return x;
+}
+
+TE_API void te_scope_begin(te_ctx *te) {
+    if (te) te__frame_begin(te);
+}
+TE_API void te_scope_end(te_ctx *te) {
+    if (!te) return;
+    if (te->num_scopes == 0) {
+        te__fail(te, TE_ERR_STATE, "te_scope_end without te_scope_begin");
+        return;
+    }
+    if (te->num_scopes <= TE__MAX_SCOPES) te__tape_cut(te, te->scopes[te->num_scopes - 1].first_node);
+    te__frame_end(te, NULL, 0);
+}

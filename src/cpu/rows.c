@@ -1,0 +1,99 @@
+/* cpu/rows.c: runs of elements of any number format to and from f32: the only place of the CPU backend that switches over
+ * formats. Knows base/numbers.h; must not know operations. */
+
+/* Elements index .. index + n - 1 of an array of `dtype`. */
+static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {
+    int64_t i;
+    switch (dtype) {
+    case TE_F32: memcpy(out, (const float *)data + index, (size_t)n * sizeof(float)); break;
+    case TE_F16: {
+        const uint16_t *p = (const uint16_t *)data + index;
+        for (i = 0; i < n; i++) out[i] = te__f16_to_f32(p[i]);
+        break;
+    }
+    case TE_BF16: {
+        const uint16_t *p = (const uint16_t *)data + index;
+        for (i = 0; i < n; i++) out[i] = te__bf16_to_f32(p[i]);
+        break;
+    }
+    case TE_F8E4M3: {
+        const uint8_t *p = (const uint8_t *)data + index;
+        for (i = 0; i < n; i++) out[i] = te__e4m3_to_f32(p[i]);
+        break;
+    }
+    case TE_F8E5M2: {
+        const uint8_t *p = (const uint8_t *)data + index;
+        for (i = 0; i < n; i++) out[i] = te__e5m2_to_f32(p[i]);
+        break;
+    }
+    case TE_U8: {
+        const uint8_t *p = (const uint8_t *)data + index;
+        for (i = 0; i < n; i++) out[i] = (float)p[i];
+        break;
+    }
+    case TE_I32: {
+        const int32_t *p = (const int32_t *)data + index;
+        for (i = 0; i < n; i++) out[i] = (float)p[i];
+        break;
+    }
+    case TE_I64: {
+        const int64_t *p = (const int64_t *)data + index;
+        for (i = 0; i < n; i++) out[i] = (float)p[i];
+        break;
+    }
+    default: break;
+    }
+}
+
+static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, const float *in) {
+    int64_t i;
+    switch (dtype) {
+    case TE_F32: memcpy((float *)data + index, in, (size_t)n * sizeof(float)); break;
+    case TE_F16: {
+        uint16_t *p = (uint16_t *)data + index;
+        for (i = 0; i < n; i++) p[i] = te__f32_to_f16(in[i]);
+        break;
+    }
+    case TE_BF16: {
+        uint16_t *p = (uint16_t *)data + index;
+        for (i = 0; i < n; i++) p[i] = te__f32_to_bf16(in[i]);
+        break;
+    }
+    case TE_F8E4M3: {
+        uint8_t *p = (uint8_t *)data + index;
+        for (i = 0; i < n; i++) p[i] = te__f32_to_e4m3(in[i]);
+        break;
+    }
+    case TE_F8E5M2: {
+        uint8_t *p = (uint8_t *)data + index;
+        for (i = 0; i < n; i++) p[i] = te__f32_to_e5m2(in[i]);
+        break;
+    }
+    case TE_U8: {
+        uint8_t *p = (uint8_t *)data + index;
+        for (i = 0; i < n; i++) p[i] = (uint8_t)in[i];
+        break;
+    }
+    case TE_I32: {
+        int32_t *p = (int32_t *)data + index;
+        for (i = 0; i < n; i++) p[i] = (int32_t)in[i];
+        break;
+    }
+    case TE_I64: {
+        int64_t *p = (int64_t *)data + index;
+        for (i = 0; i < n; i++) p[i] = (int64_t)in[i];
+        break;
+    }
+    default: break;
+    }
+}
+
+/* One element, for code that is not in a hurry. */
+static float te__load_element(const void *data, te_dtype dtype, int64_t index) {
+    float f = 0.0f;
+    te__load_row(data, dtype, index, 1, &f);
+    return f;
+}
+static int64_t te__load_index(const void *data, te_dtype dtype, int64_t index) {
+    return dtype == TE_I64 ? ((const int64_t *)data)[index] : (int64_t)((const int32_t *)data)[index];
+}

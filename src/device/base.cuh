@@ -1,0 +1,180 @@
+// device/base.cuh: what every kernel includes: number formats in memory, warp and block reductions, small math. Knows no operation.
+//
+// NVRTC compiles this without any toolkit header. Conversions use the hardware's instructions where the architecture has them and the
+// integer code of base/numbers.h elsewhere; both give the same bits.
+#pragma once
+#include "api/enums.h"
+#include "base/numbers.h"
+#include "base/philox.h"
+
+typedef unsigned char te_u8;
+typedef unsigned short te_u16;
+typedef unsigned int te_u32;
+typedef unsigned long long te_u64;
+typedef long long te_i64;
+
+#define TE_DEV __device__ __forceinline__
+#define TE_WARP 32
+#define TE_FLT_MAX 3.402823466e+38f
+#define TE_INF __int_as_float(0x7f800000)
+
+#if __CUDA_ARCH__ >= 890
+#define TE_HAS_FP8_CVT 1 // cvt between fp8 and f16/f32
+#else
+#define TE_HAS_FP8_CVT 0
+#endif
+
+// ---- one element ---------------------------------------------------------------------------------------------------
+
+TE_DEV float te_bf16_to_f32(te_u16 h) { return __int_as_float((int)((te_u32)h << 16)); }
+TE_DEV te_u16 te_f32_to_bf16(float f) {
+    te_u16 h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+TE_DEV float te_f16_to_f32(te_u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+TE_DEV te_u16 te_f32_to_f16(float f) {
+    te_u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+// Two f32 to two fp8 codes, `a` in the low byte. The cvt instruction saturates finite and infinite values alike and keeps NaN.
+TE_DEV te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
+#if TE_HAS_FP8_CVT
+    te_u16 r;
+    if (dt == TE_F8E4M3)
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(b), "f"(a));
+    else
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(b), "f"(a));
+    return r;
+#else
+    if (dt == TE_F8E4M3) return (te_u16)(te__f32_to_e4m3(a) | te__f32_to_e4m3(b) << 8);
+    return (te_u16)(te__f32_to_e5m2(a) | te__f32_to_e5m2(b) << 8);
+#endif
+}
+TE_DEV float te_fp8_to_f32(te_u8 c, int dt) { return dt == TE_F8E4M3 ? te__e4m3_to_f32(c) : te__e5m2_to_f32(c); }
+
+// Element i of an array in format dt, as f32. With a literal dt the switch folds away.
+TE_DEV float te_load(const void *p, te_i64 i, int dt) {
+    switch (dt) {
+    case TE_F32: return ((const float *)p)[i];
+    case TE_F16: return te_f16_to_f32(((const te_u16 *)p)[i]);
+    case TE_BF16: return te_bf16_to_f32(((const te_u16 *)p)[i]);
+    case TE_F8E4M3:
+    case TE_F8E5M2: return te_fp8_to_f32(((const te_u8 *)p)[i], dt);
+    case TE_U8: return (float)((const te_u8 *)p)[i];
+    case TE_I32: return (float)((const int *)p)[i];
+    case TE_I64: return (float)((const te_i64 *)p)[i];
+    default: return 0.0f;
+    }
+}
+TE_DEV void te_store(void *p, te_i64 i, int dt, float f) {
+    switch (dt) {
+    case TE_F32: ((float *)p)[i] = f; break;
+    case TE_F16: ((te_u16 *)p)[i] = te_f32_to_f16(f); break;
+    case TE_BF16: ((te_u16 *)p)[i] = te_f32_to_bf16(f); break;
+    case TE_F8E4M3:
+    case TE_F8E5M2: ((te_u8 *)p)[i] = (te_u8)te_f32x2_to_fp8(f, 0.0f, dt); break;
+    case TE_U8: ((te_u8 *)p)[i] = (te_u8)f; break;
+    case TE_I32: ((int *)p)[i] = (int)f; break;
+    case TE_I64: ((te_i64 *)p)[i] = (te_i64)f; break;
+    default: break;
+    }
+}
+// Element i of an index array (i32 or i64).
+TE_DEV te_i64 te_load_index(const void *p, te_i64 i, int dt) {
+    return dt == TE_I64 ? ((const te_i64 *)p)[i] : (te_i64)((const int *)p)[i];
+}
+
+// ---- eight elements ------------------------------------------------------------------------------------------------
+// p + i must be aligned to 16 bytes for 16- and 32-bit formats, 8 bytes for 8-bit formats.
+
+TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) {
+    if (dt == TE_F32) {
+        const float4 *q = (const float4 *)((const float *)p + i);
+        float4 u = q[0], v = q[1];
+        out[0] = u.x, out[1] = u.y, out[2] = u.z, out[3] = u.w, out[4] = v.x, out[5] = v.y, out[6] = v.z, out[7] = v.w;
+    } else if (dt == TE_BF16 || dt == TE_F16) {
+        uint4 u = *(const uint4 *)((const te_u16 *)p + i);
+        te_u32 w[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            te_u16 lo = (te_u16)w[k], hi = (te_u16)(w[k] >> 16);
+            out[2 * k] = dt == TE_BF16 ? te_bf16_to_f32(lo) : te_f16_to_f32(lo);
+            out[2 * k + 1] = dt == TE_BF16 ? te_bf16_to_f32(hi) : te_f16_to_f32(hi);
+        }
+    } else {
+        uint2 u = *(const uint2 *)((const te_u8 *)p + i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) out[k] = te_fp8_to_f32((te_u8)((k < 4 ? u.x : u.y) >> (8 * (k & 3))), dt);
+    }
+}
+TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) {
+    if (dt == TE_F32) {
+        float4 *q = (float4 *)((float *)p + i);
+        q[0] = make_float4(in[0], in[1], in[2], in[3]);
+        q[1] = make_float4(in[4], in[5], in[6], in[7]);
+    } else if (dt == TE_BF16 || dt == TE_F16) {
+        te_u32 w[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            te_u16 lo = dt == TE_BF16 ? te_f32_to_bf16(in[2 * k]) : te_f32_to_f16(in[2 * k]);
+            te_u16 hi = dt == TE_BF16 ? te_f32_to_bf16(in[2 * k + 1]) : te_f32_to_f16(in[2 * k + 1]);
+            w[k] = lo | (te_u32)hi << 16;
+        }
+        *(uint4 *)((te_u16 *)p + i) = make_uint4(w[0], w[1], w[2], w[3]);
+    } else {
+        te_u32 w[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            w[k] = te_f32x2_to_fp8(in[4 * k], in[4 * k + 1], dt) | (te_u32)te_f32x2_to_fp8(in[4 * k + 2], in[4 * k + 3], dt) << 16;
+        *(uint2 *)((te_u8 *)p + i) = make_uint2(w[0], w[1]);
+    }
+}
+
+// ---- reductions ----------------------------------------------------------------------------------------------------
+// Every thread of the warp or block takes part and gets the result. The order is fixed by the thread index alone.
+
+TE_DEV float te_warp_sum(float v) {
+#pragma unroll
+    for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(0xffffffffu, v, d);
+    return v;
+}
+TE_DEV float te_warp_max(float v) {
+#pragma unroll
+    for (int d = 16; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
+    return v;
+}
+// scratch: 32 floats of shared memory, free for reuse when the call returns. blockDim.x must be a multiple of 32.
+TE_DEV float te_block_sum(float v, float *scratch) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    v = te_warp_sum(v);
+    if (warps == 1) return v;
+    if (lane == 0) scratch[warp] = v;
+    __syncthreads();
+    v = te_warp_sum(lane < warps ? scratch[lane] : 0.0f);
+    __syncthreads();
+    return v;
+}
+TE_DEV float te_block_max(float v, float *scratch) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    v = te_warp_max(v);
+    if (warps == 1) return v;
+    if (lane == 0) scratch[warp] = v;
+    __syncthreads();
+    v = te_warp_max(lane < warps ? scratch[lane] : -TE_INF);
+    __syncthreads();
+    return v;
+}
+// amax = max(amax, v) for v >= 0, atomically and in any order with one result: non-negative floats order like their bits. NaN never
+// arrives here: fmaxf drops it.
+TE_DEV void te_atomic_amax(float *amax, float v) { atomicMax((int *)amax, __float_as_int(v)); }
+
+// ---- small math ----------------------------------------------------------------------------------------------------
+
+TE_DEV te_i64 te_div_up(te_i64 a, te_i64 b) { return (a + b - 1) / b; }
+TE_DEV float te_sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + expf(-x)); }

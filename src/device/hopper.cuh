@@ -1,0 +1,89 @@
+// device/hopper.cuh: what sm_90a alone has: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither operations nor tiles.
+#pragma once
+#include "device/mma.cuh"
+
+// ---- mbarriers (8 bytes of shared memory, by address) ------------------------------------------------------------------
+
+TE_DEV void te_mbar_init(te_u32 bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
+// After the inits, before the barrier that lets other threads and TMA use them.
+TE_DEV void te_mbar_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+TE_DEV void te_mbar_arrive(te_u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+// Arrives, and makes the phase wait for `bytes` of copies besides.
+TE_DEV void te_mbar_expect(te_u32 bar, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+// Returns when the phase of this parity is over; on a fresh barrier parity 1 is over already.
+TE_DEV void te_mbar_wait(te_u32 bar, int parity) {
+    asm volatile("{ .reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra.uni over;\n"
+                 "bra.uni again;\n"
+                 "over: }" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+
+// ---- TMA ---------------------------------------------------------------------------------------------------------------
+
+TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. What lies outside is filled with zeros.
+TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),
+                 "r"(x), "r"(y), "r"(bar)
+                 : "memory");
+}
+
+// ---- warpgroups --------------------------------------------------------------------------------------------------------
+
+template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+
+// ---- wgmma -------------------------------------------------------------------------------------------------------------
+// One warpgroup: D [64, N] += A [64, 32 bytes of k] B [32 bytes of k, N], A and B in shared memory behind descriptors. Warp w has rows
+// 16 w .. 16 w + 15; a lane 4 g + t has d[4 j], d[4 j + 1] at (row g, columns 8 j + 2 t and + 1) and d[4 j + 2], d[4 j + 3] in row g + 8.
+//
+// Descriptors here are of tiles with the 128-byte swizzle that start at multiples of 1024 bytes:
+//   K-major   rows of 128 bytes along k, 8 rows to an atom of 1024 bytes. The next 32 bytes of k: + 2.
+//   MN-major  (16-bit types) rows of 64 elements along m or n, one for each k, 8 of them to an atom. group_bytes leads to the next 64
+//             elements of m or n; the next 16 k: + 128.
+
+TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
+    return (te_u64)((tile & 0x3ffff) >> 4) | (te_u64)(group_bytes >> 4) << 16 | (te_u64)(1024 >> 4) << 32 | (te_u64)1 << 62;
+}
+TE_DEV void te_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TE_DEV void te_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> TE_DEV void te_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// Between a wait and the first use of the sums: the compiler must not move the use up.
+template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+#define TE__REGISTERS_64 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TE__REGISTERS_128 \
+    TE__REGISTERS_64 ", " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define TE__FLOATS_8(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define TE__FLOATS_64(d, i)                                                                                          \
+    TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8), TE__FLOATS_8(d, i + 16), TE__FLOATS_8(d, i + 24), TE__FLOATS_8(d, i + 32), \
+        TE__FLOATS_8(d, i + 40), TE__FLOATS_8(d, i + 48), TE__FLOATS_8(d, i + 56)
+
+// types: "k16.f32.bf16.bf16" ...; flags: ", 1, 1" and for 16-bit types also ", trans-a, trans-b" (1: MN-major). keep 0: D = A B.
+#define TE_WGMMA_128(types, flags, d, a, b, keep)                                                                           \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, %64, %65, p" flags "; }"            \
+                 : TE__FLOATS_64(d, 0)                                                                                      \
+                 : "l"(a), "l"(b), "r"(keep))
+#define TE_WGMMA_256(types, flags, d, a, b, keep)                                                                           \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0;\n"                                                               \
+                 "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 "}, %128, %129, p" flags "; }"         \
+                 : TE__FLOATS_64(d, 0), TE__FLOATS_64(d, 64)                                                                \
+                 : "l"(a), "l"(b), "r"(keep))

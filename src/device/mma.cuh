@@ -1,0 +1,99 @@
+// device/mma.cuh: matrix products as Ampere and everything later has them: cp.async, ldmatrix, mma.sync. Knows neither operations nor tiles.
+//
+// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t; a "word" is 32 bits of neighbours along k (one f32, two 16-bit or four 8-bit values):
+//   A  a[0] (row g,     word t)   a[1] (row g + 8, word t)   a[2] (row g,     word t + 4)   a[3] (row g + 8, word t + 4)
+//   B  b[0] (column g,  word t)   b[1] (column g,  word t + 4)
+//   D  d[0] (row g, column 2t)    d[1] (row g, column 2t + 1)    d[2], d[3] the same in row g + 8
+// ldmatrix hands out exactly these words from rows of 16 bytes that run along k; its .trans form does so for 16-bit elements whose rows
+// run along m or n.
+#pragma once
+#include "device/base.cuh"
+
+// The address of shared memory as instructions want it.
+TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p); }
+
+// ---- copies from device to shared memory -----------------------------------------------------------------------------
+
+// 16 bytes of which the first `bytes` (0 .. 16) are read and the others become zero. Both addresses are multiples of 16.
+TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+}
+TE_DEV void te_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most N of this thread's latest groups are under way.
+template <int N> TE_DEV void te_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+TE_DEV void te_sts16(te_u32 dst, uint4 v) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(dst), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+TE_DEV te_u32 te_lds4(te_u32 src) {
+    te_u32 r;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(src));
+    return r;
+}
+
+// ---- fragments from shared memory ------------------------------------------------------------------------------------
+// Four 8x8 matrices of 16-bit words; lanes 8 i .. 8 i + 7 give the addresses of the rows of matrix i, which lands in r[i].
+
+TE_DEV void te_ldmatrix4(te_u32 r[4], te_u32 row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+}
+TE_DEV void te_ldmatrix4_trans(te_u32 r[4], te_u32 row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// ---- products: d += a b, one warp --------------------------------------------------------------------------------------
+
+#define TE__MMA(instruction, d, a, b)                                                                                                       \
+    asm volatile("mma.sync.aligned." instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                      \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+
+TE_DEV void te_mma_bf16(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b); }
+TE_DEV void te_mma_f16(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k16.row.col.f32.f16.f16.f32", d, a, b); }
+TE_DEV void te_mma_tf32(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b); }
+
+// An f32 rounded to TF32 (nearest, ties away from zero), still an f32.
+TE_DEV te_u32 te_tf32(te_u32 f) {
+    te_u32 r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__int_as_float((int)f)));
+    return r;
+}
+
+// ---- fp8 -----------------------------------------------------------------------------------------------------------------
+
+// The lower (half = 0) or upper two of four fp8 codes as two f16 values, exactly: every finite code of both formats, the infinities of E5M2
+// and NaN have an f16 of their own.
+TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
+    te_u32 r = __byte_perm(codes, 0, half ? 0x3424 : 0x1404); // each code as the upper byte of an f16: right for E5M2
+    if (dt == TE_F8E5M2) return r;
+#if TE_HAS_FP8_CVT
+    asm("{ .reg .b16 l, h;\n"
+        "mov.b32 {l, h}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, l; }"
+        : "=r"(r)
+        : "r"(half ? codes >> 16 : codes));
+#else
+    // S.EEEE.MMM moved to S.0EEEE.MMM0000000 is the value times 2^-8, denormals included; the code S.1111.111 is NaN.
+    te_u32 nan = ((r & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
+    r = (r & 0x80008000u) | ((r & 0x7f007f00u) >> 1);
+    asm("mul.f16x2 %0, %0, %1;" : "+r"(r) : "r"(0x5c005c00u));
+    r |= nan - (nan >> 15); // 0x8000 => 0x7fff
+#endif
+    return r;
+}
+
+// Tensor cores that multiply fp8 themselves. Elsewhere mma.sync of fp8 does not exist or is translated into f16 products by the compiler.
+#if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+#define TE_HAS_FP8_MMA 1
+TE_DEV void te_mma_e4m3_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k32.row.col.f32.e4m3.e4m3.f32", d, a, b); }
+TE_DEV void te_mma_e4m3_e5m2(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k32.row.col.f32.e4m3.e5m2.f32", d, a, b); }
+TE_DEV void te_mma_e5m2_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k32.row.col.f32.e5m2.e4m3.f32", d, a, b); }
+#else
+#define TE_HAS_FP8_MMA 0
+#endif

@@ -1,0 +1,443 @@
+/* nn/functions.c: differentiable functions, forward and backward side by side. Each checks, makes its output, runs raw operations and
+ * records a node. Knows raw operations; must not know modules. */
+
+/* ---- plumbing ---- */
+
+/* Records one output with at most four inputs. NULL inputs are fine. Returns the output, or NULL. */
+static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
+                             int num_inputs, te_tensor *const *saved, int num_saved) {
+    te_node_desc node = TE_ZERO;
+    if (!y) return NULL;
+    node.name = name;
+    node.inputs = inputs;
+    node.num_inputs = num_inputs;
+    node.outputs = &y;
+    node.num_outputs = 1;
+    node.saved = saved;
+    node.num_saved = num_saved;
+    node.state = state;
+    node.state_size = state_size;
+    node.backward = backward;
+    return te_record(y->te, &node) == TE_OK ? y : NULL;
+}
+
+/* The second operand of a function must be of the first one's context; NULL is fine where `optional`. A NULL that is not optional came
+ * from an error that was reported already. */
+static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional, const char *function) {
+    if (!with) return optional;
+    return te__same_ctx(with, x->te, function);
+}
+
+/* gradient of a parameter [N] that was broadcast over the rows of dy: in the parameter's own format */
+static te_tensor *te__bias_grad(te_tensor *dy, te_dtype dtype) {
+    te_column_sum_args args = TE_ZERO;
+    te_tensor *db = te__empty_1d(dy->te, dtype, te__cols(dy));
+    if (!db) return NULL;
+    args.x = dy;
+    args.out = db;
+    return te_column_sum(dy->te, &args) == TE_OK ? db : NULL;
+}
+
+/* ---- add, scale, sums ---- */
+
+static te_tensor *te__axpby(te_tensor *x, te_tensor *y, float alpha, float beta) {
+    te_axpby_args args = TE_ZERO;
+    te_tensor *out = te__empty_like(x, x->dtype);
+    if (!out) return NULL;
+    args.x = x;
+    args.y = y;
+    args.out = out;
+    args.alpha = alpha;
+    args.beta = beta;
+    return te__checked(out, te_axpby(x->te, &args));
+}
+
+static te_result te__add_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    (void)te, (void)state, (void)saved, (void)needs;
+    dx[0] = dx[1] = dy[0];
+    return TE_OK;
+}
+TE_API te_tensor *te_add(te_tensor *x, te_tensor *y) {
+    te_tensor *in[2], *out;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!x || !te__operand(x, y, false, "te_add") || !te__need_float(x, "te_add")) return NULL;
+    if (!te__same_shape(x, y) || x->dtype != y->dtype) {
+        te__fail(x->te, te__same_shape(x, y) ? TE_ERR_DTYPE : TE_ERR_SHAPE, "te_add: %s %s and %s %s; both must be alike", te_dtype_name(x->dtype),
+                 te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b));
+        return NULL;
+    }
+    in[0] = te_tensor_contiguous(x);
+    in[1] = te_tensor_contiguous(y);
+    if (!in[0] || !in[1]) return NULL;
+    out = te__axpby(in[0], in[1], 1.0f, 1.0f);
+    return te__record("add", out, te__add_backward, NULL, 0, in, 2, NULL, 0);
+}
+
+static te_result te__scale_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    (void)saved, (void)needs;
+    dx[0] = te__axpby(dy[0], NULL, *(const float *)state, 0.0f);
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+TE_API te_tensor *te_scale(te_tensor *x, float factor) {
+    if (!x || !te__need_float(x, "te_scale")) return NULL;
+    x = te_tensor_contiguous(x);
+    return x ? te__record("scale", te__axpby(x, NULL, factor, 0.0f), te__scale_backward, &factor, sizeof(factor), &x, 1, NULL, 0) : NULL;
+}
+
+typedef struct te__sum_state {
+    te_dtype dtype;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    float scale;
+} te__sum_state;
+static te_result te__sum_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__sum_state *s = (const te__sum_state *)state;
+    te_axpby_args args = TE_ZERO;
+    te_tensor *ones = te_tensor_full(te, s->dtype, s->ndim, s->shape, 1.0);
+    (void)saved, (void)needs;
+    if (!ones) return te_error_code(te);
+    args.x = args.out = ones;
+    args.alpha = s->scale;
+    args.alpha_device = dy[0];
+    dx[0] = ones;
+    return te_axpby(te, &args);
+}
+static te_tensor *te__sum(te_tensor *x, float scale, const char *name) {
+    te__sum_state state = TE_ZERO;
+    te_sum_args args = TE_ZERO;
+    te_tensor *y;
+    if (!te__need_float(x, name)) return NULL;
+    x = te_tensor_contiguous(x);
+    y = x ? te__empty_1d(x->te, TE_F32, 1) : NULL;
+    if (!y) return NULL;
+    args.x = x;
+    args.out = y;
+    args.scale = scale;
+    y = te__checked(y, te_sum(x->te, &args));
+    state.dtype = x->dtype;
+    state.ndim = x->ndim;
+    memcpy(state.shape, x->shape, sizeof(state.shape));
+    state.scale = scale;
+    return te__record(name, y, te__sum_backward, &state, sizeof(state), &x, 1, NULL, 0);
+}
+TE_API te_tensor *te_sum_all(te_tensor *x) { return x ? te__sum(x, 1.0f, "te_sum_all") : NULL; }
+TE_API te_tensor *te_mean_all(te_tensor *x) {
+    if (!x) return NULL;
+    if (te__numel(x) == 0) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_mean_all: the tensor is empty");
+        return NULL;
+    }
+    return te__sum(x, (float)(1.0 / (double)te__numel(x)), "te_mean_all");
+}
+
+/* ---- norms ---- */
+
+typedef struct te__norm_state {
+    bool rms, zero_centered;
+} te__norm_state;
+
+static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__norm_state *s = (const te__norm_state *)state;
+    te_norm_bwd_args args = TE_ZERO;
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.x = saved[0];
+    args.gamma = saved[1];
+    args.mean = saved[2];
+    args.rstd = saved[3];
+    args.zero_centered_gamma = s->zero_centered;
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.dgamma = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
+    if (!s->rms && needs[2]) args.dbeta = dx[2] = te__empty_like(saved[1], saved[1]->dtype);
+    if (!args.dy || !dx[0] || !dx[1]) return te_error_code(te);
+    return s->rms ? te_rmsnorm_bwd(te, &args) : te_layernorm_bwd(te, &args);
+}
+
+/* The normalised rows; under `spec` (delayed scaling) as a quantized tensor, made from the unrounded f32 result. */
+static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, const te__quant_spec *spec) {
+    const char *name = rms ? "te_rmsnorm" : "te_layernorm";
+    te_norm_fwd_args args = TE_ZERO;
+    te__norm_state state;
+    te_tensor *in[3], *saved[4], *y;
+    te_ctx *te;
+    te_result result;
+    if (!x || !te__operand(x, gamma, false, name) || !te__operand(x, beta, true, name) || !te__need_float(x, name)) return NULL;
+    te = x->te;
+    x = te_tensor_contiguous(x);
+    te__frame_begin(te);
+    if (spec)
+        y = x ? te__quant_empty(te, x->dtype, x->ndim, x->shape, spec->kind, spec->dtype, TE_ROWWISE) : NULL;
+    else
+        y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (!y) return te__frame_return(te, NULL);
+    args.x = x;
+    args.gamma = gamma;
+    args.beta = beta;
+    args.y = spec ? y->quantized->row.data : y;
+    args.mean = rms ? NULL : te__empty_1d(te, TE_F32, te__rows(x));
+    args.rstd = te__empty_1d(te, TE_F32, te__rows(x));
+    args.eps = eps;
+    args.zero_centered_gamma = zero_centered;
+    if (spec) {
+        args.scale = spec->scale;
+        args.amax = spec->amax;
+        args.scale_inv = y->quantized->row.scale_inv;
+    }
+    result = !args.rstd ? te_error_code(te) : rms ? te_rmsnorm_fwd(te, &args) : te_layernorm_fwd(te, &args);
+    if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);
+    state.rms = rms;
+    state.zero_centered = zero_centered;
+    in[0] = x;
+    in[1] = gamma;
+    in[2] = beta;
+    saved[0] = x;
+    saved[1] = gamma;
+    saved[2] = args.mean;
+    saved[3] = args.rstd;
+    if (result == TE_OK) y = te__record(name, y, te__norm_backward, &state, sizeof(state), in, 3, saved, 4);
+    return te__frame_return(te, result == TE_OK ? y : NULL);
+}
+TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma) {
+    return te__norm(x, weight, bias, eps, false, zero_centered_gamma, NULL);
+}
+TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma) {
+    return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, NULL);
+}
+
+/* ---- activations ---- */
+
+TE_API bool te_activation_is_gated(te_activation activation) { return activation >= TE_GEGLU && activation <= TE_CLAMPED_SWIGLU; }
+
+static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_act_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.x = saved[0];
+    args.activation = *(const te_activation *)state;
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    return args.dy && dx[0] ? te_act_bwd(te, &args) : te_error_code(te);
+}
+
+/* As te__norm, for activations. */
+static te_tensor *te__activate(te_tensor *x, te_activation activation, const te__quant_spec *spec) {
+    te_act_fwd_args args = TE_ZERO;
+    te_tensor *y;
+    te_ctx *te;
+    te_result result;
+    int64_t shape[TE_MAX_DIMS];
+    char text[TE__SHAPE_TEXT];
+    if (!x || !te__need_float(x, "te_activate")) return NULL;
+    te = x->te;
+    if (x->ndim < 1 || (te_activation_is_gated(activation) && te__cols(x) % 2)) {
+        te__fail(te, TE_ERR_SHAPE, "te_activate: the input is %s; a gated activation needs an even last size", te__shape_text(x, text));
+        return NULL;
+    }
+    x = te_tensor_contiguous(x);
+    if (!x) return NULL;
+    memcpy(shape, x->shape, sizeof(shape));
+    if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
+    te__frame_begin(te);
+    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec->kind, spec->dtype, TE_ROWWISE) : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    if (!y) return te__frame_return(te, NULL);
+    args.x = x;
+    args.y = spec ? y->quantized->row.data : y;
+    args.activation = activation;
+    if (spec) {
+        args.scale = spec->scale;
+        args.amax = spec->amax;
+        args.scale_inv = y->quantized->row.scale_inv;
+    }
+    result = te_act_fwd(te, &args);
+    if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);
+    if (result == TE_OK) y = te__record("activate", y, te__act_backward, &activation, sizeof(activation), &x, 1, &x, 1);
+    return te__frame_return(te, result == TE_OK ? y : NULL);
+}
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL); }
+
+/* ---- dropout ---- */
+
+typedef struct te__dropout_state {
+    float p;
+    uint64_t seed, offset;
+    te_dtype bias_dtype;
+} te__dropout_state;
+
+static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__dropout_state *s = (const te__dropout_state *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]), *kept = g;
+    (void)saved;
+    if (!g) return te_error_code(te);
+    if (s->p > 0.0f && (needs[0] || needs[1])) {
+        te_dropout_add_bwd_args args = TE_ZERO;
+        args.dy = g;
+        args.dx = kept = te__empty_like(g, g->dtype);
+        args.p = s->p;
+        args.seed = s->seed;
+        args.offset = s->offset;
+        if (!kept || te_dropout_add_bwd(te, &args) != TE_OK) return te_error_code(te);
+    }
+    dx[0] = kept;
+    dx[2] = g;
+    if (needs[1]) dx[1] = te__bias_grad(kept, s->bias_dtype);
+    return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
+}
+
+TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) {
+    te_dropout_add_fwd_args args = TE_ZERO;
+    te__dropout_state state;
+    te_tensor *in[3], *y;
+    te_ctx *te;
+    if (!x || !te__operand(x, bias, true, "te_bias_dropout_add") || !te__operand(x, residual, true, "te_bias_dropout_add") ||
+        !te__need_float(x, "te_bias_dropout_add"))
+        return NULL;
+    if (!bias && !residual && p == 0.0f) return x;
+    te = x->te;
+    x = te_tensor_contiguous(x);
+    residual = te_tensor_contiguous(residual);
+    y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (!y) return NULL;
+    state.p = p;
+    state.seed = te->seed;
+    state.offset = p > 0.0f ? te__rng_next(te) : 0;
+    state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
+    args.x = x;
+    args.bias = bias;
+    args.residual = residual;
+    args.y = y;
+    args.p = p;
+    args.seed = state.seed;
+    args.offset = state.offset;
+    y = te__checked(y, te_dropout_add_fwd(te, &args));
+    in[0] = x;
+    in[1] = bias;
+    in[2] = residual;
+    return te__record("bias_dropout_add", y, te__dropout_backward, &state, sizeof(state), in, 3, NULL, 0);
+}
+TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add(x, NULL, NULL, p); }
+
+/* ---- embedding ---- */
+
+static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_embedding_bwd_args args = TE_ZERO;
+    (void)state, (void)needs;
+    args.ids = saved[0];
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.dtable = dx[0] = te__empty_like(saved[1], saved[1]->dtype);
+    return args.dy && dx[0] ? te_embedding_bwd(te, &args) : te_error_code(te);
+}
+TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
+    te_embedding_fwd_args args = TE_ZERO;
+    te_tensor *saved[2], *y;
+    int64_t shape[TE_MAX_DIMS];
+    char text[TE__SHAPE_TEXT];
+    if (!table || !te__operand(table, ids, false, "te_embedding_lookup")) return NULL;
+    if (table->ndim != 2 || ids->ndim + 1 > TE_MAX_DIMS) {
+        te__fail(table->te, TE_ERR_SHAPE, "te_embedding_lookup: the table is %s; [vocabulary, width] is needed", te__shape_text(table, text));
+        return NULL;
+    }
+    ids = te_tensor_contiguous(ids);
+    if (!ids) return NULL;
+    memcpy(shape, ids->shape, sizeof(shape));
+    shape[ids->ndim] = table->shape[1];
+    y = te_tensor_empty(table->te, table->dtype, ids->ndim + 1, shape);
+    if (!y) return NULL;
+    args.ids = ids;
+    args.table = table;
+    args.y = y;
+    y = te__checked(y, te_embedding_fwd(table->te, &args));
+    saved[0] = ids;
+    saved[1] = table;
+    return te__record("embedding", y, te__embedding_backward, NULL, 0, &table, 1, saved, 2);
+}
+
+/* ---- losses ---- */
+
+typedef struct te__loss_state {
+    float label_smoothing;
+    int64_t ignore_index;
+    bool reduce;
+} te__loss_state;
+
+static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__loss_state *s = (const te__loss_state *)state;
+    te_cross_entropy_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.logits = saved[0];
+    args.target = saved[1];
+    args.lse = saved[2];
+    args.count = s->reduce ? saved[3] : NULL;
+    args.dloss = te_tensor_contiguous(dy[0]);
+    args.label_smoothing = s->label_smoothing;
+    args.ignore_index = s->ignore_index;
+    args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    return args.dloss && dx[0] ? te_cross_entropy_bwd(te, &args) : te_error_code(te);
+}
+
+TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc) {
+    te_cross_entropy_desc zero = TE_ZERO;
+    te_cross_entropy_fwd_args args = TE_ZERO;
+    te__loss_state state;
+    te_tensor *saved[4], *rows, *loss;
+    te_ctx *te;
+    te_result result;
+    if (!logits || !te__operand(logits, target, false, "te_cross_entropy") || !te__need_float(logits, "te_cross_entropy")) return NULL;
+    if (!desc) desc = &zero;
+    te = logits->te;
+    logits = te_tensor_contiguous(logits);
+    target = te_tensor_contiguous(target);
+    if (!logits || !target) return NULL;
+    state.label_smoothing = desc->label_smoothing;
+    state.ignore_index = desc->has_ignore_index ? desc->ignore_index : -100;
+    state.reduce = !desc->no_reduce;
+    te__frame_begin(te);
+    args.logits = logits;
+    args.target = target;
+    args.loss = rows = te__empty_1d(te, TE_F32, te__rows(logits));
+    args.lse = te__empty_1d(te, TE_F32, te__rows(logits));
+    args.count = te__empty_1d(te, TE_F32, 1);
+    args.label_smoothing = state.label_smoothing;
+    args.ignore_index = state.ignore_index;
+    loss = state.reduce ? te__empty_1d(te, TE_F32, 1) : rows;
+    result = args.loss && args.lse && args.count && loss ? te_cross_entropy_fwd(te, &args) : te_error_code(te);
+    if (result == TE_OK && state.reduce) { /* sum / max(count, 1) */
+        te_sum_args sum = TE_ZERO;
+        te_axpby_args divide = TE_ZERO;
+        sum.x = rows;
+        sum.out = loss;
+        result = te_sum(te, &sum);
+        divide.x = divide.out = loss;
+        divide.alpha = 1.0f;
+        divide.divide_device = args.count;
+        if (result == TE_OK) result = te_axpby(te, &divide);
+    }
+    saved[0] = logits;
+    saved[1] = target;
+    saved[2] = args.lse;
+    saved[3] = args.count;
+    if (result == TE_OK) loss = te__record("cross_entropy", loss, te__cross_entropy_backward, &state, sizeof(state), &logits, 1, saved, 4);
+    return te__frame_return(te, result == TE_OK ? loss : NULL);
+}
+
+static te_result te__mse_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_mse_bwd_args args = TE_ZERO;
+    (void)state;
+    args.x = saved[0];
+    args.target = saved[1];
+    args.dloss = dy[0];
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    if (!dx[0] || te_mse_bwd(te, &args) != TE_OK) return te_error_code(te);
+    if (needs[1]) dx[1] = te_tensor_cast(te__axpby(dx[0], NULL, -1.0f, 0.0f), saved[1]->dtype);
+    return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
+}
+TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target) {
+    te_mse_fwd_args args = TE_ZERO;
+    te_tensor *in[2], *y;
+    if (!x || !te__operand(x, target, false, "te_mse_loss") || !te__need_float(x, "te_mse_loss")) return NULL;
+    in[0] = te_tensor_contiguous(x);
+    in[1] = te_tensor_contiguous(target);
+    y = in[0] && in[1] ? te__empty_1d(x->te, TE_F32, 1) : NULL;
+    if (!y) return NULL;
+    args.x = in[0];
+    args.target = in[1];
+    args.loss = y;
+    return te__record("mse_loss", te__checked(y, te_mse_fwd(x->te, &args)), te__mse_backward, NULL, 0, in, 2, in, 2);
+}

@@ -1,0 +1,337 @@
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module tree; must not
+ * know attention. */
+
+/* ---- parameters ---- */
+
+static te_result te__init_normal(te_tensor *x, const te_init *init) {
+    te_random_args args = TE_ZERO;
+    if (!x) return TE_ERR_STATE;
+    if (init->no_init) return TE_OK;
+    args.dst = x;
+    args.kind = TE_RANDOM_NORMAL;
+    args.b = init->std > 0.0f ? init->std : 0.023f;
+    args.seed = x->te->seed;
+    args.offset = te__rng_next(x->te);
+    return te_random(x->te, &args);
+}
+
+/* Uninitialised; reset_parameters fills it. cols 0: a vector. */
+static te_tensor *te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
+    te_tensor *x;
+    te__frame_begin(m->te);
+    x = te_module_add_parameter(m, name, cols ? te__empty_2d(m->te, dtype ? dtype : TE_BF16, rows, cols) : te__empty_1d(m->te, dtype ? dtype : TE_BF16, rows));
+    te__frame_end(m->te, NULL, 0);
+    return x;
+}
+
+/* Resets a module that was just built; on any failure destroys it and returns NULL. */
+static te_module *te__module_built(te_module *m) {
+    if (!m) return NULL;
+    if (m->te->error_code == TE_OK && (!m->cls->reset_parameters || m->cls->reset_parameters(m) == TE_OK) && m->te->error_code == TE_OK) return m;
+    te_module_destroy(m);
+    return NULL;
+}
+
+/* Sizes and format that every class with weights asks for. */
+static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
+    if (in < 1 || out < 1) {
+        te__fail(te, TE_ERR_INVALID, "%s: sizes %lld and %lld; both must be at least 1", cls, (long long)in, (long long)out);
+        return false;
+    }
+    if (dtype != TE_DTYPE_NONE && !te__is_float(dtype)) {
+        te__fail(te, TE_ERR_DTYPE, "%s: params_dtype %s; f32, f16 and bf16 are possible", cls, te_dtype_name(dtype));
+        return false;
+    }
+    return true;
+}
+
+/* ---- scaling state of a module ---- */
+
+/* Under a delayed recipe: makes the slots, or takes up those that a checkpoint has brought, as buffers of the module. */
+static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
+    static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
+    const te__autocast *cast = te__autocast_now(m->te);
+    te_result result = TE_OK;
+    bool warming;
+    int i, length;
+    if (!cast || !(cast->enabled || cast->calibrating)) return TE_OK;
+    s->recipe = cast->recipe;
+    if (cast->recipe.kind != TE_RECIPE_DELAYED) return TE_OK;
+    length = te__history_length(&cast->recipe);
+    te__frame_begin(m->te);
+    warming = m->te->warming; /* these outlive a warm-up, so they are really filled */
+    m->te->warming = false;
+    for (i = 0; i < 2 && result == TE_OK; i++) {
+        te__slots *slots = i ? &s->backward : &s->forward;
+        te_tensor *scale = te_module_parameter(m, names[i][0]), *history = te_module_parameter(m, names[i][1]);
+        int64_t n = slots->n;
+        if (scale && history && slots->scale == scale && slots->history == history && history->shape[0] == length) continue;
+        if (!scale || scale->ndim != 1 || scale->shape[0] != n) scale = te_module_add_buffer(m, names[i][0], te_tensor_full(m->te, TE_F32, 1, &n, 1.0));
+        if (!history || history->ndim != 2 || history->shape[1] != n || history->shape[0] != length) {
+            bool usable = history && history->ndim == 2 && history->shape[1] == n;
+            history = te_module_add_buffer(m, names[i][1], te__history_resized(m->te, usable ? history : NULL, length, (int)n));
+        }
+        result = te__slots_set(slots, scale, history);
+    }
+    m->te->warming = warming;
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}
+
+/* The spec by which a norm or an activation quantizes its own result for GEMM `g`, or NULL: only a scale that is known beforehand can be
+ * used on the way out. */
+static const te__quant_spec *te__fused_spec(te__gemm_slot *g, const te_tensor *weight, te__quant_spec *spec) {
+    const te__autocast *cast = te__autocast_now(g->scaling->te);
+    if (!cast || !cast->enabled || cast->recipe.kind != TE_RECIPE_DELAYED) return NULL;
+    *spec = te__slot_spec(g->scaling, &cast->recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
+    return spec;
+}
+
+static void te__gemm_slot_open(te__gemm_slot *g, te__scaling *s, int gemm, bool fuse_wgrad) {
+    g->scaling = s;
+    g->gemm = gemm;
+    g->fuse_wgrad = fuse_wgrad;
+}
+
+/* ---- Linear ---- */
+
+typedef struct te__linear_module {
+    te_linear_desc desc;
+    te_tensor *weight, *bias; /* borrowed from the module's entries */
+    te__scaling scaling;
+    te__gemm_slot gemm;
+} te__linear_module;
+
+static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+    te__linear_module *s = (te__linear_module *)m->state;
+    te_result result = te__scaling_prepare(m, &s->scaling);
+    if (result != TE_OK) return result;
+    s->gemm.microbatch = args->is_first_microbatch;
+    result = te__output(m, args, te__linear(args->input, s->weight, s->desc.return_bias ? NULL : s->bias, &s->gemm));
+    if (result == TE_OK && s->desc.return_bias && s->bias) result = te__output(m, args, s->bias);
+    return result;
+}
+static void te__linear_destroy(te_module *m) {
+    te__linear_module *s = (te__linear_module *)m->state;
+    te__gemm_slot_close(&s->gemm);
+    te__scaling_close(&s->scaling);
+}
+static te_result te__linear_reset(te_module *m) {
+    te__linear_module *s = (te__linear_module *)m->state;
+    te_result result = te__init_normal(s->weight, &s->desc.init);
+    if (result == TE_OK && s->bias) result = te_tensor_fill(s->bias, 0.0);
+    return result;
+}
+static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward, te__linear_destroy, te__linear_reset};
+
+TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
+    te_module *m;
+    te__linear_module *s;
+    if (!te || !desc || !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->params_dtype)) return NULL;
+    m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
+    if (!m) return NULL;
+    s = (te__linear_module *)m->state;
+    s->desc = *desc;
+    s->weight = te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
+    if (!desc->no_bias) s->bias = te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
+    te__scaling_open(te, &s->scaling, 1);
+    te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
+    return te__module_built(m);
+}
+
+/* ---- LayerNorm, RMSNorm ---- */
+
+/* What the three classes with a norm share. */
+typedef struct te__norm_params {
+    bool rms, zero_centered;
+    float eps;
+    te_tensor *gamma, *beta; /* borrowed */
+} te__norm_params;
+
+static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, const char *bias, bool rms, bool zero_centered, float eps, te_dtype dtype,
+                          int64_t hidden) {
+    n->rms = rms;
+    n->zero_centered = zero_centered;
+    n->eps = eps;
+    n->gamma = te__add_weight(m, weight, dtype, hidden, 0);
+    if (!rms) n->beta = te__add_weight(m, bias, dtype, hidden, 0);
+}
+static te_result te__norm_reset(te__norm_params *n) {
+    te_result result = te_tensor_fill(n->gamma, n->zero_centered ? 0.0 : 1.0);
+    if (result == TE_OK && n->beta) result = te_tensor_fill(n->beta, 0.0);
+    return result;
+}
+static te_tensor *te__norm_run(const te__norm_params *n, te_tensor *x, const te__quant_spec *spec) {
+    return te__norm(x, n->gamma, n->beta, n->eps, n->rms, n->zero_centered, spec);
+}
+
+static te_result te__norm_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te__norm_run((te__norm_params *)m->state, args->input, NULL));
+}
+static te_result te__norm_module_reset(te_module *m) { return te__norm_reset((te__norm_params *)m->state); }
+static const te_module_class te__layernorm_class = {"LayerNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
+static const te_module_class te__rmsnorm_class = {"RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
+
+static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms) {
+    te_module *m;
+    if (!te || !desc || !te__layer_desc_ok(te, rms ? "te_rmsnorm_create" : "te_layernorm_create", desc->hidden_size, desc->hidden_size, desc->params_dtype))
+        return NULL;
+    m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
+    if (!m) return NULL;
+    te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->zero_centered_gamma, desc->eps, desc->params_dtype, desc->hidden_size);
+    return te__module_built(m);
+}
+TE_API te_module *te_layernorm_create(te_ctx *te, const te_norm_desc *desc) { return te__norm_create(te, desc, false); }
+TE_API te_module *te_rmsnorm_create(te_ctx *te, const te_norm_desc *desc) { return te__norm_create(te, desc, true); }
+
+/* ---- LayerNormLinear ---- */
+
+typedef struct te__layernorm_linear_module {
+    te_layernorm_linear_desc desc;
+    te__norm_params norm;
+    te_tensor *weight, *bias;
+    te__scaling scaling;
+    te__gemm_slot gemm;
+} te__layernorm_linear_module;
+
+static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
+    te__quant_spec spec;
+    te_tensor *ln;
+    te_result result = te__scaling_prepare(m, &s->scaling);
+    if (result != TE_OK) return result;
+    s->gemm.microbatch = args->is_first_microbatch;
+    ln = te__norm_run(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->gemm, s->weight, &spec));
+    result = te__output(m, args, te__linear(ln, s->weight, s->desc.return_bias ? NULL : s->bias, &s->gemm));
+    if (result == TE_OK && s->desc.return_bias && s->bias) result = te__output(m, args, s->bias);
+    if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, ln);
+    return result;
+}
+static void te__layernorm_linear_destroy(te_module *m) {
+    te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
+    te__gemm_slot_close(&s->gemm);
+    te__scaling_close(&s->scaling);
+}
+static te_result te__layernorm_linear_reset(te_module *m) {
+    te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
+    te_result result = te__norm_reset(&s->norm);
+    if (result == TE_OK) result = te__init_normal(s->weight, &s->desc.init);
+    if (result == TE_OK && s->bias) result = te_tensor_fill(s->bias, 0.0);
+    return result;
+}
+static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", sizeof(te__layernorm_linear_module), te__layernorm_linear_forward,
+                                                           te__layernorm_linear_destroy, te__layernorm_linear_reset};
+
+TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) {
+    te_module *m;
+    te__layernorm_linear_module *s;
+    if (!te || !desc || !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->params_dtype)) return NULL;
+    m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
+    if (!m) return NULL;
+    s = (te__layernorm_linear_module *)m->state;
+    s->desc = *desc;
+    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
+                  desc->params_dtype, desc->in_features);
+    s->weight = te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
+    if (!desc->no_bias) s->bias = te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
+    te__scaling_open(te, &s->scaling, 1);
+    te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
+    return te__module_built(m);
+}
+
+/* ---- LayerNormMLP ---- */
+
+typedef struct te__layernorm_mlp_module {
+    te_layernorm_mlp_desc desc;
+    te__norm_params norm;
+    te_tensor *fc1_weight, *fc1_bias, *fc2_weight, *fc2_bias;
+    te__scaling scaling;
+    te__gemm_slot fc1, fc2;
+} te__layernorm_mlp_module;
+
+static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__quant_spec spec;
+    te_tensor *h, *z;
+    te_result result = te__scaling_prepare(m, &s->scaling);
+    if (result != TE_OK) return result;
+    s->fc1.microbatch = s->fc2.microbatch = args->is_first_microbatch;
+    h = te__norm_run(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->fc1, s->fc1_weight, &spec));
+    z = te__activate(te__linear(h, s->fc1_weight, s->fc1_bias, &s->fc1), s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec));
+    result = te__output(m, args, te__linear(z, s->fc2_weight, s->desc.return_bias ? NULL : s->fc2_bias, &s->fc2));
+    if (result == TE_OK && s->desc.return_bias && s->fc2_bias) result = te__output(m, args, s->fc2_bias);
+    if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, h);
+    return result;
+}
+static void te__layernorm_mlp_destroy(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__gemm_slot_close(&s->fc1);
+    te__gemm_slot_close(&s->fc2);
+    te__scaling_close(&s->scaling);
+}
+static te_result te__layernorm_mlp_reset(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_result result = te__norm_reset(&s->norm);
+    if (result == TE_OK) result = te__init_normal(s->fc1_weight, &s->desc.init);
+    if (result == TE_OK) result = te__init_normal(s->fc2_weight, &s->desc.output_layer_init);
+    if (result == TE_OK && s->fc1_bias) result = te_tensor_fill(s->fc1_bias, 0.0);
+    if (result == TE_OK && s->fc2_bias) result = te_tensor_fill(s->fc2_bias, 0.0);
+    return result;
+}
+static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
+                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
+
+TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
+    te_module *m;
+    te__layernorm_mlp_module *s;
+    int64_t fc1_rows;
+    if (!te || !desc || !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->params_dtype)) return NULL;
+    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
+        return NULL;
+    }
+    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
+    if (!m) return NULL;
+    s = (te__layernorm_mlp_module *)m->state;
+    s->desc = *desc;
+    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
+    fc1_rows = desc->ffn_hidden_size * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
+    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
+                  desc->params_dtype, desc->hidden_size);
+    s->fc1_weight = te__add_weight(m, "fc1_weight", desc->params_dtype, fc1_rows, desc->hidden_size);
+    if (!desc->no_bias) s->fc1_bias = te__add_weight(m, "fc1_bias", desc->params_dtype, fc1_rows, 0);
+    s->fc2_weight = te__add_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
+    if (!desc->no_bias) s->fc2_bias = te__add_weight(m, "fc2_bias", desc->params_dtype, desc->hidden_size, 0);
+    te__scaling_open(te, &s->scaling, 2);
+    te__gemm_slot_open(&s->fc1, &s->scaling, 0, desc->fuse_wgrad_accumulation);
+    te__gemm_slot_open(&s->fc2, &s->scaling, 1, desc->fuse_wgrad_accumulation);
+    return te__module_built(m);
+}
+
+/* ---- Embedding ---- */
+
+typedef struct te__embedding_module {
+    te_embedding_desc desc;
+    te_tensor *weight;
+} te__embedding_module;
+
+static te_result te__embedding_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te_embedding_lookup(((te__embedding_module *)m->state)->weight, args->input));
+}
+static te_result te__embedding_reset(te_module *m) {
+    te__embedding_module *s = (te__embedding_module *)m->state;
+    return te__init_normal(s->weight, &s->desc.init);
+}
+static const te_module_class te__embedding_class = {"Embedding", sizeof(te__embedding_module), te__embedding_forward, NULL, te__embedding_reset};
+
+TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc) {
+    te_module *m;
+    te__embedding_module *s;
+    if (!te || !desc || !te__layer_desc_ok(te, "te_embedding_create", desc->num_embeddings, desc->embedding_dim, desc->params_dtype)) return NULL;
+    m = te_module_create(te, &te__embedding_class, desc->name ? desc->name : "embedding");
+    if (!m) return NULL;
+    s = (te__embedding_module *)m->state;
+    s->desc = *desc;
+    s->weight = te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
+    return te__module_built(m);
+}

@@ -1,0 +1,310 @@
+/* nn/module.c: the module tree. Knows tensors; must not know what any class computes. */
+
+typedef struct te__entry {
+    char *name;
+    te_tensor *tensor;
+    te_entry_kind kind;
+} te__entry;
+
+struct te_module {
+    te_ctx *te;
+    const te_module_class *cls;
+    char *name;
+    te_module *parent;
+    te_module **children;
+    int num_children, cap_children;
+    te__entry *entries;
+    int num_entries, cap_entries;
+    te_module_forward_fn own_forward; /* shadows the class's */
+    bool evaluating;
+    void *state;
+};
+
+TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name) {
+    te_module *m;
+    if (!te) return NULL;
+    if (!cls || !cls->name || !cls->forward) {
+        te__fail(te, TE_ERR_INVALID, "te_module_create: a class needs a name and a forward function");
+        return NULL;
+    }
+    m = (te_module *)te__alloc_zero(te, sizeof(te_module));
+    if (!m) return NULL;
+    m->te = te;
+    m->cls = cls;
+    m->name = te__copy_string(te, name ? name : cls->name);
+    m->state = te__alloc_zero(te, cls->state_size);
+    if (!m->name || !m->state) {
+        te__free_string(te, m->name);
+        te__free(te, m->state, cls->state_size);
+        te__free(te, m, sizeof(*m));
+        return NULL;
+    }
+    return m;
+}
+
+TE_API void te_module_destroy(te_module *m) {
+    te_ctx *te;
+    int i;
+    if (!m) return;
+    te = m->te;
+    if (m->parent) /* takes itself out of a tree that goes on living */
+        for (i = 0; i < m->parent->num_children; i++)
+            if (m->parent->children[i] == m) {
+                memmove(m->parent->children + i, m->parent->children + i + 1, (size_t)(m->parent->num_children - i - 1) * sizeof(te_module *));
+                m->parent->num_children--;
+                break;
+            }
+    if (m->cls->destroy) m->cls->destroy(m);
+    for (i = 0; i < m->num_children; i++) {
+        m->children[i]->parent = NULL;
+        te_module_destroy(m->children[i]);
+    }
+    for (i = 0; i < m->num_entries; i++) {
+        te_tensor_release(m->entries[i].tensor);
+        te__free_string(te, m->entries[i].name);
+    }
+    te__free(te, m->children, (size_t)m->cap_children * sizeof(te_module *));
+    te__free(te, m->entries, (size_t)m->cap_entries * sizeof(te__entry));
+    te__free(te, m->state, m->cls->state_size);
+    te__free_string(te, m->name);
+    te__free(te, m, sizeof(*m));
+}
+
+TE_API void *te_module_state(te_module *m) { return m ? m->state : NULL; }
+TE_API te_ctx *te_module_ctx(const te_module *m) { return m ? m->te : NULL; }
+TE_API const te_module_class *te_module_get_class(const te_module *m) { return m ? m->cls : NULL; }
+TE_API const char *te_module_name(const te_module *m) { return m ? m->name : ""; }
+TE_API te_module *te_module_parent(const te_module *m) { return m ? m->parent : NULL; }
+
+/* Names from the child of the root down; the root's own name only when it is alone. */
+TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size) {
+    const te_module *chain[64];
+    int n = 0;
+    size_t used = 0;
+    if (!buffer || size == 0) return "";
+    buffer[0] = 0;
+    if (m && !m->parent) {
+        snprintf(buffer, size, "%s", m->name);
+        return buffer;
+    }
+    for (; m && m->parent && n < 64; m = m->parent) chain[n++] = m;
+    while (n > 0 && used + 1 < size) {
+        int w = snprintf(buffer + used, size - used, "%s%s", used ? "." : "", chain[n - 1]->name);
+        used += w > 0 ? (size_t)w : 0;
+        n--;
+    }
+    return buffer;
+}
+
+TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child) {
+    const te_module *up;
+    char *copy;
+    int i;
+    if (!parent || !child) return NULL;
+    for (up = parent; up; up = up->parent)
+        if (up == child || child->parent || child->te != parent->te) {
+            te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s cannot become a child of %s: it has a parent, is above it, or is of another context",
+                     child->name, parent->name);
+            return NULL;
+        }
+    if (name && (strchr(name, '.') || !name[0])) {
+        te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: \"%s\": a name is not empty and has no dot", name);
+        return NULL;
+    }
+    for (i = 0; i < parent->num_children; i++)
+        if (strcmp(parent->children[i]->name, name ? name : child->name) == 0) {
+            te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s has a child named \"%s\" already", parent->name, name ? name : child->name);
+            return NULL;
+        }
+    if (!te__grow(parent->te, (void **)&parent->children, &parent->cap_children, parent->num_children, sizeof(te_module *))) return NULL;
+    if (name) {
+        copy = te__copy_string(parent->te, name);
+        if (!copy) return NULL;
+        te__free_string(parent->te, child->name);
+        child->name = copy;
+    }
+    child->parent = parent;
+    parent->children[parent->num_children++] = child;
+    return child;
+}
+TE_API int te_module_num_children(const te_module *m) { return m ? m->num_children : 0; }
+TE_API te_module *te_module_child(const te_module *m, int index) { return m && index >= 0 && index < m->num_children ? m->children[index] : NULL; }
+TE_API te_module *te_module_find(te_module *m, const char *path) {
+    while (m && path && *path) {
+        size_t n = strcspn(path, ".");
+        te_module *next = NULL;
+        int i;
+        for (i = 0; i < m->num_children && !next; i++)
+            if (strlen(m->children[i]->name) == n && strncmp(m->children[i]->name, path, n) == 0) next = m->children[i];
+        m = next;
+        path += path[n] ? n + 1 : n;
+    }
+    return m;
+}
+
+static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tensor, te_entry_kind kind) {
+    te__entry *e;
+    int i;
+    if (!m || !tensor) return NULL;
+    if (!te__same_ctx(tensor, m->te, "te_module_add_parameter")) return NULL;
+    if (!name || !name[0]) {
+        te__fail(m->te, TE_ERR_INVALID, "%s: a parameter or buffer needs a name", m->name);
+        return NULL;
+    }
+    for (i = 0; i < m->num_entries; i++)
+        if (strcmp(m->entries[i].name, name) == 0) {
+            if (m->entries[i].kind != kind) {
+                te__fail(m->te, TE_ERR_INVALID, "%s: \"%s\" is a %s already", m->name, name, kind == TE_ENTRY_BUFFER ? "parameter" : "buffer");
+                return NULL;
+            }
+            te_tensor_retain(tensor);
+            te_tensor_release(m->entries[i].tensor);
+            m->entries[i].tensor = tensor;
+            return tensor;
+        }
+    if (!te__grow(m->te, (void **)&m->entries, &m->cap_entries, m->num_entries, sizeof(te__entry))) return NULL;
+    e = &m->entries[m->num_entries];
+    e->name = te__copy_string(m->te, name);
+    if (!e->name) return NULL;
+    e->tensor = te_tensor_retain(tensor);
+    e->kind = kind;
+    m->num_entries++;
+    return tensor;
+}
+TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_tensor *tensor) {
+    tensor = te__module_add(m, name, tensor, TE_ENTRY_PARAMETER);
+    if (tensor) te_tensor_set_requires_grad(tensor, true);
+    return tensor;
+}
+TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor) { return te__module_add(m, name, tensor, TE_ENTRY_BUFFER); }
+TE_API te_tensor *te_module_parameter(const te_module *m, const char *name) {
+    int i;
+    for (i = 0; m && i < m->num_entries; i++)
+        if (strcmp(m->entries[i].name, name) == 0) return m->entries[i].tensor;
+    return NULL;
+}
+
+/* ---- walking ---- */
+
+TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) {
+    int i;
+    if (!m) return true;
+    if (!visit(user, m)) return false;
+    for (i = 0; i < m->num_children; i++)
+        if (!te_module_visit(m->children[i], visit, user)) return false;
+    return true;
+}
+
+/* Paths count from the module that the walk began at. */
+static bool te__visit_tensors(te_module *m, const char *prefix, te_tensor_visit_fn visit, void *user) {
+    char path[512];
+    int i;
+    for (i = 0; i < m->num_entries; i++) {
+        snprintf(path, sizeof(path), "%s%s%s", prefix, prefix[0] ? "." : "", m->entries[i].name);
+        if (!visit(user, m, path, m->entries[i].tensor, m->entries[i].kind)) return false;
+    }
+    for (i = 0; i < m->num_children; i++) {
+        snprintf(path, sizeof(path), "%s%s%s", prefix, prefix[0] ? "." : "", m->children[i]->name);
+        if (!te__visit_tensors(m->children[i], path, visit, user)) return false;
+    }
+    return true;
+}
+TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user) { return !m || te__visit_tensors(m, "", visit, user); }
+
+static bool te__count_parameter(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER) *(int64_t *)user += te__numel(x);
+    return true;
+}
+TE_API int64_t te_module_num_parameters(te_module *m) {
+    int64_t n = 0;
+    te_module_visit_tensors(m, te__count_parameter, &n);
+    return n;
+}
+static bool te__set_parameter_grad(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER) te_tensor_set_requires_grad(x, *(const bool *)user);
+    return true;
+}
+TE_API void te_module_set_requires_grad(te_module *m, bool on) { te_module_visit_tensors(m, te__set_parameter_grad, &on); }
+static bool te__forget_grad(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path, (void)kind;
+    te_tensor_zero_grad(x);
+    return true;
+}
+TE_API void te_module_zero_grad(te_module *m) { te_module_visit_tensors(m, te__forget_grad, NULL); }
+static bool te__set_evaluating(void *user, te_module *m) {
+    m->evaluating = !*(const bool *)user;
+    return true;
+}
+TE_API void te_module_train(te_module *m, bool training) { te_module_visit(m, te__set_evaluating, &training); }
+TE_API bool te_module_is_training(const te_module *m) { return m && !m->evaluating; }
+
+static void te__print_module(te_module *m, int depth, char *buffer, size_t size, size_t *used) {
+    char text[TE__SHAPE_TEXT];
+    int i;
+#define TE__PRINT(...)                                                                                                                \
+    do {                                                                                                                              \
+        int w = snprintf(*used < size ? buffer + *used : NULL, *used < size ? size - *used : 0, __VA_ARGS__);                          \
+        *used += w > 0 ? (size_t)w : 0;                                                                                               \
+    } while (0)
+    TE__PRINT("%*s%s: %s%s\n", 2 * depth, "", m->name, m->cls->name, m->own_forward ? " (forward of its own)" : "");
+    for (i = 0; i < m->num_entries; i++)
+        TE__PRINT("%*s%s %s %s%s\n", 2 * depth + 2, "", m->entries[i].name, te_dtype_name(m->entries[i].tensor->dtype),
+                  te__shape_text(m->entries[i].tensor, text), m->entries[i].kind == TE_ENTRY_BUFFER ? " (buffer)" : "");
+#undef TE__PRINT
+    for (i = 0; i < m->num_children; i++) te__print_module(m->children[i], depth + 1, buffer, size, used);
+}
+TE_API size_t te_module_print(te_module *m, char *buffer, size_t size) {
+    size_t used = 0;
+    if (size > 0 && buffer) buffer[0] = 0;
+    if (m) te__print_module(m, 0, buffer, buffer ? size : 0, &used);
+    return used;
+}
+
+/* ---- running ---- */
+
+TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward) {
+    te_module_forward_fn old = m ? m->own_forward : NULL;
+    if (m) m->own_forward = forward;
+    return old;
+}
+
+/* Temporaries of a forward go when it returns: what the backward needs is kept by the tape. */
+TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
+    char before[sizeof(((te_ctx *)0)->module_path)];
+    te_ctx *te;
+    te_result result;
+    if (!m || !args || !args->input) return NULL;
+    te = m->te;
+    if (!te__same_ctx(args->input, te, m->name)) return NULL;
+    memcpy(before, te->module_path, sizeof(before));
+    te_module_path(m, te->module_path, sizeof(te->module_path));
+    args->num_outputs = 0;
+    memset(args->outputs, 0, sizeof(args->outputs));
+    te__frame_begin(te);
+    result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
+    if (result == TE_OK && (args->num_outputs < 1 || !args->outputs[0])) {
+        /* the class said OK and made nothing: an error is recorded already, or this is the class's own mistake */
+        if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
+        result = te->error_code;
+    }
+    te__frame_end(te, args->outputs, result == TE_OK ? args->num_outputs : 0);
+    memcpy(te->module_path, before, sizeof(before));
+    if (result == TE_OK) return args->outputs[0];
+    memset(args->outputs, 0, sizeof(args->outputs));
+    args->num_outputs = 0;
+    return NULL;
+}
+TE_API te_tensor *te_forward(te_module *m, te_tensor *x) {
+    te_forward_args args = TE_ZERO;
+    args.input = x;
+    return te_forward_with(m, &args);
+}
+/* What a class's forward calls at its end. */
+static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
+    if (!y) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    if (args->num_outputs == TE_MAX_OUTPUTS) return te__fail(m->te, TE_ERR_INVALID, "more than %d outputs", TE_MAX_OUTPUTS);
+    args->outputs[args->num_outputs++] = y;
+    return TE_OK;
+}

@@ -1,0 +1,74 @@
+// ops/act/act.cuh: the activations and their derivatives, for one element. Knows formulas; nothing of memory.
+//
+//   plain   y = f(x)                    dx = dy f'(x)
+//   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)
+//
+// Accurate expf and tanhf and true divisions, so that the CPU reference differs in the last place only.
+#pragma once
+#include "device/base.cuh"
+
+TE_DEV bool te_act_gated(int act) { return act >= TE_GEGLU; }
+
+// f and f' of the nonlinearity that `act` puts on x, or on the first half of a gated input. `slope` may stay unused: it folds away then.
+TE_DEV float te_act(int act, float x, float *slope) {
+    switch (act) {
+    case TE_GELU:
+    case TE_GEGLU: {
+        float t = tanhf(x * (0.79788456f + 0.03567741f * x * x));
+        *slope = 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);
+        return x * (0.5f + 0.5f * t);
+    }
+    case TE_RELU:
+    case TE_REGLU: *slope = x > 0.0f ? 1.0f : 0.0f; return fmaxf(x, 0.0f);
+    case TE_SRELU:
+    case TE_SREGLU: *slope = fmaxf(2.0f * x, 0.0f); return x > 0.0f ? x * x : 0.0f;
+    case TE_SILU:
+    case TE_SWIGLU: {
+        float s = te_sigmoid(x);
+        *slope = s + x * s * (1.0f - s);
+        return x * s;
+    }
+    case TE_QGELU:
+    case TE_QGEGLU: {
+        float s = te_sigmoid(1.702f * x);
+        *slope = s + 1.702f * x * s * (1.0f - s);
+        return x * s;
+    }
+    default: { // TE_GLU
+        float s = te_sigmoid(x);
+        *slope = s * (1.0f - s);
+        return s;
+    }
+    }
+}
+
+// f(a) b.
+TE_DEV float te_act_gate(int act, float a, float b, float limit, float alpha) {
+    float slope;
+    if (act != TE_CLAMPED_SWIGLU) return te_act(act, a, &slope) * b;
+    a = fminf(a, limit);
+    return a * te_sigmoid(alpha * a) * (fminf(fmaxf(b, -limit), limit) + 1.0f);
+}
+TE_DEV void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float *da, float *db) {
+    if (act != TE_CLAMPED_SWIGLU) {
+        float slope, f = te_act(act, a, &slope);
+        *da = dy * slope * b;
+        *db = dy * f;
+        return;
+    }
+    float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + 1.0f, s = te_sigmoid(alpha * c);
+    *da = a <= limit ? dy * (s + alpha * c * s * (1.0f - s)) * d : 0.0f;
+    *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;
+}
+
+// i = row * width + column, in 32 bits where they suffice: a 64-bit division costs as much as an activation.
+TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {
+    if (((te_u64)i | (te_u64)width) >> 32) {
+        *row = i / width;
+        *column = i - *row * width;
+    } else {
+        te_u32 r = (te_u32)i / (te_u32)width;
+        *row = r;
+        *column = (te_u32)i - r * (te_u32)width;
+    }
+}

@@ -1,0 +1,62 @@
+// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats, sizes and strides,
+// in f32.
+//
+// The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head of the group, so that
+// every sum has one order. P and dS as in attn_bwd_dq.cu.
+//
+// Launch: grid (ceil(s_kv / 16) * batch * groups), block 128, shared memory
+//         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).
+// te:baseline
+#include "ops/attn/general.cuh"
+
+extern "C" __global__ void __launch_bounds__(128, 2) te_attn_bwd_dkv(const __grid_constant__ te__attn_kargs a) {
+    extern __shared__ float4 te_shared[];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const te_attn_place at((a.s_kv + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.groups, false);
+    const int per_group = a.heads / a.groups;
+    const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
+    const int ld_k = TE__ATTN_ROW(a.d), ld_v = TE__ATTN_ROW(a.d_v), ld_q = TE__ATTN_LANE_ROW(a.d), ld_g = TE__ATTN_LANE_ROW(a.d_v);
+    float *k = (float *)te_shared, *v = k + TE__ATTN_ROWS * ld_k, *q = v + TE__ATTN_ROWS * ld_v, *g = q + TE__ATTN_LANES * ld_q;
+    float *weight = g + TE__ATTN_LANES * ld_g + warp * (TE__ATTN_LANES * TE_MINE);
+
+    float dk[TE_MINE][TE_CHANNELS], dv[TE_MINE][TE_CHANNELS];
+    te_attn_clear(dk);
+    te_attn_clear(dv);
+    te_attn_stage(k, ld_k, a.k, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_kv, a.d);
+    te_attn_stage(v, ld_v, a.v, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_kv, a.d_v);
+
+    const int begin = te_attn_rows_begin(a, block_first), end = te_attn_rows_end(a, min(block_first + TE__ATTN_ROWS, a.s_kv) - 1);
+    for (int h = at.h * per_group; h < (at.h + 1) * per_group; h++) {
+        for (int i0 = begin; i0 < end; i0 += TE__ATTN_LANES) {
+            const int i = i0 + lane;
+            float s[TE_MINE], dp[TE_MINE], lse2 = TE_INF, delta = 0.0f;
+            __syncthreads();
+            te_attn_stage(q, ld_q, a.q, at.b, h, i0, TE__ATTN_LANES, a.s_q, a.d);
+            te_attn_stage(g, ld_g, a.d_o, at.b, h, i0, TE__ATTN_LANES, a.s_q, a.d_v);
+            if (i < a.s_q) {
+                te_i64 row = ((te_i64)at.b * a.heads + h) * a.s_pad + i;
+                lse2 = a.lse2[row];
+                delta = a.delta[row];
+            }
+            __syncthreads();
+            te_attn_products(s, k + warp * TE_MINE * ld_k, ld_k, q + lane * ld_q, a.d);
+            te_attn_products(dp, v + warp * TE_MINE * ld_v, ld_v, g + lane * ld_g, a.d_v);
+#pragma unroll
+            for (int r = 0; r < TE_MINE; r++) {
+                float p = te_attn_sees(a, i, first + r) ? exp2f(s[r] * a.scale2 - lse2) : 0.0f, dropped = p;
+                if (a.dropout_p > 0.0f && p > 0.0f && !te_attn_keeps(a, te_attn_dropout_row(a, at.b, h, i) + (first + r))) dropped = dp[r] = 0.0f;
+                s[r] = p * (dp[r] * a.keep_scale - delta);
+                dp[r] = dropped;
+            }
+            *(float4 *)(weight + lane * TE_MINE) = make_float4(dp[0], dp[1], dp[2], dp[3]);
+            __syncwarp();
+            te_attn_gather(dv, weight, g, ld_g, a.d_v);
+            __syncwarp();
+            *(float4 *)(weight + lane * TE_MINE) = make_float4(s[0], s[1], s[2], s[3]);
+            __syncwarp();
+            te_attn_gather(dk, weight, q, ld_q, a.d);
+        }
+    }
+    te_attn_put(a.dk, at.b, at.h, first, a.s_kv, a.d, dk, a.scale);
+    te_attn_put(a.dv, at.b, at.h, first, a.s_kv, a.d_v, dv, a.keep_scale);
+}

@@ -1,0 +1,62 @@
+// ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s matrix.
+//
+// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been
+// summed so far whenever m grows (Milakov and Gimelshein, 2018; FlashAttention). A row that sees no key keeps l = 0: o = 0, lse = -inf.
+//
+// Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory
+//         4 * (16 * ROW(d) + 32 * LANE_ROW(max(d, d_v)) + 4 * 32 * 4) bytes (kargs.h).
+// te:baseline
+#include "ops/attn/general.cuh"
+
+extern "C" __global__ void __launch_bounds__(128, 2) te_attn_fwd(const __grid_constant__ te__attn_kargs a) {
+    extern __shared__ float4 te_shared[];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const te_attn_place at((a.s_q + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.heads, true);
+    const int group = at.h / (a.heads / a.groups);
+    const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
+    const int ld_q = TE__ATTN_ROW(a.d), ld = TE__ATTN_LANE_ROW(max(a.d, a.d_v));
+    float *q = (float *)te_shared, *kv = q + TE__ATTN_ROWS * ld_q;
+    float *weight = kv + TE__ATTN_LANES * ld + warp * (TE__ATTN_LANES * TE_MINE);
+
+    float acc[TE_MINE][TE_CHANNELS], m[TE_MINE], l[TE_MINE];
+    te_attn_clear(acc);
+#pragma unroll
+    for (int r = 0; r < TE_MINE; r++) m[r] = -TE_INF, l[r] = 0.0f; // in units of log2; l: this lane's share
+    te_attn_stage(q, ld_q, a.q, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_q, a.d);
+
+    const int begin = te_attn_keys_begin(a, block_first), end = te_attn_keys_end(a, min(block_first + TE__ATTN_ROWS, a.s_q) - 1);
+    for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
+        float p[TE_MINE];
+        __syncthreads();
+        te_attn_stage(kv, ld, a.k, at.b, group, j0, TE__ATTN_LANES, a.s_kv, a.d);
+        __syncthreads();
+        te_attn_products(p, q + warp * TE_MINE * ld_q, ld_q, kv + lane * ld, a.d);
+#pragma unroll
+        for (int r = 0; r < TE_MINE; r++) {
+            float s = te_attn_sees(a, first + r, j0 + lane) ? p[r] * a.scale2 : -TE_INF;
+            float top = fmaxf(m[r], te_warp_max(s)), base = top == -TE_INF ? 0.0f : top;
+            float shrink = exp2f(m[r] - base);
+            p[r] = exp2f(s - base);
+            l[r] = l[r] * shrink + p[r];
+            m[r] = top;
+            if (a.dropout_p > 0.0f && p[r] > 0.0f && !te_attn_keeps(a, te_attn_dropout_row(a, at.b, at.h, first + r) + (j0 + lane))) p[r] = 0.0f;
+#pragma unroll
+            for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] *= shrink;
+        }
+        *(float4 *)(weight + lane * TE_MINE) = make_float4(p[0], p[1], p[2], p[3]);
+        __syncthreads();
+        te_attn_stage(kv, ld, a.v, at.b, group, j0, TE__ATTN_LANES, a.s_kv, a.d_v);
+        __syncthreads();
+        te_attn_gather(acc, weight, kv, ld, a.d_v);
+    }
+
+#pragma unroll
+    for (int r = 0; r < TE_MINE; r++) {
+        float sum = te_warp_sum(l[r]), inverse = sum == 0.0f ? 0.0f : a.keep_scale / sum;
+        if (a.lse && lane == 0 && first + r < a.s_q)
+            a.lse[((te_i64)at.b * a.heads + at.h) * a.s_q + first + r] = sum == 0.0f ? -TE_INF : (m[r] + log2f(sum)) * TE_LN2;
+#pragma unroll
+        for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] *= inverse;
+    }
+    te_attn_put(a.o, at.b, at.h, first, a.s_q, a.d_v, acc, 1.0f);
+}

@@ -1,0 +1,73 @@
+// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.
+//
+// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a
+// time. Scores: each lane takes one of the 32 rows and four of the warp's. Sums over the 32 rows: each lane takes channels lane + 32 t.
+#pragma once
+#include "ops/attn/attn.cuh"
+
+#define TE_MINE 4                        // rows of a warp
+#define TE_CHANNELS (TE__ATTN_MAX_D / 32) // channels of a lane
+
+// Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels from d on are 0.
+TE_DEV void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end, int d) {
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    for (int r = warp; r < n; r += TE__ATTN_ROWS / TE_MINE) {
+        te_i64 from = te_attn_at(x, b, h, first + r);
+#pragma unroll 1
+        for (int c = lane; c < ld; c += 32) dst[r * ld + c] = first + r < end && c < d ? te_load(x.p, from + c, x.dt) : 0.0f;
+    }
+}
+
+// out[r] = the product of row r of `mine` (same for all lanes) and this lane's row of `theirs`; d channels, padded with zeros to four.
+TE_DEV void te_attn_products(float out[TE_MINE], const float *mine, int ld_mine, const float *theirs, int d) {
+#pragma unroll
+    for (int r = 0; r < TE_MINE; r++) out[r] = 0.0f;
+#pragma unroll 2
+    for (int c = 0; c < d; c += 4) {
+        float4 y = *(const float4 *)(theirs + c);
+#pragma unroll
+        for (int r = 0; r < TE_MINE; r++) {
+            float4 x = *(const float4 *)(mine + r * ld_mine + c);
+            out[r] += x.x * y.x;
+            out[r] += x.y * y.y;
+            out[r] += x.z * y.z;
+            out[r] += x.w * y.w;
+        }
+    }
+}
+
+// acc[r][t] += sum over the 32 rows j of weight[j][r] * rows[j][lane + 32 t].
+TE_DEV void te_attn_gather(float acc[TE_MINE][TE_CHANNELS], const float *weight, const float *rows, int ld, int d) {
+    int lane = threadIdx.x & 31;
+#pragma unroll 2
+    for (int j = 0; j < TE__ATTN_LANES; j++) {
+        float4 w = *(const float4 *)(weight + j * TE_MINE);
+#pragma unroll
+        for (int t = 0; t < TE_CHANNELS; t++) {
+            if (32 * t < d) {
+                float x = rows[j * ld + lane + 32 * t];
+                acc[0][t] += w.x * x;
+                acc[1][t] += w.y * x;
+                acc[2][t] += w.z * x;
+                acc[3][t] += w.w * x;
+            }
+        }
+    }
+}
+
+TE_DEV void te_attn_clear(float acc[TE_MINE][TE_CHANNELS]) {
+#pragma unroll
+    for (int r = 0; r < TE_MINE; r++)
+#pragma unroll
+        for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] = 0.0f;
+}
+
+// Rows first .. first + 3 of a head from the lanes' sums.
+TE_DEV void te_attn_put(const te__attn_view &x, int b, int h, int first, int end, int d, const float acc[TE_MINE][TE_CHANNELS], float scale) {
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int r = 0; r < TE_MINE; r++)
+#pragma unroll
+        for (int t = 0; t < TE_CHANNELS; t++)
+            if (first + r < end && lane + 32 * t < d) te_store(x.p, te_attn_at(x, b, h, first + r) + lane + 32 * t, x.dt, acc[r][t] * scale);
+}

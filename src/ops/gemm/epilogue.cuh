@@ -1,0 +1,114 @@
+// ops/gemm/epilogue.cuh: what becomes of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.
+//
+//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)
+//
+// Tensor-core kernels pass their accumulators through a stage of shared memory, 16 rows of 64 columns for each warp, so that device
+// memory sees whole rows whatever the fragment looks like.
+#pragma once
+#include "device/base.cuh"
+#include "ops/gemm/kargs.h"
+
+// ---- one value -------------------------------------------------------------------------------------------------------
+
+// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it.
+TE_DEV float te_gemm_gelu(float x) { return x * (0.5f + 0.5f * tanhf(x * (0.79788456f + 0.03567741f * x * x))); }
+TE_DEV float te_gemm_dgelu(float x) {
+    float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));
+    return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);
+}
+TE_DEV float te_gemm_scale(const te__gemm_kargs &a) { return (a.scale_a ? *a.scale_a : 1.0f) * (a.scale_b ? *a.scale_b : 1.0f); }
+
+TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {
+    float v = fmaf(acc, scale, a.bias ? te_load(a.bias, col, a.bias_dt) : 0.0f);
+    if (a.epilogue == TE_EPILOGUE_GELU) {
+        if (a.aux) te_store(a.aux, row * a.ldaux + col, a.d_dt, v);
+        v = te_gemm_gelu(v);
+    } else if (a.epilogue == TE_EPILOGUE_DGELU) {
+        v *= te_gemm_dgelu(te_load(a.aux, row * a.ldaux + col, a.d_dt));
+    }
+    if (a.accumulate) v += te_load(a.d, row * a.ldd + col, a.d_dt);
+    te_store(a.d, row * a.ldd + col, a.d_dt, v);
+}
+
+// ---- eight neighbours of a row ---------------------------------------------------------------------------------------
+
+// bias[8] for the columns from `col` on; zeros without one and beyond the last.
+TE_DEV void te_gemm_bias8(const te__gemm_kargs &a, te_i64 col, float bias[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) bias[i] = a.bias && col + i < a.n ? te_load(a.bias, col + i, a.bias_dt) : 0.0f;
+}
+
+// v[8] holds the accumulators of row `row`, columns `col` (a multiple of 8) to col + 7; row < m, col < n.
+TE_DEV void te_gemm_finish8(const te__gemm_kargs &a, float scale, const float bias[8], te_i64 row, te_i64 col, float v[8]) {
+    if (!a.vector || col + 8 > a.n) {
+        for (int i = 0; i < 8 && col + i < a.n; i++) te_gemm_finish(a, scale, row, col + i, v[i]);
+        return;
+    }
+    float old[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = fmaf(v[i], scale, bias[i]);
+    if (a.epilogue == TE_EPILOGUE_GELU) {
+        if (a.aux) te_store8(a.aux, row * a.ldaux + col, a.d_dt, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = te_gemm_gelu(v[i]);
+    } else if (a.epilogue == TE_EPILOGUE_DGELU) {
+        te_load8(a.aux, row * a.ldaux + col, a.d_dt, old);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= te_gemm_dgelu(old[i]);
+    }
+    if (a.accumulate) {
+        te_load8(a.d, row * a.ldd + col, a.d_dt, old);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] += old[i];
+    }
+    te_store8(a.d, row * a.ldd + col, a.d_dt, v);
+}
+
+// ---- a warp's stage: 16 rows of 64 f32 -------------------------------------------------------------------------------
+// 16-byte pieces are permuted within their row so that fragment writes (float2 at column 2t of rows g) and row reads both touch every
+// bank once.
+
+#define TE_GEMM_STAGE_BYTES 4096
+
+TE_DEV te_u32 te_gemm_stage_at(int row, int col) {
+    int piece = col >> 2;
+    piece ^= ((row & 3) << 1) ^ (piece >> 3);
+    return (te_u32)(row * 256 + piece * 16 + (col & 3) * 4);
+}
+
+// One m16n8 fragment at columns `col` .. col + 7 of the stage.
+TE_DEV void te_gemm_stage_put(char *stage, int col, const float d[4]) {
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    *(float2 *)(stage + te_gemm_stage_at(g, col + 2 * t)) = make_float2(d[0], d[1]);
+    *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);
+}
+
+// The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it
+// returns.
+template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
+    const int lanes = COLS / 8; // of one row
+    int lane = threadIdx.x & 31, c = lane % lanes * 8;
+    te_i64 col = col0 + c;
+    __syncwarp();
+    if (col < a.n) {
+        float bias[8];
+        te_gemm_bias8(a, col, bias);
+#pragma unroll 1
+        for (int r = lane / lanes; r < 16 && row0 + r < a.m; r += 32 / lanes) {
+            float4 u = *(const float4 *)(stage + te_gemm_stage_at(r, c)), w = *(const float4 *)(stage + te_gemm_stage_at(r, c + 4));
+            float v[8] = {u.x, u.y, u.z, u.w, w.x, w.y, w.z, w.w};
+            te_gemm_finish8(a, scale, bias, row0 + r, col, v);
+        }
+    }
+    __syncwarp();
+}
+
+// ---- order of tiles --------------------------------------------------------------------------------------------------
+
+// Bands of eight tile rows, walked column by column: what runs at the same time shares its operands in the L2 cache.
+TE_DEV void te_gemm_raster(te_i64 tile, te_i64 tiles_m, te_i64 tiles_n, te_i64 &tm, te_i64 &tn) {
+    te_i64 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;
+    te_i64 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;
+    tn = at / rows;
+    tm = band * 8 + (at - tn * rows);
+}

@@ -1,0 +1,320 @@
+// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.
+//
+//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16
+//       +----+----+                   bits, 64 of 8, 16 of 32) of A and B at a time come by cp.async into one of four slots of shared memory:
+//    BM | w0 | w1 |  ...              the copies of slab s + 3 are under way while slab s is multiplied, and the fragments of each half slab
+//       +----+----+                   are read while the half before it is.
+//       | w2 | w3 |  ...
+//       +----+----+                   Each slab reads the operands as they lie: k-major (rows of 64 bytes along k) or, for 16 and 32 bits, with
+//                                     rows along m or n (ldmatrix.trans turns 16-bit ones around; 32-bit ones are read word by word).
+//
+// Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads meet in a bank. Rows and columns past
+// the end are read as zeros and not stored. Products: bf16, f16; f32 rounded to TF32; fp8 as it is where the tensor cores have it (sm_89,
+// sm_120), and else decoded exactly into f16 on the way to them.
+//
+// Options: A_DT, B_DT (te_dtype; of one size), A_T (A lies k x m), B_T (B lies n x k), TILE (see below),
+//          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32).
+// Launch: grid (tiles, splits, 1); split s does k from s * k_split on, to D + s * d_split. Block and shared memory by TILE:
+//          TILE   BM x BN     warps of      block   shared
+//          0      64 x 64     32 x 32       128     32 KB
+//          1      128 x 128   64 x 64       128     64 KB
+//          2      128 x 256   64 x 64       256     96 KB
+//          3      128 x 128   64 x 32       256     64 KB    for PROMOTE, which needs twice the accumulators
+// te:arch 80
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=2 ALIGNED=1 PROMOTE=0
+// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 TILE=0 ALIGNED=1 PROMOTE=0
+// te:row A_DT=2 B_DT=2 A_T=0 B_T=1 TILE=0 ALIGNED=0 PROMOTE=0
+// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
+// te:row A_DT=1 B_DT=1 A_T=1 B_T=0 TILE=0 ALIGNED=0 PROMOTE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=2 ALIGNED=1 PROMOTE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=1
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 TILE=0 ALIGNED=0 PROMOTE=1
+#include "device/mma.cuh"
+#include "ops/gemm/epilogue.cuh"
+
+#ifndef A_DT // the rows above name every option; these stand in for them in an editor
+#define A_DT 3
+#define B_DT 3
+#define A_T 0
+#define B_T 1
+#define TILE 1
+#define ALIGNED 1
+#define PROMOTE 0
+#endif
+
+#if TILE == 0
+#define BM 64
+#define BN 64
+#define WM 32
+#define WN 32
+#else
+#define BM 128
+#define BN (TILE == 2 ? 256 : 128)
+#define WM 64
+#define WN (TILE == 3 ? 32 : 64)
+#endif
+#define STAGES 4
+#define THREADS (BM / WM * (BN / WN) * 32)
+#define MI (WM / 16) // fragments of a warp's tile
+#define NI (WN / 8)
+
+#define SIZE (A_DT == TE_F32 ? 4 : A_DT >= TE_F8E4M3 ? 1 : 2) // bytes of an element
+#define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor reads it too, and does not know te_dtype
+#define SLAB 64           // bytes of k
+#define BK (SLAB / SIZE)  // elements of k
+#define SLOT ((BM + BN) * SLAB)
+// Sums that the fp8 tensor cores keep themselves are short of f32; sums of decoded f16 products are not.
+#define PROMOTING (PROMOTE && TE_HAS_FP8_MMA)
+static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
+
+// ---- device to shared memory -----------------------------------------------------------------------------------------
+
+// The address of 16-byte piece `piece` of row `row` in a slot. K-major: rows of four pieces, two rows to the 128 bytes of all banks.
+// Else R elements a row: 16-bit rows are read eight at a time, 32-bit ones four at a time.
+template <int R, int K_MAJOR> TE_DEV te_u32 te_piece(int row, int piece) {
+    if (K_MAJOR) return (te_u32)(row * SLAB + ((piece ^ ((row >> 1) & 3)) << 4));
+    return (te_u32)(row * R * SIZE + ((piece ^ (SIZE == 2 ? row & 7 : (row & 3) << 1)) << 4));
+}
+
+// What one thread copies of an operand: PIECES pieces of every slab, STEP rows apart.
+template <int R, int K_MAJOR> struct te_copier {
+    enum {
+        PER_ROW = K_MAJOR ? SLAB / 16 : R * SIZE / 16, // pieces
+        STEP = THREADS / PER_ROW,
+        PIECES = R * SLAB / 16 / THREADS
+    };
+    const char *base, *at; // the operand, and this thread's first piece of the next slab
+    te_i64 ld, k_left;     // bytes from row to row; k that is left, from this thread's first piece on (k-major: in bytes, else in rows)
+    int valid;             // k-major: bit i: row i exists. Else: bytes of the piece that exist
+    te_u32 to;
+
+    TE_DEV void begin(const void *operand, te_i64 ld_elements, te_i64 row0, te_i64 rows, te_i64 k0, te_i64 k1) {
+        int piece = threadIdx.x % PER_ROW, row = threadIdx.x / PER_ROW;
+        base = (const char *)operand;
+        ld = ld_elements * SIZE;
+        to = te_piece<R, K_MAJOR>(row, piece);
+        if (K_MAJOR) {
+            at = base + (row0 + row) * ld + k0 * SIZE + piece * 16;
+            k_left = (k1 - k0) * SIZE - piece * 16;
+            valid = 0;
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) valid |= (row0 + row + i * STEP < rows) << i;
+        } else {
+            te_i64 left = (rows - row0) * SIZE - piece * 16;
+            at = base + (k0 + row) * ld + row0 * SIZE + piece * 16;
+            k_left = k1 - k0 - row;
+            valid = left >= 16 ? 16 : left > 0 ? (int)left : 0;
+        }
+    }
+
+    TE_DEV void copy(te_u32 slot) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            const char *from = at + i * STEP * ld;
+            int bytes;
+            if (K_MAJOR)
+                bytes = !(valid >> i & 1) || k_left <= 0 ? 0 : k_left < 16 ? (int)k_left : 16;
+            else
+                bytes = i * STEP < k_left ? valid : 0;
+            // STEP is a multiple of what the permutation looks at, so that piece i lies STEP whole rows further on.
+            te_u32 dst = slot + to + (te_u32)(i * STEP * (K_MAJOR ? SLAB : R * SIZE));
+            if (ALIGNED)
+                te_cp_async16(dst, bytes ? from : base, bytes);
+            else
+                te_sts16(dst, gather(from, bytes));
+        }
+        at += K_MAJOR ? SLAB : BK * ld;
+        k_left -= K_MAJOR ? SLAB : BK;
+    }
+
+    // The same 16 bytes, element by element.
+    TE_DEV static uint4 gather(const char *from, int bytes) {
+        te_u32 w[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int e = 0; e < 16; e += SIZE)
+            if (e < bytes) {
+                te_u32 v = SIZE == 4 ? *(const te_u32 *)(from + e) : SIZE == 2 ? *(const te_u16 *)(from + e) : *(const te_u8 *)(from + e);
+                w[e / 4] |= v << (e % 4 * 8);
+            }
+        return make_uint4(w[0], w[1], w[2], w[3]);
+    }
+};
+
+// ---- shared memory to fragments --------------------------------------------------------------------------------------
+
+// Fragments of A for rows row .. row + 15 of the tile and half `half` (32 bytes of k) of the slab.
+TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
+    int lane = threadIdx.x & 31;
+    if (!A_T) {
+        te_ldmatrix4(a, slot + te_piece<BM, 1>(row + (lane & 15), 2 * half + (lane >> 4)));
+    } else if (SIZE == 2) {
+        te_ldmatrix4_trans(a, slot + te_piece<BM, 0>(16 * half + (lane & 7) + (lane >> 4) * 8, row / 8 + (lane >> 3 & 1)));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int k = 8 * half + (lane & 3) + (i >> 1) * 4, m = row + (lane >> 2) + (i & 1) * 8;
+            a[i] = te_lds4(slot + te_piece<BM, 0>(k, m / 4) + (te_u32)(m % 4 * 4));
+        }
+    }
+    if (SIZE == 4) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[i] = te_tf32(a[i]);
+    }
+}
+
+// Fragments of B for columns col .. col + 15 of the tile: b[0], b[1] of the first eight, b[2], b[3] of the others.
+TE_DEV void te_load_b(te_u32 b[4], te_u32 slot, int col, int half) {
+    int lane = threadIdx.x & 31;
+    if (B_T) {
+        te_ldmatrix4(b, slot + te_piece<BN, 1>(col + (lane & 7) + (lane >> 4) * 8, 2 * half + (lane >> 3 & 1)));
+    } else if (SIZE == 2) {
+        te_ldmatrix4_trans(b, slot + te_piece<BN, 0>(16 * half + (lane & 15), col / 8 + (lane >> 4)));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int k = 8 * half + (lane & 3) + (i & 1) * 4, n = col + (lane >> 2) + (i >> 1) * 8;
+            b[i] = te_lds4(slot + te_piece<BN, 0>(k, n / 4) + (te_u32)(n % 4 * 4));
+        }
+    }
+    if (SIZE == 4) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) b[i] = te_tf32(b[i]);
+    }
+}
+
+struct te_fragments {
+    te_u32 a[MI][4], b[NI / 2][4];
+
+    TE_DEV void load(te_u32 slot, int half) {
+        int warp = threadIdx.x >> 5, row = warp / (BN / WN) * WM, col = warp % (BN / WN) * WN;
+#pragma unroll
+        for (int i = 0; i < MI; i++) te_load_a(a[i], slot, row + 16 * i, half);
+#pragma unroll
+        for (int j = 0; j < NI / 2; j++) te_load_b(b[j], slot + BM * SLAB, col + 16 * j, half);
+    }
+};
+
+// ---- fragments to accumulators ---------------------------------------------------------------------------------------
+
+// acc += A B over 32 bytes of k.
+TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
+#if FP8 && !TE_HAS_FP8_MMA
+    // The lower codes of every word first, then the upper ones: two values a word, which is what a product of f16 takes. Which k a word
+    // holds does not matter as long as A and B agree.
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        te_u32 bh[NI][2];
+#pragma unroll
+        for (int j = 0; j < NI; j++)
+#pragma unroll
+            for (int w = 0; w < 2; w++) bh[j][w] = te_fp8x2_to_f16(f.b[j / 2][j % 2 * 2 + w], half, B_DT);
+#pragma unroll
+        for (int i = 0; i < MI; i++) {
+            te_u32 ah[4];
+#pragma unroll
+            for (int w = 0; w < 4; w++) ah[w] = te_fp8x2_to_f16(f.a[i][w], half, A_DT);
+#pragma unroll
+            for (int j = 0; j < NI; j++) te_mma_f16(acc[i][j], ah, bh[j]);
+        }
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < MI; i++)
+#pragma unroll
+        for (int j = 0; j < NI; j++) {
+            const te_u32 *b = &f.b[j / 2][j % 2 * 2];
+#if FP8
+            if (A_DT == TE_F8E5M2)
+                te_mma_e5m2_e4m3(acc[i][j], f.a[i], b);
+            else if (B_DT == TE_F8E5M2)
+                te_mma_e4m3_e5m2(acc[i][j], f.a[i], b);
+            else
+                te_mma_e4m3_e4m3(acc[i][j], f.a[i], b);
+#else
+            if (A_DT == TE_F32)
+                te_mma_tf32(acc[i][j], f.a[i], b);
+            else if (A_DT == TE_F16)
+                te_mma_f16(acc[i][j], f.a[i], b);
+            else
+                te_mma_bf16(acc[i][j], f.a[i], b);
+#endif
+        }
+#endif
+}
+
+// ---- the kernel ------------------------------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {
+    extern __shared__ __align__(128) char shared[];
+    te_i64 tm, tn;
+    te_gemm_raster(blockIdx.x, te_div_up(a.m, BM), te_div_up(a.n, BN), tm, tn);
+    te_i64 k0 = blockIdx.y * a.k_split, k1 = a.k - k0 < a.k_split ? a.k : k0 + a.k_split;
+    te_u32 slots = te_smem(shared);
+    te_copier<BM, !A_T> copy_a;
+    te_copier<BN, B_T> copy_b;
+    copy_a.begin(a.a, a.lda, tm * BM, a.m, k0, k1);
+    copy_b.begin(a.b, a.ldb, tn * BN, a.n, k0, k1);
+
+    int slabs = (int)te_div_up(k1 - k0, BK), copied = 0;
+    auto copy_next = [&](int stage) {
+        if (copied++ < slabs) {
+            copy_a.copy(slots + stage * SLOT);
+            copy_b.copy(slots + stage * SLOT + BM * SLAB);
+        }
+        te_cp_async_commit(); // empty at the end, so that the count of groups under way means the same throughout
+    };
+    for (int s = 0; s < STAGES - 1; s++) copy_next(s);
+
+    float acc[MI][NI][4] = {};
+#if PROMOTING
+    float part[MI][NI][4] = {};
+#endif
+    te_fragments f[2];
+    te_cp_async_wait<STAGES - 2>();
+    __syncthreads();
+    f[0].load(slots, 0);
+    int stage = 0;
+#pragma unroll 1
+    for (int slab = 0; slab < slabs; slab++) {
+        f[1].load(slots + stage * SLOT, 1);
+        copy_next(stage == 0 ? STAGES - 1 : stage - 1); // whose readers have all passed the barrier below
+#if PROMOTING
+        te_multiply(part, f[0]);
+#else
+        te_multiply(acc, f[0]);
+#endif
+        te_cp_async_wait<STAGES - 2>();
+        __syncthreads();
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+        f[0].load(slots + stage * SLOT, 0); // after the last slab: stale bytes that nobody uses
+#if PROMOTING
+        te_multiply(part, f[1]);
+        if (slab & 1 || slab == slabs - 1) {
+#pragma unroll
+            for (int i = 0; i < MI * NI * 4; i++) acc[i / (NI * 4)][i / 4 % NI][i % 4] += part[i / (NI * 4)][i / 4 % NI][i % 4];
+#pragma unroll
+            for (int i = 0; i < MI * NI * 4; i++) part[i / (NI * 4)][i / 4 % NI][i % 4] = 0.0f;
+        }
+#else
+        te_multiply(acc, f[1]);
+#endif
+    }
+    te_cp_async_wait<0>();
+    __syncthreads();
+
+    int warp = threadIdx.x >> 5;
+    char *stage_of_warp = shared + warp * TE_GEMM_STAGE_BYTES;
+    te_i64 row = tm * BM + warp / (BN / WN) * WM, col = tn * BN + warp % (BN / WN) * WN;
+    float scale = te_gemm_scale(a);
+    te__gemm_kargs e = a;
+    if (a.splits > 1) e.d = (float *)a.d + blockIdx.y * a.d_split;
+#pragma unroll
+    for (int i = 0; i < MI; i++) {
+#pragma unroll
+        for (int j = 0; j < NI; j++) te_gemm_stage_put(stage_of_warp, 8 * j, acc[i][j]);
+        te_gemm_stage_finish<WN>(e, scale, stage_of_warp, row + 16 * i, col);
+    }
+}

@@ -1,0 +1,29 @@
+// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.
+// partial f32 [splits, m, n]; the sum runs over s upwards, so the bits do not depend on which block came first.
+//
+// Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No alignment.
+//
+// te:arch 80
+#include "device/base.cuh"
+#include "ops/gemm/epilogue.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_constant__ te__gemm_kargs a) {
+    te_i64 per_row = te_div_up(a.n, 8), all = a.m * per_row, step = (te_i64)gridDim.x * 256;
+    float scale = te_gemm_scale(a);
+    for (te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x; at < all; at += step) {
+        te_i64 row = at / per_row, col = (at - row * per_row) * 8;
+        const float *p = a.partial + row * a.n + col;
+        float v[8] = {}, bias[8];
+        bool whole = col + 8 <= a.n && a.n % 4 == 0; // n % 4: every row of partial starts at a multiple of 16 bytes
+        for (int s = 0; s < a.splits; s++, p += a.m * a.n) {
+            if (whole) {
+                float4 u = *(const float4 *)p, w = *(const float4 *)(p + 4);
+                v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;
+            } else {
+                for (int i = 0; i < 8 && col + i < a.n; i++) v[i] += p[i];
+            }
+        }
+        te_gemm_bias8(a, col, bias);
+        te_gemm_finish8(a, scale, bias, row, col, v);
+    }
+}

@@ -1,0 +1,109 @@
+// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.
+//
+// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and
+// address is a multiple of. Converting (unit 0): through f32, or through 64-bit integers between integer formats; to an integer:
+// truncated, saturated, NaN becomes 0.
+//
+//   a contiguous copy is ndim 1: item i lies at i on both sides
+//   otherwise item i is split into coordinates, last dimension fastest
+//
+// Launch: block 256, grid: blocks of 1024 items; each thread takes four, 256 apart. width 8: addresses and strides as te_load8 wants them.
+//
+// te:baseline
+// te:row SRC_DT=1 DST_DT=3
+// te:row SRC_DT=3 DST_DT=1
+#include "device/base.cuh"
+#include "ops/math/kargs.h"
+#ifndef SRC_DT
+#define SRC_DT a.src_dt
+#define DST_DT a.dst_dt
+#define RAW a.unit
+#else
+#define RAW 0
+#endif
+
+TE_DEV bool te_is_integer(int dt) { return dt == TE_U8 || dt == TE_I32 || dt == TE_I64; }
+
+TE_DEV void te_store_integer(void *p, te_i64 i, int dt, te_i64 v) {
+    if (dt == TE_U8) ((te_u8 *)p)[i] = (te_u8)v;
+    else if (dt == TE_I32) ((int *)p)[i] = (int)v;
+    else ((te_i64 *)p)[i] = v;
+}
+TE_DEV te_i64 te_load_integer(const void *p, te_i64 i, int dt) {
+    return dt == TE_U8 ? (te_i64)((const te_u8 *)p)[i] : te_load_index(p, i, dt);
+}
+TE_DEV te_i64 te_truncate(float f, int dt) {
+    if (f != f) return 0;
+    if (dt == TE_U8) return (te_i64)fminf(fmaxf(f, 0.0f), 255.0f);
+    return dt == TE_I32 ? (te_i64)__float2int_rz(f) : __float2ll_rz(f); // both saturate
+}
+TE_DEV void te_convert(const te__copy_kargs &a, te_i64 from, te_i64 to) {
+    if (!te_is_integer(DST_DT)) te_store(a.dst, to, DST_DT, te_load(a.src, from, SRC_DT));
+    else if (te_is_integer(SRC_DT)) te_store_integer(a.dst, to, DST_DT, te_load_integer(a.src, from, SRC_DT));
+    else te_store_integer(a.dst, to, DST_DT, te_truncate(te_load(a.src, from, SRC_DT), DST_DT));
+}
+
+// Coordinates of item i; 32-bit divisions where they do, for they cost a quarter of 64-bit ones.
+TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &to) {
+    from = to = 0;
+    if (a.ndim == 1) {
+        from = i * a.src_stride[0], to = i * a.dst_stride[0];
+        return;
+    }
+    for (int d = a.ndim - 1; d >= 0; d--) {
+        te_i64 rest = d == 0 ? 0 : a.items >> 31 ? i / a.shape[d] : (te_i64)((te_u32)i / (te_u32)a.shape[d]);
+        te_i64 at = i - rest * a.shape[d];
+        from += at * a.src_stride[d], to += at * a.dst_stride[d];
+        i = rest;
+    }
+}
+
+template <class T>
+TE_DEV void te_copy_units(const te__copy_kargs &a, te_i64 first) {
+    T item[4];
+    te_i64 to[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        te_i64 i = first + k * 256, from;
+        if (i < a.items) {
+            te_locate(a, i, from, to[k]);
+            item[k] = ((const T *)a.src)[from];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        if (first + k * 256 < a.items) ((T *)a.dst)[to[k]] = item[k];
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_copy(const __grid_constant__ te__copy_kargs a) {
+    te_i64 first = (te_i64)blockIdx.x * 1024 + threadIdx.x;
+    switch (RAW) {
+    case 16: te_copy_units<uint4>(a, first); return;
+    case 8: te_copy_units<te_u64>(a, first); return;
+    case 4: te_copy_units<te_u32>(a, first); return;
+    case 2: te_copy_units<te_u16>(a, first); return;
+    case 1: te_copy_units<te_u8>(a, first); return;
+    default: break;
+    }
+    if (a.width == 8) {
+        float v[4][8];
+        te_i64 to[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            te_i64 i = first + k * 256, from;
+            if (i < a.items) {
+                te_locate(a, i, from, to[k]);
+                te_load8(a.src, from, SRC_DT, v[k]);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (first + k * 256 < a.items) te_store8(a.dst, to[k], DST_DT, v[k]);
+    } else {
+        for (te_i64 i = first, k = 0; k < 4 && i < a.items; k++, i += 256) {
+            te_i64 from, to;
+            te_locate(a, i, from, to);
+            te_convert(a, from, to);
+        }
+    }
+}

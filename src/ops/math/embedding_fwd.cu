@@ -1,0 +1,30 @@
+// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.
+//
+// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.
+//
+// te:baseline
+// te:row TABLE_DT=3 Y_DT=3
+// te:row TABLE_DT=1 Y_DT=1
+#include "device/base.cuh"
+#include "ops/math/kargs.h"
+#ifndef TABLE_DT
+#define TABLE_DT a.table_dt
+#define Y_DT a.y_dt
+#endif
+
+extern "C" __global__ void __launch_bounds__(256) te_embedding_fwd(const __grid_constant__ te__embedding_fwd_kargs a) {
+    te_i64 token = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    int lane = threadIdx.x & 31;
+    if (token >= a.tokens) return;
+    te_i64 id = te_load_index(a.ids, token, a.ids_dt);
+    bool known = id >= 0 && id < a.vocab;
+    te_i64 whole = a.vector ? a.h / 8 * 8 : 0;
+#pragma unroll 4
+    for (te_i64 col = lane * 8; col < whole; col += 256) {
+        float v[8] = {};
+        if (known) te_load8(a.table, id * a.h + col, TABLE_DT, v);
+        te_store8(a.y, token * a.h + col, Y_DT, v);
+    }
+    for (te_i64 col = whole + lane; col < a.h; col += 32)
+        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);
+}

@@ -1,0 +1,81 @@
+// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.
+//
+//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice
+//   warp w      reads the w-th of 32 equal stretches of the tokens
+//
+//   pass 1      count[w][i]: tokens of id i in stretch w; and below: tokens of smaller ids, which is where this bucket begins
+//   between     turned into the place of the first token of (i, w): by id, then by stretch
+//   pass 2      each token goes to its place; within 32 tokens of one warp, the rank among equal ids is counted by match_any
+//
+// Launch: block 1024, grid: vocab / bucket up. Shared: static.
+//
+// te:baseline
+#include "device/base.cuh"
+#include "ops/math/kargs.h"
+
+extern "C" __global__ void __launch_bounds__(1024) te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {
+    __shared__ te_u32 place[32][TE__EMBEDDING_BUCKET];
+    __shared__ te_u32 below[32];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    te_i64 first = (te_i64)blockIdx.x * a.bucket, last = first + a.bucket < a.vocab ? first + a.bucket : a.vocab;
+    int ids = (int)(last - first);
+    te_i64 stretch = te_div_up(te_div_up(a.tokens, 32), 32) * 32, begin = warp * stretch;
+    te_i64 end = begin + stretch < a.tokens ? begin + stretch : a.tokens;
+    te_u32 earlier = (1u << lane) - 1, smaller = 0;
+
+    for (int i = lane; i < ids; i += 32) place[warp][i] = 0;
+    __syncwarp();
+#pragma unroll 4
+    for (te_i64 t = begin; t < end; t += 32) { // every lane goes round equally often: the warp votes
+        te_i64 id = t + lane < end ? te_load_index(a.ids, t + lane, a.ids_dt) : -1;
+        bool mine = id >= first && id < last;
+        smaller += __popc(__ballot_sync(0xffffffffu, id >= 0 && id < first));
+        if (!__any_sync(0xffffffffu, mine)) continue;
+        te_u32 equal = __match_any_sync(0xffffffffu, mine ? (int)(id - first) : -1);
+        if (mine && (equal & earlier) == 0) place[warp][id - first] += __popc(equal);
+        __syncwarp();
+    }
+    if (lane == 0) below[warp] = smaller;
+    __syncthreads();
+
+    // Thread i sums up id i over the stretches, warp by warp the ids are added, and everybody learns where its first token goes.
+    __shared__ te_u32 warp_total[32];
+    te_u32 base = 0, mine = 0;
+    for (int w = 0; w < 32; w++) base += below[w];
+    if ((int)threadIdx.x < ids)
+        for (int w = 0; w < 32; w++) mine += place[w][threadIdx.x];
+    te_u32 upto = mine;
+    for (int d = 1; d < 32; d <<= 1) {
+        te_u32 left = __shfl_up_sync(0xffffffffu, upto, d);
+        if (lane >= d) upto += left;
+    }
+    if (lane == 31) warp_total[warp] = upto;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) base += warp_total[w];
+    te_u32 at = base + upto - mine;
+    if ((int)threadIdx.x < ids) {
+        a.start[first + threadIdx.x] = at;
+        if (first + threadIdx.x == a.vocab - 1) a.start[a.vocab] = at + mine;
+        for (int w = 0; w < 32; w++) {
+            te_u32 here = place[w][threadIdx.x];
+            place[w][threadIdx.x] = at;
+            at += here;
+        }
+    }
+    __syncthreads();
+
+#pragma unroll 4
+    for (te_i64 t = begin; t < end; t += 32) {
+        te_i64 id = t + lane < end ? te_load_index(a.ids, t + lane, a.ids_dt) : -1;
+        bool here = id >= first && id < last;
+        if (!__any_sync(0xffffffffu, here)) continue;
+        te_u32 equal = __match_any_sync(0xffffffffu, here ? (int)(id - first) : -1);
+        te_u32 to = here ? place[warp][id - first] : 0;
+        __syncwarp();
+        if (here) {
+            a.order[to + __popc(equal & earlier)] = (te_u32)(t + lane);
+            if ((equal & earlier) == 0) place[warp][id - first] = to + __popc(equal);
+        }
+        __syncwarp();
+    }
+}

@@ -1,0 +1,89 @@
+/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours
+ * along the last dimension, strides count elements. */
+typedef struct te__copy_kargs {
+    const void *src;
+    void *dst;
+    long long items; /* the product of shape */
+    long long shape[8], src_stride[8], dst_stride[8];
+    int ndim;
+    int unit;  /* 1, 2, 4, 8 or 16; 0: convert */
+    int width; /* 1 or 8 */
+    int src_dt, dst_dt;
+} te__copy_kargs;
+
+typedef struct te__fill_kargs {
+    void *dst;
+    long long bytes;
+    unsigned long long pattern; /* one element's bits, repeated to eight bytes */
+    int unit;                   /* bytes of an element: 1, 2, 4 or 8 */
+    int vector;                 /* dst is aligned to 16 bytes */
+} te__fill_kargs;
+
+typedef struct te__random_kargs {
+    void *dst;
+    long long n;
+    unsigned long long seed, offset;
+    float a, b;
+    float below_b; /* the largest f32 under b */
+    int kind;      /* te_random_kind */
+    int dt;
+} te__random_kargs;
+
+typedef struct te__axpby_kargs {
+    const void *x, *y; /* y may be NULL */
+    void *out;
+    const float *alpha_device; /* [1], or NULL for 1 */
+    long long n;
+    float alpha, beta;
+    int x_dt, y_dt, out_dt;
+    int vector; /* all three are aligned to 16 bytes */
+} te__axpby_kargs;
+
+/* sum: block b adds elements b * TE__SUM_CHUNK .. into partial[b], or, being the only one, into out. */
+#define TE__SUM_CHUNK 16384
+typedef struct te__sum_kargs {
+    const void *x;
+    float *partial; /* [partials] */
+    float *out;     /* [1] */
+    long long n, partials;
+    float scale;
+    int x_dt;
+    int vector;
+} te__sum_kargs;
+
+/* column_sum: block (column block, row chunk) adds its rows into partial [chunks, n]. */
+typedef struct te__column_sum_kargs {
+    const void *x; /* [m, n] */
+    float *partial;
+    void *out; /* [n] */
+    long long m, n;
+    long long chunk; /* rows of a chunk */
+    long long chunks, column_blocks;
+    int x_dt, out_dt;
+    int accumulate;
+    int vector; /* rows of x start at multiples of 16 bytes */
+} te__column_sum_kargs;
+
+typedef struct te__embedding_fwd_kargs {
+    const void *ids, *table; /* [tokens], [vocab, h] */
+    void *y;                 /* [tokens, h] */
+    long long tokens, vocab, h;
+    int ids_dt, table_dt, y_dt;
+    int vector; /* rows start at multiples of 16 bytes on both sides */
+} te__embedding_fwd_kargs;
+
+/* embedding_sort orders the tokens by id, keeping their order within an id; embedding_bwd adds up each id's rows. */
+typedef struct te__embedding_bwd_kargs {
+    const void *ids, *dy; /* [tokens], [tokens, h] */
+    void *dtable;         /* [vocab, h] */
+    unsigned *start;      /* [vocab + 1]: tokens of id v are order[start[v] .. start[v + 1] - 1] */
+    unsigned *order;      /* [tokens] */
+    long long tokens, vocab, h;
+    int bucket; /* ids that a block of embedding_sort takes care of, at most TE__EMBEDDING_BUCKET */
+    int ids_dt, dy_dt, dtable_dt;
+    int accumulate;
+    int vector;
+} te__embedding_bwd_kargs;
+#define TE__EMBEDDING_BUCKET 256

@@ -1,0 +1,38 @@
+// ops/math/sum.cu: partial sums of an array, one a block.
+//
+//   block b      elements [b * 16384, (b + 1) * 16384)
+//   thread t     its groups of eight: t, t + 256, ... one after the other; then the threads in te_block_sum's order
+//
+// The order depends on the element's index alone. With one block there is no second kernel: it writes out = scale * sum.
+//
+// Launch: block 256, grid: partials. `vector`: x aligned to 16 bytes.
+//
+// te:baseline
+// te:row X_DT=3
+// te:row X_DT=1
+#include "device/base.cuh"
+#include "ops/math/kargs.h"
+#ifndef X_DT
+#define X_DT a.x_dt
+#endif
+
+extern "C" __global__ void __launch_bounds__(256) te_sum(const __grid_constant__ te__sum_kargs a) {
+    __shared__ float scratch[32];
+    te_i64 begin = (te_i64)blockIdx.x * TE__SUM_CHUNK, end = begin + TE__SUM_CHUNK < a.n ? begin + TE__SUM_CHUNK : a.n;
+    float sum = 0.0f;
+#pragma unroll 4
+    for (te_i64 i = begin + threadIdx.x * 8; i < end; i += 2048) {
+        float v[8];
+        if (a.vector && i + 8 <= end) {
+            te_load8(a.x, i, X_DT, v);
+        } else {
+            for (int k = 0; k < 8; k++) v[k] = i + k < end ? te_load(a.x, i + k, X_DT) : 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum += v[k];
+    }
+    sum = te_block_sum(sum, scratch);
+    if (threadIdx.x != 0) return;
+    if (a.partials == 1) *a.out = sum * a.scale;
+    else a.partial[blockIdx.x] = sum;
+}

@@ -1,0 +1,39 @@
+/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */
+typedef struct te__norm_fwd_kargs {
+    const void *x;     /* [m, n] */
+    const void *gamma; /* [n] */
+    const void *beta;  /* [n], or NULL */
+    void *y;           /* [m, ld]; columns n .. ld-1 are written as 0 */
+    float *mean, *rstd;        /* [m], or NULL */
+    const float *scale;        /* [1], or NULL: y is not quantized */
+    float *scale_inv, *amax;   /* [1], or NULL */
+    long long m, n, ld;
+    float eps;
+    int x_dt, gamma_dt, beta_dt, y_dt;
+    int layernorm;     /* 0: RMSNorm */
+    int zero_centered; /* gamma' = gamma + 1 */
+    int warp_rows;     /* with CHUNKS: each warp of a block has a row of its own */
+} te__norm_fwd_kargs;
+
+/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */
+typedef struct te__norm_bwd_kargs {
+    const void *dy, *x, *gamma, *add; /* add may be NULL */
+    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */
+    void *dx;
+    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */
+    long long m, n;
+    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
+    int layernorm, zero_centered;
+} te__norm_bwd_kargs;
+
+/* dgamma and dbeta from the partial sums. */
+typedef struct te__norm_bwd_sum_kargs {
+    const float *partial;  /* [parts, kinds, n] */
+    void *dgamma, *dbeta;  /* [n], or NULL */
+    long long parts, n;
+    int kinds;             /* 2: dgamma and dbeta, 1: dgamma */
+    int dgamma_dt, dbeta_dt;
+    int accumulate;
+} te__norm_bwd_sum_kargs;

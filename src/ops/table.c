@@ -1,0 +1,106 @@
+/* ops/table.c: the operation table: one row an operation, from TE_OP_LIST, and the one way that a call goes:
+ * resolve defaults, validate, plan, launch. Knows every family; must not know what they compute. */
+
+typedef struct te__op_info {
+    const char *name, *family;
+    size_t args_size;
+    te__op_check_fn check;
+    te__op_cpu_fn cpu;
+    te__op_plan_fn plan;
+} te__op_info;
+
+/* The families' functions take their own args types; these take any. */
+#define TE__OP_WRAP(lower, UPPER, family)                                                                              \
+    static te_result te__any_check_##lower(te_ctx *te, void *args) { return te__check_##lower(te, (te_##lower##_args *)args); } \
+    static te_result te__any_cpu_##lower(te_ctx *te, const void *args) { return te__cpu_##lower(te, (const te_##lower##_args *)args); } \
+    static te_result te__any_plan_##lower(te__plan *p, const void *args) { return te__cuda_plan_##lower(p, (const te_##lower##_args *)args); }
+TE_OP_LIST(TE__OP_WRAP)
+#undef TE__OP_WRAP
+
+#define TE__OP_ROW(lower, UPPER, family) \
+    {#lower, #family, sizeof(te_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
+static const te__op_info te__ops[TE_OP_COUNT] = {{"?", "?", 0, NULL, NULL, NULL}, TE_OP_LIST(TE__OP_ROW)};
+#undef TE__OP_ROW
+
+TE_API const char *te_op_name(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].name : "?"; }
+TE_API const char *te_op_family(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].family : "?"; }
+
+/* Every args struct fits; checked below, once, by the compiler. */
+typedef union te__any_args {
+    uint64_t align[2];
+#define TE__OP_MEMBER(lower, UPPER, family) te_##lower##_args lower;
+    TE_OP_LIST(TE__OP_MEMBER)
+#undef TE__OP_MEMBER
+} te__any_args;
+
+/* Runs one operation on the context's device. Defaults are filled in a copy of the args. */
+static te_result te__run(te_ctx *te, te_op op, const void *args) {
+    te__any_args copy;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (!args) return te__fail(te, TE_ERR_INVALID, "te_%s: args is NULL", te__ops[op].name);
+    memcpy(&copy, args, te__ops[op].args_size);
+    result = te__ops[op].check(te, &copy);
+    if (result != TE_OK) return result;
+    return te->device->run(te, op, &copy);
+}
+
+#define TE__OP_FUNCTION(lower, UPPER, family) \
+    TE_API te_result te_##lower(te_ctx *te, const te_##lower##_args *args) { return te__run(te, TE_OP_##UPPER, args); }
+TE_OP_LIST(TE__OP_FUNCTION)
+#undef TE__OP_FUNCTION
+
+/* ---- the CPU device ---- */
+
+static void *te__cpu_mem_alloc(te_ctx *te, size_t bytes) {
+    if (te->device_allocator.alloc) return te->device_allocator.alloc(te->device_allocator.user, bytes, 64);
+    if (te->host_allocator.alloc) return te->host_allocator.alloc(te->host_allocator.user, bytes, 64);
+    return malloc(bytes);
+}
+static void te__cpu_mem_release(te_ctx *te, void *data, size_t bytes) {
+    if (te->device_allocator.alloc)
+        te->device_allocator.release(te->device_allocator.user, data, bytes);
+    else if (te->host_allocator.alloc)
+        te->host_allocator.release(te->host_allocator.user, data, bytes);
+    else
+        free(data);
+}
+static te_result te__cpu_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
+    (void)te;
+    if (bytes) memcpy(dst, src, bytes);
+    return TE_OK;
+}
+static te_result te__cpu_clear(te_ctx *te, void *dst, size_t bytes) {
+    (void)te;
+    if (bytes) memset(dst, 0, bytes);
+    return TE_OK;
+}
+static te_result te__cpu_synchronize(te_ctx *te) {
+    (void)te;
+    return TE_OK;
+}
+static te_result te__cpu_run(te_ctx *te, te_op op, const void *args) {
+    if (te->warming) return TE_OK; /* nothing to compile, and nothing may change */
+    te->jit_stats.launches++;
+    return te__ops[op].cpu(te, args);
+}
+
+static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_upload, te__cpu_clear,
+                                          te__cpu_synchronize, NULL, te__cpu_run, NULL};
+
+/* ---- the CUDA device ---- */
+
+static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
+    te__plan plan;
+    te_result result;
+    te__plan_begin(&plan, te);
+    te__cuda_plan_facts(te, &plan);
+    result = te__ops[op].plan(&plan, args);
+    if (result == TE_OK) result = plan.result;
+    if (result == TE_OK) result = te->warming ? te__cuda_note(te, &plan) : te__cuda_execute(te, &plan);
+    te__plan_end(&plan);
+    return result;
+}
+
+static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_mem_release, te__cuda_upload, te__cuda_download, te__cuda_clear,
+                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_close};

@@ -1,0 +1,141 @@
+/* report.c: what was found, what was done, what would be done: warm-up, explanations, the report. Knows everything; nothing knows it. */
+
+/* ---- warm-up ---- */
+
+TE_API te_result te_warmup_begin(te_ctx *te) {
+    if (!te) return TE_ERR_STATE;
+    if (te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_begin: a warm-up is under way already");
+    te->warming = true;
+    te->warm_seed = te->seed;
+    te->warm_offset = te->rng_offset;
+    return TE_OK;
+}
+
+TE_API te_result te_warmup_end(te_ctx *te) {
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (!te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_end without te_warmup_begin");
+    te->warming = false;
+    te->seed = te->warm_seed;
+    te->rng_offset = te->warm_offset;
+    for (i = 0; i < te->num_warm_vars; i++) {
+        te_tensor_release(te->warm_vars[i]->grad);
+        te->warm_vars[i]->grad = NULL;
+        te__var_release(te, te->warm_vars[i]);
+    }
+    te->num_warm_vars = 0;
+    if (te->error_code != TE_OK || !te->cuda) return te->error_code;
+    return te__cuda_warm(te);
+}
+
+TE_API te_result te_warmup(te_module *m, te_dtype dtype, int ndim, const int64_t *shape) {
+    te_ctx *te;
+    te_tensor *x, *y;
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    te = m->te;
+    result = te_warmup_begin(te);
+    if (result != TE_OK) return result;
+    te_scope_begin(te);
+    x = te_tensor_empty(te, dtype, ndim, shape);
+    if (x && te__is_float(dtype)) te_tensor_set_requires_grad(x, true);
+    y = te_forward(m, x);
+    if (y && y->requires_grad && te_grad_enabled(te)) te_backward_from(y, te__empty_like(y, y->dtype));
+    te_scope_end(te);
+    return te_warmup_end(te);
+}
+
+/* ---- explanations ---- */
+
+/* "sm_90", "sm_90a" ... => 90; 0 for anything else. */
+static int te__arch_number(const char *name) {
+    char *end;
+    long n;
+    if (strncmp(name, "sm_", 3) != 0) return 0;
+    n = strtol(name + 3, &end, 10);
+    if (end == name + 3 || (*end && strcmp(end, "a") != 0 && strcmp(end, "f") != 0)) return 0;
+    return n >= 80 && n < 1000 ? (int)n : 0;
+}
+/* Multiprocessors of the usual card of an architecture: launches are planned for it when no card is there to ask. */
+static int te__arch_sms(int sm) { return sm == 80 ? 108 : sm == 86 ? 84 : sm == 89 ? 128 : sm == 90 ? 132 : sm == 120 ? 170 : 148; }
+
+static void te__plan_describe(const te__plan *p, te_explanation *out) {
+    size_t used = 0;
+    int i, k;
+    out->native = p->native;
+    out->deterministic = p->deterministic;
+    out->workspace = p->workspace_bytes;
+    out->launches = p->num_launches;
+    for (i = 0; i < p->num_launches && used + 1 < sizeof(out->kernels); i++) {
+        const te__launch *l = &p->launch[i];
+        used += (size_t)snprintf(out->kernels + used, sizeof(out->kernels) - used, "%s%s/%s", i ? " " : "", l->family, l->kernel);
+        for (k = 0; k < l->num_options && used + 1 < sizeof(out->kernels); k++)
+            used += (size_t)snprintf(out->kernels + used, sizeof(out->kernels) - used, "%c%s=%d", k ? ',' : '.', l->option[k].name, l->option[k].value);
+    }
+    snprintf(out->why, sizeof(out->why), "%s", p->why);
+}
+
+TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out) {
+    te__any_args copy;
+    te__plan plan;
+    te_result result;
+    int sm = 0;
+    if (!te) return TE_ERR_STATE;
+    if ((int)op <= 0 || op >= TE_OP_COUNT || !args || !out) return te__fail(te, TE_ERR_INVALID, "te_explain: an operation, its args and a place for the answer are needed");
+    memset(out, 0, sizeof(*out));
+    if (device && strcmp(device, "cpu") != 0 && (sm = te__arch_number(device)) == 0)
+        return te__fail(te, TE_ERR_INVALID, "te_explain: device \"%s\" is neither \"cpu\" nor \"sm_80\" or higher", device);
+    memcpy(&copy, args, te__ops[op].args_size);
+    result = te__ops[op].check(te, &copy);
+    if (result == TE_OK && !sm && (device || !te->cuda)) {
+        out->supported = out->native = out->deterministic = true;
+        snprintf(out->kernels, sizeof(out->kernels), "%s/cpu.c", te__ops[op].family);
+        snprintf(out->why, sizeof(out->why), "The CPU backend is the reference: every operation, every format, any shape.");
+        return TE_OK;
+    }
+    if (result == TE_OK) {
+        te__plan_begin(&plan, te);
+        plan.explain = true;
+        if (sm) {
+            plan.sm = sm;
+            plan.num_sms = te__arch_sms(sm);
+            plan.hopper = sm == 90;
+        } else
+            te__cuda_plan_facts(te, &plan);
+        result = te__ops[op].plan(&plan, &copy);
+        if (result == TE_OK) result = plan.result;
+        if (result == TE_OK) te__plan_describe(&plan, out);
+        te__plan_end(&plan);
+    }
+    out->supported = result == TE_OK;
+    if (result != TE_OK) snprintf(out->why, sizeof(out->why), "%s", te_error(te));
+    return result;
+}
+
+TE_API bool te_op_supported(te_ctx *te, te_op op, const void *args) {
+    te_explanation e;
+    bool pending = !te_ok(te), supported = te_explain(te, op, args, NULL, &e) == TE_OK;
+    if (!supported && !pending) te_clear_error(te); /* asking is no mistake */
+    return supported;
+}
+
+TE_API te_jit_stats te_jit_get_stats(te_ctx *te) {
+    te_jit_stats none = TE_ZERO;
+    return te ? te->jit_stats : none;
+}
+
+/* ---- the report ---- */
+
+typedef struct te__report_text {
+    char *buffer;
+    size_t size, used;
+} te__report_text;
+
+TE_PRINTF(2, 3) static void te__say(te__report_text *t, const char *format, ...) {
+    va_list args;
+    int n;
+    va_start(args, format);
+    n = vsnprintf(t->used < t->size ? t->buffer + t->used : NULL, t->used < t->size ? t->size - t->used : 0, format, args);
+    va_end(args);
+    if (n > 0) t->used += (size_t)n;
+}

@@ -1,0 +1,342 @@
+/* te_test.h: what every test file uses. Knows the public half of te.h; the runner and everything that needs no te.h type is in
+ * te_test.c.
+ *
+ *     #include "../te_test.h"
+ *
+ *     TE_TEST(dtype_names) { CHECK_STR(te_dtype_name(TE_BF16), "bf16"); }
+ *
+ *     TE_TEST_DEVICES(fill) {                              once on the CPU, once on cuda:0; `te` is a fresh context
+ *         te_tensor *x = test_guarded(te, TE_BF16, SHAPE(3, 5));
+ *         te_tensor_fill(x, 2);
+ *         CHECK_OK(te);
+ *         for (int i = 0; i < 15; i++) CHECK(test_read(x)[i] == 2);
+ *     }                                                    guard bands and leaks are checked when it ends
+ *
+ * A failed CHECK is reported and the test goes on; REQUIRE ends the test. A test of private functions writes
+ * `#define TE_STATIC` and `#define TE_IMPLEMENTATION` above the include. */
+#ifndef TE_TEST_H_INCLUDED
+#define TE_TEST_H_INCLUDED
+
+#ifdef TE_TEST_PACKED
+#include "../te.h"
+#else
+#include "te_parts.h"
+#endif
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- the runner (te_test.c) ---------------------------------------------------------------------------------- */
+
+typedef void (*test_fn)(const char *device);
+void test_register(const char *file, int line, const char *name, const char *device, test_fn run);
+void test_fail(const char *file, int line, const char *format, ...) TE_PRINTF(3, 4);
+void test_skip(const char *reason);
+/* A line that goes with every failure from here to the end of the test, or to the next: "m=17 n=1 bf16". */
+void test_case(const char *format, ...) TE_PRINTF(1, 2);
+/* fn(arg) runs when the test ends, whichever way; the last one first. */
+void test_on_end(void (*fn)(void *arg), void *arg);
+/* Why cuda:0 cannot be used here ("no GPU"), or NULL if it can. */
+const char *test_no_gpu(void);
+
+/* All of these last until the test ends. */
+void *test_alloc(size_t bytes); /* zeroed */
+const char *test_dir(void);     /* an empty folder of the test's own */
+const char *test_path(const char *name);              /* a file name in it */
+void test_setenv(const char *name, const char *value); /* NULL takes the variable away */
+
+/* Arrays from fixed seeds: equal (n, seed) give equal values on every machine. */
+float *test_normal(int64_t n, uint64_t seed);
+float *test_uniform(int64_t n, uint64_t seed, float low, float high);
+/* Normal values among which every kind of odd one is found: both zeros, denormals, limits of every format and their neighbours, ties,
+ * and (not in test_finite_specials) both infinities and NaN. */
+float *test_specials(int64_t n, uint64_t seed);
+float *test_finite_specials(int64_t n, uint64_t seed);
+int64_t *test_integers(int64_t n, uint64_t seed, int64_t low, int64_t high); /* low <= value < high */
+float *test_copy(const float *x, int64_t n);
+
+bool test_close(const char *file, int line, const char *name, const float *got, const float *want, int64_t n, double rtol, double atol);
+bool test_error_below(const char *file, int line, const char *name, const float *got, const float *want, int64_t n, double limit);
+bool test_bytes_equal(const char *file, int line, const char *name, const void *got, const void *want, size_t n);
+void test_log(void *user, int level, const char *message);
+/* What the contexts of this test have logged. */
+const char *test_log_text(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+/* ---- tests --------------------------------------------------------------------------------------------------- */
+
+#define TE_TEST(name)                                                                                  \
+    static void test__##name(void);                                                                    \
+    static void test__##name##_run(const char *device) {                                               \
+        (void)device;                                                                                  \
+        test__##name();                                                                                \
+    }                                                                                                  \
+    __attribute__((constructor)) static void test__##name##_register(void) {                           \
+        test_register(__FILE__, __LINE__, #name, NULL, test__##name##_run);                            \
+    }                                                                                                  \
+    static void test__##name(void)
+
+#define TE_TEST_DEVICES(name)                                                                          \
+    static void test__##name(te_ctx *te);                                                              \
+    static void test__##name##_run(const char *device) {                                               \
+        te_ctx *te = test_context(device);                                                             \
+        if (te) test__##name(te);                                                                      \
+    }                                                                                                  \
+    __attribute__((constructor)) static void test__##name##_register(void) {                           \
+        test_register(__FILE__, __LINE__, #name, "cpu", test__##name##_run);                           \
+        test_register(__FILE__, __LINE__, #name, "cuda:0", test__##name##_run);                        \
+    }                                                                                                  \
+    static void test__##name(te_ctx *te)
+
+/* ---- checks -------------------------------------------------------------------------------------------------- */
+
+#define CHECK(cond)                                                       \
+    do {                                                                  \
+        if (!(cond)) test_fail(__FILE__, __LINE__, "%s", #cond);          \
+    } while (0)
+#define CHECK_MSG(cond, ...)                                              \
+    do {                                                                  \
+        if (!(cond)) test_fail(__FILE__, __LINE__, __VA_ARGS__);          \
+    } while (0)
+#define REQUIRE(cond)                                                     \
+    do {                                                                  \
+        if (!(cond)) {                                                    \
+            test_fail(__FILE__, __LINE__, "%s", #cond);                   \
+            return;                                                       \
+        }                                                                 \
+    } while (0)
+#define CHECK_EQ_INT(a, b)                                                                                   \
+    do {                                                                                                     \
+        long long test__a = (long long)(a), test__b = (long long)(b);                                        \
+        if (test__a != test__b) test_fail(__FILE__, __LINE__, "%s is %lld, not %lld", #a, test__a, test__b); \
+    } while (0)
+/* `text` holds `needle`. */
+#define CHECK_STR(text, needle)                                                                                  \
+    do {                                                                                                         \
+        const char *test__t = (text), *test__n = (needle);                                                       \
+        if (!test__t || !strstr(test__t, test__n))                                                               \
+            test_fail(__FILE__, __LINE__, "%s lacks \"%s\": \"%s\"", #text, test__n, test__t ? test__t : "NULL"); \
+    } while (0)
+#define CHECK_OK(te)                                                                         \
+    do {                                                                                     \
+        if (!te_ok(te)) test_fail(__FILE__, __LINE__, "te_error: %s", te_error(te));         \
+    } while (0)
+#define REQUIRE_OK(te)                                                                       \
+    do {                                                                                     \
+        if (!te_ok(te)) {                                                                    \
+            test_fail(__FILE__, __LINE__, "te_error: %s", te_error(te));                     \
+            return;                                                                          \
+        }                                                                                    \
+    } while (0)
+/* The context's first error has this code and holds this text; then it is cleared. */
+#define CHECK_ERROR(te, code, needle)                                                                        \
+    do {                                                                                                     \
+        if (te_error_code(te) != (code) || !strstr(te_error(te), (needle)))                                  \
+            test_fail(__FILE__, __LINE__, "expected %s with \"%s\", got %s \"%s\"", te_result_name(code),    \
+                      (needle), te_result_name(te_error_code(te)), te_error(te));                            \
+        te_clear_error(te);                                                                                  \
+    } while (0)
+/* |got - want| <= atol + rtol * |want| everywhere; NaN matches NaN. float arrays of n. */
+#define CHECK_CLOSE(name, got, want, n, rtol, atol) test_close(__FILE__, __LINE__, name, got, want, n, rtol, atol)
+/* sqrt(sum (got - want)^2 / sum want^2) <= limit. */
+#define CHECK_ERROR_BELOW(name, got, want, n, limit) test_error_below(__FILE__, __LINE__, name, got, want, n, limit)
+#define CHECK_BYTES(name, got, want, n) test_bytes_equal(__FILE__, __LINE__, name, got, want, n)
+/* As CHECK_CLOSE, of a whole tensor against a float array of its size. */
+#define CHECK_TENSOR(x, want, rtol, atol) test_close(__FILE__, __LINE__, #x, test_read(x), want, te_tensor_numel(x), rtol, atol)
+
+#define SKIP(reason)            \
+    do {                        \
+        test_skip(reason);      \
+        return;                 \
+    } while (0)
+
+/* SHAPE(2, 3) is the two arguments `ndim, shape`. */
+#define SHAPE(...) (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]){__VA_ARGS__}
+#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+/* ---- contexts and tensors ------------------------------------------------------------------------------------ */
+
+enum { TEST_GUARD_BYTES = 256, TEST_GUARD = 0xA5, TEST_POISON = 0xFF /* NaN in every float format */ };
+
+typedef struct test_guard {
+    te_tensor *whole;
+    size_t bytes;
+    struct test_guard *next;
+} test_guard;
+typedef struct test_context_state {
+    te_ctx *te;
+    test_guard *guards;
+    bool may_leak;
+    struct test_context_state *next;
+} test_context_state;
+static test_context_state *test__contexts TE_MAYBE_UNUSED;
+
+static TE_MAYBE_UNUSED test_context_state *test__state_of(te_ctx *te) {
+    test_context_state *s = test__contexts;
+    while (s && s->te != te) s = s->next;
+    return s;
+}
+
+/* The bands around every test_guarded tensor of `te` are untouched. Runs by itself when the test ends. */
+static TE_MAYBE_UNUSED void test_check_guards(te_ctx *te) {
+    test_context_state *s = test__state_of(te);
+    for (test_guard *g = s ? s->guards : NULL; g; g = g->next) {
+        size_t total = g->bytes + 2 * TEST_GUARD_BYTES;
+        uint8_t *host = (uint8_t *)malloc(total);
+        if (te_ok(te) && te_tensor_to_host(g->whole, host) == TE_OK) {
+            for (size_t i = 0; i < total; i++) {
+                bool inside = i >= TEST_GUARD_BYTES && i < TEST_GUARD_BYTES + g->bytes;
+                if (inside || host[i] == TEST_GUARD) continue;
+                test_fail(__FILE__, __LINE__, "wrote outside an output of %zu bytes, at byte %lld", g->bytes,
+                          (long long)i - TEST_GUARD_BYTES);
+                break;
+            }
+        }
+        free(host);
+    }
+}
+
+static TE_MAYBE_UNUSED void test__log(void *user, te_log_level level, const char *message) { test_log(user, (int)level, message); }
+
+static TE_MAYBE_UNUSED void test__close(void *arg) {
+    test_context_state *s = (test_context_state *)arg;
+    te_ctx *te = s->te;
+    test_check_guards(te);
+    while (s->guards) {
+        test_guard *g = s->guards;
+        s->guards = g->next;
+        te_tensor_release(g->whole);
+        free(g);
+    }
+    te_scope_end(te);
+    size_t left = te_memory_get_stats(te).allocated;
+    if (left && !s->may_leak) test_fail(__FILE__, __LINE__, "leak: %zu bytes of tensors are alive when the test ends", left);
+    te_ctx_destroy(te);
+    test_context_state **at = &test__contexts;
+    while (*at != s) at = &(*at)->next;
+    *at = s->next;
+    free(s);
+}
+
+/* A context with an open scope, closed when the test ends; what is alive then is a leak, and a failure. desc may be NULL; its log
+ * goes to test_log_text unless it names one. */
+static TE_MAYBE_UNUSED te_ctx *test_context_with(const te_ctx_desc *desc) {
+    te_ctx_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.device) d.device = "cpu";
+    if (!d.log) d.log = test__log;
+    te_ctx *te = te_ctx_create(&d);
+    if (!te_ok(te)) {
+        test_fail(__FILE__, __LINE__, "te_ctx_create(%s): %s", d.device, te_error(te));
+        te_ctx_destroy(te);
+        return NULL;
+    }
+    te_scope_begin(te);
+    test_context_state *s = (test_context_state *)calloc(1, sizeof *s);
+    s->te = te;
+    s->next = test__contexts;
+    test__contexts = s;
+    test_on_end(test__close, s);
+    return te;
+}
+static TE_MAYBE_UNUSED te_ctx *test_context(const char *device) {
+    te_ctx_desc d;
+    memset(&d, 0, sizeof d);
+    d.device = device;
+    return test_context_with(&d);
+}
+/* This test leaves tensors alive on purpose. */
+static TE_MAYBE_UNUSED void test_may_leak(te_ctx *te) {
+    if (test__state_of(te)) test__state_of(te)->may_leak = true;
+}
+
+static TE_MAYBE_UNUSED int64_t test_numel(int ndim, const int64_t *shape) {
+    int64_t n = 1;
+    for (int i = 0; i < ndim; i++) n *= shape[i];
+    return n;
+}
+
+/* A tensor with these values, rounded to `dtype` (integers: truncated). */
+static TE_MAYBE_UNUSED te_tensor *test_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const float *values) {
+    if (dtype != TE_I32 && dtype != TE_I64 && dtype != TE_U8) return te_tensor_from_f32(te, dtype, ndim, shape, values);
+    int64_t n = test_numel(ndim, shape);
+    void *host = test_alloc((size_t)n * 8 + 8);
+    for (int64_t i = 0; i < n; i++) {
+        if (dtype == TE_I32) ((int32_t *)host)[i] = (int32_t)values[i];
+        if (dtype == TE_I64) ((int64_t *)host)[i] = (int64_t)values[i];
+        if (dtype == TE_U8) ((uint8_t *)host)[i] = (uint8_t)values[i];
+    }
+    return te_tensor_from_host(te, dtype, ndim, shape, host);
+}
+static TE_MAYBE_UNUSED te_tensor *test_i32(te_ctx *te, int ndim, const int64_t *shape, const int64_t *values) {
+    int64_t n = test_numel(ndim, shape);
+    int32_t *host = (int32_t *)test_alloc((size_t)n * 4 + 4);
+    for (int64_t i = 0; i < n; i++) host[i] = (int32_t)values[i];
+    return te_tensor_from_host(te, TE_I32, ndim, shape, host);
+}
+/* An output: memory full of TEST_POISON between two guard bands. */
+static TE_MAYBE_UNUSED te_tensor *test_guarded(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
+    int64_t cols = ndim ? shape[ndim - 1] : 1;
+    int64_t rows = ndim ? test_numel(ndim - 1, shape) : 1;
+    size_t bytes = (size_t)(rows * ((cols * te_dtype_bits(dtype) + 7) / 8));
+    size_t total = bytes + 2 * TEST_GUARD_BYTES;
+    uint8_t *host = (uint8_t *)malloc(total);
+    memset(host, TEST_GUARD, total);
+    memset(host + TEST_GUARD_BYTES, TEST_POISON, bytes);
+    te_tensor *whole = te_tensor_from_host(te, TE_U8, SHAPE((int64_t)total), host);
+    free(host);
+    test_context_state *s = test__state_of(te);
+    if (!whole || !s) return NULL;
+    test_guard *g = (test_guard *)calloc(1, sizeof *g);
+    g->whole = te_tensor_retain(whole);
+    g->bytes = bytes;
+    g->next = s->guards;
+    s->guards = g;
+    return te_tensor_wrap(te, dtype, ndim, shape, (uint8_t *)te_tensor_data(whole) + TEST_GUARD_BYTES, NULL, NULL);
+}
+/* A guarded tensor that starts with these values: for outputs that are accumulated into. */
+static TE_MAYBE_UNUSED te_tensor *test_guarded_with(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const float *values) {
+    te_tensor *x = test_guarded(te, dtype, ndim, shape);
+    te_tensor_copy(x, test_tensor(te, dtype, ndim, shape, values));
+    return x;
+}
+
+/* Its values as f32, or its raw bytes; they last until the test ends. A tensor that cannot be read gives NaN, or zero bytes. */
+static TE_MAYBE_UNUSED float *test_read(const te_tensor *x) {
+    int64_t n = x ? te_tensor_numel(x) : 0;
+    float *host = (float *)test_alloc((size_t)n * sizeof(float) + sizeof(float));
+    for (int64_t i = 0; i < n || i == 0; i++) host[i] = NAN;
+    if (!x) test_fail(__FILE__, __LINE__, "test_read of a NULL tensor");
+    else if (n) te_tensor_to_f32(x, host);
+    return host;
+}
+static TE_MAYBE_UNUSED void *test_read_bytes(const te_tensor *x) {
+    size_t bytes = x ? te_tensor_bytes(x) : 0;
+    void *host = test_alloc(bytes + 1);
+    if (!x) test_fail(__FILE__, __LINE__, "test_read_bytes of a NULL tensor");
+    else if (bytes) te_tensor_to_host(x, host);
+    return host;
+}
+/* What `values` become when they are rounded to `dtype`, as f32: the input that a reference should start from. */
+static TE_MAYBE_UNUSED float *test_rounded(te_dtype dtype, const float *values, int64_t n) {
+    te_ctx_desc d;
+    memset(&d, 0, sizeof d);
+    d.device = "cpu";
+    d.cpu_threads = 1;
+    te_ctx *te = te_ctx_create(&d);
+    float *rounded = test_read(te_tensor_from_f32(te, dtype, SHAPE(n), values));
+    te_ctx_destroy(te);
+    return rounded;
+}
+
+#endif /* TE_TEST_H_INCLUDED */

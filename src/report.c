@@ -94,16 +94,16 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
         return TE_OK;
     }
     if (result == TE_OK) {
-        te__plan_begin(&plan, te);
-        plan.explain = true;
         if (sm) {
+            te__plan_begin(&plan, te);
+            plan.explain = true;
             plan.sm = sm;
             plan.num_sms = te__arch_sms(sm);
             plan.hopper = sm == 90;
+            result = te__ops[op].plan(&plan, &copy);
+            if (result == TE_OK) result = plan.result;
         } else
-            te__cuda_plan_facts(te, &plan);
-        result = te__ops[op].plan(&plan, &copy);
-        if (result == TE_OK) result = plan.result;
+            result = te__cuda_plan(te, &plan, op, &copy);
         if (result == TE_OK) te__plan_describe(&plan, out);
         te__plan_end(&plan);
     }
@@ -138,4 +138,69 @@ TE_PRINTF(2, 3) static void te__say(te__report_text *t, const char *format, ...)
     n = vsnprintf(t->used < t->size ? t->buffer + t->used : NULL, t->used < t->size ? t->size - t->used : 0, format, args);
     va_end(args);
     if (n > 0) t->used += (size_t)n;
+}
+
+static void te__report_devices(te__report_text *t) {
+    te__text why = TE_ZERO;
+    int count = 0, i;
+    if (te__driver_open(&why) != TE_OK) {
+        te__say(t, "driver: none. %s\n", te__text_str(&why));
+        te__text_free(&why);
+        return;
+    }
+    te__text_free(&why);
+    te__say(t, "driver: %s, for CUDA up to %d.%d\n", te__cu.lib.path, te__cu.version / 1000, te__cu.version % 1000 / 10);
+    te__cu.DeviceGetCount(&count);
+    for (i = 0; i < count; i++) {
+        te__cu_device device;
+        char name[128] = "?";
+        size_t bytes = 0;
+        if (te__cu.DeviceGet(&device, i)) continue;
+        te__cu.DeviceGetName(name, (int)sizeof(name) - 1, device);
+        te__cu.DeviceTotalMem(&bytes, device);
+        te__say(t, "cuda:%d: %s, sm_%d%d, %d multiprocessors, %.1f GiB\n", i, name, te__cu_attribute(device, TE__CU_SM_MAJOR),
+                te__cu_attribute(device, TE__CU_SM_MINOR), te__cu_attribute(device, TE__CU_NUM_SMS), (double)bytes / 1073741824.0);
+    }
+}
+
+static void te__report_compiler(te__report_text *t) {
+    te__text why = TE_ZERO;
+    const te__nvrtc *n = te__nvrtc_open(te__driver_major(), &why);
+    te__cache cache;
+    if (n)
+        te__say(t, "compiler: %s, NVRTC %d.%d (%s)\n", n->lib.path, n->major, n->minor, n->compiler);
+    else
+        te__say(t, "compiler: none. %s\n", te__text_str(&why));
+    te__text_clear(&why);
+    if (te__cache_open(&cache, &why))
+        te__say(t, "cache: %s\n", cache.root[0] ? cache.root : "none");
+    else
+        te__say(t, "cache: none. %s\n", te__text_str(&why));
+    if (cache.read_only[0]) te__say(t, "read-only caches: %s\n", cache.read_only);
+    te__text_free(&why);
+    te__say(t, "embedded PTX: %d kernels\n", te__num_baselines);
+}
+
+TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
+    te__report_text t;
+    t.buffer = buffer;
+    t.size = buffer ? size : 0;
+    t.used = 0;
+    if (t.size) buffer[0] = 0;
+    te__say(&t, "te.h %d.%d.%d, %d processors\n", TE_VERSION_MAJOR, TE_VERSION_MINOR, TE_VERSION_PATCH, te__cpu_count());
+    te__report_devices(&t);
+    te__report_compiler(&t);
+    if (te) {
+        te_memory_stats m = te_memory_get_stats(te);
+        const te_jit_stats *j = &te->jit_stats;
+        te__say(&t, "context: %s, %d CPU threads\n", te->device_name, te->cpu_threads);
+        te__say(&t, "memory: %.1f MiB in tensors (at most %.1f), %.1f MiB taken (at most %.1f), %llu requests, %llu to the device\n", (double)m.allocated / 1048576.0,
+                (double)m.peak_allocated / 1048576.0, (double)m.reserved / 1048576.0, (double)m.peak_reserved / 1048576.0, (unsigned long long)m.allocs,
+                (unsigned long long)m.device_allocs);
+        te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n", j->loaded, j->compiled, j->compile_seconds, j->from_cache,
+                j->from_ptx, (unsigned long long)j->launches);
+        if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were made anew\n", j->cache_damaged);
+        if (te->error_code != TE_OK) te__say(&t, "error: %s\n", te_error(te));
+    }
+    return t.used;
 }

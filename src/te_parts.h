@@ -110,6 +110,7 @@
 #include "nn/layers.c"
 #include "nn/transformer.c"
 #include "train/adam.c"
+#include "io/json.c"
 #include "io/safetensors.c"
 #include "train/checkpoint.c"
 #include "report.c"

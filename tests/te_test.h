@@ -339,4 +339,59 @@ static TE_MAYBE_UNUSED float *test_rounded(te_dtype dtype, const float *values, 
     return rounded;
 }
 
+/* ---- gradients ----------------------------------------------------------------------------------------------- */
+
+/* A differentiable computation: reads inputs, gives any tensor. Must give the same again (te_rng_set inside, if it draws). */
+typedef te_tensor *(*test_function)(te_ctx *te, te_tensor *const *inputs, void *user);
+
+static TE_MAYBE_UNUSED double test__weighted(te_ctx *te, test_function f, te_tensor *const *inputs, void *user, const float *weights) {
+    double sum = 0;
+    te_scope_begin(te);
+    te_no_grad_begin(te);
+    te_tensor *y = f(te, inputs, user);
+    const float *host = test_read(y);
+    for (int64_t i = 0; y && i < te_tensor_numel(y); i++) sum += (double)host[i] * weights[i];
+    te_no_grad_end(te);
+    te_scope_end(te);
+    return sum;
+}
+
+/* The tape's gradients of a fixed random mix of the outputs against central differences, at some elements of every input (f32,
+ * contiguous). |tape - difference| <= atol + rtol * |difference|; differences in f32 are good for about 1e-2 and 1e-3. */
+static TE_MAYBE_UNUSED void test_check_gradients(te_ctx *te, test_function f, int num_inputs, te_tensor *const *inputs, void *user,
+                                                 double rtol, double atol) {
+    enum { ELEMENTS = 12 };
+    for (int i = 0; i < num_inputs; i++) te_tensor_set_requires_grad(inputs[i], true), te_tensor_zero_grad(inputs[i]);
+    te_tensor *y = f(te, inputs, user);
+    REQUIRE_OK(te);
+    REQUIRE(y != NULL);
+    const float *weights = test_normal(te_tensor_numel(y), 77);
+    te_backward_from(y, test_tensor(te, te_tensor_dtype(y), te_tensor_ndim(y), te_tensor_shape(y), weights));
+    REQUIRE_OK(te);
+    for (int i = 0; i < num_inputs; i++) {
+        int64_t n = te_tensor_numel(inputs[i]);
+        CHECK_MSG(te_tensor_grad(inputs[i]), "input %d has no gradient", i);
+        if (!te_tensor_grad(inputs[i])) continue;
+        const float *tape = test_read(te_tensor_grad(inputs[i])), *value = test_read(inputs[i]);
+        const int64_t *picks = n ? test_integers(ELEMENTS, 5 + (uint64_t)i, 0, n) : NULL;
+        for (int k = 0; k < ELEMENTS && k < n; k++) {
+            int64_t at = n <= ELEMENTS ? k : picks[k];
+            float *moved = test_copy(value, n);
+            double step = 1e-2 * fmax(1, fabs((double)value[at])), side[2];
+            volatile float up = (float)(value[at] + step), down = (float)(value[at] - step);
+            moved[at] = up;
+            te_tensor_copy_from_host(inputs[i], moved);
+            side[0] = test__weighted(te, f, inputs, user, weights);
+            moved[at] = down;
+            te_tensor_copy_from_host(inputs[i], moved);
+            side[1] = test__weighted(te, f, inputs, user, weights);
+            double difference = (side[0] - side[1]) / ((double)up - down);
+            CHECK_MSG(fabs(tape[at] - difference) <= atol + rtol * fabs(difference),
+                      "input %d [%lld]: the tape says %.6g, central differences %.6g", i, (long long)at, (double)tape[at], difference);
+        }
+        te_tensor_copy_from_host(inputs[i], value);
+    }
+    CHECK_OK(te);
+}
+
 #endif /* TE_TEST_H_INCLUDED */

@@ -236,18 +236,6 @@ static te_tensor *te__alias_quantized(const te_tensor *x) {
     return y;
 }
 
-/* x seen as [rows, cols], without history; x must be contiguous. */
-static te_tensor *te__as_2d(const te_tensor *x) {
-    te_tensor *y = te__alias(x);
-    if (!y) return NULL;
-    y->ndim = 2;
-    y->shape[0] = te__rows(x);
-    y->shape[1] = te__cols(x);
-    y->stride[0] = y->shape[1];
-    y->stride[1] = 1;
-    return y;
-}
-
 /* ---- tape nodes ---- */
 
 static void te__node_free(te_ctx *te, te__node *node) {

@@ -1,4 +1,111 @@
 /* cpu/parallel.c: a parallel for over worker threads. Knows threads and nothing of tensors. Results must not depend on how
- * the range was cut: each index belongs to one call, and no call reads what another writes. */
+ * the range was cut: each index belongs to one call, and no call writes what another reads. */
 
 typedef void (*te__range_fn)(void *user, int64_t begin, int64_t end);
+
+/* One job at a time: the threads take pieces of it from a shared counter until none is left. */
+struct te__threads {
+    te__mutex mutex;
+    te__cond work, done;
+    te__thread *thread;
+    int num_threads; /* beside the caller's */
+    uint64_t job;    /* counts jobs: a thread that sees a new number has work */
+    int busy;        /* threads that have not finished the current job */
+    bool quit;
+    te__range_fn fn;
+    void *user;
+    int64_t n, piece;
+    int64_t next; /* atomic */
+};
+
+static void te__threads_work(te__threads *t) {
+    for (;;) {
+        int64_t begin = te__atomic_add(&t->next, t->piece), end;
+        if (begin >= t->n) return;
+        end = te__min(begin + t->piece, t->n);
+        t->fn(t->user, begin, end);
+    }
+}
+
+static void te__threads_main(void *arg) {
+    te__threads *t = (te__threads *)arg;
+    uint64_t seen = 0;
+    te__mutex_lock(&t->mutex);
+    for (;;) {
+        while (!t->quit && t->job == seen) te__cond_wait(&t->work, &t->mutex);
+        if (t->quit) break;
+        seen = t->job;
+        te__mutex_unlock(&t->mutex);
+        te__threads_work(t);
+        te__mutex_lock(&t->mutex);
+        if (--t->busy == 0) te__cond_broadcast(&t->done);
+    }
+    te__mutex_unlock(&t->mutex);
+}
+
+static void te__threads_close(te_ctx *te) {
+    te__threads *t = te->threads;
+    int i;
+    if (!t) return;
+    te__mutex_lock(&t->mutex);
+    t->quit = true;
+    te__cond_broadcast(&t->work);
+    te__mutex_unlock(&t->mutex);
+    for (i = 0; i < t->num_threads; i++) te__thread_join(&t->thread[i]);
+    te__mutex_free(&t->mutex);
+    te__cond_free(&t->work);
+    te__cond_free(&t->done);
+    te__free(te, t->thread, (size_t)te->cpu_threads * sizeof(te__thread));
+    te__free(te, t, sizeof(*t));
+    te->threads = NULL;
+}
+
+/* Without memory or threads the work is done by the caller alone. */
+static void te__threads_open(te_ctx *te) {
+    te__threads *t;
+    int i;
+    if (te->threads || te->cpu_threads < 2) return;
+    t = (te__threads *)te__alloc_zero(te, sizeof(*t));
+    if (!t) return;
+    t->thread = (te__thread *)te__alloc_zero(te, (size_t)te->cpu_threads * sizeof(te__thread));
+    if (!t->thread) {
+        te__free(te, t, sizeof(*t));
+        return;
+    }
+    te__mutex_init(&t->mutex);
+    te__cond_init(&t->work);
+    te__cond_init(&t->done);
+    te->threads = t;
+    for (i = 0; i + 1 < te->cpu_threads; i++) {
+        if (!te__thread_start(&t->thread[i], te__threads_main, t)) break;
+        t->num_threads++;
+    }
+}
+
+/* fn(user, begin, end) on ranges that cover 0 .. n-1, at least `grain` indices each. */
+static void te__parallel_for(te_ctx *te, int64_t n, int64_t grain, te__range_fn fn, void *user) {
+    te__threads *t = te->threads;
+    int64_t pieces;
+    if (n <= 0) return;
+    if (grain < 1) grain = 1;
+    if (!t || n <= grain) {
+        fn(user, 0, n);
+        return;
+    }
+    /* four pieces a thread: enough to even out a slow one, few enough to cost nothing */
+    pieces = te__min(te__div_up(n, grain), 4 * (int64_t)(t->num_threads + 1));
+    te__mutex_lock(&t->mutex);
+    t->fn = fn;
+    t->user = user;
+    t->n = n;
+    t->piece = te__div_up(n, pieces);
+    t->next = 0;
+    t->busy = t->num_threads;
+    t->job++;
+    te__cond_broadcast(&t->work);
+    te__mutex_unlock(&t->mutex);
+    te__threads_work(t);
+    te__mutex_lock(&t->mutex);
+    while (t->busy > 0) te__cond_wait(&t->done, &t->mutex);
+    te__mutex_unlock(&t->mutex);
+}

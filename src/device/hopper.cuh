@@ -14,13 +14,15 @@ TE_DEV void te_mbar_expect(te_u32 bar, int bytes) {
 }
 // Returns when the phase of this parity is over; on a fresh barrier parity 1 is over already.
 TE_DEV void te_mbar_wait(te_u32 bar, int parity) {
-    asm volatile("{ .reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra.uni over;\n"
-                 "bra.uni again;\n"
-                 "over: }" ::"r"(bar),
-                 "r"(parity)
-                 : "memory");
+    int done;
+    do {
+        asm volatile("{ .reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.b32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+    } while (!done);
 }
 
 // ---- TMA ---------------------------------------------------------------------------------------------------------------
@@ -81,9 +83,9 @@ template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                                \
                  "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, %64, %65, p" flags "; }"            \
                  : TE__FLOATS_64(d, 0)                                                                                      \
-                 : "l"(a), "l"(b), "r"(keep))
+                 : "l"(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_256(types, flags, d, a, b, keep)                                                                           \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0;\n"                                                               \
                  "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 "}, %128, %129, p" flags "; }"         \
                  : TE__FLOATS_64(d, 0), TE__FLOATS_64(d, 64)                                                                \
-                 : "l"(a), "l"(b), "r"(keep))
+                 : "l"(a), "l"(b), "r"((int)(keep)))

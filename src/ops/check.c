@@ -6,7 +6,7 @@
 /* Present, of this context, plain (not quantized), contiguous. */
 static te_result te__want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
-    if (!x) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", op, name);
+    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
     if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
     if (x->quantized)
         return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; dequantize it, or pass the data of one copy", op, name);

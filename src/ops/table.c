@@ -90,13 +90,25 @@ static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_
 
 /* ---- the CUDA device ---- */
 
+/* Plans one operation on te's GPU: with every kernel there is, and where those cannot be had, with the embedded ones. */
+static te_result te__cuda_plan(te_ctx *te, te__plan *p, te_op op, const void *args) {
+    te_result result;
+    te__plan_begin(p, te);
+    te__cuda_plan_facts(te, p);
+    result = te__ops[op].plan(p, args);
+    if (result == TE_OK && p->result == TE_OK && te__cuda_plan_lacks_kernels(te, p)) {
+        te__plan_end(p);
+        te__plan_begin(p, te);
+        te__cuda_plan_facts(te, p);
+        p->baseline = true;
+        result = te__ops[op].plan(p, args);
+    }
+    return result == TE_OK ? p->result : result;
+}
+
 static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
     te__plan plan;
-    te_result result;
-    te__plan_begin(&plan, te);
-    te__cuda_plan_facts(te, &plan);
-    result = te__ops[op].plan(&plan, args);
-    if (result == TE_OK) result = plan.result;
+    te_result result = te__cuda_plan(te, &plan, op, args);
     if (result == TE_OK) result = te->warming ? te__cuda_note(te, &plan) : te__cuda_execute(te, &plan);
     te__plan_end(&plan);
     return result;

@@ -9,7 +9,7 @@
 // without, eight elements that lie 256 apart, so that each step of a warp reads neighbours.
 //
 // Launch: block of 256 threads, grid ceil(m * ld / 2048). With options: n and ld multiples of 8, x aligned to 16 bytes, y to 16 (8 for
-// FP8). Without: anything.
+// FP8), and what is neither gated nor quantized is one long row: m = 1, ld = n. Without: anything.
 //
 // te:baseline
 // te:row ACT=1 X_DT=3 Y_DT=3
@@ -35,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
     te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;
     if (i < a.m * a.ld) {
         float x[8], gate[8], y[8] = {};
-        te_act_split(i, a.ld, &row, &column);
+        row = 0, column = i;
+        if (te_act_gated(ACT) || quantized) te_act_split(i, a.ld, &row, &column);
         if (column < a.n) {
             if (te_act_gated(ACT)) {
                 te_load8(a.x, row * 2 * a.n + column, X_DT, x);

@@ -56,3 +56,23 @@ TE_DEV te_u32 te_attn_keeps4(const te__attn_kargs &a, te_u64 block) {
     return keep;
 }
 TE_DEV bool te_attn_keeps(const te__attn_kargs &a, te_u64 element) { return te_attn_keeps4(a, element / 4) >> (element % 4) & 1u; }
+// The same for an accumulator fragment, 16 rows by 8 keys, of rows whose length is a multiple of 4: bits 0 and 1 are this lane's two keys in
+// its upper row, 2 and 3 those in its lower row. `upper` is the element of the fragment's first key in the lane's upper row. Two lanes share
+// each Philox block: each makes one and they trade.
+TE_DEV te_u32 te_attn_keeps_fragment(const te__attn_kargs &a, te_u64 upper) {
+    const int lane = threadIdx.x & 31, odd = lane & 1;
+    te_u32 mine = te_attn_keeps4(a, (upper + (odd ? 8 * (te_u64)a.s_kv : 0)) / 4 + (lane >> 1 & 1));
+    te_u32 other = __shfl_xor_sync(0xffffffffu, mine, 1);
+    te_u32 up = odd ? other : mine, low = odd ? mine : other;
+    return (up >> (2 * odd) & 3u) | (low >> (2 * odd) & 3u) << 2;
+}
+// And of the transposed fragment, 16 keys by 8 rows: bits 0 and 1 are the lane's upper key in its two rows, 2 and 3 its lower key. `corner` is
+// the element of the fragment's first key in its first row. Four lanes share the blocks of their two rows, for the upper and the lower keys.
+TE_DEV te_u32 te_attn_keeps_transposed(const te__attn_kargs &a, te_u64 corner) {
+    const int lane = threadIdx.x & 31, key = lane >> 2, mate = key & 3;
+    te_u64 row = corner + (2 * (lane & 3) + (mate & 1)) * (te_u64)a.s_kv;
+    te_u32 mine = te_attn_keeps4(a, row / 4 + (key >> 2) + (mate >> 1) * 2), keep = 0;
+#pragma unroll
+    for (int m = 0; m < 4; m++) keep |= (__shfl_sync(0xffffffffu, mine, (lane & ~12) | m << 2) >> mate & 1u) << m;
+    return keep;
+}

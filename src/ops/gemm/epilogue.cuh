@@ -8,6 +8,37 @@
 #include "device/base.cuh"
 #include "ops/gemm/kargs.h"
 
+// ---- D, aux and bias: f32, f16 or bf16, known at run time -------------------------------------------------------------
+// With a literal format the functions of base.cuh fold to one case; these choose among the three that can come.
+
+TE_DEV float te_gemm_load(const void *p, te_i64 i, int dt) {
+    return dt == TE_F32 ? te_load(p, i, TE_F32) : dt == TE_BF16 ? te_load(p, i, TE_BF16) : te_load(p, i, TE_F16);
+}
+TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, float v) {
+    if (dt == TE_F32)
+        te_store(p, i, TE_F32, v);
+    else if (dt == TE_BF16)
+        te_store(p, i, TE_BF16, v);
+    else
+        te_store(p, i, TE_F16, v);
+}
+TE_DEV void te_gemm_load8(const void *p, te_i64 i, int dt, float v[8]) {
+    if (dt == TE_F32)
+        te_load8(p, i, TE_F32, v);
+    else if (dt == TE_BF16)
+        te_load8(p, i, TE_BF16, v);
+    else
+        te_load8(p, i, TE_F16, v);
+}
+TE_DEV void te_gemm_store8(void *p, te_i64 i, int dt, const float v[8]) {
+    if (dt == TE_F32)
+        te_store8(p, i, TE_F32, v);
+    else if (dt == TE_BF16)
+        te_store8(p, i, TE_BF16, v);
+    else
+        te_store8(p, i, TE_F16, v);
+}
+
 // ---- one value -------------------------------------------------------------------------------------------------------
 
 // The tanh form of Hendrycks and Gimpel, as TransformerEngine has it.
@@ -19,15 +50,15 @@ TE_DEV float te_gemm_dgelu(float x) {
 TE_DEV float te_gemm_scale(const te__gemm_kargs &a) { return (a.scale_a ? *a.scale_a : 1.0f) * (a.scale_b ? *a.scale_b : 1.0f); }
 
 TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {
-    float v = fmaf(acc, scale, a.bias ? te_load(a.bias, col, a.bias_dt) : 0.0f);
+    float v = fmaf(acc, scale, a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f);
     if (a.epilogue == TE_EPILOGUE_GELU) {
-        if (a.aux) te_store(a.aux, row * a.ldaux + col, a.d_dt, v);
+        if (a.aux) te_gemm_store(a.aux, row * a.ldaux + col, a.d_dt, v);
         v = te_gemm_gelu(v);
     } else if (a.epilogue == TE_EPILOGUE_DGELU) {
-        v *= te_gemm_dgelu(te_load(a.aux, row * a.ldaux + col, a.d_dt));
+        v *= te_gemm_dgelu(te_gemm_load(a.aux, row * a.ldaux + col, a.d_dt));
     }
-    if (a.accumulate) v += te_load(a.d, row * a.ldd + col, a.d_dt);
-    te_store(a.d, row * a.ldd + col, a.d_dt, v);
+    if (a.accumulate) v += te_gemm_load(a.d, row * a.ldd + col, a.d_dt);
+    te_gemm_store(a.d, row * a.ldd + col, a.d_dt, v);
 }
 
 // ---- eight neighbours of a row ---------------------------------------------------------------------------------------
@@ -35,7 +66,7 @@ TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_
 // bias[8] for the columns from `col` on; zeros without one and beyond the last.
 TE_DEV void te_gemm_bias8(const te__gemm_kargs &a, te_i64 col, float bias[8]) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) bias[i] = a.bias && col + i < a.n ? te_load(a.bias, col + i, a.bias_dt) : 0.0f;
+    for (int i = 0; i < 8; i++) bias[i] = a.bias && col + i < a.n ? te_gemm_load(a.bias, col + i, a.bias_dt) : 0.0f;
 }
 
 // v[8] holds the accumulators of row `row`, columns `col` (a multiple of 8) to col + 7; row < m, col < n.
@@ -48,20 +79,20 @@ TE_DEV void te_gemm_finish8(const te__gemm_kargs &a, float scale, const float bi
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = fmaf(v[i], scale, bias[i]);
     if (a.epilogue == TE_EPILOGUE_GELU) {
-        if (a.aux) te_store8(a.aux, row * a.ldaux + col, a.d_dt, v);
+        if (a.aux) te_gemm_store8(a.aux, row * a.ldaux + col, a.d_dt, v);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = te_gemm_gelu(v[i]);
     } else if (a.epilogue == TE_EPILOGUE_DGELU) {
-        te_load8(a.aux, row * a.ldaux + col, a.d_dt, old);
+        te_gemm_load8(a.aux, row * a.ldaux + col, a.d_dt, old);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] *= te_gemm_dgelu(old[i]);
     }
     if (a.accumulate) {
-        te_load8(a.d, row * a.ldd + col, a.d_dt, old);
+        te_gemm_load8(a.d, row * a.ldd + col, a.d_dt, old);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] += old[i];
     }
-    te_store8(a.d, row * a.ldd + col, a.d_dt, v);
+    te_gemm_store8(a.d, row * a.ldd + col, a.d_dt, v);
 }
 
 // ---- a warp's stage: 16 rows of 64 f32 -------------------------------------------------------------------------------

@@ -19,15 +19,15 @@
 //          0      64 x 64     32 x 32       128     32 KB
 //          1      128 x 128   64 x 64       128     64 KB
 //          2      128 x 256   64 x 64       256     96 KB
-//          3      128 x 128   64 x 32       256     64 KB    for PROMOTE, which needs twice the accumulators
+//          3      128 x 128   64 x 32       256     64 KB    what needs more registers than 1 and 2 have: f32, PROMOTE, ALIGNED=0
 // te:arch 80
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=2 ALIGNED=1 PROMOTE=0
 // te:row A_DT=2 B_DT=2 A_T=1 B_T=1 TILE=0 ALIGNED=1 PROMOTE=0
-// te:row A_DT=2 B_DT=2 A_T=0 B_T=1 TILE=0 ALIGNED=0 PROMOTE=0
-// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
-// te:row A_DT=1 B_DT=1 A_T=1 B_T=0 TILE=0 ALIGNED=0 PROMOTE=0
+// te:row A_DT=2 B_DT=2 A_T=0 B_T=1 TILE=3 ALIGNED=0 PROMOTE=0
+// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=0
+// te:row A_DT=1 B_DT=1 A_T=1 B_T=0 TILE=3 ALIGNED=0 PROMOTE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=2 ALIGNED=1 PROMOTE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=1
@@ -68,6 +68,7 @@
 #define SLOT ((BM + BN) * SLAB)
 // Sums that the fp8 tensor cores keep themselves are short of f32; sums of decoded f16 products are not.
 #define PROMOTING (PROMOTE && TE_HAS_FP8_MMA)
+static_assert(TILE == 0 || TILE == 3 || (SIZE != 4 && ALIGNED && !PROMOTING), "registers");
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 
 // ---- device to shared memory -----------------------------------------------------------------------------------------
@@ -311,10 +312,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
     float scale = te_gemm_scale(a);
     te__gemm_kargs e = a;
     if (a.splits > 1) e.d = (float *)a.d + blockIdx.y * a.d_split;
+#pragma unroll 1
+    for (int part = 0; part < MI; part++) { // a loop around the long half; the short half must name its registers
 #pragma unroll
-    for (int i = 0; i < MI; i++) {
+        for (int i = 0; i < MI; i++)
+            if (i == part) {
 #pragma unroll
-        for (int j = 0; j < NI; j++) te_gemm_stage_put(stage_of_warp, 8 * j, acc[i][j]);
-        te_gemm_stage_finish<WN>(e, scale, stage_of_warp, row + 16 * i, col);
+                for (int j = 0; j < NI; j++) te_gemm_stage_put(stage_of_warp, 8 * j, acc[i][j]);
+            }
+        te_gemm_stage_finish<WN>(e, scale, stage_of_warp, row + 16 * part, col);
     }
 }

@@ -20,9 +20,17 @@ typedef struct te__gemm_kargs {
     int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */
 } te__gemm_kargs;
 
-/* gemm_hopper: the tensor maps of A and B stand first, where 64-byte alignment is free. */
-typedef struct te__gemm_hopper_kargs {
+/* gemm_hopper: 192 KB of slots, eight stages of 4 KB, barriers, and room to start at a multiple of 1024. */
+#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)
+
+/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
+#ifdef __CUDACC__
+#define TE__ALIGN_64 __align__(64)
+#else
+#define TE__ALIGN_64
+#endif
+typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     unsigned long long a_map[16], b_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[4]; /* to a multiple of 64 bytes */
+    unsigned long long pad[10]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;

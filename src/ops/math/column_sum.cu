@@ -19,22 +19,23 @@
 extern "C" __global__ void __launch_bounds__(256) te_column_sum(const __grid_constant__ te__column_sum_kargs a) {
     __shared__ float part[8][256];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    te_i64 chunk = blockIdx.x / a.column_blocks, first = (blockIdx.x - chunk * a.column_blocks) * 256;
-    te_i64 col = first + lane * 8, begin = chunk * a.chunk, end = begin + a.chunk < a.m ? begin + a.chunk : a.m;
+    te_u32 chunk = blockIdx.x / a.column_blocks;
+    te_i64 first = (te_i64)(blockIdx.x - chunk * a.column_blocks) * 256, col = first + lane * 8;
+    te_i64 begin = chunk * a.chunk, end = begin + a.chunk < a.m ? begin + a.chunk : a.m;
     float sum[8] = {};
-    if (col < a.n) {
-        bool whole = a.vector && col + 8 <= a.n;
+    if (a.vector && col + 8 <= a.n) {
 #pragma unroll 4
         for (te_i64 row = begin + warp; row < end; row += 8) {
             float v[8];
-            if (whole) {
-                te_load8(a.x, row * a.n + col, X_DT, v);
-            } else {
-                for (int k = 0; k < 8; k++) v[k] = col + k < a.n ? te_load(a.x, row * a.n + col + k, X_DT) : 0.0f;
-            }
+            te_load8(a.x, row * a.n + col, X_DT, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
+    } else {
+        for (te_i64 row = begin + warp; row < end; row += 8)
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                if (col + k < a.n) sum[k] += te_load(a.x, row * a.n + col + k, X_DT);
     }
 #pragma unroll
     for (int k = 0; k < 8; k++) part[warp][k * 32 + lane] = sum[k]; // not lane * 8 + k: that would be one bank for four lanes

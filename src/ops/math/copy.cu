@@ -50,6 +50,7 @@ TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &t
         from = i * a.src_stride[0], to = i * a.dst_stride[0];
         return;
     }
+#pragma unroll 1
     for (int d = a.ndim - 1; d >= 0; d--) {
         te_i64 rest = d == 0 ? 0 : a.items >> 31 ? i / a.shape[d] : (te_i64)((te_u32)i / (te_u32)a.shape[d]);
         te_i64 at = i - rest * a.shape[d];
@@ -57,22 +58,27 @@ TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &t
         i = rest;
     }
 }
+// Of a thread's four items, before anything is loaded: a 64-bit division is a call, and nothing should have to live through it.
+TE_DEV void te_locate4(const te__copy_kargs &a, te_i64 first, te_i64 from[4], te_i64 to[4]) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) te_locate(a, first + k * 256, from[k], to[k]);
+}
 
 template <class T>
 TE_DEV void te_copy_units(const te__copy_kargs &a, te_i64 first) {
     T item[4];
-    te_i64 to[4];
+    te_i64 from[4], to[4];
+    te_locate4(a, first, from, to);
+    if (first + 768 < a.items) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        te_i64 i = first + k * 256, from;
-        if (i < a.items) {
-            te_locate(a, i, from, to[k]);
-            item[k] = ((const T *)a.src)[from];
-        }
+        for (int k = 0; k < 4; k++) item[k] = ((const T *)a.src)[from[k]];
+#pragma unroll
+        for (int k = 0; k < 4; k++) ((T *)a.dst)[to[k]] = item[k];
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (first + k * 256 < a.items) ((T *)a.dst)[to[k]] = ((const T *)a.src)[from[k]];
     }
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        if (first + k * 256 < a.items) ((T *)a.dst)[to[k]] = item[k];
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_copy(const __grid_constant__ te__copy_kargs a) {
@@ -85,25 +91,23 @@ extern "C" __global__ void __launch_bounds__(256) te_copy(const __grid_constant_
     case 1: te_copy_units<te_u8>(a, first); return;
     default: break;
     }
+    te_i64 from[4], to[4];
+    te_locate4(a, first, from, to);
     if (a.width == 8) {
         float v[4][8];
-        te_i64 to[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            te_i64 i = first + k * 256, from;
-            if (i < a.items) {
-                te_locate(a, i, from, to[k]);
-                te_load8(a.src, from, SRC_DT, v[k]);
-            }
-        }
+        bool all = first + 768 < a.items; // then the four loads are on their way together
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            if (first + k * 256 < a.items) te_store8(a.dst, to[k], DST_DT, v[k]);
-    } else {
-        for (te_i64 i = first, k = 0; k < 4 && i < a.items; k++, i += 256) {
-            te_i64 from, to;
-            te_locate(a, i, from, to);
-            te_convert(a, from, to);
+            if (all) te_load8(a.src, from[k], SRC_DT, v[k]);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            if (first + k * 256 >= a.items) break;
+            if (!all) te_load8(a.src, from[k], SRC_DT, v[k]);
+            te_store8(a.dst, to[k], DST_DT, v[k]);
         }
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (first + k * 256 < a.items) te_convert(a, from[k], to[k]);
     }
 }

@@ -60,7 +60,8 @@ typedef struct te__column_sum_kargs {
     void *out; /* [n] */
     long long m, n;
     long long chunk; /* rows of a chunk */
-    long long chunks, column_blocks;
+    long long chunks;
+    unsigned column_blocks;
     int x_dt, out_dt;
     int accumulate;
     int vector; /* rows of x start at multiples of 16 bytes */
@@ -81,6 +82,7 @@ typedef struct te__embedding_bwd_kargs {
     unsigned *start;      /* [vocab + 1]: tokens of id v are order[start[v] .. start[v + 1] - 1] */
     unsigned *order;      /* [tokens] */
     long long tokens, vocab, h;
+    int splits; /* warps of embedding_bwd that share an id's columns */
     int bucket; /* ids that a block of embedding_sort takes care of, at most TE__EMBEDDING_BUCKET */
     int ids_dt, dy_dt, dtable_dt;
     int accumulate;

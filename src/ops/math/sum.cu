@@ -20,16 +20,17 @@ extern "C" __global__ void __launch_bounds__(256) te_sum(const __grid_constant__
     __shared__ float scratch[32];
     te_i64 begin = (te_i64)blockIdx.x * TE__SUM_CHUNK, end = begin + TE__SUM_CHUNK < a.n ? begin + TE__SUM_CHUNK : a.n;
     float sum = 0.0f;
+    if (a.vector && end - begin == TE__SUM_CHUNK) {
 #pragma unroll 4
-    for (te_i64 i = begin + threadIdx.x * 8; i < end; i += 2048) {
-        float v[8];
-        if (a.vector && i + 8 <= end) {
-            te_load8(a.x, i, X_DT, v);
-        } else {
-            for (int k = 0; k < 8; k++) v[k] = i + k < end ? te_load(a.x, i + k, X_DT) : 0.0f;
-        }
+        for (int g = 0; g < TE__SUM_CHUNK / 2048; g++) {
+            float v[8];
+            te_load8(a.x, begin + threadIdx.x * 8 + g * 2048, X_DT, v);
 #pragma unroll
-        for (int k = 0; k < 8; k++) sum += v[k];
+            for (int k = 0; k < 8; k++) sum += v[k];
+        }
+    } else {
+        for (te_i64 i = begin + threadIdx.x * 8; i < end; i += 2048)
+            for (int k = 0; k < 8 && i + k < end; k++) sum += te_load(a.x, i + k, X_DT);
     }
     sum = te_block_sum(sum, scratch);
     if (threadIdx.x != 0) return;

@@ -131,8 +131,8 @@ extern "C" __global__ void __launch_bounds__(1024) te_norm_fwd(const __grid_cons
         for (te_i64 i = threadIdx.x; i < a.ld; i += blockDim.x) {
             float y = 0.0f;
             if (i < a.n) {
-                y = (te_load(a.x, row * a.n + i, a.x_dt) - mean) * rstd * (te_load(a.gamma, i, a.gamma_dt) + centre);
-                if (a.beta) y += te_load(a.beta, i, a.beta_dt);
+                float beta = a.beta ? te_load(a.beta, i, a.beta_dt) : 0.0f;
+                y = fmaf((te_load(a.x, row * a.n + i, a.x_dt) - mean) * rstd, te_load(a.gamma, i, a.gamma_dt) + centre, beta);
                 largest = fmaxf(largest, fabsf(y));
             }
             te_store(a.y, row * a.ld + i, a.y_dt, a.scale ? y * scale : y);

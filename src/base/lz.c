@@ -1,0 +1,110 @@
+/* base/lz.c: unpacks what te.h carries inside: bytes as printable text, and LZ77. Knows neither what the bytes mean nor who
+ * packed them (tools/lz_pack.h), and believes nothing: a damaged input gives 0, and no byte outside the output is touched.
+ *
+ * A packed block:
+ *
+ *     size        varint           of the unpacked bytes, at least 1
+ *     crc         4 bytes, LE      CRC-32 of the unpacked bytes
+ *     sequences until `size` bytes have come out; the last may end behind its literals:
+ *         token      1 byte        literals in the upper half (15: a varint is added), match length - 4 in the lower half (same)
+ *         [varint]                 more literals
+ *         [varint]                 more match length
+ *         literals                 copied as they are
+ *         distance   varint        back from here, any size; 0: the previous distance again
+ *
+ * A varint has 7 bits a byte, lowest first, the top bit set in all bytes but the last. It is LZ4 in spirit, except that
+ * distances have no limit: kernels resemble each other over megabytes, and unpacking happens once, into memory. */
+
+enum { TE__LZ_MIN_MATCH = 4 };
+
+/* Reads a varint at *p and moves *p behind it. False when it does not end before `end` or exceeds 63 bits. */
+static inline bool te__varint(const uint8_t **p, const uint8_t *end, uint64_t *value) {
+    uint64_t v = 0;
+    for (int shift = 0; shift < 63; shift += 7) {
+        if (*p == end) return false;
+        uint8_t byte = *(*p)++;
+        v |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80) {
+            *value = v;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Bytes that unpacking src would give, 0 if src is no packed block. Nothing but the header is looked at. */
+static inline uint64_t te__lz_size(const uint8_t *src, size_t n) {
+    uint64_t size = 0;
+    const uint8_t *p = src;
+    if (!te__varint(&p, src + n, &size)) return 0;
+    return size;
+}
+
+/* Returns the bytes written to dst, or 0 when src is damaged or dst (cap bytes) too small. */
+static inline size_t te__lz_unpack(const uint8_t *src, size_t n, uint8_t *dst, size_t cap) {
+    const uint8_t *p = src, *end = src + n;
+    uint64_t size = 0, distance = 0;
+    if (!te__varint(&p, end, &size) || size == 0 || size > cap || end - p < 4) return 0;
+    uint32_t crc = te__read_le32(p);
+    p += 4;
+    uint8_t *out = dst, *out_end = dst + (size_t)size;
+    while (out < out_end) {
+        if (p == end) return 0;
+        uint8_t token = *p++;
+        uint64_t literals = token >> 4, match = token & 15, more = 0;
+        if (literals == 15) {
+            if (!te__varint(&p, end, &more)) return 0;
+            literals += more;
+        }
+        if (match == 15) {
+            if (!te__varint(&p, end, &more)) return 0;
+            match += more;
+        }
+        match += TE__LZ_MIN_MATCH;
+        if (literals > (uint64_t)(end - p) || literals > (uint64_t)(out_end - out)) return 0;
+        memcpy(out, p, (size_t)literals);
+        out += literals;
+        p += literals;
+        if (out == out_end) break;
+        if (!te__varint(&p, end, &more)) return 0;
+        if (more) distance = more;
+        if (distance == 0 || distance > (uint64_t)(out - dst) || match > (uint64_t)(out_end - out)) return 0;
+        const uint8_t *from = out - distance;
+        for (; match; match--) *out++ = *from++; /* may overlap what it writes: a run */
+    }
+    if (p != end || te__crc32(dst, (size_t)size) != crc) return 0;
+    return (size_t)size;
+}
+
+/* ---- base 85: five characters for four bytes, most significant first; the last k < 4 bytes take k + 1 characters ---- */
+
+/* Printable characters that a C string takes as they are: no quote, no backslash, and no ? because of trigraphs. */
+static const char te__base85_alphabet[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+,-./:;<=>@[]^_";
+
+/* Decodes the concatenation of `count` strings. Returns the bytes written to dst, or 0 when the text is damaged or dst too
+ * small. */
+static inline size_t te__unbase85(const char *const *lines, int count, uint8_t *dst, size_t cap) {
+    uint8_t value[256];
+    memset(value, 0xff, sizeof value);
+    for (int i = 0; i < 85; i++) value[(uint8_t)te__base85_alphabet[i]] = (uint8_t)i;
+    size_t written = 0;
+    uint64_t group = 0;
+    int held = 0; /* characters in group */
+    for (int l = 0; l < count; l++) {
+        for (const char *s = lines[l]; *s; s++) {
+            uint8_t v = value[(uint8_t)*s];
+            if (v == 0xff) return 0;
+            group = group * 85 + v;
+            if (++held < 5) continue;
+            if (group > 0xffffffffu || cap - written < 4) return 0;
+            for (int i = 0; i < 4; i++) dst[written++] = (uint8_t)(group >> (24 - 8 * i));
+            group = 0, held = 0;
+        }
+    }
+    if (held == 0) return written;
+    size_t bytes = (size_t)held - 1;
+    for (int i = held; i < 5; i++) group = group * 85 + 84;
+    if (bytes == 0 || group > 0xffffffffu || cap - written < bytes) return 0;
+    for (size_t i = 0; i < bytes; i++) dst[written++] = (uint8_t)(group >> (24 - 8 * i));
+    return written;
+}

@@ -1,0 +1,511 @@
+/* cuda/driver.c: libcuda: its functions, a context's device, memory, copies, errors, tensor maps. Knows the driver; must not know
+ * kernels or how they are compiled. The types are te.h's own: no CUDA header is needed, and none gets in the way. */
+
+typedef int te__cu_result; /* CUresult */
+typedef int te__cu_device;
+typedef unsigned long long te__cu_address; /* CUdeviceptr */
+typedef void *te__cu_handle;               /* CUcontext, CUstream, CUevent, CUmodule, CUfunction, CUgraph, CUgraphExec */
+
+typedef struct te__cu_uuid {
+    unsigned char bytes[16];
+} te__cu_uuid;
+typedef struct te__cu_launch_attribute { /* CUlaunchAttribute */
+    int id;
+    int pad;
+    union {
+        unsigned char bytes[64];
+        unsigned cluster[3];
+    } value;
+} te__cu_launch_attribute;
+typedef struct te__cu_launch_config { /* CUlaunchConfig */
+    unsigned grid[3], block[3], shared_bytes;
+    te__cu_handle stream;
+    te__cu_launch_attribute *attributes;
+    unsigned num_attributes;
+} te__cu_launch_config;
+
+/* CUDA_ERROR_*, CU_DEVICE_ATTRIBUTE_*, CU_FUNC_ATTRIBUTE_*, CU_LAUNCH_ATTRIBUTE_* that te.h acts on. */
+enum {
+    TE__CU_OUT_OF_MEMORY = 2,
+    TE__CU_NO_DEVICE = 100,
+    TE__CU_NOT_FOUND = 500,
+    TE__CU_NUM_SMS = 16,
+    TE__CU_SM_MAJOR = 75,
+    TE__CU_SM_MINOR = 76,
+    TE__CU_SHARED_OPTIN = 97,
+    TE__CU_FUNC_MAX_SHARED = 8,
+    TE__CU_LAUNCH_CLUSTER = 4,
+    TE__CU_EVENT_NO_TIMING = 2
+};
+
+/* Every function of libcuda that te.h calls: must it be there, our name, symbol, result and arguments. */
+#define TE__CU_LIST(X)                                                                                                                  \
+    X(1, Init, "cuInit", (unsigned flags))                                                                                              \
+    X(1, DriverGetVersion, "cuDriverGetVersion", (int *version))                                                                        \
+    X(1, GetErrorName, "cuGetErrorName", (te__cu_result code, const char **text))                                                       \
+    X(1, GetErrorString, "cuGetErrorString", (te__cu_result code, const char **text))                                                   \
+    X(1, DeviceGet, "cuDeviceGet", (te__cu_device * device, int ordinal))                                                               \
+    X(1, DeviceGetCount, "cuDeviceGetCount", (int *count))                                                                              \
+    X(1, DeviceGetName, "cuDeviceGetName", (char *name, int size, te__cu_device device))                                                \
+    X(1, DeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, te__cu_device device))                                 \
+    X(1, DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *bytes, te__cu_device device))                                                  \
+    X(0, DeviceGetUuid, "cuDeviceGetUuid_v2", (te__cu_uuid * uuid, te__cu_device device))                                               \
+    X(1, DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (te__cu_handle * context, te__cu_device device))                           \
+    X(1, DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (te__cu_device device))                                               \
+    X(1, CtxGetCurrent, "cuCtxGetCurrent", (te__cu_handle * context))                                                                   \
+    X(1, CtxPushCurrent, "cuCtxPushCurrent_v2", (te__cu_handle context))                                                                \
+    X(1, CtxPopCurrent, "cuCtxPopCurrent_v2", (te__cu_handle * context))                                                                \
+    X(1, CtxGetDevice, "cuCtxGetDevice", (te__cu_device * device))                                                                      \
+    X(1, MemAlloc, "cuMemAlloc_v2", (te__cu_address * address, size_t bytes))                                                           \
+    X(1, MemFree, "cuMemFree_v2", (te__cu_address address))                                                                             \
+    X(1, MemGetInfo, "cuMemGetInfo_v2", (size_t *free_bytes, size_t *total_bytes))                                                      \
+    X(1, MemHostAlloc, "cuMemHostAlloc", (void **host, size_t bytes, unsigned flags))                                                   \
+    X(1, MemFreeHost, "cuMemFreeHost", (void *host))                                                                                    \
+    X(1, MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (te__cu_address dst, const void *src, size_t bytes, te__cu_handle stream))            \
+    X(1, MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *dst, te__cu_address src, size_t bytes, te__cu_handle stream))                  \
+    X(1, MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2", (te__cu_address dst, te__cu_address src, size_t bytes, te__cu_handle stream))         \
+    X(1, MemsetD8Async, "cuMemsetD8Async", (te__cu_address dst, unsigned char value, size_t bytes, te__cu_handle stream))               \
+    X(1, StreamCreate, "cuStreamCreate", (te__cu_handle * stream, unsigned flags))                                                      \
+    X(1, StreamDestroy, "cuStreamDestroy_v2", (te__cu_handle stream))                                                                   \
+    X(1, StreamSynchronize, "cuStreamSynchronize", (te__cu_handle stream))                                                              \
+    X(1, StreamGetCtx, "cuStreamGetCtx", (te__cu_handle stream, te__cu_handle * context))                                               \
+    X(1, EventCreate, "cuEventCreate", (te__cu_handle * event, unsigned flags))                                                         \
+    X(1, EventRecord, "cuEventRecord", (te__cu_handle event, te__cu_handle stream))                                                     \
+    X(1, EventSynchronize, "cuEventSynchronize", (te__cu_handle event))                                                                 \
+    X(1, EventElapsedTime, "cuEventElapsedTime", (float *milliseconds, te__cu_handle start, te__cu_handle end))                         \
+    X(1, EventDestroy, "cuEventDestroy_v2", (te__cu_handle event))                                                                      \
+    X(1, ModuleLoadDataEx, "cuModuleLoadDataEx",                                                                                        \
+      (te__cu_handle * module, const void *image, unsigned num_options, int *options, void **values))                                   \
+    X(1, ModuleUnload, "cuModuleUnload", (te__cu_handle module))                                                                        \
+    X(1, ModuleGetFunction, "cuModuleGetFunction", (te__cu_handle * function, te__cu_handle module, const char *name))                  \
+    X(1, FuncSetAttribute, "cuFuncSetAttribute", (te__cu_handle function, int attribute, int value))                                    \
+    X(1, FuncGetAttribute, "cuFuncGetAttribute", (int *value, int attribute, te__cu_handle function))                                   \
+    X(1, LaunchKernel, "cuLaunchKernel",                                                                                                \
+      (te__cu_handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,     \
+       te__cu_handle stream, void **params, void **extra))                                                                              \
+    X(0, LaunchKernelEx, "cuLaunchKernelEx",                                                                                            \
+      (const te__cu_launch_config *config, te__cu_handle function, void **params, void **extra))                                        \
+    X(1, OccupancyMaxActiveBlocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                                                       \
+      (int *blocks, te__cu_handle function, int threads, size_t shared_bytes))                                                          \
+    X(0, TensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                                                                \
+      (void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides, const uint32_t *box,           \
+       const uint32_t *steps, int interleave, int swizzle, int promotion, int fill))                                                    \
+    X(0, StreamBeginCapture, "cuStreamBeginCapture_v2", (te__cu_handle stream, int mode))                                               \
+    X(0, StreamEndCapture, "cuStreamEndCapture", (te__cu_handle stream, te__cu_handle * graph))                                         \
+    X(0, GraphInstantiate, "cuGraphInstantiateWithFlags", (te__cu_handle * graph_exec, te__cu_handle graph, unsigned long long flags))  \
+    X(0, GraphLaunch, "cuGraphLaunch", (te__cu_handle graph_exec, te__cu_handle stream))                                                \
+    X(0, GraphDestroy, "cuGraphDestroy", (te__cu_handle graph))                                                                         \
+    X(0, GraphExecDestroy, "cuGraphExecDestroy", (te__cu_handle graph_exec))
+
+typedef struct te__driver {
+#define TE__CU_MEMBER(must, name, symbol, args) te__cu_result(*name) args;
+    TE__CU_LIST(TE__CU_MEMBER)
+#undef TE__CU_MEMBER
+    te__lib lib;
+    int version; /* 12040: CUDA 12.4 */
+    bool ready;
+} te__driver;
+
+static te__driver te__cu; /* call its functions only once te__driver_open has returned TE_OK */
+static te__mutex te__driver_mutex = TE__MUTEX_INIT;
+
+enum { TE__DRIVER_MIN = 12000 };
+
+#define TE__CPU_UNTIL_THEN "te.h runs on the CPU until then: te_ctx_desc.device = \"cpu\""
+
+static te_result te__driver_load(te__driver *d, te__text *why) {
+    static const struct {
+        int must;
+        const char *symbol;
+        size_t offset;
+    } list[] = {
+#define TE__CU_ROW(must, name, symbol, args) {must, symbol, offsetof(te__driver, name)},
+        TE__CU_LIST(TE__CU_ROW)
+#undef TE__CU_ROW
+    };
+    const char *name = NULL, *text = NULL;
+    te__text tried = TE_ZERO;
+    te__cu_result code;
+    bool found = te__lib_open(TE__LIB_CUDA, &d->lib, &tried);
+    if (!found)
+        te__text_printf(why, "the NVIDIA driver's libcuda could not be opened:\n%sInstall the driver (the package named nvidia-driver, or cuda-drivers); " TE__CPU_UNTIL_THEN,
+                        te__text_str(&tried));
+    te__text_free(&tried);
+    if (!found) return TE_ERR_LIBRARY;
+    for (int i = 0; i < TE__COUNT(list); i++) {
+        if (te__dl_function(d->lib.handle, list[i].symbol, (char *)d + list[i].offset) || !list[i].must) continue;
+        te__text_printf(why, "%s has no %s: the driver is older than CUDA 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN, d->lib.path, list[i].symbol);
+        return TE_ERR_LIBRARY;
+    }
+    code = d->Init(0);
+    if (code) {
+        d->GetErrorName(code, &name);
+        d->GetErrorString(code, &text);
+        te__text_printf(why, "cuInit: %s: %s. %s; " TE__CPU_UNTIL_THEN, name ? name : "unknown error", text ? text : "?",
+                        code == TE__CU_NO_DEVICE ? "No GPU is visible to this process (CUDA_VISIBLE_DEVICES, or the container's settings)"
+                                                 : "See whether nvidia-smi works on this machine");
+        return TE_ERR_DEVICE;
+    }
+    d->DriverGetVersion(&d->version);
+    if (d->version >= TE__DRIVER_MIN) return TE_OK;
+    te__text_printf(why, "the NVIDIA driver is for CUDA %d.%d, te.h needs 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN, d->version / 1000, d->version % 1000 / 10);
+    return TE_ERR_LIBRARY;
+}
+
+/* Loads libcuda, once a process. A failure is told, not kept: the next context tries again. */
+static te_result te__driver_open(te__text *why) {
+    te_result result = TE_OK;
+    te__mutex_lock(&te__driver_mutex);
+    if (!te__cu.ready) {
+        te__driver d;
+        memset(&d, 0, sizeof(d));
+        result = te__driver_load(&d, why);
+        if (result == TE_OK) {
+            d.ready = true;
+            te__cu = d;
+        } else {
+            te__dl_close(d.lib.handle);
+        }
+    }
+    te__mutex_unlock(&te__driver_mutex);
+    return result;
+}
+
+/* ---- a context's device -------------------------------------------------------------------------------------- */
+
+enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20 };
+
+/* Everything that a tensor map depends on; no padding, so that memcmp compares it. */
+typedef struct te__map_key {
+    uint64_t address, dims[5], strides[5];
+    uint32_t box[5];
+    int dtype, rank, swizzle_bytes;
+} te__map_key;
+typedef struct te__map_slot {
+    te__map_key key;
+    unsigned char map[TE__MAP_BYTES];
+} te__map_slot;
+
+struct te__cuda {
+    te__cu_device device;
+    te__cu_handle context, stream;
+    bool retained_context, own_stream; /* else the caller's */
+    int sm, num_sms, max_shared;       /* max_shared: bytes that one block may ask for */
+    size_t total_bytes;
+    char name[128];
+    bool debug_sync; /* $TE_DEBUG_SYNC */
+    unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces that uploads pass through */
+    te__cu_handle staged[TE__STAGES]; /* the copy out of a piece is done */
+    uint64_t uploads;
+    te__map_slot *maps;
+    struct te__cache *cache; /* cuda/cache.c */
+};
+
+/* Records what the driver said. `call` is its name, with what it was about in front if that helps. */
+static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
+    const char *name = NULL, *text = NULL, *more = "";
+    te__cu.GetErrorName(code, &name);
+    te__cu.GetErrorString(code, &text);
+    /* ECC, traps and faults of a kernel leave a CUcontext in which every later call fails the same way. */
+    if (code == 214 || code == 220 || code == 700 || code == 702 || (code >= 714 && code <= 719) || code == 721)
+        more = ". The GPU's context is lost; this process has to end. TE_DEBUG_SYNC=1 tells which kernel it was, compute-sanitizer where";
+    return te__fail(te, code == TE__CU_OUT_OF_MEMORY ? TE_ERR_OUT_OF_MEMORY : TE_ERR_DEVICE, "%s: %s: %s: %s%s", te->device_name, call,
+                    name ? name : "unknown error", text ? text : "?", more);
+}
+
+/* Between enter and leave, te's CUcontext is current; afterwards the caller's is again. *pushed goes from one to the other. */
+static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
+    te__cu_handle current = NULL;
+    te__cu_result code = te__cu.CtxGetCurrent(&current);
+    *pushed = false;
+    if (code == 0 && current == te->cuda->context) return TE_OK;
+    code = te__cu.CtxPushCurrent(te->cuda->context);
+    if (code) return te__cu_fail(te, "cuCtxPushCurrent", code);
+    *pushed = true;
+    return TE_OK;
+}
+static void te__cuda_leave(bool pushed) {
+    te__cu_handle popped;
+    if (pushed) te__cu.CtxPopCurrent(&popped);
+}
+
+static void te__cuda_device_close(te_ctx *te) {
+    te__cuda *c = te->cuda;
+    bool pushed = false;
+    int i;
+    if (!c) return;
+    if (c->context && te__cuda_enter(te, &pushed) == TE_OK) {
+        for (i = 0; i < TE__STAGES; i++)
+            if (c->staged[i]) te__cu.EventDestroy(c->staged[i]);
+        if (c->stage) te__cu.MemFreeHost(c->stage);
+        if (c->own_stream) te__cu.StreamDestroy(c->stream);
+        te__cuda_leave(pushed);
+    }
+    if (c->retained_context) te__cu.DevicePrimaryCtxRelease(c->device);
+    te__free(te, c->maps, TE__MAP_SLOTS * sizeof(te__map_slot));
+    te__free(te, c, sizeof(*c));
+    te->cuda = NULL;
+}
+
+static int te__cu_attribute(te__cu_device device, int attribute) {
+    int value = 0;
+    te__cu.DeviceGetAttribute(&value, attribute, device);
+    return value;
+}
+
+/* The caller's CUcontext, or the device's primary one. */
+static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context) {
+    te__cuda *c = te->cuda;
+    te__cu_result code;
+    int count = 0;
+    if (cu_context) {
+        bool pushed;
+        te_result result;
+        c->context = cu_context;
+        result = te__cuda_enter(te, &pushed);
+        if (result != TE_OK) return result;
+        code = te__cu.CtxGetDevice(&c->device);
+        te__cuda_leave(pushed);
+        if (code) return te__cu_fail(te, "te_ctx_desc.cu_context: cuCtxGetDevice", code);
+        snprintf(te->device_name, sizeof(te->device_name), "cuda:%d", (int)c->device);
+        return TE_OK;
+    }
+    te__cu.DeviceGetCount(&count);
+    if (ordinal >= count)
+        return te__fail(te, TE_ERR_DEVICE, "te_ctx_create: device \"cuda:%d\": this process sees %d GPU%s (nvidia-smi, CUDA_VISIBLE_DEVICES)", ordinal, count,
+                        count == 1 ? ": cuda:0" : "s");
+    code = te__cu.DeviceGet(&c->device, ordinal);
+    if (code) return te__cu_fail(te, "cuDeviceGet", code);
+    code = te__cu.DevicePrimaryCtxRetain(&c->context, c->device);
+    if (code) return te__cu_fail(te, "cuDevicePrimaryCtxRetain", code);
+    c->retained_context = true;
+    return TE_OK;
+}
+
+/* Within te's CUcontext: the caller's stream, or one that keeps order with the legacy default stream, as callers who know of no
+ * other expect. */
+static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
+    te__cuda *c = te->cuda;
+    te__cu_handle owner = NULL;
+    te__cu_result code;
+    if (!cu_stream) {
+        code = te__cu.StreamCreate(&c->stream, 0);
+        if (code) return te__cu_fail(te, "cuStreamCreate", code);
+        c->own_stream = true;
+        return TE_OK;
+    }
+    code = te__cu.StreamGetCtx(cu_stream, &owner);
+    if (code) return te__cu_fail(te, "te_ctx_desc.cu_stream: cuStreamGetCtx", code);
+    if (owner != c->context)
+        return te__fail(te, TE_ERR_INVALID, "te_ctx_create: cu_stream belongs to another CUcontext than %s; hand in both, cu_context and cu_stream",
+                        c->retained_context ? "the device's primary one" : "cu_context");
+    c->stream = cu_stream;
+    return TE_OK;
+}
+
+/* Fills te->cuda. On failure te->cuda is NULL. */
+static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
+    te__text why = TE_ZERO;
+    const char *text;
+    te__cuda *c;
+    bool pushed;
+    te_result result = te__driver_open(&why);
+    if (result != TE_OK) te__fail(te, result, "te_ctx_create: device \"cuda:%d\": %s", ordinal, te__text_str(&why));
+    te__text_free(&why);
+    if (result != TE_OK) return result;
+    c = te->cuda = (te__cuda *)te__alloc_zero(te, sizeof(te__cuda));
+    if (!c) return TE_ERR_OUT_OF_MEMORY;
+    result = te__cuda_take_context(te, ordinal, cu_context);
+    if (result == TE_OK) {
+        te__cu.DeviceGetName(c->name, (int)sizeof(c->name) - 1, c->device);
+        te__cu.DeviceTotalMem(&c->total_bytes, c->device);
+        c->sm = 10 * te__cu_attribute(c->device, TE__CU_SM_MAJOR) + te__cu_attribute(c->device, TE__CU_SM_MINOR);
+        c->num_sms = te__cu_attribute(c->device, TE__CU_NUM_SMS);
+        c->max_shared = te__cu_attribute(c->device, TE__CU_SHARED_OPTIN);
+        text = te__env("TE_DEBUG_SYNC");
+        c->debug_sync = text && strcmp(text, "0") != 0;
+        if (c->sm < 80)
+            result = te__fail(te, TE_ERR_UNSUPPORTED, "te_ctx_create: %s (cuda:%d) is of compute capability %d.%d; te.h needs 8.0, or runs on the CPU: "
+                              "te_ctx_desc.device = \"cpu\"", c->name, (int)c->device, c->sm / 10, c->sm % 10);
+    }
+    if (result == TE_OK) result = te__cuda_enter(te, &pushed);
+    if (result == TE_OK) {
+        result = te__cuda_take_stream(te, cu_stream);
+        te__cuda_leave(pushed);
+    }
+    if (result != TE_OK) te__cuda_device_close(te);
+    return result;
+}
+
+TE_API int te_ctx_sm(const te_ctx *te) { return te && te->cuda ? te->cuda->sm : 0; }
+TE_API void *te_ctx_cu_context(const te_ctx *te) { return te && te->cuda ? te->cuda->context : NULL; }
+TE_API void *te_ctx_cu_stream(const te_ctx *te) { return te && te->cuda ? te->cuda->stream : NULL; }
+
+/* ---- memory -------------------------------------------------------------------------------------------------- */
+
+/* NULL when there is none: the pool tries again with what it can give back, and tells the story. */
+static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
+    te__cu_address address = 0;
+    te__cu_result code;
+    bool pushed;
+    if (te->device_allocator.alloc) return te->device_allocator.alloc(te->device_allocator.user, bytes, 256);
+    if (te__cuda_enter(te, &pushed) != TE_OK) return NULL;
+    code = te__cu.MemAlloc(&address, bytes);
+    te__cuda_leave(pushed);
+    if (code && code != TE__CU_OUT_OF_MEMORY) te__cu_fail(te, "cuMemAlloc", code);
+    return code ? NULL : (void *)(uintptr_t)address;
+}
+static void te__cuda_mem_release(te_ctx *te, void *data, size_t bytes) {
+    te__cu_result code;
+    bool pushed;
+    if (te->device_allocator.alloc) {
+        te->device_allocator.release(te->device_allocator.user, data, bytes);
+        return;
+    }
+    if (te__cuda_enter(te, &pushed) != TE_OK) return;
+    code = te__cu.MemFree((te__cu_address)(uintptr_t)data);
+    te__cuda_leave(pushed);
+    if (code) te__cu_fail(te, "cuMemFree", code);
+}
+static void te__cuda_memory_info(te_ctx *te, size_t *free_bytes, size_t *total_bytes) {
+    bool pushed;
+    *free_bytes = *total_bytes = 0;
+    if (te__cuda_enter(te, &pushed) != TE_OK) return;
+    te__cu.MemGetInfo(free_bytes, total_bytes);
+    te__cuda_leave(pushed);
+}
+
+static te_result te__cuda_synchronize(te_ctx *te) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    te__cu_result code;
+    if (result != TE_OK) return result;
+    code = te__cu.StreamSynchronize(te->cuda->stream);
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, "cuStreamSynchronize", code) : TE_OK;
+}
+
+static te_result te__cuda_stage_open(te_ctx *te) {
+    te__cuda *c = te->cuda;
+    te__cu_result code = 0;
+    void *host = NULL;
+    int i;
+    for (i = 0; i < TE__STAGES && !code; i++)
+        if (!c->staged[i]) code = te__cu.EventCreate(&c->staged[i], TE__CU_EVENT_NO_TIMING);
+    if (code) return te__cu_fail(te, "cuEventCreate", code);
+    code = te__cu.MemHostAlloc(&host, (size_t)TE__STAGES * TE__STAGE_BYTES, 0);
+    if (code) return te__cu_fail(te, "cuMemHostAlloc", code);
+    c->stage = (unsigned char *)host;
+    return TE_OK;
+}
+
+/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. */
+static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
+    te__cuda *c = te->cuda;
+    te__cu_result code = 0;
+    size_t done, n;
+    bool pushed;
+    te_result result;
+    if (bytes == 0) return TE_OK;
+    result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    if (!c->stage) result = te__cuda_stage_open(te);
+    for (done = 0; result == TE_OK && done < bytes; done += n) {
+        int piece = (int)(c->uploads % TE__STAGES);
+        unsigned char *stage = c->stage + (size_t)piece * TE__STAGE_BYTES;
+        n = bytes - done;
+        if (n > TE__STAGE_BYTES) n = TE__STAGE_BYTES;
+        if (c->uploads >= TE__STAGES) code = te__cu.EventSynchronize(c->staged[piece]);
+        memcpy(stage, (const unsigned char *)src + done, n);
+        if (!code) code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst + done, stage, n, c->stream);
+        if (!code) code = te__cu.EventRecord(c->staged[piece], c->stream);
+        if (code) result = te__cu_fail(te, "copy to the device: cuMemcpyHtoDAsync", code);
+        c->uploads++;
+    }
+    te__cuda_leave(pushed);
+    return result;
+}
+
+static te_result te__cuda_download(te_ctx *te, void *host, const void *src, size_t bytes) {
+    te__cu_result code;
+    bool pushed;
+    te_result result;
+    if (bytes == 0) return TE_OK;
+    result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.MemcpyDtoHAsync(host, (te__cu_address)(uintptr_t)src, bytes, te->cuda->stream);
+    if (!code) code = te__cu.StreamSynchronize(te->cuda->stream);
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, "copy from the device: cuMemcpyDtoHAsync", code) : TE_OK;
+}
+
+static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
+    te__cu_result code;
+    bool pushed;
+    te_result result;
+    if (bytes == 0) return TE_OK;
+    result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.MemsetD8Async((te__cu_address)(uintptr_t)dst, 0, bytes, te->cuda->stream);
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, "cuMemsetD8Async", code) : TE_OK;
+}
+
+/* ---- tensor maps --------------------------------------------------------------------------------------------- */
+
+static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned char map[TE__MAP_BYTES]) {
+    static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5}; /* CUtensorMapDataType; 8 bits and less travel as bytes */
+    static const uint32_t steps[5] = {1, 1, 1, 1, 1};
+    union {
+        unsigned char bytes[TE__MAP_BYTES + 64];
+        uint64_t align;
+    } memory;
+    unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver wants 64 */
+    int swizzle = k->swizzle_bytes == 128 ? 3 : k->swizzle_bytes == 64 ? 2 : k->swizzle_bytes == 32 ? 1 : 0;
+    te__cu_result code;
+    if (!te__cu.TensorMapEncodeTiled) return te__fail(te, TE_ERR_LIBRARY, "the NVIDIA driver has no cuTensorMapEncodeTiled: update it");
+    code = te__cu.TensorMapEncodeTiled(aligned, types[k->dtype], (unsigned)k->rank, (void *)(uintptr_t)k->address, k->dims, k->strides, k->box, steps, 0, swizzle,
+                                       3 /* L2 promotion to 256 bytes */, 0 /* zeros outside */);
+    if (code) {
+        char call[256];
+        snprintf(call, sizeof(call), "tensor map of %s at 0x%llx, rank %d, size %llu x %llu, stride %llu bytes, box %u x %u, swizzle %d: cuTensorMapEncodeTiled",
+                 te_dtype_name((te_dtype)k->dtype), (unsigned long long)k->address, k->rank, (unsigned long long)k->dims[0], (unsigned long long)k->dims[1],
+                 (unsigned long long)k->strides[0], k->box[0], k->box[1], k->swizzle_bytes);
+        return te__cu_fail(te, call, code);
+    }
+    memcpy(map, aligned, TE__MAP_BYTES);
+    return TE_OK;
+}
+
+/* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
+ * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
+ * host, so that recent maps are kept. */
+TE_MAYBE_UNUSED static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims, const uint64_t *strides_bytes,
+                                     const uint32_t *box, int swizzle_bytes) {
+    te_ctx *te = p->te;
+    te__map_key key = TE_ZERO;
+    te__map_slot *slot;
+    te_result result;
+    memset(out128, 0, TE__MAP_BYTES);
+    if (p->explain || !te->cuda) return TE_OK;
+    if (rank < 1 || rank > 5 || (int)dtype <= 0 || dtype >= TE_DTYPE_COUNT)
+        return p->result = te__fail(te, TE_ERR_INVALID, "tensor map: rank %d, dtype %d", rank, (int)dtype);
+    if (!te->cuda->maps) te->cuda->maps = (te__map_slot *)te__alloc_zero(te, TE__MAP_SLOTS * sizeof(te__map_slot));
+    if (!te->cuda->maps) return p->result = TE_ERR_OUT_OF_MEMORY;
+    key.address = (uint64_t)(uintptr_t)ptr;
+    memcpy(key.dims, dims, (size_t)rank * sizeof(dims[0]));
+    if (rank > 1) memcpy(key.strides, strides_bytes, (size_t)(rank - 1) * sizeof(strides_bytes[0]));
+    memcpy(key.box, box, (size_t)rank * sizeof(box[0]));
+    key.dtype = (int)dtype;
+    key.rank = rank;
+    key.swizzle_bytes = swizzle_bytes;
+    slot = &te->cuda->maps[te__hash64(&key, sizeof(key), 0) % TE__MAP_SLOTS];
+    if (memcmp(&slot->key, &key, sizeof(key)) != 0) {
+        slot->key.rank = 0; /* void until the encoding has succeeded */
+        result = te__cuda_encode_map(te, &key, slot->map);
+        if (result != TE_OK) return p->result = result;
+        slot->key = key;
+    }
+    memcpy(out128, slot->map, TE__MAP_BYTES);
+    return TE_OK;
+}

@@ -1,0 +1,430 @@
+/* cuda/jit.c: from a launch to a function of the driver: the process's table of loaded kernels, and how one gets into it: cache, NVRTC,
+ * embedded PTX. Knows everything in this folder but how to launch; must not know what kernels compute. */
+
+/* ---- names --------------------------------------------------------------------------------------------------- */
+
+/* "X_DT=3,Y_DT=3" in alphabetical order. False when it is too long. */
+static bool te__options_text(const te__launch *l, char out[TE__OPTIONS_TEXT]) {
+    const te__option *sorted[TE__MAX_OPTIONS];
+    size_t used = 0;
+    out[0] = 0;
+    for (int i = 0; i < l->num_options; i++) {
+        int k = i;
+        for (; k > 0 && strcmp(sorted[k - 1]->name, l->option[i].name) > 0; k--) sorted[k] = sorted[k - 1];
+        sorted[k] = &l->option[i];
+    }
+    for (int i = 0; i < l->num_options; i++) {
+        int n = snprintf(out + used, TE__OPTIONS_TEXT - used, "%s%s=%d", i ? "," : "", sorted[i]->name, sorted[i]->value);
+        if (n < 0 || (size_t)n >= TE__OPTIONS_TEXT - used) return false;
+        used += (size_t)n;
+    }
+    return true;
+}
+
+enum { TE__LAUNCH_TEXT = TE__OPTIONS_TEXT + 128 };
+
+/* "norm/norm_fwd X_DT=3,Y_DT=3", for messages. */
+static const char *te__launch_text(const te__launch *l, char out[TE__LAUNCH_TEXT]) {
+    char options[TE__OPTIONS_TEXT];
+    te__options_text(l, options);
+    snprintf(out, TE__LAUNCH_TEXT, "%s/%s%s%s", l->family, l->kernel, options[0] ? " " : "", options);
+    return out;
+}
+
+/* ---- the table ----------------------------------------------------------------------------------------------- */
+
+/* A kernel in a CUcontext. Launches name it by strings that never go away. */
+typedef struct te__jit_entry {
+    struct te__jit_entry *next;
+    uint64_t hash;
+    te__cu_handle context, module, function; /* function NULL: it cannot be had, as there is no NVRTC and no cubin */
+    const char *family, *kernel;
+    te__option option[TE__MAX_OPTIONS];
+    int num_options;
+    bool baseline;         /* from the embedded PTX */
+    unsigned shared_bytes; /* dynamic shared memory that launches may ask for */
+} te__jit_entry;
+
+/* One context of te.h's on a CUcontext. When the last one goes, so do its modules: the caller may destroy the CUcontext then, and the
+ * driver may give its address to another. */
+typedef struct te__jit_user {
+    struct te__jit_user *next;
+    te__cu_handle context;
+    int count;
+} te__jit_user;
+
+enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 48 << 10 /* what a launch may ask for without permission */ };
+
+static te__mutex te__jit_mutex = TE__MUTEX_INIT;
+static te__jit_entry *te__jit_table[TE__JIT_BUCKETS];
+static te__jit_user *te__jit_users;
+
+/* The options' names are left out: kernels of one name have the same ones, in the same order. */
+static uint64_t te__jit_hash(te__cu_handle context, const te__launch *l, bool baseline) {
+    uint64_t words[TE__MAX_OPTIONS + 2];
+    words[0] = (uint64_t)(uintptr_t)context;
+    words[1] = te__hash64(l->kernel, strlen(l->kernel), baseline);
+    for (int i = 0; i < l->num_options; i++) words[i + 2] = (uint64_t)(uint32_t)l->option[i].value;
+    return te__hash64(words, sizeof(words[0]) * (size_t)(l->num_options + 2), 0);
+}
+
+static bool te__same_text(const char *a, const char *b) { return a == b || strcmp(a, b) == 0; }
+
+static bool te__same_launch(const te__launch *a, const char *family, const char *kernel, const te__option *option, int num_options) {
+    if (a->num_options != num_options || !te__same_text(a->kernel, kernel) || !te__same_text(a->family, family)) return false;
+    for (int i = 0; i < num_options; i++)
+        if (a->option[i].value != option[i].value || !te__same_text(a->option[i].name, option[i].name)) return false;
+    return true;
+}
+
+/* The mutex is held. NULL: not asked for yet. Entries stay until their CUcontext's last user goes. */
+static te__jit_entry *te__jit_search(te__cu_handle context, const te__launch *l, bool baseline, uint64_t hash) {
+    te__jit_entry *e = te__jit_table[hash % TE__JIT_BUCKETS];
+    while (e && !(e->hash == hash && e->context == context && e->baseline == baseline &&
+                  te__same_launch(l, e->family, e->kernel, e->option, e->num_options)))
+        e = e->next;
+    return e;
+}
+static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, bool baseline) {
+    uint64_t hash = te__jit_hash(context, l, baseline);
+    te__jit_entry *e;
+    te__mutex_lock(&te__jit_mutex);
+    e = te__jit_search(context, l, baseline, hash);
+    te__mutex_unlock(&te__jit_mutex);
+    return e;
+}
+
+/* Adds what was loaded; if another thread was faster, its entry stays and this module goes. False when memory is out. */
+static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, te__cu_handle module, te__cu_handle function) {
+    te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
+    bool added = false;
+    if (e) {
+        memset(e, 0, sizeof(*e));
+        e->hash = te__jit_hash(context, l, baseline);
+        e->context = context;
+        e->module = module;
+        e->function = function;
+        e->family = l->family;
+        e->kernel = l->kernel;
+        memcpy(e->option, l->option, sizeof(e->option));
+        e->num_options = l->num_options;
+        e->baseline = baseline;
+        e->shared_bytes = TE__SHARED_FREE;
+        bucket = &te__jit_table[e->hash % TE__JIT_BUCKETS];
+        te__mutex_lock(&te__jit_mutex);
+        added = !te__jit_search(context, l, baseline, e->hash);
+        if (added) {
+            e->next = *bucket;
+            *bucket = e;
+        }
+        te__mutex_unlock(&te__jit_mutex);
+        if (added) return true;
+        free(e);
+    }
+    if (module) te__cu.ModuleUnload(module);
+    return e != NULL;
+}
+
+static bool te__jit_enter(te__cu_handle context) {
+    te__jit_user *u;
+    te__mutex_lock(&te__jit_mutex);
+    for (u = te__jit_users; u && u->context != context;) u = u->next;
+    if (!u && (u = (te__jit_user *)calloc(1, sizeof(te__jit_user))) != NULL) {
+        u->context = context;
+        u->next = te__jit_users;
+        te__jit_users = u;
+    }
+    if (u) u->count++;
+    te__mutex_unlock(&te__jit_mutex);
+    return u != NULL;
+}
+
+/* The CUcontext must be current. */
+static void te__jit_leave(te__cu_handle context) {
+    te__jit_user **at, *u;
+    te__mutex_lock(&te__jit_mutex);
+    for (at = &te__jit_users; *at && (*at)->context != context;) at = &(*at)->next;
+    u = *at;
+    if (u && --u->count == 0) {
+        *at = u->next;
+        free(u);
+        for (int i = 0; i < TE__JIT_BUCKETS; i++) {
+            te__jit_entry **link = &te__jit_table[i];
+            while (*link) {
+                te__jit_entry *e = *link;
+                if (e->context != context) {
+                    link = &e->next;
+                    continue;
+                }
+                *link = e->next;
+                if (e->module) te__cu.ModuleUnload(e->module);
+                free(e);
+            }
+        }
+    }
+    te__mutex_unlock(&te__jit_mutex);
+}
+
+/* ---- images -------------------------------------------------------------------------------------------------- */
+
+/* One kernel on its way to an image. te__jit_job_run fills in what stands below `image`, on any thread. */
+typedef struct te__jit_job {
+    const te__launch *launch;
+    const te__cache *cache; /* NULL: none */
+    const te__nvrtc *nvrtc; /* NULL: none; then only the cache can help */
+    int sm;
+    bool fresh;             /* what the cache holds is no good */
+    te__text image, why, cache_why;
+    te_result result;
+    bool compiled, missing, damaged; /* missing: no NVRTC and no cubin; nothing else is wrong */
+    double seconds;
+    char arch[24];
+} te__jit_job;
+
+static void te__jit_job_free(te__jit_job *j) {
+    te__text_free(&j->image);
+    te__text_free(&j->why);
+    te__text_free(&j->cache_why);
+}
+
+static te_result te__jit_compile(te__jit_job *j, const te__unit *u, const char *options) {
+    char name[TE__LAUNCH_TEXT];
+    double start = te__time_now();
+    te__text log = TE_ZERO;
+    bool done = te__nvrtc_compile(j->nvrtc, u, options, j->arch, NULL, &j->image, &log);
+    j->seconds = te__time_now() - start;
+    j->compiled = done;
+    if (!done)
+        te__text_printf(&j->why, "kernel %s does not compile for %s with NVRTC %d.%d (%s):\n%s", te__launch_text(j->launch, name), j->arch, j->nvrtc->major,
+                        j->nvrtc->minor, j->nvrtc->lib.path, te__text_str(&log));
+    te__text_free(&log);
+    return done ? TE_OK : TE_ERR_COMPILE;
+}
+
+/* From the cache, or compiled by whichever process comes first. */
+static te_result te__jit_cache_or_compile(te__jit_job *j, const te__unit *u, const te__cache_key *key) {
+    te__cache_lock lock;
+    te_result result = TE_OK;
+    bool damaged = false;
+    if (!j->cache) {
+        j->missing = !j->nvrtc;
+        return j->nvrtc ? te__jit_compile(j, u, key->options) : TE_ERR_LIBRARY;
+    }
+    if (!j->fresh && te__cache_load(j->cache, key, &j->image, &damaged)) return TE_OK;
+    j->damaged = damaged || j->fresh;
+    if (!j->nvrtc) {
+        j->missing = true;
+        return TE_ERR_LIBRARY;
+    }
+    te__cache_lock_acquire(j->cache, key, &lock);
+    if (j->fresh || !te__cache_load(j->cache, key, &j->image, &damaged)) {
+        result = te__jit_compile(j, u, key->options);
+        if (result == TE_OK) te__cache_store(j->cache, key, &j->image, &j->cache_why);
+    }
+    te__cache_lock_release(&lock);
+    return result;
+}
+
+static te_result te__jit_job_try(te__jit_job *j) {
+    const te__kernels *kernels = te__kernels_get(&j->why);
+    const te__launch *l = j->launch;
+    te__cache_key key = TE_ZERO;
+    te__kernel_marks marks;
+    te__unit unit;
+    if (!kernels) return TE_ERR_IO;
+    if (!te__unit_open(kernels, l->family, l->kernel, &unit, &j->why)) return TE_ERR_COMPILE;
+    marks = te__kernel_marks_of(unit.file[0]->text);
+    if (j->sm < marks.arch || (marks.exact && j->sm != marks.arch)) {
+        te__text_printf(&j->why, "kernel %s/%s is for sm_%d%s, this GPU is sm_%d", l->family, l->kernel, marks.arch, marks.exact ? "a alone" : " and later", j->sm);
+        return TE_ERR_UNSUPPORTED;
+    }
+    if (!te__nvrtc_arch(j->nvrtc, j->sm, j->arch, sizeof(j->arch))) {
+        te__text_printf(&j->why, "NVRTC %d.%d knows no architecture that sm_%d could run. Install a newer one", j->nvrtc->major, j->nvrtc->minor, j->sm);
+        return TE_ERR_LIBRARY;
+    }
+    snprintf(key.kernel, sizeof(key.kernel), "%s/%s", l->family, l->kernel);
+    snprintf(key.arch, sizeof(key.arch), "%s", j->arch);
+    if (j->nvrtc) memcpy(key.compiler, j->nvrtc->compiler, sizeof(key.compiler));
+    te__unit_digest(&unit, key.text);
+    if (!te__options_text(l, key.options)) {
+        te__text_printf(&j->why, "kernel %s/%s has too many options", l->family, l->kernel);
+        return TE_ERR_COMPILE;
+    }
+    return te__jit_cache_or_compile(j, &unit, &key);
+}
+
+static void te__jit_job_run(te__jit_job *j) { j->result = te__jit_job_try(j); }
+
+/* Jobs for several threads: each takes the next one until none is left. */
+typedef struct te__jit_queue {
+    te__jit_job *jobs;
+    int64_t count, next;
+} te__jit_queue;
+static void te__jit_worker(void *user) {
+    te__jit_queue *q = (te__jit_queue *)user;
+    for (int64_t i; (i = te__atomic_add(&q->next, 1)) < q->count;) te__jit_job_run(&q->jobs[i]);
+}
+enum { TE__JIT_THREADS = 16 };
+static void te__jit_run(te__jit_job *jobs, int count) {
+    te__thread threads[TE__JIT_THREADS];
+    te__jit_queue queue = TE_ZERO;
+    int wanted = (int)te__min(te__min(te__cpu_count(), TE__JIT_THREADS), count), started = 0;
+    queue.jobs = jobs;
+    queue.count = count;
+    while (started < wanted - 1 && te__thread_start(&threads[started], te__jit_worker, &queue)) started++;
+    te__jit_worker(&queue); /* this thread is one of them */
+    while (started > 0) te__thread_join(&threads[--started]);
+}
+
+/* ---- loading ------------------------------------------------------------------------------------------------- */
+
+/* Within te's CUcontext: image to table. PTX is compiled by the driver here. */
+static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image, bool quiet) {
+    enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
+    char log[2048] = "", entry[128], call[sizeof(log) + TE__LAUNCH_TEXT], name[TE__LAUNCH_TEXT];
+    int options[2] = {ERROR_LOG, ERROR_LOG_BYTES};
+    void *values[2];
+    te__cu_handle module = NULL, function = NULL;
+    te__cu_result code;
+    values[0] = log;
+    values[1] = (void *)(uintptr_t)(sizeof(log) - 1);
+    code = te__cu.ModuleLoadDataEx(&module, image, 2, options, values);
+    snprintf(entry, sizeof(entry), "te_%s", l->kernel);
+    if (!code) {
+        code = te__cu.ModuleGetFunction(&function, module, entry);
+        if (code) te__cu.ModuleUnload(module);
+    }
+    if (code) {
+        snprintf(call, sizeof(call), "kernel %s: %s%scuModuleLoadDataEx (driver for CUDA %d.%d)", te__launch_text(l, name), log, log[0] ? ": " : "",
+                 te__cu.version / 1000, te__cu.version % 1000 / 10);
+        return quiet ? TE_ERR_DEVICE : te__cu_fail(te, call, code);
+    }
+    if (!te__jit_insert(te->cuda->context, l, baseline, module, function)) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "the table of kernels: out of host memory");
+    te->jit_stats.loaded++;
+    return TE_OK;
+}
+
+static void te__jit_count(te_ctx *te, const te__jit_job *j) {
+    char name[TE__LAUNCH_TEXT];
+    te->jit_stats.cache_damaged += j->damaged;
+    if (j->result != TE_OK) return;
+    te->jit_stats.compiled += j->compiled;
+    te->jit_stats.from_cache += !j->compiled;
+    if (j->compiled)
+        te__log(te, TE_LOG_INFO, "compiled %s for %s in %.0f ms", te__launch_text(j->launch, name), j->arch, 1e3 * j->seconds);
+    else
+        te__log(te, TE_LOG_DEBUG, "%s for %s is from the cache", te__launch_text(j->launch, name), j->arch);
+}
+
+/* What a finished job has to say, and its image into the table. */
+static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
+    te_result result = j->result;
+    te__jit_count(te, j);
+    if (result == TE_OK) {
+        bool again = !j->compiled && j->nvrtc; /* the driver may refuse what an earlier process, on another driver, has left */
+        result = te__jit_load_image(te, j->launch, false, j->image.s, again);
+        if (result == TE_ERR_DEVICE && again) {
+            te->jit_stats.from_cache--;
+            j->fresh = true;
+            te__jit_job_run(j);
+            te__jit_count(te, j);
+            result = j->result == TE_OK ? te__jit_load_image(te, j->launch, false, j->image.s, false) : j->result;
+        }
+    }
+    if (j->cache_why.n && te->cuda->cache && te->cuda->cache->root[0]) {
+        te__warn(te, "the cache of kernels is not written to (each process compiles its own): %s", te__text_str(&j->cache_why));
+        te->cuda->cache->root[0] = 0;
+    }
+    if (j->missing) /* remembered, so that the next plan need not search the disk */
+        return te__jit_insert(te->cuda->context, j->launch, false, NULL, NULL) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    return j->result == TE_OK ? result : te__fail(te, j->result, "%s", te__text_str(&j->why));
+}
+
+static int te__driver_major(void) { return te__cu.ready ? te__cu.version / 1000 : 0; }
+
+/* Brings kernels into the table, several threads at once. Within te's CUcontext. A kernel that only a missing NVRTC could make is no
+ * failure here: its entry has no function. */
+static te_result te__jit_load(te_ctx *te, const te__launch *const *launches, int count) {
+    te__jit_job *jobs = (te__jit_job *)te__alloc_zero(te, (size_t)count * sizeof(te__jit_job));
+    te_result result = TE_OK;
+    double start = te__time_now();
+    bool compiled = false;
+    if (!jobs) return TE_ERR_OUT_OF_MEMORY;
+    for (int i = 0; i < count; i++) {
+        jobs[i].launch = launches[i];
+        jobs[i].cache = te->cuda->cache;
+        jobs[i].nvrtc = te__nvrtc_open(te__driver_major(), NULL);
+        jobs[i].sm = te->cuda->sm;
+    }
+    te__jit_run(jobs, count);
+    for (int i = 0; i < count; i++) compiled |= jobs[i].compiled;
+    if (compiled) te->jit_stats.compile_seconds += te__time_now() - start;
+    for (int i = 0; i < count; i++) {
+        if (result == TE_OK) result = te__jit_finish(te, &jobs[i]);
+        te__jit_job_free(&jobs[i]);
+    }
+    te__free(te, jobs, (size_t)count * sizeof(te__jit_job));
+    return result;
+}
+
+static te_result te__jit_fail_missing(te_ctx *te, const te__launch *l) {
+    te__text why = TE_ZERO;
+    te_result result;
+    te__nvrtc_open(te__driver_major(), &why);
+    result = te__fail(te, TE_ERR_LIBRARY, "kernel %s/%s is neither in a cache nor embedded as PTX, and %s", l->family, l->kernel, te__text_str(&why));
+    te__text_free(&why);
+    return result;
+}
+
+/* A kernel without options, from the embedded PTX. Within te's CUcontext. */
+static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
+    te__text ptx = TE_ZERO;
+    te_result result = te__baseline_find(l->family, l->kernel, &ptx) ? te__jit_load_image(te, l, true, ptx.s, false) : te__jit_fail_missing(te, l);
+    te->jit_stats.from_ptx += result == TE_OK;
+    te__text_free(&ptx);
+    return result;
+}
+
+/* ---- what launch.c asks for ---------------------------------------------------------------------------------- */
+
+/* The permission for more shared memory than every launch may have, asked for once. */
+static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_entry *e) {
+    char call[TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
+    te__cu_result code = 0;
+    te__mutex_lock(&te__jit_mutex);
+    if (l->shared_bytes > e->shared_bytes) {
+        code = te__cu.FuncSetAttribute(e->function, TE__CU_FUNC_MAX_SHARED, (int)l->shared_bytes);
+        if (!code) e->shared_bytes = l->shared_bytes;
+    }
+    te__mutex_unlock(&te__jit_mutex);
+    if (!code) return TE_OK;
+    snprintf(call, sizeof(call), "kernel %s with %u bytes of shared memory (a block may have %d): cuFuncSetAttribute", te__launch_text(l, name), l->shared_bytes,
+             te->cuda->max_shared);
+    return te__cu_fail(te, call, code);
+}
+
+/* The function that a launch names. baseline: the one from the embedded PTX. Within te's CUcontext. Compiles or reads files the first
+ * time. */
+static te_result te__jit_get(te_ctx *te, const te__launch *l, bool baseline, te__cu_handle *function) {
+    te__jit_entry *e = te__jit_find(te->cuda->context, l, baseline);
+    if (!e) {
+        te_result result = baseline ? te__jit_load_baseline(te, l) : te__jit_load(te, &l, 1);
+        if (result != TE_OK) return result;
+        e = te__jit_find(te->cuda->context, l, baseline);
+    }
+    if (!e || !e->function) return te__jit_fail_missing(te, l);
+    *function = e->function;
+    return l->shared_bytes > TE__SHARED_FREE ? te__jit_allow_shared(te, l, e) : TE_OK;
+}
+
+/* Whether launches can be had as they are; without NVRTC only if a cache has all of their kernels. Within te's CUcontext. */
+static bool te__jit_has(te_ctx *te, const te__launch *launches, int count) {
+    if (te__nvrtc_open(te__driver_major(), NULL)) return true;
+    for (int i = 0; i < count; i++) {
+        const te__launch *l = &launches[i];
+        te__jit_entry *e = te__jit_find(te->cuda->context, l, false);
+        if (!e && te__jit_load(te, &l, 1) == TE_OK) e = te__jit_find(te->cuda->context, l, false);
+        if (!e || !e->function) return false;
+    }
+    return true;
+}

@@ -1,0 +1,283 @@
+/* cuda/kernels.c: the text of every kernel, the marks in it, and the embedded PTX. Knows files by their path below src/; must not
+ * know the driver or NVRTC. */
+
+typedef struct te__source {
+    const char *path; /* below src/ */
+    const char *const *lines;
+    int num_lines;
+} te__source;
+#include "te_sources.inc"
+
+/* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
+typedef struct te__baseline {
+    const char *kernel;      /* "norm/norm_fwd" */
+    const char *text_digest; /* te__unit_digest of what it was made from */
+    uint32_t offset;         /* in the unpacked text; a 0 ends it */
+} te__baseline;
+#include "cuda/baseline.inc"
+
+/* ---- files --------------------------------------------------------------------------------------------------- */
+
+typedef struct te__kernel_file {
+    const char *path, *text; /* text ends with a 0 */
+} te__kernel_file;
+
+typedef struct te__kernels {
+    te__kernel_file *files;
+    int num_files;
+    te__text embedded, replaced; /* what the files' texts are in */
+} te__kernels;
+
+enum { TE__KERNELS_FILE_LIMIT = 64 << 20 };
+
+static void te__kernels_close(te__kernels *k) {
+    if (!k) return;
+    free(k->files);
+    te__text_free(&k->embedded);
+    te__text_free(&k->replaced);
+    free(k);
+}
+
+static const te__kernel_file *te__kernels_find(const te__kernels *k, const char *path) {
+    for (int i = 0; i < k->num_files; i++)
+        if (strcmp(k->files[i].path, path) == 0) return &k->files[i];
+    return NULL;
+}
+
+/* Sections of a te_kernels.cu.inc take the place of embedded files. `text` is cut in place. */
+static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
+    static const char mark[] = "//// file: ";
+    const size_t mark_size = sizeof(mark) - 1;
+    int sections = 0;
+    for (char *at = text, *next; at; at = next) {
+        char *end = strchr(at, '\n');
+        te__kernel_file *file;
+        next = end ? end + 1 : NULL;
+        if (!next || strncmp(at, mark, mark_size) != 0) continue;
+        *at = 0; /* ends the section before */
+        *end = 0;
+        if (end[-1] == '\r') end[-1] = 0;
+        file = (te__kernel_file *)te__kernels_find(k, at + mark_size);
+        if (!file && k->num_files < 2 * TE__COUNT(te__sources)) { /* a file of its own: a new header, say */
+            file = &k->files[k->num_files++];
+            file->path = at + mark_size;
+        }
+        if (!file) {
+            te__text_put(why, "too many sections that te.h does not have");
+            return false;
+        }
+        file->text = next;
+        sections++;
+    }
+    if (!sections) te__text_put(why, "no section: te_kernels.cu.inc has lines like \"//// file: ops/norm/norm_fwd.cu\"");
+    return sections > 0;
+}
+
+/* Joins the embedded lines. replacement: NULL, or the path of a te_kernels.cu.inc. NULL when that fails. */
+static te__kernels *te__kernels_open(const char *replacement, te__text *why) {
+    te__kernels *k = (te__kernels *)calloc(1, sizeof(te__kernels));
+    size_t used = 0;
+    if (!k) {
+        te__text_put(why, "the kernels' text: out of host memory");
+        return NULL;
+    }
+    for (int i = 0; i < TE__COUNT(te__sources); i++) {
+        for (int j = 0; j < te__sources[i].num_lines; j++) {
+            te__text_put(&k->embedded, te__sources[i].lines[j]);
+            te__text_put(&k->embedded, "\n");
+        }
+        te__text_add(&k->embedded, "", 1);
+    }
+    k->files = (te__kernel_file *)calloc((size_t)(2 * TE__COUNT(te__sources)), sizeof(te__kernel_file));
+    if (!k->files || k->embedded.oom) {
+        te__text_put(why, "the kernels' text: out of host memory");
+        te__kernels_close(k);
+        return NULL;
+    }
+    for (int i = 0; i < TE__COUNT(te__sources); i++) {
+        k->files[i].path = te__sources[i].path;
+        k->files[i].text = k->embedded.s + used;
+        used += strlen(k->files[i].text) + 1;
+    }
+    k->num_files = TE__COUNT(te__sources);
+    if (!replacement) return k;
+    if (te__file_read(replacement, TE__KERNELS_FILE_LIMIT, &k->replaced, why) && te__kernels_replace(k, k->replaced.s, why)) return k;
+    te__text_put(why, " (TE_KERNELS_FILE)");
+    te__kernels_close(k);
+    return NULL;
+}
+
+static te__mutex te__kernels_mutex = TE__MUTEX_INIT;
+static te__kernels *te__kernels_of_process;
+
+/* The process's kernels: made once, never changed and never freed. */
+static const te__kernels *te__kernels_get(te__text *why) {
+    const te__kernels *k;
+    te__mutex_lock(&te__kernels_mutex);
+    if (!te__kernels_of_process) te__kernels_of_process = te__kernels_open(te__env("TE_KERNELS_FILE"), why);
+    k = te__kernels_of_process;
+    te__mutex_unlock(&te__kernels_mutex);
+    return k;
+}
+
+/* ---- marks --------------------------------------------------------------------------------------------------- */
+
+/* The index-th line "// te:NAME value" of the comment that a kernel's text begins with; its value, cut to fit. */
+static bool te__kernel_mark(const char *text, const char *name, int index, char *value, size_t size) {
+    size_t n = strlen(name);
+    while (strncmp(text, "//", 2) == 0) {
+        const char *end = strchr(text, '\n');
+        if (!end) return false;
+        if (strncmp(text, "// te:", 6) == 0 && strncmp(text + 6, name, n) == 0 && (text[6 + n] == ' ' || text + 6 + n == end) && index-- == 0) {
+            const char *from = text + 6 + n;
+            while (*from == ' ') from++;
+            snprintf(value, size, "%.*s", (int)(end - from), from);
+            return true;
+        }
+        text = end + 1;
+    }
+    return false;
+}
+
+typedef struct te__kernel_marks {
+    bool baseline; /* works without options and has embedded PTX */
+    bool exact;    /* for `arch` alone: "90a" */
+    int arch;      /* the lowest */
+} te__kernel_marks;
+
+static te__kernel_marks te__kernel_marks_of(const char *text) {
+    te__kernel_marks m = TE_ZERO;
+    char value[64];
+    m.arch = 80;
+    m.baseline = te__kernel_mark(text, "baseline", 0, value, sizeof(value));
+    if (te__kernel_mark(text, "arch", 0, value, sizeof(value))) {
+        char *end;
+        m.arch = (int)strtol(value, &end, 10);
+        m.exact = *end == 'a';
+    }
+    return m;
+}
+
+/* ---- units: a kernel and everything it includes -------------------------------------------------------------- */
+
+enum { TE__MAX_UNIT_FILES = 24 };
+typedef struct te__unit {
+    const te__kernel_file *file[TE__MAX_UNIT_FILES]; /* the kernel's comes first */
+    int num_files;
+} te__unit;
+
+/* Adds what the text of u->file[index] includes. Conditional includes count, too: a key may depend on too much, never on too little. */
+static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
+    static const char word[] = "#include \"";
+    for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {
+        const char *from = line + sizeof(word) - 1, *quote;
+        const te__kernel_file *file;
+        char path[256];
+        int i = 0;
+        end = strchr(line, '\n');
+        if (strncmp(line, word, sizeof(word) - 1) != 0 || !(quote = strchr(from, '"'))) continue;
+        snprintf(path, sizeof(path), "%.*s", (int)(quote - from), from);
+        file = te__kernels_find(k, path);
+        if (!file || u->num_files == TE__MAX_UNIT_FILES) {
+            te__text_printf(why, "src/%s includes %s, which is %s", u->file[index]->path, path, file ? "one file too many" : "not there");
+            return false;
+        }
+        while (i < u->num_files && u->file[i] != file) i++;
+        if (i == u->num_files) u->file[u->num_files++] = file;
+    }
+    return true;
+}
+
+static bool te__unit_open(const te__kernels *k, const char *family, const char *kernel, te__unit *u, te__text *why) {
+    char path[256];
+    snprintf(path, sizeof(path), "ops/%s/%s.cu", family, kernel);
+    u->file[0] = te__kernels_find(k, path);
+    u->num_files = 1;
+    if (!u->file[0]) {
+        te__text_printf(why, "there is no kernel src/%s", path);
+        return false;
+    }
+    for (int i = 0; i < u->num_files; i++)
+        if (!te__unit_add_includes(k, u, i, why)) return false;
+    return true;
+}
+
+/* Depends on nothing but the names and texts. */
+static void te__unit_digest(const te__unit *u, char hex[TE__DIGEST_CHARS + 1]) {
+    te__hasher h;
+    te__hasher_init(&h);
+    for (int i = 0; i < u->num_files; i++) {
+        te__hasher_string(&h, u->file[i]->path);
+        te__hasher_string(&h, u->file[i]->text);
+    }
+    te__hasher_hex(&h, hex);
+}
+
+/* ---- embedded PTX --------------------------------------------------------------------------------------------
+ *
+ * The compiler numbers registers and labels through a whole kernel, so that equal pieces of code are never equal text. Embedded, a
+ * number is written as its difference to the one before of the same kind, with its sign ("%f+1", "%rd-12"): that packs to two
+ * fifths. tools/te_ptx.c does the writing. */
+
+static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
+
+/* The kind of register or label whose name begins here; -1 if none. *size: of what stands before its number, which begins with a digit
+ * or a sign. */
+static int te__ptx_kind(const char *text, size_t *size) {
+    if (*text != '%' && *text != '$') return -1;
+    for (int i = 0; i < TE__COUNT(te__ptx_kinds); i++) {
+        size_t n = strlen(te__ptx_kinds[i]);
+        char next = strncmp(text, te__ptx_kinds[i], n) == 0 ? text[n] : (char)0;
+        *size = n;
+        if ((next >= '0' && next <= '9') || next == '+' || next == '-') return i;
+    }
+    return -1;
+}
+
+static void te__ptx_unfold(const char *text, te__text *out) {
+    long last[TE__COUNT(te__ptx_kinds)] = TE_ZERO;
+    for (size_t n; *text;) {
+        int kind = te__ptx_kind(text, &n);
+        if (kind >= 0) {
+            char *end;
+            last[kind] += strtol(text + n, &end, 10);
+            te__text_printf(out, "%s%ld", te__ptx_kinds[kind], last[kind]);
+            text = end;
+        } else {
+            n = 1 + strcspn(text + 1, "%$");
+            te__text_add(out, text, n);
+            text += n;
+        }
+    }
+}
+
+static te__mutex te__baseline_mutex = TE__MUTEX_INIT;
+static char *te__baseline_text;
+
+static char *te__baseline_unpack(void) {
+    uint8_t *packed = (uint8_t *)malloc(te__baseline_packed_bytes + 1), *text = (uint8_t *)malloc(te__baseline_bytes + 1);
+    size_t n = packed && text ? te__unbase85(te__baseline_lines, te__num_baseline_lines, packed, te__baseline_packed_bytes) : 0;
+    if (n == 0 || te__lz_unpack(packed, n, text, te__baseline_bytes) != te__baseline_bytes) {
+        free(text);
+        text = NULL;
+    }
+    free(packed);
+    return (char *)text;
+}
+
+/* Adds the PTX of a kernel. False if there is none. The packed text is unpacked once a process, and kept. */
+static bool te__baseline_find(const char *family, const char *kernel, te__text *ptx) {
+    const char *text;
+    char name[160];
+    int i = 0;
+    snprintf(name, sizeof(name), "%s/%s", family, kernel);
+    while (i < te__num_baselines && strcmp(te__baselines[i].kernel, name) != 0) i++;
+    if (i == te__num_baselines) return false;
+    te__mutex_lock(&te__baseline_mutex);
+    if (!te__baseline_text) te__baseline_text = te__baseline_unpack();
+    text = te__baseline_text;
+    te__mutex_unlock(&te__baseline_mutex);
+    if (!text) return false;
+    te__ptx_unfold(text + te__baselines[i].offset, ptx);
+    return !ptx->oom;
+}

@@ -1,0 +1,180 @@
+/* cuda/launch.c: a plan runs: the CUDA device of a context from open to close. Knows plans, functions and the stream; must not know
+ * operations. */
+
+/* ---- opening and closing ------------------------------------------------------------------------------------- */
+
+/* Launches that te_warmup_end will compile. */
+struct te__warm_list {
+    te__launch *launches; /* those of embedded PTX have no options */
+    bool *baseline;
+    int count, cap_launches, cap_baseline;
+};
+
+static void te__warm_list_free(te_ctx *te) {
+    te__warm_list *w = te->warm_list;
+    if (!w) return;
+    te__free(te, w->launches, (size_t)w->cap_launches * sizeof(te__launch));
+    te__free(te, w->baseline, (size_t)w->cap_baseline * sizeof(bool));
+    te__free(te, w, sizeof(*w));
+    te->warm_list = NULL;
+}
+
+static te_result te__cuda_open_cache(te_ctx *te) {
+    te__text why = TE_ZERO;
+    te__cache *cache = (te__cache *)te__alloc(te, sizeof(te__cache));
+    if (!cache) return TE_ERR_OUT_OF_MEMORY;
+    if (!te__cache_open(cache, &why)) te__warn(te, "the cache of kernels is not used as asked (each process compiles its own): %s", te__text_str(&why));
+    te__text_free(&why);
+    te->cuda->cache = cache;
+    return TE_OK;
+}
+
+static void te__cuda_close(te_ctx *te) {
+    bool pushed;
+    if (!te->cuda) return;
+    if (te__cuda_enter(te, &pushed) == TE_OK) {
+        te__jit_leave(te->cuda->context);
+        te__cuda_leave(pushed);
+    }
+    te__warm_list_free(te);
+    te__free(te, te->cuda->cache, sizeof(te__cache));
+    te__cuda_device_close(te);
+}
+
+/* Fills te->cuda, or fails and leaves it NULL. */
+static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
+    te_result result = te__cuda_device_open(te, ordinal, cu_context, cu_stream);
+    if (result != TE_OK) return result;
+    if (!te__jit_enter(te->cuda->context)) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_ctx_create: out of host memory");
+    if (result == TE_OK && !te->no_cubin_cache) result = te__cuda_open_cache(te);
+    if (result != TE_OK) te__cuda_close(te);
+    return result;
+}
+
+/* ---- planning ------------------------------------------------------------------------------------------------ */
+
+/* What planning may count on. A plan is first made as if every kernel could be had. */
+static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
+    p->sm = te->cuda->sm;
+    p->num_sms = te->cuda->num_sms;
+    p->hopper = te->cuda->sm == 90;
+    p->baseline = false;
+}
+
+/* True for a plan whose kernels are neither to be compiled (no NVRTC) nor in a cache: it has to be made again with p->baseline,
+ * for the embedded ones. */
+static bool te__cuda_plan_lacks_kernels(te_ctx *te, const te__plan *p) {
+    bool pushed, lacks;
+    if (p->baseline || te__nvrtc_open(te__driver_major(), NULL) || te__cuda_enter(te, &pushed) != TE_OK) return false;
+    lacks = !te__jit_has(te, p->launch, p->num_launches);
+    te__cuda_leave(pushed);
+    return lacks;
+}
+
+/* Embedded PTX knows no options. */
+static void te__cuda_drop_options(te__plan *p) {
+    for (int i = 0; p->baseline && i < p->num_launches; i++) p->launch[i].num_options = 0;
+}
+
+/* ---- running ------------------------------------------------------------------------------------------------- */
+
+static te_result te__cuda_launch(te_ctx *te, te__plan *p, const te__launch *l, te__cu_handle function) {
+    void *params[1];
+    te__cu_result code;
+    char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
+    const char *function_name = "cuLaunchKernel";
+    params[0] = p->args.bytes + l->args;
+    if (l->cluster > 1) {
+        te__cu_launch_attribute attribute = TE_ZERO;
+        te__cu_launch_config config = TE_ZERO;
+        attribute.id = TE__CU_LAUNCH_CLUSTER;
+        attribute.value.cluster[0] = l->cluster;
+        attribute.value.cluster[1] = attribute.value.cluster[2] = 1;
+        memcpy(config.grid, l->grid, sizeof(config.grid));
+        config.block[0] = l->threads;
+        config.block[1] = config.block[2] = 1;
+        config.shared_bytes = l->shared_bytes;
+        config.stream = te->cuda->stream;
+        config.attributes = &attribute;
+        config.num_attributes = 1;
+        code = te__cu.LaunchKernelEx ? te__cu.LaunchKernelEx(&config, function, params, NULL) : TE__CU_NOT_FOUND;
+        function_name = "cuLaunchKernelEx";
+    } else {
+        code = te__cu.LaunchKernel(function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared_bytes, te->cuda->stream, params, NULL);
+    }
+    if (!code && te->cuda->debug_sync) {
+        code = te__cu.StreamSynchronize(te->cuda->stream);
+        function_name = "while it ran";
+    }
+    te->jit_stats.launches++;
+    if (!code) return TE_OK;
+    snprintf(call, sizeof(call), "kernel %s, grid %u x %u x %u, block %u, cluster %u, %u bytes of shared memory: %s", te__launch_text(l, name), l->grid[0],
+             l->grid[1], l->grid[2], l->threads, l->cluster, l->shared_bytes, function_name);
+    return te__cu_fail(te, call, code);
+}
+
+/* Queues the plan's launches on te's stream. Nothing is queued unless every kernel could be had. */
+static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
+    te__cu_handle functions[TE__MAX_LAUNCHES];
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    te__cuda_drop_options(p);
+    for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__jit_get(te, &p->launch[i], p->baseline, &functions[i]);
+    for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, p, &p->launch[i], functions[i]);
+    te__cuda_leave(pushed);
+    return result;
+}
+
+/* ---- warm-up ------------------------------------------------------------------------------------------------- */
+
+static bool te__warm_list_has(const te__warm_list *w, const te__launch *l, bool baseline) {
+    for (int i = 0; i < w->count; i++) {
+        const te__launch *o = &w->launches[i];
+        if (w->baseline[i] == baseline && te__same_launch(l, o->family, o->kernel, o->option, o->num_options)) return true;
+    }
+    return false;
+}
+
+/* Notes a plan's kernels for te__cuda_warm, in place of running it. */
+static te_result te__cuda_note(te_ctx *te, te__plan *p) {
+    te__warm_list *w = te->warm_list;
+    if (!w) w = te->warm_list = (te__warm_list *)te__alloc_zero(te, sizeof(te__warm_list));
+    if (!w) return TE_ERR_OUT_OF_MEMORY;
+    te__cuda_drop_options(p);
+    for (int i = 0; i < p->num_launches; i++) {
+        const te__launch *l = &p->launch[i];
+        if (te__jit_find(te->cuda->context, l, p->baseline) || te__warm_list_has(w, l, p->baseline)) continue;
+        if (!te__grow(te, (void **)&w->launches, &w->cap_launches, w->count, sizeof(te__launch)) ||
+            !te__grow(te, (void **)&w->baseline, &w->cap_baseline, w->count, sizeof(bool)))
+            return TE_ERR_OUT_OF_MEMORY;
+        w->launches[w->count] = *l;
+        w->baseline[w->count++] = p->baseline;
+    }
+    return TE_OK;
+}
+
+/* Compiles or reads what was noted, several threads at once. */
+static te_result te__cuda_warm(te_ctx *te) {
+    te__warm_list *w = te->warm_list;
+    const te__launch **compile;
+    int num_compile = 0;
+    bool pushed;
+    te_result result;
+    if (!w || w->count == 0) return TE_OK;
+    result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    compile = (const te__launch **)te__alloc(te, (size_t)w->count * sizeof(*compile));
+    if (!compile) result = TE_ERR_OUT_OF_MEMORY;
+    for (int i = 0; i < w->count && result == TE_OK; i++) {
+        if (w->baseline[i])
+            result = te__jit_load_baseline(te, &w->launches[i]);
+        else
+            compile[num_compile++] = &w->launches[i];
+    }
+    if (result == TE_OK && num_compile) result = te__jit_load(te, compile, num_compile);
+    te__free(te, compile, (size_t)w->count * sizeof(*compile));
+    te__cuda_leave(pushed);
+    te__warm_list_free(te);
+    return result;
+}

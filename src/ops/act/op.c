@@ -1,0 +1,36 @@
+/* ops/act/op.c: the front door of the activations: defaults and checks. Knows tensors; must not know which backend runs. */
+
+static te_result te__check_activation(te_ctx *te, const char *op, te_activation act, float *limit, float *alpha) {
+    if ((int)act < (int)TE_GELU || (int)act > (int)TE_CLAMPED_SWIGLU)
+        return te__fail(te, TE_ERR_INVALID, "%s: activation is %d; TE_GELU (1) to TE_CLAMPED_SWIGLU (12) are possible", op, (int)act);
+    if (*limit == 0.0f) *limit = 7.0f;
+    if (*alpha == 0.0f) *alpha = 1.702f;
+    if (!(*limit > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: limit is %g; it must be positive", op, (double)*limit);
+    return TE_OK;
+}
+
+static te_result te__check_act_fwd(te_ctx *te, te_act_fwd_args *a) {
+    char text[TE__SHAPE_TEXT];
+    int64_t n;
+    te_result r = te__check_activation(te, "act_fwd", a->activation, &a->limit, &a->alpha);
+    if (r == TE_OK) r = te__want_float(te, "act_fwd", "x", a->x);
+    if (r != TE_OK) return r;
+    n = te__cols(a->x);
+    if (te_activation_is_gated(a->activation)) {
+        if (n % 2)
+            return te__fail(te, TE_ERR_SHAPE, "act_fwd: x is %s; a gated activation needs an even last size: two halves", te__shape_text(a->x, text));
+        n /= 2;
+    }
+    return te__want_output(te, "act_fwd", a->y, a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
+}
+
+static te_result te__check_act_bwd(te_ctx *te, te_act_bwd_args *a) {
+    te_result r = te__check_activation(te, "act_bwd", a->activation, &a->limit, &a->alpha);
+    int64_t n;
+    if (r == TE_OK) r = te__want_float(te, "act_bwd", "dy", a->dy);
+    if (r == TE_OK) r = te__want_float(te, "act_bwd", "x", a->x);
+    if (r == TE_OK) r = te__want_like(te, "act_bwd", "dx", a->dx, "x", a->x);
+    if (r != TE_OK) return r;
+    n = te__cols(a->dy);
+    return te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
+}

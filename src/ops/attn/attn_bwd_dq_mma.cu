@@ -1,0 +1,114 @@
+// ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).
+//
+//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by
+//            BN   BN                  cp.async into two slots, as in attn_fwd_mma.cu. Per tile: S = Q K^T, P = 2^(scale2 S - lse2),
+//          +----+----+----            dP = dO V^T (dropped as P was), dS = P (dP - delta), dQ += dS K: three products, all in registers.
+//     warp0|    |    | ...
+//     warp1|    |    |                dK and dV are attn_bwd_dkv_mma.cu's, which computes S and dP again: two products more than one kernel
+//                                     would need, and no sums whose order depends on which block came first.
+//
+// Options: as in attn_fwd_mma.cu.
+// Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BN) bytes.
+//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, 16 M WARPS divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.
+// te:arch 80
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=2 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=2 X_D=96 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1
+// te:row X_DT=2 X_D=64 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1
+#include "ops/attn/tile.cuh"
+
+#ifndef X_DT // the rows above name every option; these stand in for them in an editor
+#define X_DT 3
+#define X_D 128
+#define X_TILE 32
+#define X_WARPS 4
+#define X_M 2
+#define X_DROPOUT 0
+#endif
+enum {
+    DT = X_DT,
+    D = X_D,
+    BN = X_TILE, // keys of a tile
+    WARPS = X_WARPS,
+    M = X_M, // 16-row fragments of a warp
+    DROPOUT = X_DROPOUT,
+    N = BN / 8,
+    BM = 16 * M * WARPS,
+    THREADS = 32 * WARPS,
+    SLOT = te_tile<D>::ROW * BN // bytes of a tile of K or V
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_attn_bwd_dq_mma(const __grid_constant__ te__attn_kargs a) {
+    extern __shared__ uint4 te_shared[];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const te_attn_place at((a.s_q + BM - 1) / BM, a.heads, true);
+    const int group = at.h / (a.heads / a.groups);
+    const int block_first = at.tile * BM, first = block_first + warp * 16 * M, last = min(first + 16 * M, a.s_q) - 1;
+    const int begin = te_attn_keys_begin(a, block_first) / BN * BN, end = te_attn_keys_end(a, min(block_first + BM, a.s_q) - 1);
+
+    const te_u32 shared = te_smem(te_shared), q = shared + warp * (16 * M) * te_tile<D>::ROW, g = q + BM * te_tile<D>::ROW;
+    const te_u32 kv = shared + 2 * BM * te_tile<D>::ROW;
+    te_copier<D, BN, THREADS> k_copier(a.k, at.b, group, begin, a.d), v_copier(a.v, at.b, group, begin, a.d_v);
+    const te_reader<D> rows_first(true), channels_first(false);
+
+    float dq[M][D / 8][4], lse2[M][2], delta[M][2];
+    te_clear(dq);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            te_i64 row = ((te_i64)at.b * a.heads + at.h) * a.s_pad + first + 16 * m + 8 * half + (lane >> 2);
+            lse2[m][half] = a.lse2[row];
+            delta[m][half] = a.delta[row];
+        }
+
+    if (begin < end) {
+        te_copier<D, BM, THREADS>(a.q, at.b, at.h, block_first, a.d).copy(shared, a.q.s, a.s_q);
+        te_copier<D, BM, THREADS>(a.d_o, at.b, at.h, block_first, a.d_v).copy(shared + BM * te_tile<D>::ROW, a.d_o.s, a.s_q);
+        k_copier.copy(kv, a.k.s, a.s_kv);
+        v_copier.copy(kv + SLOT, a.v.s, a.s_kv);
+        te_cp_async_commit();
+    }
+#pragma unroll 1
+    for (int j0 = begin, turn = 0; j0 < end; j0 += BN, turn ^= 1) {
+        const te_u32 k = kv + turn * (2 * SLOT), v = k + SLOT;
+        te_cp_async_wait<0>();
+        __syncthreads(); // the tile is here for everybody, and nobody reads the other slot any more
+        if (j0 + BN < end) {
+            te_u32 next = kv + (turn ^ 1) * (2 * SLOT);
+            k_copier.copy(next, a.k.s, a.s_kv);
+            v_copier.copy(next + SLOT, a.v.s, a.s_kv);
+            te_cp_async_commit();
+        }
+        if (j0 > last + a.hi || j0 + BN - 1 < first + a.lo) continue;
+
+        float s[M][N][4], dp[M][N][4];
+        te_clear(s);
+        te_products<DT, D>(s, rows_first, q, channels_first, k);
+        if (j0 + BN > a.s_kv || j0 + BN - 1 > first + a.hi || j0 < last + a.lo) te_mask(s, a, first + (lane >> 2), j0 + 2 * (lane & 3));
+        te_clear(dp);
+        te_products<DT, D>(dp, rows_first, g, channels_first, v);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            te_u64 upper = te_attn_dropout_row(a, at.b, at.h, first + 16 * m + (lane >> 2)) + j0;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                te_u32 keep = DROPOUT ? te_attn_keeps_fragment(a, upper + 8 * n) : 15u;
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float p = te_exp2(fmaf(s[m][n][e], a.scale2, -lse2[m][e >> 1])), x = dp[m][n][e];
+                    if (DROPOUT) x = keep >> e & 1 ? x * a.keep_scale : 0.0f;
+                    s[m][n][e] = p * (x - delta[m][e >> 1]);
+                }
+            }
+        }
+        te_weighted<DT, D>(dq, s, rows_first, k);
+    }
+
+    float scale[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) scale[m][0] = scale[m][1] = a.scale;
+    te_put<DT, D, M>(q, dq, scale, te_attn_head(a.dq, at.b, at.h, 2), 2 * a.dq.s, first, a.s_q, a.d);
+}

@@ -1,0 +1,161 @@
+// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), as
+// FlashAttention-2 (Dao, 2023) goes about it.
+//
+//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them, whole rows: so a row's softmax stays
+//            BN   BN                  in the four lanes of a quad. K and V come BN keys at a time by cp.async into two slots: the next tile is
+//          +----+----+----            under way while this one is multiplied. S = Q K^T stays in registers; the accumulator layout of S is the
+//     warp0|    |    | ...            operand layout of P, so P V needs no exchange either.
+//     warp1|    |    |
+//                                     Tiles that no row sees are never read; a warp skips those that none of its own rows see.
+//
+// The running maximum follows only when it would grow by more than 2^8: until then P is a little larger than 1, which neither format minds,
+// and the rescaling of O is saved. l sums what was added, so the result is the same.
+//
+// Options: X_DT (te_dtype of q, k, v and o), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,
+//          X_DROPOUT.
+// Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (16 M WARPS + 4 BN) bytes.
+//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0; DROPOUT: s_kv is a multiple of 4.
+// te:arch 80
+// te:row X_DT=3 X_D=128 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=2 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=2 X_D=96 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=192 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0
+// te:row X_DT=3 X_D=256 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0
+// te:row X_DT=3 X_D=128 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=1
+// te:row X_DT=2 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=1
+#include "ops/attn/tile.cuh"
+
+#ifndef X_DT // the rows above name every option; these stand in for them in an editor
+#define X_DT 3
+#define X_D 128
+#define X_TILE 64
+#define X_WARPS 4
+#define X_M 2
+#define X_DROPOUT 0
+#endif
+enum {
+    DT = X_DT,
+    D = X_D,
+    BN = X_TILE, // keys of a tile
+    WARPS = X_WARPS,
+    M = X_M, // 16-row fragments of a warp
+    DROPOUT = X_DROPOUT,
+    N = BN / 8,
+    BM = 16 * M * WARPS,
+    THREADS = 32 * WARPS,
+    SLOT = te_tile<D>::ROW * BN // bytes of a tile of K or V
+};
+extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_attn_fwd_mma(const __grid_constant__ te__attn_kargs a) {
+    extern __shared__ uint4 te_shared[];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const te_attn_place at((a.s_q + BM - 1) / BM, a.heads, true);
+    const int group = at.h / (a.heads / a.groups);
+    const int block_first = at.tile * BM, first = block_first + warp * 16 * M, last = min(first + 16 * M, a.s_q) - 1;
+    const int begin = te_attn_keys_begin(a, block_first) / BN * BN, end = te_attn_keys_end(a, min(block_first + BM, a.s_q) - 1);
+
+    const te_u32 shared = te_smem(te_shared), q = shared + warp * (16 * M) * te_tile<D>::ROW, kv = shared + BM * te_tile<D>::ROW;
+    te_copier<D, BN, THREADS> k_copier(a.k, at.b, group, begin, a.d), v_copier(a.v, at.b, group, begin, a.d_v);
+    const te_reader<D> rows_first(true), channels_first(false);
+
+    float o[M][D / 8][4], top[M][2], l[M][2]; // top: the maximum, in units of log2; l: this lane's share of the sum
+    te_clear(o);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) top[m][half] = -TE_INF, l[m][half] = 0.0f;
+
+    if (begin < end) {
+        te_copier<D, BM, THREADS>(a.q, at.b, at.h, block_first, a.d).copy(shared, a.q.s, a.s_q);
+        k_copier.copy(kv, a.k.s, a.s_kv);
+        v_copier.copy(kv + SLOT, a.v.s, a.s_kv);
+        te_cp_async_commit();
+    }
+#pragma unroll 1
+    for (int j0 = begin, turn = 0; j0 < end; j0 += BN, turn ^= 1) {
+        const te_u32 k = kv + turn * (2 * SLOT), v = k + SLOT;
+        te_cp_async_wait<0>();
+        __syncthreads(); // the tile is here for everybody, and nobody reads the other slot any more
+        if (j0 + BN < end) {
+            te_u32 next = kv + (turn ^ 1) * (2 * SLOT);
+            k_copier.copy(next, a.k.s, a.s_kv);
+            v_copier.copy(next + SLOT, a.v.s, a.s_kv);
+            te_cp_async_commit();
+        }
+        if (j0 > last + a.hi || j0 + BN - 1 < first + a.lo) continue;
+
+        float s[M][N][4];
+        te_clear(s);
+        te_products<DT, D>(s, rows_first, q, channels_first, k);
+        if (j0 + BN > a.s_kv || j0 + BN - 1 > first + a.hi || j0 < last + a.lo) te_mask(s, a, first + (lane >> 2), j0 + 2 * (lane & 3));
+
+        float grown[M][2];
+        bool grows = false;
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float x = -TE_INF;
+#pragma unroll
+                for (int n = 0; n < N; n++) x = fmaxf(x, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+                x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+                x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2)) * a.scale2;
+                grown[m][half] = x;
+                grows = grows || x > top[m][half] + 8.0f;
+            }
+        if (__any_sync(0xffffffffu, grows)) {
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float now = fmaxf(top[m][half], grown[m][half]), shrink = now == -TE_INF ? 1.0f : te_exp2(top[m][half] - now);
+                    top[m][half] = now;
+                    l[m][half] *= shrink;
+#pragma unroll
+                    for (int n = 0; n < D / 8; n++) o[m][n][2 * half] *= shrink, o[m][n][2 * half + 1] *= shrink;
+                }
+        }
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float base = top[m][half] == -TE_INF ? 0.0f : top[m][half];
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int e = 2 * half; e < 2 * half + 2; e++) {
+                        s[m][n][e] = te_exp2(fmaf(s[m][n][e], a.scale2, -base));
+                        l[m][half] += s[m][n][e];
+                    }
+            }
+        if (DROPOUT) {
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                te_u64 upper = te_attn_dropout_row(a, at.b, at.h, first + 16 * m + (lane >> 2)) + j0;
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    te_u32 keep = te_attn_keeps_fragment(a, upper + 8 * n);
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        if (!(keep >> e & 1)) s[m][n][e] = 0.0f;
+                }
+            }
+        }
+        te_weighted<DT, D>(o, s, rows_first, v);
+    }
+
+    float inverse[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int i = first + 16 * m + 8 * half + (lane >> 2);
+            float sum = l[m][half];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            inverse[m][half] = sum == 0.0f ? 0.0f : __fdividef(a.keep_scale, sum);
+            if (a.lse && (lane & 3) == 0 && i < a.s_q)
+                a.lse[((te_i64)at.b * a.heads + at.h) * a.s_q + i] = sum == 0.0f ? -TE_INF : (top[m][half] + __log2f(sum)) * TE_LN2;
+        }
+    te_put<DT, D, M>(q, o, inverse, te_attn_head(a.o, at.b, at.h, 2), 2 * a.o.s, first, a.s_q, a.d_v);
+}

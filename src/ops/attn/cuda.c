@@ -1,0 +1,143 @@
+/* ops/attn/cuda.c: attention, which kernels with which tiles. Knows plans; must not know the driver.
+ *
+ * The tensor-core kernels take bf16 and f16 with head sizes that are multiples of 8 and rows at multiples of 16 bytes; the general ones take
+ * everything. Head sizes are rounded up to one that a tensor-core kernel is made for: zeros between cost time, not results. */
+
+/* Tiles of the tensor-core kernels. `m`: 16-row fragments of a warp; `tile`: rows of the other side at a time. */
+typedef struct te__attn_tiles {
+    int d, m, warps, tile;
+} te__attn_tiles;
+
+/* Bytes of shared memory that a block can have. */
+static int64_t te__attn_shared_limit(const te__plan *p) { return (p->sm == 80 ? 163 : p->sm == 90 || p->sm == 100 || p->sm == 103 ? 227 : 99) * 1024; }
+
+static int te__attn_padded_d(const te__attn_kargs *a) {
+    int d = (int)te__round_up(te__max(a->d, a->d_v), 32);
+    return d <= 128 ? d : (int)te__round_up(d, 64);
+}
+static int64_t te__attn_row_bytes(int d) { return 2 * d + 16; }
+
+static int64_t te__attn_fwd_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (16 * t.m * t.warps + 4 * t.tile); }
+static int64_t te__attn_dq_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile); }
+static int64_t te__attn_dkv_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile; }
+
+/* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps; measured on an H200. */
+static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout) {
+    te__attn_tiles t;
+    t.d = d;
+    t.m = d <= 128 ? 2 : 1;
+    t.warps = 4;
+    t.tile = d > 128 || (d == 128 && dropout) ? 32 : 64;
+    if (te__attn_fwd_shared(t) > te__attn_shared_limit(p)) t.tile = 32;
+    return t;
+}
+static te__attn_tiles te__attn_dq_tiles(const te__plan *p, int d, bool dropout) {
+    te__attn_tiles t;
+    t.d = d;
+    t.m = d == 128 && dropout ? 1 : 2;
+    t.warps = d == 128 && dropout ? 8 : 4;
+    t.tile = d <= 64 && !dropout ? 64 : 32;
+    if (te__attn_dq_shared(t) > te__attn_shared_limit(p)) {
+        t.m = 1;
+        t.warps = 4;
+    }
+    return t;
+}
+static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout) {
+    te__attn_tiles t;
+    t.d = d;
+    t.m = 1;
+    t.warps = 8;
+    t.tile = d == 128 && dropout ? 32 : 64;
+    if (te__attn_dkv_shared(t) > te__attn_shared_limit(p)) {
+        t.warps = 4;
+        t.tile = d == 128 ? 32 : 64;
+    }
+    return t;
+}
+
+/* The general kernels: TE__ATTN_ROWS rows of one or two tensors, TE__ATTN_LANES of one or two others, and a weight for each pair. */
+static int64_t te__attn_general_shared(int64_t mine, int64_t mine2, int64_t theirs, int64_t theirs2) {
+    int64_t rows = TE__ATTN_ROW(mine) + TE__ATTN_ROW(mine2), lanes = TE__ATTN_LANE_ROW(theirs) + (theirs2 ? TE__ATTN_LANE_ROW(theirs2) : 0);
+    return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
+}
+
+/* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used. */
+static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
+    return (uintptr_t)x->p % 16 == 0 && (s == 1 || x->s % 8 == 0) && (a->batch == 1 || x->b % 8 == 0) && (heads == 1 || x->h % 8 == 0);
+}
+
+static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool backward) {
+    const int dt = a->q.dt;
+    bool ok = !p->baseline && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
+              te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
+              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
+              te__attn_view_is_aligned(&a->k, a, a->s_kv, a->groups) && te__attn_view_is_aligned(&a->v, a, a->s_kv, a->groups) &&
+              te__attn_view_is_aligned(&a->o, a, a->s_q, a->heads);
+    if (!ok || !backward) return ok;
+    return a->d_o.dt == dt && a->dq.dt == dt && a->dk.dt == dt && a->dv.dt == dt && te__attn_view_is_aligned(&a->d_o, a, a->s_q, a->heads) &&
+           te__attn_view_is_aligned(&a->dq, a, a->s_q, a->heads) && te__attn_view_is_aligned(&a->dk, a, a->s_kv, a->groups) &&
+           te__attn_view_is_aligned(&a->dv, a, a->s_kv, a->groups);
+}
+
+/* `rows` rows of each of `heads` heads of each sequence. t: NULL for the general kernels. */
+static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads, const te__attn_tiles *t,
+                                 int64_t shared) {
+    const int64_t blocks = te__div_up(rows, t ? 16 * t->m * t->warps : TE__ATTN_ROWS) * a->batch * heads;
+    te__launch *l;
+    if (blocks == 0) return TE_OK;
+    if (blocks > INT_MAX)
+        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: %lld rows in each of %lld heads of %d sequences are more blocks than a launch can have",
+                        (long long)rows, (long long)heads, a->batch);
+    l = te__plan_launch(p, "attn", kernel);
+    *TE__KARGS(p, l, te__attn_kargs) = *a;
+    te__launch_size(l, blocks, 1, 1, t ? 32 * t->warps : 128, shared);
+    if (t) {
+        te__launch_option(l, "X_DT", a->q.dt);
+        te__launch_option(l, "X_D", t->d);
+        te__launch_option(l, "X_TILE", t->tile);
+        te__launch_option(l, "X_WARPS", t->warps);
+        te__launch_option(l, "X_M", t->m);
+        te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
+    }
+    return TE_OK;
+}
+
+static const char te__attn_why_mma[] = "tensor cores: 16-bit operands in aligned rows";
+static const char te__attn_why_general[] = "general: any format, head size and stride, in f32";
+
+static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_attn_fwd_args *args) {
+    const te__attn_kargs a = te__attn_problem(args);
+    if (te__attn_has_mma(p, &a, false)) {
+        const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f);
+        te__plan_why(p, te__attn_why_mma);
+        return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, &t, te__attn_fwd_shared(t));
+    }
+    te__plan_why(p, te__attn_why_general);
+    return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, 0, te__max(a.d, a.d_v), 0));
+}
+
+static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_attn_bwd_args *args) {
+    te__attn_kargs a = te__attn_problem_bwd(args);
+    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad;
+    te_result r;
+    if (rows > 0) {
+        te__launch *l = te__plan_launch(p, "attn", "attn_delta");
+        if (rows / 8 > INT_MAX) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have", (long long)rows);
+        a.lse2 = (float *)te__plan_workspace(p, 2 * rows * (int64_t)sizeof(float));
+        if (!a.lse2) return p->result;
+        a.delta = a.lse2 + rows;
+        *TE__KARGS(p, l, te__attn_kargs) = a;
+        te__launch_size(l, rows / 8, 1, 1, 256, 0);
+    }
+    if (te__attn_has_mma(p, &a, true)) {
+        const int d = te__attn_padded_d(&a);
+        const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f);
+        te__plan_why(p, te__attn_why_mma);
+        r = te__attn_launch(p, &a, "attn_bwd_dkv_mma", a.s_kv, a.groups, &kv, te__attn_dkv_shared(kv));
+        return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq_mma", a.s_q, a.heads, &q, te__attn_dq_shared(q)) : r;
+    }
+    te__plan_why(p, te__attn_why_general);
+    r = te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v));
+    return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v)) : r;
+}

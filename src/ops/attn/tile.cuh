@@ -1,0 +1,176 @@
+// ops/attn/tile.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.
+//
+// A row is D / 8 pieces of 16 bytes and one piece of nothing: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in
+// different banks, and every address is a lane's own plus a constant.
+#pragma once
+#include "device/mma.cuh"
+#include "ops/attn/attn.cuh"
+
+template <int D> struct te_tile {
+    enum { ROW = 2 * D + 16 }; // bytes
+    TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
+};
+
+// What one thread copies of the tiles of a head, by cp.async: GROUP threads a row, pieces GROUP apart.
+template <int D, int ROWS, int THREADS> struct te_copier {
+    enum { GROUP = D % 64 == 0 ? 8 : 4, STEP = THREADS / GROUP, PIECES = D / 8 / GROUP };
+    static_assert(ROWS % STEP == 0, "every thread copies as much");
+    const char *at;
+    te_u32 to;
+    int row, channels; // of this thread's first piece; channels that are left there
+
+    TE_DEV te_copier(const te__attn_view &x, int b, int h, int first, int d) {
+        int column = threadIdx.x % GROUP, r = threadIdx.x / GROUP;
+        row = first + r;
+        at = (const char *)x.p + 2 * (b * x.b + h * x.h + row * x.s) + 16 * column;
+        to = te_tile<D>::piece(r, column);
+        channels = d - 8 * column;
+    }
+    // The next ROWS rows; rows from `end` on and channels from d on become 0, unread.
+    TE_DEV void copy(te_u32 tile, te_i64 row_elements, int end) {
+#pragma unroll
+        for (int i = 0; i < ROWS / STEP; i++)
+#pragma unroll
+            for (int j = 0; j < PIECES; j++) {
+                bool there = row + i * STEP < end && channels > 8 * GROUP * j;
+                te_cp_async16(tile + to + i * STEP * te_tile<D>::ROW + j * GROUP * 16, at + 2 * i * STEP * row_elements + j * GROUP * 16, there ? 16 : 0);
+            }
+        at += 2 * ROWS * row_elements;
+        row += ROWS;
+    }
+};
+
+// Where this lane's row of an ldmatrix lies, for all of a tile's fragments: `rows_first` order gives the four matrices as
+// (rows 0-7, rows 8-15) x (channels 0-7, then 8-15): operand A, and B turned around; else channels come first: operand B as it lies.
+template <int D> struct te_reader {
+    te_u32 lane_at;
+    TE_DEV te_reader(bool rows_first) {
+        int lane = threadIdx.x & 31;
+        lane_at = rows_first ? te_tile<D>::piece(lane & 15, lane >> 4) : te_tile<D>::piece((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+    }
+    // Rows row .. row + 15 and channels 16 step .. 16 step + 15.
+    TE_DEV te_u32 at(te_u32 tile, int row, int step) const { return tile + lane_at + te_tile<D>::piece(row, 2 * step); }
+};
+
+TE_DEV float2 te_lds8(te_u32 src) {
+    float2 r;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(src));
+    return r;
+}
+
+template <int DT> TE_DEV void te_mma(float d[4], const te_u32 a[4], const te_u32 b[2]) {
+    if (DT == TE_BF16)
+        te_mma_bf16(d, a, b);
+    else
+        te_mma_f16(d, a, b);
+}
+
+// Two f32 to two 16-bit values, `lo` in the low half.
+template <int DT> TE_DEV te_u32 te_pack(float lo, float hi) {
+    te_u32 r;
+    if (DT == TE_BF16)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
+// Two neighbouring accumulator fragments (columns 16 s .. 16 s + 15) as one operand A.
+template <int DT> TE_DEV void te_pack_a(te_u32 a[4], const float left[4], const float right[4]) {
+    a[0] = te_pack<DT>(left[0], left[1]);
+    a[1] = te_pack<DT>(left[2], left[3]);
+    a[2] = te_pack<DT>(right[0], right[1]);
+    a[3] = te_pack<DT>(right[2], right[3]);
+}
+
+template <int M, int N> TE_DEV void te_clear(float (&x)[M][N][4]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) x[m][n][e] = 0.0f;
+}
+
+// s[m][n] += rows of A (16 m + .., all D channels) times rows of B (8 n + .., all D channels), both as they lie.
+template <int DT, int D, int M, int N>
+TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u32 a, const te_reader<D> &reader_b, te_u32 b) {
+#pragma unroll
+    for (int step = 0; step < D / 16; step++) {
+        te_u32 fa[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) te_ldmatrix4(fa[m], reader_a.at(a, 16 * m, step));
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            te_u32 fb[4];
+            te_ldmatrix4(fb, reader_b.at(b, 8 * n, step));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                te_mma<DT>(s[m][n], fa[m], fb);
+                te_mma<DT>(s[m][n + 1], fa[m], fb + 2);
+            }
+        }
+    }
+}
+
+// acc[m][n] += sum over k of w[m] (accumulators as they stand, rounded to DT) times row k of B.
+template <int DT, int D, int M, int K>
+TE_DEV void te_weighted(float (&acc)[M][D / 8][4], const float (&w)[M][K][4], const te_reader<D> &reader, te_u32 b) {
+#pragma unroll
+    for (int k = 0; k < K; k += 2) {
+        te_u32 fa[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) te_pack_a<DT>(fa[m], w[m][k], w[m][k + 1]);
+#pragma unroll
+        for (int step = 0; step < D / 16; step++) {
+            te_u32 fb[4];
+            te_ldmatrix4_trans(fb, reader.at(b, 8 * k, step));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                te_mma<DT>(acc[m][2 * step], fa[m], fb);
+                te_mma<DT>(acc[m][2 * step + 1], fa[m], fb + 2);
+            }
+        }
+    }
+}
+
+// -inf where row i does not see key j, in a tile of scores. `row` and `column` are this lane's first ones.
+template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_kargs &a, int row, int column) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int i = row + 16 * m + 8 * half, from = i + a.lo - column, to = min(i + a.hi, a.s_kv - 1) - column;
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (8 * n + e < from || 8 * n + e > to) s[m][n][2 * half + e] = -TE_INF;
+        }
+}
+
+// The warp's accumulators, scaled and rounded, to rows first .. of a head: through `tile`, rows of shared memory that are the warp's own, so
+// that the stores are of 16 bytes. scale[m][0] is for the fragment's upper eight rows, [1] for the lower ones.
+template <int DT, int D, int M>
+TE_DEV void te_put(te_u32 tile, const float (&acc)[M][D / 8][4], const float (&scale)[M][2], char *head, te_i64 stride_bytes, int first, int end, int d) {
+    const int lane = threadIdx.x & 31;
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                te_u32 pair = te_pack<DT>(acc[m][n][2 * half] * scale[m][half], acc[m][n][2 * half + 1] * scale[m][half]);
+                te_u32 to = tile + te_tile<D>::piece(16 * m + 8 * half + (lane >> 2), n) + (lane & 3) * 4;
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(pair) : "memory");
+            }
+    __syncwarp();
+#pragma unroll 4
+    for (int at = lane; at < 16 * M * (D / 8); at += 32) {
+        int row = at / (D / 8), column = at % (D / 8);
+        uint4 v;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(tile + te_tile<D>::piece(row, column)) : "memory");
+        if (first + row < end && column * 8 < d) *(uint4 *)(head + (first + row) * stride_bytes + column * 16) = v;
+    }
+}

@@ -1,0 +1,219 @@
+/* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. What it gives is what every GPU gives, byte for byte. Work is cut by the
+ * shape alone. */
+
+/* max |x|; a NaN loses every comparison, so it drops out. */
+static float te__amax_of(const float *x, int64_t n, float largest) {
+    float m[4];
+    int64_t i;
+    m[0] = m[1] = m[2] = m[3] = largest;
+    for (i = 0; i + 4 <= n; i += 4) {
+        float a = fabsf(x[i]), b = fabsf(x[i + 1]), c = fabsf(x[i + 2]), d = fabsf(x[i + 3]);
+        m[0] = a > m[0] ? a : m[0];
+        m[1] = b > m[1] ? b : m[1];
+        m[2] = c > m[2] ? c : m[2];
+        m[3] = d > m[3] ? d : m[3];
+    }
+    for (; i < n; i++) m[0] = fabsf(x[i]) > m[0] ? fabsf(x[i]) : m[0];
+    for (i = 1; i < 4; i++) m[0] = m[i] > m[0] ? m[i] : m[0];
+    return m[0];
+}
+
+static bool te__noop_is_up(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
+
+/* ---- amax, scales ---- */
+
+enum { TE__AMAX_PARTS = 64, TE__AMAX_PIECE = 1024 };
+typedef struct te__amax_job {
+    const te_tensor *x;
+    float part[TE__AMAX_PARTS];
+} te__amax_job;
+
+static void te__amax_parts(void *user, int64_t begin, int64_t end) {
+    te__amax_job *j = (te__amax_job *)user;
+    float v[TE__AMAX_PIECE];
+    int64_t n = te__numel(j->x), part, at;
+    for (part = begin; part < end; part++) {
+        int64_t stop = n / TE__AMAX_PARTS * (part + 1) + (part == TE__AMAX_PARTS - 1 ? n % TE__AMAX_PARTS : 0);
+        float largest = 0.0f;
+        for (at = n / TE__AMAX_PARTS * part; at < stop; at += TE__AMAX_PIECE) {
+            int64_t size = te__min(TE__AMAX_PIECE, stop - at);
+            te__load_row(te__data(j->x), j->x->dtype, at, size, v);
+            largest = te__amax_of(v, size, largest);
+        }
+        j->part[part] = largest;
+    }
+}
+static te_result te__cpu_amax(te_ctx *te, const te_amax_args *a) {
+    te__amax_job j;
+    float *amax = (float *)te__data(a->amax);
+    if (te__noop_is_up(a->noop)) return TE_OK;
+    j.x = a->x;
+    te__parallel_for(te, TE__AMAX_PARTS, te__max(1, TE__AMAX_PARTS * 32768 / te__max(1, te__numel(a->x))), te__amax_parts, &j);
+    *amax = te__amax_of(j.part, TE__AMAX_PARTS, a->keep ? *amax : 0.0f);
+    return TE_OK;
+}
+
+static te_result te__cpu_scale_from_amax(te_ctx *te, const te_scale_from_amax_args *a) {
+    const float *amax = (const float *)te__data(a->amax);
+    float *scale = (float *)te__data(a->scale), *scale_inv = (float *)te__data(a->scale_inv);
+    int64_t i, n = te__numel(a->amax);
+    (void)te;
+    for (i = 0; i < n; i++) {
+        scale[i] = te__scale_of(amax[i], a);
+        if (scale_inv) scale_inv[i] = 1.0f / scale[i];
+    }
+    return TE_OK;
+}
+
+/* One slot of TransformerEngine's fused delayed-scaling update (common/recipe/delayed_scaling.cu). Row 0 gathers the amax of the step that
+ * runs; rows 1 .. L-1 hold the earlier ones, the newest last. A step in which nothing was seen (last == 0) leaves the slot alone. */
+static void te__delayed_slot(float *history, int64_t length, int64_t n, float *scale, float reduced, float scaled_max, bool most_recent) {
+    float last = reduced != 0.0f ? reduced : history[0], amax = 0.0f, next;
+    int64_t row;
+    if (last == 0.0f) return;
+    for (row = 1; row < length; row++) {
+        /* The entry that rolls out, old row 1, still counts this once. A NaN does not. */
+        amax = fmaxf(amax, history[row * n]);
+        history[row * n] = row + 1 < length ? history[(row + 1) * n] : last;
+    }
+    history[0] = 0.0f;
+    amax = most_recent ? last : fmaxf(amax, last);
+    if (!(amax > 0.0f && amax <= FLT_MAX)) return;
+    next = scaled_max / amax;
+    *scale = next > FLT_MAX ? FLT_MAX : next;
+}
+static te_result te__cpu_delayed_update(te_ctx *te, const te_delayed_update_args *a) {
+    float *history = (float *)te__data(a->amax_history), *scale = (float *)te__data(a->scale), scaled_max = te__delayed_scaled_max(a);
+    const float *reduced = (const float *)te__data(a->reduced);
+    int64_t i, length = a->amax_history->shape[0], n = a->amax_history->shape[1];
+    (void)te;
+    for (i = 0; i < n; i++)
+        te__delayed_slot(history + i, length, n, scale + i, reduced ? reduced[i] : 0.0f, scaled_max, a->algo == TE_AMAX_MOST_RECENT);
+    return TE_OK;
+}
+
+/* ---- quantize ---- */
+
+enum { TE__CAST_TILE = 64 };
+
+/* dst (c, r) = src (r, c), both with rows of TE__CAST_TILE bytes. */
+static void te__transpose_tile(const uint8_t *src, uint8_t *dst) {
+    int r, c, i;
+    for (r = 0; r < TE__CAST_TILE; r += 8)
+        for (c = 0; c < TE__CAST_TILE; c++) {
+            uint8_t *to = dst + c * TE__CAST_TILE + r;
+            for (i = 0; i < 8; i++) to[i] = src[(r + i) * TE__CAST_TILE + c];
+        }
+}
+
+typedef struct te__quantize_job {
+    const te_fp8_quantize_args *a;
+    int64_t m, n, ld, ldc, tiles_m, tiles_n;
+    te_dtype format;
+    float scale;
+    int parts;
+    float part[64]; /* amax of each part */
+} te__quantize_job;
+
+/* One tile of x, with zeros around it where x ends, into `row` and `col`. Returns the larger of its amax and `largest`. */
+static float te__quantize_tile(const te__quantize_job *j, int64_t first_row, int64_t first_col, float largest) {
+    uint8_t code[TE__CAST_TILE * TE__CAST_TILE], turned[TE__CAST_TILE * TE__CAST_TILE];
+    const te_tensor *x = j->a->x;
+    uint8_t *row_data = (uint8_t *)te__data(j->a->row), *col_data = (uint8_t *)te__data(j->a->col);
+    int64_t rows = te__min(TE__CAST_TILE, j->m - first_row), cols = te__min(TE__CAST_TILE, j->n - first_col), r, i;
+    float v[TE__CAST_TILE], scale = j->scale;
+    if (rows < TE__CAST_TILE || cols < TE__CAST_TILE) memset(code, 0, sizeof(code));
+    for (r = 0; r < rows && cols > 0; r++) {
+        te__load_row(te__data(x), x->dtype, (first_row + r) * j->n + first_col, cols, v);
+        if (j->a->amax) largest = te__amax_of(v, cols, largest);
+        for (i = 0; i < cols; i++) v[i] *= scale;
+        te__store_row(code, j->format, r * TE__CAST_TILE, cols, v);
+    }
+    if (row_data && first_col < j->ld) {
+        size_t bytes = (size_t)te__min(TE__CAST_TILE, j->ld - first_col);
+        for (r = 0; r < rows; r++) memcpy(row_data + (first_row + r) * j->ld + first_col, code + r * TE__CAST_TILE, bytes);
+    }
+    if (col_data && first_row < j->ldc) {
+        size_t bytes = (size_t)te__min(TE__CAST_TILE, j->ldc - first_row);
+        te__transpose_tile(code, turned);
+        for (i = 0; i < cols; i++) memcpy(col_data + (first_col + i) * j->ldc + first_row, turned + i * TE__CAST_TILE, bytes);
+    }
+    return largest;
+}
+static void te__quantize_parts(void *user, int64_t begin, int64_t end) {
+    te__quantize_job *j = (te__quantize_job *)user;
+    int64_t tiles = j->tiles_m * j->tiles_n, part, tile;
+    for (part = begin; part < end; part++) {
+        float largest = 0.0f;
+        for (tile = tiles * part / j->parts; tile < tiles * (part + 1) / j->parts; tile++)
+            largest = te__quantize_tile(j, tile / j->tiles_n * TE__CAST_TILE, tile % j->tiles_n * TE__CAST_TILE, largest);
+        j->part[part] = largest;
+    }
+}
+static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a) {
+    te__quantize_job j;
+    float *amax = (float *)te__data(a->amax), *scale_inv = (float *)te__data(a->scale_inv);
+    if (te__noop_is_up(a->noop)) return TE_OK;
+    j.a = a;
+    j.m = te__rows(a->x);
+    j.n = te__cols(a->x);
+    j.ld = a->row ? te__cols(a->row) : 0;
+    j.ldc = a->col ? te__cols(a->col) : 0;
+    j.tiles_m = te__div_up(te__max(j.m, j.ldc), TE__CAST_TILE);
+    j.tiles_n = te__div_up(te__max(j.n, j.ld), TE__CAST_TILE);
+    j.format = a->row ? a->row->dtype : a->col->dtype;
+    j.scale = *(const float *)te__data(a->scale);
+    j.parts = (int)te__min(TE__COUNT(j.part), j.tiles_m * j.tiles_n);
+    te__parallel_for(te, j.parts, j.parts < TE__COUNT(j.part) ? 4 : 1, te__quantize_parts, &j);
+    if (amax) *amax = te__amax_of(j.part, j.parts, *amax);
+    if (scale_inv) *scale_inv = 1.0f / j.scale;
+    return TE_OK;
+}
+
+/* ---- dequantize, transpose ---- */
+
+static void te__dequantize_rows(void *user, int64_t begin, int64_t end) {
+    const te_fp8_dequantize_args *a = (const te_fp8_dequantize_args *)user;
+    float v[TE__AMAX_PIECE], scale_inv = *(const float *)te__data(a->scale_inv);
+    int64_t n = te__cols(a->y), ld = te__cols(a->q), row, at, i;
+    for (row = begin; row < end; row++)
+        for (at = 0; at < n; at += TE__AMAX_PIECE) {
+            int64_t size = te__min(TE__AMAX_PIECE, n - at);
+            te__load_row(te__data(a->q), a->q->dtype, row * ld + at, size, v);
+            for (i = 0; i < size; i++) v[i] *= scale_inv;
+            te__store_row(te__data(a->y), a->y->dtype, row * n + at, size, v);
+        }
+}
+static te_result te__cpu_fp8_dequantize(te_ctx *te, const te_fp8_dequantize_args *a) {
+    te_fp8_dequantize_args args = *a;
+    te__parallel_for(te, te__rows(a->y), te__max(1, 16384 / te__max(1, te__cols(a->y))), te__dequantize_rows, &args);
+    return TE_OK;
+}
+
+/* Row n of dst, 32 columns of src at a time, so that a cache line of src is used up while it is there. */
+static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
+    const te_transpose_args *a = (const te_transpose_args *)user;
+    const char *src = (const char *)te__data(a->src);
+    char *dst = (char *)te__data(a->dst);
+    int64_t size = te__dtype_size(a->src->dtype), lds = te__cols(a->src), ldd = te__cols(a->dst), band, m, n;
+    for (band = begin; band < end; band++) {
+        int64_t last = te__min((band + 1) * 32, a->columns);
+        for (m = 0; m < a->rows; m++) {
+            const char *from = src + m * lds * size;
+            char *to = dst + m * size;
+            if (size == 1) {
+                for (n = band * 32; n < last; n++) to[n * ldd] = from[n];
+            } else if (size == 2) {
+                for (n = band * 32; n < last; n++) memcpy(to + n * ldd * 2, from + n * 2, 2);
+            } else {
+                for (n = band * 32; n < last; n++) memcpy(to + n * ldd * 4, from + n * 4, 4);
+            }
+        }
+        for (n = band * 32; n < last; n++) memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
+    }
+}
+static te_result te__cpu_transpose(te_ctx *te, const te_transpose_args *a) {
+    te_transpose_args args = *a;
+    te__parallel_for(te, te__div_up(a->columns, 32), te__max(1, 1024 / te__max(1, a->rows)), te__transpose_bands, &args);
+    return TE_OK;
+}

@@ -1,0 +1,71 @@
+// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].
+//
+// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.
+//
+// te:baseline
+// te:row Q_DT=4 Y_DT=3
+// te:row Q_DT=5 Y_DT=3
+// te:row Q_DT=4 Y_DT=1
+#include "device/base.cuh"
+#include "ops/cast/kargs.h"
+#ifndef Q_DT
+#define Q_DT a.q_dt
+#define Y_DT a.y_dt
+#endif
+
+// Two codes, the low byte first. Every FP8 value is an f16.
+TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
+#if TE_HAS_FP8_CVT
+    te_u32 h;
+    if (dt == TE_F8E4M3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((te_u16)codes));
+    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(h) : "h"((te_u16)codes));
+    *lo = te_f16_to_f32((te_u16)h), *hi = te_f16_to_f32((te_u16)(h >> 16));
+#else
+    *lo = te_fp8_to_f32((te_u8)codes, dt), *hi = te_fp8_to_f32((te_u8)(codes >> 8), dt);
+#endif
+}
+
+TE_DEV void te_dequantize8(uint2 code, int dt, float scale_inv, float v[8]) {
+    te_fp8x2_to_f32(code.x, dt, v + 0, v + 1);
+    te_fp8x2_to_f32(code.x >> 16, dt, v + 2, v + 3);
+    te_fp8x2_to_f32(code.y, dt, v + 4, v + 5);
+    te_fp8x2_to_f32(code.y >> 16, dt, v + 6, v + 7);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], scale_inv);
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_fp8_dequantize(const __grid_constant__ te__fp8_dequantize_kargs a) {
+    te_i64 per_row = te_div_up(a.n, 8), groups = a.m * per_row, first = (te_i64)blockIdx.x * 1024 + threadIdx.x;
+    float scale_inv = *a.scale_inv, v[8];
+    te_i64 row[4], col[4];
+    bool whole = a.vector;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        te_i64 g = first + r * 256;
+        row[r] = groups >> 31 ? g / per_row : (te_i64)((te_u32)g / (te_u32)per_row);
+        col[r] = (g - row[r] * per_row) * 8;
+        whole = whole && g < groups && col[r] + 8 <= a.n;
+    }
+    const te_u8 *q = (const te_u8 *)a.q;
+    if (whole) {
+        uint2 code[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) code[r] = *(const uint2 *)(q + row[r] * a.ld + col[r]);
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            te_dequantize8(code[r], Q_DT, scale_inv, v);
+            te_store8(a.y, row[r] * a.n + col[r], Y_DT, v);
+        }
+    } else {
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            if (row[r] >= a.m) break;
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                if (col[r] + k >= a.n) break;
+                te_fp8x2_to_f32(q[row[r] * a.ld + col[r] + k], Q_DT, v, v + 1);
+                te_store(a.y, row[r] * a.n + col[r] + k, Y_DT, __fmul_rn(v[0], scale_inv));
+            }
+        }
+    }
+}

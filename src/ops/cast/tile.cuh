@@ -1,0 +1,52 @@
+// ops/cast/tile.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must
+// not know what they mean.
+//
+// A tile has 64 columns; each of them is 32 words of 4 bytes in shared memory: a word holds 4 / size elements of neighbouring rows, so
+// a tile is 128 rows of bytes, 64 of 16-bit or 32 of 32-bit elements.
+//
+//   writing    thread (tx = t % 8, ty = t / 8) has columns 8 tx .. 8 tx + 7 of the rows of word ty, and writes eight words
+//   reading    thread takes 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the transpose
+//
+// Word w of column j lies at w ^ 4 (j / 8 % 8). The 32 lanes of a write (8 tx, 4 ty) then meet 32 banks, and so do the 8 lanes that read
+// one column 16 bytes each.
+#pragma once
+#include "device/base.cuh"
+
+#define TE_TILE_COLUMNS 64
+#define TE_TILE_WORDS 32
+
+// Four bytes of each of four rows to four words of four rows: out[j] holds byte j of every row.
+TE_DEV void te_transpose_bytes(const te_u32 row[4], te_u32 out[4]) {
+    te_u32 a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140); // bytes 0 and 1, rows interleaved
+    te_u32 c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);
+    out[0] = __byte_perm(a, b, 0x5410), out[1] = __byte_perm(a, b, 0x7632);
+    out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);
+}
+
+// The word of thread (tx, ty) for its column j.
+TE_DEV void te_tile_put(te_u32 *tile, int tx, int ty, int j, te_u32 word) { tile[(tx * 8 + j) * TE_TILE_WORDS + (ty ^ (tx * 4))] = word; }
+TE_DEV uint4 te_tile_get(const te_u32 *tile, int column, int chunk) {
+    return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));
+}
+
+// Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond
+// `cols` columns and ld rows. 256 threads; the caller has synchronised.
+TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector) {
+    int per_chunk = 16 / size;
+#pragma unroll
+    for (int pass = 0; pass < 2; pass++) {
+        int column = pass * 32 + (threadIdx.x >> 3), chunk = threadIdx.x & 7;
+        te_i64 row = first_row + chunk * per_chunk;
+        if (first_col + column >= cols || row >= ld) continue;
+        uint4 u = te_tile_get(tile, column, chunk);
+        te_u8 *to = (te_u8 *)dst + ((first_col + column) * ld + row) * size;
+        if (vector && row + per_chunk <= ld) {
+            *(uint4 *)to = u;
+        } else {
+            te_u32 w[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+            for (int b = 0; b < 16; b++) // byte by byte: dst may have any alignment
+                if (row * size + b < ld * size) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
+        }
+    }
+}

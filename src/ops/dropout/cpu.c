@@ -1,0 +1,65 @@
+/* ops/dropout/cpu.c: dropout with bias and residual, the reference. Knows rows of numbers and Philox; must not know CUDA. */
+
+/* Units of TE__DROPOUT_RUN columns of one row: a bias is then a run as well. */
+enum { TE__DROPOUT_RUN = 512 };
+
+typedef struct te__dropout_job {
+    const te_dropout_add_fwd_args *a;
+    int64_t n, runs;
+    float keep_scale;
+} te__dropout_job;
+
+/* Zeroes or scales elements first .. first + count - 1 of the whole tensor. */
+static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t count, float *v) {
+    const te_dropout_add_fwd_args *a = job->a;
+    uint32_t words[4];
+    int64_t k;
+    for (k = 0; k < count; k++) {
+        int64_t i = first + k;
+        if (k == 0 || i % 4 == 0) te__philox(a->seed, a->offset, (uint64_t)i / 4, words);
+        v[k] = te__uniform01(words[i % 4]) >= a->p ? v[k] * job->keep_scale : 0.0f;
+    }
+}
+
+static void te__dropout_units(void *user, int64_t begin, int64_t end) {
+    const te__dropout_job *job = (const te__dropout_job *)user;
+    const te_dropout_add_fwd_args *a = job->a;
+    float v[TE__DROPOUT_RUN], t[TE__DROPOUT_RUN];
+    int64_t unit, k;
+    for (unit = begin; unit < end; unit++) {
+        int64_t column = unit % job->runs * TE__DROPOUT_RUN, at = unit / job->runs * job->n + column;
+        int64_t count = te__min(TE__DROPOUT_RUN, job->n - column);
+        te__load_row(te__data(a->x), a->x->dtype, at, count, v);
+        if (a->bias) {
+            te__load_row(te__data(a->bias), a->bias->dtype, column, count, t);
+            for (k = 0; k < count; k++) v[k] += t[k];
+        }
+        if (a->p > 0.0f) te__dropout_keep(job, at, count, v);
+        if (a->residual) {
+            te__load_row(te__data(a->residual), a->residual->dtype, at, count, t);
+            for (k = 0; k < count; k++) v[k] = t[k] + v[k];
+        }
+        te__store_row(te__data(a->y), a->y->dtype, at, count, v);
+    }
+}
+
+static te_result te__cpu_dropout_add_fwd(te_ctx *te, const te_dropout_add_fwd_args *a) {
+    te__dropout_job job = TE_ZERO;
+    int64_t m = te__rows(a->x);
+    job.a = a;
+    job.n = te__cols(a->x);
+    if (m == 0 || job.n == 0) return TE_OK;
+    if (!a->bias) { /* one long row */
+        job.n *= m;
+        m = 1;
+    }
+    job.runs = te__div_up(job.n, TE__DROPOUT_RUN);
+    job.keep_scale = 1.0f / (1.0f - a->p);
+    te__parallel_for(te, m * job.runs, 8, te__dropout_units, &job);
+    return TE_OK;
+}
+
+static te_result te__cpu_dropout_add_bwd(te_ctx *te, const te_dropout_add_bwd_args *a) {
+    te_dropout_add_fwd_args forward = te__dropout_backward_args(a);
+    return te__cpu_dropout_add_fwd(te, &forward);
+}

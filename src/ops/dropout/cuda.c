@@ -1,0 +1,39 @@
+/* ops/dropout/cuda.c: dropout, which kernel and how it is launched. Knows plans; must not know the driver. */
+
+static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_dropout_add_fwd_args *a) {
+    int64_t count = te__numel(a->x), n = te__cols(a->x);
+    te_dtype dt = a->x->dtype;
+    bool vector = !p->baseline && count % 8 == 0 && (!a->bias || n % 8 == 0) && a->y->dtype == dt && (!a->residual || a->residual->dtype == dt) &&
+                  te__is_aligned(a->x, 16) && te__is_aligned(a->bias, 16) && te__is_aligned(a->residual, 16) && te__is_aligned(a->y, 16);
+    te__launch *l;
+    te__dropout_add_kargs *k;
+    if (count == 0) return TE_OK;
+    l = te__plan_launch(p, "dropout", "dropout_add");
+    k = TE__KARGS(p, l, te__dropout_add_kargs);
+    k->x = te__data(a->x);
+    k->bias = te__data(a->bias);
+    k->residual = te__data(a->residual);
+    k->y = te__data(a->y);
+    k->count = count;
+    k->n = n;
+    k->seed = a->seed;
+    k->offset = a->offset;
+    k->p = a->p;
+    k->keep_scale = 1.0f / (1.0f - a->p);
+    k->x_dt = dt;
+    k->bias_dt = a->bias ? (int)a->bias->dtype : 0;
+    k->residual_dt = a->residual ? (int)a->residual->dtype : 0;
+    k->y_dt = a->y->dtype;
+    if (vector) {
+        te__launch_option(l, "X_DT", dt);
+        te__launch_option(l, "W_DT", a->bias ? a->bias->dtype : dt);
+    }
+    te__launch_size(l, te__div_up(count, 2048), 1, 1, 256, 0);
+    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_dropout_add_bwd(te__plan *p, const te_dropout_add_bwd_args *a) {
+    te_dropout_add_fwd_args forward = te__dropout_backward_args(a);
+    return te__cuda_plan_dropout_add_fwd(p, &forward);
+}

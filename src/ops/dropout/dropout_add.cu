@@ -1,0 +1,69 @@
+// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.
+//
+//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)
+//
+//   u(i) is word i % 4 of Philox block i / 4, so a thread takes whole blocks of four elements:
+//
+//       thread t:  | block 2t: i = 8t .. 8t+3 | block 2t+1: 8t+4 .. 8t+7 |
+//
+// Products and sums are rounded one by one, as on the CPU: both sides give the same bits.
+//
+// Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y of X_DT, all pointers aligned to 16 bytes, count
+// a multiple of 8, and n too if there is a bias. Without: anything.
+//
+// te:baseline
+// te:row X_DT=3 W_DT=3
+// te:row X_DT=1 W_DT=1
+// te:row X_DT=2 W_DT=1
+#include "device/base.cuh"
+#include "ops/dropout/kargs.h"
+
+// v is x + bias; w its random word.
+TE_DEV float te_dropout_keep(const te__dropout_add_kargs &a, float v, te_u32 w) {
+    return te__uniform01(w) >= a.p ? __fmul_rn(v, a.keep_scale) : 0.0f;
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_constant__ te__dropout_add_kargs a) {
+#ifdef X_DT
+    te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;
+    if (i >= a.count) return;
+    float v[8], t[8];
+    te_load8(a.x, i, X_DT, v);
+    if (a.bias) {
+        te_i64 column = (te_u64)a.count >> 32 ? i % a.n : (te_i64)((te_u32)i % (te_u32)a.n);
+        te_load8(a.bias, column, W_DT, t);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] += t[j];
+    }
+    if (a.residual) te_load8(a.residual, i, X_DT, t);
+    if (a.p > 0.0f) {
+        te_u32 words[8];
+        te__philox(a.seed, a.offset, (te_u64)i / 4, words);
+        te__philox(a.seed, a.offset, (te_u64)i / 4 + 1, words + 4);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = te_dropout_keep(a, v[j], words[j]);
+    }
+    if (a.residual) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = __fadd_rn(t[j], v[j]);
+    }
+    te_store8(a.y, i, X_DT, v);
+#else
+    for (int half = 0; half < 2; half++) {
+        te_i64 first = (te_i64)blockIdx.x * 2048 + half * 1024 + threadIdx.x * 4;
+        if (first >= a.count) return;
+        te_u32 words[4];
+        if (a.p > 0.0f) te__philox(a.seed, a.offset, (te_u64)first / 4, words);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            te_i64 i = first + j;
+            if (i >= a.count) break;
+            float v = te_load(a.x, i, a.x_dt);
+            if (a.bias) v += te_load(a.bias, i % a.n, a.bias_dt);
+            if (a.p > 0.0f) v = te_dropout_keep(a, v, words[j]);
+            if (a.residual) v = __fadd_rn(te_load(a.residual, i, a.residual_dt), v);
+            te_store(a.y, i, a.y_dt, v);
+        }
+    }
+#endif
+}

@@ -1,0 +1,13 @@
+/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */
+typedef struct te__dropout_add_kargs {
+    const void *x;
+    const void *bias;     /* [n], or NULL */
+    const void *residual; /* like x, or NULL */
+    void *y;
+    long long count, n; /* elements; size of a row */
+    unsigned long long seed, offset;
+    float p, keep_scale; /* keep_scale = 1 / (1 - p) */
+    int x_dt, bias_dt, residual_dt, y_dt;
+} te__dropout_add_kargs;

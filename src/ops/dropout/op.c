@@ -1,0 +1,33 @@
+/* ops/dropout/op.c: the front door of dropout: checks. Knows tensors; must not know which backend runs. */
+
+static te_result te__check_dropout_p(te_ctx *te, const char *op, float p) {
+    if (p >= 0.0f && p <= 1.0f) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: p is %g; it is a probability, 0 to 1", op, (double)p);
+}
+
+static te_result te__check_dropout_add_fwd(te_ctx *te, te_dropout_add_fwd_args *a) {
+    te_result r = te__check_dropout_p(te, "dropout_add_fwd", a->p);
+    if (r == TE_OK) r = te__want_float(te, "dropout_add_fwd", "x", a->x);
+    if (r == TE_OK && a->bias) r = te__want_vector(te, "dropout_add_fwd", "bias", a->bias, te__cols(a->x));
+    if (r == TE_OK && a->residual) r = te__want_like(te, "dropout_add_fwd", "residual", a->residual, "x", a->x);
+    if (r == TE_OK) r = te__want_like(te, "dropout_add_fwd", "y", a->y, "x", a->x);
+    return r;
+}
+
+static te_result te__check_dropout_add_bwd(te_ctx *te, te_dropout_add_bwd_args *a) {
+    te_result r = te__check_dropout_p(te, "dropout_add_bwd", a->p);
+    if (r == TE_OK) r = te__want_float(te, "dropout_add_bwd", "dy", a->dy);
+    if (r == TE_OK) r = te__want_like(te, "dropout_add_bwd", "dx", a->dx, "dy", a->dy);
+    return r;
+}
+
+/* The backward is the forward of dy alone: the same elements are kept, and scaled alike. */
+static te_dropout_add_fwd_args te__dropout_backward_args(const te_dropout_add_bwd_args *a) {
+    te_dropout_add_fwd_args forward = TE_ZERO;
+    forward.x = a->dy;
+    forward.y = a->dx;
+    forward.p = a->p;
+    forward.seed = a->seed;
+    forward.offset = a->offset;
+    return forward;
+}

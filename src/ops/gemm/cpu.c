@@ -1,0 +1,276 @@
+/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, fast enough to train with. Knows tensors; must not know
+ * CUDA.
+ *
+ * Both operands are decoded once, whatever their format and layout, into panels of f32 in the order in which the micro-kernel reads
+ * them: six rows of A, or 32 columns of B, for k = 0, 1, 2 ... A panel is a product of two panels: six by 32 sums that live in vector
+ * registers. Sums run over 256 values of k at a time, upwards, and these over all of k, upwards: the bits depend on neither the number
+ * of threads nor on the block or tile that an element falls into. */
+
+enum {
+    TE__GEMM_MR = 6, /* rows of a panel of A: 6 x 32 sums fill 12 of the 32 registers of AVX-512, and do well with fewer */
+    TE__GEMM_NR = 32,
+    TE__GEMM_MC = 96, /* a task: 96 x 128 of D, 48 KB of sums on the stack; one slab of A (96 KB) and of B (128 KB) stay in the L2 cache */
+    TE__GEMM_NC = 128,
+    TE__GEMM_KC = 256,      /* of k; a slab of one panel of B takes 32 KB of L1 */
+    TE__GEMM_PACKED = 1 << 24 /* most elements of one operand that are decoded at a time: 64 MB */
+};
+
+/* ---- six rows by 32 columns -------------------------------------------------------------------------------------------
+ * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: each loop over j is what compilers turn into vectors. */
+
+#if defined(__GNUC__)
+#define TE__GEMM_INLINE static inline __attribute__((always_inline))
+#define TE__GEMM_FMA(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define TE__GEMM_INLINE static inline
+#define TE__GEMM_FMA(a, b, c) fmaf(a, b, c)
+#endif
+
+/* fma: the machine has the instruction; without it fmaf is a slow function. */
+TE__GEMM_INLINE void te__gemm_micro(bool fma, int64_t k, const float *a, const float *b, float *c) {
+    enum { N = TE__GEMM_NR, LD = TE__GEMM_NC };
+    float c0[N], c1[N], c2[N], c3[N], c4[N], c5[N];
+    int64_t p;
+    int j;
+    for (j = 0; j < N; j++) c0[j] = c1[j] = c2[j] = c3[j] = c4[j] = c5[j] = 0.0f;
+    for (p = 0; p < k; p++, a += TE__GEMM_MR, b += N) {
+        float a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3], a4 = a[4], a5 = a[5];
+        if (fma) {
+            for (j = 0; j < N; j++) {
+                c0[j] = TE__GEMM_FMA(a0, b[j], c0[j]);
+                c1[j] = TE__GEMM_FMA(a1, b[j], c1[j]);
+                c2[j] = TE__GEMM_FMA(a2, b[j], c2[j]);
+                c3[j] = TE__GEMM_FMA(a3, b[j], c3[j]);
+                c4[j] = TE__GEMM_FMA(a4, b[j], c4[j]);
+                c5[j] = TE__GEMM_FMA(a5, b[j], c5[j]);
+            }
+        } else {
+            for (j = 0; j < N; j++) {
+                c0[j] += a0 * b[j];
+                c1[j] += a1 * b[j];
+                c2[j] += a2 * b[j];
+                c3[j] += a3 * b[j];
+                c4[j] += a4 * b[j];
+                c5[j] += a5 * b[j];
+            }
+        }
+    }
+    for (j = 0; j < N; j++) {
+        c[j] += c0[j];
+        c[LD + j] += c1[j];
+        c[2 * LD + j] += c2[j];
+        c[3 * LD + j] += c3[j];
+        c[4 * LD + j] += c4[j];
+        c[5 * LD + j] += c5[j];
+    }
+}
+
+typedef void (*te__gemm_micro_fn)(int64_t k, const float *a, const float *b, float *c);
+
+#if defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA)
+static void te__gemm_micro_built(int64_t k, const float *a, const float *b, float *c) { te__gemm_micro(true, k, a, b, c); }
+#else
+static void te__gemm_micro_built(int64_t k, const float *a, const float *b, float *c) { te__gemm_micro(false, k, a, b, c); }
+#endif
+
+/* A program built for any x86-64 finds out at run time what it may use: two to six times faster, and nobody has to pass -march. */
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(__AVX512F__)
+__attribute__((target("avx2,fma"))) static void te__gemm_micro_avx2(int64_t k, const float *a, const float *b, float *c) {
+    te__gemm_micro(true, k, a, b, c);
+}
+__attribute__((target("avx512f,avx512vl,avx2,fma"))) static void te__gemm_micro_avx512(int64_t k, const float *a, const float *b, float *c) {
+    te__gemm_micro(true, k, a, b, c);
+}
+static te__gemm_micro_fn te__gemm_micro_best(void) {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")) return te__gemm_micro_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return te__gemm_micro_avx2;
+    return te__gemm_micro_built;
+}
+#else
+static te__gemm_micro_fn te__gemm_micro_best(void) { return te__gemm_micro_built; }
+#endif
+
+/* ---- operands into panels -------------------------------------------------------------------------------------------- */
+
+/* op(A) by rows or op(B) by columns: `size` of them, each k long. */
+typedef struct te__gemm_operand {
+    const void *data;
+    te_dtype dtype;
+    int64_t ld, size, k;
+    bool k_major;      /* neighbours along k are neighbours in memory */
+    int width;         /* of a panel */
+    float fp8[256];    /* value of each code */
+    int64_t begin, end; /* what is decoded now; begin is a multiple of the task's size */
+    float *packed;     /* panels of [k][width], zeros beyond the end */
+} te__gemm_operand;
+
+enum { TE__GEMM_CHUNK = 64 };
+
+static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool k_major, int64_t size, int64_t k, int width) {
+    int c;
+    x->data = te__data(t);
+    x->dtype = t->dtype;
+    x->ld = te__gemm_ld(t);
+    x->size = size;
+    x->k = k;
+    x->k_major = k_major;
+    x->width = width;
+    if (te__is_fp8(t->dtype))
+        for (c = 0; c < 256; c++) x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
+}
+
+static void te__gemm_decode(const te__gemm_operand *x, int64_t index, int64_t n, float *out) {
+    const uint8_t *codes = (const uint8_t *)x->data + index;
+    int64_t i;
+    if (!te__is_fp8(x->dtype)) {
+        te__load_row(x->data, x->dtype, index, n, out);
+        return;
+    }
+    for (i = 0; i < n; i++) out[i] = x->fp8[codes[i]];
+}
+
+/* One panel of rows that run along k: decoded 64 values at a time, then turned around. */
+static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
+    float part[TE__GEMM_NR][TE__GEMM_CHUNK];
+    int64_t p, n, i, w = x->width, r;
+    memset(part, 0, sizeof(part));
+    for (p = 0; p < x->k; p += n, out += n * w) {
+        n = te__min(x->k - p, TE__GEMM_CHUNK);
+        for (r = 0; r < rows; r++) te__gemm_decode(x, (row + r) * x->ld + p, n, part[r]);
+        for (i = 0; i < n; i++)
+            for (r = 0; r < w; r++) out[i * w + r] = part[r][i];
+    }
+}
+
+/* Several panels whose rows run along m or n: each k gives a piece to each panel. */
+static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
+    float line[TE__GEMM_NC];
+    int64_t p, at, w = x->width;
+    memset(line, 0, sizeof(line));
+    for (p = 0; p < x->k; p++) {
+        te__gemm_decode(x, p * x->ld + row, rows, line);
+        for (at = 0; at < rows; at += w) memcpy(out + at * x->k + p * w, line + at, (size_t)w * sizeof(float));
+    }
+}
+
+/* Tasks begin .. end - 1 of packing: the rows of one tile of D, or its columns, are a task. */
+static void te__gemm_pack(void *user, int64_t begin, int64_t end) {
+    const te__gemm_operand *x = (const te__gemm_operand *)user;
+    int64_t task = x->width == TE__GEMM_MR ? TE__GEMM_MC : TE__GEMM_NC, first, last;
+    for (; begin < end; begin++) {
+        first = x->begin + begin * task;
+        last = te__min(first + task, x->end);
+        if (!x->k_major) {
+            te__gemm_pack_columns(x, first, last - first, x->packed + (first - x->begin) * x->k);
+            continue;
+        }
+        for (; first < last; first += x->width)
+            te__gemm_pack_rows(x, first, te__min(last - first, x->width), x->packed + (first - x->begin) * x->k);
+    }
+}
+
+/* Rows that are decoded at a time: whole tasks, and no more than the limit unless one task is. */
+static int64_t te__gemm_block(const te__gemm_operand *x) {
+    int64_t task = x->width == TE__GEMM_MR ? TE__GEMM_MC : TE__GEMM_NC, most = TE__GEMM_PACKED / te__max(x->k, 1) / task * task;
+    return te__min(te__max(most, task), te__round_up(x->size, task));
+}
+
+/* ---- tiles of D -------------------------------------------------------------------------------------------------------- */
+
+typedef struct te__gemm_job {
+    const te_gemm_args *args;
+    te__gemm_operand a, b;
+    int64_t ldd, ldaux;
+    float scale;
+    te__gemm_micro_fn micro;
+} te__gemm_job;
+
+/* TransformerEngine's GELU is the tanh form. */
+static float te__gemm_gelu(float x) { return x * (0.5f + 0.5f * tanhf(x * (0.79788456f + 0.03567741f * x * x))); }
+static float te__gemm_dgelu(float x) {
+    float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));
+    return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);
+}
+
+/* n sums of row `row` from column `col` on become elements of D. */
+static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums, const float *bias) {
+    const te_gemm_args *g = job->args;
+    float v[TE__GEMM_NC], other[TE__GEMM_NC];
+    int64_t i;
+    for (i = 0; i < n; i++) v[i] = job->scale * sums[i] + bias[i];
+    if (g->epilogue == TE_EPILOGUE_GELU) {
+        if (g->aux) te__store_row(te__data(g->aux), g->aux->dtype, row * job->ldaux + col, n, v);
+        for (i = 0; i < n; i++) v[i] = te__gemm_gelu(v[i]);
+    } else if (g->epilogue == TE_EPILOGUE_DGELU) {
+        te__load_row(te__data(g->aux), g->aux->dtype, row * job->ldaux + col, n, other);
+        for (i = 0; i < n; i++) v[i] *= te__gemm_dgelu(other[i]);
+    }
+    if (g->accumulate) {
+        te__load_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, other);
+        for (i = 0; i < n; i++) v[i] += other[i];
+    }
+    te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
+}
+
+static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
+    const te__gemm_operand *a = &job->a, *b = &job->b;
+    float sums[TE__GEMM_MC][TE__GEMM_NC], bias[TE__GEMM_NC];
+    int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i, j;
+    const float *pa = a->packed + (row - a->begin) * k, *pb = b->packed + (col - b->begin) * k;
+    memset(sums, 0, sizeof(sums));
+    memset(bias, 0, sizeof(bias));
+    for (p = 0; p < k; p += n) {
+        n = te__min(k - p, TE__GEMM_KC);
+        for (j = 0; j < cols; j += TE__GEMM_NR)
+            for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
+    }
+    if (job->args->bias) te__load_row(te__data(job->args->bias), job->args->bias->dtype, col, cols, bias);
+    for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);
+}
+
+/* Tiles begin .. end - 1 of the rows and columns that are decoded now; a column of tiles shares its part of B. */
+static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
+    const te__gemm_job *job = (const te__gemm_job *)user;
+    int64_t down = te__div_up(job->a.end - job->a.begin, TE__GEMM_MC);
+    for (; begin < end; begin++) te__gemm_tile(job, job->a.begin + begin % down * TE__GEMM_MC, job->b.begin + begin / down * TE__GEMM_NC);
+}
+
+static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin, int64_t block) {
+    int64_t task = x->width == TE__GEMM_MR ? TE__GEMM_MC : TE__GEMM_NC;
+    x->begin = begin;
+    x->end = te__min(begin + block, x->size);
+    te__parallel_for(te, te__div_up(x->end - x->begin, task), 1, te__gemm_pack, x);
+}
+
+static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
+    te__gemm_job job;
+    int64_t block_a, block_b, i, j;
+    size_t bytes_a, bytes_b;
+    if (g->m == 0 || g->n == 0) return TE_OK;
+    memset(&job, 0, sizeof(job));
+    job.args = g;
+    job.ldd = te__gemm_ld(g->d);
+    job.ldaux = g->aux ? te__gemm_ld(g->aux) : 0;
+    job.scale = (g->scale_a ? *(const float *)te__data(g->scale_a) : 1.0f) * (g->scale_b ? *(const float *)te__data(g->scale_b) : 1.0f);
+    job.micro = te__gemm_micro_best();
+    te__gemm_operand_init(&job.a, g->a, !g->a_transposed, g->m, g->k, TE__GEMM_MR);
+    te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR);
+    block_a = te__gemm_block(&job.a);
+    block_b = te__gemm_block(&job.b);
+    bytes_a = (size_t)(block_a * g->k) * sizeof(float);
+    bytes_b = (size_t)(block_b * g->k) * sizeof(float);
+    job.a.packed = (float *)te__alloc(te, bytes_a);
+    job.b.packed = (float *)te__alloc(te, bytes_b);
+    if (job.a.packed && job.b.packed) {
+        for (j = 0; j < g->n; j += block_b) {
+            te__gemm_pack_block(te, &job.b, j, block_b);
+            for (i = 0; i < g->m; i += block_a) {
+                if (block_a < g->m || j == 0) te__gemm_pack_block(te, &job.a, i, block_a); /* all of A is decoded once if it fits */
+                te__parallel_for(te, te__div_up(job.a.end - job.a.begin, TE__GEMM_MC) * te__div_up(job.b.end - job.b.begin, TE__GEMM_NC), 1, te__gemm_tiles, &job);
+            }
+        }
+    }
+    te__free(te, job.a.packed, bytes_a);
+    te__free(te, job.b.packed, bytes_b);
+    return job.a.packed && job.b.packed ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+}

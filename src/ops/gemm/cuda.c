@@ -1,0 +1,210 @@
+/* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
+ *
+ * Three kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_naive (anything, anywhere). A tile size and a number of
+ * splits of k are chosen by a small model of the time that each would take, never by trying: the same shapes get the same kernel, and
+ * the same bits, in every run. */
+
+/* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
+typedef struct te__gemm_tile_kind {
+    int bm, bn;
+    double speed;
+    int option; /* gemm_mma: TILE; gemm_hopper: WAVES */
+    int threads;
+} te__gemm_tile_kind;
+
+typedef struct te__gemm_choice {
+    const te__gemm_tile_kind *tile;
+    int64_t tiles, splits;
+    int64_t k_split; /* k of one split */
+} te__gemm_choice;
+
+/* Times are in slabs of a 128 x 256 tile (0.5 us on an H200). A tile costs its slabs, and filling the pipeline and writing D about five
+ * more; splitting k costs a second launch (six) and its partial sums' way through device memory (about 1.6 MB a slab). */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, int64_t m, int64_t n, int64_t slabs, int64_t splits) {
+    double size = (double)t->bm * t->bn / (128.0 * 256.0);
+    int64_t rounds = te__div_up(te__div_up(m, t->bm) * te__div_up(n, t->bn) * splits, te__max(p->num_sms, 1));
+    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 5.0 * size);
+    if (splits > 1) cost += 6.0 + (double)m * (double)n * 4.0 * (double)(splits + 1) / 1.6e6;
+    return cost;
+}
+
+/* bk: elements of k in a slab. */
+static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te_gemm_args *a, int64_t bk) {
+    static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
+    enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
+    const int64_t most_workspace = (int64_t)256 << 20;
+    int64_t slabs = te__div_up(a->k, bk);
+    te__gemm_choice best = TE_ZERO;
+    double best_cost = 0.0;
+    int i, s;
+    for (i = 0; i < count; i++) {
+        for (s = 0; s < TE__COUNT(splits); s++) {
+            double cost = te__gemm_cost(p, &kinds[i], a->m, a->n, slabs, splits[s]);
+            if (s > 0 && (slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) break;
+            if (best.tile && cost >= best_cost) continue;
+            best.tile = &kinds[i];
+            best.splits = splits[s];
+            best_cost = cost;
+        }
+    }
+    best.tiles = te__div_up(a->m, best.tile->bm) * te__div_up(a->n, best.tile->bn);
+    best.k_split = te__div_up(slabs, best.splits) * bk;
+    best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
+    return best;
+}
+
+/* ---- arguments ------------------------------------------------------------------------------------------------------- */
+
+static void te__gemm_fill(te__gemm_kargs *k, const te_gemm_args *a) {
+    k->a = te__data(a->a);
+    k->b = te__data(a->b);
+    k->d = te__data(a->d);
+    k->aux = te__data(a->aux);
+    k->bias = te__data(a->bias);
+    k->scale_a = (const float *)te__data(a->scale_a);
+    k->scale_b = (const float *)te__data(a->scale_b);
+    k->m = a->m;
+    k->n = a->n;
+    k->k = a->k;
+    k->lda = te__gemm_ld(a->a);
+    k->ldb = te__gemm_ld(a->b);
+    k->ldd = te__gemm_ld(a->d);
+    k->ldaux = a->aux ? te__gemm_ld(a->aux) : 0;
+    k->k_split = te__max(a->k, 1);
+    k->a_dt = a->a->dtype;
+    k->b_dt = a->b->dtype;
+    k->d_dt = a->d->dtype;
+    k->bias_dt = a->bias ? (int)a->bias->dtype : 0;
+    k->a_t = a->a_transposed;
+    k->b_t = a->b_transposed;
+    k->epilogue = a->epilogue;
+    k->accumulate = a->accumulate;
+    k->splits = 1;
+    k->vector = k->ldd % 8 == 0 && te__is_aligned(a->d, 16) && k->ldaux % 8 == 0 && te__is_aligned(a->aux, 16);
+}
+
+/* With splits, D becomes the partial sums: plain f32, one [m, n] a split. True, or the workspace could not be had. */
+static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice *c) {
+    if (c->splits == 1) return true;
+    k->d = te__plan_workspace(p, c->splits * k->m * k->n * 4);
+    k->d_dt = TE_F32;
+    k->ldd = k->n;
+    k->d_split = k->m * k->n;
+    k->k_split = c->k_split;
+    k->splits = (int)c->splits;
+    k->scale_a = k->scale_b = NULL;
+    k->bias = NULL;
+    k->aux = NULL;
+    k->epilogue = TE_EPILOGUE_NONE;
+    k->accumulate = 0;
+    k->vector = k->n % 8 == 0;
+    return k->d != NULL;
+}
+
+/* ... and a second kernel adds them up and does the rest. */
+static void te__gemm_plan_reduce(te__plan *p, const te_gemm_args *a, const te__gemm_choice *c, const void *partial) {
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_reduce");
+    te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
+    te__gemm_fill(k, a);
+    k->partial = (const float *)partial;
+    k->splits = (int)c->splits;
+    te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
+}
+
+/* A and B, and their rows, start at multiples of 16 bytes. */
+static bool te__gemm_is_aligned(const te_gemm_args *a) {
+    int64_t bytes = te__dtype_size(a->a->dtype);
+    return te__is_aligned(a->a, 16) && te__is_aligned(a->b, 16) && te__gemm_ld(a->a) * bytes % 16 == 0 && te__gemm_ld(a->b) * bytes % 16 == 0;
+}
+
+static void te__gemm_options(te__launch *l, const te_gemm_args *a) {
+    te__launch_option(l, "A_DT", a->a->dtype);
+    te__launch_option(l, "B_DT", a->b->dtype);
+    te__launch_option(l, "A_T", a->a_transposed);
+    te__launch_option(l, "B_T", a->b_transposed);
+}
+
+/* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
+
+static te_result te__gemm_plan_naive(te__plan *p, const te_gemm_args *a) {
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
+    te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), a);
+    te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
+    p->native = false;
+    te__plan_why(p, a->k == 0 ? "k is 0: D is the epilogue of zeros" : "no NVRTC: plain f32 arithmetic from the embedded PTX, no tensor cores");
+    return TE_OK;
+}
+
+/* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
+
+static te_result te__gemm_plan_mma(te__plan *p, const te_gemm_args *a) {
+    /* Plain first; the second list is for what needs more registers. Shared memory: four slots of 64 bytes of k. */
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256}, {128, 128, 0.9, 1, 128}, {64, 64, 0.6, 0, 128}};
+    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256}, {64, 64, 0.6, 0, 128}};
+    bool fp8 = te__is_fp8(a->a->dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(a);
+    bool promote = fp8 && fp8_cores && a->split_accumulator, is_heavy = a->a->dtype == TE_F32 || !aligned || promote;
+    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), a, 64 / te__dtype_size(a->a->dtype));
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
+    te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
+    te__gemm_fill(k, a);
+    te__gemm_options(l, a);
+    te__launch_option(l, "TILE", c.tile->option);
+    te__launch_option(l, "ALIGNED", aligned);
+    te__launch_option(l, "PROMOTE", promote);
+    te__launch_size(l, c.tiles, c.splits, 1, c.tile->threads, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
+    if (!te__gemm_split(p, k, &c)) return p->result;
+    if (c.splits > 1) te__gemm_plan_reduce(p, a, &c, k->d);
+    p->native = !fp8 || fp8_cores;
+    te__plan_why(p, fp8 && !fp8_cores        ? "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)"
+                    : !aligned               ? "tensor cores (mma.sync), operands read element by element: A, B or their rows are not 16-byte aligned"
+                    : a->a->dtype == TE_F32  ? "tensor cores (mma.sync), f32 as TF32"
+                    : promote                ? "fp8 tensor cores (mma.sync), partial sums of 128 k promoted to f32"
+                                             : "tensor cores (mma.sync)");
+    return TE_OK;
+}
+
+/* ---- gemm_hopper ----------------------------------------------------------------------------------------------------- */
+
+static bool te__gemm_fits_hopper(const te__plan *p, const te_gemm_args *a) {
+    return p->hopper && a->a->dtype != TE_F32 && te__gemm_is_aligned(a) && te__max(te__max(a->m, a->n), a->k) <= INT_MAX; /* TMA counts in 32 bits */
+}
+
+/* The map of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that are not
+ * k-major in boxes of 64 by one slab. */
+static te_result te__gemm_map(te__plan *p, void *map, const te_tensor *x, bool k_major, int64_t size, int64_t k, int box) {
+    int64_t bytes = te__dtype_size(x->dtype);
+    uint64_t dims[2], stride = (uint64_t)(te__gemm_ld(x) * bytes);
+    uint32_t boxes[2];
+    dims[0] = (uint64_t)(k_major ? k : size);
+    dims[1] = (uint64_t)(k_major ? size : k);
+    boxes[0] = (uint32_t)(128 / bytes);
+    boxes[1] = k_major ? (uint32_t)box : 64;
+    return te__cuda_tensor_map(p, map, te__data(x), x->dtype, 2, dims, &stride, boxes, 128);
+}
+
+static te_result te__gemm_plan_hopper(te__plan *p, const te_gemm_args *a) {
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384}, {256, 128, 0.97, 2, 384}, {128, 128, 0.8, 1, 384}};
+    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.85, 2, 384}, {128, 128, 0.7, 1, 384}};
+    bool promote = te__is_fp8(a->a->dtype) && a->split_accumulator;
+    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), a, 128 / te__dtype_size(a->a->dtype));
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
+    te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
+    te__gemm_fill(&k->g, a);
+    te__gemm_options(l, a);
+    te__launch_option(l, "BN", c.tile->bn);
+    te__launch_option(l, "WAVES", c.tile->option);
+    te__launch_option(l, "PROMOTE", promote);
+    te__launch_size(l, te__min(c.tiles * c.splits, te__max(p->num_sms, 1)), 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
+    if (!te__gemm_split(p, &k->g, &c) || te__gemm_map(p, k->a_map, a->a, !a->a_transposed, a->m, a->k, c.tile->bm) != TE_OK ||
+        te__gemm_map(p, k->b_map, a->b, a->b_transposed, a->n, a->k, c.tile->bn) != TE_OK)
+        return p->result;
+    if (c.splits > 1) te__gemm_plan_reduce(p, a, &c, k->g.d);
+    te__plan_why(p, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
+    if (a->m == 0 || a->n == 0) return TE_OK;
+    if (p->baseline || a->k == 0) return te__gemm_plan_naive(p, a);
+    return te__gemm_fits_hopper(p, a) ? te__gemm_plan_hopper(p, a) : te__gemm_plan_mma(p, a);
+}

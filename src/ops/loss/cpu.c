@@ -1,0 +1,146 @@
+/* ops/loss/cpu.c: cross entropy and mean squared error, the reference. Knows rows of numbers; must not know CUDA. */
+
+/* TE__LOSS_BLOCK: elements whose squared errors are summed by one thread; the blocks' sums are then added in order. */
+enum { TE__LOSS_RUN = 512, TE__LOSS_BLOCK = 16384 };
+
+/* The target of a row, or -1 if it does not count. */
+static int64_t te__loss_target(const te_tensor *target, int64_t row, int64_t ignore_index, int64_t v) {
+    int64_t t = te__load_index(te__data(target), target->dtype, row);
+    return t == ignore_index || t < 0 || t >= v ? -1 : t;
+}
+
+/* ---- cross entropy ---- */
+
+static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
+    const te_cross_entropy_fwd_args *a = (const te_cross_entropy_fwd_args *)user;
+    const void *logits = te__data(a->logits);
+    te_dtype dt = a->logits->dtype;
+    float run[TE__LOSS_RUN], e = a->label_smoothing;
+    int64_t v = te__cols(a->logits), row, i, k, count;
+    for (row = begin; row < end; row++) {
+        int64_t t = te__loss_target(a->target, row, a->ignore_index, v);
+        float m = -INFINITY, reference, lse, loss = 0.0f;
+        double s = 0.0, sum = 0.0;
+        for (i = 0; i < v; i += TE__LOSS_RUN) {
+            count = te__min(TE__LOSS_RUN, v - i);
+            te__load_row(logits, dt, row * v + i, count, run);
+            for (k = 0; k < count; k++) m = run[k] > m ? run[k] : m;
+        }
+        reference = m == -INFINITY ? 0.0f : m; /* a row may have nothing finite */
+        for (i = 0; i < v; i += TE__LOSS_RUN) {
+            count = te__min(TE__LOSS_RUN, v - i);
+            te__load_row(logits, dt, row * v + i, count, run);
+            for (k = 0; k < count; k++) {
+                sum += (double)run[k];
+                s += (double)expf(run[k] - reference);
+            }
+        }
+        lse = (float)((double)m + log(s));
+        if (t >= 0) {
+            loss = lse - te__load_element(logits, dt, row * v + t);
+            if (e > 0.0f) loss = (1.0f - e) * loss + e * lse - e / (float)v * (float)sum;
+        }
+        ((float *)te__data(a->loss))[row] = loss;
+        ((float *)te__data(a->lse))[row] = lse;
+    }
+}
+
+static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_cross_entropy_fwd_args *a) {
+    te_cross_entropy_fwd_args args = *a;
+    int64_t m = te__rows(a->logits), v = te__cols(a->logits), row, counted = 0;
+    te__parallel_for(te, m, te__max(1, 4096 / te__max(1, v)), te__cross_entropy_fwd_rows, &args);
+    if (!a->count) return TE_OK;
+    for (row = 0; row < m; row++) counted += te__loss_target(a->target, row, a->ignore_index, v) >= 0;
+    *(float *)te__data(a->count) = (float)counted;
+    return TE_OK;
+}
+
+static void te__cross_entropy_bwd_rows(void *user, int64_t begin, int64_t end) {
+    const te_cross_entropy_bwd_args *a = (const te_cross_entropy_bwd_args *)user;
+    const float *dloss = (const float *)te__data(a->dloss), *lse = (const float *)te__data(a->lse);
+    float run[TE__LOSS_RUN], e = a->label_smoothing, count_of_targets = 1.0f, everywhere;
+    int64_t v = te__cols(a->logits), row, i, k, count, step = te__numel(a->dloss) == 1 ? 0 : 1;
+    if (a->count) count_of_targets = fmaxf(*(const float *)te__data(a->count), 1.0f);
+    everywhere = e / (float)v;
+    for (row = begin; row < end; row++) {
+        int64_t t = te__loss_target(a->target, row, a->ignore_index, v);
+        float factor = dloss[row * step] * a->scale / count_of_targets;
+        for (i = 0; i < v; i += TE__LOSS_RUN) {
+            count = te__min(TE__LOSS_RUN, v - i);
+            te__load_row(te__data(a->logits), a->logits->dtype, row * v + i, count, run);
+            for (k = 0; k < count; k++) run[k] = expf(run[k] - lse[row]) - everywhere;
+            if (t >= i && t < i + count) run[t - i] -= 1.0f - e;
+            for (k = 0; k < count; k++) run[k] = t < 0 ? 0.0f : run[k] * factor;
+            te__store_row(te__data(a->dlogits), a->dlogits->dtype, row * v + i, count, run);
+        }
+    }
+}
+
+static te_result te__cpu_cross_entropy_bwd(te_ctx *te, const te_cross_entropy_bwd_args *a) {
+    te_cross_entropy_bwd_args args = *a;
+    int64_t v = te__cols(a->logits);
+    if (v == 0) return TE_OK;
+    te__parallel_for(te, te__rows(a->logits), te__max(1, 4096 / v), te__cross_entropy_bwd_rows, &args);
+    return TE_OK;
+}
+
+/* ---- mean squared error ---- */
+
+typedef struct te__mse_job {
+    const te_tensor *x, *target;
+    te_tensor *dx; /* backward */
+    float factor;
+    double *sums; /* forward: one a block */
+    int64_t n;
+} te__mse_job;
+
+static void te__mse_blocks(void *user, int64_t begin, int64_t end) {
+    const te__mse_job *job = (const te__mse_job *)user;
+    float x[TE__LOSS_RUN], t[TE__LOSS_RUN];
+    int64_t block, i, k, count;
+    for (block = begin; block < end; block++) {
+        int64_t last = te__min(job->n, (block + 1) * TE__LOSS_BLOCK);
+        double sum = 0.0;
+        for (i = block * TE__LOSS_BLOCK; i < last; i += TE__LOSS_RUN) {
+            count = te__min(TE__LOSS_RUN, last - i);
+            te__load_row(te__data(job->x), job->x->dtype, i, count, x);
+            te__load_row(te__data(job->target), job->target->dtype, i, count, t);
+            for (k = 0; k < count; k++) x[k] -= t[k];
+            if (job->dx) {
+                for (k = 0; k < count; k++) x[k] *= job->factor;
+                te__store_row(te__data(job->dx), job->dx->dtype, i, count, x);
+            } else {
+                for (k = 0; k < count; k++) sum += (double)x[k] * (double)x[k];
+            }
+        }
+        if (job->sums) job->sums[block] = sum;
+    }
+}
+
+static te_result te__cpu_mse_fwd(te_ctx *te, const te_mse_fwd_args *a) {
+    te__mse_job job = TE_ZERO;
+    int64_t n = te__numel(a->x), blocks = te__div_up(n, TE__LOSS_BLOCK), i;
+    double sum = 0.0;
+    job.x = a->x;
+    job.target = a->target;
+    job.n = n;
+    job.sums = (double *)te__alloc(te, (size_t)blocks * sizeof(double));
+    if (!job.sums) return TE_ERR_OUT_OF_MEMORY;
+    te__parallel_for(te, blocks, 1, te__mse_blocks, &job);
+    for (i = 0; i < blocks; i++) sum += job.sums[i];
+    *(float *)te__data(a->loss) = n ? (float)(sum / (double)n) : 0.0f;
+    te__free(te, job.sums, (size_t)blocks * sizeof(double));
+    return TE_OK;
+}
+
+static te_result te__cpu_mse_bwd(te_ctx *te, const te_mse_bwd_args *a) {
+    te__mse_job job = TE_ZERO;
+    job.x = a->x;
+    job.target = a->target;
+    job.dx = a->dx;
+    job.n = te__numel(a->x);
+    if (job.n == 0) return TE_OK;
+    job.factor = 2.0f * *(const float *)te__data(a->dloss) / (float)job.n;
+    te__parallel_for(te, te__div_up(job.n, TE__LOSS_BLOCK), 1, te__mse_blocks, &job);
+    return TE_OK;
+}

@@ -1,0 +1,129 @@
+/* ops/loss/cuda.c: the losses, which kernels and how they are launched. Knows plans; must not know the driver. */
+
+/* Threads for a row of v logits, of which each takes `each`. */
+static int te__loss_threads(int64_t v, int64_t each, int64_t most) {
+    return (int)te__min(most, te__round_up(te__max(1, te__div_up(v, each)), 32));
+}
+
+static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_cross_entropy_fwd_args *a) {
+    int64_t m = te__rows(a->logits), v = te__cols(a->logits);
+    if (m > 0) {
+        te__launch *l = te__plan_launch(p, "loss", "cross_entropy_fwd");
+        te__cross_entropy_fwd_kargs *k = TE__KARGS(p, l, te__cross_entropy_fwd_kargs);
+        k->logits = te__data(a->logits);
+        k->target = te__data(a->target);
+        k->loss = (float *)te__data(a->loss);
+        k->lse = (float *)te__data(a->lse);
+        k->m = m;
+        k->v = v;
+        k->ignore_index = a->ignore_index;
+        k->smoothing = a->label_smoothing;
+        k->logits_dt = a->logits->dtype;
+        k->target_dt = a->target->dtype;
+        if (!p->baseline) te__launch_option(l, "X_DT", a->logits->dtype);
+        te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__loss_threads(v, 16, 512), 0);
+    }
+    if (a->count) {
+        te__launch *l = te__plan_launch(p, "loss", "cross_entropy_count");
+        te__cross_entropy_count_kargs *k = TE__KARGS(p, l, te__cross_entropy_count_kargs);
+        k->target = te__data(a->target);
+        k->count = (float *)te__data(a->count);
+        k->m = m;
+        k->v = v;
+        k->ignore_index = a->ignore_index;
+        k->target_dt = a->target->dtype;
+        te__launch_size(l, 1, 1, 1, 1024, 0);
+    }
+    te__plan_why(p, "one pass over the logits, a block for each row");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_cross_entropy_bwd_args *a) {
+    int64_t m = te__rows(a->logits), v = te__cols(a->logits);
+    te__launch *l;
+    te__cross_entropy_bwd_kargs *k;
+    bool vector;
+    int threads;
+    if (m == 0 || v == 0) return TE_OK;
+    vector = !p->baseline && a->logits->dtype == a->dlogits->dtype && ((uintptr_t)te__data(a->logits) - (uintptr_t)te__data(a->dlogits)) % 16 == 0;
+    threads = te__loss_threads(v, 8, 256);
+    l = te__plan_launch(p, "loss", "cross_entropy_bwd");
+    k = TE__KARGS(p, l, te__cross_entropy_bwd_kargs);
+    k->logits = te__data(a->logits);
+    k->target = te__data(a->target);
+    k->lse = (const float *)te__data(a->lse);
+    k->dloss = (const float *)te__data(a->dloss);
+    k->count = (const float *)te__data(a->count);
+    k->dlogits = te__data(a->dlogits);
+    k->m = m;
+    k->v = v;
+    k->ignore_index = a->ignore_index;
+    k->dloss_step = te__numel(a->dloss) == 1 ? 0 : 1;
+    k->scale = a->scale;
+    k->smoothing = a->label_smoothing;
+    k->logits_dt = a->logits->dtype;
+    k->target_dt = a->target->dtype;
+    k->dlogits_dt = a->dlogits->dtype;
+    if (vector) te__launch_option(l, "X_DT", a->logits->dtype);
+    te__launch_size(l, te__min(m, INT_MAX), te__min(te__div_up(v, 32 * threads), 65535), 1, threads, 0);
+    te__plan_why(p, vector ? "eight logits a thread" : "general: one logit at a time");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_mse_fwd_args *a) {
+    int64_t count = te__numel(a->x), parts = te__min(1024, te__div_up(count, 2048));
+    float *partial = (float *)te__plan_workspace(p, parts * (int64_t)sizeof(float));
+    te__launch *l;
+    te__mse_kargs *k;
+    if (p->result != TE_OK) return p->result;
+    if (count > 0) {
+        l = te__plan_launch(p, "loss", "mse_fwd");
+        k = TE__KARGS(p, l, te__mse_kargs);
+        k->x = te__data(a->x);
+        k->target = te__data(a->target);
+        k->partial = partial;
+        k->count = count;
+        k->x_dt = a->x->dtype;
+        k->target_dt = a->target->dtype;
+        if (!p->baseline && count % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->target, 16)) {
+            te__launch_option(l, "X_DT", a->x->dtype);
+            te__launch_option(l, "T_DT", a->target->dtype);
+        }
+        te__launch_size(l, parts, 1, 1, 256, 0);
+    }
+    l = te__plan_launch(p, "loss", "mse_sum");
+    k = TE__KARGS(p, l, te__mse_kargs);
+    k->partial = partial;
+    k->parts = parts;
+    k->count = count;
+    k->loss = (float *)te__data(a->loss);
+    te__launch_size(l, 1, 1, 1, 1024, 0);
+    te__plan_why(p, "partial sums, added in fixed order");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_mse_bwd_args *a) {
+    int64_t count = te__numel(a->x);
+    bool vector = !p->baseline && count % 8 == 0 && a->dx->dtype == a->x->dtype && te__is_aligned(a->x, 16) && te__is_aligned(a->target, 16) &&
+                  te__is_aligned(a->dx, 16);
+    te__launch *l;
+    te__mse_kargs *k;
+    if (count == 0) return TE_OK;
+    l = te__plan_launch(p, "loss", "mse_bwd");
+    k = TE__KARGS(p, l, te__mse_kargs);
+    k->x = te__data(a->x);
+    k->target = te__data(a->target);
+    k->dx = te__data(a->dx);
+    k->dloss = (const float *)te__data(a->dloss);
+    k->count = count;
+    k->x_dt = a->x->dtype;
+    k->target_dt = a->target->dtype;
+    k->dx_dt = a->dx->dtype;
+    if (vector) {
+        te__launch_option(l, "X_DT", a->x->dtype);
+        te__launch_option(l, "T_DT", a->target->dtype);
+    }
+    te__launch_size(l, te__div_up(count, 2048), 1, 1, 256, 0);
+    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    return TE_OK;
+}

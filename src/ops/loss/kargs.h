@@ -1,0 +1,42 @@
+/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* loss[m] and lse[m] from logits [m, v]. */
+typedef struct te__cross_entropy_fwd_kargs {
+    const void *logits;
+    const void *target; /* [m] */
+    float *loss, *lse;  /* [m] */
+    long long m, v, ignore_index;
+    float smoothing;
+    int logits_dt, target_dt;
+} te__cross_entropy_fwd_kargs;
+
+/* count = the number of targets that are not ignored. */
+typedef struct te__cross_entropy_count_kargs {
+    const void *target; /* [m] */
+    float *count;       /* [1] */
+    long long m, v, ignore_index;
+    int target_dt;
+} te__cross_entropy_count_kargs;
+
+/* dlogits = (softmax - target distribution) * dloss * scale / max(count, 1). */
+typedef struct te__cross_entropy_bwd_kargs {
+    const void *logits, *target;
+    const float *lse, *dloss; /* [m]; dloss [m] or [1] */
+    const float *count;       /* [1], or NULL */
+    void *dlogits;            /* may be logits */
+    long long m, v, ignore_index;
+    long long dloss_step; /* 1, or 0: one for all rows */
+    float scale, smoothing;
+    int logits_dt, target_dt, dlogits_dt;
+} te__cross_entropy_bwd_kargs;
+
+/* mse_fwd writes partial sums, mse_sum adds them up, mse_bwd writes dx. */
+typedef struct te__mse_kargs {
+    const void *x, *target;
+    void *dx;
+    const float *dloss; /* [1] */
+    float *partial;     /* [parts] */
+    float *loss;        /* [1] */
+    long long count, parts;
+    int x_dt, target_dt, dx_dt;
+} te__mse_kargs;

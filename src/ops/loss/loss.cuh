@@ -1,0 +1,30 @@
+// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.
+#pragma once
+#include "device/base.cuh"
+
+// e^d, to about 2 units in the last place; e^-inf is 0 and NaN stays NaN.
+TE_DEV float te_loss_exp(float d) {
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(d * 1.44269504f));
+    return e;
+}
+
+// The target of a row, or -1 if it does not count.
+TE_DEV te_i64 te_loss_target(const void *target, te_i64 row, int dt, te_i64 ignore_index, te_i64 v) {
+    te_i64 t = te_load_index(target, row, dt);
+    return t == ignore_index || t < 0 || t >= v ? -1 : t;
+}
+
+// Rows of an odd vocabulary start anywhere: elements `head` .. head + 8 * vectors - 1 are the part that can be read eight at a time.
+struct te_loss_span {
+    te_i64 head, vectors, tail;
+};
+TE_DEV te_loss_span te_loss_split(const void *p, te_i64 first, te_i64 n, int element_bytes) {
+    te_u32 misaligned = (te_u32)((te_u64)p + (te_u64)first * element_bytes) & 15u;
+    te_i64 head = ((16u - misaligned) & 15u) / element_bytes;
+    te_loss_span s;
+    s.head = head < n ? head : n;
+    s.vectors = (n - s.head) >> 3;
+    s.tail = s.head + 8 * s.vectors;
+    return s;
+}

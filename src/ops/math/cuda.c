@@ -1,0 +1,264 @@
+/* ops/math/cuda.c: plans of the math operations. Knows the kernels' contracts; must not know what they compute. */
+
+static bool te__math_aligned(const te_tensor *x) { return ((uintptr_t)te__data(x) & 15u) == 0; }
+/* Rows of `cols` elements all start at multiples of 16 bytes. */
+static bool te__math_aligned_rows(const te_tensor *x, int64_t cols) {
+    return te__math_aligned(x) && cols * te__dtype_size(x->dtype) % 16 == 0;
+}
+
+/* ---- copy ---- */
+
+/* The widest unit that a raw walk can be made in, in bytes; `size`: bytes of an element. */
+static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src, const te_tensor *dst) {
+    uintptr_t all = (uintptr_t)te__data(src) | (uintptr_t)te__data(dst) | 16u;
+    int last = w->ndim - 1, d, unit = size;
+    if (w->src[last] != 1 || w->dst[last] != 1) return size;
+    all |= (uintptr_t)(w->shape[last] * size);
+    for (d = 0; d < last; d++) all |= (uintptr_t)((w->src[d] | w->dst[d]) * size);
+    while (unit < 16 && all % (uintptr_t)(2 * unit) == 0) unit *= 2;
+    return unit;
+}
+/* All runs can be converted eight at a time. */
+static bool te__copy_by_eight(const te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
+    int last = w->ndim - 1, d;
+    if (!te__is_float(src->dtype) || !te__is_float(dst->dtype) || !te__math_aligned(src) || !te__math_aligned(dst)) return false;
+    if (w->src[last] != 1 || w->dst[last] != 1 || w->shape[last] % 8 != 0) return false;
+    for (d = 0; d < last; d++)
+        if (w->src[d] % 8 != 0 || w->dst[d] % 8 != 0) return false;
+    return true;
+}
+
+/* One launch over part of a flat copy, or over a whole strided one. `offset`: elements to skip on both sides. */
+static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor *src, const te_tensor *dst, int64_t offset, int unit, int width) {
+    te__launch *l = te__plan_launch(p, "math", "copy");
+    te__copy_kargs *k = TE__KARGS(p, l, te__copy_kargs);
+    int64_t per_item = unit ? unit / te__dtype_size(src->dtype) : width;
+    int64_t stride_unit = unit ? per_item : 1;
+    int d;
+    if (!unit) {
+        te__launch_option(l, "SRC_DT", src->dtype);
+        te__launch_option(l, "DST_DT", dst->dtype);
+    }
+    k->src = (const char *)te__data(src) + offset * te__dtype_size(src->dtype);
+    k->dst = (char *)te__data(dst) + offset * te__dtype_size(dst->dtype);
+    k->ndim = w->ndim;
+    k->unit = unit;
+    k->width = width;
+    k->src_dt = src->dtype;
+    k->dst_dt = dst->dtype;
+    k->items = 1;
+    for (d = 0; d < w->ndim; d++) {
+        bool last = d == w->ndim - 1;
+        k->shape[d] = last ? w->shape[d] / per_item : w->shape[d];
+        /* Neighbouring items of the last dimension are `per_item` elements apart where they are wide. */
+        k->src_stride[d] = (last ? w->src[d] * per_item : w->src[d]) / stride_unit;
+        k->dst_stride[d] = (last ? w->dst[d] * per_item : w->dst[d]) / stride_unit;
+        k->items *= k->shape[d];
+    }
+    te__launch_size(l, te__div_up(k->items, 1024), 1, 1, 256, 0);
+}
+
+static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
+    te__copy_walk w;
+    int64_t n = te__numel(a->src), whole;
+    bool raw = te__copy_is_raw(a->src->dtype, a->dst->dtype), flat;
+    int size = (int)te__dtype_size(a->src->dtype), width;
+    if (n == 0) return TE_OK;
+    te__copy_walk_make(&w, a->src, a->dst);
+    flat = w.ndim == 1 && w.src[0] == 1 && w.dst[0] == 1;
+    if (flat) {
+        /* The bulk in the widest items, and what is left over one by one. */
+        bool aligned = te__math_aligned(a->src) && te__math_aligned(a->dst);
+        width = !aligned || (!raw && !(te__is_float(a->src->dtype) && te__is_float(a->dst->dtype))) ? 1 : raw ? 16 / size : 8;
+        if (width > 1) {
+            whole = n / width * width;
+            w.shape[0] = whole;
+            if (whole) te__copy_launch(p, &w, a->src, a->dst, 0, raw ? 16 : 0, width);
+            w.shape[0] = n - whole;
+            if (n > whole) te__copy_launch(p, &w, a->src, a->dst, whole, raw ? size : 0, 1);
+            te__plan_why(p, "contiguous, 16 bytes at a time");
+            return TE_OK;
+        }
+    }
+    te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, !raw && te__copy_by_eight(&w, a->src, a->dst) ? 8 : 1);
+    te__plan_why(p, flat ? "contiguous, but not aligned to 16 bytes" : "strided");
+    return TE_OK;
+}
+
+/* ---- fill, random, axpby ---- */
+
+static te_result te__cuda_plan_fill(te__plan *p, const te_fill_args *a) {
+    te__launch *l;
+    te__fill_kargs *k;
+    int unit = (int)te__dtype_size(a->dst->dtype), bits;
+    if (te__numel(a->dst) == 0) return TE_OK;
+    l = te__plan_launch(p, "math", "fill");
+    k = TE__KARGS(p, l, te__fill_kargs);
+    k->dst = te__data(a->dst);
+    k->bytes = te__numel(a->dst) * unit;
+    k->unit = unit;
+    k->vector = te__math_aligned(a->dst);
+    k->pattern = te__fill_bits(a->dst->dtype, a->value);
+    if (unit < 8) k->pattern &= ((uint64_t)1 << (8 * unit)) - 1;
+    for (bits = 8 * unit; bits < 64; bits *= 2) k->pattern |= k->pattern << bits;
+    te__launch_size(l, te__div_up(k->bytes, 16384), 1, 1, 256, 0);
+    te__plan_why(p, "one pattern, written");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_random(te__plan *p, const te_random_args *a) {
+    te__launch *l;
+    te__random_kargs *k;
+    if (te__numel(a->dst) == 0) return TE_OK;
+    l = te__plan_launch(p, "math", "random");
+    k = TE__KARGS(p, l, te__random_kargs);
+    te__launch_option(l, "DT", a->dst->dtype);
+    k->dst = te__data(a->dst);
+    k->n = te__numel(a->dst);
+    k->seed = a->seed;
+    k->offset = a->offset;
+    k->a = a->a;
+    k->b = a->b;
+    k->below_b = te__random_below(a);
+    k->kind = a->kind;
+    k->dt = a->dst->dtype;
+    te__launch_size(l, te__div_up(k->n, 1024), 1, 1, 256, 0);
+    te__plan_why(p, "Philox, one block for four elements");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_axpby(te__plan *p, const te_axpby_args *a) {
+    te__launch *l;
+    te__axpby_kargs *k;
+    if (te__numel(a->x) == 0) return TE_OK;
+    l = te__plan_launch(p, "math", "axpby");
+    k = TE__KARGS(p, l, te__axpby_kargs);
+    k->x = te__data(a->x);
+    k->y = te__data(a->y);
+    k->out = te__data(a->out);
+    k->alpha_device = (const float *)te__data(a->alpha_device);
+    k->n = te__numel(a->x);
+    k->alpha = a->alpha;
+    k->beta = a->beta;
+    k->x_dt = a->x->dtype;
+    k->y_dt = a->y ? a->y->dtype : TE_DTYPE_NONE;
+    k->out_dt = a->out->dtype;
+    k->vector = te__math_aligned(a->x) && te__math_aligned(a->out) && (!a->y || te__math_aligned(a->y));
+    te__launch_option(l, "X_DT", k->x_dt);
+    te__launch_option(l, "Y_DT", k->y_dt);
+    te__launch_option(l, "OUT_DT", k->out_dt);
+    te__launch_size(l, te__div_up(k->n, 2048), 1, 1, 256, 0);
+    te__plan_why(p, k->vector ? "16 bytes at a time" : "element by element: an array is not aligned to 16 bytes");
+    return TE_OK;
+}
+
+/* ---- sums ---- */
+
+static te_result te__cuda_plan_sum(te__plan *p, const te_sum_args *a) {
+    te__sum_kargs args = TE_ZERO;
+    te__launch *l = te__plan_launch(p, "math", "sum");
+    args.x = te__data(a->x);
+    args.out = (float *)te__data(a->out);
+    args.n = te__numel(a->x);
+    args.partials = te__max(1, te__div_up(args.n, TE__SUM_CHUNK)); /* one also when x is empty: its sum is 0 */
+    args.scale = a->scale;
+    args.x_dt = a->x->dtype;
+    args.vector = te__math_aligned(a->x);
+    te__launch_option(l, "X_DT", a->x->dtype);
+    te__launch_size(l, args.partials, 1, 1, 256, 0);
+    if (args.partials > 1) args.partial = (float *)te__plan_workspace(p, args.partials * 4);
+    *TE__KARGS(p, l, te__sum_kargs) = args;
+    if (args.partials > 1) {
+        l = te__plan_launch(p, "math", "sum_final");
+        te__launch_size(l, 1, 1, 1, 1024, 0);
+        *TE__KARGS(p, l, te__sum_kargs) = args;
+    }
+    te__plan_why(p, "partial sums of 16,384 elements, added in their order");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+    te__column_sum_kargs args = TE_ZERO;
+    te__launch *l;
+    int64_t chunks;
+    args.m = te__rows(a->x);
+    args.n = te__cols(a->x);
+    if (args.n == 0) return TE_OK;
+    args.x = te__data(a->x);
+    args.out = te__data(a->out);
+    args.column_blocks = (unsigned)te__div_up(args.n, 256);
+    /* About a thousand blocks fill any GPU; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
+    chunks = te__max(1, te__min(te__div_up(args.m, 32), te__div_up(1024, args.column_blocks)));
+    args.chunk = te__max(1, te__div_up(args.m, chunks));
+    args.chunks = te__max(1, te__div_up(args.m, args.chunk));
+    args.x_dt = a->x->dtype;
+    args.out_dt = a->out->dtype;
+    args.accumulate = a->accumulate;
+    args.vector = te__math_aligned_rows(a->x, args.n);
+    args.partial = (float *)te__plan_workspace(p, args.chunks * args.n * 4);
+    l = te__plan_launch(p, "math", "column_sum");
+    te__launch_option(l, "X_DT", a->x->dtype);
+    te__launch_size(l, args.chunks * args.column_blocks, 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__column_sum_kargs) = args;
+    l = te__plan_launch(p, "math", "column_sum_final");
+    te__launch_size(l, te__div_up(args.n, 32), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__column_sum_kargs) = args;
+    te__plan_why(p, "partial sums of chunks of rows, added in their order");
+    return TE_OK;
+}
+
+/* ---- embedding ---- */
+
+static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_embedding_fwd_args *a) {
+    te__launch *l;
+    te__embedding_fwd_kargs *k;
+    if (te__numel(a->y) == 0) return TE_OK;
+    l = te__plan_launch(p, "math", "embedding_fwd");
+    k = TE__KARGS(p, l, te__embedding_fwd_kargs);
+    k->ids = te__data(a->ids);
+    k->table = te__data(a->table);
+    k->y = te__data(a->y);
+    k->tokens = te__numel(a->ids);
+    k->vocab = a->table->shape[0];
+    k->h = a->table->shape[1];
+    k->ids_dt = a->ids->dtype;
+    k->table_dt = a->table->dtype;
+    k->y_dt = a->y->dtype;
+    k->vector = te__math_aligned_rows(a->table, k->h) && te__math_aligned_rows(a->y, k->h);
+    te__launch_option(l, "TABLE_DT", k->table_dt);
+    te__launch_option(l, "Y_DT", k->y_dt);
+    te__launch_size(l, te__div_up(k->tokens, 8), 1, 1, 256, 0);
+    te__plan_why(p, "one warp a row");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_embedding_bwd_args *a) {
+    te__embedding_bwd_kargs args = TE_ZERO;
+    te__launch *l;
+    args.tokens = te__numel(a->ids);
+    args.vocab = a->dtable->shape[0];
+    args.h = a->dtable->shape[1];
+    if (args.vocab == 0 || args.h == 0) return TE_OK;
+    args.ids = te__data(a->ids);
+    args.dy = te__data(a->dy);
+    args.dtable = te__data(a->dtable);
+    args.start = (unsigned *)te__plan_workspace(p, (args.vocab + 1) * 4);
+    args.order = (unsigned *)te__plan_workspace(p, te__max(1, args.tokens) * 4);
+    args.bucket = (int)te__min(TE__EMBEDDING_BUCKET, te__div_up(args.vocab, 512)); /* 512 blocks or more, or one id a block */
+    args.splits = (int)te__max(1, te__min(te__div_up(args.h, 128), te__div_up(4096, args.vocab)));
+    args.ids_dt = a->ids->dtype;
+    args.dy_dt = a->dy->dtype;
+    args.dtable_dt = a->dtable->dtype;
+    args.accumulate = a->accumulate;
+    args.vector = te__math_aligned_rows(a->dy, args.h) && te__math_aligned_rows(a->dtable, args.h);
+    l = te__plan_launch(p, "math", "embedding_sort");
+    te__launch_size(l, te__div_up(args.vocab, args.bucket), 1, 1, 1024, 0);
+    *TE__KARGS(p, l, te__embedding_bwd_kargs) = args;
+    l = te__plan_launch(p, "math", "embedding_bwd");
+    te__launch_option(l, "DY_DT", args.dy_dt);
+    te__launch_option(l, "DTABLE_DT", args.dtable_dt);
+    te__launch_size(l, te__div_up(args.vocab * args.splits, 8), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__embedding_bwd_kargs) = args;
+    te__plan_why(p, "tokens sorted by id, then warps add up each id's rows");
+    return TE_OK;
+}

@@ -1,0 +1,212 @@
+/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: what each call must look like, and what both backends share about it.
+ * Knows tensors; must not know which backend runs. */
+
+/* A plain tensor of this context. */
+static te_result te__math_check(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
+    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
+    if (x->quantized) return te__fail(te, TE_ERR_INVALID, "%s: %s is quantized: te_dequantize it first", op, name);
+    return TE_OK;
+}
+static te_result te__math_check_contiguous(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    te_result result = te__math_check(te, op, name, x);
+    if (result != TE_OK) return result;
+    if (!te__is_contiguous(x)) return te__fail(te, TE_ERR_INVALID, "%s: %s is strided: te_tensor_contiguous it first", op, name);
+    return TE_OK;
+}
+static te_result te__math_check_float(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    te_result result = te__math_check_contiguous(te, op, name, x);
+    if (result != TE_OK) return result;
+    if (!te__is_float(x->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 and bf16 are possible", op, name, te_dtype_name(x->dtype));
+    return TE_OK;
+}
+/* f32 [1] */
+static te_result te__math_check_scalar(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    char text[TE__SHAPE_TEXT];
+    te_result result = te__math_check_contiguous(te, op, name, x);
+    if (result != TE_OK) return result;
+    if (x->dtype != TE_F32 || te__numel(x) != 1)
+        return te__fail(te, x->dtype != TE_F32 ? TE_ERR_DTYPE : TE_ERR_SHAPE, "%s: %s is %s %s, not f32 [1]", op, name, te_dtype_name(x->dtype),
+                        te__shape_text(x, text));
+    return TE_OK;
+}
+static te_result te__math_check_index(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    te_result result = te__math_check_contiguous(te, op, name, x);
+    if (result != TE_OK) return result;
+    if (!te__is_index(x->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; i32 and i64 are possible", op, name, te_dtype_name(x->dtype));
+    return TE_OK;
+}
+static te_result te__math_check_same(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name, const te_tensor *y) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (te__same_shape(x, y)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; they must be equal", op, x_name, te__shape_text(x, a), y_name, te__shape_text(y, b));
+}
+
+/* ---- copy ---- */
+
+static bool te__is_integer(te_dtype dtype) { return dtype == TE_U8 || dtype == TE_I32 || dtype == TE_I64; }
+
+/* The bytes are copied as they are. */
+static bool te__copy_is_raw(te_dtype src, te_dtype dst) { return src == dst || (dst == TE_U8 && te_dtype_bits(src) == 8); }
+
+static te_result te__check_copy(te_ctx *te, te_copy_args *a) {
+    te_result result = te__math_check(te, "copy", "src", a->src);
+    if (result == TE_OK) result = te__math_check(te, "copy", "dst", a->dst);
+    if (result == TE_OK) result = te__math_check_same(te, "copy", "src", a->src, "dst", a->dst);
+    if (result != TE_OK) return result;
+    if (te_dtype_bits(a->src->dtype) < 8 || te_dtype_bits(a->dst->dtype) < 8)
+        return te__fail(te, TE_ERR_DTYPE, "copy: %s to %s; packed 4-bit values cannot be copied", te_dtype_name(a->src->dtype),
+                        te_dtype_name(a->dst->dtype));
+    if (!te__copy_is_raw(a->src->dtype, a->dst->dtype) && !((te__is_float(a->src->dtype) || te__is_integer(a->src->dtype)) &&
+                                                            (te__is_float(a->dst->dtype) || te__is_integer(a->dst->dtype))))
+        return te__fail(te, TE_ERR_DTYPE, "copy: %s to %s; 8-bit floats copy to their own format or u8 (te_quantize and te_dequantize convert)",
+                        te_dtype_name(a->src->dtype), te_dtype_name(a->dst->dtype));
+    te__touch(a->dst);
+    return TE_OK;
+}
+
+/* The way through two arrays of one shape: sizes of 1 dropped, dimensions merged where both sides allow it, and ordered so that the
+ * last one is dst's fastest. At least one dimension. */
+typedef struct te__copy_walk {
+    int ndim;
+    int64_t shape[TE_MAX_DIMS], src[TE_MAX_DIMS], dst[TE_MAX_DIMS];
+} te__copy_walk;
+
+static void te__copy_walk_make(te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
+    int i, k, n = 0, merged = 0;
+    for (i = 0; i < src->ndim; i++) {
+        if (src->shape[i] == 1) continue;
+        for (k = n++; k > 0 && w->dst[k - 1] < dst->stride[i]; k--) {
+            w->shape[k] = w->shape[k - 1];
+            w->src[k] = w->src[k - 1];
+            w->dst[k] = w->dst[k - 1];
+        }
+        w->shape[k] = src->shape[i];
+        w->src[k] = src->stride[i];
+        w->dst[k] = dst->stride[i];
+    }
+    if (n == 0) {
+        w->shape[n] = w->src[n] = w->dst[n] = 1;
+        n = 1;
+    }
+    for (i = 1; i < n; i++) {
+        if (w->src[merged] == w->src[i] * w->shape[i] && w->dst[merged] == w->dst[i] * w->shape[i]) {
+            w->shape[merged] *= w->shape[i];
+        } else {
+            merged++;
+            w->shape[merged] = w->shape[i];
+        }
+        w->src[merged] = w->src[i];
+        w->dst[merged] = w->dst[i];
+    }
+    w->ndim = merged + 1;
+}
+
+/* ---- fill, random ---- */
+
+/* The bits of `value` in a format: rounded once, to nearest even; integers truncated and saturated, NaN as 0. Through an f32 that is
+ * rounded to odd, so that the second rounding sees which side of a tie it is on. */
+static uint64_t te__fill_bits(te_dtype dtype, double value) {
+    float f = (float)value;
+    uint32_t u = te__f32_bits(f);
+    if (dtype == TE_F32) return u;
+    if (te__is_integer(dtype)) {
+        double low = dtype == TE_U8 ? 0 : dtype == TE_I32 ? -2147483648.0 : -9223372036854775808.0;
+        double high = dtype == TE_U8 ? 255 : dtype == TE_I32 ? 2147483647.0 : 9223372036854775807.0;
+        if (value != value) return 0;
+        if (value <= low) return dtype == TE_I64 ? (uint64_t)INT64_MIN : (uint64_t)(int64_t)low;
+        return value >= high ? (dtype == TE_I64 ? (uint64_t)INT64_MAX : (uint64_t)(int64_t)high) : (uint64_t)(int64_t)value;
+    }
+    if ((double)f != value && fabsf(f) <= FLT_MAX) {
+        if (fabs((double)f) > fabs(value)) u--;
+        f = te__bits_f32(u | 1u);
+    }
+    switch (dtype) {
+    case TE_F16: return te__f32_to_f16(f);
+    case TE_BF16: return te__f32_to_bf16(f);
+    case TE_F8E4M3: return te__f32_to_e4m3(f);
+    case TE_F8E5M2: return te__f32_to_e5m2(f);
+    default: return te__f32_to_e8m0(f);
+    }
+}
+static te_result te__check_fill(te_ctx *te, te_fill_args *a) {
+    te_result result = te__math_check_contiguous(te, "fill", "dst", a->dst);
+    if (result != TE_OK) return result;
+    if (te_dtype_bits(a->dst->dtype) < 8)
+        return te__fail(te, TE_ERR_DTYPE, "fill: %s; packed 4-bit values cannot be filled (te_tensor_zeros makes zeros)", te_dtype_name(a->dst->dtype));
+    te__touch(a->dst);
+    return TE_OK;
+}
+
+static te_result te__check_random(te_ctx *te, te_random_args *a) {
+    te_result result = te__math_check_float(te, "random", "dst", a->dst);
+    if (result != TE_OK) return result;
+    if (a->kind != TE_RANDOM_UNIFORM && a->kind != TE_RANDOM_NORMAL) return te__fail(te, TE_ERR_INVALID, "random: %d is not a te_random_kind", (int)a->kind);
+    if (!(fabsf(a->a) <= FLT_MAX) || !(fabsf(a->b) <= FLT_MAX) || (a->kind == TE_RANDOM_UNIFORM && a->b < a->a) ||
+        (a->kind == TE_RANDOM_NORMAL && a->b < 0.0f))
+        return te__fail(te, TE_ERR_INVALID, a->kind == TE_RANDOM_UNIFORM ? "random: uniform from %g to %g: the range must be finite and upwards"
+                                                                        : "random: normal with mean %g and standard deviation %g",
+                        (double)a->a, (double)a->b);
+    te__touch(a->dst);
+    return TE_OK;
+}
+/* Rounding could carry a uniform number onto b itself; it stops here. */
+static float te__random_below(const te_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
+
+/* ---- axpby, sums ---- */
+
+static te_result te__check_axpby(te_ctx *te, te_axpby_args *a) {
+    te_result result = te__math_check_float(te, "axpby", "x", a->x);
+    if (result == TE_OK && a->y) result = te__math_check_float(te, "axpby", "y", a->y);
+    if (result == TE_OK) result = te__math_check_float(te, "axpby", "out", a->out);
+    if (result == TE_OK && a->y) result = te__math_check_same(te, "axpby", "x", a->x, "y", a->y);
+    if (result == TE_OK) result = te__math_check_same(te, "axpby", "x", a->x, "out", a->out);
+    if (result == TE_OK && a->alpha_device) result = te__math_check_scalar(te, "axpby", "alpha_device", a->alpha_device);
+    if (result == TE_OK) te__touch(a->out);
+    return result;
+}
+static te_result te__check_sum(te_ctx *te, te_sum_args *a) {
+    te_result result = te__math_check_float(te, "sum", "x", a->x);
+    if (result == TE_OK) result = te__math_check_scalar(te, "sum", "out", a->out);
+    if (a->scale == 0.0f) a->scale = 1.0f;
+    if (result == TE_OK) te__touch(a->out);
+    return result;
+}
+static te_result te__check_column_sum(te_ctx *te, te_column_sum_args *a) {
+    char x[TE__SHAPE_TEXT], out[TE__SHAPE_TEXT];
+    te_result result = te__math_check_float(te, "column_sum", "x", a->x);
+    if (result == TE_OK) result = te__math_check_float(te, "column_sum", "out", a->out);
+    if (result != TE_OK) return result;
+    if (te__numel(a->out) != te__cols(a->x))
+        return te__fail(te, TE_ERR_SHAPE, "column_sum: x is %s, so out must be [%lld], not %s", te__shape_text(a->x, x), (long long)te__cols(a->x),
+                        te__shape_text(a->out, out));
+    te__touch(a->out);
+    return TE_OK;
+}
+
+/* ---- embedding ---- */
+
+/* table [V, H], rows [.., H] with one row an id. */
+static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor *ids, const char *table_name, const te_tensor *table,
+                                     const char *rows_name, const te_tensor *rows) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
+    te_result result = te__math_check_index(te, op, "ids", ids);
+    if (result == TE_OK) result = te__math_check_float(te, op, table_name, table);
+    if (result == TE_OK) result = te__math_check_float(te, op, rows_name, rows);
+    if (result != TE_OK) return result;
+    if (table->ndim != 2 || rows->ndim < 1 || te__cols(rows) != table->shape[1] || te__rows(rows) != te__numel(ids))
+        return te__fail(te, TE_ERR_SHAPE, "%s: ids %s, %s %s, %s %s; [..], [V, H] and [.., H] are needed", op, te__shape_text(ids, a), table_name,
+                        te__shape_text(table, b), rows_name, te__shape_text(rows, c));
+    if (te__numel(ids) > UINT32_MAX) return te__fail(te, TE_ERR_INVALID, "%s: %lld ids; at most 2^32 - 1 go in one call", op, (long long)te__numel(ids));
+    return TE_OK;
+}
+static te_result te__check_embedding_fwd(te_ctx *te, te_embedding_fwd_args *a) {
+    te_result result = te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y);
+    if (result == TE_OK) te__touch(a->y);
+    return result;
+}
+static te_result te__check_embedding_bwd(te_ctx *te, te_embedding_bwd_args *a) {
+    te_result result = te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy);
+    if (result == TE_OK) te__touch(a->dtable);
+    return result;
+}

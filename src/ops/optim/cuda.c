@@ -1,0 +1,143 @@
+/* ops/optim/cuda.c: plans of the multi-tensor operations: lists cut into as many launches as their tables need. Knows the kernels' contracts;
+ * must not know what they compute. */
+
+/* Kernel arguments may have 4,096 bytes on every architecture. */
+typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__l2norm_kargs) <= 4000 && sizeof(te__multi_scale_kargs) <= 4000 ? 1 : -1];
+
+/* x starts at a multiple of `elements` elements, or is not there. */
+static bool te__optim_aligned(const te_tensor *x, int elements) {
+    return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
+}
+
+static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
+    te__launch *l = NULL;
+    te__adam_kargs *k = NULL;
+    int64_t chunks = 0;
+    int i;
+    for (i = 0; i < a->num_tensors; i++) {
+        const te_adam_tensor *t = &a->tensors[i];
+        int64_t n = te__numel(t->param), more = te__div_up(n, TE__ADAM_CHUNK);
+        int at;
+        if (n == 0) continue;
+        if (!k || k->tensors == TE__ADAM_MAX || chunks + more > INT32_MAX) {
+            l = te__plan_launch(p, "optim", "adam");
+            k = TE__KARGS(p, l, te__adam_kargs);
+            chunks = 0;
+            k->grad_scale = (const float *)te__data(a->grad_scale);
+            k->found_inf = (const float *)te__data(a->found_inf);
+            k->lr_device = (const float *)te__data(a->lr_device);
+            k->lr = a->lr;
+            k->beta1 = a->beta1;
+            k->beta2 = a->beta2;
+            k->eps = a->eps;
+            k->weight_decay = a->weight_decay;
+            k->unbias1 = te__adam_unbias(a, a->beta1);
+            k->unbias2 = te__adam_unbias(a, a->beta2);
+            k->l2_mode = a->l2_mode;
+        }
+        at = k->tensors++;
+        k->grad[at] = te__data(t->grad);
+        k->param[at] = te__data(t->param);
+        k->m[at] = (float *)te__data(t->m);
+        k->v[at] = (float *)te__data(t->v);
+        k->master[at] = (float *)te__data(t->master);
+        k->n[at] = n;
+        k->first[at] = (unsigned)chunks;
+        k->grad_dt[at] = (unsigned char)t->grad->dtype;
+        k->param_dt[at] = (unsigned char)t->param->dtype;
+        k->vector[at] = te__optim_aligned(t->grad, 4) && te__optim_aligned(t->param, 4) && te__optim_aligned(t->m, 4) && te__optim_aligned(t->v, 4) &&
+                        te__optim_aligned(t->master, 4);
+        chunks += more;
+        te__launch_size(l, chunks, 1, 1, 256, 0);
+    }
+    te__plan_why(p, "70 tensors a launch, 4,096 elements a block");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_l2norm(te__plan *p, const te_l2norm_args *a) {
+    te__l2norm_final_kargs total = TE_ZERO;
+    te__launch *l = NULL;
+    te__l2norm_kargs *k = NULL;
+    int64_t all = 0, chunks = 0;
+    float *partial;
+    unsigned *first_chunk;
+    int i;
+    /* An empty tensor has one chunk, which notes where it would begin. */
+    for (i = 0; i < a->num_tensors; i++) all += te__max(1, te__div_up(te__numel(a->tensors[i]), TE__NORM_CHUNK));
+    partial = (float *)te__plan_workspace(p, te__max(1, all) * 4);
+    first_chunk = (unsigned *)te__plan_workspace(p, ((int64_t)a->num_tensors + 1) * 4);
+    total.tensor_sum = (float *)te__plan_workspace(p, te__max(1, a->num_tensors) * 4);
+    for (i = 0; i < a->num_tensors; i++) {
+        const te_tensor *x = a->tensors[i];
+        int64_t more = te__max(1, te__div_up(te__numel(x), TE__NORM_CHUNK));
+        int at;
+        if (!k || k->tensors == TE__NORM_MAX) {
+            unsigned chunk = k ? k->chunk + (unsigned)chunks : 0;
+            l = te__plan_launch(p, "optim", "l2norm_partial");
+            k = TE__KARGS(p, l, te__l2norm_kargs);
+            chunks = 0;
+            k->partial = partial;
+            k->first_chunk = first_chunk;
+            k->chunk = chunk;
+            k->tensor = (unsigned)i;
+        }
+        at = k->tensors++;
+        k->x[at] = te__data(x);
+        k->n[at] = te__numel(x);
+        k->first[at] = (unsigned)chunks;
+        k->dt[at] = (unsigned char)x->dtype;
+        k->vector[at] = ((uintptr_t)k->x[at] & 15u) == 0;
+        k->last = i == a->num_tensors - 1;
+        chunks += more;
+        te__launch_size(l, chunks, 1, 1, 256, 0);
+    }
+    total.partial = partial;
+    total.first_chunk = first_chunk;
+    total.norm = (float *)te__data(a->norm);
+    total.per_tensor = (float *)te__data(a->per_tensor);
+    total.clip = (float *)te__data(a->clip);
+    total.tensors = a->num_tensors;
+    total.max_norm = a->max_norm;
+    if (a->num_tensors > 0) {
+        l = te__plan_launch(p, "optim", "l2norm_tensor");
+        te__launch_size(l, a->num_tensors, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__l2norm_final_kargs) = total;
+    }
+    l = te__plan_launch(p, "optim", "l2norm_final"); /* also for an empty list: its norm is 0 */
+    te__launch_size(l, 1, 1, 1, 1024, 0);
+    *TE__KARGS(p, l, te__l2norm_final_kargs) = total;
+    te__plan_why(p, "sums of 65,536 elements, then of tensors, then of all, each in its order");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_multi_scale(te__plan *p, const te_multi_scale_args *a) {
+    te__launch *l = NULL;
+    te__multi_scale_kargs *k = NULL;
+    int64_t chunks = 0;
+    int i;
+    for (i = 0; i < a->num_tensors; i++) {
+        int64_t n = te__numel(a->in[i]), more = te__div_up(n, TE__SCALE_CHUNK);
+        int at;
+        if (n == 0) continue;
+        if (!k || k->tensors == TE__SCALE_MAX || chunks + more > INT32_MAX) {
+            l = te__plan_launch(p, "optim", "multi_scale");
+            k = TE__KARGS(p, l, te__multi_scale_kargs);
+            chunks = 0;
+            k->scale_device = (const float *)te__data(a->scale_device);
+            k->found_inf = (float *)te__data(a->found_inf);
+            k->scale = a->scale;
+        }
+        at = k->tensors++;
+        k->in[at] = te__data(a->in[i]);
+        k->out[at] = te__data(a->out[i]);
+        k->n[at] = n;
+        k->first[at] = (unsigned)chunks;
+        k->in_dt[at] = (unsigned char)a->in[i]->dtype;
+        k->out_dt[at] = (unsigned char)a->out[i]->dtype;
+        k->vector[at] = (((uintptr_t)k->in[at] | (uintptr_t)k->out[at]) & 15u) == 0;
+        chunks += more;
+        te__launch_size(l, chunks, 1, 1, 256, 0);
+    }
+    te__plan_why(p, "120 tensors a launch, 8,192 elements a block");
+    return TE_OK;
+}

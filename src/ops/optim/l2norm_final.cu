@@ -1,0 +1,22 @@
+// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.
+//
+// Launch: one block of 1024.
+//
+// te:baseline
+#include "device/base.cuh"
+#include "ops/optim/kargs.h"
+
+extern "C" __global__ void __launch_bounds__(1024) te_l2norm_final(const __grid_constant__ te__l2norm_final_kargs a) {
+    __shared__ float scratch[32];
+    float sum = 0.0f;
+    for (int t = threadIdx.x; t < a.tensors; t += 1024) {
+        float square = a.tensor_sum[t];
+        if (a.per_tensor) a.per_tensor[t] = __fsqrt_rn(square);
+        sum += square;
+    }
+    sum = te_block_sum(sum, scratch);
+    if (threadIdx.x != 0) return;
+    float norm = __fsqrt_rn(sum), clip = __fdiv_rn(a.max_norm, __fadd_rn(norm, 1e-6f));
+    *a.norm = norm;
+    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN
+}

@@ -1,0 +1,46 @@
+// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.
+//
+//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order
+//
+// The order depends on an element's place in its tensor alone. The block of a tensor's first chunk also notes where the tensor begins
+// among all chunks; an empty tensor has one chunk, whose sum is 0.
+//
+// Launch: block 256, grid: chunks of this launch.
+//
+// te:baseline
+#include "ops/optim/kargs.h"
+#include "ops/optim/multi.cuh"
+
+template <int DT> TE_DEV float te_squares(const void *x, te_i64 begin) {
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int g = 0; g < TE__NORM_CHUNK / 2048; g++) {
+        float v[8];
+        te_load8(x, begin + threadIdx.x * 8 + g * 2048, DT, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum = fmaf(v[k], v[k], sum);
+    }
+    return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_l2norm_partial(const __grid_constant__ te__l2norm_kargs a) {
+    __shared__ float scratch[32];
+    int t = te_tensor_of(a.first, a.tensors, blockIdx.x), dt = a.dt[t];
+    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__NORM_CHUNK, end = begin + TE__NORM_CHUNK < a.n[t] ? begin + TE__NORM_CHUNK : a.n[t];
+    const void *x = a.x[t];
+    float sum = 0.0f;
+    if (a.vector[t] && end - begin == TE__NORM_CHUNK) {
+        sum = dt == TE_F32 ? te_squares<TE_F32>(x, begin) : dt == TE_BF16 ? te_squares<TE_BF16>(x, begin) : te_squares<TE_F16>(x, begin);
+    } else {
+        for (te_i64 i = begin + threadIdx.x * 8; i < end; i += 2048)
+            for (int k = 0; k < 8 && i + k < end; k++) {
+                float v = te_load(x, i + k, dt);
+                sum = fmaf(v, v, sum);
+            }
+    }
+    sum = te_block_sum(sum, scratch);
+    if (threadIdx.x != 0) return;
+    a.partial[a.chunk + blockIdx.x] = sum;
+    if (begin == 0) a.first_chunk[a.tensor + t] = a.chunk + blockIdx.x;
+    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;
+}

@@ -1,0 +1,78 @@
+/* ops/rope/cpu.c: rotary embedding, token by token. Knows number formats only through cpu/rows.c.
+ *
+ * The angle is (float(t) * position_scale) * inv_freq, two f32 products like the kernel's, so that both sides take the sine of the same
+ * number: at position 10^6 the next f32 is 0.06 radians away. Sine and cosine are then good to an f32 ulp or two on either side. */
+
+/* Where head `packed_head` of the packed side lies on the other: in q (0), k (1) or v (2), as head *h. */
+static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
+    if (a->grouped && a->groups) {
+        const int queries = a->heads / a->groups, group = packed_head / (queries + 2), in_group = packed_head % (queries + 2);
+        *h = in_group < queries ? group * queries + in_group : group;
+        return in_group < queries ? 0 : in_group - queries + 1;
+    }
+    *h = packed_head < a->heads ? packed_head : (packed_head - a->heads) % a->groups;
+    return packed_head < a->heads ? 0 : 1 + (packed_head - a->heads) / a->groups;
+}
+
+static void te__rope_rotate(const te__rope_kargs *a, const float *cosine, const float *sine, float *x) {
+    const int step = a->interleaved ? 2 : 1, mate = a->interleaved ? 1 : a->half;
+    int i;
+    for (i = 0; i < a->half; i++) {
+        const float u = x[i * step], v = x[i * step + mate];
+        x[i * step] = u * cosine[i] - v * sine[i];
+        x[i * step + mate] = v * cosine[i] + u * sine[i];
+    }
+}
+
+static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
+    const te__rope_kargs *a = (const te__rope_kargs *)user;
+    const te__rope_view *const views[3] = {&a->q, &a->k, &a->v};
+    float cosine[TE__ROPE_MAX_HALF], sine[TE__ROPE_MAX_HALF], x[2 * TE__ROPE_MAX_HALF];
+    int64_t token, c;
+    int i, head;
+    for (token = begin; token < end; token++) {
+        const int64_t b = a->batch_first ? token / a->seq : token % a->batch, t = a->batch_first ? token % a->seq : token / a->batch;
+        const float position = (float)(t + a->offset + (a->start ? a->start[b] : 0)) * a->position_scale;
+        for (i = 0; i < a->half; i++) {
+            const float angle = position * a->inv_freq[i];
+            cosine[i] = cosf(angle);
+            sine[i] = sinf(angle) * a->direction;
+        }
+        for (head = 0; head < a->heads + 2 * a->groups; head++) {
+            int h, part = te__rope_part(a, head, &h);
+            const te__rope_view *one = views[part], *src = a->gather ? one : &a->packed, *dst = a->gather ? &a->packed : one;
+            const int64_t in_one = t * one->s + b * one->b + h * one->h, in_packed = t * a->packed.s + b * a->packed.b + head * a->packed.h;
+            const int64_t from = a->gather ? in_one : in_packed, to = a->gather ? in_packed : in_one;
+            /* The rotated channels as one run, the rest in runs that fit the buffer. */
+            for (c = 0; c < a->d;) {
+                const int64_t n = c == 0 && a->half ? 2 * a->half : te__min(a->d - c, TE__COUNT(x));
+                te__load_row(src->p, (te_dtype)src->dt, from + c, n, x);
+                if (c == 0 && part < 2) te__rope_rotate(a, cosine, sine, x);
+                te__store_row(dst->p, (te_dtype)dst->dt, to + c, n, x);
+                c += n;
+            }
+        }
+    }
+}
+
+static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
+    te__parallel_for(te, (int64_t)a->batch * a->seq, 16, te__rope_tokens, a);
+    return TE_OK;
+}
+
+static te_result te__cpu_rope(te_ctx *te, const te_rope_args *args) {
+    te__rope_kargs a;
+    te__rope_problem(&a, args);
+    return te__rope_cpu(te, &a);
+}
+static te_result te__cpu_qkv_rope(te_ctx *te, const te_qkv_rope_args *args) {
+    te__rope_kargs a;
+    te__qkv_rope_problem(&a, args, false);
+    return te__rope_cpu(te, &a);
+}
+static te_result te__cpu_qkv_rope_bwd(te_ctx *te, const te_qkv_rope_bwd_args *args) {
+    te_qkv_rope_args f = te__qkv_rope_forward_of(args);
+    te__rope_kargs a;
+    te__qkv_rope_problem(&a, &f, true);
+    return te__rope_cpu(te, &a);
+}

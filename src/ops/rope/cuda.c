@@ -1,0 +1,48 @@
+/* ops/rope/cuda.c: the rotary embeddings, which kernel and how it is launched. Knows plans; must not know the driver. */
+
+static bool te__rope_view_is_aligned(const te__rope_view *x) {
+    return (uintptr_t)x->p % 16 == 0 && x->s % 8 == 0 && x->b % 8 == 0 && x->h % 8 == 0;
+}
+
+static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
+    const int64_t tokens = (int64_t)a->batch * a->seq, heads = (int64_t)a->heads + 2 * a->groups;
+    const bool alike = a->groups == 0 || (a->q.dt == a->k.dt && a->q.dt == a->v.dt);
+    int64_t units; /* of one token: what a thread does at a time */
+    te__launch *l;
+    te__rope_kargs *k;
+    if (tokens * heads * a->d == 0) return TE_OK;
+    l = te__plan_launch(p, "rope", "rope");
+    k = TE__KARGS(p, l, te__rope_kargs);
+    *k = *a;
+    k->vector = a->d % 8 == 0 && a->half % 8 == 0 && te__rope_view_is_aligned(&a->packed) && te__rope_view_is_aligned(&a->q) &&
+                te__rope_view_is_aligned(&a->k) && te__rope_view_is_aligned(&a->v);
+    units = heads * (a->d - a->half) / (k->vector ? 8 : 1);
+    /* Enough tokens for two units a thread; their angles in at most 32 KB. */
+    k->tokens = (int)te__max(1, te__min(2 * TE__ROPE_THREADS / units, 4096 / te__max(a->half, 1)));
+    if (te__div_up(tokens, k->tokens) > INT_MAX)
+        return te__fail(p->te, TE_ERR_UNSUPPORTED, "rope: %lld tokens are more than a launch can have", (long long)tokens);
+    if (k->vector && !p->baseline && alike && a->packed.dt == a->q.dt) {
+        te__launch_option(l, "X_DT", a->q.dt);
+        te__launch_option(l, "X_VECTOR", 1);
+    }
+    te__launch_size(l, te__div_up(tokens, k->tokens), 1, 1, TE__ROPE_THREADS, 8 * (int64_t)k->tokens * a->half);
+    te__plan_why(p, k->vector ? "eight channels a thread" : "general: one channel pair at a time");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_rope(te__plan *p, const te_rope_args *args) {
+    te__rope_kargs a;
+    te__rope_problem(&a, args);
+    return te__rope_plan(p, &a);
+}
+static te_result te__cuda_plan_qkv_rope(te__plan *p, const te_qkv_rope_args *args) {
+    te__rope_kargs a;
+    te__qkv_rope_problem(&a, args, false);
+    return te__rope_plan(p, &a);
+}
+static te_result te__cuda_plan_qkv_rope_bwd(te__plan *p, const te_qkv_rope_bwd_args *args) {
+    te_qkv_rope_args f = te__qkv_rope_forward_of(args);
+    te__rope_kargs a;
+    te__qkv_rope_problem(&a, &f, true);
+    return te__rope_plan(p, &a);
+}

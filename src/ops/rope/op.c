@@ -1,0 +1,186 @@
+/* ops/rope/op.c: the front door of the rotary embeddings: defaults, checks, and the one description that both backends work from: heads
+ * of `packed` on one side and of q, k and v on the other, some of them rotated on the way. Knows tensors; must not know which backend runs. */
+
+/* Float, plain, of this context, [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
+static te_result te__rope_want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    char text[TE__SHAPE_TEXT];
+    int i;
+    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
+    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
+    if (x->quantized) return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; dequantize it", op, name);
+    if (!te__is_float(x->dtype))
+        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 or bf16 is needed", op, name, te_dtype_name(x->dtype));
+    if (x->ndim != 4)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name, te__shape_text(x, text));
+    if (x->shape[3] > 1 && x->stride[3] != 1)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
+                        op, name, te__shape_text(x, text), (long long)x->stride[3]);
+    for (i = 0; i < 4; i++)
+        if (x->shape[i] > 1 << 28) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name, te__shape_text(x, text));
+    return TE_OK;
+}
+
+/* What te_rope_args and the two te_qkv_rope_args have in common. */
+static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
+                                       float *position_scale, const te_tensor *start) {
+    te_result r = TE_OK;
+    if (format != TE_SBHD && format != TE_BSHD)
+        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format);
+    if (*base == 0.0f) *base = 10000.0f;
+    if (*position_scale == 0.0f) *position_scale = 1.0f;
+    if (*rotary_dim == 0) *rotary_dim = (int)te__min(d, INT_MAX);
+    if (!(*base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)*base);
+    if (*rotary_dim < 0 || *rotary_dim > d || *rotary_dim % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, *rotary_dim,
+                        (long long)d);
+    if (*rotary_dim > 2 * TE__ROPE_MAX_HALF)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
+    if (!start) return TE_OK;
+    r = te__want(te, op, "start_positions", start);
+    if (r == TE_OK && start->dtype != TE_I32)
+        r = te__fail(te, TE_ERR_DTYPE, "%s: start_positions is %s; i32 is needed", op, te_dtype_name(start->dtype));
+    return r == TE_OK ? te__want_numel(te, op, "start_positions", start, b) : r;
+}
+
+static te_result te__check_rope(te_ctx *te, te_rope_args *a) {
+    char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
+    te_result r = te__rope_want(te, "rope", "x", a->x);
+    if (r == TE_OK) r = te__rope_want(te, "rope", "y", a->y);
+    if (r != TE_OK) return r;
+    if (!te__same_shape(a->x, a->y))
+        return te__fail(te, TE_ERR_SHAPE, "rope: x is %s and y is %s; they must be equal", te__shape_text(a->x, x), te__shape_text(a->y, y));
+    r = te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
+                              &a->position_scale, a->start_positions);
+    if (r == TE_OK) te__touch(a->y);
+    return r;
+}
+
+/* The two argument structs differ in what is const. */
+static te_qkv_rope_args te__qkv_rope_forward_of(const te_qkv_rope_bwd_args *a) {
+    te_qkv_rope_args f = TE_ZERO;
+    f.qkv = a->qkv;
+    f.q = (te_tensor *)a->q;
+    f.k = (te_tensor *)a->k;
+    f.v = (te_tensor *)a->v;
+    f.format = a->format;
+    f.num_heads = a->num_heads;
+    f.num_groups = a->num_groups;
+    f.head_dim = a->head_dim;
+    f.interleaved_groups = a->interleaved_groups;
+    f.no_rope = a->no_rope;
+    f.base = a->base;
+    f.rotary_dim = a->rotary_dim;
+    f.interleaved = a->interleaved;
+    f.position_scale = a->position_scale;
+    f.position_offset = a->position_offset;
+    f.start_positions = a->start_positions;
+    return f;
+}
+
+static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_qkv_rope_args *a) {
+    const te_tensor *part[3];
+    static const char *const names[3] = {"q", "k", "v"};
+    char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
+    int64_t shape[4];
+    int i, seq = a->format == TE_BSHD ? 1 : 0;
+    te_result r = te__want_float(te, op, "qkv", a->qkv);
+    part[0] = a->q;
+    part[1] = a->k;
+    part[2] = a->v;
+    for (i = 0; i < 3 && r == TE_OK; i++) r = te__rope_want(te, op, names[i], part[i]);
+    if (r != TE_OK) return r;
+    if (a->num_heads < 1 || a->num_groups < 1 || a->num_heads % a->num_groups != 0 || a->head_dim < 1)
+        return te__fail(te, TE_ERR_INVALID, "%s: %d heads in %d groups, of size %d; the groups must divide the heads, and the size be positive", op,
+                        a->num_heads, a->num_groups, a->head_dim);
+    memcpy(shape, a->q->shape, sizeof(shape));
+    shape[3] = a->head_dim;
+    for (i = 0; i < 3; i++) {
+        shape[2] = i == 0 ? a->num_heads : a->num_groups;
+        if (memcmp(shape, part[i]->shape, sizeof(shape)) != 0)
+            return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %d heads in %d groups it must be %s", op, names[i], te__shape_text(part[i], text),
+                            a->num_heads, a->num_groups, te__dims_text(4, shape, want));
+    }
+    r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
+    if (r != TE_OK) return r;
+    if (a->no_rope) return TE_OK;
+    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale, a->start_positions);
+}
+
+static te_result te__check_qkv_rope(te_ctx *te, te_qkv_rope_args *a) {
+    te_result r = te__qkv_rope_check(te, "qkv_rope", a);
+    if (r == TE_OK) {
+        te__touch(a->q);
+        te__touch(a->k);
+        te__touch(a->v);
+    }
+    return r;
+}
+
+static te_result te__check_qkv_rope_bwd(te_ctx *te, te_qkv_rope_bwd_args *a) {
+    te_qkv_rope_args f = te__qkv_rope_forward_of(a);
+    te_result r = te__qkv_rope_check(te, "qkv_rope_bwd", &f);
+    if (r != TE_OK) return r;
+    a->base = f.base;
+    a->rotary_dim = f.rotary_dim;
+    a->position_scale = f.position_scale;
+    te__touch(a->qkv);
+    return TE_OK;
+}
+
+/* ---- the description ---- */
+
+static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) {
+    te__rope_view v = TE_ZERO;
+    v.p = te__data(x);
+    v.s = x->stride[format == TE_BSHD ? 1 : 0];
+    v.b = x->stride[format == TE_BSHD ? 0 : 1];
+    v.h = x->stride[2];
+    v.dt = (int)x->dtype;
+    return v;
+}
+
+/* Sizes from x, a tensor of heads; angles from the rest. */
+static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, float base, int rotary_dim, bool interleaved,
+                              float position_scale, int64_t position_offset, const te_tensor *start) {
+    int i;
+    k->batch_first = format == TE_BSHD;
+    k->seq = (int)x->shape[k->batch_first ? 1 : 0];
+    k->batch = (int)x->shape[k->batch_first ? 0 : 1];
+    k->heads = (int)x->shape[2];
+    k->d = (int)x->shape[3];
+    k->half = rotary_dim / 2;
+    k->interleaved = interleaved;
+    k->position_scale = position_scale;
+    k->offset = position_offset;
+    k->start = (const int *)te__data(start);
+    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)pow((double)base, -2.0 * i / rotary_dim);
+}
+
+static void te__rope_problem(te__rope_kargs *k, const te_rope_args *a) {
+    memset(k, 0, sizeof(*k));
+    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, a->position_offset, a->start_positions);
+    k->packed = te__rope_view_of(a->x, a->format);
+    k->q = te__rope_view_of(a->y, a->format);
+    k->direction = a->backward ? -1.0f : 1.0f;
+}
+
+static void te__qkv_rope_problem(te__rope_kargs *k, const te_qkv_rope_args *a, bool backward) {
+    memset(k, 0, sizeof(*k));
+    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale, a->position_offset,
+                      a->start_positions);
+    k->groups = a->num_groups;
+    k->grouped = a->interleaved_groups;
+    k->packed.p = te__data(a->qkv);
+    k->packed.dt = (int)a->qkv->dtype;
+    k->packed.h = a->head_dim;
+    k->packed.b = k->packed.s = te__cols(a->qkv);
+    if (k->batch_first)
+        k->packed.b *= k->seq;
+    else
+        k->packed.s *= k->batch;
+    k->q = te__rope_view_of(a->q, a->format);
+    k->k = te__rope_view_of(a->k, a->format);
+    k->v = te__rope_view_of(a->v, a->format);
+    k->gather = backward;
+    k->direction = backward ? -1.0f : 1.0f;
+}

@@ -1,0 +1,382 @@
+/* sys/sys.c: mutexes, threads, atomics, time, environment, shared libraries: one small function each over POSIX or Windows. With its
+ * two neighbours the only place that includes OS headers; knows nothing of tensors. */
+
+#ifdef _WIN32
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#include <windows.h>
+#else
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+/* te.h is included wherever its user likes: a feature macro would come too late when <stdio.h> came first, and under
+ * `-std=c11` the C library then hides what ISO C does not have. The few hidden functions that te.h needs are declared here;
+ * saying it twice is legal C, and C++ compilers hide nothing. */
+#if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
+extern int clock_gettime(int clock, struct timespec *now);
+extern int nanosleep(const struct timespec *time, struct timespec *left);
+extern int fsync(int fd);
+extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
+#endif
+#ifndef CLOCK_MONOTONIC
+#define CLOCK_MONOTONIC 1 /* Linux; hidden like the above */
+#endif
+#endif
+
+/* ---- mutex, condition variable, once ----
+ * `static te__mutex m = TE__MUTEX_INIT;` needs no further making; neither do the others. te__*_init and _free are for those
+ * inside other objects. */
+
+#ifdef _WIN32
+
+typedef struct te__mutex { SRWLOCK os; } te__mutex;
+typedef struct te__cond { CONDITION_VARIABLE os; } te__cond;
+typedef struct te__once { INIT_ONCE os; } te__once;
+#define TE__MUTEX_INIT {SRWLOCK_INIT}
+#define TE__COND_INIT {CONDITION_VARIABLE_INIT}
+#define TE__ONCE_INIT {INIT_ONCE_STATIC_INIT}
+
+static inline void te__mutex_init(te__mutex *m) { InitializeSRWLock(&m->os); }
+static inline void te__mutex_free(te__mutex *m) { (void)m; }
+static inline void te__mutex_lock(te__mutex *m) { AcquireSRWLockExclusive(&m->os); }
+static inline void te__mutex_unlock(te__mutex *m) { ReleaseSRWLockExclusive(&m->os); }
+
+static inline void te__cond_init(te__cond *c) { InitializeConditionVariable(&c->os); }
+static inline void te__cond_free(te__cond *c) { (void)c; }
+static inline void te__cond_wait(te__cond *c, te__mutex *m) { SleepConditionVariableSRW(&c->os, &m->os, INFINITE, 0); }
+static inline void te__cond_signal(te__cond *c) { WakeConditionVariable(&c->os); }
+static inline void te__cond_broadcast(te__cond *c) { WakeAllConditionVariable(&c->os); }
+
+typedef struct te__once_call { void (*fn)(void); } te__once_call;
+static BOOL CALLBACK te__once_entry(PINIT_ONCE once, PVOID call, PVOID *context) {
+    (void)once, (void)context;
+    ((te__once_call *)call)->fn();
+    return TRUE;
+}
+/* The first caller runs fn; every caller returns after it has run. */
+static inline void te__once_run(te__once *o, void (*fn)(void)) {
+    te__once_call call = {fn};
+    InitOnceExecuteOnce(&o->os, te__once_entry, &call, NULL);
+}
+
+#else
+
+typedef struct te__mutex { pthread_mutex_t os; } te__mutex;
+typedef struct te__cond { pthread_cond_t os; } te__cond;
+typedef struct te__once { pthread_once_t os; } te__once;
+#define TE__MUTEX_INIT {PTHREAD_MUTEX_INITIALIZER}
+#define TE__COND_INIT {PTHREAD_COND_INITIALIZER}
+#define TE__ONCE_INIT {PTHREAD_ONCE_INIT}
+
+static inline void te__mutex_init(te__mutex *m) { pthread_mutex_init(&m->os, NULL); }
+static inline void te__mutex_free(te__mutex *m) { pthread_mutex_destroy(&m->os); }
+static inline void te__mutex_lock(te__mutex *m) { pthread_mutex_lock(&m->os); }
+static inline void te__mutex_unlock(te__mutex *m) { pthread_mutex_unlock(&m->os); }
+
+static inline void te__cond_init(te__cond *c) { pthread_cond_init(&c->os, NULL); }
+static inline void te__cond_free(te__cond *c) { pthread_cond_destroy(&c->os); }
+static inline void te__cond_wait(te__cond *c, te__mutex *m) { pthread_cond_wait(&c->os, &m->os); }
+static inline void te__cond_signal(te__cond *c) { pthread_cond_signal(&c->os); }
+static inline void te__cond_broadcast(te__cond *c) { pthread_cond_broadcast(&c->os); }
+
+/* The first caller runs fn; every caller returns after it has run. */
+static inline void te__once_run(te__once *o, void (*fn)(void)) { pthread_once(&o->os, fn); }
+
+#endif
+
+/* ---- threads ---- */
+
+/* Stays where it is from te__thread_start to te__thread_join: the thread reads it. */
+typedef struct te__thread {
+    void (*fn)(void *user);
+    void *user;
+#ifdef _WIN32
+    HANDLE os;
+#else
+    pthread_t os;
+#endif
+} te__thread;
+
+/* Enough for every loop of the CPU backend, and the same everywhere (defaults run from 128 KiB to 8 MiB). */
+enum { TE__THREAD_STACK = 2 << 20 };
+
+#ifdef _WIN32
+static DWORD WINAPI te__thread_entry(LPVOID thread) {
+    te__thread *t = (te__thread *)thread;
+    t->fn(t->user);
+    return 0;
+}
+static inline bool te__thread_start(te__thread *t, void (*fn)(void *user), void *user) {
+    t->fn = fn;
+    t->user = user;
+    t->os = CreateThread(NULL, TE__THREAD_STACK, te__thread_entry, t, STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
+    return t->os != NULL;
+}
+static inline void te__thread_join(te__thread *t) {
+    WaitForSingleObject(t->os, INFINITE);
+    CloseHandle(t->os);
+}
+#else
+static void *te__thread_entry(void *thread) {
+    te__thread *t = (te__thread *)thread;
+    t->fn(t->user);
+    return NULL;
+}
+/* False when the system refuses another thread. */
+static inline bool te__thread_start(te__thread *t, void (*fn)(void *user), void *user) {
+    pthread_attr_t attributes;
+    t->fn = fn;
+    t->user = user;
+    if (pthread_attr_init(&attributes) != 0) return false;
+    pthread_attr_setstacksize(&attributes, TE__THREAD_STACK);
+    bool started = pthread_create(&t->os, &attributes, te__thread_entry, t) == 0;
+    pthread_attr_destroy(&attributes);
+    return started;
+}
+static inline void te__thread_join(te__thread *t) { pthread_join(t->os, NULL); }
+#endif
+
+/* ---- atomics, sequentially consistent ---- */
+
+#if defined(__GNUC__) || defined(__clang__)
+/* Returns the value before. */
+static inline int64_t te__atomic_add(int64_t *x, int64_t by) { return __atomic_fetch_add(x, by, __ATOMIC_SEQ_CST); }
+static inline int64_t te__atomic_load(const int64_t *x) { return __atomic_load_n(x, __ATOMIC_SEQ_CST); }
+static inline void te__atomic_store(int64_t *x, int64_t value) { __atomic_store_n(x, value, __ATOMIC_SEQ_CST); }
+#else
+static inline int64_t te__atomic_add(int64_t *x, int64_t by) { return InterlockedExchangeAdd64((volatile LONG64 *)x, by); }
+static inline int64_t te__atomic_load(const int64_t *x) {
+    return InterlockedCompareExchange64((volatile LONG64 *)(uintptr_t)x, 0, 0);
+}
+static inline void te__atomic_store(int64_t *x, int64_t value) { InterlockedExchange64((volatile LONG64 *)x, value); }
+#endif
+
+/* ---- time ---- */
+
+/* Seconds since some fixed moment; never goes back. */
+static inline double te__time_now(void) {
+#ifdef _WIN32
+    LARGE_INTEGER now, per_second;
+    QueryPerformanceCounter(&now);
+    QueryPerformanceFrequency(&per_second);
+    return (double)now.QuadPart / (double)per_second.QuadPart;
+#else
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+#endif
+}
+
+static inline void te__sleep(double seconds) {
+    if (!(seconds > 0)) return;
+#ifdef _WIN32
+    Sleep((DWORD)(seconds * 1e3 + 0.999));
+#else
+    struct timespec t;
+    t.tv_sec = (time_t)seconds;
+    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
+    while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
+#endif
+}
+
+/* ---- environment, process, machine ---- */
+
+/* NULL when the variable is missing or empty: `TE_X= program` turns TE_X off. Borrowed from the environment. */
+static inline const char *te__env(const char *name) {
+    const char *value = getenv(name);
+    return value && value[0] ? value : NULL;
+}
+
+static inline int64_t te__process_id(void) {
+#ifdef _WIN32
+    return (int64_t)GetCurrentProcessId();
+#else
+    return (int64_t)getpid();
+#endif
+}
+
+/* 0 on Windows, which has no such number. */
+static inline int64_t te__user_id(void) {
+#ifdef _WIN32
+    return 0;
+#else
+    return (int64_t)getuid();
+#endif
+}
+
+static inline size_t te__page_size(void) {
+#ifdef _WIN32
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return (size_t)info.dwPageSize;
+#else
+    long bytes = sysconf(_SC_PAGESIZE);
+    return bytes > 0 ? (size_t)bytes : 4096;
+#endif
+}
+
+#if defined(__linux__)
+/* Processors that this process may run on, by its affinity mask ("Cpus_allowed: ff,ffffffff"); 0 if unknown. */
+static inline int te__cpus_allowed(void) {
+    char line[4096];
+    int count = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    if (!f) return 0;
+    while (fgets(line, (int)sizeof line, f)) {
+        if (strncmp(line, "Cpus_allowed:", 13) != 0) continue;
+        for (const char *p = line + 13; *p; p++) {
+            const char *digits = "0123456789abcdef", *digit = strchr(digits, *p);
+            for (int bits = digit ? (int)(digit - digits) : 0; bits; bits &= bits - 1) count++;
+        }
+        break;
+    }
+    fclose(f);
+    return count;
+}
+/* Processors' worth of time that the container grants (cgroup v2), rounded up; 0 if unlimited or unknown. */
+static inline int te__cpus_granted(void) {
+    long long quota = 0, period = 0;
+    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
+    if (!f) return 0;
+    int read = fscanf(f, "%lld %lld", &quota, &period);
+    fclose(f);
+    return read == 2 && quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
+}
+#endif
+
+/* Threads that can run at once: online processors, within the affinity mask and the container's share. At least 1. */
+static inline int te__cpu_count(void) {
+#ifdef _WIN32
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return info.dwNumberOfProcessors > 0 ? (int)info.dwNumberOfProcessors : 1;
+#else
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    int count = online > 0 && online < 65536 ? (int)online : 1;
+#if defined(__linux__)
+    int allowed = te__cpus_allowed(), granted = te__cpus_granted();
+    if (allowed > 0 && allowed < count) count = allowed;
+    if (granted > 0 && granted < count) count = granted;
+#endif
+    return count;
+#endif
+}
+
+/* ---- text of OS errors, and paths in the OS's own spelling ---- */
+
+#ifdef _WIN32
+typedef struct te__wide { wchar_t s[4096]; } te__wide;
+/* UTF-8 to what the W functions take; an impossible path becomes "", which no function accepts. */
+static inline const wchar_t *te__widen(te__wide *w, const char *utf8) {
+    if (!MultiByteToWideChar(CP_UTF8, 0, utf8, -1, w->s, TE__COUNT(w->s))) w->s[0] = 0;
+    return w->s;
+}
+static inline bool te__narrow(char *utf8, size_t cap, const wchar_t *wide) {
+    return WideCharToMultiByte(CP_UTF8, 0, wide, -1, utf8, (int)cap, NULL, NULL) > 0;
+}
+#endif
+
+/* Adds what the last failed OS call complained about: "No space left on device". */
+static inline void te__text_os_error(te__text *t) {
+#ifdef _WIN32
+    DWORD code = GetLastError();
+    wchar_t wide[512];
+    char text[1024];
+    DWORD n = FormatMessageW(FORMAT_MESSAGE_FROM_SYSTEM | FORMAT_MESSAGE_IGNORE_INSERTS, NULL, code, 0, wide, TE__COUNT(wide) - 1, NULL);
+    while (n > 0 && (wide[n - 1] == L'\n' || wide[n - 1] == L'\r' || wide[n - 1] == L'.')) n--;
+    wide[n] = 0;
+    if (n && te__narrow(text, sizeof text, wide)) te__text_put(t, text);
+    else te__text_printf(t, "error %lu", (unsigned long)code);
+#else
+    te__text_put(t, strerror(errno));
+#endif
+}
+
+/* ---- shared libraries ---- */
+
+/* NULL on failure; the reason is added to why (which may be NULL). A name without a slash is searched for by the system's rules. */
+static inline void *te__dl_open(const char *name, te__text *why) {
+#ifdef _WIN32
+    te__wide w;
+    bool path = strchr(name, '\\') || strchr(name, '/');
+    void *handle = (void *)LoadLibraryExW(te__widen(&w, name), NULL, path ? LOAD_WITH_ALTERED_SEARCH_PATH : 0);
+    if (!handle && why) te__text_os_error(why);
+    return handle;
+#else
+    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!handle && why) {
+        const char *error = dlerror();
+        te__text_put(why, error ? error : "dlopen failed");
+    }
+    return handle;
+#endif
+}
+
+/* Address of a symbol, NULL if the library lacks it.. */
+static inline void *te__dl_sym(void *library, const char *symbol) {
+#ifdef _WIN32
+    FARPROC f = GetProcAddress((HMODULE)library, symbol);
+    void *address;
+    memcpy(&address, &f, sizeof address);
+    return address;
+#else
+    return dlsym(library, symbol);
+#endif
+}
+
+/* Fills *fn, a pointer to a function pointer. ISO C has no cast between the two kinds of pointers. False if the library lacks the
+ * symbol. */
+static inline bool te__dl_function(void *library, const char *symbol, void *fn) {
+    void *address = te__dl_sym(library, symbol);
+    memcpy(fn, &address, sizeof address);
+    return address != NULL;
+}
+
+static inline void te__dl_close(void *library) {
+    if (!library) return;
+#ifdef _WIN32
+    FreeLibrary((HMODULE)library);
+#else
+    dlclose(library);
+#endif
+}
+
+#ifndef _WIN32
+/* Dl_info, whose declaration the C library may hide; every POSIX system lays it out so. */
+typedef struct te__dl_info {
+    const char *file;
+    void *base;
+    const char *symbol;
+    void *address;
+} te__dl_info;
+#endif
+
+/* The file that a loaded library came from, by its handle and the name of one of its symbols. False if the system does not say. */
+static inline bool te__dl_path(void *library, const char *symbol, char *path, size_t cap) {
+#ifdef _WIN32
+    te__wide w;
+    (void)symbol;
+    DWORD n = GetModuleFileNameW((HMODULE)library, w.s, TE__COUNT(w.s));
+    return n > 0 && n < (DWORD)TE__COUNT(w.s) && te__narrow(path, cap, w.s);
+#else
+    int (*address_info)(const void *, te__dl_info *) = NULL;
+    te__dl_info info = TE_ZERO;
+    void *address = te__dl_sym(library, symbol), *program = dlopen(NULL, RTLD_LAZY);
+    bool found = address && program && te__dl_function(program, "dladdr", (void *)&address_info) &&
+                 address_info(address, &info) != 0 && info.file && strlen(info.file) < cap;
+    if (found) memcpy(path, info.file, strlen(info.file) + 1);
+    if (program) dlclose(program);
+    return found;
+#endif
+}

@@ -1,0 +1,287 @@
+/* train/adam.c: FusedAdam: states for every parameter of a module tree, one multi-tensor operation a step. Knows the module tree and raw
+ * operations; must not know files. */
+
+typedef struct te__adam_param {
+    char *path;       /* from the module that the optimizer was made for */
+    te_tensor *param; /* these four are retained */
+    te_tensor *m, *v; /* f32 */
+    te_tensor *master; /* f32, or NULL */
+    uint64_t version; /* of the parameter's memory when `master` spoke for it */
+} te__adam_param;
+
+struct te_optimizer {
+    te_ctx *te;
+    te_fused_adam_desc desc; /* defaults filled in; lr is the one in force */
+    te__adam_param *params;
+    int num_params, cap_params;
+    te_adam_tensor *list;   /* [num_params], filled anew at each step */
+    const te_tensor **grads; /* [num_params] */
+    te_tensor *norm, *clip; /* f32 [1], NULL without clipping */
+    int64_t steps;
+    bool keep_grad, clipped; /* clipped: norm holds a value */
+};
+
+/* ---- making one ---- */
+
+/* A parameter may sit in the tree twice (tied weights); it is stepped once. */
+static bool te__adam_has(const te_optimizer *opt, const te_tensor *param) {
+    int i;
+    for (i = 0; i < opt->num_params; i++)
+        if (opt->params[i].param == param) return true;
+    return false;
+}
+
+/* The parameter has been written by somebody else: its master starts from it again. */
+static te_result te__adam_take_master(te__adam_param *p) {
+    te_result result = te_tensor_copy(p->master, p->param);
+    if (result != TE_OK) return result;
+    p->version = p->param->buffer->version;
+    return TE_OK;
+}
+
+static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te_optimizer *opt = (te_optimizer *)user;
+    te_ctx *te = opt->te;
+    te__adam_param *p;
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__adam_has(opt, x)) return true;
+    if (!x->buffer || !te__is_contiguous(x)) {
+        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is %s; a plain contiguous tensor is needed", path,
+                 x->buffer ? "strided" : "quantized or without memory");
+        return false;
+    }
+    if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__adam_param))) return false;
+    p = &opt->params[opt->num_params++];
+    memset(p, 0, sizeof(*p));
+    p->path = te__copy_string(te, path);
+    p->param = te_tensor_retain(x);
+    p->m = te_tensor_retain(te_tensor_zeros(te, TE_F32, x->ndim, x->shape));
+    p->v = te_tensor_retain(te_tensor_zeros(te, TE_F32, x->ndim, x->shape));
+    if (!p->path || !p->m || !p->v) return false;
+    if (x->dtype == TE_F32 || opt->desc.no_master_weights) return true;
+    p->master = te_tensor_retain(te__empty_like(x, TE_F32));
+    return p->master && te__adam_take_master(p) == TE_OK;
+}
+
+/* Refuses what would make every later step nonsense: NaN is in no range. */
+static bool te__adam_in_range(te_ctx *te, const char *name, float value, float below) {
+    if (value >= 0.0f && value < below) return true;
+    te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %g; 0 (the default) or more, and less than %g, is possible", name, (double)value,
+             (double)below);
+    return false;
+}
+static bool te__adam_desc_ok(te_ctx *te, const te_fused_adam_desc *d) {
+    return te__adam_in_range(te, "lr", d->lr, FLT_MAX) && te__adam_in_range(te, "beta1", d->beta1, 1.0f) &&
+           te__adam_in_range(te, "beta2", d->beta2, 1.0f) && te__adam_in_range(te, "eps", d->eps, FLT_MAX) &&
+           te__adam_in_range(te, "weight_decay", d->weight_decay, FLT_MAX) &&
+           te__adam_in_range(te, "max_grad_norm", d->max_grad_norm, FLT_MAX);
+}
+
+TE_API void te_optimizer_destroy(te_optimizer *opt) {
+    te_ctx *te;
+    int i;
+    if (!opt) return;
+    te = opt->te;
+    for (i = 0; i < opt->num_params; i++) {
+        te__adam_param *p = &opt->params[i];
+        te__free_string(te, p->path);
+        te_tensor_release(p->param);
+        te_tensor_release(p->m);
+        te_tensor_release(p->v);
+        te_tensor_release(p->master);
+    }
+    te_tensor_release(opt->norm);
+    te_tensor_release(opt->clip);
+    te__free(te, opt->list, (size_t)opt->num_params * sizeof(te_adam_tensor));
+    te__free(te, (void *)opt->grads, (size_t)opt->num_params * sizeof(te_tensor *));
+    te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__adam_param));
+    te__free(te, opt, sizeof(*opt));
+}
+
+TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc) {
+    te_fused_adam_desc zero = TE_ZERO;
+    te_optimizer *opt;
+    bool ok;
+    if (!te || !m) return NULL;
+    if (!desc) desc = &zero;
+    if (te_module_ctx(m) != te) {
+        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: module %s belongs to another context", te_module_name(m));
+        return NULL;
+    }
+    if (!te__adam_desc_ok(te, desc)) return NULL;
+    opt = (te_optimizer *)te__alloc_zero(te, sizeof(te_optimizer));
+    if (!opt) return NULL;
+    opt->te = te;
+    opt->desc = *desc;
+    if (opt->desc.lr == 0.0f) opt->desc.lr = 1e-3f;
+    if (opt->desc.beta1 == 0.0f) opt->desc.beta1 = 0.9f;
+    if (opt->desc.beta2 == 0.0f) opt->desc.beta2 = 0.999f;
+    if (opt->desc.eps == 0.0f) opt->desc.eps = 1e-8f;
+    te__frame_begin(te);
+    ok = te_module_visit_tensors(m, te__adam_add, opt);
+    if (ok && opt->desc.max_grad_norm > 0.0f) {
+        opt->norm = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
+        opt->clip = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
+        ok = opt->norm && opt->clip;
+    }
+    if (ok) {
+        opt->list = (te_adam_tensor *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te_adam_tensor));
+        opt->grads = (const te_tensor **)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te_tensor *));
+        ok = opt->list && opt->grads;
+    }
+    te__frame_end(te, NULL, 0);
+    if (ok) return opt;
+    te_optimizer_destroy(opt);
+    return NULL;
+}
+
+/* ---- stepping ---- */
+
+/* A main gradient is where weight-gradient GEMMs add; what came in by the tape (other uses of the same weight) is moved there. NULL: the
+ * parameter took no part in this step. */
+static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
+    te_tensor *main_grad = te_tensor_main_grad(param);
+    te_axpby_args add = TE_ZERO;
+    te_result result;
+    *grad = te_tensor_grad(param);
+    if (!main_grad) return TE_OK;
+    if (*grad) {
+        add.x = add.out = main_grad;
+        add.y = *grad;
+        add.alpha = add.beta = 1.0f;
+        result = te_axpby(param->te, &add);
+        if (result != TE_OK) return result;
+        if (!param->te->warming) te_tensor_zero_grad(param);
+    }
+    *grad = main_grad;
+    return TE_OK;
+}
+
+static void te__adam_forget(te_tensor *param) {
+    te_tensor_zero_grad(param);
+    if (te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
+}
+
+TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
+    int i;
+    if (!opt) return;
+    for (i = 0; i < opt->num_params; i++) te__adam_forget(opt->params[i].param);
+}
+
+/* Entries whose weights decay (matrices; or all) or those whose weights do not, behind the `n` that are listed already. */
+static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
+    int i;
+    for (i = 0; i < opt->num_params; i++) {
+        te__adam_param *p = &opt->params[i];
+        te_tensor *grad;
+        te_result result;
+        if (!all && (p->param->ndim >= 2) != matrices) continue;
+        result = te__adam_grad(p->param, &grad);
+        if (result != TE_OK) return result;
+        if (!grad) continue;
+        if (p->master && p->version != p->param->buffer->version && !opt->te->warming) {
+            result = te__adam_take_master(p);
+            if (result != TE_OK) return result;
+        }
+        opt->grads[*n] = grad;
+        opt->list[*n].grad = grad;
+        opt->list[*n].param = p->param;
+        opt->list[*n].m = p->m;
+        opt->list[*n].v = p->v;
+        opt->list[*n].master = p->master;
+        ++*n;
+    }
+    return TE_OK;
+}
+
+static te_result te__adam_run(te_optimizer *opt, int first, int count, float weight_decay) {
+    te_adam_args args = TE_ZERO;
+    if (count == 0) return TE_OK;
+    args.tensors = opt->list + first;
+    args.num_tensors = count;
+    args.lr = opt->desc.lr;
+    args.beta1 = opt->desc.beta1;
+    args.beta2 = opt->desc.beta2;
+    args.eps = opt->desc.eps;
+    args.weight_decay = weight_decay;
+    args.step = opt->steps + 1;
+    args.l2_mode = opt->desc.l2_mode;
+    args.no_bias_correction = opt->desc.no_bias_correction;
+    args.grad_scale = opt->clip;
+    return te_adam(opt->te, &args);
+}
+
+TE_API te_result te_optimizer_step(te_optimizer *opt) {
+    te_ctx *te;
+    te_result result;
+    bool split;
+    int i, n = 0, decayed;
+    if (!opt) return TE_ERR_STATE;
+    te = opt->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    split = opt->desc.decay_matrices_only && opt->desc.weight_decay > 0.0f;
+    result = te__adam_collect(opt, true, !split, &n);
+    decayed = n;
+    if (split && result == TE_OK) result = te__adam_collect(opt, false, false, &n);
+    if (opt->clip && n > 0 && result == TE_OK) {
+        te_l2norm_args norm = TE_ZERO;
+        norm.tensors = opt->grads;
+        norm.num_tensors = n;
+        norm.norm = opt->norm;
+        norm.clip = opt->clip;
+        norm.max_norm = opt->desc.max_grad_norm;
+        result = te_l2norm(te, &norm);
+    }
+    if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay);
+    if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f);
+    if (result != TE_OK || te->warming) return result; /* a warm-up leaves counts and gradients as they were */
+    opt->steps++;
+    opt->clipped = opt->clip && n > 0;
+    for (i = 0; i < opt->num_params; i++) {
+        te__touch(opt->params[i].param);
+        opt->params[i].version = opt->params[i].param->buffer->version;
+    }
+    if (!opt->keep_grad) te_optimizer_zero_grad(opt);
+    return TE_OK;
+}
+
+/* ---- looking and setting ---- */
+
+TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep) {
+    if (opt) opt->keep_grad = keep;
+}
+TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr) {
+    if (opt) opt->desc.lr = lr;
+}
+TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->desc.lr : 0.0f; }
+TE_API int64_t te_optimizer_steps(const te_optimizer *opt) { return opt ? opt->steps : 0; }
+TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
+
+/* The states, by the names that they have in a file. Return false to stop. */
+typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor);
+static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
+    static const char *const suffix[3] = {"exp_avg", "exp_avg_sq", "master"};
+    char name[640];
+    int i, k;
+    for (i = 0; opt && i < opt->num_params; i++) {
+        te_tensor *state[3];
+        state[0] = opt->params[i].m;
+        state[1] = opt->params[i].v;
+        state[2] = opt->params[i].master;
+        for (k = 0; k < 3; k++) {
+            snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path, suffix[k]);
+            if (state[k] && !visit(user, name, state[k])) return false;
+        }
+    }
+    return true;
+}
+/* A checkpoint has brought parameters and states: the masters belong to the parameters as they are now. */
+static void te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
+    int i;
+    opt->steps = steps;
+    opt->desc.lr = lr;
+    for (i = 0; i < opt->num_params; i++) {
+        te__adam_param *p = &opt->params[i];
+            p->version = p->param->buffer->version;
+    }
+}

@@ -1,0 +1,251 @@
+/* train/checkpoint.c: a model, its optimizer and the random state as one safetensors file, and back. Knows the module tree, optimizers and
+ * safetensors; must not know what any module computes.
+ *
+ *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
+ *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master)
+ *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
+ *
+ * The scaling state of delayed recipes needs no names of its own: modules keep it as buffers. */
+
+/* The tensors of a module tree and an optimizer with their names in the file. */
+typedef struct te__ckpt {
+    te_ctx *te;
+    te_safetensors_item *items; /* names are owned, tensors are borrowed */
+    int num_items, cap_items;
+} te__ckpt;
+
+static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
+    if (!te__grow(c->te, (void **)&c->items, &c->cap_items, c->num_items, sizeof(te_safetensors_item))) return false;
+    c->items[c->num_items].name = te__copy_string(c->te, name);
+    c->items[c->num_items].tensor = tensor;
+    if (!c->items[c->num_items].name) return false;
+    c->num_items++;
+    return true;
+}
+static bool te__ckpt_add_entry(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind) {
+    (void)m, (void)kind;
+    return te__ckpt_add((te__ckpt *)user, path, tensor);
+}
+static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) { return te__ckpt_add((te__ckpt *)user, name, tensor); }
+
+static void te__ckpt_close(te__ckpt *c) {
+    int i;
+    for (i = 0; i < c->num_items; i++) te__free_string(c->te, (char *)c->items[i].name);
+    te__free(c->te, c->items, (size_t)c->cap_items * sizeof(te_safetensors_item));
+}
+
+static te_result te__ckpt_open(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m, te_optimizer *opt) {
+    memset(c, 0, sizeof(*c));
+    c->te = te;
+    if (te->error_code != TE_OK) return te->error_code; /* what an earlier error left behind is not worth keeping */
+    if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
+    if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
+        return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function, m && te_module_ctx(m) != te ? "module" : "optimizer");
+    if (te_module_visit_tensors(m, te__ckpt_add_entry, c) && te__optimizer_visit(opt, te__ckpt_add_state, c)) return TE_OK;
+    return te_error_code(te);
+}
+
+/* ---- saving ---- */
+
+static const char te__ckpt_prefix[] = "te.";
+
+static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *value) {
+    all[*n].key = key;
+    all[(*n)++].value = value;
+}
+
+TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
+    te__ckpt c;
+    te__text lr = TE_ZERO;
+    te_metadata *all = NULL;
+    te_result result;
+    char steps[24], seed[24], offset[24];
+    int i, n = 0;
+    if (!te) return TE_ERR_STATE;
+    if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_checkpoint_save: metadata is missing");
+    result = te__ckpt_open(&c, te, "te_checkpoint_save", path, m, opt);
+    for (i = 0; i < num_metadata && result == TE_OK; i++)
+        if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))
+            result = te__fail(te, TE_ERR_INVALID, "te_checkpoint_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
+                              metadata[i].key, te__ckpt_prefix);
+    if (result == TE_OK) all = (te_metadata *)te__alloc(te, (size_t)(num_metadata + 4) * sizeof(te_metadata));
+    if (result == TE_OK && !all) result = TE_ERR_OUT_OF_MEMORY;
+    if (result == TE_OK) {
+        if (num_metadata) memcpy(all, metadata, (size_t)num_metadata * sizeof(te_metadata));
+        n = num_metadata;
+        snprintf(seed, sizeof(seed), "%llu", (unsigned long long)te->seed);
+        snprintf(offset, sizeof(offset), "%llu", (unsigned long long)te->rng_offset);
+        te__ckpt_put(all, &n, "te.seed", seed);
+        te__ckpt_put(all, &n, "te.offset", offset);
+    }
+    if (result == TE_OK && opt) {
+        snprintf(steps, sizeof(steps), "%lld", (long long)te_optimizer_steps(opt));
+        te__text_number(&lr, (double)te_optimizer_lr(opt));
+        te__ckpt_put(all, &n, "te.steps", steps);
+        te__ckpt_put(all, &n, "te.lr", te__text_str(&lr));
+    }
+    if (result == TE_OK) result = te_safetensors_write(te, path, c.items, c.num_items, all, n);
+    te__text_free(&lr);
+    te__free(te, all, (size_t)(num_metadata + 4) * sizeof(te_metadata));
+    te__ckpt_close(&c);
+    return result;
+}
+
+/* ---- loading ---- */
+
+/* Scaling state belongs to a module that has not run yet: it will be a buffer of it. */
+typedef struct te__ckpt_new {
+    te_module *m;
+    const char *entry; /* in the file */
+    const char *name;  /* its last part */
+    te_tensor *tensor; /* NULL until it has been read */
+} te__ckpt_new;
+
+typedef struct te__ckpt_plan {
+    te__ckpt have; /* what the model has; each will be read */
+    te__ckpt_new *fresh;
+    int num_fresh, cap_fresh;
+    bool has_rng, has_opt;
+    uint64_t seed, offset, steps;
+    double lr;
+} te__ckpt_plan;
+
+/* A number from the metadata: false with an error if it is damaged, or is missing where it must not be. *found may be NULL. */
+static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uint64_t *value, double *real) {
+    const char *text = te_safetensors_metadata(f, key);
+    double number = 0.0;
+    size_t used, n = text ? strlen(text) : 0;
+    if (found) *found = text != NULL;
+    if (!text && found) return true;
+    used = text ? te__read_number(text, n, &number) : 0;
+    if (used == 0 || used != n) return te__st_fail(f, TE_ERR_FORMAT, "metadata \"%s\" is %s%.40s%s; a number is needed", key, text ? "\"" : "missing", text ? text : "",
+                                                  text ? "\"" : "");
+    if (real) *real = number;
+    if (!value) return true;
+    if (n > 20 || strspn(text, "0123456789") != n) return te__st_fail(f, TE_ERR_FORMAT, "metadata \"%s\" is \"%.40s\"; a whole number is needed", key, text);
+    *value = (uint64_t)strtoull(text, NULL, 10);
+    return true;
+}
+
+static bool te__is_scaling_name(const char *name) { return te__starts_with(name, "fp8_scale_") || te__starts_with(name, "fp8_amax_history_"); }
+
+/* The module and the name of an entry that holds scaling state for a module that has none yet. */
+static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safetensors_entry *e) {
+    const char *dot = strrchr(e->name, '.');
+    te__ckpt_new x;
+    char path[512];
+    size_t n = dot ? (size_t)(dot - e->name) : 0;
+    memset(&x, 0, sizeof(x));
+    x.entry = e->name;
+    x.name = dot ? dot + 1 : e->name;
+    if (n >= sizeof(path) || !te__is_scaling_name(x.name) || e->dtype != TE_F32) return false;
+    memcpy(path, e->name, n);
+    path[n] = 0;
+    x.m = te_module_find(m, path);
+    if (!x.m || !te__grow(p->have.te, (void **)&p->fresh, &p->cap_fresh, p->num_fresh, sizeof(x))) return false;
+    p->fresh[p->num_fresh++] = x;
+    return true;
+}
+
+static int te__ckpt_by_name(const void *a, const void *b) {
+    return strcmp(((const te_safetensors_item *)a)->name, ((const te_safetensors_item *)b)->name);
+}
+
+/* Looks at everything and changes nothing. */
+static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *m, te_optimizer *opt) {
+    te_ctx *te = p->have.te;
+    const char *first = NULL;
+    int i, unused = 0;
+    qsort(p->have.items, (size_t)p->have.num_items, sizeof(te_safetensors_item), te__ckpt_by_name);
+    for (i = 0; i < p->have.num_items; i++) {
+        const char *name = p->have.items[i].name;
+        te_result result;
+        if (!te_safetensors_find(f, name)) {
+            te__st_fail(f, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", which the %s has", name, te__starts_with(name, "optimizer/") ? "optimizer" : "model");
+            return TE_ERR_FORMAT;
+        }
+        result = te__st_fits(f, name, p->have.items[i].tensor);
+        if (result != TE_OK) return result;
+    }
+    for (i = 0; i < te_safetensors_count(f); i++) {
+        const te_safetensors_entry *e = te_safetensors_at(f, i);
+        bool state = te__starts_with(e->name, "optimizer/");
+        te_safetensors_item key;
+        key.name = e->name;
+        key.tensor = NULL;
+        if (state ? !opt : !m) continue; /* not asked for */
+        if (p->have.num_items && bsearch(&key, p->have.items, (size_t)p->have.num_items, sizeof(key), te__ckpt_by_name)) continue;
+        if (!state && te__ckpt_take_fresh(p, m, e)) continue;
+        if (unused++ == 0) first = e->name;
+    }
+    if (!te__ckpt_number(f, "te.seed", &p->has_rng, &p->seed, NULL)) return TE_ERR_FORMAT;
+    if (p->has_rng && !te__ckpt_number(f, "te.offset", NULL, &p->offset, NULL)) return TE_ERR_FORMAT;
+    if (opt && (!te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL) || !te__ckpt_number(f, "te.lr", NULL, NULL, &p->lr))) return TE_ERR_FORMAT;
+    if (opt && !(p->steps < (uint64_t)INT64_MAX && p->lr >= 0.0 && p->lr <= (double)FLT_MAX)) {
+        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"te.lr\" %g: no optimizer was there", (unsigned long long)p->steps, p->lr);
+        return TE_ERR_FORMAT;
+    }
+    if (unused) te__warn(te, "%s: %d tensors that the model lacks are ignored, the first is " TE__ST_NAME, f->path, unused, first);
+    return te_error_code(te);
+}
+
+static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer *opt) {
+    te_ctx *te = p->have.te;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < p->num_fresh; i++) { /* these need memory, so they come before the first change */
+        p->fresh[i].tensor = te_safetensors_read(f, p->fresh[i].entry);
+        if (!p->fresh[i].tensor) return te_error_code(te);
+    }
+    for (i = 0; i < p->have.num_items && result == TE_OK; i++)
+        result = te_safetensors_read_into(f, p->have.items[i].name, (te_tensor *)p->have.items[i].tensor);
+    for (i = 0; i < p->num_fresh && result == TE_OK; i++)
+        if (!te_module_add_buffer(p->fresh[i].m, p->fresh[i].name, p->fresh[i].tensor)) result = te_error_code(te);
+    if (result != TE_OK) return result;
+    if (opt) te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
+    if (p->has_rng) te_rng_set(te, p->seed, p->offset);
+    return TE_OK;
+}
+
+TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt) {
+    te__ckpt_plan p;
+    te_safetensors *f = NULL;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    memset(&p, 0, sizeof(p));
+    te__frame_begin(te);
+    result = te__ckpt_open(&p.have, te, "te_checkpoint_load", path, m, opt);
+    if (result == TE_OK) f = te_safetensors_open(te, path);
+    if (result == TE_OK && !f) result = te_error_code(te);
+    if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
+    if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
+    te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
+    te__ckpt_close(&p.have);
+    te_safetensors_close(f);
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+
+TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size) {
+    te_safetensors *f;
+    const char *value;
+    te_result result = TE_OK;
+    if (!te) return TE_ERR_STATE;
+    if (!key || !buffer || size == 0) return te__fail(te, TE_ERR_INVALID, "te_checkpoint_metadata: key or buffer is missing");
+    buffer[0] = 0;
+    f = te_safetensors_open(te, path);
+    if (!f) return te_error_code(te);
+    value = te_safetensors_metadata(f, key);
+    if (!value) {
+        te__st_fail(f, TE_ERR_INVALID, "there is no metadata " TE__ST_NAME, key);
+        result = TE_ERR_INVALID;
+    } else if (strlen(value) >= size) {
+        te__st_fail(f, TE_ERR_INVALID, "metadata " TE__ST_NAME " has %llu characters; the buffer has room for %llu", key, (unsigned long long)strlen(value),
+                    (unsigned long long)size - 1);
+        result = TE_ERR_INVALID;
+    } else {
+        memcpy(buffer, value, strlen(value) + 1);
+    }
+    te_safetensors_close(f);
+    return result;
+}

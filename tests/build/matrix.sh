@@ -1,0 +1,121 @@
+#!/bin/sh
+# Compiles te.h in every way that its users do: matrix.sh FOLDER. Run it from the repository's root.
+# The last line is `N passed, M failed, K skipped`.
+out=${1:-build/matrix}
+rm -rf "$out"
+mkdir -p "$out"
+warn="-Wall -Wextra -Wpedantic -Werror"
+libs="-lm -ldl -pthread"
+passed=0 failed=0 skipped=0
+
+# check NAME COMMAND ...: one line, and what the command printed if it failed.
+check() {
+    name=$1
+    shift
+    if "$@" >"$out/log" 2>&1; then
+        echo "ok    $name"
+        passed=$((passed + 1))
+    else
+        echo "FAIL  $name"
+        head -c 4000 "$out/log" | sed 's/^/  /'
+        failed=$((failed + 1))
+    fi
+}
+skip() {
+    echo "skip  $1: $2"
+    skipped=$((skipped + 1))
+}
+
+# Runs `command`, which must print nothing.
+prints_nothing() { ! sh -c "$1" | grep .; }
+
+# C compiler, C++ compiler.
+compilers() {
+    echo "gcc g++"
+    echo "clang clang++"
+}
+
+# ---- the header alone, and the implementation, under every warning ---------------------------------------------------
+
+header() { # NAME COMPILER DIALECT LANGUAGE [SWITCH ...]
+    name=$1 compiler=$2 dialect=$3 language=$4
+    shift 4
+    echo '#include "te.h"' >"$out/header.$language"
+    check "$name" "$compiler" -std="$dialect" $warn "$@" -I. -fsyntax-only "$out/header.$language"
+}
+
+# program NAME COMPILER DIALECT LANGUAGE FLAGS-OF-MAIN FLAGS-OF-OTHER: compiles both files, links, runs.
+build_and_run() {
+    "$1" -std="$2" -x "$3" $warn $6 -I. $4 -c tests/build/main.c -o "$out/main.o" &&
+        "$1" -std="$2" -x "$3" $warn $6 -I. $5 -c tests/build/other.c -o "$out/other.o" &&
+        "$1" "$out/main.o" "$out/other.o" -o "$out/program" $libs &&
+        "$out/program"
+}
+program() {
+    name=$1
+    shift
+    check "$name" build_and_run "$@"
+}
+
+one="-DFIRST_HAS_IMPLEMENTATION"
+two="-DSECOND_HAS_IMPLEMENTATION"
+
+compilers >"$out/compilers"
+while read -r cc cxx; do
+    if ! command -v "$cc" >/dev/null; then
+        skip "$cc" "not on this machine"
+    else
+        for dialect in c99 c11 c17 gnu17; do header "$cc $dialect, header" "$cc" $dialect c; done
+        header "$cc c99, header, TE_STATIC" "$cc" c99 c -DTE_STATIC
+        program "$cc c11, implementation in one of two files" "$cc" c11 c "$one" "" -O0
+        program "$cc gnu17, optimised" "$cc" gnu17 c "" "$two" "-O2 -march=native"
+        program "$cc c11, TE_STATIC in both files" "$cc" c11 c "-DTE_STATIC $one" "-DTE_STATIC $two" -O0
+    fi
+    if ! command -v "$cxx" >/dev/null; then
+        skip "$cxx" "not on this machine"
+    else
+        for dialect in c++11 c++14 c++17 c++20; do header "$cxx $dialect, header" "$cxx" $dialect c++; done
+        header "$cxx c++11, header, TE_STATIC" "$cxx" c++11 c++ -DTE_STATIC
+        program "$cxx c++17, implementation in one of two files" "$cxx" c++17 c++ "$one" "" -O0
+        program "$cxx c++17, TE_STATIC in both files" "$cxx" c++17 c++ "-DTE_STATIC $one" "-DTE_STATIC $two" -O0
+        program "$cxx c++20, without exceptions and rtti" "$cxx" c++20 c++ "" "$two" "-O1 -fno-exceptions -fno-rtti"
+    fi
+done <"$out/compilers"
+
+# ---- what is in it -----------------------------------------------------------------------------------------------------
+
+printf '#define TE_IMPLEMENTATION\n#include "te.h"\n' >"$out/implementation.c"
+check "implementation, -O2, for the symbols" gcc -std=c11 -O2 $warn -I. -c "$out/implementation.c" -o "$out/implementation.o"
+check "exported symbols begin with te_ or TE_" \
+    prints_nothing "nm -g --defined-only '$out/implementation.o' | awk '{print \$NF}' | grep -v '^te_[a-z0-9]\|^TE_'"
+check "nothing private is exported" prints_nothing "nm -g --defined-only '$out/implementation.o' | grep ' te__'"
+check "every public function is there" sh -c "
+    { gcc -E -P -I. -x c te.h | tr '\n' ' ' | tr ';' '\n' | sed -n 's/^ *extern .*[ *]\(te_[a-z0-9_]*\)(.*/\1/p'; } | sort -u >'$out/declared'
+    nm -g --defined-only '$out/implementation.o' | awk '{print \$NF}' | sort -u >'$out/defined'
+    test -s '$out/declared' && diff '$out/declared' '$out/defined'"
+check "no CUDA header is included" prints_nothing "gcc -M -I. '$out/implementation.c' | tr ' ' '\n' | grep -i 'cuda\|nccl\|nvrtc'"
+check "TE_STATIC exports nothing" sh -c "
+    gcc -std=c11 -DTE_STATIC $warn -I. -c '$out/implementation.c' -o '$out/static.o' && ! nm -g --defined-only '$out/static.o' | grep ."
+
+# Sizes of the public structs, under every switch.
+sizes() { # FILE COMPILER LANGUAGE FLAGS
+    {
+        echo '#include "te.h"'
+        echo '#include <stdio.h>'
+        echo 'int main(void) {'
+        sed -n 's/^typedef struct \(te_[a-z0-9_]*\) {.*/\1/p' "$out/public" | sort -u | sed 's/.*/printf("& %d\\n", (int)sizeof(&));/'
+        echo 'return 0; }'
+    } >"$out/sizes.$3"
+    $2 $4 -I. "$out/sizes.$3" -o "$out/sizes" $libs && "$out/sizes" >"$1"
+}
+sed '/TE_H_INCLUDED \*\//q' te.h >"$out/public"
+sizes "$out/sizes.plain" gcc c ""
+same_sizes() { sizes "$out/sizes.other" "$@" && test -s "$out/sizes.plain" && diff "$out/sizes.plain" "$out/sizes.other"; }
+check "public structs: TE_STATIC" same_sizes gcc c -DTE_STATIC
+check "public structs: TE_IMPLEMENTATION" same_sizes gcc c -DTE_IMPLEMENTATION
+check "public structs: NDEBUG" same_sizes gcc c -DNDEBUG
+if command -v g++ >/dev/null; then check "public structs: C++" same_sizes g++ cc ""; fi
+if command -v clang >/dev/null; then check "public structs: clang" same_sizes clang c ""; fi
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]

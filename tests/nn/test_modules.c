@@ -1,0 +1,319 @@
+/* Modules: each against plain arithmetic in double, gradients by differences; FP8 against the high-precision module; the tree. */
+#include "../te_test.h"
+
+static te_tensor *set_parameter(te_module *m, const char *name, const float *values) {
+    te_tensor *p = te_module_parameter(m, name);
+    if (!p) {
+        test_fail(__FILE__, __LINE__, "no parameter %s", name);
+        return NULL;
+    }
+    te_tensor_copy(p, test_tensor(te_tensor_ctx(p), TE_F32, te_tensor_ndim(p), te_tensor_shape(p), values));
+    return p;
+}
+
+static void linear_reference(const float *x, const float *w, const float *b, int m, int n, int k, float *y) {
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            double s = b ? b[j] : 0;
+            for (int l = 0; l < k; l++) s += (double)x[i * k + l] * w[j * k + l];
+            y[i * n + j] = (float)s;
+        }
+}
+
+static te_tensor *run_module(te_ctx *te, te_tensor *const *inputs, void *module) {
+    (void)te;
+    return te_forward((te_module *)module, inputs[0]);
+}
+static bool collect(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te_tensor ***at = (te_tensor ***)user;
+    (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER) *(*at)++ = x;
+    return true;
+}
+/* Gradients of the input and of every parameter against differences. Gradients of f32 products on the GPU are TF32: 1e-2. */
+static void check_module_gradients(te_ctx *te, te_module *m, te_tensor *x) {
+    te_tensor *inputs[32], **end = inputs + 1;
+    inputs[0] = x;
+    te_module_visit_tensors(m, collect, &end);
+    test_check_gradients(te, run_module, (int)(end - inputs), inputs, m, 3e-2, 5e-3);
+}
+
+TE_TEST_DEVICES(linear_forward_and_gradients) {
+    te_linear_desc d = {0};
+    d.in_features = 24;
+    d.out_features = 17;
+    d.params_dtype = TE_F32;
+    te_module *m = te_linear_create(te, &d);
+    REQUIRE_OK(te);
+    float *w = test_normal(17 * 24, 1), *b = test_normal(17, 2), *x = test_normal(10 * 24, 3), want[170];
+    set_parameter(m, "weight", w);
+    set_parameter(m, "bias", b);
+    te_tensor *in = test_tensor(te, TE_F32, SHAPE(5, 2, 24), x);
+    linear_reference(x, w, b, 10, 17, 24, want);
+    te_tensor *y = te_forward(m, in);
+    REQUIRE_OK(te);
+    CHECK_TENSOR(y, want, 1e-3, 2e-2); /* TF32 operands on the GPU: 2^-11 of each of 24 products of size 1 */
+    check_module_gradients(te, m, in);
+    te_module_destroy(m);
+}
+
+/* Two products with 3 % codes each: relative error of the sums stays below 6 %, usually 3 %. */
+TE_TEST_DEVICES(linear_fp8_is_close_and_any_shape_works) {
+    static const int sizes[][3] = {{1, 1, 1}, {3, 5, 7}, {16, 32, 64}, {33, 17, 129}, {128, 96, 200}};
+    for (int i = 0; i < COUNT(sizes); i++)
+        for (int kind = 0; kind < 2; kind++) {
+            int m = sizes[i][0], n = sizes[i][1], k = sizes[i][2];
+            test_case("m=%d n=%d k=%d recipe %d", m, n, k, kind);
+            te_linear_desc d = {0};
+            d.in_features = k;
+            d.out_features = n;
+            te_module *lin = te_linear_create(te, &d);
+            REQUIRE_OK(te);
+            te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(m, k), test_normal(m * k, 4)), true);
+            te_tensor *dy = test_tensor(te, TE_BF16, SHAPE(m, n), test_normal(m * n, 5));
+            te_tensor *w = te_module_parameter(lin, "weight");
+            te_tensor *y0 = te_forward(lin, x);
+            te_backward_from(y0, dy);
+            float *dx0 = test_read(te_tensor_grad(x)), *dw0 = test_read(te_tensor_grad(w));
+            te_recipe r = kind ? te_recipe_current_scaling() : te_recipe_delayed_scaling();
+            r.amax_history_len = 4;
+            te_autocast_desc a = {0};
+            a.recipe = &r;
+            te_tensor *y1 = NULL;
+            for (int step = 0; step < 2; step++) { /* delayed scales are good from the second step on */
+                te_tensor_zero_grad(x);
+                te_tensor_zero_grad(w);
+                te_autocast_begin(te, &a);
+                y1 = te_forward(lin, x);
+                te_autocast_end(te);
+                te_backward_from(y1, dy);
+            }
+            REQUIRE_OK(te);
+            CHECK_ERROR_BELOW("y", test_read(y1), test_read(y0), m * n, 0.08);
+            CHECK_ERROR_BELOW("dx", test_read(te_tensor_grad(x)), dx0, m * k, 0.12); /* E5M2 gradients: 6 % codes */
+            CHECK_ERROR_BELOW("dw", test_read(te_tensor_grad(w)), dw0, n * k, 0.12);
+            te_module_destroy(lin);
+        }
+}
+
+TE_TEST_DEVICES(layernorm_linear_and_mlp_gradients) {
+    for (int rms = 0; rms < 2; rms++)
+        for (int act = 0; act < 3; act++) {
+            test_case("rms=%d act=%d", rms, act);
+            te_layernorm_mlp_desc d = {0};
+            d.hidden_size = 16;
+            d.ffn_hidden_size = 24;
+            d.normalization = rms ? TE_RMSNORM : TE_LAYERNORM;
+            d.activation = act == 0 ? TE_GELU : act == 1 ? TE_SWIGLU : TE_GEGLU;
+            d.init.std = d.output_layer_init.std = 0.3f;
+            d.params_dtype = TE_F32;
+            te_module *m = te_layernorm_mlp_create(te, &d);
+            REQUIRE_OK(te);
+            check_module_gradients(te, m, test_tensor(te, TE_F32, SHAPE(6, 16), test_normal(96, 6)));
+            te_module_destroy(m);
+        }
+    te_layernorm_linear_desc d = {0};
+    d.in_features = 16;
+    d.out_features = 9;
+    d.init.std = 0.3f;
+    d.params_dtype = TE_F32;
+    d.return_layernorm_output = d.return_bias = true;
+    te_module *m = te_layernorm_linear_create(te, &d);
+    te_forward_args a = {0};
+    a.input = test_tensor(te, TE_F32, SHAPE(6, 16), test_normal(96, 6));
+    CHECK(te_forward_with(m, &a) != NULL);
+    CHECK_EQ_INT(a.num_outputs, 3);
+    CHECK(a.outputs[1] == te_module_parameter(m, "bias"));
+    CHECK_EQ_INT(te_tensor_shape(a.outputs[2])[1], 16);
+    te_module_destroy(m);
+}
+
+static te_module *small_layer(te_ctx *te, te_dtype dtype, int variant) {
+    te_transformer_layer_desc d = {0};
+    d.hidden_size = 32;
+    d.ffn_hidden_size = 48;
+    d.num_attention_heads = 4;
+    d.num_gqa_groups = variant == 0 ? 2 : 4;
+    d.normalization = variant == 0 ? TE_RMSNORM : TE_LAYERNORM;
+    d.activation = variant == 0 ? TE_SWIGLU : TE_GELU;
+    d.no_bias = variant == 0;
+    d.parallel_attention_mlp = variant == 2;
+    d.apply_residual_connection_post_layernorm = variant == 3;
+    d.output_layernorm = variant == 4;
+    d.attn_input_format = variant == 1 ? TE_BSHD : TE_SBHD;
+    d.qkv_weight_not_interleaved = variant == 1;
+    d.init.std = d.output_layer_init.std = 0.15f;
+    d.params_dtype = dtype;
+    return te_transformer_layer_create(te, &d);
+}
+
+TE_TEST_DEVICES(transformer_layer_gradients) {
+    for (int variant = 0; variant < 5; variant++) {
+        test_case("variant %d", variant);
+        te_module *m = small_layer(te, TE_F32, variant);
+        REQUIRE_OK(te);
+        check_module_gradients(te, m, test_tensor(te, TE_F32, SHAPE(5, 2, 32), test_normal(320, 7)));
+        te_module_destroy(m);
+    }
+}
+
+static te_tensor *run_with_rope(te_ctx *te, te_tensor *const *inputs, void *module) {
+    te_rotary_desc rope = {0};
+    te_forward_args a = {0};
+    (void)te;
+    a.input = inputs[0];
+    a.rotary = &rope;
+    return te_forward_with((te_module *)module, &a);
+}
+TE_TEST_DEVICES(transformer_layer_with_rope_is_causal) {
+    te_module *m = small_layer(te, TE_F32, 0);
+    float *v = test_normal(8 * 32, 8);
+    te_tensor *x = test_tensor(te, TE_F32, SHAPE(8, 1, 32), v);
+    test_check_gradients(te, run_with_rope, 1, &x, m, 3e-2, 5e-3);
+    float *before = test_read(run_with_rope(te, &x, m));
+    v[7 * 32] += 1; /* the last token cannot change what comes before it */
+    x = test_tensor(te, TE_F32, SHAPE(8, 1, 32), v);
+    CHECK_BYTES("earlier tokens", test_read(run_with_rope(te, &x, m)), before, 7 * 32 * sizeof(float));
+    te_module_destroy(m);
+}
+
+/* The same program gives the same bits again. */
+TE_TEST_DEVICES(transformer_layer_is_reproducible) {
+    float *first = NULL;
+    for (int again = 0; again < 2; again++) {
+        te_seed(te, 5);
+        te_module *m = small_layer(te, TE_BF16, 0);
+        te_recipe r = te_recipe_current_scaling();
+        te_autocast_desc a = {0};
+        a.recipe = &r;
+        te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(33, 3, 32), test_normal(33 * 3 * 32, 9)), true);
+        te_autocast_begin(te, &a);
+        te_tensor *y = te_forward(m, x);
+        te_autocast_end(te);
+        te_backward(te_mean_all(te_activate(y, TE_GELU)));
+        REQUIRE_OK(te);
+        float *g = test_read(te_tensor_grad(te_module_parameter(te_module_find(m, "self_attention.layernorm_qkv"), "weight")));
+        if (again) CHECK_BYTES("gradient", g, first, 64 * 32 * sizeof(float));
+        first = g;
+        te_module_destroy(m);
+    }
+}
+
+TE_TEST_DEVICES(weight_cache_keeps_and_never_goes_stale) {
+    te_linear_desc d = {0};
+    d.in_features = d.out_features = 32;
+    d.no_bias = true;
+    te_module *m = te_linear_create(te, &d);
+    te_recipe r = te_recipe_current_scaling();
+    te_autocast_desc a = {0};
+    a.recipe = &r;
+    te_forward_args f = {0};
+    f.input = test_tensor(te, TE_BF16, SHAPE(4, 32), test_normal(128, 3));
+    te_autocast_begin(te, &a);
+    f.is_first_microbatch = TE_MICROBATCH_FIRST;
+    float *y0 = test_read(te_forward_with(m, &f));
+    f.is_first_microbatch = TE_MICROBATCH_LATER;
+    CHECK_BYTES("cached", test_read(te_forward_with(m, &f)), y0, 128 * sizeof(float));
+    te_tensor *w = te_module_parameter(m, "weight");
+    te_tensor_fill(w, 0); /* a write through te.h makes the copy stale */
+    float *y1 = test_read(te_forward_with(m, &f));
+    CHECK(y1[0] == 0 && y1[127] == 0);
+    te_autocast_end(te);
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+TE_TEST_DEVICES(main_grad_gathers_weight_gradients) {
+    te_linear_desc d = {0};
+    d.in_features = 16;
+    d.out_features = 8;
+    d.fuse_wgrad_accumulation = true;
+    te_module *m = te_linear_create(te, &d);
+    te_tensor *w = te_module_parameter(m, "weight"), *main_grad = te_tensor_full(te, TE_F32, SHAPE(8, 16), 1);
+    CHECK_EQ_INT(te_tensor_set_main_grad(w, main_grad), TE_OK);
+    te_tensor *x = test_tensor(te, TE_BF16, SHAPE(4, 16), test_normal(64, 3)), *ones = te_tensor_full(te, TE_BF16, SHAPE(4, 8), 1);
+    const float *xv = test_read(x);
+    float want[128];
+    for (int i = 0; i < 128; i++) want[i] = 1 + 2 * (xv[i % 16] + xv[16 + i % 16] + xv[32 + i % 16] + xv[48 + i % 16]);
+    te_backward_from(te_forward(m, x), ones);
+    te_backward_from(te_forward(m, x), ones);
+    CHECK_TENSOR(main_grad, want, 1e-5, 1e-5); /* sums of eight exact products in f32 */
+    CHECK(te_tensor_grad(w) == NULL);
+    te_forward_args f = {0};
+    f.input = x;
+    f.is_first_microbatch = TE_MICROBATCH_FIRST; /* overwrites */
+    te_backward_from(te_forward_with(m, &f), ones);
+    for (int i = 0; i < 128; i++) want[i] = (want[i] - 1) / 2;
+    CHECK_TENSOR(main_grad, want, 1e-5, 1e-5);
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+/* ---- the tree ---- */
+
+static te_result twice_forward(te_module *self, te_forward_args *args) {
+    te_tensor *y = te_forward(te_module_child(self, 0), args->input);
+    args->outputs[args->num_outputs++] = te_add(y, y);
+    return args->outputs[0] ? TE_OK : te_error_code(te_module_ctx(self));
+}
+static te_result zero_forward(te_module *self, te_forward_args *args) {
+    (void)self;
+    args->outputs[args->num_outputs++] = te_scale(args->input, 0);
+    return TE_OK;
+}
+
+TE_TEST(modules_of_ones_own_and_the_tree) {
+    te_ctx *te = test_context("cpu");
+    static const te_module_class twice = {"Twice", 0, twice_forward, NULL, NULL};
+    te_linear_desc d = {0};
+    d.in_features = 4;
+    d.out_features = 4;
+    d.params_dtype = TE_F32;
+    te_module *root = te_module_create(te, &twice, "root"), *lin = te_module_add_child(root, "lin", te_linear_create(te, &d));
+    REQUIRE_OK(te);
+    char text[512];
+    CHECK(te_module_find(root, "lin") == lin && te_module_parent(lin) == root && !te_module_find(root, "lin.x"));
+    CHECK_STR(te_module_path(lin, text, sizeof text), "lin");
+    CHECK_EQ_INT(te_module_num_parameters(root), 20);
+    CHECK(te_module_print(root, text, sizeof text) == strlen(text));
+    CHECK_STR(text, "lin: Linear");
+    CHECK_STR(text, "weight f32 [4, 4]");
+    CHECK(te_module_print(root, text, 5) > 5 && strlen(text) == 4);
+    te_tensor *x = te_tensor_full(te, TE_F32, SHAPE(2, 4), 1);
+    float *once = test_read(te_forward(lin, x)), *y = test_read(te_forward(root, x));
+    CHECK(y[3] == 2 * once[3]);
+    te_module_forward_fn before = te_module_set_forward(lin, zero_forward);
+    CHECK(before == NULL);
+    CHECK(test_read(te_forward(root, x))[3] == 0);
+    CHECK(te_module_set_forward(lin, NULL) == zero_forward);
+    CHECK(test_read(te_forward(root, x))[3] == y[3]);
+    te_module *again = te_module_create(te, &twice, "again");
+    CHECK(!te_module_add_child(root, "lin", again));
+    te_module_destroy(again);
+    CHECK_ERROR(te, TE_ERR_INVALID, "named \"lin\" already");
+    CHECK(!te_module_add_child(lin, "up", root));
+    CHECK_ERROR(te, TE_ERR_INVALID, "above it");
+    te_forward(root, te_tensor_zeros(te, TE_F32, SHAPE(2, 5)));
+    CHECK_ERROR(te, TE_ERR_SHAPE, "lin: linear: the input is [2, 5] and the weight [4, 4]");
+    te_forward(root, te_tensor_zeros(te, TE_BF16, SHAPE(2, 4)));
+    CHECK_ERROR(te, TE_ERR_DTYPE, "bf16");
+    te_module_destroy(root);
+}
+
+TE_TEST(dropout_is_off_in_evaluation) {
+    te_ctx *te = test_context("cpu");
+    te_transformer_layer_desc d = {0};
+    d.hidden_size = 16;
+    d.ffn_hidden_size = 16;
+    d.num_attention_heads = 2;
+    d.hidden_dropout = d.attention_dropout = 0.5f;
+    te_module *m = te_transformer_layer_create(te, &d);
+    te_tensor *x = test_tensor(te, TE_BF16, SHAPE(4, 1, 16), test_normal(64, 1));
+    float *a = test_read(te_forward(m, x)), *b = test_read(te_forward(m, x));
+    CHECK(memcmp(a, b, 64 * sizeof(float)) != 0);
+    te_module_train(m, false);
+    a = test_read(te_forward(m, x)), b = test_read(te_forward(m, x));
+    CHECK_BYTES("evaluation", a, b, 64 * sizeof(float));
+    CHECK_OK(te);
+    te_module_destroy(m);
+}

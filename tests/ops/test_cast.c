@@ -1,0 +1,522 @@
+/* The cast operations: codes against tables worked out by hand, scales and histories against TransformerEngine's rules written down again,
+ * and every shape with poisoned outputs between guard bands. What a test expects here is expected of every device: byte for byte. */
+#include "../te_test.h"
+
+/* ---- FP8 from its definition ---- */
+
+/* The value of a code: sign, exponent, mantissa. Infinities of E5M2 and all NaN codes as what they are. */
+static double fp8_value(te_dtype dtype, int code) {
+    int man_bits = dtype == TE_F8E4M3 ? 3 : 2, bias = dtype == TE_F8E4M3 ? 7 : 15;
+    int man = code & ((1 << man_bits) - 1), e = (code & 0x7f) >> man_bits;
+    double sign = code & 0x80 ? -1 : 1, ulp = ldexp(1, (e ? e : 1) - bias - man_bits);
+    if (dtype == TE_F8E4M3 && (code & 0x7f) == 0x7f) return NAN;
+    if (dtype == TE_F8E5M2 && e == 31) return man ? NAN : sign * INFINITY;
+    return sign * ((e ? 1 << man_bits : 0) + man) * ulp;
+}
+static int fp8_largest(te_dtype dtype) { return dtype == TE_F8E4M3 ? 0x7e : 0x7b; }
+
+/* The nearest code, the even one of two; what lies beyond the largest is the largest; NaN is 0x7f. */
+static uint8_t fp8_code(te_dtype dtype, float x) {
+    static double value[2][128];
+    double *v = value[dtype == TE_F8E5M2], a = fabs((double)x);
+    int low = 0, high = fp8_largest(dtype), sign = signbit(x) ? 0x80 : 0;
+    if (v[1] == 0)
+        for (int i = 0; i < 128; i++) v[i] = fp8_value(dtype, i);
+    if (isnan(x)) return 0x7f;
+    if (a >= v[high]) return (uint8_t)(sign | high);
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (v[middle] <= a) low = middle;
+        else high = middle;
+    }
+    double down = a - v[low], up = v[high] - a;
+    return (uint8_t)(sign | (down < up || (down == up && low % 2 == 0) ? low : high));
+}
+
+static const te_dtype formats[] = {TE_F8E4M3, TE_F8E5M2}, floats[] = {TE_F32, TE_BF16, TE_F16};
+static float bits(uint32_t u) {
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+static te_tensor *scalar(te_ctx *te, float value) { return test_tensor(te, TE_F32, SHAPE(1), &value); }
+/* A guarded f32 [1] that holds `value`. */
+static te_tensor *scalar_out(te_ctx *te, float value) { return test_guarded_with(te, TE_F32, SHAPE(1), &value); }
+static uint32_t bits_of(te_tensor *x) { return *(uint32_t *)test_read_bytes(x); }
+static uint32_t float_bits(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+/* ---- quantize ---- */
+
+typedef struct quantize_case {
+    te_dtype x_dtype, q_dtype;
+    int64_t m, n, ld, ldc; /* ld or ldc < 0: that copy is not made */
+    float scale;
+    bool misaligned;
+} quantize_case;
+
+/* x [m, n] of `values`; misaligned: at an address that is a multiple of its element alone. */
+static te_tensor *input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const float *values, bool misaligned) {
+    if (!misaligned) return test_tensor(te, dtype, SHAPE(m, n), values);
+    te_tensor *whole = te_tensor_empty(te, dtype, SHAPE(m * n + 1));
+    te_tensor *x = te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + te_dtype_bits(dtype) / 8, NULL, NULL);
+    te_tensor_copy(x, test_tensor(te, dtype, SHAPE(m, n), values));
+    return x;
+}
+
+static void check_quantize(te_ctx *te, const quantize_case *c, const float *values, float amax_before) {
+    int64_t m = c->m, n = c->n, ld = c->ld, ldc = c->ldc;
+    test_case("%s -> %s [%d, %d] ld %d ldc %d scale %g%s", te_dtype_name(c->x_dtype), te_dtype_name(c->q_dtype), (int)m, (int)n, (int)ld, (int)ldc,
+              (double)c->scale, c->misaligned ? " misaligned" : "");
+    const float *x = test_rounded(c->x_dtype, values, m * n);
+    float amax = amax_before;
+    te_fp8_quantize_args a = {0};
+    a.x = input(te, c->x_dtype, m, n, values, c->misaligned);
+    a.row = ld < 0 ? NULL : test_guarded(te, c->q_dtype, SHAPE(m, ld));
+    a.col = ldc < 0 ? NULL : test_guarded(te, c->q_dtype, SHAPE(n, ldc));
+    a.scale = scalar(te, c->scale);
+    a.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
+    a.amax = scalar_out(te, amax_before);
+    CHECK_EQ_INT(te_fp8_quantize(te, &a), TE_OK);
+    REQUIRE_OK(te);
+
+    uint8_t *row = (uint8_t *)test_alloc((size_t)(m * (ld > 0 ? ld : 0)) + 1), *col = (uint8_t *)test_alloc((size_t)(n * (ldc > 0 ? ldc : 0)) + 1);
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            volatile float scaled = x[i * n + j] * c->scale; /* one f32 product, whatever the compiler would like */
+            uint8_t code = fp8_code(c->q_dtype, scaled);
+            amax = fmaxf(amax, fabsf(x[i * n + j]));
+            if (ld >= 0) row[i * ld + j] = code;
+            if (ldc >= 0) col[j * ldc + i] = code;
+        }
+    if (a.row) CHECK_BYTES("row", test_read_bytes(a.row), row, (size_t)(m * ld));
+    if (a.col) CHECK_BYTES("col", test_read_bytes(a.col), col, (size_t)(n * ldc));
+    volatile float inverse = 1.0f / c->scale;
+    if (isnan(c->scale)) CHECK(isnan(test_read(a.scale_inv)[0]));
+    else CHECK_EQ_INT(bits_of(a.scale_inv), float_bits(inverse));
+    CHECK_EQ_INT(bits_of(a.amax), float_bits(amax));
+}
+
+TE_TEST_DEVICES(quantize_all_codes) {
+    for (int f = 0; f < 2; f++) {
+        float value[256];
+        uint8_t want[256];
+        for (int i = 0; i < 256; i++) {
+            value[i] = (float)fp8_value(formats[f], i);
+            want[i] = isnan(value[i]) ? 0x7f : isinf(value[i]) ? (uint8_t)((i & 0x80) | fp8_largest(formats[f])) : (uint8_t)i;
+        }
+        te_fp8_quantize_args a = {0};
+        a.x = test_tensor(te, TE_F32, SHAPE(16, 16), value);
+        a.row = test_guarded(te, formats[f], SHAPE(16, 16));
+        a.scale = scalar(te, 1);
+        te_fp8_quantize(te, &a);
+        REQUIRE_OK(te);
+        CHECK_BYTES("codes", test_read_bytes(a.row), want, 256);
+
+        /* Halfway between neighbours, and one step of f32 to either side. */
+        float between[3 * 128];
+        int n = 0;
+        for (int i = 0; i < fp8_largest(formats[f]); i++) {
+            float half = (float)((fp8_value(formats[f], i) + fp8_value(formats[f], i + 1)) / 2);
+            between[n++] = half, between[n++] = -nextafterf(half, 0), between[n++] = nextafterf(half, INFINITY);
+        }
+        a.x = test_tensor(te, TE_F32, SHAPE(1, n), between);
+        a.row = test_guarded(te, formats[f], SHAPE(1, n));
+        te_fp8_quantize(te, &a);
+        REQUIRE_OK(te);
+        for (int i = 0; i < n; i++) {
+            want[0] = fp8_code(formats[f], between[i]);
+            CHECK_MSG(((uint8_t *)test_read_bytes(a.row))[i] == want[0], "%a", (double)between[i]);
+        }
+    }
+}
+
+TE_TEST_DEVICES(quantize_shapes) {
+    static const int64_t shapes[][4] = {/* m, n, ld, ldc */
+                                        {1, 1, 16, 16},      {1, 1, 1, 1},       {3, 5, 16, 16},     {3, 5, 5, 3},        {127, 129, 144, 128},
+                                        {127, 129, 129, 127}, {128, 128, 128, 128}, {16, 4096, 4096, 16}, {64, 72, 80, 64}, {200, 24, 32, 208},
+                                        {130, 8, 200, 300},  {5, 64, 64, -1},    {5, 64, -1, 16},    {0, 7, 16, 0},       {0, 7, 16, 16},
+                                        {7, 0, 16, 16},      {0, 0, 0, 0}};
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int d = 0; d < 3; d++)
+            for (int f = 0; f < 2; f++)
+                for (int misaligned = 0; misaligned < 2; misaligned++) {
+                    quantize_case c = {floats[d], formats[f], shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], 0.75f, misaligned};
+                    if (s == 7 && (d == 2 || misaligned)) continue;
+                    check_quantize(te, &c, test_specials(c.m * c.n, (uint64_t)s), misaligned ? 3.5f : 0);
+                }
+}
+
+TE_TEST_DEVICES(quantize_large) {
+    quantize_case c = {TE_BF16, TE_F8E4M3, 1000, 1536, 1536, 1008, 20.5f, false};
+    check_quantize(te, &c, test_normal(c.m * c.n, 1), 0);
+    c.q_dtype = TE_F8E5M2, c.x_dtype = TE_F32;
+    check_quantize(te, &c, test_normal(c.m * c.n, 2), 0);
+}
+
+TE_TEST_DEVICES(quantize_scales) {
+    static const float scales[] = {1, 0.5f, 3.0f, 1e-30f, 1e30f, 3.4028235e38f, 1e-40f, 0, -2, INFINITY, NAN};
+    for (int s = 0; s < COUNT(scales); s++)
+        for (int f = 0; f < 2; f++) {
+            quantize_case c = {TE_F32, formats[f], 33, 40, 48, 48, scales[s], false};
+            check_quantize(te, &c, test_specials(33 * 40, 9), 0);
+        }
+}
+
+TE_TEST_DEVICES(quantize_noop) {
+    const float flags[] = {1, 0, 2};
+    for (int i = 0; i < 3; i++) {
+        te_fp8_quantize_args a = {0};
+        a.x = test_tensor(te, TE_BF16, SHAPE(20, 30), test_normal(600, 3));
+        a.row = test_guarded(te, TE_F8E4M3, SHAPE(20, 32));
+        a.col = test_guarded(te, TE_F8E4M3, SHAPE(30, 32));
+        a.scale = scalar(te, 2);
+        a.scale_inv = scalar_out(te, 7);
+        a.amax = scalar_out(te, 0.25f);
+        a.noop = scalar(te, flags[i]);
+        te_fp8_quantize(te, &a);
+        REQUIRE_OK(te);
+        const uint8_t *row = (const uint8_t *)test_read_bytes(a.row), *col = (const uint8_t *)test_read_bytes(a.col);
+        int touched = 0;
+        for (int k = 0; k < 20 * 32; k++) touched += row[k] != TEST_POISON;
+        for (int k = 0; k < 30 * 32; k++) touched += col[k] != TEST_POISON;
+        if (flags[i] == 1) CHECK(touched == 0 && test_read(a.scale_inv)[0] == 7 && test_read(a.amax)[0] == 0.25f);
+        else CHECK(touched == 50 * 32 && test_read(a.scale_inv)[0] == 0.5f && test_read(a.amax)[0] > 1);
+    }
+}
+
+/* ---- dequantize ---- */
+
+TE_TEST_DEVICES(dequantize_all_codes) {
+    uint8_t code[256];
+    float want[256];
+    for (int i = 0; i < 256; i++) code[i] = (uint8_t)i;
+    for (int f = 0; f < 2; f++)
+        for (int d = 0; d < 3; d++) {
+            test_case("%s to %s", te_dtype_name(formats[f]), te_dtype_name(floats[d]));
+            te_fp8_dequantize_args a = {0};
+            a.q = te_tensor_from_host(te, formats[f], SHAPE(1, 256), code);
+            a.scale_inv = scalar(te, 0.37f);
+            a.y = test_guarded(te, floats[d], SHAPE(1, 256));
+            te_fp8_dequantize(te, &a);
+            REQUIRE_OK(te);
+            for (int i = 0; i < 256; i++) {
+                volatile float product = (float)fp8_value(formats[f], i) * 0.37f;
+                want[i] = product;
+            }
+            CHECK_TENSOR(a.y, test_rounded(floats[d], want, 256), 0, 0);
+        }
+}
+
+TE_TEST_DEVICES(dequantize_shapes) {
+    static const int64_t shapes[][3] = {{1, 1, 16}, {3, 5, 5}, {3, 5, 16}, {127, 129, 144}, {128, 128, 128}, {16, 4096, 4096}, {0, 5, 16}, {1000, 24, 24}};
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int d = 0; d < 3; d++) {
+            int64_t m = shapes[s][0], n = shapes[s][1], ld = shapes[s][2];
+            test_case("[%d, %d] ld %d %s", (int)m, (int)n, (int)ld, te_dtype_name(floats[d]));
+            float *values = test_finite_specials(m * ld, 4), *want = (float *)test_alloc((size_t)(m * n) * 4 + 4);
+            uint8_t *code = (uint8_t *)test_alloc((size_t)(m * ld) + 1);
+            for (int64_t i = 0; i < m * ld; i++) code[i] = fp8_code(TE_F8E4M3, values[i]);
+            for (int64_t i = 0; i < m * n; i++) {
+                volatile float product = (float)fp8_value(TE_F8E4M3, code[i / n * ld + i % n]) * 3.3f;
+                want[i] = product;
+            }
+            te_fp8_dequantize_args a = {0};
+            a.q = te_tensor_from_host(te, TE_F8E4M3, SHAPE(m, ld), code);
+            a.scale_inv = scalar(te, 3.3f);
+            a.y = test_guarded(te, floats[d], SHAPE(m, n));
+            te_fp8_dequantize(te, &a);
+            REQUIRE_OK(te);
+            if (m) CHECK_TENSOR(a.y, test_rounded(floats[d], want, m * n), 0, 0);
+        }
+}
+
+/* ---- amax ---- */
+
+TE_TEST_DEVICES(amax_values) {
+    for (int d = 0; d < 3; d++)
+        for (int64_t n = 0; n < 5; n++) {
+            static const int64_t sizes[] = {0, 1, 17, 8192 + 3, 100000};
+            float *v = test_normal(sizes[n], 5), want = 0;
+            const float *x = test_rounded(floats[d], v, sizes[n]);
+            for (int64_t i = 0; i < sizes[n]; i++) want = fmaxf(want, fabsf(x[i]));
+            for (int keep = 0; keep < 2; keep++) {
+                te_amax_args a = {0};
+                test_case("%s [%d] keep %d", te_dtype_name(floats[d]), (int)sizes[n], keep);
+                a.x = input(te, floats[d], 1, sizes[n], v, keep);
+                a.amax = scalar_out(te, 100);
+                a.keep = keep;
+                te_amax(te, &a);
+                REQUIRE_OK(te);
+                CHECK_EQ_INT(bits_of(a.amax), float_bits(keep ? 100 : want));
+            }
+        }
+}
+
+TE_TEST_DEVICES(amax_nan_and_infinity) {
+    const float nan_only[] = {NAN, -NAN, NAN}, mixed[] = {-3, NAN, 2}, endless[] = {1, -INFINITY, NAN}, zeros[] = {-0.0f, 0, -0.0f};
+    const float tiny[] = {bits(1), -bits(3), 0};
+    const float *x[] = {nan_only, mixed, endless, zeros, tiny}, want[] = {0, 3, INFINITY, 0, bits(3)};
+    for (int i = 0; i < 5; i++) {
+        te_amax_args a = {0};
+        a.x = test_tensor(te, TE_F32, SHAPE(3), x[i]);
+        a.amax = test_guarded(te, TE_F32, SHAPE(1));
+        te_amax(te, &a);
+        REQUIRE_OK(te);
+        CHECK_EQ_INT(bits_of(a.amax), float_bits(want[i]));
+        a.noop = scalar(te, 1);
+        a.amax = scalar_out(te, -5);
+        te_amax(te, &a);
+        CHECK(test_read(a.amax)[0] == -5);
+        a.noop = scalar(te, 0);
+        te_amax(te, &a);
+        CHECK_EQ_INT(bits_of(a.amax), float_bits(want[i]));
+    }
+}
+
+/* ---- scales ---- */
+
+TE_TEST_DEVICES(scale_table) {
+    static const struct {
+        float amax, epsilon, scale, power_of_two;
+    } row[] = {
+        {0, 0, 1, 1},
+        {448, 0, 1, 1},
+        {1, 0, 448, 256},
+        {3, 0, 448.0f / 3.0f, 128},
+        {1e-45f, 0, 0x1.fffffep127f, 0x1p127f},   /* 448 / amax overflows */
+        {1e-36f, 0, 0x1.fffffep127f, 0x1p127f},
+        {2e-36f, 0, 448.0f / 2e-36f, 0x1p127f},   /* the last that does not */
+        {3e38f, 0, 448.0f / 3e38f, 0x1p-120f},
+        {0x1.fffffep127f, 0, 448.0f / 0x1.fffffep127f, 0x1p-120f},
+        {INFINITY, 0, 1, 1},
+        {NAN, 0, 1, 1},
+        {NAN, 2, 1, 1},                            /* NaN is not below epsilon */
+        {0, 2, 224, 128},
+        {1, 2, 224, 128},
+        {4, 2, 112, 64},
+        {0, 1e-45f, 0x1.fffffep127f, 0x1p127f},
+        {1, INFINITY, 1, 1},
+    };
+    for (int i = 0; i < COUNT(row); i++)
+        for (int power = 0; power < 2; power++) {
+            te_scale_from_amax_args a = {0};
+            test_case("amax %g epsilon %g power_of_two %d", (double)row[i].amax, (double)row[i].epsilon, power);
+            a.amax = scalar(te, row[i].amax);
+            a.scale = test_guarded(te, TE_F32, SHAPE(1));
+            a.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
+            a.fp8_max = 448;
+            a.epsilon = row[i].epsilon;
+            a.power_of_two = power;
+            te_scale_from_amax(te, &a);
+            REQUIRE_OK(te);
+            float want = power ? row[i].power_of_two : row[i].scale;
+            volatile float inverse = 1.0f / want;
+            CHECK_EQ_INT(bits_of(a.scale), float_bits(want));
+            CHECK_EQ_INT(bits_of(a.scale_inv), float_bits(inverse));
+        }
+}
+
+TE_TEST_DEVICES(scale_many) {
+    enum { N = 1000 };
+    te_scale_from_amax_args a = {0};
+    const float *amax = test_specials(N, 6);
+    a.amax = test_tensor(te, TE_F32, SHAPE(N), amax);
+    a.scale = test_guarded(te, TE_F32, SHAPE(N));
+    a.fp8_max = 57344;
+    te_scale_from_amax(te, &a);
+    REQUIRE_OK(te);
+    float *want = (float *)test_alloc(N * 4);
+    for (int i = 0; i < N; i++) {
+        volatile float s = 57344.0f / amax[i];
+        want[i] = amax[i] == 0 || !isfinite(amax[i]) ? 1 : s > 0x1.fffffep127f ? 0x1.fffffep127f : s;
+    }
+    CHECK_BYTES("scale", test_read_bytes(a.scale), want, N * 4);
+}
+
+/* ---- delayed scaling ---- */
+
+/* The fused update of one slot, from its description: what is kept, what rolls, what counts. */
+static void reference_slot(float *history, int length, float *scale, float reduced, float scaled_max, bool most_recent) {
+    float last = reduced != 0 ? reduced : history[0], rolled[1100] = {0}, amax = last;
+    if (last == 0) return;
+    for (int k = 1; k < length; k++)
+        if (!isnan(history[k]) && (isnan(amax) || history[k] > amax)) amax = history[k];
+    if (most_recent) amax = last;
+    for (int k = 1; k <= length - 2; k++) rolled[k] = history[k + 1];
+    if (length > 1) rolled[length - 1] = last;
+    memcpy(history, rolled, (size_t)length * sizeof(float));
+    if (amax > 0 && amax < INFINITY) {
+        volatile float s = scaled_max / amax;
+        *scale = isinf(s) ? 0x1.fffffep127f : s;
+    }
+}
+
+TE_TEST_DEVICES(delayed_update_table) {
+    /* One slot, L = 4, scale 5 before. */
+    static const struct {
+        const char *what;
+        te_amax_algo algo;
+        float history[4], reduced, after[4], scale;
+    } row[] = {
+        {"amax 0 leaves the slot alone", TE_AMAX_MAX, {0, 1, 2, 3}, 0, {0, 1, 2, 3}, 5},
+        {"also with the latest alone", TE_AMAX_MOST_RECENT, {0, 1, 2, 3}, 0, {0, 1, 2, 3}, 5},
+        {"the newest goes to the end", TE_AMAX_MAX, {4, 1, 2, 3}, 0, {0, 2, 3, 4}, 112},
+        {"the evicted entry counts once more", TE_AMAX_MAX, {1, 8, 2, 3}, 0, {0, 2, 3, 1}, 56},
+        {"most recent", TE_AMAX_MOST_RECENT, {2, 8, 2, 3}, 0, {0, 2, 3, 2}, 224},
+        {"tiny", TE_AMAX_MAX, {1e-45f, 0, 0, 0}, 0, {0, 0, 0, 1e-45f}, 0x1.fffffep127f},
+        {"infinity keeps the scale and goes in", TE_AMAX_MAX, {INFINITY, 1, 2, 3}, 0, {0, 2, 3, INFINITY}, 5},
+        {"infinity in the history freezes it", TE_AMAX_MAX, {1, 2, INFINITY, 3}, 0, {0, INFINITY, 3, 1}, 5},
+        {"unless only the latest counts", TE_AMAX_MOST_RECENT, {1, 2, INFINITY, 3}, 0, {0, INFINITY, 3, 1}, 448},
+        {"a reduced amax replaces row 0", TE_AMAX_MAX, {1, 2, 3, 4}, 16, {0, 3, 4, 16}, 28},
+        {"a reduced amax where row 0 saw nothing", TE_AMAX_MAX, {0, 2, 3, 4}, 16, {0, 3, 4, 16}, 28},
+    };
+    for (int i = 0; i < COUNT(row); i++)
+        for (int with = 0; with < 2; with++) { /* a reduced amax of 0 is as good as none */
+            te_delayed_update_args a = {0};
+            if (!with && row[i].reduced != 0) continue;
+            test_case("%s%s", row[i].what, with ? ", reduced" : "");
+            a.amax_history = test_guarded_with(te, TE_F32, SHAPE(4, 1), row[i].history);
+            a.scale = scalar_out(te, 5);
+            a.reduced = with ? scalar(te, row[i].reduced) : NULL;
+            a.fp8_max = 448;
+            a.algo = row[i].algo;
+            te_delayed_update(te, &a);
+            REQUIRE_OK(te);
+            CHECK_BYTES("history", test_read_bytes(a.amax_history), row[i].after, 16);
+            CHECK_EQ_INT(bits_of(a.scale), float_bits(row[i].scale));
+        }
+}
+
+TE_TEST_DEVICES(delayed_update_nan) {
+    /* A NaN amax is written down and rolls, and the maximum looks past it. */
+    const float history[] = {NAN, 2, 4};
+    for (int recent = 0; recent < 2; recent++) {
+        te_delayed_update_args a = {0};
+        a.amax_history = test_guarded_with(te, TE_F32, SHAPE(3, 1), history);
+        a.scale = scalar_out(te, 5);
+        a.fp8_max = 448;
+        a.algo = recent ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
+        te_delayed_update(te, &a);
+        REQUIRE_OK(te);
+        const float *after = test_read(a.amax_history);
+        CHECK(after[0] == 0 && after[1] == 4 && isnan(after[2]));
+        CHECK(test_read(a.scale)[0] == (recent ? 5.0f : 112.0f));
+    }
+}
+
+TE_TEST_DEVICES(delayed_update_lengths) {
+    static const int lengths[] = {1, 2, 3, 16, 256, 257, 258, 300, 1024};
+    static const float margins[] = {0, 1, 2.5f, -1};
+    for (int l = 0; l < COUNT(lengths); l++)
+        for (int n = 1; n <= 7; n += 6)
+            for (int algo = 0; algo < 2; algo++) {
+                int length = lengths[l];
+                float margin = margins[(l + n + algo) % COUNT(margins)];
+                float *history = test_uniform(length * n, 7, 0, 3), *scale = test_uniform(n, 8, 1, 2), slot[1100];
+                te_delayed_update_args a = {0};
+                test_case("L %d n %d algo %d margin %g", length, n, algo, (double)margin);
+                a.amax_history = test_guarded_with(te, TE_F32, SHAPE(length, n), history);
+                a.scale = test_guarded_with(te, TE_F32, SHAPE(n), scale);
+                a.fp8_max = 57344;
+                a.margin = margin;
+                a.algo = (te_amax_algo)algo;
+                for (int step = 0; step < 4; step++) {
+                    te_delayed_update(te, &a);
+                    REQUIRE_OK(te);
+                    for (int i = 0; i < n; i++) {
+                        for (int k = 0; k < length; k++) slot[k] = history[k * n + i];
+                        reference_slot(slot, length, &scale[i], 0, 57344 * powf(2, -margin), algo == TE_AMAX_MOST_RECENT);
+                        for (int k = 0; k < length; k++) history[k * n + i] = slot[k];
+                    }
+                    CHECK_BYTES("history", test_read_bytes(a.amax_history), history, (size_t)(length * n) * 4);
+                    CHECK_BYTES("scale", test_read_bytes(a.scale), scale, (size_t)n * 4);
+                    /* The next step's amaxes; one slot sees nothing in step 1. */
+                    for (int i = 0; i < n; i++) history[i] = step == 1 && i == 0 ? 0 : (float)(i + step + 1);
+                    te_tensor_copy_from_host(te_tensor_narrow(a.amax_history, 0, 0, 1), history);
+                }
+            }
+}
+
+/* ---- transpose ---- */
+
+TE_TEST_DEVICES(transpose_shapes) {
+    static const te_dtype dtypes[] = {TE_U8, TE_F8E5M2, TE_BF16, TE_F32, TE_I32};
+    static const int64_t shapes[][4] = {/* m, n, lds, ldd */
+                                        {1, 1, 1, 1}, {1, 1, 16, 16}, {3, 5, 5, 3}, {3, 5, 16, 16}, {127, 129, 144, 128}, {128, 128, 128, 128},
+                                        {65, 64, 64, 80}, {16, 1024, 1024, 16}, {300, 70, 72, 304}, {0, 4, 4, 16}, {4, 0, 16, 16}};
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int d = 0; d < COUNT(dtypes); d++) {
+            int64_t m = shapes[s][0], n = shapes[s][1], lds = shapes[s][2], ldd = shapes[s][3];
+            int size = te_dtype_bits(dtypes[d]) / 8;
+            uint8_t *src = (uint8_t *)test_alloc((size_t)(m * lds * size) + 1), *want = (uint8_t *)test_alloc((size_t)(n * ldd * size) + 1);
+            test_case("%s [%d, %d] lds %d ldd %d", te_dtype_name(dtypes[d]), (int)m, (int)n, (int)lds, (int)ldd);
+            for (int64_t i = 0; i < m * lds * size; i++) src[i] = (uint8_t)(i * 37 + i / 251);
+            for (int64_t i = 0; i < m; i++)
+                for (int64_t j = 0; j < n; j++) memcpy(want + (j * ldd + i) * size, src + (i * lds + j) * size, (size_t)size);
+            te_transpose_args a = {0};
+            a.src = te_tensor_from_host(te, dtypes[d], SHAPE(m, lds), src);
+            a.dst = test_guarded(te, dtypes[d], SHAPE(n, ldd));
+            a.rows = m;
+            a.columns = n;
+            te_transpose(te, &a);
+            REQUIRE_OK(te);
+            CHECK_BYTES("dst", test_read_bytes(a.dst), want, (size_t)(n * ldd * size));
+        }
+}
+
+/* ---- misuse ---- */
+
+TE_TEST(cast_errors) {
+    te_ctx *te = test_context("cpu"), *other = test_context("cpu");
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 6)), *one = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    te_fp8_quantize_args a = {0};
+    a.x = x;
+    a.scale = one;
+    CHECK_EQ_INT(te_fp8_quantize(te, &a), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "neither row nor col");
+    a.row = te_tensor_zeros(te, TE_F8E4M3, SHAPE(4, 5));
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "row is [4, 5]; 4 rows of at least 6 columns");
+    a.row = te_tensor_zeros(te, TE_U8, SHAPE(4, 6));
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "row is u8");
+    a.row = te_tensor_zeros(te, TE_F8E4M3, SHAPE(4, 6));
+    a.col = te_tensor_zeros(te, TE_F8E5M2, SHAPE(6, 4));
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "both hold the same codes");
+    a.col = NULL;
+    a.scale = te_tensor_zeros(te, TE_F32, SHAPE(2));
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "scale is [2], not [1]");
+    a.scale = te_tensor_zeros(other, TE_F32, SHAPE(1));
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "another context");
+    a.scale = one;
+    a.x = te_tensor_transpose(x, 0, 1);
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "strided");
+    a.x = NULL;
+    CHECK_EQ_INT(te_fp8_quantize(te, &a), TE_ERR_STATE);
+    te_clear_error(te);
+
+    te_delayed_update_args d = {0};
+    d.amax_history = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    d.scale = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    d.fp8_max = 448;
+    te_delayed_update(te, &d);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "amax_history is [3]");
+    d.amax_history = te_tensor_zeros(te, TE_F32, SHAPE(4, 2));
+    te_delayed_update(te, &d);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "scale is [3], not [2]");
+    te_transpose_args t = {0};
+    t.src = x;
+    t.dst = te_tensor_zeros(te, TE_F32, SHAPE(6, 4));
+    t.rows = 6;
+    t.columns = 4;
+    te_transpose(te, &t);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "rows 6 and columns 4");
+}

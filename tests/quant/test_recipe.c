@@ -1,0 +1,175 @@
+/* Quantizers and recipes: bytes, scales, the delayed update as a module drives it, autocast nesting, misuse. */
+#include "../te_test.h"
+
+TE_TEST_DEVICES(quantizer_current_scaling) {
+    const float v[6] = {1, -2, 3, 0.5f, 0, 448};
+    te_quantizer_desc d = {0};
+    d.kind = TE_QUANT_CURRENT;
+    te_quantizer *q = te_quantizer_create(te, &d);
+    te_tensor *x = test_tensor(te, TE_F32, SHAPE(2, 3), v), *y = te_quantize(q, x);
+    REQUIRE_OK(te);
+    CHECK(te_tensor_is_quantized(y));
+    CHECK_EQ_INT(te_tensor_dtype(y), TE_F32);
+    CHECK_TENSOR(y, v, 0, 0); /* amax 448 gives scale 1, and all of these are E4M3 numbers */
+    te_quantized_bytes row, col;
+    CHECK_EQ_INT(te_quantized_view(y, TE_ROWWISE, &row), TE_OK);
+    CHECK_EQ_INT(te_quantized_view(y, TE_COLUMNWISE, &col), TE_OK);
+    CHECK(row.rows == 2 && row.cols == 3 && row.ld == 16 && col.rows == 3 && col.cols == 2 && col.ld == 16);
+    const uint8_t *codes = (const uint8_t *)test_read_bytes(te_tensor_wrap(te, TE_U8, SHAPE(2, 16), row.data, NULL, NULL));
+    const uint8_t *turned = (const uint8_t *)test_read_bytes(te_tensor_wrap(te, TE_U8, SHAPE(3, 16), col.data, NULL, NULL));
+    const uint8_t want[6] = {0x38, 0xC0, 0x44, 0x30, 0x00, 0x7E};
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 16; j++) CHECK_EQ_INT(codes[i * 16 + j], j < 3 ? want[i * 3 + j] : 0);
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 16; j++) CHECK_EQ_INT(turned[i * 16 + j], j < 2 ? want[j * 3 + i] : 0);
+    te_quantizer_set_usage(q, TE_COLUMNWISE);
+    y = te_quantize(q, x);
+    CHECK_TENSOR(te_dequantize(y, TE_F32), v, 0, 0); /* from the column-wise copy alone */
+    CHECK(te_quantized_view(y, TE_ROWWISE, &row) == TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "row-wise copy was not made");
+    te_quantizer_destroy(q);
+}
+
+/* NaN stays NaN and does not enter the amax; infinity freezes the scale at 1 and saturates. */
+TE_TEST_DEVICES(quantizer_nan_and_infinity) {
+    te_quantizer_desc d = {0};
+    d.kind = TE_QUANT_CURRENT;
+    te_quantizer *q = te_quantizer_create(te, &d);
+    const float v[4] = {NAN, 224, -1, 0}, w[4] = {INFINITY, -INFINITY, 2, 600};
+    const float want_w[4] = {448, -448, 2, 448};
+    CHECK_TENSOR(te_quantize(q, test_tensor(te, TE_F32, SHAPE(1, 4), v)), v, 0, 0);
+    CHECK_TENSOR(te_quantize(q, test_tensor(te, TE_F32, SHAPE(1, 4), w)), want_w, 0, 0);
+    CHECK_OK(te);
+    te_quantizer_destroy(q);
+}
+
+/* What TransformerEngine's update does to one slot, written down again. */
+typedef struct slot {
+    float history[8], scale;
+    int length;
+} slot;
+static void update_slot(slot *s, float fp8_max, float margin, bool most_recent) {
+    float last = s->history[0], amax = last;
+    if (last == 0) return;
+    for (int i = 1; i < s->length; i++) amax = fmaxf(amax, s->history[i]);
+    if (most_recent) amax = last;
+    for (int i = 1; i + 1 < s->length; i++) s->history[i] = s->history[i + 1];
+    if (s->length > 1) s->history[s->length - 1] = last;
+    s->history[0] = 0;
+    if (amax > 0 && amax < INFINITY) s->scale = fminf(fp8_max * exp2f(-margin) / amax, 3.4028234663852886e38f);
+}
+
+TE_TEST_DEVICES(delayed_scaling_over_many_steps) {
+    for (int variant = 0; variant < 4; variant++) {
+        test_case("variant %d", variant);
+        te_recipe r = te_recipe_delayed_scaling();
+        r.amax_history_len = variant == 1 ? 1 : 3;
+        r.amax_algo = variant == 2 ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
+        r.margin = variant == 3 ? 2 : 0;
+        te_autocast_desc a = {0};
+        a.recipe = &r;
+        te_linear_desc d = {0};
+        d.in_features = d.out_features = 16;
+        te_module *m = te_linear_create(te, &d);
+        static const float amaxes[] = {2, 8, 1, 0, 4, 0.5f, 0.25f, INFINITY, 1, 1, 1, 1};
+        slot in = {{0}, 1, 0}, grad = {{0}, 1, 0};
+        in.length = grad.length = r.amax_history_len;
+        for (int step = 0; step < COUNT(amaxes); step++) {
+            te_scope_begin(te);
+            te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), amaxes[step]);
+            te_autocast_begin(te, &a);
+            te_autocast_begin(te, &a); /* only the outermost end updates */
+            te_tensor *y = te_forward(m, x);
+            te_autocast_end(te);
+            te_autocast_end(te);
+            te_backward_from(y, te_tensor_full(te, TE_BF16, SHAPE(4, 16), 3 * amaxes[step]));
+            in.history[0] = fmaxf(in.history[0], amaxes[step]);
+            grad.history[0] = fmaxf(grad.history[0], 3 * amaxes[step]);
+            update_slot(&in, 448, r.margin, r.amax_algo == TE_AMAX_MOST_RECENT);
+            update_slot(&grad, 57344, r.margin, r.amax_algo == TE_AMAX_MOST_RECENT);
+            REQUIRE_OK(te);
+            test_case("variant %d step %d", variant, step);
+            CHECK(test_read(te_module_parameter(m, "fp8_scale_fwd"))[0] == in.scale);
+            CHECK(test_read(te_module_parameter(m, "fp8_scale_bwd"))[0] == grad.scale);
+            const float *h = test_read(te_module_parameter(m, "fp8_amax_history_fwd"));
+            for (int i = 0; i < in.length; i++) CHECK(h[i * 3] == in.history[i]);
+            te_scope_end(te);
+        }
+        te_module_destroy(m);
+    }
+}
+
+TE_TEST(delayed_scaling_history_is_resized) {
+    te_ctx *te = test_context("cpu");
+    te_recipe r = te_recipe_delayed_scaling();
+    te_autocast_desc a = {0};
+    a.recipe = &r;
+    te_linear_desc d = {0};
+    d.in_features = d.out_features = 16;
+    te_module *m = te_linear_create(te, &d);
+    te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2);
+    static const int lengths[] = {4, 2, 6, 1};
+    for (int i = 0; i < COUNT(lengths); i++) {
+        r.amax_history_len = lengths[i];
+        te_autocast_begin(te, &a);
+        CHECK(te_forward(m, x) != NULL);
+        te_autocast_end(te);
+        CHECK_EQ_INT(te_tensor_shape(te_module_parameter(m, "fp8_amax_history_fwd"))[0], lengths[i]);
+    }
+    CHECK(test_read(te_module_parameter(m, "fp8_scale_fwd"))[0] == 224);
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+/* With gradients off the scales rest; calibration records amaxes while products stay in high precision. */
+TE_TEST(calibration_and_no_grad) {
+    te_ctx *te = test_context("cpu");
+    te_recipe r = te_recipe_delayed_scaling();
+    r.amax_history_len = 2;
+    te_autocast_desc a = {0};
+    a.recipe = &r;
+    te_linear_desc d = {0};
+    d.in_features = d.out_features = 16;
+    te_module *m = te_linear_create(te, &d);
+    te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2);
+    te_no_grad_begin(te);
+    te_autocast_begin(te, &a);
+    te_forward(m, x);
+    te_autocast_end(te);
+    te_no_grad_end(te);
+    CHECK(test_read(te_module_parameter(m, "fp8_scale_fwd"))[0] == 1);
+    float *plain = test_read(te_forward(m, x));
+    a.disabled = a.calibrating = true;
+    te_autocast_begin(te, &a);
+    CHECK_BYTES("calibrating", test_read(te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2))), plain, 64 * sizeof(float));
+    te_autocast_end(te);
+    CHECK(test_read(te_module_parameter(m, "fp8_amax_history_fwd"))[0] == 2);
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+TE_TEST(quantizer_and_autocast_misuse) {
+    te_ctx *te = test_context("cpu");
+    te_quantizer_desc d = {0};
+    CHECK(!te_quantizer_create(te, &d));
+    CHECK_ERROR(te, TE_ERR_INVALID, "kind 0");
+    d.kind = TE_QUANT_CURRENT;
+    d.dtype = TE_BF16;
+    CHECK(!te_quantizer_create(te, &d));
+    CHECK_ERROR(te, TE_ERR_DTYPE, "bf16");
+    te_autocast_end(te);
+    CHECK_ERROR(te, TE_ERR_STATE, "without te_autocast_begin");
+    te_recipe r;
+    memset(&r, 0, sizeof r);
+    te_autocast_desc a = {0};
+    a.recipe = &r;
+    te_autocast_begin(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "recipe kind 0");
+    CHECK(!te_autocast_enabled(te));
+    d.dtype = TE_F8E5M2;
+    te_quantizer *q = te_quantizer_create(te, &d);
+    te_ctx *other = test_context("cpu");
+    CHECK(!te_quantize(q, te_tensor_zeros(other, TE_F32, SHAPE(3))));
+    CHECK_ERROR(te, TE_ERR_INVALID, "another context");
+    te_quantizer_destroy(q);
+}

@@ -1,0 +1,384 @@
+/* catalogue.h: one typical call of every raw operation, for tools that go through them all: te_explain asks what each would do,
+ * te_info --selftest runs each on the GPU and on the CPU and compares. Public API alone. */
+#ifndef TE_CATALOGUE_H_INCLUDED
+#define TE_CATALOGUE_H_INCLUDED
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CALL_MAX_OUTPUTS = 4 };
+
+/* A call that is ready to be made. Tensors belong to the context's innermost scope. */
+typedef struct call {
+    const char *label;
+    te_op op;
+    union {
+#define CALL_MEMBER(lower, UPPER, family) te_##lower##_args lower;
+        TE_OP_LIST(CALL_MEMBER)
+#undef CALL_MEMBER
+    } args;
+    te_tensor *out[CALL_MAX_OUTPUTS];
+    int num_out;
+    double tolerance; /* normalised error that GPU and CPU may differ by; 0: bytes */
+} call;
+
+/* How far two correct implementations may be apart, by the format that a result is rounded to: half a unit of the last place for the one
+ * rounding, doubled, since sums in another order move values across a rounding boundary. */
+static inline double call_tolerance(te_dtype d) { return d == TE_F32 ? 1e-5 : d == TE_F16 ? 1e-3 : 8e-3; }
+
+/* Normal numbers from a fixed seed: a 64-bit mix, then the sum of four uniforms. */
+static inline te_tensor *call_normal(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, uint64_t seed) {
+    int64_t n = 1, i;
+    te_tensor *x;
+    float *host;
+    for (i = 0; i < ndim; i++) n *= shape[i];
+    host = (float *)malloc((size_t)(n ? n : 1) * sizeof(float));
+    if (!host) return NULL;
+    for (i = 0; i < n; i++) {
+        uint64_t z = (seed << 40) + (uint64_t)i * 0x9E3779B97F4A7C15ull;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+        z ^= z >> 31;
+        host[i] = ((float)(z & 0xFFFF) + (float)(z >> 16 & 0xFFFF) + (float)(z >> 32 & 0xFFFF) + (float)(z >> 48) - 131070.0f) * (1.0f / 37837.0f);
+    }
+    x = te_tensor_from_f32(te, dtype, ndim, shape, host);
+    free(host);
+    return x;
+}
+static inline te_tensor *call_out(call *c, te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
+    te_tensor *x = te_tensor_zeros(te, dtype, ndim, shape);
+    if (c->num_out < CALL_MAX_OUTPUTS) c->out[c->num_out++] = x;
+    return x;
+}
+static inline te_tensor *call_ids(te_ctx *te, int64_t n, int range) {
+    int32_t *host = (int32_t *)malloc((size_t)n * sizeof(int32_t));
+    te_tensor *x;
+    int64_t i;
+    if (!host) return NULL;
+    for (i = 0; i < n; i++) host[i] = (int32_t)((i * 7919) % range);
+    x = te_tensor_from_host(te, TE_I32, 1, &n, host);
+    free(host);
+    return x;
+}
+
+/* Builds call number `index` for `dtype`; false when there are no more. Sizes are off-tile on purpose. */
+static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
+    const int64_t M = 130, N = 264, K = 136, one[1] = {1}, vm[1] = {M}, vn[1] = {N}, mn[2] = {M, N}, mk[2] = {M, K}, nk[2] = {N, K}, nm[2] = {N, 144};
+    const int64_t m2n[2] = {M, 2 * N}, row[2] = {M, 272}, scales[1] = {6}, history[2] = {4, 6};
+    const int64_t q[4] = {77, 2, 8, 64}, kv[4] = {77, 2, 2, 64}, lse[3] = {2, 8, 77}, packed[3] = {77, 2, 12 * 64}, table[2] = {100, N};
+    static te_adam_tensor adam[1];
+    static const te_tensor *list[2];
+    static te_tensor *list_out[1];
+    memset(c, 0, sizeof *c);
+    c->tolerance = call_tolerance(dtype);
+#define CALL(number, OP, text)  \
+    case number:                \
+        c->op = TE_OP_##OP;     \
+        c->label = text;
+    switch (index) {
+        CALL(0, COPY, "copy to f32")
+        c->args.copy.src = call_normal(te, dtype, 2, mn, 1);
+        c->args.copy.dst = call_out(c, te, TE_F32, 2, mn);
+        c->tolerance = 0;
+        break;
+        CALL(1, FILL, "fill")
+        c->args.fill.dst = call_out(c, te, dtype, 2, mn);
+        c->args.fill.value = 0.3;
+        c->tolerance = 0;
+        break;
+        CALL(2, RANDOM, "random normal")
+        c->args.random.dst = call_out(c, te, dtype, 2, mn);
+        c->args.random.kind = TE_RANDOM_NORMAL;
+        c->args.random.b = 1;
+        c->args.random.seed = 7;
+        c->tolerance = 0;
+        break;
+        CALL(3, AXPBY, "axpby")
+        c->args.axpby.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.axpby.y = call_normal(te, dtype, 2, mn, 2);
+        c->args.axpby.out = call_out(c, te, dtype, 2, mn);
+        c->args.axpby.alpha = 0.5f;
+        c->args.axpby.beta = 2;
+        break;
+        CALL(4, SUM, "sum")
+        c->args.sum.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.sum.out = call_out(c, te, TE_F32, 1, one);
+        c->tolerance = 1e-4; /* the sum of 34320 values of either sign is small beside them */
+        break;
+        CALL(5, COLUMN_SUM, "column sum")
+        c->args.column_sum.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.column_sum.out = call_out(c, te, dtype, 1, vn);
+        break;
+        CALL(6, EMBEDDING_FWD, "embedding")
+        c->args.embedding_fwd.ids = call_ids(te, M, 100);
+        c->args.embedding_fwd.table = call_normal(te, dtype, 2, table, 1);
+        c->args.embedding_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->tolerance = 0;
+        break;
+        CALL(7, EMBEDDING_BWD, "embedding backward")
+        c->args.embedding_bwd.ids = call_ids(te, M, 100);
+        c->args.embedding_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.embedding_bwd.dtable = call_out(c, te, dtype, 2, table);
+        break;
+        CALL(8, AMAX, "amax")
+        c->args.amax.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.amax.amax = call_out(c, te, TE_F32, 1, one);
+        c->tolerance = 0;
+        break;
+        CALL(9, SCALE_FROM_AMAX, "scale from amax")
+        c->args.scale_from_amax.amax = call_normal(te, TE_F32, 1, scales, 1);
+        c->args.scale_from_amax.scale = call_out(c, te, TE_F32, 1, scales);
+        c->args.scale_from_amax.scale_inv = call_out(c, te, TE_F32, 1, scales);
+        c->args.scale_from_amax.fp8_max = 448;
+        c->tolerance = 0;
+        break;
+        CALL(10, DELAYED_UPDATE, "delayed update")
+        c->args.delayed_update.amax_history = call_normal(te, TE_F32, 2, history, 1);
+        c->args.delayed_update.scale = call_out(c, te, TE_F32, 1, scales);
+        c->args.delayed_update.fp8_max = 448;
+        c->tolerance = 0;
+        break;
+        CALL(11, FP8_QUANTIZE, "quantize e4m3, both copies")
+        c->args.fp8_quantize.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.fp8_quantize.row = call_out(c, te, TE_F8E4M3, 2, row);
+        c->args.fp8_quantize.col = call_out(c, te, TE_F8E4M3, 2, nm);
+        c->args.fp8_quantize.scale = te_tensor_full(te, TE_F32, 1, one, 100);
+        c->args.fp8_quantize.scale_inv = call_out(c, te, TE_F32, 1, one);
+        c->args.fp8_quantize.amax = call_out(c, te, TE_F32, 1, one);
+        c->tolerance = 0;
+        break;
+        CALL(12, FP8_DEQUANTIZE, "dequantize")
+        c->args.fp8_dequantize.q = call_normal(te, TE_F8E4M3, 2, row, 1);
+        c->args.fp8_dequantize.scale_inv = te_tensor_full(te, TE_F32, 1, one, 0.01);
+        c->args.fp8_dequantize.y = call_out(c, te, dtype, 2, mn);
+        c->tolerance = 0;
+        break;
+        CALL(13, TRANSPOSE, "transpose of codes")
+        c->args.transpose.src = call_normal(te, TE_F8E4M3, 2, row, 1);
+        c->args.transpose.dst = call_out(c, te, TE_F8E4M3, 2, nm);
+        c->args.transpose.rows = M;
+        c->args.transpose.columns = N;
+        c->tolerance = 0;
+        break;
+        CALL(14, GEMM, "gemm x W^T + bias")
+        c->args.gemm.a = call_normal(te, dtype, 2, mk, 1);
+        c->args.gemm.b = call_normal(te, dtype, 2, nk, 2);
+        c->args.gemm.b_transposed = true;
+        c->args.gemm.bias = call_normal(te, dtype, 1, vn, 3);
+        c->args.gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.gemm.m = M;
+        c->args.gemm.n = N;
+        c->args.gemm.k = K;
+        if (dtype == TE_F32) c->tolerance = 1e-3; /* TF32 operands: 2^-11 each */
+        break;
+        CALL(15, GEMM, "gemm of fp8 codes")
+        c->args.gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
+        c->args.gemm.b = call_normal(te, TE_F8E5M2, 2, (const int64_t[]){N, 144}, 2);
+        c->args.gemm.b_transposed = true;
+        c->args.gemm.scale_a = te_tensor_full(te, TE_F32, 1, one, 0.5);
+        c->args.gemm.scale_b = te_tensor_full(te, TE_F32, 1, one, 0.25);
+        c->args.gemm.split_accumulator = true;
+        c->args.gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.gemm.m = M;
+        c->args.gemm.n = N;
+        c->args.gemm.k = K;
+        if (dtype == TE_F32) c->tolerance = 1e-3; /* Hopper's FP8 accumulator keeps about 14 bits */
+        break;
+        CALL(16, LAYERNORM_FWD, "layernorm")
+        c->args.layernorm_fwd.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.layernorm_fwd.gamma = call_normal(te, dtype, 1, vn, 2);
+        c->args.layernorm_fwd.beta = call_normal(te, dtype, 1, vn, 3);
+        c->args.layernorm_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.layernorm_fwd.mean = call_out(c, te, TE_F32, 1, vm);
+        c->args.layernorm_fwd.rstd = call_out(c, te, TE_F32, 1, vm);
+        break;
+        CALL(17, LAYERNORM_BWD, "layernorm backward")
+        c->args.layernorm_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.layernorm_bwd.x = call_normal(te, dtype, 2, mn, 2);
+        c->args.layernorm_bwd.gamma = call_normal(te, dtype, 1, vn, 3);
+        c->args.layernorm_bwd.mean = te_tensor_full(te, TE_F32, 1, vm, 0.01);
+        c->args.layernorm_bwd.rstd = te_tensor_full(te, TE_F32, 1, vm, 1.02);
+        c->args.layernorm_bwd.dx = call_out(c, te, dtype, 2, mn);
+        c->args.layernorm_bwd.dgamma = call_out(c, te, dtype, 1, vn);
+        c->args.layernorm_bwd.dbeta = call_out(c, te, dtype, 1, vn);
+        break;
+        CALL(18, RMSNORM_FWD, "rmsnorm")
+        c->args.rmsnorm_fwd.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.rmsnorm_fwd.gamma = call_normal(te, dtype, 1, vn, 2);
+        c->args.rmsnorm_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.rmsnorm_fwd.rstd = call_out(c, te, TE_F32, 1, vm);
+        break;
+        CALL(19, RMSNORM_BWD, "rmsnorm backward")
+        c->args.rmsnorm_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.rmsnorm_bwd.x = call_normal(te, dtype, 2, mn, 2);
+        c->args.rmsnorm_bwd.gamma = call_normal(te, dtype, 1, vn, 3);
+        c->args.rmsnorm_bwd.rstd = te_tensor_full(te, TE_F32, 1, vm, 1.02);
+        c->args.rmsnorm_bwd.dx = call_out(c, te, dtype, 2, mn);
+        c->args.rmsnorm_bwd.dgamma = call_out(c, te, dtype, 1, vn);
+        break;
+        CALL(20, ACT_FWD, "swiglu")
+        c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
+        c->args.act_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.act_fwd.activation = TE_SWIGLU;
+        break;
+        CALL(21, ACT_BWD, "gelu backward")
+        c->args.act_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.act_bwd.x = call_normal(te, dtype, 2, mn, 2);
+        c->args.act_bwd.dx = call_out(c, te, dtype, 2, mn);
+        c->args.act_bwd.activation = TE_GELU;
+        break;
+        CALL(22, ROPE, "rope")
+        c->args.rope.x = call_normal(te, dtype, 4, q, 1);
+        c->args.rope.y = call_out(c, te, dtype, 4, q);
+        break;
+        CALL(23, QKV_ROPE, "split qkv, rope")
+        c->args.qkv_rope.qkv = call_normal(te, dtype, 3, packed, 1);
+        c->args.qkv_rope.q = call_out(c, te, dtype, 4, q);
+        c->args.qkv_rope.k = call_out(c, te, dtype, 4, kv);
+        c->args.qkv_rope.v = call_out(c, te, dtype, 4, kv);
+        c->args.qkv_rope.num_heads = 8;
+        c->args.qkv_rope.num_groups = 2;
+        c->args.qkv_rope.head_dim = 64;
+        c->args.qkv_rope.interleaved_groups = true;
+        break;
+        CALL(24, QKV_ROPE_BWD, "split qkv, rope, backward")
+        c->args.qkv_rope_bwd.qkv = call_out(c, te, dtype, 3, packed);
+        c->args.qkv_rope_bwd.q = call_normal(te, dtype, 4, q, 1);
+        c->args.qkv_rope_bwd.k = call_normal(te, dtype, 4, kv, 2);
+        c->args.qkv_rope_bwd.v = call_normal(te, dtype, 4, kv, 3);
+        c->args.qkv_rope_bwd.num_heads = 8;
+        c->args.qkv_rope_bwd.num_groups = 2;
+        c->args.qkv_rope_bwd.head_dim = 64;
+        c->args.qkv_rope_bwd.interleaved_groups = true;
+        break;
+        CALL(25, ATTN_FWD, "attention, causal, grouped heads")
+        c->args.attn_fwd.q = call_normal(te, dtype, 4, q, 1);
+        c->args.attn_fwd.k = call_normal(te, dtype, 4, kv, 2);
+        c->args.attn_fwd.v = call_normal(te, dtype, 4, kv, 3);
+        c->args.attn_fwd.o = call_out(c, te, dtype, 4, q);
+        c->args.attn_fwd.lse = call_out(c, te, TE_F32, 3, lse);
+        if (dtype != TE_F32) c->tolerance *= 2; /* probabilities are rounded to the format as well */
+        break;
+        CALL(26, ATTN_BWD, "attention backward")
+        c->args.attn_bwd.q = call_normal(te, dtype, 4, q, 1);
+        c->args.attn_bwd.k = call_normal(te, dtype, 4, kv, 2);
+        c->args.attn_bwd.v = call_normal(te, dtype, 4, kv, 3);
+        c->args.attn_bwd.o = call_normal(te, dtype, 4, q, 4);
+        c->args.attn_bwd.d_o = call_normal(te, dtype, 4, q, 5);
+        c->args.attn_bwd.lse = te_tensor_full(te, TE_F32, 3, lse, 4);
+        c->args.attn_bwd.dq = call_out(c, te, dtype, 4, q);
+        c->args.attn_bwd.dk = call_out(c, te, dtype, 4, kv);
+        c->args.attn_bwd.dv = call_out(c, te, dtype, 4, kv);
+        if (dtype != TE_F32) c->tolerance *= 2;
+        break;
+        CALL(27, DROPOUT_ADD_FWD, "bias, dropout, residual")
+        c->args.dropout_add_fwd.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.dropout_add_fwd.bias = call_normal(te, dtype, 1, vn, 2);
+        c->args.dropout_add_fwd.residual = call_normal(te, dtype, 2, mn, 3);
+        c->args.dropout_add_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.dropout_add_fwd.p = 0.25f;
+        c->args.dropout_add_fwd.seed = 3;
+        break;
+        CALL(28, DROPOUT_ADD_BWD, "dropout backward")
+        c->args.dropout_add_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.dropout_add_bwd.dx = call_out(c, te, dtype, 2, mn);
+        c->args.dropout_add_bwd.p = 0.25f;
+        c->args.dropout_add_bwd.seed = 3;
+        break;
+        CALL(29, CROSS_ENTROPY_FWD, "cross-entropy")
+        c->args.cross_entropy_fwd.logits = call_normal(te, dtype, 2, mn, 1);
+        c->args.cross_entropy_fwd.target = call_ids(te, M, (int)N);
+        c->args.cross_entropy_fwd.loss = call_out(c, te, TE_F32, 1, vm);
+        c->args.cross_entropy_fwd.lse = call_out(c, te, TE_F32, 1, vm);
+        c->args.cross_entropy_fwd.count = call_out(c, te, TE_F32, 1, one);
+        c->args.cross_entropy_fwd.ignore_index = -100;
+        break;
+        CALL(30, CROSS_ENTROPY_BWD, "cross-entropy backward")
+        c->args.cross_entropy_bwd.logits = call_normal(te, dtype, 2, mn, 1);
+        c->args.cross_entropy_bwd.target = call_ids(te, M, (int)N);
+        c->args.cross_entropy_bwd.lse = te_tensor_full(te, TE_F32, 1, vm, 6);
+        c->args.cross_entropy_bwd.dloss = te_tensor_full(te, TE_F32, 1, one, 1);
+        c->args.cross_entropy_bwd.dlogits = call_out(c, te, dtype, 2, mn);
+        c->args.cross_entropy_bwd.ignore_index = -100;
+        break;
+        CALL(31, MSE_FWD, "mean squared error")
+        c->args.mse_fwd.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.mse_fwd.target = call_normal(te, dtype, 2, mn, 2);
+        c->args.mse_fwd.loss = call_out(c, te, TE_F32, 1, one);
+        break;
+        CALL(32, MSE_BWD, "mean squared error backward")
+        c->args.mse_bwd.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.mse_bwd.target = call_normal(te, dtype, 2, mn, 2);
+        c->args.mse_bwd.dloss = te_tensor_full(te, TE_F32, 1, one, 100);
+        c->args.mse_bwd.dx = call_out(c, te, dtype, 2, mn);
+        break;
+        CALL(33, ADAM, "adam")
+        memset(adam, 0, sizeof adam);
+        adam[0].grad = call_normal(te, dtype, 2, mn, 1);
+        adam[0].param = c->out[c->num_out++] = call_normal(te, dtype, 2, mn, 2);
+        adam[0].m = call_out(c, te, TE_F32, 2, mn);
+        adam[0].v = call_out(c, te, TE_F32, 2, mn);
+        adam[0].master = c->out[c->num_out++] = call_normal(te, TE_F32, 2, mn, 2);
+        c->args.adam.tensors = adam;
+        c->args.adam.num_tensors = 1;
+        c->args.adam.lr = 1e-3f;
+        c->args.adam.beta1 = 0.9f;
+        c->args.adam.beta2 = 0.999f;
+        c->args.adam.eps = 1e-8f;
+        c->args.adam.step = 1;
+        break;
+        CALL(34, L2NORM, "norm of many tensors")
+        list[0] = call_normal(te, dtype, 2, mn, 1);
+        list[1] = call_normal(te, dtype, 1, vn, 2);
+        c->args.l2norm.tensors = list;
+        c->args.l2norm.num_tensors = 2;
+        c->args.l2norm.norm = call_out(c, te, TE_F32, 1, one);
+        c->args.l2norm.clip = call_out(c, te, TE_F32, 1, one);
+        c->args.l2norm.max_norm = 1;
+        break;
+        CALL(35, MULTI_SCALE, "scale of many tensors")
+        list[0] = call_normal(te, dtype, 2, mn, 1);
+        list_out[0] = call_out(c, te, dtype, 2, mn);
+        c->args.multi_scale.in = list;
+        c->args.multi_scale.out = list_out;
+        c->args.multi_scale.num_tensors = 1;
+        c->args.multi_scale.scale = 0.3f;
+        break;
+    default: return false;
+    }
+#undef CALL
+    return true;
+}
+
+/* sqrt(sum (got - want)^2 / sum want^2) over all outputs, the worst of them; 0 when all bytes are equal. Infinity where one is NaN and the
+ * other is not. Both calls were made; `got` on one context, `want` on another. */
+static inline double call_difference(const call *got, const call *want) {
+    double worst = 0;
+    int i;
+    for (i = 0; i < got->num_out; i++) {
+        int64_t n = te_tensor_numel(got->out[i]), k;
+        float *a = (float *)malloc((size_t)(n + 1) * sizeof(float)), *b = (float *)malloc((size_t)(n + 1) * sizeof(float));
+        double error = 0, size = 0;
+        if (!a || !b || te_tensor_to_f32(got->out[i], a) != TE_OK || te_tensor_to_f32(want->out[i], b) != TE_OK)
+            worst = (double)INFINITY;
+        else
+            for (k = 0; k < n; k++) {
+                if (memcmp(a + k, b + k, sizeof(float)) == 0) {
+                    size += isfinite(b[k]) ? (double)b[k] * b[k] : 0;
+                    continue;
+                }
+                if (!isfinite(a[k]) || !isfinite(b[k])) worst = (double)INFINITY;
+                error += ((double)a[k] - b[k]) * ((double)a[k] - b[k]);
+                size += (double)b[k] * b[k];
+            }
+        error = sqrt(error / (size > 0 ? size : 1));
+        if (!(error <= worst)) worst = error;
+        free(a);
+        free(b);
+    }
+    return worst;
+}
+
+#endif /* TE_CATALOGUE_H_INCLUDED */

@@ -1,0 +1,202 @@
+/* te_kcheck.c: compiles every kernel for every architecture with NVRTC, in each option row that its file names. Needs no GPU.
+ *
+ *     te_kcheck [WORD ...]      only what has one of the words in its "family/kernel options"
+ *
+ * Prints registers per thread for each architecture ("!": it spills). Fails when a kernel does not compile, and, for kernels of
+ * exactly one architecture (te:arch 90a), which are written against its register file, when one spills or when ptxas serialises
+ * its wgmma instructions (notes C75xx). */
+#define TE_STATIC
+#define TE_IMPLEMENTATION
+#include "te_parts.h"
+
+enum { NUM_ARCHS = 7, MAX_ROWS = 64 };
+static const int archs[NUM_ARCHS] = {80, 86, 89, 90, 100, 103, 120};
+
+typedef struct result {
+    bool wanted, failed;
+    int registers, spilled; /* bytes */
+    double seconds;
+    te__text log;
+} result;
+
+typedef struct row {
+    char family[64], kernel[96], options[TE__OPTIONS_TEXT];
+    te__kernel_marks marks;
+    te__unit unit;
+    result results[NUM_ARCHS];
+} row;
+
+static const te__nvrtc *nvrtc;
+static row *rows;
+static int64_t num_rows, next_task;
+
+static void add_row(const te__kernels *kernels, const char *family, const char *kernel, const char *options, const te__kernel_marks *marks) {
+    te__text why = TE_ZERO;
+    rows = (row *)realloc(rows, (size_t)(num_rows + 1) * sizeof(row));
+    if (!rows) exit(2);
+    row *r = &rows[num_rows++];
+    memset(r, 0, sizeof *r);
+    snprintf(r->family, sizeof r->family, "%s", family);
+    snprintf(r->kernel, sizeof r->kernel, "%s", kernel);
+    snprintf(r->options, sizeof r->options, "%s", options);
+    r->marks = *marks;
+    if (!te__unit_open(kernels, family, kernel, &r->unit, &why)) {
+        fprintf(stderr, "te_kcheck: %s\n", te__text_str(&why));
+        exit(1);
+    }
+    te__text_free(&why);
+    for (int a = 0; a < NUM_ARCHS; a++) {
+        bool known = false;
+        for (int i = 0; i < nvrtc->num_archs; i++) known |= nvrtc->archs[i] == archs[a];
+        r->results[a].wanted = known && (marks->exact ? archs[a] == marks->arch : archs[a] >= marks->arch);
+    }
+}
+
+/* "X_DT=3 Y_DT=3  and words" => "X_DT=3,Y_DT=3". */
+static void row_options(const char *text, char out[TE__OPTIONS_TEXT]) {
+    size_t used = 0;
+    out[0] = 0;
+    while (*text) {
+        size_t n = strcspn(text, " ");
+        if (memchr(text, '=', n) && used + n + 2 < TE__OPTIONS_TEXT)
+            used += (size_t)snprintf(out + used, TE__OPTIONS_TEXT - used, "%s%.*s", used ? "," : "", (int)n, text);
+        text += n + strspn(text + n, " ");
+    }
+}
+
+/* True if no word was given or one is in "family/kernel options". */
+static bool chosen(int argc, char **argv, const char *family, const char *kernel, const char *options) {
+    char name[TE__LAUNCH_TEXT];
+    snprintf(name, sizeof name, "%s/%s %s", family, kernel, options);
+    for (int i = 1; i < argc; i++)
+        if (strstr(name, argv[i])) return true;
+    return argc == 1;
+}
+
+/* "ops/norm/norm_fwd.cu" => norm, norm_fwd. False for what is no kernel. */
+static bool kernel_path(const char *path, char family[64], char kernel[96]) {
+    const char *slash = te__starts_with(path, "ops/") ? strchr(path + 4, '/') : NULL;
+    if (!slash || !te__ends_with(path, ".cu")) return false;
+    snprintf(family, 64, "%.*s", (int)(slash - path - 4), path + 4);
+    snprintf(kernel, 96, "%.*s", (int)(strlen(slash) - 4), slash + 1);
+    return true;
+}
+
+static int number_before(const char *at, const char *start) {
+    while (at > start && at[-1] == ' ') at--;
+    while (at > start && at[-1] >= '0' && at[-1] <= '9') at--;
+    return atoi(at);
+}
+
+static void compile(row *r, int a) {
+    result *out = &r->results[a];
+    te__text image = TE_ZERO;
+    char arch[24];
+    double start = te__time_now();
+    te__nvrtc_arch(nvrtc, archs[a], arch, sizeof arch);
+    out->failed = !te__nvrtc_compile(nvrtc, &r->unit, r->options, arch, "--ptxas-options=-v", &image, &out->log);
+    out->seconds = te__time_now() - start;
+    te__text_free(&image);
+    const char *log = te__text_str(&out->log), *at = strstr(log, "Used ");
+    if (at) out->registers = atoi(at + 5);
+    for (at = log; (at = strstr(at, " bytes spill")) != NULL; at++) out->spilled += number_before(at, log);
+    if (r->marks.exact && (out->spilled || strstr(log, "C75"))) out->failed = true;
+}
+
+static void worker(void *user) {
+    (void)user;
+    for (int64_t i; (i = te__atomic_add(&next_task, 1)) < num_rows * NUM_ARCHS;) {
+        row *r = &rows[i / NUM_ARCHS];
+        if (r->results[i % NUM_ARCHS].wanted) compile(r, (int)(i % NUM_ARCHS));
+    }
+}
+
+static void run_all(void) {
+    enum { MAX_THREADS = 64 };
+    te__thread threads[MAX_THREADS];
+    int started = 0, wanted = (int)te__min(te__cpu_count(), MAX_THREADS) - 1;
+    while (started < wanted && te__thread_start(&threads[started], worker, NULL)) started++;
+    worker(NULL);
+    while (started > 0) te__thread_join(&threads[--started]);
+}
+
+static void print_head(void) {
+    printf("%-28s %-58s", "kernel", "options");
+    for (int a = 0; a < NUM_ARCHS; a++) {
+        char arch[24];
+        te__nvrtc_arch(NULL, archs[a], arch, sizeof arch);
+        printf(" %6s", arch + 3);
+    }
+    printf("   slowest\n");
+}
+
+static int print_row(const row *r) {
+    char name[192];
+    double slowest = 0;
+    int failures = 0;
+    snprintf(name, sizeof name, "%s/%s", r->family, r->kernel);
+    printf("%-28s %-58s", name, r->options[0] ? r->options : "(general)");
+    for (int a = 0; a < NUM_ARCHS; a++) {
+        const result *x = &r->results[a];
+        char cell[16] = "-";
+        if (x->wanted) snprintf(cell, sizeof cell, "%d%s", x->registers, x->spilled ? "!" : "");
+        printf(" %6s", x->failed ? "FAIL" : cell);
+        failures += x->failed;
+        if (x->seconds > slowest) slowest = x->seconds;
+    }
+    printf("  %5.2f s\n", slowest);
+    return failures;
+}
+
+static void print_failures(const row *r) {
+    for (int a = 0; a < NUM_ARCHS; a++)
+        if (r->results[a].failed)
+            fprintf(stderr, "\n%s/%s %s, sm_%d:%s\n%s\n", r->family, r->kernel, r->options, archs[a], r->results[a].spilled ? " spills" : "",
+                    te__text_str(&r->results[a].log));
+}
+
+int main(int argc, char **argv) {
+    te__text why = TE_ZERO;
+    const te__kernels *kernels;
+    double start = te__time_now();
+    int failures = 0, compiled = 0;
+    nvrtc = te__nvrtc_open(0, &why);
+    kernels = te__kernels_get(&why);
+    if (!nvrtc || !kernels) {
+        fprintf(stderr, "te_kcheck: %s\n", te__text_str(&why));
+        return 2;
+    }
+    for (int i = 0; i < kernels->num_files; i++) {
+        char family[64], kernel[96], value[TE__OPTIONS_TEXT], options[TE__OPTIONS_TEXT];
+        const char *text = kernels->files[i].text;
+        if (!kernel_path(kernels->files[i].path, family, kernel)) continue;
+        te__kernel_marks marks = te__kernel_marks_of(text);
+        if (marks.baseline && chosen(argc, argv, family, kernel, "")) add_row(kernels, family, kernel, "", &marks);
+        int n = 0;
+        for (; te__kernel_mark(text, "row", n, value, sizeof value); n++) {
+            row_options(value, options);
+            if (chosen(argc, argv, family, kernel, options)) add_row(kernels, family, kernel, options, &marks);
+        }
+        if (n == 0 && !marks.baseline && chosen(argc, argv, family, kernel, "")) add_row(kernels, family, kernel, "", &marks);
+    }
+    run_all();
+    printf("NVRTC %d.%d (%s)\n", nvrtc->major, nvrtc->minor, nvrtc->lib.path);
+    print_head();
+    for (int64_t i = 0; i < num_rows; i++) failures += print_row(&rows[i]);
+    for (int64_t i = 0; i < num_rows; i++) {
+        print_failures(&rows[i]);
+        for (int a = 0; a < NUM_ARCHS; a++) {
+            compiled += rows[i].results[a].wanted;
+            te__text_free(&rows[i].results[a].log);
+        }
+    }
+    for (int a = 0; a < NUM_ARCHS; a++) {
+        bool known = false;
+        for (int i = 0; i < nvrtc->num_archs; i++) known |= nvrtc->archs[i] == archs[a];
+        if (!known) printf("skipped: sm_%d, which this NVRTC does not know\n", archs[a]);
+    }
+    printf("%d compiled, %d failed, %.0f s\n", compiled, failures, te__time_now() - start);
+    free(rows);
+    te__text_free(&why);
+    return failures ? 1 : 0;
+}

@@ -22,44 +22,43 @@ static te_ctx *te;
 static volatile sig_atomic_t interrupted;
 static void on_interrupt(int number) { interrupted = number; }
 
-static void die(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    fputs("\ntrain_gpt: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
-    exit(1);
-}
+#define die(...) (fprintf(stderr, "\ntrain_gpt: " __VA_ARGS__), fputc('\n', stderr), exit(1))
 static void check(void) { /* te.h keeps the first error: a look at the end of a step is enough */
     if (!te_ok(te)) die("%s", te_error(te));
 }
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
-/* ---- options: type, name, default on the CPU and on a GPU, help ---- */
+/* ---- options: name, default on the CPU and on a GPU, help ---- */
 
-typedef const char *word;
-#define OPTIONS(X)                                                                                   \
-    X(word, recipe, "current", "current", "of the FP8 run: current, delayed, or none for BF16 alone") \
-    X(word, out, "out", "out", "folder of the results")                                              \
-    X(int, steps, "200", "300", "training steps")                                                    \
-    X(int, layers, "4", "12", "transformer layers")                                                  \
-    X(int, hidden, "128", "1024", "width of the model")                                              \
-    X(int, heads, "4", "16", "attention heads")                                                      \
-    X(int, kv_heads, "2", "4", "heads of keys and values")                                           \
-    X(int, seq, "128", "1024", "bytes of context")                                                   \
-    X(int, batch, "8", "8", "sequences a step")                                                      \
-    X(double, lr, "3e-3", "1e-3", "highest learning rate")                                           \
-    X(int, seed, "1234", "1234", "of the weights and the batches")                                   \
+#define NUMBERS(X)                                            \
+    X(int, steps, "240", "300", "training steps")             \
+    X(int, layers, "4", "12", "transformer layers")           \
+    X(int, hidden, "128", "1024", "width of the model")       \
+    X(int, heads, "4", "16", "attention heads")               \
+    X(int, kv_heads, "2", "4", "heads of keys and values")    \
+    X(int, seq, "128", "1024", "bytes of context")            \
+    X(int, batch, "8", "8", "sequences a step")               \
+    X(double, lr, "3e-3", "1e-3", "highest learning rate")    \
+    X(int, seed, "1234", "1234", "of weights and batches")    \
     X(int, sample, "300", "300", "bytes to write at the end")
 #define FIELD(type, name, cpu, gpu, help) type name;
-#define READ(type, name, cpu, gpu, help) opt.name = to_##type(given(argv, #name, te_ctx_is_cuda(te) ? gpu : cpu, help));
-static struct { OPTIONS(FIELD) bool help, resume; } opt;
+#define READ(type, name, cpu, gpu, help) opt.name = (type)number(argv, #name, te_ctx_is_cuda(te) ? gpu : cpu, help);
+static struct {
+    NUMBERS(FIELD)
+    const char *recipe, *out;
+    bool help, resume;
+} opt;
 
 /* What follows --name in argv, which loses both; else the default. */
-static word given(char **argv, const char *name, word value, const char *help) {
+static const char *word(char **argv, const char *name, const char *value, const char *help) {
     char flag[32] = "--";
     for (char *p = strcat(flag, name); *p; p++) *p = *p == '_' ? '-' : *p;
-    if (opt.help) printf("  %-11s %s%s%s\n", flag, help, value ? "; default " : "", value ? value : "");
-    for (; *argv && strcmp(*argv, flag); argv++) {}
+    if (opt.help) printf("  %-11s %s (%s)\n", flag, help, value ? value : "the first GPU, or else the CPU");
+    while (*argv && strcmp(*argv, flag)) argv++;
     if (!*argv) return value;
     value = argv[1];
     if (!value) die("%s needs a value", flag);
@@ -67,14 +66,12 @@ static word given(char **argv, const char *name, word value, const char *help) {
     while (*argv++);
     return value;
 }
-static word to_word(word text) { return text; }
-static double to_double(word text) {
+static double number(char **argv, const char *name, const char *value, const char *help) {
     char *end;
-    double x = strtod(text, &end);
-    if (*end || !(x >= 0 && x < 1e9)) die("%s: a number is needed", text);
+    double x = strtod(value = word(argv, name, value, help), &end);
+    if (*end || !(x >= 0 && x < 1e9)) die("--%s %s: a number is needed", name, value);
     return x;
 }
-static int to_int(word text) { return (int)to_double(text); }
 
 /* ---- text ---- */
 
@@ -99,7 +96,7 @@ static void read_text(const char *path) { /* a file, or the sources in a folder,
         const char *name = names[i]->d_name, *dot = strrchr(name, '.');
         char inside[4096];
         snprintf(inside, sizeof inside, "%s/%s", path, name);
-        if (!dot || (dot != name && strstr(".c.h.cu.cuh.md", dot))) read_text(inside);
+        if (name[0] != '.' && (!dot || strstr(".c.h.cu.cuh.md", dot))) read_text(inside);
     }
     if (n >= 0) free(names);
 }
@@ -150,31 +147,32 @@ static te_module *gpt_create(void) {
 /* ---- a run: one model on its way through the steps ---- */
 
 typedef struct run {
-    const char *name, *color;
-    char path[1024]; /* of its checkpoint */
+    const char *name, *file, *color;
     bool fp8;
-    te_recipe recipe;
     te_module *model;
     te_optimizer *adam;
-    te_tensor *curves;             /* f32 [2, steps + 1], a buffer of the model: saved with it. On the host: */
-    float *train, *valid;          /* losses by steps done, NaN where there is none */
+    te_tensor *curves;    /* f32 [2, steps + 1], a buffer of the model, so that it is saved. On the host: */
+    float *train, *valid; /* losses by steps done, NaN where there is none */
     te_tensor *unread[READ_EVERY]; /* losses of the last steps, still on the device */
     int step, num_unread;
 } run;
+static run runs[2] = {{.name = "BF16", .file = "bf16.safetensors", .color = "#2e6fe4"},
+                      {.name = "FP8", .file = "model.safetensors", .color = "#e4572e", .fp8 = true}};
+static run *end = runs + 2; /* of the runs that there are */
 
-static void open_run(run *r, bool fp8) {
-    r->name = fp8 ? "FP8" : "BF16";
-    r->color = fp8 ? "#e4572e" : "#2e6fe4";
-    r->fp8 = fp8;
-    r->recipe = strcmp(opt.recipe, "delayed") ? te_recipe_current_scaling() : te_recipe_delayed_scaling();
-    snprintf(r->path, sizeof r->path, "%s/%s.safetensors", opt.out, fp8 ? "model" : "bf16");
+static const char *in_out(const char *name) {
+    static char path[4096];
+    snprintf(path, sizeof path, "%s/%s", opt.out, name);
+    return path;
+}
+static void open_run(run *r) {
     te_seed(te, (uint64_t)opt.seed);
     r->model = gpt_create();
     r->curves = te_tensor_full(te, TE_F32, 2, (int64_t[]){2, opt.steps + 1}, NAN);
     te_module_add_buffer(r->model, "curves", r->curves);
     r->adam = te_fused_adam_create(te, r->model, &(te_fused_adam_desc){
         .beta2 = 0.95f, .weight_decay = 0.1f, .decay_matrices_only = true, .max_grad_norm = 1});
-    if (opt.resume && !access(r->path, F_OK)) te_checkpoint_load(te, r->path, r->model, r->adam);
+    if (opt.resume && !access(in_out(r->file), F_OK)) te_checkpoint_load(te, in_out(r->file), r->model, r->adam);
     check();
     r->step = (int)te_optimizer_steps(r->adam);
     r->train = malloc(te_tensor_bytes(r->curves));
@@ -182,7 +180,8 @@ static void open_run(run *r, bool fp8) {
     te_tensor_to_host(r->curves, r->train);
 }
 static te_tensor *logits_of(run *r, te_tensor *ids) {
-    te_autocast_begin(te, &(te_autocast_desc){.recipe = &r->recipe, .disabled = !r->fp8});
+    te_recipe recipe = strcmp(opt.recipe, "delayed") ? te_recipe_current_scaling() : te_recipe_delayed_scaling();
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = !r->fp8});
     te_tensor *logits = te_forward(r->model, ids);
     te_autocast_end(te);
     return logits;
@@ -197,7 +196,7 @@ static te_tensor *loss_of(run *r, const text *t, int index) {
     free(host);
     return te_cross_entropy(logits_of(r, ids), targets, NULL);
 }
-static te_tensor *train_step(run *r) { /* learning rate: up over a twentieth of the steps, down a cosine to a tenth */
+static te_tensor *train_step(run *r) { /* learning rate: up over a twentieth of the steps, then a cosine down to a tenth */
     double warm = opt.steps / 20 + 1, x = (r->step + 1 - warm) / (opt.steps + 1 - warm);
     te_tensor *loss = loss_of(r, &train, r->step);
     te_backward(loss);
@@ -205,117 +204,100 @@ static te_tensor *train_step(run *r) { /* learning rate: up over a twentieth of 
     te_optimizer_step(r->adam);
     return loss;
 }
+static void read_losses(run *r) { /* waits for the device, so it is not done at every step */
+    for (int i = 0; i < r->num_unread; i++) {
+        r->train[r->step - r->num_unread + 1 + i] = (float)te_tensor_item(r->unread[i]);
+        te_tensor_release(r->unread[i]);
+    }
+    r->num_unread = 0;
+}
 static float evaluate(run *r) {
     double sum = 0;
     te_no_grad_begin(te);
-    for (int i = 0; i < EVAL_BATCHES; i++) sum += te_tensor_item(loss_of(r, &valid, i)) / EVAL_BATCHES;
+    for (int i = 0; i < EVAL_BATCHES; i++) sum += te_tensor_item(loss_of(r, &valid, i));
     te_no_grad_end(te);
-    return (float)sum;
-}
-static void read_losses(run *r) { /* waits for the device, so it is not done at every step */
-    for (int i = r->num_unread; i > 0; i--) {
-        r->train[r->step + 1 - i] = (float)te_tensor_item(r->unread[r->num_unread - i]);
-        te_tensor_release(r->unread[r->num_unread - i]);
-    }
-    r->num_unread = 0;
+    return (float)(sum / EVAL_BATCHES);
 }
 
 /* ---- results ---- */
 
-static FILE *create(const char *name) {
-    char path[1100];
-    snprintf(path, sizeof path, "%s/%s", opt.out, name);
-    FILE *f = fopen(path, "w");
-    if (!f) die("cannot write %s: %s", path, strerror(errno));
-    return f;
-}
-static void write_csv(const run *runs, int num) {
-    FILE *f = create("loss.csv");
+static void write_csv(FILE *f) {
     fprintf(f, "step");
-    for (int r = 0; r < num; r++) fprintf(f, ",%s train,%s validation", runs[r].name, runs[r].name);
-    for (int k = 0; k <= runs[0].step; k++) {
+    for (const run *r = runs; r < end; r++) fprintf(f, ",%s train,%s validation", r->name, r->name);
+    for (int k = 0; k <= runs->step; k++) {
         fprintf(f, "\n%d", k);
-        for (int i = 0; i < 2 * num; i++) {
-            float loss = (i % 2 ? runs[i / 2].valid : runs[i / 2].train)[k];
-            fprintf(f, isnan(loss) ? "," : ",%.9g", (double)loss);
+        for (const run *r = runs; r < end; r++) {
+            fprintf(f, isnan(r->train[k]) ? "," : ",%.9g", (double)r->train[k]);
+            fprintf(f, isnan(r->valid[k]) ? "," : ",%.9g", (double)r->valid[k]);
         }
     }
     fprintf(f, "\n");
-    fclose(f);
 }
-static void write_svg(const run *runs, int num) {
+static void write_svg(FILE *f) {
     enum { W = 860, H = 500, L = 70, R = 30, T = 60, B = 60 };
-    double low = INFINITY, high = 0;
-    for (int i = 0; i < num * 2 * (opt.steps + 1); i++) { /* fmin and fmax pass over NaN */
-        float loss = runs[i % num].train[i / num];
-        low = fmin(low, floor(2 * (double)loss) / 2);
-        high = fmax(high, ceil(2 * (double)loss) / 2);
-    }
 #define X(k) (L + (W - L - R) * (double)(k) / opt.steps)
-#define Y(loss) (T + (H - T - B) * (high - (double)(loss)) / (high - low))
-    FILE *f = create("loss.svg");
+#define Y(loss) (H - B - (H - T - B) * (double)(loss) / 6) /* a random guess has log(256) = 5.5 */
     fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif' font-size='13'>\n"
-               "<rect width='100%%' height='100%%' fill='#fff'/><text x='%d' y='34' font-size='17'>"
-               "GPT, %.1f million parameters, on %s</text>\n", W, H, L,
-            (double)te_module_num_parameters(runs[0].model) / 1e6, te_ctx_device(te));
-    for (double y = low; y < high + 0.1; y += 0.5)
-        fprintf(f, "<path d='M%d %.1fH%d' stroke='#ddd'/><text x='%d' y='%.1f' text-anchor='end'>%.1f</text>\n", L, Y(y),
-                W - R, L - 8, Y(y) + 4, y);
-    for (int k = 0; k <= opt.steps; k += (opt.steps + 4) / 5)
-        fprintf(f, "<path d='M%.1f %dv5' stroke='#000'/><text x='%.1f' y='%d' text-anchor='middle'>%d</text>\n", X(k),
-                H - B, X(k), H - B + 20, k);
+            "<rect width='100%%' height='100%%' fill='#fff'/>\n<text x='%d' y='34' font-size='17'>GPT of %.1f million "
+            "parameters on %s</text>\n", W, H, L, (double)te_module_num_parameters(runs->model) / 1e6, te_ctx_device(te));
+    for (int i = 0; i <= 6; i++)
+        fprintf(f, "<path d='M%d %.1fH%d' stroke='#ddd'/><text x='%d' y='%.1f' text-anchor='end'>%d</text>\n"
+                "<path d='M%.1f %dv5' stroke='#000'/><text x='%.1f' y='%d' text-anchor='middle'>%d</text>\n",
+                L, Y(i), W - R, L - 10, Y(i) + 4, i, X(opt.steps * i / 6), H - B, X(opt.steps * i / 6), H - B + 20, opt.steps * i / 6);
     fprintf(f, "<path d='M%d %dV%dH%d' stroke='#000' fill='none'/><text x='%d' y='%d' text-anchor='middle'>step</text>\n"
-               "<text transform='translate(24 %d)rotate(-90)' text-anchor='middle'>loss, nats per byte</text>\n",
+            "<text transform='translate(28 %d)rotate(-90)' text-anchor='middle'>loss, nats per byte</text>\n",
             L, T, H - B, W - R, (L + W - R) / 2, H - 16, (T + H - B) / 2);
-    for (int r = 0; r < num; r++) {
-        double smooth = NAN, x = W - R - 270, y = T + 18 + 24 * r, radius = r ? 3 : 6; /* the legend, and the size of a mark */
-        fprintf(f, "<text x='%.0f' y='%.0f'>%s: training, smoothed, and validation</text><g stroke='%s' fill='none'>\n"
-                   "<path d='M%.0f %.0fh28' opacity='0.5'/><circle cx='%.0f' cy='%.0f' r='%.0f'/>\n",
-                x + 38, y + 4, runs[r].name, runs[r].color, x, y, x + 14, y, radius);
-        for (int k = 0; k <= opt.steps; k++)
-            if (!isnan(runs[r].valid[k])) fprintf(f, "<circle cx='%.1f' cy='%.1f' r='%.0f'/>\n", X(k), Y(runs[r].valid[k]), radius);
-        fprintf(f, "<polyline opacity='0.5' points='");
-        for (int k = 1; k <= runs[r].step; k++) {
-            smooth = isnan(smooth) ? (double)runs[r].train[k] : 0.9 * smooth + 0.1 * (double)runs[r].train[k];
-            fprintf(f, "%.1f,%.1f ", X(k), Y(smooth));
+    for (int i = 0; i < 2 * (end - runs); i++) { /* training: a thin line, smoothed; validation: dots */
+        const run *r = &runs[i / 2];
+        int dots = i % 2, x = W - R - 200, y = T + 16 + 22 * i;
+        double smooth = NAN;
+        fprintf(f, "<text x='%d' y='%d'>%s %s</text><path stroke='%s' stroke-width='%d' stroke-linecap='round' fill='none' "
+                "d='M%d %dh%d", x + 40, y + 4, r->name, dots ? "validation" : "training, smoothed", r->color, dots ? 10 - i : 1,
+                x + 14 * dots, y, dots ? 0 : 28);
+        for (int k = 0; k <= r->step; k++) {
+            double loss = (double)(dots ? r->valid : r->train)[k];
+            if (isnan(loss)) continue;
+            fprintf(f, "%c%.1f %.1fh0", dots || isnan(smooth) ? 'M' : 'L', X(k), Y(dots || isnan(smooth) ? loss : smooth));
+            smooth = isnan(smooth) ? loss : 0.9 * smooth + 0.1 * loss;
         }
-        fprintf(f, "'/></g>\n");
+        fprintf(f, "'/>\n");
     }
     fprintf(f, "</svg>\n");
+}
+static void write_file(const char *name, void (*write_to)(FILE *f)) {
+    FILE *f = fopen(in_out(name), "w");
+    if (!f) die("cannot write %s: %s", in_out(name), strerror(errno));
+    write_to(f);
     fclose(f);
 }
-static void save(run *runs, int num) {
-    for (int r = 0; r < num; r++) {
-        te_tensor_copy_from_host(runs[r].curves, runs[r].train);
-        te_checkpoint_save(te, runs[r].path, runs[r].model, runs[r].adam, NULL, 0);
+static void save(void) {
+    for (run *r = runs; r < end; r++) {
+        te_tensor_copy_from_host(r->curves, r->train);
+        te_checkpoint_save(te, in_out(r->file), r->model, r->adam, NULL, 0);
     }
     check();
-    write_csv(runs, num);
-    write_svg(runs, num);
+    write_file("loss.csv", write_csv);
+    write_file("loss.svg", write_svg);
 }
-
-static void show(const run *runs, int num, double seconds, int steps, bool evaluated) { /* a bar on a terminal, else lines */
-    int done = runs[num - 1].step, left = (int)(seconds / steps * (opt.steps - done));
+static void show(double seconds, int steps, bool evaluated) { /* a bar on a terminal, else a line now and then */
+    int done = runs->step, left = (int)(seconds / steps * (opt.steps - done)), bar = 24 * done / opt.steps;
     if (!evaluated && !isatty(1)) return;
-    if (isatty(1)) printf("\r\033[K[%.*s%*s] ", 24 * done / opt.steps, "########################", 24 - 24 * done / opt.steps, "");
+    if (isatty(1)) printf("\r\033[K[%.*s%*s] ", bar, "########################", 24 - bar, "");
     printf("step %d/%d", done, opt.steps);
-    for (int r = 0; r < num; r++) {
-        printf("  %s %.3f", runs[r].name, (double)runs[r].train[done]);
-        if (evaluated) printf(" (validation %.4f)", (double)runs[r].valid[done]);
-    }
-    printf("  %.0f tokens/s  %d:%02d left", (double)num * steps * opt.seq * opt.batch / seconds, left / 60, left % 60);
+    for (const run *r = runs; r < end; r++) printf("  %s %.3f", r->name, (double)r->train[done]);
+    for (const run *r = runs; r < end && evaluated; r++) printf("%s%.4f", r == runs ? "  validation " : " / ", (double)r->valid[done]);
+    printf("  %.0f tokens/s  %d:%02d left", (double)((end - runs) * steps * opt.seq * opt.batch) / seconds, left / 60, left % 60);
     if (evaluated) printf("\n");
     fflush(stdout);
 }
 static void write_sample(run *r) {
-    int n = opt.seq / 4, stop = n + opt.sample;
+    int n = opt.seq / 4, stop = n + opt.sample; /* it begins in held-out text */
     int32_t *bytes = malloc(sizeof *bytes * (size_t)stop);
-    for (int i = 0; i < n; i++) bytes[i] = valid.bytes[i]; /* begins with held-out text */
+    for (int i = 0; i < n; i++) bytes[i] = valid.bytes[i];
     te_no_grad_begin(te);
-    for (; n < stop && te_ok(te); n++) {
-        int64_t length = n < opt.seq ? n : opt.seq;
-        float p[256], sum = 0;
-        int c = 0;
+    for (; n < stop; n++) {
+        int length = n < opt.seq ? n : opt.seq, c = 0;
+        float p[256] = {0}, sum = 0;
         te_scope_begin(te);
         te_tensor *ids = te_tensor_from_host(te, TE_I32, 2, (int64_t[]){length, 1}, bytes + n - length);
         te_tensor_to_f32(te_tensor_narrow(logits_of(r, ids), 0, length - 1, 1), p);
@@ -330,19 +312,68 @@ static void write_sample(run *r) {
     free(bytes);
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 int main(int argc, char **argv) {
-    static run runs[2];
-    static const char *const sources[] = {"src", "tests", "tools", "examples", "README.md"};
-    opt.help = argc == 2 && !strcmp(*++argv, "--help");
-    te = te_ctx_create(&(te_ctx_desc){.device = given(argv, "device", NULL, "cpu or cuda:N; default the first GPU, else the CPU")});
-    check();
-    OPTIONS(READ)
+    const char *sources[] = {"src", "tests", "tools", "examples", "README.md"}, *no_files = argv[0];
+    opt.help = argc == 2 && !strcmp(argv[1], "--help");
+    te = te_ctx_create(&(te_ctx_desc){.device = word(++argv, "device", NULL, "cpu or cuda:N")});
+    opt.recipe = word(argv, "recipe", "current", "of the FP8 run: current, delayed, or none for BF16 alone");
+    opt.out = word(argv, "out", "out", "folder of the results");
+    NUMBERS(READ)
     if (opt.help) return 0;
-    ...
+    check();
+    for (; *argv; argv++) {
+        if (!strcmp(*argv, "--resume")) opt.resume = true;
+        else if (!strncmp(*argv, "--", 2)) die("there is no option %s; --help shows what there is", *argv);
+        else read_text(*argv), no_files = NULL;
+    }
+    for (int i = 0; i < 5 && no_files; i++)
+        if (!access(sources[i], R_OK)) read_text(sources[i]);
+    if (valid.size <= (size_t)opt.seq) die("%zu bytes of text are too few for --seq %d", train.size + valid.size, opt.seq);
+    if (mkdir(opt.out, 0777) && errno != EEXIST) die("cannot make the folder %s: %s", opt.out, strerror(errno));
+    if (!strcmp(opt.recipe, "none")) end--;
+    signal(SIGINT, on_interrupt);
+    for (run *r = runs; r < end; r++) open_run(r);
+    printf("GPT of %.1f million parameters on %s; %.1f MB of text, %.1f MB of it held out\n", (double)te_module_num_parameters(runs->model) / 1e6,
+           te_ctx_device(te), (double)(train.size + valid.size) / 1e6, (double)valid.size / 1e6);
+
+    te_warmup_begin(te); /* a step that only notes which kernels it needs: they are compiled together, in parallel */
+    te_scope_begin(te);
+    for (run *r = runs; r < end; r++) train_step(r), evaluate(r);
+    te_scope_end(te);
+    te_warmup_end(te);
+
+    int first = end[-1].step < runs->step ? end[-1].step : runs->step;
+    double begin = now(), next_save = begin + 10;
+    for (int step = first; step < opt.steps && !interrupted; step++) {
+        bool last = step + 1 == opt.steps, evaluated = last || (step + 1) % (opt.steps / NUM_EVALS + 1) == 0;
+        for (run *r = runs; r < end; r++) {
+            if (r->step != step) continue; /* resumed, from a later checkpoint than the other run's */
+            te_scope_begin(te);
+            if (step == 0) r->valid[0] = evaluate(r);
+            r->unread[r->num_unread++] = te_tensor_retain(train_step(r));
+            r->step++;
+            if (evaluated || r->num_unread == (te_ctx_is_cuda(te) ? READ_EVERY : 1)) read_losses(r);
+            if (evaluated) r->valid[r->step] = evaluate(r);
+            te_scope_end(te);
+            check();
+        }
+        if (runs->num_unread == 0) show(now() - begin, step + 1 - first, evaluated);
+        if (last || interrupted || now() > next_save) {
+            double started = now();
+            save();
+            next_save = 11 * now() - 10 * started; /* a tenth of the time at most */
+        }
+    }
+    if (interrupted) return printf("\nstopped; --resume goes on from here\n"), 130;
+    for (const run *r = runs; r < end; r++) printf("%-4s  validation %.4f nats per byte\n", r->name, (double)r->valid[opt.steps]);
+    if (end == runs + 2) printf("FP8 against BF16: %+.2f %%\n", (double)(runs[1].valid[opt.steps] / runs[0].valid[opt.steps] - 1) * 100);
+    printf("written to %s: loss.svg, loss.csv, model.safetensors; what the model writes:\n", opt.out);
+    write_sample(end - 1);
+    for (run *r = runs; r < end; r++) {
+        te_optimizer_destroy(r->adam);
+        te_module_destroy(r->model);
+        free(r->train);
+    }
+    te_ctx_destroy(te);
+    return 0;
 }

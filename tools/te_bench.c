@@ -219,7 +219,7 @@ static void run_copy(bench *b, void *arg) {
     te_tensor **x = (te_tensor **)arg;
     bool pushed;
     if (te__cuda_enter(b->te, &pushed) != TE_OK) return;
-    te__cu.MemcpyDtoDAsync((te__cu_ptr)(uintptr_t)te__data(x[1]), (te__cu_ptr)(uintptr_t)te__data(x[0]), te_tensor_bytes(x[0]), b->te->cuda->stream);
+    te__cu.MemcpyDtoDAsync((te__cu_address)(uintptr_t)te__data(x[1]), (te__cu_address)(uintptr_t)te__data(x[0]), te_tensor_bytes(x[0]), b->te->cuda->stream);
     te__cuda_leave(pushed);
 }
 

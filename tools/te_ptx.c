@@ -60,12 +60,18 @@ static int check(void) {
     return current ? 0 : 1;
 }
 
+/* NVRTC 12.0 defines these in every program (<nv/target>); no kernel reads them, and their names have a hash that is nobody's. */
+static bool useless_line(const char *line) {
+    const char *end = line + strcspn(line, "\n"), *name = strstr(line, "2nv6target");
+    return te__starts_with(line, ".global ") && name && name < end;
+}
+
 /* PTX without comments, empty lines and what white space it can do without. */
 static void put_tight(te__text *out, const char *ptx) {
     bool space = false;
     char last = '\n';
     for (const char *p = ptx; *p; p++) {
-        if (p[0] == '/' && p[1] == '/') p += strcspn(p, "\n");
+        if ((last == '\n' && useless_line(p)) || te__starts_with(p, "//")) p += strcspn(p, "\n");
         if (*p == ' ' || *p == '\t') {
             space = true;
             continue;

@@ -76,9 +76,9 @@ TE__BOTH uint16_t te__f32_to_bf16(float f) {
 /* ---- f16: IEEE half, overflow goes to infinity ---- */
 
 TE__BOTH float te__f16_to_f32(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, m = h & 0x7fffu;
+    uint32_t m = h & 0x7fffu, sign = m > 0x7c00u ? 0u : (uint32_t)(h & 0x8000u) << 16;
     uint32_t normal = (m << 13) + (112u << 23);
-    uint32_t special = (m << 13) | 0x7f800000u | (m > 0x7c00u ? 0x400000u : 0u);
+    uint32_t special = m > 0x7c00u ? 0x7fffffffu : 0x7f800000u; /* one NaN, as the hardware has it */
     uint32_t tiny = te__f32_bits((float)(int)m * 5.9604644775390625e-8f); /* m 2^-24, exact */
     return te__bits_f32(sign | (m < 0x400u ? tiny : m >= 0x7c00u ? special : normal));
 }

@@ -2,8 +2,7 @@
  * cuda/launch.c's. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    /* Everything but the argument bytes: those are cleared as they are handed out. */
-    memset(p, 0, offsetof(te__plan, args));
+    memset(p, 0, offsetof(te__plan, workspace)); /* the rest is cleared as it is handed out: this is done for every call */
     p->te = te;
     p->native = p->deterministic = true;
     p->why = "";
@@ -12,7 +11,9 @@ static void te__plan_begin(te__plan *p, te_ctx *te) {
 static void te__plan_end(te__plan *p) {
     int i;
     for (i = 0; i < p->num_workspaces; i++) te__buffer_release(p->workspace[i]);
-    p->num_workspaces = 0;
+    for (i = 0; i < p->num_launches; i++)
+        if (p->launch[i].args_on_heap) te__free(p->te, p->launch[i].args, p->launch[i].args_bytes);
+    p->num_workspaces = p->num_launches = 0;
 }
 
 /* `why` must be static. */
@@ -24,6 +25,7 @@ static te__launch *te__plan_launch(te__plan *p, const char *family, const char *
         /* The last one is overwritten, so that planning code needs no check of its own: the plan will not run. */
         p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "%s/%s: more than %d launches in one plan", family, kernel, TE__MAX_LAUNCHES);
         p->num_launches--;
+        if (p->launch[p->num_launches].args_on_heap) te__free(p->te, p->launch[p->num_launches].args, p->launch[p->num_launches].args_bytes);
     }
     l = &p->launch[p->num_launches++];
     memset(l, 0, sizeof(*l));
@@ -49,19 +51,23 @@ static void te__launch_size(te__launch *l, int64_t gx, int64_t gy, int64_t gz, i
     l->shared_bytes = (unsigned)shared_bytes;
 }
 
-/* The kernel's argument struct, cleared. 64-byte aligned, as tensor maps want it. */
+/* The kernel's argument struct, cleared. */
 static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
-    uint32_t at = (p->args_used + 63u) & ~63u;
-    if (at + bytes > TE__MAX_ARG_BYTES) {
-        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "%s/%s: more than %d bytes of kernel arguments in one plan", l->family, l->kernel,
-                             TE__MAX_ARG_BYTES);
-        at = 0;
-    }
-    l->args = at;
+    uint32_t at = (p->args_used + 15u) & ~15u;
     l->args_bytes = (uint32_t)bytes;
-    p->args_used = at + (uint32_t)bytes;
-    memset(p->args.bytes + at, 0, bytes);
-    return p->args.bytes + at;
+    if (at + bytes <= TE__PLAN_ARG_BYTES) {
+        l->args = p->args.bytes + at;
+        p->args_used = at + (uint32_t)bytes;
+    } else {
+        l->args = te__alloc(p->te, bytes);
+        l->args_on_heap = l->args != NULL;
+        if (!l->args) { /* the caller fills something in any case: the plan will not run */
+            p->result = TE_ERR_OUT_OF_MEMORY;
+            l->args = p->args.bytes;
+        }
+    }
+    memset(l->args, 0, bytes);
+    return l->args;
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
 
@@ -71,8 +77,8 @@ static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     if (bytes <= 0) return NULL;
     p->workspace_bytes += (size_t)bytes;
     if (p->explain) return (void *)(uintptr_t)256;
-    if (p->num_workspaces == TE__MAX_LAUNCHES) {
-        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "more than %d workspaces in one plan", TE__MAX_LAUNCHES);
+    if (p->num_workspaces == TE__MAX_WORKSPACES) {
+        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "more than %d workspaces in one plan", TE__MAX_WORKSPACES);
         return NULL;
     }
     b = te__buffer_create(p->te, (size_t)bytes);

@@ -69,7 +69,8 @@ struct te_tensor {
 
 /* ---- plans ---- */
 
-enum { TE__MAX_OPTIONS = 12, TE__MAX_LAUNCHES = 24, TE__MAX_ARG_BYTES = 16384 };
+/* A plan holds its first arguments itself; lists of thousands of tensors go to memory of the host. */
+enum { TE__MAX_OPTIONS = 12, TE__MAX_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
 
 typedef struct te__option {
     const char *name; /* static */
@@ -82,7 +83,9 @@ typedef struct te__launch {
     int num_options;
     unsigned grid[3], threads, shared_bytes;
     unsigned cluster; /* blocks of a cluster along x; 0: none */
-    uint32_t args, args_bytes; /* within the plan's arguments */
+    void *args; /* the kernel's argument struct */
+    uint32_t args_bytes;
+    bool args_on_heap;
 } te__launch;
 
 typedef struct te__plan {
@@ -95,13 +98,13 @@ typedef struct te__plan {
     te_result result; /* TE_OK, or why planning stopped */
     const char *why;
     size_t workspace_bytes;
-    te__buffer *workspace[TE__MAX_LAUNCHES];
-    int num_workspaces;
-    te__launch launch[TE__MAX_LAUNCHES];
-    int num_launches;
+    int num_workspaces, num_launches;
     uint32_t args_used;
+    /* From here on nothing is cleared beforehand. */
+    te__buffer *workspace[TE__MAX_WORKSPACES];
+    te__launch launch[TE__MAX_LAUNCHES];
     union {
-        unsigned char bytes[TE__MAX_ARG_BYTES];
+        unsigned char bytes[TE__PLAN_ARG_BYTES];
         uint64_t align[2];
     } args;
 } te__plan;

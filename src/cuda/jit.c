@@ -53,7 +53,7 @@ typedef struct te__jit_user {
     int count;
 } te__jit_user;
 
-enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 48 << 10 /* what a launch may ask for without permission */ };
+enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 /* what a launch may ask for without permission: 48 KB, less what the kernel declares itself */ };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
 static te__jit_entry *te__jit_table[TE__JIT_BUCKETS];

@@ -78,12 +78,12 @@ static void te__cuda_drop_options(te__plan *p) {
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-static te_result te__cuda_launch(te_ctx *te, te__plan *p, const te__launch *l, te__cu_handle function) {
+static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle function) {
     void *params[1];
     te__cu_result code;
     char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
     const char *function_name = "cuLaunchKernel";
-    params[0] = p->args.bytes + l->args;
+    params[0] = l->args;
     if (l->cluster > 1) {
         te__cu_launch_attribute attribute = TE_ZERO;
         te__cu_launch_config config = TE_ZERO;
@@ -121,7 +121,7 @@ static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     if (result != TE_OK) return result;
     te__cuda_drop_options(p);
     for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__jit_get(te, &p->launch[i], p->baseline, &functions[i]);
-    for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, p, &p->launch[i], functions[i]);
+    for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, &p->launch[i], functions[i]);
     te__cuda_leave(pushed);
     return result;
 }

@@ -101,6 +101,7 @@ static te_result te__cuda_plan(te_ctx *te, te__plan *p, te_op op, const void *ar
         te__plan_begin(p, te);
         te__cuda_plan_facts(te, p);
         p->baseline = true;
+        p->hopper = false;
         result = te__ops[op].plan(p, args);
     }
     return result == TE_OK ? p->result : result;
@@ -108,9 +109,13 @@ static te_result te__cuda_plan(te_ctx *te, te__plan *p, te_op op, const void *ar
 
 static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
     te__plan plan;
-    te_result result = te__cuda_plan(te, &plan, op, args);
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed); /* planning encodes tensor maps: that wants a current CUcontext, too */
+    if (result != TE_OK) return result;
+    result = te__cuda_plan(te, &plan, op, args);
     if (result == TE_OK) result = te->warming ? te__cuda_note(te, &plan) : te__cuda_execute(te, &plan);
     te__plan_end(&plan);
+    te__cuda_leave(pushed);
     return result;
 }
 

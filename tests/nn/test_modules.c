@@ -30,14 +30,55 @@ static bool collect(void *user, te_module *m, const char *path, te_tensor *x, te
     if (kind == TE_ENTRY_PARAMETER) *(*at)++ = x;
     return true;
 }
-/* Gradients of the input and of every parameter against differences. Gradients of f32 products on the GPU are TF32: 1e-2. */
-static void check_module_gradients(te_ctx *te, te_module *m, te_tensor *x) {
-    te_tensor *inputs[32], **end = inputs + 1;
-    inputs[0] = x;
+/* On the CPU: gradients of the input and of every parameter against central differences. On a GPU, whose f32 products are TF32 and
+ * whose differences are therefore noise: output and gradients against the same module on the CPU. `run` is the function, `make` builds
+ * the module from a freshly seeded context. */
+typedef te_module *(*make_fn)(te_ctx *te, void *arg);
+
+static void run_once(te_ctx *te, make_fn make, void *arg, test_function run, te_dtype dtype, int ndim, const int64_t *shape, float **out, int64_t *sizes) {
+    te_tensor *inputs[32], **end = inputs + 1, *y;
+    te_seed(te, 11);
+    te_module *m = make(te, arg);
+    REQUIRE_OK(te);
+    inputs[0] = te_tensor_set_requires_grad(test_tensor(te, dtype, ndim, shape, test_normal(test_numel(ndim, shape), 7)), true);
     te_module_visit_tensors(m, collect, &end);
-    test_check_gradients(te, run_module, (int)(end - inputs), inputs, m, 3e-2, 5e-3);
+    y = run(te, inputs, m);
+    REQUIRE_OK(te);
+    te_backward_from(y, test_tensor(te, dtype, te_tensor_ndim(y), te_tensor_shape(y), test_normal(te_tensor_numel(y), 8)));
+    REQUIRE_OK(te);
+    out[0] = test_read(y);
+    sizes[0] = te_tensor_numel(y);
+    for (int i = 0; i < end - inputs; i++) {
+        out[i + 1] = test_read(te_tensor_grad(inputs[i]));
+        sizes[i + 1] = te_tensor_numel(inputs[i]);
+    }
+    sizes[end - inputs + 1] = -1;
+    te_module_destroy(m);
 }
 
+static void check_module(te_ctx *te, make_fn make, void *arg, test_function run, int ndim, const int64_t *shape) {
+    if (!te_ctx_is_cuda(te)) {
+        te_tensor *inputs[32], **end = inputs + 1;
+        te_seed(te, 11);
+        te_module *m = make(te, arg);
+        REQUIRE_OK(te);
+        inputs[0] = test_tensor(te, TE_F32, ndim, shape, test_normal(test_numel(ndim, shape), 7));
+        te_module_visit_tensors(m, collect, &end);
+        test_check_gradients(te, run, (int)(end - inputs), inputs, m, 2e-2, 5e-3); /* what differences in f32 are good for */
+        te_module_destroy(m);
+        return;
+    }
+    float *got[40], *want[40];
+    int64_t sizes[40];
+    memset(sizes, 0xff, sizeof sizes);
+    te_ctx *cpu = test_context("cpu");
+    run_once(te, make, arg, run, TE_F32, ndim, shape, got, sizes);
+    run_once(cpu, make, arg, run, TE_F32, ndim, shape, want, sizes);
+    /* TF32 rounds each operand by 2^-11; a few products in a row, forward and backward */
+    for (int i = 0; sizes[i] >= 0; i++) CHECK_ERROR_BELOW(i ? "gradient" : "output", got[i], want[i], sizes[i], 4e-3);
+}
+
+static te_module *make_linear(te_ctx *te, void *desc) { return te_linear_create(te, (const te_linear_desc *)desc); }
 TE_TEST_DEVICES(linear_forward_and_gradients) {
     te_linear_desc d = {0};
     d.in_features = 24;
@@ -53,8 +94,8 @@ TE_TEST_DEVICES(linear_forward_and_gradients) {
     te_tensor *y = te_forward(m, in);
     REQUIRE_OK(te);
     CHECK_TENSOR(y, want, 1e-3, 2e-2); /* TF32 operands on the GPU: 2^-11 of each of 24 products of size 1 */
-    check_module_gradients(te, m, in);
     te_module_destroy(m);
+    check_module(te, make_linear, &d, run_module, SHAPE(5, 2, 24));
 }
 
 /* Two products with 3 % codes each: relative error of the sums stays below 6 %, usually 3 %. */
@@ -96,6 +137,7 @@ TE_TEST_DEVICES(linear_fp8_is_close_and_any_shape_works) {
         }
 }
 
+static te_module *make_mlp(te_ctx *te, void *desc) { return te_layernorm_mlp_create(te, (const te_layernorm_mlp_desc *)desc); }
 TE_TEST_DEVICES(layernorm_linear_and_mlp_gradients) {
     for (int rms = 0; rms < 2; rms++)
         for (int act = 0; act < 3; act++) {
@@ -107,10 +149,7 @@ TE_TEST_DEVICES(layernorm_linear_and_mlp_gradients) {
             d.activation = act == 0 ? TE_GELU : act == 1 ? TE_SWIGLU : TE_GEGLU;
             d.init.std = d.output_layer_init.std = 0.3f;
             d.params_dtype = TE_F32;
-            te_module *m = te_layernorm_mlp_create(te, &d);
-            REQUIRE_OK(te);
-            check_module_gradients(te, m, test_tensor(te, TE_F32, SHAPE(6, 16), test_normal(96, 6)));
-            te_module_destroy(m);
+            check_module(te, make_mlp, &d, run_module, SHAPE(6, 16));
         }
     te_layernorm_linear_desc d = {0};
     d.in_features = 16;
@@ -147,13 +186,11 @@ static te_module *small_layer(te_ctx *te, te_dtype dtype, int variant) {
     return te_transformer_layer_create(te, &d);
 }
 
+static te_module *make_layer(te_ctx *te, void *variant) { return small_layer(te, TE_F32, *(int *)variant); }
 TE_TEST_DEVICES(transformer_layer_gradients) {
     for (int variant = 0; variant < 5; variant++) {
         test_case("variant %d", variant);
-        te_module *m = small_layer(te, TE_F32, variant);
-        REQUIRE_OK(te);
-        check_module_gradients(te, m, test_tensor(te, TE_F32, SHAPE(5, 2, 32), test_normal(320, 7)));
-        te_module_destroy(m);
+        check_module(te, make_layer, &variant, run_module, SHAPE(5, 2, 32));
     }
 }
 
@@ -166,10 +203,11 @@ static te_tensor *run_with_rope(te_ctx *te, te_tensor *const *inputs, void *modu
     return te_forward_with((te_module *)module, &a);
 }
 TE_TEST_DEVICES(transformer_layer_with_rope_is_causal) {
+    int variant = 0;
+    check_module(te, make_layer, &variant, run_with_rope, SHAPE(8, 1, 32));
     te_module *m = small_layer(te, TE_F32, 0);
     float *v = test_normal(8 * 32, 8);
     te_tensor *x = test_tensor(te, TE_F32, SHAPE(8, 1, 32), v);
-    test_check_gradients(te, run_with_rope, 1, &x, m, 3e-2, 5e-3);
     float *before = test_read(run_with_rope(te, &x, m));
     v[7 * 32] += 1; /* the last token cannot change what comes before it */
     x = test_tensor(te, TE_F32, SHAPE(8, 1, 32), v);

@@ -10,13 +10,13 @@ typedef struct ce_case {
     te_dtype x, dx;
     bool wide_targets, one_dloss, count, in_place;
     float smoothing, scale;
+    int64_t ignore;
 } ce_case;
-enum { IGNORE = -100 };
 
 static void name_case(const ce_case *c) {
-    test_case("m=%lld v=%lld x=%s dx=%s %s%s%s%s smoothing=%g scale=%g", (long long)c->m, (long long)c->v, te_dtype_name(c->x), te_dtype_name(c->dx),
+    test_case("m=%lld v=%lld x=%s dx=%s %s%s%s%s smoothing=%g scale=%g ignore=%d", (long long)c->m, (long long)c->v, te_dtype_name(c->x), te_dtype_name(c->dx),
               c->wide_targets ? "i64" : "i32", c->one_dloss ? " one_dloss" : "", c->count ? " count" : "", c->in_place ? " in_place" : "",
-              (double)c->smoothing, (double)c->scale);
+              (double)c->smoothing, (double)c->scale, (int)c->ignore);
 }
 
 typedef struct ce_data {
@@ -24,7 +24,7 @@ typedef struct ce_data {
     int64_t *target;
     int64_t counted;
 } ce_data;
-static bool counts(const ce_case *c, int64_t target) { return target != IGNORE && target >= 0 && target < c->v; }
+static bool counts(const ce_case *c, int64_t target) { return target != c->ignore && target >= 0 && target < c->v; }
 
 static ce_data make_data(const ce_case *c) {
     ce_data d;
@@ -36,7 +36,7 @@ static ce_data make_data(const ce_case *c) {
     d.target = test_integers(c->m, 23, 0, c->v > 0 ? c->v : 1);
     d.counted = 0;
     for (int64_t row = 0; row < c->m; row++) {
-        if (row % 5 == 1) d.target[row] = IGNORE;
+        if (row % 5 == 1) d.target[row] = c->ignore;
         if (row % 7 == 2) d.target[row] = c->v; /* outside: does not count either */
         d.counted += counts(c, d.target[row]);
     }
@@ -98,7 +98,7 @@ static ce_result run(te_ctx *te, const ce_case *c, const ce_data *d) {
     f.lse = test_guarded(te, TE_F32, SHAPE(c->m));
     f.count = test_guarded(te, TE_F32, SHAPE(1));
     f.label_smoothing = b.label_smoothing = c->smoothing;
-    f.ignore_index = b.ignore_index = IGNORE;
+    f.ignore_index = b.ignore_index = c->ignore;
     te_cross_entropy_fwd(te, &f);
     b.logits = logits;
     b.target = f.target;
@@ -144,6 +144,7 @@ TE_TEST_DEVICES(cross_entropy) {
             c.count = k & 1;
             c.smoothing = k % 3 == i % 3 ? 0.1f : 0;
             c.scale = k == 5 ? 0.5f : 0;
+            c.ignore = k % 2 ? -100 : c.v / 2; /* a legal target too */
             name_case(&c);
             ce_data d = make_data(&c);
             ce_result got = run(te, &c, &d);
@@ -162,6 +163,7 @@ TE_TEST_DEVICES(cross_entropy_finite_differences) {
         c.x = c.dx = TE_F32;
         c.smoothing = k ? 0.2f : 0;
         c.count = k;
+        c.ignore = -100;
         name_case(&c);
         ce_data d = make_data(&c);
         float *want = (float *)test_alloc(36 * 4);
@@ -204,7 +206,7 @@ TE_TEST_DEVICES(cross_entropy_odd_values) {
         f.target = test_i32(te, SHAPE(M), target);
         f.loss = test_guarded(te, TE_F32, SHAPE(M));
         f.lse = test_guarded(te, TE_F32, SHAPE(M));
-        f.ignore_index = IGNORE;
+        f.ignore_index = -100;
         te_cross_entropy_fwd(te, &f);
         CHECK_OK(te);
         float *loss = test_read(f.loss), *lse = test_read(f.lse);
@@ -227,6 +229,7 @@ TE_TEST_DEVICES(cross_entropy_same_bits) {
     c.m = 200;
     c.v = 1003;
     c.x = c.dx = TE_F32;
+    c.ignore = -100;
     desc.device = te_ctx_device(te);
     desc.cpu_threads = 5;
     te_ctx *other = test_context_with(&desc);

@@ -1,21 +1,16 @@
 /* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. What it gives is what every GPU gives, byte for byte. Work is cut by the
  * shape alone. */
 
-/* max |x|; a NaN loses every comparison, so it drops out. */
+/* max(largest, |x|): non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers vectorizes. */
 static float te__amax_of(const float *x, int64_t n, float largest) {
-    float m[4];
+    int32_t most = (int32_t)te__f32_bits(largest);
     int64_t i;
-    m[0] = m[1] = m[2] = m[3] = largest;
-    for (i = 0; i + 4 <= n; i += 4) {
-        float a = fabsf(x[i]), b = fabsf(x[i + 1]), c = fabsf(x[i + 2]), d = fabsf(x[i + 3]);
-        m[0] = a > m[0] ? a : m[0];
-        m[1] = b > m[1] ? b : m[1];
-        m[2] = c > m[2] ? c : m[2];
-        m[3] = d > m[3] ? d : m[3];
+    for (i = 0; i < n; i++) {
+        int32_t a = (int32_t)(te__f32_bits(x[i]) & 0x7fffffffu);
+        a = a > 0x7f800000 ? 0 : a;
+        most = a > most ? a : most;
     }
-    for (; i < n; i++) m[0] = fabsf(x[i]) > m[0] ? fabsf(x[i]) : m[0];
-    for (i = 1; i < 4; i++) m[0] = m[i] > m[0] ? m[i] : m[0];
-    return m[0];
+    return te__bits_f32((uint32_t)most);
 }
 
 static bool te__noop_is_up(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }

@@ -49,12 +49,13 @@ extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_co
     }
     te_store8(a.y, i, X_DT, v);
 #else
+#pragma unroll 1
     for (int half = 0; half < 2; half++) {
         te_i64 first = (te_i64)blockIdx.x * 2048 + half * 1024 + threadIdx.x * 4;
         if (first >= a.count) return;
         te_u32 words[4];
         if (a.p > 0.0f) te__philox(a.seed, a.offset, (te_u64)first / 4, words);
-#pragma unroll
+#pragma unroll 1
         for (int j = 0; j < 4; j++) {
             te_i64 i = first + j;
             if (i >= a.count) break;

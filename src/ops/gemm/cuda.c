@@ -155,11 +155,11 @@ static te_result te__gemm_plan_mma(te__plan *p, const te_gemm_args *a) {
     if (!te__gemm_split(p, k, &c)) return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, a, &c, k->d);
     p->native = !fp8 || fp8_cores;
-    te__plan_why(p, fp8 && !fp8_cores        ? "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)"
-                    : !aligned               ? "tensor cores (mma.sync), operands read element by element: A, B or their rows are not 16-byte aligned"
-                    : a->a->dtype == TE_F32  ? "tensor cores (mma.sync), f32 as TF32"
-                    : promote                ? "fp8 tensor cores (mma.sync), partial sums of 128 k promoted to f32"
-                                             : "tensor cores (mma.sync)");
+    te__plan_why(p, "tensor cores (mma.sync)");
+    if (promote) te__plan_why(p, "fp8 tensor cores (mma.sync), partial sums of 128 k promoted to f32");
+    if (a->a->dtype == TE_F32) te__plan_why(p, "tensor cores (mma.sync), f32 as TF32");
+    if (fp8 && !fp8_cores) te__plan_why(p, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)");
+    if (!aligned) te__plan_why(p, "tensor cores (mma.sync), read element by element: A, B or their rows are not 16-byte aligned");
     return TE_OK;
 }
 

@@ -136,10 +136,11 @@ template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, fl
 
 // ---- order of tiles --------------------------------------------------------------------------------------------------
 
-// Bands of eight tile rows, walked column by column: what runs at the same time shares its operands in the L2 cache.
-TE_DEV void te_gemm_raster(te_i64 tile, te_i64 tiles_m, te_i64 tiles_n, te_i64 &tm, te_i64 &tn) {
-    te_i64 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;
-    te_i64 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;
+// Bands of eight tile rows, walked column by column: what runs at the same time shares its operands in the L2 cache. Tiles are counted in
+// 32 bits: 64-bit division takes microseconds, and more tiles than that do not fit into a memory.
+TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {
+    te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;
+    te_u32 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;
     tn = at / rows;
     tm = band * 8 + (at - tn * rows);
 }

@@ -87,11 +87,11 @@ struct te_ring {
 struct te_work {
     te_i64 row, col, k0;
     int split, slabs;
-    TE_DEV te_work(const te__gemm_kargs &a, te_i64 work) {
-        te_i64 tile = work / a.splits, tm, tn;
+    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work) {
+        te_u32 tile = work / a.splits, tm, tn;
         split = (int)(work - tile * a.splits);
-        te_gemm_raster(tile, te_div_up(a.m, BM), te_div_up(a.n, BN), tm, tn);
-        row = tm * BM, col = tn * BN, k0 = split * a.k_split;
+        te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);
+        row = (te_i64)tm * BM, col = (te_i64)tn * BN, k0 = split * a.k_split;
         slabs = (int)te_div_up(a.k - k0 < a.k_split ? a.k - k0 : a.k_split, BK);
     }
 };
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     char *base = shared + (-te_smem(shared) & 1023);
     te_u32 slots = te_smem(base), full = slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    te_i64 works = te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN) * a.g.splits;
+    te_u32 works = (te_u32)(te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN)) * a.g.splits;
 
     if (threadIdx.x == 0) {
         te_tma_prefetch_map(a.a_map);
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     if (group == 0) {
         te_registers_down<24>();
         if (threadIdx.x == 0) {
-            for (te_i64 work = blockIdx.x; work < works; work += gridDim.x) {
+            for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {
                 te_work w(a.g, work);
                 for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
                     te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     // What a step of 32 bytes of k adds to a descriptor, and the first row of this warpgroup.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128, rows = (group - 1) * 64 * WAVES;
 
-    for (te_i64 work = blockIdx.x; work < works; work += gridDim.x) {
+    for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {
         te_work w(a.g, work);
         float acc[WAVES][BN / 2];
 #if PROMOTE

@@ -250,14 +250,15 @@ TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {
     extern __shared__ __align__(128) char shared[];
-    te_i64 tm, tn;
-    te_gemm_raster(blockIdx.x, te_div_up(a.m, BM), te_div_up(a.n, BN), tm, tn);
+    te_u32 tm, tn;
+    te_gemm_raster(blockIdx.x, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);
+    te_i64 row0 = (te_i64)tm * BM, col0 = (te_i64)tn * BN;
     te_i64 k0 = blockIdx.y * a.k_split, k1 = a.k - k0 < a.k_split ? a.k : k0 + a.k_split;
     te_u32 slots = te_smem(shared);
     te_copier<BM, !A_T> copy_a;
     te_copier<BN, B_T> copy_b;
-    copy_a.begin(a.a, a.lda, tm * BM, a.m, k0, k1);
-    copy_b.begin(a.b, a.ldb, tn * BN, a.n, k0, k1);
+    copy_a.begin(a.a, a.lda, row0, a.m, k0, k1);
+    copy_b.begin(a.b, a.ldb, col0, a.n, k0, k1);
 
     int slabs = (int)te_div_up(k1 - k0, BK), copied = 0;
     auto copy_next = [&](int stage) {
@@ -308,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
 
     int warp = threadIdx.x >> 5;
     char *stage_of_warp = shared + warp * TE_GEMM_STAGE_BYTES;
-    te_i64 row = tm * BM + warp / (BN / WN) * WM, col = tn * BN + warp % (BN / WN) * WN;
+    te_i64 row = row0 + warp / (BN / WN) * WM, col = col0 + warp % (BN / WN) * WN;
     float scale = te_gemm_scale(a);
     te__gemm_kargs e = a;
     if (a.splits > 1) e.d = (float *)a.d + blockIdx.y * a.d_split;

@@ -27,9 +27,9 @@ TE_DEV void te_naive_load(float to[SLAB][TILE + 4], const void *from, int dt, in
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_constant__ te__gemm_kargs a) {
     __shared__ __align__(16) float as[SLAB][TILE + 4], bs[SLAB][TILE + 4];
-    te_i64 tm, tn;
-    te_gemm_raster(blockIdx.x, te_div_up(a.m, TILE), te_div_up(a.n, TILE), tm, tn);
-    te_i64 row0 = tm * TILE, col0 = tn * TILE;
+    te_u32 tm, tn;
+    te_gemm_raster(blockIdx.x, (te_u32)te_div_up(a.m, TILE), (te_u32)te_div_up(a.n, TILE), tm, tn);
+    te_i64 row0 = (te_i64)tm * TILE, col0 = (te_i64)tn * TILE;
     int x = threadIdx.x % 16, y = threadIdx.x / 16;
     float acc[4][4] = {};
     for (te_i64 k0 = 0; k0 < a.k; k0 += SLAB) {

@@ -8,10 +8,10 @@
 #include "ops/gemm/epilogue.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_constant__ te__gemm_kargs a) {
-    te_i64 per_row = te_div_up(a.n, 8), all = a.m * per_row, step = (te_i64)gridDim.x * 256;
+    te_u32 per_row = (te_u32)te_div_up(a.n, 8), all = (te_u32)a.m * per_row; // 32 bits: D is small where k is split
     float scale = te_gemm_scale(a);
-    for (te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x; at < all; at += step) {
-        te_i64 row = at / per_row, col = (at - row * per_row) * 8;
+    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {
+        te_i64 row = at / per_row, col = (te_i64)(at - (te_u32)row * per_row) * 8;
         const float *p = a.partial + row * a.n + col;
         float v[8] = {}, bias[8];
         bool whole = col + 8 <= a.n && a.n % 4 == 0; // n % 4: every row of partial starts at a multiple of 16 bytes

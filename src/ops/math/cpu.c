@@ -109,6 +109,7 @@ static te_result te__cpu_fill(te_ctx *te, const te_fill_args *a) {
     int64_t n = te__numel(a->dst), i;
     void *dst = te__data(a->dst);
     (void)te;
+    if (n == 0) return TE_OK;
     switch (te__dtype_size(a->dst->dtype)) {
     case 1: memset(dst, (int)bits, (size_t)n); break;
     case 2:
@@ -151,10 +152,15 @@ static te_result te__cpu_random(te_ctx *te, const te_random_args *a) {
     return TE_OK;
 }
 
+/* alpha with what the device scalars make of it. */
+static float te__axpby_alpha(const te_axpby_args *a) {
+    float alpha = a->alpha_device ? a->alpha * *(const float *)te__data(a->alpha_device) : a->alpha;
+    float divisor = a->divide_device ? *(const float *)te__data(a->divide_device) : 1.0f;
+    return divisor > 1.0f ? alpha / divisor : alpha;
+}
 static void te__axpby_pieces(void *user, int64_t begin, int64_t end) {
     const te_axpby_args *a = (const te_axpby_args *)user;
-    float x[TE__MATH_PIECE], y[TE__MATH_PIECE];
-    float alpha = a->alpha_device ? a->alpha * *(const float *)te__data(a->alpha_device) : a->alpha, beta = a->beta;
+    float x[TE__MATH_PIECE], y[TE__MATH_PIECE], alpha = te__axpby_alpha(a), beta = a->beta;
     int64_t n = te__numel(a->x), piece, i;
     for (piece = begin; piece < end; piece++) {
         int64_t at = piece * TE__MATH_PIECE, size = te__math_piece_size(piece, n);

@@ -137,6 +137,7 @@ static te_result te__cuda_plan_axpby(te__plan *p, const te_axpby_args *a) {
     k->y = te__data(a->y);
     k->out = te__data(a->out);
     k->alpha_device = (const float *)te__data(a->alpha_device);
+    k->divide_device = (const float *)te__data(a->divide_device);
     k->n = te__numel(a->x);
     k->alpha = a->alpha;
     k->beta = a->beta;

@@ -34,7 +34,7 @@ typedef struct te__random_kargs {
 typedef struct te__axpby_kargs {
     const void *x, *y; /* y may be NULL */
     void *out;
-    const float *alpha_device; /* [1], or NULL for 1 */
+    const float *alpha_device, *divide_device; /* [1], or NULL for 1 */
     long long n;
     float alpha, beta;
     int x_dt, y_dt, out_dt;

@@ -162,6 +162,7 @@ static te_result te__check_axpby(te_ctx *te, te_axpby_args *a) {
     if (result == TE_OK && a->y) result = te__math_check_same(te, "axpby", "x", a->x, "y", a->y);
     if (result == TE_OK) result = te__math_check_same(te, "axpby", "x", a->x, "out", a->out);
     if (result == TE_OK && a->alpha_device) result = te__math_check_scalar(te, "axpby", "alpha_device", a->alpha_device);
+    if (result == TE_OK && a->divide_device) result = te__math_check_scalar(te, "axpby", "divide_device", a->divide_device);
     if (result == TE_OK) te__touch(a->out);
     return result;
 }

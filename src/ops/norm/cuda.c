@@ -33,8 +33,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     k->layernorm = layernorm;
     k->zero_centered = a->zero_centered_gamma;
     if (in_registers) {
-        /* Rows of up to 1024 elements: one a warp; up to 4096: two vectors a thread; longer ones: four, in up to 1024 threads. */
-        int chunks = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : vectors <= 512 ? 2 : 4;
+        /* Rows of up to 1024 elements: one a warp. Longer ones: as many vectors a thread as blocks of at most 512 threads need. */
+        int chunks = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : vectors <= 512 ? 2 : vectors <= 2048 ? 4 : 8;
         k->warp_rows = vectors <= 128;
         te__launch_option(l, "CHUNKS", chunks);
         te__launch_option(l, "LAYERNORM", layernorm);
@@ -58,7 +58,7 @@ static int64_t te__norm_shared_limit(int sm) { return sm == 80 ? 163 * 1024 : sm
 
 static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, bool layernorm) {
     int64_t m = te__rows(a->x), n = te__cols(a->x), vectors = n / 8, kinds = layernorm ? 2 : 1, blocks, shared = 0;
-    int threads, chunks = vectors <= 32 ? 1 : 2;
+    int threads, chunks = vectors <= 32 ? 1 : vectors <= 1024 ? 2 : 4;
     bool sums = a->dgamma || a->dbeta, in_shared = vectors > 1024, fast;
     float *partial = NULL;
     te_dtype dt = a->x->dtype;

@@ -12,9 +12,9 @@
 // B is chosen from the shape and the device alone. With CHUNKS, columns are split among threads as in norm_fwd, the sums stay in
 // registers (in shared memory if SUMS_SHARED) and the next row is on its way while this one is reduced.
 //
-// Launch: grid of B <= m blocks. With CHUNKS: 32 .. 512 threads (SUMS_SHARED: 1024, and kinds * 8 * CHUNKS * threads floats of dynamic
-// shared memory), n a multiple of 8 and at most 8 * CHUNKS * threads; dy, x, add, dx of X_DT and all pointers aligned to 16 bytes. Without:
-// 32 .. 1024 threads, anything; `partial` is summed in place.
+// Launch: grid of B <= m blocks of 32 .. 512 threads. With CHUNKS: n a multiple of 8 and at most 8 * CHUNKS * threads; dy, x, add, dx of
+// X_DT and all pointers aligned to 16 bytes; SUMS_SHARED: kinds * 8 * CHUNKS * threads floats of dynamic shared memory. Without: anything;
+// `partial` is summed in place.
 //
 // te:baseline
 // te:row CHUNKS=1 SUMS_SHARED=0 LAYERNORM=1 X_DT=3 W_DT=3
@@ -22,7 +22,8 @@
 // te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=1 X_DT=3 W_DT=3
 // te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=1 X_DT=1 W_DT=1
 // te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=0 X_DT=2 W_DT=1
-// te:row CHUNKS=2 SUMS_SHARED=1 LAYERNORM=1 X_DT=3 W_DT=3
+// te:row CHUNKS=4 SUMS_SHARED=1 LAYERNORM=1 X_DT=3 W_DT=3
+// te:row CHUNKS=4 SUMS_SHARED=1 LAYERNORM=0 X_DT=2 W_DT=1
 #include "ops/norm/kargs.h"
 #include "ops/norm/norm.cuh"
 
@@ -101,40 +102,38 @@ TE_DEV void te_norm_fetch(const te__norm_bwd_kargs &a, te_i64 row, te_norm_row *
     r->rstd = row < a.m ? a.rstd[row] : 0.0f;
 }
 
-extern "C" __global__ void __launch_bounds__(SUMS_SHARED ? 1024 : 512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
     __shared__ float2 scratch[2][32];
     int vectors = (int)(a.n >> 3), turn = 0;
     float centre = a.zero_centered ? 1.0f : 0.0f;
     te_norm_sums sums;
     te_norm_row now;
-    te_raw8<W_DT> gamma[CHUNKS];
     sums.clear();
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        int v = threadIdx.x + c * blockDim.x;
-        gamma[c] = v < vectors ? te_raw8_load<W_DT>(a.gamma, 8 * v) : te_raw8_zero<W_DT>();
-    }
     te_norm_fetch(a, blockIdx.x, &now);
     for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x, turn ^= 1) {
         te_norm_row next;
         te_norm_fetch(a, row + gridDim.x, &next);
         float2 s = make_float2(0.0f, 0.0f);
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++)
+        for (int c = 0; c < CHUNKS; c++) {
+            int v = threadIdx.x + c * blockDim.x;
+            if (v >= vectors) continue;
+            te_raw8<W_DT> gamma = te_raw8_load<W_DT>(a.gamma, 8 * v); // near by: cheaper than registers
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                // Beyond the last column dy is 0.
                 float xhat = (te_raw8_get(now.x[c], j) - now.mean) * now.rstd;
-                float g = te_raw8_get(now.dy[c], j) * (te_raw8_get(gamma[c], j) + centre);
+                float g = te_raw8_get(now.dy[c], j) * (te_raw8_get(gamma, j) + centre);
                 s.x = fmaf(g, xhat, s.x);
                 if (LAYERNORM) s.y += g;
             }
+        }
         s = te_norm_sum2(s, scratch[turn]);
         float c1 = s.x / (float)a.n, c2 = s.y / (float)a.n;
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             int v = threadIdx.x + c * blockDim.x;
             if (v >= vectors) continue;
+            te_raw8<W_DT> gamma = te_raw8_load<W_DT>(a.gamma, 8 * v);
             float dx[8], dgamma[8], dbeta[8], add[8] = {};
             if (a.add) te_load8(a.add, row * a.n + 8 * v, X_DT, add);
 #pragma unroll
@@ -142,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(SUMS_SHARED ? 1024 : 512) te_norm_b
                 float xhat = (te_raw8_get(now.x[c], j) - now.mean) * now.rstd;
                 dbeta[j] = te_raw8_get(now.dy[c], j);
                 dgamma[j] = dbeta[j] * xhat;
-                float g = dbeta[j] * (te_raw8_get(gamma[c], j) + centre);
+                float g = dbeta[j] * (te_raw8_get(gamma, j) + centre);
                 if (LAYERNORM) g -= c2;
                 dx[j] = fmaf(now.rstd, fmaf(-c1, xhat, g), add[j]);
             }
@@ -167,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(SUMS_SHARED ? 1024 : 512) te_norm_b
 
 #else
 
-extern "C" __global__ void __launch_bounds__(1024) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
     __shared__ float2 scratch[2][32];
     int turn = 0;
     float centre = a.zero_centered ? 1.0f : 0.0f;

@@ -9,7 +9,7 @@
 //       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          V <= T * CHUNKS
 //       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
 //
-// Launch: block of 32 .. 1024 threads (256 unless CHUNKS is 4), a multiple of 32; grid: any, blocks step through the rows.
+// Launch: block of 32 .. 512 threads (256 with less than 4 chunks), a multiple of 32; grid: any, blocks step through the rows.
 // With CHUNKS: n and ld multiples of 8; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); V <= CHUNKS * T with T the block, or
 // 32 if warp_rows. Without: any n, any alignment.
 //
@@ -19,6 +19,8 @@
 // te:row CHUNKS=4 LAYERNORM=1 X_DT=3 W_DT=1 Y_DT=3
 // te:row CHUNKS=4 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1
 // te:row CHUNKS=4 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5
+// te:row CHUNKS=8 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1
+// te:row CHUNKS=8 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4
 // te:row CHUNKS=1 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3
 // te:row CHUNKS=2 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=4
 // te:row CHUNKS=2 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4
@@ -37,7 +39,7 @@ TE_DEV void te_norm_amax(const te__norm_fwd_kargs &a, float v) {
 
 constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;
 
-extern "C" __global__ void __launch_bounds__(CHUNKS == 4 ? 1024 : 256) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(CHUNKS >= 4 ? 512 : 256) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {
     __shared__ float scratch[32];
     bool by_warp = a.warp_rows;
     int threads = by_warp ? 32 : blockDim.x, t = by_warp ? threadIdx.x & 31 : threadIdx.x;
@@ -107,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(CHUNKS == 4 ? 1024 : 256) te_norm_f
 
 #else
 
-extern "C" __global__ void __launch_bounds__(1024) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(512) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {
     __shared__ float scratch[32];
     float scale = a.scale ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f;
     te_norm_scale_inv(a);

@@ -1,0 +1,296 @@
+/* The optimizer's operations against a host Adam in double, and sums in double; many tensors of mixed formats and sizes in one call, outputs
+ * between guard bands. */
+#include "../te_test.h"
+
+static const te_dtype floats[] = {TE_F32, TE_BF16, TE_F16};
+
+/* ---- adam ---- */
+
+typedef struct entry {
+    int64_t n;
+    te_dtype grad_dtype, param_dtype;
+    bool master, misaligned;
+    double *p, *m, *v; /* the reference */
+    te_adam_tensor t;
+} entry;
+
+static te_tensor *guarded(te_ctx *te, te_dtype dtype, int64_t n, const float *values, bool misaligned) {
+    te_tensor *x = test_guarded(te, dtype, SHAPE(n + misaligned));
+    if (misaligned) x = te_tensor_narrow(x, 0, 1, n);
+    te_tensor_copy(x, test_tensor(te, dtype, SHAPE(n), values));
+    return x;
+}
+
+static void make_entry(te_ctx *te, entry *e, uint64_t seed) {
+    const float *start = test_rounded(e->param_dtype, test_normal(e->n, seed), e->n);
+    float *zeros = (float *)test_alloc((size_t)e->n * 4 + 4);
+    e->p = (double *)test_alloc((size_t)e->n * 8 + 8);
+    e->m = (double *)test_alloc((size_t)e->n * 8 + 8);
+    e->v = (double *)test_alloc((size_t)e->n * 8 + 8);
+    for (int64_t i = 0; i < e->n; i++) e->p[i] = start[i];
+    e->t.param = guarded(te, e->param_dtype, e->n, start, e->misaligned);
+    e->t.m = guarded(te, TE_F32, e->n, zeros, e->misaligned);
+    e->t.v = guarded(te, TE_F32, e->n, zeros, false);
+    e->t.master = e->master ? guarded(te, TE_F32, e->n, start, false) : NULL;
+}
+
+static void reference_step(entry *e, const float *grad, const te_adam_args *a, double grad_scale, double lr) {
+    double bc1 = a->no_bias_correction ? 1 : 1 - pow(a->beta1, (double)a->step), bc2 = a->no_bias_correction ? 1 : 1 - pow(a->beta2, (double)a->step);
+    for (int64_t i = 0; i < e->n; i++) {
+        double g = grad[i] * grad_scale + (a->l2_mode ? a->weight_decay * e->p[i] : 0);
+        e->m[i] = a->beta1 * e->m[i] + (1 - (double)a->beta1) * g;
+        e->v[i] = a->beta2 * e->v[i] + (1 - (double)a->beta2) * g * g;
+        e->p[i] -= lr * (e->m[i] / bc1 / (sqrt(e->v[i] / bc2) + a->eps) + (a->l2_mode ? 0 : a->weight_decay * e->p[i]));
+    }
+    /* Without a master the rounded parameter is all there is. */
+    if (e->master || e->param_dtype == TE_F32) return;
+    float *p = (float *)test_alloc((size_t)e->n * 4 + 4);
+    for (int64_t i = 0; i < e->n; i++) p[i] = (float)e->p[i];
+    p = test_rounded(e->param_dtype, p, e->n);
+    for (int64_t i = 0; i < e->n; i++) e->p[i] = p[i];
+}
+
+static float *as_float(const double *x, int64_t n) {
+    float *f = (float *)test_alloc((size_t)n * 4 + 4);
+    for (int64_t i = 0; i < n; i++) f[i] = (float)x[i];
+    return f;
+}
+
+static void run_adam(te_ctx *te, entry *e, int num, te_adam_args a, int steps, float grad_scale, float lr_device) {
+    te_adam_tensor list[400];
+    for (int i = 0; i < num; i++) make_entry(te, &e[i], 100 + (uint64_t)i);
+    a.tensors = list;
+    a.num_tensors = num;
+    if (grad_scale != 1) a.grad_scale = test_tensor(te, TE_F32, SHAPE(1), &grad_scale);
+    if (lr_device != 0) a.lr_device = test_tensor(te, TE_F32, SHAPE(1), &lr_device);
+    for (int step = 1; step <= steps; step++) {
+        a.step = step;
+        for (int i = 0; i < num; i++) {
+            const float *grad = test_rounded(e[i].grad_dtype, test_normal(e[i].n, (uint64_t)(1000 * step + i)), e[i].n);
+            list[i] = e[i].t;
+            list[i].grad = guarded(te, e[i].grad_dtype, e[i].n, grad, e[i].misaligned);
+            reference_step(&e[i], grad, &a, grad_scale, lr_device != 0 ? lr_device : a.lr);
+        }
+        CHECK_EQ_INT(te_adam(te, &a), TE_OK);
+        REQUIRE_OK(te);
+    }
+    for (int i = 0; i < num; i++) {
+        entry *x = &e[i];
+        if (x->n == 0) continue;
+        test_case("tensor %d of %d: %d elements, grad %s, param %s, master %d", i, num, (int)x->n, te_dtype_name(x->grad_dtype),
+                  te_dtype_name(x->param_dtype), x->master);
+        /* A few roundings of f32 a step. A 16-bit parameter without a master may round the other way in some step: half a unit, and what
+         * follows from it. */
+        bool rounded = !x->master && x->param_dtype != TE_F32;
+        double step = x->param_dtype == TE_BF16 ? 0x1p-8 : x->param_dtype == TE_F16 ? 0x1p-11 : 0;
+        CHECK_TENSOR(x->t.m, as_float(x->m, x->n), rounded && a.l2_mode ? 1e-2 : 2e-6, 1e-6);
+        CHECK_TENSOR(x->t.v, as_float(x->v, x->n), rounded && a.l2_mode ? 1e-2 : 2e-6, 1e-7);
+        if (x->master) CHECK_TENSOR(x->t.master, as_float(x->p, x->n), 2e-6, 2e-6);
+        CHECK_TENSOR(x->t.param, as_float(x->p, x->n), rounded ? 2 * step : step + 2e-6, 4e-6);
+        if (x->master) { /* exactly the master's rounding */
+            const float *master = test_read(x->t.master);
+            CHECK_TENSOR(x->t.param, test_rounded(x->param_dtype, master, x->n), 0, 0);
+        }
+    }
+}
+
+static te_adam_args usual(void) {
+    te_adam_args a = {0};
+    a.lr = 1e-2f;
+    a.beta1 = 0.9f;
+    a.beta2 = 0.999f;
+    a.eps = 1e-8f;
+    return a;
+}
+
+TE_TEST_DEVICES(adam_formats) {
+    static const int64_t sizes[] = {1, 3, 4, 1000, 4096, 4099, 12345, 0};
+    static entry e[8 * 18];
+    int num = 0;
+    memset(e, 0, sizeof e);
+    for (int s = 0; s < COUNT(sizes); s++)
+        for (int d = 0; d < 18; d++) {
+            entry *x = &e[num++];
+            x->n = sizes[s];
+            x->grad_dtype = floats[d % 3];
+            x->param_dtype = floats[d / 3 % 3];
+            x->master = d >= 9;
+            x->misaligned = (s + d) % 5 == 0;
+        }
+    run_adam(te, e, num, usual(), 3, 1, 0);
+}
+
+TE_TEST_DEVICES(adam_modes) {
+    for (int mode = 0; mode < 8; mode++) {
+        entry e[3];
+        te_adam_args a = usual();
+        memset(e, 0, sizeof e);
+        for (int i = 0; i < 3; i++) e[i].n = 500, e[i].grad_dtype = e[i].param_dtype = floats[i], e[i].master = i > 0;
+        a.l2_mode = mode & 1;
+        a.weight_decay = 0.1f;
+        a.no_bias_correction = mode & 2;
+        a.eps = mode & 4 ? 1e-3f : 1e-8f;
+        run_adam(te, e, 3, a, 5, mode & 4 ? 0.25f : 1, mode & 2 ? 3e-3f : 0);
+    }
+}
+
+TE_TEST_DEVICES(adam_many_tensors) {
+    static entry e[200];
+    memset(e, 0, sizeof e);
+    for (int i = 0; i < 200; i++) e[i].n = 1 + i * 37 % 5000, e[i].grad_dtype = TE_BF16, e[i].param_dtype = TE_BF16, e[i].master = true;
+    run_adam(te, e, 200, usual(), 2, 1, 0);
+}
+
+TE_TEST_DEVICES(adam_found_inf) {
+    const float flags[] = {1, 0}, grad[] = {1, 2, 3, INFINITY, NAN}, zeros[5] = {0}, ones[] = {1, 1, 1, 1, 1};
+    for (int i = 0; i < 2; i++) {
+        te_adam_tensor t = {test_tensor(te, TE_F32, SHAPE(5), grad), guarded(te, TE_F32, 5, ones, false), guarded(te, TE_F32, 5, zeros, false),
+                            guarded(te, TE_F32, 5, zeros, false), NULL};
+        te_adam_args a = usual();
+        a.tensors = &t;
+        a.num_tensors = 1;
+        a.step = 1;
+        a.found_inf = test_tensor(te, TE_F32, SHAPE(1), &flags[i]);
+        te_adam(te, &a);
+        REQUIRE_OK(te);
+        const float *p = test_read(t.param);
+        if (i == 0) CHECK_BYTES("param", p, ones, 20);
+        else CHECK(fabs(p[0] - 0.99) < 1e-6 && isnan(p[3]) && isnan(p[4])); /* otherwise what is not finite goes through */
+        CHECK(test_read(t.m)[1] == (i ? 0.2f : 0.0f) || fabs(test_read(t.m)[1] - 0.2) < 1e-6);
+    }
+    te_adam_args none = usual();
+    none.step = 1;
+    CHECK_EQ_INT(te_adam(te, &none), TE_OK);
+}
+
+/* ---- norm ---- */
+
+TE_TEST_DEVICES(l2norm_lists) {
+    static const int64_t sizes[] = {1, 0, 7, 65536, 65537, 300000, 3, 0};
+    const te_tensor *list[400];
+    float want[400];
+    for (int num = 0; num <= 400; num += num ? 392 : 8) {
+        double total = 0;
+        for (int i = 0; i < num; i++) {
+            int64_t n = num == 8 ? sizes[i] : 1 + i % 9;
+            te_dtype dtype = floats[i % 3];
+            const float *x = test_rounded(dtype, test_normal(n, (uint64_t)i), n);
+            double sum = 0;
+            for (int64_t k = 0; k < n; k++) sum += (double)x[k] * x[k];
+            want[i] = (float)sqrt(sum);
+            total += sum;
+            list[i] = i % 2 ? guarded(te, dtype, n, x, true) : test_tensor(te, dtype, SHAPE(n), x);
+        }
+        te_l2norm_args a = {0};
+        test_case("%d tensors", num);
+        a.tensors = list;
+        a.num_tensors = num;
+        a.norm = test_guarded(te, TE_F32, SHAPE(1));
+        a.per_tensor = test_guarded(te, TE_F32, SHAPE(num));
+        a.clip = test_guarded(te, TE_F32, SHAPE(1));
+        a.max_norm = 10;
+        te_l2norm(te, &a);
+        REQUIRE_OK(te);
+        double norm = sqrt(total);
+        CHECK(fabs(test_read(a.norm)[0] - norm) <= 2e-6 * norm);
+        CHECK(fabs(test_read(a.clip)[0] - fmin(1, 10 / (norm + 1e-6))) <= 4e-6);
+        if (num) CHECK_TENSOR(a.per_tensor, want, 2e-6, 0);
+        /* Again, with another address: the same bits. */
+        uint32_t first = *(uint32_t *)test_read_bytes(a.norm);
+        te_l2norm(te, &a);
+        CHECK_EQ_INT(*(uint32_t *)test_read_bytes(a.norm), first);
+    }
+}
+
+TE_TEST_DEVICES(l2norm_not_finite) {
+    const float values[][3] = {{1, NAN, 2}, {1, -INFINITY, 2}, {3, 4, 0}};
+    for (int i = 0; i < 3; i++) {
+        const te_tensor *list[] = {test_tensor(te, TE_F32, SHAPE(3), values[i])};
+        te_l2norm_args a = {0};
+        a.tensors = list;
+        a.num_tensors = 1;
+        a.norm = test_guarded(te, TE_F32, SHAPE(1));
+        a.clip = test_guarded(te, TE_F32, SHAPE(1));
+        a.max_norm = 100;
+        te_l2norm(te, &a);
+        REQUIRE_OK(te);
+        float norm = test_read(a.norm)[0], clip = test_read(a.clip)[0];
+        if (i == 0) CHECK(isnan(norm) && isnan(clip));
+        if (i == 1) CHECK(isinf(norm) && clip == 0);
+        if (i == 2) CHECK(norm == 5 && clip == 1);
+    }
+}
+
+/* ---- scale ---- */
+
+TE_TEST_DEVICES(multi_scale_lists) {
+    static const int64_t sizes[] = {1, 8192, 8193, 0, 100, 30000};
+    for (int round = 0; round < 3; round++) { /* 0: finite, 1: an infinity somewhere, 2: NaN, in place */
+        const te_tensor *in[300];
+        te_tensor *out[300];
+        const float *x[300];
+        const float start = 0, factor = 4;
+        for (int i = 0; i < 300; i++) {
+            int64_t n = sizes[i % (i < 60 ? 6 : 1)];
+            te_dtype from = floats[i % 3], to = round == 2 ? from : floats[i / 3 % 3];
+            float *v = test_uniform(n, (uint64_t)i, -3, 3);
+            if (i == 200 && round) v[0] = round == 1 ? -INFINITY : NAN;
+            x[i] = test_rounded(from, v, n);
+            in[i] = guarded(te, from, n, x[i], i % 7 == 1);
+            out[i] = round == 2 ? (te_tensor *)(uintptr_t)in[i] : test_guarded(te, to, SHAPE(n));
+        }
+        te_multi_scale_args a = {0};
+        a.in = in;
+        a.out = out;
+        a.num_tensors = 300;
+        a.scale = 0.3f;
+        a.scale_device = test_tensor(te, TE_F32, SHAPE(1), &factor);
+        a.found_inf = test_guarded_with(te, TE_F32, SHAPE(1), &start);
+        te_multi_scale(te, &a);
+        REQUIRE_OK(te);
+        CHECK(test_read(a.found_inf)[0] == (round ? 1 : 0));
+        for (int i = 0; i < 300; i++) {
+            int64_t n = te_tensor_numel(in[i]);
+            float *want = test_copy(x[i], n);
+            volatile float scale = 0.3f * 4;
+            test_case("tensor %d round %d", i, round);
+            for (int64_t k = 0; k < n; k++) want[k] *= scale;
+            if (n) CHECK_TENSOR(out[i], test_rounded(te_tensor_dtype(out[i]), want, n), 0, 0);
+        }
+    }
+}
+
+/* ---- misuse ---- */
+
+TE_TEST(optim_errors) {
+    te_ctx *te = test_context("cpu");
+    te_tensor *p = te_tensor_zeros(te, TE_F32, SHAPE(4)), *other = te_tensor_zeros(te, TE_F32, SHAPE(5)), *half = te_tensor_zeros(te, TE_BF16, SHAPE(4));
+    te_adam_tensor t[2] = {{p, p, p, p, NULL}, {p, p, other, p, NULL}};
+    te_adam_args a = usual();
+    a.tensors = t;
+    a.num_tensors = 2;
+    a.step = 1;
+    te_adam(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "m[1] is [5] and param[1] is [4]");
+    t[1].m = half;
+    te_adam(te, &a);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "m[1] is bf16, not f32");
+    t[1].m = p;
+    a.step = 0;
+    te_adam(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "step is 0");
+    a.step = 1;
+    a.beta2 = 1;
+    te_adam(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "beta2 1");
+    a.tensors = NULL;
+    te_adam(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "the list of 2 tensors is NULL");
+    te_l2norm_args n = {0};
+    te_l2norm(te, &n);
+    CHECK_ERROR(te, TE_ERR_STATE, "norm is NULL");
+    n.norm = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    n.clip = n.norm;
+    te_l2norm(te, &n);
+    CHECK_ERROR(te, TE_ERR_INVALID, "max_norm 0");
+}

@@ -1,0 +1,349 @@
+/* test_rope.c: rotary embedding and the split of packed projections: the formula in float64, there and back, the GPU against the CPU. */
+#include "../te_test.h"
+
+typedef struct rope_case {
+    int64_t s, b, heads, groups, d; /* groups 0: te_rope; else te_qkv_rope and its backward */
+    int rotary_dim;                 /* 0: d */
+    te_dtype dtype;
+    te_qkv_format format;
+    bool interleaved, interleaved_groups, no_rope, backward, has_start;
+    float base, position_scale;
+    int64_t offset, pad; /* pad: channels between the heads of x and y, or of q, k and v */
+} rope_case;
+
+static void name_case(const rope_case *c) {
+    test_case("%s %s s=%lld b=%lld heads=%lld/%lld d=%lld rotary=%d%s%s%s%s scale=%g offset=%lld pad=%lld", te_dtype_name(c->dtype),
+              c->format == TE_BSHD ? "bshd" : "sbhd", (long long)c->s, (long long)c->b, (long long)c->heads, (long long)c->groups, (long long)c->d,
+              c->rotary_dim, c->interleaved ? " interleaved" : "", c->interleaved_groups ? " interleaved_groups" : "", c->no_rope ? " no_rope" : "",
+              c->backward ? " backward" : "", (double)c->position_scale, (long long)c->offset, (long long)c->pad);
+}
+
+static int64_t starts[] = {7, 0, 1000, 3};
+
+/* ---- float64 ---- */
+
+/* One head at position t of sequence b. The angle is what the documentation says: a product of f32 numbers; all else is exact. */
+static void reference_head(const rope_case *c, const float *x, int64_t t, int64_t b, float *y) {
+    int dim = c->rotary_dim ? c->rotary_dim : (int)c->d, half = dim / 2;
+    float position = (float)(t + c->offset + (c->has_start ? starts[b] : 0)) * (c->position_scale != 0 ? c->position_scale : 1);
+    memcpy(y, x, (size_t)c->d * 4);
+    if (c->no_rope) return;
+    for (int i = 0; i < half; i++) {
+        float frequency = (float)pow(c->base != 0 ? c->base : 10000, -2.0 * i / dim), angle = position * frequency;
+        double cosine = cos((double)angle), sine = c->backward ? -sin((double)angle) : sin((double)angle);
+        int u = c->interleaved ? 2 * i : i, v = c->interleaved ? 2 * i + 1 : i + half;
+        y[u] = (float)(x[u] * cosine - x[v] * sine);
+        y[v] = (float)(x[v] * cosine + x[u] * sine);
+    }
+}
+
+/* One rounding to a format, and the neighbour where f32 and float64 round differently. */
+static double rtol_of(te_dtype dtype) { return dtype == TE_F32 ? 1e-6 : dtype == TE_F16 ? 1e-3 : 8e-3; }
+
+/* ---- te_rope ---- */
+
+static int64_t token_of(const rope_case *c, int64_t t, int64_t b) { return c->format == TE_BSHD ? b * c->s + t : t * c->b + b; }
+static void heads_shape(const rope_case *c, int64_t heads, int64_t d, int64_t shape[4]) {
+    shape[0] = c->format == TE_BSHD ? c->b : c->s;
+    shape[1] = c->format == TE_BSHD ? c->s : c->b;
+    shape[2] = heads;
+    shape[3] = d;
+}
+/* values [tokens, heads, d] as a tensor with pad channels of NaN between the heads; NULL: an output. */
+static te_tensor *heads_tensor(te_ctx *te, const rope_case *c, int64_t heads, const float *values, te_tensor **whole) {
+    int64_t shape[4], ld = c->d + c->pad;
+    heads_shape(c, heads, ld, shape);
+    if (values) {
+        int64_t rows = c->s * c->b * heads;
+        float *memory = (float *)test_alloc((size_t)(rows * ld) * 4 + 4);
+        for (int64_t i = 0; i < rows * ld; i++) memory[i] = i % ld < c->d ? values[i / ld * c->d + i % ld] : NAN;
+        *whole = test_tensor(te, c->dtype, 4, shape, memory);
+    } else {
+        *whole = test_guarded(te, c->dtype, 4, shape);
+    }
+    return c->pad ? te_tensor_narrow(*whole, 3, 0, c->d) : *whole;
+}
+static float *heads_read(const rope_case *c, int64_t heads, te_tensor *whole) {
+    int64_t rows = c->s * c->b * heads, ld = c->d + c->pad;
+    float *memory = test_read(whole), *values = (float *)test_alloc((size_t)(rows * c->d) * 4 + 4);
+    for (int64_t i = 0; i < rows * ld; i++) {
+        if (i % ld < c->d)
+            values[i / ld * c->d + i % ld] = memory[i];
+        else
+            CHECK(isnan(memory[i]));
+    }
+    return values;
+}
+static te_tensor *start_tensor(te_ctx *te, const rope_case *c) { return c->has_start ? test_i32(te, SHAPE(c->b), starts) : NULL; }
+
+static float *run_rope(te_ctx *te, const rope_case *c, const float *x) {
+    te_tensor *whole;
+    te_rope_args a;
+    memset(&a, 0, sizeof a);
+    a.x = heads_tensor(te, c, c->heads, x, &whole);
+    a.y = heads_tensor(te, c, c->heads, NULL, &whole);
+    a.format = c->format;
+    a.base = c->base;
+    a.rotary_dim = c->rotary_dim;
+    a.interleaved = c->interleaved;
+    a.position_scale = c->position_scale;
+    a.position_offset = c->offset;
+    a.start_positions = start_tensor(te, c);
+    a.backward = c->backward;
+    te_rope(te, &a);
+    CHECK_OK(te);
+    return heads_read(c, c->heads, whole);
+}
+
+static void check_rope(te_ctx *te, rope_case c) {
+    int64_t n = c.s * c.b * c.heads * c.d;
+    name_case(&c);
+    float *x = test_rounded(c.dtype, test_normal(n, 1), n), *want = (float *)test_alloc((size_t)n * 4 + 4);
+    for (int64_t t = 0; t < c.s; t++)
+        for (int64_t b = 0; b < c.b; b++)
+            for (int64_t h = 0; h < c.heads; h++) {
+                int64_t at = (token_of(&c, t, b) * c.heads + h) * c.d;
+                reference_head(&c, x + at, t, b, want + at);
+            }
+    float *got = run_rope(te, &c, x);
+    CHECK_CLOSE("y", got, want, n, rtol_of(c.dtype), 1e-6);
+    if (te_ctx_is_cuda(te)) {
+        te_ctx *cpu = test_context("cpu");
+        if (cpu) CHECK_CLOSE("y against the CPU", got, run_rope(cpu, &c, x), n, rtol_of(c.dtype), 1e-6);
+    }
+}
+
+static const te_dtype formats[] = {TE_F32, TE_F16, TE_BF16};
+
+TE_TEST_DEVICES(rope) {
+    static const int64_t sizes[][5] = {/* s, b, heads, d, rotary_dim */
+                                       {5, 2, 3, 64, 0}, {1, 1, 1, 2, 0}, {17, 1, 2, 128, 64}, {3, 4, 2, 33, 10}, {130, 2, 4, 32, 32},
+                                       {2, 2, 1, 48, 40}, {2, 1, 1, 1024, 0}, {2, 1, 1, 3000, 16}, {0, 2, 2, 8, 0}, {4, 0, 2, 8, 0}};
+    for (int f = 0; f < COUNT(formats); f++)
+        for (int i = 0; i < COUNT(sizes); i++)
+            for (int k = 0; k < 4; k++) {
+                rope_case c;
+                memset(&c, 0, sizeof c);
+                c.s = sizes[i][0];
+                c.b = sizes[i][1];
+                c.heads = sizes[i][2];
+                c.d = sizes[i][3];
+                c.rotary_dim = (int)sizes[i][4];
+                c.dtype = formats[f];
+                c.interleaved = k & 1;
+                c.format = k & 2 ? TE_BSHD : TE_SBHD;
+                c.backward = i % 2;
+                c.has_start = k == 1 && c.b;
+                c.pad = i % 3 == 0 ? 8 : i % 3 == 1 ? 3 : 0;
+                c.base = k == 3 ? 500000.0f : 0;
+                check_rope(te, c);
+            }
+}
+
+/* A million positions on, both devices still turn by the same f32 angle. */
+TE_TEST_DEVICES(rope_far_positions) {
+    static const int64_t offsets[] = {100000, 999990, (int64_t)1 << 24};
+    for (int i = 0; i < COUNT(offsets); i++)
+        for (int k = 0; k < 2; k++) {
+            rope_case c;
+            memset(&c, 0, sizeof c);
+            c.s = 20;
+            c.b = 1;
+            c.heads = 2;
+            c.d = 64;
+            c.dtype = TE_F32;
+            c.interleaved = k;
+            c.offset = offsets[i];
+            c.position_scale = k ? 0.25f : 0;
+            check_rope(te, c);
+        }
+}
+
+/* Turned there and back; in place. */
+TE_TEST_DEVICES(rope_in_place) {
+    enum { N = 6 * 2 * 4 * 64 };
+    float *x = test_normal(N, 3);
+    for (int k = 0; k < 2; k++) {
+        te_rope_args a;
+        memset(&a, 0, sizeof a);
+        a.x = a.y = test_tensor(te, TE_F32, SHAPE(6, 2, 4, 64), x);
+        a.interleaved = k;
+        a.position_offset = 11;
+        te_rope(te, &a);
+        float *turned = test_read(a.x);
+        double moved = 0;
+        for (int i = 0; i < N; i++) moved += fabs(turned[i] - x[i]);
+        CHECK(moved > N / 10.0);
+        a.backward = true;
+        te_rope(te, &a);
+        CHECK_OK(te);
+        CHECK_TENSOR(a.x, x, 1e-5, 2e-6);
+    }
+}
+
+/* ---- te_qkv_rope ---- */
+
+typedef struct qkv {
+    float *packed, *q, *k, *v;
+} qkv;
+
+/* Forward: q, k, v from packed; backward: packed from q, k, v. */
+static qkv run_qkv(te_ctx *te, const rope_case *c, const qkv *in) {
+    qkv out = *in;
+    te_tensor *whole[3], *packed;
+    te_qkv_rope_args a;
+    te_qkv_rope_bwd_args r;
+    int64_t shape[4], width = (c->heads + 2 * c->groups) * c->d;
+    memset(&a, 0, sizeof a);
+    memset(&r, 0, sizeof r);
+    heads_shape(c, width, 0, shape);
+    packed = c->backward ? test_guarded(te, c->dtype, 3, shape) : test_tensor(te, c->dtype, 3, shape, in->packed);
+    a.qkv = r.qkv = packed;
+    r.q = a.q = heads_tensor(te, c, c->heads, c->backward ? in->q : NULL, &whole[0]);
+    r.k = a.k = heads_tensor(te, c, c->groups, c->backward ? in->k : NULL, &whole[1]);
+    r.v = a.v = heads_tensor(te, c, c->groups, c->backward ? in->v : NULL, &whole[2]);
+    r.format = a.format = c->format;
+    r.num_heads = a.num_heads = (int)c->heads;
+    r.num_groups = a.num_groups = (int)c->groups;
+    r.head_dim = a.head_dim = (int)c->d;
+    r.interleaved_groups = a.interleaved_groups = c->interleaved_groups;
+    r.no_rope = a.no_rope = c->no_rope;
+    r.base = a.base = c->base;
+    r.rotary_dim = a.rotary_dim = c->rotary_dim;
+    r.interleaved = a.interleaved = c->interleaved;
+    r.position_scale = a.position_scale = c->position_scale;
+    r.position_offset = a.position_offset = c->offset;
+    r.start_positions = a.start_positions = start_tensor(te, c);
+    if (c->backward)
+        te_qkv_rope_bwd(te, &r);
+    else
+        te_qkv_rope(te, &a);
+    CHECK_OK(te);
+    if (c->backward) {
+        out.packed = test_read(packed);
+    } else {
+        out.q = heads_read(c, c->heads, whole[0]);
+        out.k = heads_read(c, c->groups, whole[1]);
+        out.v = heads_read(c, c->groups, whole[2]);
+    }
+    return out;
+}
+
+static void compare_qkv(const rope_case *c, const qkv *got, const qkv *want) {
+    int64_t tokens = c->s * c->b, kv = tokens * c->groups * c->d;
+    double rtol = rtol_of(c->dtype);
+    if (c->backward) {
+        CHECK_CLOSE("qkv", got->packed, want->packed, tokens * (c->heads + 2 * c->groups) * c->d, rtol, 1e-6);
+        return;
+    }
+    CHECK_CLOSE("q", got->q, want->q, tokens * c->heads * c->d, rtol, 1e-6);
+    CHECK_CLOSE("k", got->k, want->k, kv, rtol, 1e-6);
+    CHECK_CLOSE("v", got->v, want->v, kv, 0, 0);
+}
+
+static void check_qkv(te_ctx *te, rope_case c) {
+    int64_t tokens = c.s * c.b, all = c.heads + 2 * c.groups, per_group = c.heads / c.groups;
+    qkv in, want;
+    name_case(&c);
+    in.packed = test_rounded(c.dtype, test_normal(tokens * all * c.d, 1), tokens * all * c.d);
+    in.q = test_rounded(c.dtype, test_normal(tokens * c.heads * c.d, 2), tokens * c.heads * c.d);
+    in.k = test_rounded(c.dtype, test_normal(tokens * c.groups * c.d, 3), tokens * c.groups * c.d);
+    in.v = test_rounded(c.dtype, test_normal(tokens * c.groups * c.d, 4), tokens * c.groups * c.d);
+    want.packed = (float *)test_alloc((size_t)(tokens * all * c.d) * 4 + 4);
+    want.q = (float *)test_alloc((size_t)(tokens * c.heads * c.d) * 4 + 4);
+    want.k = (float *)test_alloc((size_t)(tokens * c.groups * c.d) * 4 + 4);
+    want.v = (float *)test_alloc((size_t)(tokens * c.groups * c.d) * 4 + 4);
+    for (int64_t t = 0; t < c.s; t++)
+        for (int64_t b = 0; b < c.b; b++)
+            for (int part = 0; part < 3; part++)
+                for (int64_t h = 0; h < (part == 0 ? c.heads : c.groups); h++) {
+                    int64_t token = token_of(&c, t, b), heads = part == 0 ? c.heads : c.groups, place;
+                    float *one_in = part == 0 ? in.q : part == 1 ? in.k : in.v, *one_want = part == 0 ? want.q : part == 1 ? want.k : want.v;
+                    rope_case turn = c;
+                    turn.no_rope = c.no_rope || part == 2;
+                    /* rows [groups, (queries of the group, k, v), d], or all of q, all of k, all of v */
+                    if (c.interleaved_groups)
+                        place = part == 0 ? h / per_group * (per_group + 2) + h % per_group : h * (per_group + 2) + per_group + part - 1;
+                    else
+                        place = part == 0 ? h : c.heads + (part - 1) * c.groups + h;
+                    float *p_in = in.packed + (token * all + place) * c.d, *p_want = want.packed + (token * all + place) * c.d;
+                    if (c.backward)
+                        reference_head(&turn, one_in + (token * heads + h) * c.d, t, b, p_want);
+                    else
+                        reference_head(&turn, p_in, t, b, one_want + (token * heads + h) * c.d);
+                }
+    qkv got = run_qkv(te, &c, &in);
+    compare_qkv(&c, &got, &want);
+    if (te_ctx_is_cuda(te)) {
+        te_ctx *cpu = test_context("cpu");
+        if (!cpu) return;
+        qkv other = run_qkv(cpu, &c, &in);
+        compare_qkv(&c, &got, &other);
+    }
+}
+
+TE_TEST_DEVICES(qkv_rope) {
+    static const int64_t sizes[][6] = {/* s, b, heads, groups, d, rotary_dim */
+                                       {5, 2, 4, 2, 64, 0}, {9, 1, 2, 2, 32, 16}, {3, 3, 6, 1, 128, 128}, {4, 2, 3, 3, 10, 6}, {70, 1, 4, 2, 16, 0}, {0, 2, 2, 1, 8, 0}};
+    for (int f = 0; f < COUNT(formats); f++)
+        for (int i = 0; i < COUNT(sizes); i++)
+            for (int k = 0; k < 16; k++) {
+                rope_case c;
+                memset(&c, 0, sizeof c);
+                c.s = sizes[i][0];
+                c.b = sizes[i][1];
+                c.heads = sizes[i][2];
+                c.groups = sizes[i][3];
+                c.d = sizes[i][4];
+                c.rotary_dim = (int)sizes[i][5];
+                c.dtype = formats[f];
+                c.backward = k & 1;
+                c.interleaved_groups = k & 2;
+                c.interleaved = k & 4;
+                c.format = k & 8 ? TE_BSHD : TE_SBHD;
+                c.no_rope = (i + k) % 5 == 4;
+                c.has_start = k % 3 == 1;
+                c.pad = k % 3 == 2 ? 8 : 0;
+                c.offset = k;
+                check_qkv(te, c);
+            }
+}
+
+TE_TEST_DEVICES(rope_refuses) {
+    te_rope_args good, a;
+    te_qkv_rope_args q;
+    memset(&good, 0, sizeof good);
+    memset(&q, 0, sizeof q);
+    good.x = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 8));
+    good.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 8));
+    a = good, a.rotary_dim = 10, te_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "10 of 8 channels");
+    a = good, a.rotary_dim = 3, te_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "3 of 8 channels");
+    a = good, a.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 9)), te_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "y is [4, 2, 3, 9]");
+    a = good, a.start_positions = te_tensor_zeros(te, TE_I32, SHAPE(4)), te_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "start_positions");
+    a = good, a.start_positions = te_tensor_zeros(te, TE_I64, SHAPE(2)), te_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "start_positions is i64");
+    a = good, a.x = NULL, te_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_STATE, "x is NULL");
+    a = good, a.base = -1, te_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "base is -1");
+
+    q.qkv = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 64));
+    q.q = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 4, 8));
+    q.k = q.v = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 2, 8));
+    q.num_heads = 4;
+    q.num_groups = 3;
+    q.head_dim = 8;
+    te_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_INVALID, "4 heads in 3 groups");
+    q.num_groups = 1;
+    te_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "k is [4, 2, 2, 8]; with 4 heads in 1 groups it must be [4, 2, 1, 8]");
+    q.num_groups = 2;
+    q.qkv = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 63));
+    te_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "qkv must be [8, 64]");
+}

@@ -1,0 +1,66 @@
+#!/bin/sh
+# A short training run whose losses are checked, and the same run interrupted and resumed: run_short.sh build/train_gpt
+# The last line is `N passed, M failed, K skipped`.
+train=$1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+passed=0 failed=0
+steps=60
+# What training on this repository's sources reaches in so few steps, from 5.5 nats per byte, with room for other sources.
+bound=3.4
+tolerance=0.02 # between the validation losses of FP8 and BF16; 1 % holds for the full run
+
+options="--device cpu --steps $steps --layers 2 --hidden 64 --heads 4 --kv-heads 2 --seq 64 --batch 8 --sample 0"
+run() { # OUT [OPTION ...]
+    out=$1
+    shift
+    "$train" $options --out "$folder/$out" "$@" </dev/null >"$folder/$out.log" 2>&1
+}
+result() { # NAME STATUS [WHAT WENT WRONG]
+    if [ "$2" = 0 ]; then
+        echo "ok    $1"
+        passed=$((passed + 1))
+    else
+        echo "FAIL  $1: $3"
+        failed=$((failed + 1))
+    fi
+}
+
+run whole
+status=$?
+result "it runs to its end" $status "exit $status: $(tail -3 "$folder/whole.log")"
+for file in loss.csv loss.svg model.safetensors bf16.safetensors; do
+    test -s "$folder/whole/$file"
+    result "it leaves $file" $? "missing or empty"
+done
+
+# loss.csv: step, then training and validation loss of BF16, then of FP8.
+last=$(tail -1 "$folder/whole/loss.csv")
+message=$(echo "$last" | awk -F, -v steps=$steps -v bound=$bound -v tolerance=$tolerance '
+    NF != 5 || $1 != steps { print "the last line is not five numbers of step " steps; exit 1 }
+    $3 == "" || $5 == "" { print "no validation at the last step"; exit 1 }
+    !($3 < bound) || !($5 < bound) { print "the losses are not below " bound; exit 1 }
+    { ratio = $5 / $3 - 1 }
+    ratio > tolerance || ratio < -tolerance { print "FP8 is " 100 * ratio " % away from BF16"; exit 1 }')
+result "the losses fall alike" $? "$message: $last"
+echo "      $(head -1 "$folder/whole/loss.csv"): $last"
+
+# Ctrl-C once it has shown some steps, then --resume: the same curves, bit for bit.
+"$train" $options --out "$folder/halved" </dev/null >"$folder/halved.log" 2>&1 &
+process=$!
+waited=0
+while [ "$(grep -c '^step' "$folder/halved.log")" -lt 2 ] && kill -0 $process 2>/dev/null && [ $waited -lt 600 ]; do
+    sleep 0.1
+    waited=$((waited + 1))
+done
+kill -INT $process 2>/dev/null
+wait $process
+interrupted=$(tail -1 "$folder/halved/loss.csv" 2>/dev/null | cut -d, -f1)
+run halved --resume
+status=$?
+result "it resumes after an interruption at step ${interrupted:-none}" $status "exit $status: $(tail -3 "$folder/halved.log")"
+cmp "$folder/whole/loss.csv" "$folder/halved/loss.csv" >"$folder/cmp.log" 2>&1
+result "to the same losses" $? "$(cat "$folder/cmp.log")"
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" = 0 ]

@@ -1535,9 +1535,9 @@ TE__BOTH uint16_t te__f32_to_bf16(float f) {
 /* ---- f16: IEEE half, overflow goes to infinity ---- */
 
 TE__BOTH float te__f16_to_f32(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, m = h & 0x7fffu;
+    uint32_t m = h & 0x7fffu, sign = m > 0x7c00u ? 0u : (uint32_t)(h & 0x8000u) << 16;
     uint32_t normal = (m << 13) + (112u << 23);
-    uint32_t special = (m << 13) | 0x7f800000u | (m > 0x7c00u ? 0x400000u : 0u);
+    uint32_t special = m > 0x7c00u ? 0x7fffffffu : 0x7f800000u; /* one NaN, as the hardware has it */
     uint32_t tiny = te__f32_bits((float)(int)m * 5.9604644775390625e-8f); /* m 2^-24, exact */
     return te__bits_f32(sign | (m < 0x400u ? tiny : m >= 0x7c00u ? special : normal));
 }
@@ -3427,7 +3427,8 @@ struct te_tensor {
 
 /* ---- plans ---- */
 
-enum { TE__MAX_OPTIONS = 12, TE__MAX_LAUNCHES = 24, TE__MAX_ARG_BYTES = 16384 };
+/* A plan holds its first arguments itself; lists of thousands of tensors go to memory of the host. */
+enum { TE__MAX_OPTIONS = 12, TE__MAX_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
 
 typedef struct te__option {
     const char *name; /* static */
@@ -3440,7 +3441,9 @@ typedef struct te__launch {
     int num_options;
     unsigned grid[3], threads, shared_bytes;
     unsigned cluster; /* blocks of a cluster along x; 0: none */
-    uint32_t args, args_bytes; /* within the plan's arguments */
+    void *args; /* the kernel's argument struct */
+    uint32_t args_bytes;
+    bool args_on_heap;
 } te__launch;
 
 typedef struct te__plan {
@@ -3453,13 +3456,13 @@ typedef struct te__plan {
     te_result result; /* TE_OK, or why planning stopped */
     const char *why;
     size_t workspace_bytes;
-    te__buffer *workspace[TE__MAX_LAUNCHES];
-    int num_workspaces;
-    te__launch launch[TE__MAX_LAUNCHES];
-    int num_launches;
+    int num_workspaces, num_launches;
     uint32_t args_used;
+    /* From here on nothing is cleared beforehand. */
+    te__buffer *workspace[TE__MAX_WORKSPACES];
+    te__launch launch[TE__MAX_LAUNCHES];
     union {
-        unsigned char bytes[TE__MAX_ARG_BYTES];
+        unsigned char bytes[TE__PLAN_ARG_BYTES];
         uint64_t align[2];
     } args;
 } te__plan;
@@ -4184,8 +4187,7 @@ TE_API void te_scope_end(te_ctx *te) {
  * cuda/launch.c's. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    /* Everything but the argument bytes: those are cleared as they are handed out. */
-    memset(p, 0, offsetof(te__plan, args));
+    memset(p, 0, offsetof(te__plan, workspace)); /* the rest is cleared as it is handed out: this is done for every call */
     p->te = te;
     p->native = p->deterministic = true;
     p->why = "";
@@ -4194,7 +4196,9 @@ static void te__plan_begin(te__plan *p, te_ctx *te) {
 static void te__plan_end(te__plan *p) {
     int i;
     for (i = 0; i < p->num_workspaces; i++) te__buffer_release(p->workspace[i]);
-    p->num_workspaces = 0;
+    for (i = 0; i < p->num_launches; i++)
+        if (p->launch[i].args_on_heap) te__free(p->te, p->launch[i].args, p->launch[i].args_bytes);
+    p->num_workspaces = p->num_launches = 0;
 }
 
 /* `why` must be static. */
@@ -4206,6 +4210,7 @@ static te__launch *te__plan_launch(te__plan *p, const char *family, const char *
         /* The last one is overwritten, so that planning code needs no check of its own: the plan will not run. */
         p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "%s/%s: more than %d launches in one plan", family, kernel, TE__MAX_LAUNCHES);
         p->num_launches--;
+        if (p->launch[p->num_launches].args_on_heap) te__free(p->te, p->launch[p->num_launches].args, p->launch[p->num_launches].args_bytes);
     }
     l = &p->launch[p->num_launches++];
     memset(l, 0, sizeof(*l));
@@ -4231,19 +4236,23 @@ static void te__launch_size(te__launch *l, int64_t gx, int64_t gy, int64_t gz, i
     l->shared_bytes = (unsigned)shared_bytes;
 }
 
-/* The kernel's argument struct, cleared. 64-byte aligned, as tensor maps want it. */
+/* The kernel's argument struct, cleared. */
 static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
-    uint32_t at = (p->args_used + 63u) & ~63u;
-    if (at + bytes > TE__MAX_ARG_BYTES) {
-        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "%s/%s: more than %d bytes of kernel arguments in one plan", l->family, l->kernel,
-                             TE__MAX_ARG_BYTES);
-        at = 0;
-    }
-    l->args = at;
+    uint32_t at = (p->args_used + 15u) & ~15u;
     l->args_bytes = (uint32_t)bytes;
-    p->args_used = at + (uint32_t)bytes;
-    memset(p->args.bytes + at, 0, bytes);
-    return p->args.bytes + at;
+    if (at + bytes <= TE__PLAN_ARG_BYTES) {
+        l->args = p->args.bytes + at;
+        p->args_used = at + (uint32_t)bytes;
+    } else {
+        l->args = te__alloc(p->te, bytes);
+        l->args_on_heap = l->args != NULL;
+        if (!l->args) { /* the caller fills something in any case: the plan will not run */
+            p->result = TE_ERR_OUT_OF_MEMORY;
+            l->args = p->args.bytes;
+        }
+    }
+    memset(l->args, 0, bytes);
+    return l->args;
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
 
@@ -4253,8 +4262,8 @@ static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     if (bytes <= 0) return NULL;
     p->workspace_bytes += (size_t)bytes;
     if (p->explain) return (void *)(uintptr_t)256;
-    if (p->num_workspaces == TE__MAX_LAUNCHES) {
-        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "more than %d workspaces in one plan", TE__MAX_LAUNCHES);
+    if (p->num_workspaces == TE__MAX_WORKSPACES) {
+        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "more than %d workspaces in one plan", TE__MAX_WORKSPACES);
         return NULL;
     }
     b = te__buffer_create(p->te, (size_t)bytes);
@@ -4630,9 +4639,9 @@ static const char *const te__source_1[] = { /* base/numbers.h */
     "/* ---- f16: IEEE half, overflow goes to infinity ---- */",
     "",
     "TE__BOTH float te__f16_to_f32(uint16_t h) {",
-    "    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, m = h & 0x7fffu;",
+    "    uint32_t m = h & 0x7fffu, sign = m > 0x7c00u ? 0u : (uint32_t)(h & 0x8000u) << 16;",
     "    uint32_t normal = (m << 13) + (112u << 23);",
-    "    uint32_t special = (m << 13) | 0x7f800000u | (m > 0x7c00u ? 0x400000u : 0u);",
+    "    uint32_t special = m > 0x7c00u ? 0x7fffffffu : 0x7f800000u; /* one NaN, as the hardware has it */",
     "    uint32_t tiny = te__f32_bits((float)(int)m * 5.9604644775390625e-8f); /* m 2^-24, exact */",
     "    return te__bits_f32(sign | (m < 0x400u ? tiny : m >= 0x7c00u ? special : normal));",
     "}",
@@ -6998,12 +7007,13 @@ static const char *const te__source_30[] = { /* ops/dropout/dropout_add.cu */
     "    }",
     "    te_store8(a.y, i, X_DT, v);",
     "#else",
+    "#pragma unroll 1",
     "    for (int half = 0; half < 2; half++) {",
     "        te_i64 first = (te_i64)blockIdx.x * 2048 + half * 1024 + threadIdx.x * 4;",
     "        if (first >= a.count) return;",
     "        te_u32 words[4];",
     "        if (a.p > 0.0f) te__philox(a.seed, a.offset, (te_u64)first / 4, words);",
-    "#pragma unroll",
+    "#pragma unroll 1",
     "        for (int j = 0; j < 4; j++) {",
     "            te_i64 i = first + j;",
     "            if (i >= a.count) break;",
@@ -7171,10 +7181,11 @@ static const char *const te__source_32[] = { /* ops/gemm/epilogue.cuh */
     "",
     "// ---- order of tiles --------------------------------------------------------------------------------------------------",
     "",
-    "// Bands of eight tile rows, walked column by column: what runs at the same time shares its operands in the L2 cache.",
-    "TE_DEV void te_gemm_raster(te_i64 tile, te_i64 tiles_m, te_i64 tiles_n, te_i64 &tm, te_i64 &tn) {",
-    "    te_i64 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;",
-    "    te_i64 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;",
+    "// Bands of eight tile rows, walked column by column: what runs at the same time shares its operands in the L2 cache. Tiles are counted in",
+    "// 32 bits: 64-bit division takes microseconds, and more tiles than that do not fit into a memory.",
+    "TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {",
+    "    te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;",
+    "    te_u32 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;",
     "    tn = at / rows;",
     "    tm = band * 8 + (at - tn * rows);",
     "}",
@@ -7269,11 +7280,11 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "struct te_work {",
     "    te_i64 row, col, k0;",
     "    int split, slabs;",
-    "    TE_DEV te_work(const te__gemm_kargs &a, te_i64 work) {",
-    "        te_i64 tile = work / a.splits, tm, tn;",
+    "    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work) {",
+    "        te_u32 tile = work / a.splits, tm, tn;",
     "        split = (int)(work - tile * a.splits);",
-    "        te_gemm_raster(tile, te_div_up(a.m, BM), te_div_up(a.n, BN), tm, tn);",
-    "        row = tm * BM, col = tn * BN, k0 = split * a.k_split;",
+    "        te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);",
+    "        row = (te_i64)tm * BM, col = (te_i64)tn * BN, k0 = split * a.k_split;",
     "        slabs = (int)te_div_up(a.k - k0 < a.k_split ? a.k - k0 : a.k_split, BK);",
     "    }",
     "};",
@@ -7293,7 +7304,7 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "    char *base = shared + (-te_smem(shared) & 1023);",
     "    te_u32 slots = te_smem(base), full = slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;",
     "    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
-    "    te_i64 works = te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN) * a.g.splits;",
+    "    te_u32 works = (te_u32)(te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN)) * a.g.splits;",
     "",
     "    if (threadIdx.x == 0) {",
     "        te_tma_prefetch_map(a.a_map);",
@@ -7310,7 +7321,7 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (group == 0) {",
     "        te_registers_down<24>();",
     "        if (threadIdx.x == 0) {",
-    "            for (te_i64 work = blockIdx.x; work < works; work += gridDim.x) {",
+    "            for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {",
     "                te_work w(a.g, work);",
     "                for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
     "                    te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;",
@@ -7332,7 +7343,7 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "    // What a step of 32 bytes of k adds to a descriptor, and the first row of this warpgroup.",
     "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128, rows = (group - 1) * 64 * WAVES;",
     "",
-    "    for (te_i64 work = blockIdx.x; work < works; work += gridDim.x) {",
+    "    for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {",
     "        te_work w(a.g, work);",
     "        float acc[WAVES][BN / 2];",
     "#if PROMOTE",
@@ -7645,14 +7656,15 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "",
     "extern \"C\" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {",
     "    extern __shared__ __align__(128) char shared[];",
-    "    te_i64 tm, tn;",
-    "    te_gemm_raster(blockIdx.x, te_div_up(a.m, BM), te_div_up(a.n, BN), tm, tn);",
+    "    te_u32 tm, tn;",
+    "    te_gemm_raster(blockIdx.x, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);",
+    "    te_i64 row0 = (te_i64)tm * BM, col0 = (te_i64)tn * BN;",
     "    te_i64 k0 = blockIdx.y * a.k_split, k1 = a.k - k0 < a.k_split ? a.k : k0 + a.k_split;",
     "    te_u32 slots = te_smem(shared);",
     "    te_copier<BM, !A_T> copy_a;",
     "    te_copier<BN, B_T> copy_b;",
-    "    copy_a.begin(a.a, a.lda, tm * BM, a.m, k0, k1);",
-    "    copy_b.begin(a.b, a.ldb, tn * BN, a.n, k0, k1);",
+    "    copy_a.begin(a.a, a.lda, row0, a.m, k0, k1);",
+    "    copy_b.begin(a.b, a.ldb, col0, a.n, k0, k1);",
     "",
     "    int slabs = (int)te_div_up(k1 - k0, BK), copied = 0;",
     "    auto copy_next = [&](int stage) {",
@@ -7703,7 +7715,7 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "",
     "    int warp = threadIdx.x >> 5;",
     "    char *stage_of_warp = shared + warp * TE_GEMM_STAGE_BYTES;",
-    "    te_i64 row = tm * BM + warp / (BN / WN) * WM, col = tn * BN + warp % (BN / WN) * WN;",
+    "    te_i64 row = row0 + warp / (BN / WN) * WM, col = col0 + warp % (BN / WN) * WN;",
     "    float scale = te_gemm_scale(a);",
     "    te__gemm_kargs e = a;",
     "    if (a.splits > 1) e.d = (float *)a.d + blockIdx.y * a.d_split;",
@@ -7749,9 +7761,9 @@ static const char *const te__source_35[] = { /* ops/gemm/gemm_naive.cu */
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_constant__ te__gemm_kargs a) {",
     "    __shared__ __align__(16) float as[SLAB][TILE + 4], bs[SLAB][TILE + 4];",
-    "    te_i64 tm, tn;",
-    "    te_gemm_raster(blockIdx.x, te_div_up(a.m, TILE), te_div_up(a.n, TILE), tm, tn);",
-    "    te_i64 row0 = tm * TILE, col0 = tn * TILE;",
+    "    te_u32 tm, tn;",
+    "    te_gemm_raster(blockIdx.x, (te_u32)te_div_up(a.m, TILE), (te_u32)te_div_up(a.n, TILE), tm, tn);",
+    "    te_i64 row0 = (te_i64)tm * TILE, col0 = (te_i64)tn * TILE;",
     "    int x = threadIdx.x % 16, y = threadIdx.x / 16;",
     "    float acc[4][4] = {};",
     "    for (te_i64 k0 = 0; k0 < a.k; k0 += SLAB) {",
@@ -7790,10 +7802,10 @@ static const char *const te__source_36[] = { /* ops/gemm/gemm_reduce.cu */
     "#include \"ops/gemm/epilogue.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_constant__ te__gemm_kargs a) {",
-    "    te_i64 per_row = te_div_up(a.n, 8), all = a.m * per_row, step = (te_i64)gridDim.x * 256;",
+    "    te_u32 per_row = (te_u32)te_div_up(a.n, 8), all = (te_u32)a.m * per_row; // 32 bits: D is small where k is split",
     "    float scale = te_gemm_scale(a);",
-    "    for (te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x; at < all; at += step) {",
-    "        te_i64 row = at / per_row, col = (at - row * per_row) * 8;",
+    "    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {",
+    "        te_i64 row = at / per_row, col = (te_i64)(at - (te_u32)row * per_row) * 8;",
     "        const float *p = a.partial + row * a.n + col;",
     "        float v[8] = {}, bias[8];",
     "        bool whole = col + 8 <= a.n && a.n % 4 == 0; // n % 4: every row of partial starts at a multiple of 16 bytes",
@@ -8187,6 +8199,7 @@ static const char *const te__source_46[] = { /* ops/math/axpby.cu */
     "extern \"C\" __global__ void __launch_bounds__(256) te_axpby(const __grid_constant__ te__axpby_kargs a) {",
     "    te_i64 first = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;",
     "    float alpha = a.alpha_device ? __fmul_rn(a.alpha, *a.alpha_device) : a.alpha, x[8], y[8];",
+    "    if (a.divide_device && *a.divide_device > 1.0f) alpha = __fdiv_rn(alpha, *a.divide_device);",
     "    if (first >= a.n) return;",
     "    bool with_y = Y_DT != TE_DTYPE_NONE;",
     "    if (a.vector && first + 8 <= a.n) {",
@@ -8682,7 +8695,7 @@ static const char *const te__source_54[] = { /* ops/math/kargs.h */
     "typedef struct te__axpby_kargs {",
     "    const void *x, *y; /* y may be NULL */",
     "    void *out;",
-    "    const float *alpha_device; /* [1], or NULL for 1 */",
+    "    const float *alpha_device, *divide_device; /* [1], or NULL for 1 */",
     "    long long n;",
     "    float alpha, beta;",
     "    int x_dt, y_dt, out_dt;",
@@ -8923,9 +8936,9 @@ static const char *const te__source_60[] = { /* ops/norm/norm_bwd.cu */
     "// B is chosen from the shape and the device alone. With CHUNKS, columns are split among threads as in norm_fwd, the sums stay in",
     "// registers (in shared memory if SUMS_SHARED) and the next row is on its way while this one is reduced.",
     "//",
-    "// Launch: grid of B <= m blocks. With CHUNKS: 32 .. 512 threads (SUMS_SHARED: 1024, and kinds * 8 * CHUNKS * threads floats of dynamic",
-    "// shared memory), n a multiple of 8 and at most 8 * CHUNKS * threads; dy, x, add, dx of X_DT and all pointers aligned to 16 bytes. Without:",
-    "// 32 .. 1024 threads, anything; `partial` is summed in place.",
+    "// Launch: grid of B <= m blocks of 32 .. 512 threads. With CHUNKS: n a multiple of 8 and at most 8 * CHUNKS * threads; dy, x, add, dx of",
+    "// X_DT and all pointers aligned to 16 bytes; SUMS_SHARED: kinds * 8 * CHUNKS * threads floats of dynamic shared memory. Without: anything;",
+    "// `partial` is summed in place.",
     "//",
     "// te:baseline",
     "// te:row CHUNKS=1 SUMS_SHARED=0 LAYERNORM=1 X_DT=3 W_DT=3",
@@ -8933,7 +8946,8 @@ static const char *const te__source_60[] = { /* ops/norm/norm_bwd.cu */
     "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=1 X_DT=3 W_DT=3",
     "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=1 X_DT=1 W_DT=1",
     "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=0 X_DT=2 W_DT=1",
-    "// te:row CHUNKS=2 SUMS_SHARED=1 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=4 SUMS_SHARED=1 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=4 SUMS_SHARED=1 LAYERNORM=0 X_DT=2 W_DT=1",
     "#include \"ops/norm/kargs.h\"",
     "#include \"ops/norm/norm.cuh\"",
     "",
@@ -9012,40 +9026,38 @@ static const char *const te__source_60[] = { /* ops/norm/norm_bwd.cu */
     "    r->rstd = row < a.m ? a.rstd[row] : 0.0f;",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(SUMS_SHARED ? 1024 : 512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {",
     "    __shared__ float2 scratch[2][32];",
     "    int vectors = (int)(a.n >> 3), turn = 0;",
     "    float centre = a.zero_centered ? 1.0f : 0.0f;",
     "    te_norm_sums sums;",
     "    te_norm_row now;",
-    "    te_raw8<W_DT> gamma[CHUNKS];",
     "    sums.clear();",
-    "#pragma unroll",
-    "    for (int c = 0; c < CHUNKS; c++) {",
-    "        int v = threadIdx.x + c * blockDim.x;",
-    "        gamma[c] = v < vectors ? te_raw8_load<W_DT>(a.gamma, 8 * v) : te_raw8_zero<W_DT>();",
-    "    }",
     "    te_norm_fetch(a, blockIdx.x, &now);",
     "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x, turn ^= 1) {",
     "        te_norm_row next;",
     "        te_norm_fetch(a, row + gridDim.x, &next);",
     "        float2 s = make_float2(0.0f, 0.0f);",
     "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++)",
+    "        for (int c = 0; c < CHUNKS; c++) {",
+    "            int v = threadIdx.x + c * blockDim.x;",
+    "            if (v >= vectors) continue;",
+    "            te_raw8<W_DT> gamma = te_raw8_load<W_DT>(a.gamma, 8 * v); // near by: cheaper than registers",
     "#pragma unroll",
     "            for (int j = 0; j < 8; j++) {",
-    "                // Beyond the last column dy is 0.",
     "                float xhat = (te_raw8_get(now.x[c], j) - now.mean) * now.rstd;",
-    "                float g = te_raw8_get(now.dy[c], j) * (te_raw8_get(gamma[c], j) + centre);",
+    "                float g = te_raw8_get(now.dy[c], j) * (te_raw8_get(gamma, j) + centre);",
     "                s.x = fmaf(g, xhat, s.x);",
     "                if (LAYERNORM) s.y += g;",
     "            }",
+    "        }",
     "        s = te_norm_sum2(s, scratch[turn]);",
     "        float c1 = s.x / (float)a.n, c2 = s.y / (float)a.n;",
     "#pragma unroll",
     "        for (int c = 0; c < CHUNKS; c++) {",
     "            int v = threadIdx.x + c * blockDim.x;",
     "            if (v >= vectors) continue;",
+    "            te_raw8<W_DT> gamma = te_raw8_load<W_DT>(a.gamma, 8 * v);",
     "            float dx[8], dgamma[8], dbeta[8], add[8] = {};",
     "            if (a.add) te_load8(a.add, row * a.n + 8 * v, X_DT, add);",
     "#pragma unroll",
@@ -9053,7 +9065,7 @@ static const char *const te__source_60[] = { /* ops/norm/norm_bwd.cu */
     "                float xhat = (te_raw8_get(now.x[c], j) - now.mean) * now.rstd;",
     "                dbeta[j] = te_raw8_get(now.dy[c], j);",
     "                dgamma[j] = dbeta[j] * xhat;",
-    "                float g = dbeta[j] * (te_raw8_get(gamma[c], j) + centre);",
+    "                float g = dbeta[j] * (te_raw8_get(gamma, j) + centre);",
     "                if (LAYERNORM) g -= c2;",
     "                dx[j] = fmaf(now.rstd, fmaf(-c1, xhat, g), add[j]);",
     "            }",
@@ -9078,7 +9090,7 @@ static const char *const te__source_60[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#else",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(1024) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {",
     "    __shared__ float2 scratch[2][32];",
     "    int turn = 0;",
     "    float centre = a.zero_centered ? 1.0f : 0.0f;",
@@ -9160,7 +9172,7 @@ static const char *const te__source_62[] = { /* ops/norm/norm_fwd.cu */
     "//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          V <= T * CHUNKS",
     "//       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]",
     "//",
-    "// Launch: block of 32 .. 1024 threads (256 unless CHUNKS is 4), a multiple of 32; grid: any, blocks step through the rows.",
+    "// Launch: block of 32 .. 512 threads (256 with less than 4 chunks), a multiple of 32; grid: any, blocks step through the rows.",
     "// With CHUNKS: n and ld multiples of 8; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); V <= CHUNKS * T with T the block, or",
     "// 32 if warp_rows. Without: any n, any alignment.",
     "//",
@@ -9170,6 +9182,8 @@ static const char *const te__source_62[] = { /* ops/norm/norm_fwd.cu */
     "// te:row CHUNKS=4 LAYERNORM=1 X_DT=3 W_DT=1 Y_DT=3",
     "// te:row CHUNKS=4 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
     "// te:row CHUNKS=4 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
+    "// te:row CHUNKS=8 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
+    "// te:row CHUNKS=8 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
     "// te:row CHUNKS=1 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
     "// te:row CHUNKS=2 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=4",
     "// te:row CHUNKS=2 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
@@ -9188,7 +9202,7 @@ static const char *const te__source_62[] = { /* ops/norm/norm_fwd.cu */
     "",
     "constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(CHUNKS == 4 ? 1024 : 256) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(CHUNKS >= 4 ? 512 : 256) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
     "    __shared__ float scratch[32];",
     "    bool by_warp = a.warp_rows;",
     "    int threads = by_warp ? 32 : blockDim.x, t = by_warp ? threadIdx.x & 31 : threadIdx.x;",
@@ -9258,7 +9272,7 @@ static const char *const te__source_62[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#else",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(1024) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(512) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
     "    __shared__ float scratch[32];",
     "    float scale = a.scale ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f;",
     "    te_norm_scale_inv(a);",
@@ -9818,11 +9832,11 @@ static const te__source te__sources[] = {
     {"ops/cast/scale_from_amax.cu", te__source_27, 22},
     {"ops/cast/tile.cuh", te__source_28, 52},
     {"ops/cast/transpose.cu", te__source_29, 81},
-    {"ops/dropout/dropout_add.cu", te__source_30, 69},
+    {"ops/dropout/dropout_add.cu", te__source_30, 70},
     {"ops/dropout/kargs.h", te__source_31, 13},
-    {"ops/gemm/epilogue.cuh", te__source_32, 145},
+    {"ops/gemm/epilogue.cuh", te__source_32, 146},
     {"ops/gemm/gemm_hopper.cu", te__source_33, 211},
-    {"ops/gemm/gemm_mma.cu", te__source_34, 325},
+    {"ops/gemm/gemm_mma.cu", te__source_34, 326},
     {"ops/gemm/gemm_naive.cu", te__source_35, 58},
     {"ops/gemm/gemm_reduce.cu", te__source_36, 29},
     {"ops/gemm/kargs.h", te__source_37, 36},
@@ -9834,7 +9848,7 @@ static const te__source te__sources[] = {
     {"ops/loss/mse_bwd.cu", te__source_43, 29},
     {"ops/loss/mse_fwd.cu", te__source_44, 37},
     {"ops/loss/mse_sum.cu", te__source_45, 13},
-    {"ops/math/axpby.cu", te__source_46, 38},
+    {"ops/math/axpby.cu", te__source_46, 39},
     {"ops/math/column_sum.cu", te__source_47, 47},
     {"ops/math/column_sum_final.cu", te__source_48, 24},
     {"ops/math/copy.cu", te__source_49, 113},
@@ -9848,9 +9862,9 @@ static const te__source te__sources[] = {
     {"ops/math/sum_final.cu", te__source_57, 15},
     {"ops/norm/kargs.h", te__source_58, 39},
     {"ops/norm/norm.cuh", te__source_59, 35},
-    {"ops/norm/norm_bwd.cu", te__source_60, 206},
+    {"ops/norm/norm_bwd.cu", te__source_60, 205},
     {"ops/norm/norm_bwd_sum.cu", te__source_61, 30},
-    {"ops/norm/norm_fwd.cu", te__source_62, 147},
+    {"ops/norm/norm_fwd.cu", te__source_62, 149},
     {"ops/optim/adam.cu", te__source_63, 78},
     {"ops/optim/kargs.h", te__source_64, 61},
     {"ops/optim/l2norm_final.cu", te__source_65, 22},
@@ -9871,9 +9885,2119 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 0, te__num_baseline_lines = 0, te__baseline_packed_bytes = 0, te__baseline_bytes = 0 };
-static const char *const te__baseline_lines[] = {""};
-static const te__baseline te__baselines[] = {{"", "", 0}};
+enum { te__num_baselines = 41, te__num_baseline_lines = 2067, te__baseline_packed_bytes = 247999, te__baseline_bytes = 2345482 };
+static const te__baseline te__baselines[] = {
+    {"act/act_bwd", "db0f4142270e6bb4ac8549b40aa1c2ec", 0},
+    {"act/act_fwd", "ef7b3926789848dc3f6bbea1512d5c5d", 29439},
+    {"attn/attn_bwd_dkv", "db7a34c01d70955e1db936027df0c5c5", 54110},
+    {"attn/attn_bwd_dq", "deba712dadc72de1cb99c7e1a1669d68", 298080},
+    {"attn/attn_delta", "2e5383e0bc1f7129480f10155ab68faf", 442185},
+    {"attn/attn_fwd", "85b37c0f2fb0b96332bb7581f06c9bd5", 452473},
+    {"cast/amax", "8aa95450e4e36b565cf39c57a08db07a", 602450},
+    {"cast/amax_zero", "942bdf4663c46c4acbbb06912d1fd8bf", 742496},
+    {"cast/delayed_update", "5edf559ed8c9e19467e05e490852b27f", 743147},
+    {"cast/fp8_dequantize", "52dd5bd52446b9a7ad32dafb04cf1f8b", 751265},
+    {"cast/fp8_quantize", "1862e0d8d7480776a710c6733d3499cb", 1017597},
+    {"cast/scale_from_amax", "79dfdc485ccf1b5071293ed78f2a5264", 1211654},
+    {"cast/transpose", "462afc60d3379d4ed5bc8a03ebc55bd7", 1213170},
+    {"dropout/dropout_add", "4994342cebd5410efcf40e19be956a7d", 1240206},
+    {"gemm/gemm_naive", "2be4da6b7f8b20ea2446d40bffd6db1b", 1258539},
+    {"loss/cross_entropy_bwd", "4c4f5806d8b5eb20af25df37d6deaf9f", 1405671},
+    {"loss/cross_entropy_count", "3e9de33debfcecd1f55c01e80a02af00", 1415560},
+    {"loss/cross_entropy_fwd", "7d20d4142a35e80ba258fe3cf911992b", 1421593},
+    {"loss/mse_bwd", "99b6cf116e7296ccfcba39de0c84438e", 1436863},
+    {"loss/mse_fwd", "e321c3efa9c5dbd1cb01d0f0ee2334cf", 1445147},
+    {"loss/mse_sum", "abedb879e21b223de1f02959071f4844", 1453443},
+    {"math/axpby", "26a33617e2bc870bf075365d27eda0de", 1456372},
+    {"math/column_sum", "945f1cd2075760aa8618fd0493feb886", 1498266},
+    {"math/column_sum_final", "e6ffe92f59996d3deff1328393c6d1c6", 1580308},
+    {"math/copy", "9271dea6bc6dbf74455a042d907509da", 1588832},
+    {"math/embedding_bwd", "6f3420ace552bf95c73b5f6a1b49265f", 1802944},
+    {"math/embedding_fwd", "7adca95cd13040f3cf08db976bd9cce9", 1861536},
+    {"math/embedding_sort", "6cf720f1b775919094bf6e8388f07d00", 1968781},
+    {"math/fill", "f63a4d339416e602b88e6a43bc8af454", 1993486},
+    {"math/random", "dfb529a214fd9b80f18ea60954c1e87c", 2002550},
+    {"math/sum", "9ec30ed147cc9098a4de0555ded27924", 2022605},
+    {"math/sum_final", "bd0f958f9ce2d653d4856c2721892c8c", 2080932},
+    {"norm/norm_bwd", "e42236217d811d066aeeb98ee5247b0f", 2084775},
+    {"norm/norm_bwd_sum", "68d5b62aed7e8c2bde455f1477bf46b0", 2113331},
+    {"norm/norm_fwd", "765a646d14bb30f4876cee02926e8bac", 2122211},
+    {"optim/adam", "1d0c10d669a685249badafcfa9f65f3e", 2148748},
+    {"optim/l2norm_final", "b947247752d4a820bec37daf6896e1a9", 2187766},
+    {"optim/l2norm_partial", "e8a45bab368aa0b7305d2ffc6d1797df", 2193242},
+    {"optim/l2norm_tensor", "0c0e18f016ccee0a2a1bb2b17c475630", 2214910},
+    {"optim/multi_scale", "406f4931fc1db9dc1fb6bfc2371a9a31", 2218093},
+    {"rope/rope", "f1cfb17085452f19ff879cc5ae103f08", 2251314},
+};
+static const char *const te__baseline_lines[] = {
+    "ij.E5t3o*F>e;H!WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.uX:(_^Y,J!WWo_qGc>4IUUtwc(Ut)J-C.,ocVRB(<ATD8SX/iRAI3O,!I3N*U9@hhyFk3b:T;#1*E=T3W",
+    "Zggp6ATl*JEHNxG3VRAJa%E:AE=u-XWFRGQJTWvjK06epVlg%#C315,GcgmUW,_G%C1yM@H!&sv6Gw79GB!E%05&urC30juIXFH$3T.z85l$-KGAx;@0wWT206[G<Ff1wr7Xe/I2P,o(EG1)fVQFM8",
+    "csmMhb!-woX/G&@0av&&EG2R)Ff1^KG&nW<7!q>dFk=OfVhb[JI]=ZBWG,@=0TDHNK@k[gEFwZX3T$ND0tTD@J_1p;zyVGxGcsK*9]J2aGBPw:!2u-_Z+S5=F)UsbGI;<yWpr:ZXJsKGa4V4kA_@T7",
+    "[]W-+I]<K0a4Rq%Vsc;1BurmlLP9WKD/[^SgaH9GAv9fs0._c,bZ-(aY-R&/Y$Fmg;*a(#0U:rWr_(mt!U6yV6n#fGD:OLk0RzqgF)cGPAXzIgD:g761mFP=H9$QzD:#V(1]]cE0Rxo,3XcST12[J.",
+    "F*i9fr2!_2Go^Gw0XZ<&H8ubgF#s.DH8KDbHULitHY+hUrvVc,p9KS=17u^!E=[+708lG4Ff240LTqp<Vt24IIV:;UHY>nRGc2]P1RVsS1)l-fIW[-fEi=SU9xnqkEErz@GB7MMF&cjZF)^eMF)/e7",
+    "<dPk2H83(UH8wabIW#vpF)^wWG$[(#0ug2aaAqquIV:e+00fr-5H#KcGj3&Ph6q3[Ha9FM9X9L&7AxxlF9SARsR9S60s^J,kpZUy1n&k]EipGSI/2ZTD:tVFVKqAnb7*Yv2;Fv36D,9A8Zzt%5-5xt",
+    "0;Y&&H1h/=GdLXs/:!8&3#$k=F)T4r5i.Z1Hvkbeh6)3x1A[9vIWjCTW,tK+,Uu0Vj[[EuF*PhR*a!fC0d,.:VJ:xUX%s_*Gdl>(Br@ft3*Q46I8O#I1GWJH:-eJv2U9IHEG-yZ0YYqaE>DDQGb]q-",
+    "0y0G(05y_W7d8MaHahbJ5-bWMG=zy!(FYJX,3.hz3O<ofIbCcY05Sj.F#sYlI<^ClGcqo9F*d-jAUG=o6EL]01&R$&axF0]GV22*Ze$h@G61nHGBGqaG&nOhG&mmw@3<i^H%ekHH!LwSH=U7;a&9hW",
+    "YGGzAGB@IZCk4L(0va%ID:N7Yg#!ou1>BxqF#rHl0igj2ivdY9EHW=m0TMI,kuftfF*Z3dH8Q&m1K0!rOM+%CF)T1.GeX,03ETq[GCP7WFg7+bGC4NT4+d@lK<G46fiW_QGB@OiG.XjI)CUqX83NJ*",
+    "5O9hEBX4pX0JsJKA@m$v6E.!Gf(9WtHs1jrGtC1jD:T*z47vm%EjMgG12Zf!>6[EeHr<#ex&-Pd4+SqD1Tz2*umKk[046g!&-.nl1R=pw[0c7tF.pTL8Znsy5HNlZ4Q4GdF>r/mHirX01UM@;.p%-V",
+    "D[f@x0WShEFfbZ8.Ow7*Igb(/Gvo-(G&30k.>Q7#3/E$S5-D&RC=22J1=>];;*ShHWbgqB+zTBtzz81+GSmql05wn,Hvla+I@#,7Ei/=)EHYi$2LY%70-LBJ3]JsFI/2D=tq2h<04p=t#0U[K0Ch1e",
+    "Gcq+XGW@nxY66)G0y^FnF*h>cJIe>JJRc%9$>WCv2L:PzFd>nt4,6XxHNiJ5GBGnbFgZ0aG%zX-1NI3KIRF.n01Mm+G%zwW:H!QL0qOxAGXN4XrUDNFvj!glGwK1K1Tr/<Gc!0dFf<^2F9tI:0G]&z",
+    "GdVRfG%z>fk>rLK2;2@=4->pO5ikG&K=r)X3K2Ls4*@q[7&QP0wgnSruLuR*1@a$IF#sMim.cj,D:DEC<&y6X10M^$;*$h!02eq>1;UtKIg$YzGVccl,U$F#2I&YBI.o@;tq_D4m.&GxHY>&U2QL6Q",
+    "IsOkPIXF<]IXF6>2<x[W69DxW0.j4S+7l8n!3h#GhzTk)J3A6M9TPE;6bZx/9].>Z6B0P:10P[B!xJGfHO_Y92M+;r69OX,H=_zNZ4Jv40sILAp9LQ>G]Lk&Ha9ZN6CpA)-]MPWGBeH,LNPNiEGZB3",
+    "0nZaLF*r0CE-u#O6EQI]IgkM>4L3Q@6EQJ1I#dMs8W/d>BNH_B0tJE_02Tnn1C^&0IW##oH!;Zk69bJSBP^>mBQFFjFw+GIZwIjv8!c@x4:dFZ06@9I2IvZUI]=iJb^n.d5*0Xa4y6kSy9pgN,Ub5l",
+    "0w0$FHSHB6F*xcVFE^$a;,d4#2m#j/0rChEG1v.$I6E5y-[y-jiUS7tC.fOB4*Mt)Ih6>qhA0O#00jZK0wi<^7!otP9RLaqOar>h4,M%99]JkS7cW0EH2;yD3j&NG95lceA_!V]Avi1!A4NC77c4O]",
+    "!2.,[4lXz[zykqP1i%9fi_]e60]SdG08t6K3.Jyq3&SH5E6O7wIWy7&1&9J7IW&y[0wpIjIZG5W01T/mA_r0%1Pbc[6f;339Wlcs0+9#-2OKvx4+<qg5-1HnH8oTM9uhZ&10NbSnI$4II8+!m))6lV",
+    "EjIuWEdW1ZEj2j+5-pV.9]JYi5dk3&Hq#LUYYzg>5idP5HJ&9eHa9r[6EU;K9]tj<B>c8@DG&1j(h(sxIJ*Q70,+<W:l+Uup(O#V5)YRFv/1*-I5;ptFJm^4024Ls2<gc!4LvJ3FvSQVH#wCJA2T>l",
+    "B;R9G5;jn24+5km9^+hJJ_1#fvIPON1rIr>0RZz55;kRO9]2v72<evi0Xr)/H>-[%HL<ElF)Yg)9]](mCMh=F)g^(0FcLXfAA2&@CPFbXH7wo%4_YWVCNVKLHW<BAH@=v6F*Di$FD5oQ+$KMFD/[+N",
+    "CNCm3HQpu_X8:OUF*z]THR/Z)H>9a+2[)V#2AvKEf*uLH77rP@4F-AG4w=j/8/DRv7Bv7GHMI:4<)Z&^P#*#^uK=Dr[s9jQwJ[F>FCPOr&H)b@vJMzDs4)SfDg=WwAu%$xKm!K;=%4dg88(s>F:PUZ",
+    "8v@%>A@mz;4*^f*9]Jb15(;V[4+W.Z9_;CR3HbsCltM5oI5q$pG^r+kGda2m5/Pen3D>$Fo)zXoLOD1&L=^#*ZDB5QZX5tR08bGz@vD0#5i;S4LO4M]GeQ7BG&46tYXY]iA#,7o2ntsTG!QfZAVM<V",
+    "6ETJX8EpUpfdK%E0Rpld1/_ObmkSX;J]Q.ophOBD1lIuy76DBWG[8g(tw8]T0e&(-H8(IeFp&ZQrz!z_1Oi41/;fAv+W@*(*A5mlD*$u<*A(hycrq;waBy-OcrIpidh,DZegJI]G.g*=iVYG*01CeW",
+    "2=lwXV[l&uNdm(K39AAC6aX3x=8pb#7y$(Vk4Fw85i>m.0,Xa9Fbozj!b^uq.QxN.1R*y;oB-#z4F$FV7BTk*07C^Q5Gi$Hw*vu40,6s7JOzLO4+DxN4,2UmAu%%T4le_VGJ@V<1(=pQ7B^>=7&5&M",
+    "1<#I9n*svX0uwob0uG!42.rm]B;8A14,A+YC=R_*N)b8t11UK,ng^n>0y#DSFN6XyHvlgpEinKJf(QUZ5jXw-E-l![2m+A_44eTXH#jg9EY./H%OwuR5C;QJEi=Xl0]M-<ctklwLNYTuAu/&CG9m!<",
+    "0uw;a3+)ge&-l]11^[o2Gx@Ps*$p2rH_I!1IRF3<02&Re0u;a&1==2HDGvks1^8Espbifn@UW2mG5@o;4-A>bF)/VRPcI5EGW,S=HMR_2,vl8uF!2WgKN&Ff1]c=w8Ucy^bVM-SGBP(oegz@^Jps^I",
+    "0x5b%G($8pGC]n=2IU410K5eX,UAQO0:KUsOT@BgIHC-;F2x5fGBN,YGNc9#s[$4;#RnlXEGZ8I#Rm_J01,3*9W:b%9^F@99^qRg2MA[m1-qyeG76ai0eT8b0V<$S[swGBLNhZ$HUJ;sGa_=(Cp0wv",
+    "1>:zuBN8.L1):EVGo;8N>5u.$zyc9D2O2q&E(h=R4%^lXF)-E-47fNFF&z:zI_>8tBoZ;DF&].#>DLf,G20_%1EM$rBM&B[I1c*-DKIjuDgu56-VS[FHac/Hb-:FoGnxSrHRAyR<)[#CIh8#Hy&eRK",
+    "8vzalu>>5u0[0mX[3,)H0H*_eX:L-zHXJT9G3hIpH!L>aI5-*iH[B@[E6Yp+8Xh/jBr@0S2=4kzHwN1*4!S/%Zf]tcD->bX0s-Lx3fuw[IG!yIe,SsaEDpk99x+@OGZ+i&IubIYECR6t8Z%@kG%(Eq",
+    "95l^>88qxK3ONR(L-,:W1:*q+PZ_7+0U]UuhExslFa**%A_HCd0]!b0*aZmiF$1=-0!jtsFb%o=5H,y=38yg=bigwLxicX#U9]/e4S+fwH2<Mc$=s7t+9w^uG/Vw.x,LLsW,&Ii3IwcM5<v^42+1!4",
+    "mpTHmFAoe=4+GRkFElGK<-Mte,a@=Nx.;#2<-M;nFv_:^G5/@.*)$+^X(9mc0Rr;n1<8d^jyeN_Iu8<nM-]XRlwTP&&Kw1)0T6Y,69b(G0mKat1EK[IH2<zCFxM]BGcv]FF)cAT04zByzCs<fFvU1O",
+    "2Q4u$n>mKwO#]6qA9=sxH_@lH0=R@+i2^tqAvQ3HL/OU.UjaBDDK(y7A9gpwI3FG_pI-8V6caM/Rttnf1ln:PF#rNK5,@>K8!*I85-,0N<)R36R1@AULoWw0JBk4+HZheP3A!v0K.fh=E,[J_5jNWd",
+    "9^+f.6%jeS2QLFTFp3ocArCvOO%XYwIu3+G1nqnuHZcEQFE/nWtxXa&03QZ505Uf:EGZB30j*6TIWW8g9[<3^O%gZWN*=ROtxYeO0WvY+TrX8IGp.cPLoqQluT3H^FaRAh01@C3T<o]c2>LWlGSG4#",
+    "Co/#rD/[#>MHh6]4g,/GAu(NtA^.a(HP[XWd.pCq9]tw.7cUYrUEB=PHagc92Cfx8GBPp%1GNDWEm[m&4yZyaF*L3f5-Ug<9W$:LA15<(bOGCG0$vY%trZeB03V40GyoAe7y>6T8#sv!5jdA3A15@f",
+    "6%TmtO)nxhG44$%WpMxyHjNMu1Ar1A0Wrc$2vaaJFgm=;1,3[6nJzLjF*pAR3gI_;GBcSi8a25!5-c)F1MXr67Z1;>tTG:k0y*+I07nl3t^+JP0T(mP8UpA60ImrPrcf=dH!!$p6m<43F^4O1F#rz(",
+    "jRy+dP!cuH0^;cq1p(d@7HR$g2mb*gF*U:z209xxiUR>+N(q+&0:VQoH!.J_5-#=8IEXwA.pd<-F;9k!8#w;1/L-e-GLHod]3L%VLJ:FF0T(sp2ox^ceidb_0s/<9G>V2/.TVm8,!l;4oB[&V83eGL",
+    "0RpfL0R-.-H6k)MR]3,lD/[[@0Twpd0V+5%wKfCd1sgf-N*<g^sSF)6(N,ZcGq4:W@U5n8SrRm*2@)D;fLT5/H!/VO:/7X^EFvB;>&O3XQ3KU44dGA$7Y>#DP!cm&95mce4.6!KFIX)y005VN3Y7_l",
+    "(gHX%,4G9k0=;a93N@/$>G%1=LoPNs/2-Oj>dx/I4GEwp1FuU0IUgW6/ve^b4G(7LSt2no+XDxYMGO219]kg[2:]LK4+n,;0-mcL(FXxh4-Y]Y2E7z2G%^X_FVO,tG1v$n$=tl[S]:6#mIfX&<dz0-",
+    "sZ$0w0/EJJHxV:l4.MylKLs*2H_/y,Ha8+1H:FwzA]K)fHl.oJGBi2zQx,Ub2MSgZHE.F$CLbR+!CC-7We&nxGBPnX93Kca#99(E(gOeo0y7W52FF<AF*rHMS@O;25-!FT[16v8f(H(W5d(w_7BJ0P",
+    "0dNK(0,q29CJzMZS=.M60:%-ntpWl/2CFav6$AAIDmFE[86h+>9uY7:7c=lhG&,t0A_rYYPXK[N2=k>cF#rwjMi<BIMjJTExdACQGQvk2GpR/sFdh-!JRUWTCj*u_4@Sh4A_89B9]JkpMgk)bIN<6>",
+    "JTWu;A_7+HZw%4>BQh](0S>MGTL9E.3E=8mivlq+Gyp0wGG#U_GdMRZGdQ9.FDEoG-adRLDFdJZ1Wq4%G_rt:DmF6!KfeMoG&leb@%xV/)0F@dH2<+uHl#/&tN^IQTQ3GOF#s.UG&KMVq(^tj0RdPK",
+    "BcVtSL!d^64lOaBNC/b,4+8vF5i]fRH8[pr10E7J+5-LlvIGO-RuVQl5-:GsA1*b#4,zub3J(-&4,zy09]$x6A2&1rFFh+Uy$/#J01VIpA_i6(0S>U)4-wWAAB>Sv02;&@7d8MKHUJ+gHvk(q03Uld",
+    "051kJGyo>yH-4%z1USAAA9yzaC=a=x3;DQ$zz+=vFH1Hu!VerZzF@tH!w(%Z02DO68v)B34<RVGFEBPU02nx(10Mr8#Sb3[H2<Mf01pmZ9_;Bt4-eM*E+05G$qyMdw,FyNIm,>!H95//1BV^0I5jLX",
+    "HMPnC03QMM3//Sb9]PXt0SA=10wDv4dlEL+4,W]bM,V[q0^Fr$7&n-#0kzrzk1%p&bUO,t3IPA*0Ur!z02gKeFB3R804*[#03I:@Ej2d)Eig0yAUHV>Fmq=OT;3&35i]f+Us>r*Fs1;OMK=O^a$$61",
+    "Xj;HdI9-:m0W:o:EGZ8Kv*rOKGdJhA0SngQ0Ry,L9$P:F-=6<g1MI*70IEd>$15i=Hnb/Y1I.nk2i<cW0;[M>ngI<iSOOy%U7k%30mA>UnO8prD:5[-0TD6)4*KT,3Ka#!/m7^54g#f20R]5O/STwg",
+    "4iGRi4-A.YAuBT6DhRVL5-*EMFAz94tO5&_2;VDC5,dmwt=y5/:H!Au4;Qq6IK90A1A,F]1J_9895ndp0SDm(1K(l[+U5ZTz8nJ^PBJSrFyQF[0=0^=F>XRl4*/ik0Rlt/.9G]a-Q.KyD,Q$15HANZ",
+    "GWzKO9]AVA/:ZihvFQOH12>N$&twk;vFQN/>68pVHkIiC6EXk/N,qI7GHVhzAU=[*D:2#v9^hIb:j4AhzX1%dzX1]7;++0)x#]HA6NTpiFOdN)GKS[;4([jy1H/LmG_<yf%-=CE*i[17FBN=N;ExAz",
+    "%-=CUH2=OGH8!Pj88Y4u9WtC9Au_7JM,RXOxl#;xQ3AyY2d1k53%<xSH-hsX,&+zh&>N01TL#E84Czu4EHV!Q.Zud$6AxvGQWG(dGaEUHQXkR+IRG!A0ysJBs[sI89Wv!&D:O5Q2Lga!28Ra=1IkYr",
+    "Im/HTIr32wGOc>MRq[_;n*%QdIW<:zF)cYai#ilC)/CVuVF&dA4+4=.0T;m$0Sb@>A_!buJR3E=Q4iAskO&@z0yO]1E-+$bA^u+.Km:(E8#T2C7dQYP0W$y;G5[Gf)j/aQG=9^v2ZB)>(gHUC561$4",
+    "STZd)G@]KDGt*ED$xs(DzXl%xGyn-,UMVm,rw.^9GWJRV$OH(J7YNv20:yC-3er##IRFzmx;c]v(ohe*1HVubH>jOkFTYS5F#rePR^SM[0dEMRR^TZE2Lh%H0t>BA*;12Oqz4^lGynsdKoc[,QX4s;",
+    "2N*B>4+6zS3e7.Rj^,/vB;J625-OTI3XYWl6EqzPpX:oI4:L6YKNl<EF=%m33dt@EZXZ81jqL#vIA[>z2M,LS/:ZP&:H#A*FqQ%f851juQ4bgK:H#lXI5Ge&Ei/sl5-uY_9W%@V1N#FH7yjr0F9.g=",
+    "01J:X19k%OWCpWS1FMVz6E/@53E;3PoGSw*0!j->3kk[@4+G=J7dP,U2#@HL12,%,.a!;fIIboD.U9xQJRLgVEEqPV:H!,#=qT.>HI4!jGpR5Kxak1[.3$3lDh.e,0SMYv8#MqKGXN4Y#Xt.Z2QLIO",
+    "HOQO+5-If>xFin/-@-#,HHR<DVKa+XAvZAILJtSvoB.y=Hvk.s00i@l0RsI.4:jMM0UtOx,kbpvGyoq3Gyp-]G&L+K5A*<voB.Ix03A301i4io4LOj/0WLQ+tMUO8Ig&F1t>cg42O/:v9vm:O<&P9<",
+    "IiNKjHmvdi0S6BStnvX9GrctnQxZ4-1JgDWGE<uOxd9IatnvX8HB.]T9uEnu<&OVymGJ/&Vya#eFvv-]2kA^=Jf8;31Tp@l0R*Nz4:qgv0UtIppa/xXjsgz[sqz6KFf1nz=8uX*0g*iclNAp8qyYe]",
+    "2M+;K5DM634$fEtRWFwTF*5w50TVgqnE<XWIs2pm9^zMDEjKg(5-dkTAD00%mjWX*Gw(YO5SIcU5iI_MD:Ui]1N[UaMKhA80R)R11*/a6ghU6k6(1ip-+X--6Edn#9yo[u0:J;fN]J-EEi*Fk0R#I)",
+    "1c[_s4-^CU9^+D9J^Wde%M1<agQ)/[D:r^*9]AOksR17mG5]g-HaVFCA3ZRvssSc3Fu;[6j13P6sR0azLM:/)jDP]iGPtM#9^6/84,0[v0wOmuJ]A*3xTpaR&KDnw0yDX&0TVg;xB&nR3*-9OHWd#I",
+    ">^Bp)Hq62S5ikH8Gyoq4HRJ:W+X)W_koy4.IX)kJHRhoL1D+ipiUKv^p#l*#03QK100QVF9]Jhz1P8KT4xFt41fEb2Bgn!5A1yJQtpP4IIFkVsErkvr8!(gs1,J$eE0h5>D:OM*1M<x,G*%lnnhyiT",
+    "0uK+L@_ffY12r>CqX7:CvZ4VF.WLB_qX7d44X*P60U[rY0W-2@0S:iD8a9^g0x!@5HZ[*WKcfOMGBm>cJ1aIg(K-bCIOYZqCI9-YKVC61HKtGjwgC*LPzAtH2A[D3FA>O5#,RZV[yi!&Hr+EH)B,Wm",
+    "2Oq^*FosYzD:*oo1]J(XiJ.@kvI8#$GdYa/0WYitGdSf:H!CqRtiJ&,4ly_ApaBZ:WdXbL0Urf2#7@kPF(3_K*!lqxIRF3#051:S1-0,wD:wZHFAX+1[m%gzG]eFdttkeTE)LBhFAX*_tmOd$-xPox",
+    "ejPE1o&gB:KN_iWKod8fG7kjfKoU0q426#Y7%.tg0vs>=5-FiF1T*765-*@GIhzL$3gbWmvGf5CW2o2y0roo&1.j8E0U,^J.Uj&z4+7*s6E/fMA2l%mFE/(b01>]&9]AA[1G_im0x1vl0gkf*5j6lG",
+    "0XF791IyO]4.zB@0S^k_!NLMBRW_x..pD1>H#6Kk4$Vp(G_7HGHS5O$FRuYLFy7;:FFi9fuGj(@H_/3gIRFwhR3C9U$u.ty;*Si)0y)Vx5jEfuBQ,e5HV*CY0WYxuH88K(0xvN%Hsj*_F9tO=03QJ@",
+    "f)E%vgAf<x.KqD]F*h@)+W@UeI^4@T0U.Fo00Yw)9^h9by8#cd1B2561K!pF4/:0Y8!!L]fFcBS3g8.D$*TemBLln^7c7jt0S:9)0S=u3C;5]q02nf82$U^a<(Ba;!T]xDS[G<DBo-LNA^TXCqvHV>",
+    "GnF0(asg8UHxV=-3A7mi.r=kqbL;=fA^KUCmjMA30hIwMH8AWK31k5]0R]m4*J:m)G]C$cv5Em9Fffw/1LQIiHUJ8-y8#n0u^^/W94Im^hpPb>Hjy0za^zS#912t.H8[q>0vj.<12z&kR1K4t0t0_!",
+    "A7eO&T<o=#TptKBiCrHzGO<b:FFrCg04g#v03.RroHhau4.WI-0UI[^AB>Sz02(#@7c<64G&8Zg0Us(g02;-]A9=>eFDo,O056&WGcf/kl:s&Y3*H;Dl9vJsk>-j;G=Gn4tN^Bzy8$l,Ff-%!5-Hge",
+    "EjKjEN+LBl;FS$D0XX>h1@HpS0X5:i0RWZA0uLzUy#W(7%6uOKGnlRc6Ew4b0woB)APAd!1A*fL4-+@S0Sc5H95VK)0RdS9=&/oRGvJT]4vc:Uo&gU8m8Jm)nJWSF4FJIf0Hre*Gp@Q/obv)3GsQvz",
+    "=b[F0C-*Ho3K0Y755-C]E=_QqV/iK5Y.WTye1r@tGc28d88e(@5-UM13%^;A2K^r89yXT&8!;0d9^hT#0TnU-9X0;0sRkM^f&m7W)Bz6.fB>#FGyoq2IRGCgHvk>QG5[]GF*1PxFDEfDf&m[IF#sP0",
+    "H2<hi01@Cu84Pg(M,gt:uK<.U5&:8NWB:-ZnNtLM4+Qyd9[;;g4+Gj34+Ad*c;reB0Z#/tHY>!mnF9bF6EwvE1/%+b1%b2y4*@KV0]o%)2;EWu0Rh>@1,^XbumTE]umLe*VRDfJ7a-0E8Fh[V0=9Zi",
+    "4S]6H9]^h2vjGm@0RvADG_fXzY,9ijqqG4UGNQBr36up9HLFn![j&itF*7l_2>,ZvvKIjg3BCz012Z/O0FPk,9^hgf2;F;s0S[,s2<yDe0S[/t2;B%z4[5#$0+0j@4!#KzGovK_aR!YC3ZEno1NI0X",
+    "1v$]V4+!3$0^wcZp#u*GpR<rOIN%10c5iH9bZKm5sxK8WhBySBhyn@EiUJZcn3w;%1Iig62r!!g9^6,70o<V]#ZwVE(+2/-L^7GqZ8SD*VR*Wa0S1=G3E<5-BrxB/0efY5bY*gGAgjLtBr!J4zySgn",
+    "KLT4>JBq-pF;4ip.D&yV0%U7-kHG-9B;Xkh0XZ^/HkH8vF)/bY0R8]jZE0;9V[_C_WpZ.EATy/G0WL8%rKbZeF*c[c0ZlS6FfypY0WLT-slfqUGBPkZKKH,<D:f[+0S=TIzyUHiH7qe70yToa0Se+H",
+    "AviRN6#)nz0yUVs0S=RqS^QX)FkPG<5jUF)00$v4HD(4H6f<<_4+4fK1jr/_$s!3x7&6,p1w#eHzyS[gvy%Y>/ac_q>#>J7Cl)k!4-zRAHZ;L@d-nY]I53jw0swCg/am5gBm$@k7dZPR0:Fj;0y[Z4",
+    "EHoJaO#,h2F9R]x=@,*/n)m;%n+hKZeY67,H_.UWmH@.v/:i@KHLU]L3=OnQ1cd;-HQ<mhHi.3;[[b5^avw4[01@L/7&!n2:/p!G1s4wslm#CdHvk;rzAITWEG-uKsqF#_IT!(&G9LgmpaC5:03TgA",
+    "01@I.7&,g]1+N<KFf%MR*f/0IG+zVl2m*u-FA=[>GXt0j12YWIfdc_J9[:mf5Dx)<cmj>nC2w*T7cq<14r:C=9Svy*-E(]i0%sdGW*,4JWeL.64Mcq>GBz>ZEH=L$VE@Qu0s9sLm[A9So&f:K0unWq",
+    "2oW&f6b>vU9].#>2>iH&01Hk62P7:sg#!fV2m-#>2(](Z*9-Rjp93ENH.U0OGs,a^F*MN$5,r9q3(=Syi3%7k;n4Rv5;/#0EHyDP[22+Y4FhZhk5B=W2<a105-.272)h#zGp(<$39@xo13MWrn-H&5",
+    "6f*!%0yHZ&G.=[<o),vP4*3HNp1J^eFf2R*B<DR%1Be3-1lr001,k(hH/6,Z4mT;>Fu%$HE-%sT0tZ4mH!<v-4.a^+iWv&^n*s:d1OX!gD,$-D5Cz$Q0t)Re0sajS1n_nLGRY1THdGQd051VEG4%og",
+    "c=;Ed=#TCa0]F,.GWh^lAp[:BH1h!yH*=T>FaWkF[[sUqaB=X1ZDAlHZf]vNa&K&GBIyADI]D,:127=IGnNbw1;JHK3(2Sg7%@5S0SMzM2kAu*0E,C&)DRpr[s9-.p$Zf=u9=W0yaEoNS>,rR4+GNz",
+    "0>6(;QwHA#162.Mpjs0(RUZH_.2;f61Rn)C]1/K)jW7wDl:rYM._.rT>zog4FzXEu1n,&w10x:-GD[C1j9LS24,2@n0^nQiT0d1XF*Lif13&ozH#0Z<A_G;i4.7(Aj#;u(Gq%414+4QY4,k)9A7nNF",
+    "4+62M0tvi59]1JLvI8F;GV-Fy4rvbzn:+%s+5!(mojepdwF(ZFS]d3%8w7w4A4WEZn*$FTp*#,*#sUiRJP!z)S]1oWoLUZBA5JvOvI9SX0WvT$&9VbOj[,L]FaR.#FgMx@0,#z8o(d8.r4A1atz,[:",
+    "p-[jTHqf#I4-!LdDmFU6-Q]7Q9V0L>r4kl4vNQ*z76Qo<E-2H.GzIG>4.d&)2!l%lhyeqj3:@9txd8$i1CtgF;+gyOTPiXz:H#A,Gm#4jh7$==3m*bDRv9vxL;AOdBtHo)GBNHP1lAcOF*xDU0ueZl",
+    "Dh_+v$=$.DGdD7n95OU8ImB,d2&&KnUjZ:ND:*i!(E^e1F>9evK<c*vM+$xeLmwV9k[u*8Fpks%4+oMR1<RnAF*GYUlN]$k6g8azKL]A]IFlVCF*R,nlpO]^1>eX>i(eXDfE=5)2:=ka0R-UV9WwwW",
+    "GBf<h9_3eGBQZBt7B#g64&nj/fF&OUHsb->G%z#Z0Ua[u0s$ce9^IvU6fpoFCp7:QHIxVs34k3R6Ey!E4/DT@9Wvnr2:cu=G%x<HB<X,;3a]nURSyLG90D#AGgS@,[2T*S4+i@kA7n8AA_7>G7!L%o",
+    "&jSJ<4:$ZA18oliiFXt;iV6/m[2VV/GB^y4126jlH!^btGBS(@F99.![_QxBtQrr_0skB;Rx:vMFGDjp03.XpxC#mX90S)00_,<J/Lrw80skB;Iy5i.4+XOD0uL#G9UpTsu.!y7iwYl*0yMGk0y8o)",
+    "F]@=G0fHS9Gph_[u:pb]KQA&dFaR;(I54Xc3z0kn=9Ta%3;BzJ.[UgUGBco>0uwbK8ZxyVA2:1q1G<na6SW-5Au]9UGco@V1Cc_DH8(f>0:lDnI4d(ZHeKC31dcrtH:n=JHn:h5bA^KJfExuK0@CM2",
+    "i%0<90$36>p$-Z#ZiOHgIe.qm2[SOW9xnhjHUI(m1>PwX0tRjd;;(]dZU([u1I$GMCJl:7G%>>ez8eDiI0_Fb5-db46fmkc9]kzg8UctU04fWR+W@*,,NynEG=SVy6A(B68aRSj0.[SO-spzlc=Nhp",
+    "1JvjN2W1B4lK_nu6%jZ90%-1=3JE9z[dNfx0o,F6H-n,T)lv(&SrRpxcnTE*o&Ny>6$aRN8Z#9UHvj<<3Ws;LC-%r46CF0$d-qdU0jqcl6$0je8Z-FH!;XelWdddkdJ#4i326h)m-nk:0Z]DP0h.B^",
+    "ngRit0tc7=2JL+dP7ya12bcl]pL>:p2KKfB3uh5FXbheL1D=sLFc%Uu02;#>5-y/0rv(G31uHQ!7ZNrA3v&aBek(FC7Xot&uLT19R2w.V0RpoE8#$c-5-FiBGZzv!01LSV1iA$qF&7dw02;&@5-*@1",
+    "a^qKD3&8_-IW(UE3&[ZyH_.;sodFUu02;wF5-gz^x&i_t1uHQy7ZNl88#DkCH_.XP2m*5p(**-qlmiRN0TDL.8#kQ+5,]W9F&7dw02;&@5-*>]x&jEph5-Kh7ZNuB3v&@O03QW1[kH)h1T=!H0w=*$",
+    "fes/vF>^mXktriGG9pg@GAl7QArmtIPXaS5GBf^aGyp0zD@Ew(5fnLw4-;x1DF#LsHNhng<D3F:LITBG4ut=(tuPQa.z)[7A@:;NPXjkAF*wNq6F2]:f]3Fc1Iqy-GcW)UGq[,o9]$nd0Tel[EDr$a",
+    "4+lgq3OO:oE(O;04&Vb4HUJ8V5e]zk6EKxI0GVG81Eop;y+TGYD:F0iE(<j,0@7tX4*/&#0=%$$12-4[5jP(n0X3gV5-=!195.[+3j5:(E-2b-0@gY=lu[1@,YPEyH#U(06En(C4mSd$6AX>5894wh",
+    "Gcd0K1nNuz)B=.R8wqtfFf1_=;g0W#5-Lm,0#pp4E(UW7[^&$)GW[0_*DMLRF%JTv0X[e=GvZYQqysMmH#p1!0R4_w4+en)6FF!LG9L#sF%4z]+Y^E7W,kLcFyxj3GC49f00fjGDJwJT1>k-QB[;*_",
+    "1@h.WGX-([PYx;IFgWs<0v.4B2hRr]0y&E]6Em6x4x%[);RpOd[8kSNGY*:x18<Z8o&p_SIV2)AG5[+zG5s7QHZeUMEY2>=H8C>EHyaZ.03A306E=<ZH!/VcGyp9)FaRSsG5[wrERh<l+-SfSI-t50",
+    "<=%jd#SR,W.uoHOHv0q>IixBt0y#RZS0FSom;Ri8,)av8xmOE-Wf3($0SF%gHNsN=rBNRRImI;2F*X1n05LxkGV;bd1_xqtIRFRFs[sp^R06d$4+q_kBQ,U.2LiKG4y7CezZ;RKr2!8V,#8RCkO&0A",
+    "0S=VU2rnNsFxvqcG_ZJPigN-U6f_3@4,efq4cFrXBR4m&BOe4Zhynww4j%wBAOfo,GBz;Sy&(;#RRYK[3-j4QHZuHG9^h7AGBh$Xa2+<O4jMI]0uKZJRUZR300hDlEiy3m0tkSV0W2_!p,dDvhD-8H",
+    "IRdd016Uq0hB*ZNAP,^PITAFm10Mu5/#v2gBM&!*IRkAE2J)2y1H%IkHitPcS2Z=Cl:.Ne0XH%.05UQ)Fr)>@05OL,5-8h3Bs4XLIWL.5F*ArcFIF^+053c;HUJImRUSBpRunnuF9YcbAF^_6hgKgs",
+    "H_.eljFbZc!3zUEAAB=4IUkM!GL4i20*ej--];DHGl<9=n@$qz0W&p-IWI6XF#sboHiRDw&/v#dPy:;@4+4xK6Ex5kF9b9/j3EuU69^I70^mMTI4/<2HUKXmG&BG&1_fAO1a%K3r&bQ!8w1%J9]1D^",
+    "9^O]r8w9-5FCa2F*Bc@.GPooS,%ukoEcH(h4c8kJHUI+eg#,<)v[VS#8y=)kwQ&.LRunYF0^ln*8y>Dz+yNOiyHXoB*c%l%[c-Z.*c&r5FgAT31Uc9nBQ,Ir6AmB)@UWF4ER[VE6WALMBGnrdG[OfQ",
+    "IGh3+HUJL-*Hj%h015pXEi*In0tkVx0Ua[-N)tE$9]Snn8xuKL9]knl8y[md03tUqrwR@U*Kr:@Hvk;t00XZY6I-Ur4:r[s4:[>T0ung<9]k$q8!]CCEGZB40o5B5HqkB*0o+sr*.BwcHr!M%n*lO1",
+    ")f*pIIoxp[L=%KyG<A<9Fge[+6fx;t0_0ps2>LfoHQiJnKRMMK9X9]UDL4QGsfPj]eK=$[5,.QCiUK$Q6E;3i4*^j(6EU/G53:Q<R39,l00PHu0IL<d0fcJ/j6M$n)f*EwurDtdHZ-[6GBY$R>dgF9",
+    ")f+DpFgXApAvFLWGc*7Q>7;+yD,$/fISS7K6EXM#1%nz71jK9ssR9eGY!=2G3%yS@FlIO2$=i++rvVQGxi$]0=//-rHI>UAi4GAqu=S%-IFub92sWFO0S,0.ur(hPG0AcQH3yDa3%ZvC5-!&u@veJ1",
+    "4w8ui6gJ8b4+m)o(.%#;KQ9S0U9znK4zaKTDl-tB0_0pFR1ULK4x__K1J)1..gEe@H2=C$EVaY]BR4j]3l9UI6B9A=,_tEV2pBfM-sOW9g#r%d1P;620TeB-0]mS:1N6iJ3Xzrp6E&C(3c=>,H89o!",
+    "0]*MG[[asJp&t&s1p@PA0lWnO%0UC11@inL2<=H09vC<>umL4<G_h%NH-+=X1r_jy3/V]:6E%wg4VOY5IE4WLMglei=Z5cF12csIEGspG0R)Ez39,<v0VxH&S@j$OSt_FzBTOweIW#2.MjswBAq&+3",
+    "4aNr!(*YkBG5@kATM-n(SuHs*)B!9wF(wYQ0S>V_4%Yz#mktjy*8veUXAv>sJvKKt*8waxI3=CY0S>V_4%Yz#y8Z$WGS:kUHI(cF0>BVX9W:Vg9W=EnwE+(xA@cq80U#]ohE<+7<CFbwGY.=&20bk>",
+    "H6jl$<dhC>Gh8t;H8La*3GV;P1Tn7(4+gve7c#_70WCB%BN#Iz4+Fjd4,O(SHZnH90TMAK4;4gBH8VIYfVKfGG&3U@G9(V30S=x%GBz.ZzyT64B<a5l0U]UxsM@Sn3:@8f7%;Od1Hb>f4k95oFeDi=",
+    "B;*iX1n[Q.3EvL@*%mJaEi%0#4+Fd+3iG%D39t]%G&#bV1Pibb1FvcakR/#m<eu/u69&&N0C=t-c-GHIZf]rM5i.824+7gR4+ZK^0HgsA1I8K;HUJ+OH2;$q8ZQMlGp+-/Al(owHa5Oe2!jC*+6xmn",
+    ".h%k8J:3vIH90i=KQ1*mHUI,eHa0LYBo7F+axWV-G1_$=3=X.^hzbFO0Ua_j0WUB&G:QrXMk6&js%#Gq,T<ySG5[Y8Go^gwg#jHg,T<ymHmC[%Mk6&jB<YhX0UsSR03QrA#0mfrEj2mb0WUB$Fvbc4",
+    "MmIG%Hzf(u90bN33$[2EIKl^Ar_(<_q8kpPat<Pm4uo(H=//Ok>Z$MFIxILg>Z%,8I5z+R%nJ*/0S[I896uK[IWqtfG_ZYN2oEOr90N!X0+.XFHvk>QHvj@QF9bI.>Z%,8H8cPK++G98UJI,10S=h9",
+    "3.EVUJ_ud-3;4MU3LmTiGxr/VH8TJ&uK>hO04+5!057irH821zH821#o&q#E03tLuTpyzWIrkhgG&VNB0S^^B>Z%@bH8j8h52OM293nI[Bp+<#>Z%-e0XR4SF9J9;03tas052FgIRFDSFEKbc>Z%^c",
+    "IWvO+9_d_<5Cb(YJUKGm5CGvq4ciMJFEaNW14J(qG&J@dFB_[D051.XH2=I%G5[]zG%)^JMlTdJGxr/X9XK@K0S=zR3IL@(4c,ACF)*kK14a^yB<YhX0UsSU03Q!G>Z%%VIRGy)GdTbRMjs6@>Z%E$",
+    "01@9kOa.v@3%NZ41^>CLG=.q$u2KSre*)pl0UbEZQzbGiB]j1_HZoH.Gd43+1(w1A3se#_03QT101pJ@3J%<E12Qu/ID@l)Gc/9T0_0d3<dE)RC=k8^iUI=A0h]Z@-Bg7_0uHy_0Rbi@HZ+JH4J87:",
+    "0_a,]9uEiSn*$EA9s_TW0S=.=3>n9NGc^;:1&2Tkx.3QdItx2EH8DAhKn@-gH-PykH&>oEm>aWGGcc+F1mqzLwhk*ZG#CVsK;[)f0s^7vp!EU//FR_OQV/zUU>&uCIW.EFAOO<F4+%vzH844u0e/NF",
+    "IX5yeF*UgX5i*1k42KW@%=C>D1oq;vA_Gyv8aE#rHUJzkaRVO=GjjzR0xJ>Vt=yo0uL1)!7d7kw19b&F7dEj04v7LBH>ieDBMgup4ypnKV,FCj0vs[IKm)n_5Hhz-i#0SfGc@9hIl2KDGC:4%3hgfj",
+    "bOz4:2d^CE4*@N60/3<(do(mLGc+.cq5_)_Gjb0C:jDo6)dU]BHkt(/2[S>.Ff=704TH,A1I2=>0H:<15HQYCJ2WyhKR*pMGc<c19X9]2-zANR:-fG)00Q[,0-<4OIWsdbF)^qcvH:5,0X6Ib+cY&S",
+    "Gd4CjGc+(TF)-uyB[Vhw6Ee729Xad*0>fxdi#RkgG&VRgGs*<p$pJGr:jD6jiUFH2GB,FdI5apk:jE!AH8/pvG&n3XIXE=pFfuhUgbXjp0W:,60szM[n/;2!GB,9kH8.,5FG4pk08utDEHXHr3<kJ@",
+    "&.,ET0Ws;W5ICgm0gE&,H!(6dGB)f2FF!ak00WZP13)%7G&%TQ8#vew56S>W4gjIx0gN-,F)/tXF*$^2FG4vq:-lU-G%PhUG%+wUG&MOr56J.U4(m2BH7qnRH8nOdHaRvp&.7twFqsa=IW[aaHa9pj",
+    "GdDLg$>5[p0Xdou4!;E,:>r>h8U^*[6L=4R2%(Px4lxDn3Iy3G3GQV8]GETrIXE_mI5jm.3Fe&w3$Pg<HZi;x4*.3S1n_h584<wg0UsPTwE-f=F)%X#p9MEIH#IggH8(i@4x0f2!73jFIhz3l.=cz2",
+    "Iyo#j-$#GfB;9^-0S=p@Xbyvm1O+D^GBvMi25$t0qyi3x0UR:@1;VCIjgbNmD2D+oHZaVF0t^Y[2cD$<IbvpMxB_:#Um7g.K=HZ-0uHnRFD*7Py8.FMG5@eRXa_Fk2Av^b/4%4xWe4=I4cY]/lXf2l",
+    "F^nc+vg88_DZBw6AT$6U12>N/2K)ve0x[:n1RgV#cmd[V3Fepr3iYJ]4+XhJ46o+@J2o=mj.Ev)(*X,78aE=Zgm;&nC._^,1BtHz6*aJE3c+a-GM6h8HqmP-HZ]2n3mzLb=F-%QDor=xEHTh45-Dpw",
+    "0R]0+:jM%s:M[_EzDYj;H#IWuC:^MTe,byFH3HN10RRXO1%)dPlK^%d1KKAa1u_N;3%F>+HoIjH585jLn)m;%w.[Ai+$$S1046p#051YHH_.nk-V:TxHry)%#4IlmI5xK[9]ktKD/aZL%:fSqtik_m",
+    "Ho=oBoGUUhH7qI*2mEV4MmIS#+bb(JG@c1_GBz]c+bap!3r>>zH!&:jD.6&lHtZ@u3N]w[rV^qfGc<cg19^oS:[kpr8#W&sHgN+V893^K0xKU1IqWMwHZ(8*1)BsPhygL]D:pVYHUJE]0Ux:oH]#4v",
+    "1_xS_06)3[HZ;f>KL$28FaSTf0yZ^:06zvcI5Ge_xdJvgGXMa$bq<vXD;hpdHaRr>KL$52HUK^m0yi):06zvdF*pD^xdJyaIRG[[GcW)R.OCm<0x]3:A3HbdD;c(fGB*G^:-X44F#s.vI5n:+A22!U",
+    "D/#fKFaRGOH@*&5G5@<Y=-,@HqyYim10N]kqyZmGGukU31_9t-5-Tb>4/KC:A9*#^D.U#Dzf/z]+AALrGypFgF)@aKF*7+f03QW1024F,6E=<FH_.SC8aV(0vb+HSh]_ce2[PL&JTx#d01@0(A_Z4p",
+    "9]SP_Ei*6x1f$6T0.0(i2oDY0D+N0QIukSi9_3m(D.2#)03kOy00hWsD:E]ND.(HN04+2(00Q^J0ZAVbINK[95I2%n9]tp&S1$<PGTSQy>>hHb5jWc>9]$l2A4W0&D:pVfFGe:uwpRns1rLq=%PTJm",
+    "H#N6cFGe:t03tUw03A2(9SR:DHgN+V3b$7RD,Q-<R]7N-0Jm2KJP(Nhw=uI*H#Yz-y8.=i051nOH_/rZ0yj7SF9$a[057<%H#q./2RJYQFS@ObFaR$GI57Y(y8.[e051nPGXO8U0yr^OF9$d<057<%",
+    "I5Yq#I5hwa@2i1@0/HKmJ2uNJFEcnbwO23g0XQ^QFD*AW0532&FaR$tI57Y(T[toTFD=JUy8.6%G>>YRE-uy+FT(*iHUJ+HGuta49W;+FHmn2:1//eTHvkkj=wt3yF^y1a9vd:+D,t&80Z$4xH!L&S",
+    "D.1>jgvtUQG;iBpGypI&HZTAH2oD[)D.d[BIv)^,x+<PJxGMvbD,$xfD-qHYCOI$wF9I>*01@C,9^6%55,]WD1uy=+GSLA7#[v%qxGOF+HvkTx1RoGMxGOIRGC2SrMlk:<I60OkKT0;@G@K4,jsY>>",
+    "051wSIIj[fK[z-rR]9$;H!Nce/urzF41,q#9^0t40xJ&,gI6yHI5>]:i2*n[04O*)01UbT54!;@S1$)SFaR&R0y!@MF9$g;057<%IWhn*2RSnUFS@OcGXO6JIWzz,y8._h051nQH2=QW0y#ARF9$g@",
+    "057<%IW>..2RS$ZKj[KFI5D=<FEcqegI6!<0XaDUFD*7X0532(F#s.uIWhn*T[$zjD/#iNG@j*HWHq/eFD=MY058J.IX3>w5i$TD4:.q[.tP(201,6$RVg$%.R_=YFgD[TD:65:RwFPu03kChN*yrb",
+    ";EwSBBobYKRU9)Q1Ldaz5i^qV1s)#;H_/9rG9LrWqyj:BVRCSa/:b0iEipUi0TMIeR_s.r0T(y@95nzEH_/9tIRGg&H9P_e*aHNOw*)LQGd:eH01@C,9]17[1!EjAJ@*+o5itN8G=d9GNHa7yEZhSR",
+    "0*K224ZbZSIXR6lB[(&!<B[>kRuU[&J_b:dw.!@i=OFPs9^AZe1jY-lfDJzpFf%aax&b6DImn#=6F2qx1uqvlInuNN1MUtGU5CX27G$/H0zxe@GB.<<6F28vE-Ta3u:u3Q5fM4eSRVv7&H)rQ03Q<J",
+    "024U;1D^8a9]SPJodpNv0SDUd0R!0+4WhOI6Em*91QI#HxdRd@6ALCHEiohl#03H*9]AZ40#5[ohXEf1HzXA]:jDo1(T4#B+4Tbgtbqdo%+Cc65%2*9-bsNH2Oc/]0U]jv00P-=1QIM04+Qi90Ur@H",
+    "Bp(DZ00NT&0wf-=FuVd4GT-IZ=Z=W:iUKbfHZ]^86F2]:xnU0g<BstS%mD#^0U]am6AuKa0T(%x0v@l402em=9]SW10z(7b0uK<J0WTLhHvlF%F[iWw9[<D)0TMU:0fYe(HvkT:1p*@&Gn4@!1UDoX",
+    "F>Z!y2[yO>6Exfc4,xPIKNvAGIq;A$Gypv[F)[!Gq5%=vv.<OTEE5j]%:e;b*#QD19]SM^7d4dv9].]R0uwde0uK@L0WTOfF#r^fkIw@j05I>Z5i]f2F]5P>0;h#qt>1/l7crFr9]SW17dZeQ2[O3;",
+    "6E<uf4,)YK9_3#W2;1XeF!2FD05:)@01@I.1H-Gy5,b!C1o8nFHI<P&1U3K[GXNh6HM#-5H[Jpd5%K[)7&0.702DI,J_%lx03k6j00g%70^;D04+N;K7&(=$9]So77dHSO1vt9@2bTg0z[3F!/<An!",
+    "/K_J^p4.Tg-1Ukl5D+o%&jAbhXaf2;5-B6$0UrP@&JZFvGUT/b9]Snh5EMB89^>qLBRDYt6E*,JA2t9UG5[hsH[%Z$F=:u#05>)v2fAzmBo70p1p,e5@)eNrH6#@>&k!3orv(u^#1J14Ht@5A3O6&e",
+    "5HdJ0EZGnO>6Y(L4+P&47c/]-9]Soh7cu++9]bs]0tfs73XBB--6o1))&U.1HklA7I5V[qA_q^&4+XUo2l<dY1Tp[<HN>Mk2[E1m6EngB4.yzB9]^4D4.]S>mlG2//M)bGmlFs20Urc400om00B-Wo",
+    "o&pmz!U7K;)&VIvGUN[qsTT+R5+4gVsTUVD@T,vaIJFfWHmMg5o&pm!!U7K<)&Utc$qx:T7YE^K9^78)7Xsc94,1PI0=Si13yT*QHTnS@Bstar9yqQK4)GQQiPZuP<)i!s5*.1677l>H9^77078g1D",
+    "0UskW*8wd#F>RAt*cJqvBOePf*%kw-5f2O678f/A0UrrApaL8;+7/F=Pz3yt0uGYh0UruE[Ez^JGcw:K4+8BZF)^q:(jqSkH8AZY1U;S!Bnci4;IZ#p4vhf[-VTK0BQFy(G;gPGI5GeoHvkhf030&>",
+    "0;,fw(v./LAP)oi5F.1)0523YF#r/Z01@C,F9k6$mLonfF*3mt0z<AOHJKw5FaQFwu;7zT%Mt,9F9bI=(E$@V03Q<L024O/6EpxHA2iAm4*:EP5-p$<6E<Ti0TT^d)Efi%mjwbO9]SM^27w>j1T-0G",
+    "77[ht2LdDy3e+0>%p;MtBOews00CkcH]7!!=Z=ny00Z(40uv7e&-b@Wm-xUJGXNJg03Qi5yaE$4,_tahnIi#S7%+en4)6g2)*BNyj1K@54yy>RBo[H10v@l602es@9].+M0uwXb0uMQvBLdC:4+)wR",
+    "GBh>Z%mD]4As#mX0wfnTlmZ>FIRF.k03QiBxB;S2+yW0hnIk>6G&VK:AvZGs7dV6/9]Si57dHSNHvk8<0unX/9].u46E)oe4;3A60=]e>3YjA!H#YGB2ZJFVHvj<87c,Rt9]Scd7crFr9].(M0uwgf",
+    "0uMf!BQFX!G5[hsIjI2%f*_F=00Jc!H.kh)1ULW^H2<z8H<X57H[JpdKA9sg3O6+X6F83M0T(lwBM$(Q90Da5F>!@l0FxXCyaEzABp(Sdy8-t9,vSQ[nIkU<H#Gn+7dJQn7&QP6/Q9I@Bmn*g4+GB,",
+    "6g9Rr9_3nJ6gcQJ6En[cA09UVE-%p&A_ZSU4+EVc0TT^ehY$kV7Xl-;1E&Q6PX*V61]I^BBm#pN0wfN.8_^tR4,k$8FA6j<vk)RRGPD5$pCJMh4+Pi&0v@e,9]SP_2g;#K1vN0B0tfs74.o<GDKs:)",
+    "GY,^P7d5pLA_q^&4+XUo2l<dY1T+8>Hvk>6GoAtm@T,9hz#IWY4+oet0<M<,mlG2//M)bGmlFs20Urf7(,jB$0UrrAo&pmz!U7K<)&UO,[W2If[SqGwIH;x@@4JBbsTUVD@T,vaIi3O&HNpZ9B,Q_6",
+    "-xZ147YE^K9XX2=4&xFZ3pk4x0=Si13yT*QH^ex8BQe$i7&gZ-4+rrU1Dzoc3,T5hHTwY[2[wWi9XRq94xa)OH=TxCB,a55tTGP.*cKBwtTGP=*%kw-5f2O676Pgf4,48B7d89/9].:=BOfI)01EPe",
+    "0u;eY4+G[A1F:!&0ya%JF)/mFMJqHpy0ronFtrd53tb,rGXN+xF#tU=GCJGw0z)w]Gc/#V0^;cz3I!tt>f8lvzW4$T$+ZFkgAoDgaUL[27BM[=3=)J^8m0FE95K9.1q06!1LFGv015!xM,K::>68$0",
+    "Ec8;l0Z9c$6E^(u4ud5jH8>w>9^F_!at:V,G5_J=HZUtPHZ%YsHZhGP4/7v=Gna$[4+C5R+$IkTTn:u)0tC)h4$l+/pV9=o2*I^k3(XW1Ip#.cFz8thxCA9QHOc@HHLk+_9$lSM1J;)>Fx@a$0#*e1",
+    "UOxmdFf*[x0t9_+G#&#o0wEGJ00vnEFa%j212nPG0u(e=2K#ys6Q9ZgA4xH-(E:6wGBd9j9]JS4(E.V=4:zvS0t0Octdj)+WFL+JHm#Ed3E$5G2CGpIEV>aO4YCUk+1djE/nD<ZvVsH(uz__+i_>EL",
+    "1R6GD1_e/(Gw=<^4/KBu1@Ck[4]^JA1OW944+g1%1Ro1C00P.vA7wS1t>2SQy3hg[GTWU54:X-w1rA#uOE-_81RgZ<fdmGk4lHIXn(PDwhYbjj,vk6P6gM3tI4lwiw^J!&@T+ur4i5_v)B+zbIl0sV",
+    "7dTH31EQ@45j2vQ0^lqV1tBwCa^NPq4_zlny#*gHGyo(tI,Upu*A4<Ms[#)Ip<0J/I4q-90uKSH-[g#j&K4gTHqRC$FgE^%3pX;XCpR$E5)MiQM-@>;&/xN(H#PtyH#h(eT=^qt&/xNSI57Y(Cpa.y",
+    "FEKbb(G_!ZJ=;cT*AWi](iRml%K-w*Gtm]jG5[.wGXNAg)CeyNF*eZ>EHO6#F9]U-02MJ/9^73p7B6^+H_.01dH^5<4+GH>0wWJM(G_,34bc@aqX9NB057<)F)-uyD/[;yFW3S(G5[]KF*N@#F*yJu",
+    "GB5x%GBGR;503%S7B2@jIRG#B0WmfJAvHGuPXstDHZ%Y)12@.]&jS%Nzz!c8GoURbGB5xy3=>8.785l94+BaCM-@>/(H1W)IWzzyIW>.eT:@FA4/7w81Ub.b0NHpCDA5)lGdTbxGBWK49^PIs7C!>r",
+    "FfjlVGXNVm05mZ$HPi;n3pvpiEi*8g0UrrB(G_-c$=,xj4,3&2FM2aE00ZQu0S=VA#RdW+4:!:k18oh>7B8d$IWzztx&.<.FDf!P06*9QH8M5-F9.R;04>5!03.Ur9V9d;5)Y37(H1WVIWqt+>5m>E",
+    "00YYpUjsQXEIBsO77[txi31MN77-X^Egu:*03.Urh7&IfF)+_.Cpa+F5)MiQM-@+*(G_&uXAdgT76GUa1kn^>T=^kn(G_#a6a:*04qP86IMEg>GdVE-B[MaWYYz>57B2)bIRFwg04y:w03]Xr@D+gg",
+    "(H01;Yy&bM2[6$X6*O5N3p3FcFL=XH03$UriVhD1l9UGmBM&yw76fex(G_$<AEW=](H0,N1vdaMD:N]xFW3S$FaR$IG%)^!G&KMuG&UV1H!KnljsejYKL]B4Hvlj80W:lI1IrH^IWo5h4+PQ[5i,Or",
+    "4$:A8Ho*/b8aAUXBs4aM6E6%hIMNmuHPsRhN(DzB2079eFD)^L03.Uq01jOrEHly-Br@Pt4qP87HqsU!Gcy1rG&sa:9^YCq7B2)dHvkhg030-[6*Q^G9^6]o7A!S3051bIGXMlI1X&*oHqsU=dNnry",
+    "AvHMwF9S6:00JWqH>[dZZ4J=EFQWlAG5[_S1u@%IFDo<P058^AIWzz,2sJbSE-Tp+G&MOaqiYl>5)Y37(iSfWHZcG%>5n3D00YYp0D^iF1U4]z76ZnX0uIv>5jUkR9_w6RBsDnz9^F_:aVI%2))Ed%",
+    "1xFtSH@5j@Ei=a)F9tO*052:xF#r@cmvIhUA1E^>79TS-02DUkOD>&KH@5j$1vQv)6E<Qp96106)(9U9IMWs>HaVFA9X8Vz4)JjS2<ea;7B6^;FaRPsGmH)o1ekFGBM&=&78*I2aRFo:qyaY579Y9/",
+    "GXO6tHa7q,*#b5)m_k%%Ha7q+H!%PtH!:Y0Gb]Dhj[(yb9].[>aWD1(HaGwS%MSp@4le[bGSe0jHUJL*nsE>1!VVuAIi<WYH@5d=3=p[/78f.v5)MiQM-@>;(,to+HZ^kiHkxq@T=^qt(,toVH!%P&",
+    "C=s;y4:X!>6gT@7FAg[@(,t2EH/1!0Hvk+n03.Ot051zTF#s(%GMND%13A+c1TX]y9^6.m7B6@;GXOF+GB/D44+NTV0V5AMnsEYc4VrN-qyaWF057<)GByA&D:yLI79ZIHHkxrS2skhRE-uv*Bseu4",
+    "BsMG(4_>xT7B2^lGMaHO>5nCC00YYpZv-6wEHW^Q(,s2I3J#oc0oI/c01O@*FsLmgI5hwt12_::2P>vb*%A&*1xOzTGu9R>EjTm)F9tX=00Yg!0S>o#4+o!dA1FBhA2c^t6gcWjFAg__))pTHIiGP8",
+    "IMx-opK%m9051zUGyn+rE(F(g4++*523a2qHP#j[dO0/#A_rFP4i5yMaRMU@Jk^N(HlJ]-WFMpfG^aa$x&/7=FDp4S03X/@IiGPa2stwVE-%-.Bsn,8BsnY+503%X79R-VpK&kh0XZ^P3DLI$0;ZEq",
+    "rn3Ye12NVX02;0(CEWA@6f(/H0v[7H*A=i-H_-@S9^O>q78f.z5)MlRNDl>3aUwD:03RPS00mtIrEv_j0-O:eC]m@laSmJq[Q<5$GuajZgPs8oGTIge*%;0uF)%jT78Wpx0^lnNaS^NID/->!LozWl",
+    "ENLGIH[2EhI^Muw9]JYq76dQ=Ssw&A+!h2@A9=]5785y<4i5yXaRMU@Jlqx.IjV61WDlbOs&Oy61u!]:7C$O6Fg5<$(*id$s&NFP4i5+17CkXBFaRYnF&!i>ED[fo0o)cJ139X31ji2#:jB&r2&5Jf",
+    "IRFwifh@[zHKi6MF)@E.9]bY<a0crU2BQ)VO9n>E205h@5-EkE1]KLe$@utd@EU+i0ip=IDO;5la1LA>DmJDTA2T$i79/q.zXu,%Ii(gAHqHSL1=jRXug;T5F*2nV5i<uJwrmdzr4^tRF@EG&2[<$]",
+    "6*5=L3o)e<FL=RD05dl-Fy0Lh1Em%MBM&:J78=I4$Or*sAEW=<!pi]4x&..&7B4F;IRG!%0yZ<OF9.O;04>2!03.Rr9V9g<5)Y06r4_O3H#0H,FZ/-AFaQ!W@B<JW$t(w&1O(I)FAXy@q!t%7q7n[E",
+    "1xOzTH:4I5Gu@w74/BnkF9tL)052:wF#r@b%5V,@A1XAY79TS*03$Ls051kJG5[4d&H)bv&2R-W/L8%!q!uGIIRGyUGcy1zGc*7%12ZuI1TX]y9^6>37B6^-H2<Sg,3.:1q!u4HHpwgmZ4IOrFQfrB",
+    "H_/5I1vLOKDl-+wFWCY(Fv%/02s1JOE-BX&Br@W1BseS*503$)79R-V$t*AY0W&iI5i]fF95/@-Br@VvFAOy>04Fjqq7n[E1xOzTHKZ0HH8ub*CpS3&6*Zf14qhKDIiwaZ1_xGOFDf/N01q>nLL)Od",
+    "051kKH2<Vf&H)bvo=S/.[sbH>q!tu5rwA>#G&ZCbEHpO&F9]d:02MS<9^7367B6@-H_/F!F!;bL2gocRIXI8I1p-jf$SeV5AMpk/iueIPD/[/Rq!u690yD<gF9.X:04>8+03$Up05ml*ED[fn0i+f$",
+    "2[.swEHC=4G&TSsHZcYd9LOvrH821l3=(X+281ym0yIknNFN3:q!to4/x-A4F*V2)6*uW@4qgK3Zx1M39]k$37B49[FaRGjIHMLMH8Q-i4+n]i0TeUM0Urf8:u&[-mj)a(qZTAMHKqt33pt]^EjBQl",
+    "0UrrBqZR]$g9ZQz4,2CfFM2jH02DLa4G#yS79Te/$1DVG4Wkw:<dh(E,1h,LD/[<VqZS]80yoDjF9.a>04>E%03.du9V9d;5)Y37qZS>tGsi41@_fvN01,C-9_;9Q6*klo9^PLQZznS>q7n[E1xODE",
+    "v_LnQ052ysF_/1ZIkj&NUJos@ZxuNJ4qOi=wQnCYHlr34Hl!IJ2RGZ@0S3(h9]bw1785i846].^GcW)z3pX+VEH=U%F9]m/02Mb@9^6;17B6^;GyozuFx(9f2*xZQJvRUzHvlj31_)UV>W;gDF*h*)",
+    "FWCY)Fvct]2sbeRE-ls*BsVr4BsVM)503$(79R-W#w-)V0XH%L5jg,K95VnEH[xqQ4Kpw^qZSu6q7n[E1xODDvTq;XF#s.oIXD0%Gcf/TUIC#B4/G#)vTqJt4/S:64:YlF6gQ>z9]t(B,_kme%:fSv",
+    "v2PMJ030&>6*JgwFAF#]qZTYUHUKXJI5PkQFa%j23pS$@FL=jO03.mu+zk&1/Di3HH=wXjZ3<OL0b_#I27vbgKPxdfG<^+D*#b1iEH4N+GypC*H_.tlif1%AFf0,ejsc;.F9]s;#w-)V0XQ@PF)/VU",
+    "2M,*>EF;HN)e-[KGO^+cG%%wQ4od][9]kw179uh<jSDX)GBe2)F9tI(r4^zNGcf/aGqZ0FTn[R.Zx1xGZxlJGN,qaFH_X6b1.e5u2C[DxHl,FEHUJefs0bemIHeXXIXRmF9]..478N-J4,0>c0WW$o",
+    "FaR;,G%(%@4+o>dA2:9_ECX!_r4^#o1_fC%>5nXDF*!G,79ZIHH=;k62RSzYJu)yc05mc%G94r[ED[fo0i>ln2[gzoFZTgCIM/cP1I!N)F^/PA4+Ph-0TVIw<dXbA*Rla4GBf^$5-8OZB[DGC6fX<l",
+    "G_5-!HQEvmO9e-]2I>AB)%*t!B,gS51ziQ[Zw>4>EIHa1F9tO+00F:Q0M]heB.XJtGqK45Br,6A6)y)dFo7).Fwg,H2J3GUHvlX!H[BK=H8.c09^6*x,_l^[F*2M14+M(f0R%7vSsx2B,4,u-F*5)I",
+    ">+BpuH#FTAA2:JujRpg44c!(mqyaZK*s/i+x&><9KPfUXFaQDK+yW2M0=Sw@r4A1W,WDz_Gyo(qH60[2ED[fo0p1ob0yj1Q1jr8$f&$sH0Y4iuGBu]bBr!Dr9^PC@ZznY[q!JEG1xOzTGp80KHZ,-r",
+    "4.PPu1z!d3Zw>Aq;r#q$TptEGsTMCOH!uJ%Gcq%%79%k;051hHGXNDb(E^d>H^7u^H_/g$F[c(3H:n6O3o.mP79BF10WS$MGN%;5GFcxBHK!IYc@@Nt0ND)$-SCQ1sTKnz4:zh71aAqe76E22qyaH9",
+    "tQHTt1&NIUKP)mbGprUb*a9:(051qKGXO3!Hvl9uI2]N8ED[fh0jw4UoeT%00^itVAA$lj-j#fQ95OM_EF:_G051(VFs&9BHL4O0O9e.D1_IJ@A_,U$E*_H:>,>SY1=90cUjq1V4/7v(>,>teA1XMl",
+    "79TS)02DK<87_GiHmw#FG]mAJ2KjFjIjt5PH2=a;Gc0Kz3pcG6Ei*Wq0S=SM,vI.L1X&*oIIR[hdowuzBs4VQ4G##d79Th;*DM5Y4y>g+r2#bAEDyQ@.BS47EHX1Ttrj2I0yo(#F9.U:04>8z02MSH",
+    "Br+<#50C+=79R-T+AJ<E0y8)2vH:p_F*([S6*T1)9^PKya3(e]suB)M21pMEfp8,.FyKTVCpOU)B[VRCa1LJqr3w!zTm=z_4qP89HiJVCG/f7UG&8[m9]k$C78Ntj0S=U(a1/7M,vJvr03.Xqst7L&",
+    "H88CfEj2Nl0UrrCtritESsx2AtrjnPH8KDrH#y/B4++[VA3iq#9[<K1FYyLAGT!w8KPfUaIRF5db@RMC+AJ:!G&uk+H8TJtH8dS0H7pVjkO8e09].>xEH8orH8AtC0WTaeINB=EH8k83FAXs=trizG",
+    "suB)M1xOzTH;0,[h4KLb:]PHi(G<QSGBB+cFDx/K02MNda1LA>Dm1MYA2T,q6g9>6F9tR-triB(0S=L-a0lG,2P@r(trjCPIRGyUHZuS$HZ%Y)12!/L1TX]y9^6>C7B6@/H2;tG4Fuv14+z2i2oE[0",
+    "/LQ3B3fe3JW*>keH]F&LKP)mfGOZRL*#b1$EH4N)G5[>%HUK0xHytE6ED[fo0j(A.2[AF+EHC=4HZuScHvk>THUJeiqW%US4Kv$sCpR#v5)MlRNFN3<trj9PHUKXtGdTbiGu:]vUmq+vtrjl=G%)^l",
+    "D:U72A2T(r78EwfN,qXCHLVsEG0p)G2L8YU1jgS195._N6f_*@FAFy]trjddHvlgQH#7hhH(4JGH;0-gdp9<$Bs4kV4G##d79Th;+AIWb4y>h1<dh.A<AUycEHXDWtrj2I0yx;%F9.g=04>H.03$ds",
+    "05mu-ED[fp0j(Av2[qa*FZ/-FHUJVi03RGR03.jt051(SGOZRDHL4O0O9e.D1_aV]A_iGsA0Rj3Zv]fk-cpIK0=x5DC]n,_Ijt5iDmE]x4:aL#Bsem@2OkDFtri8*10Mx8-co).VF0=a46PO.HZ@gU",
+    "9^79H7A,k2n*kpQH;0,^ps<!42<eac7B71>F#sbtG_x[p3EC>lJ_#jxH_.1:AMpk=@1JulDKa/X005;Y57@3REH4N+H_/m/G5[nwGaV!^ED[fp0j(Av2[>s-FN6X(Igzsg9_;8/EEPHARUZvE-%>H7",
+    "Fsl*[O9e.D1_IM[6F0jQA0RQ^Zv]fk-%=RL0=)BEC]m[NZw>1=Dmbnd4:aO$1ik+PF9$O)+us2dInDte1v#!36EpxEH2;(a!UZo2GceoV0Vgvs00S^)1l!*M126;y4+Y!b0R&kedNi&U6f*X[2<eIy",
+    "zzG5+4:-Q>18)x7EI-uEGBPrQ>5nXEGcYl(79Z0BHQOu(sSXaV76gqA2-tuW1Thpg9V9m>5)Y37t@-8zGMT_&1kMi+>W>!,0R>>!0NwEe4+NXD0Rkc_1v53fxdjB>i_/tTGd2JR)C2=S6E6)oIOP<:",
+    "HR2KuO9e-]2bypL(3lDjDC/1jIhb$@T<Njoa1^WK4qOv9&JqtK-^#Dy-*0>>GcY)U10M)6oZtZ!InV(Q2AXgZH2=CxHUK0wF#iZI3o$k27A!F_051bEGXMlI1X&*oHsuyCdoecv5jD#Y00.8V.rW>^",
+    "HT$Up1aA)I7B8a#H8z<XAG,xO.rXh2F*E/#*aA2:051qJGypC!H_/FtIRG:/Ff0,ekOAcuF9.a;055>9F*TvH0Y4ivG&QXj1:6!Z4K*-Da3;u1suB)M1xODDns6dDFaR$nGdKVwH8B7VUlK8za1SV4",
+    "1)6XUTpuYkuNE&eGcv9gBQh^nF9k9-03]at&H)bwns5:^04y-utriBV2p.bLtrjgZIhz3/2[x<36*5=L3puS8FMBgE03.j#-tdZ2tri0%4:zqA1aA(l7B8d$IWYhax&@u#0zWA-GB*GKK>A!xGp!ac",
+    "2r<SSE-BIzBr@G[Br>^$50C+=7B2@nFaR%t0x_$EvjHz0Gc(#O6*H.7FAXv<trizGsuB)M1xOzTHLVr[kk];<AT%+Wa0Oolns5$ZA1pbo7B2/fF#s.rGco@lGcW)YGt;9:1_f3O78Ntj0S=Y6a1%GJ",
+    "792DHBQrMuFAFp/04+2!n*k35>1=&mFa%j23o<,1FM2dH024El5FZ6I;8gKGB<aE;EE>ZK#[:dq52XRxEDyQ@[EPxWEHgAPtrj2I0yWw!F9.X+04>8%03.Xu9V9j=5)Y37trjl[GcwvNFZ/-CF#r,Y",
+    "03RGN03.Xu03QrAns7HVFfghT4od][9]kk679un:052ysH2<Vfns5$Z0,A6SC]n,_Ijt5iDK#(vA2c$ELliWCOCJU@@@,Zu[uv(zHJWe)@@,Z=IIR[GHL3>N3pF&Y79BO40WS$PGOZQ[Ssx2EtrjnP",
+    "H8ubwH8]o84+yOmA2:DIECg:3trjow1_xIL>5nXEGc>^.79ZIHIod2Q2sJYRE-Tm*BsDl4BsnY+50C+=79R-V+AJ=p0W_xL5-g!I954VRH8/n,4K==X78f.D5)MlRNFN3.trj9SG5[]pIWYhgHkoh=",
+    "UjmtM4/7v(nQ#tVA1XMl79TS.02DT@87_GlHmw#0i31M;nQ#(004y:xtrjykGc0Kz3pcG6EjBot0S=TG,vI.L1X&*oIIR[hdp0/$BRMnT4G#(0EFV5O02(-^0%jla1_#bn0Y57.HZ^k+*#a_&+AJ:!",
+    "HZ^k*H!uJdHytE0ED[fp0j(Av2]3y.FM.L#H/(luFB_#B+AI]^+!8MgH#n=pCNVIo5)MlSNDl>#Zvx>&2ms4M4/B+U6*%K:4qpMK3J)n.1:.iHTpubntrj0MGyo(wGr.QR205)36);=L4+Y>GBQr3q",
+    "77gKV6gdDd3pg+UEjTfo0UrrCtritHSsx2AtrjnNI5GeL+6<EZ4G#p@ECMADINB<&Zw^flKk)@MGcl.40Y5A/H#w_qAK3yn+AJ:!H#q..I5PkwI5Zt3H7pVjj[&U_F9]d/+AJ<E0yr;CvjHz0GB;=R",
+    "6*!P/FAX>1trizGsuB)M1xODE-cpT,052ysHUKXMHZTApHZTAWC]m[MZw>1=Dm1MY4:aL#6gbFA9]t,6,vJdl&H*0.HLVsBF#sGh#0VrdFo.t23pq2b7A!e5051bMF#rTG1X&*oG>4jddpR@#BsMeR",
+    "4G##d79Th=+AIWb4y>h1<dh;FsP+LrEHgPWtrj2I0y)]&F9.m<04>N-03.m#9V9p@5)Y68tri_%HrgyNg914,p]b%m95OZAEF;KM,4ZVhF*L3gCo(Xr5)MlRNDl>$ZxlAV+6o=aIpS[xUj=cC4qqQE",
+    "Ij$Bj1_M<KFDf!J01q>cZv:<=1TP0PF#O*E6*$fT9]be6785c695etEGOGwL3p6nN,vK8yFaQHG4+Q+*0Ru1vSq^yL,vI.!AA2_i79/<1-]&i9tK.p_KHDrFIRHQL1_o7,srCUsD:N@Q058^AH8a_R",
+    "F9.X+[NDizq:KmyF(WZB9W*g9ED[fo0j;G&H89&O4zmRh;E(DX0S=Da2m&l!GBPVOIgZ2(1A,3=3W;7J0-dQQGM,l*I6;[S>6QC;8ZiJ5FpbXz6gIAH017>^D:69B7Z)]h6AnuSNJ^#,GC9f<1Z<&D",
+    "uv8x:IPDf7Gd9!72M+=Y0[(ChC]pkiIV&.a$rk]gcMoQe&jkb82oy2=4+rJI0]xaiUj[TWD:E=Y&jl;xIP)zeG&RBr9^79f7cDX[ngJgPH=mnNoT_)<2<ea!7cY7-F#t0)Gco!O4+PS%1Op@xH=mnO",
+    "Zw]#5FQEZ5GypHU1vxkJEk7(YF*w8*FW3S$HUKXOF*pD&GBN,pGBX>[G%OMikO9OOF9.U-059tSF*yJX!WIMhLJ_K&3/b/U&jkm$1O)aHFAOy:#1.zrFvb!NO9e.D1_J4IFD=AQ03.au01jRPm2nR!",
+    "TptEE#1-VAcMoiY&jl4U#2Ft3GpykOB[Ve50Urc8#1-^V01b&Q6gI*LFAFm/#1.;wGXO6MGcW)ZGg%)CGsG4zdowfuBsMns4G#mv76T-<H=deMZw]y3FQNf9IRGEK1vrQ.FDf%J007,l57+]47B2@h",
+    "F#s+zH2<;tHXS54ED[fp0mK$B2sStXFMt9wG5@alRzE5$G%)qf1qZnV1ojdy4K>H$78f.f5)MlRNFN3[#1/0uH!uJsH!/VYUIMIf4/7w81_tSM0E/@FZ1:IuGc+;efCDcEG&IB(6*J5M9]SkV77[Z6",
+    "95;>JINt_>3p6#v7A!P2051bHGXMlI1X&*oHpCV$cr,Tv0nc9p<dghBh%Evo4:*V]18)q7Edl-t52FFZ77w^w$fN:4EHpGU#1.df0yBs$F9.X/04>8*03$Rx05ml)ED[fo0mK$B2[tf<EiZxsG&RH)",
+    "Av80H2>G=z/*]TtG&KG[FAO*_#1.zsFvb!NO9e.D1_.eOFD=JZ051kPFaRGdIm2,-201gt7662A4[Ykr1tc=zr%W#fH8-c,2Fw8-1U1AK5i]fSIWhnhIl:4Z3pm6UEj2lr0UrrA#1.7bSsx2I#1/1m",
+    "HZTArGdB7S4+z8,A2:6JEd*_4#1.c.0W*j#54r[4qyj%IG&MKG79ZIHH-64S2sJkVE-ca$BsMY_Br>^$50C,G79R-Sh%GOI0yQ@Q1Ecu_A2K%D&IKeiHue%f4L2]^#1.Dd#u5%o1xOzSHN+M>CO0rP",
+    "00mwYIK&nXUJoqUaWgkDF_k,QTmaDw4[Y4d1tc=!;G!HtH!#E&6*0=K9]SYR77[f88#VwWH!/KhFAFy<#1.>#GMNDn1h;S.1TX]y9^6.X7B71<GXNtuG4Tcu35YEpJ_sdwHvj</52FEyEg!lCIgpM5",
+    "KPxmhFaR&v0yi*,EiVW+FaRz$Gyo(wH60[2ED[fp0mK#@2[(u:FaH5IF#rMT69I;@A1XA.&IJd#1O)aH9^P0pa3;h]#u5%o1xOzTGsG4zE-2L#6*AOt4qgJ(a1SV49]k$Z7B46:FaRGjH2<Shr%Nve",
+    "I5Wf+6fgiE1vAue1M0&GEHE&]78EnX2rmmbG[qJjIGO/32[.yv78N*I9^6]b7B6<:HUI]m8!rSmFo@V!B<Z^:Edy=1i7f%391o)b#TE_@1*nb!KP)sjGsPAk*#b0)EiVW,GXO3)Hvl9!I2]N8ED[fo",
+    "0mT+C2[$l>EiZxsI5fo-Av84r4:P=a1rs!/fCm6r9^O>Y78f.f5)MlRNFN3.#TG9vG%=4cG^UkpUINu[4/7v()o:164/J_j1@jmVa1/Sk86O8Z/,_ksIm@hM1/Vm9H=mklGypR,Gc0Hy3pd3UEjc)v",
+    "0S=S[-Q.6N1X&*oIK:t(dpS7(Bs4Mm4G###79Th;iY)]h4#gH9qyaRFEf2Z[z:WexEHpVb#TFmg0yl_+F9$g@06jG<FaRYrFdZZ=ED[fp0mT*[2[ei/FM.L&Hvl0wIRGCtFt5%9B[eYr6(0:X*l-E@",
+    "Fvt/PO9n>E206zTFD=DP02Maaa1LGq*l,UhTn@4/Z_/gb2oG$q&IL3zFf,i-4+nzc0TnpR0S=V(a1%Jk792PL6gR_P9^6*o-sHH1F)=9^4+MeY0Ru1vSq^w)-sFF%AA2&#79%$[=ac+Jj4dBNHvk.s",
+    "008#_52FFp%K-y[1u)x/0zWG;FgXA((*ig#jV%PI4i5-(7A@R^03.Oq9V9g<5)Y68$QB.1H-pX:&JPcP0:_C3I5DUQ4:h391rs&nhXnz<4,XB.78f.i5)MlRNFN3>$QBbf+-9&l:/iEtI55Z,FDy7Q",
+    "03QZ8+-9P+ng]bXq0R*qHR6l^0oC-g4+W9+1Qj:X0S=V:a1l8GEH=pJ79%)0051zNGXN]yGypFHGBE%IFa%j23pC3XFL=RG008(61NR0G1d/TRB<Z^_Edy<_k^U#e52OLCv-hyh1.DpLEHW]xFW3S!",
+    "HUKXOGBN,zGByAtGB+J0I4lwmj[(XSF9SF+k^U+y4,c[erp=T/H8R,^9^PLfa3;n_sS*xL1xODE!*CKg06!,/H961_6*.Ik4qp!^#BeVLI4^SK#*hUMZl^%#Gc>>fg99H1Go9iA7B$WR2*z*<r>Kc]",
+    "IXK1G10*-wsR%C%Gd8OhEHgI%F9]a/02MP;9^73D7B71.H_/IxHsK8q2&)z!I5hSw1aA(j7B8a#G&ukdx&</90zWJ<Gc_IgAK3yp=(,$4Gc=D%GdTbwG%x<(G%+j=50C+;79R-T=(,&30y8$O&IJ@U",
+    "+iX7#I59G+78f.B5)MlRNDl>7a3VM[03RVa>pt-8Uj;dg4qpPQa1SV49]k$97B4C;FaRGjG5[nrGQbBP1_[q_1&IS61_P!*0Rw=I0US4_79/t;s0bemIjR-dH87e19].;A76as^1po-T3#t]@do;it",
+    "BRDbO4G#&@EFV5N02(*]0%i^S0o5!Ix&<%60zWG;G&le+*#bE+)hsUvG&le*H8KDsH8UL_G%OMikO8U]9].>sEH9^7G&!/)1qYi11lbZF3p0*z038RY5)MlRNFN3.sumM7[)>;,A<s2X1z!b=a1LJr",
+    "k8lqtTm>GC4qOi>p=*j-H2*:rHLV#h1_xIO78Nkg0Urf9sumG404zB%02DN+2rmmZGO89VHZuS(2[teQ6*gHP3p1(_FL=dJ007tx1mF!13A=464:-5-18)k[ECOa9<CG<n>W;gFH8wG,79ZIHHPkFG",
+    "2sSYQE-cm)BsMl3BsVM)503$/7B2^oG1M$CsRA^KxXuL#n*-%40KzX14XPFwHK,B^O9e.D205x0A_i4oA1F4;6%[q]Zw>ApqzVryTn@5FZvn=R2oG(!&IKejHoi(92RF-$0TnsT0Urf7sTLA5030-[",
+    "6gI:NFAFy[sTM3ZHUKXJH!^bPFa%j23pS^1FMBsP03.ar,wh84sTLnNHPb8vZw[#zFYpF6G;4cJKP)vjG=rLJ*#bDzEH4N*GypC)H_.tks%JDfFf0,ekO8R[9].+nEHAMFH#NS>1tm2%*%BWOHqvh/",
+    "IWVXa4od][9]kw679ln@06!,&Ff#xz1_)JOFDy4P051kNGXMbe1@ln&&IKejIJ@.92RN]c0TnpS0Urf5sTLA6031002B!!g3plA3EjT%v0UrrAsTLJDSsx2IsTMDLIWPbtI5yu64++vNA3it$8aMy_",
+    "W*>hdIra7dKPojiHvm7@0x_c%(kw3sI5z+-IWYhvIWiq2Gb]DhkO8R[9].>pEHAMFI5</41tm2(rW7v;I5epi7d5C74od][9]kq479uz[01qMQu:/KQ1.,E^Uk<$NZyyIa03Rwj01q>JZv<Yb1TP0R",
+    "FqPl]6*tWR4+hU_6E()10S(Y=6FC4s3N]n;06jJ=GMfPp1ef3e1TX]y4+WRt0R&kOdY9k.0N4!!-0+H1(.^ld4:-2,18)k@ECOa9<CG#7>5nXEHZU,%79ZFGHPb9F2sSX6,_kyn;6M04F%&f&BsMG(",
+    "4_PM(76qIP4+GOI1kDc*vI5J>1tc_w@riRB3=>0WH#0CWsS*xL1xODD(Qh(2Ff=+c4.YBV1O-CO(Qgi40;^=]C]m=5Zw>1luY:=)ZOhIDGd3>cf&(81G5p=F6gJHP9]kedZv>3[0SwV=Bsnpu2rmmU",
+    "G=,XJF@EG]2[AIO76w<#3pJ^2FMBaI03.aw-SCQ6s^:(PHPtKxZw[*#FYpF6Il^e.KP)yeGpiOa*aA5*051qJGXO3zHvl9tI2]N8ED[fp0jm^,2sJnWAAtff[oes2GBEuqA1pYz&IJd%1O)mLFAXv.",
+    "$@%(j$Px^q1xOzTG0GM[B[DKB<Uj5_UIp,P4qgG#4i70<1<LbUTt9C(EG4;m1tc_y%=4pDGLeA;B[VhA0S=Z9Zv(8k3miDh7Be$5ENLGLH>H]+GB^$74+MkY0R%7vSsx2H%N8$tGC2SvIWhPK4+,@x",
+    "A3iw%8aV(0W)GtQ>ADQ^1vbkTFDo)O0591BF*5cnF9.R/04>5y02MPGBr+<#50C,N79R-Y>AD:50x_zg&IKhlGvpO73=O:a7A7$-sS*xL21p+UIjj_EH0%v8C=9tB6%[n]Zw>Apr3w!zTm]!Q4qQKO",
+    "HY>E+&IL3!Gc&-l4+iJo0VOst&H)bw=lt,-(F+>hs^:YBsR%C%G%%]cEi=Hj0UrrCs^:bBSsx2As^;VLG%=4H*$o5X4G#qNECMADIQA;9ZwmG,0%jkh0XeG[54r[Oi_:I>HZwV=79ZIHHufwp2s1eV",
+    "E-KU$Bs4S_BsDA&503$:7B2^gGWIMlssc1Hyv>v&oCE_g5,$xkHmepFHK@H_O9e.D1_-n_A_iSwFDE!N051kMFaR$sHZcGdHuY^_Tpubls^:(KF#r<a-z^.DH8RMY0TnsU0S=ZDZxT7H792JJBQ@kz",
+    "FAFs<04y_$051bIF#rTG1X&*oG=,Xbdo;uxBsMYO4G##b77sbb#0La#4yzU)qyaY8EDyQ@*=B^]EH*VVs^:*G0y)+!F9.a.04>B)03.ax9V9p@5)Y68s^:&#Hr6aJssc4Ly3Pd$oCE_g5,$ulG=,XT",
+    "GBBwU4od][9]kq6785tUk>,.a#.2tiUj>GX4qqQEIja=g1_<SQ5I8:%ZMx0[BsMkTN*<O[$KL<JIL,kG>,>un&ILR.IWVgh6ga5^FAFv[s^;LaHvlgQHZ%YgHd!AFH:(yedp0,#BRMwV4G#&[EFV5O",
+    "02(-^0%jlZ208Ne0Y57;HZ@jjFWCYzGuA9G2sSkUE-cy-BR4PrG&eCU5)Y68s^:&#Io2#MvH_>XxXuM7HaD.8FAX=]s^:hEsS*xL1xODE>iqH4u;in3HTQ27IRFk[4/wj=9]bu85i.MT2<h>#&IL3!",
+    "H![Ho4+qHK0R,cY3>k<hFfpqZ5,]V>=vnwtFrauZ3pY8d7A,h1ngJgPH:(x[-Hm@x2<eaa7B6^<F#r<Y;XV0F1.Akz0woVU)+@$@$,n_wW*>hdH1hQUKP)ykII9*P*#b7!EH4N*H_/m.G5[nvGaV!^",
+    "ED[fo0jm^,2[JR*EHA18H#xS:1qYl21lkfG4KdhnCo;dq5)MlRNCen#4)7EcF^YU[A-Pf)1z!c(Zw>Aq*:4XhTm[*04qOi>*:4[+HLDgBIIbBV2RX=#0TnjR0S=YRzykxx,vJyrs^:Y8sR%C%IWnsj",
+    "EIBg(F9]s;02Mh]9^6;97B71>Gyo(vHsK8q2&)zkIk3P31aA(j7BBDyHaYY40Y57;IWemiFWCY!FxD(D2stqTE-%&,Bsn%6BsVM)50C+;79R-V)+[fw0y#3Y&IKhlIoc904Kg=Z78f.C5)MlRNFN3[",
+    "s^/+8#]$qhG&0W:6*Jdw4qpMK3J)n.1/nv5Tn[U]kp:Sm*KZOzGXS@j0^lqP78Nzl0Seb]4YbY$JTNdatQG]SZZ8WrFwEZpCpRzv12PW-%,-b7Fa%i,1.c.81X&+;H:;&TGce)_4+WUO0]F%vJ/ZK7",
+    "Gnl[w0%i_K2B7T&KP)#eG=@d6*#elr11]>SFaRhwFaQKG6FD6-F)%C/503$;79RvNn7[)B%;^T&0.+Eq2b^_2+!7xRG^&(>G%%>X4od][9]kwA79un>052ytGXO6JH821#EHyCzF9tO-005h94[Wo^",
+    "1qASx0]Mr#0^lqR78Nwk0Urf5trinB030:]6*a2^9^76G7A,M3n*kpQHmw#FF.BoAIjt5idonNpBr@VS4G##d77sarzykzt4y>g+<dh)A;E=n7H!(M<7BAQWH!%P&2r)MRE-2CyBr,A@Br>^$50C+=",
+    "7B2@hH_/600WpEV0]ki(0QCzGG;:l:B[wq16fX<nG]CniHOCSTO9e.D1_tkSKP5IcEc&tm1zrXBZw>7@EIG**F9tU-0072V4[w:y1td2z<f05iGqiyRB[eh90S=ZGZxJ-BEH=jG79%$]051zOF#s(y",
+    "GMfPp1n^Ph1TX]y9^6.d7B71.GXNtuG4^/!3HK^;J_sd#05.:+qydM(10TBuHOdw*D:E.vFWCY#F!wAk2s1DME-BR$Br@P_BsMG(50C,M79R-W>be_60y8m^&IKhmGtxgF4LJF4Cp9ps5)MlRNFN3:",
+    "tQG>B&.rmiH8c5d1z!dEZw>Aq@EL&:Tn@8NZvd@W4[n#v1v57<H,iH&1_fDJvH/u0&H*0/Ir(o9HUKO*F#r<fsR%C%G&HLg9W.H&F9]d.s^:bBSsx2Es^;VLG&TSL*$o5X4G#qMECVGEJ/yFG3+/xH",
+    "0%jkh0XeG[54r@#i_:I>H#9S/79ZIHH1#Ym2sASQE-Kg)Bs4f3BsnY+503$:7B2^jF!d^ivH_.TmCgkuH#FK3KMgT3Fsl]9HK@H_O9e-]2KjFyF)#oxAT:7t1z!&a@ELZ$j]:keTm]@W4qP89II9*P",
+    "GcW)Jt[E/]H8!gj6*tZS4+i-f5-v.B8#Mp@ni2zO9^73D7A,Y6ngI>4(BA.BFa%j23plG5FMBmP03.Xq-SCQ6s^:JA)4u^*Zw[*#AEW==)+@UY1-&g5KP)#jHmepN*#bA#EH4N(HUKU*FaQ,c9V9X/",
+    "5)Y68s^:&#G^bIHvH_;Xlg.StH#XxH9^O^2ZzeV[sS*xL21p+UIja=EGV-X,A1E,,6%[i1Zw>Apr3w!zTm]@W4qOi>xuFFQG/f7UHZ#Eo4+qfS0TnjR0S=ZGZv)WZ0USB278En72rmmaFsl]VH!+$4",
+    "9].>C78N&H9^6+77B71<G5[ktHsK8q3DzthJ_sdwHvj</AMge>@^F^oD:pVd0591BH8IvKF9.d[04>H(03.gw9V9g<5)Y68s^:&#H@XjKsscAKk.JANoCE_g5,$xiHmepFHK@H_O9e.D1_-n_A_QGu",
+    "FDEoJ051kKFaR$sG%)^l1_m6;0jkId4[njp1td2&!b&d&I5Mji6*bNQ4+i&d1G:l!95bsH6f_W0FAF#@s^;LcGypFHI57YOFa%j23pA<1FL=jM007wy1K]x11lBA9B<aE-EE>eKzXJkhAMge/@^F^o",
+    "EH=kZs^:*G0yNevF9.j;04>K,03.j!9V9p@5)Y37s^;T>H8IvKFR^tSGmp*%B[w**KOYS:*l#B[FsTv>O9e-]1/w!<+ztY@6b_Wx-0Og<1/(*7Umq+vs^;T;HZcG%DmF3zA2T!n6ga]4F9ta=s^:bB",
+    "&H)bv*KZRu(BA.ZH:(yDHmL]N3pqBc76>z,1OqZ32[fw_6**ZS3pcA4FMByS03.Xv-SCQ6s^:JAm%jr9Zw[*#FYpF5Is5eiKP)#nHLDgM*#bD$EH4N,H2=I+IRFCY:.9v)&jS/J5)Y68s^:&#G^bIH",
+    "sscGSjm@xJoCE_g5+4mW*KY,sF&>dsO9e-]2G;%[myr,3AvgWt2nAmS*KZDA0<rU3C]nN)*KYy+:-;_Rjm@x$I50B72OkDFs^:Y9051hNF#r/W&71)oF[_COI5nyW4,3)X0X-Y]Fq-7n1kv9C1TX>x",
+    "9]bYd,vI.!AA2#Z79%(<-tdZ8*DN1CH_..r00L$Y<dobe11_H%Fwx%uFW3S$F#s.JI4^S%I57Y-I59IFBs44%50C+<77qlOzXJr#4,c_fjLromI5FH39^PL#Zznh_suB)M1xODE*:4g#052#vH2<Vk",
+    "01jUdE!l4$1UUc$iu(Z%Zj8.aGdM9dg99%HGBK;d2F;K/1v#x26EXk[+HWK:FsleJ3o.gT7A!I]051tLFaQ,YSsx2CtrjnOGBf^qHZhAb4+WgR0]F%vJ/rW9Hk@i$0%i_K2Jq>xKP)&hF]8Ia*a9=%",
+    "051qKF#s+yH2<;sHXS54ED[fo0j(B42sSY]059qRGBN,UYl89)9^sbY<(v#=ae(p-JvKHp]M3niIXC]C4gkRY2n>!54gj&A1r7f34gm7>3k&^74mvV2IRGC6asBZQ6f%qJ4FTb$4i60d<eU#^HubOs",
+    "0SF%iHIvK*3U&wf;+yjDu;q-z4g_t_4hZrL4@lf94i3@_7cy<N*M.,T*24/4aso2_#t#nk.pm6x0txZx4hoY22BQ)Lz8MUQ5)JZ)5Cy:y4+PAw5CZ2$9DRiW4wUl>4*,)92-vYEExBF*gs%w-86h(<",
+    "06zsbH8%0@4nG7jH8F;*4@J^_4ihxu<(dqQF!1sY3FL.lAA]uj<bV5KH8!9DAA]uo<bV5KHZkG=9W(Iq4gnq-H<)%:1K.e_H#Hv-H!^l=3Ia0/j!P3V.PZP]1G<;UR1YZd<(u-;rVb5h2G$<GD@yWs",
+    "<bV5n2Qf4>06z&aG&leUtOx.G.Pidt2p%,U84xou0Jm<m/m8D.3/%n98Z)Ug5-oBS4WjZ61HJ(rG<]kjA_Z7=5H]o0;E(Q$0Ot)1*q#g$GPfB5SPsMl1Cay/kOBy[0Rxx.2-]/a23ao%GcfB3FAFqX",
+    "o+S:70RnUhvbzumtFZ+i2Qh3P0WyZX5DMTH4pR:awGA&2Gd58UsU[RP/:rSPB;X845g!IJHWw<G@3(-DhYt-@1qQy+4i5)6F9tGQ9A5@5F)K7(Itm=RJRb<-03QlC051qJGCczy4y+yljDimj8vgeV",
+    "1.Wij1_fJ2uMP$9xDNr-s1gpa1r-*g=$Y;g9]AE&1!(^As0I%KMHx8&4TJ-&B;BJ]VgVEctHT5z0y)gE4hOaF4Ic>M;EVP<X%7MAz77RIDl0S4>YMPu)&dU,(Dx1jBLXV[g$W3Z%:oCr9s.Y.4-#;-",
+    "4g##;0s:;X%nJdEm.]sJ(Dx1mgop;U=a27I0,!7e9_;CE0TMHG2H3.44--]i4gfm;LmvY+A]f*=(ijgC(5($WB[;,T)Y/XK<U#RB[s9-.fe#%t)Y/XLB<Xp23$y]b(*h0D+71S!1>M.O1/QLO162.6",
+    "aRmMYA7VB6g$<%j)zASC3G_hd4:@k*0t0Oi3DEZrFEuhW006%@4=@0j4j/geHH)ee2k;&%0eclTa0Aub4FlB>4ABD*!U56R4nI[fI5>^6KQTEl013Vi3bN<21Jnrv8xuF/2<kRX(b=6#i_%w.(Dx2M",
+    "fdMf#H_/4!0yUkg5&<_82;gfr5F0q23InX61rDAH51]3j>YN-DHZlMOrQHVr[^u^V9]YwY0>zMPNjT8/4hDz-4++$T4g-qF4*@$_4%CGX30wl>kPQ!6(Dx2BF*Y,mav(M>-4cpk(Dx1wnj0iGGDAo*",
+    "D/]0X90ej6Go2hS0yQ>>8x%Q45-UjF4h^[cH2;(3Fbw+^9]t+)90i^P106T$%MJx)1.%Y50InVn3gxv218<%kmV*WdL;k&f=A81MBR4D>1.S>[1[(&i1q^Nb7&+hp2lW*W@^Yn5.0/HG9UV6SB[DOq",
+    "9UlZT01TfpBQZITq67qn9uqhK9]16r2N5hXDK-#;8U:yB3Io/^1>Re04+Xv[9]kv-.=&<(G&_(Mqyh,(8Y;w5<*NX1052vrF#r/as_ZwC+zk(6!uSpWyM+b_@T+y:C.C$^4*_8S4+h1j2oyH30t[6G",
+    "pkxBn6AZdd5-Z&z2EnHY6F5_L1vc&,A7nEC1E!(@4+=EC1P;#;&IAt$!uSp=H!;K%#^Y4BIW<xg4nOe$H8;Q.4$i0#9]1V/9TG6W3Lhjg<f[zU0W].WRWdL%06#x6Ff[,P%Mc3uo&*E;3.Dbk/LsLO",
+    "0XOj,8a1OA4^Ze/4l=,0GXM[L=Bo>M0yDz+4l*$_IiU(40WkC(1Km3xvH:#m9WNX/H_.cU9Rl0u2mys13(a96Ff0ZDtUwH&9Ul@j03RVa03S3s01nwm0>fQW1ldReq8I;pVjlrF<k]4adKfvl>YM&&",
+    "((eKUNFFfi9R$=w4.7+5$4w$RH:p@2GP;H-7c-0=F9]s^ogOSUFjX8l@dSrpiva:v0wxax:lh.6GO02uGBURqFFr9b-r0#%vXT%QHWd&u01GM*I1_p@0CNBn0C*2W,S!Rzx3m!&Hx&=x02(vJI01oT",
+    "2<;/C004=]4<24Z4hEN$5DFC$Gyn=h0wFLgMGnTK4i84x>6@v%y8-Wk0s<@@4A8O.0Tl:P2HCa]4+HBE4*:n(4g@.i5f1/^$qW,Y&JrIHH]FaS9]kwiK<:NrBrgItIkveE1/orQ18yGzG(@mFBP^:F",
+    "y15SnMiMfU2oDzFsSXO7As#iYYy_6*)3p*m3<bD=y6+A<1T,*Ri<=s1@TPqNGJpaL>Xq/xfe#ALKmuM9G4h524LSli6E(334u;S!GdT;BKm>cN0]U>@9].>G>W<4/I5jIdv-!D601d#/0s_nDMG@mN",
+    "pAQa39XQHw4!]Za2Q<XIC/)ef9]beTpARE5H6a7TpAQb=3/^v3F99(zodW[gW(AYl5)StS5-=4p9]Sp@0^(bK4mktW0^QZ11jd[T6EmCx95)_W83e/w6*AxY1q+h]9[<7uaw0h^bPT)F0t89_a[y8g",
+    "C&lp&Br,LgB;F<b4)p:wGB7aG1>Fk[4+>[I0kDw)0gyx/05gsT0@LMIG=d6S12rE8GK29B2h:ChG9L#sF%JZ09].!61-q#o:G2LZHZnB-9]ST0Iy5pf01o0&Bsn#^0ueRKT<Km;3Ehwl1m/tg2Ok;U",
+    "01nv&1BrPb8Zoi74hmNtGCLGAoCE[XE)N6QOa-D-5de+13/a#N>!18h$ny:h*ntBRGWuH&0gA&91KF>,4+!H(4b%Yu(0mE-1s;%2$y)*cTn;fO0d5T8Y6.=R4sHv:0v@Z2ZXW;O(**-STMXha2eK;5",
+    "05)zDHvkhjrU(xOpjHwslLrqtmi7([hY1ro!6N]BrvVHb6FAWg95<:<Gchm#9XS9KGXNej00g=yE-BJU6Ehn*GAuIoBQFCpI,yh>Au[sx4g_9*1@#a;9]twNGy_CM6E=(S1P+<S1Hm!=tt$<[.WVCu",
+    "GgSotG7kZ.UlKO1W)B7DvH^4269eBA4Z[rsxdjs^[u2xJGb1rI03QxC01UJh1/vLju*nYx+jRrRmk%!mFgC:,6fl(;9^+d&[tQ1MIW[.h*bWslvm6ftfDjZh@w.S#ISaNA4Aol[IOa1A>pJd0R38O2",
+    "i53c]Dh.Ch6E=<3>pJc_Is;o#4+Xz8FJv+;fvpb@GXNh5GXNhwGXNh3GyC%n1Kt7-H,fDXA6GZ_=A11z0W_x+024B;.pLi7G[7>:G%$+.A0#,yG%uV1F)<R!4.A/H03Sa$013krEj2m8G$/MOm/h1P",
+    "0lhREIRFoT>wx/faxpak4v7jMi_/+F=9_N6)DIgtp9%x=lK_&C0XV)i1HL[FFS1f2GdS/TF99($00Xil9]AF)9WpUCEZ7te8N[&-6f)f#4-Ri,FB3C3ur)6rH8%hO[t6FR>wx.@)R>Yh3Emn3=a^#=",
+    "fdmf(,trCz,x;njG5[krGgcEcJ@VzrcmOE[I^NQT6FC43,5M!2GTH+iIo%p0FgDX04.Owd1m%+t9]Ses8Y40=juH+a1K]Y]GTj-.M:gK>4g%R&0AviC0vI#f8ZQktGyohq024U;F9bF.00gP>0S.Wt",
+    ">f@Y2Rt(<&6gB@3+ZqG:2M,L^8Xsda02DN-D,Q;T8V=6xivk^6F<f>A1&&z[H@b01A6GSj=A11z0W_u.024IME)M_WZ4xt6A0-!4Z6BNgGTRy,S2mnaA4N6*BQ@bV2>87x8Xvv=IRGm*H_.fS[qhbk",
+    "ax=ml4v7jMkpegU<(vR,,9HZjjcpV&.cb3ivH[x_FEBDP024L%6(0gHf.=#E0KQlc0=1q[>;8nN88X1T4k9!%%;TeEFxwh06E!vfA0apZA2T,q44DBGG0>(pEVPvn3yn+,fKCqDO%Bma4+F;c4!ueb",
+    "1O5yL>!$G=o(Bo.0s</O2La*g3Jt#R4j&9O01U(d4=Fkx4g]jw4-8Y_4k9r#>GtnL4.xeE4gyFI1MVObFaRGGFaQUErxOnZn!OGJ.K>zw7]h,d1d9O,<-e>2GS,m+0;h[i:jw@!veFJMGB5xytN^4G",
+    "01n3d3-<dL1rMzOveFJ4G]TP@1KZjR53K:R(hfZ]I57Y(o&q-A03.avmC+0jq5,nf4g-p&5&,Cg0S^<9veFJDGcoYf3/g9LveFI%,UB_rHa0A:(hdU2;FSEx0kYB#0HgsA0=blLGBC]C4-k>n0Hi7d",
+    "yZ8]gFsbhj1c;C*nM<A[v!VeCzQPa:JhIXbEip0xFD<@M00TrgG%+>M4vqo<>7e[rjnxi63=On^hzbtrkPQRt[0t8-iV6cpGBhzZB<YhX0UsPW051$NFs2F).AMzXqJ.3)FsKRxMlv)pH6-%X,T=Ni",
+    "F)#oh4l%;E0PbrI,T=N#HaEr!1V%p<F*Gcx;+yUclL,UD2;;kI4:]OU4,z/:A[[jS;hYRpH2;$r2<hoSiw=*/jtCDJ%NzoMF8_M+Cd(WHNDl+,3nMoy+6oUC:.a>o$paq(H@N6Jh6N81%N!2lBLbv6",
+    "4-B6H4iYs0A3ZbxE-BZh3LmTiHOm]/Gc*7%uK>bN04*_!057fqGco@GfnE*Q0Uw;MG0PkxGC7bCAEN-.%N!#zIK^u952OLh93wI^qKpC$qyftuGBPzezyS]#%N#F[0W&xNF9I>,03tLo052FcFaQJn",
+    "$OkVmI5f)_0DwXQx<aF5Io%Kg-Y%MrINJXX9x[Ud3<.M,G]L.VL<yIEHOm];95XQhFAp-=04*[!0535zGXMle9_3pq94[R+GTs3X5cG//Ju)&l,T<ymG0PkSMlTdHHOm];9WyiD0S=!Kiw=*#SPk9*",
+    "A2Be;90Nu#4Kg*$91OE/5-M(F3*$ck]1kpBrU(T3Qyn@%0XPyl1@h>G=92mHa]Orl4h#RD0R=Xs3Igv64,<O^4hK&iHOxE$$QuKbv/9#xh*LisGBGs5:.tq#**gM(5-,]HIQ+m3CO0>u>7E-OFt6>p",
+    "0qHvgy>69J<f-5dvF[Ea4:ABh5-Zq703R1Xp6;DH12FIl5-Xt.yoM7GZ>DZpKM6B5IRHOJGc>-(Gcz;aivkRq*A5CFD:X8410NJL%jyjby5.580n6$Q12i87Hp^V>0@Wf&gaOOy4FJRi4+YEW4Fl,*",
+    "4iC2i%jyk2GdDB.3Gk5u54Qr#:J2[zGdMN;Ke+,kI5z,41_WN006)3[GdVc@KLRu[FaQP2!w(O)0;X.RKLa!^G5@gj>74xY0;X.RJ_T5l00egdqGb/Z0;X.RKL#[3HUI+cwh0fH0;X.RA3HPvKQc5l",
+    "GXOv90W:u;06!^,F)#oF<X!JeD$42&5-y-g2p/djg#jO1H=^M<KP<*nIJW@-#&8c>#>A0tH#vZc1P::/0Rp(G2<kCS#Oe(T/eQ9QIgch0H_%:xHa9m1y8RLyHmdCo0V)^Alrsy>V/=*0GnxSnhbal;",
+    "Cj,Uu0U9y,z77YSCjq(o3.]CT1J1Yv1H6e64+5(u5jLbKDm6Qk0Vgvoto-EG0pXYr1ttOfzYY%(%P9_o>QMGXS04m7&nW@vX8.k>6VfR!956Bf1JIxl6F9Mx0vb2cDJD5L051wMFaR$LFfafBfNlc2",
+    ")eR2@)F^Y4cmmcb9^G1B08->%&-tQA8Z>kr3gTn^u@C7B1P/8n6EW]A0uKPVQv.V.5CiuO4]Dn[KMFK9HSrKHL=d^1DFMG+0%Hu--0>BP8#r+Ts%9N9@YAsNG&eB,0P9_4@Y8oGABX@n@YAUwH#h(c",
+    "x&a<$0y+9AH#9jg01U7rAG!iD@YAsKH83&&Ke+,mFf#x<1_oA:06)3[H8C[+KLs=1HUK^m0yQ!:06zvbGdKW0x&k#bIRHNfH8n5*Ke+,mH8B7@1_oP=06&/mH8wK.0gTlN4;F!SKQT2mIRF6gMi1)&",
+    "[V6[zF*!K=FE2Sb052-!IRHOfI502(KPxyeF#tbeI508*KP)&fGXOuo0XQ%-05Ui*HM%AeGyN$XHUJzp051(VGXN4ape>#+[3#kU00YM,1N.oqg@NQsG9M&3IiZ6S4$&qNGtwpr[,gp1&!rR,H>z+/",
+    "4*:ir1ttNT.>ixL[3#]hGgk+ZmH@Y@6FC4M6EoJP0WTXlG5jebF*$_u6B9RpodgNd0ya1;F#IVm1v4/K1JMEx4E!k*GWGlo9^77ADHAf%Qy&mF[3!vC%MbxI9].u0DG<XLRu2*UDIWng008a[0@;6b",
+    "b29uXFA6m[ML$I_I5PYx0N$4l0%IF6tQ!j,43Yu=9_n0MDFQ1W1vmUD12i5u[3!)IABX@t[3$*)IWzzSS1,B(IW>z#KL$21HUK^m0yZ!/05:).H_.W<BOkc^Is7R.1_xM/06)3[HZw5*KLs[4G5]li",
+    "0yZ//06zvcH8cP^x&k&eH2=-bHa0c<Ke+,nHa7r21_xZ106&^pHa9r[A3QYqQ$I2@H#Go1:-X17Is7RPEy7VhE-unU[3$-yI59E+FI+J*052=uG@9jDV:SFKFD)<P058A+F*g7rF*v#/5-=/S95nzQ",
+    "HQvM%4,Nb&0[HI+9^>tIDH/2Y2FE7:[Ot,0[3#JN00Wm)4*.zh1I+Ld8#JT^6glAL0Rpgo4+Q)v6FK,(9_CeFCNMZx2bRhK3]A9001p(f!w<eVI57Mv1C#m.A_iGoDH/5ZCNeVsFA6j/01pMkl<AJw",
+    "1]JGH@Y8j>1@5u@6Av5L;hg&C3<-HYH^xqW0W]-sqvQty;+p)h<l!tvHaR!15idnKIQ1z)H!v]QV+=br2>HK*Ffefg9_m.BDFQ1W1vB+212i5q=(h5BABX@p=(j9FH!&_(Ke><pF)-u;1_)P;06)3[",
+    "H!;E,H#ajh01Ut&AGrcG=(j9FH#9Z;Ke><pG&cZ01vfP_06)3[H#Io@KL$59FaSTg0yj4;06zvdI5Ge_xdJyhGXOsZH#sx>Kb!(LIW+(-Ixsf;0P^VaG4&]@/^Qmg0re:bjvx-!z9&B^G%z#uDL*ST",
+    "Ff-%=TQo2/06#4:FgCXWA7VH4DL*VUFgO4]zX3EbIRG*/F)*>x5-gTH95etNGypC&H2;[%.qiT+6EyuL8aCuAC=a+JDJ;cQ=5Ovknj]4OUDR3try36kjpz-=3N,*93pD=g4L36]qQee94:375x#kWE",
+    ".of_x.S79N4*-Ym0H2uy11Apwq$dF9<dg1W4,_V(4ih&31elKt9_m[#&H(_J95[i)4g.H-5d<<:2;3as1rGzYsR9JTgaID]H<dC=0-QD#0P>P66U+f4IWPbcH_.nh!vzkg)DRy5H.0uJ4+qM!4gy=c",
+    ";Xm$fF*!Npe+J634j%zArQQw((SQLGGbA4ZH_.1q6f3/i0S=Qu5jP(KBo7hsw+-=$mBS7JUJnZ5vJNsbFfz-m1LCp[0uv7e<BslI5-P.oF#rd+0unPM9]bVD0tb@/4;V8t4k.A;01og05j6k-qv,)6",
+    "HY=hl1gHTQIg]n)1T+8>Hvk>6Gq;f/lmZVruI3H>UJnYEvkm^,GX^co6B0Ls0S:GM0wfnRlmZ>FHzXG=lmZ>GHn-)<lmZVsuI3H>Uk;hgvknq6&0P[QxHlp/EE5j]%:frSl:#3GIRF.l01o8L5(7vD",
+    "l:!Ivu:lV;mBS7Knz]7W2F$Y#0/EMbEtQ,U1J9ci4vGZ/Bo[E10v@l202Vj=9x:O)5(h[UHUJ+IH1Pp17&$Wl6f*!n05:)@01@F-1J-QK5,b!C1o8nFG;oG%1T>E@G5[Sk<&N,#2bKZ>[.r^THI:5,",
+    "5i-iA3/4v=4i4bE0R+0B2<)(64+PEu7&w-#9]Sl67d8MN1UK=m2f>v$GTRdl&kzL7y#Wss@oaz&G&2ApGdTb*H#GnfH^5.<12i@;$Pg1Z03Q<K0249*6E=<7Hq:Mv7&opE9y0(UI5)x%7BQ]64)5L$",
+    "1iEGht@H9dvEdE;PX=&:9]Scd0*z]]Bo83*xDEkC4+<Xw4gjub0/f>a*9ig:4+Ojs7c/;+9]Soh7cu$)9].=_0uwUA0uLnC0S=g^.>,YBK;jl(A_q^&4+WAF2l<dY1Tp[<HKG(B2[E1m6EngB4.yzB",
+    "4+oFt4g#;h2lx=bH=dYV1=5yN@T,vWHLw*2@T,vaG<b$zG[OQ8Bh_:Q2RV/C4g$[:0.r,Du*m<r2I3Y1j^Qm;0Urc602eX.9X9U;2S=h&mK6=q)&U-]II0f=&7:0piJb/z3&.7%[R$5Y$QBni@T,8+",
+    "[u2jC6gK/64%Pt/8R8TUj^HQy76+*kFA6a*uND>Er4bIV76>jL7&wa/4)PKgGP)BVBsJFo9yIh04)(]a1cST>4,1wS7&iO;9]..f6dgJ97!Jx56FBY=4+q3d0*y,#F!sU<9^qDBKLar_GEEsb&Z!bE",
+    "F*BIL4iq/gfCVoEHaC_T4k$D/q]=cpfhH3(.h:3L1p4.75,@RP9X416whs:ovBC^=H#VsuA1=kf=9U3-/-Z;tIFQ)[9xwn0*jN%Q,VqN7*zW@oIE_o=3Ac__1!n^hF#-za0x*jK6fyu1H>4v<4*=CQ",
+    "H_/34F#r<Z01!Ef1rGp5DK[>x3a@lm1eO8./K:E0f$jny2Q_e_0vt5L69drJ0S=bfg#[xwH;#o&lEDfe1_b]62pl(::Ixz>H&Y)AIJbob95^Xx1s;<CwS<%(E&=2#3$uj.AA2_mg#[urIhYp<2*!*J",
+    "A3ZYw9y0(RqX9DjAG!rM>qh!pEI6!%1s_V_G[lSz9]$.Ag#[Tnsf7gtFA>N$A_7(A4G)k3riBFp[[IdS1*,)Q>W>pY4FkguF9tU>+rbVmHa9o@6*$zO6E6!mF!:cGH#6@N4*3,XMIQt)@4uQQG5[]D",
+    "H#PtyH#kNTGx,$@Mj12!9]AW36gdDAHTe]]Mj18$3hn9:10w:Dp#l#r>!SAG2M,RC!45wJI5-,.6%sPrJq)51A_@Ss4+f6G4g+^@H.AGl1&qNC11.wq9]]^36%Txg!44raFaQq)n2ZeqBM&=dstya7",
+    "j12)_AEE&:>Z1Ji1(:,FA1yeC!44190+x&o1C.UB2lo[%F*yJeGV%/sxS.pekpY6i4lf5YGWQh=@2m5!4k0rz03Qc103S9m03.jv=b#)&IX3qd6*%w>4o3w/9]Sk]6$S2f0w)+UL.J,iG)5l,IrkMg",
+    "IWRCr9]AJ_1E;/DIWRHz6%IxjG5[Gg>Z0(00*Sf-4/wi.3Zn,f3=w,>KLj_2G5@@Y02(y>6ginI4+f_W1>OB.IFbP$2sQT/1;a#P9]^146)$/+IRF$kvJDRh>Z1H_:x&HpZ4Q9f4iBRN;kgX-1v8]C",
+    "1s=Opowo)r*a9=$;kg>@GByA$GcW)YGaDl=ED#Tm0rwRj2sZ93FZKa4Hvj[^4/)BdGN,<^FE%(b05do.GV_HJ0x:f86$dH;<DUF86$C[e12gv(C=.2xD-hbTxeWy*6fi_,HTM+@Mj18$9]Ac51&jd>",
+    "H^<3]Mi<8%E,=6o6%sk6nE;+j/0OUh2OkYL>Z2S$F*pDcGyoep03$Log$N%CIQJDSGdYq04+QP71p>VvRUZmD>Z2UBG%x<%H83!-4G#qFD*>@AJg]^u3%,jD0c0Pe0W.d%54i:Kg9Se-I5Ri*6(86F",
+    "Gwv%d2QxPSEi=FzBQ!D>6ElVl50C+/k@5mTFzzca>5m]E00YAhF9$d<&A$#WHaIi<GdMIe=%5<(GC24Z7C7+[4)>%WMIQt;>!THKFaR$BGBf^qGByArGcf/TMj0[y9]AQ16gL18Gx!w>Mj12!88,M8",
+    "14RPp0uL;t6$+#W9^PJ86)yxcGynqPbt=P7>!T2FIEDxx3OV/[D:X0x4+XL52LmnwRSyQQ/;4Q.A9=wP6%-eG4G#zS6%RO*iwy*A4fquwqyaPUD,XE=yubu6EI2fr:.%B-0ypm_F9$R<04+5#04y_#",
+    ";1^*oj[*1.9]$w/D/+o]G&ukR!w)Y9I5zXX4lg%2HUKj;H8l1T9^G0uZ6,N0<(_XC6$C[e1U2_-88oXa3cVHuBos161K4d2Mj1E&9]AD]6f*!H1UdN;DK#)g9[<7:6$F[i4G%5)6$+*Y9^PMB6(0pP",
+    "*KHCu@V][C03.ausBjMo@V^lTF>Hlv2sru@6*jkU4+[DfFM2jI03tUqwG9sl<+%)bHvk;t03V]PHvk[G1vHAl1TQN%HH(7.FW3S$F!C!e2Q<hWEjBX%6gKh/BQ,1#503%*6(0yU<+&X*0X8rI5-p)J",
+    "2RNF(4lg%2H_/I#Hj!2<3=p+O6&5)15f1tl1VtYNG5Qr5Hmxf!0W_%NBsDlj1KDj3Mj12!9]AW36gdC@*/,I+88!eP066*-1J9,d4/&nm38n@x4L30Q6(0pQ+HDax04p=x@V]9G9]ky:oCyPY8#0ms",
+    "4+WN,2;H(zRUZm6@V^90H>5#Y6EL+64+Qip0V5ARmyiw%!HNw5WFMmeIQkV2xdqq11TQQ&H=-pWAJ>sk=eZn1H!uJ#H#7hwH#M7n1BML@kO9KI4j%]G=eZ3u0XM.D4g@dn4G##xy$&BaFaRVtH[;Jc",
+    "3=(3wHZd;W=$@yJ6$C_M,)#k>6A7==3g4Uw1tb(SMh=wwZ7Db_Mjrw*00hn#6FA:(4n@R/03QG^[S=a>vjh(/-B5)12QLjcG5r,E1vubs5-*,88#DkDIN)tB3OF(VD:yR%F9SF*00S,qRUZm7[S>_I",
+    "I5YqwG%&ag4+s4f4:>5N4Fhcr[S>ai0W]k354r@-nE<[/I5GVdAJ>sn>bV;4I57Y%I5hwO<(l[v+Yk;r0sR#p2sHOAANT.[>tpyn#18;6m-(X11@e#F3IH1bWFG@K@Q#8YF)/y(6(15Z[uLBBoK@Ol",
+    "IWqng7C8114*nGcMh=w%Z5cTL88@q1Bor@41LkcGMj18$9]Ac51&jd%/4_EhpSutOoznsjBKhkC36>Tv43hB!02:bu@RfD-zXuNojMEMzIWx%t9]Sp+77-lB4cq1lBQP+)6%PiA(+&fB43q&61&GrQ",
+    "11.wq9]]:.77u)d(+(3i&.zg/k^MxRHvk;t03V]PHvkX11/6++A1pY7(+)4#0yi-]EH4K+GXO0)Hvl6!I2$85ED#Tm0hJaX2se<^FZ^=IG:w7.5-x&19_v_;6%jdyKmzRT4,X9A6(%t/z!47L6$D2s",
+    "F),j21<saHiHrgRa1M%X3Y>u^BQY^M6%I,oGXNh0HUJek03I_x6$DEIkr59g:J/]7F*E/Olm[-dIWW](0TnjP0S)[;3DE5b8aI[P1PAKk4.8FT:(2<tIqJ=^9]bw,&k6%B0#y$S/g$fsdpYLM3Nkk>",
+    "FsBU.1c598BM&%%ECOu@fh+,J52FErEDyQ@nYIl,D:*PV:/hr=0yKdv9]$;!&k7zn+]LRlIWh7LGchqN5D$(4:/h.AF<Y/&s]64K0le)90m:=M8aT,,B[;yq6)z1kHtQ7;IKL4NNd@v<$w3D55*aw5",
+    "6$+M_1O>G*G)fH3K;c!68Zb&912X=/H2=L%G3ylsOA.1W5f3Ek)(8(S)hh_.2M,6)nE;jO0Urf3:lG3)030*@6El>,4+g^>1>ON;IhFwr1-WY(11.wq9]^3=6)$/+FaQ)ZrVS4V:lGh2G^kKxZ4K)c",
+    "AEN-<*DDXY1%#[*KPx#gH]rHI*8(=&051nIHvla%F#sbnG8,c=ED#Tm0qYen2Q)VTFZ/-9H_.ke*DEg;H#F,NBr,DqFAOv<00p<O9].t)6)y!eGyo]yH2<hi<.0YA21*k):lF<488,kg12ixI6*2%G",
+    "IO@PzB<#K15g#Kt:lGg<FaQdZ2M,6zg8:DB7#[[TqwxU)t/j.[IO@Q6H8cP(3NtVOEHg2d0S=Sug8:6B163aiG3ymCdNVQrA_,On4G##@D.3=L03J91FYg98Go]qXKPovgIRG!%0yr>&D/!B!IRGs)",
+    "GXNAb<(m+3ED#Tm0qYeX2sqX&AN_O](S@-A)+,+yH2<Yf(!_%T4KV8!7C65V4%!q2M-@;,:lG.BG5[X_HTOUjH2;*mg8:do8Z,b81:o5a1xg+<:lFk@5-l+#A0jpD6(21):J.r+2M,8<g%A^p%K-w+",
+    "H]iA-GXN]!F#r@e[F(s]3hEUrG&2AX1%ibT11.wq9]]+,6%Tv/gb*V*F[KR-1l216BM&##D+6r@)hhvH52OLrD,XE=<3ICzD:*bV:J/Z<0yWhuF9$R+04+2%03$Ru8xuE%4G)k3o1>jO2r..wFZ/-C",
+    "G5@<b03RDP02Va1$Pgb4H]iB5Gc&ma4,2,)5FZ6N:J/$BIRFa9f&m651=X5+1voJ36)HF^N*<C:02MX:9]kh&6$AUs77rwj*##dhHtH1#k>RsaH8biJ2HeRI9]bh(6%sT695nzUI5+;/3N.tU95t2!",
+    "4+Y483.E9$RSyN0Z39&wdN%46BQ,Fk4G#zE6(2Y;)GGsR4eAviqyaUQ+W@,@1+KCNKPx#kGwKx]*aA4zD/!B%GXO0$Hvkkh<(m+7ED#Tm0qPYW2sP9z5B:qRfD95j@GNrt8@LWX@6(]AIW+1O1Jo,I",
+    "1C1*MM-@;::J/$DHUJ8f<eBqg6*5W$;!*BON*Xu,9]JJ^6*B,I1v%-!BQY<j5f3AkZ4WM#Z3&VG9]ty+Z3n8y5Dx]F6%sW74YY$06EKw(9^6_/Z5%cL9]Sf411.wq4,1rSA9=+bBRDvv4G##=D.3=L",
+    "03J91AEN-[03W#pGwrbkA1pbM@v))B0y#3&D.23plx,e1024O/6E=<Kj[!FTF9.j])GH7D0g3wu0Np782M,(7D-GDS#t-t,:lGz5Gr$oJNd@wB1TyOt8Zowl0WL8xkO2b6(GLYm6Ey1-4oVp[01BpV",
+    "1]^6SN**<r6$B*$)x88CBRQ3A4/$8#3X/y929#]F%K-w+IO@P/HUKO&GXMmlUmpuMlx,Y003QT500S,qRSyf4Z6A3!0087%0-UZQ1l216BM&&$D*]l[)hhs/UJvgE<$dmJEIBuqxeg!L0yWhu9]$*-",
+    "Z5^uPBRDb^6ElVl50C+pxegXG01m4K5BLF*xefxv4*_GT1]J17fUf^qpYsL]fUf^p1rsx=1uqgZG</$HI5Pk*4Kg;Y6gc,04oL[P#t-t$q82GLFaR$CGBf^rGByAO=o9ZsN*Xc%9]JW26*mAM1_Z^,",
+    "1GlXNA0#%*Z67T$qZSIw2OkGHqZS9<#^E$%q!tl301lSM5EC/c6(0*Z&21bx03QT600S,qRSyfzZ6A6$03.mz,wh83q!u4HHIFO/Z4IOrAEN-=k1P+m1/6w&KPx#nIiwaJ*aA6=EFTCs&21hz03$gx",
+    "8zVI/5D$+5q!u3tHIFPWf&w@(kFNng8Zt68;G+;BH2=ORG&KMwH8a2w4%@$4M-@;;;G,6BHvkHth5@mA6*Ec@IPDb.N*Xx-9]JM_6f=)RH8AZJ4vNMQ0IEn2BabW^GBfQJ1:3O<4+oyI4J9%)%:f;-",
+    "GVK),H_.a&K;SPY5Dx_OvJC@(4b^1x4+WjF4FoU*Sq^x(Z3I_#dNlJD1L_j+4+*/u7au)2mn.GR03V]PIRFp51<<m24/tCn4L[ccFfug&9].r38883<F$Mh%BsVM)503%*6&yL9EDHI%5f6d>p05EV",
+    "GBD=X4-+<Z5kCzvHZuGb7dXlh4od][9]bf06)83^01Att2L:h-FiHgQ+5rwq8a4nQ133T&lmQ+$[S=cy5jdL:4.(F34/(B^3z,Km1_D@K6%[nj0Urf9[uL2901p7$#1I6f6%PjEtO*2v4VnQD1::v.",
+    "1TX]y4+ZIM1X&M!s;H7,GPw-83A4//4:$BH1aAuUD*]Q<qXG6S54-7apAjD]F[#cD5849Qh!HOcF*5)zF*g7tF*qF*Ig$+zkpZdB4i5>1h!HP:0x:kVuK>.BF*!7Z78No6Rv!&FkJ]wyHZ#x:4+(<8",
+    "F9kR,04X:z03QQ4q(LP&H%bJM+W@(r8Z!VN12zB=H_/0rgcbx#1fCHOB)hKxA1yfm3!4Wo1_N5-76qCv4+rUr0]S%W0S/195EC!^FAFj<04y:$03QT0f=Gyb1X&LSgl+=@4]-@e0J9AQyA2Nrg%%$-",
+    "Hij$&Zw@ePFYg96Gm7y60Qm]JEQJ-y*#bF-EH4N$H2=L$IRF9cQVZ$35)Y68g%%$PHi-^Rf&wx&(XRn795FYEEEY55)([=JHiZ<zIM5LeO9n>E1viBjDLFU*3e7;WCKWVF4+W_*0Xi^-FiIZ,GXMpg",
+    "l<Km4F<+WcOA]7l5g#Kpg%%$zHvkNq2OkDEg%$:b#Sk9>GldorF#sGiod=[&)9Miq27_ni1b,blngI>4oNfd#1X&LZxQ7uhdo(bG78E(V4G#&5EFV5O02(-^0%i^S0g5aSy9JZl5DzPk=#TBkV,MK=",
+    "iYzY(GdBP(G%)^qG%>6]Gb]DhkO74j9].[%EHC=4GdKVeHvk>THUI>rRxb<QF_i#dCpR.D5e@cQNDl;X+W[#uF#sttFaQQ721*3P+W@(r88,kg12HfF6*2%11-pC[2H*A#A0#lZr3fD>HH8)nn+FdF",
+    "-NuPjnF22bGBAY^5-6cBGyo$qGypFPH821yH8B7W1:fTi1TX]y9^6*s77u#g-]:9Za]F8$4+z+x4i7p0wgUuj4%na$52XQsw*wEl1+AqBA1*N7-];F$0yc=)F9.X>04>B%02MWY4g_jR50L<h-];zg",
+    "F*AxRFM.L!Fo&/KFB_y6iYyg1t]_7LGcbh_7dX%n4od][9]bXm7AZ3>051YEHUK3uI7$TG+W@(r8Z,bO12+H>IRG9tg%$)$6E:a=4.w+S0uL=cZVQ>S9]ty)ZWS/k0Urf7g%%Ps030[_1(nJX9^G5.",
+    "ZXGrN9]Sf41TX]y4,ArSA9*$a0E/7&yA2Nrg%%GujJE:;Zw@ePFQWlAH_.g21&5=wFD)/OuAmMd*#a.%EFTFrmu;s_00c1.HXS54ED[fp0fiPH2[wu:FN6X%GNP_n9_;7>EF;BJ051$QHvlI%Gtm(a",
+    "O9e.D1vrKlDKt3%3WMPh1]]iV7cT@hFoqT;H8Dyb12g_;HUJ(nh86<%1CgEtA0#)sodORonr-i62OkGF[<Vc+InMzf1vG[h5i]fSH8KDcHJD%<3=$r;9X9]U1UCQ#Fa%i,44Q5qc[cz7(;$cl4G##5",
+    "EDt*9[S=am4T_%Q,$f7a2J@U&0Qm]JEQS=z*#a]*EFTFsnr-]300c1wf([fpk>@@#0h(;v2[JH;EFbs*H:I2r1JVy5D:Hzs3/agpumK<9F$W(6HNLO@BQrGsFBCI2(#a78k@pftHZ-8!7dVI#4od][",
+    "9]bkN7AZD101A.h1O>Gr[y>zkj]2@%8aMzS12F&.GXM>+&D-S7@TG+OB+FP2FN_f73(=N42sqH(0S5TR5FZ6Gy%rHQ01oiN5C!BF9^GCsZXGxP9]Sl61TX]y4,C;7AA2]eB[DPf4G##t77sY!w*v)l",
+    "4!sr+qXFW#10TBuHvX:,KP)gfHN6%e*#bAiEFTFt(rzCBH_.CId=9-RED[fp0lgL.2[XeiFM.L%HrB8KKN_YNG/&xwIoc8*4LIi90VX*!&/C$x21p+TGKCf;I5Pkr12>IbB[w,r1n1lV4oVs]011%+",
+    "1]^6SN**;a76c=[H=T@JB*-Q9Ei*Cz44VfJ2GVXNGc;Zu9]bst77[i94ah.yIWmI;4,C;79XS9W3ON82IRFm_ik1)@dNBY2[TTzh4G#&zEFV5M03QH101u/A;Y9FDy9L#+4KFP)IpnntAK3yh!YmI7",
+    "kCqT005Jd*F#r<X03V70F#rXe3/avyEHC_6IXK]30RjdO8-UF<F)-kt5FZUVg%%e$&/C$x1xODC%G;1YGcW)HDGvkvK=8gd!w:]<+yM;s8ZrPM12q5<Hvk;pg%$)$6EvO;A0sn@77s3qEDW0m4AO24",
+    "zO<bk;+OnEg%%Mv01mXm5F-/,03Qr7.*=YRF#sP1FaQeXx)Bcy.*=YDe6=4aB[ML)4G#$8hz.@p>O^BCZw^*#4iBUO>>qTOyamOZ5icw,IfWJ.+5$9:$Pph2IRGC3GXNAc02DO.50C,UZXXIWy221I",
+    "f&wux-jjTe8#6I9g%$;4l<K2cG2z;+H!;6Y&/C$x1xOzSHiZ<njf4RjGu)621]^6VN(AEE0S,zUIRGC6G5[1b051kIFohN)GBKVJA0s*D#sMEPH_.LAv/I*mg%%Yu&jB9/GKCfrH_.>r03$Ls051zN",
+    "G5[.xGXM>,)Qt!PFa%i,4BYMz4]_*&2mrGU1iK9n2!$38IsUf-1aA(77BBAxG&9@t0RZ>54/jZi5848m!VoVAGBJe_E-2O$27(SGH!KnlkO74j9]].=#^OZb0y5#S0WTafIf=V5GOj8w4Kp%<78f]s",
+    "5e@cQNFN0/g%&9<Gyn:yu:l4q34zuSF9I;&N*Xo*9]Ji629yCFH,#1iB<-NF5g#Kpg%%$zHUJBo2OkDA(QXIN0Urf9g%%Mx04y[!02DN/6%Pj1j_E1h4#Kh#4+PO^1TX]y4+YU_1X&M!n#&FpH<giF",
+    "35qNqJ_sdwHvj</5Ag/-+yO5vF*5)!(*iUx00gHF4+w/8E-Ba(Br@Z2BsnY+50C+c79R:X(Z:,Vf&w(*umLX]GB^DXBr@bxFAOv^02DC*9]]+X;hr2pH86!1DK#+wF9I]*03]dxN(AfN0S,zUGXNh0",
+    "HUJek03I^j76eNJo)I4.IJf2q4.CgV4.xO^5eA+Z9]bk*+yMjT&jt*Xqy+/g%MK6t0j$Rn0J9APyA2NniYx-q4;XIK4hx950]I6b<doSM0WT_uGypHZ1T,]U#^Pk]0x:i(vd0k)/,:h$95#w97B&9X",
+    "5FZUTg%%b#&/C$x21p+TH,#1[HaGwZp=yXyCKWVF9]bvu7AiL]N*<C/00+>45DtYF1WOY#o)Hfu<^2;<E^3o&n+FY.ZU(mu1.wH/1v7-f5itNPH8B7bH:;#82HwIA1b,blngI>4nQjCy1X&LZnQk9<",
+    "HUK3wG@kHC2!$38IH9,$1#b;87BBAxG&qjV0]5C74/jZiAKC&qlgAMs2[!-A05Jd*G5[nqED[fp0fiPH3N)0*5g&sBIN@7XFB_#8i!2p3gI6yMI5UP8Co(h95e@cQNFN0:h88I^H2<hm#z6)q21*3%",
+    "+yM;s3g1[S12@_B6*2%GIEEGkB;F^72OlIg@.;.1E^Cu(oCge/ZVmRc4gl-64+Vx65-6b]>]=_vm]!0aH/1r8Hvk>5HUI/L1X&LZnr.I<Hvj-%4FkLl4+)DbA3it$8aMy_W*>ecGpWu4KP)jZHkxiP",
+    "*#b2&i!2@rHkxi905.:;H,Zi%H7pVjkO77k9]^14#t]Q%0x-;22oDCn.p=H>WMyo0VZG%D3L=,,.p:WF(U/)7G&HK$7aTLI.p;b[GO6VV03[8m.p:,x&-A,KFf5([4yEM;293^f4+Ep+2nxp!1Mu1i",
+    "9Wle/7atHZfd3jV0606@;FAJzycP-C2&4xFh3*&x<v#aHtcC_:Ex1Jq;g0yo*a!od=aTV)2D[4#3,yWy0%[K>:+KjDD*yzM83c%r2oDU>1@X@(7zFsN7b@G383dmf4-P:87y*O.4+<_[7zdV@2Lsq#",
+    "Dl#_s:/**93IZfA5HvKhln7q]G&3tRG]Q6+0*(v@n*#%l1q6-91IH8wA0Ih6odXDJ1aJ/<odXA)0^dDfQV$oN0^Px43vK[55-./Ksum0R.>81r5DMm+2o=QU!4;k$$qpVh[q>YDFp&Zu1_u^m1Q9ih",
+    "%LNCC0SvPj3(BGv4+[3N2M+]Gp$H9q5iQEj0S=k-z77MH[1*Yq<em1V3*40l4sQ+mHVgNI8y=ERgqs,;HvkYfnI#VbA@:>O6FAA*1r8z-IRGC8Ijf2nBQ,Gg0uwNVzX%Q<1egO6F_hzH4$^h=G5H@4",
+    "e,k!4PY5zAF*4=P0p;B*1nQFr20]]aH8P(86Epx%2[bD)He;z#01o&B7&N/T2m%@e@[M^):s17nA>n3Z9yXBz6F8#:9XT5Wj]c;my$BB(miQPA/m@Up[^v3,Pzsc=1P/$[(gzNK0R,LH77Bs=7BG]=",
+    "4ub(72[M8K1H8Be4,tjK2Mg%32MK8ilav7u1Zo7]eIFw.YYyZl1,9xM2xkt<9^>c!=#T]yjo%dqNdhAbx:E:$3L687Cj[5p0UrW2:liFFERrS!)(ssju$l%4/q3*WoB]y%Gzgq04+ho&4+>#J3sMBM",
+    "-[*ej5)T789]19s0t$$O0Sw0i37_BZbP>lK5,]V[$pQlBm.9:NYX,-m8V:%q2oDa)0xdEyG!GQX0v[GQ024Hx1O)B82M+[]1>Fl>4Y8:h95ed]43Gu=Ar7]m7!L^;1>Cq:22%vjm.kJ19^qDB4+h9B",
+    "4UcdrHZ],6F99;&03A8B1@-qe4F3fm4LRup4gOddI5H0iwgDP704Oy#%:xI!.OdGd2<J9Z3FC7Nj4%jv95bo[0y+_nn*RkK0y5tS6*!g#3x):[<natjINt_zHZ&g+H;IN:;>C3_T<g2P3e_z95Hp*D",
+    "84nJ!@4]YdCl6ZP:lzBl4i5.Di_/7#GqU*<9]AJ_1->FT4:s@T2rn!&H0JpS4ASNp4+pKD8WA:X5A*<Oln4;ulrIkZ$Or()4FDhy0g<mO5y@k1AD00%054TFGXO6&H8cPWp!o*>fD#g0:.SMDqWK3N",
+    "E#J!+4@!9P7(YELGB5xfGXNhbGyowpG5[ZYGyntb%NGxd0@!vzAu_BP4zS1w1l*>/4b^+[7v]]24/MJW8ZS95F#r<Yj@bQ36O[P^DL6XXB<YSW5fU@^4,aAD5h67,sR]DV/KTZ<INPEd0&5Qlk&hcM",
+    "HY+l($@_IuH_.nkqS6Qt2H>C@:.16<0mF+31D(wZ9[<1n5dst+BsAd:AD00(054THHvlh6H#h(jG;fP*2r^UjFL*LC03SUw030=^A1F8g1Bk-KAAC6B5fL*0ABh4u00M^k2rmFOGT[*tGSv+au:s)@",
+    "FB_-600WVQ1@E3A1p=8Rsw4@J+6W7_R0A0/12!^mF9S0&039,b.@WM-VhZz30lps(4y^s>9]JJ[nHLx[oe_3pCI!S#0kHxPV4I_F7crNf2;)mn0H@Pd9[;=7QJbY03xWX-UYn&D3xEL+V4I_F3xWX-",
+    "V4I_F3W5O=GV/Zd43<V61KTVF:3Ba6D:E[Y:JlFSEvZKbr=6Eh!9WiE(gG+qETS$C0>8XYLJi4J7&Nsl4,<1#3WPfk2AZ4+2+:[!fZqrQ]Iru([Spl6*9IRBGPtf73Z3)=09gv&s]F6c4giY16dwaI",
+    ";h=nU4+Cfq3V=Bt9^F>^pa^!nHVxDQ0zM9riUuk&Hi@od.WLeT03Ql9)BXVu4BVm#1lQ:T3VjLMG7kcK5i]e_a+]0a4+f=@83,W[E]aziJ_uHl039&=Ju)=m06sS^FaSI/Gd2JuF*E/Tis/_#zA6K;",
+    "I1KRS1^,r)lC^v3kh2H<2oD2=Ne6Qe=Z][w2:[Ip377&83XHZ12:FW]3hP7%-;Ni#Gw;+LeFN%]6b^o8P!9#90]:%L0cI32QyMfGAu%<qKL.B4G5fU%F910(Z4Y4hwFv>F2;3c27BYqI2nmT13bbPx",
+    "ICThL4>W,P2<=Ao5Dxsa2:_7,0yX<z2>i8vH6ArH8#BSO2>FbF00jBx1@S34rRfY02*a@oF9S6.00fLb1&2ih.N*-j=#cfl0^Pf41iugriYEc*[Q;HlNCQy:!@uiT05h>r7zBof0S=;jtO)_B2CeT2",
+    "6Ew614y=(Lt7Q)g>;rqJ131mB2;wP]4+=7)7y+)$0v@c1eFCEg4-%RE2skk_EPfs[coi+Q-t:w5,4>FR1)2dL2s5^)185%sIKqqq1wbzeD:Ivi7!ot-2n3R;6E6cXGT:AK&rc560^lhAj]l;tiUI)#",
+    "3AdaM0EcZ2pN]Oy$EgS(6E;1v2;(&>0R[-V1eQ,91_HdU0OA4ye+!i!1h)edG#:^)4Fb&p6EXk//tB/2xQ>>[I]D,:12!T9l*R<R68hQ^0q2;o4/Agx2>FPG[[aM&P6VY13%vpl1-5uD1+<YWlLigJ",
+    "*Bb<w1q4+O3d7eM9]1D9,VFoD0uN,pj]l[lm/7NbG]0[Y4;f4v0S=kRtqC7DF^-ro0lq=IQtiJPKlK4NGc*7S%E$:0,ZTWam.b/#0W]!F7%x=aH2=O^F*N@M(h3f]R]16%2#UxF53:QQtqCtaGBN,T",
+    "-.XtMD55n1nida#-.Xt+ivl(;HUJ2*)CnH]G=RBaHu)3^vH>d37a/h,01qy/j]ndtGBf^@5j8h3052RjFo)U*28$REMz<a%IyE#k051tMGypm/Ha7r6H!(CUNDl(Hj]ndaG&lewG&z;71h.a_237^$",
+    "CNBXrIp=C13b_I74yzXe>W^lR3FkBuGj0sM5CI1T/K:40as/eZ2<*M+bO^^jqpuGiBsIzu4x9r4-7SOZ0]V]K4+HCL0<g+k0kY8,1JE2F1T[DW=D>:=AQCw>9]SV09]W#o4+4_f4+XUU2mqeh0uKV>",
+    "#^5RY*#aLYIN13KATv1oiwO#h0]bPb2;ESE9]1Oa1MCAI8a1FH6f)c!9]$v@AqC)$4KD-MG]JBj2A-+V9^6p[x)1]y4*^YBCN(leD:pLa6C*V.*8:j%<@ni@G&0l!4Z:[$P!cRAFDo!R<@ni&GSeLl",
+    ",Zu@!15XY#HY+*P(FqR&i1Y#kLjbRK9^Y0m(Fq:^ImZPPG5@o,2FL*foD(k&D:&5A2<eXBtQZBkA]DAi(E^1S==6G(BMGpF6%6qM0@Ub4hx@@:<dE.z0^lkCbq<)K[1*=001JV_1>93M0tBo90L,xn",
+    "4+@pr2<esVf*20kB=NcBd<lt!Hk].v2-=/L1l4sFGP[Ne4-429*#Zv-YYb8pE$*Wa1gp9e4+MeE0tE9H5I63%2oDU-g%_I>FqJU=nF9p90^lbU0V6dyz5<:krF9Ot0V6Uw0243(8Z_qRj[>bs<azT$",
+    "y1xkz3BlO_4,l#X9]1RV9]JMg1rj)N4+<-O3l4G.F#r/X01DwJ27>(@rS2LJ1&E0W3yPZwF9tR<@lA-YHq.[1nsow&0RhkK5DXg/HJ5S<8x%GGD:N+Bp9wGC1Trj^ml!@6I5jMYxd-oYp$P)Fw-Kv6",
+    "AvZG:8Z!U@kKh#w6%jQ688yNd2I3zH/S3eRG4GBE0@M:Z2oDI6=auj.w+I7)=a_FL;_Vxq$-S&17m)M>BQr2n6f)p64+h5,4+QA30^08_2<ClV1iPXG10V;OksJbc6Epx1Ao1oG1k1An4+PQX7YE.*",
+    "2>7_e0vRJRIL-go5[sb,FCr_B;_Vx+GKTaC4D-d%1dj_@s]*hU$^.lD;XM3D)B+1u4,4k985A-#!Ws>-/&_6DSPt,_1>YBGA7e1iGX#_D2>FeF.$<0nKIDQA4+++;86Pz/*RmM]jP4i<RM<f=KlcGO",
+    "I5+;Wnjr$6vJno8!wC_N>XQ6m(K9cc0WmQB-0YgAHUKX>I5z+Z/<$.2s0##>ixL3*8w1uJ53&K$GcPJLGyo4x:arOE)8!Elf9tXtKaT/6IWPbtF*f/12=^^mGXdk,2LkU/53&K$GXlnk0^m>k=9Tdi",
+    ",4>6.7Y>o9Ee[CLAOp7v95:Wm7dL=E0S:bh1nnRn6FKnn2m>/64,&*QFCZ_900D+m4<U6w2s$/6HvkV6)1v>oI*Zo@GBG$f!wniZjn<bSt;nBS5sudg28-s>3XazZ4vYZ<n>C5$.PQ%P)z%0D#;lu7",
+    "2mlZdB&Gre@+pA]j<JkdqtX@x/>CX9F&sAj1rG^R1p])s2oDB^#upzNHvk0mB<K,x9].>CX9Tr<91lN:#upwp03WRZHUJ(r03WacH2<wo03WacGXNSh00AElo&t,-7cw.4IPU/uqydY<7c<CGEV9iP",
+    "5269t=9Uk1G[6B5qydY<7X,@t2p;/Qi=dlLjiwO_jRB6/2plwmm/6Ti76bIV2<e.Q))xn^g9#5Zi=dldHHiTXt]1/=IEZ*6H8a^>4;l_:7aleMA22ll5-XuH5-p)p95OaF+X5dBHi!xi&D0eEn+gvy",
+    "i=dlcGyoqHHUK[zGB!5e0Ur/Ii=dloGyoqmGXN4Z03Q/J06!fvHaFe<9^YOg3INQ*7!BS5A2BkE#uo%eKN_hTERNR*1MrRz3i1jA,$=7kHmqn0vbzBVBLRce2<eU9!2u5wrPl^p;vfk/GaELkg9Zoa",
+    "w+sWzK<SViH5PTjO$uiMWdrvC9W.IC5-A2HH2<z7GXM.8%o!6h>@;MR)[F/Q9yc_OIJiLpBnPMg6k,4Z<-wh-mx%!b(hLs:t*aRi[[pYB84nL_0tEtvv.D9bavudU00]fpHJ%j%p121#GdVYb5)<>t",
+    "0VfBkwHX8WDhB%.2.--RE&[JD0k$IrClfS[[S=[5Y6.zt76c=&/DZ3!HZeKxo)!oH!xIfS2H;[d2kC.e4B,JXF*h.l5-qV6vfTj-pWp@#x+M,H1O1i]4.;P;2n*9&AvQ9h1qXr)4Wr%(BRDLUbPofS",
+    "6caZ9FLE]J#oz^&3Nkn>MFEEl4;V<-2LpN&G:ZZZh4%*o9]W>_2=uwV1:>9;a]#+0I9d+H-0FUV9]SqY-0FY,-0X>f0ma^4KLj#4H2<0!,3bq^0.hi)F9$F-057@&FgO4&2QfJSFS,IUFaR$HGcf/!",
+    "x&kvY06zsYG&2A[x&kvaGyp#aGc@2-0>3m:54Qrv-0HejGd4E:0:YO954Hlu-0HejGdDQ=KbrzGI4^S]J2W-i06#J>H#Pu2:j5)4FaSR*HaRf:KQ1-oG5]j,HaRl<IyN_pg#jNtGPU3bKP<&nHKzgr",
+    "@&SQMwcrOoEH*he06%#)IXD0kG]*8D(Vzhj9>PpwF9R>!012Kj3i_7j)^jFvGyEhE1LH3Q,/P<>fL-;c+KUPU)+Q<3Hy-BY6E*,IHUI:y.P,o14+0(&Gyoq0GyoGg03QK300P3a1ONyR0v-1K01cJ>",
+    "2a;DZ9]AGV<)jU6EDH.Ni3tPG(*pyp0uKP#F#-t5=a2kC=DqmLPAD/mRvtCUF#%Q+HUJ+FGRZLpu!a=hGdVYj0t;FG2tNroFfq$91)Bj63#Tm:G;>601s<4GnlUdhH8Ghk6*2$.xds.Gj4/*!A4N0(",
+    "9]br7A3,+&4+@)wA3!z$7&ZV7at[:nFeoxO051eLGXO6KGB*G$GByAvGByAT.Vyg[&KCk]9]AJ)Fd-HG052FaH_.Lf$rc5PPz&J!1ht;700-t29^YP1Fb<gx2oDm:Fawe>4+qRJB[4CtrU4GjFb9jx",
+    "8831-Im]EsrZf),MF7bO4<Jx[BQ!9J0u9yA7Xu#:GS)=MFmVGP3jd<R0xKT[G]VsqG#)j_Fa.mxhygatFh2$_F)-u;x&kyYG5]g>GBW<KcQ3jEGBnIEJ_T5m00eh0xdJmb%rHJQG&cYQcQ3jEG&syK",
+    "Jv22r00ed_x&k&Z%rGwoG&ldG7XXr454r,(Fh2z^I5PkMzFrTx0;aT!1vEJ]008M;51azbFfThXH2=-[G&wQ/5H.A^59.NV&/(Iag5;M/FEKR$1Jxf7D1@wJUH==/A1yHeA7n8AA1*QgAF/=501n(R",
+    "9_;6PGBY.fg-<lQB;*HC5i>Wk0^leLVIwmz;/TAS1tK#zvMmDDCIAQyyDtQZ>yYh44+0(&H2<z1H2<Pi03JC21l[5T00.8P9uqeJ9yb64n(,0.2oC^t6Ey%HHT<;7qp%wrG_r.Y<J9yPhzlP8H^Eh6",
+    "CIX2A9^zUkVglfz5esPoX9J_V4uLTOXA;F64,]qiA_ZLZD,.(^GYf(,FAy:@06*#iGdD5LVh/yuFanq<4+Zf7A3,=B4+>0v9^>VEC<;etF9b9:051nHGXM:<I[*;6%@pS,l;Wm.H).aOIL$F3Gd2J(",
+    "95XinAvZ7p29CWJ4B,I,>wO122m(zX7dFi;4$uh;5^9HXGoi8y4,w5V9W;*^>-n&REXNfObjiR8KM6H4G5]kCH8C:)6gAz59SzLn2m:DzH_.;raRVP7In(S2FAFj,051bFF#rw8tQZe^gRU4K2sZ#9",
+    "yaG4;9]t)AFS@OXFaR$HH8B7$x&k#a051nNGXO8U0yZ/NF9$a<03W-pHUJ+8Hvk[J0yqF41__vfx&k&ZFaR$HF)-uynF28_005aBA3HS7F+VakFgO4]:-X11G5[]uHa7q,FEcm*FDx<T053_4FqvXM",
+    "EH=YUrvfiyG%_$0FD*1P055tpG;@)ofFvI-G@%q&9W($0wWbaa6PaQQ-F%l^Hrg![G/pIqGynr06E*,30,0hFH2;qz4+0(&Gyoq0GyoGg03J911k&mR00.8P9uqbI9]AV!F%vKV4*/RHAT_4r8#crz",
+    "1cc%W0<pSl063_K1SSHM:.JGOn><CEGBj5Qfie#U+wBMdE)Nr$F(NWE-wlq4nlT$S051>VHvlghGBccF9]]@BA3!hw9]]^CA3,y64+<,OA3rt#AvQEx4+U^@KslRY9]]/94,;KXI5apg051bFH2=-b",
+    "G&eZ>88qO^0Rk/,IL.HzCj*e<8xk[W9]APaFd-NG052RgHUJ>tIHWNJimM0/-Q.4])EWQ;0!.$nG]n&%=au]U&M*/&lmrhE&M*%H.BSIc,02)2bTOM=KMFQ7IEWZ8MKU;gFaYVA3j$*d[viV&5-OoS",
+    "Gc$1mA0GfU.+2zb3pM_QGdBPQJP7(A4^ayd7#]2T03W-pGyoq6H2<#G0yY3I2R1hVFS,IYH_/pQH#q.wyaF%)9]ti2AG@uG03Qf503W-pGyoq6H2<#F0yY3I2QoJRFPs80IL.IHJ25i/KQcEmGyp&B",
+    "0XH)=052:wH2=O!HZcG%EH*L#FI+Y/n><35HZ,:aA7eG%FfT1OHUKZf0X8;AVjm7Q01fQ/0Rxhm8Za]4IGpDJ3+iD5;k*ED)L.V1G5@<X000ON0v-1J03QN1024U;9]Ad/F%vTY9]AKT6E=<K0yq3H",
+    "6EOfE0x/#FH2<BW=aujwBOozdDK82(HRALL9]]!59^6)6A0IK.[Q)B^Gwxy!2FQ#H1.RWo1,X>H4X*nE0N^+54.XzA0U]Uw03$Xz03J605-ucm4+ZbW4gsj^1>CGy)z1hOGR,6dNDJHj0V6jt03RSW",
+    "03$ar(h)BMH8b4(0R,<=5da7dA>tn80WU_3H1F[WBR4hj/:ZJ+[[acD69;Jc1q$2(4*:h+77Nq<4fFyD)g&4:Rx&p-Fjx,,@sEfQGB8*l1_/RN0Uu&C024Hc$[7y<ij*4yBM&=zr3fDcFrt7OGdL>-",
+    "!vhaC.<W*srWy^4l/U4FG5[Y1G5@R=<dE,W5Ay,s[Q)8_IfHgBIXB$:0RhpN3jre=Br)9m0WX:XGB*G^RWvd+06#i3GByAWh#np[xZV-oH#0J]4HG#4AFTm6,2DLq:H!Zu,2DLniwq3e2p/dh,u(eG",
+    "G%z$*AA2$1[Q&<p@vU=q0S^1+-Qavu%#joW+qwfAIHL+7H7p]=u:mpQ[Q*BOGdDK;GBP$d04>H$03$auuMr-yGq_UZJ2y8o)CmF88xIGC/K%mz0qdIs9^>X+[Q(1^0S=/6[Q(_#H_/3rHvk6F8VjGo",
+    "84n$(j]mbo-_)VD4+5I%0Rklt1C4;N1:XG_4,^<42;WWm3nMTwmje$1.:dhZ[]F6..N*ZJ3m*nIsE,LVHa0Vw10Mr9udo6HiB:NNH8kS[D:yO$F9kR:&H)oS01>]&EHp5%1O(T4A0RfVj]mR^+^sxu",
+    "Ho8azs;Zk!6AuKv+7]./&/&$E9]ST00Ur@FBp(DZ00RF40we]81P;T+j]n(4H8^td<BtAv00*kj7as&O02ea/6Egq_Bo[Z70v@o5xB:=10tLzy4:i_I7cUAnG5[hrIq(4o(BBsi0MNM;0wfnRlmZ>F",
+    "I3yP>lmZ>GH<E<=lmZ3*8xJ+t=%pM+HZ/e;H!:@k/ob..01pJL1p^$j7Xl-:tOW.S0unVO9]bVD0tb@/1*-1WHrMqRC=k3%4)FmIH2;&u&/(I0h3pq6I5Cw19]SZ27dZeQ1v9w.2bBT=#taWO*Yy@D",
+    "H!%PX<c[ysQ3t5d7aTJH2JGq/2bBUJ1UCQ]GXNh2Hn[/=l:!C5C/WHMj]o2sGdDB.0Db<>2&d2&95Vn4i0c--IRGC8FaQUZ0v@!Ex&i;y2ld.,4:hTe2;F_Q4+q5N7d1FEEQRS80KQ)j3D)cvC=.8i",
+    "0v@l3B=NQ50v@!7y8-q801Eu/0uKbz5CF7C4,/@62[$r0G5[]DH8%Y#5i$S]3&[[1H2<z3HvkbdG6cKL3j)W[84nz(j]m;DH0/lyHLC&yrO+1v6AuK61p^qf7Xl.71TX*/F@5n=1T/_T5-Wy80wfP0",
+    "$IBN1L:_$>ln;@@TLh)h7XlLx1hN4aH_Ik]1Tz2=H2<z8GM)kxGQt86Bh_:g3N.kL4.]J<k@p2^EE5j^k@o8]0Urc502es@9].*[0uwXB0uLnC0Uru8-14G<F!&M=H=dYV1=5yN@T,vWIj]K6@T,va",
+    "IGzF%G[OQ8B,Q_QHpLGPh8F[+&/(I2h8F>b5f2N77XsQ54,1AD7d7q=A0#l/0UkN34,V@W1f.Xx0uv7j#1b7i:/q9E6dwyW:/qX^@T,9l.oFjZHZqS74$:9@qtF)*3)2.;r4bJc(,s#s@vD&bH/hCo",
+    "p>myDB,a5RHS@V+xfT-Rkz<^Fx)ub9o&gUFyA^eA5f2Ny76gkC4!af#!6E=eXAdl;j]l>4X%7#mj]nU^GS9&R5heGs2<9OR0v[wZ7Y;TZ0INO<!6qp/Ih8FaF*-EfH:ElYmfs5)IM!$hG!Nedt,/C7",
+    "B@Y:L053f:EUUr,7clSG0tooO0uKj]fCCH1LnSRS[6hl!DjG2RpBn.=K<vC_9]1Ma*b4+f44c#f1K2]Y@xYTNF_5uh2kZ$LHnzbV0Jx0@4+z&u7GcZ68zL.+wr_Om7cF)LfCwitHgz8eIpm206f^xL",
+    "9]1G^m.bm%Mh=j>pb@Xy<f#dAg=mmYR063lBQ@Q53O<sn83d5>0t<Ll2/M#_0/0h*tc(l.[,p-W1vRPV8X@A2h%XJk&H;_m2A_<oWZZNUGxXXTA3iX@sR17iG5[1U;^8K#sFec%;7s_HArIpNs+9u/",
+    ">:v1EHZ=k&fq4QY4+X=#Cpj;S5Dy8d*aHW[6au^190R1[8Vs@^4!2AqG&jb38aU=k0t1,S4i5vKGy__!8#IR=F9kF;01@7W1cN_e]4c6oI5*:q0vk4z0vt1^l:-vWEi/1B6:N:0907+70y,ivFaQeE",
+    "QUjWf8UeNw5HzPp4&%KY1IhyfC.oCz21NkMd<w=XLSYE(dJg_a12Qx*G)NBwr]])w0x&i(G&4CeI5Vd^1J:=Y1NIFE90[>11eE_,#5NBA,8%wr4)sqXGc*7X3dN!W7A<,q2DO>40Go_+2/o-N9sn7B",
+    "MKVJ,Ml&#Qe*#29HbOEtMgRwO3ab$SIe!L4GDbs2GC@:U5,qg<3ilBKive#3GdDCvG&4B<wIK:Q0dj8#H8L.lMl/8d%Nh:/a&HGWHZwywLI4BF9S-C/Zv-6rLPj]@00xK@9[<6S0QH*#9].%&6Eln!",
+    "4t8$[Mm94zG(i9oHH#Szb]FSH:zo4*2s-%w;G>2t-u#0#t[n_.9x:$=87tbI0^gKr;CTo@qYnqCr5GVHIU).UKLzs(2h&Cm0.#.rz6L%wMmPWliKrM8IRB_@0<f^L>&N<s3.!tp91QXZC=.I8iU9#-",
+    "0+#v%3Wp66Fyko@IqsYo0=3-&nE;Pg0L^ssGvJ912-wUa[O$t,g$xs2aS1F1S>7ow8Ue)n2;Brv3,6E>GB,Ie9uYDB1sgXV5-Fh,&kY+h9T7GFA_,qH0t+1yIRFtj02ws=GB>]Y01,C-8!,S9H2;#K",
+    "lpYHm5-y/7HT)S0&kF&a9uHr<z5xNELJs_E3he>A/L7x^A_@eb2p.J9[uBZw4+8!a0-UEJCH<owoD2!5Gzs8i0G*f#1BLw;4+OoH0^lY-fC_eL(**&>9v/,dsuTjC2oEHx6aqR9suTjb3j:x54,Bdl",
+    "BRMiC0I&fLxC-*!suUA5a34,HsuVAR201hU1i:_hNjNyF6b=>v0>zX^,<=e96si.I12r,,00Bk>wjKkwISZ-31Lish-y;q*WeulM9^hCB6bkBa191,rsuU79j1&]%nAHIa(,R=$G9D8*$P=165-XuG",
+    "HpmnJ%2fg#9]1MU6e2h/9Rr#d3mp.P01@9E6bl==Hvkbb01ep[0v!<D$P=EBs^wFZG5@wh0^tl]sVNgRiPHiv1u-3R6apm/2CEb/B[wqw5-%he4+pCh5j6l4HugLYs^uvcff)=^6adUP01F/xHLDaa",
+    "B[wwyF9J6-00O!T1D6XA2dfkV>5uPZ0g($1xeE=#s^v(OHm3s*O[)];g9bG+F#s]$H7x2-4==ua5-B1i1Ic196*M@k6fXxfIRGp*FaR$AGBE%IyVe2%o)!bCv-zy70RTD/8mkl]I9+iM2dfkkHvK0P",
+    "Hiw1*3$>y;H8dU*GszSS9uhYI4+D@YA_rA[1Cc2U9TGDD4+4/X1C#+1HIXR@9TGVJ29YTa+Z7Wvktq*!tP_#sFxMyw;*k9#1FRGxG&k)C9]bn76apm/2CNh:BsDnz6EV!00uKkQ6cRT8KLar/GXMji",
+    "&jk*w6aun(FA+01tQ0RLHZcG%1_xGOBQ!af3l9ve6eBb;C-+el4!R2u7OWH>H#esP4=FHUFM.X%H_.qe,)b*ZFgC0d5-DSV0>zX^&fftK6]5952RAkVC=t6%0cIXBtQ0abH#xOd0+a#+[!j_.0RTD/",
+    "8mtsEF*03p4+pIj6E)uw1FFIS3%3&zGXMpo$pH%.5-*@51C%KuG%>9plqm^y5-Xt/lqm^x5-y/40+cBtH8C9qlqnA06%jN53jWp+1%eI).DCQo.Wdg-=,Cl+GUKQM4+*W@3/a%F4/;KM2[bo3Ij_h9",
+    "3=_)E1O)$64+,k*310y)Fe</L02wg9Zyy3R>E#h]Ge#0Jp@rv1Mj0_z9]AG^6f=)5H05m$Mj15#9yh110^;m.IUg/InCS/!@Huk)2awbk6*l;,5-c_h1PlA;2<*N00S=ZA(,#9=8#Z]l1<Y4t11.tp",
+    "4,4.p7aw_!;$Z^CG&eP^QV$5;zzH8cHvk;t03V>OHvliW1voLQ@v)H>H]*0F57+]xgasc6H]x>E8#n6H7Y4;,3IUHO0^v070ph;39]t!8ANT.@/F/Ag!w)Y8HZ-)e2@<G>Gyo(wHUKXSF*V-67C7(@",
+    "4&N07MIQt.,xVk=Hvk>4Hj4oiIRFwk,xUr.894wS0XP5<H>,tv1Trw+6&o>vn*k2r6#/h94/_W]2;;VI4+!Yb2L!SK9]1Al6(TY.01pPr&j$lv8#j0l1.KC[11.!L0^l$>6%TvL&j$mLgc_0PHS)z3",
+    "0wWJS$iN8:%jp*%p#d/fAGrl9#*GI*D:pVZ+Z8X<0yH!LF9$X;04+8,03$arnGYi]ED#Tm0o0TU4+P^J6$7[r5BLGbzzG7kC;5tkwCo8lHa0c<BsVtzFAFm.+Z81;Gwu,%M+HS61Txzd88h<MF9A3+",
+    "03.jyMiMmJ6%IxjH2<z1GyoJf01@Ia6%IxjHvk$r+Z6.pgaHpRwCo8AqX!/iHro]10W&uM6f^ev9]]]y6)ZP6cpn2b+Z6*Y163aiINKF3dN(,$A_Z9Y4Ic.I%d7+sJ/5qH9y9.i;glhA+Z8V:H#Pt,",
+    "*8(:.051nOHUKR+FaQ)d8zV9,5D$+5+Z8VdG&KM(>5n9H00Y4f0Idxl1UB0hFEuzUnCuB7H#h)43=+75+Z7f#;hy[#6$C[e1UTCj88q,J8977+[5^LmF9bC(+Z6;zu:^KyLJtB)6fyu3GTRjnMj0_z",
+    "9yQw)0NVZy4:6eR2<0bJ9^PF#6)rV100FI90!SYUINKE_I5>]h1,twZ11.#F7Y>:C6)$/<FaRPqH.%3[2sezt2<g2i/NAKQ4ciqj;glt803R$ks[R)*(gHCu00a3A4+q-7Ejcj&BRMh_BQq/z503%c",
+    "6#;:B4+X0Q5BCB5:j;wF4/)EdF#PKYFE%$Y03]m$ioyyX3p3mmCO0$h5f2C3!wMe+G_5*=HZ[,@3a8Kz2DU*2MiMsM6%IxjHvk>3HUJbj00Xx91P(;RIRGC5GTZJQFEKML[Obt[qz4^jINTL3HaP$Q",
+    "$$kWp7!M1,!wMWQcn/BU:j<Ju03Qo503UiV03tRq;>3WB%)$,.BM&[[.@)af!VUpsAMOS-+!Ze;IXD0:*8(&)03QfB-Ohw.FaRSkGaCei4G)h2-OhwjnCB1/1*,)Q>W]JR2;N0oF9$a/-Ohx5I5#o;",
+    "6fpg2FAO(1,4zx%<DUFOzrzX,1.q>4IP)qQGeicsK;Ftv&TI^w88ZMM0x]#-Gynt6Yz[=lH2<6GYy[So3J):h:j;=@2OkYN,W4ALIL&MoIIGJF4,2Nl3LG(b4++NW2=2A+7#]BUro##!dNSS:6EvF*",
+    "4+y%c2<g2J#RUXy4$r:[AMFM:,W5M9I50T;AK3ypo7oB.2RQ&OF*5)pF*JiF6D$x9kO9rV2>FYH05A6eF),d01f,1#4+q5S2@<M]GyoJa/T#pJIn8V)I5Y4O4+o_h3J(R%Y#BNADhlDF7Y4gQ1V#hR",
+    "Yz[=lIRGC4H_.tikH85Z1Tf8PDLF9e78*6pYy(9.F*PhD#OnzOrUxGmGQ[f%9Wc&p0>mFx1m!Fb3ys4H95Q$h1gh%=11.wq9^6-#!wL>3s>O]7H-r8[2RAw16%RS(g%$&C4c,+W;glu[Y(FeGGBB3E",
+    "2>M%2GypFLGB5xwGBf^bGVl!^HY=Yij[)8lF9$d/05A6eGBE%lH#q.w2R5kd2@<S_HUJbd051$NG2j&zIPwt:2am%F4+PR]DLFCtDj7CJ2ERcBMg!7p4n@R<03QN000q$j1JY_@Mj1B%4$=D>#KZv)",
+    "F[kSZ38)7z4Kp#]6)yoXHvknft^PD:>QDDrGXNh6FaQ%X03Ql701tcV-1e/8F*BVF4+qn1A2_P1zYPOz4vfDE5AFujY(FeGGck(42<lf((@*I#4G#wE*a[vs02DUZIuk4q50C+hzX/^)HQ*Hwf&$s#",
+    "69b:I0v]Iox!DpVI5Y9-2>FnHzHBBrGuaUj2j0R848CjyixUaqDhPsY2dEYVMjSJ_Yz2b:3E;U)0yr:66fyt+zHAQy<ahQy&F29RBmVFOFD*4V012Z94+rYp4.t7<$N;NQ+!YDh!U@V:Gyohlc<G83",
+    "+z$gT163ajHPYA$A9=.26(ck>nGFvJ[k[ngILo9I18oi56)&OzH8B7Wx&>_;3NI@)GyJ[<AJ+mi,4zc4zT6K5$U6;v*a@-A&.X.(503%e6)y)hFaQCNfdUVu0;ybH4%]OK3=>D3z!eray%7%yrNRm;",
+    "4ly$T3zh2$1-s!FvJ(Wf.pmB#88@qR0yh8!(E%R;IlvVnH8AWg4.gmx1]Kdf&&UP]hX)<AHOj341ePry0yX>W6Ey%Y3N.zWD:XL&F9S6+00S,qRUZpCo7f5ud#UOPBRDht3/as;z6lRKohu$V03YuL",
+    "H_/p!H8s(@2<lu-ohvT_H8lV&H8^tyHZZq3BQY!x50C,Tz6lQqohu))0yX2-5+=t]rNIg:5iv6Es]qg&H8/nt1vbY(7&ZVYIWYhRr9cEm1IIuPMj15#9]AN06gB@K1vbDH1BTxOFCs8Cz!eWJfh!7!",
+    "2LL(@39!<&0QV6O0l*a>H![!%9^76)*9sds01pL*mKg&s162.T(^N2SdxMr4GdM9g[R]HXslEvhIDsnzZ4K3u2@^yjGBLmvFDo@T03X,>HGnHG2R1hV3-mTD34+fGBQq/z503%Uk>jIOGJq/q@IQ+D",
+    "tpfSh5+pb@m8c3Y4L3Nz6&5(W5f2Bh!3q#Lz!eV-/)eju0W&ZF1),V;A_,R;6%IxjG5[X^F#r<Z03QW2z!e0/#SI<KF_AiMFXhVz3Wx=^2it)G1.C-*0X4xDBse+8LJte8!3rEPc<GKPfdLaZ01pT3",
+    "kre^>Ll1hv6(cn:[tOQX!4(fV$$/IFZ4Q9G2<mfEfh#X7H#q.w*aA2JF9$a[04+E(03$dw8zVI/5D$.6[/Eqg2!SgB+L09xtpbqN5+pb[=(ik5IW<r*CNVR,5f2CPzzQD(Ho+ArIX3>/0W:!N1.XMN",
+    "sDS]vMj1H(9]1T36*ZrS8ZQDcFv1lD;fM7+huaGeBf^LBH1xm.6Ey%22jFWJGRy%TGQ.<J->V183phFBYaBTM9]So711.wq4,4aKA9=>eGdMUnf(-J[+r0<7J%%eDH_/5,1__vPEIBdRy$KK40)[Ie",
+    "2sz>x9ytIcIX1jd6D$x9j[(IM9]$:yD*/p*5f7_btkn@HI623=3J(p&6&5(X5f2F1zzR.SGb/GO01BVP3mrB>0;dI61xOP$$rTPr88!eP0yO[z*8v[^H>8.O(E$L[K<TFz6%RGkzzP#L03QZ300!Iw",
+    "9]Aeb6%sN#KMOf9G@YYE95nzR2[Hf=H2<zAH2<EK(Q7j_GBbw>4+y%w2<g1rD+6r_y1fYx;go!5KP)*gGq^A8AJ+mn051nHGXO0xHvl6rI2$85ED#Tn0l2*h9]tu60kMk/53K=t)Dk5*FpcR65HkO1",
+    "4,w3&3LgqEjp+$51v4.p6(^.;051bLF=]3p1xN&$!T^CQ88ZMM0x]#.Gyonn$@u4j0.-M)BQ!b66%Q@hYYC4B4+!#w3:7fU0UrW3$@uqek-n/k3pSX*3LG_89].%76E=<K3O4[RdNDZ46(cn@hYb%0",
+    "$@ubeoBtI9Z4Js5AMOS/lq)]gIWaW/AJ+mo051qRG41FH9x(tDG5@^Y03VM5G5]jZIW[l/5HSD@t=)1T5+=w>hQA6A4a*f3IKB^MNd@wB1vkqT3jM+h9]1W/0FFQfNgo9[%oQm$Fi9T+IRFOQ=co)q",
+    "G0hbN.Ha8<BRDn96%Q@uYYLJF4+iCH1<9ONx@P4+kpctv6b^Z-!4;By965Rq1m.f4E(28@3px3^3Lknf%oQU!Gl:lk2)Voo4;UJE9ytIX;*/&lFD)@Rw!8<s*aDX-F9$L/04*_y03$Op8zVC-5D$.6",
+    "vAhWn2$w4#f&wy;-1nV,GO_dO4/9e)5)QO#0[h.x4,D%S1/s@+0*7n@M-@;/:lFoqfdK=JKo0^jrwIkRKn1RY0uD+VHvk>4HUJek03JB)6$DEHp$iWq(X0U.Eja)Rum/wYk8Bk.mP0QBH!$oKBR4eH",
+    "SRV=8@<aetF;$aLk!%Al162.TnCJ,)dz8Eq0HO=9stpebr<RRdIJ+wZZw[T12>NqUGuW&FKP<:kIi.V>57+[_D/!B#IRGs*GXNAc>YEU8ED#Tn0hW*n9]$wRD*/qW5)ZBdx6%;PIW+OU3J(p[6&5(g",
+    "5e_!<1xFtRG1V0*I5Geq0W(JcyFdj:6EoEn4oVs[03QQ000!Fu9]kqm6$H%j3ojxyHp43qE]QQ536%#Q1_sE:B[DP20UrW4*A)bs[RuA%H8SYG3LG-49].r36EgrG3o@%<dZTOrhYbXe4G##[6%RRs",
+    "i3SC44*9zY5AO!ZD/#cHF#sRf0yzLL2Q<JOEj2X&BQ,V_BR4D%50L<!y9o_n$twZsz!DFx0=,pUB[;-kDiAr-Y7Y=EstO+pHLGkd1vxkX8ade23LgVB&OjD5*^V!M1TfYWIWaIX051bIFiI6N03I=d",
+    "6$DEYGrI[7Bh1GX4/(My2;:/4F9tR.))fZK0UrT0))f:nzg@_-Hm>>PHUJ+4HUI,I162.TuWTQBHUI#F1q6/@4++Y.2<gK4D->xjFYg91FzQw:EjBa9y9p220.0;=2sX8B9yS0JHueo8IV/zlkO8/l",
+    "2>FbBtSb-Uwrmfs0*%oUCpk9Az6uWw))f[w#Ssq(*^n/O1U1$bIWaLd01pC30Ifg-N(7DA0S,zUH_/34Hvk9Q0UriA))fKILjkp@3J)UI6%Q>hK;#)y4,mrg7aTF)g#!f00Rw:*9^73TY#cWL9]Si5",
+    "11.wq4,30&A9=.c0EZ0(j]_qAo4W^QIIJrLZw[Ng2<mfEtSb*LobneR*a9^JD.23q!E7Ek024R:6F2^5k=z>U7as=StScX_0yntO5+*q_@+*w]4W8HmB[eg^5e@WPM-@;-))gr-GXNeqxIhZr!Wsp.",
+    "g#!*s8Z@hP12g_;HUJ(r))fRx6F0jFA0sryY#%K#01B1]4+pJ=2o*5R0UrW5*A*i)GT[dg3&w05H_.d;f$#zYE(28$3&w08dN^]9hz$gg4G#(Jx(N;Btt$j;4%ZbQ;*/!mD/#fLH]n]x57+[&D.23r",
+    "%WNJw01,I/0mXL%5D$.6*A*WKH;1oHi0^drt=(xG5+=x1/Di9J4c8SGIK:eU2/_4U9]bwr6$#LR0S=V;>y@Bh(h3wcy4V2<N*Xc%9]JJ^6*B,HGuIUaOA]D=2>GXc*A*WvGXM&f2M,6p*Z_ze%:fR.",
+    "*Z_QQgc_mlFfaftFfn^(1hZ<eF9cX03=Cij3J,d/Yygc71eFaB3B$Sx4:+;c1#b;+x(N=O2D2+KEjc-Bx(N=10.$Y02]3E.2=%l_3dn*SBsDA&50L<Cx(Oc$H2;vc<e:cP0,DbfB@@3kDjy9t*4P0j",
+    "HZ#l,4od][9]bn!6)84101pL.@3My@N(9[40S,zUIRGC5H_.FiDK7:$Fyj:;H!-Eq4.o#64/:OB2<9JC9]tkw*Z_zd&jB9,GUXK@H#Pt,3o$YP2$&ZGG7kj8Yy:a>Ssx5D!<dd+dc]x2mkk7-4G#(I",
+    "xd[(A!Yc%C4(1gf;gli%D*)UI4/w7s2>M)3GXO6LF)-uxF*N@cF<O#vH!KnlkOAlwF9.X+00D_g0^rqQ*3J;qFfp*b3J(qG6&E.q5e@cQNFN0//<ltBGyonmM*>9t2n9+6[MZ2wN*Xo*9]JW22HXK2",
+    "H]Z4wOA]Q62<fOBY!5HJs0s>52M,7Gq8SIP10Mo8/<k;;kQFZsGBl=Y3LP_79]]%66g2/J3=f1@df03LnGFP;4G#&:xd[(G&np<;00L$Y;gq_*0Ne<:EzY;KAJ>so03Qi5kmd-(G5@cI6gV9uIV/(n",
+    "kpa%R2<eU-D.6UaGK%391h1R_4:Xd>5+yJ),6[c;hy)K3zNiWx3NrTP2<eFDhy(y#88N&S9]JXrK>oRZN(G-Y1P)3XGXNh0G5[4c01pPb*#QISfFKVftJn(.E[_c53$>Oj2dJGD7CFoT4!YR=1hc=z",
+    "1KQaE4,BQg3LQ599]],86gL1L3pW4[e2twIBr@Cw1@h/6D+47DKF+xb4(uy0;*/n5h=>$u,3kva&AAB/*#hk/F9.U/04>5*02DNV4m30]ED[fp0mF;69].w,D*/q16%Vfh%*>%fFf<]A3J(qD6&5(p",
+    "5e@cRNFN0=.@pS1H_/32Hb()hTLnrV1v%ywDl#xi9]Ji62DASM9x:(:1WOb$!wC,^:;-p0:VyIeng.UD*5wHX&H*0+Gw2m0GB<W34+W8J1Y[jKe,8wcZ3Hj@Ssx5Jh@tIBdX[Yf)B=.E0^lx36%RS^",
+    "<&g2K4(JsR;*[ks0]49#4/t_@2<lx.:nkq=G&cY)H8B7rH8LF^Gb]DhkpZu[2<eVDD.880G<Y9m7BIUi9^P3i*#RdwGtLnXO9e.D1vKXsDKj+y9]JgvK>xghN(9Z:0S,zUHvk>4HUJek03JB!6$DEY",
+    "Il_DLWZ&/t44MZEpluGRqX>@*M,Kw$6%-h1UmpxMplvNSF<FyPp/]=(1X&LZp/^:_HUJefx#SfO3C^AZJ_sd#05.;1<CG/$S1&C!Igz-u57@3FD.26pqir7mHUJeifDR,zED[fp0p^GT2[>Ix0hY53",
+    "53d5m%n_OsHr2ce4,MxP7dXxl4od][9]bYz6$,q90UrV_:TLkvKm]$!,@N2UN*Xi(9]JQ02HXK2HRlxsOA]K32<hn3<d68)2OkGF-n<KO/Di9Z0ypOs1&$RT3=$<^9X9]U1UCQ#Fa%i,45DoxdN%+7",
+    "mkk7-4G#(RxCsw9&MO3O4(f_v5AO!<u:%0y3J)#wxCsy00;sQR2[)o@7&ia^F%&i(BsVM)50L<$xCsvl&MN@m(-5%20)WgCB@@O.Djy9t<7Vz,IWx@;4od][9]bt)6)843051YDIRF(hN,qUBFy]F1",
+    "H!%P&12Qm56*2%GGUpWpO9P7%A7wSI<d68*2OkGG=VtCvIL@qe0yO9q1+m2n9^GC5Z5/oO9]kx83WWI=4,BDgA9=;d0GJH_pbZZQ/oJq+[ILTBZw^^cAMge:&nqu1I5Pkr*#bBK9].>2Z5TKJ1Th7G",
+    "4kS4&5)Y68/oKFcHP0&ntIie/uL8Zx5+=V;-/2kD4d<jYIL-9cO9e.D1vTguDL6I&9y3P*rTQ5KN(6%10S,zUH_/35Hvk6Q0UriA/oJ(:,Lwf0Wzz8i3!4WY2RVh:0R<v8F9JC+/oJRxgd7hHhHV@/",
+    "03QT700b^uSq^>@Z6A6$005W@1fUHM3A(rm4;fT.9[<N25AO!0vI79z3J)!_xCsy00;-cT2]0yr8#w;4k,rQB=t/iL5)Y99xVQ,q3D7GKv-z9d5+*S)/:8f2scR1l(xwUq&Jhkv21pMDl,dC)GcW)z",
+    "0WviJ0OLRfN(7YJ0S,zUH2<z2GyoMg03J5z6$DEXH=T@ZWis&b0t^l64+oao0SMcI8xH6d0NJPt1n3731%>.]WF0ww4+e&93%lD04,CA#3J,dQZ2*@J1E38L3D^z;4:@,S0]ajlj;<.q;*@4X0]49#",
+    "4/m=v57YwBvI7Q+4i5*qyb2yM00Hp<3X1(350C+dZ7&ElGSDj#G3n0]53mBZ$@Tkcsk-gf4e1pZIL[FdO9e.D1v%*zDKans88/4-]2>tyx(WoQ+5rwq8ZrPM12F&.GXNel/<kS=6EwsL4>A,!0uLmn",
+    "gd8O<HO_PKsM,Mqww)Od>yLN98__XO1fdNN2.a6MIrFju1aA)M6%X$Q=]AvGEsTU50+-6%54[A9gd75.nHCQRp1cYVwE_Ic2]ogDVR)*O2;QMmrjrRD5,]MZ2]hPAHO%59EI2imlL-O.sL2vdGBPzc",
+    "06z#cIWy4wA@:=I0S=bv[2_J0j_W9f4+FrH2;d+R0V*_)+6=xeH93If2[]!2GB*a_.OvRy4i5$0&LRx:6aj%*2APo:4+FQ<2<BN$PX#M8HeKTg4aQgkW.LWmEH;PC0Ua@42Z#M48*JK.1[5)(lL@a1",
+    "<)8dg.+^wx0X8%,$@k-=4F<C,0jSg/Bs4XP,XI+[y=0AAvcMWHGC8&w0Q)fnLju5x2<SLr0s9ya29Ba49[<GH0Sb/lAtyC3:7*kE(AE$P>SF[$x7[E!GC4T10SVxX5/3<1E>Ig65(3tE7A<uy2(PCI",
+    "4l<KM4ln>bf+G(Mg9.G+IiAuYBP^(!A>KGm8Y^(.8#bK12mx_s1Hu9i1J>->H@T5e4+!)g1Nj6G0.,!cB[eicEh[sQ90b*J4*0MO2i$cYE0%x;1KwZ*$z2Rp6Ey%0!CeWdG8-FC-s=+&-Uo>oi!vNF",
+    "01r9Lz6k<*$@^s<&dL^9BM&9dz6lPg&jtsM$rld*i3bFW0Uk7O4.pXl1@jx<)(9apH2=OLGc=D)GchbF5A=^K&.PPZ835f&4yx7&1B-mt9]1SI,Xa(<!vr,lGCEWRvzP^0-Is,3!x$1Y#.UOt9uEZJ",
+    "y9N&dv-@P4ax5^5%;lDS00)!B1q.j4Gcq]g%;lp[H2<Pa%+;VF1qRFu4#fchwHyJSQ6D5Thz1Gn1q6Zb9^KkF1@-!$0^l.H7AZG6p9&K)<&N.H3K%xMt[<7)[]Fd1/m9,6H8tu1BP^$[11_HzG4cmQ",
+    "F*YuBwig7siy9g.=#/p0eGQ8rF9R>&>y,Kt$q=3)>6Go&uLc1p4:k1%EHO3q2QQWZF*f%H2+h440X@oMHuw,OG&AcUA_7+n10R;HH0zKeBs4hc<(CXjG^6%@0n<Y<4/2XP2]qtHI5+W,A@0XeE-cNI",
+    "#1jS55(DBA4<0!z1>1rw1P.B.Br@VuSPbUb1>OuJ2;-]IGWxa#KOHqSIMWCS@vwBLC/e]3kq0g>Hi6_=9^PCW3LQDe0W&Q$Fv/z$06Xm91@dtGBp(SZ[Kq0FG&cYa%m<<R;g.FF2M.,y-06Mbn.4=7",
+    "4^/2G-07ZrIl0-+0-(+-IKTx5$t(oBl=g,M.>rVa7cVX;GOP]0H>H+Ux&#HofgJz[1i%Cb93Lt,unq*B.=_Rx1Ro.XuMPskr2,r.rU4(80Xee[2(6M04,vBtC<V6X1O;^[2<o_m3/Xsk0dgKSu;jB*",
+    "HaM_hFDWxP;i3O,iv^MwF]7(CGd7GCA2Bno3KuZ]4D.y8x6TRx2oCfGFIhD.w+bJR0x]#,INZ.(9^YRU3L@Z$00oYj2@<G+IJgQMFaRPrF#r@f,5:@XA4D:=3Lhml04>K)056&WI5YqfHUJ+KHUJLF",
+    "0]SA%2QL6HF@=0]1_mW/9[LUq=F1F1IMWm#AvmTA6EXlFFfjlx2QxJQ1J9cY00.7=1us^PF[TPHkODS201@I.9^YJF6E<ux5-E^.5I[-FGc:0P096ac1O&*R2o*W&4hI]@LpG,hFC[WE04>N.056&W",
+    "IXD0VkmVvTAT%^K6aw#i9]1Ss6a(e/1]I,7yb2EnkRLBDGB(_6KQuTjF^MmMGB=MqF*uALF9k9/00n<+3->rZnh+mZHn.8OFE#)Upb7z^=dTHEr3N2bFs2Fx!:S1n9i9duH8cPMs!]-[vjs0MEi#oY",
+    "1IHu=uM[FUH/PR%kpwS9I5:g]A0s#bEI2uU3NM,gIWYbS5-6cUCNedp6cI4L9S-D-9xnzpIp>%/CorTG2KIy>4+EwY0U,]];+Fq#k5V5oGwul/1_UK:H]O&S4ZI[TSvNQ62>KLGGoTa$mHQDd4Kp*K",
+    "6cjlC6)=oMA2v3h6b!Ui6EgH86*9sE2OJMX[wN.MGp#o+GBW,sFPi^^G5@@Vp$Z/%FrO3y*pCel0iP5DxYq]C06Dh@9]bl5FDx,MpA,VbmI)6wvI,M0p%fo5GypFLF*g7qGBE%E2oCiHA6hY;6d#ZR",
+    "Fu4j6F#sP8F#r%UA>9o$8U>C,A2u>%GaE749s^o.5&#Ge#RMNjG/M2DB[VR)3NAD/03VtGG/M21H#pLT3J)gR6a&7M7#[#QqzWGeGXM@M(LDv^/pzpY+7urkG5[knHmC]8F)[!j2r&QxxJ&:D4&wzM",
+    "Su/qtFOLE:Hvj]uu=^%GH#w*ZBQiJu6*7S,A2c(lGXPZ!#RL-I;G6U)HwPRaL=h^jA0-*bE-Tm*FPZ=0H_/9wHvk2W,69UQW*IlPW(mY<1LGtQ0=.]]w*(IWzX_2O013Z=3Iorc1@hoJFCQ&369e)B",
+    "2onQ]@34UY6Aui;XdW>,N(9:YBtJ1QGCA^!4+!!K0/6sx2oBW[A6Yi;3Lil,yD2U*GypG;0WviJ6F1p]AuTsFyD1$w%w>^W*%AZMV,E;-W)m;046e8d1<goe1OMV91!4#A6$Fv62<eA4W,mN3GU#Rm",
+    "*P8.#Fpj7PBQP/:BQq/z4+WcBKUX.9Ht1$0H8Ia!1:=Vx0:Y3R4+NxD02_iB%v_cbGre05u9pENFfhsj0^u_4%3VJ*G%+#&Jv1:h00XTS4/KxC0=Vs45XoHwmj(]7$z1<K4,YuWT<y6>10Pd2$Xze[",
+    "0W:fGA_!PnIWHP9Io%r$u_[DgGu]5;1_a)ZFXaL:G>YAOkODL>(i.T%H_/pVGB*GtH8sBpA3QOzSpZWDqZI.-Yyb!jqZKcFI5e.XJ_B8p&:J6[0XUlq5ikHhRyH[_uvsse0W&rLKTI;+FaQ!V)k=:f",
+    "4)g=dS_s<^ACLkt01>]&9^X^8A_!GqFFiCjuvq]93&aEh$4vkT4#Wg6d=tI/Sv<l>FaST90W&Z$03tRxxC$:oH#x9bFP#B1GXOtIG%z:,2ce1#4(Cb$>D:I3rV1aB0yD2LF*Z0jJRc4;rV1lCH2<zz",
+    "Gq70zRSWSR6ET4a6*21$2OJ,KGq71cGch!$3NMxcF*N@P!PXrgRWPtwFPQ,]FaSSHG%z&)Br@Dd4h8cC2OJ++Gq;&LK[WL*Ju<&i06&reGcY#*BQ@eArv<Lx130i*A_rPs2@<i1FtAxKg#$7,056aN",
+    "GclkPA_ZRg1]JMKpcErBF#s..GdHkVC=9qj2ny1.0uHPWFMKpKuvtDcG&P;TFPZ<_HUJVb054TCFtAxKn*lO306$DLFfjlUGs7PM2oCiHA6YY<6fckhGB_*k5-6cE4l)2EGcW)jKQpjdC=9pP7Yfp[",
+    "8V.z,FMKsQuvsqvGd6%JADaO,03t9k*%u!>FtAxKp8+y406$AJIXM6X,pvvL2o9YPA6Yo43LlUHH2<MY03Qi300hPo1L]uJKCoE-RSU%g1eu&02JANn93Ol$uvsqvGdF/LADIC+00gqU6F*ipI5DtU",
+    "FAOm>06(w+H8wT;0Ib3m4<.CFBr@Uz4+X6T2OJMtniU=HFuN%q05$+0lL0mWGBr6c*ajaGIj_s,*UAbn4:mQ]p935,/A9P/grpk)&4da7*8vW$SpcaS4>mHT6FC4LH2<Pf03$an5Dx_fSubTWH_.ng",
+    "u<M0D3/ajaSpXalH;CO(!dnimSrs(O0s[_aH;CPfFEuhb00Mg*Fs<kxs^:I,u2^@pT<MwmSp$_>4+XAS0F<69J+4=*[SOaQu30bm0WdfK2/.i>A3!v&Sug(rFgE^njRG-TFbLq/1]JPF&:IprLO(n+",
+    "HaM.X08.(^#bp#Qr7I1;c:uX94^7j!Jv1-f06&<mG%z!p3KB5<A6GHnvH:rd0WdTGKT0(+Hvk2S)e8U!4wV^(SUE5NFOUK,IJXKCG5[YAG5[kuHvk>!G>F]yR13HY0:/jc2oAUkFMKgJu30@bF*mph",
+    "ADRI%wto[euIwNmK[;*C0WX_aFfjl:Of<n!01@B>&H(@k4w;@jSv95#ACLky01>]&9^O<7Bs4JH6dyh;u2^$83&jKi:=lGm4#fm7d=0evSv)i]F#rIx2<je9rwSoAHUJ+_H[P,V0D=rFnE]d<KTI>-",
+    "G5@@Zqk8^d4)X-cS_A@g4;;4f0X-M>GXOu50W:l+01@BScQ3:PG&tU^0U]Ut[s]vHHQurTKZFA=IW+)3j[,6]IRGLwHu;!K4K>2N6caN5FFrLiu30QIHLMO3HvT9THUI^4AAB*cSuX%IHvT9dngKQd",
+    "6EwMt3m-W8,m(Edn*lO8G5]kJH8D5.5-WU800.8C1ut1OFu4jJkODRU5-OoG4m1EGG&cYrKQOLYEHgFP9uqf!DHS&W2OJ,KHm+GO05ms%DIc2wHvkebx(XjZG2XHPKc4]II5>^6Of<k!00XlT0SFGA",
+    "5Fc4Js0tsD0y6*,G5[Y5G5@d]5(DUK4;eD0096ac1On>g00.7n1TTC!Fs<lI05my)DIb:sIRFN),v^:OGdbR^0Y3_fI5q$-umLkT00Efu7Y]FWSu,:<Ij-[70IdceSvZ-%FG4styD1+4H_/4%0XP5:",
+    "Fn_HQ8Zb1jSuY7UF#r<b-8zT-SpgXW>S>UcF*G!-SpcaS4>dBSBR4ew9XS96+L.OJF)R/d1=,q*WjHo4u2^/=UjXzB4+XAS02_iKu2_*802MgO0s[_aH;CPfGd46f06jJ]Hvj[x77r.]SsxoW03QW5",
+    "005N>4;V6_0R0aSQm$D)@vEdHHUJVc=&&4oGc;;;0YCl%GB,5.FOUK.H;c4SkA5!.Gd2I60RrM00*T%N4;M0^08.(^#bqNgH_k.D%Q=tLD,V3GSv<r]IRHPJ0W_r(n+g&$03TK]+>C[bnE=64G5]kJ",
+    "HZ(K.AvG[+00.8B1ut1JH<6BOkODRU5-FiF4Kn_UH83-)A3ZUySpZZE!_>JkR0g4r0S6o(d=4>DJ_cBmxC$;t0W&oK5,]WDKrr000Y9AqGB!B;KTI]:G5@@ayC;t%4&ntbSu!%F3LlUHGXN4X03Qx9",
+    "0249Y6fZtEH;CO#RSU%g6Ey1%6*K;@93Ol)u30@cG&rXUFPQ,^IRFzfukjZzRXH%OSudFZHZ^l1Og1w)00Z[.69EVgnh+0K,V>f)p<[)KH8d_)Kav48G%)^&GC4V(1@oso+>C@z<TUU+@UMX=u30aI",
+    "12!@NFOLE;Hvj:mD*=WRA@cCq6cjW7A3iazSu8X+#vT(l[wNhU00$f&d=oOIF90.+[wN/t0XU%w5-XuXRW&fKSudLbHZTA@Nj5Vz01B(w8V:aZA6hoK3LlUHGyoDc03QxD024O.C<()YH;CPMG&b2D",
+    "0:n)K2oA*rFMK&Ou30YtH93GOADRI.00i8&7cW0EFs<lIp8+*D06$DNGcy1KpQ@^;2oB/_FIhM-s0tsD0x.v*GXNhBGXNtuIRGC&Gp./EG&Zv#2.fmC2JANn93Ol)u30@dFgW/_ADaO%fhhyIi2=TH",
+    "F)=,LFAOy>06($-F*!B:FH15t01@FhTmc9U)esL=niU=HHOI9AE-cZ@DKC<(HZTAJpcw.-%nly@H=u^Bi_9mDG%/=Y2;P470zWx9IXLK[3.dAeBM$<YtP^%_&-t)8&a(=*&$A2wzaI^Mox2GlHZ<ld",
+    "eA2TF0JA=/,2o4Z0<Sk%0=ZXj0/r!f;W@0bGAxgO4VwlJqXFydBmq>r7wqdK3h)gRH-tkO3bPUpqxS*=z<[1lowF4V<$_@#;>CSI>yPm],3b&oi^nH!7;k(]1aA)npp=m(R^PZ+0wpv#LJt6v>yR8l",
+    "I4^SiG5[Jg00fEn3.D((7Lxb=88iS3pxX,%g#nQG0und;9]$,AA2:JwCM@3gs_Qglk<x_1I5+;wI5>]kIRGC9IRGLuHUJOw0qC]2A_i6ARUZK@k<x^/GVP/R4*[PG4,)t0CJ&ea&BzP><zop-QqIT:",
+    "A4V[z<B$wXG5@^c06(b#H9HEOfh7aq3lBbt$qXGgyA:ZPH_.qk03Uof03tFt03V71H_.nk03QK403tFshz.]40lO6+D:wiz6E,ve1:Ei!9yPla1=&z(F9a+yy%i^jGPe=2-uH<p==F4rl:rX_$)gDh",
+    "dk+HQ6%[Z-4*^v81=WsQ3*r;HlKU193E_w5RUZpC-uRl[0X6=#xUT=p2s6-N2oE[p6$kRB8V:_G6)!h6FaR$%H8B7K@py(D2Q)L[6(TV#DG&4k-uR7y03QM^00RBl0Uyx-G2#=-S26$^Mlt[sGyonr",
+    "02MhK1ELBKu:s-0A3Zk!9W;teFDNuJ-uSJAFf_=neKO(]A_P)A0S^1+-uRA$nxqOJ0x[wh5-BMm53&K@6)!6>FaR$TGdBPQ<v0adGU62i<J.8G<(d2*6#>s6w,XN=zZEY7IWqtZSPs7xB[MZc4*.Uv",
+    "6*/.;4,3B)95(.T05t#&tqUIuIlmPjj[!IU2%XOX4+y=%A2_7r6*Qm:9]bnQ6(2Y.03SFr01@I.9]ku7GBGwRDG&4kzZDWR03I[]1-*L]AJG9bzZD,:Gyoq)GynpE3-=[t4#%7p1semR3J.XXzZD,o",
+    "IRG6s03Rtf0249*AAB]dA_84sABqAt01@6*9y0&[=dbU;4iB:dzZD,VG5[]UF)#oYIOCQW4!-!z$G[9P1S_Ya6(lk-w,XORp(>stuDlHldk*3iB[DWc4&oIhGBEoJ4,4WI9610V05.:)&.h>5G2#>3",
+    "j[!I=01p+G%LorT-uQvfr5X.f-uRk>GyoqqH2;&Zxg[;LH8J89A_7r^5A*<z6%sZ89]AT20,,A((E&98A6GU2A4WC+6FBz;9x_z-6*C(Hq6!bN0pb,eJ_%M]9610lDK#(v5-OoWeKjxuA_P)A0S^4,",
+    "-uR7#03QN101@5Y4iB:d-uRk%Gyp#nHaIf;1ZFNUHsTco->M7R1ve^--uRD(w,XN>zZD+;HvkG)4+6gx215<4zZC@Z3J(gu6)ZS003QH301d4R9^6;T6(5rUG5@@b03Qf803SIv00!%g8XpBPzZD,i",
+    "HUJ+uHvj[#3/am/&I16dQUWOt=Z_yW5-y/K0XP5:Fzf:#(E&HV6(3hP03Ss,03$ds03I[]6*U>Jq6!bO0lyU/Ju;6-H8TJoDKr2RHUJNO[cAEXI4s/(4_hc66%sc94+8ybA^^]I4iB:dzZD,VHUKXZ",
+    "H8ubRfs7X%GrtuGz_v>&1UA1FBr@I%6Awb6D/z_vGyn[H4&oIhF)_9B0OA!DG5ZP+3*r;GwaOL@0i.jV&.h>6HR2T;lL0gU5-y/K2si*AIye9nH2<z4G5[YqH_/3wIRFwl03QcA00W=b5A=]zqYVP2",
+    "Y##tN00q*_5)aV.q,,BoHUJ++HUJYi03J91B[(,51ELBKu:s-0A3ikz9X9]UDL4QVH_/4gH_.5oD.6siH_.nk03QN5-uQn4!2%Dn0pb,OD:wiz6EZmf6E=<ZGB5xHjq49T1ve^/-uRD(w,XN=zZEY7",
+    "GBE%QSPs7xB@@Nb4*.Uv6*BV*4,3B)95nzB0fB4[tqUIuH<>7RkO6=g2iy/32!U)LIyL]lH2<z4H_/3wHUJ+uHUJVf03QZ6006M[2;8k(=Z_yW5-6cDG5@eJcQ4TaHZi[yA6GH^A4W0&6EpxGH_.wn",
+    "8v_*W53vEi6%RgvY#lZLA1O8f6E*,Jd=P]wG&wki3J-0@fou[s03QK1024Ix+zJn_0fB5ED:eW:6E,k1zZDcY030=^2ln.T0.5b84#E@yB<[Bc6Awb9D,Q+ztqlu%4&<a!F*!Ix4*^&B1=x-T3*[9Y",
+    "Hvk>AH2;%v9^79.6%UXBr)&p-5g!OL.rNP)r)(8A#ta>;Hsuu@I5GeqI5PkeHvk>8Hvl3rEGZB40p%4EGyoq0GyoAW03Xo,GXNh_Gyoq)GynsqY#uoPB[;x01ELBKu:s[3A3iw%9W;+SDK,ETG5[Za",
+    "HUJVc03V71HUJVc03QM_01@5Y4iB:d.rNPrr))nGH8(W;6gkZlF90(%.rNY(01!6,9]bu86gRpP4.Eu6F9S0*018+S0:Tv)GeZvm!W9)W>6iRR!WA4j01p9&Yz;pr4,1EEACLh#00,X;4+V#80V5AO",
+    "!W9%Z03QW703SFs01r5aY!WvB9]ku70G*ix0x1vl0m2m$HUJ+1HUI.8+XElb0X4!EA6GU2A4WC+6F2^KG5[4b8v+myu:pr[A3iw%9X0;TDK@KUHUJ,dHvj.2%=L#U0S^4,!W9xV03QK003tXyhz.]4",
+    "0m2m<D:MKv6Ervg1ZFEVF_SuFrjsTRHK![t1T@/KBsDU+6AwbCD/z_yG5@#F4&<akI5a_K0Ob@FH2w+;3$1J%IRGC4H_.aP3m*$J.rNQ*0j+EYf)O7GHsuu$I.0IJHvk>6IRGCxHUJ+uHUJYh)eIj8",
+    "HRTl]F)S$$=a14+5-y/K0XP5ziopX9(E-TZA6Ga44<RwQ6FC4LIRGU&H5&t:3J.XX.rNP.m,,DIGvyT<DKr2RHUJ,eGyoDa03V71GyoDe03QN301@5Y4iB:d.rN.*HUKXZGBE%YH2<np00+XMClEK_",
+    "6(0pL02DX66AvK56(0jR01Q]T!WAVqIYSQs!W9)Y>6iRR!W9gSY##wR01dDU9^6]Y6%UXBjcf.s5Dx[7Yyl$/I:HqOzKI$S1-P_[I5+;wI5>]kIRGC9IRFzkrz-Qi0gY<DHvk>2Hvk0i<&XUh0gY<Q",
+    "S2qA3MmGQxIRG9x03]s$8v_*W53vEl6(2q]039__A1OEh6F2^Ld=i9TH:WEfiUK$Q5-*@L0XYB;Hvk[A0XP5-D_)VF6ErzA!W9JAY8*AO*Z_Hj*b5Ohrz-,:G5[1d03Sj$051bIHUJ8H4+7-C6),_&",
+    "0p%41[t6EZ.rN$;03Qi600dPZ3peEz50C+_YzBf69]$+IY#%x]00!L00S=VUY#%r@03SFv01@L/9]t%9GB+>SDG&4k.rNY#03QM^00V<91P[:x.rN/SG5[Y&G5@^a03J916*(INq6!bO0p%4BKC=5c",
+    "H_/3hH_.qj03Urg03tUth6)dg0.&xqHvk>3Hvl0wGRy^LvjMYgA1gNiKNB/IH[^%tjG7l805atj5-gz.rz-,;GvyT&H<XuKAHo$c12!@N3]J1r6(u$@Lk]GL6%[u23J(jy6&yDJ4*@&D4X>Iz3pv6S",
+    "ACmz%01@3)9]$r44;2)+6*![]9]bnT6(2Y.03SFr01@I.4+oHJGB!3WDG&4k!W9xU01pC;Yy-;uAs=8JGr]/gS2O<0Ml/8en7IKSFzMV5B@@4;1ELBKu:ryrA3iw%9W;+SDK,ETG5@-KkZdwGI4s/(",
+    "4_hc96%sQ54+4-EA_rXO4iB:d!WADYG5[]TG%x<qGBC[)47b.-2g$c60jDb-1T+8;Hvk>(H_/pLH!uJUdk*ClB[eof4*/yA6*vA04,4fL9610F0kdok(+dv.vupw.ACmzv.rNY%03Qf603SLu02DU:",
+    "9]br7A2:7s4:+<I5-*@L2RQ&THZd$I5A*<$6%sZ89]AT20-ek.(E&98A6GU2A4WC+1nq]m9x_+:6*C(G5D%_cvurOuGB5xgH_/3hIRFzk03Urh05Uc+EZqSQiUQ:o5-XuH0yO[.GKdZjvjOE5A1gEf",
+    "FB35[00d;)05:+^6%sZ80jDb-1vTXr6gRpP4.N!79]Jc43Rn*U!W9NX4*]jz1ojFK1(0k6<(K*X6%PTBYz;pr9^6;W6(5rUG5@@b03Qf801rBlY!*53<c]D7!WADlHUJ+uHvj[&3/ap8Y%(/AEGZB4",
+    "0m2m$H_.d.kZcn*%FF_0(E,90A6Ga44<Hn[0)#68oz58!!W9)Y8v_*W53vEl6%Rg-Y#liOA1OHi6E=<KeK@O!H8;EY0S^4,!W9xX01pC;Y!fxU,2<M>0m2mzE0AnI6EiqA!W9IuKQ1=k!W9I(i3t)i",
+    "n*Re1!W97^1c4t9L%@Sp9]Sl640[gc6(uw:Lk]Gu6%[!C3J(kA6$iEp0x%B&vuq913m*$L.rNQ*0kdom6=FM84;5))6g2/J1u>61I5+;wI5>]kIRGCAIRFEvD,ZMmvuqML03QN400Ymz2<lZ$vuqz%",
+    "H_/3,H_-[tAOpbq0S<IA6*n6Lq6!bO0p%4RJ_aRxHvk>gH_.qk03Urg00XBhABqAv01@O:9]Ae$6%sOt4iB:d.rN.*H_/pbH8^tTvurLoFaQLv(,ROk.rN.VHvk0BDi0vT*a05]IRFe-4#E[BGdDvI",
+    "0Kyd&Ira(.3&Ir_H2<C*kZcXG3m*$N!W9pY0g!A4,w+/NIFM@_Iye9YxLY3uFpz8;I5+;wI5+;<F)%a73LghBl58>HHY>U,=Z_=c5-6b^0+VbKH17i+(E%_V6(3hJ03Sv&024F,9ykCMIU56]3J.XX",
+    "#T5<dlWYO2<eU2v2oEWhY%<48HCYdRmTV(5IEo4niUOBx5-y/K0yqEz(1aHcvjLZEA1gQjKNB,EGRYMbIRG9v00h=w2m!7u9]Sl66gdDNLN)*]135SV40[gj6(uq>Lk]J$6$OF]4,4!S95(.T2[ix&",
+    "RUZpE:/hrA0XP5:G5[Y4G5@,cx<-yfFu0xq4+ZTNA2:1qA2_As6E=<K2R8sCF)S+&=a1S=5-OoG0yF:,FaRIX0W$y^S2O<0Ml/8ezHA-b03]Uo8v_[a53vF56(2u203I_^A1O8f6fyuGeKr6SGXNio",
+    "0yY2/GXNg_GXN4Yj^8yB0qqqZD:48t5,:FY1/!IhF90w!;G+L:00Fiu9]bw:6$IWY4-a$e0R;pr1k%>63Rn*U$@uteLk@Ln7Bl(=4,3i>9610F0iSFQv.nXlpKKqH0Wkmu-^9POIG/0*BM&:u6%-oB",
+    "9]br7A2:7sA2:At1*Df44+o,bGcz>UD,ZMm$@uke01pDAYy,awAJG9d$@v11HUJ++HUJYi03I:@6*C(G5D&2dqiiofF)>*&9XS9mDKRhr6EpxHeKDqNGc!0W,vJMb0;HK.H2<C+r)(lKH-)bvvjNH#",
+    "4/bl=KNB)HILZ]Sk@yj6G0GJM%*zM:z2=)s1u,z(*Z^]=0!.G:,Pi#y1T!%J4SWvq6(un/L/OP*6$OS14,3w0EHN;h6%Pr[Yz0*x3p4Q*ACmzx01@F-9]$%8A38Pw7BQ6Y84m=V6(2Y<03SIw00i9(",
+    "9]tw<6(cb$D,ZMm<f8v[03QN400O%!AJG9f03TO401rmeY!fj69x(tVF*O;lrV0.S0r3;dJ_IF/F*5)kDKr2SHUJ,eGyoGb03V71GyoDe03QN301@5f4iB:d<f9B[HUKXZH8B7bH2<z0H_.BojRyen",
+    "6(0sM02DXH6AvKH6(0jR01a6V&J@svIYbWt&J@6h[t6EZ&J>%]Y##wJ01dbc9^6]k6(5rUGyoDf03QfA03SOz02DO.9]bZ1A2:JwA2_Sy6FC462fAz&GQTSi=Z_nU5-*@L0yzK<GVcQq(E+.@A6Gd5",
+    "A4WL.6EOfDF#shoHyZ.[3J.XX&J@a&H2<wr03Rth02DX;4^HFD6f(anABqAv01@O:4+6hzA_H9R4iB:d&J@akH_/pbGBf^aHvld&H2;-fs^TXeD.1>i00o6LA3@+0D/z_wHUJBJ4+8NO6)-2(0r3;D",
+    "h6<i1<f93303Qi600dPZ3peo.50C,oYzB%E9]$;,Y#%l@00XWR1kVf)1;OxZI5>]xIXM6mG5[Y3G5]9&F)S+&=a1e]5-6b^0>SW4)uj>3(E%_:6(3hJ03Sv&024F,9ykCMIU56^3J.XX<f8n0/WHG>",
+    "03Rtb02Da<AAK;a1hRt!4_qhg@YIDS/Ft@(0x]Iw5i,yR53:R1Y#%E*06!BkIXCeY1cNFs0W&i36%#f90lzCB1_c&$6gR_a4.F7IF9S0(01R0U&J[H.IW.HN0L_Q=GyVz:3(gfBHvkU,$ZQR@3m*$P",
+    "&J>/k0my6*6z%v44;D.g6*8.09]bnf6(2Y.03SIs024O/4+qF:Gch(SD,ZMm&J>]g01pDlY!Wf/10T</GtLzsS2O<0Ml/8e&S4%h$ZRDtF&hJ:3J.XX&J@a&IRG9t03Rtf02DF+4^HjNGch.U,vJMb",
+    "0;ri<GXM>)$ZR4pH-)bvvjNT(A1g8dFA>H^02MOU6dpOw6$P;[2O/=u(bEJD&J>YD6f(sV4;<2y4+YKF4,I;[<f9UFHbf5q<f8&@h6<i1<f93701pB0Yz=BB4,4-XACLhu00xQ;9]bw<Yyl$/JMk41",
+    "Hvk>6H_/3wGyo4d;@#t<03Qc405dT$EGrN60r3;QHUJ+2HUI*<D.9DTH2<!1HUJMr;@#5@D,R6V=bZp.01vSN;@$7GG5[Vj03Rtc02Da<AAK>bGchwP,vJMb0@V0RH2<C+;@#B_rz8)v0r3;dD:MKv",
+    "6Ergb1*!We9]1P-6%#f95H]oH1_mW>H=mbVAkGyZ12+H*Sq^ov6$V5P0nQZ![t6EZ%xoMo03QJ[01dbc9^6;i6(5rUG5@@b03Qf801rFNY!ov99]bZ1A2:MxA2_Sy6f;RE4+qR>GcYzRD,ZMm&J>]k",
+    "01pDpYy-Ey1]QJ<H>jCwS2zF.M$Bvk&S5SxG]m+jH5&t>3J.XX&J>.o%xoSr03Rtc02Da<AAK>bGcY(T,vJMb0;ri<HvkU-%xoesH-)bvvjNT(A1gKhFB35_00r@j86Gpv6$S0n8WA(UD.1>m02DKn",
+    "9^haE*#Q.Uy!8hU3E.o)G&40cw,pZo=A!ijv.C.C6$Ly6hzkz$6$Xtf4e=8!02d153llS04dDw8=/t%@ECC1)lmYh<5-y/K2si*AJ2(IoH2<z4G5@,Z=/tvIl;o3y>!Sd503QcA00hP:5Ay,@Yy@ai",
+    "2oNiC4*_iWA^^l=AI$+U@xOGYiXsnG[1pMTfC&#o[S=d_nF.WU<FE7Fk[AMrR^Tt;R[,Ya7cZ3oHaPzkA3r$&9yb6VDL4QlI5+;weK,IF%>]:<0yqEz)AA@V0XaDT6(KS#BOkH:F#i/VDL6I&E,*L%",
+    "4*:naDgojK8#btmBL$^k1gKXaHaGwe2K=NS!FDegGcwv06*B,0%>]D[!5RWC9]1Gk6(lw[00>,11w0cm039[j6$G#W4*^X00v8F9>zw,WhXVr[4vC^(13Dj-0WjJX4-ajuA@d#.6$IgIF9b6)0043i",
+    "INlX6H!;N/1c_h!4+fB)1ObGj1p>M&=#R<$A_P@nEi*Cz1c/)f0Hy-E(E-8SFIO@)053![HUI>4w.,;xgeWf/H#y!FFO&f[HUKX=G%x<jH0o;0DKr2jF)*WtDi3>;Y$G![,YXA>0,c<&1JH-G0/]wF",
+    "4%vhbBRMy-9Urd&HsTcmyQv^%D&rL]6E!mc5j4Fk9]1Vy6%-uBD/!H+G_*Qo@:YTjIy0YF6f%7u2[ypy2<=7W9]1Ik79^+^L/OOj76hoA10M<C,hu%fGyoq7GyoJdRSyf=f&m]r0W.&whtvuH2oD2*",
+    "76T-<Ie,/xG/cCL4uBQ_j[y%jfEF(^G&ukhHvk>8Hvl6sEGrN70e^@FH8cP(0W_!M1Kuky(E&6$054ZHH_/q1H8^tiH1swHu&y5k8x/VK0uT;e0qBAOA3rnzE-Kd%6(1<#02DKt2>Jnn[uL8503VA2",
+    "HUJ>tHUKXHG&cYfGMNq=vjI8&6)!3;H2<zKG5@VLD-+ri3B@#i9]]@96$9ZbFBdg100x8K1P/+WR]1zD0+Fu^4&4.7o8$,yu2%&,6FC4KGu-&gumKMN-VS]c2:#]74dS=F6EqneG_pEkIv.(/IN:WI",
+    "H8/nd1(xOt10<eS-S_kO>5vRSG2s-eat^D+6)!h8H2<Pe*$NK=(4GVVrpOorD,ZPn-S_h.y(2FGI5FWB1o,I>FVO)vHQ=O6S2#2PFGM&s00Ws!9W;ct0s!Yw4-kSrFO&f^G5[]:H8/ncjBPI^H8A59",
+    "6E=)c4];351Oxun4Fli,4_qih6(Tn:04+B&00OWl0,N3w53:Q]6)z]<F#tabIXN)m6$bc/8X+>:+3=P+FaQC@>6,tSBp(Pf.P@*@k[^N^z*iPFqp2Ye1%(y<xq_SJE)N3YD.w2EL-!=r3ycc[+W8Oz",
+    "hyo4qi7OH<84dEN3.A2H0S%:-3.bFX1L74BHjv!_KLs[0Fdq:%>yP,/7Xxz+<NFnEG@S292Xg;^n+G410WjSb1hWSp1UTaA3.D((INcTp,=v0H1(I$6at^A%7C$&KFgE^bH2<z6H2<Pa01xv4lx>t2",
+    "og<S0*%S@l79lV!B>GTIFqduw*JBS:,4,uJF)=8LBR4dp3J%><C.Khp5Cq*$4,DTHKa:G7FfafgKR3cGE-TdX79T1!02Dc%2>Jnl,xd/y03V71Gynp$-t:Ob>Y<A>76Za8FS7wTHvkklS1_p:E2k3/",
+    "BIgz=H8B7Rn,c^znH_Y^6CVLF/N1L4.tQ%+G%;F81pM$B9]SnIuK>OsGC0Q-6*!ZXArA<pnGOWCK@#L_H=&wvGdTbVsX>%j6EpxFIm]2su:lUuED7V85CcFA:I)M&!dWdjFpd<jIv+VS%q#$jZx2fF",
+    "6(cb*oDL5KzUmqSB<a6A6$Qo20v@l7<D%@Z4:.4<FE^$Z024U;9]k!96gSN*5AXquZVTq]2Oc<>6$8cC1=^i5577be6)#sbG5[]@G&2AMq]+uXH8JoNFBmm4%@7jK0WvU*ZZAJMH0_81Hvk>gH_/Iu",
+    "GFlINjcx(fTm#;%4_qis6(Tb*00Z!g8Vjfj1lrOE53:P..^5!cF)/yKEG#iN06sD:Igx]@2JWT[F99]-z;:<t]7!u-,4G81kU]d!;;D8Y@UxE];7S!hirg0iCj<v4jG+%N3<]LEoht_8xeh2fI*$YZ",
+    "dH^.(4GHXrDjh8KvkncL.SPj*12G3!0,*&D0aph-36rZT2]gdC4l)1+trY_//o:C8Gxvci0Q]iQ4,SX;4G%!^fhqtP4/1;i4,duz=MNV;$!,DN)hZ5i4+ZssDgyQF2LK2U2ls(04+fa:3IWn14.@75",
+    "Dl-^PFkl^CH_N7p03HtKy%7hjxd-y]>kk)GG28Gc4,)u+Dgw6w4<3EZDh^QO4<C8WDg=V!1rKA^+z_GWGdREr0i_TE0wE6!!Uhk/1Nng^A_7;:2;O(.8xI@&fhs:3HZe5(fhq*mHZKY]Hq<Xk0fb2p",
+    "Ed7BhGBGnS*8vX%-=z.#37!ET3ON8HIWPbU,UlNwHg=vof@Td!I*!H&UjkoxWpZzm#s_/>3Yf+S4uh%=4DrPX4eqHD4(zEC95-@FDjxtWaSek^1f:oi7iFO95DCEx1&PQJ4*/=r1eTKl2:T<u6q/SR",
+    "9x-Lh3G93i3FQ774.qj,4b,I)4$UV6q6H5LpalZDI^E!B959*72nLG.3adU3Hj4%C0%T/uVR:a>Uv+R_VRU7X1r8;$l;5LYIH]7=9W$8A2o0zOF90+)s<<SF2[GlzD-+nO0S=hF%LqL+GAu9-0jbLf",
+    "1+3yI4)Q.(/k5;623toD0PX>_k/p;a*4YRI@pXCo$F3_[r8Ekk5(C/>0U8eg<^3d_,JTKxv&9Gx28]02*#R#AG&ukdAk)b!2/b_94-ra02Bokq3EEc*ri^y(+V/wnu!I2!/Bow[@0p$W;,MR>W$fq;",
+    "4+X^MEDYDuEC!m]1rE6g4,WeQ4*@&J6)pRy5(vUY8Fc0X4+Xc3Ek6$^G&bl!4#x@);F0ml-Smo3&s+rjQ4/kWasjIj02_L-wJItzEb5La2!oF-1A(m%2*U-g)&m+iG6m,Y8!@D8B[4V0>Yek<0R%+]",
+    ";3n/rvjPKoDmONq=#LyqI5nFE3z7j6Gt&kDOAVjt2ox:rr5Xc<0S=bQ>Ye*j4wI7.5-sKyut=Ct5,k/0ow5cDfCdsdHcmGzH#eQ(4k9%+Yy.BC4,%oN5)&.]N&@F$wmt,.0X-P>Gj9Nm2MF/8EDsZJ",
+    "CpRp]1PqzmCj[dIHZ;IcZwJN%2)ybm4,-.=IW7V@6FD6QgEs/#6#&cy3vdSLlq__79^+ll6E:6!10NeQaS^5C0KC[M9XN3S#YG3j-_5>gF:wg_0s%Y<udfsmHgP:NEHQ5Yqap_e-_5VVZvrj=sZR[h",
+    "2O:EvvU)8nGH(Iv9S5(GEe[iK5-p(<oyr0X,Nyk0Qz]Vn=]^%iG3D>T1JeQ/Ip7F5HY>mRJP6FKDhIlc5gIk=+yw_1+ba;=&O[#qGl2pF;tBf-!YL0Astyka(+wIo010-kmIDCRq6QAI0SJi#4D#--",
+    "0=to01d9O)V,q+41E_WEf]dsciVy:.0SoRT1/bw^/D95c[>GhJkg*XfEinKMk<XP*ga[7,lJyY]n,UQ<+6N4i0t2_d1(mx43)KVzI]bdZ0t&JM4/BO]F9]U*!vh2J1Q0Qs2oD9t0^;R+9[<K19^+bH",
+    "1N&(N&G!i(0XD<06Ey%I2sZ#0G<7IiA0-<%10NJO01!6)3/ajw0^;g:49r#%GdmMB/m8%$Im81W4:bTFGC9Bv4+O*m1N-In0600s10N4J00o8HB;apH2>87D0R@TY5,$iiF_kEFF#sP-H2<Ga&/L-;",
+    "!_+E4kpT.D0^;d/1MvtiHZd_911^IVFaQDK5)TE$0^;m60UrP[!_,7=IRFH;hyerK0S&tw0-38NTloqP1jGXb=4/N).b<9(LNdey2FC=ii%tuyx&sdm8UYLqvF[2aF)$w#G_gr(l:@q3-Uo:F1O)RK",
+    "3GIajF9J3;x*Y,GwgL]X&q)rT8Uppb1@M4H2!Z1P4+XN89R._;EeP8T2e.;SB>9GdmL3Ve5DS+c6*0A=10Mr2mjM]#%<>xw6au;_1q^4V2;WR72p.46o)iSOi3^4rg$oX;VF%*M3k->L6EhzUmkR+_",
+    "0#pL#zAOeE1gr!J@c)4KoAMC_vK]HZiVF+k.pCclH17*91_N3P2nVsbD,Q-z6b7HKCJw6zFBUj7jsYY%G:,uqGXM:=Gy$>A4.L&O0$&deiU/1l)dwp%Fx(IqIUO!IIr$I]43U)*4-+aI9^G6zSsw[A",
+    "+=7,,G5[tAh.>L_#<7,FxK.61I3EHw<j)L/FaRG0EwVThGsci758VUwK<60DC;6Fw<.9WI<+ltzG44SDAP+z6K;R@nD.1(g/s=/Li._ANG:JeD1O6@$Eb:7w8#6NTK@%NoGw(qU73KjCM*2Z7WHL1P",
+    "K@#U[ImHPvGB>+B599-&K;RQLDjy&,=Fc2MG%<i(4,1[V8xEPC5(1eU1iLQ=!8acSGqgJd<^mn4m3Rm3,wGHjh>;X=(moE41>G%R3(o5h6ElFNECKx+1fk[,4(vh!Dh_nRcMgU&KsQD/Mgb2K%DxT@",
+    "szU[u0R!+j0r2,41iQ@,4%uTb1T!(tHW4z60S=N4z$=!*0Ru/FaDo8]yEGG9$ruj:jz0*l7!L#HE(oT-0tm0G0uK;RpArv4!9;E!W=g!PWMy%6VQzG3dbU3fCl4O4;JYerHaX-q2>FD8->eb2G]fLP",
+    "G&J^@08kP$@$P%ayaWuW0S/Zw1C9=@qW/#M0mV82=o.G+21*OUl:rO!<&p35mI($M1/5!h95&m95Cj+u@Y-HA!2t(N2*2qB0/a;.4xt4P1GWJT(CsY,Q3/trDh,v42@:#fHO!0&1E3/bHxC%h;/1;=",
+    ")dT>v4-]P64,fLk8xIn>K;m3A5+4aQZ!.MEUBep+Whgl]*K@cvK;JTg04EKh;Ggn-4+Nzv0kLuo=6LWx,+/<I$zBZYiv$lUq2MbiF*us.5(m7QCIzhR8V;K8avm$UeFX8L1@huL1&yf*4+XyR5.W68",
+    "H>QY9iva-W4(:SxyuJzrlcW.9GRngz2qOc(0tT$M0u1XU1<+Ms0HD+(4u&HLKO8OWw,GurGB/8iECGhd2nF[I4lfiojt&DW4eA#Th[6H@%Kj7u-CKX=0S1,%BLE,+#xV_D@yvMFk>7,(0L3B:p9KSS",
+    "4+fwE4df[W.edxxk<=A,paTMO0(t>ag9-6x0_axs4i1MX6gJ<j9yOc-6)nd6BLrt2F#4Mh0gdhn459,c4:5]T5f0Ir0s@pX3k,+<17ZZH0R,Ur0Urr9hyw!E0RUDX0yT[I4+C<$1&9ML0WmQE29e.z",
+    "4u^H,w/4j91l0x%hyyPQGByAdF#sO^FaQ^a03QN004gy#j]Ltxy9O07nF9[H1[yH[9^F.F0_0p<9WuKH1C0R$*eV3O1]JAH03$OnB<s8GNDi]D19T4tvjZOjGXMg+1@Vo32e[q^0(t>fiV6+00^l$j",
+    "1[5*;9]JM_DKR$y9]JhE0_.D;11^sgHM.5RGckw*9]JT11*ZW6y9N&etcn2(:p^_F0]eCW4,W*g1=_nk4+q)]IWajmnj8*@0]Vem1PL51/L@p:,UTB$Ie,ujr>dG<InhHO0yvKYC=R@j4+F7>0Rq*I",
+    "8yqm21]BrY1]J.X-t3/$G2[Us0yn1v2Cu3n1eeAG9]tq91>R+w0Okw/)DZ;]3Dgl0Hvk789^hIt5hE/z@p>E:6Yzi&2)dOF0*^^M4*c-e4xd[NyAc9&9]kw!1Rgm60dN964,DZ10sI38q@C;Vs15;B",
+    "sRIuV-RF-j03I:@DJwGG1Rnx6;FTC^H@)XX*8_6^4-]M86gB@HF#rQ]1hoMK;lm6:IEp]7-sF4+4hz@;88!ecF*4c&9^+nLFB:y900Zz&2gm3m4.FkE0&))rl</Z[00VFsD^<IR+5@%.[uC86+7^Dj",
+    "1RoADy9p#TH/!0E4mR2ZF9R>#+XNpDGXNhPGXNwpG1_zgHQNLOa]E=l1l0Hf4+yde1j[23HQx=c+XMz=3flw:wFw=+F#s.cGco@M!^/o/HFyst+XNp5Hvk;r00VFU(gqIO1P/Tf2f=720HP5L+XM^<",
+    "2<e;j8V/h89]Jbt7Yo)D9yHqo9^F<89WlXA9]./28URuY>!.hJpbrh,X9_xc5)TN0Z3Ouv4+D%(4+D:/0Ryb&5C]q1Hi7[Kt3w6Lp$h;t+$s+Yg@X7-td^hrH60%SGqza+j)o,zfi4K.$pQ(z>ZtEE",
+    "wHXMjkOvP0g+:FrTpBrQ1f*aD9S)pa4c<X74u/5%e,9Fb0R,$=3uhQGgaI2h02DI,6gB@KDm4HD:q!jnr41,FHiZEjF&z[+g#i:f03Q<M01lF/0Ryat0]SxdB>9AZ&%>8KGB/B44:$3V2Lq+/Cpt1X",
+    "HKN@D0.ORY4Y.Y!0[ur1DEi3-5Hwj2Ir5PQEHW>wFPQ,[G5[knH0/EW4,3!M2MC4.4yBm=3A:akFAg&<x]AvfAq;E[DkwKNrUf4bFqfbb6*Ihr5)TWtm<WjE5,mA1%LNiS+!79puPhIf0i<g$4(2fw",
+    "IpG2axby)I@%M,y-kYCZ0;uCm:JARE#t8$56%Pc$!vO%;SPug2Y#B4K4J.P<$+rmu[Ba1$l<$yBwgLz_4YvvuGR+tSL/DQt3/%K=1o0d=F*!MpQUlFt1lk^9g6#qYj><r7<_Ht0!lMB%8#6S:hXM_N",
+    "t(ylg1UNGQAKL*jl&/8<asUMm>NE&I!Ga0^ku43Aiz5Z:n+gSy)C2&x6%P190$V0:ZklHpFr0w>4%v]-1KR:02Q@J05Fbe_kG25//IRq41vAiv76T(5GD[C5g3_M;JUIX.H8ubNsKhA)]L7M14i6lH",
+    "(.^l!88VR72;CJc1rLY.lGO.+H8*88H8;oU0vkBxt=qG8H93OQEGacP00P_QDGz3u)d;:EVPvS=2nCJV0t],G2;8bn%R:(iucs:jn3N0,[1pVbC<(NFH.INB0@sUP3!&Nu3A>Xi%$*1yRyn^30WXmP",
+    "D:UEn2O^[x!1)Ic2D]462df(dw-CTjGU^oS08.L95E3]zfC2yr4VDK2xq^T4bn2o91Ev8Dn$rgW.PZ-/0h1dPH_0Jo9^zZ>8xGqD5,oTiGdTF72;*B+3!4N2o&N:=2o9SB4>T(X2Op3EGu[XzG&t!W",
+    "FAX:^,UtPUkt,iPIFX;T08]RZ1Ou1D2:/KL!_>Q%4^8D+2O%-!rqU/3rU4(D0XW]X1i086FDW%R,v]Jn0^o8!2m+220SFHI3;KXgHQxvnHp/w]9^PC&2qQT%03SXy%AW<SRSVz.0;RA>2oB%_FGDgg",
+    "052snG5[>zF#r#p0n#iYG%=4$D:O0S2ro,AFaR;,FgeKy4*-74ADRI%zYz+=2m]p24dcxR5-D4w0^qV:we$uA[=bV)n&t,&O!A!v3i&hx.k.@jfgu5l4G(zood+#BH2<!*0XC)xA_G^pFDWuJ053[8",
+    "G=7X-IEo(_GJ&E8AN&F[[tyJa/LjzhGco/UBRMhvFFi9jsGJ7;R14w=0:/pe2oB-50gX,%bf^yM1Ev8UGW@%AoB/hwA]fz0052&pH2;sf0^o975EC-19[<7]AN:L^ydo1Ztqm=;F*Dx;BQrMuA3ikB",
+    "ng-+;3&jKzHoYPhHUI^44]x3Z2Lq,74*.O)ADaO,02MRV(-*)#H[b[>Og1(E5jAN62oC!U5BvhXA]x]8@OgR+4K;5h6g9sQA3iXKnFjz:3&jKzH:C]905.;HL=v;u2oENmD/s)O056*XI5OY^A_!Jr",
+    "FDo^N03S=>y&<Af03QH003WUaHvk>1Hvk@$0XG07GdIDH3m!PVA>wG22Jedt4ChG>Gt2M_0tW%U.]+s@6Eyhu5)TYED:X0x9^+PD8!,SM5-6cAG5[YEGXNVi03Q,G02;#>9^+bH8#MqQ5-g!I0XFPY",
+    "1.jZZF9bL,%JnK0G0^%B015(:R^SQ/3ka^-0Ub2U&.X[,%O;cN*%/,%wOlwfGc_CHB=x!H<B#waS@P;,=amdfH^gyn2)M/p1hHudkmD2wtz@;xzY7K(4+f!&0V#Ggq:BLnhOiP2iJlt]0x.)M=albo",
+    "95FKw48-p5H#*Zv1KRTf0SFHPpmYNy4.>F72MtmIr3eoxQx62,oeBcztpOhcI_<+ZlmQSluBHhRdyWkOBOeKUI^a9DAEN-/R1Xb<Upz4_G]yTBuZ9c);OqQH&RPwv,3tu8lm#9#j.6O3/UN5Adj!:1",
+    "4A$WV49cJd4):x51+&/@4/.q+0yPf;f$^XQG%:W21rK^u*a8$Q=S:;+fdZ5o4&YlIH_.8+y9FNwHQ!q$GBK541+E1iHQ!qqIRFR0hbs=)3/ag[TOR_5s0skTWe,W)TLgn84+w$Y3J*8fTOT]z06Q@/",
+    "Hu#w;5-y/NIV/tjAJ](wGBYu[og5E_0<zy]GVQVxCNwwA0xL8(f&(upG&%3E3L7:30WWhkGuT<Om75#[z/IMD*INU>c<GiSTLJHv3.[_L0TVaxtSBD.G;%6U4>*<vz7!)lH-=;C0H)I)Kac<AIWhna",
+    "mkA#OG;)nkwuclC3,@GS4+!so6b_Pf2;_-z6CVdSjR@0+FpdcY8z0-OG3R6oV+Xwm95Rau4/IWX7dDy!2F#8s4fKQvA5J%j2;1_lSsw*Cy9F-0G%x<dGOKC;)Vm4-iIEf!AgF2<GpA^F2s5T;F99;)",
+    "!38f3G&TSXumut[q5^_ut=x>N1sE_>2zm_(1s;@C00CJa8#A&64Bhh*0xSa6ZVF/uz77n%4i7544hy:u0/f.kmbM5lBsMX!1sXB[ENE.u4,AYG0[a:U&-bH(4(SF8s00GsSRVy7-sq^dHZ^k%H8hQI",
+    "1D]aIi*OGhif]b<-sq^VHZiai9]1Aq1ur5uG5@XNDKCxzH8SD>8a2^a7B<=AH;9ybC=t6Z1t_W-00PJ_EjTvhN*=#c-sp%L3/a*I3m*nJ03Q)K04X-)03$dtzf1uP4.E7xDmXOM5FZCNvIQRkIg];<",
+    "BRK#eH#q)zAC3VxvIQDAOC_uvG#fe96fY.+F]!3LF))gU0uwOws[#)I<Qex%ewhmjO$6c,3$P0U&jB9:Hq90.5ivK-78):/5i_I[Ii_=v4i6lc5du64m/P^rF)=7D0P,mgh6Vw+lnD.ahXx^tF#qQQ",
+    "503$z5h=h-WCZ640+s:/pb,QeA1OJE1^ZZ#03tIp7Y>i,kO;1MIKvA9[7(,C#sx1CG%)^tGco@NgvS#iH7pJfAjSnMGdBP)2s1eVBs4Yv3z&2dAjSm-ht(4wj[z[o1u8Q(01,8210n=O90VN;ADJ8o",
+    "Pa8I>AOq/w2p%!-,UlC$0W#]rF9$I-ybB)=HUKI$IRF5l76*WY5)T@[5d%B]z!3&h9]$(_1s;,9ybB*BHvkhgr.VdBj[!IK1sgW%FD5rRP8:JL5g#fz02;:^A_,b[4!jE/VmJUF2RQ&A5-*@WI5Yqx",
+    "I5yz[0uB!##sw,kIRGyRIWYhmIlK!5G!G/a3nDl(xB(xJ0W!t_8#vYh7BEgMGBC6bA0RNn90yMtIQ#(vmDeR6G1WUSlL0X<ju#II.;8>zHqAvHG0Q_*/]2P=4s@:(h6f%qjsYY#Fd8d!bg,lW6I)&Z",
+    "ghnHBE61rU4wXR*&,W^J0yMAP3OX]_H-F>K4T(ZJF*G!cLJtT!4-EDqp8,+@woeZRhDrtc106GiN).F41=ovH9S-bDN*Hwj1;T7i1O*M60S/Q)2h6q:0.VcI4Zh3)4:HE60S//12MLe01PIUm84d3*",
+    "4/vB93Iv]A0^nUu@T@EmrwT8d0W&$9Vly!=Ik6uPD%gYpFH18ynqnd]IA-]&m]>MR5BdU=Vh4ci3;B;L)Pw--Gch;fg9sl!Fp,u43&c4SGp<ZH00.4j1Ocqm0S]eRmH@nnubm1UFs1.;ngKW32nL]e",
+    "6b_wuVgQ_44</t!1FXgz00.771TXvoF*M!;BQZJF1Ro4I,UtDzUIMMgD,S)9mH>^%3&aEhn.xMX4#Wg6L=Lqp2p/Uj04>8!03VqFH1ui%,l@@8lcWs_E8hq&OEfS51GZ8D2oCxTAN&G2,v^cxG5j;j",
+    "4KUvbBQiDsA3idXmH>^&3&jKzHKYw5H2;wXm-(/Wk(L1irU4!@-0Q090W_%NBR4jkIv*/F-0P_EH8cPNu$mhI2oC!UFRB4FEYx!$GctS()&Vb)0XQtwb0aV_l06Sjv5g5jG&C^ZEg;2J7Y*ol0)_tR",
+    "4]$cA0WCB)jS(,H0W:#=5eb_40^m;TgaI#0G&hS81H7mK00#>^1RwkYHHZ-2Fg7-KMIQ][h!GMs06#uAIX0V;0W3E-/NSUg2:/KV:.j:jCl7U,mH@8%0S=GiA]IOpH_.031>H3L0^m=Q5g$!B#v&6p",
+    "02Ma;2OJ-#0yN(U6Ev]6FAX#],v^c&F#sPwGMknGEH=pl8523jA]5#aFGMpi03RhZrYkNpFvlV.oB/a103tFn052*sF#s/3GcW)G+eHBg4*Lub[Q]!cBQr481Ro7K-0O_qzY#A!I5;Y<0RUAB#RL-G",
+    ":n]2F00$f&L=R+CA0-*bE,=I#ADjU($08IkiRS]!D:UE-A51aFA>Izv3IPZX@wS1Q0mmXPGcW)zl:sv>00FiK0;hji4,cD@0RSfqql5tilAsy>2Rbb=FxP]u6E(764,GaOHUJ+IHvk(q03Q,K02;:^",
+    "9^+nL8aV(j5iu]TD/[zt9^+PD8!,SM5-6cE3=J7d3jybgEDsUAs]+s)GdTbS,K@W3*^x14qxAtEGuo026Ea=SG%z9@0XDyu0S3tD7B4]IFu#<o3YJV2GUMG03bwEh1mpez27,VB1QHJnpOyhHTsJcS",
+    "6Emvl2mlBV0,u%v10)YPpOygxZx3ysmH[u80x_fG7BtKY0.sVSp[5ZJf&rC:0TeCK1s*bq&l*4LE-BMVl!pNi9nOXU3x+rWqBsZ1:nRTh;1lj!F*E/>8Z9w3:xKb8[Q)-OIO:K03$Z!]zylpIt_wSo",
+    "%Q=%S4;W6-0TwZaJs(*&%7y>dH#g2wA_!dsBpf%*2Lj&YDi12kh5-@,H8B7<H#ai;Kb8SEH#7hU;Y0IFDvxzPN-fw$/SdSc,N*(Ghb[o0r5>LR0:n^cz6TEtiFFe,sx//zH^9AV08.L3P82oPzzH5T",
+    "g-xRF.tPt&#)bhsH8wB+AD96(.,Q6CqqP]iD!x(xoC6O>zET6.t>c7L4w(cm@vNpL+6V)kwF<r]H8R//A_ZDs4;mKZ3IJ3K!UO@JApi&t!UO.]5D$97h5.e@H#OS@FPZ=2HUJYcvE&9HD:mB*FHAQy",
+    "00Pny00.751TXsnHZ$7<6EmUn1]JPH+Xw[hwk!@o$CU_IRSUxe6F8m;9ykC2skQ.SdcKAMJ_cQw+z1bt0h>W32gTeOA1W^lbpV>L4</w#1Cy);0SFHD3<<tzI4t#JJvBHn06&reH8;T/5-wzJ0L>#K",
+    "4<.g+0UJ2M$OQx0%;khr497+Rm@<LR!MX>ntKA0+qyZ0>0sp806E;k.0Us(k[d6x#I5hpJ0SMc[3m!DmoB]K[0[y4_3CxfS4,J436FC46Kc]uk08]R*3;nu%ty&&2wjuzSpd1f,wuS*NHZry%FPZ=1",
+    "G5@^cm5nYhDmOF#5HCzNF^5NDl&A:+2o9M9ANv9<wjvWY$,<UP3=*_[2qQKywjvKe$&d-FRSUxe0./s32oA#pKYKGYEV70HJ_lHo+z2n40W&rL5-d;QFDo<Q+z2mBGc*7cGS3SIw-_4]ANv9@+z12o",
+    "<Cz:uHZ$A=6Ee3E4;z8n3IJ6L!vqsFpA8,_006lD3J,g(h5.e[G&$S]FPZ=0FaQJPmjN#-GdSD@FHAHz00QQ30SFHD3/gdVw.0b!GypG;0X8%M0ka1Ji_SG^4623!0WBRiuY&.LI4_=qrxPnRHsyl:",
+    "1H)Ah4K=Dx03Q,F02;y=9^+YG8#DkP5-XuDH2<zHHUJwo03Q,J02;-]9^+kK9]Jhm;hF(%03QuAsfGa)H2<C>zJ<3PfzbsI459BA4S<a;0r^./1YZ(3A@bzk/n)n&y0Hx^P&GNJh5,_a00@XR0^h3Y",
+    "10*yo5)TZih5-[KI57YNy2Bm,2oD0Oh5,X44:+lY0R(RkY=jC-KcoUOI5>^6j[!C@FsOzBJvKEt06(%XHa0K,FAg-<03TpE06&ugG%+#&E-TR!6*V0cGOaofJ<SkK2jA%zA6ql1h5,zN:jeYo6#xhh",
+    ",5w7u/t(a-G&#Ms11:Q!/^96nF#r#q0p[2W4/Vh0FHA8p/^82[i2;u!4VnZ1[_QnS0:x4e-;<ce4g7R6I5so<FFrChv4#N_GQ&_:)yND02n_Wb0OFwo4]^nO0X-Z5Gyp%E0XR7]+6V*ou@eGhH=Wj7",
+    "O]0Jv6ElXYBLD_vnFKHT0yr],2op2Ed<l>+HrfayH#q.wJu.O]0RU7BsGb57FvJc9y/Vs.FMBvFv4#OIIWV4EFPi_5F]@pBHk;lnD$tbz0GtC4Oxp+o))D_,4)hEk@vN!H2qHE))C3.5INJylIkgcl",
+    "J_244h5,Oo3)_0,oJ-<+4%@SodonUCv4#OYIWjZc2rrreGBf^L#l9_ODzbF]oC6O>+z2B%F>[D&F#rJg/nN050s3P,IWaW/Kav4CF*X1K(xnUm/du$IOR.IlJTWmjnSu,xGWI(Rt>TCl:Lw3*wT1yM",
+    "F*2;QFPs4^G5@@X-twAxGK6&ioC6O>zaj&tE&vD)nFKHU0x:a)5fd^%>5lwKgmol2GKvu&KQg.90UR-q83NV@00.873>p7[Gc3D;0X[i3G:H)(n*lYzA@&pMT@wyzH-EB1Of<qA6Epx7Gyn%25Bvha",
+    "A@&sL4KEEbHQNXiGr%G*KrlGFh5-Nf.rx$.g)t7nA=@hn4]^>Y0WSbKHo+nvngKTe6*8640^m>Q2ro/FH_.3pUjYaX=$ZXD0:L69GC7Kp10M^H+z2BzGyoq!G@ofY95BNK6F8p<9ykC1,k^2zd%K1K",
+    "F910:!6F^*0XP5x)-]NME)Of*2p:&2!6Fkk02Ma;2OJNs0l=]405.;1k=wgW28Y%!FAOj&yM>S)EgUexg8:pX>r((e2LYL.2;#b5Hu_/&4,GaOH_/3KIRF]t051>TFaRquFaRGCF#sDe03Q,E02;v<",
+    "9^+VF8#4eO5-Oo01jgPN2Eex]4,LD90TVX:4+G;-CIv;i1,pg-2%<YM3(vU=0[qYq1YZLQ9]1JGh5-otHUJ+@H_.nf01oxG4hp%p4kR)x5)Tc#h5-X4IRFwl+E<Sx4+6V^0RtotIJ.<c1aA**yM>TT",
+    "qyjZJ06&ibGB,2-Jvliu06()YIXN<[9^PGFFJUz]03VbBHoArZ8#n+D1i.Sm4-[LO0S=q:(FHv*FgTs5Fa<dg0uVIJVGo!A&de>pEwAJ&3xeMt6)oob8xFb5BLlao3.0I$FaZ!R8ZtAI@wb1C[S6*5",
+    "&H<9;.t@7J0m/dbv!*Nx$-Si($=j1m@]t._>@3)K5DzKH0szMy49Efl]EduWMcL0U6fv2*2L](+5e^xf1QRy=6E/qk9[>sZ&o3V-H_/pIG&R5kA4f3w0TM0kh6fJ^rojmlHvkU=>yHduEdUAd0^ir>",
+    "4h6Ud9ykCGCE3w01Kyn!4ZP.L6f%Yg9].w,uLK00+7Ay4dH_2D4aEZmoXIC2IycV&Au%<l0t/T&6f%ql9].wz)dL;9H>ZV6i0^ps-71cS%;chiuDA:nH=%^KIL!(l2si)r1RXef4,x%/4hPzdCl2G;",
+    "3m!B86E%>n6E*,J7&Vs(4z3P5GdDWE1>bH$1@DL)D+^P72m%lf2#o;C7cBq=rV9<RjRFq3.>HS6u;PYX4/IfT0NErPI:QPBdkgRV2nEoQ2nm[*9]y]>2cHK6[OBzY5$w4I3fj_!19/41zXTrvHtLcE",
+    "1jz0L1;^.#9]JU!4-(Sh[xJiX:I4Pg1q&Y$F#rMZZ2_VEGWh8O1Gxnc0:#7x1j9cMQpCgrKZF7+F*5)R>vs4:&zT+[5-B:<1QIj/1BU(]1lWQB4TIS)4.LfQ7Xyt=9^qOB/mQTG#Hbw)II8Fa0e^P#",
+    "IIHLb7&gr@2mR3u0;jlZAvORTHUJSe01t<*m6-9-*EBXZGC0iw46W+^FDW)NgTw;WHZuSMoxCj%bA!YLBQZDF3j<[s1Rnu2$r29.=vx#=5whzqADaO*.Q<Q24+Q&[4jnVk,v.J(a[@N<2Lqc9A0[^L",
+    "91mUW:n[[7p7IM0(bNVbFgex%6EXl4G0qVWKJV).D:XUt6eBY.l=YAj-06k#h6w<;4+G=A0:URBA35X>0(b<W>5&U:.PsDu00pANDh_vPh6Nlog]reTF)>d(4&xF6#TE$Dpcf6^5&>rq3J*ux@_wcN",
+    "6Aypb@_w2@s]6340<;fn3cnaH3otbG6B-/H2,$,#5iAY>=%EL106!iwH821Jty&)wHu.dz5jQOl3Db<f4:$1:A3QSf6DTq=fjtL]&I.$MvH/epfjt8^0)agSQy+=0Ht,WVGB,121olw<ka@T32>Gss",
+    "la;]YIRGzlIX3VU39Hcu1I<;.4DS-GB<ZmKmNGAz0XR196CVaL01U_XDG8:D2opJ@4,cLJ;h>s]#l[)]uO.oCmIx0D;h>9@hb]vLFaRG4IRGyTGdA%VA15/1E(Gdv4;Bl0F9]g[051tKHqQqiEHH-I",
+    "EipL&19:AeG:]ASJ_T3iE,wc&IRFji.Oc)g:I(>Zryma_hb]g6lNl2;cOEg2j]:ws&-%1Ts2U#wH1-b4*<O!ZBa#=d]0)FF>Z.%QD,$#T1)Tpb4+Qr91Ps0bC=R-,Ei5fH.=vNp024R:9[<M<D.5((",
+    "=(!Be0yh8(hRO_f5-XNI5-y/7H_.+r#GL=K$qf%4n3Mzq)=9HpG&A%oGBh(aFCPds!M+>2IrJ+ZJuv>qGyoDb01@C,A0adV8#MqQjRG]Q8#MqIHUJzp03Rwh02;-]A9gnY1d8.,1dW#.95uEO1KB+f",
+    "EA%TLwgEN(EiyO&BQiO]0t3<ZFP-H4GxRGhGBE%nGBWQE6E=<KM:g_-8#DkEGJ+Wm=Fjiw9SQ2h7Y>*LKp!GG051nLF#s(wGynkKED4dL2M-[#6bP5n2n<8[2neXn7Y>sM6fYz,IO@M$%tHd7zbOs.",
+    "Ed^co1kNoF1mxQVD:FE^0R@X#7B^h;44AD22:O5>4*^[F5AOl]Egz@<H2=3vH_bY368tR=HUI.f(G:*z6&pDGEiWE3GXN7a%6AVFm#PE:ilqk+39Xa]4:$Z3A3QVr6)H0=>HY8cumb>jIspz39QJSm",
+    "JOcJ@22&4/0)*QR2D6ta1d$-HHvra43*ZJHATx:E4hK&JqXYy>A96YS6$jCcAq0i89Sr&v0woVC;m.7b0WmT-fGz-e0uKbp4.j/)z$y/$0s0jW38#Yy3Bb%34>bgOFF!Fk051wOGXO6NH8K4gA1F3^",
+    "E)qAXBM&<:TrUYQGJ!5H2[SR#2Olgmfi5jGG5[1a$O02Mf*c.]H,Ro62RHx)ys8xr!dDbEvHt^hKQ)0aE-2NVFcUR*6EL+L9]SppE*_j000iRKA>Bx;4uLKdGXMjCTn>[L1ROZwEg3e_St_6!9]g[m",
+    "F(NZ8FCT:gGJq_GlL9m@011QW5FZXUfG!D;fH43L6E%QF8#Me5A0IgXMFZmQA0H7nfG!Ud/#:,;Ie-!7Ju(0rH_.nj01@O:A0apZ8#w;UjRH9U8aV(aH!uJzH!uJ%DK[]yBsVbt1WpfjfG#66H@WUS",
+    ";Gqd_wGacqJP#=[7%#Q_H86lKEi=FzBQ!F<0uwoz4iBFJ=jR%4Gyo$rHP!(WG5[Z6F<P:DGC2SgGvpN$IP)4GKR19b9]tf14EXOF2cgmz1-s@WI>nezcMh]H1>#R21p*Kc1pQktDKIgCE(Ni(1uif,",
+    ":l76&00fRN4+W.C7Y(781]_Eyz5x#G6awA<3HqZU4^t/ME+44=IRGd#F#Z(^4uUQSsoyUVEDi+z6%77cFCH-A00H]*0N)l56q;us5-HFk37xhNA2&1q6(2n@gDxsHH2;w7T:,x!0uB!#gDxsIFaR%%",
+    "0yZ)LDm6I(CO0+!D:pU(FDW,T04g[z055SkG5@q0ss[ywkt>@U6$9iD4/aQ&FSP+TG5[;zH_.0AF$lhwArGGcgj<@j.@D:l,WMY:EU*y]TZAqjKsW#&3O4[R2[tx;94[y[IfO0^HmxHMJcKSU2[bhT",
+    "FA6j=(gz.bHia%f1vE7*zgQDDpei3gH,/mv2R8sNG&7kU6Eu.m6EOe^K!#i[GdGSf6FAZY6E(UV4+Vx;4.(uz2Bmug;TZ=905pXz6fyt.onH;Gkq8Xuw+0k9-R6B)8#x_oHRS=nH_/4p0XKy%ACm$#",
+    "01D@X6Au!FE)q5X0*OWi@.=lzG:DxB4.3j[1lMyP5HW//2+z0-4+MoS0V5ANg)R;0ibfkZ+RXtHH,%mUhPWmlAvfL40UI_o%:gfr0yi=,E,N/P02ed:95etQDm4HbH2<!WH2;&o#t[VY(g>;nwGac;",
+    "Sr03PE+4i5Gyn=jxd#Qu@v(Z@%P.e00fk&GG&cYfG#eu_H^4M*V1,,@n714PmnsO]i6IX=g.KB;<o)m9%png2&;=PXMh@%RTrM*,jxZB7k=vJnryB>C6bP&s4.+zI19/36E*:^Q6cjB02J(s.9]SX<",
+    "s]O9qxds+C.^D8F6b=!;ArFEAhg:hI0x:fHC=R$v6%P<GE&#hd2egtg1pXBpIP;rJ9yvMx6%#gxzX2Z#HUAY2=1lHO3AOGeA2&At6(2n[g)S&LH_.6Uf(QYag$M!-4-%g!0z3lz5(ZNrivl(N6*<F9",
+    "GEF8iIn4qLyT:vwDKs*Y#[ncXG5@clA9Xc>E+aKLsD2YN/M4/06#=y;DuYA,sA_>k0fjCtH8B7qH8R5j1BqN8oB/if4+!+tAqdo!ArD,MTpvF,051wPF#s.LI5B^7A15+^E(EP34;Kk_F9]p^051tP",
+    "G13PwEHpWVE,f@U03$Uy$pRBNha3+-id,KDHUKU)Hkln0Hvkhh01rTlTrM:*i2<Tb0245^91jGFTpuMepmhf5Tm$I45FRy!E(YM;Dg($J4+M<94736iIp@k)).+8.0;[xC&W.n,hXIRRACm$(01B9$",
+    "A0H7ghb[u.gAf7,1%Q>uD/jvO7#],rjYc6iF[/t66g7t_A_iKH4+w@YA2_GuA3Zbx8#VwEHUJVg03RVX02;-]AB>Sx02;-]7dQYMH_/3iIRG0u03UTZ00QPI2ejcZ4+ECU0WT[yHis<BwgET*EjBj*",
+    "BQ@k00tE5x1@nSBj9e@;FaQ)b<DCF*01se[Tmi%j4!]l2xzh&=Ka5,t0[3tQ[w<xP91^DE6E*,3K#W[2G&hhi6F7GhFsU041dLoSBsez!19/38E*:<Q6cjB003QMg4+QR/1[=r-TNF3g9v/cW;i2&x",
+    "0]DQT4FWJ9f&wy#E+44=HvlO$Hh:ln5[WJmH_.6f=B4q^tO6@IGmgUsA09G+76Z;TBQFs$IDr,b@eOnw9]$;2kR%T[h2t>GJT;G2G&C@ZE+RBD7a^w)4i6xSE,ExO056OJG&le%G&KMhHq8PnHZqAW",
+    "FDW)O04g:%055emH_.qjz7GY1fF^.Ew.ZrO.MJ[9&pQvb0f[axHZ%YM=iv4Uy&(=u0ghZPH8%hhHG&ZnG5@,-j$9u/Hi.4D3N,*P3OP1]93Ln(i7o.$91lF1.=ewmGBYuWE,wl.Hqr+lEHa5MEjKX$",
+    "0jmTEjPNiIK#p7/2Q:gKHaP$R&;E<7!Y_g&j$AD=GXNttG]_hUHM]<j1T/[*A0#yZ19/3AE*:>C[0jiH83c(g1m9Z=1HlLk#ry=nFfRn.+zbqv9s=G=G%z=S0uP1(k6bU40yQ%L3Z%Ce9^+T&E)p_V",
+    "5-On.l13[yGM97<ACX29INB[A6gi156FDyr2#GEqIXM6iJ(5NnIEmx]5-y/7H_/3ZH_.;s03VG4H_.;s02ep>95;>UDmVZeH_/4aH_.qly$/&H<F<+L$=iq<I^a*^7$3I*Hi>f@EjTa$BRDa@0unTu",
+    "4j,QZF>2s:H!^bMq8td.>An1%kX$V@H_.tj/ZgmeqADLiIFMW)2R8sNHa3VH6E_6p6EOe^K#*K6HZX],6EW^;6E&$D2.-RJgOel/B.&Ofc;5]r9y9F^1<#yP<Tw6X12=Ue95-X/6gc7o9]Ae.6awD=",
+    "2:R$D4^t/bTra2sGBE%Q)7cOY4v8)agN!r*4g@P^43b.g9yT/q6FJ@F0Ur^Fi7p_HGA]DVlF/3dBM&!$79Tw_i7qNQGyozvHWwl[EDjGKi7qNQIRGz/0y!^NDmXaR8YM6>H#9XcHG%=K9UmVzfEEW&",
+    "8aaZ%0xxwjF=Mh&@Naza,ung*1Iyk4A1gPBL>f6wGcYlUE,g1V03$az!vYgD(pV3l0g>w/,tH(4t3M++H,ZrlT#[TLKs5j#2[@_i3N$e:gB%]yIEgM2Gp[2LJc%wZ2[$wVFA6y=(gz.bHHj@QI5Yqw",
+    "I5o)v6F7++4;vP!9]tr5EjTg&0ml[y-=-6BK$2W8H#U+m6E^AgFuWWO1(IAJDKY:7:M-Yo+7TW%i7q5DIRFzhvM&z/oEZy/E)+8A9]YV,45/-xAP(r-Fb[u-E+3KtHvkLClo^rrG:I+^H_.2YMiVyx",
+    "D:*g*4.C>61K=tv4,^r^0TMO.9]$%8A38PwA3ZjSE*mre5-Oo3H2<zWGyoel03VG4H2<nm02ej<95w(SDmMTdHvk@XHvkkgslYG.=[gQcp_;XRuPzTOi7p;u0X6>FIWqtOffxw+,7pWI0g>xTI5q$j",
+    "IGF;!GS&ePV3J%6y<D+SmdO]h)u9j%K$2V=2Q_mLH#q.SfN%(!mk.v;l3Xn^GXNtuG.Op)sT&Ui;Gykz4.qdq19/3AE*:%M6csH12BC,t4+G[095vnq126*50^k#K0p9^()V:c7f&z&yAE=R004X:!",
+    "fEEuDi7pa001,9,6f:Tb0vs<tTrVCpH_/FtFuCCY4,^QC0tCzH0uKn4r_(f-oS*;8JUD>DDm5]y5-f#q1F*#eA00KDpaB9r3zzH$AB>St02;y=7c:AIGyoqeH2<nm03UZX0043a!ITaU1J&LE4a)Ew",
+    "2*ec%&JiC3F=(.]d7hvFIWaRihPnbD9yyXO4(>Z70sANk[+JFA8-KSUmjN$JG&PMDJ25mej^@=yLJgWf1f_QNGTZ;VM_<aC05F#:A3rnzFA6p<051wMHjx^3C=45V5-DCb4-hy(IWaUbR_s;Y0R)u^",
+    "9]$*>E.Xx0FgD<@1L@ji4^K2:n/T8h%>j%=-0Pl$GqoxoKr=IV9]to44*2H>0[34Cp@S4iK%@s<-.X3]#I+a&/aMlG1f*Oq5HUFb4&:DW4,3,60u(c-Hx0!a1k!=M03!n5l:!eP(!&BNGdFx6131zg",
+    "9]tl3E-%yD3IH1k=@#CEAIJ(BH_/34GS(apy2A>s>csjh[SFSO13wxqGcw-wEip9nzYqwckRAeo7Y>xdmI=aDH86;&0U9&s76ANL4.e.B2PQK$/con*d:.A$rHKauJu<veG(,%x>aYQF@S1q<#g8ls",
+    "A==h53.5(0-PEsM0[Eu=F9tU/%@!h#HaRoSGCzd=GB7y+4yN<702u]P>y,R2vIYaJqAUx^%o,07>%ahYo%]mIn)n]N1.0)iKVmR3IHidP0r/7!1A+k$1f+QbB<Z_Yu:uc0onbgJGBc,n0,T@>0_sPT",
+    "ED#SIs(AxG0->okR^Y8+ta$=o0u0HTAs98$0u8]Q0v[>f!Sn(ZGQ#u%1yB!lvUxK#FgVl*5-Cg[4UZQBCJz.B)d3ze.Gcm_oE0<TH8qS54-JIR1[5:NUJnF^4iz>#&oC4,mO%^X6%#oC6F2^LYBz]$",
+    "0t1KA2oHbkD*%E952*s-yaoV>8v+Oq0,g=F)WsSF#6^MisE7d_HZr9=5-B%T4+NeMKVvpGH]M+t6E=SV0^lnE+z]pJ4:+zuA3Zk!DmgF!A_@Y>A_P%w4.N2WDmgU(FN=[;Hvk$rO(r/pzX2sVF_SD_",
+    "9UmVvkPin:1hKal1Wq4zH;Beh:roRlhA0inBmyQ664H>a0D^n+0)bWn:*Na$ngOvwA_Z3.B<3A*1CSaH@I9X(H845X5fU=2ACLkzrSk$DG;b$Y2gH*x6EuZ$AD[s/rSk#/ydEC_Go_UFHvkX50j2W,",
+    "4,3+/F(WfKk@<oH0j2W,0rTG/4+!lrKMFNAG2R&-EjFg^0sw#k4;DdwF9.j/:M%bFG&C@w3/b<!mjW#[F#serG0FlHIME6ZS*h_=0;V8h43Yr=jwTZ^k=v7xsq+FJG@7;ZBs4LH0_0uw3J+DO=8y6C",
+    "d/97!6F2^9HUJMpsq+FIHH<$e0N@x[hyxQa.OUBtsq+E<c;8,i9]]$4=8yn#mINOYIH_gj6E%/&1mFb:qznL;6bbB*ArFTEsq+FKj[,TDVFl=_4-!iT0sz>[2IQ$AA2_9q=8y9Pm.bORh;)r#IRGCC",
+    "IRFnihb]vJHUJzq01@I.0P]D/5Dy^UE*v)iAC3Yy030=^7&!nPIRGCkIRG3v03UWa00gNN6E^.)4aEHc0wxbC!qou*gY6g(v-nAL0qm.048#HxG5@^f01uu4s9@,dF*K$e1+^CY6EfBT4>_>T0sx$H",
+    "95V3^6EXl3FvS^T>7Vh_D.32]yYm7Ac;7a89]$.R=8x<L1DbUY6TI=RHZ(Oc%5<I*5(D#,0RfD*3j!]:g95zs0w1LUHlJSw@_(jhyz:GB;3EY-xWX>WJ_+Jd0xuOeGJ/W:5,]WD2r&R3I5F@u4;Ue.",
+    "IXN:k05Ul.H5Vc>EDjGFfD[5e8aTwD5ig4ZG%)<XIyo_p<iHbgGyp3#GypFtH8ub$H8/n,bv7=n1kok_ge(C*4$&qbD:1*90zb3;H#IN,Dl[.w2*0BVBQ,g#4,cLJ>Y)g5:b4ODg!LE*p]UX#t=vdI",
+    "0sw++4+=C&F9]m@[24DTF*(HZ0zW%3FgB$wKM6N7GXO6NH8#@,A1pSdE,f,O00bKoIIbukS_$n=0zNe]Gn5+:G;D/mF#r!gk6%7DF*mL,6FAcZ6Ey%2LC5m_0,Y,Y)9;om3di#T6E)ra2OkqK$MXUN",
+    "]B<#K&jSk]BQrA80uwj<4]TJ.0S;;+AC3YslPm<40^mI+=8yB-)gS,]0h25bJ-(C@KNT<BIg%>CIWZ3jk^MxNIRGC$HvlU$F#rLuW&;tl5CRYnA(AW-GxC)h2Uib@0+K8%Gcf/tGc(Zw6*H171s<L]",
+    "k^L=P95$iU0^pnREE6,s4HG%]Ck<g20RkouEUv_hFSY;OGLkGUGc*7N[E0IYG[gcQo&htGEG-rO024ABBRDsJ5D#C&y8%5kGBT1Z1le[IHnl1rS_l480t]^DDG0j12>rT!k=v7t[S+/VF>W$l1+-^3",
+    "6E(XV4+H%aA0[@aq5%VW1e,1%HvJS9EdUfZk#,Lg+VcV.G&V2.mKzMz0uwm=6F2^5f&#+30WYKiHaP$V@veag+VcV-H!zuB1J2wb4;f!S0zVTsHZz(o1j6AU9]$z[j0>Js=>:SFJvo[#DmOL&A_!e^",
+    "A_@G$4.MQ<DmXC!FN=[:GXN;$FaRbwHvlU+HvlgxIXSNI0_s)(0Rg1&9S;P!E)z4z4ih(nDh,5;0s.x.D/;fcFSP+VGXO0!F#sboGQ$D@zg[n%0XH+8E,f,N03$Lrgb</r01vML,^3<L3NbM,oGvd4",
+    "IWdMDA1yNA=8!CSF)/WlE,wi,HUKXPH!-))FDx/SoGvXhH_/FvIm!YPH_.e;-@0JNH8VDz9TPVI6E*,JKQ)[#E-BHR0uwO+6EMFV4;W@Z0t0yjoGu:,H[$aG03QOJE*^yy-@0I@HZTAL&I1jn[]Ez4",
+    "GB7hNFCT=hGMg;Rk=(gV3iO2[9^+g3E)q5X5jFrHJu_9,0zVNkF*BPk2K&MZ00.8Wj>wl/Ih!sYJ_#jzH2<.uGZ@W<ED#SOn/TwR03VJ5H2<qn02ns>9X9]UD:ncfHvk@YHvl6wGv*5tHvk>3F>jW8",
+    "EHpNoE+4i5HUKR&Hvl6vIK%/3#)t>Ip8:5^Ei=CyBQ!DA0TVI+A73$:E,f/P024DCBR4pQ8xLCZ=8zk3Gso,+0oq#$iQX[^KbtNtGB:0!6F7GhFuEHE[1gbi7!M@O[s9Ad1e,1%H2f46EdT^GsUr=)",
+    "=Ya2CG&leR&jTAb9^>fBGB@6VFAstO)Vl#MqyjfH00sL54-b>F0tLC)GXMtx%Ww^q=Ya2f6gV(8:5mK&Hvk>9HvkVg>0IzzJur+G8!(FIH3PTU1>G4Q2m/rg8jKbMJ@4Pe1Rse4FpuUn1G54QhDjzg",
+    "FgXX$6a=n2Dl(,mD:O6!FLg9F03$Up=$Y@yDh-5J0s.BfE2l(1wE-LYHl-2tG&BGsG&REl6FImK51#;STrD#.024DCBRDeF0S_VMfb-<C2[AD/r7k^THZV4j93Lz,f%F0Z-(iZ1r7k^SI50T;FA6v]",
+    ")CV6dGNmppH8B7pH8RQqBQY^o4>bos0s*CjB<B@Q6EFZ1F#r!h!CWmgGXNtrG^8nVHOU+gJ%aQC19/3cE*^Urg7g9a9]Dd69^hHw=a2OGzA*&O0^S(s0Tedn0_0s=4_GH3TpyAGIRFZbrWqd*IHfKG",
+    "<4F!qFr>XJJc9HB0NfrA6[RjCH#sp638gL[IX3>wJ_-pwIRFW;=C^@VED#SOr7j#f03VJ5IRG0u04Fpt03]dr00kcpAEhn[Q3Rzf1yB!mr7jaT-VT4.<iiX-GnEoAEHycux&t4!0WhU5EjBO!1+1YB",
+    "5-VjDAD-m,z+5dgGXNtsG/LBUzcLSCz+4W+rxOCWrU(bR@7s]>Ig]7PJ_T8onH&:0k=vJj01rUGTrM-)i2<Tb[^&TAx*G@m6bQW,4.,590t0yjr7j*a[1g<_02DXFOb,x_=a2OW+8G4T0_]T9Aq3>F",
+    "6F2^Lf&w;CE+44=HvlL!Igb>(5_VH<H_.nj01rNs=a4K+I5ar@4-9v(9^hT-79Tz>r7kNrG5[ksG#Mi@ED#SNr7kNrHvlh.0ya4SD:gO&7&ti.IFlI#A0H]-r7kNtHvlhnI5>]lHi&Q]Ff#W%4+7C9",
+    "FDo<Rr7kbE0XI1SEj2d)BQ,d_0t3r(AD-m*%3LiqFaRSpF=&,vHvkW/0ig5(0QxQu3Z*VD3NkT^93L$:q4WYjJTWmir7kZBH8KD[3N.h:)CV6dHKi=sHZ%YeHjXO/,-Fd6TB7s.J_cKns2v2[0_0oq",
+    "0S@dRTrD*/008VK3FxR94;Uvv0t0yjr7j,]GothY1%bge4,%sE0wgvw>a75AKn$6-0R!CuBQrCw1@mb,%Umy$0x:fH3x]&t4,%&;5-On.kJU8_J),miKN2xAF[dsM7oU(U4:,2y0^npHMjSMN.pC2k",
+    "024F,A0jjW95etQjsi3Q95etJGyokm03Rzf030*@A9pkW0F)XC/jJgF1ER]TFDy4Qr!F710W.(DH!^buH#Eco6FI9651#;dTrD-:02DTX5Cp+84@9q(EjBR#6gJV+0TVch8xLBu=a25-kSYw40R)N[",
+    "6E:0o4;xUZEj2R$BQ,R41I%0rysQKWzZefCqeBCE1g9.=2r#qs0stQa$[Y=_v,AQEzR&:$)rBey)dD3qG;:f*0x%DP0;k^6qyjiG00sO64-!/e0t3vDHUI]!:v9i1v,AQ#4:&n800+075)TF1w,o[,",
+    "4:+kVA3ZVvIx#Rc03.Omihm.GED#SMjutvGF)#o:i_/z+G5]X.FgcV,B[DWS01X6(0]g%+DL9T6Ix#aa06%pxGcu>z6FAEc1.TMh4+7ODA1gMsL>f6wIWjV,E,g1O00q(80TVg74,cOK&Ri@vGXMd>",
+    "HwgNyG7qi+!1MwD,&PL>sV*,HGd7YOA1pD!=a23mLJvHtE,wi/H2=OPF*ei(A1pYjE,g1V03$azw=-+jDj!,j!t;;<H8(Y;9TPT=0TVF*4;xabE-c!d0uwOP1QRvO91lIh=a2BU1gS0@3Nga-0uwdX",
+    "O&/0C!t;;pHZ.V>5-#B%s2(FZGSmVSH_/4p0XL_GACm$%04O&&03Q,E01@L/5-y/4J-L+;KNT<DHK[HmH90X438=k0IW+(uJ_03sHvkeh005RC0uT/(sV*Eh03VJ5Hvk+r02ny[9XS9WD:(ohIRGDa",
+    "IRFzm%;^ebk17uXrpo_<EI2i(E+4i5H_/j-HUJ]yH=c%HG^[ypp8;QZEjKv-BRDXD5EC_54@9$,EjKg(6F2os6EeaoA6hcg=a4IKH!>.X1gOpd6ETtj4;xgdE-cr<Fa)U10TVU68xI7_TrVj(Gyn$G",
+    "ya=u&IMeh303QR60S=.;=a2$%-sYN7HUAU;wtE4Gz6Am:AA$lmsV*O+0yO[y@_(ji)ARxa[k1j&;xrFSKGXC9KN2^JH2=U/Gd3:]1*C:20wWJNsV*NrGXN>zH_-_qUINJ,0^u^(sV*xuGXO7*0yQ,N",
+    "D:X6z2es^q01XVOE,xxKF#sz!GXO7jH#GngIo%KwGmt6]1LWTUFDp1QsV*.I0X8)NEjTj(BRDj^0t3/qAD-m-04+B*03$ayj^a3$01vJK-Pe6jX%7miE,wl,F>Ih_Ei_cu0xvu.GPvgfKM6TAIH<i#",
+    "3Nta(2OlgksV*%!FaRStG0FlHIG7v[TH=EqJ_cQvsvQ$K00f0H4;xmfEjTg&6gbla6EMph4;W@a0t0yis_Il^G&$n*0u(g/yb2Ez-@9O&Hm,aHmg6f8ytx4rH/$i3Gb^I.h5=!CFOvc;F#rm@$]DaF",
+    "x#s_AG5@aOj0zt-HRALFKNT<DIjJrMF%Jo-E+08L01rOIMjSP[/K&Kn024I-A0jmX95nzRjsi6R95nzKH2<to03Rzg030-[A9ghWBsMXKX#.Zc4YSJu1J5oGE2%CowgEFT01lj=1rs&=BsMnd&-k#i",
+    "0n%J8IWhngIhq6$GS&ePVA5PII5z+zI5>wf6F7+*4>fo]0zNc2HJcn0HUJYg01rUYTrM[@i2;+H7!oi54+N2]1Ro]jw)>DDc;7909]..]=a3O;HiZHY6Z7,^6*aev0UkL26av)D8U=m50Rk@&g96fA",
+    "AEW[_00sO64-/IK0uwoo.QM_n.0210=Yj8g6FE0Ht1copIWHdvIjb%YI*FkHA3ijzE,N@P03$gw86z],5Dy@%E(3]70S8wfjRH8UE*v<AsR9BY1ow9h+o/K%Ac:&;2_iB&sR9poiJ.@>F)-WH1d/KY",
+    "kQM[cE)Oh#=#TF.f,w)c0fF<bE-KojodF_[H:k1!1H%swqyd5T0syr;95dVj1g8WOGTZ;Vt=tAd0zV2dGcdR/FA6p@p&TDAH,hy70Du7xK7-iFKM6TFF^yA:3N$w52OldmgY=O)Hnp>[6E*,dHa9bd",
+    "F%MdU=#VRNFfqLy6Eczk1eh@pK-:L6IW<&F1Ec_4$lVGLUxW1m9yQXQ4h6OB0tC>88y[XZgY=Oni=eJgt#]_4z5xT40S@li=#TB]R2(vU1ns:66E*1x4=D&i0yH)<HvkU/>rVGSx[(k7)A9ic8UU3b",
+    "4.Uo_0t3M@3Zkkm9_L,+=#TRwgBJrt3H3>]i:m>#rl]o7&8,#!i@E1J*O3;zED#<v0Xc*90xy*UH!^bgH@bgX1eydIGynsDksbrY[_ZGo4,%5T0TVT:x+DU=VGjn&q6t4;HaIea=#TWil=hQSpy&.)",
+    "B<a2a$=-KS+F:g/IrVunI5[=NA_,A%4.Yq/D:*O#FO32<FaRq!IRGa)F#shwF#rW04/VL^D:*U%FLgOG02DXDgcu;)G5@&b7Xl>9E-EDm0yQ),G:i<p7K8NyA_!P04Icn8j1CF6FC-WFw;P_:krfj)",
+    "024R:4^$@O=#VVu0x_f+00fL1F9tU/o)086F#ARnG>C_;5$3T8GBPqYw;Yy&01pP_u;a6:G%.wr0t&U:Bo70g4+A9+IL]=KJ_IF,H8cPtH8vR]H!KhjA.sf9H8^t-jRH0;04p=(03]my000dP&q6OM",
+    "H#Yz)H#q./b_rHr1DsL:(ajhQ+9U!dA1g4E=#TH,j_frS0hILu9yjNi1rRp;3E@v]50C.s=#U$7G2kZ;F#r/d#&aK>0XUTP0tC$,9]beFA@:;N55NJG=#TWit]..q785rB53m80=#VT#HaIl=KMFW7",
+    "G4B_4Ei#n#0sw#k4;NH=9].&;)B@=WHaIb&3;D2o)R+P,H!%P+H!(TO0uwmW3J+S9=#VROF*f826E=<8HUJMpmGuG.Hv6=%4)*8)38L5]4>cM/0zNh]GpP#@GyoGe01rcz=#VROF)*406EOf2FvtoI",
+    "J(cwW19/4ODGv(1/miAB1uqaeGL@iL2kx=N1mFb:r3;hZ2r<A.EH4j+0hRRvFOLE-Hp*cI:H@lNmGuGx>/GM32R^b8Gcc9)0zVTsGBN,&H!;FZ4+NPm0woVQnJy1L%3&)xGnp.TIWqtNtZf1i4.eZ=",
+    "95etQjRG>PEIBg(7&QPLH2<zgH2<qo03UWX00hyK3j:a*0W3K&00Jf,EH:Qu1TVA!H8RR!JvTBpkrN[>IK%/IIjjy3odL:W0ha6n4T2C8F#r/X01sc4=#VRNFgJ@y6FBh@1HW>$v&94n$rv9bGnVxN",
+    "19^9,EguRqmh^P;G<uk86E&9g0tAu0C.MwD45S;d/ouq9Gq>9,f&!NH0xzWkGBUzn1=fgL7nbz@2IagX00#k/6c0U;=#TE@fF2JNgfkO3$^0_AtMVWNB<Z^+Gao)Q04q5+00XFZ0F,V65Dy!P6azjR",
+    "GU25LFN=[(G:H<@HZW!Zz@H30IRFg[jR!9(HZt0iHzYPP!qfu/P#.+Pgfj&HRs<zT4Uv%o0wxbFx^!HQvjH(Q;_MThnVJL)!_zpF00Yx;51#;p#smS6#wiTrCIcHIIWpD(53m8J=#U&nH!@:@FA6a:",
+    "jv5_:HK+9gFFiLhxGpaVI5z+.3OP2@2OlglxGpU,F#sYnG5@^Y!6+YEGN].e8#ly,7X,!S8VSaXBM(2cUjc$83wHp=3kkf<7!N>H=#T;*lU5H3<8]=t2@:[lG=q6g6gc7o1d-Uu4AcS:H_.qk01t)%",
+    "nY-lnjsi9[00rp,4-!fU0uwgMuNni//<^0@sPzIb6*o4eEF(5EF%Jo)EFU:G03SXx030=^5-p(.-&^oP4.e-395;>UjsiFU95(.MIRG6w03Rti06H/,FaSSxGB7Xz0OSY.iG;FC0y#665,%(:Ii)Ng",
+    "wgEW+Ei=CyBQ!C<0t1:$FP-H2Go:soGcy1qGc.q<6E=<4UzofB8#aWR7X-:[8w1Ug8v=r54>c@80xUK%wL/5EgfR%Rm;RH6[S*Ut9x#al6ET1o1F:@o*u;^1zZf4RHvSX:dIj<a9]]$4=#TRWwiyo,",
+    "sr3Q@.kKhw&-tz3E+aEF)dCYZ01trzn7jc$qyjQCGXMko1PG884,%_]5-Oo3Gyo4hsr3Q;h.P6nH.1.(7=[jc4:+wZA3ZeyIyN*g05di-G8rQ;ED#SNtu8AxH2=P,0yH,OD:O6!CpIwv29(zZ1s<+O",
+    "Gp#NiHoTf9A9XjaE)+DqP6M%F9]AT2FDx<Qtu8OM0W_)OEi*R&B[Mk2VFUeg51s+7E,f/K03.Up>+A5(5f88dxb*<r3O6:bE,wl*F>s)3E-zXL0xvu>Hmxo[2sAS/06z*hF)@K$A1pPkE,f<P03$Rt",
+    "%K[TPog5EZx%C1*H#9P<9R%G26E:0oA3rs%E,o@RwlEVncM_ws91lIY=#TKV1g$O)37hE!2DYCe9^hOU=#Ta1&/_^ljvfgg0+!JT3j3HN4_7A(E+38pIRFLe0^mUy=#T$%$wmX(@5PZTF^d[uFBCX1",
+    "tS%%tFfk7VtS$m24:>zZ4;W06Ix-XZtS$hVjVS[eA_,A%4-,v60zMKltS$yuABzGqtS$k:jwuReH!w3c(E/4StS$u_4/b!L95etQb_FGJHPKoHrPv@1#Sj7^4/nAN0xz^!I5Vs+3!#Yx1nK,43DnLQ",
+    "51#;iS^im,03$Rv)&UbT03Tm5tS&7yF#seqGW:A=h#L/Dx%C18*QP8Ck=vPk[BZ,,eGfmZE,f/N03$OrcLUIG4g19e1/c1XBsu*Q1bPG7a1RNs/:,5E1E+fr3A*(H4zOPZ&-twJ0VOpsqD2BPAA$lh",
+    "tS%p=0yh9CG%^DD4,%[[5-y/6H_/3&H;8Rf9_C#q!3q-M,7XIWpxP([B<Z_PE+0NN04q2%00XXG0H1mT5Dy@&E,N<V056RKIWPb#I5(V07BEo&4GWD2A0an@[RRk88aS*jKXo<TFaRSpHu($#k^4kp",
+    "IMyZ_EHu4DKeYihFfgnxEj2IzBsDSCRRg=b51#;qTrD&+00pv;3.UR+0S_YNzx4ty3OF#VE,wl+HkKS8E,^CL0xvx[Fsv:w2[$tUFA6d;)(0OfIIJ!$H8%hgHS.=#HODF+S_bA+0zNl2HLo2LHj)7o",
+    "F#r!h*.3C(If()jFw>JSHP9RnJ-3z:19/3jE)NUB/:,Jt:/z#pIKcG+29Dq^1kM8t+qVG^Hsu2oH_.fZ0oYtGlL9w0014#AG#;T-tS%BX01@9+4;e*40xuOfG=[QoG&3-]39K$3IWzztJ_aRwH2<.u",
+    "HyI*0ED#SOtS%fj03VJ5HUJzo02ns>9X9]UD:ncfH_/4ZH_.9Xq9hYG*jyh1HvlgzHZ@m+AGQHE04+8)03$Xx!_z4<TpynSHUJHl/<.jXn+XWhyCe<>*jz0&Gyo+vHHuyWuR#x5!1V$;HZ;Mu927Hx",
+    "a]4nA4;x&lE-Kf=Fa+:%5-b/TjK%_Bz8DWB#[U5WdIYR44++%i1pprd.Z/%a!Sw.nH!^bP&-uMf/Klc%/K_Ws01tu!*jz8E0yHrIC=a:Z77r1uE(5I5I3hGMtS%2f)aeC36E!h2kros+t=6Gi1=Dj<",
+    "10<eQtS%otHvl:^GByAcH;3X(.t76V4.M[AIyW-h06&ZZH#0K-J2x[h04Fpz00z*>2L&G/Dmkn!D:X3yFLgCD00ff%4+Nt;9]ADeCNC=DGOR8ywE-9U04+8%03]jw/T,vuLJyw,*jz0&HUJbgv[n-0",
+    "lMxTF0mk(LFA6v@tS&DKHZhhQA1*Y-=#U(EI5ey,KM6H4HUKXQG%;l(A1pDfE,g1O03$as%K[TPog5EZ$Mpg^H#Ru09TPbK6E*,3K,gR<HZlMdHq,.YFwh(iJ-(I]19/0l86OKV:FEUp[i@7#5,@a1",
+    "0wg#$w[@.T2p]NS%:)XB<)!;:0j<3]k=(mX3zmc:9^+OHE)qBZ5jX%JJ_GJl0xuOfIIk@vI5RO139l]6IXD0xJ_jXxIRGO$HyI*0ED#SNuP!SwFaR%(0x:WE8#w;cF)-uoF)-uI9^g.8E,NuI055hi",
+    "G5[kuIp+%l+gu+4IRGy!H#h(.wgEXY04+B-03$ds!_zpJs^2vJ0oz.HH!/VeH,QinG5@,;+gvR+HvkhhvH/C[!W$1,$n=p_Ha0b#90Y@O1dyTu4;x:oE-Tuc0tA8:1KV5)%B^.n!59xEp4.WhdIYa7",
+    "9]];e=#TR]+YApA$<KygH_&lo&-t(FhaVL%%VPuHWe.V=ur42]0yO]BHaL.N4,&C15-g!4HUJ+!ILY+>0Icc(4,_O3A_iPv4+V_*2LmM!II%7tJ_#j;HaP$TnHT>(4FeDlA+atiH#7h*jRH3]04p_$",
+    "00)>(2LKHWu@VwvIWhn%IWzz,bvZTw6FATh1gJm[1DN0eFDy4Tu@VyQ0XQ^QEjKm*BsVvQLj%4K51#;uTrD-=02DWr5fd=153m8w=#UIYIPT[GFA6s[m:eH2H>r6^FFiOou@VwOH8^t-3N.#;2Olgn",
+    "u@Vq*GXMpRhZz$y01sNv=#VROI5Dvu6Eczk6EOe^K-2v^H#NF26E<TY6E)Ht4;WNI0t0yju@Uk>k;I8osk00Z576^j2mQ+.1)GT+46q&^IXKk.6F2^5h5>GPFOC8<F#rYX0^mX_=#T$&&>*ISGO-cX",
+    "KG5]79_C*:.pC2p03QiC03SLz03SU!u@VkyGXOI&GdCF@I4lqkBC#$UGyors0yF;DF*5)dH2<to03Rzg030:]A9XeWBRDY54+Nsr1s;,2(8_cYEIBc.E+4i5H2=I+G5@hkkQoEvTpynSIRGs.H2<8t",
+    "+#;TQ-an[=FaQMp,Wmn(;,_zU(e(m8Ha9q)91^T@0TVF*4;y8uEjKa%7B^y51Cx*e4+OF.4.<=!2LpNpvMvt=rRoI$9]MqK4,wM!0tT4pGzFH.EexI/B[;-sMglMog974QAE=R401DghArBJh/K&Hm",
+    "01@C,A3iwJ=#U&vF*U%V2L[x%4FCua2#Tr#4;4r52OmB-imC!DF)[!nF*F$;H7pPhAhIqKILV;12Uib@0-tjhD:yL#Cpa;zB[(wx1s<+PHQ0:=1g,/HP#.+U#Y7V<-t&L<Ko0]w,_k=jIK<OiwE-FV",
+    "IkGM,I5>]#IWWWm1LIsDp8+/jEjTg&1&qWv6E_C*53m8(=#UIYIq2sBFAF&>nH(Q3Fxd41A3Ztg/K&uDHrApC1fy6F3fBi8EH];*Ejcy,BRMzB0uwl(91mLA=#VROIW)2z6Ey%6HUJMi.wps$<)[1G",
+    "PX*/YH4i/6=#TKV1hXy/3A=eA03QRhE*^px+VuhlrL,CX&jSwI,_t1QlmY;LwGRR;ABF)kvo0T#0yO[%h36a^5-U>e5-g!4HUJ+!Gurh6FBLg9vo0exGcgYdvo0SwHUJ+!H_.>s03$ay86r3/5Dy^/",
+    "E*v,jAC3Yz030=^7&!nPIRGCjIRGm%FaR%hGB5xH/+Pqufutf0*2<6[+Aa;)vo0UC0XYC3IMSsB5I6t[#GDxqp8<4uEjc&.6gis&6EfBT4@Ah7Ejcp)0GKfe;8+PuTHEykJ_lZqpBxi1024L.4;yKy",
+    "E-u#3Fa;No1Hc-(1m#:GCN^M&2LpNpvo0SBG2Hb61<E&B4,nk,0tfk!8wAh-D/[<7B[49zM*/Vpf&%4SFR21GGXN.$G;Nw&60.H6GyoAa03Sd(,1P!45,_QZp#cfZ%qR_Dzt[o_I-o)nA3iX(E,N)P",
+    "03$Uw86!9:5Dy@:E,N,L056RKHZlM!H8^t$H#PtUsi6S[A0H]:wJs],FaQsCsi6TAG20FVu0Rc%,_j[ME)Oo;=#VV*0X8/:04>H$&qNe3:s18S&IJ#o0pRrl0K,2G)-]Dw2$@E353d2:=#UIXIsE4V",
+    "KMOf9Hm4jPEi:Wu0sw&l4;N,Z0s[J(CJzb4E,wl/Hs/Q)D/=_q0t/9zDFJE)t<$GpGXM@,-@IU;IPSLv1KpxE39R!Y4;p,v5IFRt1q=o+GT8(ZHRT)+U*h!wE-lgcF#wMu373r.4><N+0zNk]G]UPU",
+    "HI<MrF#r!k-@IVPHaR%.9uzs,P6O)+4=HCs0u;l_st*qZnYb1Mo;rmwh5@(k,_t_ZG_)FF1I<n:3bB(64+GB_0b&m0gbD*S1LaH(pRO;!H;aE!1lM&dIW(6u1--ZaGdSuB4_GHf=#VVY0y8r/03.mv",
+    "odgp!01l[+7zN:>7Y5U>ArBGi:IDGdI0w6k91jJ]+XXKLGBb=q6af9=0uM*Y.=lrf/rjX<0S=R=dIKd7IGB.L4;gi:IyE&p00Z*n0s+O0Hv.q4AigsbHKy4J2Uib:0*@tFvjPj:1UEG^Fwp@XIO@i9",
+    "Dmbc_2nOQSCIwIrb&q,#IkC;T1/4=q4wx4L&V;ioF6s3GIx#mhlMW7#4,A&84G8s+5FZ3JlMWOz*ZT$)Fs+=e95JjG6EOf2H_.fX0>*hxFRKDLFaQ,e>wpAX1vjG)0:^jk,0v0,6Pt+v5-=HwA_@V0",
+    "LJtL>4.80F-Kv>7N-5e%qYne%q7MKF4+EnQ10<eQ%Pb!_Iin9cGBG#+1oqPt2ExKO4-.Fe0]Pz+oD2t7AB+MuqYpYVGBN,)GBY=.01XR/13xM.G%;[qD:O3zFLpFF01@I.1%,w*4do-PCm$:^;eziy",
+    "[P,#lw*l;,0v.X1n*]X$01E8w3J-J1<AU!zf&_rJ5(Dig1C1Rop8+[C<AU!&z$zaGGr^ST(<77!0rB+$1g#Mt1v9A<6E=<4sR8lz0tLGu9]k#)F#;D27Y>=h86Pb-=YsD%f&mXZ(*Z9DFfgmt13wEn",
+    "GBK$P4/j(F0v.V@fCv&f012ArG!Iqw=#TN)4i4/L02:O2v.nYI@1JxVI5L(o1:u$;6F2^5TKM$:JvcErvI>-C1QRxr0S@d.=#Ts9.[1O.9t4U56fn=W4;X(z0t0&l]0xd%kLv[i9]NRN4+EPo3dGP1",
+    "2mSX61n30^vJ3&+OA77d7Y_L3[@CSclL9j@;qL^<>^LvF5-Dgw5-gz:x6K;61pf5@KO[0VG5^8$GBY;fur4DwH!%+hur41tH_/3$H_.;t03tRp007Z#0uT/yur35X0.bOzR^YN:ur4b$FaReuG5[7f",
+    "lp+Nm4.N8E2vG#EE(K5zcCaoKGsFx8>mvV3,IfRfC;6[>&XNZ]v-j0RHt%6QIWsex6C=V.#sU-MunrHI0r6o4$r25S5EM566fyu0UxfAoJ_%Nmu1FL#lp+J!8wh]C3ECJRBsYZi0t0#k,7OCbn(GA/",
+    "FwfBe4+NkC95_qm1e-(cGBSV<3,sIq3B1r54^$@Q>5vTJ0y*nn1=fgL8,;^)0G(h4[J^aO1T/-A0zV@(H#h(Q@s5N16rD37G&ukd1*C-B10<eQkQ5(2Fr70iHZcGrHZvI@G%OGgA)PZTHZ^k+jRH0^",
+    "04p[%02VmW0ssvRoii=gI5Yq&I5q$-bvQTx1m<%!1*.F[0yy+0FDo)Rj^$Mp0Wde,rUyMZGccPa1-Df.1O9anp8:1L1OWI@4V4iSGyoGa01v4FhV^vl*dPxJ%@PtsH8z$SA1N@2>5uUaArC#xE,wi+",
+    "F#s.MGd9</A1pY[E,f/R00p$$3M4i&$uAFDi^nH<IiSTM1BU>$mH#sjKi=**Ihmda1kTwd3fS!p4;U0e0t0&l/mQT4x9bG^9]OEB9]Jf5EHf]w6E=At1iaq@3*iA2G+G7N)EEx_+ou5!a/R/alL9#a",
+    "3CoKf9^zUWECZ*cC/)ZotThh/llB5XBQi2Il/cDu=(+q&yDSFk$2I=64+*5/HxD>xEDt@&ODr^syDSql024F,A0jjW95etQjsi3Q95etJHUJ$q03Rzh030:]A9gkX6*Zky1nXKK0yh9JEHpK[EFZQ3",
+    "H2<C(iUkA9q9h2*@7.w@0XH+dEDf<_7z3J&1@5m1A@f2Sya58xlM4)-8xl1D1jW)BA6hh->5waQGcvCn6El(l6EOe^K.RWXGByAJ+Xo8C#3T-[#4aBtHHN1L19^9+E)NOA:jeNG1i)Mm1E_cpHa6k^",
+    "0x.-90^YJb0tEC16FAla4^t:Wya6w$0y#GT3XrrM9^+afE)qBZ5-y/41e=8(KO!;WF#rPT(._1Z!!9E=GBFPX%+_@0B<Z_579Tw=06H<-GypR*Fg6(<H!Khj8.,XYJ[vj1i48A]0x:a]792C:0W_u+",
+    "H8^tc1cw6!9^ghR*8:Pq8aaXjKXo%RF_cqsG^sOVv>1_psR#lm4/mC@KeYidGBLw0Ei=L#BQ!L[0t1j/FP-H4Gs7+]Gd2JK(.cei!6Xl.0i5-%1:hnN3&Soi3pX*I91khRnF0jbBM&[pE,wi/GypFP",
+    "H8I%,A1pD$E)J)G2m=Bgt,&M&rW>Adq4oj.#ug5@9TYhL6gB@KKQ+THEi=I!6*Suf6foNy4;U&!0t0&l!!8d9,s/SguYxoW29o*;47GL!kHjPd*8;0k;gJD#S@-&a0Uw0[GQ%z^lL9j[014o:93K)k",
+    "!!8mu00X@19S-Pm>5wd7GB7x+>5wc<GBh=BE+aNKF%JpDE+05H053i=FaR7k024R:6F2^LA_*mXH_/4x0yqF0H_/R%FaRYtFaQM_4/Teh6*uSf9tBVjcEc>yHZ[WxE,Nw8l;Vcn3;D2w!!94T0XYCI",
+    "H8^tQf,;&Lk[A!40sdMoH8KDdHQ=8ii4h,PF_cq@G&cYgG>(N]IGr00TCw&5J_%WruN(xs76jhl0v]s$!!9l^If()kFtQf]&:Ig0hg^_fIl!j^19^AU7!M2U:jeeTk@5mPGo=q6967oM1c4tGIEWPu",
+    "qul^lx5f]xFAsqN<w<:arUEnFy9ovR1P:ar>5u;#gwY)Xp^RL912wYt0sx-_4.xeo0xuLYF_PkD0Q3I/0x/H,!<UOsB<Z_mE+0NJ04p:%00Y^z0JWhA0^u^(!!9c]G5[^)0yQ)MD:X3y2h6.(01XVo",
+    "E,xxKFaRqzG5[^iH#7hfHilgUyg&]@st5w04IeBu!!9qi0X8%MEj2a(0Mc=>lY.%$p8.wlEi=d*BQ,GA0TVI+52*pO>5uaqA@c70E,wo:Hl7;GDL1wD0t4D34;M#zKM652HvlgSHa6J<A1pM(E,f^Q",
+    "00s2g7zNM37#_>Wxb=^bIg[xa0:uRilI9[0K!#l]H8s#M6gJxg6gAr%4;Vp00s;ylUk;fV:jeNG1H&#41ik+Q3&8yj2D05G1lI!$+8Gr$;gJD!01t)%hFuSo0*Jf@3eb,x9^+mjE)qBZ5-y/41i](K",
+    "KO@]ZF_ar&KNK/GFvBh+H83#@1j8,<B<a2nE)PELMjSV#:N=9Y-sybY>6h.J4-#ZS1U;Lw)Cmuc0-/jeEH=U4E*LZb9W($RD:MKcGyorVGyo(xF#RP1r78^LmIwlo3;C_otQar00W_wjE,g1Q02VjH",
+    "C.N-$51#:sT@e[:00XRT0R9gIhY$_7hFvW,FaQ)bi_]GPDj!,m$o2vpIM.B]1J$G=35VDu4;u/pEj2O#6g8d^1BP7*(Z:V[(HI[oHp4CkjZY5;iR/XwFbN+6HK>#*gZ;4^pxGn=(E](L0Tegr0_0s=",
+    "AA$lm!!94G0yO]AHZhnM4,&&J5-g!5HUI:e77T@6FC-QI$<T&Ox&HwV6vHkeH#h(f1/y(v10<eQ!!92>GXN>&FaRStG8rQ;ED#SN!!9d1H2=P,0y#GTD:*c^NeAJn2LKHVhXWrWG_/lU2T/v&sRsp6",
+    "A9XjwE(F^B8U^^i1rGx1CLb&]+C)FK0WvT*!!9j0IRF$l)0+bWhFu;<0XP6HHZlMsHZznF6E=<4sR7FN0tMhA4+>IBKMOH1F@gVBDKO0T0t4D34;V*!F9]p:051zTG1&(nEH^e0EjKm*B[w(lp#cQW",
+    "77tp>>5waRH#E8(6g2.=/yVT2hFvZ-IM6T<Ie8Q;+Z+!))Aj,bdj!KS4+)y/1pprc2<eCbvIq:L*c1oK[_@w00]y^m$ekJr:#i6Nh5;6N50C/Pya<&D0^mV5>5uTp,y#ABKLjl>FxU11KO@]XG^!h6",
+    "KNT@HG[r6:G&eC13B<iSIWzztJ_99tH2<Pf024L.A0jpY95w(Sjsi9S95w(LH_.]u03Rzj030[_A9gqZBsn$e3lle]5+4FH052:!G[r6,wgEQ)EjTp*6*$6$0Tel_4iBFJh+Qo/H_.wlh!7Mq01se<",
+    "T@e_/03$avi_]!mpBoQa,u41MI5#n]91^7C6E*,3K![x_HZ[&L6E/4Ph+PenumlC^CLbv]#V!:#;B<Xw38(A<2dLl^4+NdhIxI0YfC&:Z(gGJWiWLja,2w<lo*EB:0*PH8qyjkr1=fgL8[hT.1K!aY",
+    "00#gL9]Jbu>5uJW4.DKq1h(h>4,_EK0R=zFJP!q_r3V8g4:,pzA3ZbxIy5sg05dc*H5nr]ED#SMnidl<w510IR^YB,wWS9GvjQ78$1WB%Q2,4L$1X1>H8ub%H8/n,bv7=n1*<>e1d3fB0yY3IEI2X8",
+    "E,$qKH821zI5GeuI5Wip6FI*R51#:wT@e_;02DWs5fd=152*p*>5uasA@c74E,wo)HlQ32Dejp91EU,dJ:BR5KM682GXO6OIX2k@A1pA(E,g4Y01!EQ3dVy44>f8+0zNr7H<qDbIFtbtF#r!hid>zi",
+    "pa/q:ISQtqBM&]4>5uTY1jjB93ApS92CB_@4+ZkF2o28u9R%tF1lI!&;u!8hmv.yGINSmsh5.LoE+3NuH2=3%FaRGCG5@@b01@F-3hwp,2cr,VAN58PID$DJ6*$N)BRDrP4++RFA2_PxA3iex8#w;X",
+    "I4^SrI4^SoA_;;G0US60AC3Yz030[_7&rhOH_/3jH_.>t03UWZ05vf%F]Y0d1dd$_1G&rrFDp4Wuoxe/0XEO(0WCQ/02MjH!U6/2T>2kPGXM>:>]6&%jhiD6V2)iaI5q$U,s:X-n^,/6S^=za0zNo6",
+    "G><QQHIxAqF#r!hl3gt_H_-[oE(w&8B<YCWT=^Yg$K3(_dIgzr4++cc1qRX1B<YGBhX=e:IPeq&+WP>rkrfT-,2w=4vo-Tc0+wAbsRA)G04X:(q81Ml&<K@*01@9+4+Q/80zV@&IWqtN(&hmV6wodc",
+    "Hkc.51:_g%10<eQ&<LZ7H2=C&HUJ]xI2j[3ED#SN&<L,DF#s/(0yr^OD:yI!Cpk9&9y#R04i78k!wwrTf&xEvH83-kL.R2EBn8Ys4+Dtd0WT_$G];>EwE-OZ04+H+00Ols0/]SL1Nj&ap8/X(EjTy-",
+    "0@gP]myRV5sR4uc0tN3P4,3=UFAFm.tQ-RHHiY*A1L,3VJ/HD@2:GQ40[g%k4,4K04/cQa2oD0apd]#o840)NG!I&e>W_]4FqhID0KXXomH@FJ:jMu!p.OOHH0LlBHF*WWiUkinkoN)tdj+^K0S=i3",
+    ":-(WH1CJRW1UQ%r3YJI)rhqmE+5,$C7BI%@1r#%mVh<J>qg<^40yzK%;gI^Sm,hk>Gk^IU1J3$59]bX&>W__<G%%R/0xuOZHt*-G6E*,J2[r&9IW>.vJ_oO+EI2dVE)z5W6EpxHA_XOTGyort0yF:]",
+    "GyoVj039[^A1gKh95w(ScQyb9<@MEhrCl6100Jovr:X<9(hwOkvl1T#GvF:CcQpV4wQ&X>FBmg1.Sqt_6CE+U4iqu_6gdD79GFKAn*k3<@i&U<,E9ub7y-ux4)-C.umlBzdJjdSM*x-J4+QQm9yx$S",
+    "6):h26ga*c4>dPK0zNo7H>[vwH_.tj01rUBT@f5/03.mwc;8FD3HGoA3G=5rDK+pe2IHau4+<g)1r-#G.qr/8%Yp.QILQVB>+13p0^b9;2E4liBQq:A4^t/_T<R)Lo4yGJ[sa#hy7vMH(&9W4IH%eI",
+    "4+OgR0syLR4.)+y0zVZpGce+,0uwL*4+Wv30RtruIPxwZJvIO/H8GOf0uwR,6EXlFA_FCRG5[Zr0x]#[GP@&PlG*]e@xFl$p@rl<Q4EsW0uOhgq5%cut=ow_KraF=Fy],>2:!$fDKa+jogyy-H#xQz",
+    "FL*OE05_!:H;-vT9X2/lE,pDRnneNQY6=;d8V;(=77m#KFH1Kwv/%/CGB+<wMGUO72nEfRC.&m]HV-SXb1yJ6IKlS.0E%4+RU0#_Ed@b%4,11YFAFp>(-Nucx&-n@0SV6o9]bhY>W__(GB&8@0XZ<<",
+    "Ilu)IIRFi&xh);GIf=eY3o.tL2Ls(O4,SC/KLs%]IgBqZF*N@MoyQUd+u#NdAEvPc8Z!O.0v[bP)%OAp!TTBosKOizh@J*WANL&!%LN,W;imKgH4ddQ6gcw)6g8F]4/__P0turY3AY3qHJbqj*Tn)J",
+    "G5@d(0u(c,86O/p.<W+PGB!1SA00O3>W_X[gtZ6*f%=gqrJ5xVAN2]uHUJ+2Fvc.,FaQS4,Zm69lnM>r:GuLJJ2E%ipb!rd+Mo_(*q[(U6EQI]*@N;V5im9]y[j1j!LR@h&*cy-HZ$brIsj1sJq=jg",
+    "A>c495F0hK0U$**tmzOSTR5k[5e+yW1vEDg2-krl0,Ws-11^E.$)OMlw7d!m%B_PIH8(bgpAZh->X@j-h]3TU1YQ7!k0K073dO!62u22>#T6Sh(_LR:xSt*YK;J].3kDn(ILaIk0o.Sv13CbW6%PU*",
+    "17Hf3ECCn^kmMl:z8V752<ed/tr,WPzzPN80uJ-TDmE-r9]P(YF9bC.Vgs)p4+LQb,v.OT1FDh/4+5T^D,Q;40]$$YBMZBw5dd,ndIoF)85KEh9_(FTE-cj(9[<1@2dcmy0ofoBGX)O-q>7ze25SJK",
+    "4G#*fuo([m*n:L<tfwn3Ff,19A[#c7L/OU$emFKTIkX/S0[D=.6g9KZ5g!IMtiBNk[EZL_2i)%;1fA3e1ceq3IRYmS0=gz!1<>$)9]9^Z*c1Y(+Yb*n,If-/HPERF4TZu40@xfpo!$xp5Dx]2mKRS_",
+    "Gcz>h06aD^F^n5w0-UNE;uiE-GOj/d#3dgbE12*e9]Ad&[SO7N,xLoI%f2EH2mP<y8Z=PK2nII:tGpr)0jR]vL=CxqGJifaD:;A:6caVO2M,0JmmULK95A#B0.IAQr4tNQ6EL&=4+=4^9u+c#.T;)(",
+    "p286yMl/8j!TuKy1dEXZ10xSQ*031=wh9jhq0AK<I5Geq1vUT/Ki04rFZ%&DHvj>V)&c=si3SbPx*@Mas3H#yz]T83D:XT*pce(Mh$[n+r8Ew_1Q9lK0Ui%E*031;(I=A[r3xJ^00o=40uT:4u%H(]",
+    "Ff%wY00X3kD,Sx:uo(sQg9[HAub:wn2Q&abKQb_m)UX*pQZh0&06+TyG&nH-Br,9J%=(jG#<P/XHuA3#1e%-61Nib6510Xm)D-soofaPvG/qdb0@l;+4/Ib(6(2t_014L>46vvr1O2Ze3ia3u4<K6n",
+    "87_GgHvm5vH8VH:KjZ:7GB5x;j[,C^GyoJbor4Dei(wB9@tlePG^[diI;;M60$U8xJ0dkQ84a4e3.STl5D$8&*BCA^GypG_0W_$Z4ihi[0E1f(Q>iFpKbZkEH#Y!3Ni#P&01pqAgBcH5y9ytX0x.vu",
+    "pzRh94!a5:GdTb+KQT6^*BA^lhZz$#84dcq3.THmBoBGeq!&IiHaWZs51Ik@y$lBC$1MSg#[myL(xewZodGmAGyp$IGdDK;2K.5.0SFGD5Fc1KstPZS0yj7S3GuuF4,TpdBQ,Pt4;p;t4gggP#[;5N",
+    "<eUn000Yt9GY<&xq!&IiI5VpXFPi_4GyoztH2<GcKo3#Yq!&M#0W:!-06$DKH#7hP&d&._2oCiHA6Yl%6b_@;&lwJ+3O+J7HK&Ie50wF<!3+WP[^BU](,IHE1K6Y&BQP]A3IIS4JldoeKZFA@HaGx3",
+    "kpeU_GN/;2HU0<N4K*=T6cacAA3iXd<(uu02h#!%W!LK%FXsU:GypR)FfyeI0HX*GQr<H&KbrwGHZ/f0Ni#Pv00y)A7yt+k>XQtWFsT$Tkpeb3y$TaE03QxB03$g$01rR+=9^%23&#WkqHO:O4#xxm",
+    "hZGNbyw;_mGC2SroB/cA6caE20Ms)NJmRDmKc4]KHZlM]Ofxn(01@850SFGG5Fc4LtO>5I0yY2:F#sP5F#rdn.>Ir8F*(Ea4gggP#[;5J=9_GxI0b=g1@m3@*BCA]GXM[n0hqfP3AKVSKT]a.CFZ0T",
+    "KMpiCIRFBz$=[Rs0q3L>PfIg1Gc*7rGc&LT6*B+>91mKf6(2z[%qcE2GXO7/0W&iI1<@eS5HY-#0S=(E[ueYeFgf369].<B6*%r;4n!0&LOwYwHr&J&BQPu,6)d)[5eps.0KI^E3gc!JGD8maV*r&J",
+    "1)OLPQ272ABQ,VvEj2a(0E9XU<WTra2AgOoGBf^WS<@^J6EUNO69L,]4+NuD0UQrF@TiFV2%Uxt3Xa7K4:-Aa880+BH_/j.IRFBb7Y@^QUN0IoGypFJH8TJJ[0]R5r@Q,TQ#3QlUN89pG&ukUsjmhC",
+    "w5cx,J=TI>1i!r$5BUQ7[ueKZ0yH(GF$kL%1D6IL4LQ3U1my87FFi9iv05B6+lUzh-dcNC4v7[od=a$$T0S#3F^WNsn*ld6024Hy3NKbPF]k<NnE=C406$4IIW>.f5]<M,4>2YI6d#cSIlBrIH2<zD",
+    "Gyo$tHUJ+#Gq2bf4c&+t0:n,M2oAX33;F.ov06SeI5xZrFPi_4Hvkhd053o;F]k<NodGm506$4IIWzzU[eu]+2o9hSA6Yc23LlXIHUJYd03QxA024Rm6fZwAIk8$DGvJ6B6FKn;6*&M093OW%v04Sd",
+    "dk&KA7$2JfF[/t9Ff#xzRWLHKS^&OaGdTc1Ni-bz014s95FY;Ipb!sQ.@f<7GvzQYIWhn*lmR(203tCl058D.F)*/O3Dc$pA3rj&S^%nIGd2J(kODL;s1yY5gAoAu)&vg;+w2$ws1zSQGqGAIGcwl.",
+    "4@tfy7%%4mGc*7*F*r7*3NKYQGO/1On*lR306$4II5z+Wp3(:a2oCoJA6YS^6fcniGdH_o6E=<K4mSW3F=;%PJ_275S=!lG#[:d]2mlBU#[<5YG&QkWJ_T8oz6u]h0W=:)3FYYpA3rj&S^&ggGcW)<",
+    "Ni-Y$012G32p.45qYxiiG=@3AkpeUT6Ey%I4mAKHGcf/kJ_gpg096ae1QRv$4jwfC0>au@dc)WlE-cX#FPi_2F[^zAGBf^$Rx&fOS^zSUHvm7e0XQ%;053=0IF-QF3!lXs4%@qAS)&y%K[7eaDK0cM",
+    "056mQG&KMdIQ1L/#>$6V7]7TdF9]g=!/D!:F))Hy4zF4SLLUJ*uUaEHEFBdrx2p#X9uBWs3intALk>Q60FxRITCZ9F/Q$4ugOUphk;so*1+Q8=W,:Q900YLP8UWc14+XDU02_iJuUaiOF#rJOAPVZ7",
+    "3/cS[*%&W0F*N@!F*X1Lk[1ssuUan^HZcG%1vW4M0QwIPJ+E2,-t&s0uUaqq0WmiK1fBgY0lEDx4;wS4FaH8DHUJ,z0y3g8A^^^rFAXp=03$Ux!VM2TxaArhG_9>96gcQ14dpces4NeBuUbAdI5<W)",
+    "FPZ=3IRGO!IG+kHRyR4XS^&OaF*5)=Nj5Pv01pzFg&7Z4myHw-kpiGG1mn#MFAg>2y9y&WGXNhyFtFJe49BDs6E(t47B!cU0S6o(d<@;EJvA=h06&@nH83:13KKQ^FF,XpuUapi0WmNDKS;$*F#rbs",
+    "gc$$@4yp.,SvfHPACUqy024L.9^YGE6FB7*A3!v_.r*tAGynsEj0=w:4yy>-d<(k!T0S)_H:(N[nE[Et842gAG9OhiuUape0WdcJKTI],H_.5Yn+pL54xkVZTILiFLX;XEJvA=n06&ufH8C&%GdDCj",
+    "pavhr130f*BR4XF3NJr0Ft1uKg#$1&056dOFgU0b1lE!V4,Vgf8YDF>s1y%B$mJR+G&BGYW!vo,FXaI.Gyn+sxg-,DFfgxLFPi^[F#tbIHZU[*BQ,Or6csZ72OJ++HoXcTkpeXU6EFZD4ln/[Gmj^R",
+    "Kr/SL*%%x%.sJgTP5/lF#[<5YHZreT0*T!s45k4On*oq11Hk$N0=X4<4;UiY8ZVy#IXD16Og1nw01@F$RsaYN.pnQUH8HFTACLkv03.dzqu:V*4y+0zG&lecKhWhG096ae1QR#&4hDia2OJ,KHm>PQ",
+    "05vy^DIc2wHvl6xHncG:RW:oNT0adlIW+)3vH:.UHUKY6G&BGbHLu]T0SFG.5D!;R6+c2VIXBEH9[<H0ACv(%05di:Fxv(n8ac08F9]m@02VTWSPrjR1VSD+uUY>=2;HG!Eb-mh3;2<zS>/1A6gEQ+",
+    "uUY>-8V>2pS>GD-94.F7slE#nF&iT;ED#R[uUan!H8Fr#4+Jv[Fb=oNS]m0&#]#e!v*sEA91lLPS[=t66*.cS0^u_4uUbDdH#0H,JvTEm00WX24/Jx&9_(FT9]ku7FF!Rmv*sEvR5dpMFZuyEH2;#)",
+    "+cN<@x,AbsuUbF-0y8);056ULGdQ9#38ca-9^P0O93wY1!wC-Px8<oEQyM$UW)m/$0S::y5CEtw4^7m$F90;$oeCeE0WhBmBQrO/IUiLvuUbEu0W&x-06$4LGcW)T4w-4,4>dnlACUqz024IQ5HAfh",
+    "G@k8SIWPbpKQ>DO8Yne300,9M2M3>s4+k6[d=xXLJvK5h01uP>pxh4()&c>h0uMfqjT$eQ0XH^R1nxl(Nv_Q4]AiR/2o9hSA6Yo63J-P3o,rdbH]+,:2sWw-1IrQvstON4zvdb!H8ubUuZ%7RioO[K",
+    "93Ol$uUbAfGc:CTFPi^_H2<SavlbszF]S%bnE=95H2=.MH!;K.BsMbo4i5DN4>nLM4.AA]l8XT)HZq328VG;250nApFcdM3N*^^nIj:qIH8](J1]L2%uUbEZ12Z//03V71Gq2Ja4uK*c4Kb(@6EgrG",
+    "KQ+hZ8Y49]01l)o1&%2P93Ol%uUanvHa3naAD96)014/<86Q(MuUY@3IuDuwuUY[2W)DiQS>Q>EGyn(/>XQtXHK@OIkpeTl3L@f(%@zViGrbBUH821VK+EPDEHyRd9uqf=DHS&W2OJ,KIj:qT05&*_",
+    "DIc2wH_.ti!9g!SG&iqWFP[N6HUK]KH!(Q;2Cw1/0SFGG5Fc4MtO>5E0x$pxh]35c4K/I=6E=7,A3rqD.[AK13&#W#Ife,af-a_pAAB:fS^y/LIgu$Jm-pHe3Bk2AA6780S^zSYGXOm@F*N@ZEdUQ7",
+    "6ArIh5,R@;4HFM8uUaokGB=MP</=c<4zLCfTA[ZRFG4mo%qbrLH_/4%0XP6NH8VNe1^>pgEcmk,E,=3w0Dvh2>sSFxK/@v6KLRy3G5@gxx*7_!4@BGS89#ynH8;Z;FOdQ=Hvj-*M+VmA5*s*><B$Gs",
+    "03WgeIJ<c-FB:&Dy6O^TvSJAH.^MdC>.-isv!<giEG,@bIpxz71::b34zywfhnWNp-/Tm_R0H&u0^lj@@_nXOmyr],#:OHK8oT<gB[VUb(G(93[GJ&P2-Rds1md>J4EmG.1Bqk.YYzdyhyw+pl>eW8",
+    "y!,+P===;[3zLu=95MhO2QmN%*xD[13o*R:0v_oV01siGvls/B+Y_QrGdZ8L7!N-!wHYr1HZ^kcfdZei7(a_xHa0W:37QH5f]&=qAL[f14:7W[7%yKfF#rzy0S=/T=a2t&01VIRKnU0FE(C^Q4.3uH",
+    "6)!C.F#r!0*8vYI!]N0dfENM00S=O)5f5OywHYsi0X8rI0r4mg3A;o!4_>!Zvlsz=4G*_i*s_Z9F#Z,4GyoqDH_/pKH8%hgF#rv+c;SHR69t[81rD8!6CVjSfEN!N)D[#n03QfB02Vp-kpm9Y76*/]",
+    "4G!tC5&]C&2a/Nm6*lwKB@*LrFx3>nHh:ln3)L0^9RrCJ4++&46f)5a4,3=6A9=zY0*6Qd2M+;(76T&:JN3001JM^]29LBDA2:7s9]br74;p#>89([_HZ;c=1Gk+B0HS9O)fNN%=%4$]mkAHS0gtp8",
+    "A6GX3A38Vy4)2<-4&CVo0jCxU=]uWVu:s$K6(5WNGxfC<0ncL(fAzH)0,BCF4_>!$wHX7$QUURI4xAPeFo+HxvH:@p7B4U]GynzX+ZP@XHk/kO0yZ<O1*4]^4xAPgGNGpf4)%<(1XUkdGn>3Bk^nSm",
+    ">3Hr;HiRq:1jrTzq6,YV3mG/.6(0aI$QC3rF#sO[H_.C2A@c7576f.)rZ5i377hL)9^6;c79Vyr01p;Pt050N[.awd#2F6A76gm]4:*-z7#[=W01rO;wiyD=[0R=E0sgib0D&z8*>ap($QBVY059VK",
+    "H94IvFIF^.054QFIRFn7@H;RpHY=Yi!_vZx9_m;N4@8:q85B0j2>Jkmffph*H2<!q0yY35H8#j=9yfs(1g4n*FR^qNIe@_1Ff/s)1%ure9^hHv7cT,gGXMpZ,4+gk7X.dZ4hH#x2n_$GKOZ+Roh/kJ",
+    "%mE(/HHn!O1<)[04%HS2;-!<K-3ow+3Hucv05sJW1&bLk05:+(79/+^fEEu5)fNt>s4pK0G1V3nG]:zX3)L1Mcr=e8r8Ex(r:HLjBM&+8w-2YSIu6wq1B;L/H@Nvo2dJno4;pp<89([_HZ(Q:A_raI",
+    "BQ7[L)fND(0s$i*&-c,/EiYC$IRGz3IWPbeGLs7quNDA%3E$Ku53vEAEgy=lHSxC<0rqMSeet&$1b_q^4_>!yw-2Pm$uvGTH#nRY0OB+OBOkH:Fq[<IFE%y+1,1]@4:&TM7B2!gF#r/Z03J911oc2a",
+    "1ve^-oE9HrH/Qj8%gYxJ4(#3&9]khBryc_N3k/lfI]T7K1(>8N$QC3vGl2m/1_e,.<yZtu3!s,F4(r7g4+5Z.Ar1Z>9^6]e79V-x00XR&6AuN3!_>E)4:]g[83o2V4+Y2-4:*sR6+Z.xFfqs$4;g.1",
+    "83DZ-0Vxml0lnZCAuu)oEig9#0pGm[0V5yc0WqB]KUFs]FaSSIH!(2)4xu*/@NIeT.@xO+#T5>40i7)$88!e9ShKkq2iF;[S08-effo@p03V71GyowvH_/pJIXM6lGR+.zvH:xH7cVe4Hvk38vlkx>",
+    "Fo72j0/RJpk&7/M1vbt27(WCwEH-4@FDf)Noh/UOE)NXG%NGUBArA$Ys_,f33k9Vt1vv<(6(0aL)fOZ-G/TvR0grJMIRG6s018;R)fOKKGXNAe(F>j<)fOLiHvk8>qZ](fnA08uBM&+4xfu<)qudn$",
+    "a1S/s7B2,dG5@,h;YS90@T-gGGynwE(/-wJIMo&atO5ZeAI]]Yoh;6AH#0E+KTS6;GMU=J95(-_rxpsVuMQ8z0h!zt4[@0e83&jf0#=<x)=HLt03V0_H2;zm!W-yK!yFEqs3rrB9v@a#GMp9#-t&ro",
+    "oE8*001pt:a32CW00+jBCk^]^0U.Li8w-VP2MD0*6dz+Toh/2+-TI1HgX9.m>dyQ=$QA;V:j4e%+zScr6$!Tj1ehiS$<CQ)FoJOc&P4>NEe[LG77Uce6%Plb-U<@*=A!&Z$QB/VH_.IctPT$auj&m0",
+    "BM&+Dx)^z:Iu6Jd1B;L/H=:$*1vE1N4;gy_83Ct*2;8k(=a02gAv8DuEi=d*0n<e*0V5yd0W+N_FIF@&053[4GXM=uHxCGh=A!p2/M<jc0i7)$88@qBV6VFwBR4Zw4^H6F0GI&^jsmZ[88SCCFx3hl",
+    "05O3V1mfg5AF/=6ffp];GC2ShHQd540K0JvzZMcX00s8k1@huD7zD_T4+<(XAT^<n4+Xq&14$1to,GtN%:fSxkZ_k7F<,D,4AvG7r4.I1[uCWEw&NE9-n<)cfB>!;IMo&uIe,/q3)L1JH_/3BH2<Si",
+    "v-hwb)fOLmIRFFFi5L$B@nn4PBM(33yBRM9GBf^Ha1S/s7B2,hGyo4j/DQg@@T-gFG5@^dmx;D1n2IL<!:AAeBOlNKG<UIkRyQ*MFFH3g01o:$4uSgx0jCxU!<v#;u:qYe4^^5dyBP.V8v.7keb#Ui",
+    "G5[Zn0yY2:H^dB)4c:]-1M[&E0+hNK53&KA7B4V0FaQO/wigcx)=G&o-2jOavk(KA69a/59]$%86ETb^A6+$uEd]@S7as[V-=i0wm/zAN76!5*4!4&E1H2dn#-6A$05z^[1+W([05LYO78EhCEDsBq",
+    "u::4703QJ_01dYc4,1&F1Rr,b014oR5)T8g76T&:In/xv2CX9wuoeT10S@B<7B2,jH2<Dk)Vvu#@T-gEH_.8axGgULIWe#n1FPW,FXI6;HH9rNRyi_PFHJc$01mVu4Bp)p3dqhT0^v0x0fj9u88tBg",
+    "4>J,883(<@0;7#veWP&>F#sQi0yh8,w8a..:dFujIKd7dvH:-e7B4V2F#r/Y051;SG5[]CHZuSP$t=DlH!]rK5-y/KCp7IW4xShf37:[11ck8.4+f#rJ>7Oz4+yKEB<YPiEF;BKf&mQSa01./4+Q25",
+    "4,3B*95MhO2[@_1GPVH=3%;d0dNTkLIrk;I1:)ES10xSVuDuyA1u@@N0B[dBfzKB&H83=+4z9f!4uA]2FaQtr0nFqVAu%xkF99(!zZL;8P#<3%FsIBGFIG4)rpy*EJUB7#zXT4QARaTB785i86Ey%2",
+    "u:r/k0Uw0[HLkrG2Z9:[S08-eh87Yt01t@+sBi.avo1dYI50GZ76X(IAF/=9h88a[IWhnRtG5:)5HN,oF9J6)0249*9]Sl60%@(EA5$_$EDq,v9]$wOa0H9E4i5&M+b-x*3k_e_Bmy5JH8rvp4*_XB",
+    "7dXnh7Y;!(Br@Mr3l9sj78=7G4+qSbGYOry77q)u79V*v00g7N9WMwmGqUp@4;&*387_DgH2;r@4:qzE4+qurFAqPSz8Nq30X8rI1H[igF9A3+&EWw9s]+9G0W!>u0WVfKGXO77I5Pkawjd6Ho&f-i",
+    "Aqutd4iCfu<hl%1H2<D>*S-Aqb2u:o4!-T#Hvk@s0yygyAu//oF90$%0245@9uKnt.:ePIFflXh78ExC9^zeJ9]1W41)Jg[9]$z,76h^c3lAy9=aKu]7!L<va1^V9ArAz.76$SP3yKR8H<>AWGyonr",
+    "00YpxEdt!S7alnP1YsWwHNO<dHUJ+9GXNAewgC;dzZM=MHvkF8qY<7TzZL<[4;p.687_DgH2;r@4:rFR4+od8Cl5dPz8OFI0W_/]03tXwzyvNeG@])CtO5Yd,3AZP0r4y=Ry8*OFE%we01llX4,CcF",
+    "4h7#(AF%-A<hlI80r.Wd2Z9:[R^X#sZvc[i4_qi$z8M3[wh[!twh]7877[Rs4j,^sIEEH4Ff%j&6gkfm9^qT%7B2!gHvk0ApCTU#FoqTqIRFn)/7s;d/NAtQg1Z+KIh8IC29R(B;86<)0x@;V0R,l*",
+    "FAAueDg=8$1-D!(4*@-J1<n6!3pcVB95;>U2[ix]IJN,_3$hjucam<i,L4o91($_p10xSV/)V_+1u@@N0B[dBvKB7]HaP$fKIp$00)m$f5A*<(zZneAofr.X76OZAFXI6/Iq<tnRyQ_RFH]/.01pr7",
+    "pfCgNnGXXH55xiSEFT#-01sWEz!;Si#_2TPp^,jdndS^-jsl=-86h]^Hy-8xv63euIW)lzAF/=C:lQCBH8lVfHi#4,5jD$j9]Ac51;u/L4++a_1eBx-A2BfTEEGAl0S=%U(,.EHHJ<,THZa1.0S1*A",
+    "0icE>1DKT#4!-&8H8O$$4*[WY1+%s/4,27i95w(S0W]-(pbQTSp:Q91HUJYi(US^h1/5i+10xSV!oV3X1u@@N0B[dC.ER)P1uy=)Kf/HnKl%YRI5q$Rm+KJ%;ehf:0k(,T0V5yK0Wk3>FI71;06#<J",
+    "FfafVIQ]t5nHB(m1PRZkFb^W+<hl&V0XD+G83LlrBoBSUz!;X#i7>vV0y![,79lt[051SIH_.3@FR^qRFoqT[FgG:-1c6u]5H[#.F9I>#02MaFy8-gh:2Czh.P9HFIr1zH/oc:uHZ$>R7zE/A4+WNR",
+    "1dR(FG[njb1Msr^1GE+&05Jd+H[^8k0hVwiHZ>3=4,2#w95MhO2[@_1GPVH=3$zv/dNTkbIXAo!4+Qt%0RtlsK(xUb9]bl50B[dCrl^Yo1u*_*KD5CZ0>N)r5BCAI!5IOwmIwsxlnxI8@GGM3BM-*N",
+    ">uv69Ryi=NFHbo#01mhy9y8h&6EpxLH7pPh!vXUwFBvv701sg8!5I@dn6()neKhSB5-Fh_iUQAY0=Pd_1O4R%4y^SQ0/XU=vH:ye7B4V4Hvj_$SP(bQa1Hg-7!=1G1-z#r=3)gyiXaY&7Y5;DArA<c",
+    "a0E*aFpw/2HjXS03asfIBr!0eD,Q.U79R&Q-Ijb_G4RX]9]1RzEhITKf&mM>Z_@+FGlv!r3)_hPGXO6MHZTALRUZp8+!h_sGyoGh=@-=Z1*owf10xSWtHK#C1U4^M0B[dCw5k[%1u>5+KdZtSKl%YR",
+    "H#7hP!-%#_IWsui767aQ0V5A=[<;*018wcaCl61lEk9N[G%)^#1vD^M4+en(4.5oT4vGvUI5>+6A@c4Tq8S0.9^dW+78Ekl3Jt!c0s*2I2(IS^A4oEUE)NEv0uNW6E+2#eG@PbV2do;dS08*huoncr",
+    "i9sKV0ywZ2Au:4t1Jd:w3#khOq8]=k0gK@RFEBYV03.dx+!PN5lyL*O7Xy@X4+Fuc7Y5*rArB7lv-hLzhd:V-x$Y$o8Lt,wtri_%Ij.KKHkK9,2Co+%2Q^Zc0TeN(:IDk8w-%+DCk3w77Y>ljaTGXU",
+    "9^6>E7aTPJ9].x56g9O04,2msA9=+bAu_Au4+Xr+4Fe+&K$yfCF9bF,003]gH^b0(9]bc24;&p389)00H8wc>A_@j/BOEp8-Q.4s@4RymAL#)zvKKE>HZlM&V:UAY2ld.[4+*mu9]Ac5BQZAs9yS0H",
+    "Hvk2$za^5b0XDN2AC3Vwro]Z_IW$/xeKNKeBQY%B0S^4,w,+KcFs/(90Wr515,]54AF/=6w,+umIRFnL/jbR80[-_T:gg8@63@bP0XP5#hNB/K2[F(Y1(SgZ4:9I06gId44+=)f7zLgd4+ggv9].;v",
+    "wE-f]F)%ggE+siLgaID@IJp,TIgShu3%M5<Hvk>AGyoJgw*e0exfdULH_.nhkOvP1sJANvBM(94#ThRIHZ/eMaSu1%tr#B#Gyo4l.-58S+:Z;p=#SF<83&8_4KD#WFuE5ZGAtt:/:asl7cW*gGXO7Q",
+    "I5YqyH#Ptd3Y4Z9F9R;!yB7c#4+)t0Fag515dte8$=kID7axWJIP^ID2Z$X5Sr2@ba[.:T4_>!##u*bi%EvPUx[<CYuL^^1o(_>g0W@Z8A22rH-[hW#FaR$RIW(ddF9J9/02DU:9]$)92DYOH4<&Yb",
+    "6gbfV9].+P7Zf.477qry7as[Z-.f/ZF)%c[7assI02ei+;,vfc7bH11jtmbAyB8BVI1HEp4+<+YFM2mH03kRr01pM&,Z26r4.;)!4*vrdHjRQK9^6+onLGsLCJm(e0]vg52M3D^3z*0m0,W=*4+i9_",
+    "7#^w/[TB^hyWcSnL72!HKl%YRH8%hR-ejjy+Y/7]7ZNp/6))%kIW>+mCNVIiqa+>tHooo@FJmw<gBTSu03Ql801n$C1/!mS4+)_o4*[Z)0]F^>umLoK7!H_X7BIvb9]]@B9^YH^3qJxkH#>7Q1FRbl",
+    "ivf.x83mG=4iA5h$[7Q()-tf60*/ZVAvrl26FHQa4GWYE5-%nr4/CH=0Y7*+H#O9-7#_P6p)ds23O=AvFf#ubF9JC.00oHiDIW;mhq(a*Ob-/Hzyc&UFt@B=3FLJI.&hB&2Zh,qF9]m:iMas-rFI%K",
+    "vgRBF/=X]3>COB+.#iS@<eB>M.@<Qqp(qTP0S=o27$12u03.OmpVcc51/>YI10<ec/</ggH_/pXF*g7Q-#LZf%NYW.Ko0<WUj*.04:*s97!L/(w.ZrhlFJzbjhrY0D,ZPn:lh+3F#s+yG5@bctONk2",
+    "0^tu^:/,06H2<z>H_/qWGByAeG_5Uu3Nip63o+_%9x;zQ+yOHHFA6a/!2%x,H0&532[@_Ch5.N.%=3)v9]Kwsee!n!lT[Cn0*cKU1CiGh1Fi)Q;,&I85g#cw<E9L(Hvk6B6Av)gF$LI)K>3e,*ccB8",
+    "/Z*mf&66M:3pv<l0Ry/q4<uWC7B@cM7!L[fv/^2WEawXk2Jsjl2[p*O0TeNg!w(Akf,D5_9R/x(K<S1(7!)x89^6<99]JW29^6@A4;nD63g7>(qM!)[.pKh<GY/e-84Xee<S,LQqUbRsEi$jPK>3M(",
+    "to1nqB<Z-R83Xt:1(psE2%Eea0pt/74weoL-DH.h%:e[qA_Z4c0S;v_0FPw<W)B3X(*YkdE4xYp/K:E0r=ZANL72^OKl%YRG&KMKr#b/^9]AC#)f<m,03[C++<l!]uLlOt.^C&NhXM^x87_JbFaQly",
+    "7csF14:gt/4+_^wN3.FSg$4!Xju]gHG&Hmt4uJ;HH8/nTkpmAH&h7:eB*Ov=FY+1(u*W;B3J(gh7#[-U=BNN_03J2_6E=<8F#r!;(0UH60]e:_5IF!3Pm:!YF))LP82^0o3jPcq4:ABB2r,l!FMc:M",
+    "&(awVm..JiG!K2&dlWQ*Kp%;&IFuU%$f,LI0<T.X6g0miA1ODK8y]Q%053=0Glet,lKemq60I8>12F&v[1hJ#HJiWzFEBYd00n;E4+>u-0CEC[3/amA8y=KZoWKDC!zBZg8y+]S2Dl9@0W:m[8wIMx",
+    "91jb%OfOP6Fy0yk/K_K-,Wnn[H_.d;z<8!lB<a5<8W%Iar6Ugt>=kmS4:RBm9]1Pr8WlILlsX:.H[Kc)IRGzEGco@V2b1hT4;%>089([_H8VK;1ICvL1oMRs4ycnL5-%qpFCsNK,WnG%*Q+BBZr&OX",
+    "3r!DTk_If_1>jT,7avS8,WnA&nz0xkATZt.4.y3=4:R5x2C5$)3OM[14+E_10R@Rt4,UOf1n7qkBRM(V8V=XoW)B9%8WJ)94@%T,2cnrQ016KZ[tO/vFaRG3Gu]2:h5.6X*BJ,#Arm)RAAK>38Y3]*",
+    ",_kVd0=S,TH8lV)0W_%N1ByZ)4:ZQ[0S:AL2Bs4#HZ!gk2G7nd0hy%^4+o%!0Ry!:2jwva(s_4uKMw^i8y>Yz)f)nmiw6%S*BcF[HVVnSBP^&KjRF,l=o9x#3XK9E5ikG>(HtKxG@#ZxG%YqV.u<M=",
+    "GXNg_G5[4gkd8SY4:8Qf0WU=5IOI17.jWrq3hdb#1o!$84+rL*DK7_)Gr7hA1f@w@3-O&x1+gy>F<*sS0nr:IGc[um3*WB+1-c;i44DBB3x=#aQ8WM_F*M,-4=D;2A_iAq9]Sd*Q353oIG0fhj>oZD",
+    "yhsQr9^h8!5HA5ZJLE3_+[G9gGlv^tzS]iCW*.-6haE2kG%x<UKEB%,1JJ@A11k=p0f!v_v7t9F0XQ[:9Rs07FC#ZOhaD9,&-/if0x-z>Br@OJ9Un]K03.Rt03VzIHsv/2(_bcE3J(gU8Xo_QhaCju",
+    "96mBQG:07%H2<+vEGr**IOR7VRWkquvbz@n3J(h60v@@J[tO/pHHRG=e:C-p84jN+1X:S$%7g(EGXNin0x]#u&XNfNp[5^YhaD3$y+sct)b2zB:::]&@r8-EGd1Nm3)rqI6D+L=4+6u(7Zo(p#X^zo",
+    "G/YTyBQ,Yw9]AYU8wHaM4+@]V0s_7QFgE/+6gU7M2[g(K2Dp#[4+g9o9]$:!%K,%Kl@#t2!UF_UF9hEU0FX2ep2ipxH_/3DII0=A/HD3)1.%$Z11.wq4,3#ZFMByKpKKyHIRGC7INY,V1SJnX(BByk",
+    "34q2J0CEpG<Y<(41v3B,LDJtDKluSQGB*GT#*PjiIfWVnro-yTrUMV<0lsT5STQk_#uy(<G3B!X44w)SHvk;vr!=xvF&iT;ED#UL0q2>mFO2_;FrwfY1oNdM4^bxq-28qBuMiK60-Av/1hwoH1Id[W",
+    "4xSeToV>C,vjI8D#uzUsFgUTzL.OJqF9P2$2KO%y0.7a84,$tL9]Ac56*,8.7!L<LyaEA<U.2H84>%x20VFvy.=c_0gN*;Mr0oF<2mhHPF9A6-kIMlHn$jy3H08Sj1y^=178)_z0]mz>6gHj#8#&Pz",
+    "2llBB4+6i8DG9E=5C$It851)AJv1yd8xIHU7Xwir0xg2#840k&5Dy1%4]/AA0R);Z761qj1BVy[B<aP_-u$XlIW+(Pat^C%7%w+6Gyo2Z-u#LC4HGf]5B34_=B5vBIRGv*FaQ,bgN,8^,_lxF@2hl=",
+    "-^[Q9@S^3;oYEi.SNiz<Bsn#f3J&@h1K(RCFff/355xh_tpgt#IRFn<$:JFZfgJ,[AAL0S7ZWo8ABqAr00pdzDjxwd,;IS)kmM*2tO4M&0S2)V4/VK+0E@d<>>+uU=cNL2-n*r45IFP_KLRr@F#rY5",
+    ">BRg([/EVS*U$(bFf#s[0TDCF/o/3XvEv:iH!%PY1:%qb1F#nkq;r*YF*e8,4U*qMBR4Qv8Zp/c1(>WMm)j_I05ixJF9]m=024FWv-hr:-W>]r1mzeVI2#WK$QJ,n4+h8/3FxXa4+n4@do-)wA_P@n",
+    "4+V;XH3TIOK,%LOKLj%[GXMZ@4:,sdF9kF-01rXi-_78v0W_o+03$Iq,XsqJ=U==AuL1$N.OdJx0naZlS2Z*MA7nN6vjGN;fFvIZHP2EX0yMKoBsMqZ3J#+B5&#.lweSW4D,Xp1wc@N-fdUVP0qEoz",
+    "2%a4SS@U4ee,JSM4_+up.QW6sj0gmljv5Y#!W[&dARn=.HJ%tRDl-(v6fxYo2p.D5nMV[j+I%k&I5M6X4bj[!1NR36o)[krHUJVb053/^HsE3vGl6]C2[.*k7!x,D9]Sl61jPCt4uqBy1fnkjWgIlO",
+    "7zFAT8aeR,1/^43tn(<l0nkS-3OG2o7$h+/r5g-#7ZW)d0H>lU91jS%7%vJjG5[knG*^,8GjSh#Hn.oQHJ:041&;C[B<aNg.[3W(Gchp$0CEpFxELP:Hj[r3LAB,;Kl^kTFgXAM>8.c0jSmjE7yzV5",
+    "0,paM59$H97%x[hH2=PSH#PtzHZ^ks3O4[B0yY38H8ti64V<(b8v:Qd4+1M6$pJLD7%z>jF*L&G883kWF*N@M![i+gj[;Hy86q(<00E*y4!9T,FsKh7vjH^=7%w$7GUs0l(HIjn06zgSEHnTVIr(,k",
+    "5ji%]7%u<cIRF(g*q-]43Nq0c6Egr0G4C)WF*msZ9^79GiWURCFb<W^7#[#Q;aKiSov]qffxkEfSp;e@8aLPi1<#:Srk4jUFfq6oKL.51G5@tguoDO$2+F$;0K:Nh4IB:$xEL/AGB5xmGBU6n9]tjU",
+    "AA2_s7$P;>01pM<=&$i%4;ykc89xLwF*yJLat^DT7%v4lHvkVl;dTZ-wY(hzD,ZPnxEK:TyCp9HIWxEz1G*hA:H#/6xEL:2IW>..V:vef6*2%H3ON8D0yqF9G&AN34Y(Kp-zR;tpAG=mAISkSxEL:n",
+    "0WvcD/<]%!9s=nreW7;0FaRHk0yF:vldus4q/+F7*T);bG=h>BvjI1>7%wU^Gw;7JFaSO:EHwZCoF)Uu6)zDnFrOGN0W_uK7Bax4HxCM*7!ou9A4)LrFeEZH(g7a[Gq<NNIgu701vI!AF9R]*w95er",
+    "#;cH8g2X/_I5/4g!rdwbswosOp8*[-xEKJgHV+H97zAAl]6c%Z0T^>*-uZ^Y4+*#!9]t%938VTl4+n7[dolQU1E1nE00.8Qxflc@4;xB187_DhGWd7=at^AT7(WFvFgO4YLB-DCKluSPIX3>YsQn-5",
+    "GBGr[7!)*&vpz5B0WdhZ7(Z4rF*g7]Vlpu^00!mrE*^atfvf:90yQwX7$h;:/L!wE7y/ss(WDUqD.8/LFu52ni_%z+((D,p:!KkKfC19%83K[I2M:.]((D,o%8f$,--9G<;6e&dIH(UFvjI4[7%xLP",
+    "H1RMLFaSO;EH(fDk7NVk6)zDoG^0I=0X8/P7Bk2AHV+EY7!x%B4:9pD6*KUgCl3j[JOFb6E)J)81kDQ[0yNsl0S2/75dvimyq5(NG+7JS0tKrn6fvIx4ybtmpVT1>3b>__Gd5ibhB616-1dM+*A)&N",
+    "4!IZtF&>&yxfl_TSRV&BaUXaws(A]2lpzlTxflc@4;v-q89p-JH2;*V0S@F27!Nk<;+6T@;HLaUiOd^j>5q:o83_1(5g!3Hxfl[K059qRGC2S*S2H*OFJm(_02MR.9]])79]AG^Br!SX3J$p#02:F;",
+    ">z*A30Wmna7$1fKIIQj&2#Fp8S]5Ehxfl_O03VA2GynjMECtT0Ar7U<9RsKj53B+8paTYn5)UczFeEoQ06zgVEH;lnGd2Jp5-K5$F9J9*pcn/1,8ByifO,Uu(+eL-Ir1.SG=x/m4+<aS2oo=;4+fcf",
+    "9yI%k0]J8r7&f=W1&+c91z8g;02(pz0tKrn6f&Oy3z:QXnLQ5+nR*j601A^:2(r%-OfoDoI2-cNntC4#GyoMe[:TUq2XP-HF@Ie;p1&-s2oDMO)FTf.:hBpJ1_ba+1ORdmIJp/v1vM^L4;ybg83UH;",
+    "4,fVM:hBo]pok$1j,mqtgsUn7B<fO4kD:zt*rN[*SD+X#1vW4M4:E<s6)*rF3N,)=1L/7aFaRDj024F,6EFZDtN^3Kg9QWV0S]<&tne8Kz8wQvAAC6O7Zf.gJ0FVzIPMoBG&cY(G&leOweb!DB>Fc=",
+    "Fzy#0DKov=8c#SfGBY/m:-*3+G%).e1@h#XA3@xr4[oW*1@A&jF%%DfO)mg5IAISK69:8l4S<9,1(+HHu@:XikSq<c[@Ua_k*g060n79m7&pF*1P.sN1=!MDG3<n54+rG+89yH_F*E/aH:ora0gJgA",
+    "0sgx[11AqA>0Jg<Hv1D2Hk#ZN2GcYJz3T@F7Y3G+MGp&+0v@x9i0MNB#2=;j)d_c!:O2Jq4*.Oq0w*6VHrtX#05JjU!YB>2>yQ9(03QN1,SY;n:X$SP@KUk)r1%*EqO%7NFsAq!3hd>-1iY*$0)w_,",
+    "3+fFOH=aX@42/Ol5,m44mg*S,-kXF]atRv(cP]1kF:)VBGyoq0H2<z,H_/33IRGz5F)[!z0x:fHA4oO-9]1Q2A4oE_1TO+IF:((dx&#4D5-Q&-GIj]v5-Arl0yO[v@SJ+:xWWq!uLutYlF]k*0y#C2",
+    "DHAxZZv=!D0S=M>as)#U3X+@z13;c2lAQw#!xbVoEdCM!8vrv4+3NuV%.CBrYX@@;4,A+:1(<-(32QF_EinKSG5[Y2IiA@D1).*o4r:rL03Q,H00,yM1Rn,4;ZgEInt(VCYY-d99_CzM6Epxn1_Du&",
+    "00WtH4r:uHQ6CjKY!fvAKL#/=H2;$V0uKOe0+]FK6)]lSHUI&[L/J5Tg]z].Z3U5,C/V8#1QR!HKL#@@Hvk2*zX1-g:+muU2yF@f4i34p2PQc+>69ElIX3X-0S^/8*<Q.4rzr&M5FZ3NyWtcDqVgCI",
+    "e%kC50,&P<433ux2Z50X56/SL:/Xip0^bx+2NNyK/[XNMh;fZii/>q:F[AJ>F9tX>%mpt8HaP$.5H:gf47HCK05k)Xvl$N]v!4wMv7Zeu2[SX&1uix,00p$5AP*q#:/Y3,03VM5Gyobf02Vd;8#VwR",
+    "DL4QcFaQJg0xUE*!vzH2(gzPu%*qr2xX(5O&&m@5+RhCE+5rf4A_7r]0euI!1OhM.G[pfQ2Qv5t4,$&p6c-tl$P5P9:nkBOEDR4H>ys97HvlgQH8^t-12Z,NFCsHF00YbFG#@%vFoo;D8a4nHG5[Mg",
+    "03Rtd01CSc6E=<ZGBE%zFfuUs1r6c>6*9XEKL$55H2=OMF*g7&5HU6Y8aDtDHvj]WsW%TGy9*jP03QlC051bEF#s.jF)#oFprAYtj[&.24C;$47B(_sy9*yFIRG0m)wK*1G04[,45hyn2GP724]j:y",
+    "6gV+AHsb:Z%%lzpjn)(cDFcTL0jwDglIaQpt<-NJs0Ia#DjyLyuNN#ZG_%WZ0v7>L2M,.BmkR.s967c44,W[g20sBaI5GeOwwyZ-A,(Ms5-FiFj[!0OD/->!7c:AIGyoqdHUKL!H_-@l0iuN/4zva<",
+    "KsGk[3l^y39]kx8J_K8m00o!.9^hCo1qaxuEC/cV2#)L&4.OM6EHg9U<DL9P(FHF9H8%h+BQ,Vv6EdhgACLhy$n6vwG5[ttH_/g(H_/3iFaR4e001um!L0^m(FHG6G%:-#H#jgj06zpcFgXA>I598)",
+    "0WbqNKL-_2HiiZ,5i:Oa4gLBK5-hkC%mfc3@uYwF*9#vCHUKXJGcW)zBQiMv5-XuHkO4IS8#MqIHvk+r03Rwh02;-]6F2^aF*N@$J25l:1IPsh*9$)eI5RT.F9$I(051>SFaQ)c00,&-2lD(h4.XkJ",
+    "8#n+T3OE2S128oJFC#EC024Qj4iAt4*9#js02es@8aV&^s9X-!#n/rCt<-WC&YU]9o4=MFjhZ75eB2i+I5ourJvcTo+!q5W1GfbcINTQulRN[&at[,+IukOwz(OAhIJG(&H_.ka051SDF#sPkF[e8(",
+    "0y8plA4oL,9]AT2A4fR/F99;#053:1GXNg_Gyoq+HvkU-x&$9cH2=OHH8OG!AG!nqO%gOd4,Vl!F9J0,b@v.=KPxpe00yHu2,t@Z0oJ++4+PQp0s.i)0W.wS0jYBbNdR9C[XYal4+<Bv0]Q4NGd2A@",
+    "0f3GQ4r:EtA2_MtKM*$bCl3Z]A38VvKP53Z01j&(Iyn75B[4Yw4r;DfIsHE@2Qn^KFFZ0Z03]Xp01j-*JTd)0B[DJq4s9PtGW]a>GB@8#1@o_w[XZ@TGC2Jr2BCuq4^bkXE-2XqA>BM_4.7L%0/z#2",
+    "<$(rUivl>DKN_WGv.C#pX%9Z]KQ/fuG36XD1_)ao1s;@AwKM>GZ4Zh8<INmCGBvd[0g,YKBJe*GH1R(VhXV3H1h94v#RV<@Gc_X%894wS1vvmO0XZ,LBsnm^0Url2@UO9V0Wvu(<-=TVGBPy!1rH:;",
+    "p%n$=.@)l)0@xyVGB7#%1us7=IHV[hIWPb(201bSF9$L(@%nOfBoB%K=gli=IXM6V/br%&BgF+0Ill@ZjsiLMKRq!xGyp$*F*q[,969ab1^,<<nkWM)1B(nF1__RVF9$I.pEN2lHvkWR>CEu]0S%ut",
+    "1FUQhBcC)OGco@#k=(a>>CG!@H8r#bFF,Xk@wJH^03QZ7051nIHJ:y9r#ugk0ro#X12Hr-(FHFfG&BGqG&cYrk=(gLKRz)tFwq4cQ!.^40-B5/2gVma1vxo404+H.00[NtHy-Kxh6Vu3BoB^Q>CG!@",
+    "F*pDMxsMwUBZdYNH@favk=(pOKRz)qGlm8)Krk^b3nDo.00Oz]I1dHa3oi#SIe^v-FgXAZfA&8E!vPD2V+FqfA0sl+1rj-e3m/jKIrcv-FgK55KYK7YH[2H%GR:nw1,/0tIouZmDFdMl9]kt]KR**N",
+    "GBf^ZH2<z8H2<klfqfG-!]<Fcct0_OHZ-6DF9J3*avw,G03QK2053-3FaR$CH!%PoNHhQ+0yO]1NH>ow0/fhrNH>p50yr_r4.EV&0ZkG#J@WD]KOX@(z61u3wGAH%H^*dO-uHp$>zn*CKO,]R051bG",
+    "F#t0,I4nsI4)#AU4:L6YFEleV051nKGypF-Gc*7tGc=DXYaco>>CF-vHUJK5A38SnKL=H_4i0M[J2&.^B[Mhx4s0JhIQBm!GdTbbZ67:2>CGHNG%x<!M:H<1H83]Z>685m0ro#H1u!<LA>DsF3lD$x",
+    "KLeyG4+8Nb0.Ve#57h$me-qKnt04l*(+m$ggFphVq#FkE94@hoGXO6KG&KM^iUBk.EQ3HV0WdSfGy[;U3/hEq=M3=K8V.t+A5$[GGy%rd2;x6.KLIi<H_.1D4!bA<x12XG1u!v)bOM]DBoB%Kfj^.,",
+    "FfoF31Kq>655)rWe/RvV@ExHZIXU/q4d4X=t0*r8F)-uy0y#PQPy_.L0^qJ,@#&!MIXM1M0,BKv561%Se;2)jGQR_cd=a(fC<V2D04=_z00Sul[]f]^C/Q]qF9tR/06&ibHZv=qKQ93^HJda7iu5H9",
+    "%:w6tJvlTpt>B^BG;+98$OQ,O3m*nH051kJIRHP80W&x(;LRL8IWv>s0.psk56uGMe;2)dILieeQ!$b:0<-cm2d)/C05Lc.00Jl*Hm(,^FcLV!0Uri3fCfL00WmQw/RYq2IWVM@0RqaR4G+x%+kY)M",
+    "IrU-cKsY%t%L=qqHUK[aGB7y+F9kR>=I@%2@3et<0pUL[0XR7KVglZ]DG$v8)qg!WHa5!zFMKvN#1^d-Gc=D@GBY-,11STQ3;BtF,9JAQI5Re=Iukgs)j.yl+&:vP[CowP[WK2%[CpoYGXO6FIW%$_",
+    "NH+i-H_-[Iq!15Aaz6q!FfsriNHqW,0yY32M:zm50WmNDFGw*n03QN001qF!1OiP0J@V^pKLU0S0/<(TlgJqWyygTC3fw-wG/w.]+mQnWATl=CTOl6,Iov,1kjM%HNe:R(KQ9k8GXO6VH8B7m4lMvL",
+    "2Q<MPFBmm403Qx303]gu01j&(7&F[I9^X)3B[ehv4r;D6G_7QQ4l4i$,[uhxYabak+&:/.D*z/mHUJK69_w5;KOYV&03]gy01j-*8aLcO9^X)3B[etz4s9PAINU!U7%KoZI5sx*1@o[v+dnS@I5p@U",
+    "0MmL8g8]t-7C45G77hBX1rNsp&3>&=!D0aIltm9d$UinRGB;*8F9kI*051kIH_-@W4_PNAKOX@(i./e#i@)+n#[$QHJvcBozXdN.FgBJbC=9zyF99+)00JlsmM8)+5-(&F4+Mic0/%jo4_YT7KQ93[",
+    "IfFU=>3tSU!_(&80R]0&IxjIdH_.aa1qX=K9]bu8KLj=8FaQCa$><[S0m45&0XH@=00E(e1@o*syMH^5H95frFMKsPfG8>7G5[>!G5@Z91OE#IfG7=61^>FRGXOu20W_r##6K;sH#F%B0PGJB%:uQ5",
+    "E-lpp3m,r-046gs051kJGyoq5GXNek01tn^KQ99^GW81plLZgW0.V8AH!%4NA5ky:1h.F-2d)/C05dl-00Jl*G>Dr[Faz,R1@h@5TmX.G503%FKNdEzkpT>*;FJ9c0-zu.HnWidKR@A(Gs>DmH#7h*",
+    "1UWYVF9bF;rYHiU@xg(70mMHq0ya0YC-@O49^mp^qkla%HZjWuFMKvI#1^g:GBZytGBv_(11STQ3.22$4+EK(Bo#5M(KkN>HY+%qfdUT%ud*!x,pCdY7u3<:2AKf@bpYmR4+pyF3J(IZ0Teg<PXjnB",
+    "H!]Ys3I<iP2LsOo1o$!lqE@XBH4!!YG7k!(q%8<GItpI[1@h;S(GU)-p#l=%+[YUPk=USFqLL8..:d+kmNzOlF&@N+xv(T8G&c7-4E:f29]AR#-SdS1:kSn)!/WSx)UXx,djr$376i4YEgudvw^l!l",
+    "H#(;10oo/AhRhug2Cce64%hq&Au;U2A>;-_39:l=&EgRs2s!mT1m3F<9]bpg3i5=v6E<v!0HN&x4+4][1BLer03r>unE;]x.2N4!Fp$-.29)y-0P95$7;J@3lmY=s.>!#f3b=h91dXK,4+VY&llT!I",
+    "5-T>rA_@Vt0jbFW4+EM30*$W/03#0vngIlWfDSJPGc<Hq02_AJvH^kom-w>t051nPIRFIzuoWK%G^C+l907hW5i:HF0x_u+IFU0i1u,]T1Q9g/03r>unE;dBw+^A[HZr3.02_q^w(t,S8J7YhHeH]r",
+    "9]tym1du&11_)deJpdd5ejfxj+<c!@mjWU*H2=OLG&HXS5jOw-BM%3f0R+(75D2,&4G#CUDgv4T4+Ox-8y=5Q#GWe%mViYJ@iBuCI5JNJxCt9MKm<r45,cwhGx,V(jqDIFCo;(u3J=8:>zn]$xC0L+",
+    "@U(V_!vrrMGBElI9]bf33yqWlKL$83H.]+g91.n=n,LEZ%LWrQz&kGkH89Ht5H$J.0xAy(-s=w,s[/0vF)[iI02_9Wi2<H8k=%(!3O<)oG&z0_H2=-aH7qj#27]-a4,%IG1BTEJ0*e(70,6B:@U(Ie",
+    "4+xq86FC4s201J/02Dd,g#r&5m-w>t03Qc7mID+v*8V6j1_N1H3IH4eejgGym-xd.GXO6HH!@mT1NsU8A@b]e0TVX:4+ot[0hB)ii]zyu7;%PC@U)/xH!*$$@o$0*2Q%UI1==raejgGw@U)aAGypFJ",
+    "I5V#V1NsU8BM%6g0TVR.9]tza1>b<54,W*X4,KyR5&.p&,wF.]vk(+BO9CYh.JTJliVPAgF9e#m3o17@>6jc^GB5xFeH1tL3NI!#H2<.xGXNhSG5[Y8HUJei&E=ar2RQZ$1g+H)4,_,:BRDXp1s*xa",
+    "1>5*f>6h(Z4+oh61e2f-F9$U-uLKk]lac@s8Il48>6jcuH#mM1Gyp#aHY>s$6gKsa0S=+F0uwon4G#wJ6%#f903#0wngImArVJkkF!l,s+:k_e7&Mpy1<-OH<D&Q:R^(URKL#@@H2<Pd03Q)Jm-y34",
+    "FfznJF9a]#uLJ^33IHMx2$/yBHUK[cI4m[*6gbgW4-hyNBQ[-20S=e30]fBL4/)EdGWH52H!@AC4,xhXGdD3a+e04(GOq*!>6h(a4+xq86Epxn1_)7,00iPx4+Fmt39uChvxW^=&[hl]0>h6[c;]dp",
+    "1Gx>pEG,i<>zEgHF#sPZG4_1-HSHBICO9+z1(W.5A0IRK3LgzO00f)74/)EfF!u=0IWVas9^>gl1@[_]9]Jf5G&d>T01pWH2;6651NpKt4+fb51i_Z>2+tl4eiSmu1]JAFeiJnS9]t(D1q6!P5g!sb",
+    "jtv2pAp)b&3/agz1@[[-3IHPy2$^%^-.6482KNd890HmF9_m_70uwX.9]$p)10y&yeg<uM4t=6hx+M/1j]_HhJ=+!_7Y>ul1OxX903r>vnE;>v00!Tw0^h!1BQY/l9_d-30tNR99]$s)10y*xem<2<",
+    "EH;lI(I+1gIQI$<G:#1_1vD]Q1O<jB9]knKUIm_51*(+.9]t)1@5OVEdk+Mk*$WGZhb%5RFsa8R1:*fh00#osG6oq0@&S(^hcgo=%+Vkgc+M[av<@,933&kK(-5MgrzuHra&2>/I]H(TMFs1rMJhEh",
+    "B;8U<H#jsoB[;@THC>PZM/t;2GF]_b0=CsxkO5x+GcYnWH_.wiG8-4i0GZVq4l)Aiq(ce90UrW504Oy!03k9mB<3Qj28&b*9s.!P1s)3AG6KIn0P@FQyaN(9PXU&]M,K$@Hvy(:4+PSa91erf8xIG(",
+    "p$iD14,W]B(Hj.Z00QDi4jlyh<hSqM1@Z$v#qcTtq5^=EAQLmqrwj]r1QRr>0^1d1D:OIL0_0o[0^Am33rholf&mA<NDCkWi3SEB44nl8i_$)qx&#]ECK5A<0Vy=!030]:3yc99HUJwr01pMX0wXms",
+    "xStIV1=5CKHihRE4j/@E;J5DP0S=Qq6gZRAI][ze8xFrV1N8]n3Nkb6ofi^@uci>Y0/3LG2ShIhFgU(94))Ok0ppDe3!a;-6g8M*9]19*h%*4JIt,no3l%n&*9,!q0S=M@f&:Q6[y1L,GB>(ZFpqH)",
+    "GE57n76ix.5jp$B2oB:o0wohU01CyT3jm=20kvKO2pcWg0R^uAEt81<19&4VIobgq0yzK=Hvk>4GsoKk6EoTY0!0r1[&4^MNCTl08!=W%8Z*<mBRDqz3$+6R+(1Y*EG-vp.0/W/0Vyjp/gABN[0TTS",
+    "EH+FC>n.^=H^VZ7H8B7J*+C19J@UFc17r=evkC%83+[3c1%[MG5-On=$MPx.5bcBs9]ba!q#Fc*I1G)c4hgd0EC$),Dhj%C0[k%prP2ZcnEeC_50M)Qn,nQCFp(P,GynkNOAit5/oSu@8$SRuF*.@2",
+    "0mlgm<h1rKstz47(-5P(1[65q0Rx5t4,u:@5j4_g4,3683hgutlmP:sIS&ZCFaR6=Bo7g]7b7t&x%LPT2+/Sv2@e:[0TVX:KL#/=GXNAawgC;nk=vtKHpwswt2hju1p[s$2Q$GtBr!9#0S>O;Fb<ij",
+    "0uwm=2G1o9d/xaG0S=$40ueR.4+g(54,Sn2BQY/lKL#^[HUJbgwE+(mp93ETH;af)(hna4H.AGgp9K#H%R3^7Hnsr]6>NoT3=:a$4+QVK8wsBU0HHn)29g03H;[!^8L.QwIJYAXd.uyLKL$7_IeY^s",
+    "1rHAPGzHl52oD9Z1Rn@GjRFdu1pt>eEDr[f0Tem50S=>R10M!CvIGOf-R>!LIg]kvHLXN13=6gTL<yCHF=CHTh8GV8wFCs<!WJJ1FqQ!mHUI$WP7el>0TVGL4++9X4u1lY8V;GT0uwg;KL-@>F_UX!",
+    "/0*.=@3eHIP!9*&Js%J/lmZht004/yEDr[j0TeU40S=]c10M%5zXSu=8y=WVmH@tv08a)qEHO0z6g0a54,nWR1LhkK2fzdpH2<C.>>8Vj(9anIk0w6/H7qlj6b0!h49kZD6gP[R5(A6^4(I]WGAt+@",
+    "0WFis0TD6J77qjb<d69b7Eb_)IWjY*BqcIA!5$9*z<sz*hZ+DM4zXAOlv)ho<BtGxP8c@FBmqJO)K&]wSRYa])fNTKqDc/m)fNH38xG*s5DK_bDH^776$7ul1OtFg6gAZrFE/tZ054B6HUJ]sH[Sst",
+    "0yWhZBr,PP0R)9l4/mLd9^PDE2#mNZ4+x4.Br@U+0S>(J79S8d03$LvZVw0LHUJz0wgC;.)fOKOHvkBh#48=NIF;crIJN,_AFnYV2[n8KlLkKqIV;4N6gi*)4/mLd9^PDE2%<]z4+o>&02_9g0S>(J",
+    "79S8d03$Oqk=v6_rbhrA1GWJVE!7qu5H]oLGc-^/2Qt+bBs4O%0S>3l1P/;.774xx0KMZJ4+eY@GoS$vEY%ht5H]oLGd67:2sG6eBs4U(0S>(J79SBe03$OuZyyLX)fOZ)HMs!_F4Yzv5-p)NGdOV[",
+    "2sYIgBs4a/0S>6t1P-[^4t=6k02VjZ77l(CH/>X$F4Yzv5-p)AG;ZK_2Qf62Tm,uT4/&Xf9^PDE3eN_12szajBs4j<0S>+K792MK4yQT/n*j%s%qTAgG%%++9]bo6DlsqsF99$)(kv4)hN:O>2nmaY",
+    "90IO/022+3<B#vh<evP5>:LR]=u[3$w1pf4(8(bIArAzl$QKXL1N)8_6EflT0u;fb0S=xSjvOR7GNnBa1Lo330wfPK/h8+D[2Tz,0S/S>1LFED9]SRj(HsFH4,&CG4/tFF90!T=8xIqij_oK2l]&Cq",
+    "n_xk0/K&8znU5R.n6=d>W1Ej01%^,h4vmQ%1H89159R^t(HsKL@xXYrfi<2YppP5_ivcepH#N%493KcXvq3)!I5sQP<.9(Tr>me,=3gO89-eY9KMOfHIiCRusL:n,==E^ob@NQ$(HyS@b7Ns>WnX4-",
+    "Z*9MqB<QSL9i7Y=9XR*v3k^GsE*:@4(nbxh@z[[@EQ$dDDh,Fx915Za4,mGB90J;a1@j2*iX0>1Ed6B.1:bxR2f+ak2kqM%6D=QO3j3Y]9^P6kfddZ+xuXgX2:wSO0XNty5-C.a4xIH17A),o4*^b#",
+    "D*]o+;y5!)2,MIw6*,Xy8FY[b0geX)@m+H9QU.fRD+Tbd0S<Sc11^COHnPzz37oqD5I6t:,69RGmK+y201pe82o1fqJphL59uEkVmK+ZR.IF5C1_D*@mK+-102wm;4wBgf3AGy!5@+sIFy[-p1E.m!",
+    "28ZJ+4!M[E4,EWP2m0MW4+=7<91jEdmj(ydYz&Kq0]ww.9]2_o3j=ZCNe:<<*&GhDh64kW4,W=ai30+sQ4ZIW3..)693KHVzySg9BmiI!LhK8V19Wm:ZgX&NbMp5K2qF(3$Cw-0IWfPsE)3!eJ_ufx",
+    ".O;qfFf,Nn3l^n$0SVIg3ku*FDl$3W840Zg9]AM-+yn;&1%wL)#i%z9-*mBC<DvKB(;$fFl[W%&2XPLD:NgJrdpa_YUH)1R4W+g&95mYZ3l%mS0*[Cf4V;i3>ZAM!4FZ[+0u0++Br!7ZlpG9t4+EWr",
+    "E)C6wI0uN,90Pz74*3oP$6El6[[alp0RpSg2nK,SHZKG+Id/<Pj06a].>#Dth1MGf[S=Y%2;=L(4-7:M3kK/FMGWkP0tmz0917+G3*@;l1a)G&91hD14+W>O9ya>]6EXk/$>)(v#sL8GR1X8xrX:#A",
+    "0uwd,0v.H#9SG&WMGpG@Ei=d*4B*<x7-NG@36$I%4xj,71rBHnngR%*,y9Dj:Et&KOAiC:ni_V4EDr:L+6<Aj1O%Y^1@ZtxmG_]URRG,z4RJR$H!R8q493GIDKs[79X6p82bdKP19T4prnd;S<zVw@",
+    "3N.lw8#n+7zk3e;bO4Fv6%BM7HroUb2y>nV+$I+=)-]HGE)KMS93KKWxp4^;:na^rINjMR4,31iB<LO3F9oUZH4g@gtOE^fs/Wjag<#8D0E=lQ1IdyY2hg]*4,KrM0]3ux4CVn5EdT+)+aC@F/m8G]",
+    ".MTNW59]jCh6x71[]*PKs^BUC6C*Y,[aOUmo&gR*1MLF^s]=5xNDH422+$1(uV<V74ij:zDhh)>2<;UE3.8-I3iv$.69Ktp4+FC>3),R>08Rv:MIQw<q9PhGg8;4^G;c-]9yNuE1qb^p91jhUi_^DU",
+    "IEE4dsCo]00R!j@4+iDO0_j*P90B8p4F&884+5.T1k2(Q4+Vii4%YMpG&49kqPPSYUAdkCHZ;Oi)W88R3Ntv40szIG0^mRG0xu#pH_.;o00g274*%r<1Fr<IipB*G5RL)>:S>eRi3AJJ*BlMb1>O:6",
+    "88Y%VA7MAk1@gc-49V&o2JWT-4-rQeFB_[9051tQHKYqJG&b$;1PAMxI]7r4914JzECkP(3Ig3E2cHE5[nrEl2LcWc46g;,8!.Hd0UskduLlnn>XZ]3F>+[aF9Rzw+PDJ;<c]Mx01@C,9^P7C9_&]N",
+    "A0jaT3Zn%8bq=Qp1[N<Z0t:d#90gPX)-kT$4F@_>A]FgM;*.P8+y)N.lE4HX8#Ry&9_;ITF9]j[+y*T(IRG[,GdbVOI^Z/z1PY4lBLNN[4K$Y80v[VN-[+c^Hq,>rGdTbdH>^fE+W@Vj0=k833=C3P",
+    "FB:=D%mW@XIJ=cQ88,k1/:Z/HIJ=cQ0W].4HZ^ksIWzzd1C/!&0yUz[0^mVB0v[bTsRkbkF#sO@G5[Ah<t6c30yC)wB[DPs3f$l$0S+GxGN^e18#VwRO)_%>H!^b_5Hu;@ng]4istYkWI4lky4LI/u",
+    "9_(2]10OLp!3HlOGBN,F/w%NF!Ui7!GyoJe@GE,=B[jkZ4+Py(4+6B_Bp(]$%K[G>$PX>GH8igVF90$%02MXyw*(tG/L$76IWPb^3=X]_03RJSj^-F[mj(-j0Xi@&H_/O%Hvlg;I5z+.GB+_+1rH*;",
+    "3-<zI4+sAR9]AJ_6EXlF5-g!21b>n[0Wr+C3lAH&2p/6b>zo@$G&jT_9]$.08BYK/HY+s%F9b6*01@B@!T]sW0uB!hvI-L8GdI5!4=4_)1-vdC5H>f_E)Nl-3=O,4EYZ-x0S+GxH^U^/8#L>$A2B(l",
+    "1]K0aqzn);!>zMh2c,rd0Wtt1G&KMoHvkU<w7(1vr2,!tIRGCWHIfD&3NQd405Sdx6*2%H6EnOJA_!Oa1QIa,4,V.F10NhSpcD=GiUtMalLP]9xhD#j3:P*49^PADFB:vA%:y4YHu41<AvXX&2sJA*",
+    "lph^fF#sboH_/36IMGHAF2pJy9X8w%FA6g/kR/Y;1qHvz1OVgsF&>:$iWmvT.RbwN9^F]y1uq*lG5@,w=AQy/(2qU.%/sk@5zhw>HH#P$H2=OQH8[K$4)g-L9QO+kB%Bft7xF76G&O.(8Zylu4(c,j",
+    "jX(m8/MN7K>bLa[MIQ(<:N5>7P6FD]E)NC4GZQzKKn#I21h3Es9^GBwG#xkqA1E[c4,_aC6*RcE3/b2vGcN<+G<M=A2Q)RcGa54h4r&3=j^[H[lpO<:y%QZY)iM$;00YBN4-Ixj1lv=@HLeUMGdTb+",
+    "4:LKe0U0v#F$VFi2o9071>h]NIRf%&4-S(a6*SNA10NML<i7ab7!N3g7z6Wi94*4P4G#&47as#Ks4y/BGcW)H=Mwll2LTQSp$iWFhb#@J0tR0cF>.>H63Qw7FankV0(Kt<Fya_xt=yAYnE;ea1D63W",
+    "3oA6f0_Ix^E(m/O2#ys5:*<_,uEzlkk@xG<y9=%<G0HIsncgD,4i6,g0_Rs:Dl^bS2ZbRTG5@tW2p.D6@aKU7[Q;J+s5lP@[Q;88Bo76Z4HGxVf&mP_zz,h)H0uHeyrVM<5UD8%q_[]64j&=m:jES(",
+    "GXM@0<)sg8GIkO%03Qi4yBZG@;gA7r051$NGO7s#oiq-wnRf(;oB.5Ag#jM@H^C/=Ff[,S.pdWn@WG)AFgMr&2)zdl;Ib5KG+ZAFH0/Qev8<*m1i,Eh1f+)n48Pb79]](#3LZ58F9a(x-R*tbE&vAs",
+    "4i6-G2Nf=;4-1boAuuq25d*TK0WS(UIi:-y)5RAb1_/./4*/^HHy$mL1PAbkM-[O[j0OU^nHvbs.N*&KsssXd7B!y&Dl%PR0>7P3W*,YPhXMkc1@h>o#^WgE0va:@4yyzP@Ljb02BjJdqX7euIROqI",
+    "Br/2o7BB!G5j6V(5-y/7H_/3DII*<h0=dFWjTR3C@-q].1jNfc4-.PT0m,8i4%@w0.0TIR+7]<Bx(6Q%GTIj[GBN,k0x]#(6tou.GlPZ+9^>pU7e56vH#pFC4+!Z:9^qRP7dbOGH_.OD/pY[eG0ss2",
+    "q0lT3AG8,5INt=)H#Pt,AU8I&7Xz732eX0(2.c%4zoAJF540Bt/:i0c*#i$Dv/.Kssbe1kIgS;^2[N^w88VI+2H,dk1ePuX<YD+c2LTQbB#H.XH^M+^67duOFaS3aHmnRU2R1p@B<Y:p5f2:u77qmU",
+    "Hy-8r/oT(9IRFNwmoOg>GWP*9HZ;3a0S+G[H0/T.HZlMjG<AwkkS79V9^qEv79RvL02DC*4a$lH4+r^U4,/]C1KWrh0FpNXnKut3gaRZrHvkV4=$#L7Hg*y.03Qi8oB[:rAP)qv6(cb+01KE04*[YC",
+    "2DFbS46FkeHKq>B3pD<)n#2tc2Cl;O4+Fp!4+=IU4-j)F1M&VC00#mN4,A181FiuN1l$u7Hm(5,$sG::z5*mPIRFn5.=upQ0XHEyEDj$FIH&-.IRFm=+VT$rr_w=0mk$o80Tea:4,);p05AbJ5-dp+",
+    "9^6[z5(DBX4+XCsF9J0*%v_QHFo+UA1_<D-03QT600Y](9^G5#5*-/GA1W[a6f:#o1P:I55,$ZaHt^2=2QUC15jThuEHgF$1l7]X4vL,)1k.z#0=Sf09*7bfHo*ucGc*7%ATu.G5(D=51J:LH4%%^B",
+    "!L1z+7:E)TGsUX[4:=buF9I]+051qMGXNh0GypFFGC2SR#=fUa2LcWcBbN-YzsxTW6W_(,Fab9qH!KbxcsGa/F9S0.<F*TO02VW;yFd:V>W:g>EH;oTA0#sE0tK/e4BQSTF*yJ)C=0#R5,Kw=01oyl",
+    "4u^#T5HtV<-MgMp4i6,UArvtH9^qR74hO_07ZNi7A1O145);A[5DyKY83A$ynFkH60_av:9^+Q%5+4LK051bFHi[A,3Noq)4-hOR0FXTcmpuXw4,$(K9]SZ2F9R]&j1nIKGUX5jn7T3#6QWcAFab9b",
+    "HmU(15-lzz6Epx0q$:[:juI6xjK<F=5[;o8Fab9Llm!m0#[_@9#].4it9TMKLM]_Z&([P5zS0l>/;4s!sR-za5d!NC3&PI]4VG_R1r:ei4G#mk2n9(G7l*0_4+<494,Mx%4!Ls>Int&C4/cHI4V]O^",
+    "4+Ob$IWjpj01pu4)&&i#0^;j;5-y/3)PfBF7z<9RMh:h44+P<=3BYh3GT-IQ;I-fv,_tsj/h8ACR59TKDL60yA1*Zj95etDGXMkl6CVyV-Q]sej3*Bn-[p&hoQW3;72=U1@GE^&RO12_Hvk>lHvkR7",
+    "eK.8NC6:J%4,ex49].,93DA<QIW[yb<*57zlmQ3t(j6W%ibxPM+%=Iv0Q=S^8S;<U5W(Ru3hFyA0WvVbqX7Y88!;nV8aU=@0Rt5Ro6H9rHH+l]1*(!H7C5cI0SWM*1S&Z(Tpt8D=W*=rgzh&11sgOX",
+    "5i$S+ptB4DA]G^(;c<OkzTh>ljfnvt0W,V,CNwnwFFP]i/i_tZlDP-A#,0KnA^r.P0Urf301V8I0S^!4-=YAZj-cx/GJyjF=;3ru0_a=o1Rp-&+_ffP#Mcc6h5,yi1NE8$7c-5=53d2%.N*&1(hDgx",
+    "I;#I@7BQy<7Bv74w+baKG=m+43Cb7)gzOg!<B0D]3&aTks1FH<3IIa>rnmwcI7uH4HTDJ@GW7,n<1Oz;A<l]WmFN,%wV=E!B:%Vs37RMm1Ih[lgM.PGngt&MHkkw!Ez]!K2_!2<3Jy_iHUKXSH943F",
+    "9]AE#7c@Xt9^O>N2oC_67c+zb9^GC$2p.A7LKrc]0S=rG1]I<8LKiRq9^G8;2Oj^7LMSyj#sLouwg(:qI6<aU03QrC*asgBH_y=zF9I>.Km&;_0uKy/3<,-QF#rl64yFSNAP$5B4j:NV0v@x1>6Z6g",
+    "4xR!6API=S4(Sd7tY8BFh9Md<.q$s:HZnDX3KKQ^4,2[P0TeC5>683L,;.$VE!A2N0fg@hBsDfbFA+8[<umU@o/=hWT<Ht^0S/s-0S)G_0t1JC94xZ4I1;;On.M^q4*],HHV*gH0TV6DLk5)24G#dR",
+    "0tCt1L:D%&!2u4/ssRJKBMo-0<EQ&n1B$Ia4y>Uh>@F6Asqg=<CI>bQ0R)9#0k0;!IR=^YmjMawxE&7+9u3:99RuT#D,DB=9R#/Z5C!0u6b^Kv0uwX.9]$vztpNb93l9+7<Bt0SehJuO3ZfYU6#]cA",
+    "46XhF1.92QF9kC)ngbp&;eGCIG&U<qr!56X2H>VAsN5VMIxPL!0S:LKFApI677sL[+5rUOk>HND1nM3G>Z]&AC=-^746LmJ0*)U8[U,#=Egujwz1jg7G5[Y1G5[]mI5NE20Uk4jnh*o4DFgWh4->,C",
+    "0v@u6w95emyr:Zm2%DDz6F9yC4=PbT0R-d45Dx>Ls00YNkP[D3$ngOaIIklQ2al^+BRMdz0S[2b<c[&epbj4gF@SG76EUy:4;4i[0R-Yv0v@u5mW%/uGMWJoPrUH_BRDvQEDr_Yi_.uguK=EGxbXo5",
+    ":(wX=2%3xn6Ev==4=Xu60VFvv!7CpHIF11mHLw8:Hn8yl2/<d(1vV<:coR070S@-8<c[=o1s;^D)!G3gIXAEY4=61;0SJ!-9]t(m+5sauII[r[Q:5>$1<(+G4+qWK0V6p%wE+)1pz#3^IgX+R4+qNH",
+    "0RSBWp8*e3p78+&%.K&h2guq17BRE<4G&YD<c[*qnkOFzGRN8h038Fm0S@x.<c]C290TL27A@q6s_jH+HvkCe<c]SxgvmY_IOg#I0gf00wI&SY%MAqEPz9Kp2oB@&0R./y.M9Cow!JPN1Toha3Zf;<",
+    "H#qEF3&t7*[sICe4xh*Z1GStD7.l>(2)6A43TGe30W,4_1n<N*IBN:4sxTfgwm%Ea[U[B;gANGXssR,,u30ZKH8Q#v1G)hZH<g/E>;r;B9lIAF4L1M/wZIP#2bsVF02_9w0uN8N<&Pk3FgI,v2fx4r",
+    "02_9g0S[2N<&N]AlS3_CHZ1cD2Cl-m4=X!90S2m]5Dy29!2.vs1GWJVI/1ow1fs722%yCg4tx]ipaBm^w(.c8x1%5r2EoAt2#(Yi4=X!90R[erCm#ng/D@C190Rri4=X!90TnT,v/AQ#G1(Uf*PRy+",
+    "F^Csn4yy^K1_M@%IeZi[paBm[w(.c9z6dV@GBe:93HiDZ4<kE10S:MWF9$L,.re<Q1GxbYPqy*>3B(952QoG37XTdty8#b3w(.c9#s_oZUmpfDeiSyN0S[BQ<&N]y#^*$5H]@fCGB:*c4=y@C0S1fr",
+    "79R*W;,wL8IJ*H4MYi$*4:zN$9,jkpZ*XsQbYEd);TIi7Bo7gn=GRH6Z)0I:($WDDUlzGvWMyz_bTC=nHeHa<0V@8b4/hYOy1+Rf5IElRNiH^sq:3-P0N&pLGd46n>Z9.f87!Xx0[B!1&prSn4C[yi",
+    "9]..p,vI)ftO5<R*V#)7:sAjJ)ffkoq#gs=EDp=w0p@vL4YdOe<YzcWveZi/Gc=DY20AYSHZ-e+9SkrC)zkq4.pm1/jsXDWlmib0%HbUk1fOaQV,E^P&H(_s4o;op#T=d;SPi+QNCB0ZNe.,T0WTXf",
+    "GOYqUEj2SS4-ZxV9S.A*0v@e^/hH9@1_Cr>l--Evv9TTvg!woR4A25E0yr:=0v@r203Q!A.hD5v6ZDh/ACUnqo[^:L;IH!71sFJ),z=T[2m@ty1h)Ss4+E9XFam(RAr2k[k=MLTikCbO2ClRM4a5Eg",
+    "7&PJ30SW8k0S=q8yDbH-vpE3e#]-jaku4N0>/p$<;Oz1dwhafW-TI19zZ4274+HBC2lbpU4Cl-B4,Ks60S=QAh$$^%IW>bN4uIqV4+bzQH8!LQ0iHhsWdO.iEejkYIWqtiGpIcT8v<8K4/j:=E(FjL",
+    "4+ljCtNaZQJCcAd3y2sDz;v/#9_v^q02dDe>WvydHx1a=MFzJ52jrF$4];]hEd$CP4+fW/HyACM.TDRB>Wvy^1_NGS2fXhE54r*I;kxkKFAoNy=EMbQxV$M3Irjf8F9tL*058Y=G&1Z09]k$s+eH=G",
+    "r/&LzIot6qEj2Ur]1AZS6%WV(/:i@BH-VB$1/39qLg<l5HZ^79EeFAU56A)P0v@f4j:k6wk=&Dx/:jhXH#hMAEicFcH#q464v;KU2cf;O4;=k!F9tX[;*A.x$pJZ%4j%(Fne#RRxeX6I:H,CuJ@L=v",
+    "Ed>/%56J.M4i5*;vPLgIEi#b_1iusx;f)$f<H,Em0fq55A2_4q2a<+22Qdli]1Auo8w8IS9]ST[9]bg-0UkC00tF7)Xc9BcK;fQM@mzHJdj-Sc4+DGxw/e*-D,72<A_!YwDl#nlhyxjYh%E@qDFdPK",
+    "84c;n1iKyrl@sd3LI;B70uF<069Vr91<YoR8#c4l0S3a<F9iGz1*m@t2=aviWCKbVH5mxJ#0eh@IMN[w[_!ZG4,5Yw2g+-(;gRmz0uIk7F9$O):nREOuK=0hED5>u4ys)P8V;5FCj=BA4&H16$880S",
+    "ZV507l&A#,+R+9My<mn_;ePW.Xa&0@4rmGW-RptqLkxho0uE:h8wlT.9s.E73ZRiQ2D6hO1Sk&$/,Njg1_Jdo6CX/A&eanEiaQSos,6fBC8;eW4vDQ77A(#K9x^wgNdvT!0^l$=r!WsT*n&9=Ho_3/",
+    "4%(+M4%:+f5A*<pr!WP,z!;t$)!QEdP!A%_+aCg,d/Ibz=uYxcH0J0cA5J&asRa*Dx^FFO;oR^S@UV7yf+7p&@vC:hYY&+Ll)(iG!9N6q[S5@-2<eLby9N&_!l;xhN^Q,L0OA)9eVeE,0=IsY4_+tv",
+    "s4x-VHV&b]1p]/YNe;QF+#fG;IXJSZ1s=Xnl-Q]42QfCZJ@TB[0]L4n4+i6$0s=.9FAVq;BR4g[7Ypni0)q+.E4Zp20EQ4Ya%F9Y6$Ieq3L@N&bq/Nq4,Tx49s^h84+YK^A_i8]9d*kb4!mChhye@P",
+    "nK2In@4t_xG]byd1Kzhq4+xXn7#^e->Z0@Wnj#Z3,x&>Zl:q_b0S=U-iZBC44:kK04:qmY3J($Ayh#9T5A*;siZBJS#sd!l&V:jA/Yt9#B[csPAD-m-01k]+0vs_A&.+HVo*fA1kRTj0fvN!q>NhA$",
+    "QKrKR4>Vsj1>$>@0u8eN2;MT,7!NeA@y&s3&/v/fqY4Co[RIyQot>5]9MjGs4>/49NiTmiHvj=i#4!(z0,K941DnA-9x_Gw0,tdY57C7P0o;/&tVRy$i6R7)pCSn7q7E,9H#<z+1q$-i19lFfix&Ze",
+    "MF=Js7#%g;3J)<c=)L$72:<&hyy7AU$u9^WjXDk7xd8[</sXV-[^&1DlS:7Nw*m]7Pz^sa0.)GH4+Mhh1>rgZM,K/3uK<u1F$T2(3FQ7T4$,dy4+6,sE(623IS&e&1>s-@2Zm7uC<VBKv-hwd#=fFx",
+    "FthUm0>Fh$O$;ms0S<>A9].<B4&oUP3)C74q7;)0#y]>.F$LQ/4+(h+;WX]@p914C1;!6!1ftLs2>Od6l=Fym4+iAuIX>^EGc3B2A>0C63BK(K4:*X52rm=aG5%Z*$=-JymXikr#TpLG*9i[-vYI&t",
+    "rnNK/Hk+bKA67L00.)+A5A=]:qDlwQngkv+yBq>dfFU0xIJ+DlvH:yl&.G.eTj3E8Pl/)kA7wSVG6A>D4!Fn)1d&i5n*lcJ8xF-2A4D_]3LghEiZc&A.h/$D1n!ke4/97#2:;A0e(jY;0;j@UjRNeI",
+    "N(05&FCI3#90RDr2<fdcj0P@xGBCK)ArBy]=aTdv7y,,nE(PJcNeYL+FbRSf0)+z$f*1zWG7kxZaSElk0S^,8gBSt*0tU&32MYFu3I>kk83ZT_0hrE40)rS2Vyy5.0,sPH2]35IG!Hm^7#]2UiUkiS",
+    "$PEjplLP:;1@e=[0^m-<,wqG[1n.-I4/k=.5)Y#RvxOKA)6)(C@O>H:a:I/e4+Dpd4+XN>7!Lx/oB-%r&.PHO)-]Q%/:Y*K4,1.a4;x<0Ne/;Oi3krvx(fi_Ar7>O4i5-r+A]Lmo_02Ey<MzN+b]EW",
+    "0r,$h3C-/w!vzh).O2khM-kP(5d#+/12O-_12F&^12>N.un,:zHp@s;0ojEF2clmI)]UeW+Xe;x4*UoXQW!P:A2v6gj[%.pXJu>]Uv6P(cDmvM2>pxp+72%gH#Pu1H8D5UjsYz&IrYCEJu=8twC(_f",
+    "I5D*7OfL#GHqzn(88fZ[U>_,vb6Yfl(ijgJG!kL^0-;Da,-f6gDGvhC+5rf.@WGJpG=&RO0>-o.Mh:*h3IIw2QUu8R9tIo%$Q2I:-@.&i3=h0a4l=D$;<I)s%;A$x%K-w+Hvla+G5@^e03QH203T90",
+    "00A!#0ge.4q[#vg5Wkx,4&Iyt2J+hi4)>%sG>$4]28.I9/Fcqx+[FP2q!R;w<&f_n0S)gG4+3^;GSrg+4bK$@cnP+i0^jy_6ELfb0WLN)9s_6G0RbEihaV3GodhO0FumFW41hQZx,0;Mj1dnp.HRrt",
+    "6AhDwIu3^1Iu8Q,gE]hcgE]iKhB=,c/Y/[C0=Ec-4+83gIu8QZhdK@e&W1V.1-vFr0LcLl2Ef4:3,zKp1f]IV4++Qi0t(4(Cpk5,tO5<R<b57qIW<.WDGv@TF9j.wuIMopH.Qo,9]]_=hD#3u9uheK",
+    "1cvAZDQI%savU],o,q;P03QT6(i.NFHrpx_F=HA_29bmW1MKw]4%j_[G%U=/1E>HU=dJYO0SB9_8b1R$EH)Vdp-QjSH9rC=HZ+t05-O,2kO%[l9]PUxNe!9SIu9P0rZEo:r2+.v%r66*u:ubfr2+,:",
+    "DguXg21):90lQlqHW:rG0uKtL0uGY>0<XkcqXH2!-O@y<qXI8UGBE%WHQ50lD:9/33Ch$k9]JZS9_CpB0uwdU0uKeF0uVT-;H&rF0v]_=01@O:A1*ck1Fn/OOgAwsHW:rF0uKtK0uGY>0:wZHlOY_6",
+    "*ZU3w-(83hFai1o1BTZE4x2LvyYv>rH6jjzdIR5=0S;:o0tUqF0u43-:-erl2fF.bJ_/copm>+#e,8p52K%uB4,)LmIv)<%zn;J-%zpu-5eJgA2OKp36)*q=u7x<Z:J];R)3gT!<)ZIv7&iKi0txW4",
+    "2Lqj10NDW#4X2wQ0IoF)rkn:8HE0fwP6X5#4&fjPt&.o7Kn%:t9]Z2v2oC9$4+*#d2fZf/*+dUyk+3/gndv1D2a$OXJ,hcQ9^6;]cn:tl;;;lVt==NNwfG7F.k_+1Di8Dl!$uN003JC20P+h1h6<iP",
+    "&igq5+SvsUddEf&Cc*D61J]Mn4=Y7GE+0,df>V/Jw$U90>J.K1IgJYhvmrkKIV:_L3.s>B120B4Gw<-@6fpn_OY!Y6FDf^X01r=C@3eD_5f6W:@3eH(mp_7U0.8H82%qOk4xvUAF@%3TAF/=A!TdQd",
+    "95FWl4+e.S1@h=<77#PiWE3_@(*XzE6b^QSE)N:d)Bz6$(3K>z/@[+8ssjq6jt:j61O%1s4i+$%1R6FX0vrSNm;94I83m:(5i$TT0x&qu0TVZoMGqJD842H*D,PAz0STo74+MtF0Rtuv2,)dG4-J4U",
+    "0Kowd7OJ)f9]AL)1R63z95ny[[0a%7<)rr/841]QCkEje9^6.#84m*3&N%^a4)tjSU:h:x83o^33gZPGGrJlC84km>2no3X4&oUD(x<8@W3Y)y1iHTq4+i5I4;W,KItt$BIt^gn3NJG/Fu-OK1KoKK",
+    "Rnhwj0=6Ys5BLGn@w9_:<bMEaF*)QJ0j&Z7Bp)U,.QX5c0Wkm%SN,QYFKIb2.QWq)!Y2&23Iw*qGzXOA6bSzr2.):IFUA2eIpi4wg8_mO.QWf5zPBV2I94BiGUOQmOb;0zkNgS,.@ok%m+lS:k>!;!",
+    "/M=8a0W-(oFCaNN00*xL9]SV184at*0R[1qJ=-x%95.I40Hr.&>3H%,[]N*.9yie$9^>qLF9Itt03]at030&>6Eh.p3Nz6e1FZxf12eY#2L#Ac4-s,K1c^iH9[<7j$RQXpp)wpdAO,#_1AY$;$uln.",
+    "D/@2E@MC,O(Hsq,(g+zc:KPt504gysLJZdp0sjICoQ<a;:KO=:mly@:86OTb01dX&N+dHkngtH(83w8W4(b=rF)#oVIY11C9]iLT4#/Ab3b>Fe>+kS5VGm/UuQ_*vjz$j$@C..^pUy)M1NDe91=ed,",
+    "4:pf>0<LsT4=,#/3Ic@p3.4;,=a1M@5-VI&0X@1v83X/c4.=quFS7wMH_/qKF)>Z:F)wH>IPDoDF*X1U,aZsGn+z@jH7vp/3X.yx56c1V880d=H2<D#-QtCDIW]<weKzeGA_rMtABqAt03tIrz!eVy",
+    "(K7>s/MfLH0g]vfA2l,3GYjrkFBLI0h8i;AIXLew42Bv5k*FF2s.0IUEe(bm1HzjJ4LTnxHrF#HH8/nqH2<Sf%d7$q3x*m1CI>jz3JdcV5,g;x4-6+Q37!ldG3FU4HZk284+q8E3j/,+F4r:<G_yQo",
+    "/]Btr0tt$g5eL$>2Mwnk1>%p6BQ,GG0_0Z-0vRyv840WO8V2nd9^YGED:X6zBsDXE1rG)786G$Q2+*w@1g#n$1UaxY4*.7,DG9j&4(%BOqLl:;WRCVpGchtU#(ED3gYX6qIOe/B18olj<)-C203S9v",
+    "007ww4==px3jvmv4FW0-=a1i21KQRI9]AVrGZQtk%:*ANGx8Z9v-j2$FIF<)0551XHUJ]qIRG3rmkSd%03I@mxd#$702DZ/$=#F_0pBw(Dl#(w4=ZiX3qNx)GBf^V[]XW_03V71F!LEAHZYY74+7vb",
+    "1fPx(AF/=6=BEs2G_hEY1TZ)N43P)^mk$8r>7o2F85B756dwRM=%)_GFy9FiF#rzxGXwsd2MszOAvF6l2GW[LF9SI<@347>wk8)gA@bN#1M$2Y4+PwaNdulR9_U]G841FXEDs98XD.XaG5@eRofjWR",
+    "G5RwAuNMgCx(5yAry2;RGcGbT04g#zLL4=$6Eq+M:$;XRIE<+vgB^P.4+X>%3c__iq9p^r6E=<3>00nWUk-2K3Hyf]13()$Sp$GK4+7G,LIczf4+X>%1EdiTV2c>LEbW#]4/2I0K<E!.0>7M5nY#xM",
+    "GK(4n=luMT=<R%pmi7z+Di8Dliy8ycgb<z]%x5ArIiGb8C-c,Yv-i[!FIG1)0554bGm9D<1Ty>I6E=<YGcf/Jo8^4xsiPJj%mFw3GY:4]*DnuH;uH99F*Pv&4^Oap5-6cEiUKqM1Jue&4+76-1fK2$",
+    "AF^_B[xc6q&u1hvGuuc9&u0hUNDl(Ll:rYP&u1+(F#s.qG%=4K%kDD[&u0kgg99H5FoPNsGwsd.4$c>^rknx_8,p4XFaRG5G0$f&1T@/K1nBkzA1*ogGXs.z1L>.O-G+i>H_2FyGco@wGc,aBtr@;K",
+    ";F]IR;*]C5fdK=h9SBMS&u0$_:/>(5>%jtaqXiA<83teu:/=(T3gZPI1U0<+4*@bFDg(6,4+>s@KVvaBH0:E8H#dI]2,f2h4:@A#E(2[31ML]Fr^qjEG@N8Q1KhkD4=*&-3j<&a6c6>Sv55,/kUkzW",
+    ")n=0thDZS.4/4CDAF^_406$eSFfaf/XEHD@02DZm,2x513L@i+03JDrqz40-Dg:bZ124/0G&$@VA1XNj4=Z%l3qOGYF*i8;1GTX^4_+uxi3.d)V-/)E*k/.o=S%WSvjO,s4/dPbKLj[9Gqf2F,7=D&",
+    "833sc4&5=Wm.0m)+Asqx4%!(H1)P8o4/LDZ5-M*N4+7X[GBY$cBOeJg+8G1g!a5HD,[nUL>PzoS8QK[nI61]j0v@)A*k/y^hSwkmrJPF,N8U3wIX5i,0S:493k8F*GXo]bFhVLcG5@$N4FT0Q36,Zh",
+    "2lE*O/=Y440<!B[4)Yldu2Kd5m@V.:stgBU4)YlT7YC2s8V!thBs4X@0S<yS1G=6o3fN_aWHK.F[5lgbe,8,s-^H)y#,KC/Z4U$U83oDw3J)[KfdK</eh*aSj0*y_)jk3$5A*<=83WjsK<S4mX9Sd+",
+    "9S.knXD>q;F*oxWFIF,*0551VIRFzk%0UV5as@=b7!L@Jsv0FLHK&3L56l7JGcPJMHvkV%,Hi)Bf&nrxHvj=j-6V;L0=W<a6ElmwI^ZciX9Jhq9uKnt,e(=_GXOspI5#$o8YD6]>F<kJj2Z,o)dB-y",
+    "NF6l*13Vr#j2a&*IOa1YHaP$sH2<+vF(V%eIE)$+HMt%xHaW)<2jk[C4-G9X3c89d4,4LBF9bF/00pd.1rIIeGZQqYe*=Oz1ih[,2Ot;R=BEpE04X&vLM%2h004-s3EsXs4f7c&IV;&K4c/!HGv,el",
+    "G_5ma<X#;1%Ygv]U/H&c3C[Q$13(/yw@c=y0S=W986OHb,e*5!GBYsq86q.;e-)^mgXKLBJo6bDGoPX]3BZsG1Kt7-HuD((%png]rH_5(k<!9j=#P@k3j((a1DFaA0@nOI+X=2hGxHfAv-i_#FIF@+",
+    "0554ZHvk3RXAGAM6F2^4(18I2$]xi.HkJ;%%K@HlFDf,P01r=*kPAO=GBY&*4*v/gGyorp0ygs*5-m.B4+7q21d+@h53:Q<XCEsw06zyfH!#[62#ww#4-J2m0R,q35-op^0S/gC2$/U64+G;z0RZ1*",
+    "4LTncHjFd_z=MZY&(Q$@:vk(KEV.DE6*jjJKsPftG;B.W4+gWI1uZNz,QfWVsN)9<1NVnA0icf/4+F<eISupD0]SqE4Wt1BmJ%NqHk.(yF#r/Z06#l5I]@;cG62-93nT,Sn;D89nm+;49yb63(wQ0p",
+    "NfR(A9yI=^a0ZCIL.1,v05bp.Gyoq6H%]_U00XqDIS&U-1pnFu2*m*&F#r/V<ADW4#Q@q:F*zs^HUJVfCoVHE004#=1:&wX4,O[+gsLwO3nvBQ:OBt/ClfUQ9]kl40=Wo$4+]#+*w,@.4ks5l!vPNi",
+    "siiUoE)JswAuTeqo.a[B*98GI4,V[]G9EIstT@7m*98v+BM8$44+SI$&jk+-Boa5T1r8$z#[_^sBL_9-4+SF#zXcBuBm-w%G7TdLw*;ObBM7qv4+J9!uLTbbBL%Vp9Wo-brv(oLBM74f4+J9!p9KUX",
+    "4(0:=Dh_#m1wR^$G&BGKG!M^Pn*]:pIH9OA0W/TM1e*l>[.RVh9GnFLH4oARodrJ^Gd3=)0yPiP1f2yh9X2zJ8UZyA(gckfKOHeSFpe4lH4oARj_YK6GBG!h8UZyA(gcwjKOHhOGynlL57GpY8UVW9",
+    "1rH&BFAvfLks3c8GC4T>0W^ZO1d$p)9WydE00A@*(gcwjKOHkQGXMcK57GpY8b2K_I4^SKH4oARks3c8G%z:,0W^Vh8Uogv5d!j;G6$js4ksfwG5[DhrUecs6EFZ6HL3*-C;hsF02wr[1r8>#o&gv#",
+    "vIPz&6EpxAF^4K@Cj@X,5ikG@1^6lS#v2(qz6A_>7B@dv4#EWvCjyrQ4,O[+n*.LICj!mUFb<zX4$/h.Cm^X4!vPNtClN8j0S=u*7c$,j2&z=GyHp0To(2HUTn6b^3)6,J1L$EN1UZ<L0tv!]11]wJ",
+    "Gt.8X1l-E=9]$(lzXcRG@MN3zq6G:5r%Vjp*$EE;*lG>3q31mW>E,q-+yVwu6I&$<58Ay/1jVil2d&s04$uKVIX5gYp#dKRD*y@CzfJ;F+%gd]jQRu(uCoOX2Ctz7460fUs9Fybpv;mW!2uID$*cnp",
+    "0j#tM4Dne6;=zEdV,E;T-43c)G&Gsy1>boF8!rhqH9@QMxlIoSLKHaw4-t9z2oN&:4%Gw&%Kk482(qsT95]KwArB78#RD%NGcvHQ1_oG@Ig9^iG2#UeD%PI>4yf1y3b1Mgv)_&ZIE,KuIU6H4ESz8u",
+    "2J!j/9^X)3F9$R>fNm_xXqxs895w&_hXD%t(hmy#V+i_03m,Ns>-VC9vyTD_CedyU.&Fdo1eawArUMJhTLhK9KM*pB5CISrH]q!/05!t]Bseg>1>77kJP#bFp#%:Czu+nfvD=ay>,qb.y#fXEq6@lL",
+    "=_g-lHY>C%9PMuoss-z9wFm[A/m@/w&9E_LiL(Y6H@078H#nf91p,G09^fhoi3$,nqv.OTOpONw$KMMJ#,$Poh@I.PH7pPh1<):C0.HuP4z#Z[6*i%-1Pa%44+V$s1P/n;vIPaH3qK1vD:D0yB;H3-",
+    "4+!lGF9kI)!vh#G01WME1da$5I3EtwkpvGZ!vh_3HN*n]sRIuP$M6_n)yx]X(Fy=Z(mxLg)Cvy<m3[,Jx&jXa;@sV9)C3Cff(kD:GdI4S9T7PI0L/jnt/0kpjR6l8fcX-(xeNrg-3=H^0Ror]4+yUE",
+    "8VkJ68xFe+FJd>@00#F14,mc#F9It!m)Qa<3phFM0zNi2UE_Z4m9k9[G(,Ui4zuD+1^6f(,Vp%=1UC,:x#CO$Bm.56FatROg1,d>9sx/XpoaqkF#%Tq<UTBGBRN5k0^J2*88*q3G7HHQ5ipkGFpWY)",
+    "H8wLtK^F:gY%<bRFh(%NgfRx%zXcBnv!5>-ATT&JIW#c.ZyP_DK[,W400<v34mk.4pD+&E0_9%!nJ=MK2m>ASKo1h$vjhjA1QRy=0MP-:G%%c/FbvSgObjmou;G#i$xII*$-V6z;Ewvr10M<RoB[+2",
+    "1jl=@iMlZZ)BypnrZ51P%;BexLd&KB2f>pa<B.6t.S@1_!UY4IB;uD)TMVG%5e<Bq4+Njc1@EXq1Ebvp2!OT(49gS*s;aq72nPJkOa^@ZJJlTnq<*bVG%pS]IlrR<3g8t2Y6Iwh9]Jjn2;FgT0rw*S",
+    "2myczUNbi@H!,tx5-3mqD**<uHxC4*$xIV6DG2L^P7B)s1mevy1CpR23!w/w12Q,OA44qw1g4%cF99.,p$RYT0W:fGBr!9A.uL<R4Id#mp$QQ)X#n&C4+x.N2rmzq0ig*m2s1MPFAg&]04*&y00mng",
+    "GdQ6M9X9]AhzJuh02eZ+@ws=m2*m*o+vza=1qp@-6EjZ>0p#aS2Ur9r0iH1dFAoKf=h=fR1>:AinT$vb$>fT$1GIk*(F6p22(Hx#4x]ABxyLXFU/8j80jj(Q2d<hW,sDIR0kx>M1,1POAS*GgCl1jV",
+    "4+px;1rG$a#xw.)>a@3-G0*S/B[(;u7!F1SL:n=h(K7[R7&DX[4cF5G6fvb91]SZkA]F=d+8,k^HUJ(s00g/nBRMP(4*[Sq7%/+QAQxen!Y_Ex10Opxf+sFFHOCqT#Q>5l4*@s#10Oyy#u=>LIRF.e",
+    "v<HeY4+WtDA09H9CnPa2rv4BIQwGiYF$B[3F$:lj4yPpq&IKO]IFbe/IWU0)4+)Y69]So7C=s+w4avts1oI#kIUo*>1]KIm052RXGynvRA]5!XA[00q1GNDU2i_X=1C0X<H2MVucOMEcs3I:qI57YM",
+    "pal-Er6L_>IRGC5Gr@gk4+yOJ0v@e^k01[70Y3sUG%WZk6*,vQC;60s.TEb>IW>..2sbqV6*+.g4:0626*#BxE(zo>3vvY4lm!QnCm%pL/Q9Sh<h%Tg.ue513.r+t6bY8n0SW8l8xL3IGYs[[3JBS,",
+    "Oa.)*4=*lrA96Y6GX#(HI^.YCNCdF#1rG]Z3qMyhH#g,o1*Y_c9]Sn%GXf.KIOQ@2/m9SSI5(m&3hdq&EHp6t.=u%G1QR&;4Ic(I.^)u)IWqtR#rYcy[[0sOtjik,oVyzj3g$B^S_M[LFA6v;00ifx",
+    "8xI1$g9HUc9]bYQ0_s-=95eZ_0]Q(WHJ^I]2RYITA5k-sGX-qO47ff6%m<jO/Q0lh/QA%uG%=4$3OG3cFFH9e024Ke1syWz5CfkA4:jjA4V<GoHoXiLH.SYd5Dx-q3;E@N00#F14/3j[FAO-];gAeV",
+    "Gv>k@wb:T[2oDP9GXn3o6#)nXHxCErGbcDV01@Oq<&yPU4>fClH90mc.t+^zDlh8+IXD0U/HLegs3ZZC@VtQz#wsH;IiLg]2sp+n2rmzq0mdpX2stqTFDW<S/QA%dIW>..3=gzS3XJSA4,)4y2)HOe",
+    "Au%v9/Q9J@/nE^5Gk=&P[WJk*00.8V/Q9Mf&PM;V12+!>/Q9H,9]tn$GZQs*F99](/QA%>HZTAbH_fM#7BQg,2Ob_p0WzTpBR4jo0uwdk2p/IZp$Q[4Gub*H2r[7w2rmzq0ig*m2[tu]Js&AK/QA%e",
+    "H!z>I9]$$)GY8&400.7^GXVNo4.6;-1dS=X2In&hsMs.D;*R@U/Q9IA95:1e2W1^#Hs:.]AP(m.2R]PXHRm%ZH#UPU9^>s]Ge0#kFfr&e1+(QL9^GFh;j08^@4]qD90WxhGuJHzXBae:91Xqr8WS_K",
+    "1h*Uy0jMG@Svfb]9^>nK9y9.GH2<Pf01ex]Gz0eu4>oOoEjcm(B[;(20Rs:ZQt2^.W-r+jJTWjZ00NyB237zK4-1M$FAO.3lLiFX0uKoNVLt-kFffw>I5jXa01cMLA[00EE(4PW9]1T36gU76PwF!z",
+    "H88gD0S/P^6FH:-BQPuw4+Zcg1C9d=JL)qp3pqEdA]E.903Qf8:N78FIW>.f1cr.VG&C]cj]CqKHR:^0E*^Xu(FGp]HtI6_#0:.41P;CjGX:xU0KF6m:<y5:9XRbXFG4go00oZ$4<_Ye2Jy,o4uZQ(",
+    "1JmkD3b)J_4>59o9yGq_0]JKu3E^D+4=gov0B8;!;lS>/M+M3J69Bza1MV[)2sg6^KUXy[IPNn9m)Z&dyh#rP<G^D=4:.8NBs4Je2rmIKIIS/Yk&[b2G&C<)Yy-i^6E(IJ4wPgEvWH0zPn8rEHP+7:",
+    "9ygK)6gagt6D$x93i2_ASur=PKMFN5F#r@Y]D>ub0muUdMIQw+#se5L04p-z024C+6EdO#9]$(s3Li,_=fL&qdjp,*8Xo_N01TtMOb+xjFG4af004gv2+0vYIy5jh00Zr09y0O^1D=s9HS[wLrxYGD",
+    "!weNPlmi104+6ssA7VHF2KNIGDD*QQ3=(oq9^Y0]GZHa^&-bAl4+,/$1BaX(0SE&(4+iuz1H26rHYoztp$G=b4=[Lt1FKjCnOqLjDlhE-F*CYe6FKy_F%&tMfiVvqxLyO.Sp($)4+*$l2QLqp0k_c,",
+    "2Qe^L0P]cAA<VZ;TMsk1UM_(ZIPx.C*ZwyE2M,bOGZ,<4Auk*/Gw;G3X#/+Z10M)C;/ulJVE>mZ1<AKl=ko4E12+#0;/vq4GdKVwGcw_e4(_GnsWcB*;/u6!Bm:H@HV&K#FYW->H19JLGU@AC-0P^v",
+    "F*5HnBsn#xI1dP(2;#F>nE[YJ9]Jc41FAa<C+[,/Qx7tp2@:#ZGw(A3&zb/O2oCQvFC-NJ051wLHUJ]rH75b<0[]^%B/0jUF*5)MWgiPN;/u,Oy95rT0Ur/C;/v;sFgUIYFBCB>;/vqmF*N@Nzn3T*",
+    "HOhns4wD/N[T:eqizq8HG_6u(XBjow9_(9R1*IMX*&hzvEdY!f4>ezF1d9O.pP3mWF)]w;Gb]7elpFz+*9s3:<G^9cx.3u_h5@k^0Rs:ZQ1CMVqXZ9U<G_z0Gco@cGlfO_4G$CWGd_P9Gcc3^7C3;g",
+    "4wME2MIQt)lm,gxz!xkvGra/;Tm#.&4+4R&9]y&*Ne<u*GbA%Kt_(Bt1@[:>BR4D%4+@,!FEukX00Va)3N)x9FF7$a00>E(E)KXKFKjV0<,r>3G&0@G3M4f*kp&+RHu5ts2[ky/1s<4F<,rkdF<yvU",
+    "FY+<MG]1&g88Y%S40Ihb<,r>.GBp4%P%.(A6g0pK4#_$D0sABgveO$6SMoCs!jcsNhXDz%(-E*%uO],c3/eVgGXs<b6EfpR5-BXLM*,KyJ@V@B3qM#jGdc1z6*8yW1s;/9<,qV@4:]HP1:O@d1T-CU",
+    "Feo)J01U9s2LK)cNE0&K2>FYJ<,r>@GBE%YHHiTpG;E7sH5(%_ED#R@gAN0-1P<yBGcOA;G5[koG@R-43HS:y1T,>o0^9Z*3LG^lwi*PL5ED6_0v@x7*a[y^G4eA2k=v74.hvRKkpdkuxpD&BJ0C+h",
+    "<,r>AGBW<#J2EuN5fd]w1syo=5CfnB4:j[M2&ohg3Cz733a@x<4#W%q=B<mm#S8^d0^m$jGXS(84,4/DFAp&[=)mwKV*m&Z=)n9txd8zP12+!@=)n]mF#r,Ykemnz9uHdeGblDNleYm4zO;^#;Ey0N",
+    "Ga)lK024Fd11^*rF!eJNHM%$,2[p!E2rmzq0rfL42sJeTFDW%S03S0p#$GQEFgEowAu^^qFA>5_04Fdo052dmH2;&P;Ft;+uf7Eai8T=703Qf8=fMAUrLz>Q2Ldw:2JtfjCm#kh<G^L/haD;2Ht-h8",
+    "%98-PTJSR;Gc:y)9]ARuJs.4:HUJ;uH_.tjzn/jgA_cLW6E=<K6E*,JnE=Kd9]$/BFDWxK;lUhkGc*7%3o$VOA_@mI2ngNCDh3/M9yRMT0!.$XGU>uDIfW1a2LTQrA_NSQJUKNvx(WqhF9]g@.ud:u",
+    "4&*ZiJs%M>.1,jEoC>^$G&18eFEuhb00oWVH7=S>G]w$2Gce=C4ul*8MH<BGEd=&8Hp(9xHvlO!ET$eFGtVsm;I#af%pU^g9UeG=90MB#k=&zBIpZ<gTQfNTE-2T;8U)H61*%=UQsXl(XE8PaF99]*",
+    "00>=m0RRmT6yq_53=p-81[5,a1P/(51@h+zp#cl[yF3n[>X,p:;#clZFqb+G&[+V]Dg_4V4=ZPX6gHm+4w)h(Gc(Xv6D$x93ga=@J2o^]FA6g-053Z-G5[Y4GypGbGcW)z12s3(t>vhMIgte)2[(;e",
+    "3nVi&v-q$a)CC>4IHb/3191-9.1+=2/QbY+HsdobGd2J(NiZ@2FHkc!0062m4,3ZL7!<;H10Pp3.1,#PpC.u_cL]Bw8xK=UCogg>HsmuRH#GnwGd2JdFaRG2IkpQwST#2/.TDjCu:T7m1Tf;;11AqT",
+    ".TC>yKLj-6FrF]OIN5a!kLUseoiGHM#SJfNFfy#q0W&o;Gp7L#@9_u(G8,c=ED#S0-xjK/H#Gn+3pX.W1)j;r4+))lF9bI.!_,ceHPmMsIRFHc5Coip2p;,Ut.M28H8(h<0S;6j6)<lf0^u^a-4;2n",
+    "H#Pt,3N$bPFFQ0b024Qh1s;/9$@KzmIp8x5rW6jOKo&EV0]O8b1HlX*Vm1H.@2!Cr-4:c#HShu,4:aI20<Lm:00.8W-4/fsj_W3812+!@-4:#UGXMjDi3$iF4>e;e6FIqF7dZe29uMsSxn2<Dj[>h$",
+    "I3xkgrV.Y!$tn[#r8pl6IJaI1FAtaj$toWSIJaIeDLFCVGaoWJw>ZOEFgP=eGXv18IsgX@5a2T;FgK<MFCRHK-4;EgH#q.w2Q:f!-bs5>4+!8h0+h%U00#my4,4QkF9tI(00gd>Gz5&991Qn7A6hox",
+    "GZ8j#1kd9)4z/.D5A6ZqGa)fF00i<NFCsTK>dF9h03Q/L03VnEIRGyRHZcG%DK.6WGcPkXHkSz:3>0L40-6jH2M*vfFC#HA051qIH_.5x)JFgZ0S+G[IN&oZFf[,MVIK,K-4;1;Ff-%!5im0V7&q_9",
+    "FBCU4-4;2ZG&2AsI5mME9^6]iEhaQH.rofv90WxhHq0#rXBjuIVGi.#2MDAdE-TU2X8>br4>L>@6glY]4z6JZy>*jsH!Khj0=c()TQ<NPEi=L#B[Vd^0Rs:ZQr]N#XEHSaF9JC:02w)g5+4*e,!m<=",
+    "IWm(57B+$e4wD81MIQt+lLiXKp#cuQmInh]1dY@S4)Zwx*Jlq@oX,IjHMy^G4woV%H89u*6D$x93f;m:J2=N2FAFp[mm(iKIRGCBINmcaSu[5Q4*[uX6fpP%9^zglGcO4;GrI*J4:=X.0WUE%FsWx1",
+    "HT*0e2]30yEHpU)KS;k+F#s/2G&ukW#ia<hub2b[oS+#A:B1WiQ=qp@qs9si(PA7p/m!r^g(oj=GBw6CA_iDr1k3q5A_re3GY.,#3qMyjFfqn62Bv=6F9bC+#xnya4:@s&6g9f/2p.G7$-$yLHZcGk",
+    "H@L<K6EM&O1nmtUYB@P10Tnjj$r^#q4G/Z^3ACOY4+>UKA6hl<f&xDaHZU_DGX/Q=4*_ZJ1w]hOHN=t_@dAML/+p^XTm-Os2p;,Rj;V!zHZVEH10FZA5fwP$0]O8b0;0EjLp3x29^6]H5g$7:03$Im",
+    "j0FyefC2,c0uMUKGYH7ZEFLug6*iRv0^u^a!wfHCF)#oI@2!Cr$TJ<dIq(7:4l:9y5-8-p2oDL!GXtv02LT8JHxB^YA>61:>.[lhIRUXM2p$hv$TI]nk5Cvg;a:DZ9v]%iHpnv^GC2SuGB=MqAv2L)",
+    "GcqwZo&*mGkzNNc510XwUM;_*00+PX4/MJ70xvQ$G5[]RFg5<pI5PhOFA>30$TJr-rByE.GBWgn0tcbzCJzVnf&vmat_3A#4#+bGB:^ks00#my4+h9H0w)g#;t%gYq3tsSq;$Yo,#i_$ILI;2IXI#r",
+    "9]1X+2@^vdFfafiHZTAbHJ%L*BDACd6gjXu4,:Sc0UwzGIRGCCIRGyyIXB2NFEcqfmkAv/01L0FG7:ld2kL;X1[<C@:4E]RO%DO+f&vCs10<nO,2<LG.$;kNKMmx90tR6Z3gdzT03Qy:GX*=#5j5d_",
+    "0w*#s0523WFaSR=F*P:GGc,0aHiI7<3pTYa1=E=a0+e9[MGT+eJ>TnPIFw,w/g0vlGc2VZE-TZkA=;L^4>L][1:;ON9y7@x6Epw:iz)^6G6:lNA6qlXGc7hT00GJn3A(</4=qf8FJ;0]06a1:H_.2O",
+    "76y)P01Xcl$TJ<eHlCpY1co3F1D<*y1VtYNG;NAjo^mE<]Aiz09tY#r8V9#x2-iC@4>Erm0Ted%Yc4i7lLiww00fZ&4+i+a0RxT$4;D-+FA6p@053Z:H.uzG2r]esFKjk703.dz>yivjImj__2]2q3",
+    "FAy=<.jw&.FEuhV00p,JFA6a:<]po1HUK]KFf^-.A5b-@6gIcI0^Qg:6$FR0JqOsc8!uNkFv&A5GBf^zGBxQ34=)OHFLE.9$uk0nQ2;0a7z4:O5-y/a2r<CA3qM#kGcw6D7B,#mL/OqcGaouO=O=w=",
+    "H=vkn0yLk;0SDBNJp@mU4WG*a0!Rez4IgVZ..0:!HZ(Q(1@h2F0q0@_/YUNQ2JH.4vjh)X$^/wuGc=DsHZ,-Y9].w^3m*hF#seucHvk(k0243(6EXlFY%t^[0Ted)W,d21#[(5M-sXN=4+6>GFGDjj",
+    "03QoCv/JXXHvkhgjRg+u[[aJ>0uMdQGb1)R/m8GjOeHrol:,A14+F&vA7V5B2KfUID9bZ13=6nC0v@@B%QF)+*DN0jG_9v$1Dk-u0SE&(4+qOLCp0$z5-WX@0tg,tTFWycH8ubjHT+!%9uMsS[9O]>",
+    "fTc4NH^W+vAvQM4Gb1!Po&*mG[9Ony510YVGcO1/F#s.qH8lVqGd28O9^hIzf&v4l<FD-Q4,v_V7&EUZA0IZ<f&u^:n,2qlqYV!S%QF!&W&j5d2+K19.*fn$2Ldw:3(GSv2Qo4MBQ!LdH4M=%0s>^I",
+    "4>4BG0t22T1EnDcilhMt9v]%iGRrd]Fg5<qFg4i,A0aT82>rHyvpNq6ilhMuFAtajmkBQkGBx5n4.yin0tC4x4:Oku9^G3iGXj+[00$1sGcO^BGXO6IFfafH@I$2S2LWUcAIX9O0zVDNf&vC%4+>VE",
+    "0stQl%QFT&9^zXnGbl4Q.tz=s#exDaH8wfRGbA)Og&!XaH<GbnH:evA3F3.g4V-KJ1!oEGo(2u8;gSJzmL38i4+7tm0Uug4%pU_5x&Z_9umTIHpaKsB+rS$L+5-b3HOw.DH#q.$I55Ql0^u_V%rh<%",
+    "G&2A%0yZ!J7B*G<4G$E]GcOD=G;WGuGJ*sT2$Tj71Bamj4AY/AJT):f%%B1TToW=t1]I/A02MO-4=YiB1j$t[I5m>86E*,NH!Khj3e7VwJ2o,=FA6v@053Z<H2<z7HUKYdI5PkgIM*sK5H:K)GYGdn",
+    "4!i[_5H:Nt&H+C#H8d_)6*!-P2OkMF%@+@GH2=P3GdBP)P&YLI0pThS2:rDi36Z@V4>D1IEi=FzEHpCd2M.(-Cogg]GtDz1FgXAtG&ukhHvk>9H/heXST-5<%@+A=t+*,/1kE!8Cl5KzGZZ.vH7=7/",
+    "GlwuJH#7ha:wz2q7zUC5882uxGr,OP2%nw>9y#p]0iAUTsg)ZK3e7VwS^,[PFAFv[02DX62OkMJ@3oNeH=u@gHaGwan*sr)2MEB78Xs&oz]H[@Hnyb!9y0(FG#d!lK<QC@FGDdf03QoEv/JXXIRFEw",
+    "WF9fy5CfnB4;WE<BRDtc0S<F$5IFz],mn@F1H^v.VmJT:@2!Cr%@+bhH^C:44:&l<GXl^m7yt+l3e7VD;Jofc12+!@%@+!AIRFwjwSoc&9uHd0GZQ%RWFG/JfnFc&0XYCMH!;9D6EfW>FCjTNwkjhy",
+    "G35de34vY+FAtajwkj>OI5Pk*DL6OHGaoZJfnF_UF*waL1B-XcFA>01%@+G/$[[ZxIWx=OBQZAs9X9]5-WQF301pPVf&vEUn//3h0y7T/%@*Zg9]t(iGX(U<9WMbjG]e+FS_W5NBQ@RnAqV%P0S6u*",
+    ";Ey5G2<*9OBQ,Ji3;CsfmkA:=HMKeq3HPG@2rmzr0pvU%2sZ#PDK->9GcPhWG5[]NGBW<J@OGl<2Mx>LKO#3YIRHNeH#9Z;2EmXs00#jMA0sx+Gb^VS00v.n3Np.zF9]d.051>VF#snvH_/pcH!uJ%",
+    "H8;T/BsVyPA0HApys-uL2[bwVCocpyIk>z-I4^S#G&J591eP8H$[!B>xh*eQH8IQ]6gcx54)u)zBrq>SQ4/f:4+70IFIzS<04>N.wHg&T#Q>5l4=quDFK0C^051YLG5[7i&>w>Z4-0NaFAX:_r;DXh",
+    "f&:nf1>VVP1vZoh3FTEAH2;+A)lUN-F99],lm,UiB<a,]GX$&e8Vkm&8Vbqu0_0I]4+>mQFEu$d00Vaq3Z[$$FFG]a051eFGNXb51C]I6YrxI[0-@Z94+4X81lI*03px3(4i,4I0uI#$1VbMSGQrLP",
+    "0&x#8vS%hWFt5QW4+,TnEjT#.FG(:q054EDIRFzm+l_nfs)rW=po0quwx/5pR=:ArHj-;_1)aAE3E-#V4=*HhFK[(7.ud]^)j]QioIL_OGa<%N051qLGq(#rST-E[.uevJ(wr#]3FR[%IXU_90Teal",
+    "FfRf(F#XB>4f)wU9]SS<mL(!EEbee0XEwpk0R[e%2<eb6[TwqfG%OGg1%nO)u:/oV.1-S[IX3>lIqwi32[!f%9]Sn#Ga5OpOADAq1d]8=+K3AuYcRpi0W:!,GN/I##RC9p3#gtO4%e-&FGD#vp<ISc",
+    "e,8/B5idJ2G5@^Ziv.p@[[aJ>0uMFeGYO[<4+Zj$9R,yG0^u^a!3,_AGBN,L@2!Cq-WIA>GBNN1FAgv<-WH95kXir-4+,Hj1Ay@s0SE&(4+h_g6f:K-Jp(xb$];vR4>V.e1eeQDCo;jaUI!iz;E#lw",
+    "5-lYR0V6gx,_%5aGnZZzGl^g59].v+UI#A=m-skwE-BIz2g(5tDWQS>FEKMR06z_gIXM6Wi@+s02M,V7Ge$8vIWPb^A2TvF02DUVk]r+)GBM#Z0:n@O2M,6_GXva;G5@kxGY.:lGcN^*GyoGYt]Ko2",
+    "I5y!kFIqS:03$gxxgj3[HTXOq;EyBI2;6Om0Ok]^>Y5B*H26FdHvk>KHUJ,)0XG022sr:RDLFIYGcPhZGypFPFfjlkHaW4%0]/s+D+U^7AEAN*0!.GIp<ISfySYLD2LTQbBcXx.EjBm+1z[fwIH7>9",
+    "03QzFGX=_m5ut(tC=Ime3m+9Qp<IT0G&wc=G&e9gfgcYH-Nt/mIqMz]2%2F#H!&_(1ZOERF@8ixf%6Cmq#hpvHs+K8FIYA($sZFjiWv*qCJNx53//F64+7vbFH]@:00!6_4Wlp:HN=n_5D!w]GcRT_",
+    "F#tX<GBf^I!=1^if)WoCpn;JbpAioXlLiIyq6@lSlLj9JHvkzp02(-^1:ztCoZbl=0XdTfA5._H&H)Jj<(CU;mm(E1*as6V5Dx]1B;FEF4;Ev8FA6a=053Z,FaRG2GypGaF*vMeBsDUV1TPUXGR89x",
+    "0.+yO1w$VXGr@UQFEBPUt7inZ0RXs54+,9Y3.uQDHU+L44<rlD0xwW9F!,7Q0rjUA4,1&V88kIAH07NE4>C%BEi*9yEHg6b2M.(*Cogg_F_&0<HZ/evFfsrVHUJL@oeM8lGBw6CB[DG8,YO3T>;iI&",
+    "Cl5KsGZZq#6fXobHO4b3GdAHz9XG+w0Rl(=;F^zyG&8^<0R[G;2<eb3(i^50GAs^e3db@qSvEBQKMFT8H_/IvFvtiG3ik=i1v$k73Z>d8=bQm=]8oPt2p;,V!Oj5[H>)X49ykCMIpG5X5Dx-#GcQ9n",
+    "HUJ+BGO,aKJTm]jH-e<z12(h_A3ZYAodW^)3.R-%OAgAY0S(Z%8xF$=A7VBD2KfUIDabP)3=niq9^hFgGb1xM!7mRAiGl(H-JX$92m;0[2goxgG&2AaGl>x%2p$hw$TK1^G5[Afl3oWM5A6YxUIXR5",
+    "1S2*vrvfh>HZsUF6EuxD9].&)UI-G>m-uN$F9.X<052&uF#s.zH8KD%4:vRb1Kc>.5,_BzGbc7U052dlHvl6rIRGC9H2<Me:-wP<4#+bGB:^ks00#my4+Y3G156(VFqa7.IXAlr1J%a>4BtEtS&4!I",
+    "1E;ectgjRg0=d9z;EyFdAv81qBQ!GrA0jpY6FC4M6F2^Lm-pHeF9.R*03ReWiGl(Iwk8iVmkAFHiGl(HinTld2M)+HFC#QD051qLH_.66[_Z7a0S+G[ILI;BGc=DPVIK,K$TKeqGc*7%5i:IYCo;ht",
+    "FB3B_06#S[FgXAeG<ddq3p6m6;g.3!G7kgpoiPMO47lS01!oyDm0/w,!Oj5)r5,N/HZ+(bA6PlcA0sq103I[]02:R2r5g=&Ge281Gcf/yGco@H$sGyH!W$1#$TKfzH!uJ%0yQ/O88w0u9_3yqGcOD<",
+    "H.JbwGJ*sT36lmN1vmf+,BlSj00#Q85C!+V84m%dXD;JYFu_3N1/5ch4,3Wm95Xa9ED#S0$TKfHH8/n,3o]#DA]E;A03QfA$TKf&Gd2JeGt(+B5j8W&Gam=yy9F-0H8jD>0Y5J@G&cYOw*e0kr;d.W",
+    "$uloWH!%P&P%$+C1e50q3&)ig1-*nU3IClN4>C/EEi=a)9W;0&4=)OHFLF09$uk4TyaOaSH;,*j5-p)Z2sAaG3qM#lH8#mJ2I7b)4+Zp=0RtxwImt64G&cY*1U5DR88()6EjKv9&H(_Q1MUqkYc;:!",
+    "&H*GhHt7Wp;F]Hk1@[-=9]kn,4Fj>T4>eAIFAFs^00izb9].&%OD>dBFvbHJF#sDf00fc(6En_WA8a(i&H)uS&ZPk!HUJej-sXN=4+6>GFGDmm03Qo9v/JXWGyo$rF=vTdoc[p:paKs$%QFf4rUee)",
+    "OeHiml:,A14+6yuFJdz/00#L34/Kwt9^GG00v@@C%QF!+L-wg63ClAB<[KkD2m;0[2g<<jH#GnfH-jS-2p$hw%QGT4GyoSk[9Okg5A6Z@T@<H=IaU)jt2ZwpIW)8;BR4mm1P/,PT;j7=m-tmZF9.g]",
+    "052&xGs@nCGB@8.FAg->00Xau9[:jr5z8]eG;7&w9XO1F0s(0gHOn&^2RQ%(;vp+r2[4R-0t5H.JOBp*GY.:PGcN^)HUJYfk>iK>@2h=#JRe#(%QFP.1^>0MIhP49;EyA003kUr02DZ$4Id#mmkAU#",
+    "vpNq6i/+VvFAtajmkBQkH8bKoA1OD:GcPkWIF]>z42*&TAvHJvCp9.#1[<C@jDi9JO%DN#f&vCs10<nO,2<LGjDi9JKMjn60tR6Z3XFmR03Qy=GX*=>5jQ!<Gbc7Q0523aHUKX*GBN,K,LV8O3=y>1",
+    "p$Zi..roe^1w]hOGPo<Y!;ZswI5fe]0SKlZF9J3-xGf)5ILsdi(a#DCo^mQ>p3e-vED#R<%rh<rHZuS%H821rH8I5j0^u_W%rhTnIRGyLI5+;YmU#dT4-0KZFAO(0lm,+vf&:o.lm-IJIRFZXp#dE=",
+    "jqd[kTm+!G3LgP8lm-JFIl-_W1*5DP4+y@[90[hg9uEr5GcP+iFaR$KH8lV)J2f>$A]D7c%@,1,H8cPeHP.RH5jZr:GcO1=HUKXWI5ok^0Y5J@HZ%YQw*fy1GBP-LGc7VW053=2IRGzEGB=MLjROw^",
+    "+]3yYlZ>q=PR%n93)#&X4Cx0CRfs1aayiX2A_G/mBQ!Vw5-y/a2sJUE3qM#lI5*8R6*KbfHxC8#&-tV^4:@:.6*k](0v@l7hcF5K=*TK=Fgd^>0Rl(>;+qVoH=I&UGdM6X>y!K@4FQ)m4,&wb9s[!k",
+    "4>eJLFAF&=00i+e9].--OD>dEF_$QKG5[Mh024C+6EOfEX)(dh0R=Ow84n2j-v5O^njQ^V%@,1UGBN,k3pTV7A3Qby6E%$m4xax31E2yAJk2u#q6@lR.m4O)(y1N_1H^v.Vl)5,@2!Cq%@,0xGc)i4",
+    "FAg.1%@*f1woL#C4++gP1OD]+0SE&(4+gd:1;#j-133Y.DhM7AS.N#OH1J+0G%.l*2Ob_o0XViQAuu%n6EK#C2Ol9afnGB,FgczC4+()<2QLqp0fAmFG%)^NzyuE:j)DROTMsjVUM_+bFwHXq<V!kh",
+    "5,:B(GZ!+kC>f,HGBM3FA^^!kEi*F!2H@XTW&j5c%@*ih0;/*%2Ldw:2F)@9Cm#ng%@+o2G<Ugc0W!<qFIqS,03$gtr6C9RqX7pVAMF7$mkA*/HUJ]tHQ5LcBKM-K6F2^L6F2^LnE=Ne9].<BFDW/V",
+    "%@,1EIWU(A9^G3kGXjwZ00$1uGcO^EGXO6MGcW)G@@@lt2LP-o4.pSpEHXC$24NoxHqA3H2[JYSFA*[]04O-&.^4o+IL$LJGBY&*2)dj!FAFd,xh)hk=BE5cpx,nMj=hFaXBaeu91Z<F9^>uT1EE.T",
+    "0XVrWFIqS=%pU@:9^BU.4+WQy0]^F&9uES]GcQ[;H2=L)IJFuTImH135D!w#GcRU1H_:5^GB5xFi53P[01Xcl%@,m:I50T;1o1K,2[,2WGcN/&Fq8%-F)-ugGRU6+16&d=ATI$qFq8%#SUADX0VOyw",
+    "n4Ja/lm,(u024L.4+i1F0]So(4;E2:FA6s=053Z;Gyoq6HUKYeH![J>0RqDK1@fDCBr@XX1rG]EkPIX/F]@5<3DpH33pT-d0RnLkF]ubCH/6M(4+,TnEi=I!FG(=t054B8G5[1fip&ZN&43dH(6tH(",
+    "v$Gx#SE^p-8#l(aAO(xL3JLR,9uHKYCoge0IOQ@kI5[_0BQh^n6FC4M2sgJ2FIG4)*n]WM/I/od3FR[%IyC#50R@)>G#:-q[mKC-I5GeY-e#3yEJp$#KWaBMFu_3NBsept0S;660T4I.3GUQC4+(._",
+    "FIqS@q/EuJ3pg;[.1,U9*e(wO;U<1vMIQw+!_+VfOADO[1X_32zX_5_G[MdRG&nLgr_wYe0_Iph0]O8b0=u>+LohG=FA6v=053Z<GXMj/WFG@D%Ml+oII!#l4W];i:c$,b+erzlqaF>f!3,Z>H_.Fu",
+    "0^m.TGam_#<B%LnH#Xrj0-Mzn2oDP3GXm0x0RadDHxCElGbA%P00z3O4G10&TH!MyG&le+0W:)PAMF7(mtGSz+weC7!(l%mG&MNkGb1!H.pK[0mtF@j510YrGcO1.GXO6sG&cYrGc/c89^h61f&v5o",
+    "1po&R5#ci!Fy0[>AT=;b0sxr-1IE4%4+r5h1nvGd4+)^z0unTc761nVGY.ygGXf>c2RPv_6EU1U95JGT0s@$e4>Tsu0t3J#1N@D84wnfp:H#t]00xK8O(Qrl>Y5B)GM5P:F*V6L4+)T<0SGS,nF07b",
+    "9]$)9A1N^Tf&woyG%^E+0Urr5qJjbmrK%$i-WIBIG&iDx0xt(NHvk3I!%YAO0S*rzqJjbfKMkUS0tR6Z3ZjAn03QzFGX=_m5u$.uCp0nuFBCL006#J=G&ukWsHHR;3=R]33nn!%.rofv90WxSr[e+z",
+    "XBjn@VI4EU&H)Id9v/cX/9B;1SvfYz9^>qL3cp$kisc3qED#Qa90BU78xLFHGcGtav:FvQ#Q>5l4=rSWFK0P7051YHG5[7e.3#@s4-0@t4,Jf/0R)9/4+HDqIs@/<1Tm8a8Z@J,4A6<M1Y85,D/z=y",
+    "Gm[1sHvkV%,!mgLG@$B7mm(xNGS_+bED#S0,!m=eH8cP(3OO(UFFH9f051qMFaR%XI616m6*-@!G#;N)#xp+&HZV221s<ML!Oj6MF*h^.XB9c%oD&ZU>;iJ8H2=P3Ff[,lO*H<onuZt-3bObbGc@Fi",
+    "%LNZl$j^213$OSZ4Cn>BRD_xmayd7_GX##cQv[y41QR&O&-t(&oeMu$I5auNGZi)2y%7%z>;iJ9IW+(Uo^&[#1UNN0f,osIFyTiZ131CX0Temy4IgJW!Oj5($B@He=2$X8ucQMB#Gf7y3db@qS_oWU",
+    "FAFs;03$Uw/:iW4>X[rsH8aHn8a1X%4gTH.1pjjb#RDH^F_QCO6ga]oE-%[I0_Ijg0]O8b0mw5iJ_%gtf&v3_4+=mnFFZCd00NXS4*[[n8UvsL4;V_-1hl-Z2eq351sfGOl:,A14+6ssFJd$<00#L3",
+    "4/BhpFAOv:<B$wXG[@d(HtZ!I3O0#;0t1ifPXP!6HxCEMGbcAO01@Hdf&vI04>e4G6F8wU2*2bl2ObaW0g>$;(d0KHGdbV@A0auCUI5x90=9/+36fq2FAtaju>@YJH#Gn+DK]ODGaoWIl3p(jI5:%d",
+    "0tWi1P9G9EiGl(rI5+;/AT&4t1E-Ad0Prjg[0IizG!ixd9]..dGXkBh0ssdBGY.:MGcN@,GyoGg-<%tqcMixiFIqG,03$Utq9GpwHQziR;Ey9bAu:1sBQiJl3;Cvi,#imH03Q/J03VqFHvk>9IRGyy",
+    "H8aRFFETYWmkA#XIf-S,1C;]D2M)+HFC#KF051tLG5[hnF(m-%04xt8$TKenF*yJ)3NbhUF9]U;051>SHvkwmoC>^$HZsUFFETbV01C6SKMxDFEfhAn9S-eWVJkK<00n0mHkDx/G[MdR2&En!H[z55",
+    "0>KMx4>V3]6FC4LH2<Pf024O/2%a(ryD$%1iGl(fHqp@q1&,+r3Gb604=hZ7KW8-CHUKXII5YqjIFD@s4G$E=GcOD@F>Q)a*a8m-ylpQ8H!/VyH!^bnGxU/P16%_zxC.@.I53k26gB@4P[/bQH#N/#",
+    "4woVUh&u>,nH_/c$TJ=1IEjJ+KMOW6IF^+HJ2;Ok2#JCMFKjk2%FqKQHZks/5DyW=Gam[wy9FN*IKj:VKQA[oF#rX(0WS(NHuRbS9X0;zNjNw&03T2@02DZeVGe.A5jOw[yP+NrSIILiH!/V$H#6x6",
+    "4<8D14%7;^a:+9yH8lVuHa7qhF#sP3Ii3qYSU5N=$uku.)u.B:3iO%*A2_Mw6*kR+H7=7;FoZA^IhJ)CG:o>h1m6V&;hPMnG[MdRBse+g1rF=E6EXl3G5[Y2G5@a!1P<xuGcOA@GXNtuFzNyi36D!J",
+    "1UNLt11UH)02;y=1Y8p]!3ZC0IKj:VBse(T-]Cr$v/J3J-sXN=4+6>GFGDpp03Qo6v/JXXF#r/cjRhYAHn$NUIx)<A0]^Jf2MUfr1+T[q396eO4+F&vA7VBD2KfUIDa$h,3=niq9^hCiGXl#m00.8W",
+    "%QFMW(Ln(S12+!>v;:%eiPTO5IRUgP2p$hv%QF),:s^@[G5lQz9v]%iG]MvsmE/wY)XyOwAu[^30JS0l+yf5<[9Okx510Y@T@n_+00+PX4/Id,0xvQ(F#s.QI5q$wGc*7I2M,a-GYE;C0Y4x$F*nOI",
+    "BQrSw9W;+3,!u]301pR<f&vAU,!/dT0y7T.%QFK=9]thYGZQwu2;OAb1PtOlA6hocGb1/Qr6C=zH[v@W;EyFd6gRM(I0N;#A0js5JQFzp9^>qLAD96,051qQF#s.qI5o:NFEcncmkAv;01AKz5-p)B",
+    "H-jS-1[<C_jDi9$2QxMR1<hfC00#jM4.C$z0s/n@jDi9NVGjz7f&u==4$CtJJs%M:%QF^@uW^z1IgEk/A2v7ingJL&//U<q2[wcr7B/M/4ul*8MGT;i0tIInH,sE3H8lVOTm*:S3m*YFxGgVOF*M8[",
+    "Bsnm#A09Kz9^>eH6Ey$>qB02D10P#4%rh,AF#shpGQ]M[5D!w!GcRT>H2=#[F*X1KoD&Iy5)TxOf&xDbIWRJm1@[_g0uKq*(lieRh<k,*IRG3s+3*1bToW_v1]I/803TR2!Oj5[Ip:<l9ygQ*6F2^9",
+    "IRFm=-/%(1j[=<o%@,0wGByA&J2E!>9]$,AFKjY303.Rv@2,&kIL$LJ2[t#p1s<PO!Oj6cFgG]j%@*mutT@VEG0ihAI57Y(Nj5P6FHblz02DdFq6,f1Z4)-DBsMesHXm0o%@+@HIRGp.FzE*mREQ<p",
+    "axpc[Ga<rH03$Ro01@3)F9.g=p9;/&IWaNKGZi<7#uFa]HO(=vCl5KzGZZt[KpzA$@=o>+IWhn%I4^SMgA<exo*OS_FfqZ,0Temr6CN]]4FQ@E3FVs^4+>mQA6hexf&xDaIWaT.6F7]&4+6lVGzCQ-",
+    "1U1G388MVg8#e$HG+YGG2>I^V!Oj6QIWak@0^hl+0rnUP*N9LL0;jioLo+l09^6;I5g$7.03$UqjRg*#[[aJ>0uMdSGZZrV0uJO%5HkP<g<hgs#S8$gD,UAD3.miF4/K$v9^GG00uK+*&-tX>ya53S",
+    "4$U(LCj$S)0]5vFHxCERGa<rJ00TJzwkil74>eJL6f^U7I0u1V2ObaY0fAl.GS,U*6FBt7I4:bJG]e+3GdG;D4+()<2rmzq0nIZn2s1eVFDW!L03S0nfnFaCG:(D,2.PEb4,(BYCo;txFCH[G008+D",
+    "1I-rJ1df6N36%O64+zaO1N>>:00#my4,3sRF9$O/024Hl2;OPg1PtUn4>S>a0t2ih1GK3w4wnfp;Ex][%@+h_FaQ)Wo(&%%IF]>&F]]4m3HPG@2rmzq0hb9c2[AL]JP#y^f&v7&CJ!=02<eU5f&vQl",
+    ",xm(eGcO^CHvlgQF*E/ZF(nc+,2<*aG]e+CF)-uJVIK,G%@,0vF)#ox5HL9aH#IUeoC>ZnGLC@*FEltf03]sxg&!XaHn^YnIJzAV3H:J/GLGW[1!oyJ$[!mx00ovF1Iix[0l6(NSu!)s9]6234+z(v",
+    "91EGB9uCbjKT.U=GXM>@<1GnAv7a6fQq40jXEHPZF9I]-02Vd:Z2%1q6wNaa4fLP=6gk)e4+)[LG!68i0R@g(3FTEAIRFziTm-[g5HA5SG;WGvGyo4!%@+4-qnr&6nIZv.Cke)p9uEr5GcP+eFaR$K",
+    "G&BG&J2W+!A]D7c%@,1pG&2AXHoW^=U^JJ@b8^x0KM8MedGX_[4k@x9[Rl4,Ff-%jG]Bx44afZmEHyC2[RkfbIlq/V0qfTn9Br%D3J#+I4,m803J$#o4+%*x0xLDO#3/,+lmQNbi3$%6Q7bq!gy-(e",
+    "wwgBtw,641HXjQ!R0xzd4,BifC--Sy0uLqqfK&v)[Q(aF(;J8;5CGLU32+F57YfPr3nDcvHyS0)v.Vt8yv+&=39Y&)0:OL>0@M&bu.-T.11mH*m+TA$i,8Is1U1x>2>FGASOxH)5HAxeIIi_y7dR*m",
+    "vE_jB1i+691F91Ms1pwg:,PvR3NkbR4!!$R2Z5$J2&4f5%H->Tuz;H;=8x]rOAiMBod*KQqBkEGZLjhR4R,;U10Hz*BsDcL4EWUt2mcETpxaap*h_)#<CFCdsS5.>&I1p.0mz_a4*m%R,iQPO/;M.l",
+    "0]AX30@^A:4+XH=Iu8Vo1P7Un2;=aX1JFGW2j_a[>rx0y2qF;T013nE6b-G[1&S39C5Pw&4+Vb&l,nB%tk(zw)sF,X$/f]EEjY#62M*b/2L/Ar0S=(<sRs@Ql9UPq>cjWZ0R*<48yz&wp$Q)ZGnD^a",
+    "x4-Jl&Yd.HG>:Xl2%!rBUmb3Q@VIl]4g]_x4xR)7yfOeI04W.g%G;11g%%G6,Kq)&rTRz<2KAH+0Qy^I29FK@#]sYzsmM;abp<sj6Eb!m1u-4VhX)3;vH/3]7Y>#3&k7>hH]wkn1GfPSzs(5)s&<]z",
+    "&EPr;mN=Bhb=:t<=a%j>7Y<XvR1Bi[RU0-y&k6[BJS#Uc&jczrF#ryz9t8G71=*EayCx>!F^M_l1UNdD4GxM46Eyz^43z-GGL1.cE%U811GX3h(gX+Mtq2%(k3thT=cfEY:iGu*:XIA^8<PQ9!.IY,",
+    ":#>.3pMn>!lmiEc@3DaQ>Z16K28@tx8a7W9bpR7J#sm)MAOO$m3J&T56D[n82;(nN2Ahrw0GS_U.qQP2%[mGAKn^YJ4+<5y2<BB*7d0Cn05x(1;a2@.D:T_;1f^-04+e;:9^PJG44.>#2OAqXvK.7:",
+    "zyU5SGr.Q2gy]-::>r9T=iczp1q@@90v-SNqrD0Q/H:wizy:KbI/log7%<4s8URlZ1ICpJ2-T;^:Jtvx0t&.e3eyAy8V-D_3j<.n3hy5S%g+c8678/E4U7f<GbAxJj0Ou;1La5pCJOHD4+N*f1rH>4",
+    "un7#<iyZ[./_D%*:pBkz$N:r)1IFqB1nSQQ4eP@=1olz>A0GoW00fP@2<eFt;l^(z(b>K$(E.43QwFP>C;9./>_BCpy5Kqw2bStn5jScN=a1+E2;C<;4*[sW4+G>z84o40@UxMf0W.f.2>IH7[=/1P",
+    "Q8WGN5f0ND1ffg@x$zPVnAbWUHSu*1f26w)A3imT#u6Pe&FT_nDu/TO0X+]W/EeyEp8=kx0>DaD5i&Lp0F/8A1NZz253_W1yAKZ][naT2lN%p8HMbTGlNm2VHZ![x95^ibA1pb!7A@X^00P1p2)Py/",
+    "G_K@kA1E^r7A!F^0526WHUI(hD,6W^1d8Ge88;wE0=mdf,$W@jG1EjAH=<vM2SSNS1=q>[SO^@v4GX:NPy<.R0U8If0ted[1)HfO49X/1[E@m]v5@0izJUh<w<3/,MgnXBk3kOSs0#$P[Q(P994)EC",
+    "Qxq$ils69BqyYxp*eD0l0SL><6gi%]0uKZq1HA(u12dHwA7ePFx:FH003Qc701r35=BNyMExqy[5-XLp2;)&r1:OES4.LuH4H,0suMGmYK<W,o-.zCROeHooH5)eO*9[*jHp,D288*m_8Uckd4]:w_",
+    "F%K/2s_@@w0f<-7FN6UrF=0(r1(-6[1dpc^0GT)ftQsE*HUJM*!ktqO2!>H$4+yS]JrB>V=4L<fuQDz(GO#iW&OQ$V)9X40[Q4*h/o15.O$4qr4#f^:Ha7!;5Dx>85Cr==2oDAOpbQQC$qN^bxi/d$",
+    "A1F0504y[$J[dG095MhIF#sGeyA:EYA1;tjIma==Es5]2D:XVp88_7e1_#,g1iuy!1HK6f<BIM;nKlBx3m*q/q(%hb869Dg-speQA@bzM6b2;6EulsR<IDCT5,&tFG<(sj2V,w>Zgitf4lEA=in$B@",
+    ";-j5WrA-3XHqVMFE-l*W$>XC@G=T]qF9R]%oB.(4HU]^R%A=.x@m[R>12hjBgS9&!1vl>U1O13Q4+ONm3/ar-4ymUM4$nRc=hW=lf&mW&vJVb=6*S3*5)TOeRsd!X1&+=D13wQ1otY:DuS*K6N(H7t",
+    "0DTV)nYIiJp*IE4;gatDBm.j*DF/u-2/veh1Em!M9s;Z/(6R_wECL4!)V2x+kBL;bg#ifh[vZsXnhFC:4+Pf[9_3sLG8Amtf++-z%nAYUhC&,R:H@<t:$3>2[D/z/2fl>21fnPi:NyVv<_%;[wTn_-",
+    "9ti5@C<wKJ,RA^ZIvq2Q[3sJQHUp#$8#K596Egq]+$9bAM,wukB[4QDEq<OH>),aJ9yr]!1eQDx4cxU*8)ufT3/a(Tpa/^)(Fz2JV-wf7rc;y;KLV>]3Jl394+oMf4+Mmw3kuzk3JBR&0:V2WD/m@R",
+    "3J(UU0t3$:28Im@+(Hi^sRADlIRFA,4+yCOA2_4q9]]p_0uKhF0tKm-0S=VD0v[wY0523aF#sP1G5[^ED:b14FA6X#$OHs^W)B6X0v[zb03Q<H03S-.00Zf)3jsF>(L<A^4*[;+4!cDG:K88wH#Vo/",
+    "2<clqHxCqohdK@fjsp([!l;uuGtfl:+yf5,q(%gbZ5ubK=e6&l2gR@s4+iCzIu6eS0L<+kMGpqc1O&l^0S=Vs1Ro>g03Q<K03Qc803R.j00Q1K1MBK24+Mht0RjEwF%JcX.OvTQu:/ndh.zL_>7D[.",
+    ";bkI9>7DyA5ED1da32vg<dN]dN)Fj+1A!X<:u(II927I)oCgk.0wXIi[7nw<5Cqq.2m)FRw*eD301Cwg4u<9+x70cx3=U3O1onmo4+Vk:4,d%:7Hj]sjRFr8f(jo8G06<uIyE,(5Gyq>uvrMH3>vq7",
+    "D/mo%4,KdSA2&7t5-XuHFEs!kMKaJ14yOVi4KSesA2&Dv1eN0i4/terFIFoxpaMS,GB>*71TQu.FaQOfmjn,Sr2+(_k0S!0Fbskl4,M^S0,GBTSnm)Y1Tz2[IRFHno(K-Fw3aIrIQOyx3,1sfIqqa1",
+    "4L9!)7IWGz5;e(N1.C[;I5Kt*Hp&DOHBuigGRg!WF*E/H83Uh$ISiNn1Q$5V1P/<D5FZp^[GkdB(n]vN[R-*l3YXvu5jVFFQF3Kub$Exj2LPif0UZUaIs=BM2oD9h##9di;Bhoa;vOhL$]4U3)YuFT",
+    "zBwE,hwlso)([T=,<pqG5cwzw-sOsB,=U9Euk8yBjPDE%vp52xGcOS[F=v,edjZ4q6%3ma4/K$73jLZ31+66mhX)I[T<MBR0]&5/BrgUmCGX,74+P1$2Mm%-1Jp>a[yq-0ll/k<0@h.h3c<812&dWu",
+    "39AYpL<.#r9_Ne=d:3W>8aJiX7(W6vF)[!z5I8yA.2yYuIX2(>F)lGQ=0>G/2[<uJ954V64Y&MM9x^dS4+yuDI]IE(3#z6J9]$tdc@Y.H00zZr9$R]^[(BD!pf4W-E0BUO4+4kn69)V86b^uMFCPLj",
+    ".(;1(J^fIX)p#EUGS+wk%0:;nsqzUQ1v9YvR121S4wV4]jl:HN3XOX&NHjPA9]JVKf+>=;ksSs*1p7)PH849b1vNId/nMcs9]th7e+0eN4G#[]e-6_0JuEpoxC0Ki0]sC(0xK_51O^$BDIGS<Py//Y",
+    "[capJwAlj:1+ASp4,C$*Lk]Pi4hiTW7dgyZ1gg+g4%wP60Ff*PmT(P]$wLFLEDr$q!xIP7a1Gq5I]BD01-v012vi2bz7,3zQw#pE4JtA<:y@lz4Y_U%0CgV]Gx.UfJJII]0elY#&*umaKF-R]4+>X.",
+    "A2v4E%LX4aF_;=Q4UW(]1L/w)5BC9&&=rUcyao:e(ai@0p86OM3(w66548b>nM5B^G=XbWFGMsk.h&aL&=,q8I]]kc1nAQW53&LF)jA(9G0El#4<%0/J1:7RIRFF5fKv_P0;W@l1%c)c4$jO71)9Pn",
+    "53:RL/LruV%ghKVVR,Rj1nt%b7dWnO5<rApG#L*EzRNi_F)/s*CowVbnmGn11F4>[03r*Z(NO>/9^qOUWF9pD0TTtB+Xf0)0:xtw5Lf^<0S:mX0R@_Y0R).ZQv.Ol4+0;zn<0$@P%i[GF#r<df*211",
+    "[tXJz+BX>Gng106,!l&dkd>S@HJFVI5jGJHqJa$@T5YtF4FmXyQx5_j.0&RFG[gfB)B;1U4G%<s)HxpoG5[Jf0245x;FADsV,D;(0S=JAk>sOJG=D*d5-m<94,;v]DFXLo4Yw/-j3ok>D,O6U4+f7W",
+    "4/v8<DGuC+3/X)P4FacU9]SbA,Z_Ev!kY_V)ejRkP!9&TuL^Tc4X[!Hmu3r;0v@i101rw1;o$KDU/Luv2@:dOHUJYaoz;_bbPwYL<]z6.@p*Xggc1)7k*g=Sypatb2RYEKIUG6ak2);nHr=5wIl!;7",
+    "5G)KHG/&l$5HbJ)ffNmlb=woc0b&l.0xuLaJL9uC9]$o31cr%M4/INY4)L,%9]](O1]LH/at[dOvpF9[Fmf*iF);!/KQjOWzqcI=1#%fS00X6.9v3*/4/)ZeINc8_068!K1M[yIFBds5,VZMVIWhnd",
+    "F,RX*GTjd=6gW5B4/)EfH_.e0m&Yjzu=%EZHc.^,,48E,0y#JU1MTw/4YmdV=.e/Y4,D80561(&**g+9p]1)b3pm*i2u1=&3l9Xny9*Ae%R:fg4,M,F45_gK05I7f8!hf>4=h.0I4/V:IKBn][W$;2",
+    "58ML21@k<+9]:]3Hv7H/2lx*xGc)%@4$CYr0y8#<OcFGZ2M,O[9]/ki0<)t_+6NC.*&i.yHaPqbKQ/KmH2n@0HBt@-lFthtfdVw#A1;(qHNgoXG%Ozv.=%r=0<:pO1HRQz4-]c$Dh_$7RR);t3Njlq",
+    "qdW%AG#<54h@#[:$Vd!=@zZwMWIZ!1Gw,(n4,ALD0TnUXk>Hbghra-^<#6=q$5aD:J[&TdNDGw#4v/95tI,h+o_R5D0;q0S4,Eai0WTakF#Np%BR4RQZVwguy#W+601,9VIS$/KCo46w!8ixOVh+p[",
+    "4*]L)1-3UE5,:[uWD6rN6*V-dm=cE#/mZDfmp/)eJOS792W_euFgP(W+Yb*M[g=mEbTKe803b6(%!&ssMmBJd9zsPhH8n6YH/*ePj_+rqMmR%6Lqh-SGes_)wbdvO9,,+0j^AgbGC<Q*LOB2qa$gWM",
+    "Lq$X][g=loa[%hP4KDyPGCB.Xm=cn_Zva6,K]wb,01N$;I1Y9n21bMg4E:lm4vOXh0=1u81g82r1]kdW0SNq+I1D/xGdu%.iUt8g4+E6f3J(shm=d3NrUDNM+N;MNXd*Q<,U1yr:s/20ECSp-9]kwF",
+    "R38U6@im+nGcm@QI0C/N0SLYi28,]>1MH*)4+Qga0f,3;1ejG12jCP8o:T(PXAa(wR]&3p4w^PO0ErS01k$Ee4,VdtR]J%p0t<N_9^h6]R38R5#/Hp+OZ8MDHaUME2syRG91lIS)(Ia2HUJMk.B(S@",
+    "G%+^>)(H-_r-]J%>yINm0+Y<p1FiEf4*,g#JOLsfBQX0=ADaOy054ZDIgi!^FF@po[ZtPP/8#tpO^E2V4>)MuQy(re[ZtP_/94<G*VQ@<f9I1tAB>Sy00-YqB>25cR3b7r[!]_b0WkkmA00QngH#Ui",
+    "[Q)C2Hj4ED4zn<;t%3--50aEB3cD3A5H_R5[s9:@[kH)EkH!TC+wLh31CSU4kD=f@I4m&/&lmy_0.r,Mb[9GDxd-oYcn.oC0UayRy8#G]Y!3.DbuKb6vwsDGqY4iKI3qJ%g98rGH3gXS2;D&P0S=]>",
+    "+YJfIA><Oh4&.*44+F3d3B4[aHa0n;cRvPgb7ju+0R.ok!1Glf5,.QRG&quX95nzfG&AA.3m!0$cOEo^:;s&5nE;*Tb>SU43l7+o0]MNVJPkk&xY7+D3o+[1R[=jr4/(H3S12+u;ivZoCJy1j3J(O4",
+    "9uEPAkrf4i[WK2<m%0N1c<G4[:L_<c/mHN1@g[)znt^!sGsGMZ2SE/BoB.v*J@Uh>1V-^A(t!*G./>+#3gEIT18NK6Dg<N02;EH&3/W@p1G5qV#o#*+TJP<x4$Bk,!Uzupt1ucch.FR6p-idHwgCjL",
+    "&.qOYr_w4*XA72f9y!>]1eyyD*Uu&dx9.c3QV#-1b@J&akxK,g>X7(0BOeYig7GR3Ro2Bk4$/^22,(#e4;B(B0Uru7#C0DxIQ-er4>3r/ANK(=!*vF_%vTP@AO!sH8V<9k,2pF>0XHo7fDs:7GQZ*x",
+    "FGVso@Ohu@<+u9#bpzTs1Az;:umR!x6b_z]iYyOKymcRf0W@aHACLk#x=)8XN*y!1AOyIC0S_hQ/J=p1BjouJ4y>UksWb+R$X5a#4a&R$1*M<24-kc#ECSLE4@SpJ0.Q^X37+mn4;O1*9]..IGcPwW",
+    "HIJYN4==</FZls6F#t9,GA!fHB<6#T0[<x-4.zUk519d&fHMzP,IEa;IyLOI6b[E64wj7*0[k2V)%Xt&umRZO6c3C6jmJDMfdMi&03VP7F#rSA$]D[%/<J9R@xXzf0pHsZ9_;8;+Ytt$GX;0YK<FdD",
+    "6D=g+1>Qyl0uKSnB;QdD5Dei]351*h8Z.f*IRFzgqZ](dh7&JgG%$w_5jK1e2&usu4:+g68ZRO(F^0E!3$X]f1;8CnJuNde!T^aEpjsaXGRT;&8ZDjCBL^8r3pFM*EUM^O4aKP%0.)U^0Z$FlR0p!(",
+    "4k:AFk>Zn3@oJX%$)pek+ZYej0mkY91GR$+3+1:(6*e=tr/^wqILfOJFB_*6$LawoIWPbbIT[U,-4%P$5f3BB:H!^IHUJ+GH_.eL:,!r8.ES.tu:v-6:H!YgNDBWa4*-s33IiDf]1uA(0qw(9F9tR;",
+    "@sx86@2jNQ!&VeBy!#0c0*HoH0/pvxmCOMIAP+HzhE)mi=9V0GH8b2m9^H#yA0K7>FAy_@;zaIS05[w_9ytIX3N<OvRtBU24+>q/GbA@HDGvsaK;Luz1@Drw4=7RQSOuuq76g)#3/a#CLL6oQ4v#;x",
+    "%H-tHoL(OeHj[!m428Y]3Z@if4$0:MFA6a;ia,QM3W@7ukwOm&pT7(hGinauumTRJ0]VOw2B,rHyAuP^5(w211=UVl5H^bHxl#m)3l4;S3J(eULmV=wydem(K;/Ne1%!16obUk#:=^nd2m;L_kD&qs",
+    "Iu3;]3J32j4A6/a3B8XF2_h[uoemA[KL&=@4U5z[4,dj%4=)8_4+H5LA3HPeEFTIp)-^LMGXNh]Hvl3tH2<Ed0=ytjFDf%M056yUF),IZA67O1A44])0hA*T1JjQ=3B+m,u:s4EFCU5lHrGENfdMrD",
+    "A_QDt52FIgoB^WC0W&rL4+NJI4uzHi1G4c647e,<iX0O#pc4,q*FPU:GtUw)JTf/GKOYJ/03S9m03TH@05AFhGcW)VHUJ(s00Xr83;C#h(Gm^s0ndY2FIF@$zds*DG0+kp3=k@x1KUXtvH=kPFAs]W",
+    "zds*/0XYCKkODI<00Wnm4i3:01KNWPAF/=4zds))Hvk2o>c-NTF%JWq>5udei3APik1GYYh$RlBF9z/7F9f5k2oE/-FAd:=Jqx207d78,B[Mg84-aiS3hIyy88nUlJR:bL.s^;5(69_.WXtg;F9b3,",
+    "ot*&#!IdBnR;y,O41xg.UC@nV41fU,U(n(X41xg.U(n(X2Z8]zhUh8^6VBoe1NqcT9]beI%mEJsiMcfoD$DUI1;PoS4+E690R,OJBo3LU0SlBh4/t;X4i6l^<hUDiH2;;691kd]-tmeq0S@*krU5Si",
+    "H#VjT5Bda.kUb9:)TRM1A2:OOjXf=]GdGX4RS2e>0uKo1&JGT*i3$%BjDrCS=;;l!I>N+<0&[h300$rk/s*t:.EH[FF*g7mGsE^+4*]UGDjy0s)j$T30S=h)KqfRSC/VB$-SL,#oIne%!U7Kig!Tar",
+    "YA*_cHN2++8Z>dY0SBNv4-PIE1&x6[FAFm/oPQ4l$lwkeHvj;i9S.Mlt1Ax!pMwGl(!&i7fEEEN4@u%q9]bW01Hq=R59R_=6%#R,$>Wn<[^luC,zOgeF#i.+AP+(R6(TY,Tn>=O6%sj-0S/!O3%v:t",
+    "E#^+,9_(9P6)#CLGXM>X0S_>cyN4;-1u,)I6$AIG0T1Q>[uKeW2>GOf[1p!d(yI.10W]1Q1fwty2--[I42ir04,SIx4j%w9;/TZBy^$wt[e^V*Gyn]Qs0]LM7X>/P3;B.Ctlv%#4%;3c7c:A5IQ5HH",
+    "PXc&wVtMZt1s(=(j[*,8)mJ>-FgDg#9yPv+3:@L):.&FRG&TS(IWY0<SOl5<4-q<j0v0r*R^Rz@6EyKw4&<5_Hy-Udi1,c-ObxwP47,F43z<4y1dUe<0jz[80-Tgk4DkUE2)Bz<9x#)Z4FTqa9]lDT",
+    "m[./OfQ$nRuviY:@vL/j-]v9v-VKE!.O3El(DVTh4UNkW1.1n^4+>TK1P/w;umTSvya6RSHoE_21KHI94,TpP5e^pX1lWTT0:&vH6gTt%9]$w2(G3Fn0S=VXyDkp@nVuOGGFA<*,KA9^G&7l!0uKke",
+    "!w(F_1q1z-0S=V:(G3+flrj$&t&/n>0xdE1ksv5FHqK!W0;w<z1:Nxm4+w,J6g9n$0uG<9Br,NY4%qTo1&-Mn4:XI$7zeAy3J!-*A1E*=xmync@^GY5s*x51zi$sqw4fO-0WmPW.r4(50uK+3-u.dk",
+    "GdSj7D/jwFja32DmjVv72;d)4F9]g/m6rk!34_w,sGbrJ0*/!x6FGkm3fb8M1gvKd1NNjD1wsv/rvn1Ji!_3U0j7@x45@2Y1itVF9W1)08wZvNE-BjnwgCf;(hUupsRja29Xb0b2,k<N2:60M2J$%q",
+    "l*S4N8VIb>0vRl62*J/R49b<c2$YEp1ob@%tq1>8It8Q-3)sj48#ZPHgV6yjEHT#B4FgL9rveBa2GQ(R9x%s@0SB;#JOU&P9SDJa9W:a13.,gK3c^.J3Mv-h>G24100Xyi1oP^395]qw0tCGQ9]J9a",
+    "5-s)_xwbkl3=O(SV*!f%3lHo8:Z1WKe:O1y1;@s@4+O.g0.Q8U0Vxml0l35g5-XuFH2;&(>ay,H5f3GtWG_ACGcxp^0S.$O1O%PC0t<8gSO<Q@0uP!2wNWoUGco@jGPY44Dl(jb3.6aTefE$6A_Z1O",
+    "2<i;>xlshXo(vBF[G$:DrPd^7v-q605)U5wqY;;2A>kn<R]CP<0S.s25,iXH4+iDm3/asKkpUbxn,dr_]BwM5Gxvfk1C:$<sudV8(i9&UHveQ2F=2:nVl^tj3;(u*o>h_!nq;F+&7ue&fB@t0Wg-=(",
+    "!fy@.!unVuGb]]&=a0ot1H2(00XOO33IwLg7!N0uj#(eb0x+dz4%ia]lP;FZB<WmV51j$tw,OIN,FF/=sgwgBFEWp1FMTsI&!hnoHRlNrh62R,3JUwH3/P:61._pzFS7wQGv[[;AKjD[4$Oor1j+s,",
+    "1)0883HlQiH/1QH1vodRCk&dHI^Njo7XcmugDDBJ>EHBIE-BOI6B#j94vM7#1Iz-tV)n@b1d5[^4++M%O%FJ+fg(RVEjTv,1l*([4bcGs#6k^u*@y&1*rXv3j[;@EAu2gFWe2%74b,F]4/dB8Aq&!=",
+    "ApxDU5D$8X*bE-mHHPLJAI$.XfR6(Ojui@q*bEEgoeK[6.U$1RngIbO4]AfV0Uro4ueUcZ:j5(^qoe=0#B:9JsRabWj]2]=:_jc:#tsh/u#N)*&V_vPI<#9<4zEK9$p1YEjwK4q/o/b2@=72(tO<[W",
+    "4+4h-02:cAz/jzFj.5s[ubv.#I4s=d7b^CY3/b[6h8Zt2Gd7dDG6U9[GY*ovG63-x4/0kkG5@k%>rwkl3cH3G9]kt!nHw)SGBJ;4G7:cQ0]<014<b9#89#I^GB*GZfA6F,4;eYq89)94F)^s)6fw-B",
+    "4iAO@-UNpGq%#i+s=cmXFxzDhI*ht90a*,=/MVxH4Tz5;1JSz$4]lDG83KZ>8yhh386TPfFp_,rHUK]VHZd%zh8aJY0WmT&00W+mGY:>mh8YFWyAB71qcjE<A6Pf53NMfXGB*GcHvk>EHUJ>rGyoqy",
+    "G3)gw7%.KP1.S+=4e6g71ftC.4]tu184m#GpBoRG0p>0<1M9#C0foT>4;dZO89$r:F)^a!5-Nei3/c(=h8YOWxJC^uC/Xkj-[p$m0,6dEH2<zCGyozqIgl>9K/ipX8#(m]6E:kz4%rR;<E[L(jfNRL",
+    "GB!Ay3J-h8+1fM-%Aqq4Q-CKdKbQeAF*g7&Ofxm<xiSNfk@e$14TumATE,L_E,;TOlnN=[Hm-B]1,=z1503$f!!r=yJU>n!GcYWHh8YULzz+[S]AiSpgaa@#Gyp%40x:Z,k@y8>G00IL3=0,u6E*,3",
+    "KjyhI8#$_V6FL9s0^j]I9_U>Q4=+CHD,O^]Cm)yrFqsMm,-pveQ!*=@g&9AZ0WmQ#05424HQ%[16f(KaRSuIBA6huA3LlLEH2;;c&QcEztqKIp*-x,j+PN]sIEV/Ywx1ggwVxXU*_knJc-]%_4*-[D",
+    "8xNWRvY#6Vos/_%Ju)ogg&9Ad0WmN*01@9yiWv>>-)NLloSz#9o1Ys78Xs9QoC+V10x]#+Hvk>EHvl3zIRFnp&bcxeIF/y:.di54v=N9p,YyS#*M%89Gcq@w3J-k9w%RlarlB(rRMUkSKMXN2H2=QM",
+    "0W:nOx*7xA.U0:X(f/m^jol=/!w;Tyf)y@7FgKMcEi*CzFOvZ;G5[hpHQ@;m0FR.54*/Vc90Tn)4+YcH0uKVIwgwY501pbS=#KK<.UI&M1kNJ@K<T0H+yoyUEufhJ1Bdtr4c(:)0>,FV$:co>xmGDR",
+    "Hq,tN4>VZ;8YMI[.qHo4:0kgG4;CjY84k:Y1>aZ<3Ivqu3J*5nSU)l^I5Yq_G&nT;1)LTSC-F2c1NH$A6X94d1vfGPKRPorFq+:P0=.)4QsP)I@vEyM-aDOxF^MXUKQTDrSTFtpIW*u[FOUK@IKLYM",
+    ")UGlQ3a!c+2+XMuA3QVPSPI]j8VJ(,D,F5;FMBmM,&ig)HN<g751Rpz-WQI7wXrHMRXI4[STB;TIWgW;1D@SvN#0loyuK(7l)Wl1STr<M3J-M2gfJ2;sR]zpFaQOclngIDF*)5:3Crpl2kyoX285Y4",
+    "1[xoGG2K@=GdD5,1GJAD51#:<*C,D=,B:T20XR6=SU*cNI4^S+Gc@GwPYv4zFIYA(m.kUIfG@i20=,-x1FaGQ@Zo>g+gJ*;:KYFW=71MVd)rtK0Pvj_519e)of@<H&kqk&+gLA[0XQ].SU*cNH#YzS",
+    "w$2d%2MvV_4>Lw!FF@mt#4jy3H_/q>0XI1SGBY+fm<gm012<<NGBY$VoGc$cIoVh*gabG,*jO)+0ys8_6a%y^4+<:vDhI6W4/+71IoDVzGccwe1oMS22d-@V1[xoGHrH4Jtco,XqyZ0@0njKTGBBzk",
+    "4=,D!FPZ=2Io4P]OEfn#00YDPC.nTVGzJ.ES&tMSkODKS3IqIb4,LckG%>;WGOG$7J_h/;88h390SKA;L/C.KFL*OC)mQ<CLJh16ADaO)(kLS=FwA5RKGj$+o&h&D)L1@5G&eB,4g5b1(.l#Gn_F3a",
+    "jsiIIl:rCI.0uaenhFy!#S]YtG1FKRGs%kq4dzu2*bXmyG&R#$4*-[B8xNWRvYi>U&(SCkRnu563=y_.SU.4/GBz_-FG<2q00Y_d8vq9lzz@2u[uB:F@j#9mG&7AUFOvZ<GXNwqIKcW04*/0v4dR0Y",
+    "1*wV=BR4V9#t#hI@2z!kw,pYLwI&3&saXV,qa+;J:*G@ov/A0GO9dAPh4NMc=-ZdMB[;k2js*+$m/FnG0+^Tb2B@rMFaQPFy#x-<r_wi,03Sp(024LpjRp<cr_wi/03Ss,00Z5r9S.s_0S4C0EiXkg",
+    "F[l9%F#sPfGXN4b03Sp&00Y&HJs&PGr_wi.03Ss+01@Enssax!r_x80F-5:wFsK0nhz^nwG=hatlgtJW8mIvdp=pRvuD1pc3,>G@1GQfd0fO^hH8(IYLk]Lsp9K#JsQdvh0Wvt:U.sTI3C6Y@2!w/M",
+    "9[<7ly8#8+j9Cqpu>>p500!y.7BdA85a8Y<9y2oz/=P4#5(%Vj5-Xu11K,[#0U[4M,rgtzZ4W%%,Y60:jQ0f(6Y1d(2KoUWHn.f6fCCR,6Aj=FA_84VX%6,IQy-M^HKp7rB[VSWtpX0^iV>0ErveM2",
+    "+$awX:qj30GLp+#1enbN4uxC_G5RtCzA+CC<,z.yngI>5*GK^>z!;g-+b9IFG!K8b0S]<&nE;stG!Oj*&H<guvjPXaj]T]ZJ>dq-ND8OQ0t^)E3ama3k:e-gHa9ZHp8*0v36JC@4:y6/1YZVkY-]pJ",
+    "n%)8mBM%.o,vcf)Fz(O^9XJ3kH#F(#KR*FAGBE%T3ANq/88fT>VnsA;VRCf9vk;vF#[vl]4+Pt^TNW]N0]<$!1spcl)DZ-r@49mf2hYV03BfuZHTpvV&4_:Ki2)4R,U17D4S^m24R@.!2!NeK1UeHp",
+    "8X7E[Jp-RC2)VEW4eOu_0=/qGl*JAkY[O9slwAb.G8#03@9uYg@_wKru<MK:5Cr7[4K)I03&55=1w0P_xdIOZx_VM)X$=*k0tk!&4r;nbGHMIF;G7kuZc7Keh6N7lM;VHDGc&gVFB3O1qs9UVpSW5d",
+    "0XUMZ0SjRd3C7z53$Xzo1vrF+0uKe70^O@r4FT=y1+Ul,3y+5cF9$a:uYv:*fdLs05bfj;4*^qi4+8ie2P6*e[0[)TCJC;t4+YFk9]AU</M)5,#R4A*GRC0;4+h!90yHu;I6wu&,UJA][RA%uEi$mU",
+    "5e3X61TP647&eZL1qOhNE*vm43H[_*4+G/F4,W&1;*jyx9tlbS#XSa)Ne$eG1q-EA2<id^)ea8:vXulGG4)#mjlmlL2MmMf0^i9@1P-O31q6zQ1>Sd13ETn(+vOGni]qv,IMz,NJEhG65-tiLp=OLu",
+    "@auo.+gJ]Wu:k;WaSvFAv-hu_0s*s/4i75svjGl.vjGF*0^loDrV0+/jS2]1yaFEuG>tk.JT=5sinIX>ETiuQ4$fi:iSGq36g4*MvjGnQrLzG9t)nswhqM6).og5.1BSE#0+-y+2cFk9FEuk/:azg;",
+    "t^qW$%8UX7ytxezgaZ85HV-3Bpfw+W133U63o@%<nF8d^HWM]8.wqYqF#D1l8#UE,F*P$Y7Yn7190Z,hCJ%Y*vjHA8[<W<9#lIU5hXUNvHZPa_Fg5<@N-Wny;6Uy[+]x4#ivAh_8V>2l3LgtF01uf0",
+    "*wQvJH8L.;A3izjk[cK>uYv*w[:df)2MoRh0M8c:dF@>SJT)_i00hOq8xQdT(9$+9oB/R106$AMH8^3G0R!&4Gyn$,+yxI:lHV#14T-$S50(PV(l!FI5(1hE4;o+I8z(e5pMwDiq<Dr^*$x1^B<cP-",
+    "vjIFcHZ%YPg^)mQh62RWHZPa_FfafwOg1&rk[cs6HRKKs;FBDcH8ZRVA1=cj4x2a_HG/6H1K@pj56K0,(l$SZ12Q/@057)!FfjlVHQ:rVA3iw6k[cN@oPq)eqK-G!*eD,FIRGytGc*7mIRFEwau0.9",
+    "w$e5_ngKF7Gyp$HHZ;KyvjGUV!U7JH6dzbP03Qu9<8$synF6xXHZnChFs%v;Kedt<8#Jzh0x_u*IM<=l+9(8yo+%G@=]JvjHZj=L6E=o>5AOl0(l$Sy0Wvu-05427G=_-v1CF_i00#]/5Fc4MoC+Tc",
+    "H2<Ep0-bY7A_iY56dyk_rIH&OG_13;1mM:h48FA+1iSVc4](=q0X-S[G<J;pj;e<Th60]>Hb2q.GB@K<A5Agj)hrS/XaENdo0I>$T7wlIKrogmEjBR#AvQ4p532#0(l!an4,ql@E(5oA1,e,SlDrE6",
+    "!C4Oh%it6nF)tT003Q!C02eU-9^Y19CNenyFAp*_02em=9^hPG7c_GM4:bT6GXNhCGXNJc00A5d+<b_#39,Eo9WC0_1p$-33GK)Q4,4[&1P,a(0]Lum9]SDJU.%7z0>giZ0:i):3D*,Z5imK,Tr;[&",
+    "Ir(i4%v/Wj-^8YJ@XUcZ%UlAQE(y%0SqS<J2HWQ<9]ktdTrY1lHUK]5H#IZ:1mXh=1It>v;AZqauv,TA:MkDzG<YyiFIzJ:%UlA5-RX*X%v;P.G%=4Pj$#i5f]V[QHaOCd0zWr3G+nlk0uNWrTtE8(",
+    "GB@E:BR4empaCC0Fw9&([sJ-MH2=/50x_!@tRDlY.^D8mgRM3IgB._i9S/RsTpKpGls*Hbz#9Mu41yUSd=OBmEjBd(FP8x^H2;>1#3mnAFw9&(m-o]4G5[^2H#h(Vm9@olH1HlDSu>9,jslbN0SNJ%",
+    "8V;Pt3KBG,L;1pe%v:rqF#sbrHnegM<,rWNHq2ZuHaGG!ADaO-01>_)3NJq^Fw9&(oB/X7IRGz7H#YzV-q4j#2Mvf2A6Yn:3LlUHGXN4W03Qu703tOt01rRRTqia$00=tjD,PKXAAC5:TrM==<iQNn",
+    "0XP5)n9(Z>Q,q=6ADIC+05428H>TikHaFxB4($aWS_tcN4;;yx9yb6VlL0pXGB!Cdm.Aui13AoGGB!3cfEOP:G0a:qgabD,056aNGB<6E1kcSr4,3MF0]w6d8XrC]%v:loFaQY1l[=i,1Rs1c%v:Hf",
+    ":M]db0XOS14c8;fRWZz5FPZ=2FaR%1H#YzS&&Cq_2Mq58FIg^%tqLEI0yF:-H2<z8GynqoBm%7p4;oOYC=j$v2bYRB1//VE8V@KTTrD:.056gOH!^bYomC$[G0a:qo&h#D05428HUI;CgDfsFH-WJ,",
+    "SvZ=uACLku01@6*9^O^91Bk#sA3r(FTq,p/03tUu>y@8HHwGFHe9T,eH#7h*mjO3400>O:8y[9O%v:)FHZ%Y_vH:+XHvlh6H8KDrH#49Q4yXnnSu/wb4;;2YH!U]amMJfk0XH)MBQY>AZx0g8TsAf@",
+    "GynvYv.Cu!,beus4+WB24lxol03Q^L01@0(9_CnIA_rby9_LnH5jOxY7B<Kn5-XuH7B:JAGXNhJH2<MZ01LlY1opQS4v*v+3(lbg0:I!T4.y@L4&Ax]1:9N+84<:e4+hf894_4zGTK<rH95%;4>Vt.",
+    "9XJ30F$JpL5f2B:$[asmFfldUS]2Gi00M@zCJzJMS>I3/93KQR,dZ>0HZuSpqX9PnANm0>00W1LJps6+Jr6+MS]5M]Gyorv0yF;3H8[c;4,M4T0s=<l0KW7H4;NylC=s[>9S-nU$1D$3,dYdS0guNl",
+    "2eh>TA67WtS]6DKGyp#_I5[@_4];jzEDo#;50C.<3KBK]9^PADA_iSwA3ZhRS[OIq*bxZhivbSrKreeZH[M!3H#j(_3NM,gI5>]kGXO6<GdSK>ADsa+06#,GIW>.d(0_CRHHZ)&SvHyqACLkw01@9+",
+    "9^P4B1f]skA3ibOS[XN!-t:eRs#Fc*P%nEhG2U7pIPmK:ADRI-<9Q/O/%zIvRXN=TADIC&06$AOIWqtgH=c%SImQ$pS_&n8K@>WMEjcs*FNpy-H2<CLjS_-V1Dopt6E(<DDK9<cIo;>yh66JIACLkw",
+    "03tOo@UwvW*wz98/<9](!ZQy&,dY.s,qREVjNlyr2Mm<9FMBgG,da64Gc%DC0Zb2/0rbNI1BB<UA5^TtS]6JMGXOtJI5-<_6F6udGJqN%Su&Fp50L>u=c<p4!kJbd4LGd]A_84sA3ibOS^Qj)za9h2",
+    "9]p--9R;a7dpF)%J_%Wu-MXh.n*rFl0^;i>3NJr3Io;>yp8+xeKS;+=HvkC2xKs[[5Fc4KoC+V10x.v*HUJ+9HUI-(5(2qi4:[gi1cqM.zXSu;tr7-bHwGFXdokWxE-u&ZC/Z+g%.DD,.B3,.Rx_i)",
+    "S]1HE06($-G%>=+4<%;iD+i;2CJv]uA6Yen6(2z],dZg.HI=walL0t205UW*InxFo5-)#kIW#sh03tIm]K.V&xQPf40Jm5Vssb.yvQ,S+:pud=+!7xyG@;B>R^Q)A2:@!b2j.oXAA.olzFHG8pl%-o",
+    "IGVKq4(#a(3h/WI9]kw:(GovjF*!27S]2Ph06zgSIW>.XwyPx%0:4<W.%%Z.(Vhe!qX99%S]9uYFaQ%Y#O4AoKruGJS]5M]FaRHr0x$p+G;B+b9^G009TGOhKp#Cd!@U7yI5nOfBRDzXEDiP+FMByK",
+    "z*-:xIWe9c52XQ!=fnJxz*,,b0Wbgqgli8:yV)KRIL:DP2Mx&L0v^m9tO=ed.s1*00[omTGB@IjtO=f4wAmgTIK^%M1Gb]A00%2FG:JtYdo[sYJ_/Qptws,.0l&Kg1ILgpFF!Xn!CEhz0WmoM0r[vP",
+    "4<tsW2:Z.<4vG*TSu_pp50L>*rvn3*.0_HxIGYL*Irjt_KQyJ-9vC:tnHC9%k[S)13NL#xIl<[!IWjPu3J-k9;5,UNiSafMRJNW3AD00+!de2c/oJr3!&(E3q$_gj4T/yCTF4X+LBm/(IWaN,1)[G4",
+    "50L<h#RC#H03X2vH2;]A<HP)Vx1Izqg#$S/03VJ5Im22A.DU^@3zHNhIWhnbK9JcSD:yW+9w9V204+2*055wrFvD6sIW-ku3LlsOHQOi&,j<:(RJWc4AD00+!&(ATA51Wa*&ZS^Gn5n>GXO7HGdZpb",
+    "4_+uES>p^g1P/]a3KBEiC;7vFf!Q7>I5WW:1h(,R4&5j(dp0%1S^r*<,6$WJ0X6=$-*_59KDeF)ADaO.#99NL3J*-A*d7Des4M=n4UG=VSu_vrACLku01>]&9^O<7A_i7p4;ptQ9vC:gjR6R,geVT&",
+    "4ljE*ImKEoIXK/ZAD96+014[wHV-*_o&+BaIK=5&u:mqRGXOtIGBz[,1LLYJ00#^l5D!=]6)!.JHkc>MHvk@#0XF_:GJt:_FA>L5#acQuFfafoGB5xy05viI52=w%3b.7X=Wg_u@=FP5E-cf%:-eK&",
+    "4xNY(0GbB]*xd&&gaJ4)#aaX6mH[tWIXT5z95w(1-gl5vj*A5k286W%KVCC7IRGy#F*X1[12Z/:00g@FARh%Y#acNsF*g7oq5(AkFZ/-9HUJYc;B)--L9YKDFaH8DHpN-mkODC>00g$.A@c3z[_ZY4",
+    "pePSI@S/6<Sqh#V0NgAC$07xSJO:-PeEj$XEio[+.SYTh,yjc_0hkIBGXNh^GqmgiFPZ<[Hp*H*OEEJv00X3_761nf:Kq;gIh-HXk=/bJ9]ZrXA@cC*3L,f)01rO<>yj09HvkEv),DC>4hI]$e1iD]",
+    "0K)>hvI-Mn0WviJ5,]WTKruAWS]6SPH2=.LF*7m%0EAHlj8P8a1ut1KGNTF_kODIR5-6cE2[Hf#y%GZOIS)S5T01#5H=T%3mud!!*8:L^4]]OH1Ow0FMI11u0S^r1+m,.pF[8#%4=@M&ADRI*06$4F",
+    "GC2SSrHv:72o9JK4>et24;)[nAu%wo>7x1J1]O3FF_u.f]7@)HXAi:zmH!.C.<Zn<KQ,N2ABF/p03VP7H2<;rIOxO!4,K9a6Egr0K9%>dEIBs99uqe7C:1sU2OJN0nE3.)rU4HC=e7*j0XLrt1+MNL",
+    "4=@t<ADjU,06$4FGBp4OtKb-@2oCiHA6hlH3LlUHGyoGe$PNz.w+aM>kTVZIpZNqVIW=TD1nZ142Fk7i2OJN3qWJ==-p-jaFs1.;ngKPq3Ixf&ARj+9:[/h70W.(VN,-7s00hE<I^j^h4&wzcSvNAK",
+    "3LlUHF#rVkydMt=rV1i9IRFnksrdv0m]qLS1QR*w4hG-i2OJN3toZ_3>;$%;Fs1.yngRPL1+msBA67Q;S]0=800*cs53&LES^#d5FaQOh:=uPo4$^^1S(X(qLNqqDDIWki03VY9IRFzer#l^LGU<CB",
+    "Dlszv0G0_@.Ng/]gT+7&+gJ,R5itNS6),sfA_QJv9_L(N5-p)J7Bv78H2<zLGXN4Z01p/R0R!yDOCJ>F=#LL:IWY$H0S.(a0vRjl#6S$.:-ex7:&ycW1daGhDKap#lwBP&[qP0=g1rs>qeu:521+ji",
+    "G&9q*1>#*M1@eg72=KKy%RnCnFp:Km3K#[B/pzpV,t@m;-gcx=%fu56u#g56Gtv144fNv(1nBVw6E*,1u.,=9zRochGV/8X2&yj!)tMA82s13(oCXp&00<%=2CJGa0q(0A4[=,R0^1X90p1J<hOY.$",
+    "o9qJ*0G=pe2k;Rw4*@_+2;iz!i1@o-:eL4h1C-Rs2gSuU4(hcS0_,l52JZJ:9WgWpjmrotEHd>79_C+Ak>H.sQ3B2c4u>QqCpRqF2M+]nU.:P#4G#_$)(0-aGc$s:7!NDI)&_y,pp+61J&T7/08tMD",
+    "nf;V8H^dBg4:q8y2oE-:uo([!u*6J1@2jOEHvk2k/<1V9>=/rTys#7xChLP+51Rp%/vqHjGc>_,KQ^WqH2<Bb-]3Ko#N!(e2!Z]u4w$JK4[7+,2QL_kGXM@;>QOmsf&nu#00Y.P1P>S.>QOmF=!Nl1",
+    "0IIJU1-wQS53:QUgIgaUGXM:xk>a9*-r#=+qZtF;5(Avy2M,d+5+4vX03Xx/G5[1Y)XxbYI5fbC4/*$_Fv$@R54oaD1C93(5A*<KqD%.M$P=tj$r1&:zb!8$HaE!.ADaO+03$a!054A_GRqP#N-oh8",
+    "1:4=nF9]C+%<QAaHUKXhG%JV52M/F^qD%w!4iA2aqD%v,$@lWZ0*Ina2+GeC9]1Mc5&#;k:K+d$&/M_yD:Tv)4;NTo1&,5BFCr=6))Emk00a4wKo1Vq5(VVGCl3.V5+4sT058/6H8%hiH2<DcpCunP",
+    "IRFn3w3.vm@T-XEIRFzgj*%800y(Uk2NF1e5Dz89rb8c@0XW9c2o*GotqBiL$.PQNOE94&6Epw,gxw1d3D*)IdN%++8Z]3201se.noKW)0W&xN0=uwVjRJ(4OcOKn/L#.YI5*c41I;WUA1OK45+5r#",
+    "03SLu03.gx03RYa01+>&Au%ir4,MB62GhGF4,wZAFAq0403X%;IISfWIRGCwGtrX[4:heN4,nI=UjpMe5BCAnuwN52q[$W!0j:HQ08-<YA0#o;5,*zpF)@Q<6*8>RA5S*e5+6%5t]b#S004*53/av]",
+    "5+8av053c;EB,eR2d.r84/4A=5)wF9AAB-[5&@-P4_+t;onHdJ0]fYsTpKv:2;O#OA1N@]5,%$-GT9OzIyL]#IX3>wATftH1(k>kAvi1y4,ncC5-oux4,(oE9^YGEKh*&/FgMRi6*JlrA2u@qFE/zb",
+    "01@I.9]t!8A_7r^5A*<r5)w1&2rmIMIoc8fy=sYTB[SL*ADaO*02MW]B>B=X01r&lN)t8!0Oq0%4++[5A9=>eKR,7sGyokn03Rtf024F58y]f(+7c2o03U>]HUJ3NpcNkhG1;LlG5[]sGBW<lD:eWh",
+    "IXD0[G%+_.A09RU2hO2E5iAT35ZV$FHIX.E650]U4:JHS)&Vmzsa*xy5+61,01r6fN(1%18XpHUs$CK<03Y,LGXNqqHtGl-0XC[#6f/Yn4.*>XADaO-00!bpFHbQr+Y%2..4Og=p.FKsD:SN=GcS5H",
+    "FxwJ8KR7Ej01dQVA1N_c6Ex&XAAK[lT<o><ABqAq05LQ*GB+OqHMCt6GsB7n4/LLcFDo)I053W*Fx(O(G%)^#A_G,l5i$TFGAs,a5Zn;2!(9&&+!7xTFaQtM0q05.Gre6OHa6T64+rN-4;nBwApy-2",
+    "50nCdn:#ZzGco@VC5CVhn*powLl!mYN*>,#zg,>pHR(zfIHa,&F9]d>+!7ypF#ta.IV&_*4=4o$I4=+#I5PkOv*i&FssezxI5RUdGyo4O+!7xwGyoquG5[quGXM@C!(9db$3XxF01OWf+!6+flOhih",
+    ",4ZVkHa7q,)d4s%00zWeA2l^s9]tw.N)JEFfFD2l0W&f/007Yt0oV@=0mNMch2jM,B[<0W5+9oZGXNGcxg[S<G_E&pOzuhr-,nit2@e//,4Y*jG5@hVCJ!sO@VkLM/l:o*fB@iyH_.6vqB-+d0-07z",
+    "5-g!I0XN+e5,@sXA1XQB5+5u$03SLu03]pz03RYa03]jojI9X<<YW0u0:t4I1i/mp@[f4<5RRPzI59Rbm/Z2BIOgpX1*ZL1AUHJ31r4Ug2M+_^=aKFx1P/wK#s:[$1j>9J4+r:z2;tLMy0!@r2*BYH",
+    "88-jZ&5acdjoDcW&5acfAPUWm6%HT<&5acfAPLQl6%Ps=FAFy]paCK[IRFcu!v@M=WB,&00rRF>2Hw603(BEJ1SAHU3;4I;fC_bf-_EC3>YV&c:fsax!oNrX2nfoj0SSiJFa)&QL.buL-R!DUGBn;d",
+    "1s;%2+SUmbHUJK@1O%>#N)4:b2LblT4FrLU0S+DpwT/^4hXxM@ApzawPY((qKMON3H)8-i3l9S!2I2%C3NRr*3pOz[r2!uUH^2;72g8C@9]]jh/]l.52P]xFo@MJ+Gxf0t2bI7I5j7nJn^RzDpaTyH",
+    "tcy+!tIP)rx3&@r9u+y:#]IyOHy95I]FI$llN1j;@hW#*1Yc%pZeeVIfdvjJ4->Yq1uqXXII7eNE-liXpa:l=06z&aF*kvM1s;!8tpNjvfdv4d2MdRR1r[:=4&4C<ufhrs2f5<j4.Y,zMIQt+/8*[m",
+    "q7n^RvEv60lM4a/gcc6M0S<*21P,yC2m]p88Z>Og0Ur%GtJVh(0L^Xp9[<D8y+s7bsul:D5C)UR3J(L7!x]ziTbyMN2h@IF1/<iM4+O&J4G#mHf(sKdSpmP-2<b:v0PIQ<IOvB84vr2KGwqxO3N[,v",
+    "!VVuZGTHhB2#t]o6*ui33x<(99XYg.L/OVs!7;s6EcDU^1hJYG2H<3R49mhA1itwR10M-O3kr*<7XUgB2HDjP0%RLEj-jF=I6nwh2k@Y34alqk0YwutwsQ&a<G/L:>Y;/H;+y.S$<_cf>74S#h7CC]",
+    "H(jv[1gy#s03,_[5DtK$1O^7<1dRa+Gy_PR6%Ql$@Uwu,Dh@[W1TO>SEa-=d3,]*Cn#L3bq=_j@05jH_1P7wBTn@8M11:T(01B;g0^Q&2Gb/VQ>yY<o!v@M$Gx!4qwz3p2A1pQC0_IU2:lH0DUA>.#",
+    "E6c;r34#I#l--!zkU$:;H/WN4Dl]4#2fW([4+nx8F9.X;Q6C[U01pYG0Usea03QfA03RVa03QcA052dlFaR$IH84:hAu#]890bJ1ToN<N9]$sU7%_6>t(#jP05EX[$DIlf1K)@X2j_7W9^qH%2npgE",
+    "0:d5-1NE:o1M@#u0JUcvIKdwe1.eu.4#yu2moEU9d/Bmr1ni#&4;No+C=9+x9S-J&D+i4CGYNJcG;ozts:MYg12fAK3GkQ&4-zf75f0pT4Tzu$1k&jf2OkdsiJAotwwWFU,ncRZ/cWV:#+OSLIKem#",
+    "iU.Pf[]Esl4m%es]DZw,2j&S60yqYzA@cok2i+YH8#o5nA@crl2Ja#dA_,5IIhX.zEvT-_0Xhzrl;4.u;bQb#2R7<V3l9XKItES+;cWm*2eZTs2ht870XFE.G!!-L5-prX4a%wr9W_]u2nnv#2L#i[",
+    "2o8]!2<Ra-2;&h6UK%kr7dY].8#dCz0Uswf#QQTHHUJM;s/7rFKBKuJ4+ihM91kn+z6K7Ys^v7Y.IxHhGXM[Y0@TDo0@5)=(E*#AI1g8vn:Y>dfwc%FHaM!91rG]%,vbY<0fDs$ABzDu%+U%jfdMl$",
+    "046at01u!7<Zks>/m9hU2.H;fH8HpH1sXNOy9ExV6a:!E3/awG,Y=H3+6N4>6#;E51VRp]6a_JcCJd+)0vHl8RSck-7Z);96b$C]3KKcbB<Ct%7c:A2j)xospwcc6U,aS#4/dX1Ee]88P!6EeSr4ND",
+    "pod5g3WVS!51s]j.Uk)QG^z+=57Ppk&I$>qj8X=DF%JWk%U^rp!2%Bp@-S2l%L<,.*y9Kv1_LF2,_l%P4p$#DHq1gV2yl78LKbl9iU/PRGLM/(Jvlcp06aD[Hvm33Gc(cdA^%-M04X&xrqnY7pQQ[6",
+    "o&gA&E(yM(3:rC(LN8A,FqDlmGd3>VeFV^:4y,9FEL*;.5G&n^H4hq-C;6&(kMUg^1T+9HH9Ij5)&_Z*2OkDD#]aMw+:taEGyniI1FQoBxhn$qvPTWOKoT:^0v@!1%9Ia32@e^>g>-TtosAR)$OIEI",
+    "K;1hc3kuaU1g<VA7&Ofu4+Dqt0UkE*R^S_d3k.kD1-(sX6f:*I4G!BqI5RahBo7Vl+h7kL-/Nu!8!]FElMf#PHG%-tF*2wnEiyXj0]e-95&[1G6b^OG0]x5!9UlWX;E;fq5-*Sz4+@9_3/akK10=[y",
+    ",[2h[HuD1%GUb[IEi=Xu0^ikT4-^Oa2khSs1)ir!4&ci(0[yX83nmW=i@xw<HaPPF1g;^50m8<<4+8T70MIr9DK82$ESiW<4+E^_P6;T&IUfZz=8zF]FzL4pE,*Lq0u(W&-]ni9Gcof52cDD+1(tv>",
+    "4(HHE0*K#M3;;5TH1h%#IH80L4+@,DF9]p_<B$wNIia5m6geRu1_KrK6csS;x(*&O;E(bomnbhpFgff3BRDev1eD+!9[<Sj2>!f&B;1W#4V$eE0F#=o3+n-@nN9@0[2d.zG0>MUG>+7312OIb1V0@!",
+    ";*ap26f*!H1T*mh2m6LT015_50tG^9G_PH5MBoJmgy]=+<uU+Dn93gkuF5hDCLatk>5v(4H1z<k!J,fZmTV6Munz=UpAZiOvkwG64+XUk7BrEOT=]QG=#TN)#v1;%4fO&5[9=.40v]#$02D2[rw-^9",
+    "zYq;*4-(Zj4,e.a0u8]P6axJb1/ctSpUM=!Io1yglSDrQGc>/$L/Oa!9^ApK6gT=U7YmV$Hwo0z69e1/3Erv;3gosI94wf_BLl1F7yt+bvjGJ+6E</!8#U7&4v.a/ItHMeIUO=&$WaB+#!vy:z)&9n",
+    "HufL@mH@h0%>$E7;:,5/hF%KDwFxf@G%U[;4+i;jGd_wIG&bd=2p22ThX<:R.%bvsjO8i.yCw^E4/UB8GY83tGY7u87XbVM0&</xq9PnJ+XW-oGO_*l4$MOalDrEK7yg4=0@vn95X9mO4T%8+-uaM%",
+    "rIkYuDVUc/1BQ;n3Xm<jlxYR&!$KQ5>tiiHx*Q1cFc_!5)&&FXfF^,_!we4kWdkJv/@jwM5(oKP3E58y&%qZ1wOk(pIoWCyIAjCW&O8qV[1OBITMT6c-aCGr3m+6S02;j!ECS8L3ji4&F]r-H2JIOO",
+    "<WKio0XdNc1/R%)1&ba8fh@WZ-0QlAGBq_T4:U0]HlGLt(u5,l)DHyR2<53-4#=TMG&T1D2D7+4EHg0Y3<,#LH]7jKDKR)Q00oJh4jnb8DFwK*Cj-FJEjcmblnxU!01oC11B8JD00.1T0R=R(D;b<D",
+    "GdJc81;]Ee4+E(ER]K6*F9bF;/L@dv0S]8H3>mO^H#h(Yqu&<8IOhxq9^hj^3:GzriYp%>Gv=FHI5#&j008s<4/U#jKPxdeF#rUN1rH793.ISG1no[A05F_l3xb=&3+D>JHN52t1ocuc1vN6_3.lHU",
+    "7!G6_2Q/pl0%8d6<+l7kmGv>O/L@hgvONxE7&hk&3^pn!3.FII9_Lp=3/GZ)A3@$c3=X<3IEw<y95;3,FFZFm/nMs/89xCrI5>AG1l]b;B<YdU2@)D][[-orX$[R8F9S0(.>te6GBY:-1-(Kq1iqdV",
+    "44Kgj354D#1]bCYD*[9vGv*8f!/nWN2o2=86glN/FBvd7.>rk7u2vl_;2QQ]GB>I>1T=Lh1D630ZsrU:FETSU03$Opw*wb5.>riQ4:slu3!oYR@_nXp.>teLI50T;0Q3V7D&@D7D:5/S00fK$4,)1K",
+    "BRMkwF90(&04Osy04q5&03$gu;*kJ!h%6rnH]7iju*4q<WFH4P.>rR22eX1J4%V*@0,Eg%17t4*G%)52C=Rtu3^pn5asy2ag:e,#.>rwZ2p:W).>t7AFgBD29_(2_3>m;FIWzzTvE:yeG&JT64&SXY",
+    "1tkwA.>s;%G&2A%Cpk0#1oZSM4+!7JC.(HdC.@GnH!:>l9x:(&0./=B2n<3U6*kT0DK8s1G3E:cpd.nN).+EG3;w),8y=WU.qR)xG&KM(D:*O#3d+L>2jvV19^hd>3.mf0CII[b4.>XdFFG>Z052-z",
+    "GypF#I5Pk*5jZsfB[nyVxd.NtGy3Zf7&OXj1%mr21U&;aS28g+EH57eHRTKgB<YAT3/ap(rbYynl>v/F#VHKS83G-<IAjBk-yn&!8#(0+4rLT8YYfi>F9kL+.qR)FG%)^qGdGI>9_;R53<.$_Fta8F",
+    "r.o)#2QV;=3;w%:#RwlLIkP4&A22ikFD5cJ00okX5Dy5DnkNXI<go[An2!qy=SoUSwI(7oH2<Cj3/^l^L>ZreHZ]!CBr@OUmjNCzjKm8RHX9!aGPNczZ!]RkFE27O03$XsxdRB#83!K=KF/8wG^uT0",
+    "@_nXqwI&Zb:I;w%0^m=-CND8DH2=OWF*g7uG&R(%4,Wy)85lMID:OCg3:7rd>6,DrJr4/b84<,C4rC7q&lv(<2*3C%8#rPD9uqfY9]bqh85uVK46z6V%M1fe41<t61u;ZI4<Bw/B[ws@K>442:I=;U",
+    "Gd42M83on!BrgXuGPNcvF)^3&4)RzZ0W.Nv7XsM=EHE:i3qLA3IXUS+6f/;%9yqrd02:Lo-wlW9Hxo3oHy$(TKO!.U039-U3.bjjKN_YMG]mhFQx62ZqgE6+8y=WY/szE6GRzDG,a!u,%nU9vHq8tU",
+    "$&d[W/]3MnG5[1a::Lj#oF*;iIWYhqEHeNfGBW<l6EgrMH#4uZ5FY>G/]2hDa2Ye4CItKMCkXbbD,Q+D3.uM$5DsJy1.ecz;SdE+FoOXP1MBw+6glZX9]bS_3C#/)Wd![t15FDbF9tF*/]2xLoF)sj",
+    "2oy26jsYYrHS+HkA2T(yKNC0r1M3qD>s9YSsR-<tFAy>1ff);t7!x;N7b,P300Q#2R^U(+G6ek#1:2$:3b7ChtDYtc.tYW$;hX!=3.K4;EdU4&wK4[imKGl(Hkb;/G196N3a@vF4+Vfs1C-:^Z[!#+",
+    "B[(&h3.^xzLkE[p4w=q7J_RL%F*UUVA0[#77%w>DGXO6uHZTA$F*P[/FA>E^v<#Si04>8)00QDd2Kl)Q474%.!wCuL@Y8>ynm,/]FaRG1F#rT&6*ar^4i5sfG9)lLWFG^Gnm,sb01Rabv<#qp02VL+",
+    "49y51KQx#O6fx)PA1=#PH./6s[vrbL&pZy93.RnP3MDTNGdce-4X+p<GB/t%9[<3cB>As/%[_N-L/K$dCIqFHC;YaB04y:%[WTLcmNp(V/P;s7vjG+@%MArL6gbT^A0jfC3/G2U7zpV1R^TjKBm.QJ",
+    "4[zo%FDEoHm.$fltqd11m.$LX4;dU,1<7!dFDEfK%swAFF#s.sF*X1%F)/j&4,<;)CN((Eix3Y1/sg%Sm.%g8GynkFW)7vX3/WtK10<dx%sw9nHUI%)3FpiW9]AGVJ@=xy1IX1r4rLfPm.$YM88pm3",
+    "8!!Mb1vfMRFF,Idm.$BK8ZSLDGnfno<-xsBH8GeB1gZ%IB<Zr@3<$V:03Rbam<x*<H3Y6l4VVl8rz8oOxhM:.H3a==0^IPn2K]Lz00.5LJrp+M2rnZyIG7A9H!^bQlK%<22FX>gl:rZM[yiTpH.%0u",
+    "&5bG-Fv;d59^hnNJq6-rR^Ux3S3f#9GcuSA4/l/8A2Kok9^>YFB[nvmJr4oOR]LLw1N1No%2xuSgc%Cn[tOQZ]2+/@%2x@Nw;+:8JOpY25Du=y0ixg,1Y[otHUB*xHUJLbJpxS)h[7la%2y1[2p:N)",
+    "m.%*BH8qk44;W2wBsn+AJs$<+m.$y*B>A&_$s[f=Hp*^:Dl[_)Jp[=d9yqZW1f&!eFwTZF43Vo01+AH24*/$4A_QGu2b&B9HxxFpI3FW0%Onc9pBxIgs3i[tnMwnd0S]DmJs&VRn+y_+!8r)C7ziH=",
+    "KCnFlo+SYN0uLt3Bo8[93-=[54/c+gFEKDP051]SHLyJuG]xN+vls_F5(uz849sv5Gyn.s<F</oust6HH2<C;vlszl2%Lfu4+N<@5fnIN1G5+oWgiGQussFLa05*XA0GxY.zo*)n+z2&)^Im]Ju$Nw",
+    "BsehEJRb)+%Oo2xB@+Z^Ir^=WsM0enG%<<.FDf@U00r,Y6%PMz1MfHhp.<CN4Xrd2HPsj&05tqO6E*,HHUI>b>y@Xq%p=YsGch-aJP$P9ZyzWy,8:%]Hj@EaqtF2X+^l>fE!C1o1g[$iuU-H6.UAif",
+    "FaQ)X$aMtb@xFl$.U9m]1rC7:1;_Y5GXM@5hzuVqH0V4oF*X1K8xI,iJP!^JBm.BJ1jzjdJ^<gSr3(n9#3/$N3A@i(tH&q_%gPN7i3]dd%<>[:VGjj[3.-dg7zBU-9]AGyJQOft0>qG7WC>uH3^ghE",
+    "Bm+zfA1;(lH0V4pKru1=6fouq0<a/s0[X,k4:F(>1%O^!kXQ;.,W_+*1q&q_AUB[GBRMhYJRUfp7%wY0Iq5tTFrXM6HUI-=4g%cU4h[R$N(j^;6CVIHgnSb)00x9t1veBp:Ng)FG<ckA0W[@W19lH;",
+    "g$zF,F*z_,J_1:j02DRtiva]Mf)otVJP$vGZwB(&79S,!g$zFpH#Ic;KUy&_H2=->F*G--FB35]iEkt<G/$j!4+Mn>Bs4hy0w)Z;FaW>W3&+9;4QB;r+5sN[H(;J5g$w_,3B2YH4+GfsG!!sl0),3;",
+    "WC;@_3^hKJ)jSM^UM_eXG:RB6JvBA^2kHDrFFi3eh72S$HOpZy0WdO#3.U253nd:QH<+]vG1fdDG5[YYFog=S$20<oXCDDGoNft((kKcc1<w+2F90>+)-tq903A301%hM@B%:q[G5@&Q3.Gu#ZiNg#",
+    "Au/:L06sD:FaQObj4K4ECk(zkA3iq#1I/-(.pK[Tg$yqZIWqu1S_4&(06#D;Ff-%k4:FG/1CRy-qN)WS12KgR2CA1@0w)>ag$x0bF$/qnD,MMW17$A&HaKA)2sWy20bdD#qz(*;F#-YGF.^CZZw>P>",
+    "HH8ceWEeGt3:@PTi3T49HH8cxK[;t-1k_F>FFrFdg$yJ!F@hgh1_@QbCNeN34/#laE-KU$FDW)P00r>aE-KpYNDPRX0US6X6Eux94)at4n%=e;2o1wL1(uaG4.z$cF99+(hGheG4[whoFCs8Bg$yn/",
+    "HUJbhrJflCk>!y0JRd$a00r4L6E,*xAgeqt4l*/>3</+XHvlg&HZTAW58qS,kOmW5n=X<2g$xSgR4X.$00f:;0E&JB/mQS_.5UBu7!Ltq7&V0q4y,!>X95rm.O_D5RRm!#12ike0S<0(4v-(p,Utl4",
+    "2p.MClZOE:Kr%J2JOt)7FFrIkg$yJxH1a4P2Q@HZ6*c85A1=bIBrY-H052*tGq5^ajo%mxzrQ2_vg-2D$ht@gBL]ZDD,QsZZ3DiY1=<=Rusj90%QGJ%Im.[t1_54<kvt!7Ig%tVAu_1rJ^<[q03.Xs",
+    "vIh;XjTj$1H2;-msvQ930uLsQ7!MDK3>n=hI5>^6FfchX051>RIk!jz&+!le..k)l1d/2uGB^>,41-X_-S:w<$tn(r3.PB#0XAU]2#5:-UkHxb5ek591w#^$VFHK<4rCt)Gn>mH]7,(H3m+c>GUs3q",
+    "L5K>$Ft)V>A3iyV3;w)/=(Y;!Hi!%a;*$7bA0RiKJR:.doID*e052*xHUJee+hq/o7yugy*5N7$AqmKc84m!QJQ6nm4!R8inKlEOa1SG#JUlQqJNz:R8y=ZWn0X&:Hvk>QHqcZjHZuSY[lXb2H8[[z",
+    "2p.nVv=*Fw]4k1hn0YTcFf#xzD/-+xFEKDQ051]SHUK0sH2<z0FaQ@a04p&y006<j4(Npr4wVc8B<YCcc<GHCR03iLhqoyWvQ+[e6ftB2&[Pg(3D8swWdw&L15FI_6dwgOusk0#Fs39A0L17C1-ES!",
+    "9]tp;!59/PlC/RIIb[zMz@igJo]Fd#,-)O)2RQ8c8w0S51@hzQ@UwQFFB_,UmI4Xma1R8)q685#+T-We1H>-N3TYED039__0YV9/rA7[EFB&T_W*#@t0Ryfv1Go+kGiDw)003YG)@u1k9cB**rrH5d",
+    "2stq-INbvu2sr/;,-M>ck@xaW)SELbGB:dS437c:.WCM_7&qGk4,0265,T,kE-lp51Q-=g0^nH19ykCPH@<ab9cB*$@Pu-qwaNh/H,WT91D/^%9WeJ1A1gMIbR#e=upb:V00i*V7X!ms89B776bX:R",
+    "5FY;Fz(W%-01fw00lhr_t9K70z(WeZECS#3C.GfH3NymL0UvKM052:#IjIu<&[7ECQV!j+0S@akTLH_s1ig(V4.(M70UtUy052-uHvlg&Gd2J(5-HgeBRMqy9]].>[SX7OLJPhh6gkI71gF0S4+,8]",
+    "5-On_WDf]>LjYm]Y62e^G:a4h9uzTT4+Y*=3Z.GA3^pn069Y[PA0Gxd&o;haG&rdf29<DIKL]53HL4RoJu<*js^lm1E&[6GB<YSf=cWsC&JPFd-28_(fdU*gs^l_Vj^0#bFgVK*163Y301THC4pk2d",
+    "Qyw-@0U0)g6AvI$9yb6C<e&SG4,eiFKM6TGH2=OOIXRF6Ei=L#3cT+W4+x$40V*vsQv_T>9yn78$@TI.Qvq,eQ!X>#-R6Y@5)U9#9ykCAq!JGcQx3rk7&(K47y#mI4$3>vGc(Ug9W&t&A1gBP!_q1w",
+    "6b-MPJ>FMKJPC_RK;flT-)M;%05-A=6FC4LIRF(fo)8ZqlM)Pt*,Z(m%@@6xI60(,0UvKU052:xHIot!oX!mnq/o;xKfICw1IlRt[Q;grlM*jFI5hw,D:*X&FEKeX051]bG_!7WHq5mL4*]TA0R>/9",
+    "1HVWM,bn<BkPIR)EH4iP**ya#4+Nx!0S=egk=uu=0[q(=1;+]o4#fclWFG^Gq/o;r)iDfZ7&hWb9X6hv4.7]KlM*jQI5q$kH[tgI9]$p%5.fmNGco@aGn0r79]^0Ws^mmwH,irjxcXE$Ej2QO4,NU]",
+    "9Rj5t9]Sq/5Cc=nH_.TU4,V(k2<eWV9y6x>88d>r4.Aw.H_.NQ4,X4c4++<X4Ic.NjRPMEIRGs&GypFHF*A<742..84UZB7QXV+_7&wXp4+l_KZVpl]GBn%+7&D3k4.Aw.IRF;qiUSV]QVzrp7%.T>",
+    "0gbgL4+M/8F90;-:::[.)K3K0cm)1@3$1twfV;OSnMVYKbRIN]5+gJ)hfxO5B;iJA1(pyGBh*hkH84B0M,w;4FA6j<mC6AhXfOZ-yg3goixLgJvknfIi_$cd>Gb--AOQUW4.(BdKR7rsHUI$i0^m>c",
+    "PcJJpIExYljRg,9/uZH(M+2Wz4+oRd5d=k02._SD,D;Wc>W/(GixLBy+YJt69]$;-PZ_7GY!0cd4FVn&G2D#,4+WQu0U0p:4rK;J$>yMi(]ivGub2TZMKL$WHwMJRRv!d6ixLB^Lk_WS5(T2#H6IB$",
+    "#jGGN2skwU4h*S+76zHc6#=j,4e+l54pRWp2o2Ar3.,+b0uLZl9yb69$s,RRQ!Ozu00X9V1/@914+:Qe2fhYB3pY78#j*;=2sn<fEjTm)9ypE;4$PYZ0#gi,5)(949ytIBkrEFIRU0w<1c*Q$G@a)[",
+    "loAgLRScFA4,St74wn)RRSyI4;*bV%h4cY005LbVHUsHZ1ey[Es5%cT/v4&oKnlPG1+$.K3+^/v2qOrJ#^W&i5(cZjCIAQy*(C&8FC#cN/v5AhkXr<#:;JP/H#fRA4[Dqe1+O:[DV!1v:SPF_BnTf5",
+    "KDss^GB&jXA0[%VBo8[A5&,oB4/emtFDp1OoDu]$1rHLsHWf1O*BTE2rz9CQ>*D##h5,eg#5OWEFf1.*38y3.1U3L41_vc)@Ogvrg8;4@G5b[%Fk^O#Bo1W[3H((BlZF8UO$#3%1_HC$4<R64B@@La",
+    "ydED2Ih+zdKQu5fx-6&9!w(M!jSmN(#!C*&(*gzBpb8%WIJ(jp1/X/3DmPs>2![kdGdVRo1&oyfE-%zh2Y[gp9].x$9]Ac56EpxH2RQ&g2Q)A:$]C_m#Y+zgumUd+I5hwt0yF*U2>rZ%#5E5IumT;g",
+    "Fgq1EhBOX46EgrG0yh9HIWzzcumT!1I]aLe6AuUcG#EI9GXamE0S=L^2;ezX4+<hM0HPNU2hZpZ1VaxAK;ICw3eSuc2G,O82IZ]Q4+)Ec8VJ9n5+4mVv@qvf9W_&RQUf]2Gynq16%K=w4i2YKF9$g:",
+    "01nDZ0*WmU58vA[4w[M!1DpZ[*^4x85^X1QIjyG#9Wden1Myx2BONu,[!tGN)&c-IR]91a1&&Y-S(ySBGT,b14w(W7mC[/V/_n^s0uA;01oTh<BONuu:QN60)&dHzl:rY-oB]IFm9>#e0y#F@t_Uk5",
+    "gBlMB,pU-mGtP((4+Eox5ClR$2[J1.L/@sx47vjVu<VD/&L#pY9^zUw1q74(0Sx,l5d<dn5ec=Y0S=R_$qx;-j6)qY00F!.4-PJ*EDsT]1uqymH=_PCswF,&HaVOD8#v7+A0RRRL/N#m0EG(*&([qP",
+    "F7p8[I5MLL2&6&@r=x_Zx1kvh<J0i^TL2:hD,R&>MlCln006i>3h9sm4+@^G4,S#N0xttGH:OJijWsV1H!@R34nGJsGB5y72[$t.I7AdP01fUA0P!CK,Ip2yD.2Xti3J7ik@Ns;mNWsb2n(c+4i2O<",
+    "FAFd;>%]Ll024J:6Epx12$nVv6=R888T.wW>R/dZG%%Y16FC4AHvk>WHt9JI,!/ih2;:m:EDtU50WS(RH/Pa_Fpnn$q/pU*$)gbk&4:=Q$A%6M9@pe&G%[8I8wlQu0S=exIu8)^1^>3PGXMmK(+;j8",
+    "HjzIE]Hv302]3_A4+=Ii4n!6;01o*E0YU^o/<t(Yh6OV)F)Ye14UQ^Tv1khUq5/-f.t!dD02wj&HXjT&)X7N;5r>pZ7&STh1>t^$EFL(V0TVX:6E*,JAT[#/9y9.A&8z]sF7p8]3p6$R1^io:03.On",
+    "v.nTN0RxkC1tT9CG3f&j3%_:oq2nwCR^USP.vuS0Fg5ZN6)<%<9WVd_lPm.-B<Y7j4Fy99v^g@R7BK)0=b@X>1KWEK1;Be>4CZ$Ongj)!;.Wre-JqgW&VdXZHT5A3J@95(1UL=D&k[2;F)+-r4,:%w",
+    "1LXq,tg]v72[ij64W+dN3>cG9i6IXegBBkOGmsP.Ft.AZgjWUXdIGerF%JpD0S$x$4L%FQ0R%V;6W$X%I5[@bECkQd0tV39P796eMGb:84/DfL0R)Ma0S=h6:H!Af+9eF&t6K<j!V;bwwlf5cm:Lew",
+    "oB]dzj@URz8SrTa<Vx-I/-%KQ,1jgK3!CZz4[*+$0zWG,HZ^kW.kSHdG@BMd9^hjZGbA%P01qgd:H#l0Fgdp_4.;%G0R<mb4:7kh4,dPQ0RyE51l^nh0XFV27&q4^7&*5y1%_Mp3H#J54+*z39]Ji6",
+    "F9kO+00@#iD*_ef4w*Cpcm%gIF9bI+013B<9So<u1-1AVO$*Qn9]t(MGaoWA01lA>1/R%)9GkWRFFG>doVEf7;1erL2eGLF88[&i4(N*w6fpn]s[#wL3;C=s!wdoIArA<hxd97>$tDLQ3H9]84zqRx",
+    "jNKss2o1vw1)tIw4.hrq0S%CgKnl8-C;5$l!3,_NFgE^%FgG)i(g74U%T*UK!VCx:4;e-S1CIm%[Q;gs!VDieF#s.sG&le+F*G*,FA>9403.jy03QJ^02wryIU6-;3.SmTD+Q>a3;B(K!VDh+HUJL/",
+    "fvy1v!bAe)3k]fi5C()71;4vn1=GW82]2.H7&8DJHMN,;4+gV#4;)E00TeLjmjNF,HuZu62Gy4:1+CvL4vh:LHz6+[GdYb64&4d>TMr^Zl:rFnT<MMtf&mNJwk8N82dug-9yhRX1JIfW00.6[3.b^h",
+    "10N$YkPI&cGdJ,I4[H9o0R@Yl4.hlQ0WLE#005%_2k[dQ<u2^9J_-Rb1<G8DA0[)1(g7b2HvYK*KUy#]GXOs-Ff%p)1o-FH68sARg:3;/u<npOp#cRV1APONA@75!0;;@n3+VeR4uA[-WiJ3WIbj+$",
+    "ty&J43klCq37Q24#3Tb<1Mcw:4rCt*Hv9@1F#ry>#SRYzoNzxtHaRr:3k8slEe^13(g7niFySu@2llN288[&yAUBE>6f;=T4:=t)37oSk4gL!T[F5dWGyn)A2)noxE-cv*3j(fu00.5K3k9nsA0RX8",
+    "p#cu4:j4VB.Ru:pF=(7;Z#e)jF*rAeSQs>kDGrBNA3imf3.alwToW:L4.MEd4;3/V0QCb8E0PQ=F)^oc7%vhsHUK0xH,^gs0XP5[IgShki>$LzJrp(l8w86Z4+)MK9]SP_9].x51g8rGwk[t6F>8/f",
+    "WFG^Hju--ZGyo]yH_.a9#1$U^H.AnwKCXNtGcu9]2AQBY0,XLy4+YmG4*.a<2HEU8PX#qFGb>uA4L&n4HK7Fpt<joOBpo!gG8Hnv#w,sC/b@^)+2#oc,J/iz,O::c2#oy,6gl,z4Uz@]z1A,VL-(Mm",
+    "5D!b;.>QPr;LQni,h2W5qC*3/B;I]F4+Wr8AuBWdw+->gy2b<PGc@BX:-wkY+cgD,stpeV=b8J;;:hpdpECy31UE7:GXLNn3&4RP9XJ3KF#rz)l+6tdv.(fR&kY[^G]J<<1iJ]U3J(h6pbRE4GVBu$",
+    "NCia;3PT+-00zag8zwL_L-#Zo2%Q27+SytTodPp5I4mR#i)]D!qR/)DrqnG2=$i57A@3bKHxBEy76,a74)!4<EjG%JLk]bS!YmH_tpgb[+Sx<90FI.T6fuDUA0#,mmjemkIs^Me6*SuP0uK%L@WOJK",
+    "y9EdGi3tbe+)5t,Gv37t1;lNNA2l/K#R:/7n.=eNzw[-)Gn$eC6E(&N4:+jVJwG!tI5q%30x_!=03Q/K<XQ520W&i)i%JIA(m<[!HKwQxBrr6I5Dy8&2QLXVHbWLQ01nWo3;;!*MFGVJ437sRH8+$Q",
+    "9x^g&2MLb[9[<7M5eKJ<4+mHY%(DR:1T(9v1>b&D88f%-0^ly]:SGiw:Apn]Udx-f4/v1%As,+#02MK.qyi1i#5WI(0nLpe1:%l39]tmq*&PJlg&+*=:O_KM0;:=i0fk)-1.-Kl3Bt;:9]JeC>z<mA",
+    ">^_r$iaiAX2oD&:&Nu>A/;o8Ig$D!i/L!!6gwz)TBM&)+2P85u03QW4053N-F#rz,oYNN%LdMQGFZcmAG5@hT,x_tZj^H!o2Lk*A9^GB.n*-#cU./2x8U(gPBRDhLOAiB][RslUh8>rj5,$NbGwFf_",
+    "6gP*:1rIrd)(R6bn,mXHjok$RxOETw0gc<S6EppU0S=;3z%nlYGcfd*0]m_HEf1Rk)UpI6I5U<_2<evniWmmouSE@R3F[0EqXGiw1pxCQ4/0JM4h<rB0:[W729J-f9^8WgDgdXp3J(X%,_^EriK7J[",
+    "1_^fg1sE^avIP%a%isk*Gcq/U1rs)_2p:B#g0)Bvz&,%pU/G:K0Sf9u4.DeyARiGq006-/2oC]q-spZ13J):Ey(I+Ej!>SU0j0boAC3Yr00,pTC/U#y;g.F+(H.W;GR)!y08.O8=#c.%83wB22L_Jv",
+    "ea+$pE,=I#FP#A_HUI.I4,Z$>mj=GG0W:fG2H=NU4<mamBLkE5VE>mY>609lG&j2nACUq!024L.9^YGEBQ!Js4;oqFJt#3U00xk)9smdq#snXIH@n3;E,=O%FPi^]Hvk2.fiVw3:6ZsDnE=9700XKD",
+    "4=7$P1qAb!2;vFl2;rb:Su&_$AB>St015e;DGv=+3KKQu6dyk=+_NfQRSU,i0@(OD2oA:tAALC8-sq@,H_/r10WmlL0J^jFFp2_ZR[56)FPH%[IRF5LE)PxL-spbkD**<&pb!sQ.@fS;,[J):F*pD(",
+    "lmRg_00g_:2>MA+Gl7<_6f)ZG2>HZ*gO_:]g#$A/06&oeGdVY;6a$<X4,4Jy2;FH[1gI1bKl]GX95LgL3j_q&NER_P-s*yD4^It21uil%056#VGBN,FfJ>6W3J+F_m.KPH0W&!O1E_^bO6lSS2D6nO",
+    "00.8E1s>=4y$T.V0yF:z(Df)E4:FqPJ>U#GHxEDT-spRz3&#WmmLvwW-s*yD4^I.81uil(06&@nGBY*43KKQ^4;v%o2QQleGdKVPtO=fG<8Sgy53BDo4>T^VACUqv024L.9^YGEBQZGu4;pta1prkG",
+    "#[;5Ju:^T#I0qaLee:c4E-2L#ADjU):b=Y$sf,IBS2C^d2OkeJ:b(XZvH:!%m.KOPGc/KzHVcM]9uC]P4>TuX4;ga>1>R-,4$LVplmRj[00WB%F9R]%x0nY5gM$hVxOEQea0c;tKpzP(xOEdV03J60",
+    "0I;YcMGphHbuT.NFuHXFsk[_pw)qhR:8;cy,Tf-M1,f+t:UR%U=t%QL@G5=2GCAoB4+P[=02_iIrQ8Y]IMs&=2.+k-BRMeS0^nXIyCgp]G%z#(Jv1-i00gua4.xJH3I+A4ECTJS5f2fq+zKxTI5Ek)",
+    "BtJSbH821J<(&MFj9)MO0XH,N6Ec#:8vut>4;oJN2@_QwH!^b)kpee2,5Vk<Gyo3==ol+S>KqG8Jh]Ko4xx/d0I(]rxGN5-6)$@<Hq%);GB,Ed8xNTQfY:An=oUg,RW-LDKbZkDH!uJ[Of)bu00V)z",
+    "761qi>609lHZ[8n50V1JFcUDl3Lg$I00j86Qy)Gv%iIb8R13xg0=_yo@Oh5(93Ol!(=).-IWoKoFPi_5GXN7e053o[HPcxyodGsC06$DLFfafE:pcJn4&((dSvWAN3J-M2!Y_stx>^%H3y@P/1j@Zw",
+    "#yAf<(=(6W*&GJxnoAZlp@ix[93Ol&(=)+-Fg5<@ngKH_Hvj[yaRl($Di2b+@#&F.0W.(VOfxw*00Ww.7Xb(kpb!sP.@geNHaLecE-%:/FOvZ]IRF9en*jp&+b9pg1JhXv=yVrbKQ>^<FNFg(F#s/,",
+    "0yZ>M6caT52<egM+9U$>5d!P$9S/U!Sq@p=KLXQD00.7J6fb,-Hq%);Gcz^*6d#,cGma;^F[KJGRWUZxSudLbH8/o2Ofxw%03$Opo*ET000$foTB#HtkpeQk3KKE>9^Y4ABQi1oA3rtISu8R#.sK6;",
+    "u:^UH-RgpCAAB*:Sw1s0GQJ8AnE^e(HVKHTD.3_L(=)T[0W_!MKTI.<F#rSBg#iEv4&;.OSu_L-FOdQ<IRFzdtO>3vFaQ)Y/<bt;o81ZkRSU,i6E=b:27)*T93Ol&(=)S7Gd7VaADaO,01>_$KLCx[",
+    "R1a3uSuYJWG5]la0WdZ)053_4IRFF0iv]G*4%@qQSvB>xA3,$CDK0ZL056mQGc=D*FgP_b1^>CTHPcx;5HT.])L9iZjaeTFHqu!VGyo3+gX-]!GDQyp(pdnyS@R$aSp<o+8XhphizpN<qgN9*wE,Un",
+    "Hq%)zWivSd2E*o59]ty;l>f7bGd2JY@if8mhQSdCq@oW.I,jCHA2c!mEiy9z1GE+oDAQRLIm7G$4-0f@F9t9*06#i2HaGwS<(&MF(=)V10W:lI3WxP34;xpdFaH8GF#sQt0yM<j0iTHi0[HnW4,MTL",
+    "BQ@a]2<gJ-l>eT8]Lg>[z_osDs^(PNIW*H*J_KHr+Zzv/0ngb94(aqJ4=!3qKOdO=H_/q7H8KDO)Ve1D2oA<@3J+Sl3LlXIG5@^a03QxC00gkE9v;q7oRuXjGc=DbH0zZC00.7&6fb,*In!A=G%+v$",
+    "ADIC(,Ps8a@Sd0aJ/yy]ADsa-05457F#rSX[RaUE4xkVZS,pY=AC3Yu!Y_P&.5mw2stO^HH2<DloRuXiGc=DN[qslw2o9;XFMKjH(=)./GBm3S519d]pa%^W=d/8d,TOZunE=5YFHJQu03.Xq@VIy4",
+    "1qU1,Su;x^4;=0B0X-M=HUK^A0W:i-hcF=AG5[_b128euSu,&;H,ZW-KQ^YeSuceHGC2S*jRG;:00+eXEFTRyvxhYT>z;r):OT)Y@pG67G^0adyD$I.4zdm^d=I%FSw1v1HK!CWn*lX8024I-FI6/&",
+    "(=)T<0WvlKKS;z)F#rkSz&8b[6bBp+S*a8cj[:p63/G;YCl3s[qCXQby$TONoRuXkGc<HM6E/@36*d3]93Ol+(=)S7G&hhbFPi_3F^;_DGXO6;Gc(g!FP[N2GXOtKH842.1Eugg0SFGG5D!>ADG!eV",
+    "vce1u/z^K<48g4;1L+hWKQpVQ2:;]K#[:lW>),RfI0qabd=6KoF90++ktrXX0XP66F*N@$RxvcwSuYAQFaQFg!yXT=0n/G8OE5G5Bs4d+4+XFW2OJ++GxrJ_LNd%L9[<K1ACUn!011ZZD*.*6(vJ)d",
+    "@jQ6)<8D1$Co7>s5e^ZI0tU2$LLUh=l*SDOuT_y6lv)7s83siKlv)o,vHuArF*5MS9^e,O0t6c]FfuF.9]kbyvjHzzGdTb*GddwJ1vN9ZS=;LJR]Lxp4+XVa02_iJt&j[ZIWw:F5EC<g0tD0j0uMNd",
+    "v-jXeHZ(8*JvKBk00Wj64/A,,1hDTK9^>gRT0aIiIWho0Jv2Br01K6wKM&Xf&)f.Gg7qc/uBTTI>XW^13L@N%-z%D2IK!zl0.-;f/(j%)J+xX3w4Vw9kt>t6ECj*;2OJ,KGPGJfH8C:)KbrwHF*KhF",
+    "6E=<qfdV!-EZy7+0hRv@4<]UL1NVsu00.8D1p&oE59$Kp+zJk^1>Qea9^YJFBRMz#4;er42:;>ZJB<J!.X-7*KnENjd=faOJ_c8pyb3Ry0WvuN6Ey%o:-W@6EbZJ11F8xSO2nlJ4,&Y/CJ*WY<!Sdy",
+    "p#^r03LgnI00het1E)C-KeSp7l#f3Ij2aa*<eT(ZAAB*iT0S*2GOG$Nn*lU403tIn06+f$GcYXu+zJmC;1VoLE48CP6EFY==#ujq$t4e]0fF5L1A(+Z9]AD]50L<l@X&/O03X2vIJ8-@*3nom@_<&9",
+    "husPVtcol<4LC74s1y<4053i=HMCkRG&a&60./y52oACiFMKyLv]29!H8+kaADaO-00ZB)2;4yiEDwPKlidme#fvNtOte^fH8!af8#Vw1)Ws$b>yU*R3IW&9SOc=M4,UNwBQ,bxA3rg)S^Zg+.sK6>",
+    "kSPYgtO5rdAAC2oS^y/KIFKnHm-pEd3H,+>FYN&=ETi2D1FQ,UO8TV.4,&Y/CJ*<nr@,x9F*o7sN)HdDxIYED[U#qjH;&$AH1Lf92,%@627)*T93Ol!v]2tkFfx<$ADaO%ktqbmkRAZ0+zJnNv)u[-",
+    "mw-9eumRuxCofAiIRGOyIinR7IRFP74>c!YA3@w9DIWki03VS7IRFcmgeMOd]H&o,[ew*(2[>zY6E:(/4+@3dLoW$AIYS-d00#357dAx!pIQwi2iwX94+X*fKM%G6%8wB;H90t+r3D@dF]C0f0xb=&",
+    "f_p%6Gqa!r5-hqJ$5#&dxC-a4<-nbV[>G3[:b)Ba[N)<3+Mp=5-Kv0I1=iquW,:UBw*dyw-U*sjFqrQ(02_iL<5_4TRt)!C4,3^6Dl.1QHO&GK2CTOMI5#yk>*<TDxu*#)D:*R$KLj=5H_.BNtSJu#",
+    "yQc[Ns^c#Tw*eob0X6r@2mr1J5BvewTq8C%xH^&aHlgYW0Q2.^4&MYLGBtx&ADaO&:hA(4IW(#L0^j0r4S<#($:a(T4Q(DYqXHr@G5j]lIyvy<1^HK#i2Vl+;gaz71rH2d9xJ/.0t4odR3Aw+,0KE6",
+    "Ha0btngb61;E(N)04EOkhz1O]!v,G#Gn_W>7BkGXPZ/.#n,LDgk[SZFGan[3xQ+t^#S8>GnFR#4,2)E-ySp0!(5=E9h_fheCZU%S4.wau3xsP0!<3-_*li-,Hp&46gunw21navi1j+#q45-!O0NtAh",
+    "4*m,RtcP9z<s]^2@$Z22m1QsF0yQ$0WiOEeGB^AmBQ@g/D/!T.HJ_RFIRGy[H8><KC=a]$2I$Bp00.7ACm($:mSrwBG5[^>0X8xK2*S/(9^>g*5*#(7b=+H24+ox,E(qt(1r3GITnnEI4,A3+1>0*b",
+    "5)Uwku;a7k0XH,NFG<Ewlx7Iwy(R[mjtmDJ4>V;TFOdQ>IJpZGH2<C^siGz$FgUpj4;mP.88zm53agP;4#or<eKVA1E-cg&FPi_2GXOL-GC2D:A3!X%.>aH^0WkmrstONHlx72_lnVg^4xSMYS%W.f",
+    "iUO[xLJpG&4,Tpd6f)x#4;vV/D:XO(1Cz,L00.7p1Rs4hlx8kAH2=Q00X8)NBsMVYE+14llx9Df0Wvl;05459Gyo$uH1!1riEIZP4>f9F4;>Hw0WLN)$UHBU0X8%MGd3]dgBTyX12&Xq2-ou$[ZbD.",
+    "lx8o412#1PKac@4HaP$StVIE,;LQ9.s1yX1kRKmEH.V=7H8%hTlR*ZW@6ve*4^FwoE-cv,FPi_2H_.5b<(lpBM,Nq$W,proHZlM&N-fkA2,BA*2C]zC2OJMssT2:70;+:l3H6dd4,UNwBQ@hy2b5+H",
+    "N3e+^0;i8m2oA:tAALELW,c_4056*XHaP$kHS_i5FF!Omlx8oV0W_/QFG<Ev014oYE*^6jqYw[Sktq+40<(iu35T[V4y+0d#6^b]<AyjrjMNGT$>fRAsVM:N:Ie<a.3.k@yNM;wH!/7R2Awzu91lCJ",
+    "DF;>T4.&[bE-li)DKC,%H!%PXzKj7cRx&xTW,kpjHUK^d0W_o+06$AIG&cYgH,!8r2H.Q591mH)6(2%1gTw+ZH!$caFOdN=FaQO=:MsKQ$XO2&w$Kd(#^5xQpX:].g3mk_IIa032bu3G0j_)H&W[BT",
+    "3jBoy0.,Ej41r.[GYqBd3/Xtn4-rQH3.Q]UKmmy6Sq^!OVlOy1H]p0n6*q4NtLX[=>rC%Hg#r&c,:4J/vAa;a4*P@;2*(rx<0Ah)rV0,S=o.^d1_o7M1i[G.1M2^CGU:!E1oHwDHQxdc9N+l[1i^Ig",
+    ":BKD@1vvl%q4FmV//lZ&<BLX1+X3&yEgUug7c&3@mb;xH9^gh(@34A41h<nRP!l/X!2u2BydMOqfhZ4Hhw2OhivbS=l%F6U6EpxBH@;Me1,*(W0<-UF0^u^z.=/-j45arS2-br^4#<!z1g4)L5i]e_",
+    "$N@(@3<kA;#;4]kI59ZK0uB3vFCQy7030[_5I6t/:Yhsu)&&oa0juf=1F;Yt4+xj#ARiJn04z8%;(,^YG5@Q%0uT/&h6XD$FaR$JGco@#12j1R0m:r^!_wtR3.Ku=4CM1HB[Vev01XU/1^@c!HvlU%",
+    "IRGLxF#s$xGynvjt]$*$(9-Y8xxXk62i65I5-8adD:X0xBQ,J=BQq/z4.XhCD:XF$F9]g>04>2!00qSVN)N-V.LV3psRA1@)&(awFaQ,dl:@MJA1X4]1uHi+00fq#Q64a]5d)&o4G*3H;&/H!(E$$!",
+    ",xog-GdVe&1@U[r9^>qk1e%E,4.nn29^S#]9^f$,$RIBRIWzzP+Z7MX0r/>+EI2s&5g0iD9610lDmgF!Bsnku1yBRsvjPm=<&W:#lsOM!=b0-SH#7hRlK_$QGuQ.:IWRK,GdVCd86!3.5Dy#J1p>@D",
+    "ILqG*9].tn1up]OH_-_:d/JY3it7vny<62%s[$4:H_.X[*aa=tGBp4zGB*GuGC7T#0uI-(FOdN;GSU]:2s1R^*&rVhGyps_Gcd&54ihpNBQq/z4.U#KD:F3!F9]a<051bHFaQDMWe:[%oa+obIWshf",
+    "1^8Nz00zpkFa-kEApQ[uQ5!Uf1>ZhFC/8^#0@T7g4@Sd89]$tI5g!sU04zB*nU60cH8&X^I4lqkA/m[gHZTA$2[tkSE,=F!1(T6V56c0r:kKS8HIa@m2eH_O01XV,1rH&y+Aj!E8#&ko6F8DW9XYrW",
+    "1n00a57z-.:kI]f%_vl4H88mA3>mwGH95KK3/Eq)4yZ)^)rlAnI;n41A3,nxEHg5*iZ_ATMj11to-eSH&H)V2j0q2r0jvQ6teqMk4:.Y)FTw&bHvk>HH2<#60yF:)(CiEY%7,5uG4MVUF#r/W00P@a",
+    "2h.G<7^e]y0+JdC$MysRf*Txt#[viLo*XX&IXJYY2L@:d4+zLQ9].k:sU83w1ed1/3a]]Tu1pD_;GX+g0R0mlHKp(w6*%=!0S=fG-2tD2Ij;pKiDCe,5e^a_6EvET3NJP]Is2pmBQZGu9Wwv@+YbrP",
+    "js>10osKFWW,#5g0]m&!DK7:&Ir**)02_iH@/kK@at[UjqyZi/024Ba1O&Ih2M,0A,V9G(GBGqb@/kLsDmF1U06zpWF*VSE3.ky81r71:2;vziLJIq&0UtFm00R4+IuBO,qyaDc0W&ZF1.vyz9^+UR",
+    "asY*e1qtWP2Lrw70RpG4BMtDJ1Rn^8.WL$liiH6So:_K[:M#P<Q4f6EuLuCS4g%r.4+Z:C4_>!8s3kHqH!uJXD1e-=KW#WLIFgMC4.x=+B<4fuHV4J(E)I*u6$G<y6a.T:0S6ukng0a:B@Y[Pybu*P",
+    "-]mSm;*sxG16L02vJwK>@2r7Pr==uo![q<02M,77r6mtIvi1,JZ438MFQNfBG;#@*AGifD03Qi9<5M9-$(jNW1)7:iFL*aJ02nm<A2l<q4qG2hG=FQ44+N#:Lmvn:n%GbqH@:k,1n.lh2,y4u4/e1T",
+    "S06Amq31&/G&oTY1loj0F9tL*02DUe@zsF)Tn@(V%;AvQ$z_5Xn#_6cv%>W]H8h-f2MfK=W,c/>[9zI=@VJp1HI%yn4w8Wd4+Mdv2p.wL007>A1@fk-1JH[D0GP^l4Z9Q%2c6CdKji[7H8!cX0S^S>",
+    "/F9:F.mnn83NoII0SJIBA3Hh7n+yV53(=7voYpo6#jOel91nf,=#U$AH2=Q10Xa2@Boj6OA67P*sRTcm0WvZ+053_2FwvU_35mY_1,J;a91mK%3LlXIFaQ%b03QxF03tLn01rRdn+yO[3&sQj!Uq5d",
+    "4#orzecYQ20PV_v4!jC4n*ld502VaB:jMuztF,]yoB/X3053,^FyWgF4W3UPH[/BmTI8DyFOdQ/H:wH_H2<zDH2<.uH2<z#Gya4R3F(=*3FG1d4*:BF4]wdG3.RbD9yF=851Iku%mN3rsY4%DGLpdy",
+    "FO&f;FaQI*3J*:5=#TN=+cpQ!#_/qBA6YZJ3J*fRn*u#KH#PttlL0xW%mN7K-YAO>1DUA/2i5#GA3!ji!3!=i12H!MFOdQ/F[l&,[.:Z,4KX*U6cacA4;q5!3-.LI(*g.8kpm8yIv-&7f^9L4GBB4,",
+    "FPZ<]FqusTu,Zc^RxvoJ!3!=%0WmZHFH15ohnx%v]Aqq]GWP@!T8f+u503)Pj^Hga>b;v_F=SIt1=tmBA3!-doD2X^3&#Wk+8F/[4#xx!eUh9E0Q1aP4!#O6n*lR1024O/A3!#=!3!=*0WmQEFH15o",
+    "mz)d.oY=lQ05>u$A6Yo83LlXIH2<Pg03QxF00hmuE)PJSoD2X^3&#Wkf-a#O4#xx!d!n2S0=zqR4y+0.n*lU603tOp03TL0nW+Rn3o.Y@00GCkD,W=(kF=0WN,!@01fjPB00.7S1]M28qZJQ9zncOf",
+    "GBB&03/G%,50nASDKjxOIok#g2AQb<FDo^R=Rxj6>104=H8,Jh6F2^9Hvk>BHso_#)#n5cT/TR61=(s(E-liuasz]yXaF4#IP]mu1aJ)Wv-hOc[uduSGp=PaFCaEE=t1s4oRtAD1TizeVFde]JP!@=",
+    "v-hH(*cl6qvo0exI2j[3ED#SH&tU]<0t.]<E,wW)GXMk9>XG_uVFb3LFb_<SlCv%wFaRewHvknl:y7_hA0H];iS7:<If4QN:!^7DF>p3)1oz^44@1^O0X[J:GynyY0Ur<Fsb<PeIWp!2BRMn_BQ,1#",
+    "4.Y6SD:*j+F9.m_06zdQIXD0V+OZiA#R2rR0RyQ53$$km,SZC),t!L+EZ>4F2H=7#1yBRUNFF$%odGYB0WdfKF9$F-051>RHvk;o;!9OdGI0d(y/V>3<x5pc=1Wy-2[JZ<1@h1PAqLr_3J/Kv=t1sQ",
+    "GU_l(4@q$_Edl.OHx7mdA7VA2odGWgFf[,#4KOqS1Lpx7G^Z+pG&UI[H!KhjA/U*eG&uk,2[kbQF9I])00EmJ55<uXv-hO%!UPM^1r]0;01XV*1urT#HUKL&H_/CyFaRzxIRGD*0WzMQ0S;my9]$sv",
+    "rXe2;G5@RBQyVgz1]v5#86!0-5Dy@o1^ir/03QlB>z<oiG2Ryep*#/A0ra#11FHfI@Vkm803A61A1gTk9610JIRGp$FaSSbIXOA/3mQ4ot0D[f:k1DN)ded#Hvj>30Rh;Z1OpHc8@T8=J[vOl&MXJU",
+    "&<c]i0S=M:t0DrFtt/160q;W[1E_TFWj8Z1H=%^7@-0IJ9^g-[9V->300YI913fu6G]_kxkO4O[%NIWeIW[+f1^>mdHUKL#GV:8LGcq.ABR4D%4.UjED:69%F9.U+051SGF#rPB-RX,O0qL[:0Hpo]",
+    "3xWm_G*AEy41xwPDl]3#D:OI&1GBItEi=WQ1^]YWHPj0)1_f4MFA>8@(giCtIRF6e775s;Bo7-#9RxlcG:;fb9]$(m1uio+00WZtJrBnL.Fo+,sR9d]9SF6sD*z1)(giOnH!%P!H!^bsH#GnrGNus>",
+    "F#r$P0pYX(1-=1-F9$O*-j[rCS2O<WlL0v_IpDMb0IE0,4(zT0Kd/HZH!^bZ@T@#iF#sRI0x$qC4:mXeFUJBlH[i4ZEj2X&0pt(_r0g#VyF</4IWaNcv-jCWGBuz41>F#J8a3av0SSQt0)G)P&G,cm",
+    "0=G9!2cFtX9]Sp,&H<uQx;l>aRREJa42eGm;WY>sHaIrjvjHMAGXO3$IRF(fm&gJFD.1]l,LnBNWidGbGdVIdlmZV1um33k91lC(vjGHh4+Pw=0WCB)00EbO3E1-54+5D20-^RH4><4^0Y57:IWqu1",
+    "1T[1=00ooV5Dx[W$U7!7GwzB@0-:WaH#Xd^0WViHFaSUM0Wml,024X&g+31w/5PS)vIYy.vjG9$F%Kcdw.G^X&jt;*+Oq)yvr7+u$G0Q[jMD,Si_@5EBns,@J@Up9KLQmmC=t3QvjH!6F*5)!95*ol",
+    "4!P.D6*h:!BLeB]PYbgA1vND:IGDB)AZ^q>0qG3^l#:(:2aC!D9_Wh+:j)1J[E!qEZN:c*3+#y)4!754Avi223&a0s0-/;85Jmt3mLd)Rm.bOA=y(@SFdPqFirWGX:!kq$h/WTn04p=4u^cE)0^l>;",
+    "iWCnA-sGBEFo<m)0.sGqGBJtX0wpao*W(8t3O0$^0uwR,4+8!02<1aK1@kY&,U0,Wf(8zh:lOjZ5elQ>2M,F1,U1#p%LELfmPH&heFT[$9yqA20U9^vhz1SUj!z4H95bEb0uKDO2;g!=P%i:FG;VfI",
+    "1C!zgBQ!U%6(18f#q]XNt]kUs48,*X2br,n9]JPP=#uYW4;V:71r.2^9^77E1jdU<4+D=n6a>=O3PT;OH2;&.4F,t-48,*X3CH3K4+O-Z1p*@v#PtOeIRFlxqDcheqXq<G1r6RF4+N=tFbKr-1q@k9",
+    "B<[LQ0zV%)F_s!+1Azh$I:hw>BsDj#jRzkOGy9H34*]8-1[O5N*hUWv!14tnGByAo2[@_S2[.,G6gL14zyt/i2M+>i<&zO_H[C4@otYE_hy)C-[0IoZ#_TazgcJv-tsoAkmKX!u3j_,69^h9N:jekA",
+    "91mZ,<&yir2=^-56Egr0I/AZu6gL1L1vvl<IJ/f7A2vAv4,.<^J^:+MH8TJbG1D=*zLqBj+s8j1Io+cr4,LHX1r#<(5encW2G<!S1iK9%k=wfn<&zI^HJ_651+K_@0wWJOg$D(h[_,;tpZ>H.H#IN,",
+    "FE^.dg$ENi01pVttv<3+EGrN60fh$x!iEbCvdSk0x5Gal4mpg]Wi2%>00G].51Rq)pH2kig,H(+$lYfEq!14&&g^(1Iyo=i05&,^G3/lR4,LX19x$XW0lYsCLZQ<U2cV)b9[<7:78=FT8xKXw,YXt4",
+    "+o^Qr/usb/0W>rr6*u981@iRGfC:N:4/Ia,13x,BH#h(.r_xrBih_0M@vNZsHa3cb11^:sHUK0sIl:1IT8V/LBR4hx1HU2.1G(idBQ!X,A^;z&IEjM-1h_:59yE;00mTUk]K:3d3jQQ74KO*QC/7cO",
+    "G5]a<EHeNTH2<Pf03Ql9[3H(!)4:W6HiSJ7FOJkCKL[,^G3GM>n([smfdR3!J^-62H8ub/Ff%NOrwk6D-y(fvFDE%R.ufmMIXM6;8#yun4+Ynb1@hzpxE2S$/K%>:+Xx7hp9lg595MGJ6F2^4,Rl+u",
+    "8Ut4yH@yEmpaUOXG^-=w6[oW%4;X]DNFFf&FYX31F_8:lFDo@N06*CRIW-o;F9$X-04*_x04y=xpP2&:kpaKw0Urc8%H%^<*)]WI0:9<0KU+C5Gyo4L,TMj*%1s3N,5d@k*6kc4H8NQrd=X^4BQ!Vw",
+    "ABqAt03tRq-&TCX4!Pz(03#2r0gLu!1;)2qEyYbGIW*Sm86N=S#Z51NGB5xy3p6tTGBh$QCl9=:#Z4nQH[t-wWH7^]FEltX03$In.q#hVG[q.sGk>)=Z8F781(T9$4wQ,&0pLvu:7>Cc3dblf9x*e-",
+    "O$ExiAr9=O0RfIs3Dl)B4,3gC9^YFeO%=b>%NY*^#Z5CdHZ1BZ4-aNw23rorO(Qus!!REMF_v-+BM&=qO%=i3o..)FGQ_[.ob;9^1Jkh.1w[@ELmoE(2fu-/1w-.TO$o,hNDl.ZO#:zk$W0;MG5[;!",
+    "Hvkwm051YJG5@*Oix&jd-U5Dx2UP[S7zfSv6%RScO$37i4;4+B6f^!EA0#%(O%=qR*clHC$xR-#G@si+6)[C02[uC&IRFmHO$9-=0;ADyGBE%j05gcuFA2#>8aMz5hP((2<zWFt)AAq/fVl/4Fv(3H",
+    "iUBzQ4u^a41L@RPBM&-nMie&y9]bo6FE/+a01rBxj2-8P7#[_T$xSjdH!Ld-=#RFE1DVTd4S/^<1/yP>0F=<z9m!1-IOsVK0H&H12+2(=k=wg_00gDeIsga[1BV9#B<a1:2NpEj[[[_Phz9>24:@M@",
+    "J]9=#06+Z!G&3*&6EwFHF90+,j0XgQ1uxVAG&9jnFIYJ/053Z=F#r@e#uE:J(M/:aG3Hnf;/BoT!5a=X0;]zX>+$p0zXuOc(oF#9We<iO(<hmPk)#+O2[hA9FCsTI03]Xx#0L*r(<hgNh9wj<pc)SX",
+    "jwK:CFaSSlGB>_PO(QZm*h_eu-R6nZ%;1wImNE[EB:^*(6%QNJO%=hzr4]jz2;5.93I3uo3yLKRdmke+(<h:T03Rnb00WGt0R#RM4^I^71g[ehhyv413fA=M4uaV_5-(pdA1F1@O&<nR03RJWxPbu/",
+    "1<37N1(NU)6g9vL41pvVIMYoNH2;[PEe@>1-xPnq2j*1[(<g-50uN&8BN91^I1dHZmnQ,v4;NRN8abAN3IpJ=0T1s6)J,2MIRF9v;.Eh_0<Y0)2RQ&PG%^]-95d<.50U^ZO)m#IIRG!70yi)KFOdN@",
+    "GXM@mzr-Qtf&noA1O2/R50L@D#6A,+03I->6f_.PAFKg0,;.zH[4).N+D!(/pC&&8H8nZgO&<.U051zNHvlp+HY>I(z5&^!1jEZ4KVdX7G_7)ByQ(!0Gu/%UGS4U.2[HgAH8lVqY&6]X6*7>IFdj3^",
+    "C.M#>BQY%JJP!,eC;5]s,AxRA6F2^KG1Dj(GV6E(>=t:K3)3hc4L99QG%@0h03Ql803tXv03QT4h6pbSGBMsw9y9.1($pjnEeH.,-7tN04+ZBJKO[9cHR4SbH2<zAH2;*j77q%/g*zV#HA5CT01lH2",
+    "2mRPl4dYD,:EbgV1UKVN111jRO(iuslP(>uGyXvczXcAm7!L5,83n;g6$AG%4C750H_/3xH_.8L0uMUlO%*c#/Tr]Q.4q+tGu-Ir3pK;A6EFY]3#R/z9].,;9Wek7.4qp^GypFKG&k:m88Pfp95&Je",
+    "7Buk#4(Xy51y:HIlmQqs.4rG&0XH@Q4vh&92-N2yJF1ic2Dr%y4+Z9i2LN&pINnAN2dtC.4;=;iBrp5[GBE%&Fg7[1<&OM4,bMix0Hy-E9qUa5vJeiR@T>&-5(I)dACmzx:rE6f<0leJ1%Z.(10<eR",
+    "jRzGq:rEd7IRF514:]G9B>B94jRzAq01pVe+&:dEjRz0)0qacxgDwN5<,q&N2Lhoc0Hy-E(gEvD0kfqq4>E9:0D/k+JMB#rH2<!g0W.&.Ik-pFhc6sC(Hjqp0>[yEF*A[b2oF*1O+WYnF*7y*6FC4c",
+    "2[.wUFC#cI03.du#0L*n;M(,b)CdO7.uDHdo+T7F)gmr6GGG9w>!kJ23</MGIiMvYH8iUM4!1/F;)(P=iiHRd3ZNw_0yQ(v0U0*[95[ayHUJL3R[)qs3W_u73!)>pe-)!h02w&13lA5a>9PD^>)P<,",
+    "pgIqM0iO0GFOmW:Gyo$oHnk@bHg*oa@#%GniUJQP[7oNmH2;-*ArBz=O%9<J4&[d!1h]O>1kei%n.N,E[Y<J.03]gsz%3jx00J5WkX8/-O#@9:4@KHl2+Z6&9]$&tBo985&0QNX00L$o;glx6P7esz",
+    "uTv=DIHC_;(i[hlk6]BqF<#PTIoA=^H#s+kP7YlkOEQQ_KLj-6If+gW1LCh!1.*SkGXM-sWDhBcPCqX,IW&q+IW-*mQw)&CEd@>u9]$-&P7*i(4,a229XK])/xHf9Hb5UJH.3-bTp2e2A1yhPP6<IE",
+    "2wN@$H#e0]0gTQs50n9xP98M;A1XBfGchqRS@U4eP9rfkf*KEu0<.h_6fxGS2Oj@1f*J+0xey.#0Wy]O2B$O+E]yLuF)-VC8Xp5OmQEjkGypFPF)-u#F)%DA55EDHP7=VbnItb[FgTV<KQu8jH_/Fx",
+    "HmfEd2[8C5BsMkx9]1N188rYOO*H<n/[z1Zp_VpsHOLYZIRGCEIQS;Z0yoY988,k7>$U,MssanpVFR1iF$%oj2M,JQC;5hje-GKKPY$^QEds!^1>J2jI^V+a0^ltr$OJFs0yZ@PAB>Sr<scYE%E18,",
+    "4W,lqGcq+dvWWr<J:lU708.LO1Tr!:H5mq#jsyoB4^9U>1@#st=hF#nrU4I[0n<k!1p2HjA67Wntpz@r0Wmi;08dCVG%+#&3emFy9yIg;FIhJ/w+bJR0x]#,IKYGj9^YRU3L,Z$053i;Ifa)J3a]DC",
+    "2a%))95bY^0tU6OTMu^Nml7=BFqf7+AD96%n)(C:lJEx_KsMB=1wWhtF*h[-6EcU6Mh[4gml6Zc!vg:a4yFn(SUE5N4_>!j.wOXeh7J!7rV1lCHvkVm+2IBNRSTyI1edHh6*21$2OJN0+2IBQrU4![",
+    "rwT8c0WmiK1C!.>A5^Hbtpz@r0Wmi+08dCVG%z-+2ZO/>0SFG75Fc4JxC$RZHpS/y0jkDG95L7d50e3lxCSyfH94LJ55WV<tpy1E%MK4e%&i4Kgaa@)IRGDy0x[o@D+q;t10M@HpcErBF#sPvGtuD&",
+    "08]UC4g_AkFb3eDI]m#Oe9>;s0>E=995AK.51Rr0C.Bc79UoOO$gKrGmH[y_HUI-m6dz18iIM[qGw9zQ1)&rN91mKd6d#ZRFu4j6F#sP9F#sboG5@,f&EW.P#MvVVx[ziLfGGmLIuCh/k=;UQGd6%J",
+    "ADRI+03tUz-8@C(ImE36KbiqCHZuSNs0trRF</%;2HxH-00.7>1s>:8fhiA:0>NpJGB,Inpau=Ps0tJ@-S:))$:9b7RSU%g1MD[k&fyUU91nQO-RXYy0S=FyDIb:sHvj[=lMe&flMfG7kDd)L3=p(T",
+    "FR^qQHNUL]A51aFs5%oe>U8rx2oBW[A6Yf:3Lio-yD1+4HUJ,y0X6=zwDnX!1vfb;#Nh<XE-jPU1V0WjI5;n$1QRp:FAFp.gwp_8jp#8CTK.s(6gT0_S]0&6o@eJg.An.V9uGYJkplu#2L1yB%E&+h",
+    "(9!^AJJIhLFCQ:B[*ePQH#IW7GY.#N-3ERgbPo=vkpnz6HZaMNF%vQX1l$4,9I:MW1iu0d$&oP+2(hCC9]Jew-3E.<01w&$&5.!2GyoVe039&=A1gBe8#Mp^&$e3*@rsoGHvkV=>mKlH2RAa)!y>LL",
+    "G5@XYgf9!/1tT_(86!C;5Dy[X1uHo*051qRGXO6FF*yJMgCP&e0rQaqD:XU70yQ/-HaGwc1p5L7A0H]:ytWZ4F))DwA_rFA11&H#&-/in0WhZe0xt$OIRGybHaP$_HZd_*Gd3]b86!3.5Dy!G1>M4D",
+    "IQx;<F9tF&00E%S84iF31Hxku$pP(/13NY@H,H8fGdKVZ41fkNDl->zD:F9$Au_CE0^aqOKVdC4H:COkF9tR<051]YHvl[_GdPaOFcUBUBQY!x4.XP6D:O3zF9.X:04>E)00fowDi6s4/aB.DHZ(HO",
+    "1tm2&000dP&-:6lHZTAyHZlMaHZcsllm!Li,473/0p*bcF9$X:;$0A15i]e*n#wQ:mIfm:I2j[3ED#SNmIf-_F#s.JH!^b(Gd2JO*M^.)%K>n$11vT,/n)t/03A30A1gQj9610HIRFi_umu77zeW#X",
+    "/nF3fF*X1%5,_LZD:*R$BRMk^BQz@!4.XV8D:*g*F9.m^051YDFaQCaP7lig-E<9yHi;^R7&p$_FC8^kA1gNi88,k1,LMH9HK:j_0qlS[50C,67as:ThO8wY5H*FYB;7LiBMkEVFB32T6EOe^A;gtv",
+    "H=8Ma9]$)9F9RzzimW99mmv;!0pO7XJ2x=if(8e(i)#Q441xwPDl[+vD:O0yAv81qEjBj*FJLw[)C)c^HZlMNkpUkPG13JqG&2ALu1o,cC.71/A.>jaG&le+2sJPOF9J0,00E3j56c1Ikpnw7G&j,(",
+    "7B)Bl4Ghu+FDf/Q04p[(03kLx04+2z00G4t57@0Wkpl+j;qd%J-E<9#S1.rSl:s$0FaR$PGB*G(!2&Wi051;SH2MM@!U8h<9^qDBAHf1J-E<9l3X#AB3iq<M37bSe8#OaB-E<9a:y^Oe1p]#Y45gPk",
+    "4#trK2KkgT4+YbrAtN]5lS:=j%%m;3(LNM2-^[.>IIW/v2h7AX46;Hc3bVp90xJ&(#gPLqWivDYGc@0elmZV1oazMt91lCikplyA4+Wg+1r46m7z2,F2-@Se4+h1N0]3jX0^o!skpnL)HaP%41UWM^",
+    "00ivmFdqdr#E^C5qLLX1rrHP(Hka%V0nxP$4>3pG126aiGc*7Qo176ZKQb(mw+/7/0y8rJ50V1F!w(WPl2H#0/avTm,Vg)k5Dz],nE;iZmmdxEKn2b#2OJN5l$il8HZcG%ngKR300X9qH2_/$4=<.z",
+    "0WX-WGcW)zO*b;EBQ@LsO9uQ%2OJ++HMa=MkODLS5-6cE4Ke=SHZU:(A3isfnE;P)3&aEj&6Q_ekW&X74^FxG0WLN(056&WHZuSO!/Y#Z&pr/7pRf^jm-pBc1EvZOO>Z4d1FE;!00.7=1ut1LFs2G0",
+    "kODCP5,.QC4ln:CF*g7YK$MvQD:XL&1J2qj00.7n1Rs4gl$il8HZ%Y)nE=I500Oz98v:[5O%GI*nE<^E0WvfIFHJWy00Z)cD**<&nh+0J,V@rEGC0]9E-cg&FOmT=GXMgr-^@;(-35yh1INQg5-OoG",
+    "J_IG6gaa@$F#tc20x:c*01@3)9^O[^6caQ6A3rvfnE<*@HUI.bWdH_ctPUT2H.XzHE-cs+FPH%_Hvk9YzY+i;4=z3Y6CaiVH_.5o6c0>5nE;ZgX#fZg=#vbVHlY+BkODHf3KBE@9^YAC1:cY]4;vWe",
+    "0V>2&00W>O00.7n1Rs4ll$il8HaP$.m-p9900Yv]P6FiHA@d:4nE<^K0WmcIFHJWy00Z&6EC2@&-[>jCIDsiIkODC]s0tD;03QxA02DXj6c0d<nE<*@HUJYh:=BxS00$foeUzC2E-ld$FPH&0FaQV9",
+    "&=j+wG%S:v0WS.OG5]la0W&u>01r*V[yq_n03J2_0QPVXS<H<WLNvQ69[<Q3ACUn$00+S6A[[cjDHAxnDK9QGHj^Fa1CUrAGyoDc00YulFAX-^l9:TNT[JN=02DLi*ghWtHG.#-1KQAJ03HuGl9:Sn",
+    "aSW1_0U]Ru03SLt=.pm[H8GKy0Ry^J0[[mNq-LcxFA+2:k(mJ*IkfI13AN,tBQ,1#4.My*6FI!<BnDRx3BK+mH8VCj015m957+>Fi2;(+0va^ECOJ1b01X6,0]g%sAhU1;Q46zh1G$I_4%Na10iu-3",
+    "4>^d)0Y3&aG&tb^9^+azdn,9N03$g#88bLBED#SN,_^r.GXO6LI5hw+G%=4J/#(Q5%K;#<0XsQ3GSCGF[:/pd4GXLeA1W_Z%:=YhFaQNm0Wl1U/q:^rmJ$z,0oQ:64+zV@1rHO,!UZKWFqWn=1(O03",
+    "HyHwAA0053rZxgT8ZpYk1ptTUArA.E1^,r)00NxWA@iv=k(mJl.pK,S>Bj>YtHm(<4Ge$/FDf!O04p*%024Fi2<38a0sRIKVf<ntF9R]-*R^)#=Jote&-/>qFaRSnG8rQ;ED#SN&-/>qH2<C<=34S/",
+    "0Wvt%wgdr$j_EZe0g-&j1E&HTG]&YH;#%<N4Gho)4.YW&1qe]aG]&YEpYc5lpb,M&>c#xw0g-&j8ZwC15(_RK4,%FJD:XO(6E+z$HZd#=4.VKYD:gF#F9.d<04>B,00OO*AP:j=k(mJlsRA1=m.A=]",
+    "H_.]t/n);)H_.>t00Zy,C/8NQ0mG*t4@JvFF9tI;051]VH_/d+GXNtvH5nr]ED#SN(giCxH_/pQIWPb(0y8rJKgR(xGAxmq0R,m)8aL7fCNVHL01X8F0tFurAc@FbQ3R$01yBQv%mf@c(giP&0Wmka",
+    "7d]pEF#rU;0Ur<Cf(9!wG3pUBF)/b3A_P%y4-..d13m)k5eHWf3F-9q0x&fIKga.vG%S&s0RyQ58#ICj7c/Y-2cLr>1s<L^:/6i28#ICj1Fw1vjX(s>j9U+0xWWV.2RMQK1uqgfG]_ktGc=DsGdCF[",
+    "I4lqkA.>jaG%x<k2sDfxJ_1_r00Oep6c5M&k(mJl/K:o!(gi0qH2<Vg(GCS44.L:m2vG^-9R!j5APl5R0-&EE58DBenE;d4.1rrwG;1AAFIO^%06&ufF*Y**0J->r4xEz#Kd%BXH#q.f@T[QyH#Yzu",
+    "!U8q@9^qMEAIAbSkeLB3G%=4I*B%L=.xdLG,vuulH8qf#0W3K&06#,HF*l_n5^yWTZDM6)WNB>=hpZL^CJBwK7B3PxHUK[WGc,BelNApD/+[6UF@1nqEjBU$JTW-o,IEn9H!Pz84)/%+2$[JT38p+R",
+    "2[^0AlNBEZHUJVg01A+<LK!)W$07$_0)y/q9]bjH4T$n5CM+e8yb/iJ-]m9A9]c;X0S<nw69TpH77n$t3JJY^MGpdp2M)N93lll4kqQq4i.Al.0XgrTYy+*j0^l.((IFKv/$dRF1_q_06$g/.Ko10m",
+    "sw58z#)<DBo$MJ83Ce*i4(ay>0(cF#%mV>*sss,SgpCUZ>@n<M2P,sPpU;=q2c@ED86^8:Bn8m_2FQU=FA6v@-:-2c82zP59x&zv1)9uf4+P%TY5,=s)T-=wsHQLjr_;<]#G;uZwEQCiwgLtJh7t&<",
+    "1>GswYYN701(p_N.ohoJoU_8@N(-:cDJ(anoC*ZB0]TG]4+@C@7Y4oiCl3dzjUWr/5f07*3XB8-kd6%uhX)<8F!Y,t0KZKL->(##@l1*Q3eJuVFA6g.n1oXg3a#u40=A1/0@UkHHb6fNH#S]NybTPK",
+    "1OkL]2J(tr3),Rq1;1u)D:p2c$pZz!#2F3D*%txP8V:^Jj^,.Q4$]Hh5-Yw:Ff2El!3q_Fyaf*p,rpE61_oJx1(V5DF9J3+u%@hTH]:K18#blJ0s*N44.YL7DFBxW4+yEo0tA(e5D$Os:nQ[M;j#S6",
+    "0>=K46f<]+6Aq)U0]nL3Mjt0Rqpkx#cq/kFfr20(8!,S3rS^H^xYP[[/Z[hk1CX.62c67M4#=7&[;u6r;j#:%H.jWa1H<Yo1:<r&0V5ARfxv1E.:Md:q39>uI5IWK<D2]L/i;v@L5JumKl/ePGcf/Y",
+    "GnJhp1H*U./;Dbbpdb$rkCP4q@DYIfqxS*.Zvg6A4//vUC;7aCxc34Ci-gG[70K@pFDflJ052dhH_.cT0uL9O>5uci/_FKQG&0@s4ihcN7Y@^IfDR88qX7:qw5^HtG:z6H4&4VI7&oig0uN4#.]#ja",
+    "GC4K;2/3DmAB+Mq$Ab;OGQn6M05yUW6EfE^54QpL<D3I+01qyQ6CWEh+Y&EgIW+(S$65df4+iVj4G%e@sAB>d4cig^vJnN>5+61)051hIGXM@k>u(l8l.+nW>5r7Z4.a/*(@FwBHQN#]6f@*iFAg-[",
+    "00iHQE)Q#wgAW!o#+;@sPmzNUFGn-p014/]9UliXz3:hKDjz2=wh]9PqY<u5F_9H*4=F]_DI>y8Ss#S_G<^w9iUKqMA_ZJSZ660WqY<vt0W,t!4j&&g01ph!p#u!3#3KdN-Xnn)GXmwzKo0/t-4lvX",
+    ":9ryfGOiyB(hCRQdJjj:5(vJQ6b^c>5)U^ms$:&5Z4U&@5*0N7A2u<pA2l>qB<Oc0DGvwi!UYfZ0rJ@<2Hu>%4,&>$0y8Z!HQB8N8Z@h90K2pd1i,!!4,.pC7(XX6F*k*_7#[&M>y@&_qmuy+)Di/:",
+    "(h3hNx9]/QYaawO)e-]0HtC2V9]JPlmKOz_w-^.<sXz^3;,CyjGypG1GB(48ASp66[8A4Ih!Y.fGVkyX4qXEK$rleWw$_[i3pj^r6f_;QAAL9g080-z0/3sE6f3/xRSK@&Jr06T1h%ju9]AD>-tC4l",
+    "(jgBZg7FRsx&.FMHiYpG88OzzFfK7V@9/c2:O&6=hVc##<CFLJ)&nUrI-lVag(wG,pB4q$Aq27P6$Igg5Crz-M+xXSFEKMYtc;:71B(kU1_NE^3kmT^1L:m&2Ze,O1EjPH2>+OXo0$#/reg&9zD5C@",
+    "K:.n=GVoso-+@!5[=KSN;P4c2G]s&j6/whhwAuj!y,W&)0STFbBn0JP4+Hm02/#ITu)RhI=!yYKsfi8**Si/FyQ2-t12NP_440oq4a<iy2&n/jG%T5t0uHAF1B2)R4!(:_2)z#u#Sj9+jx7%ypXFIA",
+    "GCBMMEHW(Hvjz&x1^QQ(hy((ZB<VPVBQZC@1PV>cE40_D4ZZLcHECpcnpO^nx$G4Jwj2Va(LDyrVgaxa1nO1.N(0lp5e@rUfdvsTiR_2vP7ydsB[Mgt3J%w10=r&U4+TyqGdTbfHvj=W5)MuQ698//",
+    "1_X0.H_.kg00XGQI^T0(698//1_g6.HvkFLsz<F+P5_1DZ65]TP8K!*14je<I^T0(698//1_yI:H2;[z/m8!#P5_1DZ65]VP8T!)0,Xc[n%M#lP5_1DZ65]WP8Kr&3EuP+9yv][698//202a>G5@<U",
+    "00i,f1P)IE6aa581_D*E7BK(.N)$ErfDjH*0u%spF9tC&Q3sL+3EHv]E,=Au0u%sp9]kd%1[X2>0!jpxp$Hx@Q34bIaxVrkGf<[f01@F-0*h<PG*JQ+0CFz]F*H#ZHvkef00Z)L4p9OW0CFz]F*Q*K",
+    "o(2L+1e1gl0,pv9ydwpOp$,A62<e9tnpy-(;<9o&aSXEy4+Q/T1C5L@E<O80+9VGLg5g[Q:7)xAIQeV;7XrN+3$%j*2iX!20+b:N,Q5lifcY:IGk6_YGxeSh1;j0l35K&P2(*wO1i@pF1O*4_>yG;M",
+    "-2$3ZGmF0x4+Poc5f1;5[WuJ:0uKb[tPmeVG@jZz8!@X@%^Wmq>W/%xwE+d>)N2m_(G_;h4/0>o6AiQ=9W-ft0RX%M4,xtJ0SCXZ0R=vg4*[U80R!D:4<lJk4WA^IA_Y-9(E$#,0Rc@A7@p)vLg<7Y",
+    "5,k7=4epc!4v+&M2Q:g65H$cTGdi[j5-KDh9]AJB2;w_v5(:8o1:uw%1GfnSi7pJTfeRlVGqwo.&lL=9(j)^!:k$tF=_e$lov2bDHZZjb1H6Pj4+OOd4%6cs8aJ=54+XUeFMBgG01nOs50nM72>FJE",
+    "00!BYZ3(Dl3(34e6)TpUJ0CALvk3#L3J(L&[R9S++#;<QGP4O1G5c:11irx#4*.r[849uj4+XRdFS7.TFaR$FGd2JcHvkRWsty4c1&fJG1eTNw4/v_t1Gp:;2L8(s2Z@Dv4=XuU1oht#4-S:x5DK&c",
+    "4+gdgAF_EH01pPEmn[UN*fa^@e*wb;2ekKR1hmx.4/(Ex1-dmD4z]n$C<dx7)D90uwFwT^>yY_K2;Np+4!oZP3bO(a1+<t-vj#Ob051hKFaQ!c01JsP0K*6dzxNmvIrg_)A1*Pp2;LP@4e1gD/g^Y%",
+    "F:xPIFtiB,spd%!1hfeqHUJtovH^kV>:Kr4v.5V=2<e9jI0%xFBnz]&1DOXBFdhW7z$6bY/n<3Pk0c7[5(lB/7!o&e4=f3L1lyx94+Mp.0v.87fdmP%0uKg.FCVl9HvkU;g2+r2F^LS23yCiSj+g@m",
+    "ts4aYLJuys2;BTyw!0q$r/0,:,03k7QHn1F*P#jz1h<$uHUJwpwgL]ZjV_Xx1_:pO1_)Of2<=K^8#VwFIq4DuoGt=p2<fRj5)G<k84Svf9SDHxK;9Ki4<QqK4(5sk4+NNq2Oc<a.uV*HwgL]Zx(N<o",
+    "29Ylh29W7o2C2I-3zIJ*IW)Qn5-Xt/k^n<FH1rY!t_d>/s_,h^*$fml;;Mkzx(NgD:jw@6x(OXN030[A0uKh;j]UI529><m2KCTQ1+%s;4cm;v0_iG6nh6ENqc-yOy9p9Ac<C%l90bRXGX[pDK<U)!",
+    "F9eXI84jgh1ehESj.XORGP;o^zX.@/bPu!!p)U=xoc^2W!0t*6@/$p2%m<Yhnr8&:%O)Q#HTx12HL)ZfIKT,LIRF$l)<Tn/zzGsI-tLN2zzH5U030[G0uKei2>LiuF]98z1vxnY6Egq_lBj3],4G%$",
+    "EWL08zzH8NHUI=)9S+XK5EC;&0TVL,4=FW!27/<<4+Okk3+:re1FswmyaEpezzH9,1_RiRKL#/]HoyrJHvk(p00qIsIRuQ+1OxYH4/#Wc29mT64![W$IRFzm03T5^00YO<1@h;m2>7_895/iI4+g*q",
+    "53:fjFFyq@F*5)YGyoSg014eA1l>V81mfoi4/#Wc6f:n94uBIAG5@gq#9]Lly)Oog/rRt@UImON95JT:95TED4+g<E1@o3azb@)qGBPm02<=R03BNA_,Pbe(@R=G7-lx<WE,^Cf1epj9fD-3wuLT9+",
+    ":oFfrHNY.ivfDBb1-7a&HUJwpyaEpfz%L)31_dQ[Vfy.L0KGp1>sTi^pGgTG1B/_S1Ki7LCNMD@02cx^5,]W9H_.nj9s^5:7#[#QIt1V49vd(=6E_6p0y,Z7H2<Md02;v<7B,Rr0FW=XItj@F88,k4",
+    ",JUuoFf.$opvqbg0fGVsyaEp70R)cz9tCg;91.^A95nz4)8JYU0UQ,Ki_$Z*1O5IU9]15N5-Qmsr_wDl,&z>r90[^n9]1HR5-.<Ur_wC####:or_wi+R398Uv-rbAGE<zy0SDBHCJm;o2h,hJ9_m-V",
+    "0tdIoZXW;T91/4C4X6PJ%Zw%-95u886EX6yAq^Vj2gKQ04+5wG1g)]g4-i!q2iun:4X6PJ-rDG10-mBJHvk>TF],0AGBh]J0XQ5IG5@+(r_wi%03R7Nv-qdDhi)$cGcg.zH8:9fr_wi)03RGTv-rbC",
+    "FmN9MGyoDf91jAh0TMO.9_:_W0tBb(ARhrY91.^A9]1K_5-+>n95b[61Ko!oF99;#91/7*4+5wG5-6cE7B-j36Ec>h8Uk/0GaLoc&Tbz8F&q*#R38C300ZCw3cTMC3Fnsr1e)hY9]1I)vH/x201mjS",
+    "0TeTrvH/MAu2KL,1Kx^p3,z!86Ef2j4(AX8hz0^:0F;s.q5%O(0,*sP0X6=;HvkUDwE+g/mI4m_cLwdJECtj4B;pEh4zR)j1BU<02r]e20S=PX!2tq>kp:CQ)FuKi5HLFl!xJhwGTF5lFBUa2y]V!a",
+    "=q&>4k+wSnjRORxwI2)28w8b[8U>Ac4!9ZxvxZ#@kGBB=#<#C@Gco8H5,:dv1=N0:0f8I=v7-Ie/9n<c0W05u4+>@FAU=[*IXcK2D:60D<E[X303Q!AqvQ@AImYS.1imjWFf6L-3.aXf4,JyUQ64tX",
+    "%<i9j.sB]JHvj:.w*&;v9yZt.1H[>[F9kF#[p1G(r^i)g=Z=e;p&TC(FaRt!If3N;1*N.X0Mr5pW&!>B0<I8G4*I!N1nK7=4+gKlECuI_8V$[yT;EJl1oH$A$O8!6*CPu*1+cm<5-J8Blj[T$I6e-E",
+    "@!fUM0RvVq8#XZO.=dmJH2;;lt@,joy^DixKD<eK9]]>x+aWJEF*DBfArA+vpAZi]+uI/nz_L.p+S;%yfC82GA>DZ<ArBCg>aZJUHK*GG1pe!4FBdsC-vpYHHS-7Ny#Xr#AFBZ;054T5Gyo3];x>zl",
+    "I5#<1Hy-l.p7sP1GvC(%A8In8:-VR=(:<Oo/l%g7DK,EfOES%*5H&F_HOmYS39Z/yA9FLD:-V,r@3)bA0W[d(AuoUdH8/nRxz[xh3D<5t4_qho@yvFhr4tV.l/_tdDKY:bLNNdzD:1bG0Vy##yO9D9",
+    "4w&F74-/LuA7eKF5-%Vk35L904:]hST;1>o1N9dKx[(4OH!%Po2QtQ>5Dz/I;JNc5juQ[_0k@ce1oQoAEi=Iq7XuXlu@3T1w_+!L4mAJ,tf5LDFf8<lDi1l%5(S8@B<Yz0kpdqoF#sPkFvs034-kYU",
+    "6*jdI4+OW70tA:]A2_F)kpdq-F#s.FGc=Do7%:13Ot9<NKY[</I5PkNokb6g0.i5Y2KlON9]1G<5(C_!A1F2X5,%z%H2V;[J*4y=6*0.=0uL;!5)U1,kpeGZI5GeSrkN5C2goWPIWw<nUjl6o$SMM;",
+    "5d>l@4:+/s0uKkgq!152*6Az(&,x+)DG&4k(,IRlljQ-r0g9vo1/=Qv4-8PG0v@@C01,84A8R$Qkpcv@!37UeuaN:DOf!%r2GomI4,Bu70uOhQrx63=H4iYakpd4),smhpe/[&R00O8)5,i-T4_hbt",
+    "5(BowJ@Vu*/0pX/f)>6,G&h;PA1gQjA38JuBs4PsA1*im2ZBKl5vcw@4*[=9Spvuq4+qqdI^b[.5)m>h00$p!E%3GwB[;--5+6@A)4353Kd$900NWS:DG&4kv/RgU<&XN;v;_OxPXUCg4i62^g#sfp",
+    "FvK;:4mSV-lHCv/NI10-8Zx/qG7kv8xe*=JEs&7[4r;DxGQqhK4(>re1G-(#hY/qNG@A8T3=o8SFETU$C=9oq9].$J5+5Ho,jD(f:AMggOlaogEI)ZOGcy1V[_I5Q0ywx56F2vQ10Ml5xDo[5paTyM",
+    "&X58h0W.&yvX24^4!j#52[pYE4--:r0t;^m0uH]t2AIn%4-Ivc5dcUD-PC.yGTj[/G1yoJ:-ehFT;D9u83N=C3*cfOBQY8Vz40Rr(^w_CtDq1Hf#D7U84Q,qCI-6X2#OIZIWpV6QUmA/2%iWD+gT$u",
+    "GKvBZ0$Ld^rOq7+!=I2+Mgs82Q49E21=Ad<1n.,W8!,S9HXsPeQVWuW0RadP0;MKW4YI2Z0xkxD(-g26RRNm<4+O5!5e:Tc4FxU$s]pVW!S5Fi,lYx&+6WH/&s+eu.P8r6g.UTKHZ$s60tE=g6*B+:",
+    "#SkA4G=zaq7&!nh1vxO%S@]0US=x;J,B.vH4+(_.0s*5^3uq3B8V;t:rXmCJy%[ecIXSulFBUR1xdH%=1q8RoRtnDI3/bKYm-wRqWeJ#y5eNBj1*WM_0tXo>>+.g[;Q0JZ9T7GF9^G4C5kR4]A@bF>",
+    "1P-z#7%_7HGQ6V&1mXh(=0NjG9^Mo>QVt#-2[,<%v.nXrkC+7&IGlqJ2Ekkg.O2=h/i&kmoDL1(ml+-7#2f;3fd&sdv,K4Mv^X;w%(NRRH9GJg9XFV-5CEX30t<tD9]1T37&ibOHvj>f3/aqLU;;=<",
+    "k$o:.GB)vG2^v9;q#=[!-1Lf8o3dda1UHN#4+NF61@kX6qD%+i[1P7rH-f>/C&^(24!Xt[A1E^)fnN=QA@ak#Uq1&kI5YjX1rCsf0]V$44,4e$7#])n.Lej-;iL8*:lg]ClmZ2T0S]/&-p,R+mID;t",
+    "r<RFY!v>Jg2My7(ZwvRl1rG)O0uKk(91jJIhXWclGYFBv2qP=q,4>jK4#ol/GQ,9e4.3,81O!S3.sA):jROx3ytoA)6)W.OSS:Ly/4vE4IqPl<8-DUqV:B<@03$XzryUOmh*1wY>@4YbZ4U(K&jJ)Q",
+    "rpY7=H=cQ=4+r]Y84p0k-w%HRvlkEc0mb4h39IcQ4udQN@_DRV4xF;G6g2j$1q]x9Gy^&D4%/lvH!(6b#DW7KDKP*J>GS-40+]5]m5_$=H2.Ik7&8C[ss#_y76Tj)2/]5#88I9R)*25FtCS5d0690$",
+    ",U9/<:-Vq9Y##.R,T4bYlmaa>Hji!^s[uCv0>7.Rvm,wZH!:@[Z67l.p:7Iz9]ACU3C$1/i=:H7d/H@l.nUGku+.z738SnV4qXp)/dEKu1u@rp)BP9$rpQ(TCJzt)nGgf8&I2D1Ie_Hl*#Qr0]8W&L",
+    "!.8lv46$DYfFlnogK[rRIWqtSm!:Qa3jFH<4+Hdr5ecX$4&u@S9_(KkIu8/b#akjbIkN<_l=O%lIuG&zkGNz9h/Cae+5Q3#9N#4$VK<K-l/cM/2Kb*%0wWJL,z6>MD:2.AE-KQlf<&]O1_EC=B@**w",
+    "G2bN*2ehsb54,[LpG>^^0V=>#6dwsQ05mo$IE<qz]4I*Fn#fEK3c8.70Hm1)4,:/;9x.[L1IqOf0AUX^/3WK(z8ehD@vnBRA0HAq.z4[tCl3So5fdxTJ1,(OIs6eX2r<VQ5f3T.5d=r&QVxL.1kP->",
+    "5Q7pWF))P=9_v>NKVUR5Gyn&<)e[c[;/1o&4^XOc4+Z;N79XbuHH8u%D:48tx&b&e03VD2Gyoq6GynnCjvfSt5+8Cm051qNF#s.rH7mifO)o;%ILsn1MJqJUA^.&#IM5-w1&O[U9]SSW5FZ9L)B6G+",
+    "M:PNji/,D11%%W%0wWKD0m_3AI5>]:rv=DO03QZ302wjFYaatS%n%/XHLb:30P%DO[&Wu<%n%Yb01ppcA4<UK5HAHWIL-6s2[ix>IDuONDIX0u(@>FxGXNPf/x+^L(GV[PI5z+>HY+m#4qge)6%PZ@",
+    "5CfK64,k<QA09T/5D1S14(W3UTpu4e*bp8usWT^tIMhG@nZOe+GBe(^0R,2*4h=[Y4*-eP1&gf;4C/[40<@H,&%Xl/lOhu>:ShEZ38ZEPquodk28V+TDK#**(,.#6FgM@I10ND*03RP>tj^:hG&VQ<",
+    "E-Kl=/=GA)sBQq%g)]QW%*iJM<H+.FumTOF0S<8G0]t+n69.CKUIXuP4,vNPOa(Lpgs/k$$-kr.O937a2+@114!w#]6)d5$0uKh!)h7(#0S=k#)h8%2EYPb04+NXR5+4aRpx>)23GDtJ0#*+QnYd93",
+    "li4Z[5]#<9wU-0d6qQH[n5zN_tbsHIi<@Snr_wZFgg*tHk0lQg$hQX%1E#D395Mh5:B#_Pi:3x6IW_0_HSwSt4u%5+o&gAlrC$Z92n)rSCk)Ho7y$Bc4u<+2fB=%Cy%,FP!7_B#Y7Yskj2[&,rNS2u",
+    "(hUz4,ToK_[mT#$G*ByOa-&8S4.V<NLkz=>4G6!tISGVp9x&BqD:F01#WMq>jtLJ1&YKn=IW+(d,_t4Ko(2yXzOw<vH0TX40yHtYn.WB<.qr/9=r:G5+Wb!f)B+A61jYjk@Q.>e$O#6qmQx/EGV9w4",
+    "5557S(s2seoDmGhzXAxN$N_rdpGOY=nFSX(H4g[eoDm_9HB1iywU,tI)Cdm*)%>42HH!,h>6RQqIWQs.Ib9ezqni-1)Wk=#w&PU[zzP964b[mG2ZN172&=3k)5[VA$<nJ=0<dvs0UjR+GR%kr2pbOT",
+    "s1Xj%zybk*#7YaH0RuG-0EGbs#(N(YHiH2vH#pb^3!wx8GX&<64Gziz0T:0_<.]QK0v9j.4#NZh1@h.],z=d]aS1pEgV1gt1TvHY4x*wS2WcBNOc*x95GpY:/C/b9IfNk[G0ma]0G<ab.%ClkIl=/f",
+    "t<8_B+Y$nt=fV5J;.Nmu:C7h!rcxgSHPw6oxB(9,nfU]@k<f<vjRFhFfC:e<y9*F7tg0Ii9pd,]4.)a=6+bC5G%)GoG7kja0T;vc@_(TC)&UFc3.s=877sJ@!7_Pjoox/A(hUzOjQ9iqSPRGu1Mk%X",
+    "1(VS&4$^t))zJ;R1/x2PG]JckA2m1pi4+5l+#U_B#k_m,IRFpV0;e5VKl^nRI5>]Wk=V[#v-xeT3.rY5BM&[,qX@<[jj]:ZHr<_o)rBzw:e:tsc%/9Q95d5^F$M7L6Ay>3#F,2_m-o]4HUK]KG&wM%",
+    ">yh-ji9imm3LjcEuL/N553_ZnnG6Qc-1VxBGB<1M7YT]92&BCx4Zs8+d=g9V2>7;w*AoNG*eVb60l1kAKb!$FI5Pk*N-EjcqX@Al#25ev4UP_GS+M#D0f8tFwF0!63.kHM3J*TNqX@bB.QD=+u]OU.",
+    ",wpwx7!P/q>yij:xP:tW-:@pPhytvc3>q9wGB>[*FHAHzxT6UpGdSuF4(]moSvWJW3J*cm&IB7X>k/M8#fJh9&IP8K3>tn-GB,B:4C#Uk54HlPnG68&5d,o00^nm!&ld<T!U+epn@-Z@C.KklCl7dz",
+    ">yjF9GUzA+hWi%^hytFO3>qFyGB,2-KS;w/F=%[H2ZPKf37ZrKn_4DrTH%2U54HlDnG6&(-,di[KQr[t7b@I[01@L/9ykCWd=rFuG%x<HyDJa!0g[-vKb@;HH!%P&N-Ef_qX@G#i5Lv48UvM.4,Z.@",
+    "feR0>0*-vs1H2Leoox;2nWG5]z_mPPj,MC_-SK<z5f6C&>XHg<!@m1H(3waNi2[b13>sHWGB!8:KS(k&HvkCgi3JU,1@k,Kt>%,F(2GkeG&H9v1lQIV53vD(nG6e=*a@!:84oF(*a[B:g1H1jHaIIS",
+    "toH-3*32_z6XN#,4.+CC1P/y^S06kx#P.XY!S<6Nz:x+YJ2dv73INhW4.FH<2;MOtTmT3U2iML70i@1k4#oEb8#SAcIWjddHx_k%-sXyIn2$LFt9uH/pBxVbmXA3D!_qWg=nd[coRbU:*#Wh]7Ymz<",
+    "IW[#jHq!zI*r>B09S.sn:;sSEk2xbXG:iitH[Q+!0-1R!4>;Kh2]ouoHaXh@4,):cD-YKHx*7+7pGqP$EDjGK+65[!HUKXPG&le*HZuSP>lYwP$N[>e1UfY]HOd7hHZcGzHZcG%DK-]zDmFC$A_rVw",
+    "E-Kj*AB>Pt[oe!wy8#_vF]67I9^zJ61t&H*00+UETp^;n4i6yu1u8c)051tQH2=OIGc=DKuObh_0k!u83c.-24@2MDL.0Za3J&<OA7e4_,vl2BG4]gCFA*=@$=]DmGXMvbfj%NOEDjGK$=]JoH_:Eh",
+    "HZU*%F99$)00a7zD,Xy4ulEEwH90p,CN;oP7B-SlDg+%5Ai;Vd2Tuu[1O<BBKrJ=pju8XW/;V[]0imJ=F9$a@uNN-7H#qEy1^HW%)DZ@d+DRcaEDjGG)DZ$a0<M)(QwY/%4#NQt0InAWs>HTi$=ohO",
+    "1S:W&h4uj!G^aLZ*x<z/9S.PZ5eH8Q))51&hcN/+w:b@y1^]YYG_5e62RAk>%mptIH8^t(G&TStG&mO@IV/tjAj^0SH8B7$2[khSF9S6+00A^+$=oPI1Ufb_Fw6xeHZ^k&HZ^k+DK.C&DmO3y1ckjg",
+    "E-BjI1uu_SGdQ9bJ_uNm00qMV9^zM91sFHj5eL@rTOu]r4i6yw1sgZm5g!RS06zjZGByAL-*bUp$=o7C1S:W,+7TBy03100A1XNj8#w;IIRGv(F#s/OF)+vr9]$m%5g!sT01Ke[3L,Z!qFe)]%4QEC",
+    "o%#wJH/Ozk88<5y3J$[o4+E4D0@3A2$=n/61P0WXRs(q=F*wBn44V21FDf<O:BK%8G5@Yf6b^H:mkR@#&tebK0h9LxDmFK=#[(Y)H:HpUFIX)%q:u&xf&&ke0hRXzKMpc8G;APMKd^NbGc*7W@T@#i",
+    "H2<#N0yF;05HbKCz5+1,0r^<84,;$:1Q0gXJpzsz3Y3!pNj5e#eP9jU.=l;Ur9^s-rU4HN!mUL+H8C.74,zvBe,8x3w,O%)H_.dvjsgz>-<B1xIq^I54(bB^<!J**,[B.%)SCkiyq*CDsir3n1k:hM",
+    "2gLdr9]bqulpF^Ds3#28mjVio.RuEg0t2:y3:7([f+h_Jo&gK30Rk^&l#&o9H8!rE0S=tb)I_ipGBd,K0^lkH0SCIp92hr&1PP@A0#*%&p8*8F*aHs*,2n=m[$B//!5$9Q#YG.rFpr<D3Civd9$^lB",
+    "1OQSm0x&d%0S:.S4hosPQ41Ub76Ky*!HrM[obD431*!rD;C2#6a]+4HMK1v[Fs@2g38NGP>7*xdFf5I(1P/oAk@D)L4*SUi9W]/UW)(KL11c:y$)8RE!PIRJdxW3;9_Cx*paCyHGByA&12Z!KF*G(S",
+    "ou<Ys9>g3[0o-xO4.e1A0Rz.x4;EMC1>b2.4+Z.J5I+PtFf*y30TC-YlMfF=otOqcC=R!S00NroM,K(Sx&taVHOv7YHZ/X01>JHyE)Q3ggccw90Wts#smL,9KbM3SAAkcf01uA:pkfE[/VcEH;TQ%!",
+    "+%E![Fb>KIs51ds3$1%1FgDjH4zGIxwj_dEnS:TCFgO4YnE]uJO9>UUI1g9Yp8*e/0i3xFKS;+.GuWR22l(P<1-i^]8Xs9UuL:WL0x]#,H2<zCH2<+xGXNhxF#FyX35LKW2:q%(4X>FV=.58morD%G",
+    "GBW<VodJS@3.So$1Rp=%*q-Fpo&k@#4L;aZGcnko0SJMcTn*j<4>fYm3<;!aGdTbR$K@S#2[WDw1Gy3d=G6:&GXLHd37F(12ZhH%4Brj[z_BfEdDx!-9yhW64Firz510YG>zM#:03TH]01ui0gt,kr",
+    "OE<w(*q-Fdy,ENF4UP_GS.Vy:LV&pqJ_uKs:$Mgik=wLPBr!JVZUDCp51s=;&N3f[12X/&4Id3M01ul2n$9u-<eu)p-tvl!hu-.^HZZ*e1HJ;fzXSlPGY<&#p8+m6Hs_lHn*lZeBQ,Xi3LjQB*q-Fp",
+    "oB[T<4Fj!.HV-UN,xd/!x.C$>6dzhO03VS8FtG[_Hvk>EHvl3vGqeyNKQ<cs78=Co9s[GT1]B%,C;69z01sD,,xeM;:L;GL0pNlR05^BO:.kY+uY;vKp8+!fFG(=o00obaF#rb*&/deR5BdUx:.S]>",
+    "HJ^O_4K)BFHaGweKd,1WIyN-j!2]/j[#=_qHv,hG4G($Pp8+m6IqN7Nn*lih1oH9(FIP1(*q-Fp58k*9FS7wPFxZ__A4<X&>X@8,fB=sp4a*Q8SvKqnA3,vwDIPcgACv((03.atq]yQp0ob1b3eH#t",
+    ")c6kr&[!Nb02ws=4xm:8@6n+xI5wA[0RV^^2;MHE7%_74QT3Mw1o>xBF9ta:uaOP>8xJ;GpaBDI46vX9Avrey4;FMYA=;]Y4.N9h0Rw^G7yt+l2/(>19^zSF899Q90SEt@NFp:W4i6vhcN-l=i2)x9",
+    "IRF.l@tB+U>X7[y0r8gx8#$1P0Vg:$(*g$T$_puc4/Jas3IKu3Hwmmb1gWqE44/IU2G-fq4><i>3oi#ZH_/pYH#YznIpU^[2gC3QGBq$P4i6yO1u8W%051tOGypFHH!/VKf*KFW0kEI^DmgV]HaRvo",
+    "HY+wa$=]beHaP$)H!%PP)AtMx$=@.NCl8MS,S,P02QUCH5i_ja1u8c*03tUw7a^(,4i6yu1u8c/051tRF#s.EG&BGJ[_@_@0kEI^IypBu@UNIAGyp3(GypFtIW>.(IXD0WzPB$9>>Z>!zxE3cU()vr",
+    "9]$x69^zRl1spk,pgj[X0243(A0jXS954VM1_32u+>E$e1jErR56A)Kmj(l/0trn9tiwJ69vv_d-us$*GP_j!3Ww%D2F!sF95l<TD+IBrO%J63yr2Oe2s7H_EFTjy04Ojr-SmV$rU=4MFf0%cA)E#)",
+    "Gco@l2[YyqKLj&4IkC]!56S@Smj(l;0u17t1qbT$7yu0no(3,^G&uk(H8B7K)@1KSk/q9bzV,>bUh(S,F9$X@051]YIM<X%H8KDrH8dF@H7pPhA/m[gH8%h+2[kzYE-cg&1=3b[56c13>X[jAHQxO=",
+    "7&plR2F-<<1s<+OG^r]N(W5H@Pz09t3m!Pw1rL(^>O^5a2r_d54l<7)mjVp<5feB76F2^LA_*mXH_/3BH_:EcGcz=O>X[7+0W.(CFgX4Z7&!nOIRFnVx%3zfy7U+mG3X_gGcquU1^]bUIp7N)2r-,3",
+    "9^+PD4Y#8!1h^Is1i7Ot4.ovxD,FA&D,R6m-w&EoFt@yP&H*s^mj)d%zoRP&z<sY-!J[h/EW)EJ4a1@/6fwa2O&&S85g(QTGLpCf3oj2S,O<w/t^hQ,viA!gkpVLR0>)QX4,eUz0WZG,Ffaf/4:B<2",
+    "$D-v1!U8fmH_In^5H$cFzXCJ:KNT<DIH[KgA_ZOelK^.qnJXJGz:<(#2rw@:fcFbOc[4CD]Ca$j4lOq_024T:fe0T#G/-bV8#Dk5]CIp@AODvD0DuDzC-yiLFIzb/051qJGk^,<KS(t(GXIwWFDfxJ",
+    "051qJGk^,<DlsvEm-nRfvuqDHg>r:=S1_aFKluSMIWzzSjiL>&,j5FtKZURdAAkcn03VM6IRFBa#vugF5DyH:sTC73:M.WWF^C+b0$T_rS>tHoY7Fuo1nHkd4].&E6)rS3056*XG&i3L6Ey%oRW&y(",
+    "iLeJBnE=Qf6EU:V0uM-G+Y1Bfx&i.Q4)z5vSu,<d3LlXIGyoGe03QxE02MRm8V=3U+Y1=n&a*,ZnAbiI#smS[Cl7k2/M=qCF#s/nHZlMY80*Rl4;m5t2OpaOH_.2!v.nYPnwS9xx5q:b<-V0D.>Qn:",
+    "0,Tu=38vZ)4,TpdBQ!Pu4;o@eMF3R@#[;5M<eU1<-]2uJxKa-#tmhRjH#GncngQ$PLkPUBJug%=ERnDWAD00*00Mx)E)Pnkm-nmKrcw<]5D!@A6c0n4%1t=jHa7qS+^afnkpYBn0fKx3&G0P@!2>$9",
+    "0R!XL3Ip8iEDt@Fum:N812>O5jsiFU2c@WF9^O_:rWyhG5doBC4;BncMFOd13yMhut*kBxvzrGA</XtU,-fP1F))lNFPQ,@FaQXM<I5b7I4qa22OpXNHvj;Qwj_crvX^t_*Mvn3rxXO&v273c0-/)]",
+    "2mYZDFAgy[y9y#XF#sPwG@Qy#3fz.g2&Iih3ydiR!Hx+JdEJl/J_1*eyb2F^znMl47=^()4;dZ&2OpjRHvj:;gA)%)yqEzC%*F[0p%4#QjVUjY0yjCT3KKQ^4,ba85EC%v6c0bGfkqlRp]J!Bubxs4",
+    "#RLJ46c2gt>6.HUGc_FTFPi^_HUJ]uFw6lDR/.!9KMgTAG5[_J0WmTFFHABr!GlHw)BY;02oBm1A6Yc<3Lil.#wji>G5[^:0WmTF6)^VTPcH:GEU;/PA2&1bmjM8v+%E**Sp<975DymimjORBFf/gz",
+    "+6w^+Qv&m.X%3KC1G@WUKKqve0#gXH5(TxUEFU_Hw^k:PAU8PtmjMO4uyYRx+U5)]6EQLIj^00#[g(j.:aJ,cG%OGg8-WlP!U7Az,5C!Gf]vmx1Tov<3/%N>57@0Yjy<YQ04Osw*8&>g>.A28GlrM^",
+    "2_i99dK5FurV0$/),;pB*b5I]h;oH%1u%//ECcq0Ee[azbPMaiI0KuRYXiN:4+9VnA;5@uH8KDX3XYfo9]JI%,Yf(DdJo9_<sAA(-lMZt&%h4;9tM$=0R.lqEA!]XD:pIL1tK:y04>H&01,De4_>x,",
+    "+6ylSHZ/e*5-io31^ir,03$ax86!6/5Dy@S1^ir;051tRF#s.EH8^tQ,Xagl0r8IwD:FCrdI.614gd@dh6XPxIW>.cpO=s:Gyo2QTn44s3lCoX+6ylSGdTb+5-Hi_1q@5/0TVO-6EpxHA_XOTGyoq8",
+    "Gyoq0Fr1>Z1B-SJ56S>cm-oF#02nj;9W($RD:MKcGyoGc030x!qz4A,=DGaf0sYzwF9$I&03Q,Cx&90pG<zIP2%6S46*H/!0S>UZ1^if%03Ql7>z=DyFf-%F=l/Z&0ic)x95etJGyokm03Rzf030*@",
+    "5-OokIXF4i$qNr&v+o%Ki2)A:w(l$,5-y/mG&M5R1tT:y86!0-5Dy[L1uHc,01pYAm-o+1H-.$N1mLOx56l6Ym-oF#02nj;9W($RD:MKcGyoDb04>N-!tX2(kOBMp83F8_KMw]i1^>pdH2<qp<(_j>",
+    "024R:A0jva95;>U2si*g0y#A:f(9SY0W[=04J.S@<(_z003100FDf,K04g-w00jKM0X-c0HG&2&VKX$-3oiyUFaQq]@;V];HISGA3E7EGA_!4$4-,2u13nCz:O2n$koznLfwn9R$Hof^%mI#/0UR[]",
+    "7&QPLH2<zgH2<qn01@C,4fonc1A<RY58nZdm-nKW))Ws]-o1u;lL0U]06z[gGBp4[zydNdH2;tp[0k2d@T@%p0x$qC4:ULc55WS=z5+iOIWRDem-p02F*5c&95aQ94FKpi9erm7gKsZ,F*S=s0Y48h",
+    "HZqK@0t2;n1usD_HIA;X9]JZ3A6G5Fj_N1_):#i+g>r:!1vdZ:NSw$BFDo,R051tKH,MM[9yI>zHZ;Ia06$nUH8lVa@T;4:7z%[j84o^HmjN&T0yH%M50L>zv/]_eFzp<:3#PLO3F3!81)PTh4;_jJ",
+    "P7e_V-]_vdrRfhYI5Yqcm-uY)3.@zY84p$ZmjN%C0W:lIFHJQt&W$%EGdGP$4)g=NTK&rw50L>.v/]dOqOk)X4mh>81*WHC2BL/o4<08ZP7e[i-]_vY>;H0$ibf9QwGR)O0ruG&2luj6FF!IY>Ll(.",
+    "ngOn_7zF.<4<_x#0R!@@5da7d-sp-]v&$AAkODKN3KBK]9^YGEBRDhwA3!pl/;<I_%P%A^G3@qW:kb9P-]_vdo#>uQF*5)Um-unE4+>%T84pzQmjMr!0lKsp1kgMWM)H:d4CPc00P>V8T7%jf4;(@P",
+    "7ywoX@r]eSf:sZY0jzEVnVlg4gVA3PzXR^:0Scqr84o@0mjN$<12Z!KFOUK/H/q-)x04qS4WhFM0@L(7/fMyUK9%VY3G/!O4,%f=4,a_k/;=Y6Gyo5n0l3^>3aHx]4=,<z0WX=YGcW)<Of<ht03.Xs",
+    "tYQnH6b0V5HV=p%g7F9wIN@!a9^Y0N3L@Q(03Sdyk;9W!-;W!r60GA74].X54/y!101ul1gU^HKh^#(,KR2bY0w16OG1RmeA_7>;bPq]7/;<b$Y6[A<3.s/g5B36t<dyT*xdI-#H^;Gx6g0nx0Utm(",
+    "jp+[w.L;[<!Mr:Q:=BFWX%Bjh/;=Y9GXM[m0mGvY2:rnV4>2+P0v@<B-ItS&vH:;UIp:!FA4xNp-Ry!vw:AI:4y=>sSvHy#FG4alyD1+4HUJ,y0X6=$:Ayt^1()FoFFQ3j/9d8:GBDh)0tBM$7!MTX",
+    "mjMCwqfrks.lqSdqHF:8[SglY/U5Oc9uGd&rw$C]mjMRbxGf(%HpsUlFCQ[2.lqSd=2/u*2Q!1)2;5v^4,nI*4hiCy0SVB%JtH(M5Dy=SZX7q>mjNFMHvlgJH!^5$0Rl7++5yq04l6P:02nmY0uA7o",
+    "0Us+j030=^1cB@[9WlOo1H.]*4>)No2@:gPH_/pYFgE^xF*n;o0SDxaHUR5h0^u^(,_^r+G5[]KH8cP%FfsrHvaSOU$=qJ!0US2_7&ibNHvk>iHvk+r01@I.9X9qhKal]_HaP6B0v@u9ro1g55-g!S",
+    "F*nwi0STn7Xd=c)5Dy@M1^ir;01pY)mjNFGHnO^e5H.i0$=q1u0US2_7&ibNHvk>iHvk+r03$ds%Q+o6fCe97HQ.W<F9tR:051]YH2<qp(3b%dH_.qk03RYa030[_9].<BKLR#1IM4+j%:gv,uL2x6",
+    "02nv@9XJ3VD:wigH_.nj04+8%pb,Q5#]ICi0p#EbF9tF,03Q,EyrTgeILem+0nNJ.1MAuk0^u^(mIe&UmjMFWOb,T.+X)[6IRGEe0Ws*W0vtF17&rhOH_/3jH_.>t01@L/4A7]w0fk8qVY-IM9]twc",
+    "wJtvrH90ua1uHc&03$Ut86!0-5Dy[J1uHc,01pYsmjNFFHO[pz0+yUW56l6@mjN6&02nv@9XJ3VD:wigH_.nj03J2cwJtA>0W_+=uL3=;H8(MW1^>pfFaQb2mjMaBfoLK!ED#SO:Jc0@03QfA06zjX",
+    "HZ>6.AI]]c+=+&0H_.(p03A30A1gTk9610IIRFgQk_RX/(FG4,)C(=LG&KMp5-Ud^9689B0TVd<6FC4MA_=sYIRGCCIRGv,Go^#*f^I%-%mJsT4l6J;02VS(01XV%1urTxHUKL!H_.9yra:Jv(gh#l",
+    "0W#FD0s,CZ6%Sa+-0Z600WvcH0/__V4,eFl0WZG,Fg5<H,;.SF5c&ci!U8h<9^qDBAHM/H0526aG1jjF0*gKewu3ze1x+;MG.[+PwOSv0GtaLAFAg#=(60gmfwu+#D,S@<uL2(iHvkVC(60gq)Yt(J",
+    "C(4%rA6zoeuL3UzGBE%TO3tqWKPodeH2=OOGBE%iIRHO4H#Rr@0R9:eRn3.HFZcmDILwy-3-LWH4;g*^93TDyHvk@z0x>^u4,><Vmjn+D-+g>8HaRk*5Dz]-qfje0H_.wl<#i%Qwj:1n&NdHv%a-K,",
+    "H!;B+1b]HsmjRjz3g;=]4=)D-93PYcGynwrH4jP3mjMa,!![l[=93&pF)+3Y58eW/!5kAg!0QAL4Ydk0H!wE.4;mNmP%Ab#00XzZ0[[pP!vp^y1rK@3mjOLDGdBPangP4L0]$Yf84p0euL3Wf0XZ;q",
+    "mjORZI5af;0nJ+k)msji5Fc1IqzWI60yO[!iJwpp4x]bcGT9UlK#@+RCN;+#3b]SiqSOik%_^t3$Cm*E@dAL73J-k9t/$+3)0@O(Q.^FNAC:>)00NJ$HxEq4mjMI%v/jgc4)O&bSv1,dA3!pSZU7by",
+    "if#efp$ZR.0g7%1jNxw&!_;aj0uwaR.wGAoGPAD&FN6a)HN/+zACUq$.-n:I*w^I^4Kp=J6caT7A3ryZqfiRP<B-]HmNyzW>9z9JXb*bBmjN#TH#qhvADaO.01>_t3LjN4udf0xn*lg7!j^O*OgJ+*",
+    "00WfF0[[pP=aT$M(49yR+XC0Y90%sA84nJ(3L@c*01rTmqfjh1H@5*yIru0ZIRFnw#/Qd%CayCcIru0KngPhY0]oExST8:>IIFJ$FP[N7Ilz]zKTJ3;HUI-N%mV/k4w;@T4EZPz+XB+T90&QT84nJo",
+    "3KKZp6dyn_iK9:^HZ^kwI55m[4dFKf<_LGHdcT(eE-upyC<+@+I57YUhqNpYRKT]!9^G4CFR^qMHKnftFG(:t!QTl9h@10B0IUWdSTL3qA3@>k*a8Ce$1V)l0S^M;vndFZqy-YqH!Q&42<gD<uL3eN",
+    "FgM;10[<934-8(a0RZ[E2<f&7mjML,2nM0nJ@Ukn5Gx)JKA(yX484_D1:f*-4;MHBB@+N]HoTVs2h<oe4+pN(2;6-t4,lJ*4hp/N0RzRuCj*W25d#np8>-e9z5)xigboi0yq5t!Gc+=+1hIrE5845l",
+    "iViC:H2<ei)dB[*mjMMI4/bYh9R.9X0R:P4hS&)nIKSBm4@G>G0zU:bGBe/;KMyi8EU.I[JqzFk0+]K<jkPBO5Dy[X1uHc&051qNGypFGF*g7o$N<2yuL1+70t-mqF^#,n01XV#1urT#IRGm+F#rRT",
+    ")gUb^GSCGPFf$L00oBI]F9ta=051]bG/K&Pyq5t9=Q00ZH!KhjA%F%eH#q.g3A_p9KLav2IltKn56S>MuL1)4%Q>2y1[OI@2#^Kw1s<+PHtCfP47Y;11FifG9yh1c2<hhry8^N5GB!E+*a-sJIM4+g",
+    "Ip2:C6EFZ1FaRGSFaR7d03Qf202VU0y8[l(=#%[h0f&kXD/-$vCowqy9WmXH4j(Hr030#=1mLDG9ys=d2<j+Jh>3.xX&(nLz1ay56Q7U[8#3k*1(AnCGczzO5Dy@i1^if%051qLGypFGGc*7n$=kQk",
+    "uL1+90t-mc/($J=:A6S@Eb6&P4ePl@1k24yE,=X1*$EF_>v#5B2QdI25itN3GV@,Z1:*q]G#Mi@ED#SN(giCuHvlgPH8^t-0x&oLAI.;Vgs%cCGBN,sGBN,F4Ghu+FDf<Q04p_(00fc7J@0$41n!x1",
+    "503$o[[#-R/86R$5-cMb95;C>6F2^9H_/3aH_.>t01pb9#[&,qyYmDO$=nG00t2Z64D1mYIRG3v052*tFaRqvFaQM1[1guWzw,nSW4@kQ4+y:U1P:6r=8=oZ(!o0d@_(jK@sWW1%mIY20uKYo!8-f.",
+    "00q$w1s<+PHq<048#n+2fvPYM0GiMb599%auL3>-H#Rr@FO:l;GXOshF*Yy&KfnSpH8^u35HU43@T@%q0yY325HtWEzXCG/FBdU0gs%bw;V.q!y8k!@fs+9O%CJ5S/H_.t5Y6WV5i1%8-KLsYwC4m5",
+    "1%!zq2Q&rr5(T*D1P/%Qfd(frGE)x(mHq^9H_/0wwV7N2i/Yl405hP(D+7YF696CzcLkL4R0QJC2M,CZkQE-XGVJUg6)S^AUJnG$qzw,O)aD)rw_%xX1ly1o45k4O2b^/@lR>T^I6<vW00g!mB[DNa",
+    "57+=!j0O(i)dvQjvR<H22o2HRUk13Fa]#&(yaf*S.@gdlGBfk&1O^AQGX&Yo2ntdZG]mJXIcx<lrxy+S*IXY6HMNom3Wos:y8#Nv<gxV41@fLc2j,(65-z;V]DFf^7zEL]3.>@&IXe!l=$iB!;gSh&",
+    "z5yQ&Hvk;q&V:gL2fhISf,MI9o*WMX!^ezgrt1U>#kOA@4:[b61^rf%lmZqo01n)&AObZGsQe@eQVVVwF&zmx2GqTE0&WiU.[u;BESZ,E4%hK=0)z$*pNb6za1ROT)Lag$:q7!L1i8RD4*/5LNeYLe",
+    "Eh-TDtfdJ(Gc+-eo(C*6Gv3>:33UXO)GY:tydMsR+ZF-K6FDCQ%TEl_:meUuEZvVW6EfzJ82]>m2/CD-4:=$69t3X:1DDnp2Fu$=4:zvF2Ol[wme(Ew)]Dy%2oD9%(hLH#Qv/K(5AXr1p9ce[i5Udg",
+    ">yr8+-sz2dBo8INp)xO*0XZ!2:K,L9HMpfp4=N5aD*&pDJP$]P!dwNuvRn<e<UaIE0J5VO4@@3PA0Iz4z0>PDGU1sQ1E[GO4.*acDFuhu9uEMyTMui%*D(>-,vJMZ0[mwKwwWdbm+KA/&89H^[tXXh",
+    "%%CzqIWaOg<tGGUGBC*YM-]CS>s$->G2a&r(SS)4H=vA9AP)M%2<=EZ0uN%Dns)%:3Iyv44+*a1DGxT7:pBlI$Hoi@iTFJPlD@fP)Byv5Ko264zYZKQ0243(4_YV^ral^q02nX-9WVeNDlz_oH#7hM",
+    "msSsXp5,AQEHb=BI[:(m3J.jbf]nOBhygM,gqIfts;i@10<$()0>^h!4*^%.Ne=PsmKQGxGBCuWX)k&(IMbFF1g#hkMAeoT0$L9MwdEHK;w$w>1:(;L4.f74Tt6N%H8wE>-4cWF*B%IoE)K=p3EQm)",
+    "A3!$k#RfkEb8m8h-vo(v2hWcR4,^ZXA00A:x*sn9H8IZZbT0^yHk0Q[4T%AuMKy42VPj/mGcx).4-(v:9b#o[Z+BZUGC3eIFx:oNX.u^2bYX0WyB@IMfe8&X4+F[D7as[R%G(zX(+:,=.^Ct-&RY)*",
+    ")W9GQ0+lfj2A/=ME84wW2ucqL*M$fUua+(f8xH2f6(0#Wg#j)!IL>J^2%+5@3h2xRBRDY=0woUy=O[Nz48>O:4u$_>0:-x62ATs3!7UF7qpm9,4mkiEb2AGv4=Da%E!=fk5jlJwZivno8!f2d7X_&i",
+    "D:j<21.^N90U[2h$4UkFmQMvI2J!.3tH^ldJ>x==D+SsQ2D;uW1h+&Doxv0Y<s$(=mxMD2q8.U=6bjoG1DH.>1(z5K/E(=Gm;#3WWD2:%1rs,43X60Fqp%zbjVd!THY]+p1rGtvngszO4g2c;0Wu#1",
+    "Gv;h_3&%7RGsU9;6fs2x<5lxZ3F8V62!Y)!2*Lpe&G,rxHTJ-.4ycSR03Hj[JOc4,2dVZe2%,<W4WYgU5iRiSBMsTaAp/+fmk.iw84m,.ry:sq;yOuBEy<%x0xdD*6b_Mm,WLTs0)nL-4+P%nEDZCJ",
+    "3IyZJRUS3I10N+e01pSG10M<HwaXt18zVP3nHCT;-^HqH0^81F9]bc2L=n4pE$xOa4I/^]J=-uX4+$X-3Oxlp3,bd8$*Khlqy!T)zZe)YlS2%LRzDClIWzkM4wH:z4v.0z-[qEuk+dr:1vxf]u=$=X",
+    "i3AfkK<RT;2ArBy4+ro-4+ic*6*RE4NeIBUWeD*P2*TV545d8-=*RcWG!!.mAP(9L1fy9G1B;wLF*25/Ee@;M4GfqC6EXk-.rWRXJOt&i9^bMN0WK=vm-nOBX&(bOm-pZ)GBh[.BQ@kz0>qJ3$_yzo",
+    "9uC[vUJcs&Is/>N0b:BjTn>,&1O+Ju+T^VGb*2v%Irk(9s2L9f:L3pT/=z61ss#<cydVzYIS&DhGY/q_ECs9-28EOg4!KJNU.J;W2mseH4+V$=28,4<4-YIAFE^eOiUJ6;zhwZLiUAKDkOBzjNde,x",
+    "6b^lN0u;dC!37Tj#smuR)C3I2sw=)sI5EfsFF@9X#[:[F.4+GDy8-HsrYHdX0uKqh0tT;JN.RiHIX1fj1m[Q^XgALU6gbhT3IM2G4.M8R2EDE=EGsjszakF,>yGp9j4TGvFbE(A-;YF@[=te.hu-PQ",
+    "fldSM<dgY%1i4HcIA0!T00!aT1@g<U2MUfK5jQJCc5ifLtjQlWVQg%S7y&m0hh$1[Z*XJ6FbS-@GB!3WQ3B]X2MAR-VQzVZn==;!s0I/,!fFN>5IG$W1CGcC7&L(%2#DV@6f/(k4g47c@b,1lX$$Kh",
+    "0*(SIGC6>)5HplA0.WlD0M*bR0J-GI!vO+43)+NT3cn5k6a/22D+-YK0doztG6l,^VjVT#76asR4-#ec2<9kH1C_i205]Iu1opTu9]1MIj2I6j)D[J_GYp*)4*u-38a2@u4b0pj48X7=9CM5@9]JS&",
+    "6%PFKEDnMd4x1Scw+SOOInx9m1_tJ46Ey%DGXN1Y03Qr902;!39%ld#2f+sq39kngGXN>xFt7(6F]h[#hyexgsA3,qHn0a1GtTV.3#]qZ8LtNuG5@d/2<e3[w>Ou7:[1U1um:A601,3*3fsma0ov(W",
+    "4+Oyn1HB=w:LLTO7YWli0R-.-(/RUsH88&i1Du+39WuWMA2u@qF9A6-01@0(A5Sv;9x(tP4KV-OYc(>gBQrPv9]kr66E*,BGyn$Xj$025zXuyMUmj,w4-FwAA2l,n4g.DW1KSG#(,jX2(FY;mI4uj$",
+    "1@iq12NN*:6fuwj4+Vh>9]$!78#DkBH2<z3H2;>jge(sWgAXb,IMpd10y)G72*$D.4aNr>GBp4KWef2n1f5(0tP&4T#]JGkG5[]OGBW<#Yd13h6f%Yn9]ku76E=<FH2<Jc03QrB02;)59%ld#BZdza",
+    "GPVaBIkyKKFt@T[>mCbx3NbM@xCaBU#54<G1@jE:2Oc+x4+N564+yvi8#MqCHUJ+MHi,@f-QCxI2[JH;4/Fe=051bLHvk6c@CJan79TP-00LzX0nHWzdoNHkImZVbIRGyVGcW)zR5:vK4*[kS4ah7W",
+    "Hr]_g9XIBQG#56UEeci$[%[VWAPl=YEiE%Tw/n_=6Au/L;H;2=<@o1/iR_W@3gJEuxB(9kiufTWD:S_1APnyA9^e0B0>FHI4+<3:J^Wd@I4/w.F*Xkbk:6Yo0=S544KjiO9]bt_1P/oF8xIXmFFP;Z",
+    "Pairq053Z,FaRGrGyo4fivuq=Gcr#PJBtG=J2Ws)A3HPv4;BwkFFQ3dPY*kb11_!=Fi#&lGyo4fivuq=H!<ETJBtG=J2)=-A3HPv4;BwkFFQFhPaiur@wTBUFfdRbJTw3gJh_4rJTWp*A3QeN5Dz;%",
+    "0^8$m1/F@00]yP.O9OBeHoYMZmW2TXvzH7H0fQL;:+&rRDE^A@Eky/R49LDqDLFZTO9r[59uEiqtRW7hj3O2@=v4Je9]+2_7!Mx%5fvrkw,=r[IR*N+7!M*j0F7,AA_>!)HSq)$CBnEE4.b1_BR4TN",
+    "odQ22I59Z<FB__Cr3VOs1Ro.XIsm<t6AvRgKO,>SIG>Rm#d[wkGCDsbG&3@z0zV@*Gd2J^BsMcR06!!*G%x<=BserP08b@4G&MGi2p/ObIzJ:aH86k)Pa@rlGB@R.BQrHMG5]j$G&MJ(0zV@*HZTA$",
+    "B[nvq3qK;@HZ,CFKO[IdHvms2IW[:qmkb[xFghwRH:V2,kMLyyJ>>k04v0nq,lHE2&;,L*GC3=v:.AWht^7FKNCK!X0<$t^2*9%e9]kh%d/CZvTMmt/P5]CN4+wu2GQ1/LdlxnU4wYB]j,fFOzo!8Y",
+    "2);HQ2E!/^hp+,42[e,e3zPvb4m2.T8#DkfAT%%l9_n3R9^YAC95;>UAT$6k88J4M0Ur)H04y-!mH[6GH_.5cnjQt^(Fh2^aR=lqG]=rU6Rj%(+L#Cr6]E^[)oBkOvnv9C77qooD,Q$RO%Dax&/(2E",
+    "g)9m7:j(+&F$sf+9uEPiu:k@,4BW=s4+e;aAqu+rE&=I1Ff3:c<KFyD#R3b1UJLlFS=]az4ua4a3G4z6/@9p7g]%@I1Aq(y-Q.c.I2AOg7Y@%)6%Qdc3#Baw*Nrd=[x.,CU.0^v3Y@W6@C/a]Gyo2O",
+    "1s;@A+m9d(t=*P)01qk61@CW[1PBih/VcDf0_I%.pfn!>HK:7I0uB!Y:R^&0G^_ncQ3KS59]q!vA1gR8wABIwyaWUC%vuis<cs!5tjib#[mlsv0<%]c1.LVF4,B^iAql8)3-dq^0$:c:h#&-Lf)x)7",
+    "nZaET2*H8_4))O^0Z#;,/3N4>feQ*-1/#%v4y5QD1Ba0w2G,Ii4+OD)4s,>D!(9&y*SaVP<-VB,0uJb%3IY0A4,dhM77pVR4!kxMIJ;L$F9$PSg*z54;Cxa+I00V-91dD2IWWr^4P6Kv4*:0N4-SGY",
+    "4O#_r4-fkx>ZAIW2OJL:S@M!x4O#_r4-fkx&;6062OJL:S@P6e4O#_r4-fkxk]YgU2OJL:S@M/$4O#_r4-fkx)FcgB2OJL;S@PIj4O.8u4-ow!mn98c2pta=Tn<P.4O]Ev4-ow!+a(QL2pta=Tn>yu",
+    "4O]Ev4-ow!pC%1l2pta=Tn<n]4O]Ev4-ow!.0cJU2pta=Tn:dN4O]Ev4-ow!rzZ>u2ptbA/nM]b0]*<t8e9(RCk.Q(9S.5<4vi/cTnHTx8e9&qC/FZ)9S.5<4$&wLTnHTx8e9(ZC/FZ)9S.5<4wWel",
+    "TnHTx8e9&yDGgi*9S.5<4%sOUTnHTx8e9(hDGgi*9S.v^6AsJ+2pta#Tnsu1x+*IyC82[Y4yM/=1kj*04*z,x-8!mQI5L,#Fay6:4,d7IT=uyro,Hp2Ff)U]0RWi^4/40]IWsgk01nC-1f^XC1=vS(",
+    "4%xc>8#ncQGcz;atve3=>k1EaEYLd,EBJf]-*lR0InBEP3[V=_>k04G0S=P/!c+s.[sA8<G5UNbH!,k]0SkfN2p.GB@FtHSijN^!,EjoRl3fo3weu.mDLgGTFtd0cD:ncHiz=SB0sDL,HZ>$39]t,5",
+    "d.CSxR4,[UIjeXdR5$v31dV;$2sbhLd.Ev9FdQ+)1Rv)CIr)4A,HT@+2s8M6BR4a-0v_BJ%:*B0Irw^p1u,%J6EPwxIWVzi5jg,ZIWwSb0i4op9]]#(WdrQS6$+1JF9$g>l4Tn/v*rf@uZ$)WHopN6",
+    "2Iit/F9.a<k!3FfIW>8J1FPp:1.KV$4+i>jFB3D+at@(:2E6GZ4+58C0fagZs0-;WtS1N40t4-(1@MtO6gKg)1@$9G3zOmp4u%s4j[hzn3tgjQ4+iZo2aB%<2$kdk44q=uH8sn99]bjnXCgB..=miy",
+    "@gjimg%lGj,[m15IieB>#f.;E0)%!0kCYG(3$Bv=4+NH-0WLH**E2FRHZr9I4$:.CQ3J-JLJO@i1misq1/KeSivkigr_(VKhDIkhH,_#1HI=0w/K_Tne,AF!ZUdcx7yyPr4+f.O6EgrCF#r%b009OM",
+    "43Y:0.HuzR.=/%mbPpGm2n6r#9R-re4yJ7sHo6cG2$l#x7BMg^l5HY0ID,TQoS+sC=#lXy1rG$M2nU;gbPo@y2nX)CQ2^xes0bW500N+_2;OMaKLQXB7pn*>AviJs4#e&vBR4Xr1RFTU1>S562LjXu",
+    "4*_WYDl--S0^lxI2r4)*051hNG5[huGyZNL5i.7(1&p=L4+hNQ2PZ8vm_-,l-Ri1RFgW%I4,^I$9yY)T08kGUzz7mE<c]3K2oX5]1K>j.4b5)<@_x30HNXfHGXNh3GyoGc02(p;6fvrcFdjAM5FZRN",
+    ".q!nOf&vYY1]JtU(g+0Y/[XcM!2u5i/MXOnI55!&9]kwT2ogEadoK$xFz6630ysAS2!f_q9^>je2opE^9]Ji69ytIKH_.tl03R1P03S3t02DQ,1P+D]0>TGj1D)$G4![U66*e:g8#LaZF+T(^Ff>mj",
+    "GBhzVg;^FtF_A4^)Q&]D2EYgf-SLU]Ujc@bCJ$^E2pcrg.p:4j=cevi9]JPL2p:N/03QZ5024I-8#4eQF)-uy4:2).5e4*%I^3mYFBCB]um^c(r!<u810M!8f)OtXIWYh)7BMpbGBh$Ui_^DAIf4,b",
+    "!vhZn!UzP@l@tO<Ho=!4FE0WzFv18eH821HwSzGOnuaa[5Dyl<2ro1-FaRSnFaRF>HUJVbk>I0FGWaYn7CAP-2r4o(051hHHUJ>sF>[Pt6![qht,n7H2EqswF^<)m0Xf15FK#n104g&y006TR1<pyT",
+    "4cIRO@_wdk!Uzi91uqpbHqn3qD:yR%FD5uN02wrqm.S&;HIc]WF9T>8;wc6[9R^i;87_quG5[;$GXM>SyCDw%rO*p2H#Yz_IX5hW0SlK+6E<)p4x2Fnq/N]yJq)*j2rM):$ZQV<va%5cfS)f8<qr<%",
+    ".0Jxf1RV_DGYyUb9[;,mz5xfJxB(8L#2*g.L;0e9r,T=++6)c30R!0#8asi42p.hM03Q^G*^ee--ffe5I4q<E4!HvZ:nH%Lq6iNL@Pd=4wlog^p7A0G+w/$z1kB;G3)7n!1B;O:0m-B*28YcH1)SCa",
+    "1Rey(0v.S,1P%QD2M3tbE*:/e[s#t395Ap26EnyG9^+d[ya5t701dm#UIFM12/0&y9^P2>I4/V*HvRYk1pl5F3d#Qm1Qs6$G[6B54fIwD-)enOLK9m.GF:ctMFYtS9DU#L0R)=2E-2Q,i6ajO[QCh9",
+    "M)sN+F9$I+u-T=@vI7LvpeG5NzX1j40tvRR3J(sl0^1(92Y[X#4TV.+ve=p)(ETk6oC6Ms0]7D-GoY0t1&sp^HvkU<xdRe6s*<uR88QzVUJYFioCE]I4#Nuz/-sCx3e*oD5HyPf4(uxdV+)V)AO@-P",
+    "E)B!G76pdlAOe=R9y6Rj1jVHb2gdYE2aen;2E(BU4$wRR84bR@0R-N;0Rwms0narEC<%#uHTTg/4*gjN=5%5@ujLX2g2<5[AQW<%8Xh:H9[;E(:+%5tmF5B-1T62sXAI5<BRDkcKMait5iz[#EC[QK",
+    "77pxYC=0gOs2L2K/Pe7s69=j_Io!tqF9]I&X&N:i3Duxi2s#9n1PH*fE(Z8O2fVN<0y+ow3.cZ^4/c&@6%-w>@YZq_2D11q16dCW+Bgp%q2yi.7]ekd9W$m!4+HMAE*mh44+MZm9]Sq;%K-Auw$5D,",
+    "0@^fL88,dd0Ua:6@V]7wD,Q:OlpzlQgEb4n3ks,.7atEd=XUd7I5My^1Gza50[rtBCN=D_%mNP:l&3Eb1+m/,08]dRfG,ai:!mLb0/67488tOp9^qYIFA6p=01KlE2!-#-[h105iK7S_94*BV87.S>",
+    "2<eFt5Dx_7q5_fYH;RZ_G5@$86$6;]1*DH[3XGZp3!Vf4BM&=D1OucG4:z9#1%;m:Tn[&)1P)vbqXY^1@U(b[>FE2t/RyG@1Kh0+1cKKJ4-Zxq3y$zG4!S4_n*sxLA0#qCEH*R%4+s7M3AEN044.tQ",
+    "1V-^i@_e:&GXNhXGeImiGyo3:@_es/02(p;1V-^i@_e:&GyoqYG(j&2HZ%YZy@;S#oD:O_3J%Q;1nh4N9_n6S9]Jhnr_wB1tu79p7b!3,Dl0WLLj:]t1FKRG1cbi@9W($7#-*%5IX0HI2p.VDf(jNh",
+    "QwC<Xu:B.*Goug%n5iWX1)O=h<(T-i!2t<T/[>G1HKGtAHZ,b02jq>e4uqN[2Em[u4/Sq*3D=Z6J_OBbBr@W!4@0a,2%@oc95u,g4+,S;W(9)%MIAZ9)d2__4+,]P4lFY]#RCHD1@j[Q13y18G&1fE",
+    "9]JO63h=2Q[woLF9uD&XDKs>r3Lh9T+5s-lG&Z&hDKs@g4!![g,<zFIDIWthya694Hvk>cH_/33I6(^-;/1+t0UrZ503Rkf052ppFaRAjK<SF;xGn;Adk+5x4D.hC4)CxF2>GK:Gp,F2HUJLHBp(bn",
+    "tql<3I]QENCl3OIT<M3>jsgno=B5jA:f8./2[PpeEipG!4&LW54Xq##3#].g3DyY&[]X4T0S=O,rw9)A2L=/APY(Wn1GfVUq*4mh9^g6c2<2:5A744s3..,y0S>G03<,:bGXN7Z030*@37i^lG5]jU",
+    "H!(Wn6c0b;0uKni4+WTkUj<7EZ65+Q$>ND9;;w+Fejf,j>z4&<051YEH+lrA,$M<[dM=kwFaQ@b03A610VE$LF;tUM.>,ti$u$Pv7YrZ*83dy,3;CUe01pJ,7Zfre4&E0Z4K%O[0y>nh,EkiSG2E61",
+    "4*@*v0vIu[3LG<u2]pw)F*g7OprvmQ4%@V38<C1z1=lWC0;kk!HRA&Us>,BKh&T>M0lx>k0ghh>$1Mq+8!s9,H_JI_%mNrT03QQ00249*4+x741m6$>-1CZIe.v>7$Sw_Ao6rstIGYmy$y=TzfB>2q",
+    "ssaxReG88a1Dq@%12laUIRGCBGXNMh03Q/G00XIW0(^no0s>$n1bq(.p(>XLod+KeG]UJO1FQ%HWDh&bv<Kr)a$#-[Z@k7/1]J3NMlTaJHUJ+FG0x%[J_1:f<]/1dGXM^ZCkn^i0vIfq0S.vj1E4nx",
+    "tM&m8OYEXB2%O6-1;zea+<1#y1enDL4bTA^0xPnW3/a**aSsCD;iU5DdJd4683n=74)vZc42,b;3b_&y4rK<TI]Hl7BMCqSu#sO5hN3P9gxoF.0;$Vu2s6-1E*:)(12qfk0TeV$4(b66qX@J$pe>#x",
+    "w4*Kz:P8efJsmQ^0RsQC0u1kZ1HKmr%(pHIAq4LHBnSGoE(+BF0;G:y2#o4n3DfB$4&;m@9X8nm1S1UFZx06YqAnFT01J8v,4YFv1P87L3Qz->3kFaJs[seMwk@<C3gH9_0[crCF_+wp3&IrxTL.-F",
+    "E(7NR3Wx&>0j![13(W%$3*DtI4,%lJE)Olqs4ffZ0v@)C01pt3ye.zN:jEY-Gsd;r4A4gtG:roW>O:nxrUEb90W&h[0uL+I1t&E%$G0vEnidl>i_]Svwk@=%0xy[YG&Ji1CN;+7w/N5$F%vk90]xlE",
+    "E(<j$FPQ:0HtGT/H#y0,E(<>l6EKVe2Klxw3#tn*nF2OA:jEY<G0L]t3n2yLwps<Hwk@]%5FeBRFzNyXoE,.sw/NCn90QI62l^/y3!hF8g#woj4,Jg]We(qI8Z*GwE)Jps9].%70;h#rgaOE=W*,DG",
+    "00]fZx&i^[un7Zt3YQlT2!@J,9]bgf9y9-^1q*u:F#rz:tDY(k9@NEMFBLX9:)ZkW@yc=w1jhLx4WrLzL<Y37GVp-T4jB;S01oQ+Ar9^xcLw3V0Rb5g0jmWdG&!oh5+4OK&$$8)oNoZ%;g0+oZUv,-",
+    "0^AtO0y77=p.529/mG&T3g5s23buzM4F7_9Z80!LML]KC0#GwVLNiA4<)Qpr*YG4;Au%=aI5+<r5HdMLL>$FT4*iBB0Ivcc9Xqy%BM;G:#&,b!+X)X5wud7Q@,US/7(y[aJGO<,4Eu&74,vM9BM%tB",
+    "<+1fSmmx0!F*eh]0s;>=4+D1u1qr+c47P>O4+=9P4T0]<0TT(=<gziZadLD&3pE&Q*1[]Vta/$Z(+Upd[s9jKkB0#O+[i9^0X8<[FgY.YhzBk+Fz=O7GAu3pohu&&G[;su4+PZ$4+4*nE)CoW4fz2A",
+    "t=*FH)hz%zel#*cGcrat+o/za9z!xYHbX/_FqQ@pL-ZpSKORIxM3x7S8#FLOIWR=.LI44BX+c3nHA6!g0=I:@2R1^PGBi2F0UkN82N5$lUj[faMKDI!k0S/$[&5bC0e/WFIYdP[MK(JExdIOZ#@Pi.",
+    "I0YIxTMmQ5CJvtl2K4fG4*atMCNwPf1P/s+tO5*;uOt[U>693(D-<=Q2L:Jv!^JRPRS5FXcM&x)3Q7j^uOtiYi3tS$1@h,5x-zgDgrHsvbONFC90GI+6aWPT,l>u*jROXvhav$$46p+M>hAKyfLsD(",
+    "EipT*5C#9TE*^Rth6OG)HTn+[GxWwLADIC+@wtHZh6xijw#g-^3/AV1HS6jNEj2MB6*K;/Pz%,v1zZM.1^!u.A[8.K1I67,4I&4F0RbW%GXNDZ01,9,4XObnG&#fv1jnx)8adAk1128@IHe8+V-wgj",
+    "2Z90v!HzQtlMEjuGK_%aSpk,B7c!z54U7&GGq*w;ssS:L4i5![1qapw5-F@9+ye)w1rG%N0^H4H8Z!U]TmbZX2AsHe4I_Sy1s*es0U9u:1s*euxhobq/:,o1<&P3>Gp7L&HVPjyIk*faGdQ0R4+=-q",
+    "9_dzJACdty01LUDBLUh14S<szx;cs$zbg;nBn#8LA@oT(1j=GI2EOzoJv1_c:*=_7%,wba)zEkmIb06_BoQ>M9]Sl61m/q;0VNLvBoZ]M6*P;(4,oCt2<cx.1cBmq2)x:MAu;Tq2nfOj2G]h<(+C2]",
+    "cmR)84+4;YTmzAg0^l%R,2x7@0^I[=29N=-A[IF0%:fo&frt+U#1sGp4%P]/n&V6yH[%!%*9rvg=b87]bPVMI2#6049OMBDx(x/#0R=uI0@dY5h5-@FGBAe$5-U2O0S>gJ0UkL37c-sB4y6qQf/CF*",
+    "CJzPQKQ9(CG0p,XDmMTwF*3&i0,y!_9^Ca3dJe]a4+Z7$XAc4V$xH=Et[NW/IJ*2J4)a3-/]2w!-eQVvxW[iFM:4G70uM[3wO.I=76JAI4(kmMCeWt]EjBco@57OQ1_$&82<e8@RteLwD+^*N3X7T,",
+    "9yW@40,N>158(ln@56xjz<IG%;(ZE4mW&q+;fWDHg<G#wkB]uunE_$k83OZQ4,%6C3XJ>;2%NbrJ2xyf04y_)lL8LkZv)hL4]2le0v@/Fg8_yb!UhiVhZhOq1]I@303Q<Fg5&^Z27ePd[R9oi.tzgk",
+    "3xUWN0:Psf3xfj/,i8VfFWuw.4+pcP0R+ef967Q96En*J9yiDa9^hSH4/J]g0v@)AvjGL])kh7aoGk+x9ya9y9]Sf44,MytJsxj==&tuI)G,RDZ_z.vBo7*v6+dAuH8+.P2F#N(9].-<*-o%ZniU=6",
+    "F#sJg%JOIc#A6Ss2AmZJ.+myftDzVQr0Yiy1C)tA0j#Wd4/SD&KfeJnG&i3W88qmkUj<GH7Y>yYpH2<C*A6eR0V=@06$.*TX$Z!mcRV#LH2<zEHlY.Scq/%g6#(Zf4,%vm9W-^N2nmgF3)Ji;2As7-",
+    "FElwTrWF^9!pTbqjK_,Pf$;b!rC^crGNu(TPAfF16(^;=yaWlq!WbSk(FPw8HUJM#suesmFf-K51cL+)/:i@IF[K:@/:iWDtQ7*%.p:W1tQ7zp0>>728t3#00QGwhVXYMp82]2i4^Yx[EjBm+FRBJN",
+    "FaQMQ@$Q^<H^H%B7&ycZ4&0vs0wq5yGb/K!6)(U6IXM6-HaP$UkKSen%F$s38y=rj+zubF0W><<88ocfEC_I_87(z4trag2H8cP(dNDSx6)zJuGyp6%G3o[h$9gXUH8$!70O=;-4:Yb795_AwBRDk_",
+    "9XZ7kFAzB^t@#3oH_/g+HPQwI%:fRg/]e9OI5g4*4=OTY4waX8BQ,S[4(S3f5H:Kb6(1Bh00Z2@2<b9m2d$DRFB:=9t@#p^HZcGOgZdv21,70g0wWKC0j;DtGSHY_0PRN)sRphU2A0ej39%3jnW1(a",
+    "F>t+3B]j/LD:JSYKfeJoH8B7hHOQM;2&A>t28tvF8xIkRBp.K/Hm(&MIqD/3IRFBz(HITTu0tOXGOiUbc@@HrKN2!AHUJLF$[7UJlK^%C9]AP$1=_[/P!BV%6&f]r#[&oBjVK45qhJLa9^qaM6)#RP",
+    "GOrapH8L_P1@[[60S=7/MK2LEGSdbRP>GpnIqCuvFaRDf051.PIIk5C0sQL-4:iD_0^ltr,Xa1V4.6B+0Y3mUFf,@iFC8(6-3F.IGx)k,F90.$r2iTZ39p]cFAX+y)!rfi#b>S]bkg1-3h(G77-TiU",
+    "3m*wLptKDi1vvm81_KB^0R<Z4L-)QS27stN4,b]79]zd1QV#%_e+<(*3pDA5G7h1y4Ft)LEDr;O(*YJW,T<C9.JMLW0l=p-GtdPu2QxbO*8v]1H<B@B4*^xS0v[VV[<GRp.!KJVnF0mj:0A-u;tuXf",
+    "zJdV&cn.<ej2i$v9W:sc0R!!bAP)hvjsXt=i:Ct!p$H2b1CmM_2QuJ/B;Q9vLJM&Kq5%o%t^za!u:l>hIe=>S2appE+yOl^H7v[BKpzV:+yM=+]G);ak=VUzG_L^+EH=c+*(De:]L]T3&E5eI43oG4",
+    "2Cviu0GY%J4BX/Z2e[-REG#Y1>ap]n*(4G-jNAbZycGnz.u)%VH#Yj76%Pcwj0PSsfS;2,EL*ez4>UR220uSAI5Pkr1_KXO1SvE(-NA%jQL:H(0OAG<DC7170No^I-@Rgv,]IUF#Q>gDhTaJPk7=HA",
+    "t,c5=@2jUF014:!N)JD)z6dY:0yQ%L503)N.QxwbsrX6-lj.<bJ28Q[6b!ASAqec=Fb%r]0i*#Bd4b*uEj2R$FO_r[Gyn+LrU),pG%TmS2rrlcH821>NHjM%014*p0uAm3FIhA(s]p[G0yF:-GXNhA",
+    "GXMm*:J1M(=R=TWz<s4t,>#u*HlNrD05K1F[oM&IHaGwem-vpd2nMV62msMJ4;m-62rrxgG&cZ0Ni-V$01ph@y&(<,nhGC@0x.vx[D&V84VnrQHN>MkKQZ_-2@Vu$01@Oa4jwoF0skfsdHLN5EjTg&",
+    "519d@-sge*hB@k_I5jMvz6dXv0W:rKKS;w.GXM>[-k>XbR>)RV4;&F01U<r2G_KNsACLhx00P=mNCURg2oJ-qpq(EQHUJ+#H2=Q20yHrI5BCCs/Lia(gG&z!,:o4MGXNhyH2<nm01@0(9x(tPeKG(Z",
+    "GXM[n0oW)7shT.fs]F8L!onUOngKWfFG<5v00*Y=M+^n@1IT(0>yU0E2nE,yIv))+tqLMJH_.ely]xq!$D.(#v*rT]:kb8]*a-7L;cE72GB=M)ngKF7t>l(]06#u5H7t]92rr!hGc=DJuX7Jct<Z:D",
+    "59+,k5BUQA.>Hru)5aYS4YiIS6Ev-&FfTtjH]y078#%l32;M_V91FBJ1;A/m4](a@2@w^,03VwHG^]a5FgM[LFI6<ykG/:m3=OtSKd/EcIWeU61TRW4Ft)W!4,2KfArD!D6%Rs=oK@+GGc<L[ArF)R",
+    "mMH,L4FZPmIu8;]ogW)G<W^xKu[i;rD+v1!29(JH4+7Q38xP>ED+lkMM,Vp$1-d-l4/D6l4,.*!9T75%iUSWG>E/9OI5IFelbjy[@.WdNS<_E$1U5A>00F(c0uM(1SOU9y4/IS#ATI;qIsaGyoM[Nl",
+    "0Ro(q1@nhGhQS=m@vErqA_iU)PA<.:GlW;$[[k:J01uD;.m(j#i_Kkb3&!pU2fC-OA3ZbF(<F@/j64Xo!UYcNg9.NuHaUb<4*:q077v=O[hSseH8zt9FIF^)gjp]@0WdQFKS;z;H2;>jm_[:A1rJ)L",
+    "&/Vh!0x$p*HJzb59^PFF3L,T%01rN-)k+G<j64W[&[Pe+1TT9yG/y0$G&sqa3Ll#RIKLDUGypF=G&6)*FPs4]FaSSEH90c;2dVrq1-Z2u8Xs9RnhFn%0,j;C<XH>%4VnrA$cuR&J2K;fN&][H3cmyr",
+    "ITs!]*$yvzIXHw>9yGM=20xksH83!n3J2lf4G&a/!5$x&0XG0YN-Nq!gjodYqf,C^4TumATE,L_K[4(xEjcj&FOLB=G5@vp)DI8D1IC*lBsDDFtQ,$MgTWpjh66MJAB+Mx00)574,XH/@yd076c0Y=",
+    "*,98Rr^!KQ(xx8-*eC@XAA323SuQm*obezJnE_R<69/N23jjV3Q,i<CADRI%06$1II5vb;2/bW.1%(g:8Xs9WtqKp00.mKU>0taz4Xp]UxrZ>jKfc:a88qUN4hYw@R1LobFMBjJgjp=%G<jicAD96&",
+    "00-E(W&l19J%Yg/AD#g;06$ALI5dP/1CSdB;#ERJu=SIroC+V10x]#+HvkV0%ljY$,.kstKmOcGD:N_@1OtHm8wRvD1[xoGID^a)H8tBPADRI+00W%v1>7Gt0^oY!!5$w3H2;;QRu8fPgjp[_F)#oK",
+    "+[+&xH=dMRS%VcXKsYy+DJ;ZM056dNH8lVUztj&86ULh#9yk700kJs&$n*:kjRJ&O2cffj2!vTbPcbkwg-<f#,2)FG[ILN)Cp0iH+;pRhS^@#(fwBQV1UNG:00D(t4<u-]9v:.*06zveGc]^/J_lTw",
+    "(=;Ot0m-7^ANc>/00-ly3Lif*h*:]f0x:l;01w-(=[O5Sq>Q#(4CosJ&iNq=KFOgG45o@b5-emu00#@d6%T#Ip%FbbI5*^S519eOp%Dr9!w(NttiT5=m-p6503S-;!l4lbfZ$F52Mq274>d#W5f6;6",
+    "(bZQ7&XNHS4XX+Rv5>.nKfR$545o@b1f/-=9x(NWA@gAJp%D)N(wi0!nE^z876YKE0R+.30^nsGzaAf)0W$y^OgFZn5d;>tU-qaUnhFmMv!M]W+X9<c9tMH*1uqRVIhqO*IK:nXK(V0>8#S.<5d,Rf",
+    "00#@43J,m)p%FedF*do4As;CnH/7C^HZ%Y)RW:t,SudCYH821lO*g8c5fe6vQV!F^2oGEFoDdH^ve>3NHm0EwACdt!rJ)fA:AEr:!2:afSqR:>OAkMYSueN(G&cYb+yc;69tpO)OAia(jtT;r+Yk:w",
+    "qoENQHKL&r2$khK4WteaeV;Hb0f>^0Fr)zwn*ocS1>Y+CFCSGih*:Y10W:rKA4)fzp%DngqyY],6dzeL056aNG&rpa5-FiF4Kn^()h,V^m!T0FHI]>f1=4zl9yZ!24^FuN5iT^1+9)5G0X6=%jkYom",
+    "KAyiGAD#g*03S-;kf9L/qqbKaIo$-hT8*I*503)X#sLS*!6Oe1oC*W-:JAS-i/h!1HLuMJ2.XQF4%,e7eTShDE-cvYC;A:uHvk0I-Sn!ZI5db=FAOs[06(w+GB!B;4<:pqP6z$NOdd4D5D![[6(2z@",
+    "l>;%J03VY9HUJ>rIUYX_IWjDWnjaqkHi1>J#<%TTjsk_S2f:O)35QuPPc]]D0<].y4->bD05&ftIWnG=A3s.zF*1*@0RsAq9^fhGSpuuO1P<4wSuZFtHUI*d[T:enidi[0H8lVMnZX1PqXCLpFZ%&8",
+    "GXNAarp7cMKrxD0FaH8DG5[^)0x:oK27#/34,4P>AP1JER1Z45nFtJzzX^f!<A)7PdcVmE9y9.Sm-p5a2Gq,WA67AnSudCYFgXA^OE<w)00gY[OfESwy_zq6Su(2%ACLkw00i3EGY.@@3L!W,03SOx",
+    "u$c%9oWBYW5dZlg4]%)E3NA4<01ub^>e2K4(/snWGBJu,FPs4]HUK]8I5IZ;4-aVU3J+PD3LlUHFaQ!W01pn=[_!di>B0.rGPlVJ8!@YAF#sMh03Ura03I=[ADRI)n+g&z9xqieGKyINaSxXPwaE$^",
+    "NHhQs8N/BM4y+0fj[&#nBLbDh5ewD.ACmz#=)Cags2nfD12Hg)Sp;-pHV-3k%sv3%E)RtRidhej0-I+P38%jg4,Bu#3KBGd1]L2)ugMB4H8ubeG5[Vj03Urb03I[]ADRI*00Ywk4>2MbJ^-U9IX8(^",
+    "KT9]/FaQ%bs@(/xHIft@Sv3F-k=,l)7X-s.7Y>^r3I*G=4,Y+wSq>T73Ifp%00#^_4i9[VnFua7H@yp3m-pEd2K/^&4;v8^J^-gDIW&k>KS($+H_.e2xY,I1>yXIs2Lz6Y6%Pun[0alH5(2Ml4;m:I",
+    "3M(@;01@0(9x(tPeKG(ZGXNi&0W.&u*BlR5@pZ5q3=>4]Ss$>iG5E>q4<%mzOb,p^*$NL:.O&^>Gmt4BH_/4$0XP5<F]gi09^+QzSw8;VG&KMcHUJ,w0yO[/E7tZa4XN851hbtF4+!w$Cl3tS,X^UX",
+    "GdPBz1q9<]GY.ghq6HrZGWhiZ4,:GMA2_8NGlhf(FB::B-pzed,HHYby@KdN=;(Kr[q9r&vg08MDgf_U4-g<sCNBvxH=GHb5nWCR*PR3p2j24n1hmZr4*@kiA]o]9QUIpx0t:w6A@:&p=#TKI1s4wv",
+    "zr+M9H8sulP!%=F4!y(#3Yzc&2OS3N.Q)LE91Ix*HwjM%rrjqDG7_gu3aQZq2.N5[DJ(R&1Rnu0rPLG!r>oyh-Q.D=(*zVSj[!dcEjT-k$=!<DlQ]Cr)WQS-)zkwFvjQA6;^G*eXe^[2/J5gpF$_9s",
+    "0]KJCE)M_94V3Iq1+Cyg5iD#B<Qwold/CZm!3G3]iyRv;9s=V&IV<raRR=^.9S)A#IRZ8UbPU$V1>Ejf-H3^:hm-Qpl&Ay=.&.MD4:LKVk0vi%FgTO3dkgAY9].y-(m)SAvAiY=1c[ws1ed@p0M(Nm",
+    "A2%@WoDLr]HUJM0qmFzp=#L]D01ocA1q%Ej1k3M04.=&:Q6G_5GXMjlbOia.4KGhEGQq$GFG)Byz@zD0G&H0KKLs);Ew,s10>zG7a:Kv]1-*M04-rM^9S:dOr7[DL1@mJXgM2TI0yZ^Q2K:HD4*,+w",
+    "Q3a=rBo8T):@=^]GAk[]gbqJBGb/5y+8qbh;:avrD/jp%+8qOfz$yglka!OZ$NW$aH:.=c4,<D7KnS(l1rG:>mktj&+tLODZ4U>VqB0LSv4jo^2ma1H4;ymsG7vT*5A=^:qB01iu<DWA5(R-UR^Ute",
+    "ty3SD0X6>XRWmU#06$7IF)<u21mO<L2[DQiA9pbT4-#aQCl6kip)w*eI6fbJIfoJguw5UD0y&2g1OJ5*F9A6.hY^Mp.>!,hhY^Aegc1)rff5DonJ=C-[t*U:[R0QE/nV>4mlZQOFfg494uF&c4.Le:",
+    "B>9Mft^Y9,CIm(WlL@SF4,DqGG7k5SCJUn]2B0Pn1oJEl.C>!%@zj5GxdZ=/bO*ti0^lh&ka!ORr[84-/Cf8G05wwv.NPKG<h1kw/R6Mt.Lxj6=4KyOHl&XP4,<1k4>_=!B;#^<Bo7F:s^K)3.tGDe",
+    "4+<B!GA^kWH@EmmHlDyz3yGXE4+p<F0^u59ikvbBui@Tg0<M@)gcA/X)D.t70WmSv6)#pZH2<Dqm%vg4*wh0KljKMlGQ+6=53m8G.R%[)G:]9[VCkAN5-Kbl4^a:KG6dAYA0LVWGXNqnG^aCe0gV-]",
+    ")WIJgvjH%=f*v0zFu#Hx7%QX8A[R9#3ywYj+bRyVhzAR%6$F;(4e@;i20RYO2o21D1p$gb7-XC01@ij7u=u2dITH/HO#[2d1@jFJ$]nJ!W)BGYjV2Ex*2*Uj)C2jACK5KzngkCP><gEgIQXsw00$2N",
+    "u$_(OA@d.MjV1wd5-$HT13Ac*Q3IC&9yy,v1qS1^0^m_T%O;*U@J*NQvjGoH[Ea3rOEz<(jV2d3%AgAmTlkG8F99>.00zm%ClBWX>M-[dH2<zXH2<zNGW)I<2K%Tg4+*86FFzzREHS3c1p[#ox&1T&",
+    "n1v.>z7++@s[[@N$MzZqlZ[-u3%t210,a6]3-m5I4-Z7O1O!+Fh2_,p1g(%93f4_#2Z*2z4.(>dCI[@X0S@Fj@w$NhiN>ueg2x=o6g7;P1^!o$/&/nRGo>[@4-/dDCKxi40S=k>o+v0WEGrJ!#[&q]",
+    "9]7tL4,c%SCIOar4+izkC.t#470aF]3&gJwFAp==*Wo7)d.LY4EDs9l%=L&1ArAt81s;!1[LCl;xw!/c>$v.q[LCl,G!D)#1lIxs-1LRI3jE9[2B$3!zo@WU;f5kgzo@WUO%Di[#U2XG5F-^,,y-tZ",
+    ")_N*&G5@mf/oAK:E(pRd95jH$9s(X81_YpDaSs/j#2yqg#4@)+y&ed#/OPZzR]&GE2M/wWsRbc3H1xhG4+208>yPpG;gS0hGXw7g1NZ>D1fusJ1:2]v4#gl2hr/EO,KYf)[^Ka.*LV*I:b<QmFz2WR",
+    "4+Xan4+uIBAv7E,Z3fW6CJVD.1lb4/4YRf/F9t9.t,UA%[xc6GfT-xwyt88u7<)2u1o*sQ4<-r0CLaPd00yV_eGldXs2_Kj;kojy51#:[t]k*RlK_FL9u2w<4/tpwCLen>01n[+55NJYt]lJ:HUI]O",
+    "vnCJb1Fj$g(26JzAgv$]3i-VI4!a)$&Jzy.yB@7QE)K<G2MCv>Y!3=srX(K-HntxRNQSaePX/ypa&6+75eOj%qLD!l6aBm:J_1[i[;82=HMy,OE-KOCq8.+cxXA;@GngI_H_.$hsR0I-9y&EKG5@RN",
+    "E(a.P0G1vHh@SIRG5K[ZHZ19g2Lhj=at:1h@-RLR1=Pe(%[UJCT;n@CDguW)4+4..1s;,8a__fy*y%D41ds&/kfI>B!Uqosii,yV(CP&aq5/lCwk,g_B<Ydh0tTuB0M-TO1TusI1ynx*H7hr^m:md(",
+    "cnu#IG#&$j8w(o@1iFj@1+_^<3X2C12f4@[4+xY49]bm>xdjguwuc1)/yeYSq67rytQ!vq#,^zDHOWm61Nn3g$O8k*!6*dp:og0G!6+[WG&TSmHi$eOEr+/+0>iFZ(5D-)j:a7YipD].n*t95q;QK-",
+    "kopua0&@@=@vwma$nhHjfFusoyDI=hY6qb7Fb<cqu:/dqwFL@-dI,Bc4+f6uC=IoOG9n)kGyjtX2%iEE1)[em0#+XeG@$2BHM6Q44+!R!K<%]tF9bC:rAr;IHd>,n01DiVQ4av&yCx3:f%Pa8Hz5xR",
+    "*7X]&te6^R0*.m37B<j30yJV1Gyoq6G+,As01la*5fd_31W65&z$p;ljhZhGd/oVQ4,CQUEFTFre+A:0U/<8$FBUjBlEEnvF+2]n@n6Xt2@e]TfD]tQF*x,C1w1bWI55M/2MpiCDGvhkxFjD5H1,1$",
+    "IRGC7H.kkmmI45c!6=;4k&,7544lF%1-!c.LIXh/GX4t+;-Q,o&od8=0sER]4+r1$0]b%=4+J6ytG6Zyo+&FfG<G0$Br@Lf6Au@YoGAs/1>l594i5+D5Dve_DGvnH=(O@N.X[g9stgL<<dF+;#:#jH",
+    "%cTVl-wcBD;RpOgy7)9N2[]=mmjw;9ugoX[b[>&Zjm,xhIE&*l9^G6D0TwcY:MRSw0s;:=4+EuB3$pwJ4+!0o7biG301lZJ4%&+k3i9Ux4DFVE1/!Xn1&o1q4XCMR1(20Q5-h0_pj!%(0uKd]kvsz9",
+    "3/Y,75E3-W19b@EFATc5d/BLI0]9de/HxLAu:2n%Vl:*$9uYVI9]t%9A3Qh!4+<30GA^kYHtUFgA6GJvc0c$5F*7#+2-#(k4+Qz2CNCv5HMw9fuK>tM&a=2nRX8yKFHSfz01mg^1O;mAavuXYoC>y3",
+    "Ec^uI3zrK591D:2M+1Y3AqU-d5D&/#*P%HtiUBn>%6Bh+HZaL]0r/G.4_+uJcL-#)9uEYQp(Y/)0W[FqCm$U&01d(k2J)=R4+Fvp3g5[o0>.uF+D8EE8VeW#,$M<mLl@ih6b]9*b>DAc6E@3X,bDqF",
+    "-wS;k4+W9:G7n.8-_oRwVGjw4ju8($o=:A#G=LR.A2&GTs4EXwopmqy0WmTF2bRQs4&f97zm6LZCA,,tFR%eJH[lcySF=l4FJLt]-S:baQZEEEH/hd;H2<2_#$*T2u;7zN#_c7w2k6xh56A)I6d#TO",
+    "Hl%hFHlubAedZJ&kODBHb>1,tRSltb1,ZI=53_Wgr&bRgpLPs=IRpJM4%qq*2+$J=.EwB279RsOy7_;VskJ5#9[a5)AG@rG*!La=kUItE!*T;b3.7Wto+%#yHvkCYr+*JNpD7.VF#r,c03QW7008(j",
+    "0x1vk0lpLzG1%,k9]1MM6at-d0Usqfz!VRd0k59[2E:JC4=WCJ4<AGNCj,Sq3flA<1*.3qocMkZmI1b=Jp-H23e+;O.GDu&v&.V0P_)UC9X0;TC=rBEiHkWOd=gq-1k$NQABh4t))NsqHV*-b$R7lx",
+    "zZwrIw!tSacrr4Gx-zgj>lW<l&L-(k@+F!dGQrGX2ip331hT3w3V>,v0vrORp9Kpz02_JF$V;8atOXS=q4g*QNeHg-4+)K,1rFr+3:h/7O)WJu00f9C6Eh+Y1cmb+3BdOS8#TS4C;5ed:tqGL*E25y",
+    "F*)sI10oLVTn:(1FJLk-xM42=F*vzl6EW57E)UfM=wlT>f&C_S1vGXq6),t;9]bh/1QIX+4(.a1/KTc%A@d9/0Urr6-[,22F*f1;2,O4*avwlA03Ql4#[;fhG5[Y6G5@tZ[0]7m=e6*k4U&X44uaq)",
+    "9[<Pf#vcd7,G3f5*4iimy]oSkBo73gZw^1)6a_4MI2t*@:jw@2klQc;g4BEf2MK_J2fME+1=u!P1Q[$iEbn6p:unDi[<(@!f&m=lI1d4ow/n=%s09j.j3on,jV^!T*c/M;0szzv4+ew9G#:*suy6pa",
+    "0]7lB1_u:7C;6p+y>+cxuLBb>/N$:H0^J_8GYq^i0S%M@A0RRS3HKETfb%jHHJRQ44y(lw4+OO92MedrJr4lUk17kp0_LF&#04J$eSlL9@[)4/V7Cwt1O1y^1=T-v58DI#n>&)WFBUm4pAioP-RFQ4",
+    "x;v9D1Ti/@EFcdkzz!b<Go%n7KsNv%3Nip6K[/KY4,2FaA4V_k5g!FK01B6O5-(@t1p-*nv33C(EI2gPbPK+NH4iF]Uq1:lH8KD%0XI31Ump%QvceAzzxZGVskQ]R-(@Vb6UJ=I2QtN82#UrK9]JYY",
+    "s0Is@>XQ6JW)V1N47_va!^Kr%jg1f*G48ts1AzN53C86F9W&<%1c^:H9]SY%Jpg+K%I*OP.c%B#ug)Y727%FO6F8f13yD4eHU>wuC.wY.2KluP4+4PEX$JU,1@g^,M.gvbshk84U+FXl#[K_x2[FK/",
+    "Mh@cONd#:V3YUXoA2%;+ktZKCHO<2,50,-s0gNOM=#PQFVh5^3CJzA2Gz84v84o7RG!L/;-LbT8S2w^1Ixku@HMRCL2K^xo4y<S^3eE8WFUbKhFwo[XA3HafqbLtP)PrIIxh)TW)PrIIojDJR0<H(H",
+    "2(Tg#0Q)oqp@!=8vjMU8Cjy_,4.X=:CkEcNAOgH73coZ1)QK;!k/sij2[yPB9yj0T1PAq#AqzVL9TPIg6b^UXTpwaNnuvY[@_E_92r$y*LJv5lrYZw%4+8QN1:J<nA2v7q@2jCCGc<uO5-g!I1vUT<",
+    "GXM]u0sZ*>1IG0e4*]#9AOq[lOAjaW)jSWe0p6fAFIF,%uBIwKQZh6&<)HjK9S-SpqZJ1AgLogw0W]UxA3ikz9W($BD)-&U1jii<eE9kSA_!Y63J-3[@1%17FzhQ0x!fQE@QQZsA]J8/G4c_HDLFU9",
+    "Tm^2/DGG^x2Kt6Y1(bt%9ygm41F#VfVw)2K@3;=Sq5cs9BM&qATO%>$024L.9yI>1jR6k:yAu*N01r3Vn]/:9z5WpfsKFo_1_Zw30Wvl:EGQ530lO0e,Q67z0jS&[1Jjcn4/26NQy-MbH<g!C+s7Oq",
+    "P%;$NCm&omy%Pnpok]R;Tmha43Hp_24@96$4<t-e1:lNv6g7tm4+zLyA3iYM6CF4JA1OHi6Ew0NAAC986A__0ABqAw00P8J1dG_j3WN&-qL2v:4c!w7h!O#B4+MezGX%<+1>I!R4,Y+)6a/ga4.;2E",
+    "0SeI*2aSq&4+5mf0SNu(5H2)3&lCpA)MO77&lC-W@vC*CF$]KDAP*0^h*J%y)-bw6)+ie:02nX-4)fIw3D+nFo(Kzs!2us*Fr(uL6f%yD2<eR=C;7pF039=]0[IgJ(0dOz*eD,2Ii3[_Gyoq4GyoDZ",
+    "01xs3)rA2FiJE*4o)rb>yG0Kq%RC:m0WsMqA6Ga4A6+:B0C*1r@iTz/oD_nr0of/YJvjg#Gm>*8A1X81C/xeU4^6/20U]au%nA:R0,A*Z1eBo(F90.([1gH;FR/kMHrXgYC=9rM#c/]:pe+RL$t)N%",
+    "#Bm0z=;ng73/6;/1n6)MfT&=w@>;TbGc4VcG7iU-G6Jyb5CM1urtk]71g.;2H2<38A1O6A!r/i4#1-pE[9=(.9]bg&Dj#Ds01@L/9]Jf510xSN+2AM,KY=k[443_y0E$<#!^:B0B9#9>43qyu4_>zo",
+    "]3ex%O&2r5o)i@[!JZTZ9Um(*+xZd,paB4oJ@Z@!yC)wjH_/rc0yj4R4!kuREu>V02ECXE29T:C53B)*-3yvnGW:_PAL-/y/DQ_h]0D&>Ob,)^vML6Gkq[37.DLct&JGFPBnYCJ5d+#[4wWbe)!1kO",
+    "[HZh!w5A3E>+kaz@$-bYH8FsT5CNeB4+F&r2&rQSr,LgFu!tN4%R3IB#3By%;*R@1@;4SrH_/36IiUdyrDzVc:IMmzgaHo()]UqZ#K.,e2mQ$=3GtgY8#&0)0WS(SH@b&n9x^M30tVEkDg&rx3dZ-^",
+    "0k#Pb1HiI220R^FE!<!o4)M7qA3ijU,vJK:<5BWNB<6h(1rHLF,vKWWG%/UNAP&ilC;6a$x]n](HKze@MKp7DZF5>-,UJHdY%4e[EDsC9n12e<eGdud*D(s3YZWrTiYpHV:kbbM!srGCuX+RipbrlY",
+    ")VdN3/!QE4Itrha5DmF*6*l$t0WLIM*KP:<o(2c-5e10X1q9U[45I4+4+>VpH3RGr2a**BmUbTnGpGDz1nS,,4+FS.4+eqj9v/WR@SKqFqGAiuFfR/=Hq$T.3ZRu:4+xCMAOg(.4+fIRAP#K-*wX;J",
+    "2,j_8#i9lUralh]j,Ol/F_DvPaR*lpu!txQ%!6eL>VouIU915Dm3Iu^@v(*<$![t#HvfSFDKjwRZyq<RfdUTiw/)wogIo#!fdUNBa2>.N3l9E)0tb/sArAh50tHMD5B@Ay3x#J71k]es4w!,g1KjCo",
+    "4%x5)2-3ka2s77(2pKax1yl*-$si6r4zIo[4q5-l4,KM/C/S!H0tcX<5Dk$51F.*@;Ewdq0S=D=C/)jqAuKkwbqu)#F9bF:g98sBhJ*qZHN6N7sE@5$zqSSrvH^kRhqeL-uMrK0$sZp@HHU,(0L^ab",
+    "4+iEV9%K8IZVv:F=#^-MIu8k<1P#su4xRac0S,M5k=MFfS=yjk[[#lc-[p#B.jf!q.Gxc4;Ewgr0R>750tSf+1H%OmAneQ>1(Urh1lEKC4uz8f499u[iF=d,izp8W>QfDCATu/pF9.U/Q6C[T01Vs(",
+    "1J4T+GvO%<2yYlS00!-,eGYK_<<<]h$HpKZ4:!,R2MMr42#Am.3daZl)+@SO-uH<J@jj&b-J=tF2dBm$0s1KqIH$%SFAp:]06z&aG%V+)Eguds(Gd;D+>EhW#m=xQ*uMfDHj&0448-9T1IY:x0rAcj",
+    "2JH1W4C-Ua1<6,z4+N0LAPMoo1@nbFkj5YnA_*p5HxDB<KO,;UG5]j#GB>[*KO-0SH_/psH8Y(8FC-cL052prIRGj,G5[ehG&LeLF*=:O927S3<Bt4Au8uYj2*:LI1KkY,zz+([2M)m39]hIUFb41!",
+    "4aeUF4(h-61Aq]$APV3f2h8bh0&)q+6$s>qe,5:;2;Vwh4,37BA@cDI$sh^m3lCwj#[vbznr06OhKT>WKh((^4+gcrIuADN*E$ag*_dc.Q@E=I4^k*jvnl_MAI]]ehwlOpSHaghFGn*u>1ppn@MZA)",
+    "3fP4qA9yzG#sVLT0W>e/ATPcGF*g7YZ;m&10,g&GvjMj5Iv*/ErAq/O0fD+j4x/RvqJ/0AVb)0lyrTsV2+@SV4;Kd00Uk8Z*/rA<0l3E;54Z(]-Aamig^DX_*8.g*D.1>k00P+Ee*q*9bF-7s4+yTE",
+    "XCJ8oG/s+/4zNWJ2EOzU1]bN%qyjG!GB=M&H8TJ$Gcy1!H8KD$H8B7#G&cYiGyn&w0S=rQl_e_R4.q,LR1QG=%R:(q;c6I5Del^W6g9v%4+G;N0wWHQpfV2sL.FY0W)BFqv:plil:!emir#+(#32F(",
+    "9]AGd2:>5i4-,([It]7F2g$u/9]]+<m-waUO%DLFJqh_nGY*f-Ish_e3#Xa^4(!>y0=&LjkWUWHp$G%mktYuV;As=:@M4nu2b!b-1-MWe3(&e9FAg:].98,BGjs[Sg9Zw&>yYol-x7)QMFOE03*^2I",
+    "GdRM/0SVS6KL]4[HNgW93i0]=0-&fe0Wi=x1>VAo0V=:u%SI75dk+bOpJ6U5II>+m1+3Kt3!vpH4zsT*1VtYUInTTkFAOs:n)DAZ3ph9c4+Mpy0tJ.cF&>[&$ifH!+c=&C1O;-38Uw,x4ut=(As,Ah",
+    ",02Ai-]30]0t(gy4+r$F0xc_zv+gw;qX9IQ(HaDn/NAtMtkfC<q;J;,jRFFjA@csau:uFTeg=d=3ib*O+@lm&0yDVcGz8J]1@h;KGamstk>iUar_;Ptb@KGT)i(*dKnAFg2<BxBMjkochXMthp&uUu",
+    "IPr!80@ph_fSWN4x][+7*h&ut<xfyRwWI;IRU0$8(g>As2a@4r1jM*Q1-)Y$4zg>nif0dB+am;=#byr)z_T<OH@=lvYYz#Dn0>BOINOyh4:rm*5jX%J2RHx%wKfm(0hjXu1;hog9[<JXH6k,N,6szv",
+    "wwwYVumLjwFI6<$054iLG5MG=3X]9e4)F:SG8PTEogM+wK;m2xGY;:wf&mYw0oDBi4chYo4/CC50R*1KArF1n=8o,H0NMc$iUQF60uwjm6AtP&6Em_p5D&5ek%9pqC=pRf0tdVD0SujQ388K)Gd2JR",
+    "i>/vDA@bziVGiZzDh@y:0v^*803QZ3mD2(fGv:en59I<w(*g(j$5R4x4+D!G4+gyHN*XqeHv-;u4+r(6W*,.h@Nt]2IQYjZ4$hS^4*[mAZwRF.4:8E+DlZf:FaR$!I5F;XDg%/!KL$B6EbG<Q9_CkH",
+    "36BB_!vVkNDh_$7swn@oBmyB1,UHVO4#.K64,4>!0u1Wo0VgssspSC*,yjbO!NUR%1&GKu2.IFOjr1rC>azfK03QuG024DQ9]JJ/B;pnvL-_1j3%8-I0zVH1#)m):GBq4E=IHNQ1H<(x#n^b]R1XEJ",
+    "-eQe]R38L3!do9;F#7f<5-T4f3bp2UA3QAm>A3tqoxK4B;/ufKoZ2ZLI5E]&0unL+9]bZ11Z=Ml0Wr(u0R!Tr0R,Egcn$Ec1Otf#4.&-pAFu&7054cEGUUrUA6httCJN_D2M+%V0_QU1CIHuY2&BUX",
+    "56J.ACJ#XM$2];-nF1dtF#rau=%Ea>F=MJw.-gV.ivsB60TVEk6(0aHj3xv3sumBk0o33.A0[y8.N*xng,#CxnbvF*F>@EO0x1ogj4T-8v;d/0Hvkkj)+P<iv;dQ>,5f6gF*E/Pos.F(/L6jw6EK&^",
+    "G8#FwCJUH#9^+gTCKNH;nL!=0Gq)xH91jw:CIU$x0yViN1jEQ0A5S&9CLb3ts>rTuH#h(iH2wh^13A4W0V5yy0Xe/VF9R;&00H$K0wE9M1K]k/v7A#63%n)>MgfEn1kolAjg]r&GSQ,cCNwhX0Sl4w",
+    "F#;+r1&ZSd2&L*O0U!;q<]R,.zw/H3:FO#0AOpD+4qO2!3$]+l%YFhU3,5muGo^j$]LH0Yq,z5y5Hi+)4lgG#HtNC,4YF(i,U$G$l5!>EGVH$)0;!Ks,XUByHaRvljG-IL/,_.kv^>FbY7DmIO9hRt",
+    "CJ,/$stp^A:$d:^It8m+5OSx@2M+;r&<2k=,UkZG&Ib.;>=N*i%*ZSoGBXW-kRuNc:DdPX$@t@o4+Cr:G%P9)8@Q_vF9$>KatO!/4*K8+0c#HI)CU4I1w#X/Z5eX>9x/Td3a<])2:1sGkOTsvHxCin",
+    "r_;kz0]nI:46^)D95S]x0]ben0uKkRln4&.U-:&g4+p%G2oDRg:IMwi:j(w1yB-q9EHc/<0S=,E&nXL-q.s$rvH/eqzOOq6kM9,;zP%R&[7DYb;j8:lvH/Y3g#!+)F$VqS0uKbPoqroPm/p!T!3r2K",
+    "*CQVWG<tJY1&JIAnFkLA-#dz3s9@SzH8,4P4+h3O9]Jds1ROR10,7rajesc&=a2Ugr_;bFjCKaO=i&SJ%K]7cIK(mz:A)8Q<DU$kGVs[^6ETLs3/ayk*JmF*HSjSH1f,2N2Hem)4:s[J4:>fcHUs@A",
+    "4+h5k12Q)=EGQ530q@*rI2jKC$KL@4&X)@iCGgn+510Xm%K]S_F*bqaJ0CqZ@2JM^u5JSd9y65+4=!6O0uNT8=8yb*=8Qr_hcO/_H2;.A.@)lr[DA<khA](90yO[#z<cUihA[,i#6b>U0qm4KFDy1Q",
+    "r^F]MIXB5@9]SZ25,/GQIUov.69lt*4&1yn2)VWaF90]/*%k+t[(T5k2Jf&q9]Sj<ssaO@bRPscs+IyDU=J;b1PIHSe,8/j;MV+j-u9YPH=t^!1=K,f4:yp2D.3vC03$Lmo^mH[2I3PTF)Sz#=#SmL",
+    "0unH_C/UVY,U0!u0uKVc)JPB50ndasFIO/+roucgTsbz-MF*nXE)M.*1iX]q4U2-U0QO)Askajk$N]ws4;x,dRUJ6W6dx%$00iIY7Y^=tf&v7P*c^gw0>lPR1jd#V4*]2=0tAN1H4n1=xT*plA2.LG",
+    "!sr4XH18(>iGv=mu*wJz1HGgK4$mhA%E:(fHy-/<it>:ln,ULV%%_[<rwk7X-O$2bGnJPD1-NZz1M=%D2Bph39]Jk=mJ$V#+C2]9hPN_yH!!6X5-OoG3=bLO0uS[8kmU*l>y1BZGB:3Z1m;4HA0#oQ",
+    "6c3pJjpYgjlgbzmP:baXA4D:Y-VJ_EiZKm@C.K!86$8r(AEN-=j@IQ/Gx8u03H!/64;m)+0v$2[4/SCu0U]j#R^X#3fdT<iC/ZDO*X0Tb:&p<j+!F,I$QchPqN)NfcR4t<e/j94H<bfX@Jz.::9Q[a",
+    "$)XSi9VIg;#P$OkIpl!;88WKz0^RQL2qiTvTM[xu28c,kG65AXGdu2,RRTE+k4g-msxBEUk8cC),_kT6(g6kk84kdg0z5J_EWk+,H!^hU6fMH+V,4,=0SE8pEDOFp1heWa9]SqBDg)_(4Y<)H>$dn9",
+    "-Rgn,-C_+kFs::RHdG%4Gl7<>4@8Sk2l]:R4+[Cjat^DEg90x,F)-uM-=+zn)v#Lw-OGhuBH!o/4BqGp4_>!e/n4$n/n4qi/n4(m/n4,j+2[%k*ysvBxdAseEUAM6FTDaaH2<8h4H@GE9^N2B3JH#;",
+    "0^Hqe1e42T4a2t]0G9*=y4VvBtO4eO0v@x6-jb4D:-dM30t%Hd89DxI9XJ3JHUJ+AII<xf35Az<DmOIKfC3*1IpoVM9[<Q335:HK9]1GX!U+W;4+herMG5jz0h-ee3xUc57BT/I9%hr_ECrH-EeGf4",
+    "E)LpM4+gQXRT4314x@Wm4ys<-UpF+<WCMz<9^cn:F*P]X9^f)DVGqXx(ef(.[>AZ3aR^%V29cu<9]twMi_^D9HTB&Z3,liY![G^r1_D;sZa)(.F)[!GNe/;Ar&R.:A5JvOZXX:r/btJ71p<W]eh((i",
+    "[3@=:nNt@s=6V/N@vD*K0XWKTF9kI+=9dm>EFTZv1M:+Bl/^e:BAcKp9]tp%hzbgg5g#crj1dIu!c@v#E6kKC0ka+t9MzaP8)pCl&ddZ41mOGu3()^]DKG#7fm.I6H>,tCnMDYe1O_RCM,OVO:QyfT",
+    "WMR:i0t6if[/5kv6*+)_MJ>Tp*rin+G=__)9yQy-5gst2&jCy@F*H8<1S2*qoB.1^0^ZB]0v.H30]NPo9]J%L*6DB@0yzGV0uLaf<&gFQ%[LDMu9@dmyj24y19T4zuHsb/eG05:0Lb>P9]St-0RRaB",
+    "!OCYJ4KVi30R>Sc2+Yqh4;Ft,6)=b$3DXV>3A>OiGo^U)2C_orA2KtX0^j*(4,J-(D+#,VJ@CJNKruHfGv(Mm4Y>#=!>ff@2*-NKCNnwZ.2erT,((8Q3/8SAGY.YN1N9XJq(chI0S6/mkc;-p/iL$s",
+    "KNK.FqYMh6bQLlH4z@pE9]tj[+6fDd))Nl^#HSwsp^Y]Xrj@N<oaF%v/Y]>1HZZsj94)Ul0faFIm8oY6;l/XY0tWe)4h0]%fCCdTx#u1a5[i%n45!OB6*0=b4z2.Mizg2Ot=y0.*%J/d(-XQ&umTMH",
+    "dIiAqV,2&L0tVN_3J(SJ7!H.^1PHgjP7yO64+qWx1cj;T4$uJwu8Bwqkthm:z!MuX,LYc=BL%4k5Gy1P1<itM1+euv4+WvRI0;E8080ih1tkvE&o:FlKM3Uv3!bn/Kr%2ZGo6G24I&5U2P!u+AP#[F",
+    "0Jgg;4*)]0[Z]33*/GRau^BXD>eTz,*dG))wf6!K1o]y612Qp7KLsr[EE+EcF)W>e3I#I=[,Gid9E7wIKL9N.GXNMlfi=lhHafW12=2D]paTT01sXfQhzkMRI1dWq$>X7Z01e_J5eqX4=!GOh@MWFw",
+    "&8Yzk[GAma88DH@HwMb6XA5KiF$coTJsmU5zBK=Y3k50.1/ofN4+4OWJ[2_($tyEBD/q8:4%@j_odFLF@t.@5G=4:04,4[vb[@KhMj$dP/HLPk3Pv9fGXNkoE3&</4+/&Dq67^^3I(=nA=@OMV+HWD",
+    "G!DJY2rDu&06!8qI54feEdjd3Q4bX/EI2r=/N]-sat=fI0]vdC0uKPrg&@I!>-Lci5DkRy2LxFQ9Va*^sC=0H(+dv=@.em=*>9_@q:KjzfaL)PG7k@fkZvCvGB6(/D>[/%wkiXh,UtM]&^9tiq*DRo",
+    "9uEZUy#Wsf@5p:o1I*!M1&,.n7B/sJDh^;%0SkrfWB=GCDFoTm2oBz[IS&r;*()qEF#Q1^GBO.n/$Hcp9t6wZJ>DHbLJtG*:N*9#iE]2a29wwbEipNB7Bm1YG&rdOCp0!69ygK!0,qo+2rw_[0RyJn",
+    "D-Y5!0X7*oAOgAF2o50%hyn>@(+C>j[pSG<GBXTp0*V&^p^tQK9EGe39]JPj0Urc6y#y9A051(RF#s]vI63hs35(VU2dbE41k0Z/9XN#n1k]g25,>O,3Y/8_j<fhsp0YR(3y/l=lo.uSzjrM*Igkbq",
+    "8Pfq0E%;X-3*<XA4,m)sE,W)P.N+izI2[F-s3Zxa0unO*1Rn%400y4mD++T1[G^uUtN[*^1qO5r9s.730tX)+G;M@mF#sP2H2<Pd;ExJ*dKxhx0+9v=ArA+U1>L][kp;dVG&2AvGcb+N0uKb;#^E$#",
+    "zX2RGr34Q61uqUVH_/CyGv5Ub>yr*]H_/CuHcAVE0]UX;0]veMO$>$2Qv$CV4-1$W0.H)F-]2iWb@AFh4-j([6D[kc0^6&D4,kh89X03z7d4a%EiyIa1R=st03Qc700fDfGzoJTG<IlI9WitlHUJ(n",
+    "ssa^.A09E20RxH$9]$:.0TMUx1]B!^1sXLV4)+Bg2Q:f#TnzUGF9S6:00i6kF&@Z->XR99Ii&-+>XRHwF*N@L!I)$T>XP*<wl4*Y*fI[f0RxhqG!r!HqX7![1s<qX00NN=6E=HX9X0m>4-Rt>1)ly<",
+    "3,[A,4,oDP9X8Sp7dPYtEip0x6EdyQE*^Rl.OCBp.H[%ra_3u33oSM@bO,Vh9[<1glu#EpA09Z90TMF+9]$u51H@Q=9yRv@8aW=i>XQsZIRFD(4EF=tH#GnVnWzCD9XIy[EH=c!1P/EFFAgv/00Nf]",
+    "2-a_M4uQ,l0pvgf-s=)=9^ImpF90(&Gz-Jc0ji<52cM.=4,8W+G&NKpG&5BiVTif^4+ZYM1P;hH0OeH/2h@&U5-p(]k0A=3BM%Jd=b@#KpAsQ4HqTKMGP,30,y[x_fI9@n76]Dx0o%nk4-@4.5+4CK",
+    "lqDHAn1wD0iuM!+g3_Y@1viu:A5Aa,2.VeI0S5%F=-ibYEDsx$B@q_FlO+e<%s_W+ngtEFy$A/>*g*oDB<Y(K#[v_C-H;/i4KO#9B;Rap4+X^]9]M5@3za1fM-[S003QuGmL&%Bj&%.OBLKJ@1EC@h",
+    "=dtuQ#%m7:=CT].H8%hs4Q-UBEeW3KE&.mX3mg(M00NT:4+EMdA2_9>B;a)ILK,lTf&:Kjya<xns!$84B<3LyY6l$$rtlFT0WjT/2m=qEUJPp!GynjH@!<@09]t%91ow-tDK-#Y)fgWZG=frGBQ@Y8",
+    "D,6<&V-eLe8#n+PGXNVm02;v<9]bm!Cmu2Y0zp3.D/j#&CJ!GoFC!_4W(t^o2%pds0>745l,4FM2[SmFCm$6u05vi(H2;t8TMq/B6#*(8Hun$;:mCE(Y#umh0/#SiPz_565-M5=2n7DrFAa(U0$dU>",
+    "03J602GtZUGBM)-0LC8%zM69md/fbT9]tl31m;R)3bYdf<(2ka0<V^:ArB4ICLJ-W9y9.5]JD-9H!-*E8#MO/4(/2@4l*z[03$IrzXJ=B8WT2yqbvlK+!G!%)BywJ1p#pk$C=$OG>Fn@6Eo)-1drMi",
+    "1Jtf69]$qa1s<PF00KxpHZw730;H)./AI,C&jb<Tiwz$LG0O!aGB-cvFaQV31uif%9]No.0.-;rd/fYS9]to4A_Q8Y9x%%V8a5yf%LN][HUJ$npDZ5)GXMmU1RotSpc*VQH[Jsdpc);#IkE*4HSX=&",
+    "4VWMzIWdTK5--pAGrIu-vIP.^sT&KR;o/NcG;*X+kB(-o(*Yecu:^tb(*X[sC.BCd9yDkIi6sKLAPuzyFAg-[fC<4+G%#EqGXMwCA09a$1Imza1OE8^4tx>goD&ZRd.4>[Wga,O1sXRX4zUFf3D7YD",
+    "JPpVt9]JG]GB@La&jAk^$R!*w,UAM;1s<PN01@C9CLJ^g1rs:Adjm<zGrIu-u:^$_01Sk%8xI+/1vEG[EUSD4pc4pd4-j+]A^usXJ_lHqXc9DoW)B3i4/)NdGv=5cT<o><9yS06vIQ.UGanK$uY3aX",
+    "Fb-edHtHA,d-vTHstF5w0;IfFAP%wx9^GAE9X9bW9]Sf45-sd99yqcEEH*RW0^iqU9]]@B0;i@:ttT8fvIPW/muCY1C/UacpI@-ufFlnN>(B2UOb,h4#UKIPcn-<qUko,mD/j#R[SqTBG]!PM4+9>w",
+    "9S%JNJP!!@9xO6501n=*9^P4BF9S9/02DR/FJ&>],vJOdhfEI&,T<yDHvk>4GyoMd03Sm#00ZkR4+,A=9^YQ+M+M*ODh_mfdIh(%XCDJM9]N5$4.#K8l.qta7_kj-4+xI_42A0n1o3x22@eo$]L77Q",
+    "1zmwm4-/H33<-TcGM>6S7d8MXG&BGmH_/FwH@tp437[(m(W5#7(xeLp8v/]01(CiB1kA,38Z@h90f4]20hAF2A[aP@D+QXfC-*)<4v8xP881yYHi-><>1-JnEru2ar*RJ)u$nk80W&v;D.d=E03tFh",
+    "B<K%!H!;OXDh_wDy:JTP3.byn1._#z4,TME1+Ig44+<y;A[#lW4Gu:i5I6uUI53b54o4I<01pR<D,$%-dmcB8D/!i<GypFrG&leNsaFMsu6,La91.@9A5t/mD+s_x6&*H/D,.,$(g>]lj4KK9$P=CS",
+    ";g]4@3!-^f2)EET4)rQ82r)PS2GP!Z88i1PFBUd800s1iaUTUT;Scmdw6OvMY99+,NE]TarvVx-AsjTaonad^AP)wl*hLPXD*@]dSDz_jnF$XE!.+=U-THqf1rj)/78*4)1JwBk4+OKX0v[GPl@912",
+    "jx+&e9].]iB@*#*G5@a:Q9U*[IcNm690!#v4$dSm2sb$ZA_@u+4)H4[H#o[AE-l(J1Av1R4+WJg5-3U/4+zF4A_89tB>1<!O&K&G0>PeEArA/W8Uj2Gl@9VfiU9.gqJJMZH.c;KG4^%wl@9>)H,kVj",
+    "GBh-&0u7Zb1KGwjA_iFwDhl>@0t1KP7Y>#G;*$$/f&vpVlK^#D3GH>T&h1bS6v8VfH!zkh9yyUF2Y_>_5HXE00=lGmI5KDhk,udDARhoYl>d@f@_(Q-F)lbUToyO<1uix;9^+gNB<YF[D+8ep4++96",
+    "5-N2r9y0g=8a5yf>yrFR!Yds!01pJ]Arm&f1RowY!Ydp#,UANb1uqXaF#rSqlSmyf,vtshxi1qmg8T#v=Q#8^,US_IG1:(OgXClaaT>w:-3FRyGTH;uH94MEE-2c_CI]ch9_Lm2F)lbYXcjohejf!n",
+    "y(KRXI5V6vE-uw;7B./iE-TnF0:pm.$*B>#d/fbT4+yy;1mf9d9x&Pk8aN-h+64_<xh4WU4XRfU1lSESH8L#E0S>LkR_$Ls0^k2+FAp==01@2#0_s=g1qi;IFaqc@3*gjAFAFs+=P:h1/m7+h0RnXz",
+    "G_NXt88rYVG&q.nKLj%[FaQB69^hX+1tK&s03JAK9]][=EH4i-HRA*#G%-NsHvj/Q1H29%HXj%;m<E!>5-y/K4mX%AE-2X(8ZaOZm<FSOFaQClZ352$4.DE-4BrC],vuuZGdY+n1J7m]Hs1vSJqnJG",
+    "6dwpOk%]i+4mp<CFAgy]03QQ6xGEJn03T&ExhgF&IhZUC,_k=FGyoq1Gyny.Di3Gh0S=qAECA*<4,Vb]9]JJ^A5t)wEFTIm&**dy511;-3NQczsA4ZdGC7zm43L_XA2BtUEH45$IRGyZI5;D*6AbN5",
+    "A4xcuEFTv+04O#$00rLJ6BjrD4-1Lm1@Eb31ejARGd0F52FN52P[u0*w[@>:Dm603D.2#+.$Dg%RtW#YPXm<D4bfHr(kTZj9]bGZmJ]oj2nXsZ1<y6a9^Y3+djr!^4,C!Tcn/QnI3E!+M-[L^:3a>m",
+    "M,LC@dlfZD4(lrfM/w1#GVCi1rz0jeG3+Z1za$<3FzhQNHZ#Dg0S)XcBQrMR1s*x.D.e2LHy-Qv:;.uZHvkkf/T[yv:;.z;HZlMR/Fm6>.5n*fIWPbMdk5_wKo0CH6fyt.Y99+,NDcee0_.3T95DbM",
+    "G5@*W0SMzO16T(8Dh9Ud1OS!-A7D25D/!8zET4<O4b:.BydDO>9t<;5C.K6#2M+@KD,RZ=eiAd_7z6Wa9]bjmCIKoB52]bc;-@<KrELyq9].%0D.U-Eq8ASc%ozab83Oh8YYtok=lSo]yCe/D7%/%O",
+    "4tx;h03QiC@6_]vfhH3,APIpc3Ly>Q@70zdGmRk+Jozgx2s1UBCNB:&GxKp1GxE9w4XaEOH<Nw31He<XpsoW2;9&wl!5]L3*9IR3HQOK!:uvyv9]w:h3,0YZ1I2&<4-1uF7&D/jH7+wXx+Vvl0v@@F",
+    "+#n(>Fp_xk0B9cxGL$SY3N$sB1p,>H:3SYAToy2s1@E+x0dyESlq;Q:6FB7#4,S+pE-KNc1[yRV4wD8SGc/Se2FB^1FCQ[Flq;M10^lEHFAp*>00hj#WevI^5-*>=<m36!k=^.!1qAKX5)1YP9^+S0",
+    "1p:5R00#o:=BoF:G9MZ+<&yCVU.0Qj4$dYAlmZ>RGlnt^G;oP(HfSFSF[_=tGc<)D4u&!kHC!Dv046ax<&zt3FdrB/tSk.E5-p)J4l^GQE-2as1sXOW4)O&bG&Za(0h7@N0;z:tAFM14,UANu1uqXV",
+    "GpsBVIkPMc<&zI]IOr)7HcJAcbPDnX9]1S)3j)az0vZnwkv.0W.^L%mXd5@6m.AsjGx@N5F)>$2EjBX%2b/-Q5HhAR5-&d(9ytIX3NXklFAp*=[[$j3Ib9t%00=0lel9RM9_d[tEDn4UHUJL_-8,3p",
+    "04g=)AP)Nl4:sUf1efO_FC-KG$Sf^iHZ%JL4,4ac0-ntl,@z9](un_Ffwo8k=Xds72sOwoFAg:]051(TH2=I!GT_SQ.VptOSRZ6E06Z^=HvkUe0Ur)H051eFHvk@QHq0z94L2_QB0mT*H!.xh6D>F:",
+    "4;=oIDl.8QS1&O(GVCfZ1u,$fy$T-2H0_+>O&:@#;.y^BF*5Kf3g3.[2ic7-1cz4yfcGR9HQ)0E4AZ9p4+hlnEeRMFGXM*S!vPvF/coZ2F]/0;0QTYvC=-.gdJfGiFHJHq01AM^Tm$MN3e77Y8#4e8",
+    "0+Lq&WCrToR^PU=Brz,_0=uwV7Kg]KCNVeHiy99N$txB&ga!>k2nFaQ4,ME09^zf49^P6T3KTg-3;dBIy8#_pE#]5<4<Hbu49+3_[zMxx91/DFA5^P<D+SQr6bqPw0SMcIIS&D#D+IhN4+)G[EHW]x",
+    "2E,[30H7,$2[Ql%=O*$,j8[JvF)/ftD+K/60uKhe&/nOmyrTsJYaa>-NC&]I0x/sfAsaIQD:OL(9_Ux;R[^u_36EDFJu(0d+rb6>fJF>U)&:(Ttk(h#,ID.lH.29zjui=cMFWP>1P/t9D.2g(ohuYH",
+    ";brkYV,E$2B:=fQ4:+AG5-vG1E-uo05-mPH4+<GU9]Sd>7y;@pH2<tj00Oob1cy8g9]X486b^oEB@*mzH/QdF1&SpTHp>VliX[pm4:g<D0OuzH&jAlSohvU1G%/$k9y#[]3<HTGp;(dVD+AxTH4,(=",
+    "APJ7NN(GDNE)NHw&J!IrsRj^-01oR&6FInB4xbehX7z*v4,_B*1K/7GG]7Gs38y755IHxjF$0ABBpozp1hpp*3a2F:3N<<T5-.HRGXNGdtREi$IeP*;9^6>6B@*#&IhiXiGB^S03m=@U1]KsrnJWk7",
+    "k$xW]GMOtc2[baNB@*#*H^(Ytq=xEQ>5_6&>5%alHU!3<BM$iM6b^_P1t&N,&IB4Wo@V4b[/)>j72gFSI5kQFfdUT+j3o_d;0q6IGJ=#kH)s+xhAR&Xj3plmHTf>SGhGeiD+K9k1NK)A9]MMh0S=m]",
+    "B@*#(F=4NIF*e@<8Z-md,_^HuG:0n(-jd-NBQb]7F9]d.j3o_X;0o_QDFTSqEe+rW5-OV-0.1U-kETcuH@NOhH((PtjR6X[D+0p;4-1$WCO0&LD;bP[GByA&4:vUc1FMBHE-%r07c+w=4(bpu4:2.P",
+    "1R=mv>XQp_T;d0bE-lkC7che:9yELtHK8dF4udN$Ff[iC8a5yf>XQs]HiIh<HunP@A25R^4BrC]>XRHwHZ>AQ6f;my3it&Fo9]<.ia#F+ID-!64:JHC4:JHC1T:*37BtOQFJv(:03Q!CgDW2oGXO6H",
+    "G&JG;4[y&@FAX#:03Ql8javgF4+P)/4=q)r4,2r:crOk#Gvq8QG&BGXtK$.UFf].x#w,sb94j+8o#O!yGT.yP12Z@Q9_m:wR]eb#4<%%H9]ko52ec_,oaQ+X1,[^01B_<M4*mKA1jC[s6D%YQ@Y8ZY",
+    "2q>,_GUJ9J9]$v&&jBw7I5>]T.Df4OBZnvrw^_(sG8>[z-uQ^=r&A9E[;,96t=qPJ[rM[tGKrf53#5>>2EF;(4*-W]Pz0dN2>FVC&nW/t6&f*61,]Zc4zuhO1+Moy4+u_S=tTlU[.8!Q%%(sEp@B;6",
+    "f<1/<0^1l+Bp(4S=N.1wxpN7Jg#rieqXG[Qw^%1=grouw2/n]44)w$ZA_h><0UrY^=uq/Z3G]).0M/#;9rd09Br!Gs9_*O[wiF7LxB(9U&D[eA@G.H99/6*Q9WmUV0t;:X1@dhO8V<Om&l&@&qc-z7",
+    "hR+%f<QMx(i2[Vr8VbAKI11%;6FJYY0S=qwivk^UGPJS+399B44:i^G0t<1q3l6/d1s<MM01j6QmD_X.Fgk>50TeB--tCH2)1f-XIaChG>W^.C!Q(*%sowz@H[BKvgk%p6y%-YCG&G2_1S&K$=X_x.",
+    "2k)5y9^hN,p8+2ZHUJKg*D(U-k1+yd0OJ,92!R0)57%ZN4mOr<E-BfR0S2$KEDs8Q9^G5]Jq5lD4fo,93C-Bx95VIFIR($h3.Dn<133T>GXNSl[L29=0WdV+wgLsh4g%E+A15<l(HRX/4+@lG7c[UC",
+    "3A</t9xeQ[0s=KP4:H/mVFRNL0&Nch*6J(.i]jEEHt5O%4+r1MSr0$s+d^^4Ef4nr-<d+6m6Qb!0+!W31hB4E4-ucdB>T0300M:s4,2u+B<W_Q4,4R)0uC;>Kltbw4;p=!E*^Cjit0ZFs.ANvoN*5l",
+    "i:Q4K(^E2Nh:9Z(o$*Np>KR8rA0GoV024C+3x$CO4+M(^3E@9n4>1l>4)6&A!x]4bnfMtcGcv^<0TNx^FCQ#6)(IatE$8Y41G1AF4+pW68!]aCEGQ127a!pPHP-CQ=vppH)d:QjhX<Z1vAA+BD:;HX",
+    "0<Dc^H8J!a38=Ot;YLb8pAjDcHufGb2[SSP9^+S39xXFAunQA0x7Gm.d$0/>H2<y_H2<Vj/YumJD:b.56bPg.4bBY(kD&t^IV@Z$85A>OraliUvD6t2k]7U1r[zNcRS$oq.wF7D2M:w<q_$[ji[K0m",
+    "lOY41i4h-N0Xe#&8Xq4xnA]oF%[v3qI]]/X1*=Ln9^+p[O$C@x0:=6)37ww,FBLd5i=%_kH8R[$1HOW01CTZiW&(aM4:U20$pIcU)o/%s&VL:>9Rs(d6%Pz_9]tr5Br,CZPY(Q42p]LVKMNrbF<)3s",
+    "2G+MFA2&GHQ6B:]<B.Yy03Q!GhH(Pxa0,cQ2+i+20+T@:Iol!!yq7pH4mLU6Brgp&FaQpsJObAv6ETHr4+*Tn0Ur,HoreN14L37=0W2_(00LbEw80b(keC7jd:.Au[<4/.<TxE$4K.r6FAg>0vH:3h",
+    "HUJSd01EVa4+y-i9^YN.90aQL3mh.-CK)*Z95etKG5[Sl9]<Z#9y5R<1JWN4rvddF2K<_K,KQoGK7y]e0Fz<2o8348HU-vSaSt5G$pivC8#SBVI1h[h$jJmMF)[!rF*Lsc9W.Dn0v[>gzN8QuJL[eh",
+    "4]_YT1RoYMoB3/FksJc.9S-bVhe[7KksJ:]zl9VJ0kp-h4->^=U/GnK0[$,>95wPj4-[gU6b0bL5Dvv<2AiA:4zS*P1nvV7T>>I;[_sR%IrBabJKKd6F9.C%iS,i;TIip346OJU4[<WY6bi,/0Fy/!",
+    "0kz<>4.P</5)TW;,VFqv-Vlma+e!><)(a0eg3:Hs32ZWMZ*tYb1>dP#CfLFT4*,$JBn[z=FC8!d4,15V1RFJ$0S=nMwMQE)E)N8V/>_@t2M+>h(IE:%4+ih*Eep1sSR7[nD.yKD[Q<r!I54OC0^iJa",
+    "4,_rTEd-ku4+udY3N)=,F%JKz1P,tQ3ZD,G-[g=qqQeFV8U=&_R]^ni4gwkpNdYJW:G^%>&kqAf8!;y/07VVEsSN^2-R6bw76=+K4+Eg_0^l]Z!2^3^Bo70$2M+]Z!we41tO5bXJqOy,0vt24cL=Q^",
+    "&C3EJHZp.%4.V.&1O.T20uo),9^K/84,DR]1[Y!4zXTOE00pfI2cQ81tO=ex<r42gO%F<(sSPg&HZb.X1]B)c0_0NRqeKq[#j*ko.)sG(--#w/wgwLaox3Ik[(/G<0yXVN4&:D<5-m5=1@ip)10pRk",
+    "GzZ251_mrF(*>R$rMdzGb=>1D1@ir>12hi-bp=KX3J(Z#4-yU[CTAZYE7.@L1lR!:H2G^^r34QO=Th<Zi:e0$y9=AB#s&<C3/agz*9#90@b!4-Gzn8JHZqct3J(Q]3K2B@4+qPRB<V#@4+)A26g1a/",
+    "2V<2OwKxwVu8^1aFtP:.uEGQtFxPzwxd]T;HUI[$tp=WHp9v2a,U1OdzXKltHJ/FxrO*To@_m>z4-h%v1]J4B00gvzNe>tun9T+!Gc$sE3+4k4Es6&p5I5^u2dfbU=3Z7wubw3j0,ljA3(tx;4<2sL",
+    "SOxRB0S=ZA&-^pi18x7z1>[v91@iYe%mxJi-ye!q*xLdRL7$N/1g=en3!jlK34skC0yLkIEe>!v4/tpTEgu=-03S#)01o5.4=D-61]MWL051YEGXMtPmMstG1G:@#0l=6Xlp7BblG>3g7Soae4!9T%",
+    "ftzOn%ew+_H8;giH$p>1Jr0/y4%5vB6EXlzHY+tU#DXvqHN6@fG3Rjy/koyrJ@Sav1P-gZ0S=iKA0GlOs:uNaxK-p.8V;4^Bo76LJOzac3f[[D2);B<0V4:D.7NgM1JK]E4+,.R1>$GSFAoFR0RX[0",
+    "4A0SK4;W_60GOa99]URUDh;+H-<bir6FC4c05_#=<+1xUlPxVWIfJVNE,*9zF9]R-02;:20SkdE4$ZYH4KNQ4tnY-Z4-Y%)0uKgU0ifek4,_G_0zVfrIW>/42r<Y]00fu+as#W.APPS(9X2wq*8&d)",
+    "tk(hu$,62K2&&ftKMFEAFaQhV*G;^1Gd8N%0tLFR6#xeU4i5=d*8)EWGBr5:0LN+%CaTv00k%91/ko*;GPNKM;IHmq0OGw1F9.R-=wR.WA0HQ8vMT_]5-a[3SOn;/88Cwb4*k_x6Elmq3/XD$FAOv;",
+    "[MP_m*tr1;o2vsOIWip%$pHXX1J9Kh4$J@#:F5LtlLsI%EXC-@4*LrQ+9DA&=Xp*@1ohVf2IJvs9^zk8*8&tcEe[N!M,;:X/OiO5EqxCPk/iXTGdY0,6E[N-HoZq516[E=4%xg41:;R71NH(A=9/$Z",
+    "6*a5>4-7<cEe[mhyb2DTYyq!44+D>,9uE/!i6RQhjt3tKHH*:*4w(f5u=A5poxBPvGAzmW1@L&fXbtFn2!Qqj3LOQe&QS!JBN%PJpDiB,Hmj%;C=-.J2oDRlC/1A!7Y>rd(q[p;xD*[Norehz5boYK",
+    "5imC&1vZW3HVEnTF%JRdq6,Wq95qKDHZmd:G5[Y>F#r!5k*fhBD/>=i4.CR79^GCUhBpx_3k)GI@2jIF@_nXi>5vTS0x]Of9_dj[1qzYr2<mW6@T@R(k.S4JBMbBl3%KD24(/^wk6i)kAP)uTzGn[(",
+    "ib<E(od*Kh77rZ#-0FbqFAnhE0t2Xj4#kRE0E*xO1^F<Yw,*l&rRgpkG4,Mh0![:xrwk0>C.M;p3%jxeC<nPkI2.]2/1u@j1m^rN8aB.]2L.)9HZd$MIEd&24UV<24+ONo0R)uD4G#mG5(MyA1ZD$;",
+    "Uk;V#,Uk_on=z9TyD.jwO$)db0J8!Iu&Wdak$Da783N&S4*_a32I8hT4*@JYA@X$L6$RqSBL.lS9^Z^cs1*e0qzwac9]Jd20)!n2hye(Ws1*w^1lZ-Q0yPSsi31G!,UkktT<NR#r6ms:/v=NKGXM@O",
+    "y4D5@%!2>5y4D5>,]r$1HM,UYF9$6$+P<nQKElo^0JuI6>yN+^EfF&S9W($0pd/p<G]uk;4#$H5FHA8r01rFC!3G_cH2<BeTn[=dn*k2f;*s]LttJQ7aSp$&CJ!XyngI>vmCXYbE7qbd4/Uf@0^ac0",
+    "4;LyYEkA$(Eiy6y0-/Q/4_>z++bt0>01nmf1O(f<EDy5*v-9I39.u#H3H^%fuDD47Fb(L;XCE_.$/(MJnw9^Cf&no!-^Hes:IWZBF]L&X4;nf[CIZ4S5Ay,F>a+LU$OaDP5dw@)A0-[F5igkmGB5xo",
+    "H#YS%52=v=5em.&CJzeonI.1@FzOK%G4>%]FFPwS;GX.#vG*np;,37vu/ged+B*,40.iZc2*mmg4)GBK+CL8%x%fg4c(#TZ4)qZSviEf>BP%rb5jrb4EXd&t8!+]s3.LYB3/ad;pBDhgUJpa%,3Koi",
+    "I5Pk*9W*om17-5elc9VBjEDyx05Z,d4vmI^0ScB&4+V_)d.4S8Ga56[D/!W)FwrI,2QB,qb04]=HPa:=JvIOjIiBNl5-6b^1,h*w28h@n5Ap%Its(_5@wb5P)+Pk7lz$H.<Dv^J0XG02p#eG8CJWpN",
+    "1=jgj>jLmLNCdMr4/1p-Ko4/C6%[g)uO.&Zo)sK9052_xFaR%oGB5xFqXG]!0*-a%1/O@W4*@!S1Kr6V53&J]Cm$a,01o::2GF;#4:HW%2M+8L4,d%Q2M&:]0vS2S2o9GC1N#028#ADA4-#8b1d>W]",
+    "4wnHB5$nq(4CeI&15zIYF<:!K0Jl=QtXB=Rxyus:siOx69SHxt1p%IQ4,^q*0WTOhHTO:o)BOk!1:xNpBQiMlObVh12*sQN35o+0Hi+f[4*He:7&kBp8XPz.1M2D/4lxG&%;J%M5-Bx$2s8=E9Wsos",
+    "0TVfba1R2/sRRbUMk>frHxV-X4+u8>3J5g/ubc%B8Z!=x0cH-dy>>fvoCOKedJn+;n*[<d[R9sh-[p%#0+j>1@_-5$AHoDHqY4x/%*8VWHxCxkhyf@#GUQke*y#f/7Be!g7YVW;1Fjbe.SZ=WGp,i[",
+    "$^JA%p#&cbIIb55:#A7>9R,iQBo3]<7%^XS1q-KA7!N0]7as&T;gtYy<09<#g=vOPsB-CggaHe@2MsR*R]$:L2ngl/2Ocf.#s_wXKn>X)cpn/#01jRc>5pSdkYESXiUI@J!w3l=0.nYx3nd-iNDrt1",
+    "A@cOdmI4mA7!HyH4:F>%FOCB.Frx+<Gb0cA0iXsChX$GkAIb$QxeNu)o:3M!B<Y(Z8$SdwGd0-8FA6O&03RAPt%CtS7&13B[lX::0:YR*0r[T-4/j(H0Ur,D(4+w$1U3K!mZJj;.O9&80S4pYg8:f]",
+    "(4+wc,^ZA42,2hh4;)wU0SBzG1]I<8)uaIg[<Wc70FI];4+FTC0S>&^r&%8yFaQrw*@xsu/K&8%+oS-xWZa]y4,UM)E)V7d=OOY!zO60_Al#$<9]bbP=dk/0@aA@I@a^,[th8nZ.hvCw3NkpUzyc2i",
+    "%-p0aD;$$kpqCCW0WvqJnE;c@kyjriGQp4t1nEl,p#l#CrV9;Y)C:flu:/nhi<=mA-sFQ3ybKQn><HzZIF@I]0O0_32RHx+tK2_douC93IbaUJ0s[CiA0-,#zzrV)F^Iol4Z*)M5HX:m0S=eQx(y4j",
+    "<&X6H=ezX;0SNoNEe[0xy#WTHzdj!$G3(0(4+,L=F%Jv710Mo4j*w-r@QJSc47&pl2ji>HH8M3gL<x(3Ik2M+4*[Cq4FlA)UJoVR0^o21sR3=SbY*UHZ*rrl0SzV(2*utD4-6-JE*v!gEj2U%F9]X.",
+    "030<!0S=j>)Bzs=EW@m11jvI13<#5BnYud)/nM#&,YX8L1Rn)4fCwK9F#sPKZPmdp0<Y3nx/-kS91i4C4+E9S4g#)U0tOy2HWn;Dvjq.R6a.LF1p/+$0^mPWzAg,)l;V*+%mM@(4,U%o4ihb(h6f7r",
+    "RUZRwxQj=,0;7gi+1m:a>2vf-1Gu9G0*ep:mJkiylmQI;iVqIWf&;ENG0MaN491ZN1QrhX9]N.=Xb()rkq93GFaQR[jR+6s1NR:jG3DJc4,)qu1zisF9]K(v8^T165-8RM9]Vx(9S-Y9pad:5Glw1z",
+    "0,OyGE^w_74-.]u0),bJG&JoWFBCE_/K&8#;H;_;IV=:k1rG(n2;N-a0^ti[::mQp!_zc::K@8jG]C+VbPUiG4(]_L=N/qO4Ar(W4+rD20RtNk1dRF%8#bf.0S@Lr)h.GHY-.Y*vpo+2;HCIr293f2",
+    "KNL4KG=;u>9x;zdG%=4<H8C=*E-2KO84jwe87nj>q5%%j!2t,wfe8,20]EWmOAiA;1F]CvzI>IT.yj8>>sCff224*LGdD9f:AfxzG5[Vj00PF4Ujii>UERzB2cl#Op!z%y8]#>@0)wz<6gR7!F$nb[",
+    "27z!75Q4x24u]>V5,.QAFv6z+88iG)7A/9$77FjJ2Lk#T3LGC8Gt.KX0=9))2HqP7:7XbN2Gqj/0.I+w3jUe]3(DOL9]JMe!vO/j0RRUA4i4[d1E<IyCm#tg[+a]4IAsq6su:R0f&mP)-ByVghz/Jt",
+    "mcaoIwD$xMH_.0Pjs=gUp#%:I*24h+A0G)>AU=[%IX29MBpoo1ssRM.[R-sg4YQ630-2*5qXP@]!vP4<gb)t&!vP,&Gyo2>k>iX*iaZiC915Cm6f_,;0S=JU.pl@G<hb^U0u(aX0vj:Oi*N,Y1pWsQ",
+    "D.Tg8;!y5GxL6Mm-hO[p<WU($%ry;Q0]lj)2rn2iG=xV<0@ngQm6T2o1*yXU1/[g24+heL4i5v5b1w)nH0GKFEif/PB[4A6p8=jXmBaxL0-ZIP0Rp:#1qUP>0XOZo0tCa72mpnl6CVmWj-Ch<tq:0R",
+    "0]dmh0!/V0EjiuUFfSW7Gn]181IWD+4*diMr_d:F=4vlLyb2Ek.i7;2H4g:o/<$g+%;bkr4-tc:1P#W$0S>KC0NMl(A2mN7GB7v*0fa:lAT_c5G%zp#1;![=4.R,>IWk;0fIkHKm.]c;#61JKjsqDo",
+    "=u#;EZIZSY0JPW*1@,3/Mg@@=St_d:$tVvKcO5cy4+Yi<4o(G<4+KpuI5tiR/LrbD>YDEp4H9sP=c4XP4[*N$9^F@98*P!wSqjhr5i.Z9F]@8-qXQpsGXNhLFaQC#=k<aUnHU=5t*QeL5=*gzIRFn3",
+    "(eeTT1]B$]p8=D$p8=6P9y0&_*RL<GARaOR5i]f2GXM>>:VXChiM.8_g$o^6GKq!+0X6@Z:J0[M7BK^KeUJeN;g1V+02np=9yb6OHvk;s02nv@3W4t/4w2L:0x^J/0S=oI1tB*%qXZuZH^(Y]3OAVv",
+    "0+0hA1TgjmFB_*500K<9g#[8eP7f3I1ram/6Epx13z,QIQ<-Tp3o@%<45I<PGXNh5F#sQMGvomu7%,y)0f>Qw0<8&&0S*suzX2=aHvkV1w(bK0,v.t,2=ce=#se,nF(3ni#V7(G9WVeAG=pqS1DOaP",
+    "2RZo%1H](U0yGZ^t>cXW0UkDW7&5g19yK5sGqnL8GyoSg051SJGXMv!6a/*a4dV(6.=:Fm1]c:!x&#w703Q!EoCzNVH_/3ZH_/0vx&#t5P7f5>2N=BLj1C6B<<WqT,UlBGHo=%HLFEAsPA:_KG3EgR",
+    "TMr;r0Y5q]H8@pPFB_-FkOL0_louZ(GSC4ZJ2n6vHvkV0kfQ>x,Le7:+6WRgr3V9r2p%_g2$7)#E-%;L5jFq/g$Nus.p&MD#SRjCH4hG(2;(]U9y9.FH_.159y0(EIko@-AP$fVA_rC#0RkW&2[E.,",
+    "0mPUj5qmWb(FzX,.=:AL0Ub8S0]b.i4IdshmIMw<0*./@0#6T4.=:N1&-cJiG5[Vk01n=;4.o7pA3HDr9^hA50tM5Y0RqgC2M/Yv0S&AT4!Z#WBL]J#X%#R44,fsN1Ov+w4x]VJ)cXPh&IcYhAOb)G",
+    "&IcYgAQ3VE1I@Bx>Zbbr$PN-FH4hHt2nV(SE,=9y7c:AaF)-uaH2=L#FaQ@f03QlD03.mw01BE44,kyR5Dw]C0t4_*3Ic>f9UliX-42:hGyoGe03RGP04=[z00QUN0tX^y0:z6m1/xZm4,MceF9tR:",
+    "00oPsFCI7GD/!/=HQy=OHZ^kSlB+NTkMblB1GcsS4yxca36RzT4-!3yA008^j[yi42cq[nA0[[&4+HI]3/bBVkpUDf:xd/>&9MUpZ67x>9uE<R0u0qH4+B#l12b>SFftwwAguujy;>r6R4)QFIdU&I",
+    "G&mj!%t!:Poe_JEC.npv7YCIe2ZSpDA>&PI2vY/[q8Se*)29Ip>6h:xvjYPMD:yjD8ZQnqF@9xTE,=6PwgEIUFf+ob0^lt!3LZEBBQY/l9_&]N4+Da-9T+(P9XS99itsiM4a=EJ2Q<eV6EgrG05kv(",
+    "9ji7iH8^tb<b,iOF9J3(%nA-L@vo5/Hp_hR!IA+VBQpRE>n!+7:-mO_4](&00UwY9D_$vWi4YI/1C0a$/<Jjd1C9g>6P,UEGoC*WF@5+y>To.jzNrKZ-V&,:H8YzP0[<&23HKH+12[MU0=T1E>!bSk",
+    ",U1H@tri2-(lh[04EcpU3&hd@1+dFu4&(wIG4vz=>LK+<1h6Itjcf*nq$wW(IE<(t/,grtCXL,239JDVIhO+-06EM86fv@n7!L^^0unX/0gxmO,UB8vHp_JUHUJB#Uj&%c9xoF&HOvAWHUJL]vdjS*",
+    "G0#_q1_WA9mID;w<0J4&;!5#8y%!FL[7L^w1P3T7G&^z(4+g!@1^>3KF_OQI1)jk]4,U_81Nc/B1.vdQ4ZYPLACUnq.M(]J2gOhhuU0)RH8ASW3.TnWCJzXnzXKgKk;R8ljM7jYGMm2x1((ND4+u[U",
+    "(SRKV@+>.S.kAchHBSQA0SeVA3,XOG3G9+34DRh-1gD/%5,gBc3:=r)gaQn.gJ3TYI5+0p0Uuy7o@(Ym(7@AV2%d)nA3ZVv9]]%6A2v4i)CUg,#gju1Klj5ZFZls7IRFaj+iV*)@wRh5FAp=_oQDGf",
+    "s5lLl!WROc1Pk^m4g_c53lB2Rh667;HZ#qJ10MxBocjVVL=3#,[[kj6H/kq/2A7R5A22xp9]bX.+yM>d>WS^b3o.mI+yM>I>xu76KEcB%5iLCrf55[iFO32+IRFffjRF^s00gtGV-@[rHu(GkFB_*7",
+    "01nWJ3IX[r1ly<a4(1O49vd*A86@F_051qOHJ4lg=REN^=8yN*Tm(e[A@b;fTngMkCowVJKo19;t=yJ<i7=ijg4G5L<8.&ov%m)i-6NBOn,mC>76a2e3LOcpn.g$cIUNV7ksS,U6ana+Zv=)k4>&.!",
+    "3yS9l4+p&z4/25tZw#Nt0uMm(fLanaiEaqw$N:eX+%FFx<$_[KH#PXd6%UL8<AU#2H%tfB/;n_w-SL@vIi%/P3hMO&AA33J=#TtTzTs#BjTQ^vzz@o6G:sMyZLig14W$$W)X)bXOEH<D0tD:0OAi9d",
+    "d-[r59]Ja*=#UK10X6=+WsZ/30KqK^f0p$EFJU$_mGuH21_l)20uKKH3yZWR9X8)YF9$d[.]>i..1h%NLki3,F9tC-06#b<IX25J5-y/JH_-[GDFP!83d/1MG@Ly-.pCTv%Pkf(03Qo903RAP03RGQ",
+    "04*_*xd9&tG5@yl0^mGHFcd5Dl:-9PIE!Ti,zzjRF*2V59]tnZ76,e)7#%l=0su+=A@cejUk1(Q1Rn%Avdsh[HaEE!9]Jfa6ET;t3*#_Z,wzJNyaWcBoH-)TGcYz%KMFH2FmM]-00Qd*3_mD5T:<;&",
+    "3O4[B3Nip65-gz/!Dj+)9]]^C9]JVGlLG[=z6c))Fg*-Kr3MVl!x[/60vsO)HvlgPD:FC*91jPJ<&g36jsXt:p:@WE01J$iB@h-I*1bFeffE:g-uHk>mIw)<Ck5bz3/b#4pCSs0Q3H^X4+8rM5,=fF",
+    "4+-AT6ETsQO$4ffIUF(k2=KK@9].u46f;K#ARiMp[0Sc]F#tL,I5<fi4,5SX3HuinH>U]z4EYHkH#M6B1&X_l4*[(@5-y.^;+FhD-Q.5O1[*b,0_Ro<JueF]Ihz9;6f*z/SPw6o0_$8E0S>[p10Og!",
+    "01@F-9]1N15-gz[q+]_T-Q.md0311+0_R*@9^71C9_w3QA1=lm8Z=2A4:6kqFE^wX024LQ3/at7Lmf2$4&ea.>Czc(Gn)ezH2<zAH2<zPIRGCoH2<kix&aRhn*#^_0TMFR(gh8WC:AXGM,IQU1Ow]i",
+    "0<.823aAhR#OGEFPzKMfIWGz@GwTl<3Nn<vEH=lA4wexGowgbRZXXIU03Ql803QoC01n>2FA6g.ZXXIZ01pQq0ps8k3xg6L4:$lHEHfMo#Ssjo!w(dDgeeEJCkx3D0=TGI$q=GV(XIgxG57^)F]*Sc",
+    "4+4@5Au/o<4+<hD6E^eJ0]ce@Hw=d(7Bc@J3NrvN8Z$HiA1*ThDmFN^0S>LN3oSA-03SIrn*$Ox03I_^0ID1UBMzGb4&eb2GXN]yF@EM-F)XJj0LK##3!DQV2R8r-o&f>]4/.eq9]$(Q0Rg[+0^mmd",
+    "0^;d/4:Rdf1DD%00]z@YGBvj!9^O+Kv.4Y7<dGk5GdTbs2s8j63N!#83O11eConMa0^TEF3h<Ik8#FKg9].t(QV$QF0]UZ@1rIi!0^GJ$0]D=vEe]c810pms03I=[0gM=]+fWY*odX[UG:@!zIXIjH",
+    "0ZtDKn*$#eGXMfu4+<$C2wD#g%n:gGH8TJL,/YN<Fu[Tq9^YCk5ibcfGyoq8H1H2AH8=e$4$KiR3N.xu9]]^C8#e$C4$KiB3N<<HFA6m.ZVw8_5g&6k00,D*4-Rc49yb6HIRGCuH^wYt.pu+$qBS2a",
+    "GxY^)HR*:14*:NC1CQl34+<eCF9]g-kO3w+HuVP]3N@:Q8Z]foA09T33l5qCFFP>a01@0(5,]WDEjIunHZTAW0gnp.(vbxZ3Xcmf2[bs60VX*#ngbsSGypFeHZcGnF*E/lIxzqOrxXJRKQ1veF@5Gs",
+    "GXNg]G5@@X03Ql603Qi9kO3w+GMWP)3o,y78Z,bOF)[!jJ1>teH2<Md02(#qVF2I,4-,2U5-g!I05Jd(FaRG4F#sP3G:@!Y<w<=L3zq[Q7dPk]1Cb675x0y14/2]V9yjST1O1H&0<x7;[0]/vGT0Fx",
+    "3OCF%9]]^84/Xb@ZVwLF5ibfiIc==cG5@$R0S=w;5ibfjFm4]TGyo3<*byIdGXMyqa^NgD5f1)S89BIJ3HSyhEir.-Y!3mE3LY>ra1GFJ9^71C2CFn1H2<kjzJ:uW05Ub^t=or;4,4$B0S>:(Km&UY",
+    "+8r+tG&h3+5-gz:<jx3ig90TqH_.>p;63g_g90A>Hvj@f0*3()DVIPhH8rOJ4,3*H4/]%7F9$L:*8(0j01pMQ0R*%0H4N7R7B&DM3pM_B1__v9Fg5<fG=YU%4evq=47<<iG&KMfG/z,[9]].u0WStK",
+    "FaRGPHK4Tt6Ey#&1P/nDj06C(W&v[#0v,^89WMYiF!^BT2wNWrGd&*(GaW88Ia(Mu03Qi803Qi803J917&ZVO2[!-Q2[$[+0v@xCI^50o94^EeG]:zX29VSx1&7W84)[SY3=O(W9]bgu4G%P#3oijQ",
+    "FaQqdu:lUr<B[.G2op8cc;@k@7Bc@J3Nru[G_TcS4(J90#I*qrDZ&UUG&H9H4=Ej29]$zp0v.2@4+XFR0tXGAL:4pvFAFp/*8(2_G5[YiF#sAfrvVR7*8(2_GXO3#H_.d;umJ)G959]F7BkvIFAFm[",
+    "*8(2=Gynrc4/_pP8ZxH/4=P(u9]tu69yS0E1+W1E2Mw@CCNnqJ0v@)E03QZ603R;n02nc+0S=qGMh=n*SptOt4*,=e1rjs40R*Rp0S=j[4i5>K4GvluH2<z9GMW$%30fXD02nj;9].%79]])14,Q%w",
+    "GXNh5HUJCEEgx+(mOl;o/MEnMIN^BZhExv.sagc@=*IwU+f5AO1[O5[9]]/9F90.*&Ab5vL-[Ba4/LgXDl--t0S@[O2@:jVH@f9lG5@++umKV.0312j0v0o[Ixh.]GuQ$j0XT=P14a)p*#a6dsR0iR",
+    "jy;^F-,vu+Ic=g,mOT$Gm<GdlGBr7=10M/8j[y<im<EQM4+<APF9$X,tpgtlGW5Lx4/UOM4$A/(IMO=1E!qMf2sYjb9^qAA9]]y!0TVN_Kmtz:3)%u72QmO33NQc.2k-IqGBUgk5i$T1HP2KJ3DXWA",
+    "2[zdcE-2P*7c&4a2[AAL9].,99y9.LG5[Y5G5[Y5H_/0q02na.4+,%BDmO6j4iAL=x-zgv/LRA&G5@^d$Vv]>/LR1JH;6(>J_1*l-k=M3j[zSFF#r/Xf.yvO4+@f7F9kO-q@(0Mi2)Bm!3hq>0R*9;",
+    "I1et@0v@u603Q%G03Ql4j[y<h/RN[Y4,47;9]tr5A4fI,4$A/q@lA=SF4>Vg2Q:g64:SNT3Nbm40TVK(J>1h.3)%u72Q_m7M:GHq%K-NKggOenIRNjq8xI@X0v@uA03Q%C02(,t0S=((Iu6wWFFQCa",
+    "<WufT0hcWkG_P@P(+v;Z03tRt01pX^4j%;M$><>&uh#>#S]15G03Qi503I:@7cc,X2[JGM9].%79WekXFgXAp2[Hg4Hir)nf9W]1f_*M##-hm_g@pb^G>Bfq4u>ov1()q80I;]#1k8Ug9W*!G/;4zv",
+    "E(+100Sly[J^<-nEYPkLUNbc>GBNX@4+1z1(R:d:x#ev<VPb4$wdHLCf&mMun*#6)Ut<J,VRCd]X).qcX.uerGBjNvJs=8FH7xl-0PwgxATTVxs[sK1P%t;,EYS%8#EoD8o7Y.)GAzX:0D^bpq@nRy",
+    "IV]X)0s)e,6:uyzI4n0fER^HpqqhSB-Kv.50y2F&/a:&K18-EYgaQN]2K_4wKN2!HFvHwE9]1JN+&wQHGB=M)05ma]s7nrqoH0E$I5*q-4K>J8HzxpJPG)30Gr*n#FA6v>*xWr0>NE3aHY^6=2R-:Y",
+    "lJ6^A/(]t[86Gs0,8^)s-^[Pkkf0F<h5,Qj7!HS=5dx/b4*aSJ2KdPq0])^Oa1PCr5FIsX2+7^a49BZ(0;+[m,_j<(/OGUT=z#E2GXO6II632v7z:sG0b:TAmIDt8fQt$MoNW&jw#Gak2sq!F3J(K9",
+    "8!@YrH#S]5jsgtRgaRZqESc-O27@$T4vdF84+)FEKLF760^lzR*$xj3jj(PF-n4vFrYQqI0EiU>/f;vI$OHqeoIVTZu:%G5noJWc/LHLZ1OuedDhkq#0SAtlJ>D;.NC&h0B0e^cHJSnfx19n8<(_Xg",
+    "@.<RE4b@+^DsOVn,VX)(@&$gkl<Sjy.c22+im+P-kFyXHHFFJ%6%Q+q)(--RHUI+4DGv*@oe&4rtr,Q+@zQ&a=AH64zz+$Dpa_0*1T8W*o^LO5GE<ib;*uq,Eixqr(_%1U2LL4w!v+FB3bE7#2R[hP",
+    ".qsV/x&sn401pw+nhFSv$1;<.pmhg;0tA!/E-BIpKMC692o9#G0uKhi.uDHv$.B2PiJck>+NS[pyNpZ:g@)un&DmBCwe/4sF*S_WP7eMH34)Cf4e*UJ0:Hl:0!0pw;*jyz%;J+%=Qs0DH_/0uxCs;9",
+    "(u<KgGx3rF0)j6C+$#;P<Bsspr8ZSEGDbN#qect/[Z1k:H$<sW%:o2R4+7>p3L!#9;fwoQ1VI1:fB>mdJ0LSSJuovtGLEVs4m^5);hXvB+!z4!U5Y>BLozcoLp3/Er1oqF(4[&I&4o4q6$9)=3,FOW",
+    "1HXU]Uj#QpMKm]EjRFSD1>;L=o5;:91da+14#_:@37!H9p4t%%wlM;0j0FRYj]K]-!y69_&E+Kukm(Twow>&*+npc+m^CR-q%R):GXNPft*8eA.(5AKIxQ>Rwz)6=y#5dh@J4d*FbJEh0Rx5s2vY=y",
+    "v/IiS5DTaC8Uuiv6AhNU1@P5T3m=m93m+Ld;dSp[Zew!*ja3BI=)eAR%n&YNWR_>11:o8P1kelv-sFPVg9QRB0>yG-1MJB;3A)/45-g!0sh;2+Uk;J_>zDXb1):52j[y$@nE3,A12zB,mjMNa)L#K/",
+    "8Zwc(Y6I>*We1)L2(jWm1C0U,oEQPJ**p%Dtp<<u4+Hpu1QIue3l9R4+XD<Zf*Jz80S2272h))^4ju,J.=l>.,_j^L.t-A+EHlyE1@h@6w+0LD0RY=r4,W;K0UkAo2MNTCBMYtk5d$6r!.zyN*Q,;k",
+    "5d$[_*q8zizRVC01H**@3H*f@4yythGxo.t9&,N<3y9AQ1FZoQF#sGg0249*4VIh&9WaBk2LRb/4+FRe1f[YJ1MvP83Y5Gb1k2^p0<1u-3C[g(1g5hT1APwx[eTY&76fD#H2)C/N*FT$IBsQUrw[_&",
+    "WDf3y2ngM#0R*c80#FB])Cdl_2LkRI0=>j[34.FS2RQY%0Rn-.0VM!d40-tXn9yqnR]%M@0uIl/0Rz#UeG2iK4+x<*Ob,af[5/jB0965#(Q6H$$pZom0OEuX2lx[sHZ%YL90:Ol1[EM;WYhr/WV=O%",
+    "xiT;ELNzorG%@dn*M.)RF9W;$07VX^0](ZC4,VXC2jc$<0.)Y20tW,T0^a0_2Hz6_g>#BmmaYdNFgdFdeL+GtFgHa+ffIipGdDv*K];U$k@FL5L=6>;4/*1/JNB6m5/QSX4.7cJ4+NqT4,fX44,Xl^",
+    "m/6:&y8-52[[aqnenT)gI5kByycK=3IW$BxF*P&00t34P9WuQFAVNg]F9tz400G,,4+rSg0]ll68#9!Ma1%Di1>[5f3m0Pg1OXfe:I4VD[[#W@6$s4,33LGk10D&;3IlQ.1vTsD2ml,m;*#(r0Saan",
+    "GqeN/g!KjrW(&!N4+O2DZ4VdBh7SUo1rGzq4FlQpAq^LHDL)N#VPezEJ]72VnuiYoYzcn<z^GP!1vcm02<=5=A_rYx4,M.X0t$u@1DYfc1oN_h3FG(%88!X80uI0=7CGea5f2Kvz9SzKFuW)nInB8P",
+    "4#&0u2dVHt0+4.W1LGhc1UG@42MyL29]Sb!*dhX/uTciwCIpMrLJRze8wW,NBMP]A0uKe#Dgpj00<V/-q!SMXndv+q1vvl)L-w:5zorfW.I4=Y349+pGyn;35ek;WAviDq1mcQV9[<7O1O%bPMGpr1",
+    "E,wT#G5@U[6A0mt8VvOT0dyKM.t+];0T;pAEe@t!29BgZ0Z$JJ%zzLN1.tMz27-h&4c[mP-*L56rY8*J6$0)F467snPXhXq0S=O@-XeblurCh--(!qc;xIpJ1UNR(>W:UTIkle%8aRUP1uqLTH1-nI",
+    "*Z_LZ#%mu1Hoh+bJr4)Rv=o(omWXf.33LvJ1Qs:u2p.MEItrB9TM-tqZ4xq]p+OG;jshMw#t90H3.b=g1Rnq>+4TbnwC-rg9^GCN;u7v>3=6vfk1>$k1@hiH6*S/n4+KI5!l8E$3c:1aF9kAPgaR5g",
+    "04y:vobUw$<2x*5GAywh2FKb$2%o<x02&6PvPuCu0zwJzml,lSF*=4d1xXS$01KhYJ=(!hlGJ+uRSbucZUB@k2aL<U6FD#kM*%ql!q)),1sO5$1>rC]4F#03Qwq5&6*RF50[nXp*]Tp0JqqR@1eq/c",
+    "siOr7*zO1ifi4c/GA^JLHUJze-4&05+x7.=Bs1VLKQ/QrIpQ)e4:U6X1fMSh2n4,>2M+0r5C=55CJU,E0faLM+]339k(Oo-1SbUu6f/$+0+E[>4-@Uj47d]FGC3=E4h(^M0Ua>lFg4):4fYcT%=;A<",
+    "6Asel0S=J7.=cn]i8TU&2L!:Y5e_JK0]Y4uo-w0F5-8q5GBB$b1j5ZA5iAT32CCNq3-4hY0aOBt2NE=P0S=wsr3;z3IwCVHjSvIi2Mo_-7A:KG6asDntpo/i5-s8u$p-)VloA7s=CJUF2>6G@7&V*[",
+    "0.8lE.pm1kfo;Q3HZV#Kip2sGEdU.=G5@7n31bpB6%!<Q+,DCDqt6Zm/m7,G0UbEkAP(%Q3.IAF4z9W.1NR0G3+jt61;CMO2QiRD2bet%1,TCmy9Y2bGc2]65eR]:2h9l.F=K5>0PRo<2BJ6!;Klqt",
+    "rt%vGwY<]-GB>*8g(d=wDG7<l4P6v7x)curT<*9@0s7Ah4qgG:3/a=9.q-17UKBN49]AJhqHYD6uMr4#4yYy$m=%&j>iYOv2Ir+r9ywbJBONm0g9Z,>&H<Ca2o72rER>rhSqrVS1rG(OAsaIAJ>wlO",
+    "1>D3.&/m;L29cKs1PB5p4%.WrF98S)sI3SC)&dU^-;V:K*@8fL1_D:SZw2_*Tn:PRKMxv_)&vfJ1brU^F#rXSpe7Fl(uh9;:bnF3rCJXNc;6LT1$h9o6%AMk,W;3#!afdH1uqAP77q)8[yq[jtpo.P",
+    "0S<Oo4TKO4n4dik(y]C5I5zkV95vG#0iXSK5iF$[2#YZTjF_]NlH<<fIkuk/1oc7!DGU4*6*83f0]TQK4+PRMFEuqRmEt1+aSsTllo],PpcxMa;So4nS2(!tO9I1%ObN=x1jWKu0Fu@l29z<guKf)P",
+    "@xpt6nh6v+>!tVYO9jal0bmXH+A]2v>5lt1ivuD!Hun%8G&!RK3C+Ad4y6MeFqk;I2BiZpRW&pK0k60_4*.1:6(0gO.F6nC&)6LwH#p*$WdLmt2,BDv3AUvf1=fXIEtKUWFETkak*@Vvw^(y,0pZk1",
+    "9^qPF0Gk_NnV^s7$cI/SF!^,n[qrs#I5V^2V+6;%1+Um43,/odgz*LsHv9q_G&Qx0V-/)Gw2Nae5G=;R0y@<-G@W<s3HlKa1fcsR1k<fSF<5qB4&;y<hrc5qIXQ[4N&.HoH-t(k4<ipWBQN:=GB=MS",
+    "%CT>]68X0!CoMSL1OuWF2#FRC0,U!X0hJC4,UJ:ogDWB^IpHo3IFFEH1lF@[4=)njV/wsuH8.P<2%FYQ4,)P43-<Go4Z[Nj)87Fv0W_wH+a(>bF#rnZeh*!=#0)MtHUJ>vG=i&IjmHHK1/G6:FK8>]",
+    "(ZC)(D:X6z0;RD^j.yFMENF/QB:_ea4^t-w#S9OU0/1iD2h!OU9^O=(z9k]zGUN[rK9tc81Dd5t4-HwW3/et!#SASqGXM[o0hG^W4Ue[34.VHb1F=pi4:Hx#D/&uuIW=G-4_qiUrwt3<Gam_yf&UB#",
+    "n9Dy8KD&o735:8E4@S/yFE8W)F)#oK(cN1Q6]NKt@K1g1HxC8T&I_UDIW>.v2Q&1]4GNEk0S[Ty&I_FzHj45MDKIhF0S;y@9_vvw6b_@h0S@6N6fZS6EVPCgF9$0$fD8kiy%PWj444oPSH9a050e7Z",
+    "rDP8nkiuFrH#0cb6c0awo,G$K01soW@xY.e0WmfJ6fmToA0I3+*c3lHI5RW/4-!87FAw;x,V>fQ-ptlxG>d]Y4;pmcFc:!g4@QC>FE8W)F*X1Qh5KU.Cygl)IbA-hH83#A6dwjP013;59S/T**$fXT",
+    "j42,(HvkVw!_qW/yA%cIxhfAZyA%-MHV/mZw^lrEk=.(hWC=Z>AP)><6caU)DGxxSs4W-V00,@ua^N9%4^Ia_4jwlEADIC+0155g79T7yyc91wG&lec8=7^^5BUPT6baehBo7U]6e2M.01rTvoG/(S",
+    "01slp=Di&t0WvZG2+Z$MA0ITFDFWE:7!L,g-]v0gZVv$8Jr4)u&/U%.odOR!sN)O]BAh872sZ#9OE&,x)&UPS-S:<!03R;k00Nps4>Nq*7Y^sjy(BI,H@cN(ACdt#00>p$UN67[I4pqW3.v+PMh@8k",
+    "6fa3OGXM[EhW#%u@2jXF013:EB>F[9GNK3v;W@p_CNnlPv;v4f%0VtRG_p8u2cy_(3X,HH4;(Bx3/b%@C;6O(01r*a0S>SA69f0X8V<n++Y.wU&=,<>0qK;@50L>:yB#t)I5_(A9^GCPC/xgTA3re0",
+    "ye$>n00=k&9uCI5Ef0N!@VJmA03VwHH_/C!Hir^+EH(f;GBq$Z01qJ12oL%KuP6w.+e-q]GOs8E/Bxn=Keezh7&ZV0-kQ/_%25w^)z^:>G&jmoADaO-03$Orw,g=EG>EKDiCiB8Ij$%Hz7Zb)In5Lw",
+    "2Q_l*hZzq%#@g:lBCseQ2sr:BOgR7!*Z_hV*%T5qzy%*MFxeCj1)pXQ4E5kG4>Vw4ACLkz01@F-9^PADA_@q!4;y+CEf>EW2l.aL4)w+<4^G(Q4.0xGADaO.024X)vmhTWG_>5BN-%6:2am^:4&*2w",
+    "@vNx0Q3&.bR1Xc[6a:r60S@dxx,c6y01@O:9ytIXeK@OgIRG!40XZ]>6caK4A15,HDH1pR1ROG-I^ZxSn.f^J01rX:fejBQmnkn9F)-uSOveEaA,)t6IDrcvFgU&x9]bq*3ka0Ya^L^j4,C-!58DEe",
+    "/>Clmry&mvz7zwCpM4)dHr0*_8#VwEH_/0v03Urg03J91ADaO.00ZCU7!L=ef/n7R+/2%m1v0/CFHJcx&ruRL03J60AN:M202DLSj4&S!Gr$xC@GI_9K#-[S88!d^kp4s,HOp!rc[P-n9Rukv4ut0p",
+    "51awdQ3RKSelHO)HQER:D:pZo1PY:A0j(hp,_$164UZEK1nQ+G3jT!.AD00ztA,ybI5n&W1/Io@2r/9#4*-YU9]][.0s>gQCJ&VXlmagRD:djC1/F^B4:8G7F9$d;*%cx)F!gf]nh>6M$loL%KsW#[",
+    "I5UadEgz5pGXMkckro5nkrodPtM;cJsJTQB1,sQ3A^utH4GPEI0SMEi4m:d]IPkmy1JRI82Zfkm9x:vo0RxEW0uKVXq6z=U27&7a4/a;_EeN&Z1>!ONH3/IB;9dAz1vG><BN[pB>!tjbr@jPEFw!j!",
+    "q5_o>GUWmvJvQLOCLA$;tvCeJv.nEn*BcKw&XP;(GchtW06zmUGBp4I!UGQ<*pDR!z_KuI6yC!oKLs%]H_/p@IXB(ICNESuHr&G]AN&C<024T-r4$blySXL,i]SGitsDcAS]2erke2_J2Qe<.t[fsc",
+    "G:R(<;l2Eo)&3nXK[qkdSspn6AC&.)00hF!7A@R^tq%-4s3[2lxB(nD005-b1DW9*4:OV9BLth#8xIAF+8YYa<Bt4Go_j^*ML0D83h./]89C*GYXq0GCJCdM9^Akl5+6M>y2_&QpO>y6ufiuUJ2*AF",
+    "w,qlFH#PtajST]N5de.;49(33KcoRQHa3g-Lmvk)0569DH#q.w12g_v$0!fe0+qT$95SB%O9qvm7Y]*[&/xNSGBp4M>Lof$g#pRRFaVVd4+Pl%Ll4IS&B@zWy!R#!z6An-BM*%M/ZO;A2r<Fl=g[x1",
+    "4]dhcFb;ho4*_A16$a:$7Z1V$*_%_h=x]g<;gbBG.E#^g2r)6P-zJTK01tQJ$^kSS0Urc2fcirLP!GZa.-pMu@2q_ltQ7[z&:]0@0f=8RF9b0+00za>A@g7&$^kSY0UrZ4h8F[w*bNWL0>(_!0iD4q",
+    "4w42hVl+6<3oi#WGynq3MGt)M$^kSY0Urc2((=+RGXM]D0@bZ)9xI&r76R]ZAP.oNjTb)#F)/m(1IzPH4^A5;Fb<0$4+E2*9]V(!7Z1k*>sTE:s1FR]RRNs6I^c&V3oiyRIg^9ufVoBweEZ5U4#NQ,",
+    "0XUQq1.-OM56S^l$^j/#vnUSC1p;J.57Ghm[_Zak/K&7=g@pG!/[*k+mFO2MF**F#8xE[XA_7tv#0(9:O&.p^o4pPT@R)S@i_>2m4iDP@>OvAkgo!RM3o]UsU/cI@A3ivO;/BfQ00[8yCk;Mp4^F5_",
+    "E*:^lADIC,00-iTNDmU5L:_h.ma7yJInPuYG=N,A4(z4<6gBj=1P;UTJOR<<4,VpO4D-XtF9$a)w9)]r/sph[,U].Z,/Yp5OF6gjE)NTXxh<Y@(pC;V0.(k-6F9lh5+4mX-0q!(H_.Edcn;JU-w/Nm",
+    "))fE-488-peYfx_9ykCWn*lfg6F9Gv0v[.g-R>,,H_/35H2;vcP#+CB*RK/,)#p(I.#rERfD8@.$QJ:arY[dD:I)Bcv!o6@OF20.00W&600#]@6AulUcn[tJqm;icHUJ+DHtq@&H>jIiK#TG&8#n+G",
+    "IRG9x03Urh03JC2ADaO/03$dvgaaQbHt!1(GyoqAIM5d)F*2:J0^pA;7Xs!>4+zi_A1F5f4]3>H4j)T7!SgN#[kI;.InWmmTb@sP4;;1D9ytIXkpVdX2j[h0FT;[hEP/lk5-p)3Dy]Cy/#&T>2Qi%&",
+    "FAq6203.j!qs9XdbDb9,OER]$555AR%w,:q0yO[zruZWd4T1S46FL32Ne<4k=)4GY01@O:9ytIXeK@OgIRGD,0XYBy&DBEz%vKL6;h7I^HUJ+BG<KVBH#Y!3XfZG^ofiXx)EEy4ofjV[IRFoI>NWdY",
+    "OF7N.E(h.ZbPmEEA6hb:7ax!UGUN*qFaRG7FaQ!U;/BBO&Gs%EH_.nk03JC2AALCh9ytIXm-pHe2-,[@4/Uvg5-6cE1UCQzkg=vK5Y!h0+b1t[F),B=A1E[c4]&h34j)T7rT8uf:&sRiHJTF,4fQS$",
+    "+5)4HFbKBn7!M8f3lcNf7Y[(C>%0bZ00,WwNDi]Q4^GQhE*;1mADRI.00W),Hv#1A2M,gDrvV/VG4/^*Hs(4n3=p*=7bP.<hP;z2XxkSApX:z:2-3Jh5HT>C3l09n7B8*/G%=4WGx6+80fG(:1otBd",
+    "+[q#i-]CBm01v7GtG*f<IpFy&ACUn$00<+r0v$EAFCI9i.Ow4(EY[u*4-7oE69J@V1Gd2;4gKc/1c#:^1H9<G9yjsM3.TTuZVt/)MFQY+88oBG0tCRGC/Uvx$pREH[$wsVG-jmg4lf8eHOjaJ3(SxN",
+    "0,.*w0y3Pz1P1%%KLi&H.;-dulFR^E2oD6R.tPT12nNNe0^9fy6AuOX+6MroZV1!24F_bnMF!&H90r/)0]guk$dd=#2[$afs09w(1pzP(px6ZwIU53c1ID!j88=uZ0TmAs)&UbM[rwUQ:GTB,iUANc",
+    "HVcD*2oD4+0<.$v2lxRAmWvV(68HfSIT#M[<oohh5i;=CCiDR:,_ll.=#L#70WvfIE-BL!Kg.CuGBWl7FW:.*FzW*!-Q/(t2>L!vH2<C^xA>tdni:xhr_(fJx(=Pw(QPjoF*3Rj0n%y<B)bn2Gy2>a",
+    "49e3AA1yV!4.8gZ[sRGR4-^vl3-Y2ODu4tJC,;y@.N+^<@2jEF0WvfIFXRC-G5[_,0W:fG59I-f2>L/zH2;_bDGih$2g&gn4f@PggnR;rfdLOUys!ZyGB9/yr^>&4t0<WI[_QkvyRZQYf![I<QrpNN",
+    "1gp=<9]ttck0mcSF*E/ZIByNhk0la0Z67-0qM-)%D:pK=umLJIHvj=HgcuK<0lKgOD:pInssRp,FAsmXumLXsH!$j]0R!BCOApinwy*&Wg>-iov%w$>UbL>QF9$X>&$1vGH_.fSvakUk0XCtu6$9Gj",
+    "77xV&u&<CfHj^g!1)ISj4_+qf/<u=rH8/nOqdX6Y0j#hAJ_lNn/mi7oq8ty!0--e94xs-A6D@%P9uHmf/oT*qGco@Gs9X.,0j9749[<JAry2y2gAotN0-I43E-cdS5CY3)52FFz/oT*qFf#xUFd@3)",
+    "0idt^E-Tvs76g:Q8V^6=p0EK8m5nh4-J>dcUH-q>F9tU=005R*4_>wvumK+cHHVBc1dZet56uFYumL;aH8#ctFOUH:HT4!h12r<@00YJGW)F<5l&^FlH8eB!1p^wZ9uLg]lCS[[(8_^3+rJ(UVY_^3",
+    "1_M^M0JS6!jscFa0WSkJF<g_Qh9(cq0*tT$E-TTM5fCr[57>_VumJ;H+6xZ@im(AIGdBPa4zFJy0yF:v%*q1=$z2EAGz7N$3J(SOy&Vjdo&yQ<HZL1BIJSi)95/OvB]if.GBbkZ0SSez6CVdO.F5(_",
+    "*Z_f&b=>]oJr9im/F$^c&4nfp4ytZ1BQ@U*$u]#,0<Ab=FAy=@@T@%q0x]#^4/;_PvH_(W01D7R1oaCItNsQ9=c<Jk.O_OfWdgE^6%QKq3kBZKDh35AF*D5EBM!bl1c0:y4xPv.1*FCZ1CtF8Hl6bU",
+    "6Es*2/(@I8jsXehqa6.p-zBQ7I5GeP!-b.V0W-Zw0tC_]3jiJuJmf+HQx3TYFFQCmvkDI<-X*AqG5]lJ0W&r=051nMFu5iJut5)h-X*DoFs&v7lj-x-)dJx[8#La#5CgR75D#DBLLUS)+xP(k]DFO5",
+    "i2:n4J_THp00Nw=AP:d<-X*w$H95EiFOUH:IP5DQ1vIgkAp*-=GY=RY-X*DnG=srUn%xi&#sc9&47%7C0<[iL4@ALaF9S3(fldS4trZV:-X)3(0S.vq1Eu@^56J<ILM^8g+Ympc0WdTy-X)q/Gl@fX",
+    "5HkP]e&Iq6!2u5L76ZM,0^svu-X)oW]Cb:jVlx0A2QvT/GXM[c0pUU)0W+(m7Xpl+E)UKE-X)1Orzi!*wH6PJ0kn!BF9tL,06&ibG%>sVLM^5in:>/e[tge$0=veFGcq#kwiX[<F^w:O2Qh*X9x(t9",
+    "f8jztGchp$0-%F056%MNLL4%OnI-0<x*reQ0pUUfskTuM2H@:vS:f=<Ka_M8IW:ksFAp;0058D-G&cY*5HvOV0w2NxGyoqEG5[aI0x=a@1BF2h-qo5@<0Sz:f_pD&ovHyZ8#p(GK=,%]*AXi,HL%hp",
+    "3H%NbG%pRcwQ:P)3dDg44j2s3<&h6@EVB&[2d#]+4+V.Ci2)cn-[p!;$D_jKs2&ad+Cwh^H8$Y%ED4y11O)o[AsRBL;gs^(0woU-mXrhm-I0$@oRb6#Ap)ee7zf=p1P$^Q1@4G67z[uH.HRTr4Cayq",
+    "E-%:/1ng1;$3reTIiLXmeh&,hk=^&l0S=u6k>06/IRF4J4+ZIx1P/<1%QqhYH]dfD1cL$(ChC#]1grfR4XpTy0R)8j3In9.Iu8c$k>0m[GdRy24+OxYBp(4Xu%AK#SO:f20]A27K<S/5k=_bnz5x;A",
+    "qyY_Fu)+isHL4a51:Cm@9^G0]k=_Mp4.GQ71R=sqxWW]!]MDFV7Pg!O2loaDj=$1Q)By[D%LW96hXf8T0;j,M[G/2HfYn$VHNKMs1Rn(VybC@IHY+%>vJ4BplLQXCuM7-nlLQ6d4j&CUzmo(NFu&-t",
+    "4+<6fCj+4d4+Z4]1.!:$4+e.=8a4X<95RZ[L/J^q2fzsxG>ckL4vho=umc9Z1qC,1Gu-LQkQxa0lLQ62&L]A8umK@BG>kM&3fBt+warW!H.t>xsf+[xzHSJd;HU>3ko!XcL-)NsGC7Ns1Ozt&kqQDM",
+    "3dtY;$[Z6k)&UOz<vd(aF+dBtPXz4fL.7.f9]16slmr2N39=7,1OE:XJ&/;H0fH>By8L1f9jt(01dt353Xqfp9_d>PF90z#01,ga2p/sr[*nX*!Ov.GHRui.GNTa$vjYR^3Jj<EF9bI,/aK[zGKMDr",
+    "2<eG2k=^/M3b,l)yW(yF+9wVBAq3h@1Jr-79_3*]k=^%#0@UkFG3,$v8#3dP1O&Mc6EgE#9602X1O/C!UIA>wHhu)I#t-h1&sPq_CL/R8$qfjEn_DJfP7*9(4-rwN1RFE^2Al=BeGdiYPXp8UC.BVw",
+    "3l9-lk=^)Z9]Sn9k>0ajGBE%zIx#Q+Ej2l-k=_It2L#E16AqlS2<Z*Y4J0,/%:fI,6D&0^n>3Eq0RiX&2d^AQ0h0y]u,gI,wdxcO!P6<r0X2,11PZy#a0q(_tI!fIHaDgc0zw^RF;s<]ojneF9^>UB",
+    "lLQ>#00jGw4FRDL4!IWr(Mb.LrjrB!.uU@c0^fjoGb0^%H:Q&W9]Sh/%^fZ,uW26]H:Q&W0$3I;#t-qd(gYs=Ij55Z2&=6i2mvJw*aijqpI[Fchmr&X!0.W@2eZr!0;vjB1AGq:mX[O=mH@FV%@6WW",
+    "mH[I,FaRG3Hvkhe02np=4w[h!EjcX8g9irw%[LDXlmQ0BGz5]X4,mJL1RF5/(gqG!1uz8m91T>poec/J=Gy-qiWm&d9]G3X0R*B-4W]$XlRO=-H-v_74,m]WBMz1UBRDbu95;>3=65.k;YTt;p59Fc",
+    "t;=AWH8eLv9yz^V6EWtl4G#&%.Odxwlle6yH!P0=4+A(8G[6T9%%=@DH2!2C1v6L.qPPbMkO2.J/^7_FG7n&=/;n;V+)fV(y<gc]I;u042A%wA4+g%ADgbg1H>QDZFE/zZ02DH+[%-/zFzdw&0g6!q",
+    "D,ZGk;ZpcNx#0r<i31Ihhz10.rvwiU<PcA4H8SD]6f=)FGyn(tpcxZ0!#p@QH97Ah1+%##0rLwUHQ<*Y%[d3yA@ZOd1Pq4/6E*,2sFF(urV]eR&2s=*APT]3at:7w1*nos6F0L73zm!w4+>kUBLwmp",
+    "4@cTTBQrId0^lm.!VUu=4:]V-Brr7q9]SZ20CEpE>Xr.3Gw-C-1cl2TF9ta[-;4=rH7qI*=a1t/BQrOT9^fZcf(Qhs:nINl>ksuy1A(;+0lWqeL,gxEA6qet-]mou&$vntH[>#94*/lzQUr[h86TMe",
+    "G/#/S6*IBb91kd;j]mHfnJNzk.)a<j6Eiq_(F@9pG5pdE1)1k[3WJ[@2.-pN)s8I:M%d6T49fRX1ljr(4<Q<Qi_$rfrWX$M0R+yA3KKHU4i5qJ0S>.F*+:D&pAZif<&=LpaSuA=<&=T@.qQugi02C_",
+    "G&Z*bA38Ux0S2((dk,k.flDhZGQsK^6F9sV4c62P0I(nr3iFo)88QG4-^@[]<(T^rvbq)%IgA+(hyvTx3k11_1O&-81P/3oO9PZ04,Kc*4Gg_5BojBZ6CO69;F%0ZH>Va(9]t(=1Oxsy16vP#]JV#O",
+    "HaINc0S^4,;*t./Ho89#0jQ1$1hexf4,Kh_2tNiZGc)$+2oEHX<f]NLF),]$1^,x,lK^-umlY2p]D6UeBP^,o1@H1axWqRE-/lwi2RB[R@veC<4w:/+1HB*s-dBhtCIr_85Chuu9S+AZ1lT4I0MO@d",
+    "2%*0Z4-s5E2iUN19[<DFDF:zZ4j&viyD1]wF#sPkHL4&5yx:9_5-Vhs5DBP(PY(&^wQ3JK<RUd]4LLWZDFAX0IHf5sI5ju@1nChE2Cg78H8LzJ5A=^0DIzsA01pAMmmmb+p9Bvkl$K%,vjMq,3</wS",
+    "HjBv&A6+!5h7JJ6HV+Sx9s^zt56S>m>6[E=F[FbGE-cam4hfy%f&mWk4g#(10S=zP&lUx!x;l[,As+<YnGOk[E*&zM4hNS>9_;H84ih.59W&f6FKaV000QYd00.8Wz3WvEJ*:>+9y9Caa[&4:5A6o0",
+    "m;IwuG2o[)7&p5S9]ky(+7l0Xugh8)H]5s^4)5p,1G5]t9k8ti4qFdQ<#qU51vl-gK<SMo-B6i-00N432*Qj)4/SISBQG#GFw1^p37V4$4+Y8URSya1/5qwhycQ1)T=]H9,YXt903Rtg03$XsSs#2i",
+    "+$$3=03VA2Hvk0I#d[9[si@0Y($E.XD7;!-FL*0C,L;%ME-GTTjsXJtUJnM1g(nR6y:JyV,N,5f$zTMv@UV=@!(J0P:jDJO&3O#k%=3&90^kSD1<OU84*[F/2nYPlHV*<_@2i=[HN5f(95LdC0tSKI",
+    "3mG[Y7&QP2w(.!QFdQ!dFgSqu0S52W4Gx%rIs;PG4FZ(@3XYHk1_&>;[X+^48520]0RxL&42_KVIj#&J2QuF%4$#MD0@eISk*qfj:kJ.RFsCR12L[USHxB-H4G(0oz%:Ksxh4Pz4+,>CRS!Lp8XGj5",
+    "g:;dE5268)8b7)PG&M7m8Xqe,>1+UN(*iXxpSukY3Xk4^0Sx7yBL-xf3I*QpUJo3O-&u-X>^vpP2[bp08V;h!@&bVJ!R(6x0mRD*4+F:=7%:130:p->0JSj:A:YRaC=s<&4+GAE3/%n84-.sW4JtP>",
+    ":oN^lmCpwP&x-BVBBA#k0jdfQKfZ(v1NPej4-#OP3/ZEC1Bq,MIqwq$mlF:QmGT^9$gT+tj/L<lSOn+:4+Vn2HxoBl1fb%24/&Ra1C_4w6XTm&36tt)4+GZ]10<eV-pq+w!GL^OW*>bbImobTFDx^V",
+    ")e]q&0yHrI9]$/B6*B+[r(Frxon[Y=0o4-92[pEWejn<sHihLl3C0fr;j#Pb+Xe-6oeK[I+nNCuH^IAL3yAYY2h2hV=hy=p/8>N",
+};
 
 
 /* ---- files --------------------------------------------------------------------------------------------------- */
@@ -10274,13 +12398,15 @@ static te_result te__driver_load(te__driver *d, te__text *why) {
     te__cu_result code;
     bool found = te__lib_open(TE__LIB_CUDA, &d->lib, &tried);
     if (!found)
-        te__text_printf(why, "the NVIDIA driver's libcuda could not be opened:\n%sInstall the driver (the package named nvidia-driver, or cuda-drivers); " TE__CPU_UNTIL_THEN,
-                        te__text_str(&tried));
+        te__text_printf(why,
+                        "the NVIDIA driver's libcuda could not be opened:\n%sInstall the driver (the package named nvidia-driver, or cuda-drivers); "
+                        TE__CPU_UNTIL_THEN, te__text_str(&tried));
     te__text_free(&tried);
     if (!found) return TE_ERR_LIBRARY;
     for (int i = 0; i < TE__COUNT(list); i++) {
         if (te__dl_function(d->lib.handle, list[i].symbol, (char *)d + list[i].offset) || !list[i].must) continue;
-        te__text_printf(why, "%s has no %s: the driver is older than CUDA 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN, d->lib.path, list[i].symbol);
+        te__text_printf(why, "%s has no %s: the driver is older than CUDA 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN, d->lib.path,
+                        list[i].symbol);
         return TE_ERR_LIBRARY;
     }
     code = d->Init(0);
@@ -10294,7 +12420,8 @@ static te_result te__driver_load(te__driver *d, te__text *why) {
     }
     d->DriverGetVersion(&d->version);
     if (d->version >= TE__DRIVER_MIN) return TE_OK;
-    te__text_printf(why, "the NVIDIA driver is for CUDA %d.%d, te.h needs 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN, d->version / 1000, d->version % 1000 / 10);
+    te__text_printf(why, "the NVIDIA driver is for CUDA %d.%d, te.h needs 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN,
+                    d->version / 1000, d->version % 1000 / 10);
     return TE_ERR_LIBRARY;
 }
 
@@ -10418,8 +12545,8 @@ static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context
     }
     te__cu.DeviceGetCount(&count);
     if (ordinal >= count)
-        return te__fail(te, TE_ERR_DEVICE, "te_ctx_create: device \"cuda:%d\": this process sees %d GPU%s (nvidia-smi, CUDA_VISIBLE_DEVICES)", ordinal, count,
-                        count == 1 ? ": cuda:0" : "s");
+        return te__fail(te, TE_ERR_DEVICE, "te_ctx_create: device \"cuda:%d\": this process sees %d GPU%s (nvidia-smi, CUDA_VISIBLE_DEVICES)",
+                        ordinal, count, count == 1 ? ": cuda:0" : "s");
     code = te__cu.DeviceGet(&c->device, ordinal);
     if (code) return te__cu_fail(te, "cuDeviceGet", code);
     code = te__cu.DevicePrimaryCtxRetain(&c->context, c->device);
@@ -10471,7 +12598,8 @@ static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context,
         text = te__env("TE_DEBUG_SYNC");
         c->debug_sync = text && strcmp(text, "0") != 0;
         if (c->sm < 80)
-            result = te__fail(te, TE_ERR_UNSUPPORTED, "te_ctx_create: %s (cuda:%d) is of compute capability %d.%d; te.h needs 8.0, or runs on the CPU: "
+            result = te__fail(te, TE_ERR_UNSUPPORTED,
+                              "te_ctx_create: %s (cuda:%d) is of compute capability %d.%d; te.h needs 8.0, or runs on the CPU: "
                               "te_ctx_desc.device = \"cpu\"", c->name, (int)c->device, c->sm / 10, c->sm % 10);
     }
     if (result == TE_OK) result = te__cuda_enter(te, &pushed);
@@ -10610,13 +12738,14 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     int swizzle = k->swizzle_bytes == 128 ? 3 : k->swizzle_bytes == 64 ? 2 : k->swizzle_bytes == 32 ? 1 : 0;
     te__cu_result code;
     if (!te__cu.TensorMapEncodeTiled) return te__fail(te, TE_ERR_LIBRARY, "the NVIDIA driver has no cuTensorMapEncodeTiled: update it");
-    code = te__cu.TensorMapEncodeTiled(aligned, types[k->dtype], (unsigned)k->rank, (void *)(uintptr_t)k->address, k->dims, k->strides, k->box, steps, 0, swizzle,
-                                       3 /* L2 promotion to 256 bytes */, 0 /* zeros outside */);
+    code = te__cu.TensorMapEncodeTiled(aligned, types[k->dtype], (unsigned)k->rank, (void *)(uintptr_t)k->address, k->dims, k->strides, k->box,
+                                       steps, 0, swizzle, 3 /* L2 promotion to 256 bytes */, 0 /* zeros outside */);
     if (code) {
         char call[256];
-        snprintf(call, sizeof(call), "tensor map of %s at 0x%llx, rank %d, size %llu x %llu, stride %llu bytes, box %u x %u, swizzle %d: cuTensorMapEncodeTiled",
-                 te_dtype_name((te_dtype)k->dtype), (unsigned long long)k->address, k->rank, (unsigned long long)k->dims[0], (unsigned long long)k->dims[1],
-                 (unsigned long long)k->strides[0], k->box[0], k->box[1], k->swizzle_bytes);
+        snprintf(call, sizeof(call),
+                 "tensor map of %s at 0x%llx, rank %d, size %llu x %llu, stride %llu bytes, box %u x %u, swizzle %d: cuTensorMapEncodeTiled",
+                 te_dtype_name((te_dtype)k->dtype), (unsigned long long)k->address, k->rank, (unsigned long long)k->dims[0],
+                 (unsigned long long)k->dims[1], (unsigned long long)k->strides[0], k->box[0], k->box[1], k->swizzle_bytes);
         return te__cu_fail(te, call, code);
     }
     memcpy(map, aligned, TE__MAP_BYTES);
@@ -10626,8 +12755,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 /* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
  * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
  * host, so that recent maps are kept. */
-TE_MAYBE_UNUSED static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims, const uint64_t *strides_bytes,
-                                     const uint32_t *box, int swizzle_bytes) {
+static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
+                                     const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
     te_ctx *te = p->te;
     te__map_key key = TE_ZERO;
     te__map_slot *slot;
@@ -10693,7 +12822,9 @@ typedef struct te__nvrtc {
     char compiler[40]; /* "nvrtc13.0-1a2b3c4d": version and build; part of a cubin's key and file name */
 } te__nvrtc;
 
-#define TE__NVRTC_INSTALL "Install one (pip install nvidia-cuda-nvrtc-cu12, or the cuda-nvrtc package of a CUDA toolkit), or name its file in TE_NVRTC_PATH"
+#define TE__NVRTC_INSTALL                                                                                     \
+    "Install one (pip install nvidia-cuda-nvrtc-cu12, or the cuda-nvrtc package of a CUDA toolkit), or name " \
+    "its file in TE_NVRTC_PATH"
 
 static bool te__nvrtc_load(te__nvrtc *n, int newest, te__text *why) {
     static const struct {
@@ -10808,7 +12939,8 @@ static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool p
 
 /* Compiles a unit with options "X_DT=3,Y_DT=3" for arch "sm_90a" (a cubin comes out) or "compute_80" (PTX, its 0 included). extra: NULL,
  * or one more compiler option. What the compiler says, also when it is content, is added to log. */
-static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch, const char *extra, te__text *image, te__text *log) {
+static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch, const char *extra, te__text *image,
+                              te__text *log) {
     const char *texts[TE__MAX_UNIT_FILES], *names[TE__MAX_UNIT_FILES];
     te__nvrtc_options o;
     te__nvrtc_program program = NULL;
@@ -10986,8 +13118,8 @@ static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
 static void te__cache_header(const te__cache_key *key, const char *image, size_t size, te__text *out) {
     char digest[TE__DIGEST_CHARS + 1];
     te__digest(image, size, digest);
-    te__text_printf(out, "te.h compiled kernel, format %d\nkernel %s\noptions %s\narch %s\ntext %s\ncompiler %s\nsize %llu\ndigest %s\n\n", TE__CACHE_FORMAT,
-                    key->kernel, key->options, key->arch, key->text, key->compiler, (unsigned long long)size, digest);
+    te__text_printf(out, "te.h compiled kernel, format %d\nkernel %s\noptions %s\narch %s\n", TE__CACHE_FORMAT, key->kernel, key->options, key->arch);
+    te__text_printf(out, "text %s\ncompiler %s\nsize %llu\ndigest %s\n\n", key->text, key->compiler, (unsigned long long)size, digest);
 }
 
 /* Takes the header off an entry. False if it is not a whole and right one. */
@@ -11152,7 +13284,8 @@ typedef struct te__jit_user {
     int count;
 } te__jit_user;
 
-enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 48 << 10 /* what a launch may ask for without permission */ };
+/* TE__SHARED_FREE: what a launch may ask for without permission is 48 KB, less what the kernel declares itself. */
+enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
 static te__jit_entry *te__jit_table[TE__JIT_BUCKETS];
@@ -11294,8 +13427,8 @@ static te_result te__jit_compile(te__jit_job *j, const te__unit *u, const char *
     j->seconds = te__time_now() - start;
     j->compiled = done;
     if (!done)
-        te__text_printf(&j->why, "kernel %s does not compile for %s with NVRTC %d.%d (%s):\n%s", te__launch_text(j->launch, name), j->arch, j->nvrtc->major,
-                        j->nvrtc->minor, j->nvrtc->lib.path, te__text_str(&log));
+        te__text_printf(&j->why, "kernel %s does not compile for %s with NVRTC %d.%d (%s):\n%s", te__launch_text(j->launch, name), j->arch,
+                        j->nvrtc->major, j->nvrtc->minor, j->nvrtc->lib.path, te__text_str(&log));
     te__text_free(&log);
     return done ? TE_OK : TE_ERR_COMPILE;
 }
@@ -11334,11 +13467,13 @@ static te_result te__jit_job_try(te__jit_job *j) {
     if (!te__unit_open(kernels, l->family, l->kernel, &unit, &j->why)) return TE_ERR_COMPILE;
     marks = te__kernel_marks_of(unit.file[0]->text);
     if (j->sm < marks.arch || (marks.exact && j->sm != marks.arch)) {
-        te__text_printf(&j->why, "kernel %s/%s is for sm_%d%s, this GPU is sm_%d", l->family, l->kernel, marks.arch, marks.exact ? "a alone" : " and later", j->sm);
+        te__text_printf(&j->why, "kernel %s/%s is for sm_%d%s, this GPU is sm_%d", l->family, l->kernel, marks.arch,
+                        marks.exact ? "a alone" : " and later", j->sm);
         return TE_ERR_UNSUPPORTED;
     }
     if (!te__nvrtc_arch(j->nvrtc, j->sm, j->arch, sizeof(j->arch))) {
-        te__text_printf(&j->why, "NVRTC %d.%d knows no architecture that sm_%d could run. Install a newer one", j->nvrtc->major, j->nvrtc->minor, j->sm);
+        te__text_printf(&j->why, "NVRTC %d.%d knows no architecture that sm_%d could run. Install a newer one", j->nvrtc->major,
+                        j->nvrtc->minor, j->sm);
         return TE_ERR_LIBRARY;
     }
     snprintf(key.kernel, sizeof(key.kernel), "%s/%s", l->family, l->kernel);
@@ -11377,10 +13512,10 @@ static void te__jit_run(te__jit_job *jobs, int count) {
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* Within te's CUcontext: image to table. PTX is compiled by the driver here. */
-static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image, bool quiet) {
+/* Within te's CUcontext: image to table. PTX is compiled by the driver here. maker, for messages: where the image is from. */
+static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image, const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
-    char log[2048] = "", entry[128], call[sizeof(log) + TE__LAUNCH_TEXT], name[TE__LAUNCH_TEXT];
+    char log[2048] = "", entry[128], call[sizeof(log) + TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
     int options[2] = {ERROR_LOG, ERROR_LOG_BYTES};
     void *values[2];
     te__cu_handle module = NULL, function = NULL;
@@ -11394,11 +13529,12 @@ static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseli
         if (code) te__cu.ModuleUnload(module);
     }
     if (code) {
-        snprintf(call, sizeof(call), "kernel %s: %s%scuModuleLoadDataEx (driver for CUDA %d.%d)", te__launch_text(l, name), log, log[0] ? ": " : "",
-                 te__cu.version / 1000, te__cu.version % 1000 / 10);
+        snprintf(call, sizeof(call), "kernel %s (%s; the driver is for CUDA %d.%d): %s%scuModuleLoadDataEx", te__launch_text(l, name), maker,
+                 te__cu.version / 1000, te__cu.version % 1000 / 10, log, log[0] ? ": " : "");
         return quiet ? TE_ERR_DEVICE : te__cu_fail(te, call, code);
     }
-    if (!te__jit_insert(te->cuda->context, l, baseline, module, function)) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "the table of kernels: out of host memory");
+    if (!te__jit_insert(te->cuda->context, l, baseline, module, function))
+        return te__fail(te, TE_ERR_OUT_OF_MEMORY, "the table of kernels: out of host memory");
     te->jit_stats.loaded++;
     return TE_OK;
 }
@@ -11417,17 +13553,18 @@ static void te__jit_count(te_ctx *te, const te__jit_job *j) {
 
 /* What a finished job has to say, and its image into the table. */
 static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
+    const char *maker = j->nvrtc ? j->nvrtc->compiler : "from a cache";
     te_result result = j->result;
     te__jit_count(te, j);
     if (result == TE_OK) {
         bool again = !j->compiled && j->nvrtc; /* the driver may refuse what an earlier process, on another driver, has left */
-        result = te__jit_load_image(te, j->launch, false, j->image.s, again);
+        result = te__jit_load_image(te, j->launch, false, j->image.s, maker, again);
         if (result == TE_ERR_DEVICE && again) {
             te->jit_stats.from_cache--;
             j->fresh = true;
             te__jit_job_run(j);
             te__jit_count(te, j);
-            result = j->result == TE_OK ? te__jit_load_image(te, j->launch, false, j->image.s, false) : j->result;
+            result = j->result == TE_OK ? te__jit_load_image(te, j->launch, false, j->image.s, maker, false) : j->result;
         }
     }
     if (j->cache_why.n && te->cuda->cache && te->cuda->cache->root[0]) {
@@ -11478,7 +13615,8 @@ static te_result te__jit_fail_missing(te_ctx *te, const te__launch *l) {
 /* A kernel without options, from the embedded PTX. Within te's CUcontext. */
 static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
     te__text ptx = TE_ZERO;
-    te_result result = te__baseline_find(l->family, l->kernel, &ptx) ? te__jit_load_image(te, l, true, ptx.s, false) : te__jit_fail_missing(te, l);
+    bool there = te__baseline_find(l->family, l->kernel, &ptx);
+    te_result result = there ? te__jit_load_image(te, l, true, ptx.s, "embedded PTX", false) : te__jit_fail_missing(te, l);
     te->jit_stats.from_ptx += result == TE_OK;
     te__text_free(&ptx);
     return result;
@@ -11497,8 +13635,8 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     }
     te__mutex_unlock(&te__jit_mutex);
     if (!code) return TE_OK;
-    snprintf(call, sizeof(call), "kernel %s with %u bytes of shared memory (a block may have %d): cuFuncSetAttribute", te__launch_text(l, name), l->shared_bytes,
-             te->cuda->max_shared);
+    snprintf(call, sizeof(call), "kernel %s with %u bytes of shared memory (a block may have %d): cuFuncSetAttribute", te__launch_text(l, name),
+             l->shared_bytes, te->cuda->max_shared);
     return te__cu_fail(te, call, code);
 }
 
@@ -11555,7 +13693,8 @@ static te_result te__cuda_open_cache(te_ctx *te) {
     te__text why = TE_ZERO;
     te__cache *cache = (te__cache *)te__alloc(te, sizeof(te__cache));
     if (!cache) return TE_ERR_OUT_OF_MEMORY;
-    if (!te__cache_open(cache, &why)) te__warn(te, "the cache of kernels is not used as asked (each process compiles its own): %s", te__text_str(&why));
+    if (!te__cache_open(cache, &why))
+        te__warn(te, "the cache of kernels is not used as asked (each process compiles its own): %s", te__text_str(&why));
     te__text_free(&why);
     te->cuda->cache = cache;
     return TE_OK;
@@ -11610,12 +13749,12 @@ static void te__cuda_drop_options(te__plan *p) {
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-static te_result te__cuda_launch(te_ctx *te, te__plan *p, const te__launch *l, te__cu_handle function) {
+static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle function) {
     void *params[1];
     te__cu_result code;
     char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
     const char *function_name = "cuLaunchKernel";
-    params[0] = p->args.bytes + l->args;
+    params[0] = l->args;
     if (l->cluster > 1) {
         te__cu_launch_attribute attribute = TE_ZERO;
         te__cu_launch_config config = TE_ZERO;
@@ -11640,8 +13779,8 @@ static te_result te__cuda_launch(te_ctx *te, te__plan *p, const te__launch *l, t
     }
     te->jit_stats.launches++;
     if (!code) return TE_OK;
-    snprintf(call, sizeof(call), "kernel %s, grid %u x %u x %u, block %u, cluster %u, %u bytes of shared memory: %s", te__launch_text(l, name), l->grid[0],
-             l->grid[1], l->grid[2], l->threads, l->cluster, l->shared_bytes, function_name);
+    snprintf(call, sizeof(call), "kernel %s, grid %u x %u x %u, block %u, cluster %u, %u bytes of shared memory: %s", te__launch_text(l, name),
+             l->grid[0], l->grid[1], l->grid[2], l->threads, l->cluster, l->shared_bytes, function_name);
     return te__cu_fail(te, call, code);
 }
 
@@ -11653,7 +13792,7 @@ static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     if (result != TE_OK) return result;
     te__cuda_drop_options(p);
     for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__jit_get(te, &p->launch[i], p->baseline, &functions[i]);
-    for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, p, &p->launch[i], functions[i]);
+    for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, &p->launch[i], functions[i]);
     te__cuda_leave(pushed);
     return result;
 }
@@ -11834,7 +13973,7 @@ typedef struct te__random_kargs {
 typedef struct te__axpby_kargs {
     const void *x, *y; /* y may be NULL */
     void *out;
-    const float *alpha_device; /* [1], or NULL for 1 */
+    const float *alpha_device, *divide_device; /* [1], or NULL for 1 */
     long long n;
     float alpha, beta;
     int x_dt, y_dt, out_dt;
@@ -12056,6 +14195,7 @@ static te_result te__check_axpby(te_ctx *te, te_axpby_args *a) {
     if (result == TE_OK && a->y) result = te__math_check_same(te, "axpby", "x", a->x, "y", a->y);
     if (result == TE_OK) result = te__math_check_same(te, "axpby", "x", a->x, "out", a->out);
     if (result == TE_OK && a->alpha_device) result = te__math_check_scalar(te, "axpby", "alpha_device", a->alpha_device);
+    if (result == TE_OK && a->divide_device) result = te__math_check_scalar(te, "axpby", "divide_device", a->divide_device);
     if (result == TE_OK) te__touch(a->out);
     return result;
 }
@@ -12218,6 +14358,7 @@ static te_result te__cpu_fill(te_ctx *te, const te_fill_args *a) {
     int64_t n = te__numel(a->dst), i;
     void *dst = te__data(a->dst);
     (void)te;
+    if (n == 0) return TE_OK;
     switch (te__dtype_size(a->dst->dtype)) {
     case 1: memset(dst, (int)bits, (size_t)n); break;
     case 2:
@@ -12260,10 +14401,15 @@ static te_result te__cpu_random(te_ctx *te, const te_random_args *a) {
     return TE_OK;
 }
 
+/* alpha with what the device scalars make of it. */
+static float te__axpby_alpha(const te_axpby_args *a) {
+    float alpha = a->alpha_device ? a->alpha * *(const float *)te__data(a->alpha_device) : a->alpha;
+    float divisor = a->divide_device ? *(const float *)te__data(a->divide_device) : 1.0f;
+    return divisor > 1.0f ? alpha / divisor : alpha;
+}
 static void te__axpby_pieces(void *user, int64_t begin, int64_t end) {
     const te_axpby_args *a = (const te_axpby_args *)user;
-    float x[TE__MATH_PIECE], y[TE__MATH_PIECE];
-    float alpha = a->alpha_device ? a->alpha * *(const float *)te__data(a->alpha_device) : a->alpha, beta = a->beta;
+    float x[TE__MATH_PIECE], y[TE__MATH_PIECE], alpha = te__axpby_alpha(a), beta = a->beta;
     int64_t n = te__numel(a->x), piece, i;
     for (piece = begin; piece < end; piece++) {
         int64_t at = piece * TE__MATH_PIECE, size = te__math_piece_size(piece, n);
@@ -12584,6 +14730,7 @@ static te_result te__cuda_plan_axpby(te__plan *p, const te_axpby_args *a) {
     k->y = te__data(a->y);
     k->out = te__data(a->out);
     k->alpha_device = (const float *)te__data(a->alpha_device);
+    k->divide_device = (const float *)te__data(a->divide_device);
     k->n = te__numel(a->x);
     k->alpha = a->alpha;
     k->beta = a->beta;
@@ -12929,21 +15076,16 @@ static te_result te__check_transpose(te_ctx *te, te_transpose_args *a) {
 /* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. What it gives is what every GPU gives, byte for byte. Work is cut by the
  * shape alone. */
 
-/* max |x|; a NaN loses every comparison, so it drops out. */
+/* max(largest, |x|): non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers vectorizes. */
 static float te__amax_of(const float *x, int64_t n, float largest) {
-    float m[4];
+    int32_t most = (int32_t)te__f32_bits(largest);
     int64_t i;
-    m[0] = m[1] = m[2] = m[3] = largest;
-    for (i = 0; i + 4 <= n; i += 4) {
-        float a = fabsf(x[i]), b = fabsf(x[i + 1]), c = fabsf(x[i + 2]), d = fabsf(x[i + 3]);
-        m[0] = a > m[0] ? a : m[0];
-        m[1] = b > m[1] ? b : m[1];
-        m[2] = c > m[2] ? c : m[2];
-        m[3] = d > m[3] ? d : m[3];
+    for (i = 0; i < n; i++) {
+        int32_t a = (int32_t)(te__f32_bits(x[i]) & 0x7fffffffu);
+        a = a > 0x7f800000 ? 0 : a;
+        most = a > most ? a : most;
     }
-    for (; i < n; i++) m[0] = fabsf(x[i]) > m[0] ? fabsf(x[i]) : m[0];
-    for (i = 1; i < 4; i++) m[0] = m[i] > m[0] ? m[i] : m[0];
-    return m[0];
+    return te__bits_f32((uint32_t)most);
 }
 
 static bool te__noop_is_up(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
@@ -13855,11 +15997,11 @@ static te_result te__gemm_plan_mma(te__plan *p, const te_gemm_args *a) {
     if (!te__gemm_split(p, k, &c)) return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, a, &c, k->d);
     p->native = !fp8 || fp8_cores;
-    te__plan_why(p, fp8 && !fp8_cores        ? "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)"
-                    : !aligned               ? "tensor cores (mma.sync), operands read element by element: A, B or their rows are not 16-byte aligned"
-                    : a->a->dtype == TE_F32  ? "tensor cores (mma.sync), f32 as TF32"
-                    : promote                ? "fp8 tensor cores (mma.sync), partial sums of 128 k promoted to f32"
-                                             : "tensor cores (mma.sync)");
+    te__plan_why(p, "tensor cores (mma.sync)");
+    if (promote) te__plan_why(p, "fp8 tensor cores (mma.sync), partial sums of 128 k promoted to f32");
+    if (a->a->dtype == TE_F32) te__plan_why(p, "tensor cores (mma.sync), f32 as TF32");
+    if (fp8 && !fp8_cores) te__plan_why(p, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)");
+    if (!aligned) te__plan_why(p, "tensor cores (mma.sync), read element by element: A, B or their rows are not 16-byte aligned");
     return TE_OK;
 }
 
@@ -14268,8 +16410,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     k->layernorm = layernorm;
     k->zero_centered = a->zero_centered_gamma;
     if (in_registers) {
-        /* Rows of up to 1024 elements: one a warp; up to 4096: two vectors a thread; longer ones: four, in up to 1024 threads. */
-        int chunks = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : vectors <= 512 ? 2 : 4;
+        /* Rows of up to 1024 elements: one a warp. Longer ones: as many vectors a thread as blocks of at most 512 threads need. */
+        int chunks = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : vectors <= 512 ? 2 : vectors <= 2048 ? 4 : 8;
         k->warp_rows = vectors <= 128;
         te__launch_option(l, "CHUNKS", chunks);
         te__launch_option(l, "LAYERNORM", layernorm);
@@ -14293,7 +16435,7 @@ static int64_t te__norm_shared_limit(int sm) { return sm == 80 ? 163 * 1024 : sm
 
 static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, bool layernorm) {
     int64_t m = te__rows(a->x), n = te__cols(a->x), vectors = n / 8, kinds = layernorm ? 2 : 1, blocks, shared = 0;
-    int threads, chunks = vectors <= 32 ? 1 : 2;
+    int threads, chunks = vectors <= 32 ? 1 : vectors <= 1024 ? 2 : 4;
     bool sums = a->dgamma || a->dbeta, in_shared = vectors > 1024, fast;
     float *partial = NULL;
     te_dtype dt = a->x->dtype;
@@ -15269,47 +17411,83 @@ static te__attn_kargs te__attn_problem_bwd(const te_attn_bwd_args *a) {
 
 /* ==== ops/attn/cpu.c ============================================================================================ */
 
-/* ops/attn/cpu.c: attention, plainly: whole rows of scores, the softmax as its formula says, long sums in double. Knows number formats
- * only through cpu/rows.c.
+/* ops/attn/cpu.c: attention by its formulas, sums in double. Knows number formats only through cpu/rows.c.
  *
  *   S_ij = scale q_i k_j    P = softmax over the keys that row i sees    O_i = sum_j drop(P_ij) v_j
  *   dV_j = sum_i drop(P_ij) dO_i    dP_ij = drop(dO_i v_j)    dS_ij = P_ij (dP_ij - D_i),  D_i = dO_i O_i
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
  *
- * Every product is taken 16 columns at a time, so that compilers can vectorize it: a row of Q with 16 keys, or a row of weights with 16
- * channels. A task has all query heads of one head of K and V, whose rows are decoded once. Each sum has one order, whoever takes the task. */
+ * 32 query rows go together. Their scores lie as [keys, 32], so that what is done to one key's scores is done to a vector of them, and every
+ * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whoever
+ * takes the task. */
 
-enum { TE__ATTN_WIDE = 16, TE__ATTN_BLOCK = 32 };
+enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 
-/* out[0 .. 15] += sum over i < n of a[i] * b[i * ld + 0 .. 15]; f32 for short runs, double beyond. */
-static void te__attn_madd(double *out, const float *a, const float *b, int64_t ld, int64_t n) {
+/* With -march that has it; without, fmaf would be a slow function. */
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define TE__ATTN_FMA(a, b, c) fmaf(a, b, c)
+#else
+#define TE__ATTN_FMA(a, b, c) ((a) * (b) + (c))
+#endif
+
+/* out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3; rows of out are out_ld apart. Runs of 64
+ * are summed in f32, which compilers turn into vectors, and the runs in double. */
+static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t row, int64_t step, const float *b, int64_t ld, int64_t n) {
+    enum { W = TE__ATTN_WIDE };
     int64_t i = 0;
     int c;
     while (i < n) {
-        int64_t end = te__min(i + 64, n);
-        float part[TE__ATTN_WIDE] = TE_ZERO;
+        const int64_t end = te__min(i + 64, n);
+        float c0[W], c1[W], c2[W], c3[W];
+        for (c = 0; c < W; c++) c0[c] = c1[c] = c2[c] = c3[c] = 0.0f;
         for (; i < end; i++) {
-            const float x = a[i], *y = b + i * ld;
-            for (c = 0; c < TE__ATTN_WIDE; c++) part[c] += x * y[c];
+            const float *x = a + i * step, *y = b + i * ld;
+            const float a0 = x[0], a1 = x[row], a2 = x[2 * row], a3 = x[3 * row];
+            for (c = 0; c < W; c++) {
+                c0[c] = TE__ATTN_FMA(a0, y[c], c0[c]);
+                c1[c] = TE__ATTN_FMA(a1, y[c], c1[c]);
+                c2[c] = TE__ATTN_FMA(a2, y[c], c2[c]);
+                c3[c] = TE__ATTN_FMA(a3, y[c], c3[c]);
+            }
         }
-        for (c = 0; c < TE__ATTN_WIDE; c++) out[c] += (double)part[c];
+        for (c = 0; c < W; c++) {
+            out[c] += (double)c0[c];
+            out[out_ld + c] += (double)c1[c];
+            out[2 * out_ld + c] += (double)c2[c];
+            out[3 * out_ld + c] += (double)c3[c];
+        }
     }
 }
 
-/* What one worker needs. Keys and channels are rounded up to 16; the rest is zeros. */
+/* e^x to an ulp or two, in a form that compilers turn into vectors: no branch, and what is left out is masked in integers. 0 from e^-87 down,
+ * infinity beyond FLT_MAX, NaN stays. e^x = 2^n e^r with r in [-ln 2 / 2, ln 2 / 2]; adding 1.5 * 2^23 rounds to an integer; the polynomial
+ * is that of Cephes' expf (Moshier). */
+static inline float te__attn_exp(float x) {
+    const int32_t m = (int32_t)(te__f32_bits(x * 1.44269504f + 12582912.0f) - 0x4b400000u), n = m < 127 ? m : 127;
+    const float r = (x - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = (p * r * r + r + 1.0f) * te__bits_f32((uint32_t)(n + 127) << 23);
+    return te__bits_f32(te__f32_bits(p) & (x <= -87.0f ? 0u : 0xffffffffu));
+}
+
+/* What one worker needs. Keys are rounded up to 4 and channels to 16; the rest is zeros. */
 typedef struct te__attn_scratch {
-    float *k, *v;              /* [keys, d], [keys, d_v] */
-    float *k_tile, *v_tile;    /* [keys / 16, channels, 16]: 16 keys side by side */
-    float *s, *dp;             /* [keys]: a row of each */
-    float *q, *g;              /* [BLOCK, d], [BLOCK, d_v]: rows of Q and dO */
-    float *p_block, *ds_block; /* [keys, BLOCK]: columns of P and dS */
-    double *dk, *dv;           /* [keys, d], [keys, d_v] */
+    float *k, *v;           /* [keys, d], [keys, d_v]: a head */
+    float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: rows of Q and dO */
+    float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: the same, turned around */
+    float *s, *dp;          /* [keys, BLOCK]: scores, then P; dP, then dS */
+    double *dk, *dv;        /* [keys, d], [keys, d_v] */
 } te__attn_scratch;
 
 typedef struct te__attn_work {
     te__attn_kargs a;
     int64_t keys, d, d_v; /* rounded up */
-    int64_t splits;       /* ranges of rows of a head: the forward's tasks are (batch, group, range) */
+    int64_t splits;       /* the forward's tasks are (batch, group, one of `splits` shares of the rows) */
     int64_t tasks, workers;
     bool backward;
     char *memory;
@@ -15328,27 +17506,41 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
     int64_t used = 0;
     s->k = (float *)te__attn_take(memory, &used, w->keys * w->d * size);
     s->v = (float *)te__attn_take(memory, &used, w->keys * w->d_v * size);
-    s->k_tile = (float *)te__attn_take(memory, &used, w->keys * w->d * size);
-    s->s = (float *)te__attn_take(memory, &used, w->keys * size);
     s->q = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
+    s->q_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
+    s->s = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
     if (!w->backward) return used;
-    s->v_tile = (float *)te__attn_take(memory, &used, w->keys * w->d_v * size);
-    s->dp = (float *)te__attn_take(memory, &used, w->keys * size);
     s->g = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
-    s->p_block = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
-    s->ds_block = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
+    s->g_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
+    s->dp = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
     s->dk = (double *)te__attn_take(memory, &used, w->keys * w->d * 2 * size);
     s->dv = (double *)te__attn_take(memory, &used, w->keys * w->d_v * 2 * size);
     return used;
 }
 
+/* ---- rows ---- */
+
 static int64_t te__attn_row_at(const te__attn_view *x, int64_t b, int64_t h, int64_t i) { return b * x->b + h * x->h + i * x->s; }
 
-/* Row i of a head as f32, zeros behind it. */
-static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t i, int64_t n, int64_t padded, float *out) {
-    te__load_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, i), n, out);
-    memset(out + n, 0, (size_t)(padded - n) * sizeof(float));
+/* Rows first .. first + n - 1 of a head as f32; channels behind d, and rows behind n up to `rows`, become 0. */
+static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t rows, int64_t d, int64_t padded, float *out) {
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        te__load_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, first + i), d, out + i * padded);
+        memset(out + i * padded + d, 0, (size_t)(padded - d) * sizeof(float));
+    }
+    memset(out + n * padded, 0, (size_t)((rows - n) * padded) * sizeof(float));
 }
+
+/* A block of query rows, and the same turned around. */
+static void te__attn_load_block(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t d, int64_t padded, float *rows,
+                                float *tile) {
+    int64_t r, c;
+    te__attn_load(x, b, h, first, n, TE__ATTN_BLOCK, d, padded, rows);
+    for (c = 0; c < padded; c++)
+        for (r = 0; r < TE__ATTN_BLOCK; r++) tile[c * TE__ATTN_BLOCK + r] = rows[r * padded + c];
+}
+
 static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t i, int64_t n, const double *in, double scale) {
     float row[TE__ATTN_MAX_D];
     int64_t c;
@@ -15356,158 +17548,186 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
     te__store_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, i), n, row);
 }
 
-/* All rows of a head of K or V, and (tile not NULL) 16 of them side by side. */
-static void te__attn_load_head(const te__attn_work *w, const te__attn_view *x, int64_t b, int64_t g, int64_t n, int64_t padded, float *rows, float *tile) {
+/* ---- blocks of scores ---- */
+
+/* 32 query rows of one head, and the keys begin .. end - 1 that any of them sees. */
+typedef struct te__attn_block {
+    int64_t b, h, first, n, begin, end;
+} te__attn_block;
+
+static te__attn_block te__attn_block_of(const te__attn_kargs *a, int64_t b, int64_t h, int64_t first) {
+    te__attn_block block;
+    block.b = b;
+    block.h = h;
+    block.first = first;
+    block.n = te__min(TE__ATTN_BLOCK, a->s_q - first);
+    block.begin = te__max(0, first + a->lo) / TE__ATTN_QUAD * TE__ATTN_QUAD;
+    block.end = te__min(a->s_kv, first + block.n + a->hi);
+    return block;
+}
+
+/* out[j][r] = scale * (row j of x) . (column r of tile). */
+static void te__attn_scores(const te__attn_block *block, float *out, const float *x, int64_t padded, const float *tile, int64_t d, double scale) {
+    int64_t j, r, c, half;
+    for (j = block->begin; j < block->end; j += TE__ATTN_QUAD)
+        for (half = 0; half < TE__ATTN_BLOCK; half += TE__ATTN_WIDE) {
+            double sum[TE__ATTN_QUAD * TE__ATTN_WIDE] = TE_ZERO;
+            te__attn_madd(sum, TE__ATTN_WIDE, x + j * padded, padded, 1, tile + half, TE__ATTN_BLOCK, d);
+            for (r = 0; r < TE__ATTN_QUAD; r++)
+                for (c = 0; c < TE__ATTN_WIDE; c++) out[(j + r) * TE__ATTN_BLOCK + half + c] = (float)(sum[r * TE__ATTN_WIDE + c] * scale);
+        }
+}
+
+/* out[r][c] += sum over the block's keys j of weight[j][r] * (row j of x)[c]; out: [BLOCK, TE__ATTN_MAX_D]. */
+static void te__attn_weighted(const te__attn_block *block, double *out, const float *weight, const float *x, int64_t padded) {
+    int64_t r, c;
+    if (block->begin >= block->end) return;
+    for (r = 0; r < block->n; r += TE__ATTN_QUAD)
+        for (c = 0; c < padded; c += TE__ATTN_WIDE)
+            te__attn_madd(out + r * TE__ATTN_MAX_D + c, TE__ATTN_MAX_D, weight + block->begin * TE__ATTN_BLOCK + r, 1, TE__ATTN_BLOCK,
+                          x + block->begin * padded + c, padded, block->end - block->begin);
+}
+
+/* out[j][c] += sum over the block's rows r of weight[j][r] * (row r of x)[c], for its keys j. */
+static void te__attn_scatter(const te__attn_block *block, double *out, const float *weight, const float *x, int64_t padded) {
     int64_t j, c;
-    for (j = 0; j < w->keys; j++) {
-        float *row = rows + j * padded;
-        if (j < w->a.s_kv)
-            te__attn_load(x, b, g, j, n, padded, row);
-        else
-            memset(row, 0, (size_t)padded * sizeof(float));
-        if (tile)
-            for (c = 0; c < padded; c++) tile[(j / TE__ATTN_WIDE * padded + c) * TE__ATTN_WIDE + j % TE__ATTN_WIDE] = row[c];
+    for (j = block->begin; j < block->end; j += TE__ATTN_QUAD)
+        for (c = 0; c < padded; c += TE__ATTN_WIDE)
+            te__attn_madd(out + j * padded + c, padded, weight + j * TE__ATTN_BLOCK, TE__ATTN_BLOCK, 1, x + c, padded, block->n);
+}
+
+/* Of the block's rows, those from *from to *to - 1 see key j. */
+static void te__attn_seen_by(const te__attn_kargs *a, const te__attn_block *block, int64_t j, int64_t *from, int64_t *to) {
+    *from = te__min(te__max(0, j - a->hi - block->first), TE__ATTN_BLOCK);
+    *to = j < block->end ? te__max(*from, te__min(block->n, j - a->lo - block->first + 1)) : *from;
+}
+
+/* s = e^(s - base[r]) where row r sees the key, 0 elsewhere. */
+static void te__attn_exp_block(const te__attn_kargs *a, const te__attn_block *block, float *s, const float *base) {
+    int64_t j, r, from, to;
+    for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++) {
+        float *x = s + j * TE__ATTN_BLOCK;
+        te__attn_seen_by(a, block, j, &from, &to);
+        for (r = 0; r < TE__ATTN_BLOCK; r++) x[r] = te__attn_exp(x[r] - base[r]);
+        for (r = 0; r < from; r++) x[r] = 0.0f;
+        for (r = to; r < TE__ATTN_BLOCK; r++) x[r] = 0.0f;
     }
 }
 
-/* out[j] = row . (key j) for the keys begin .. end - 1 and those that share their tiles. */
-static void te__attn_scores(float *out, const float *row, const float *tile, int64_t padded, int64_t n, int64_t begin, int64_t end, double scale) {
-    int64_t j;
-    int c;
-    for (j = begin / TE__ATTN_WIDE * TE__ATTN_WIDE; j < end; j += TE__ATTN_WIDE) {
-        double sum[TE__ATTN_WIDE] = TE_ZERO;
-        te__attn_madd(sum, row, tile + j * padded, TE__ATTN_WIDE, n);
-        for (c = 0; c < TE__ATTN_WIDE; c++) out[j + c] = (float)(sum[c] * scale);
-    }
-}
-
-/* The keys that row i sees are begin .. end - 1. */
-static int64_t te__attn_begin(const te__attn_kargs *a, int64_t i) { return te__max(0, i + a->lo); }
-static int64_t te__attn_end(const te__attn_kargs *a, int64_t i) { return te__min(a->s_kv, i + a->hi + 1); }
-
-/* drop(): x[j] of row (b, h, i) is scaled if it is kept and else becomes 0. */
-static void te__attn_drop(const te__attn_kargs *a, int64_t b, int64_t h, int64_t i, int64_t begin, int64_t end, float *x) {
-    const uint64_t row = (((uint64_t)b * (uint64_t)a->heads + (uint64_t)h) * (uint64_t)a->s_q + (uint64_t)i) * (uint64_t)a->s_kv;
-    uint32_t bits[4];
-    int64_t j;
+/* drop(), on [keys, BLOCK]. */
+static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, float *x) {
+    int64_t r, j;
     if (a->dropout_p == 0.0f) return;
-    for (j = begin; j < end; j++) {
-        const uint64_t element = row + (uint64_t)j;
-        if (j == begin || element % 4 == 0) te__philox(a->seed, a->offset, element / 4, bits);
-        x[j] = te__uniform01(bits[element % 4]) >= a->dropout_p ? x[j] * a->keep_scale : 0.0f;
+    for (r = 0; r < block->n; r++) {
+        const uint64_t head = (uint64_t)block->b * (uint64_t)a->heads + (uint64_t)block->h;
+        const uint64_t row = (head * (uint64_t)a->s_q + (uint64_t)(block->first + r)) * (uint64_t)a->s_kv;
+        uint32_t bits[4] = TE_ZERO;
+        for (j = block->begin; j < block->end; j++) {
+            const uint64_t element = row + (uint64_t)j;
+            float *y = x + j * TE__ATTN_BLOCK + r;
+            if (j == block->begin || element % 4 == 0) te__philox(a->seed, a->offset, element / 4, bits);
+            *y = te__uniform01(bits[element % 4]) >= a->dropout_p ? *y * a->keep_scale : 0.0f;
+        }
     }
 }
 
 /* ---- forward ---- */
 
-static void te__attn_fwd_row(const te__attn_work *w, const te__attn_scratch *s, int64_t b, int64_t h, int64_t i) {
+static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
-    const int64_t begin = te__attn_begin(a, i), end = te__attn_end(a, i);
-    double sum = 0.0, o[TE__ATTN_MAX_D] = TE_ZERO;
-    float top = -FLT_MAX;
-    int64_t j, c;
-    if (begin < end) {
-        te__attn_load(&a->q, b, h, i, a->d, w->d, s->q);
-        te__attn_scores(s->s, s->q, s->k_tile, w->d, a->d, begin, end, a->scale);
-        for (j = begin; j < end; j++) top = s->s[j] > top ? s->s[j] : top;
-        for (j = begin; j < end; j++) {
-            s->s[j] = expf(s->s[j] - top);
-            sum += s->s[j];
-        }
-        te__attn_drop(a, b, h, i, begin, end, s->s);
-        for (c = 0; c < a->d_v; c += TE__ATTN_WIDE) te__attn_madd(o + c, s->s + begin, s->v + begin * w->d_v + c, w->d_v, end - begin);
+    double sum[TE__ATTN_BLOCK] = TE_ZERO, o[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
+    float top[TE__ATTN_BLOCK];
+    int64_t j, r, from, to;
+    te__attn_load_block(&a->q, block->b, block->h, block->first, block->n, a->d, w->d, s->q, s->q_tile);
+    te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
+    for (r = 0; r < TE__ATTN_BLOCK; r++) top[r] = -FLT_MAX;
+    for (j = block->begin; j < block->end; j++) {
+        const float *x = s->s + j * TE__ATTN_BLOCK;
+        te__attn_seen_by(a, block, j, &from, &to);
+        for (r = from; r < to; r++) top[r] = x[r] > top[r] ? x[r] : top[r];
     }
-    te__attn_store(&a->o, b, h, i, a->d_v, o, sum == 0.0 ? 0.0 : 1.0 / sum);
-    if (a->lse) a->lse[(b * a->heads + h) * a->s_q + i] = sum == 0.0 ? -HUGE_VALF : (float)(top + log(sum));
-}
-
-static void te__attn_fwd_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
-    const te__attn_kargs *a = &w->a;
-    const int64_t per_group = a->heads / a->groups, split = task % w->splits, g = task / w->splits % a->groups, b = task / w->splits / a->groups;
-    int64_t h, i;
-    te__attn_load_head(w, &a->k, b, g, a->d, w->d, s->k, s->k_tile);
-    te__attn_load_head(w, &a->v, b, g, a->d_v, w->d_v, s->v, NULL);
-    /* Every splits-th row: under a causal mask all ranges have as much to do. */
-    for (h = g * per_group; h < (g + 1) * per_group; h++)
-        for (i = split; i < a->s_q; i += w->splits) te__attn_fwd_row(w, s, b, h, i);
+    te__attn_exp_block(a, block, s->s, top);
+    for (j = block->begin; j < block->end; j++)
+        for (r = 0; r < TE__ATTN_BLOCK; r++) sum[r] += (double)s->s[j * TE__ATTN_BLOCK + r];
+    te__attn_drop(a, block, s->s);
+    te__attn_weighted(block, o, s->s, s->v, w->d_v);
+    for (r = 0; r < block->n; r++) {
+        const int64_t i = block->first + r;
+        te__attn_store(&a->o, block->b, block->h, i, a->d_v, o + r * TE__ATTN_MAX_D, sum[r] == 0.0 ? 0.0 : 1.0 / sum[r]);
+        if (a->lse) a->lse[(block->b * a->heads + block->h) * a->s_q + i] = sum[r] == 0.0 ? -HUGE_VALF : (float)((double)top[r] + log(sum[r]));
+    }
 }
 
 /* ---- backward ---- */
 
-/* Rows first .. first + n - 1 of one query head, n <= TE__ATTN_BLOCK: their dQ, and what they add to dK and dV. */
-static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, int64_t b, int64_t h, int64_t first, int64_t n) {
+/* dQ of a block, and what it adds to dK and dV. */
+static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
-    const int64_t block_begin = te__attn_begin(a, first), block_end = te__attn_end(a, first + n - 1);
-    int64_t r, j, c;
-    for (j = block_begin; j < block_end; j++) {
-        memset(s->p_block + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float));
-        memset(s->ds_block + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float));
+    double dq[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
+    float o[TE__ATTN_MAX_D], lse[TE__ATTN_BLOCK] = TE_ZERO, delta[TE__ATTN_BLOCK] = TE_ZERO;
+    int64_t j, r, c;
+    te__attn_load_block(&a->q, block->b, block->h, block->first, block->n, a->d, w->d, s->q, s->q_tile);
+    te__attn_load_block(&a->d_o, block->b, block->h, block->first, block->n, a->d_v, w->d_v, s->g, s->g_tile);
+    for (r = 0; r < block->n; r++) {
+        double sum = 0.0;
+        te__load_row(a->o.p, (te_dtype)a->o.dt, te__attn_row_at(&a->o, block->b, block->h, block->first + r), a->d_v, o);
+        for (c = 0; c < a->d_v; c++) sum += (double)o[c] * (double)s->g[r * w->d_v + c];
+        delta[r] = (float)sum;
+        lse[r] = a->lse[(block->b * a->heads + block->h) * a->s_q + block->first + r];
     }
-    for (r = 0; r < n; r++) {
-        const int64_t i = first + r, begin = te__attn_begin(a, i), end = te__attn_end(a, i);
-        double dq[TE__ATTN_MAX_D] = TE_ZERO, delta = 0.0;
-        float o[TE__ATTN_MAX_D], *q = s->q + r * w->d, *g = s->g + r * w->d_v;
-        te__attn_load(&a->q, b, h, i, a->d, w->d, q);
-        te__attn_load(&a->d_o, b, h, i, a->d_v, w->d_v, g);
-        if (begin < end) {
-            const float lse = a->lse[(b * a->heads + h) * a->s_q + i];
-            te__attn_load(&a->o, b, h, i, a->d_v, a->d_v, o);
-            for (c = 0; c < a->d_v; c++) delta += (double)o[c] * (double)g[c];
-            te__attn_scores(s->s, q, s->k_tile, w->d, a->d, begin, end, a->scale);
-            te__attn_scores(s->dp, g, s->v_tile, w->d_v, a->d_v, begin, end, 1.0);
-            te__attn_drop(a, b, h, i, begin, end, s->dp);
-            for (j = begin; j < end; j++) s->s[j] = expf(s->s[j] - lse);
-            for (j = begin; j < end; j++) {
-                s->p_block[j * TE__ATTN_BLOCK + r] = s->s[j];
-                s->dp[j] = s->s[j] * (s->dp[j] - (float)delta);
-                s->ds_block[j * TE__ATTN_BLOCK + r] = s->dp[j];
-            }
-            if (a->dropout_p > 0.0f) {
-                te__attn_drop(a, b, h, i, begin, end, s->s);
-                for (j = begin; j < end; j++) s->p_block[j * TE__ATTN_BLOCK + r] = s->s[j];
-            }
-            for (c = 0; c < a->d; c += TE__ATTN_WIDE) te__attn_madd(dq + c, s->dp + begin, s->k + begin * w->d + c, w->d, end - begin);
+    te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
+    te__attn_exp_block(a, block, s->s, lse);
+    te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0);
+    te__attn_drop(a, block, s->dp);
+    for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++)
+        for (r = 0; r < TE__ATTN_BLOCK; r++) {
+            float *x = s->dp + j * TE__ATTN_BLOCK + r;
+            *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
         }
-        te__attn_store(&a->dq, b, h, i, a->d, dq, a->scale);
-    }
-    for (j = block_begin; j < block_end; j++) {
-        const float *p = s->p_block + j * TE__ATTN_BLOCK, *ds = s->ds_block + j * TE__ATTN_BLOCK;
-        for (c = 0; c < a->d_v; c += TE__ATTN_WIDE) te__attn_madd(s->dv + j * w->d_v + c, p, s->g + c, w->d_v, n);
-        for (c = 0; c < a->d; c += TE__ATTN_WIDE) te__attn_madd(s->dk + j * w->d + c, ds, s->q + c, w->d, n);
-    }
+    te__attn_drop(a, block, s->s);
+    te__attn_scatter(block, s->dv, s->s, s->g, w->d_v);
+    te__attn_scatter(block, s->dk, s->dp, s->q, w->d);
+    te__attn_weighted(block, dq, s->dp, s->k, w->d);
+    for (r = 0; r < block->n; r++) te__attn_store(&a->dq, block->b, block->h, block->first + r, a->d, dq + r * TE__ATTN_MAX_D, a->scale);
 }
 
-static void te__attn_bwd_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
+/* ---- both ---- */
+
+static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
-    const int64_t per_group = a->heads / a->groups, g = task % a->groups, b = task / a->groups;
-    int64_t h, i, j;
-    te__attn_load_head(w, &a->k, b, g, a->d, w->d, s->k, s->k_tile);
-    te__attn_load_head(w, &a->v, b, g, a->d_v, w->d_v, s->v, s->v_tile);
-    memset(s->dk, 0, (size_t)(w->keys * w->d) * sizeof(double));
-    memset(s->dv, 0, (size_t)(w->keys * w->d_v) * sizeof(double));
+    const int64_t per_group = a->heads / a->groups, split = task % w->splits, g = task / w->splits % a->groups, b = task / w->splits / a->groups;
+    const int64_t step = TE__ATTN_BLOCK * w->splits;
+    int64_t h, first, j;
+    te__attn_load(&a->k, b, g, 0, a->s_kv, w->keys, a->d, w->d, s->k);
+    te__attn_load(&a->v, b, g, 0, a->s_kv, w->keys, a->d_v, w->d_v, s->v);
+    if (w->backward) {
+        memset(s->dk, 0, (size_t)(w->keys * w->d) * sizeof(double));
+        memset(s->dv, 0, (size_t)(w->keys * w->d_v) * sizeof(double));
+    }
+    /* A share is every splits-th block: under a causal mask all shares have about as much to do. */
     for (h = g * per_group; h < (g + 1) * per_group; h++)
-        for (i = 0; i < a->s_q; i += TE__ATTN_BLOCK) te__attn_bwd_block(w, s, b, h, i, te__min(TE__ATTN_BLOCK, a->s_q - i));
+        for (first = split * TE__ATTN_BLOCK; first < a->s_q; first += step) {
+            const te__attn_block block = te__attn_block_of(a, b, h, first);
+            if (w->backward)
+                te__attn_bwd_block(w, s, &block);
+            else
+                te__attn_fwd_block(w, s, &block);
+        }
+    if (!w->backward) return;
     for (j = 0; j < a->s_kv; j++) {
         te__attn_store(&a->dk, b, g, j, a->d, s->dk + j * w->d, a->scale);
         te__attn_store(&a->dv, b, g, j, a->d_v, s->dv + j * w->d_v, 1.0);
     }
 }
 
-/* ---- both ---- */
-
-/* Worker `begin`, and the tasks that are its own. */
+/* A worker, and the tasks that are its own. */
 static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     const te__attn_work *w = (const te__attn_work *)user;
     te__attn_scratch s = TE_ZERO;
     int64_t worker, task;
     for (worker = begin; worker < end; worker++) {
         te__attn_lay_out(w, w->memory + worker * w->bytes, &s);
-        for (task = worker; task < w->tasks; task += w->workers) {
-            if (w->backward)
-                te__attn_bwd_task(w, &s, task);
-            else
-                te__attn_fwd_task(w, &s, task);
-        }
+        for (task = worker; task < w->tasks; task += w->workers) te__attn_task(w, &s, task);
     }
 }
 
@@ -15517,11 +17737,11 @@ static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, bool backward
     const int64_t heads = (int64_t)a->batch * a->groups, threads = te__max(1, te->cpu_threads);
     if (heads == 0) return TE_OK;
     w.a = *a;
-    w.keys = te__round_up(a->s_kv, TE__ATTN_WIDE);
+    w.keys = te__round_up(a->s_kv, TE__ATTN_QUAD);
     w.d = te__round_up(a->d, TE__ATTN_WIDE);
     w.d_v = te__round_up(a->d_v, TE__ATTN_WIDE);
     w.backward = backward;
-    w.splits = backward ? 1 : te__max(1, te__min(te__div_up(2 * threads, heads), te__div_up(a->s_q, 64)));
+    w.splits = backward ? 1 : te__max(1, te__min(te__div_up(2 * threads, heads), te__div_up(a->s_q, TE__ATTN_BLOCK)));
     w.tasks = heads * w.splits;
     w.workers = te__min(w.tasks, threads);
     w.bytes = te__attn_lay_out(&w, NULL, &s);
@@ -16359,7 +18579,8 @@ static te_result te__check_adam(te_ctx *te, te_adam_args *a) {
         return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)a->beta1,
                         (double)a->beta2, (double)a->eps);
     if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
-    for (i = 0; i < a->num_tensors; i++) {
+    /* A warm-up writes nothing; a new version would make the optimizer take its masters from the rounded parameters. */
+    for (i = 0; i < a->num_tensors && !te->warming; i++) {
         te__touch(a->tensors[i].param);
         te__touch(a->tensors[i].m);
         te__touch(a->tensors[i].v);
@@ -16860,6 +19081,7 @@ static te_result te__cuda_plan(te_ctx *te, te__plan *p, te_op op, const void *ar
         te__plan_begin(p, te);
         te__cuda_plan_facts(te, p);
         p->baseline = true;
+        p->hopper = false;
         result = te__ops[op].plan(p, args);
     }
     return result == TE_OK ? p->result : result;
@@ -16867,9 +19089,13 @@ static te_result te__cuda_plan(te_ctx *te, te__plan *p, te_op op, const void *ar
 
 static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
     te__plan plan;
-    te_result result = te__cuda_plan(te, &plan, op, args);
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed); /* planning encodes tensor maps: that wants a current CUcontext, too */
+    if (result != TE_OK) return result;
+    result = te__cuda_plan(te, &plan, op, args);
     if (result == TE_OK) result = te->warming ? te__cuda_note(te, &plan) : te__cuda_execute(te, &plan);
     te__plan_end(&plan);
+    te__cuda_leave(pushed);
     return result;
 }
 
@@ -16916,7 +19142,7 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     snprintf(te->device_name, sizeof(te->device_name), "cuda:%d", ordinal);
     te->device = &te__cuda_device;
     if (te__cuda_open(te, ordinal, desc->cu_context, desc->cu_stream) == TE_OK) return;
-    if (any) {
+    if (any && !desc->cu_context) {
         te__log(te, TE_LOG_INFO, "no GPU, running on the CPU: %s", te_error(te));
         te_clear_error(te);
     }

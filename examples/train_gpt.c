@@ -16,20 +16,17 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_TEXT = 16 << 20, READ_EVERY = 10, NUM_EVALS = 10, EVAL_BATCHES = 4 };
-
+enum { MAX_TEXT = 16 << 20, READ_EVERY = 10, NUM_EVALS = 10, EVAL_BATCHES = 8 };
 static te_ctx *te;
 static volatile sig_atomic_t interrupted;
 static void on_interrupt(int number) { interrupted = number; }
 
 #define die(...) (fprintf(stderr, "\ntrain_gpt: " __VA_ARGS__), fputc('\n', stderr), exit(1))
-static void check(void) { /* te.h keeps the first error: a look at the end of a step is enough */
-    if (!te_ok(te)) die("%s", te_error(te));
-}
+#define check() (te_ok(te) ? (void)0 : die("%s", te_error(te))) /* the first error stays: one look a step is enough */
+
 static double now(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return clock_gettime(CLOCK_MONOTONIC, &t) ? 0 : (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* ---- options: name, default on the CPU and on a GPU, help ---- */
@@ -60,10 +57,8 @@ static const char *word(char **argv, const char *name, const char *value, const 
     if (opt.help) printf("  %-11s %s (%s)\n", flag, help, value ? value : "the first GPU, or else the CPU");
     while (*argv && strcmp(*argv, flag)) argv++;
     if (!*argv) return value;
-    value = argv[1];
-    if (!value) die("%s needs a value", flag);
-    do *argv = argv[2];
-    while (*argv++);
+    if (!(value = argv[1])) die("%s needs a value", flag);
+    do *argv = argv[2]; while (*argv++);
     return value;
 }
 static double number(char **argv, const char *name, const char *value, const char *help) {
@@ -75,11 +70,10 @@ static double number(char **argv, const char *name, const char *value, const cha
 
 /* ---- text ---- */
 
-typedef struct text {
-    uint8_t bytes[MAX_TEXT];
+static struct text {
     size_t size;
-} text;
-static text train, valid;
+    uint8_t bytes[MAX_TEXT];
+} train, valid;
 
 static void read_text(const char *path) { /* a file, or the sources in a folder, in alphabetical order */
     static int blocks; /* of 4 KiB; every tenth is held out */
@@ -88,7 +82,7 @@ static void read_text(const char *path) { /* a file, or the sources in a folder,
     FILE *f = n < 0 ? fopen(path, "rb") : NULL;
     if (n < 0 && !f) die("cannot read %s: %s", path, strerror(errno));
     for (size_t got = 1; f && got > 0;) {
-        text *t = ++blocks % 10 ? &train : &valid;
+        struct text *t = ++blocks % 10 ? &train : &valid;
         t->size += got = fread(t->bytes + t->size, 1, t->size + 4096 < MAX_TEXT ? 4096 : 0, f);
     }
     if (f) fclose(f);
@@ -101,13 +95,12 @@ static void read_text(const char *path) { /* a file, or the sources in a folder,
     if (n >= 0) free(names);
 }
 /* Where row `row` of batch `index` begins. It depends on nothing else, so a resumed run sees the same batches. */
-static size_t window_start(const text *t, int index, int row) {
+static size_t window_start(const struct text *t, int index, int row) {
     uint64_t room = t->size - (size_t)opt.seq, x = (uint64_t)index * (uint64_t)opt.batch + (uint64_t)row;
     if (t == &valid) return (size_t)(x * room / (uint64_t)(EVAL_BATCHES * opt.batch));
-    x = (x + 1) * 0x9E3779B97F4A7C15u + (uint64_t)opt.seed * 0xD1B54A32D192ED03u;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return (size_t)((x ^ x >> 31) % room);
+    x = (x + 1 + ((uint64_t)opt.seed << 40)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 29) * 0x94D049BB133111EBu;
+    return (size_t)((x ^ x >> 32) % room);
 }
 
 /* ---- the model: a module class of our own ---- */
@@ -119,12 +112,11 @@ static te_result gpt_forward(te_module *self, te_forward_args *args) { /* ids [s
     for (int i = 1; i <= opt.layers; i++)
         x = te_forward_with(te_module_child(self, i), &(te_forward_args){.input = x, .rotary = &rotary});
     x = te_forward(norm, x);
-    /* The output head is the embedding's table again, in high precision whatever the autocast. */
-    args->outputs[args->num_outputs++] = te_matmul(x, te_module_parameter(embedding, "weight"), NULL);
+    x = te_matmul(x, te_module_parameter(embedding, "weight"), NULL); /* in high precision whatever the autocast */
+    args->outputs[args->num_outputs++] = x;
     return te_error_code(te);
 }
 static const te_module_class gpt_class = {.name = "GPT", .forward = gpt_forward};
-
 static te_module *gpt_create(void) {
     te_module *m = te_module_create(te, &gpt_class, "gpt");
     te_embedding_desc table = {.num_embeddings = 256, .embedding_dim = opt.hidden};
@@ -151,14 +143,14 @@ typedef struct run {
     bool fp8;
     te_module *model;
     te_optimizer *adam;
-    te_tensor *curves;    /* f32 [2, steps + 1], a buffer of the model, so that it is saved. On the host: */
-    float *train, *valid; /* losses by steps done, NaN where there is none */
-    te_tensor *unread[READ_EVERY]; /* losses of the last steps, still on the device */
-    int step, num_unread;
+    te_tensor *curves;    /* f32 [2 * (steps + 1)], a buffer of the model: it stays on the device and is saved with it */
+    float *train, *valid; /* its two halves on the host: losses by steps done, NaN where there is none */
+    int step;             /* steps done */
 } run;
 static run runs[2] = {{.name = "BF16", .file = "bf16.safetensors", .color = "#2e6fe4"},
                       {.name = "FP8", .file = "model.safetensors", .color = "#e4572e", .fp8 = true}};
 static run *end = runs + 2; /* of the runs that there are */
+static char title[256];
 
 static const char *in_out(const char *name) {
     static char path[4096];
@@ -168,7 +160,7 @@ static const char *in_out(const char *name) {
 static void open_run(run *r) {
     te_seed(te, (uint64_t)opt.seed);
     r->model = gpt_create();
-    r->curves = te_tensor_full(te, TE_F32, 2, (int64_t[]){2, opt.steps + 1}, NAN);
+    r->curves = te_tensor_full(te, TE_F32, 1, (int64_t[]){2 * (opt.steps + 1)}, NAN);
     te_module_add_buffer(r->model, "curves", r->curves);
     r->adam = te_fused_adam_create(te, r->model, &(te_fused_adam_desc){
         .beta2 = 0.95f, .weight_decay = 0.1f, .decay_matrices_only = true, .max_grad_norm = 1});
@@ -186,7 +178,7 @@ static te_tensor *logits_of(run *r, te_tensor *ids) {
     te_autocast_end(te);
     return logits;
 }
-static te_tensor *loss_of(run *r, const text *t, int index) {
+static te_tensor *loss_of(run *r, const struct text *t, int index) {
     int64_t shape[] = {opt.seq, opt.batch};
     int32_t *host = malloc(sizeof *host * (size_t)((opt.seq + 1) * opt.batch));
     for (int b = 0; b < opt.batch; b++)
@@ -196,27 +188,20 @@ static te_tensor *loss_of(run *r, const text *t, int index) {
     free(host);
     return te_cross_entropy(logits_of(r, ids), targets, NULL);
 }
-static te_tensor *train_step(run *r) { /* learning rate: up over a twentieth of the steps, then a cosine down to a tenth */
+static void train_step(run *r) { /* learning rate: up over a twentieth of the steps, then a cosine down to a tenth */
     double warm = opt.steps / 20 + 1, x = (r->step + 1 - warm) / (opt.steps + 1 - warm);
     te_tensor *loss = loss_of(r, &train, r->step);
     te_backward(loss);
     te_optimizer_set_lr(r->adam, (float)(opt.lr * (x < 0 ? (r->step + 1) / warm : 0.55 + 0.45 * cos(3.14159265 * x))));
     te_optimizer_step(r->adam);
-    return loss;
+    te_tensor_copy(te_tensor_narrow(r->curves, 0, r->step + 1, 1), loss);
 }
-static void read_losses(run *r) { /* waits for the device, so it is not done at every step */
-    for (int i = 0; i < r->num_unread; i++) {
-        r->train[r->step - r->num_unread + 1 + i] = (float)te_tensor_item(r->unread[i]);
-        te_tensor_release(r->unread[i]);
-    }
-    r->num_unread = 0;
-}
-static float evaluate(run *r) {
-    double sum = 0;
+static void evaluate(run *r, int step) {
     te_no_grad_begin(te);
-    for (int i = 0; i < EVAL_BATCHES; i++) sum += te_tensor_item(loss_of(r, &valid, i));
+    te_tensor *sum = loss_of(r, &valid, 0);
+    for (int i = 1; i < EVAL_BATCHES; i++) sum = te_add(sum, loss_of(r, &valid, i));
+    te_tensor_copy(te_tensor_narrow(r->curves, 0, opt.steps + 1 + step, 1), te_scale(sum, 1.0f / EVAL_BATCHES));
     te_no_grad_end(te);
-    return (float)(sum / EVAL_BATCHES);
 }
 
 /* ---- results ---- */
@@ -224,11 +209,11 @@ static float evaluate(run *r) {
 static void write_csv(FILE *f) {
     fprintf(f, "step");
     for (const run *r = runs; r < end; r++) fprintf(f, ",%s train,%s validation", r->name, r->name);
-    for (int k = 0; k <= runs->step; k++) {
-        fprintf(f, "\n%d", k);
+    for (int i = 0; i <= runs->step; i++) {
+        fprintf(f, "\n%d", i);
         for (const run *r = runs; r < end; r++) {
-            fprintf(f, isnan(r->train[k]) ? "," : ",%.9g", (double)r->train[k]);
-            fprintf(f, isnan(r->valid[k]) ? "," : ",%.9g", (double)r->valid[k]);
+            fprintf(f, isnan(r->train[i]) ? "," : ",%.9g", (double)r->train[i]);
+            fprintf(f, isnan(r->valid[i]) ? "," : ",%.9g", (double)r->valid[i]);
         }
     }
     fprintf(f, "\n");
@@ -238,15 +223,14 @@ static void write_svg(FILE *f) {
 #define X(k) (L + (W - L - R) * (double)(k) / opt.steps)
 #define Y(loss) (H - B - (H - T - B) * (double)(loss) / 6) /* a random guess has log(256) = 5.5 */
     fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif' font-size='13'>\n"
-            "<rect width='100%%' height='100%%' fill='#fff'/>\n<text x='%d' y='34' font-size='17'>GPT of %.1f million "
-            "parameters on %s</text>\n", W, H, L, (double)te_module_num_parameters(runs->model) / 1e6, te_ctx_device(te));
-    for (int i = 0; i <= 6; i++)
+            "<rect width='100%%' height='100%%' fill='#fff'/>\n", W, H);
+    fprintf(f, "<text x='%d' y='34' font-size='16'>Loss in nats per byte: %s</text>\n", L, title);
+    for (int i = 0, k = 0; i <= 6; i++, k = opt.steps * i / 6)
         fprintf(f, "<path d='M%d %.1fH%d' stroke='#ddd'/><text x='%d' y='%.1f' text-anchor='end'>%d</text>\n"
                 "<path d='M%.1f %dv5' stroke='#000'/><text x='%.1f' y='%d' text-anchor='middle'>%d</text>\n",
-                L, Y(i), W - R, L - 10, Y(i) + 4, i, X(opt.steps * i / 6), H - B, X(opt.steps * i / 6), H - B + 20, opt.steps * i / 6);
-    fprintf(f, "<path d='M%d %dV%dH%d' stroke='#000' fill='none'/><text x='%d' y='%d' text-anchor='middle'>step</text>\n"
-            "<text transform='translate(28 %d)rotate(-90)' text-anchor='middle'>loss, nats per byte</text>\n",
-            L, T, H - B, W - R, (L + W - R) / 2, H - 16, (T + H - B) / 2);
+                L, Y(i), W - R, L - 10, Y(i) + 4, i, X(k), H - B, X(k), H - B + 20, k);
+    fprintf(f, "<path d='M%d %dV%dH%d' stroke='#000' fill='none'/><text x='%d' y='%d' text-anchor='middle'>step</text>\n",
+            L, T, H - B, W - R, (L + W - R) / 2, H - 14);
     for (int i = 0; i < 2 * (end - runs); i++) { /* training: a thin line, smoothed; validation: dots */
         const run *r = &runs[i / 2];
         int dots = i % 2, x = W - R - 200, y = T + 16 + 22 * i;
@@ -264,116 +248,103 @@ static void write_svg(FILE *f) {
     }
     fprintf(f, "</svg>\n");
 }
-static void write_file(const char *name, void (*write_to)(FILE *f)) {
-    FILE *f = fopen(in_out(name), "w");
-    if (!f) die("cannot write %s: %s", in_out(name), strerror(errno));
-    write_to(f);
-    fclose(f);
-}
-static void save(void) {
-    for (run *r = runs; r < end; r++) {
-        te_tensor_copy_from_host(r->curves, r->train);
-        te_checkpoint_save(te, in_out(r->file), r->model, r->adam, NULL, 0);
-    }
+static double save(void) { /* returns when to save again: a tenth of the time at most goes into it */
+    double started = now();
+    for (run *r = runs; r < end; r++) te_checkpoint_save(te, in_out(r->file), r->model, r->adam, NULL, 0);
     check();
-    write_file("loss.csv", write_csv);
-    write_file("loss.svg", write_svg);
+    FILE *csv = fopen(in_out("loss.csv"), "w"), *svg = fopen(in_out("loss.svg"), "w");
+    if (!csv || !svg) die("cannot write the curves to %s: %s", opt.out, strerror(errno));
+    write_csv(csv), write_svg(svg);
+    fclose(csv), fclose(svg);
+    return now() + 10 * (now() - started);
 }
-static void show(double seconds, int steps, bool evaluated) { /* a bar on a terminal, else a line now and then */
+static void show(double seconds, int steps, bool evaluated) { /* waits for the device */
     int done = runs->step, left = (int)(seconds / steps * (opt.steps - done)), bar = 24 * done / opt.steps;
+    for (run *r = runs; r < end; r++) te_tensor_to_host(r->curves, r->train);
     if (!evaluated && !isatty(1)) return;
     if (isatty(1)) printf("\r\033[K[%.*s%*s] ", bar, "########################", 24 - bar, "");
     printf("step %d/%d", done, opt.steps);
-    for (const run *r = runs; r < end; r++) printf("  %s %.3f", r->name, (double)r->train[done]);
-    for (const run *r = runs; r < end && evaluated; r++) printf("%s%.4f", r == runs ? "  validation " : " / ", (double)r->valid[done]);
-    printf("  %.0f tokens/s  %d:%02d left", (double)((end - runs) * steps * opt.seq * opt.batch) / seconds, left / 60, left % 60);
-    if (evaluated) printf("\n");
+    for (run *r = runs; r < end; r++) printf("  %s %.3f", r->name, (double)r->train[done]);
+    for (run *r = runs; r < end && evaluated; r++) printf("%s %.4f", r == runs ? "  validation" : " /", (double)r->valid[done]);
+    printf("  %.0f tokens/s", (double)((end - runs) * steps * opt.seq * opt.batch) / seconds);
+    printf("  %d:%02d left%s", left / 60, left % 60, evaluated ? "\n" : "");
     fflush(stdout);
 }
 static void write_sample(run *r) {
-    int n = opt.seq / 4, stop = n + opt.sample; /* it begins in held-out text */
-    int32_t *bytes = malloc(sizeof *bytes * (size_t)stop);
-    for (int i = 0; i < n; i++) bytes[i] = valid.bytes[i];
+    static int32_t bytes[1 << 16] = {'\n'};
     te_no_grad_begin(te);
-    for (; n < stop; n++) {
-        int length = n < opt.seq ? n : opt.seq, c = 0;
+    for (int n = 1, c = 0; n <= opt.sample && n < 1 << 16; n++, c = 0) {
+        int length = n < opt.seq ? n : opt.seq;
         float p[256] = {0}, sum = 0;
         te_scope_begin(te);
         te_tensor *ids = te_tensor_from_host(te, TE_I32, 2, (int64_t[]){length, 1}, bytes + n - length);
         te_tensor_to_f32(te_tensor_narrow(logits_of(r, ids), 0, length - 1, 1), p);
         float draw = (float)te_tensor_item(te_tensor_uniform(te, TE_F32, 1, (int64_t[]){1}, 0, 1));
         te_scope_end(te);
-        for (int i = 0; i < 256; i++) sum += p[i] = expf(p[i] / 0.7f);
+        for (int i = 0; i < 256; i++) sum += p[i] = expf(p[i] / 0.8f);
         for (draw *= sum; c < 255 && (draw -= p[c]) > 0; c++) {}
         bytes[n] = c;
         putchar(c == '\n' || (c >= 32 && c < 127) ? c : '.');
     }
     te_no_grad_end(te);
-    free(bytes);
 }
 
 int main(int argc, char **argv) {
-    const char *sources[] = {"src", "tests", "tools", "examples", "README.md"}, *no_files = argv[0];
+    const char *sources[] = {"src", "tests", "tools", "examples", "README.md"};
+    int files = 0;
     opt.help = argc == 2 && !strcmp(argv[1], "--help");
     te = te_ctx_create(&(te_ctx_desc){.device = word(++argv, "device", NULL, "cpu or cuda:N")});
     opt.recipe = word(argv, "recipe", "current", "of the FP8 run: current, delayed, or none for BF16 alone");
     opt.out = word(argv, "out", "out", "folder of the results");
     NUMBERS(READ)
-    if (opt.help) return 0;
+    if (opt.help) return printf("  --resume    go on from what is in the folder\n"), 0;
     check();
+    if (opt.steps < 1 || opt.seq < 1 || opt.batch < 1) die("--steps, --seq and --batch must be at least 1");
     for (; *argv; argv++) {
         if (!strcmp(*argv, "--resume")) opt.resume = true;
         else if (!strncmp(*argv, "--", 2)) die("there is no option %s; --help shows what there is", *argv);
-        else read_text(*argv), no_files = NULL;
+        else read_text(*argv), files++;
     }
-    for (int i = 0; i < 5 && no_files; i++)
-        if (!access(sources[i], R_OK)) read_text(sources[i]);
+    for (int i = 0; i < 5 && !files; i++) if (!access(sources[i], R_OK)) read_text(sources[i]);
     if (valid.size <= (size_t)opt.seq) die("%zu bytes of text are too few for --seq %d", train.size + valid.size, opt.seq);
     if (mkdir(opt.out, 0777) && errno != EEXIST) die("cannot make the folder %s: %s", opt.out, strerror(errno));
-    if (!strcmp(opt.recipe, "none")) end--;
-    signal(SIGINT, on_interrupt);
+    if (!strcmp(opt.recipe, "none")) end--, runs->file = runs[1].file;
+    else if (strcmp(opt.recipe, "current") && strcmp(opt.recipe, "delayed")) die("--recipe %s; see --help", opt.recipe);
     for (run *r = runs; r < end; r++) open_run(r);
-    printf("GPT of %.1f million parameters on %s; %.1f MB of text, %.1f MB of it held out\n", (double)te_module_num_parameters(runs->model) / 1e6,
-           te_ctx_device(te), (double)(train.size + valid.size) / 1e6, (double)valid.size / 1e6);
+    double millions = (double)te_module_num_parameters(runs->model) / 1e6;
+    snprintf(title, sizeof title, "GPT of %.1f million parameters on %s", millions, te_ctx_device(te));
+    printf("%s, %.1f MB of text, %.1f MB held out\n", title, (double)(train.size + valid.size) / 1e6, (double)valid.size / 1e6);
 
-    te_warmup_begin(te); /* a step that only notes which kernels it needs: they are compiled together, in parallel */
+    te_warmup_begin(te); /* a step that only notes which kernels it needs: they are then compiled in parallel */
     te_scope_begin(te);
-    for (run *r = runs; r < end; r++) train_step(r), evaluate(r);
+    for (run *r = runs; r < end; r++) train_step(r), evaluate(r, 0);
     te_scope_end(te);
     te_warmup_end(te);
-
-    int first = end[-1].step < runs->step ? end[-1].step : runs->step;
-    double begin = now(), next_save = begin + 10;
+    int first = runs->step < end[-1].step ? runs->step : end[-1].step, read_every = te_ctx_is_cuda(te) ? READ_EVERY : 1;
+    double begin = now(), next_save = begin;
+    signal(SIGINT, on_interrupt);
     for (int step = first; step < opt.steps && !interrupted; step++) {
-        bool last = step + 1 == opt.steps, evaluated = last || (step + 1) % (opt.steps / NUM_EVALS + 1) == 0;
+        bool last = step + 1 == opt.steps, evaluated = last || (step + 1) % ((opt.steps + NUM_EVALS - 1) / NUM_EVALS) == 0;
+        te_scope_begin(te);
         for (run *r = runs; r < end; r++) {
-            if (r->step != step) continue; /* resumed, from a later checkpoint than the other run's */
-            te_scope_begin(te);
-            if (step == 0) r->valid[0] = evaluate(r);
-            r->unread[r->num_unread++] = te_tensor_retain(train_step(r));
+            if (r->step != step) continue; /* its checkpoint was later than the other run's */
+            if (step == 0) evaluate(r, 0);
+            train_step(r);
             r->step++;
-            if (evaluated || r->num_unread == (te_ctx_is_cuda(te) ? READ_EVERY : 1)) read_losses(r);
-            if (evaluated) r->valid[r->step] = evaluate(r);
-            te_scope_end(te);
-            check();
+            if (evaluated) evaluate(r, step + 1);
         }
-        if (runs->num_unread == 0) show(now() - begin, step + 1 - first, evaluated);
-        if (last || interrupted || now() > next_save) {
-            double started = now();
-            save();
-            next_save = 11 * now() - 10 * started; /* a tenth of the time at most */
-        }
+        te_scope_end(te);
+        check();
+        bool saving = last || interrupted || now() > next_save;
+        if (saving || evaluated || step % read_every == 0) show(now() - begin, step + 1 - first, evaluated);
+        if (saving) next_save = save();
     }
     if (interrupted) return printf("\nstopped; --resume goes on from here\n"), 130;
-    for (const run *r = runs; r < end; r++) printf("%-4s  validation %.4f nats per byte\n", r->name, (double)r->valid[opt.steps]);
-    if (end == runs + 2) printf("FP8 against BF16: %+.2f %%\n", (double)(runs[1].valid[opt.steps] / runs[0].valid[opt.steps] - 1) * 100);
-    printf("written to %s: loss.svg, loss.csv, model.safetensors; what the model writes:\n", opt.out);
+    double ratio = (double)(end[-1].valid[opt.steps] / runs->valid[opt.steps]);
+    if (end == runs + 2) printf("validation loss, FP8 against BF16: %+.2f %%\n", 100 * (ratio - 1));
+    printf("loss.svg and the models are in %s. This is how the %s model writes:\n", opt.out, end[-1].name);
     write_sample(end - 1);
-    for (run *r = runs; r < end; r++) {
-        te_optimizer_destroy(r->adam);
-        te_module_destroy(r->model);
-        free(r->train);
-    }
+    for (run *r = runs; r < end; r++) te_optimizer_destroy(r->adam), te_module_destroy(r->model), free(r->train);
     te_ctx_destroy(te);
     return 0;
 }

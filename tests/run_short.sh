@@ -5,12 +5,12 @@ train=$1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 passed=0 failed=0
-steps=60
+steps=150
 # What training on this repository's sources reaches in so few steps, from 5.5 nats per byte, with room for other sources.
-bound=3.4
-tolerance=0.02 # between the validation losses of FP8 and BF16; 1 % holds for the full run
+bound=3.3
+tolerance=0.01 # between the validation losses of FP8 and BF16; at this learning rate it is some 0.2 %
 
-options="--device cpu --steps $steps --layers 2 --hidden 64 --heads 4 --kv-heads 2 --seq 64 --batch 8 --sample 0"
+options="--device cpu --steps $steps --layers 2 --hidden 64 --heads 4 --kv-heads 2 --seq 64 --batch 8 --lr 1e-3 --sample 0"
 run() { # OUT [OPTION ...]
     out=$1
     shift

@@ -132,8 +132,7 @@ static void print_head(void) {
 
 static int print_row(const row *r) {
     char name[192];
-    double slowest = 0;
-    int failures = 0;
+    int failures = 0, slowest = 0;
     snprintf(name, sizeof name, "%s/%s", r->family, r->kernel);
     printf("%-28s %-58s", name, r->options[0] ? r->options : "(general)");
     for (int a = 0; a < NUM_ARCHS; a++) {
@@ -142,9 +141,9 @@ static int print_row(const row *r) {
         if (x->wanted) snprintf(cell, sizeof cell, "%d%s", x->registers, x->spilled ? "!" : "");
         printf(" %6s", x->failed ? "FAIL" : cell);
         failures += x->failed;
-        if (x->seconds > slowest) slowest = x->seconds;
+        if (x->seconds > r->results[slowest].seconds) slowest = a;
     }
-    printf("  %5.2f s\n", slowest);
+    printf("  %5.2f s (%d)\n", r->results[slowest].seconds, archs[slowest]);
     return failures;
 }
 

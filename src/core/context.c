@@ -36,7 +36,7 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     snprintf(te->device_name, sizeof(te->device_name), "cuda:%d", ordinal);
     te->device = &te__cuda_device;
     if (te__cuda_open(te, ordinal, desc->cu_context, desc->cu_stream) == TE_OK) return;
-    if (any) {
+    if (any && !desc->cu_context) {
         te__log(te, TE_LOG_INFO, "no GPU, running on the CPU: %s", te_error(te));
         te_clear_error(te);
     }

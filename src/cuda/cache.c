@@ -143,8 +143,8 @@ static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
 static void te__cache_header(const te__cache_key *key, const char *image, size_t size, te__text *out) {
     char digest[TE__DIGEST_CHARS + 1];
     te__digest(image, size, digest);
-    te__text_printf(out, "te.h compiled kernel, format %d\nkernel %s\noptions %s\narch %s\ntext %s\ncompiler %s\nsize %llu\ndigest %s\n\n", TE__CACHE_FORMAT,
-                    key->kernel, key->options, key->arch, key->text, key->compiler, (unsigned long long)size, digest);
+    te__text_printf(out, "te.h compiled kernel, format %d\nkernel %s\noptions %s\narch %s\n", TE__CACHE_FORMAT, key->kernel, key->options, key->arch);
+    te__text_printf(out, "text %s\ncompiler %s\nsize %llu\ndigest %s\n\n", key->text, key->compiler, (unsigned long long)size, digest);
 }
 
 /* Takes the header off an entry. False if it is not a whole and right one. */

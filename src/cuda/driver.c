@@ -128,13 +128,15 @@ static te_result te__driver_load(te__driver *d, te__text *why) {
     te__cu_result code;
     bool found = te__lib_open(TE__LIB_CUDA, &d->lib, &tried);
     if (!found)
-        te__text_printf(why, "the NVIDIA driver's libcuda could not be opened:\n%sInstall the driver (the package named nvidia-driver, or cuda-drivers); " TE__CPU_UNTIL_THEN,
-                        te__text_str(&tried));
+        te__text_printf(why,
+                        "the NVIDIA driver's libcuda could not be opened:\n%sInstall the driver (the package named nvidia-driver, or cuda-drivers); "
+                        TE__CPU_UNTIL_THEN, te__text_str(&tried));
     te__text_free(&tried);
     if (!found) return TE_ERR_LIBRARY;
     for (int i = 0; i < TE__COUNT(list); i++) {
         if (te__dl_function(d->lib.handle, list[i].symbol, (char *)d + list[i].offset) || !list[i].must) continue;
-        te__text_printf(why, "%s has no %s: the driver is older than CUDA 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN, d->lib.path, list[i].symbol);
+        te__text_printf(why, "%s has no %s: the driver is older than CUDA 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN, d->lib.path,
+                        list[i].symbol);
         return TE_ERR_LIBRARY;
     }
     code = d->Init(0);
@@ -148,7 +150,8 @@ static te_result te__driver_load(te__driver *d, te__text *why) {
     }
     d->DriverGetVersion(&d->version);
     if (d->version >= TE__DRIVER_MIN) return TE_OK;
-    te__text_printf(why, "the NVIDIA driver is for CUDA %d.%d, te.h needs 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN, d->version / 1000, d->version % 1000 / 10);
+    te__text_printf(why, "the NVIDIA driver is for CUDA %d.%d, te.h needs 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN,
+                    d->version / 1000, d->version % 1000 / 10);
     return TE_ERR_LIBRARY;
 }
 
@@ -272,8 +275,8 @@ static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context
     }
     te__cu.DeviceGetCount(&count);
     if (ordinal >= count)
-        return te__fail(te, TE_ERR_DEVICE, "te_ctx_create: device \"cuda:%d\": this process sees %d GPU%s (nvidia-smi, CUDA_VISIBLE_DEVICES)", ordinal, count,
-                        count == 1 ? ": cuda:0" : "s");
+        return te__fail(te, TE_ERR_DEVICE, "te_ctx_create: device \"cuda:%d\": this process sees %d GPU%s (nvidia-smi, CUDA_VISIBLE_DEVICES)",
+                        ordinal, count, count == 1 ? ": cuda:0" : "s");
     code = te__cu.DeviceGet(&c->device, ordinal);
     if (code) return te__cu_fail(te, "cuDeviceGet", code);
     code = te__cu.DevicePrimaryCtxRetain(&c->context, c->device);
@@ -325,7 +328,8 @@ static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context,
         text = te__env("TE_DEBUG_SYNC");
         c->debug_sync = text && strcmp(text, "0") != 0;
         if (c->sm < 80)
-            result = te__fail(te, TE_ERR_UNSUPPORTED, "te_ctx_create: %s (cuda:%d) is of compute capability %d.%d; te.h needs 8.0, or runs on the CPU: "
+            result = te__fail(te, TE_ERR_UNSUPPORTED,
+                              "te_ctx_create: %s (cuda:%d) is of compute capability %d.%d; te.h needs 8.0, or runs on the CPU: "
                               "te_ctx_desc.device = \"cpu\"", c->name, (int)c->device, c->sm / 10, c->sm % 10);
     }
     if (result == TE_OK) result = te__cuda_enter(te, &pushed);
@@ -464,13 +468,14 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     int swizzle = k->swizzle_bytes == 128 ? 3 : k->swizzle_bytes == 64 ? 2 : k->swizzle_bytes == 32 ? 1 : 0;
     te__cu_result code;
     if (!te__cu.TensorMapEncodeTiled) return te__fail(te, TE_ERR_LIBRARY, "the NVIDIA driver has no cuTensorMapEncodeTiled: update it");
-    code = te__cu.TensorMapEncodeTiled(aligned, types[k->dtype], (unsigned)k->rank, (void *)(uintptr_t)k->address, k->dims, k->strides, k->box, steps, 0, swizzle,
-                                       3 /* L2 promotion to 256 bytes */, 0 /* zeros outside */);
+    code = te__cu.TensorMapEncodeTiled(aligned, types[k->dtype], (unsigned)k->rank, (void *)(uintptr_t)k->address, k->dims, k->strides, k->box,
+                                       steps, 0, swizzle, 3 /* L2 promotion to 256 bytes */, 0 /* zeros outside */);
     if (code) {
         char call[256];
-        snprintf(call, sizeof(call), "tensor map of %s at 0x%llx, rank %d, size %llu x %llu, stride %llu bytes, box %u x %u, swizzle %d: cuTensorMapEncodeTiled",
-                 te_dtype_name((te_dtype)k->dtype), (unsigned long long)k->address, k->rank, (unsigned long long)k->dims[0], (unsigned long long)k->dims[1],
-                 (unsigned long long)k->strides[0], k->box[0], k->box[1], k->swizzle_bytes);
+        snprintf(call, sizeof(call),
+                 "tensor map of %s at 0x%llx, rank %d, size %llu x %llu, stride %llu bytes, box %u x %u, swizzle %d: cuTensorMapEncodeTiled",
+                 te_dtype_name((te_dtype)k->dtype), (unsigned long long)k->address, k->rank, (unsigned long long)k->dims[0],
+                 (unsigned long long)k->dims[1], (unsigned long long)k->strides[0], k->box[0], k->box[1], k->swizzle_bytes);
         return te__cu_fail(te, call, code);
     }
     memcpy(map, aligned, TE__MAP_BYTES);
@@ -480,8 +485,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 /* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
  * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
  * host, so that recent maps are kept. */
-TE_MAYBE_UNUSED static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims, const uint64_t *strides_bytes,
-                                     const uint32_t *box, int swizzle_bytes) {
+static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
+                                     const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
     te_ctx *te = p->te;
     te__map_key key = TE_ZERO;
     te__map_slot *slot;

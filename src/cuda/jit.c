@@ -53,7 +53,8 @@ typedef struct te__jit_user {
     int count;
 } te__jit_user;
 
-enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 /* what a launch may ask for without permission: 48 KB, less what the kernel declares itself */ };
+/* TE__SHARED_FREE: what a launch may ask for without permission is 48 KB, less what the kernel declares itself. */
+enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
 static te__jit_entry *te__jit_table[TE__JIT_BUCKETS];
@@ -195,8 +196,8 @@ static te_result te__jit_compile(te__jit_job *j, const te__unit *u, const char *
     j->seconds = te__time_now() - start;
     j->compiled = done;
     if (!done)
-        te__text_printf(&j->why, "kernel %s does not compile for %s with NVRTC %d.%d (%s):\n%s", te__launch_text(j->launch, name), j->arch, j->nvrtc->major,
-                        j->nvrtc->minor, j->nvrtc->lib.path, te__text_str(&log));
+        te__text_printf(&j->why, "kernel %s does not compile for %s with NVRTC %d.%d (%s):\n%s", te__launch_text(j->launch, name), j->arch,
+                        j->nvrtc->major, j->nvrtc->minor, j->nvrtc->lib.path, te__text_str(&log));
     te__text_free(&log);
     return done ? TE_OK : TE_ERR_COMPILE;
 }
@@ -235,11 +236,13 @@ static te_result te__jit_job_try(te__jit_job *j) {
     if (!te__unit_open(kernels, l->family, l->kernel, &unit, &j->why)) return TE_ERR_COMPILE;
     marks = te__kernel_marks_of(unit.file[0]->text);
     if (j->sm < marks.arch || (marks.exact && j->sm != marks.arch)) {
-        te__text_printf(&j->why, "kernel %s/%s is for sm_%d%s, this GPU is sm_%d", l->family, l->kernel, marks.arch, marks.exact ? "a alone" : " and later", j->sm);
+        te__text_printf(&j->why, "kernel %s/%s is for sm_%d%s, this GPU is sm_%d", l->family, l->kernel, marks.arch,
+                        marks.exact ? "a alone" : " and later", j->sm);
         return TE_ERR_UNSUPPORTED;
     }
     if (!te__nvrtc_arch(j->nvrtc, j->sm, j->arch, sizeof(j->arch))) {
-        te__text_printf(&j->why, "NVRTC %d.%d knows no architecture that sm_%d could run. Install a newer one", j->nvrtc->major, j->nvrtc->minor, j->sm);
+        te__text_printf(&j->why, "NVRTC %d.%d knows no architecture that sm_%d could run. Install a newer one", j->nvrtc->major,
+                        j->nvrtc->minor, j->sm);
         return TE_ERR_LIBRARY;
     }
     snprintf(key.kernel, sizeof(key.kernel), "%s/%s", l->family, l->kernel);
@@ -278,10 +281,10 @@ static void te__jit_run(te__jit_job *jobs, int count) {
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* Within te's CUcontext: image to table. PTX is compiled by the driver here. */
-static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image, bool quiet) {
+/* Within te's CUcontext: image to table. PTX is compiled by the driver here. maker, for messages: where the image is from. */
+static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image, const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
-    char log[2048] = "", entry[128], call[sizeof(log) + TE__LAUNCH_TEXT], name[TE__LAUNCH_TEXT];
+    char log[2048] = "", entry[128], call[sizeof(log) + TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
     int options[2] = {ERROR_LOG, ERROR_LOG_BYTES};
     void *values[2];
     te__cu_handle module = NULL, function = NULL;
@@ -295,11 +298,12 @@ static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseli
         if (code) te__cu.ModuleUnload(module);
     }
     if (code) {
-        snprintf(call, sizeof(call), "kernel %s: %s%scuModuleLoadDataEx (driver for CUDA %d.%d)", te__launch_text(l, name), log, log[0] ? ": " : "",
-                 te__cu.version / 1000, te__cu.version % 1000 / 10);
+        snprintf(call, sizeof(call), "kernel %s (%s; the driver is for CUDA %d.%d): %s%scuModuleLoadDataEx", te__launch_text(l, name), maker,
+                 te__cu.version / 1000, te__cu.version % 1000 / 10, log, log[0] ? ": " : "");
         return quiet ? TE_ERR_DEVICE : te__cu_fail(te, call, code);
     }
-    if (!te__jit_insert(te->cuda->context, l, baseline, module, function)) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "the table of kernels: out of host memory");
+    if (!te__jit_insert(te->cuda->context, l, baseline, module, function))
+        return te__fail(te, TE_ERR_OUT_OF_MEMORY, "the table of kernels: out of host memory");
     te->jit_stats.loaded++;
     return TE_OK;
 }
@@ -318,17 +322,18 @@ static void te__jit_count(te_ctx *te, const te__jit_job *j) {
 
 /* What a finished job has to say, and its image into the table. */
 static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
+    const char *maker = j->nvrtc ? j->nvrtc->compiler : "from a cache";
     te_result result = j->result;
     te__jit_count(te, j);
     if (result == TE_OK) {
         bool again = !j->compiled && j->nvrtc; /* the driver may refuse what an earlier process, on another driver, has left */
-        result = te__jit_load_image(te, j->launch, false, j->image.s, again);
+        result = te__jit_load_image(te, j->launch, false, j->image.s, maker, again);
         if (result == TE_ERR_DEVICE && again) {
             te->jit_stats.from_cache--;
             j->fresh = true;
             te__jit_job_run(j);
             te__jit_count(te, j);
-            result = j->result == TE_OK ? te__jit_load_image(te, j->launch, false, j->image.s, false) : j->result;
+            result = j->result == TE_OK ? te__jit_load_image(te, j->launch, false, j->image.s, maker, false) : j->result;
         }
     }
     if (j->cache_why.n && te->cuda->cache && te->cuda->cache->root[0]) {
@@ -379,7 +384,8 @@ static te_result te__jit_fail_missing(te_ctx *te, const te__launch *l) {
 /* A kernel without options, from the embedded PTX. Within te's CUcontext. */
 static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
     te__text ptx = TE_ZERO;
-    te_result result = te__baseline_find(l->family, l->kernel, &ptx) ? te__jit_load_image(te, l, true, ptx.s, false) : te__jit_fail_missing(te, l);
+    bool there = te__baseline_find(l->family, l->kernel, &ptx);
+    te_result result = there ? te__jit_load_image(te, l, true, ptx.s, "embedded PTX", false) : te__jit_fail_missing(te, l);
     te->jit_stats.from_ptx += result == TE_OK;
     te__text_free(&ptx);
     return result;
@@ -398,8 +404,8 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     }
     te__mutex_unlock(&te__jit_mutex);
     if (!code) return TE_OK;
-    snprintf(call, sizeof(call), "kernel %s with %u bytes of shared memory (a block may have %d): cuFuncSetAttribute", te__launch_text(l, name), l->shared_bytes,
-             te->cuda->max_shared);
+    snprintf(call, sizeof(call), "kernel %s with %u bytes of shared memory (a block may have %d): cuFuncSetAttribute", te__launch_text(l, name),
+             l->shared_bytes, te->cuda->max_shared);
     return te__cu_fail(te, call, code);
 }
 

@@ -23,7 +23,8 @@ static te_result te__cuda_open_cache(te_ctx *te) {
     te__text why = TE_ZERO;
     te__cache *cache = (te__cache *)te__alloc(te, sizeof(te__cache));
     if (!cache) return TE_ERR_OUT_OF_MEMORY;
-    if (!te__cache_open(cache, &why)) te__warn(te, "the cache of kernels is not used as asked (each process compiles its own): %s", te__text_str(&why));
+    if (!te__cache_open(cache, &why))
+        te__warn(te, "the cache of kernels is not used as asked (each process compiles its own): %s", te__text_str(&why));
     te__text_free(&why);
     te->cuda->cache = cache;
     return TE_OK;
@@ -108,8 +109,8 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     }
     te->jit_stats.launches++;
     if (!code) return TE_OK;
-    snprintf(call, sizeof(call), "kernel %s, grid %u x %u x %u, block %u, cluster %u, %u bytes of shared memory: %s", te__launch_text(l, name), l->grid[0],
-             l->grid[1], l->grid[2], l->threads, l->cluster, l->shared_bytes, function_name);
+    snprintf(call, sizeof(call), "kernel %s, grid %u x %u x %u, block %u, cluster %u, %u bytes of shared memory: %s", te__launch_text(l, name),
+             l->grid[0], l->grid[1], l->grid[2], l->threads, l->cluster, l->shared_bytes, function_name);
     return te__cu_fail(te, call, code);
 }
 

@@ -33,7 +33,9 @@ typedef struct te__nvrtc {
     char compiler[40]; /* "nvrtc13.0-1a2b3c4d": version and build; part of a cubin's key and file name */
 } te__nvrtc;
 
-#define TE__NVRTC_INSTALL "Install one (pip install nvidia-cuda-nvrtc-cu12, or the cuda-nvrtc package of a CUDA toolkit), or name its file in TE_NVRTC_PATH"
+#define TE__NVRTC_INSTALL                                                                                     \
+    "Install one (pip install nvidia-cuda-nvrtc-cu12, or the cuda-nvrtc package of a CUDA toolkit), or name " \
+    "its file in TE_NVRTC_PATH"
 
 static bool te__nvrtc_load(te__nvrtc *n, int newest, te__text *why) {
     static const struct {
@@ -148,7 +150,8 @@ static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool p
 
 /* Compiles a unit with options "X_DT=3,Y_DT=3" for arch "sm_90a" (a cubin comes out) or "compute_80" (PTX, its 0 included). extra: NULL,
  * or one more compiler option. What the compiler says, also when it is content, is added to log. */
-static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch, const char *extra, te__text *image, te__text *log) {
+static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch, const char *extra, te__text *image,
+                              te__text *log) {
     const char *texts[TE__MAX_UNIT_FILES], *names[TE__MAX_UNIT_FILES];
     te__nvrtc_options o;
     te__nvrtc_program program = NULL;

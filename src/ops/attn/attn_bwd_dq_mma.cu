@@ -11,12 +11,17 @@
 // Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BN) bytes.
 //         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, 16 M WARPS divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.
 // te:arch 80
-// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
 // te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=2 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=2 X_D=96 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0
+// te:row X_DT=3 X_D=32 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1
+// te:row X_DT=3 X_D=64 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1
+// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1
-// te:row X_DT=2 X_D=64 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1
+// te:row X_DT=2 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
 #include "ops/attn/tile.cuh"
 
 #ifndef X_DT // the rows above name every option; these stand in for them in an editor

@@ -1,44 +1,80 @@
-/* ops/attn/cpu.c: attention, plainly: whole rows of scores, the softmax as its formula says, long sums in double. Knows number formats
- * only through cpu/rows.c.
+/* ops/attn/cpu.c: attention by its formulas, sums in double. Knows number formats only through cpu/rows.c.
  *
  *   S_ij = scale q_i k_j    P = softmax over the keys that row i sees    O_i = sum_j drop(P_ij) v_j
  *   dV_j = sum_i drop(P_ij) dO_i    dP_ij = drop(dO_i v_j)    dS_ij = P_ij (dP_ij - D_i),  D_i = dO_i O_i
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
  *
- * Every product is taken 16 columns at a time, so that compilers can vectorize it: a row of Q with 16 keys, or a row of weights with 16
- * channels. A task has all query heads of one head of K and V, whose rows are decoded once. Each sum has one order, whoever takes the task. */
+ * 32 query rows go together. Their scores lie as [keys, 32], so that what is done to one key's scores is done to a vector of them, and every
+ * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whoever
+ * takes the task. */
 
-enum { TE__ATTN_WIDE = 16, TE__ATTN_BLOCK = 32 };
+enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 
-/* out[0 .. 15] += sum over i < n of a[i] * b[i * ld + 0 .. 15]; f32 for short runs, double beyond. */
-static void te__attn_madd(double *out, const float *a, const float *b, int64_t ld, int64_t n) {
+/* With -march that has it; without, fmaf would be a slow function. */
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define TE__ATTN_FMA(a, b, c) fmaf(a, b, c)
+#else
+#define TE__ATTN_FMA(a, b, c) ((a) * (b) + (c))
+#endif
+
+/* out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3; rows of out are out_ld apart. Runs of 64
+ * are summed in f32, which compilers turn into vectors, and the runs in double. */
+static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t row, int64_t step, const float *b, int64_t ld, int64_t n) {
+    enum { W = TE__ATTN_WIDE };
     int64_t i = 0;
     int c;
     while (i < n) {
-        int64_t end = te__min(i + 64, n);
-        float part[TE__ATTN_WIDE] = TE_ZERO;
+        const int64_t end = te__min(i + 64, n);
+        float c0[W], c1[W], c2[W], c3[W];
+        for (c = 0; c < W; c++) c0[c] = c1[c] = c2[c] = c3[c] = 0.0f;
         for (; i < end; i++) {
-            const float x = a[i], *y = b + i * ld;
-            for (c = 0; c < TE__ATTN_WIDE; c++) part[c] += x * y[c];
+            const float *x = a + i * step, *y = b + i * ld;
+            const float a0 = x[0], a1 = x[row], a2 = x[2 * row], a3 = x[3 * row];
+            for (c = 0; c < W; c++) {
+                c0[c] = TE__ATTN_FMA(a0, y[c], c0[c]);
+                c1[c] = TE__ATTN_FMA(a1, y[c], c1[c]);
+                c2[c] = TE__ATTN_FMA(a2, y[c], c2[c]);
+                c3[c] = TE__ATTN_FMA(a3, y[c], c3[c]);
+            }
         }
-        for (c = 0; c < TE__ATTN_WIDE; c++) out[c] += (double)part[c];
+        for (c = 0; c < W; c++) {
+            out[c] += (double)c0[c];
+            out[out_ld + c] += (double)c1[c];
+            out[2 * out_ld + c] += (double)c2[c];
+            out[3 * out_ld + c] += (double)c3[c];
+        }
     }
 }
 
-/* What one worker needs. Keys and channels are rounded up to 16; the rest is zeros. */
+/* e^x to an ulp or two, in a form that compilers turn into vectors: no branch, and what is left out is masked in integers. 0 from e^-87 down,
+ * infinity beyond FLT_MAX, NaN stays. e^x = 2^n e^r with r in [-ln 2 / 2, ln 2 / 2]; adding 1.5 * 2^23 rounds to an integer; the polynomial
+ * is that of Cephes' expf (Moshier). */
+static inline float te__attn_exp(float x) {
+    const int32_t m = (int32_t)(te__f32_bits(x * 1.44269504f + 12582912.0f) - 0x4b400000u), n = m < 127 ? m : 127;
+    const float r = (x - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = (p * r * r + r + 1.0f) * te__bits_f32((uint32_t)(n + 127) << 23);
+    return te__bits_f32(te__f32_bits(p) & (x <= -87.0f ? 0u : 0xffffffffu));
+}
+
+/* What one worker needs. Keys are rounded up to 4 and channels to 16; the rest is zeros. */
 typedef struct te__attn_scratch {
-    float *k, *v;              /* [keys, d], [keys, d_v] */
-    float *k_tile, *v_tile;    /* [keys / 16, channels, 16]: 16 keys side by side */
-    float *s, *dp;             /* [keys]: a row of each */
-    float *q, *g;              /* [BLOCK, d], [BLOCK, d_v]: rows of Q and dO */
-    float *p_block, *ds_block; /* [keys, BLOCK]: columns of P and dS */
-    double *dk, *dv;           /* [keys, d], [keys, d_v] */
+    float *k, *v;           /* [keys, d], [keys, d_v]: a head */
+    float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: rows of Q and dO */
+    float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: the same, turned around */
+    float *s, *dp;          /* [keys, BLOCK]: scores, then P; dP, then dS */
+    double *dk, *dv;        /* [keys, d], [keys, d_v] */
 } te__attn_scratch;
 
 typedef struct te__attn_work {
     te__attn_kargs a;
     int64_t keys, d, d_v; /* rounded up */
-    int64_t splits;       /* ranges of rows of a head: the forward's tasks are (batch, group, range) */
+    int64_t splits;       /* the forward's tasks are (batch, group, one of `splits` shares of the rows) */
     int64_t tasks, workers;
     bool backward;
     char *memory;
@@ -57,27 +93,41 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
     int64_t used = 0;
     s->k = (float *)te__attn_take(memory, &used, w->keys * w->d * size);
     s->v = (float *)te__attn_take(memory, &used, w->keys * w->d_v * size);
-    s->k_tile = (float *)te__attn_take(memory, &used, w->keys * w->d * size);
-    s->s = (float *)te__attn_take(memory, &used, w->keys * size);
     s->q = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
+    s->q_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
+    s->s = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
     if (!w->backward) return used;
-    s->v_tile = (float *)te__attn_take(memory, &used, w->keys * w->d_v * size);
-    s->dp = (float *)te__attn_take(memory, &used, w->keys * size);
     s->g = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
-    s->p_block = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
-    s->ds_block = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
+    s->g_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
+    s->dp = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
     s->dk = (double *)te__attn_take(memory, &used, w->keys * w->d * 2 * size);
     s->dv = (double *)te__attn_take(memory, &used, w->keys * w->d_v * 2 * size);
     return used;
 }
 
+/* ---- rows ---- */
+
 static int64_t te__attn_row_at(const te__attn_view *x, int64_t b, int64_t h, int64_t i) { return b * x->b + h * x->h + i * x->s; }
 
-/* Row i of a head as f32, zeros behind it. */
-static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t i, int64_t n, int64_t padded, float *out) {
-    te__load_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, i), n, out);
-    memset(out + n, 0, (size_t)(padded - n) * sizeof(float));
+/* Rows first .. first + n - 1 of a head as f32; channels behind d, and rows behind n up to `rows`, become 0. */
+static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t rows, int64_t d, int64_t padded, float *out) {
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        te__load_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, first + i), d, out + i * padded);
+        memset(out + i * padded + d, 0, (size_t)(padded - d) * sizeof(float));
+    }
+    memset(out + n * padded, 0, (size_t)((rows - n) * padded) * sizeof(float));
 }
+
+/* A block of query rows, and the same turned around. */
+static void te__attn_load_block(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t d, int64_t padded, float *rows,
+                                float *tile) {
+    int64_t r, c;
+    te__attn_load(x, b, h, first, n, TE__ATTN_BLOCK, d, padded, rows);
+    for (c = 0; c < padded; c++)
+        for (r = 0; r < TE__ATTN_BLOCK; r++) tile[c * TE__ATTN_BLOCK + r] = rows[r * padded + c];
+}
+
 static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t i, int64_t n, const double *in, double scale) {
     float row[TE__ATTN_MAX_D];
     int64_t c;
@@ -85,158 +135,186 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
     te__store_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, i), n, row);
 }
 
-/* All rows of a head of K or V, and (tile not NULL) 16 of them side by side. */
-static void te__attn_load_head(const te__attn_work *w, const te__attn_view *x, int64_t b, int64_t g, int64_t n, int64_t padded, float *rows, float *tile) {
+/* ---- blocks of scores ---- */
+
+/* 32 query rows of one head, and the keys begin .. end - 1 that any of them sees. */
+typedef struct te__attn_block {
+    int64_t b, h, first, n, begin, end;
+} te__attn_block;
+
+static te__attn_block te__attn_block_of(const te__attn_kargs *a, int64_t b, int64_t h, int64_t first) {
+    te__attn_block block;
+    block.b = b;
+    block.h = h;
+    block.first = first;
+    block.n = te__min(TE__ATTN_BLOCK, a->s_q - first);
+    block.begin = te__max(0, first + a->lo) / TE__ATTN_QUAD * TE__ATTN_QUAD;
+    block.end = te__min(a->s_kv, first + block.n + a->hi);
+    return block;
+}
+
+/* out[j][r] = scale * (row j of x) . (column r of tile). */
+static void te__attn_scores(const te__attn_block *block, float *out, const float *x, int64_t padded, const float *tile, int64_t d, double scale) {
+    int64_t j, r, c, half;
+    for (j = block->begin; j < block->end; j += TE__ATTN_QUAD)
+        for (half = 0; half < TE__ATTN_BLOCK; half += TE__ATTN_WIDE) {
+            double sum[TE__ATTN_QUAD * TE__ATTN_WIDE] = TE_ZERO;
+            te__attn_madd(sum, TE__ATTN_WIDE, x + j * padded, padded, 1, tile + half, TE__ATTN_BLOCK, d);
+            for (r = 0; r < TE__ATTN_QUAD; r++)
+                for (c = 0; c < TE__ATTN_WIDE; c++) out[(j + r) * TE__ATTN_BLOCK + half + c] = (float)(sum[r * TE__ATTN_WIDE + c] * scale);
+        }
+}
+
+/* out[r][c] += sum over the block's keys j of weight[j][r] * (row j of x)[c]; out: [BLOCK, TE__ATTN_MAX_D]. */
+static void te__attn_weighted(const te__attn_block *block, double *out, const float *weight, const float *x, int64_t padded) {
+    int64_t r, c;
+    if (block->begin >= block->end) return;
+    for (r = 0; r < block->n; r += TE__ATTN_QUAD)
+        for (c = 0; c < padded; c += TE__ATTN_WIDE)
+            te__attn_madd(out + r * TE__ATTN_MAX_D + c, TE__ATTN_MAX_D, weight + block->begin * TE__ATTN_BLOCK + r, 1, TE__ATTN_BLOCK,
+                          x + block->begin * padded + c, padded, block->end - block->begin);
+}
+
+/* out[j][c] += sum over the block's rows r of weight[j][r] * (row r of x)[c], for its keys j. */
+static void te__attn_scatter(const te__attn_block *block, double *out, const float *weight, const float *x, int64_t padded) {
     int64_t j, c;
-    for (j = 0; j < w->keys; j++) {
-        float *row = rows + j * padded;
-        if (j < w->a.s_kv)
-            te__attn_load(x, b, g, j, n, padded, row);
-        else
-            memset(row, 0, (size_t)padded * sizeof(float));
-        if (tile)
-            for (c = 0; c < padded; c++) tile[(j / TE__ATTN_WIDE * padded + c) * TE__ATTN_WIDE + j % TE__ATTN_WIDE] = row[c];
+    for (j = block->begin; j < block->end; j += TE__ATTN_QUAD)
+        for (c = 0; c < padded; c += TE__ATTN_WIDE)
+            te__attn_madd(out + j * padded + c, padded, weight + j * TE__ATTN_BLOCK, TE__ATTN_BLOCK, 1, x + c, padded, block->n);
+}
+
+/* Of the block's rows, those from *from to *to - 1 see key j. */
+static void te__attn_seen_by(const te__attn_kargs *a, const te__attn_block *block, int64_t j, int64_t *from, int64_t *to) {
+    *from = te__min(te__max(0, j - a->hi - block->first), TE__ATTN_BLOCK);
+    *to = j < block->end ? te__max(*from, te__min(block->n, j - a->lo - block->first + 1)) : *from;
+}
+
+/* s = e^(s - base[r]) where row r sees the key, 0 elsewhere. */
+static void te__attn_exp_block(const te__attn_kargs *a, const te__attn_block *block, float *s, const float *base) {
+    int64_t j, r, from, to;
+    for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++) {
+        float *x = s + j * TE__ATTN_BLOCK;
+        te__attn_seen_by(a, block, j, &from, &to);
+        for (r = 0; r < TE__ATTN_BLOCK; r++) x[r] = te__attn_exp(x[r] - base[r]);
+        for (r = 0; r < from; r++) x[r] = 0.0f;
+        for (r = to; r < TE__ATTN_BLOCK; r++) x[r] = 0.0f;
     }
 }
 
-/* out[j] = row . (key j) for the keys begin .. end - 1 and those that share their tiles. */
-static void te__attn_scores(float *out, const float *row, const float *tile, int64_t padded, int64_t n, int64_t begin, int64_t end, double scale) {
-    int64_t j;
-    int c;
-    for (j = begin / TE__ATTN_WIDE * TE__ATTN_WIDE; j < end; j += TE__ATTN_WIDE) {
-        double sum[TE__ATTN_WIDE] = TE_ZERO;
-        te__attn_madd(sum, row, tile + j * padded, TE__ATTN_WIDE, n);
-        for (c = 0; c < TE__ATTN_WIDE; c++) out[j + c] = (float)(sum[c] * scale);
-    }
-}
-
-/* The keys that row i sees are begin .. end - 1. */
-static int64_t te__attn_begin(const te__attn_kargs *a, int64_t i) { return te__max(0, i + a->lo); }
-static int64_t te__attn_end(const te__attn_kargs *a, int64_t i) { return te__min(a->s_kv, i + a->hi + 1); }
-
-/* drop(): x[j] of row (b, h, i) is scaled if it is kept and else becomes 0. */
-static void te__attn_drop(const te__attn_kargs *a, int64_t b, int64_t h, int64_t i, int64_t begin, int64_t end, float *x) {
-    const uint64_t row = (((uint64_t)b * (uint64_t)a->heads + (uint64_t)h) * (uint64_t)a->s_q + (uint64_t)i) * (uint64_t)a->s_kv;
-    uint32_t bits[4];
-    int64_t j;
+/* drop(), on [keys, BLOCK]. */
+static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, float *x) {
+    int64_t r, j;
     if (a->dropout_p == 0.0f) return;
-    for (j = begin; j < end; j++) {
-        const uint64_t element = row + (uint64_t)j;
-        if (j == begin || element % 4 == 0) te__philox(a->seed, a->offset, element / 4, bits);
-        x[j] = te__uniform01(bits[element % 4]) >= a->dropout_p ? x[j] * a->keep_scale : 0.0f;
+    for (r = 0; r < block->n; r++) {
+        const uint64_t head = (uint64_t)block->b * (uint64_t)a->heads + (uint64_t)block->h;
+        const uint64_t row = (head * (uint64_t)a->s_q + (uint64_t)(block->first + r)) * (uint64_t)a->s_kv;
+        uint32_t bits[4] = TE_ZERO;
+        for (j = block->begin; j < block->end; j++) {
+            const uint64_t element = row + (uint64_t)j;
+            float *y = x + j * TE__ATTN_BLOCK + r;
+            if (j == block->begin || element % 4 == 0) te__philox(a->seed, a->offset, element / 4, bits);
+            *y = te__uniform01(bits[element % 4]) >= a->dropout_p ? *y * a->keep_scale : 0.0f;
+        }
     }
 }
 
 /* ---- forward ---- */
 
-static void te__attn_fwd_row(const te__attn_work *w, const te__attn_scratch *s, int64_t b, int64_t h, int64_t i) {
+static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
-    const int64_t begin = te__attn_begin(a, i), end = te__attn_end(a, i);
-    double sum = 0.0, o[TE__ATTN_MAX_D] = TE_ZERO;
-    float top = -FLT_MAX;
-    int64_t j, c;
-    if (begin < end) {
-        te__attn_load(&a->q, b, h, i, a->d, w->d, s->q);
-        te__attn_scores(s->s, s->q, s->k_tile, w->d, a->d, begin, end, a->scale);
-        for (j = begin; j < end; j++) top = s->s[j] > top ? s->s[j] : top;
-        for (j = begin; j < end; j++) {
-            s->s[j] = expf(s->s[j] - top);
-            sum += s->s[j];
-        }
-        te__attn_drop(a, b, h, i, begin, end, s->s);
-        for (c = 0; c < a->d_v; c += TE__ATTN_WIDE) te__attn_madd(o + c, s->s + begin, s->v + begin * w->d_v + c, w->d_v, end - begin);
+    double sum[TE__ATTN_BLOCK] = TE_ZERO, o[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
+    float top[TE__ATTN_BLOCK];
+    int64_t j, r, from, to;
+    te__attn_load_block(&a->q, block->b, block->h, block->first, block->n, a->d, w->d, s->q, s->q_tile);
+    te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
+    for (r = 0; r < TE__ATTN_BLOCK; r++) top[r] = -FLT_MAX;
+    for (j = block->begin; j < block->end; j++) {
+        const float *x = s->s + j * TE__ATTN_BLOCK;
+        te__attn_seen_by(a, block, j, &from, &to);
+        for (r = from; r < to; r++) top[r] = x[r] > top[r] ? x[r] : top[r];
     }
-    te__attn_store(&a->o, b, h, i, a->d_v, o, sum == 0.0 ? 0.0 : 1.0 / sum);
-    if (a->lse) a->lse[(b * a->heads + h) * a->s_q + i] = sum == 0.0 ? -HUGE_VALF : (float)(top + log(sum));
-}
-
-static void te__attn_fwd_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
-    const te__attn_kargs *a = &w->a;
-    const int64_t per_group = a->heads / a->groups, split = task % w->splits, g = task / w->splits % a->groups, b = task / w->splits / a->groups;
-    int64_t h, i;
-    te__attn_load_head(w, &a->k, b, g, a->d, w->d, s->k, s->k_tile);
-    te__attn_load_head(w, &a->v, b, g, a->d_v, w->d_v, s->v, NULL);
-    /* Every splits-th row: under a causal mask all ranges have as much to do. */
-    for (h = g * per_group; h < (g + 1) * per_group; h++)
-        for (i = split; i < a->s_q; i += w->splits) te__attn_fwd_row(w, s, b, h, i);
+    te__attn_exp_block(a, block, s->s, top);
+    for (j = block->begin; j < block->end; j++)
+        for (r = 0; r < TE__ATTN_BLOCK; r++) sum[r] += (double)s->s[j * TE__ATTN_BLOCK + r];
+    te__attn_drop(a, block, s->s);
+    te__attn_weighted(block, o, s->s, s->v, w->d_v);
+    for (r = 0; r < block->n; r++) {
+        const int64_t i = block->first + r;
+        te__attn_store(&a->o, block->b, block->h, i, a->d_v, o + r * TE__ATTN_MAX_D, sum[r] == 0.0 ? 0.0 : 1.0 / sum[r]);
+        if (a->lse) a->lse[(block->b * a->heads + block->h) * a->s_q + i] = sum[r] == 0.0 ? -HUGE_VALF : (float)((double)top[r] + log(sum[r]));
+    }
 }
 
 /* ---- backward ---- */
 
-/* Rows first .. first + n - 1 of one query head, n <= TE__ATTN_BLOCK: their dQ, and what they add to dK and dV. */
-static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, int64_t b, int64_t h, int64_t first, int64_t n) {
+/* dQ of a block, and what it adds to dK and dV. */
+static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
-    const int64_t block_begin = te__attn_begin(a, first), block_end = te__attn_end(a, first + n - 1);
-    int64_t r, j, c;
-    for (j = block_begin; j < block_end; j++) {
-        memset(s->p_block + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float));
-        memset(s->ds_block + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float));
+    double dq[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
+    float o[TE__ATTN_MAX_D], lse[TE__ATTN_BLOCK] = TE_ZERO, delta[TE__ATTN_BLOCK] = TE_ZERO;
+    int64_t j, r, c;
+    te__attn_load_block(&a->q, block->b, block->h, block->first, block->n, a->d, w->d, s->q, s->q_tile);
+    te__attn_load_block(&a->d_o, block->b, block->h, block->first, block->n, a->d_v, w->d_v, s->g, s->g_tile);
+    for (r = 0; r < block->n; r++) {
+        double sum = 0.0;
+        te__load_row(a->o.p, (te_dtype)a->o.dt, te__attn_row_at(&a->o, block->b, block->h, block->first + r), a->d_v, o);
+        for (c = 0; c < a->d_v; c++) sum += (double)o[c] * (double)s->g[r * w->d_v + c];
+        delta[r] = (float)sum;
+        lse[r] = a->lse[(block->b * a->heads + block->h) * a->s_q + block->first + r];
     }
-    for (r = 0; r < n; r++) {
-        const int64_t i = first + r, begin = te__attn_begin(a, i), end = te__attn_end(a, i);
-        double dq[TE__ATTN_MAX_D] = TE_ZERO, delta = 0.0;
-        float o[TE__ATTN_MAX_D], *q = s->q + r * w->d, *g = s->g + r * w->d_v;
-        te__attn_load(&a->q, b, h, i, a->d, w->d, q);
-        te__attn_load(&a->d_o, b, h, i, a->d_v, w->d_v, g);
-        if (begin < end) {
-            const float lse = a->lse[(b * a->heads + h) * a->s_q + i];
-            te__attn_load(&a->o, b, h, i, a->d_v, a->d_v, o);
-            for (c = 0; c < a->d_v; c++) delta += (double)o[c] * (double)g[c];
-            te__attn_scores(s->s, q, s->k_tile, w->d, a->d, begin, end, a->scale);
-            te__attn_scores(s->dp, g, s->v_tile, w->d_v, a->d_v, begin, end, 1.0);
-            te__attn_drop(a, b, h, i, begin, end, s->dp);
-            for (j = begin; j < end; j++) s->s[j] = expf(s->s[j] - lse);
-            for (j = begin; j < end; j++) {
-                s->p_block[j * TE__ATTN_BLOCK + r] = s->s[j];
-                s->dp[j] = s->s[j] * (s->dp[j] - (float)delta);
-                s->ds_block[j * TE__ATTN_BLOCK + r] = s->dp[j];
-            }
-            if (a->dropout_p > 0.0f) {
-                te__attn_drop(a, b, h, i, begin, end, s->s);
-                for (j = begin; j < end; j++) s->p_block[j * TE__ATTN_BLOCK + r] = s->s[j];
-            }
-            for (c = 0; c < a->d; c += TE__ATTN_WIDE) te__attn_madd(dq + c, s->dp + begin, s->k + begin * w->d + c, w->d, end - begin);
+    te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
+    te__attn_exp_block(a, block, s->s, lse);
+    te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0);
+    te__attn_drop(a, block, s->dp);
+    for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++)
+        for (r = 0; r < TE__ATTN_BLOCK; r++) {
+            float *x = s->dp + j * TE__ATTN_BLOCK + r;
+            *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
         }
-        te__attn_store(&a->dq, b, h, i, a->d, dq, a->scale);
-    }
-    for (j = block_begin; j < block_end; j++) {
-        const float *p = s->p_block + j * TE__ATTN_BLOCK, *ds = s->ds_block + j * TE__ATTN_BLOCK;
-        for (c = 0; c < a->d_v; c += TE__ATTN_WIDE) te__attn_madd(s->dv + j * w->d_v + c, p, s->g + c, w->d_v, n);
-        for (c = 0; c < a->d; c += TE__ATTN_WIDE) te__attn_madd(s->dk + j * w->d + c, ds, s->q + c, w->d, n);
-    }
+    te__attn_drop(a, block, s->s);
+    te__attn_scatter(block, s->dv, s->s, s->g, w->d_v);
+    te__attn_scatter(block, s->dk, s->dp, s->q, w->d);
+    te__attn_weighted(block, dq, s->dp, s->k, w->d);
+    for (r = 0; r < block->n; r++) te__attn_store(&a->dq, block->b, block->h, block->first + r, a->d, dq + r * TE__ATTN_MAX_D, a->scale);
 }
 
-static void te__attn_bwd_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
+/* ---- both ---- */
+
+static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
-    const int64_t per_group = a->heads / a->groups, g = task % a->groups, b = task / a->groups;
-    int64_t h, i, j;
-    te__attn_load_head(w, &a->k, b, g, a->d, w->d, s->k, s->k_tile);
-    te__attn_load_head(w, &a->v, b, g, a->d_v, w->d_v, s->v, s->v_tile);
-    memset(s->dk, 0, (size_t)(w->keys * w->d) * sizeof(double));
-    memset(s->dv, 0, (size_t)(w->keys * w->d_v) * sizeof(double));
+    const int64_t per_group = a->heads / a->groups, split = task % w->splits, g = task / w->splits % a->groups, b = task / w->splits / a->groups;
+    const int64_t step = TE__ATTN_BLOCK * w->splits;
+    int64_t h, first, j;
+    te__attn_load(&a->k, b, g, 0, a->s_kv, w->keys, a->d, w->d, s->k);
+    te__attn_load(&a->v, b, g, 0, a->s_kv, w->keys, a->d_v, w->d_v, s->v);
+    if (w->backward) {
+        memset(s->dk, 0, (size_t)(w->keys * w->d) * sizeof(double));
+        memset(s->dv, 0, (size_t)(w->keys * w->d_v) * sizeof(double));
+    }
+    /* A share is every splits-th block: under a causal mask all shares have about as much to do. */
     for (h = g * per_group; h < (g + 1) * per_group; h++)
-        for (i = 0; i < a->s_q; i += TE__ATTN_BLOCK) te__attn_bwd_block(w, s, b, h, i, te__min(TE__ATTN_BLOCK, a->s_q - i));
+        for (first = split * TE__ATTN_BLOCK; first < a->s_q; first += step) {
+            const te__attn_block block = te__attn_block_of(a, b, h, first);
+            if (w->backward)
+                te__attn_bwd_block(w, s, &block);
+            else
+                te__attn_fwd_block(w, s, &block);
+        }
+    if (!w->backward) return;
     for (j = 0; j < a->s_kv; j++) {
         te__attn_store(&a->dk, b, g, j, a->d, s->dk + j * w->d, a->scale);
         te__attn_store(&a->dv, b, g, j, a->d_v, s->dv + j * w->d_v, 1.0);
     }
 }
 
-/* ---- both ---- */
-
-/* Worker `begin`, and the tasks that are its own. */
+/* A worker, and the tasks that are its own. */
 static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     const te__attn_work *w = (const te__attn_work *)user;
     te__attn_scratch s = TE_ZERO;
     int64_t worker, task;
     for (worker = begin; worker < end; worker++) {
         te__attn_lay_out(w, w->memory + worker * w->bytes, &s);
-        for (task = worker; task < w->tasks; task += w->workers) {
-            if (w->backward)
-                te__attn_bwd_task(w, &s, task);
-            else
-                te__attn_fwd_task(w, &s, task);
-        }
+        for (task = worker; task < w->tasks; task += w->workers) te__attn_task(w, &s, task);
     }
 }
 
@@ -246,11 +324,11 @@ static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, bool backward
     const int64_t heads = (int64_t)a->batch * a->groups, threads = te__max(1, te->cpu_threads);
     if (heads == 0) return TE_OK;
     w.a = *a;
-    w.keys = te__round_up(a->s_kv, TE__ATTN_WIDE);
+    w.keys = te__round_up(a->s_kv, TE__ATTN_QUAD);
     w.d = te__round_up(a->d, TE__ATTN_WIDE);
     w.d_v = te__round_up(a->d_v, TE__ATTN_WIDE);
     w.backward = backward;
-    w.splits = backward ? 1 : te__max(1, te__min(te__div_up(2 * threads, heads), te__div_up(a->s_q, 64)));
+    w.splits = backward ? 1 : te__max(1, te__min(te__div_up(2 * threads, heads), te__div_up(a->s_q, TE__ATTN_BLOCK)));
     w.tasks = heads * w.splits;
     w.workers = te__min(w.tasks, threads);
     w.bytes = te__attn_lay_out(&w, NULL, &s);

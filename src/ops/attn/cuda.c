@@ -27,7 +27,7 @@ static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout)
     t.d = d;
     t.m = d <= 128 ? 2 : 1;
     t.warps = 4;
-    t.tile = d > 128 || (d == 128 && dropout) ? 32 : 64;
+    t.tile = d > 128 || (d > 64 && dropout) ? 32 : 64;
     if (te__attn_fwd_shared(t) > te__attn_shared_limit(p)) t.tile = 32;
     return t;
 }

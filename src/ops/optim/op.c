@@ -58,7 +58,8 @@ static te_result te__check_adam(te_ctx *te, te_adam_args *a) {
         return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)a->beta1,
                         (double)a->beta2, (double)a->eps);
     if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
-    for (i = 0; i < a->num_tensors; i++) {
+    /* A warm-up writes nothing; a new version would make the optimizer take its masters from the rounded parameters. */
+    for (i = 0; i < a->num_tensors && !te->warming; i++) {
         te__touch(a->tensors[i].param);
         te__touch(a->tensors[i].m);
         te__touch(a->tensors[i].v);

@@ -1,7 +1,8 @@
 # te.h: `make help` lists what there is. gcc and make are enough for `make run` and `make test`.
 
-CC       ?= gcc
-CXX      ?= g++
+ifeq ($(origin CC),default)
+CC       := gcc
+endif
 CFLAGS   ?= -O3 -march=native -g0
 PYTHON   ?= python3
 BUILD    ?= build
@@ -28,7 +29,7 @@ PACKED_WORDS  ?= core/ quant/ nn/
 
 ARGS ?=
 
-.PHONY: help run test test-packed pack check-pack tree ptx kcheck bench tools matrix sanitize short clean FORCE
+.PHONY: help run test test-packed pack check-pack tree ptx check-ptx kcheck bench tools matrix sanitize short clean FORCE
 
 help:
 	@echo 'make run         trains a small GPT twice, in BF16 and in FP8        (ARGS="--steps 100 file ...")'
@@ -39,6 +40,7 @@ help:
 	@echo 'make bench       measures kernels against cuBLASLt and the copy bandwidth'
 	@echo 'make kcheck      compiles every kernel for every architecture with NVRTC; needs no GPU'
 	@echo 'make ptx         writes src/cuda/baseline.inc, the embedded PTX, with NVRTC 12.0'
+	@echo 'make check-ptx   fails if it is not of these kernels'
 	@echo 'make matrix      compiles te.h in every way that users do'
 	@echo 'make sanitize    the tests under address, undefined and thread sanitizers'
 	@echo 'make short       a short `make run` whose losses are checked'
@@ -119,14 +121,18 @@ bench: $(BUILD)/te_bench
 
 # NVRTC from the package index, where the machine has none of its own.
 $(BUILD)/nvrtc13:
-	$(PYTHON) -m pip install --quiet --target $@ nvidia-cuda-nvrtc
+	$(PYTHON) -m pip install -qq --target $@ nvidia-cuda-nvrtc
 $(BUILD)/nvrtc12:
-	$(PYTHON) -m pip install --quiet --target $@ nvidia-cuda-nvrtc-cu12==12.0.76
+	$(PYTHON) -m pip install -qq --target $@ nvidia-cuda-nvrtc-cu12==12.0.76
 
 find_nvrtc = $$(dirname "$$(find $(BUILD)/$1 -name 'libnvrtc.so*' | sort | head -1)")
 
 kcheck: $(BUILD)/te_kcheck $(if $(TE_NVRTC_PATH),,$(BUILD)/nvrtc13)
 	TE_NVRTC_PATH="$(or $(TE_NVRTC_PATH),$(call find_nvrtc,nvrtc13))" $(BUILD)/te_kcheck $(ARGS)
+
+# te_ptx is built with the baseline.inc that it writes or checks.
+check-ptx: $(BUILD)/te_ptx
+	$(BUILD)/te_ptx --check
 
 ptx: $(BUILD)/te_ptx $(BUILD)/nvrtc12
 	TE_NVRTC_PATH="$(call find_nvrtc,nvrtc12)" $(BUILD)/te_ptx src/cuda/baseline.inc

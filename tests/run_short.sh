@@ -46,6 +46,7 @@ result "the losses fall alike" $? "$message: $last"
 echo "      $(head -1 "$folder/whole/loss.csv"): $last"
 
 # Ctrl-C once it has shown some steps, then --resume: the same curves, bit for bit.
+: >"$folder/halved.log" # the loop below may look before the program has started
 "$train" $options --out "$folder/halved" </dev/null >"$folder/halved.log" 2>&1 &
 process=$!
 waited=0

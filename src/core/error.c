@@ -78,11 +78,14 @@ TE_API const char *te_result_name(te_result result) {
 
 /* ---- host memory ---- */
 
-static void *te__alloc(te_ctx *te, size_t bytes) {
-    void *p;
+/* NULL when there is none, and no error: for what can be done without. */
+static void *te__try_alloc(te_ctx *te, size_t bytes) {
     if (bytes == 0) bytes = 1;
-    p = te->host_allocator.alloc ? te->host_allocator.alloc(te->host_allocator.user, bytes, 16) : malloc(bytes);
-    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "host memory: %llu bytes could not be had", (unsigned long long)bytes);
+    return te->host_allocator.alloc ? te->host_allocator.alloc(te->host_allocator.user, bytes, 16) : malloc(bytes);
+}
+static void *te__alloc(te_ctx *te, size_t bytes) {
+    void *p = te__try_alloc(te, bytes);
+    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be had", te__no_memory_text, (unsigned long long)bytes);
     return p;
 }
 static void *te__alloc_zero(te_ctx *te, size_t bytes) {
@@ -99,19 +102,24 @@ static void te__free(te_ctx *te, void *p, size_t bytes) {
     else
         free(p);
 }
-/* Makes room for one more element of an array. False, with the error recorded and the array as it was, when there is no memory. */
-static bool te__grow(te_ctx *te, void **array, int *capacity, int count, size_t element) {
+/* Makes room for one more element of an array. False, with the array as it was, when there is no memory. */
+static bool te__try_grow(te_ctx *te, void **array, int *capacity, int count, size_t element) {
     int more;
     void *p;
     if (count < *capacity) return true;
     more = *capacity ? 2 * *capacity : 16;
-    p = te__alloc(te, (size_t)more * element);
+    p = te__try_alloc(te, (size_t)more * element);
     if (!p) return false;
     if (*array) memcpy(p, *array, (size_t)count * element);
     te__free(te, *array, (size_t)*capacity * element);
     *array = p;
     *capacity = more;
     return true;
+}
+static bool te__grow(te_ctx *te, void **array, int *capacity, int count, size_t element) {
+    if (te__try_grow(te, array, capacity, count, element)) return true;
+    te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: a list of %d entries cannot grow", te__no_memory_text, count);
+    return false;
 }
 static char *te__copy_string(te_ctx *te, const char *s) {
     size_t n = strlen(s) + 1;

@@ -38,10 +38,31 @@ static void te__pool_trim(te_ctx *te) {
     }
 }
 
+enum { TE__BYTES_TEXT = 32 };
+static const char *te__bytes_text(size_t bytes, char *out) {
+    if (bytes < 1u << 20)
+        snprintf(out, TE__BYTES_TEXT, "%d bytes", (int)bytes);
+    else
+        snprintf(out, TE__BYTES_TEXT, "%.1f MiB", (double)bytes / 1048576.0);
+    return out;
+}
+
+static te_result te__pool_fail(te_ctx *te, size_t bytes) {
+    char asked[TE__BYTES_TEXT], unused[TE__BYTES_TEXT], total[TE__BYTES_TEXT], held[TE__BYTES_TEXT], room[3 * TE__BYTES_TEXT];
+    size_t free_bytes = 0, total_bytes = 0;
+    if (te->device->memory_info) te->device->memory_info(te, &free_bytes, &total_bytes);
+    snprintf(room, sizeof(room), "it is not known how much is free");
+    if (total_bytes) snprintf(room, sizeof(room), "%s free of %s", te__bytes_text(free_bytes, unused), te__bytes_text(total_bytes, total));
+    return te__fail(te, TE_ERR_OUT_OF_MEMORY,
+                    "%s: out of memory: %s asked for, %s, %s held by live tensors of this context. A smaller batch, te_scope_begin/te_scope_end "
+                    "around each step, or activation checkpointing need less",
+                    te->device_name, te__bytes_text(bytes, asked), room, te__bytes_text(te->pool.stats.allocated, held));
+}
+
 /* A block of at least `bytes`; *capacity is what te__pool_release wants back. */
 static void *te__pool_alloc(te_ctx *te, size_t bytes, size_t *capacity) {
     te__pool *pool = &te->pool;
-    size_t want = te__pool_capacity(bytes), free_bytes = 0, total_bytes = 0;
+    size_t want = te__pool_capacity(bytes);
     int i = te__pool_find(pool, want);
     void *data = NULL;
     pool->stats.allocs++;
@@ -64,12 +85,7 @@ static void *te__pool_alloc(te_ctx *te, size_t bytes, size_t *capacity) {
             data = te->device->alloc(te, want);
         }
         if (!data) {
-            if (te->device->memory_info) te->device->memory_info(te, &free_bytes, &total_bytes);
-            te__fail(te, TE_ERR_OUT_OF_MEMORY,
-                     "%s: out of memory: %.1f MiB asked for, %.1f MiB free of %.1f MiB, %.1f MiB held by live tensors of this context. A smaller "
-                     "batch, te_scope_begin/te_scope_end around each step, or activation checkpointing need less",
-                     te->device_name, (double)bytes / 1048576.0, (double)free_bytes / 1048576.0, (double)total_bytes / 1048576.0,
-                     (double)pool->stats.allocated / 1048576.0);
+            te__pool_fail(te, bytes);
             return NULL;
         }
         pool->stats.device_allocs++;
@@ -82,13 +98,14 @@ static void *te__pool_alloc(te_ctx *te, size_t bytes, size_t *capacity) {
     return data;
 }
 
+/* Releasing never fails: a block that cannot be kept for want of host memory goes back to the device. */
 static void te__pool_release(te_ctx *te, void *data, size_t capacity) {
     te__pool *pool = &te->pool;
     int i = te__pool_find(pool, capacity);
     te__free_block *b;
     pool->stats.allocated -= capacity;
     if (i == pool->num_lists || pool->lists[i].capacity != capacity) {
-        if (!te__grow(te, (void **)&pool->lists, &pool->cap_lists, pool->num_lists, sizeof(te__free_list))) goto give_back;
+        if (!te__try_grow(te, (void **)&pool->lists, &pool->cap_lists, pool->num_lists, sizeof(te__free_list))) goto give_back;
         memmove(pool->lists + i + 1, pool->lists + i, (size_t)(pool->num_lists - i) * sizeof(te__free_list));
         pool->lists[i].capacity = capacity;
         pool->lists[i].first = NULL;
@@ -98,7 +115,7 @@ static void te__pool_release(te_ctx *te, void *data, size_t capacity) {
     if (b)
         pool->spare = b->next;
     else
-        b = (te__free_block *)te__alloc(te, sizeof(te__free_block));
+        b = (te__free_block *)te__try_alloc(te, sizeof(te__free_block));
     if (!b) goto give_back;
     b->data = data;
     b->next = pool->lists[i].first;

@@ -62,6 +62,7 @@ struct te_tensor {
     te__buffer *buffer; /* NULL: quantized, or described only */
     int64_t offset;     /* bytes */
     bool requires_grad;
+    bool described; /* te_tensor_describe: a shape without memory, for te_explain alone */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
     char *name;
@@ -131,7 +132,7 @@ typedef struct te__device {
 
 typedef struct te__cuda te__cuda;           /* cuda/driver.c */
 typedef struct te__threads te__threads;     /* cpu/parallel.c */
-typedef struct te__warm_list te__warm_list; /* cuda/jit.c: launches noted between te_warmup_begin and _end */
+typedef struct te__warm_list te__warm_list; /* cuda/launch.c: launches noted between te_warmup_begin and _end */
 
 /* ---- tape ---- */
 
@@ -200,4 +201,5 @@ struct te_ctx {
     int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;
     int64_t live_buffers;
+    int num_described; /* tensors of te_tensor_describe that are alive */
 };

@@ -97,6 +97,7 @@ static void te__tensor_free(te_tensor *x) {
         te_tensor_release(q->col.scale_inv);
         te__free(te, q, sizeof(*q));
     }
+    if (x->described) te->num_described--;
     te__buffer_release(x->buffer);
     te__var_release(te, x->var);
     te__free_string(te, x->name);
@@ -184,7 +185,13 @@ static te_tensor *te__empty_2d(te_ctx *te, te_dtype dtype, int64_t rows, int64_t
     return te_tensor_empty(te, dtype, 2, shape);
 }
 
-TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) { return te__tensor_shell(te, dtype, ndim, shape); }
+TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
+    te_tensor *x = te__tensor_shell(te, dtype, ndim, shape);
+    if (!x) return NULL;
+    x->described = true;
+    te->num_described++;
+    return x;
+}
 
 TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data, void (*release)(void *user), void *user) {
     te_tensor *x = te__tensor_shell(te, dtype, ndim, shape);

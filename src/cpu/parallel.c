@@ -65,9 +65,10 @@ static void te__threads_open(te_ctx *te) {
     te__threads *t;
     int i;
     if (te->threads || te->cpu_threads < 2) return;
-    t = (te__threads *)te__alloc_zero(te, sizeof(*t));
+    t = (te__threads *)te__try_alloc(te, sizeof(*t));
     if (!t) return;
-    t->thread = (te__thread *)te__alloc_zero(te, (size_t)te->cpu_threads * sizeof(te__thread));
+    memset(t, 0, sizeof(*t));
+    t->thread = (te__thread *)te__try_alloc(te, (size_t)te->cpu_threads * sizeof(te__thread));
     if (!t->thread) {
         te__free(te, t, sizeof(*t));
         return;

@@ -228,7 +228,7 @@ typedef struct te__cache_lock {
 /* Whoever holds the lock of a key compiles it; the others wait here, and then find it in the cache. Where locks do not work, several
  * may compile the same: the last one's file stays. */
 static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key, te__cache_lock *l) {
-    double end = te__time_now() + TE__CACHE_PATIENCE;
+    double end = te__time_now() + (double)TE__CACHE_PATIENCE;
     te__text folder = TE_ZERO;
     int state = TE__LOCK_FAILED;
     memset(l, 0, sizeof(*l));

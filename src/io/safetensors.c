@@ -163,8 +163,8 @@ static int te__st_by_key(const void *a, const void *b) { return strcmp(((const t
 static bool te__st_check_layout(te_safetensors *f) {
     uint64_t at = 0;
     int i;
-    qsort(f->entries, (size_t)f->num_entries, sizeof(te__st_entry), te__st_by_offset);
-    qsort(f->metadata, (size_t)f->num_metadata, sizeof(te_metadata), te__st_by_key);
+    if (f->num_entries) qsort(f->entries, (size_t)f->num_entries, sizeof(te__st_entry), te__st_by_offset);
+    if (f->num_metadata) qsort(f->metadata, (size_t)f->num_metadata, sizeof(te_metadata), te__st_by_key);
     f->by_name = (te__st_name *)te__alloc(f->te, (size_t)f->num_entries * sizeof(te__st_name));
     if (!f->by_name) return false;
     for (i = 0; i < f->num_entries; i++) {

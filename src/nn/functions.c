@@ -205,8 +205,6 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
 
 /* ---- activations ---- */
 
-TE_API bool te_activation_is_gated(te_activation activation) { return activation >= TE_GEGLU && activation <= TE_CLAMPED_SWIGLU; }
-
 static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     te_act_bwd_args args = TE_ZERO;
     (void)needs;

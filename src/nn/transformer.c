@@ -11,6 +11,13 @@ static void te__mask_args(te_forward_args *to, const te_forward_args *from) {
     to->user = from->user;
 }
 
+/* A child that was just made goes to `parent`, or is destroyed. */
+static te_module *te__adopt(te_module *parent, const char *name, te_module *child) {
+    if (te_module_add_child(parent, name, child)) return child;
+    te_module_destroy(child);
+    return NULL;
+}
+
 /* ---- DotProductAttention ---- */
 
 static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
@@ -136,7 +143,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         l.init = d.init;
         l.params_dtype = d.params_dtype;
         l.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-        s->qkv = te_module_add_child(m, "layernorm_qkv", te_layernorm_linear_create(te, &l));
+        s->qkv = te__adopt(m, "layernorm_qkv", te_layernorm_linear_create(te, &l));
     } else {
         te_linear_desc l = TE_ZERO;
         l.in_features = d.hidden_size;
@@ -145,7 +152,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         l.init = d.init;
         l.params_dtype = d.params_dtype;
         l.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-        s->qkv = te_module_add_child(m, "qkv", te_linear_create(te, &l));
+        s->qkv = te__adopt(m, "qkv", te_linear_create(te, &l));
     }
     core.num_attention_heads = d.num_attention_heads;
     core.num_gqa_groups = d.num_gqa_groups;
@@ -157,7 +164,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     core.window_left = d.window_left;
     core.window_right = d.window_right;
     core.softmax_scale = d.softmax_scale;
-    s->core = te_module_add_child(m, "core_attention", te_dot_product_attention_create(te, &core));
+    s->core = te__adopt(m, "core_attention", te_dot_product_attention_create(te, &core));
     proj.in_features = d.num_attention_heads * d.kv_channels;
     proj.out_features = d.hidden_size;
     proj.no_bias = d.no_bias;
@@ -165,7 +172,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     proj.init = d.output_layer_init;
     proj.params_dtype = d.params_dtype;
     proj.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    s->proj = te_module_add_child(m, "proj", te_linear_create(te, &proj));
+    s->proj = te__adopt(m, "proj", te_linear_create(te, &proj));
     return te__module_built(m);
 }
 
@@ -243,7 +250,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     a.output_layer_init = d.output_layer_init;
     a.params_dtype = d.params_dtype;
     a.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    s->attention = te_module_add_child(m, "self_attention", te_multihead_attention_create(te, &a));
+    s->attention = te__adopt(m, "self_attention", te_multihead_attention_create(te, &a));
     p.hidden_size = d.hidden_size;
     p.ffn_hidden_size = d.ffn_hidden_size;
     p.eps = d.layernorm_epsilon;
@@ -257,14 +264,14 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     p.output_layer_init = d.output_layer_init;
     p.params_dtype = d.params_dtype;
     p.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    s->mlp = te_module_add_child(m, "layernorm_mlp", te_layernorm_mlp_create(te, &p));
+    s->mlp = te__adopt(m, "layernorm_mlp", te_layernorm_mlp_create(te, &p));
     if (d.output_layernorm) {
         te_norm_desc n = TE_ZERO;
         n.hidden_size = d.hidden_size;
         n.eps = d.layernorm_epsilon;
         n.zero_centered_gamma = d.zero_centered_gamma;
         n.params_dtype = d.params_dtype;
-        s->norm = te_module_add_child(m, "layernorm", d.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
+        s->norm = te__adopt(m, "layernorm", d.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }
     return te__module_built(m);
 }

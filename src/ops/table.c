@@ -33,6 +33,21 @@ typedef union te__any_args {
 #undef TE__OP_MEMBER
 } te__any_args;
 
+/* A tensor of te_tensor_describe has no memory to run on; checks let it pass, since te_explain asks them too. Args are structs of
+ * pointers, so a word that equals the address of such a tensor is that tensor. */
+static te_result te__refuse_described(te_ctx *te, te_op op, const te__any_args *args) {
+    size_t i;
+    int k;
+    for (i = 0; i + sizeof(te_tensor *) <= te__ops[op].args_size; i += sizeof(te_tensor *)) {
+        const te_tensor *x;
+        memcpy(&x, (const char *)args + i, sizeof(x));
+        for (k = 0; k < te->num_live; k++)
+            if (te->live[k] == x && x->described && te__numel(x) > 0)
+                return te__fail(te, TE_ERR_STATE, "te_%s: a tensor made by te_tensor_describe has no memory: it is for te_explain alone", te__ops[op].name);
+    }
+    return TE_OK;
+}
+
 /* Runs one operation on the context's device. Defaults are filled in a copy of the args. */
 static te_result te__run(te_ctx *te, te_op op, const void *args) {
     te__any_args copy;
@@ -41,6 +56,7 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
     if (!args) return te__fail(te, TE_ERR_INVALID, "te_%s: args is NULL", te__ops[op].name);
     memcpy(&copy, args, te__ops[op].args_size);
     result = te__ops[op].check(te, &copy);
+    if (result == TE_OK && te->num_described > 0) result = te__refuse_described(te, op, &copy);
     if (result != TE_OK) return result;
     return te->device->run(te, op, &copy);
 }

@@ -56,9 +56,10 @@ static te_tensor *te__slot_view(te_tensor *x, int i) {
     return y;
 }
 
-/* Points the slots at these tensors (retained). */
+/* Points the slots at these tensors (retained), or at nothing. */
 static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {
     te_ctx *te = scale ? scale->te : NULL;
+    bool whole = true;
     int i;
     if (!scale || !history) return te ? te_error_code(te) : TE_ERR_OUT_OF_MEMORY;
     te_tensor_retain(scale);
@@ -70,9 +71,11 @@ static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *histor
     for (i = 0; i < s->n; i++) {
         s->slot_scale[i] = te_tensor_retain(te__slot_view(scale, i));
         s->slot_amax[i] = te_tensor_retain(te__slot_view(history, i));
+        whole = whole && s->slot_scale[i] && s->slot_amax[i];
     }
     te__frame_end(te, NULL, 0);
-    return te_error_code(te);
+    if (!whole) te__slots_close(s); /* else the next forward would take them for good */
+    return whole ? TE_OK : te_error_code(te);
 }
 
 /* A history of `length` rows that begins with the rows of the old one; new rows are zero. */

@@ -237,10 +237,7 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     if (result != TE_OK || te->warming) return result; /* a warm-up leaves counts and gradients as they were */
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
-    for (i = 0; i < opt->num_params; i++) {
-        te__touch(opt->params[i].param);
-        opt->params[i].version = opt->params[i].param->buffer->version;
-    }
+    for (i = 0; i < opt->num_params; i++) opt->params[i].version = opt->params[i].param->buffer->version;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
     return TE_OK;
 }

@@ -156,7 +156,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     te_ctx *te = p->have.te;
     const char *first = NULL;
     int i, unused = 0;
-    qsort(p->have.items, (size_t)p->have.num_items, sizeof(te_safetensors_item), te__ckpt_by_name);
+    if (p->have.num_items) qsort(p->have.items, (size_t)p->have.num_items, sizeof(te_safetensors_item), te__ckpt_by_name);
     for (i = 0; i < p->have.num_items; i++) {
         const char *name = p->have.items[i].name;
         te_result result;

@@ -37,11 +37,9 @@ compilers() {
 
 # ---- the header alone, and the implementation, under every warning ---------------------------------------------------
 
-header() { # NAME COMPILER DIALECT LANGUAGE [SWITCH ...]
-    name=$1 compiler=$2 dialect=$3 language=$4
-    shift 4
-    echo '#include "te.h"' >"$out/header.$language"
-    check "$name" "$compiler" -std="$dialect" $warn "$@" -I. -fsyntax-only "$out/header.$language"
+header() { # NAME COMPILER DIALECT LANGUAGE
+    echo '#include "te.h"' >"$out/header.$4"
+    check "$1" "$2" -std="$3" $warn -I. -fsyntax-only "$out/header.$4"
 }
 
 # program NAME COMPILER DIALECT LANGUAGE FLAGS-OF-MAIN FLAGS-OF-OTHER: compiles both files, links, runs.
@@ -66,7 +64,6 @@ while read -r cc cxx; do
         skip "$cc" "not on this machine"
     else
         for dialect in c99 c11 c17 gnu17; do header "$cc $dialect, header" "$cc" $dialect c; done
-        header "$cc c99, header, TE_STATIC" "$cc" c99 c -DTE_STATIC
         program "$cc c11, implementation in one of two files" "$cc" c11 c "$one" "" -O0
         program "$cc gnu17, optimised" "$cc" gnu17 c "" "$two" "-O2 -march=native"
         program "$cc c11, TE_STATIC in both files" "$cc" c11 c "-DTE_STATIC $one" "-DTE_STATIC $two" -O0
@@ -75,7 +72,6 @@ while read -r cc cxx; do
         skip "$cxx" "not on this machine"
     else
         for dialect in c++11 c++14 c++17 c++20; do header "$cxx $dialect, header" "$cxx" $dialect c++; done
-        header "$cxx c++11, header, TE_STATIC" "$cxx" c++11 c++ -DTE_STATIC
         program "$cxx c++17, implementation in one of two files" "$cxx" c++17 c++ "$one" "" -O0
         program "$cxx c++17, TE_STATIC in both files" "$cxx" c++17 c++ "-DTE_STATIC $one" "-DTE_STATIC $two" -O0
         program "$cxx c++20, without exceptions and rtti" "$cxx" c++20 c++ "" "$two" "-O1 -fno-exceptions -fno-rtti"

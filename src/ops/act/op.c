@@ -1,5 +1,7 @@
 /* ops/act/op.c: the front door of the activations: defaults and checks. Knows tensors; must not know which backend runs. */
 
+TE_API bool te_activation_is_gated(te_activation activation) { return activation >= TE_GEGLU && activation <= TE_CLAMPED_SWIGLU; }
+
 static te_result te__check_activation(te_ctx *te, const char *op, te_activation act, float *limit, float *alpha) {
     if ((int)act < (int)TE_GELU || (int)act > (int)TE_CLAMPED_SWIGLU)
         return te__fail(te, TE_ERR_INVALID, "%s: activation is %d; TE_GELU (1) to TE_CLAMPED_SWIGLU (12) are possible", op, (int)act);

@@ -54,9 +54,16 @@ template <int D> struct te_reader {
 
 TE_DEV float2 te_lds8(te_u32 src) {
     float2 r;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(src));
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(src) : "memory");
     return r;
 }
+
+TE_DEV uint4 te_lds16(te_u32 src) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(src) : "memory");
+    return v;
+}
+TE_DEV void te_sts4(te_u32 dst, te_u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(dst), "r"(v) : "memory"); }
 
 template <int DT> TE_DEV void te_mma(float d[4], const te_u32 a[4], const te_u32 b[2]) {
     if (DT == TE_BF16)
@@ -162,15 +169,13 @@ TE_DEV void te_put(te_u32 tile, const float (&acc)[M][D / 8][4], const float (&s
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 te_u32 pair = te_pack<DT>(acc[m][n][2 * half] * scale[m][half], acc[m][n][2 * half + 1] * scale[m][half]);
-                te_u32 to = tile + te_tile<D>::piece(16 * m + 8 * half + (lane >> 2), n) + (lane & 3) * 4;
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(pair) : "memory");
+                te_sts4(tile + te_tile<D>::piece(16 * m + 8 * half + (lane >> 2), n) + (lane & 3) * 4, pair);
             }
     __syncwarp();
 #pragma unroll 4
     for (int at = lane; at < 16 * M * (D / 8); at += 32) {
         int row = at / (D / 8), column = at % (D / 8);
-        uint4 v;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(tile + te_tile<D>::piece(row, column)) : "memory");
+        uint4 v = te_lds16(tile + te_tile<D>::piece(row, column));
         if (first + row < end && column * 8 < d) *(uint4 *)(head + (first + row) * stride_bytes + column * 16) = v;
     }
 }

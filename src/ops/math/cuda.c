@@ -39,8 +39,9 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
         te__launch_option(l, "SRC_DT", src->dtype);
         te__launch_option(l, "DST_DT", dst->dtype);
     }
-    k->src = (const char *)te__data(src) + offset * te__dtype_size(src->dtype);
-    k->dst = (char *)te__data(dst) + offset * te__dtype_size(dst->dtype);
+    /* As integers: te_explain plans with no addresses at all. */
+    k->src = (const void *)((uintptr_t)te__data(src) + (uintptr_t)(offset * te__dtype_size(src->dtype)));
+    k->dst = (void *)((uintptr_t)te__data(dst) + (uintptr_t)(offset * te__dtype_size(dst->dtype)));
     k->ndim = w->ndim;
     k->unit = unit;
     k->width = width;

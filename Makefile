@@ -114,7 +114,7 @@ $(BUILD)/te_%: tools/te_%.c $$(call needs_te,te_$$*) | $(BUILD)/te_sources.inc
 	@mkdir -p $(@D)
 	$(COMPILE) $< $(filter %.o,$^) -o $@ $(LDLIBS)
 
-tools: $(TOOLS:%=$(BUILD)/%)
+tools: $(TOOLS:%=$(BUILD)/%) $(BUILD)/minimal
 
 bench: $(BUILD)/te_bench
 	$(BUILD)/te_bench $(ARGS)

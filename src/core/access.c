@@ -48,6 +48,10 @@ TE_API te_tensor *te_tensor_normal(te_ctx *te, te_dtype dtype, int ndim, const i
 
 /* ---- host memory ---- */
 
+static te_result te__need_host(const te_tensor *x, const void *host, const char *what) {
+    if (host || te__numel(x) == 0) return TE_OK;
+    return te__fail(x->te, TE_ERR_INVALID, "%s: host is NULL", what);
+}
 static te_result te__no_plain_memory(const te_tensor *x, const char *what) {
     char text[TE__SHAPE_TEXT];
     return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", what, te__shape_text(x, text),
@@ -58,7 +62,7 @@ TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host) {
     if (!x) return TE_ERR_STATE;
     if (!x->buffer) return te__no_plain_memory(x, "te_tensor_copy_from_host");
     if (!te__is_contiguous(x)) return te__fail(x->te, TE_ERR_INVALID, "te_tensor_copy_from_host: the tensor is strided; copy to a contiguous one");
-    if (!host && te__numel(x) > 0) return te__fail(x->te, TE_ERR_INVALID, "te_tensor_copy_from_host: host is NULL");
+    if (te__need_host(x, host, "te_tensor_copy_from_host") != TE_OK) return TE_ERR_INVALID;
     te__touch(x);
     return x->te->device->upload(x->te, te__data(x), host, te_tensor_bytes(x));
 }
@@ -76,6 +80,7 @@ TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const
         te__fail(te, TE_ERR_DTYPE, "te_tensor_from_f32: %s cannot be made from f32", te_dtype_name(dtype));
         return te__checked(x, TE_ERR_DTYPE);
     }
+    if (te__need_host(x, host, "te_tensor_from_f32") != TE_OK) return te__checked(x, TE_ERR_INVALID);
     size = te_tensor_bytes(x);
     bytes = te__alloc(te, size);
     if (!bytes) return te__checked(x, TE_ERR_OUT_OF_MEMORY);
@@ -98,6 +103,7 @@ TE_API te_result te_tensor_to_host(const te_tensor *x, void *host) {
     te_tensor *flat;
     if (!x) return TE_ERR_STATE;
     if (!x->buffer) return te__no_plain_memory(x, "te_tensor_to_host");
+    if (te__need_host(x, host, "te_tensor_to_host") != TE_OK) return TE_ERR_INVALID;
     if (te__is_contiguous(x)) return x->te->device->download(x->te, host, te__data(x), te_tensor_bytes(x));
     te__frame_begin(x->te);
     flat = te__empty_like(x, x->dtype);
@@ -115,6 +121,7 @@ TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host) {
     size_t size;
     if (!x) return TE_ERR_STATE;
     te = x->te;
+    if (te__need_host(x, host, "te_tensor_to_f32") != TE_OK) return TE_ERR_INVALID;
     te__frame_begin(te);
     te->tape.no_grad++;
     if (x->quantized) plain = te_dequantize(te__alias_quantized(x), TE_F32);
@@ -177,6 +184,7 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     int64_t full[TE_MAX_DIMS], n = 1;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, open = -1;
+    bool fits = true;
     if (!x) return NULL;
     if (ndim < 0 || ndim > TE_MAX_DIMS || (ndim && !shape) || !x->buffer || !te__is_contiguous(x)) {
         te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s", !x->buffer ? "the tensor has no plain memory (quantized or described)"
@@ -184,16 +192,22 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
                                                                                    : "the tensor is strided: te_tensor_contiguous it first");
         return NULL;
     }
-    for (i = 0; i < ndim; i++) {
+    for (i = 0; i < ndim && fits; i++) {
         full[i] = shape[i];
-        if (shape[i] == -1 && open < 0)
+        if (shape[i] == -1 && open < 0) {
             open = i;
-        else
-            n *= shape[i];
+            continue;
+        }
+        fits = shape[i] >= 0 && (shape[i] == 0 || n <= TE__MAX_ELEMENTS / shape[i]);
+        if (fits) n *= shape[i];
     }
-    if (open >= 0) full[open] = n > 0 && te__numel(x) % n == 0 ? te__numel(x) / n : -1;
-    for (n = 1, i = 0; i < ndim; i++) n *= full[i] < 0 ? -1 : full[i];
-    if (n != te__numel(x) || (open >= 0 && full[open] < 0)) {
+    if (fits && open >= 0) {
+        fits = n > 0 && te__numel(x) % n == 0;
+        full[open] = fits ? te__numel(x) / n : 0;
+    } else if (n != te__numel(x)) {
+        fits = false;
+    }
+    if (!fits) {
         te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s cannot be seen as %s: %lld elements", te__shape_text(x, a), te__dims_text(ndim, shape, b),
                  (long long)te__numel(x));
         return NULL;
@@ -228,8 +242,8 @@ TE_API te_tensor *te_tensor_narrow(te_tensor *x, int dim, int64_t start, int64_t
     if (!x) return NULL;
     if (dim < 0) dim += x->ndim;
     if (!x->buffer || te_dtype_bits(x->dtype) < 8 || dim < 0 || dim >= x->ndim || start < 0 || length < 0 || start > x->shape[dim] - length) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_narrow: elements %lld to %lld of dimension %d do not exist in %s", (long long)start,
-                 (long long)(start + length), dim, te__shape_text(x, a));
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_narrow: %lld elements from %lld on of dimension %d do not exist in %s", (long long)length,
+                 (long long)start, dim, te__shape_text(x, a));
         return NULL;
     }
     y = te__alias(x);

@@ -36,6 +36,8 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
     if (main_grad && !te__same_shape(x, main_grad))
         return te__fail(x->te, TE_ERR_SHAPE, "te_tensor_set_main_grad: main_grad is %s, the tensor is %s", te__shape_text(main_grad, a),
                         te__shape_text(x, b));
+    if (main_grad && main_grad->te != x->te)
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad belongs to another context (%s)", main_grad->te->device_name);
     if (main_grad && main_grad->dtype != TE_F32 && main_grad->dtype != x->dtype)
         return te__fail(x->te, TE_ERR_DTYPE, "te_tensor_set_main_grad: main_grad is %s; f32 or the tensor's own %s are possible",
                         te_dtype_name(main_grad->dtype), te_dtype_name(x->dtype));
@@ -180,6 +182,11 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     if (te->error_code != TE_OK) return te->error_code;
     if (!te__same_shape(y, grad))
         return te__fail(te, TE_ERR_SHAPE, "te_backward_from: the tensor is %s, its gradient %s", te__shape_text(y, a), te__shape_text(grad, b));
+    if (grad->te != te)
+        return te__fail(te, TE_ERR_INVALID, "te_backward_from: the gradient belongs to another context (%s); copy it through the host", grad->te->device_name);
+    if (y->dtype != grad->dtype || grad->quantized)
+        return te__fail(te, TE_ERR_DTYPE, "te_backward_from: the tensor is %s, its gradient %s%s; they must be alike", te_dtype_name(y->dtype),
+                        grad->quantized ? "quantized, nominally " : "", te_dtype_name(grad->dtype));
     if (!y->requires_grad || !y->var)
         return te__fail(te, TE_ERR_STATE, "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
                                           "te_no_grad_begin, or in a scope that has ended?)");

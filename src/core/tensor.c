@@ -127,6 +127,9 @@ static void te__drop(te_tensor *x) {
         }
 }
 
+/* Of 64 bits each: the size in bytes has room to spare. */
+#define TE__MAX_ELEMENTS (INT64_MAX >> 7)
+
 /* A tensor without memory; belongs to the innermost scope. */
 static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *x;
@@ -143,7 +146,7 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
         return NULL;
     }
     for (i = 0; i < ndim; i++) {
-        if (shape[i] < 0 || (shape[i] > 0 && n > (INT64_MAX >> 4) / shape[i])) {
+        if (shape[i] < 0 || (shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i])) {
             te__fail(te, TE_ERR_SHAPE, "tensor: shape %s has a negative size or more elements than 64 bits can count", te__dims_text(ndim, shape, text));
             return NULL;
         }

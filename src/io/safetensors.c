@@ -41,6 +41,7 @@ struct te_safetensors {
     te__st_name *by_name;  /* [num_entries] */
     te_metadata *metadata; /* sorted by key */
     int num_metadata, cap_metadata;
+    void *staging; /* NULL until it is needed: what data passes through on its way to the device */
 };
 
 /* ---- the header ---- */
@@ -241,6 +242,8 @@ static bool te__st_read_header(te_safetensors *f, te__text *why) {
 
 /* ---- reading ---- */
 
+static size_t te__st_staging_bytes(const te_safetensors *f) { return (size_t)te__min((int64_t)f->data_size, TE__ST_CHUNK); }
+
 TE_API void te_safetensors_close(te_safetensors *f) {
     te_ctx *te;
     if (!f) return;
@@ -251,6 +254,7 @@ TE_API void te_safetensors_close(te_safetensors *f) {
     te__free(te, f->entries, (size_t)f->cap_entries * sizeof(te__st_entry));
     te__free(te, f->by_name, (size_t)f->num_entries * sizeof(te__st_name));
     te__free(te, f->metadata, (size_t)f->cap_metadata * sizeof(te_metadata));
+    te__free(te, f->staging, te__st_staging_bytes(f));
     te__free(te, f, sizeof(*f));
 }
 
@@ -319,6 +323,12 @@ static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) 
     return NULL;
 }
 
+/* False, with the error recorded, when there is no memory. Once it has been true, reading into existing tensors needs none. */
+static bool te__st_stage(te_safetensors *f) {
+    if (!f->staging) f->staging = te__alloc(f->te, te__st_staging_bytes(f));
+    return f->staging != NULL;
+}
+
 /* The bytes of an entry into a contiguous tensor of its size. */
 static te_result te__st_load(te_safetensors *f, const te__st_entry *x, te_tensor *dst) {
     te_ctx *te = f->te;
@@ -326,19 +336,17 @@ static te_result te__st_load(te_safetensors *f, const te__st_entry *x, te_tensor
     te_result result = TE_OK;
     size_t chunk = (size_t)te__min((int64_t)x->e.bytes, TE__ST_CHUNK);
     uint64_t done;
-    void *staging = te__alloc(te, chunk);
-    if (!staging) return TE_ERR_OUT_OF_MEMORY;
+    if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
     te__touch(dst);
     for (done = 0; done < x->e.bytes && result == TE_OK; done += chunk) {
         if (chunk > x->e.bytes - done) chunk = (size_t)(x->e.bytes - done);
-        if (te__file_read_at(&f->file, f->data_start + x->e.offset + done, staging, chunk, &why)) {
-            result = te->device->upload(te, (char *)te__data(dst) + done, staging, chunk);
+        if (te__file_read_at(&f->file, f->data_start + x->e.offset + done, f->staging, chunk, &why)) {
+            result = te->device->upload(te, (char *)te__data(dst) + done, f->staging, chunk);
         } else {
             te__st_fail(f, TE_ERR_IO, "tensor " TE__ST_NAME ": %s", x->e.name, te__text_str(&why));
             result = TE_ERR_IO;
         }
     }
-    te__free(te, staging, (size_t)te__min((int64_t)x->e.bytes, TE__ST_CHUNK));
     te__text_free(&why);
     return result;
 }
@@ -516,7 +524,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
     qsort(sorted, (size_t)num_items, sizeof(*sorted), te__st_by_width);
     header.memory = &te->host_allocator;
     te__st_put_header(&header, sorted, num_items, metadata, num_metadata);
-    if (result == TE_OK && header.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: no host memory for the header", path);
+    if (result == TE_OK && header.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: the header: %s", path, te__no_memory_text);
     if (result == TE_OK && header.n > TE__ST_MAX_HEADER)
         result = te__fail(te, TE_ERR_INVALID, "%s: a header of %llu bytes; readers accept %d", path, (unsigned long long)header.n, (int)TE__ST_MAX_HEADER);
     if (result == TE_OK) result = te__st_write(te, path, sorted, num_items, &header);

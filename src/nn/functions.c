@@ -153,6 +153,13 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
 }
 
 /* The normalised rows; under `spec` (delayed scaling) as a quantized tensor, made from the unrounded f32 result. */
+static bool te__norm_fits(const te_tensor *x, const te_tensor *p, const char *name, const char *what) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!p || te__numel(p) == te__cols(x)) return true;
+    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s and the %s %s; it must have the input's last size", name, te__shape_text(x, a), what, te__shape_text(p, b));
+    return false;
+}
+
 static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
@@ -161,6 +168,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     te_ctx *te;
     te_result result;
     if (!x || !te__operand(x, gamma, false, name) || !te__operand(x, beta, true, name) || !te__need_float(x, name)) return NULL;
+    if (!te__norm_fits(x, gamma, name, "weight") || !te__norm_fits(x, beta, name, "bias")) return NULL;
     te = x->te;
     x = te_tensor_contiguous(x);
     te__frame_begin(te);
@@ -326,10 +334,11 @@ TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
     te_embedding_fwd_args args = TE_ZERO;
     te_tensor *saved[2], *y;
     int64_t shape[TE_MAX_DIMS];
-    char text[TE__SHAPE_TEXT];
+    char text[TE__SHAPE_TEXT], more[TE__SHAPE_TEXT];
     if (!table || !te__operand(table, ids, false, "te_embedding_lookup")) return NULL;
     if (table->ndim != 2 || ids->ndim + 1 > TE_MAX_DIMS) {
-        te__fail(table->te, TE_ERR_SHAPE, "te_embedding_lookup: the table is %s; [vocabulary, width] is needed", te__shape_text(table, text));
+        te__fail(table->te, TE_ERR_SHAPE, "te_embedding_lookup: the table is %s and the ids %s; [vocabulary, width] and at most %d dimensions are needed",
+                 te__shape_text(table, text), te__shape_text(ids, more), TE_MAX_DIMS - 1);
         return NULL;
     }
     ids = te_tensor_contiguous(ids);

@@ -125,6 +125,7 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     int64_t shape[TE_MAX_DIMS];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return NULL;
+    if (!x->quantized && !te__need_float(x, "linear")) return NULL;
     te = x->te;
     if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1]) {
         te__fail(te, TE_ERR_SHAPE, "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",

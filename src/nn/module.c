@@ -171,6 +171,12 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     m->num_entries++;
     return tensor;
 }
+/* Takes the newest one back. */
+static void te__module_remove_last(te_module *m) {
+    te__entry *e = &m->entries[--m->num_entries];
+    te_tensor_release(e->tensor);
+    te__free_string(m->te, e->name);
+}
 TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_tensor *tensor) {
     tensor = te__module_add(m, name, tensor, TE_ENTRY_PARAMETER);
     if (tensor) te_tensor_set_requires_grad(tensor, true);

@@ -7,6 +7,7 @@ typedef struct te__adam_param {
     te_tensor *m, *v; /* f32 */
     te_tensor *master; /* f32, or NULL */
     uint64_t version; /* of the parameter's memory when `master` spoke for it */
+    bool listed;      /* takes part in the step under way */
 } te__adam_param;
 
 struct te_optimizer {
@@ -183,6 +184,7 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
             result = te__adam_take_master(p);
             if (result != TE_OK) return result;
         }
+        p->listed = true;
         opt->grads[*n] = grad;
         opt->list[*n].grad = grad;
         opt->list[*n].param = p->param;
@@ -220,6 +222,7 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     te = opt->te;
     if (te->error_code != TE_OK) return te->error_code;
     split = opt->desc.decay_matrices_only && opt->desc.weight_decay > 0.0f;
+    for (i = 0; i < opt->num_params; i++) opt->params[i].listed = false;
     result = te__adam_collect(opt, true, !split, &n);
     decayed = n;
     if (split && result == TE_OK) result = te__adam_collect(opt, false, false, &n);
@@ -234,10 +237,13 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     }
     if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay);
     if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f);
-    if (result != TE_OK || te->warming) return result; /* a warm-up leaves counts and gradients as they were */
+    if (te->warming) return result; /* leaves counts and gradients as they were */
+    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. */
+    for (i = 0; i < opt->num_params; i++)
+        if (opt->params[i].listed) opt->params[i].version = opt->params[i].param->buffer->version;
+    if (result != TE_OK) return result;
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
-    for (i = 0; i < opt->num_params; i++) opt->params[i].version = opt->params[i].param->buffer->version;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
     return TE_OK;
 }

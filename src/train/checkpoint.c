@@ -98,7 +98,7 @@ typedef struct te__ckpt_new {
     te_module *m;
     const char *entry; /* in the file */
     const char *name;  /* its last part */
-    te_tensor *tensor; /* NULL until it has been read */
+    te_tensor *tensor; /* NULL until it has been read; of the scope */
 } te__ckpt_new;
 
 typedef struct te__ckpt_plan {
@@ -185,7 +185,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
         te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"te.lr\" %g: no optimizer was there", (unsigned long long)p->steps, p->lr);
         return TE_ERR_FORMAT;
     }
-    if (unused) te__warn(te, "%s: %d tensors that the model lacks are ignored, the first is " TE__ST_NAME, f->path, unused, first);
+    if (unused && te->error_code == TE_OK) te__warn(te, "%s: %d tensors that the model lacks are ignored, the first is " TE__ST_NAME, f->path, unused, first);
     return te_error_code(te);
 }
 
@@ -193,14 +193,17 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     te_ctx *te = p->have.te;
     te_result result = TE_OK;
     int i;
-    for (i = 0; i < p->num_fresh; i++) { /* these need memory, so they come before the first change */
+    /* What needs memory comes first, and can be taken back. */
+    if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < p->num_fresh; i++) {
         p->fresh[i].tensor = te_safetensors_read(f, p->fresh[i].entry);
-        if (!p->fresh[i].tensor) return te_error_code(te);
+        if (!te_module_add_buffer(p->fresh[i].m, p->fresh[i].name, p->fresh[i].tensor)) {
+            while (i > 0) te__module_remove_last(p->fresh[--i].m);
+            return te_error_code(te);
+        }
     }
     for (i = 0; i < p->have.num_items && result == TE_OK; i++)
         result = te_safetensors_read_into(f, p->have.items[i].name, (te_tensor *)p->have.items[i].tensor);
-    for (i = 0; i < p->num_fresh && result == TE_OK; i++)
-        if (!te_module_add_buffer(p->fresh[i].m, p->fresh[i].name, p->fresh[i].tensor)) result = te_error_code(te);
     if (result != TE_OK) return result;
     if (opt) te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);

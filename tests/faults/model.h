@@ -41,7 +41,6 @@ static TE_MAYBE_UNUSED model model_create(te_ctx *te, te_recipe_kind recipe, boo
     layer.hidden_dropout = layer.attention_dropout = plain ? 0 : 0.1f;
     adam.max_grad_norm = 1;
     adam.weight_decay = 0.1f;
-    adam.decay_matrices_only = !plain;
     m.recipe = recipe;
     m.gpt = te_module_create(te, &cls, "gpt");
     te_module *child = te_embedding_create(te, &table);
@@ -88,15 +87,17 @@ static TE_MAYBE_UNUSED double model_step(te_ctx *te, const model *m) {
 }
 
 static bool model__hash(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    uint64_t *hash = (uint64_t *)user;
     const uint8_t *bytes = (const uint8_t *)te_tensor_data(x);
-    (void)m, (void)path, (void)kind;
-    for (size_t i = 0; i < te_tensor_bytes(x); i++) *hash = (*hash ^ bytes[i]) * 0x100000001B3u;
+    uint64_t hash = 0xCBF29CE484222325u;
+    (void)m, (void)kind;
+    for (; *path; path++) hash = (hash ^ (uint8_t)*path) * 0x100000001B3u;
+    for (size_t i = 0; i < te_tensor_bytes(x); i++) hash = (hash ^ bytes[i]) * 0x100000001B3u;
+    *(uint64_t *)user += hash;
     return true;
 }
-/* Of every byte of the parameters and buffers. CPU only. */
+/* Of every byte of the parameters and buffers, in whatever order they were added. CPU only. */
 static TE_MAYBE_UNUSED uint64_t model_hash(const model *m) {
-    uint64_t hash = 0xCBF29CE484222325u;
+    uint64_t hash = 0;
     te_module_visit_tensors(m->gpt, model__hash, &hash);
     return hash;
 }

@@ -52,6 +52,7 @@ enum {
     THREADS = 32 * WARPS,
     SLOT = te_tile<D>::ROW * BN // bytes of a tile of K or V
 };
+
 extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_attn_fwd_mma(const __grid_constant__ te__attn_kargs a) {
     extern __shared__ uint4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

@@ -121,12 +121,13 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_attn_bwd_args *arg
     te__attn_kargs a = te__attn_problem_bwd(args);
     const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad;
     te_result r;
+    if (rows / 8 > INT_MAX) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have", (long long)rows);
     if (rows > 0) {
-        te__launch *l = te__plan_launch(p, "attn", "attn_delta");
-        if (rows / 8 > INT_MAX) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have", (long long)rows);
+        te__launch *l;
         a.lse2 = (float *)te__plan_workspace(p, 2 * rows * (int64_t)sizeof(float));
         if (!a.lse2) return p->result;
         a.delta = a.lse2 + rows;
+        l = te__plan_launch(p, "attn", "attn_delta");
         *TE__KARGS(p, l, te__attn_kargs) = a;
         te__launch_size(l, rows / 8, 1, 1, 256, 0);
     }

@@ -6,6 +6,22 @@
 #include "device/mma.cuh"
 #include "ops/attn/attn.cuh"
 
+// ---- shared memory, plainly ----
+
+TE_DEV float2 te_lds8(te_u32 src) {
+    float2 r;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(src) : "memory");
+    return r;
+}
+TE_DEV uint4 te_lds16(te_u32 src) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(src) : "memory");
+    return v;
+}
+TE_DEV void te_sts4(te_u32 dst, te_u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(dst), "r"(v) : "memory"); }
+
+// ---- tiles and their fragments ----
+
 template <int D> struct te_tile {
     enum { ROW = 2 * D + 16 }; // bytes
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
@@ -52,18 +68,7 @@ template <int D> struct te_reader {
     TE_DEV te_u32 at(te_u32 tile, int row, int step) const { return tile + lane_at + te_tile<D>::piece(row, 2 * step); }
 };
 
-TE_DEV float2 te_lds8(te_u32 src) {
-    float2 r;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(src) : "memory");
-    return r;
-}
-
-TE_DEV uint4 te_lds16(te_u32 src) {
-    uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(src) : "memory");
-    return v;
-}
-TE_DEV void te_sts4(te_u32 dst, te_u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(dst), "r"(v) : "memory"); }
+// ---- products ----
 
 template <int DT> TE_DEV void te_mma(float d[4], const te_u32 a[4], const te_u32 b[2]) {
     if (DT == TE_BF16)
@@ -140,6 +145,8 @@ TE_DEV void te_weighted(float (&acc)[M][D / 8][4], const float (&w)[M][K][4], co
         }
     }
 }
+
+// ---- masks, and the way out ----
 
 // -inf where row i does not see key j, in a tile of scores. `row` and `column` are this lane's first ones.
 template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_kargs &a, int row, int column) {

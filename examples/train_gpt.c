@@ -23,7 +23,6 @@ static void on_interrupt(int number) { interrupted = number; }
 
 #define die(...) (fprintf(stderr, "\ntrain_gpt: " __VA_ARGS__), fputc('\n', stderr), exit(1))
 #define check() (te_ok(te) ? (void)0 : die("%s", te_error(te))) /* the first error stays: one look a step is enough */
-
 static double now(void) {
     struct timespec t;
     return clock_gettime(CLOCK_MONOTONIC, &t) ? 0 : (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -32,14 +31,14 @@ static double now(void) {
 /* ---- options: name, default on the CPU and on a GPU, help ---- */
 
 #define NUMBERS(X)                                            \
-    X(int, steps, "240", "300", "training steps")             \
+    X(int, steps, "240", "900", "training steps")             \
     X(int, layers, "4", "12", "transformer layers")           \
     X(int, hidden, "128", "1024", "width of the model")       \
     X(int, heads, "4", "16", "attention heads")               \
     X(int, kv_heads, "2", "4", "heads of keys and values")    \
     X(int, seq, "128", "1024", "bytes of context")            \
-    X(int, batch, "8", "8", "sequences a step")               \
-    X(double, lr, "3e-3", "1e-3", "highest learning rate")    \
+    X(int, batch, "16", "8", "sequences a step")              \
+    X(double, lr, "2e-3", "1e-3", "highest learning rate")    \
     X(int, seed, "1234", "1234", "of weights and batches")    \
     X(int, sample, "300", "300", "bytes to write at the end")
 #define FIELD(type, name, cpu, gpu, help) type name;
@@ -271,7 +270,7 @@ static void show(double seconds, int steps, bool evaluated) { /* waits for the d
     fflush(stdout);
 }
 static void write_sample(run *r) {
-    static int32_t bytes[1 << 16] = {'\n'};
+    static int32_t bytes[1 << 16] = {'\n'}; /* it starts from the beginning of a line */
     te_no_grad_begin(te);
     for (int n = 1, c = 0; n <= opt.sample && n < 1 << 16; n++, c = 0) {
         int length = n < opt.seq ? n : opt.seq;
@@ -286,7 +285,7 @@ static void write_sample(run *r) {
         bytes[n] = c;
         putchar(c == '\n' || (c >= 32 && c < 127) ? c : '.');
     }
-    te_no_grad_end(te);
+    te_no_grad_end(te), putchar('\n');
 }
 
 int main(int argc, char **argv) {
@@ -299,7 +298,8 @@ int main(int argc, char **argv) {
     NUMBERS(READ)
     if (opt.help) return printf("  --resume    go on from what is in the folder\n"), 0;
     check();
-    if (opt.steps < 1 || opt.seq < 1 || opt.batch < 1) die("--steps, --seq and --batch must be at least 1");
+    if (opt.steps < 1 || opt.seq < 1 || opt.batch < 1 || (double)opt.seq * opt.batch > 1e8)
+        die("--steps, --seq and --batch must be at least 1, and a batch at most 100 million bytes");
     for (; *argv; argv++) {
         if (!strcmp(*argv, "--resume")) opt.resume = true;
         else if (!strncmp(*argv, "--", 2)) die("there is no option %s; --help shows what there is", *argv);
@@ -307,9 +307,9 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < 5 && !files; i++) if (!access(sources[i], R_OK)) read_text(sources[i]);
     if (valid.size <= (size_t)opt.seq) die("%zu bytes of text are too few for --seq %d", train.size + valid.size, opt.seq);
-    if (mkdir(opt.out, 0777) && errno != EEXIST) die("cannot make the folder %s: %s", opt.out, strerror(errno));
     if (!strcmp(opt.recipe, "none")) end--, runs->file = runs[1].file;
     else if (strcmp(opt.recipe, "current") && strcmp(opt.recipe, "delayed")) die("--recipe %s; see --help", opt.recipe);
+    if (mkdir(opt.out, 0777) && errno != EEXIST) die("cannot make the folder %s: %s", opt.out, strerror(errno));
     for (run *r = runs; r < end; r++) open_run(r);
     double millions = (double)te_module_num_parameters(runs->model) / 1e6;
     snprintf(title, sizeof title, "GPT of %.1f million parameters on %s", millions, te_ctx_device(te));
@@ -323,7 +323,7 @@ int main(int argc, char **argv) {
     int first = runs->step < end[-1].step ? runs->step : end[-1].step, read_every = te_ctx_is_cuda(te) ? READ_EVERY : 1;
     double begin = now(), next_save = begin;
     signal(SIGINT, on_interrupt);
-    for (int step = first; step < opt.steps && !interrupted; step++) {
+    for (int step = first, stop = 0; step < opt.steps && !stop; step++) {
         bool last = step + 1 == opt.steps, evaluated = last || (step + 1) % ((opt.steps + NUM_EVALS - 1) / NUM_EVALS) == 0;
         te_scope_begin(te);
         for (run *r = runs; r < end; r++) {
@@ -335,15 +335,15 @@ int main(int argc, char **argv) {
         }
         te_scope_end(te);
         check();
-        bool saving = last || interrupted || now() > next_save;
-        if (saving || evaluated || step % read_every == 0) show(now() - begin, step + 1 - first, evaluated);
-        if (saving) next_save = save();
+        stop = last || interrupted;
+        if (stop || evaluated || step % read_every == 0 || now() > next_save) show(now() - begin, step + 1 - first, evaluated);
+        if (stop || now() > next_save) next_save = save();
     }
-    if (interrupted) return printf("\nstopped; --resume goes on from here\n"), 130;
+    if (runs->step < opt.steps) return printf("\nstopped; --resume goes on from here\n"), 130;
     double ratio = (double)(end[-1].valid[opt.steps] / runs->valid[opt.steps]);
     if (end == runs + 2) printf("validation loss, FP8 against BF16: %+.2f %%\n", 100 * (ratio - 1));
     printf("loss.svg and the models are in %s. This is how the %s model writes:\n", opt.out, end[-1].name);
-    write_sample(end - 1);
+    write_sample(end - 1), check();
     for (run *r = runs; r < end; r++) te_optimizer_destroy(r->adam), te_module_destroy(r->model), free(r->train);
     te_ctx_destroy(te);
     return 0;

@@ -35,8 +35,9 @@ typedef struct te_metadata {
 } te_metadata;
 TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
                                     int num_metadata);
-/* Reads it back. Every name, shape and format is checked before the first byte changes, and all memory is taken: any
- * error but a disk's leaves all as it was. Entries of the file that the model lacks are ignored with a warning; those that the file lacks are errors. */
+/* Reads it back. Every name, shape and format is checked, and all memory taken, before the first byte changes: any error
+ * but the disk's own leaves all as it was. Entries of the file that the model lacks are ignored with a warning; those that
+ * the file lacks are errors. */
 TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* The value of one metadata entry of a file into buffer; TE_ERR_INVALID if there is none. */
 TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size);

@@ -65,6 +65,16 @@ TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad ==
 /* Will a function of x have to be recorded? */
 static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
 
+static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
+    int i;
+    for (i = 0; i < count; i++)
+        if (tensors[i] && tensors[i]->te != te) {
+            te__fail(te, TE_ERR_INVALID, "te_record: %s: a tensor of another context (%s)", desc->name ? desc->name : "?", tensors[i]->te->device_name);
+            return false;
+        }
+    return true;
+}
+
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
     te__node *node;
     bool wanted = false;
@@ -72,12 +82,16 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
     if (!te || !desc) return TE_ERR_STATE;
     for (i = 0; i < desc->num_outputs; i++)
         if (!desc->outputs[i]) return TE_ERR_STATE;
+    if (!te__node_tensors_ok(te, desc, desc->inputs, desc->num_inputs) || !te__node_tensors_ok(te, desc, desc->outputs, desc->num_outputs) ||
+        !te__node_tensors_ok(te, desc, desc->saved, desc->num_saved))
+        return TE_ERR_INVALID;
+    if (!desc->backward) return te__fail(te, TE_ERR_INVALID, "te_record: %s has no backward function", desc->name ? desc->name : "?");
     for (i = 0; i < desc->num_inputs; i++) wanted = wanted || te__wants_grad(desc->inputs[i]);
     if (!wanted) return TE_OK;
     if (!te__grow(te, (void **)&te->tape.nodes, &te->tape.cap_nodes, te->tape.num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;
     node = (te__node *)te__alloc_zero(te, sizeof(te__node));
     if (!node) return TE_ERR_OUT_OF_MEMORY;
-    node->name = desc->name;
+    node->name = desc->name ? desc->name : "?";
     node->backward = desc->backward;
     node->inputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_inputs * sizeof(te__var *));
     node->outputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_outputs * sizeof(te__var *));
@@ -162,6 +176,7 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
     for (i = 0; i < node->num_inputs && result == TE_OK; i++)
         if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
     te__frame_end(te, NULL, 0);
+    if (result != TE_OK) te__fail(te, result, "te_backward: the backward function of %s returned %s", node->name, te_result_name(result));
     if (result == TE_OK && te->error_code != TE_OK) result = te->error_code;
     for (i = 0; i < node->num_outputs; i++)
         if (node->outputs[i]) {

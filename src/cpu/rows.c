@@ -4,6 +4,7 @@
 /* Elements index .. index + n - 1 of an array of `dtype`. */
 static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {
     int64_t i;
+    if (n == 0) return; /* and then there may be no memory at all */
     switch (dtype) {
     case TE_F32: memcpy(out, (const float *)data + index, (size_t)n * sizeof(float)); break;
     case TE_F16: {
@@ -47,6 +48,7 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
 
 static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, const float *in) {
     int64_t i;
+    if (n == 0) return;
     switch (dtype) {
     case TE_F32: memcpy((float *)data + index, in, (size_t)n * sizeof(float)); break;
     case TE_F16: {

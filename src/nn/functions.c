@@ -28,6 +28,14 @@ static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional
     return te__same_ctx(with, x->te, function);
 }
 
+/* A vector with one entry for each column of x; NULL is fine. */
+static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char *name, const char *what) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!p || te__numel(p) == te__cols(x)) return true;
+    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s and the %s %s; it needs the input's last size", name, te__shape_text(x, a), what, te__shape_text(p, b));
+    return false;
+}
+
 /* gradient of a parameter [N] that was broadcast over the rows of dy: in the parameter's own format */
 static te_tensor *te__bias_grad(te_tensor *dy, te_dtype dtype) {
     te_column_sum_args args = TE_ZERO;
@@ -153,13 +161,6 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
 }
 
 /* The normalised rows; under `spec` (delayed scaling) as a quantized tensor, made from the unrounded f32 result. */
-static bool te__norm_fits(const te_tensor *x, const te_tensor *p, const char *name, const char *what) {
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!p || te__numel(p) == te__cols(x)) return true;
-    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s and the %s %s; it must have the input's last size", name, te__shape_text(x, a), what, te__shape_text(p, b));
-    return false;
-}
-
 static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
@@ -168,7 +169,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     te_ctx *te;
     te_result result;
     if (!x || !te__operand(x, gamma, false, name) || !te__operand(x, beta, true, name) || !te__need_float(x, name)) return NULL;
-    if (!te__norm_fits(x, gamma, name, "weight") || !te__norm_fits(x, beta, name, "bias")) return NULL;
+    if (!te__fits_columns(x, gamma, name, "weight") || !te__fits_columns(x, beta, name, "bias")) return NULL;
     te = x->te;
     x = te_tensor_contiguous(x);
     te__frame_begin(te);
@@ -295,6 +296,7 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     if (!x || !te__operand(x, bias, true, "te_bias_dropout_add") || !te__operand(x, residual, true, "te_bias_dropout_add") ||
         !te__need_float(x, "te_bias_dropout_add"))
         return NULL;
+    if (!te__fits_columns(x, bias, "te_bias_dropout_add", "bias")) return NULL;
     if (!bias && !residual && p == 0.0f) return x;
     te = x->te;
     x = te_tensor_contiguous(x);
@@ -386,9 +388,15 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     te_tensor *saved[4], *rows, *loss;
     te_ctx *te;
     te_result result;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!logits || !te__operand(logits, target, false, "te_cross_entropy") || !te__need_float(logits, "te_cross_entropy")) return NULL;
     if (!desc) desc = &zero;
     te = logits->te;
+    if (te__numel(target) != te__rows(logits)) {
+        te__fail(te, TE_ERR_SHAPE, "te_cross_entropy: the logits are %s and the target is %s; one id for each row of logits is needed",
+                 te__shape_text(logits, a), te__shape_text(target, b));
+        return NULL;
+    }
     logits = te_tensor_contiguous(logits);
     target = te_tensor_contiguous(target);
     if (!logits || !target) return NULL;

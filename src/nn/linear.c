@@ -141,6 +141,11 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
                  te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
         return NULL;
     }
+    if (x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !x->quantized->col.data))) {
+        te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
+                 x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
+        return NULL;
+    }
     cast = g ? te__autocast_now(te) : NULL;
     state.quantized = x->quantized || (cast && cast->enabled);
     te__frame_begin(te);

@@ -295,6 +295,7 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
         result = te->error_code;
     }
+    if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* if it has not said more */
     te__frame_end(te, args->outputs, result == TE_OK ? args->num_outputs : 0);
     memcpy(te->module_path, before, sizeof(before));
     if (result == TE_OK) return args->outputs[0];

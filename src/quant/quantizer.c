@@ -135,6 +135,10 @@ TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *de
         te__fail(te, TE_ERR_SHAPE, "te_quantizer_create: scale and amax must be f32 tensors of one element");
         return NULL;
     }
+    if ((desc->scale && desc->scale->te != te) || (desc->amax && desc->amax->te != te)) {
+        te__fail(te, TE_ERR_INVALID, "te_quantizer_create: scale or amax belongs to another context");
+        return NULL;
+    }
     if (desc->usage & ~(TE_ROWWISE | TE_COLUMNWISE)) {
         te__fail(te, TE_ERR_INVALID, "te_quantizer_create: usage %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both are possible", desc->usage);
         return NULL;

@@ -145,7 +145,8 @@ typedef enum te_epilogue {
     TE_EPILOGUE_DGELU = 2  /* D = acc * gelu'(aux) */
 } te_epilogue;
 
-/* te.md 1.6. The gated ones take [M, 2N], the first half through the nonlinearity: y = f(a) * b. */
+/* As TransformerEngine computes them (GLU variants: Shazeer 2020). The gated ones take [M, 2N], the first half through the
+ * nonlinearity: y = f(a) * b. */
 typedef enum te_activation {
     TE_ACTIVATION_DEFAULT = 0, /* GELU in modules, no activation in te_act_fwd's sense: refused there */
     TE_GELU = 1,               /* the tanh form */
@@ -559,7 +560,7 @@ typedef struct te_embedding_bwd_args {
 
 /* ---- cast ---------------------------------------------------------------------------------------------------- */
 
-/* amax f32 [1] = max |x|, NaN ignored, infinity kept (te.md 2.3). keep: take the maximum with what amax holds already.
+/* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: take the maximum with what amax holds already.
  * noop: optional f32 [1]; 1.0 => the call does nothing. */
 typedef struct te_amax_args {
     const te_tensor *x;
@@ -568,7 +569,7 @@ typedef struct te_amax_args {
     const te_tensor *noop;
 } te_amax_args;
 
-/* scale [n], scale_inv [n] from amax [n], all f32 (te.md 2.4):
+/* scale [n], scale_inv [n] from amax [n], all f32 (as nvte_compute_scale_from_amax):
  *   a = amax < epsilon ? epsilon : amax;  a is 0, inf or NaN => scale 1
  *   scale = RN(fp8_max / a), infinity => FLT_MAX, power_of_two => mantissa cleared;  scale_inv = RN(1 / scale) */
 typedef struct te_scale_from_amax_args {
@@ -579,8 +580,8 @@ typedef struct te_scale_from_amax_args {
     bool power_of_two;
 } te_scale_from_amax_args;
 
-/* The delayed-scaling update of te.md 2.2 for n slots: amax_history f32 [L, n], scale f32 [n]. reduced: optional f32 [n],
- * the amaxes after a reduction over a group, used where not 0 in place of amax_history[0]. */
+/* The delayed-scaling update of TransformerEngine (delayed_scaling_recipe) for n slots: amax_history f32 [L, n], scale f32 [n].
+ * reduced: optional f32 [n], the amaxes after a reduction over a group, used where not 0 in place of amax_history[0]. */
 typedef struct te_delayed_update_args {
     te_tensor *amax_history, *scale;
     const te_tensor *reduced;
@@ -589,7 +590,7 @@ typedef struct te_delayed_update_args {
     te_amax_algo algo;
 } te_delayed_update_args;
 
-/* Per-tensor FP8 cast (te.md 2.3). x [.., N] viewed as [M, N]; q = saturate(round_to_nearest_even(f32(x) * scale)),
+/* Per-tensor FP8 cast (as nvte_quantize). x [.., N] viewed as [M, N]; q = saturate(round_to_nearest_even(f32(x) * scale)),
  * infinity saturates, NaN stays NaN.
  *   row        [M, ld]  e4m3 or e5m2, optional: element (m, n) at m * ld + n, columns N .. ld-1 are written as 0
  *   col        [N, ldc] the same codes transposed, optional: element at n * ldc + m, columns M .. ldc-1 written as 0
@@ -622,7 +623,7 @@ typedef struct te_transpose_args {
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
 
-/* D [m, n] = epilogue(scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32 (te.md 2.8).
+/* D [m, n] = epilogue(scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32.
  *   A        [m, lda] (or, a_transposed, [k, lda]);  op(A) is m x k
  *   B        [n, ldb] (b_transposed: its memory is n x k, as a weight's is) or [k, ldb];  op(B) is k x n
  *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; or e4m3/e5m2 in any mix but
@@ -649,7 +650,7 @@ typedef struct te_gemm_args {
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */
 
-/* y = (x - mean) * rstd * gamma' + beta, per row of [M, N] (te.md 1.2, 1.3); gamma' = gamma + 1 if zero_centered_gamma.
+/* y = (x - mean) * rstd * gamma' + beta, per row of [M, N]; gamma' = gamma + 1 if zero_centered_gamma.
  * RMSNorm: mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
@@ -702,7 +703,7 @@ typedef struct te_act_bwd_args {
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
 
-/* Rotary embedding (te.md 1.7), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
+/* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
  *   x, y        [s, b, h, d] or [b, s, h, d]; y may be x
  *   rotary_dim  0 => d; the first rotary_dim channels are rotated, the rest pass through
  *   start_positions  optional i32 [b], added to each sequence's positions
@@ -721,7 +722,7 @@ typedef struct te_rope_args {
 } te_rope_args;
 
 /* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope.
- *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: rows ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (te.md 1.9) */
+ *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: rows ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention) */
 typedef struct te_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
@@ -755,7 +756,7 @@ typedef struct te_qkv_rope_bwd_args {
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 
 
-/* O = softmax(scale * Q K^T, masked) V (te.md 1.8), never materialising the score matrix.
+/* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
  *   q, o  [s_q, b, H, d] (or bshd), k, v [s_kv, b, G, d]; any strides, the last dimension contiguous; head h uses group
  *         h / (H / G); d up to 256; v may have another head size than q and k
  *   lse   f32 [b, H, s_q]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
@@ -807,14 +808,14 @@ typedef struct te_dropout_add_bwd_args {
 
 /* ---- loss ---------------------------------------------------------------------------------------------------- */
 
-/* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x (te.md 5.9), lse f32 [M] saved.
+/* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
  * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0.
  * count: optional f32 [1], the number of targets that are not ignored. */
 typedef struct te_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
     float label_smoothing;
-    int64_t ignore_index; /* te.md's default is -100; 0 is a legal target, so this field has no default */
+    int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
 } te_cross_entropy_fwd_args;
 /* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale, dloss f32 [M] or [1] (broadcast); count: optional f32
  * [1], divides (as max(count, 1)). dlogits may be logits. */
@@ -838,7 +839,7 @@ typedef struct te_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
-/* One Adam(W) step over a list of tensors (te.md 5.2). Entry i: grad, param (f32/f16/bf16), m and v f32; master f32 optional:
+/* One Adam(W) step over a list of tensors (as FusedAdam). Entry i: grad, param (f32/f16/bf16), m and v f32; master f32 optional:
  * then the step works on it and param = round(master). All of one entry have the same size.
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + wd * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
@@ -907,7 +908,7 @@ typedef enum te_format {
     TE_FORMAT_E4M3 = 2     /* E4M3 everywhere */
 } te_format;
 
-/* te.md 2.1. Zero-initialised fields have the documented default; make one with the functions below. */
+/* As transformer_engine.common.recipe has them. Zero-initialised fields have the documented default; make one with the functions below. */
 typedef struct te_recipe {
     te_recipe_kind kind;
     te_format format;
@@ -955,7 +956,7 @@ typedef struct te_quantizer_desc {
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc);
 TE_API void te_quantizer_destroy(te_quantizer *q);
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage);
-/* A quantized tensor of x [.., N] (float). Allocates. NaN stays NaN, infinity saturates (te.md 2.3). */
+/* A quantized tensor of x [.., N] (float). Allocates. NaN stays NaN, infinity saturates (TransformerEngine: Float8Quantizer). */
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x);
 /* The value in `dtype` (TE_DTYPE_NONE => the nominal one), [same shape]. Differentiable as the identity. */
 TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);
@@ -1001,7 +1002,7 @@ typedef struct te_rotary_desc {
     float base;           /* 0 => 10000 */
     float rotary_percent; /* 0 => 1: dim' = floor(dim * percent) */
     bool interleaved;
-    float seq_len_interpolation_factor;         /* both set => positions are interpolated (te.md 1.7) */
+    float seq_len_interpolation_factor;         /* both set => positions are interpolated (TransformerEngine: RotaryPositionEmbedding) */
     int64_t pretrained_max_position_embeddings;
     int64_t position_offset;
     te_tensor *start_positions; /* i32 [b], borrowed for the call */
@@ -1068,7 +1069,7 @@ typedef struct te_forward_args {
     te_attn_mask mask;         /* 0 => the module's own */
     bool has_window;
     int64_t window_left, window_right;
-    te_microbatch is_first_microbatch; /* te.md 1.0 */
+    te_microbatch is_first_microbatch; /* FIRST: quantize the weight and keep the copy; LATER: use the kept one */
     void *user;                /* for classes of one's own */
     te_tensor *outputs[TE_MAX_OUTPUTS]; /* written: out[, bias][, ln_out] */
     int num_outputs;           /* written */
@@ -1142,7 +1143,8 @@ typedef struct te_init {
     bool no_init;  /* leave uninitialised (a checkpoint will be loaded) */
 } te_init;
 
-/* y = x W^T + b. Parameters: weight [out, in], bias [out]. te.md 1.1 */
+/* y = x W^T + b. Parameters: weight [out, in], bias [out].
+ * Source: transformer_engine.pytorch.Linear. */
 typedef struct te_linear_desc {
     int64_t in_features, out_features;
     bool no_bias;
@@ -1154,7 +1156,8 @@ typedef struct te_linear_desc {
 } te_linear_desc;
 TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc);
 
-/* Parameters: weight [hidden], bias [hidden] (LayerNorm). te.md 1.2, 1.3 */
+/* Parameters: weight [hidden], bias [hidden] (LayerNorm).
+ * Source: transformer_engine.pytorch.LayerNorm, RMSNorm. */
 typedef struct te_norm_desc {
     int64_t hidden_size;
     float eps; /* 0 => 1e-5 */
@@ -1165,7 +1168,8 @@ typedef struct te_norm_desc {
 TE_API te_module *te_layernorm_create(te_ctx *te, const te_norm_desc *desc);
 TE_API te_module *te_rmsnorm_create(te_ctx *te, const te_norm_desc *desc);
 
-/* y = Linear(norm(x)). Parameters: layer_norm_weight, layer_norm_bias, weight, bias. te.md 1.4 */
+/* y = Linear(norm(x)). Parameters: layer_norm_weight, layer_norm_bias, weight, bias.
+ * Source: transformer_engine.pytorch.LayerNormLinear. */
 typedef struct te_layernorm_linear_desc {
     int64_t in_features, out_features;
     float eps;
@@ -1181,7 +1185,8 @@ typedef struct te_layernorm_linear_desc {
 TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc);
 
 /* y = act(norm(x) W1^T + b1) W2^T + b2. Parameters: layer_norm_weight, layer_norm_bias, fc1_weight, fc1_bias, fc2_weight,
- * fc2_bias. Gated activations: fc1 has 2 * ffn rows, the first half goes through the nonlinearity. te.md 1.5 */
+ * fc2_bias. Gated activations: fc1 has 2 * ffn rows, the first half goes through the nonlinearity.
+ * Source: transformer_engine.pytorch.LayerNormMLP. */
 typedef struct te_layernorm_mlp_desc {
     int64_t hidden_size, ffn_hidden_size;
     float eps;
@@ -1196,7 +1201,7 @@ typedef struct te_layernorm_mlp_desc {
 } te_layernorm_mlp_desc;
 TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc);
 
-/* te.md 1.8. Forward: input = q [s, b, H, d], key, value [s, b, G, d] -> [s, b, H * dv]. */
+/* transformer_engine.pytorch.DotProductAttention. Forward: input = q [s, b, H, d], key, value [s, b, G, d] -> [s, b, H * dv]. */
 typedef struct te_dot_product_attention_desc {
     int num_attention_heads;
     int64_t kv_channels;
@@ -1211,7 +1216,7 @@ typedef struct te_dot_product_attention_desc {
 } te_dot_product_attention_desc;
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* te.md 1.9. Children: layernorm_qkv (with input_layernorm) or qkv; core_attention; proj. */
+/* transformer_engine.pytorch.MultiheadAttention. Children: layernorm_qkv (with input_layernorm) or qkv; core_attention; proj. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size;
     int num_attention_heads;
@@ -1237,7 +1242,7 @@ typedef struct te_multihead_attention_desc {
 } te_multihead_attention_desc;
 TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc *desc);
 
-/* te.md 1.10. Children: self_attention, layernorm_mlp[, layernorm]. */
+/* transformer_engine.pytorch.TransformerLayer. Children: self_attention, layernorm_mlp[, layernorm]. */
 typedef struct te_transformer_layer_desc {
     int64_t hidden_size, ffn_hidden_size;
     int num_attention_heads;
@@ -1278,7 +1283,7 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
 
 /* api/train.h: optimizers and checkpoints. */
 
-/* FusedAdam (te.md 5.2). Parameters of 16 bits get f32 master weights unless no_master_weights. */
+/* transformer_engine.pytorch.optimizers.FusedAdam. Parameters of 16 bits get f32 master weights unless no_master_weights. */
 typedef struct te_fused_adam_desc {
     float lr;           /* 0 => 1e-3 */
     float beta1, beta2; /* 0 => 0.9, 0.999 */
@@ -1313,8 +1318,9 @@ typedef struct te_metadata {
 } te_metadata;
 TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
                                     int num_metadata);
-/* Reads it back. Every name, shape and format is checked before the first byte changes, and all memory is taken: any
- * error but a disk's leaves all as it was. Entries of the file that the model lacks are ignored with a warning; those that the file lacks are errors. */
+/* Reads it back. Every name, shape and format is checked, and all memory taken, before the first byte changes: any error
+ * but the disk's own leaves all as it was. Entries of the file that the model lacks are ignored with a warning; those that
+ * the file lacks are errors. */
 TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* The value of one metadata entry of a file into buffer; TE_ERR_INVALID if there is none. */
 TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size);
@@ -4437,6 +4443,7 @@ static void te__parallel_for(te_ctx *te, int64_t n, int64_t grain, te__range_fn 
 /* Elements index .. index + n - 1 of an array of `dtype`. */
 static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {
     int64_t i;
+    if (n == 0) return; /* and then there may be no memory at all */
     switch (dtype) {
     case TE_F32: memcpy(out, (const float *)data + index, (size_t)n * sizeof(float)); break;
     case TE_F16: {
@@ -4480,6 +4487,7 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
 
 static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, const float *in) {
     int64_t i;
+    if (n == 0) return;
     switch (dtype) {
     case TE_F32: memcpy((float *)data + index, in, (size_t)n * sizeof(float)); break;
     case TE_F16: {
@@ -4572,7 +4580,8 @@ static const char *const te__source_0[] = { /* api/enums.h */
     "    TE_EPILOGUE_DGELU = 2  /* D = acc * gelu'(aux) */",
     "} te_epilogue;",
     "",
-    "/* te.md 1.6. The gated ones take [M, 2N], the first half through the nonlinearity: y = f(a) * b. */",
+    "/* As TransformerEngine computes them (GLU variants: Shazeer 2020). The gated ones take [M, 2N], the first half through the",
+    " * nonlinearity: y = f(a) * b. */",
     "typedef enum te_activation {",
     "    TE_ACTIVATION_DEFAULT = 0, /* GELU in modules, no activation in te_act_fwd's sense: refused there */",
     "    TE_GELU = 1,               /* the tanh form */",
@@ -9870,7 +9879,7 @@ static const char *const te__source_71[] = { /* ops/rope/rope.cu */
     "}",
 };
 static const te__source te__sources[] = {
-    {"api/enums.h", te__source_0, 55},
+    {"api/enums.h", te__source_0, 56},
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 91},
     {"device/base.cuh", te__source_3, 180},
@@ -9953,52 +9962,52 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 41, te__num_baseline_lines = 2068, te__baseline_packed_bytes = 248048, te__baseline_bytes = 2345312 };
+enum { te__num_baselines = 41, te__num_baseline_lines = 2068, te__baseline_packed_bytes = 248098, te__baseline_bytes = 2345453 };
 static const te__baseline te__baselines[] = {
-    {"act/act_bwd", "db0f4142270e6bb4ac8549b40aa1c2ec", 0},
-    {"act/act_fwd", "ef7b3926789848dc3f6bbea1512d5c5d", 29439},
-    {"attn/attn_bwd_dkv", "db7a34c01d70955e1db936027df0c5c5", 54110},
-    {"attn/attn_bwd_dq", "deba712dadc72de1cb99c7e1a1669d68", 298080},
-    {"attn/attn_delta", "eab5ae865ce09e8d05bc66d21628a166", 442185},
-    {"attn/attn_fwd", "85b37c0f2fb0b96332bb7581f06c9bd5", 452675},
-    {"cast/amax", "8aa95450e4e36b565cf39c57a08db07a", 602652},
-    {"cast/amax_zero", "942bdf4663c46c4acbbb06912d1fd8bf", 742698},
-    {"cast/delayed_update", "5edf559ed8c9e19467e05e490852b27f", 743349},
-    {"cast/fp8_dequantize", "52dd5bd52446b9a7ad32dafb04cf1f8b", 751467},
-    {"cast/fp8_quantize", "1862e0d8d7480776a710c6733d3499cb", 1017799},
-    {"cast/scale_from_amax", "79dfdc485ccf1b5071293ed78f2a5264", 1211856},
-    {"cast/transpose", "462afc60d3379d4ed5bc8a03ebc55bd7", 1213372},
-    {"dropout/dropout_add", "4994342cebd5410efcf40e19be956a7d", 1240408},
-    {"gemm/gemm_naive", "2be4da6b7f8b20ea2446d40bffd6db1b", 1258741},
-    {"loss/cross_entropy_bwd", "4c4f5806d8b5eb20af25df37d6deaf9f", 1405873},
-    {"loss/cross_entropy_count", "3e9de33debfcecd1f55c01e80a02af00", 1415762},
-    {"loss/cross_entropy_fwd", "7d20d4142a35e80ba258fe3cf911992b", 1421795},
-    {"loss/mse_bwd", "99b6cf116e7296ccfcba39de0c84438e", 1437065},
-    {"loss/mse_fwd", "e321c3efa9c5dbd1cb01d0f0ee2334cf", 1445349},
-    {"loss/mse_sum", "abedb879e21b223de1f02959071f4844", 1453645},
-    {"math/axpby", "26a33617e2bc870bf075365d27eda0de", 1456574},
-    {"math/column_sum", "945f1cd2075760aa8618fd0493feb886", 1498468},
-    {"math/column_sum_final", "e6ffe92f59996d3deff1328393c6d1c6", 1580510},
-    {"math/copy", "9271dea6bc6dbf74455a042d907509da", 1589034},
-    {"math/embedding_bwd", "6f3420ace552bf95c73b5f6a1b49265f", 1803146},
-    {"math/embedding_fwd", "7adca95cd13040f3cf08db976bd9cce9", 1861738},
-    {"math/embedding_sort", "6cf720f1b775919094bf6e8388f07d00", 1968983},
-    {"math/fill", "f63a4d339416e602b88e6a43bc8af454", 1993688},
-    {"math/random", "dfb529a214fd9b80f18ea60954c1e87c", 2002752},
-    {"math/sum", "9ec30ed147cc9098a4de0555ded27924", 2022807},
-    {"math/sum_final", "bd0f958f9ce2d653d4856c2721892c8c", 2081134},
-    {"norm/norm_bwd", "e42236217d811d066aeeb98ee5247b0f", 2084977},
-    {"norm/norm_bwd_sum", "68d5b62aed7e8c2bde455f1477bf46b0", 2113533},
-    {"norm/norm_fwd", "765a646d14bb30f4876cee02926e8bac", 2122413},
-    {"optim/adam", "1d0c10d669a685249badafcfa9f65f3e", 2148950},
-    {"optim/l2norm_final", "b947247752d4a820bec37daf6896e1a9", 2187968},
-    {"optim/l2norm_partial", "e8a45bab368aa0b7305d2ffc6d1797df", 2193444},
-    {"optim/l2norm_tensor", "0c0e18f016ccee0a2a1bb2b17c475630", 2215112},
-    {"optim/multi_scale", "406f4931fc1db9dc1fb6bfc2371a9a31", 2218295},
-    {"rope/rope", "d4b24cdf7d0323a7296d7381d2382ce9", 2251516},
+    {"act/act_bwd", "f424f588b0832c0d43ba55063b657125", 0},
+    {"act/act_fwd", "ddd04386714654953288c754182f3f87", 29439},
+    {"attn/attn_bwd_dkv", "19eb4ad596dda9d8227d61b1fdcc8b04", 54110},
+    {"attn/attn_bwd_dq", "6a86935a8845f105b395dd0d38e951f2", 298080},
+    {"attn/attn_delta", "a801dc6f3110203371425216ff5a7d75", 442185},
+    {"attn/attn_fwd", "805c05f5da95648e8880b005181cea6b", 452675},
+    {"cast/amax", "8b2f1523ffc19638f2404460441262d0", 602652},
+    {"cast/amax_zero", "2dbe3688b90cb4765504919252b2fae6", 742698},
+    {"cast/delayed_update", "9df461c18db19a0e2cd103ab3a62d202", 743349},
+    {"cast/fp8_dequantize", "dc802461ed6c299c8a6e59f5708233c1", 751467},
+    {"cast/fp8_quantize", "02dbddab3e447c5a1d9177fc2ea899c8", 1017799},
+    {"cast/scale_from_amax", "9ff96e9fd1861bca5a1725dbfb5661cd", 1211856},
+    {"cast/transpose", "9e1a39923e08f50f9e8402c0cfeb53a5", 1213372},
+    {"dropout/dropout_add", "6434a7fa5edcc75193603c9e54cb20ef", 1240408},
+    {"gemm/gemm_naive", "4f94c07f239bb3660ba3a65e3864bdf2", 1258741},
+    {"loss/cross_entropy_bwd", "141bad4babf51e1169ff2d744ee4cfc0", 1405873},
+    {"loss/cross_entropy_count", "6ebf9d2c1176f19603375357134c467b", 1415762},
+    {"loss/cross_entropy_fwd", "8286476a5859ddb1dcad2063181b84eb", 1421795},
+    {"loss/mse_bwd", "e4a73f9c7348eb6841cf9d10142b332c", 1437065},
+    {"loss/mse_fwd", "da5f8c9ada254467cae376e2bd0dbaa8", 1445349},
+    {"loss/mse_sum", "d5029b8690621b0883e953c8a1b3f102", 1453645},
+    {"math/axpby", "2e20c463cb35f87741c8903ddd4a4344", 1456574},
+    {"math/column_sum", "3f5b488b4ae239f4ee17d8a38677f684", 1498468},
+    {"math/column_sum_final", "12c0fd912c0184ea33ad16bca36fa499", 1580510},
+    {"math/copy", "0f7a5706b72bcca057b5c1ead1e7dc7e", 1589034},
+    {"math/embedding_bwd", "dabdd66b365418c1f439bd8a5f06ba3d", 1803146},
+    {"math/embedding_fwd", "ea640b59ea084778d63dd9351883441c", 1861738},
+    {"math/embedding_sort", "37379f8b43375280cb10b3e3a127696d", 1968983},
+    {"math/fill", "b7639a8fb74269fdd3330f1dae5cd970", 1993688},
+    {"math/random", "c5c475e91dee136dff39aae43553ad4d", 2002752},
+    {"math/sum", "4a6289a8d7a9c2fd45448597424ffc42", 2022807},
+    {"math/sum_final", "899f3d2d5e827718e6acf8e3245d3a34", 2081134},
+    {"norm/norm_bwd", "6306a10e2c259180e60e24e7f626fe62", 2084977},
+    {"norm/norm_bwd_sum", "4abc16fc5e8ebd966e23989a4dfe9467", 2113533},
+    {"norm/norm_fwd", "c0fe39c7609fa265dbce9b6afefcea59", 2122413},
+    {"optim/adam", "c2eb607ec3a4acc4e670d6950bbfa483", 2148950},
+    {"optim/l2norm_final", "324259c81e1cf97e058e19dc666af0f7", 2187968},
+    {"optim/l2norm_partial", "39387cd9c796ecef684842aa1dcbc642", 2193444},
+    {"optim/l2norm_tensor", "5c44728b8c9abb8c30df58f9a9ea4557", 2215112},
+    {"optim/multi_scale", "b1a55fd9872f0afa4aa70a19e6f44884", 2218295},
+    {"rope/rope", "9c1b998191f9eb0d2c2d2671b819b5ea", 2251657},
 };
 static const char *const te__baseline_lines[] = {
-    "-F6C4k%X4U>e;H!WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.uX:(_^Y,J!WWo_qGc>4IUUtwc(Ut)J-C.,ocVRB(<ATD8SX/iRAI3O,!I3N*U9@hhyFk3b:T;#1*E=T3W",
+    ";URoIA@lgC>e;H!WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.uX:(_^Y,J!WWo_qGc>4IUUtwc(Ut)J-C.,ocVRB(<ATD8SX/iRAI3O,!I3N*U9@hhyFk3b:T;#1*E=T3W",
     "Zggp6ATl*JEHNxG3VRAJa%E:AE=u-XWFRGQJTWvjK06epVlg%#C315,GcgmUW,_G%C1yM@H!&sv6Gw79GB!E%05&urC30juIXFH$3T.z85l$-KGAx;@0wWT206[G<Ff1wr7Xe/I2P,o(EG1)fVQFM8",
     "csmMhb!-woX/G&@0av&&EG2R)Ff1^KG&nW<7!q>dFk=OfVhb[JI]=ZBWG,@=0TDHNK@k[gEFwZX3T$ND0tTD@J_1p;zyVGxGcsK*9]J2aGBPw:!2u-_Z+S5=F)UsbGI;<yWpr:ZXJsKGa4V4kA_@T7",
     "[]W-+I]<K0a4Rq%Vsc;1BurmlLP9WKD/[^SgaH9GAv9fs0._c,bZ-(aY-R&/Y$Fmg;*a(#0U:rWr_(mt!U6yV6n#fGD:OLk0RzqgF)cGPAXzIgD:g761mFP=H9$QzD:#V(1]]cE0Rxo,3XcST12[J.",
@@ -11935,137 +11944,137 @@ static const char *const te__baseline_lines[] = {
     "L<x(3Ik2M+4*[Cq4FlA)UJoVR0^o21sR3=SbY*UHZ*rrl0SzV(2*utD4-6-JE*v!gEj2U%F9]X.030<!0S=j>)Bzs=EW@m11jvI13<#5BnYud)/nM#&,YX8L1Rn)4fCwK9F#sPKZPmdp0<Y3nx/-kS",
     "91i4C4+E9S4g#)U0tOy2HWn;Dvjq.R6a.LF1p/+$0^mPWzAg,)l;V*+%mM@(4,U%o4ihb(h6f7rRUZRwxQj=,0;7gi+1m:a>2vf-1Gu9G0*ep:mJkiylmQI;iVqIWf&;ENG0MaN491ZN1QrhX9]N.=",
     "Xb()rkq93GFaQR[jR+6s1NR:jG3DJc4,)qu1zisF9]K(v8^T165-8RM9]Vx(9S-Y9pad:5Glw1z0,OyGE^w_74-.]u0),bJG&JoWFBCE_/K&8#;H;_;IV=:k1rG(n2;N-a0^ti[::mQp!_zc::K@8j",
-    "G]C+VbPUiG4(]_L=N/qO4Ar(W4+rD20RtNk1dRF%8#bf.0S@Lr)h.GHY-.Y*vpo+2;HCIr293f2KNL4KG=;u>9x;zdG%=4<H8C=*E-2KO84jwe87nj>q5%%j!2t,wfe8,20]EWmOAiA;1F]CvzI>IT",
-    ".yj8>>sCff224*LGdD9f:AfxzG5[Vj00PF4Ujii>UERzB2cl#Op!z%y8]#>@0-aKS6gR7!F$nb[27z!75Q4x24u]>V5,.QAFv6z+88iG)7A/9$77FjJ2Lk#T3LGC8Gt.KX0=9))2HqP7:7XbN2Gqj/",
-    "0.I+w3jUe]3(DOL9]JMe!vO/j0RRUA4i4[d1E<IyCm#tg[+a]4IAsq6su:R0f&mQv-d2ehhz/JtmcaoIwD$xMH_.0Pjs=gUp#%:I*24h+A0G)>AU=[%IX29MBpoo1ssRM.[R-sg4YQ630-2*5qXP@]",
-    "!vP4<gb)t&!vP,&Gyo2>k>iX*iaZiC915Cm6f_,;0S=JU.pl@G<hb^U0u(aX0vj/tjc=4a1pWsQD.Tg8;!y5GxL6Mm-hO[p<WU($%ry;Q0]lj)2rn2iG=xV<0@ngQm6T2o1*yXU1/[g24+heL4i5v5",
-    "b1w)nH0GKFEif/PB[4A6p8=jXmBaxL0@QfF0Rp:#1qUP>0XOZo0tCa72mpnl6CVmWj-Ch<tq:0R0]dmh0!/V0EjiuUFfSW7Gn]181IWD+4*diMr_d:F=4vlLyb2Ek.i7;2H4g:o/<$g+%;bkr4-tc:",
-    "1P#W$0S>KC0NMl(A2mN7GB7v*0fa:lAT_c5G%zp#1;![=4.R,>IWk;0fIkHKm.]c;#61JKjsqDo=u#;EZIZSY0JPW*1@,3/Mg@@=St_d:$tVvKcO5cy4+Yi<4o(G<4+KpuI5tiR/LrbD>YDEp4H9sP",
-    "=c4XP4[*N$9^F@98*P!wSqjhr5i.Z9F]@8-qXQpsGXNhLFaQC#=k<aUnHU=5t*QeL5=*gzIRFn3(eeTT1]B$]p8=D$p8=6P9y0&_*RL<GARaOR5i]f2GXM>>:VXChiM.8_g$o^6GKq!+0X6@Z:J0[M",
-    "7BK^KeUJeN;g1V+02np=9yb6OHvk;s02nv@3W4t/4w2L:0x^J/0S=oI1tB*%qXZuZH^(Y]3OAVv0+0hA1TgjmFB_*500K<9g#[8eP7f3I1ram/6Epx13z,QIQ<-Tp3o@%<45I<PGXNh5F#sQMGvomu",
-    "7%,y)0f>Qw0<8&&0S*suzX2=aHvkV1w(bK0,v.t,2=ce=#se,nF(3ni#V7(G9WVeAG=pqS1DOaP2RZo%1H](U0yGZ^t>cXW0UkDW7&5g19yK5sGqnL8GyoSg051SJGXMv!6a/*a4dV(6.=:Fm1]c:!",
-    "x&#w703Q!EoCzNVH_/3ZH_/0vx&#t5P7f5>2N=BLj1C6B<<WqT,UlBGHo=%HLFEAsPA:_KG3EgRTMr;r0Y5q]H8@pPFB_-FkOL0_louZ(GSC4ZJ2n6vHvkV0kfQ>x,Le7:+6WRgr3V9r2p%_g2$7)#",
-    "E-%;L5jFq/g$Nus.p&MD#SRjCH4hG(2;(]U9y9.FH_.159y0(EIko@-AP$fVA_rC#0RkW&2[E.,0mPUj5qmWb(FzX,.=:AL0Ub8S0]b.i4IdshmIMw<0*./@0#6T4.=:N1&-cJiG5[Vk01n=;4.o7p",
-    "A3HDr9^hA50tM5Y0RqgC2M/Yv0S&AT4!Z#WBL]J#X%#R44,fsN1Ov+w4x]VJ)cXPh&IcYhAOb)G&IcYgAQ3VE1I@Bx>Zbbr$PN-FH4hHt2nV(SE,=9y7c:AaF)-uaH2=L#FaQ@f03QlD03.mw01BE4",
-    "4,kyR5Dw]C0t4_*3Ic>f9UliX-42:hGyoGe03RGP04=[z00QUN0tX^y0:z6m1/xZm4,MceF9tR:00oPsFCI7GD/!/=HQy=OHZ^kSlB+NTkMblB1GcsS4yxca36RzT4-!3yA008^j[yi42cq[nA0[[&",
-    "4+HI]3/bBVkpUDf:xd/>&9MUpZ67x>9uE<R0u0qH4+B#l12b>SFftwwAguujy;>r6R4)QFIdU&IG&mj!%t!:Poe_JEC.npv7YCIe2ZSpDA>&PI2vY/[q8Se*)29Ip>6h:xvjYPMD:yjD8ZQnqF@9xT",
-    "E,=6PwgEIUFf+ob0^lt!3LZEBBQY/l9_&]N4+Da-9T+(P9XS99itsiM4a=EJ2Q<eV6EgrG05kv(9ji7iH8^tby7+>vF9J3(%nA-L@vo5/Hp_hR!IA+VBQpRE>n!+7:-mO_4](&00UwY9D_$vWi4YI/",
-    "1C0a$/<Jjd1C9g>6P,UEGoC*WF@5+y>To.jzNrKZ-V&,:H8YzP0[<&23HKH+12[MU0=T1E>!bSk,U1H@tri2-(lh[04EcpU3&hd@1+dFu4&(wIG4vz=>LK+<1h6Itjcf*nq$wW(IE<(t/,grtCXL,2",
-    "39JDVIhO+-06EM86fv@n7!L^^0unX/0gxmO,UB8vHp_JUHUJB#Uj&%c9xoF&HOvAWHUJL]vdjS*G0#_q1_WA9mID;w<0J4&;!5#8y%!FL[7L^w1P3T7G&^z(4+g!@1^>3KF_OQI1)jk]4,U_81Nc/B",
-    "1.vdQ4ZYPLACUnqt<(Wq2gOhhuU0)RH8ASW3.TnWCJzXnzXKgKk;R8ljM7jYGMm2x1((ND4+u[U(SRKV@+>.S.kAchHBSQA0SeVA3,XOG3G9+34DRh-1gD/%5,gBc3:=r)gaQn.gJ3TYI5+0p0Uuy7",
-    "o@(Ym(7@AV2%d)nA3ZVv9]]%6A2v4i)CUg,#gju1Klj5ZFZls7IRFZb,E12+@wRh5FAp=_oQDGfs5lLl!WROc1Pk^m4g_c53lB2Rh667;HZ#qJ10MxBocjVVL=3#,[[kj6H/kq/2A7R5A22xp9]bX.",
-    "+yM>d>WS^b3o.mI+yM>I>xu76KEcB%5iLCrf55[iFO32+IRFffjRF^s00gtGV-@[rHu(GkFB_*701nWJ3IX[r1ly<a4(1O49vd*A86@F_051qOHJ4lg=REN^=8yN*Tm(e[A@b;fTngMkCowVJKo19;",
-    "t=yJ<i7=ijg4G5L<8.&ov%m)i-6NBOn,mC>76a2e3LOcpn.g$cIUNV7ksS,U6aliIZv=)k4>&.!3yS9l4+p&z4/0D3Zw#Nt0uMm(fLanaiEaqw$N:eX+%FFx<$_[KH#PXd6%UL8<AU#2H%tfB/;n_w",
-    "-SL@vIi%/P3hMO&AA33J=#TtTzTs#BjTQ^vzz@o6G:sMyZLig14W$$W)X)bXOEH<D0tD:0OAi9dd-[r59]Ja*=#UK10X6=+W!RB=0KqK^f0p$EFJU$_mGuH21_l)20uKKH3yZWR9X8)YF9$d[.]>i.",
-    ".1h%NLki3,F9tC-06#b<IX25J5-y/JH_-[GDFP!83d/1MG@Ly-.pCTv%Pkf(03Qo903RAP03RGQ04*_*xd9&tG5@yl0^mGHFcd5Dl:-9PIE!Ti,zzjRF*2V59]tnZ76,e)7#%l=0su+=A@cejUk1(Q",
-    "1Rn%Avdsh[HaEE!9]Jfa6ET;t3*#_Z,wzJNyaWcBoH-)TGcYz%KMFH2FmM]-00Qd*3_mD5T:<;&3O4[B3Nip65-gz/!Dj+)9]]^C9]JVGlLG[=z6c))Fg*-Kr3MVl!x[/60vsO)HvlgPD:FC*91jPJ",
-    "<&g36jsXt:p:@WE01J$iB@h-I*1bFeffE:g-uHk>mIw)<Ck5bz3/b#4pCSs0Q3H^X4+8rM5,=fF4+-AT6ETsQO$4ffIUF(k2=KK@9].u46f;K#ARiMp[0Sc]F#tL,I5<fi4,5SX3HuinH>U]z4EYHk",
-    "H#M6B1&X_l4*[(@5-y.^;+FhD-Q.5O1[*b,0_Ro<JueF]Ihz9;6f*z/SPw6o0_$8E0S>[p10Og!01@F-9]1N15-gz[q+]_T-Q.md0311+0_R*@9^71C9_w3QA1=lm8Z=2A4:6kqFE^wX024LQ3/at7",
-    "Lmf2$4&ea.>Czc(Gn)ezH2<zAH2<zPIRGCoH2<kix&aRhn*#^_0TMFR(gh8WC:AXGM,IQU1Ow]i0<.823aAhR#OGEFPzKMfIWGz@GwTl<3Nn<vEH=lA4wexGowgbRZXXIU03Ql803QoC01n>2FA6g.",
-    "ZXXIZ01pQq0ps8k3xg6L4:$lHEHfMo#Ssjo!w(dDgeeEJCkx3D0=TGI$q=GV(XIgxG57^)F]*Sc4+4@5Au/o<4+<hD6E^eJ0]ce@Hw=d(7Bc@J3NrvN8Z$HiA1*ThDmFN^0S>LN3oSA-03SIrn*$Ox",
-    "03I_^0ID1UBMzGb4&eb2GXN]yF@EM-F)XJj0LK##3!DQV2R8r-o&f>]4/.eq9]$(Q0Rg[+0^mmd0^;d/4:Rdf1DD%00]z@YGBvj!9^O+Kv.4Y7<dGk5GdTbs2s8j63N!#83O11eConMa0^TEF3h<Ik",
-    "8#FKg9].t(QV$QF0]UZ@1rIi!0^GJ$0]D=vEe]c810pms03I=[0gM=]+fWY*odX[UG:@!zIXIjH0ZtDKn*$#eGXMfu4+<$C2wD#g%n:gGH8TJL,/YN<Fu[Tq9^YCk5ibcfGyoq8H1H2AH8=e$4$KiR",
-    "3N.xu9]]^C8#e$C4$KiB3N<<HFA6m.ZVw8_5g&6k00,D*4-Rc49yb6HIRGCuH^wYt.pu+$qBS2aGxY^)HR*:14*:NC1CQl34+<eCF9]g-kO3w+HuVP]3N@:Q8Z]foA09T33l5qCFFP>a01@0(5,]WD",
-    "EjIunHZTAW0gnp.(vbxZ3Xcmf2[bs60VX*#ngbsSGypFeHZcGnF*E/lIxzqOrxXJRKQ1veF@5GsGXNg]G5@@X03Ql603Qi9kO3w+GMWP)3o,y78Z,bOF)[!jJ1>teH2<Md02(#qVF2I,4-,2U5-g!I",
-    "05Jd(FaRG4F#sP3G:@!Y<w<=L3zq[Q7dPk]1Cb675x0y14/2]V9yjST1O1H&0<x7;[0]/vGT0Fx3OCF%9]]^84/Xb@ZVwLF5ibfiIc==cG5@$R0S=w;5ibfjFm4]TGyo3<*byIdGXMyqa^NgD5f1)S",
-    "89BIJ3HSyhEir.-Y!3mE3LY>ra1GFJ9^71C2CFn1H2<kjzJ:uW05Ub^t=or;4,4$B0S>:(Km&UY+8r+tG&h3+5-gz:<jx3ig90TqH_.>p;63g_g90A>Hvj@f0*3()DVIPhH8rOJ4,3*H4/]%7F9$L:",
-    "*8(0j01pMQ0R*%0H4N7R7B&DM3pM_B1__v9Fg5<fG=YU%4evq=47<<iG&KMfG/z,[9]].u0WStKFaRGPHK4Tt6Ey#&1P/nDj06C(W&v[#0v,^89WMYiF!^BT2wNWrGd&*(GaW88Ia(Mu03Qi803Qi8",
-    "03J917&ZVO2[!-Q2[$[+0v@xCI^50o94^EeG]:zX29VSx1&7W84)[SY3=O(W9]bgu4G%P#3oijQFaQqdu:lUr<B[.G2op8cc;@k@7Bc@J3Nru[G_TcS4(J90#I*qrDZ&UUG&H9H4=Ej29]$zp0v.2@",
-    "4+XFR0tXGAL:4pvFAFp/*8(2_G5[YiF#sAfrvVR7*8(2_GXO3#H_.d;umJ)G959]F7BkvIFAFm[*8(2=Gynrc4/_pP8ZxH/4=P(u9]tu69yS0E1+W1E2Mw@CCNnqJ0v@)E03QZ603R;n02nc+0S=qG",
-    "Mh=n*SptOt4*,=e1rjs40R*Rp0S=j[4i5>K4GvluH2<z9GMW$%30fXD02nj;9].%79]])14,Q%wGXNh5HUJCEEgx+(mOl;o/MEnMIN^BZhExv.sagc@=*IwU+f5AO1[O5[9]]/9F90.*&Ab5vL-[Ba",
-    "4/LgXDl--t0S@[O2@:jVH@f9lG5@++umKV.0312j0v0o[Ixh.]GuQ$j0XT=P14a)p*#a6dsR0iRjy;^F-,vu+Ic=g,mOT$Gm<GdlGBr7=10M/8j[y<im<EQM4+<APF9$X,tpgtlGW5Lx4/UOM4$A/(",
-    "IMO=1E!qMf2sYjb9^qAA9]]y!0TVN_Kmtz:3)%u72QmO33NQc.2k-IqGBUgk5i$T1HP2KJ3DXWA2[zdcE-2P*7c&4a2[AAL9].,99y9.LG5[Y5G5[Y5H_/0q02na.4+,%BDmO6j4iAL=x-zgv/LRA&",
-    "G5@^d$Vv]>/LR1JH;6(>J_1*l-k=M3j[zSFF#r/Xf.yvO4+@f7F9kO-q@(0Mi2)Bm!3hq>0R*9;I1et@0v@u603Q%G03Ql4j[y<h/RN[Y4,47;9]tr5A4fI,4$A/q@lA=SF4>Vg2Q:g64:SNT3Nbm4",
-    "0TVK(J>1h.3)%u72Q_m7M:GHq%K-NKggOenIRNjq8xI@X0v@uA03Q%C02(,t0S=((Iu6wWFFQCa<WufT0hcWkG_P@P(+v;Z03tRt01pX^4j%;M$><>&uh#>#S]15G03Qi503I:@7cc,X2[JGM9].%7",
-    "9WekXFgXAp2[Hg4Hir)nf9W]1f_*M##-hm_g@pb^H22$g4u>ov1()q80I;]#1k8Ug9W*!G/;4zvE(+100Sly[J^<-nEYPkLUNbc>GBNX@4+1z1(R:d:x#ev<VPb4$wdHLCf&mMun*#6)Ut<J,VRCd]",
-    "X).qcX.uerGBjNvJs=8FH7xl-0PwgxATTVxs[sK1P%t;,EYS%8#EoD8o7Y.)GAzX:0D^bpq@nRyIV]X)0s)e,6:uyzI4n0fER^HpqqhSB-Kv.50y2F&/a:&K18-EYgaQN]2K_4wKM=uGFw;kh4b$8@",
-    "9]1Jd+&wQHGB=M^G%+#C<&=u/oH0E$I5+G34K>J9GA96EPXK0QJTuOr5g!UO/,fRGhNlKAGc2S62R-Rux&-K(&3gupb[>#SqTM]J:[t&Yo^dv5gaHKifp8xIW7PIN4vMP;2DHl&0]);uWDI8k,jON]",
-    "X$Ya/at!#aZUWE&2jBq$py4481%mVg7BT/Y1UNaqh5,%8:I4b)gc_0UF=,E00IF:d6vW0n9]$.<nF.dBLK@vwJvTO8osI$w-e,MtG%Tm/5C)Nn3J#iwI^Zt&zdr!p=#czHxY,U548E_$4e!wb1+*yx",
-    "KLC_$2ldAT3djTlyPQ4:=]1p1omL6-]2+$U1OmZY3,Ih33F;<4BsDas&H)oSjRYPtngRhM7BjiW2<e-EpAQcW.FsZDnbr:jk:d[x*p(3vF=0D$44AN65-s%;:y1;o!iWJ6E1lL49_U+N0fPY#3&ouf",
-    "2Cm#:0])<s6$p+51Hy>A2iNlt8#j&wCNnpxo(cz.J>zfU5fL!S&IJl30qIu/=0ovXFu;@=C/A_H1P4C]u7*Ai:Y4@wSq_B1nhFW>v>2a%#OV(PgV1yyFn_Y<@=GaL05Gw[CJzS5.uDHvozQg$i@Nk!",
-    "0XgHR0R>a2Obm[r0SDIERt;3Y4*_1[GX%T/4*:ZK2m9DQ9XR/oG6-vMVjluC*a#m6H_fzR3GIs,4zmdbg$yn,Gy0MO0*fyL.tq-Y<Bssyr8ZSEGDbN#tVRon[!St<H$<sW%:o2R4+8Ly3L!#9>WlkZ",
-    "1VI1:fB>mdJ0LSSJuovtGMB0#4m^5<;hXvK+!z4,U5Y>BLozcoLp3/Et<dmO*@+!R)@d0z6$AB23-B=f1IU06Uj#QpMKm]NjRFSfu:lD.2c*eA4+Mz[4,V4H0tuc13a8o-48Ji0$czO8mX8JshQu2W",
-    "5!U4-3YqB.6FC1-3FMt11&a3#00$_EGt@0v1:dg^2ezmO2%qH*0jIza4!=lD0*[wJ3WA*h0x$_t$tVu-.qZVnv/IoC:Lm*N(hvi#%OMS)yao*W7z!W+)e9dPIriuRC2nKzlL7=Yt0<4r7y+^QYYc]k",
-    "3KcN)69w*_R0*N&g8:K9qzVJRs^B<(@.FcipsErC/CltC.:_;fUk;K8>zDXb1):52w8aAt2BG,>9]JZ343>^]wgLs^h8QR=IEE4fu#O@FstyL61Ow_;6Eckg1_CB>5H<<boUI1^ED6rp0^0y#0LN($",
-    "0;Y_svbs(zI]]U6Jtr]W>sj.l9u>S5,UJK&&IuwnIhPb41T)&)1@h@Fw+0LD0RW,/5f29M0Uk1l2MF2y6%4lg5dt0r>],BCjGPhx5d$[<M,IyZ1e*sR1vtq96EpxGGXNSh%IZQMa[3Yrk.SbRtpO7-",
-    "031006FC44pPT]6FpRPX0LW$!1h<zW-o/wp-+t$6Fr()IBQZD^DK[+F[cQx5k0S$p4*@aO4+]CpNES5y5d^&ZGXOYlWoM<l1dn76>k[/u/B5Dzs[#U02dvZx4!#Eh/=6s-u<4FU8VRBT3S0u_0s$oe",
-    "Rt$O,Frm.E3ReO$1LPSFhy;)QwhRX>0[w#&1!<ln&ip+N7ywlPoY89ysmTKZ3-=qd4+o4XBQ@Yn6960t>Y(#cAZBFL0T5)wwraUDF,Af)G&D3aL<_S+11]%[Pyj==ssjh#fDaDkX9w&54g$QK1p)=H",
-    "y8[i#F9zQe29B8q3!knBATT+r5@95JHZV6uM1d23A2T-YLP0];:5:mHGek0*m/7,:LOcJN4,!WBE)O36nGXb>5)TjmnGX*c&zKJsF^nf+p#K35cYZ<KI5-&$G@tmm2RSrEG%+.Zy8-8d106EG0w6*_",
-    "051kXH_.0UY7YnT)dK_l0vj[uiEtA(#]8./uL_Dq@UC+S2kHa]%Krob=%V%s2MKfm1p=)l%nAc;9]bk=.>G[B4DSU3/m8356*II1361pz3T6t<h7Sde>8]@!)rJoOngtI7#]-CEmQoF=lPNz9bYWuL",
-    "%RV0mWuu1/0c-6:1IgDh9]bn:+zAsh03tRx01plH!vY2I0SKZf4+O=L3JL7=1[pPmyaEopC:A,,[cjHn!oDLP6EL;Z968px0^jx(0Sb;$I^Zk]tUoUXH!$u43&J7_1ikiD0-[i42G^M9/z.mtg=3#n",
-    "Mg$@Y!Oj8;1.on_@6_j]5elRe4+Wy:JRb!)00u+]hOZC@-h-GVd:/V900^M#)8r5b=qw3MHZ_6joclE&1^pR_EiyR(4&w$70/<b,4-t7l4)F&UGq45=3C7$%4y3ID2B9SlfFuR8i6#ZkuLup(6%seA",
-    "*D;y7BnG&_5(C@V0u3Jp[r4mf1:b,X1pb]T0PJrM1j;2KFAq60ss[k3Pz#JO0Vo2y0S4m)4,51H9]bv(>dEbZ43@KG5UR_F4+n>o3IM:p0uKzJ;^Y&$12WA46*K<34Z,h)0S=j+:1@hdGU<:mGyn*b",
-    "2ne<AC=.3OF9gH@6F1i[E-crU1Qs_P1RFSt#uEhNxB:&J2=cr,.Ua;PzA6A80D1_s2F]e<1E]Ry3%Y[]1NI03[0t8QhwKRwGd&5rFbJcO2=Kb#1@f6hE-BZ]83U*R19/]/Ie]0+-Q^2po9ze(=3Vnh",
-    "&(04IE]xJIE0r+;]KCOwHgXRgmoWwPuMQG3TMmaF4&fOBZyyLNyod(^g2<E_2mq!h3hD=^L.zRn1>#M72*&_iu8&6pgz8%l1SbRt2.+Ad4#t^Y0sYuC4+O0g4-/JC4-8!45)6cvYy]iO3i/HLvcL!f",
-    "=#l#!5(Ky)0=K$am#7dQ12L540TeXfwNC&F0;PposgnZ)DF[=pGZHsFE-2Tj76h:VClM;R4+fsr0SoNE2mw;RCBULW0[aIK4dTH83W7NT;FR&[!v@xgILrtZE&POI0d51BupI[-5-Q:(G/2/jsS*P.",
-    "BQq:Y2>6G@7&eCy0Yw%!oel^Numk@;14-.I!9NSh@T@#UG4uHa31bpB6%!<E+h,3Am(C6c#>$sai@5(s!XFOP7y>ru84jHW6Ev0r9]bs+2<eIE7YnKf0iJsS.cDejoFfkSg9,(O0Rt<$2HQ3W%;b]$",
-    "(eGsim6Ja&05dE8$]nrxs09jL2bQW49]AF51kp7Cp^aW@UINz;4,m@a5f22Dvm=p#9]AX-p:73>tq_5i6%PyWnF9=E>H73q1g[GNc<A3)BMpqhTn@M+0tE914q5^73.QXT2oDJ1-t:x7-_xyBJqFFH",
-    "2n2<%0lf(bB;#p%1PB5p4v#]zF98S)p&tYB77rGr&-$mn-Y2;MF*jXr2A$Y[4+G>!KMaH(4-Oy_eIE%n0243(9]tsu&H<A32;OU;4+wb#kqHHP0JRkjSPGXM1Hu:&5LX107z]Ym@wjzx1qWXapgIlE",
-    "4,ML#Jr0zy2nMdVDjP7tNC5SK5)mxDND9O+1l=ioA_h>du<(yS4g^7wO#u6,5Dx;R6bAM5Ck*iw3gLh-KLjx^GO8_xH8m[u-3ERTL.8l;O%BZq4+Nl>8VmM/V/q<XH2=9xGotuw1h]T01j<J+3yj.i",
-    "Br!GkAP$BD4+6R31[g7n=#KjKiUT4zHo>1eG&z9,39hp_1%m;%8wJWl2%nMz4@/y;V:T,<FaQR*h7^(IH/;c^1CG^nA2&Fmmt>Ns84SJ2GzXiZ5fn7P1@jvYxnwUgIW*9%N(1(VP7eW_(<7r;H2;sT",
-    "9t!rNf&mjYks1#A0tCGBE+05E=oe5x#SjdplOP9(yFLZ,j$98n&*mc=G&S=zV-/)G=NC]G5G=;R0y@<-H29PU6)eLD35NeB4EviJ88ZM60f_]$1IE20A2_V5uu1^V88=(Q6%R.s.]8lq0WvrM44tT2",
-    "4,V-67dYJn1Aq>+h87P5+qED%Ei=IS1T8W%03t0poemE-&W:XQm9uOQRLzcKANv6[g!K&x#LHU@5ZnX+!(t7;0]b)Z0WSeHGv;VP9]bW03Z[JzUH8HaE-u#,A_rPhCJxNS1rG(1x(qL9EjW.B9zH8I",
-    "GK:QQh4m5win$OEEXVpK0gnw2f&sh43/fh5=qFJ>,rp4-3o!hq4hG1@U:@j(uErAz:$q45>2<;ly#xi3mJAPhy_GSHH8KD%n*lX5x)2jI01,3*4.VHb1Ms_K4:FX]D/&uuIW=G-503(srVR+(+DZ/#",
-    "*We/u*U3K*KKg])3Cpe:4@Qm>FE8T(F)#oJs@E,O7Bn)h6bR%-0NPs*29V7RF9SI;03Qc4v&-.&&V:OFS&>[QCO9>P0RpEx3E2S,*AyQbE7cSaG1dVOHPI9/H8;E&*$yuUD:Q%%1NXZV4*:SN6AxJR",
-    "yAuzR0+OU-3H!Ge4,MB8A_QDt4;fV)6Dv0[zyt!EA@HCS7X[9s3/etf&I_O!HvkWs0pZqL2#eY)4/mUeKRP%wGyo49+_+S3[Q^+-6EgrG3=M/^H1GUA4;nMvFc:!g4@SWtFE8W)F*X1P(SmRvCoqjE",
-    "5jkBy05vc$$rK+3H2;[V*c^f(#McZDD2yo]88,kANyGsUAiER_IG*GVI4d.V01MM35-OoFGyor2HM.lakpeXU6EgrG4Kn^^HIgY0Kj+#L8#nEp0tE7)9v(OR7y*t%4]$5&3<tb<01ui0z2aL4k%/rH",
-    "EH/CpFFG>h01q4f<h/bg0/yIn:5<wi4ZIX0F*g7YK+_Eq7&ib9Vu125FXaI-G5@bpwtfNq&=8YtoGBADxr8nc1C6-11Eqig4$_AL2QmN%<+^WK/iv+wBAh872sZ#9OE&,x)&UPS-S:<!03R>k03Qc8",
-    "03tRyxFZgr5D!]!;pqH,%Yzp!H!^balL5r-TLaD8Ed#TtArHa:zvB!OIlb<*A1yem6fa3OGXM[E#rrQW@2jXF00)A:OCQ7oGnKbv35<;+4.<uI1G33ME-cmb6AuUC*b<rTq9qSO/Iaa(D7Ppd7&!nB",
-    "O_(NbAlVZGw!9i2F*CX,0+b35hXJUSBoC1S/eZpdIl7%bFAO-^wI_ue03SXufbSCw=5.9sgxV7T2Mpp10q]ZAc&+UWE-uo^rY#;u0Wkm_IW_tBA1pQiKQc8iHUJMG(FhOv0.S0u[)$@/46i5y!/=PK",
-    "KQ[EPFc:xf2cWiB4$4sveU#T7E-KjFQ6HHBHvkBS#&,@Rt]$WZI3EK!t]$S%5g!0K%<iL8HUJ2R84o-#>6!dquqYo0IRGC>IRFmW0S@6V6a$hkFEKVb*%S[2pJoTE.Q<*YnJq6>FfiN[ACLkz01@I.",
-    "9^PDEA_@nz4;m=(6Dv0@y&wYDP5/iCzXSpKP7iq9>Y5vLGL)TKADRI&024X8)gT@&G_>5BN-%6:2hPVp4&*2/[Q<:M-1m,z03QuC00fNK5f4DAxiA]x01@O:9ytIXeK@OgIRGD,0XYB&h;z>eCzvS@",
-    "H_j/0GN3yT3Wk_[7&!nBLAihp4/0x;FBvg001r&Z0S>U*6cRW9A22rn9]Sk)3kc1!6&=I)Bo7Sf3lH1=&*vlu/K69E3BD8qg(m[:ffx<zfr1StIW>.YiIN@.[TKm]3lDgKf(.<6G%<noEgzZzGQJcc",
-    "GB=Ma2le(N8Zw)K2OkA8z!Wb[IWW&r5-p)IHvk[[0yqE(.:<644Zsuxf@WbzK+nT488!d^&,>FlHOp!reKphT9Ue8G&/wz:0X3e@76[>VOdk.3+6Xf%H#e9B2clUI2HlDc5jS/Yj^s25q$UdAiVXy&",
-    "s38xO0pE%ZDL6H(1>jgt9]$qrDGvao6&=PL3+wj.50;Rh*kdmMD:djC1(LTU4:6Z2894Ah3)m$RIRFlt5g%DImnttnFgT^5EjTmDQZJDKI5PkTver@>HKj<#IE2kU5,>R^1;kxV4Uy>V5iG(-47z[<",
-    "0bmB8kr5L#%Qi1GG&b;90Sw_#0]/Ga5fV9c4+iA52LzD!6axhhT94QvA_81DJqNn(9SFsi4+Hx:4;Dk&B=)vP[saW5y9o%6.q8i6<SQOq8#Mp@<)Zv:z1K<G12HlHKP59UHvk6o:.R[+1Ps27B=o&N",
-    "rU4HI#la:&JvlZxy=SS5Q#m#@=QHkW@2jFA00+H^U:=^OlrTOqF*Ma11NewX4:QQMFCPdn)*AwpN&p89)+,NKtt2l&H!/EH9ytIXl:s:b1A!L+-7..K4hx;S03!vu;LiFS2ms9_1AyNg4:I@NBM8:+",
-    "1]BoH4ihr_0lX0m,kVMin!X(e;f4@E1rIoY.rfOqqX!u]%z$eI)Rz]tik2S:fxQwRJvO1qFb--69]V<bCoelVHHMZSFB3O501S,[1lNoM4&dZzKcoRQHa7D2Lmvn:03U>[H2=OII4^SLhbIry0[pi>",
-    "Ju)=l00V&71rJ<c&K5rfGBr5:1ecu@4]lN0Fb/%]9]JSZ1p:Pu55EGm$S;x,0u11&83z8A7Y_gA&W98q2Qr4WA>UawA@f/F$S<A:1rG!Hv;2tz-8>pC0:H:H9xJxsSqAmvA@e/+hZGMJ/l4SoamdIp",
-    "4.hIHLl4CQ%*ZegEavw=4^a&L6b^,>>d=eN(8w;kBE.JY56S^4$S<BE#P:rFVbcpA2r.F-7XyZZ0^p)G$S<AW0S=QAyA%ZN:>rdB0<%nf0.n,F4$K8FkpVI]jTb)#F)^g$1Nind4_qfZ$S;tpo+/Lm",
-    "@_;D>1P[pq,pDWl![!$b@_<#zFfhmq9]tgwuNegQ=:Pn/-:a)#!vPNhlo14@xJD1i0>4ar0+iAL4U@cDsL^xs*8z*ASpb703bNrS3yP&#9^qH$rCBO5IpftE4u(1dkHQijGs0m%6g4z4j.W#]cafhC",
-    "FMt6yFaQtU0=PDD6FJ#^9S-id;G6LoT:*tm4;d^qE*mod5-g!HHUJ,eHvk;t03VnEHvk98/wJ=Ln;xT2IQ=&-5-=x%8Z;a70u8GP1JpbY.+211Ig>9i4vK9I#LEFM2Qn.&(E$SJJ@Wq,3m7*54]2w!",
-    "4j)Z9p6)IKqe1@&45J4RT8o/p50L>zf([Zm03QuF05Ui/HsA[nKi!iq8Z!VgI5-%)2o8_O4^Fd8Og%U>HsK2onE[-7F$egGVGk+c3nDl-03QQ200Ej%4,3NF76R!X1lR-0S_Y+S4+6*+0gDU]De4Ok",
-    "cABCNKS((>HUJ3g$QB+mkrN+TH0^!<kODCP5jOx24)V@T04M:&We,5Gl@a/D00<w%AP%h%4^H.<Og/d.Fu.$.ADRI%;+XGqKPfmgGw%x$GyoqAIM5daw!2a.XE@y<7X*mBTMr1(7au4$01tA]qYfWS",
-    "IjHe22*:AY4w4fOSkM.QLNYnZZ7n%601uJ<[qIZzx[>4@y3j)p!voT&FcLHX4/Sz-1J9BO9]tj/7cUSwGyoGb%;lrNH/P$BC=7&Kd!;lgAA.ok01w=*x40!0IE0584,1>aBRMbt4;nt;E*mlc5-6cD",
-    "G5[ZaGXNel03VnEGXMs(xk(/:FzyQ;H#Ptt3pAV-H8(dog4zQQX@L4Wy8[mhofjV[IRFoI,KGv7N-$OjE)NXyvn_%:pBEpH0y5+a5,]WD05Jd$B#<:73,0>10@+ST1Bs3S1Ey:a&H<04Nf]iL0s@$%",
-    "4]$!a6&y0;zds+C0Wp@&O$ocX77r/l3lcH>9]Si50@2et4,n562C(!44]C8LA1N_G3lCwjs16Cr4Fl#]F9I.%%MBtiHrP,POxoHH1F:KnHOdDMTHCV>AC3Yz01Eu5AP)/mr7jXP$tn*&$EE/)I57YN",
-    "<SGX]2Mojz0Gl@udGDP8JvlZr:K6^_0l^n93gx-M4,;0x0UrV^j0>Ss>c][OHZbfL6*IlY9Uo[l:/y)](GL#<;H4Z)F)<S-4fetoAF/=7w9+pRGVGNf0R3SP2d5YWrI:UM-]BrAEDx#yqr4hCIW-u=",
-    "Kac<AH8ubVjQ(2.yN&<4p5h53GA!$*84nhdp%Vm#*8(_;F)aG!0tmSG7$i0.rPBc&WBG]f1l;=8>5uU@n=q1q12Yc=@pR$%iH,yU>jVrwGWhrn2Dsxt1Q!gM<B#;knE;U>4+Q7pC.fdI27-#p3XiW7",
-    "4+XZ=2NNydglG$ftO=9RqXP*VH8L>a914Yz2@:pZEcvAc4xt4BFb&.+1ra$L0(t]3vjZ77jtK!34,wV<6Dzv/5)7vD1rCY.5H&Un!2Jgg1S.lTtpf,60SVKH5)Tsi0T4MD4zBNR1sf4FV,F>u0WaVI",
-    "F*fx9FW:.(GypC$G5]l!0V==x>5m-80W:h[10Uf5G]CAdx&bu+4,fSA5)R)P4,%*X4+Odo4)o4#FBvg1x(<-CZx1B94,+%D+ieVo(Fz]eHM]cW6gK>;0c[T*[[svB0S>vG1P:;p0WahMF*f,DFXRC,",
-    "GypH-0W&fHFXaI/FaQtb0o<57z5z7/42m,j&yNEHsp.j@0F2@T1lqGr4/e7p8Vc7S19lGp/c7smy^&jE(Ypp84mOdn0WTRhGXM@WwB-5PFz><F29cE+02_iEkFWs+Zws091rj,JA3Hej=BylNH!>c_",
-    "0SvCuX#%=)C/a0lkgx$S2RAa,i$nvwB<cg&umK+eH>rYS0=O4(57YvTumK)6zy22/Vm7^17as-Tz5W*h;#Uq!hyjSO0UrT2ul=SU*y9!t#R7(_0X-T1GPnf_k=!Lp7cU1kHsabA7&ZV8e^b;99]1Oz",
-    "[ucwl-^#Fa0)VgqE-cmC+7/&SGypFKHZuSyHZuSZfBdfj9[<J.[TBqG(hm:F0[X83E-cdS5D%yU/lvHi2R1Q*<)jO201tomuK=zcHs1Xg1DE3#56uGfuK=x4*ZmhCVl<CC2Q:f;H2<Ee0r0N<9]JYf",
-    "[TC2501wRq;ymtoH8wNG1rL$]%l#K02Q:f;H2<Ee0qU-,9[<GQ[TBrP-ua6h0>d*+4fldg0l:i;4@I9uF9tI(008eH4_>xkuK>MKGJ+8V=Wqi[%:v<D0WLK#f)N1OKo8mh-I9D$[D<Nz2H:v&9_(5x",
-    "[TB$nm[Jb<!8Zz^=8pLM(HjN(-xQgL/$8W.Ig>0O3dux28Z]dLq<y1kH^ZldKLa-1GuY$,3Bsxq9]ts@tqKg,0S.+B0*LrQ4_+q%&/mrJk[S-Vg:E0i0ydAb8ZQqsIr-)G!U8im03Q%G03WgfH2<3H",
-    "Koc;m4vh3U1fjMF1*z>S8Z@9>9_:__jwJ+($O[GqDls#d/oSo;J>Wag3k!gSJ>dyT0SC3NK>5If-zBMpGynphV+E;7UoQ;eGU7rHU+d2$1lAEh2QxM_pr@@;9uGX=LIYC[xd$&hI5<Kk4/dq9EjTy-",
-    "KcN9LH!uJn1_vPKMFriyXb*qkLOwMxHUI+5sx1%I0=vdp*[lKr,_SsAU*SR<2Q,Mz9_m;N4^al8J_THu00P$NIS.AH-X)13wgLgN[z4Cs0qiRu1T<U:MFXVE77vL5-X)q)G]KQr0:X+M55<xFLOnDy",
-    "Hs^Q^U=6w]D.1;jocI9):52mni2:n4Jv1=k00W+;6%WY*-X*DnG20M7r2#NGEa5=aG%(=84F1jn503%iLOwG&HUI*%wHpu40=veDGdM8,KVUOBFaRF]GoJVX1d8ti503%iLLUP&ocI9%<E[M)0=vdo",
-    "%/ZxjpN]9&jsf)+4,WB,AP-%rLJuD6jUW%q0=vdr1;P.*4@I9uF9tF)06&ibGBGUSLOwGwHUI*I.U$Y50=vdq.KQy=n!pMV+yUW21J&OH4+h_vA6PY:<E.:w0W&Z#hCwe6H8cP(!2&fi051;VG5P@<",
-    "!2&P.FAy]1@bH1O0*-#@95LF)4+pLM4Fs=w3JK(@0Re@n5Dy!LK@b*h04p-!01Dp!0^lwhk=_bu01pSfiUbb<-lPOj89ADi0WSqIHq6!-4VsYz4+i.OR]l5,aRlGT4hH7xC.N642Sx%V4,A/+1P9Fc",
-    "Is%@N1Pmbop5rSAs)+-*]GWkR.K>YbDhxmZ/$t4I3hR#q0;ZK(:yHEn@p*soxaABF0pO!b0Dcb(<[a<r!T^ETj]2yU0S3;(051-*>:TkwmK+ZVq]Xiy0PMUI1elpl49>11q!J7Jj]2(KAq1(y4-nEb",
-    "1o5_J1FY6(4+Z_=1O.xzaSsKb@6da5)=iG!iXR8G=)LdY#^p3<.i7+C/<:IJHaDaJ4+XBj1Q9hq4+qhx91%6%nRE[ab@J_hkOU6[I1K,zHv,QF5pd1g2LK^v7P*,O2KNR7#YqJ10RRXKjmQQBorMGr",
-    "E&@l942r@BBsDVd:jfVIG/[7U6Egrm4l=q>jq@F30wEJM030/nk=^[)5g!dVi-<HpF/Y/7$ggE1H8$T&4+Z>:3I)ZlWe*041sXN@0vs^y%0v!>1qZ+h6*Rol1P+Y=1h4^Jz6Aw02Hge%,x&z-sst4+",
-    "wCraL[-vTdI5dE-0Sea(1eA:u88;--3c,p50<ceJ2:Ih08#aL4LITwb0gebAIER!30o<S-kqQDM2-L.HrTtn0V-/!C[i]-zHaS2GiBAdDkt,50]JObZ+7AI94XpEWFFiIk*=&eS+YJQZ%32Q[xcy%Q",
-    "kPHtB<WTWj7&ibf05UfK0/nKFA1yGHkpvYp/uZUb4jnS05fd<90]P1y>)RT1GXIbS1iTCbkum<Y4+Q-;1Oq1shbjOu1.ry_9XHA$1gTIGIm06#6g&Hn1OQV4pBDl,KN_YQGW(DO1i23rGQt,OodzT/",
-    "GU#*wZUeC.1[;(E0tB1^4f_J-3WtOl3W3201pnTN0S>C.kOUhv02VcaBo2KJv@+/:&2I$U(hm-CkOU5>kOToX4+Qq7DlZ8#GuxCi2hCUoxzhv:3%vRY4,<#11U)S=H^[YP4Cx01)&3F/(xeFvmHrGQ",
-    "Ha5)x3&Ilx.f;uFO$FR93Bbw(2g2tH0.Fmu4cFQN4#DRX4$aUj4+7PZ1PR-a2;/@(x6Kj&dJU!$0UsX;IeHy6+x#B>IUf<=<sR@%0:+#w16nRNE4dc_#m)y0LGO>S6gbfq9ywbYGb1k[H!]-$1TO$K",
-    "G+F_$0bv0DEDsv*kpu!*9x;He1QRz.F9kO/<sR@uy4(_52mvJw*ajmvF=&cg7txRe6gaBa4,W_>kOT#n:JtwV+:jIvmH@tmqhAjgmH@tr03Qi8024L.8ZiJ4hKU3X)>;_Fipw>,4U>/^lQaa90S=y:",
-    "k=^>QrXMd3I5$<mGWHw]RtcRA2/1=a2!!rJ1]9&!1O;,<MJ+cwrw]9;J0Ao%ndAiz5ZHzz4weBUIWhnr0yqFBH7vpJ0V*[+jlu*4qo6;(H$x7+#[mWBlY0*c(%^aV>l9!<(6$=836kFq4EUHq1dps_",
-    "4V2#w4p.Jbfes0f0S;:Nd-@)k4@I0G3/dGrf:jQ>f(Ztx@DqUazrA5EI5aZX@XVnkG&BGdGPe6_9]bV;!V3lb$u0xJHxKXuw_PrCG]GYt4*^/*dIW[17#]HY.<*ILH8SD]6g2/IGynqf76tpACJ5E1",
-    "egugb2GkcmF*!Bi2m,$v2&Akl4!Yq442K8-9S-W1wsQl%2o2lJ2;)HjBQFChG*u4.%C:V8H&qMMw+Igk*oq;r<),]f>Xs01Hk$(v1=WC=10<eR>Xrj+jhs9W1osF4at^B62tPG5I57YP#li_!2oD4I",
-    "2mtgL11b-k0rm(8rq37-0ISd)1h0t^4,N3zE)N5ZvtR+d1@k7k/]3M=F>+*ABs4X)s00r-<SsT#0POTq1elr@ADIC)ki$n6Gugg(4/AsU2<8:yDh_$npdT+2GdYaT3;DQxh]moNz2ON9l(usS;HmQq",
-    "mRui2IM4PA4A%5g1m*V;4<T[Pi_$9v7Y>6R6EhnG&JGVlxvEP6)tnFy74ioHuyGGM=zR20G/&ZiDa;)zE-Kf@10Om!ssRRu,+K/z>x;&ND:BXJ9^>sd7alU6<dqyoGc3TC1Q[[>4&xXjGca2ZeZIFA",
-    "6FH0,4_PQi(F+8Uza]9hrWp;Z[z;Os9S-q&(+v#D)Fcx(v/bgSt;COO3peqR0v@uB;*s$:HUnD=e2dl$Gd4IZ,_kVc0@CL:<MZ&]9S,jV1i$bo4,JfrNk0ZFGc$tb2oEHj;j0[IF)-X.1^,x,lK^-)",
-    "lobymi..=7BP^,o1@H1a#KAWNqn8_o2RB[U>yh+/4z2M41HB*!&ASr:ToW^L1LB7X4#zMA*d@t^=vMVat,KEp9lI$LIRG9x00OWo10W9;yD0_f#*G0VGcc+k1Ea4u0H=[F6s0Kw&u9P$4+)%.3/cZ]",
-    "kw@BMIX9&#0CEpFr715sHaGwT/<AbFt[;!FNCPSl=#P.Q1($.o4*-$p1m_SM4.@5eOb<dG#efViS2Q/5#tbiAG&i+>4nGSqH!zVN2k>cp56S@aib);TG3creCpIuz2g6ncwX6yb<eTs_:-VrEu*;.$",
-    "#R3h_Hy-Kz012Qj9XFT@2bWDB95$8;6FF5KINUBTYcnzc0-o:>2oDI[E+0KPxXU-mGrpR30Qxcy;FO<zBOeGc(TjK(H<guYIEyO-j6V,^@Q,_4H^TX74*TT@1G5]t9lWXr4qFdQ[pAZE1vmNpK<SPv",
-    "r,1/3H#C>M8a2:O4/c)rY%ef4FxUMH38s(.4+YidRSyZhnsx,9rB<FPT=]H9,YXt903Rtg03$XsSs#2i+$$3=03VA2Hvl3vHUJL+[EJNl+8><o[EJO5aw]Ci1M5i,F>)u@0RW_/4+X>/41:FH6fwtT",
-    "C=9U)ave3h$QA*N@2@5]#2E[[<B]k*#RCfBZUpKH0UHkir].[[hmQ_s1gYN+DJ;a_;+F]+v4#Q$joJ$tIT[!:01CqI2<)>IF99$(&,eib@>K&zr2aVr&$bN$l:rKojRgib9]1MG&lCxhSO)dXHVm#v",
-    "1;H!H4,2/=i_$Y%=(zAM84m/VsW%Scg/Y;<C/)XP4&qT0G1DIpVZFUI4/&RGb06&iH2;wN@(F:b1(O-dD:H%I6EDsJH8HEW4Fr<&4+xDK9X9]0/wJzv@d.$kjT#SQgxeD<2[bs18V;i3,ck.*m+OlG",
-    "0no;=4+F:=7%:130+WXU0JSj:A;w5jC=s<&4+Gl&3lce74-/5f4JtP>:oN^lq09#Y+lUGeBCYft0jdfQKgxj&1Do3d4-#yY3/ZEC1l0u(1<99d1T>E;H2<qr003AAnz$]x1/TJe1UByz6E_+61pBcc",
-    "4/&Ra6En9G9_3d,,3.iQ:nINeij86eB<aFA.>,(_gcJg1AMOS<)U9eSEH=aO6ED-PH8B7m2s8j5H_.8>NfR=h3;GmIGSw452sJS[01xs3m,jXRI]RwU77n@D1>Q:F3k@]b1>u950XGBZjR6k;k:V_2",
-    "rTlLfGV+fQ",
+    "G]C+VbPUiG4(]_L=N/qO4Ar(W4+rD20RtNk1dRF%8#bf.0S@Lr)h.GHY-.Y*vpo+2;HCIr293f2KN2<IGypFEGc&8J87wq106sM>G]S,;4!=Pn4yvmeD:N*k0S;f;0SLr>2<bvk0sYuZ4+BI4vLg(:",
+    "eGoZK4+P@AE*^OnOivy&H#0Wry)F>m03I:@0:+SE0wo;<,OK]AqGSr7@aBOC:zV@trm.@kH:-d62/yWcfp8BHg1@h0hx.4ZH_.]u!lwZcGXMz9Z3Z]6fvh;O/4A:T9_d#y!vO,=0S=Y/8wcs2C/UkI",
+    "!vO,WB<YVzngk2V,3%WAG1S8W3BS&U0Rs*W)WZP/RX+(aI5>=A1Q9p<4+N;i4%mVL4F2JB4akTN7c@c=0S:hH1Q0j;0pE<W0EwXl4+z%70RSH#30)vR12j1[%!DKzFpsJM1n&I[0U!-tjtK&z0tll6",
+    "4D@bR2,SoT4)ntT9].%74!4pC2lt9R5-GhMnr[:]s-&VK0k@D=2*:d&3ibjNGS_teF>VpO1tA3f2M[YF4*_AO0SCBP4,ny,1PAcLEDFpu4zvRWrIrXU7&0@e!vO-G9]e>=P7ejC!vO@><h^L]f([Tj",
+    "009OL&VK^edmjfh/9&a7IXE:1fxZb7F*XktjVccU<0ErD0/j;&2P7W:H](]o1j3RC0ED3v9]^2*r)LGM5DxeQ1jDofO)x7hIo#PWFB:-An^G^i$Gs8@@_(K3[[#-4+(HAp3J(M0zXk#]4+ZDx7X.3f",
+    "3IhcX8sU<#4aL0y4.0iB*#r+CH9sCQFgO4KgGCP<Ha[9PFfafG:ZA<2AvQiaGF=*+KLq)h4hitYJp-Io0_s:&#61[o!h[(%F)T0/1K36d.-GboIWe,v1P:E.9^F=fF9]p]030^*rcVzgbq<l&3J*2I",
+    "0T;o^0UsALWF%_5V-(qU3BU=om,!6.)4BlwGZQdz4B-yePNM/2zX2^[H#q.sZST8T3D5x&H[gIj4+QnB6CV:Yf&m:k01pt;<&W+[9yq3,0wOXp!%6^m9yS0HGo+jX0w5kS02nj;9x;zJH2<5@.=cgB",
+    "9[<2G4HF$LCJztZf(8!#y#<#R3m*Y8$;6XQHUNt24F$dx1>c_>+yMfb0t2Y-0v.K@0TDL.1di+i4j:pf01B(m2O/_qA@cRW0uKX/yD$$7l.=Y],vJA%1ras;6E*,J2[!r$1HYsK4+Q!KFB_*500K<9",
+    ">yrO*P7f0L1]2d05j6lBGtdbIfeQg54+@E04=!j-9^6,73ey1*FaQ9Z3IPreZ<&RADK.Hy0[^h%mfS241fv51A@fun0Ub5_4,fjQ0t3JK0uG,F7&F4h11:o+AOoPrC-^iIFaQF,2op7h2<TPZ1Pq;T",
+    "4i.Yf7BK^KeOCyz0UkDW7&5g19yK5sGqnL8GyoSg051SJGXMz96(THqGz>%;3%vvoGynzVwo<MgG=qp%,vJ*5IH;35AvgdYH_.neP7f4_1^iNw(E$,N03Qf3js>nJGXM@k.pB-(FAFv:.=cj*4.V<m",
+    "KRPWnH:v;I95pzQ0^ltR7at/s&-cJiH2<tp01pqHqyz)24,Ux)5-c;u1M_+TIUoq0q698EI3N)/00Z-_95:Vl4a&w25>:fd4vGl_wgDbA01@L/0w5kU01,I/1Bw$4[]X[DFtz_#ARh<awgCarnIsW/",
+    "H4eZE4+rK23dsQ-HkJefvf;uz95$8&15XZ;1QIk)4=HL.4+hWyA3HGs9x;z9-0O-QssS%MG&ukt4:0,y1:l>l0<-!W4@sap4Xh0gv-zPm2b$e!6)*q_4_nM*1G*9pqzD7y@_m_c2Oc*d0zd/K2Oc&c",
+    "5i$S+&IcSdt>Kay$qo[GH4hHt2nV(SE,=9y7c:AaF)-uaH2=L#FaQ@f03QlD03.mw01BE44,lEf5H2w=hs**aI5+GpKL#);Gq)<+05CG[EE6-U9_;6P9]ADDs4N*U03QM[(u=>%.%1--4el&21_xSS",
+    "1(:EU9yjhRKN_GIIPEMgHZ^kSpR6zhobx0P1H,og4!7Yo37yvh4-!g/A009BkO2r52e0<#A0[[&4+HwB3/bBik=vMg>/zS8+Oh)%Z67x>9uE<R0u19W4+B#l12b>SFftwwAguuj%7G6KR4)QFIdU&I",
+    "G&mj!*+_Sqo)QSMDF<E-7Y:9U0QEQlA>%x12vY:9qZtn+-HUu%>6h:-v-zYND:yjD8ZQnqF[gthE,=6cw*fRVFf,4p0^lt!3LgMA024R:9_&]N4+D;19T+(P9XS99m+:]a4a=EJ2Q<eV6EgrG05kv(",
+    "9l19xH8^tb$N7W,F9J3(%nA-Y@_<E:Hp_hR&XWNjFf#xEhC&bQ0@h.X4]#xv0UwY9D_$vWi4YI/1C0a$/<Jjd1C9g>6SY7dGqykvF@5+ygXB*H%c/w$GMg1I3pFzU0*syx3HKH+1voeW0s6<W4)>)f",
+    "lK_G4tri30(/,5142Fk23(;a91,-B+4&(wIG4vz=gO&&n1h6Itnr#M;r70f)IE<(t>1$6*CYs(G39JDVIhO+-06EM86fwY#7!L^^0unX/0gxmO,UB8vHp_JF)IJNfU.9Sr9xoF&HOvAWHUJL]zs&&^",
+    "G2B@&1_WAMmjf0x[Feg@@<RGMy%!FY[Yn7x1P3T7G&^z(4+hH920sBZF*1x91*=hB4,U_81BF))1:5Ze4a(LZACUnqy83+&2h&jwyjMLfH8A(k3.U3kCJzX!zylpLp6mkznbS^mGN@^.1*FJR4+u[U",
+    ",hmwjh/e*0<zV;vHBSQA0SeVA3%I_q3i*:I897J+kU]Fflsg.S9SF*W0t__1U<s3iH^l-AA7C,7hyw<R!YB>2tB3.1Ju(0v3Nip6Ha3FR2M,6*ltT]cgvBT;@2jLH01BDjY#TQF3-]Iu4:dNahywzs",
+    "I10y61:xFg3xw4U1cCnx4:H;>11_,[Gunp(9]bw7@_ojTGB_Ax112*!tYr<dq:e8iFgXAp1u;7L0S@KZ[sJ!xGBmB,0S>gF[sIp=&crAYEj.r=&BQ1#jRG.@01TUs0vR[^1i,FiAF%-8h5iCB95gZj",
+    "4&90h5,Y[wCNBduJLV4n9vd*A86@F_051qOHJ)7ofUyJt=8yN;T;9n]A@b;mT;*VlCowVJKo1A4uL2S=i7=ijkJbhZ[OAJ$z@+Lw-6NBOn,mC>76a2e3LOc$oF*.dIUNVKk[t@V6al^WZv=)k4>&.!",
+    "3zz5z4+p&z4/0qHZw#!*0uMm@fm#wbmTw60$pHnl,7gOy[@LYYH#LRB6%UL8[PqGGH%tfO:I<8--tn4wIkD+d3itK@AA33W>5u$U%i;GPjTQ^+!4Mx7G:sMyZM<cF4W$$W-n4:lOEIVR0tETEOAi9q",
+    "eFN!69]Ja]>5vT20X6=+W#y870KqK^f1_ySFJU$_qV<tG1_mMG0uKKH3+)*lHQz)p2RJz9D+27_FbJhX3d^7p1_E4PKR7EnHp;v%H_/0v004q10wWI!%PkW$xLN>>0US2VEfzEY9^6<99_w0P9_;9Q",
+    "Ei*c_0Uro501KQ04-JV!0EB,7odXXG.#PkyD:N^NGM<q-2QtbQ2gtz_9XE=u07;QP4-JNL2HNKY9]SnR&IBShH<O!d12@WOF>[Dl.1zx<4,V121O^#=IX;(9Fg8*<3NtV-a326S02(XpRt31hJ>2qZ",
+    "3O4[B3Nip65-gz/hI0aL9]]^C9]JVTlmi67zX%<+Fg**va^3$U8VVi)93KZa051qDGdKhs4+og<0]dj50S=MYb[@8c04y=&.GwrsffE:g-uHjnm.S1>Ck5;:3/b#Hpdt#1Q3H^X4+8rM5,=fF4+-AT",
+    "6EU8eO$4@tIUF(k2=KK@9].u46f;x<ARiMp[0Sc]F#tL,I5<fi4,5SX3HuinH@#=:4EYHkH#M6B1(&@z4*[(@5-y.^;+FhD-Q.5O1[*b,0_Ro<JueF]Ihz9;6f*z/SPw6o0_$8E0S>[p10Og!01@F-",
+    "9]1N15-gz[q+]_T-Q.md0311+0_R*@9^71C9_w3QA1=lm8Z=2A4:6kqFE^wX024LQ3/at7Lmf2$4&ea.>Czc(Gn)ezH2<zAH2<zPIRGCoH2<kix&aRhn*#^_0TMFe(*+HXC:1RFM,K(ev-+dHb1FGG",
+    "s1O6u/vE9+2HdVWFA6g/:kl6aGL[i6H#lw%mJtQ2w-BR&9]]!59]],89^71C4&W0n3Ntcp9]]<A4+kCr<Zl2+gAyMPH_/3lGaL<Z5eAu94+W%#0S;I#Eiy9z6EWVe0S>>w2NN-C)EEx^lM5j,EF%vJ",
+    "lM53!-D@YPviUa*>y,m.03Ql7052LdGyoqiGXN;!IJyB39+L]#GBW<lIWn6A5-XuGH2;sr90DT>n*$Ev0TD9*EHW[h10yjkrzil&6AufV10M%B01BP_16mI+odX[THoO4/%!LCFA)W&gH2<DY/_4rv",
+    "+%y9RJTWpgw-vx3EyuM688h(%GBYzd03Qf603Ql803QlAkpU+#F!2Kn[s9W[11^piFaRG3FzQkd51s/9&xi#NHl70uo%aI)[qHRgEuI4+G%=4lGXN7g[gDeF3NxJp9].&&0U]j#oC5()4,1.E9_CnI",
+    "0$2]Unga,04,U)@F9S6*00Qiz1sgEVgB2eRG]Uk%2[kkT9]].=4/Xh]ZVwL35ibfgHEtgYH_.;r01pn#5g!UQtR*iBH85<u3d]87b2R@5*kunF%n/;p01,I/A2m1i2Lt5:1GA$wA1yQW2NX5,hy<P,",
+    "=#/o,._0urk>#=hH879;COJ0s2OkPH052LfH_/3WHjfJqngcI8GBN,XF#r,V03R(k03tRp01p9/3j=Ph1rG]33oi*YIFJD*IW(FB9]],8FB&#603R>l03SLr00O5J0]!4YF*Grn0^;X-9[<4[5-6cE",
+    "3Nip62[w/cCOI-i10M<A03RAO03R>j03SOr01@C,5-XuCHRNFc,_]sHngbFx03QG@01>]&9]]!59]$y%0SErQ0uKw910NSR/o.r(4i6Exi_$cP*AX5!/@#b0j]l;U5exhe9^Y6u5g!US%rhSfH_bGP",
+    "GdOM!4%iVd3O6^!9]]%64BP.=4%iVd3OF!s9]],84+>[3A9FJR2%_ck2H6n_[!.w=xLqnTI*qC@0=%qS0g(zGF<]sr&_G0LHvk5!G#fPl8Z*9z0WSbDHS(>k14IuC=REF9Fs(oXdk)$iFAy]0g8_vZ",
+    "00Z$r8#IFgB[Vny95klf1Pg,#9]bo66Eya*0S>scKq<sgrvVQO(j*Tsqa,f^GC0/)9yI>D1+W1G!16T/*8&zc03QoB03QZ903R;m02nl.0S=uDLJthQLLoFY02MTmjtd>OG^,]#1_V@KA0IWRwgD3_",
+    "jHd(,0.Vn(0J3HQa^NR<5,S^q05vd%<B]239]$u&9].!ZE-Kn:7&ibP2[iy82[iy7H_.(n03QiA051tQJIVqd2sk;nwV50*Q8qNu3/amK)g/X#&jJqkK@#t5HUJ+5G:Q!mG;<!80W:fG4%e[(4%YDm",
+    "1HuRsHPv]x!Uz=K03Ql702DOqu:%h11>Ou81rI602r4u*rvVR6nF^8XG^i(iFaQq)umJ)G4W2]6GypFPG%;o#9]kf2A22Zh8Z)N:4=P(u9]ki3E-Bd)4+XFR0tXy0o+K7C+Cwi3Gdb4+9[<A^14Iun",
+    "*8&.crvVR7*8(30H2<wq01pMQ0RjgNu]>5[H@f9m3pW5C1_vd6FgE^gF[c3!44y>00>]A:g#ix$qk[z!Gr0i,r,lI!3XBd93hWIIS[O9]9]]&:5Dy7j9yS0NGyoq7Gyoq8GWrh/S[O3@9]$%83(PGa",
+    "Z8VlY4=8I]9]1Vx1>Fju4+=PT1poFq6EWLO4B@eBH2<z9H2<PesRa)J-syh_xB(9,-sz/+GN%C#PPqv$2Q<d:0v.8]4+XFR5,.Q9IoARfGq5<<3o]p/0v@c5i2(yf4/_vR8ZoH:4,Aez4:RJW0TMZG",
+    "6E_JU4/tE1KPxgdIjsX93NeoX6Em1B0#6SLh$1fsHZZLN9]](@y#Ws<+5!&C0TVdVJP$3^0v@xA,UuHMFaRG4FpmKfGq*qjPY(-)0v@u503Ql401pT74lXh:ybTdD024LOR1XQ$4j&0N*$pl,HCh)l",
+    "051tKFaRG3HUJ(p02nd/9].x59].<B9y0(KF#rz.<c^9_Fz=l!g#o%e4:RWmA_G<n6F1084/v[g9]kwAz5zZlGC1MA0S%7.9]]!56EcEC0#6SL/LRnYH!@Ha0R<Qx4;)2R4$A/quBJE,F4>Vg2QvU4",
+    "5H.iG3NViW6Ef#M0#6SM+5#U3Gyoq*HUJLG0R)Go84oVn0v@u803Q!D051wLIgbGoGN(QQPY(-)0v@u903Sy*01nFm6EuW63cWc1[I(kp9NGdO2R8s85HbK7IFA7j5zIOc)dDX&I4tnS0S=I^EfX^^",
+    "O%Bry5itNFHZ%Ya36KsS1_]$N4+Xr_1qfOn2[,=B2[Hg4G5[Aa051tLFaRG3Gyokj04Ojy03Qi502(%j4,bU>/[X4b8U_HpGY*oX8xb=w,FFU<o(2V=;kE7UDGvn9e/i+0H]gpJ4&*Kh(Vzhcv7tT$",
+    "w9O8FHZ;OfGcqxNr4Ir)4bglLL&oN9Kw)BRWy0od1A+kywwwa+3twY(WMOi2UuiOLaA[v/TQW3VAUz-=HZ;5yLIC^>JRmSEzN,NM[!lPEI4sc#0nv>N0I1koATlh)Cjf&50I]OgAUQ1cp#lM)vK4SF",
+    "HaILdI4qTM0I-]N0@15hKLRp+JM<>kF9UCI>Jslj9R@ZJC>fQ0I56P3ZVlkwJs$xy,@zbg9WpooJ_S_g*YgJsq<6K6H8;l-[S7ubH!:#xUrzvLWIQw5q7feoGxgm)4U;z>D:E#l0tY;;rMm;L-m&&o",
+    "j&:gbFt6S[0PI)_Bdehi3WNa!goAJ&0b^9!Jr0+w2nNB,5d#PSf<BP50qc;_4QU9j-&Kdyu5JR*0SDj#0.Gd94+W3)0_Rs:F9bL>zJ:t^)$0TagN7R)3Nf3E3IM8Y4-0bIJRb,+@kD$4140@z06jN0",
+    "U8-@)4DN*jBs46v;GOf<iV6-/h&vAnrocY[:,GZ/3B^qD4,Ct)ZVm6z0R=,v13v(k6$gUJ0^99l1IV2]3WBo(0i9L^f@L8<fCK@-S>^Q[8VUEAcO*45sLlZsIgJD!GMWMbBNj8p$O#V<mY<$04e+&Q",
+    "4yM,+1D<m$4CR&)4:6OtCJd#qTM[/=1o)0s4#J254/bwI4.8pc00Dym4,3+s5C*&5WCI8Q)fEVi1Ov_D4+rG*4-wd*1ST=#x1S0JnLY=kmk]*#*3ShBB;0MI2:,VP9x%ZM0VoXX[sad.2)l.q4):b^",
+    "16dCd:6-1(gSI[!Gtue_29VKo9x#AF2Z+cs9[<1E#U:91*5)t]6spm62bkCq9]1YzrvU^gjZ6%VqX7rw+ExwHqz;i3fHVZW0S=HA3kQhWJ[:rQk1@09s$w4kGuQ]p1_,Y30txzz8V.7w1%(VQGBbyi",
+    "0s<OK1LZ3Z0@LI;sirnnGBQRvIIKnsmH$p6GdD#VG]d78M,Kx1kP0C^MuUJ49]S/F27mz;Haj3QI6W[kK[BMPAPzkTvhNNI!rd4E[9TGcH$yTrG($Bx2fFuc2j,;a4C97202KrENehOPJp.K&4>=c_",
+    "Lq#+.$c>RA/&/C>I0v!HKMw;n3J(t7%mN9X0t&R,5e&aE1J#WM1EY@z3X[bf4,w.$B;>kM5feE7QVH:%AO)BB4FCrlGKusT1;-dC2g9ic2(0D^0kpvo4$QhR0,TsX3WA*h0x$^P%P0:2.>!e#wGjxQ",
+    ":m:;>)DQ!=%pnb]y#<=X7z!W+)e9dPIfLo_C2nK/lmZ2mtSJDs7y,beYYday3KcN)69xODR0*!@g8:KMr3wSftPd1)h;zYGt*a6Q=R*8Q=6LTtUk;KL@3egc1):52!Nvm*2Cn)89]JZ343>^]wgLtB",
+    "hZra>IEE4fy=kXTstyL61Ow_;6Eckg1_CB>5H<<bsjdeCED77%0^0y#0LN($0;Y_szq;K:I]]*KJtr]Wgw6*J9u>Qy,_.bc&.P;pIhPb41T*K]1@h=+xdsdF0RXQ35f29M0Uk1l2MFf/6%51u5dt0r",
+    "h1W6*nVk[.5d$[<M,IyZ1e*sR1vtq96EpxGGXNSh*Xu$aa[3Yrp3n:ftpO7-031006FC44tepZKFqyLl0LW$!1h<zW;&BB%<0<HKFr()IBQZD^DK[+S[%r)JkRt.q4*@:c4+]CpNES5y5d^&ZGXOYl",
+    "WoM<l1dn76gog+S/B5Dzs[#U02f5V.4!#Eh/=6t0vJVOV8VRBT3S0u_0s$oeRt$O,Fs[*S3ReO$1LPSFhy;)dw+sg@0*Zwc1!<ln+x.Nb7ywlPsnTl/w#own3->6r4+o4XBQ@Yn6960t>Y(#cAZBFL",
+    "0T5),w@#dEF,Af)G&D3aL<_S+11]%[Pyj==ssjh;fe#MlX9xIz4+6/Z1p)=Hy8[i#F9zQe2Ai4&3#>jPATT+r5@95JHZV6uM1d23A2T-YLP0];>LC1VGek0]nGY@;LOYC@4,!WBE)O1zn,2t[5)TiI",
+    "n,32e+;fv)F^nf+p#K35cYZ<KI5-&$G@tmm2RSrEG%+.Zy8-8d106EG0w6*_051kXH_.0UY7Yng)&m8m0vj[*if]J)#]8/2unQMr@UC+S2kHa]*MJ29=%V%s2MKfm1p=)l%nAc;9]bjm/m,ED4DSU3",
+    "/m8356*II137Yl:3T6u5hYtms>aP4#-)f3cngtI7#]-CRmr<P7lqo+AbYWuY%sw9nWw3^30c-6:1J:9v9]bo3,3b#i03tRx01pj-#R3KK0SKZf4+PWZ3JLl71[pPzy#fxqC:A,_[%-Qo&%Yxd6EL;Z",
+    "9695.0^jx(0ScU=I^ZlAtv<dYH!$u43&J7_1j>eR0/TeI2G^M9=<A1*l8PG#Mg$@Y&d&l51.on_@6_j]5elRe4+XF4JRb!)00u+]ldup9;x8sjd:/V900^M#-N/hpfuI^>HZ_6jsr)q@1^pR_EiyR(",
+    "4&w$70;PY04-t7l4)F&UGq45=3Dey>4zaER2B9SlfFuRLiY5iyum^y)6%seN*fI*8BnHLD5(DYj0u3JpiuoiD1;+(l1dE<10PJrM1lN^YFAq60ss[k3Pz#JO0Vo2y0S4m)4,51H9]bv@>&fka43@KG",
+    "5Vy@T4+oX$3INT%0uKzW<Pz:%12WA46*K<34bJd]0S=j^:TMqeGU<:mGyn*b2ne<AC=.3OF9gH@6F1i[E-crU1Qs_P1RFS)#^fqK/LrL.2=cr_.v$0dzbXJ90D1_s2HUb61GUN/3&(=B1NI03[0t8Q",
+    "l.f%-Gd&5rFbJ<c2=Kb#1@f6hE-BZ]83U*R19/]/Ie]0+-Q^2psO]=[]Ir2v+]LgWE]xJIE0r+;jNwKUHgXRgmoWu@u;@Y5TMmaF4&fOBZyyLN$%zLCkIDrD2mq!h3hD=^L.z&#1>#M72*&_iyO2i%",
+    "k;UIz1SbRt2:I6r4%3>m0gBo*4+O0g4-/JC4-9GI5)6<,Yy]iO3i/HLzrhFt=#l#!5(Ky)0=K$aq=S<e12L540TeXswod:G0;Ppowv+.]DF[=pGZHsFE-2Tj76iTjClM;R4+fsr0So!S2mw;RCC#Hk",
+    "0[aIK4dTH83W7NT;FR(9#0M)hILrtZEs2I:0d51Ou=k5.5-Q:(G/2/wsuBY/BQq:Y2>6G@7&eCy0Yw%!oel^au:/4<14-.V!aobv@vM-VF<XC831bpB6%!<R+,DCBq]Xiq)A17onARK)!XFOP7y@7+",
+    "84jHW6Ev0r9]bs+2<eIE7YnKf0iJsS<rY=xoFfi^g$f0Q0Rt<$2HQ3W%;b]$,tc7wqLe/@05dC#%qI,/sRasM2cxSI9]AF51kp7CuDv,9UINz;4,nYo5f22Qv;Ky$9]AY0qHYD8t@QEj6%Pyjngb2S",
+    ">iYCr1g[GNc<A3)BMq6vTn@M+0tE914q5^73.Q-h2oDJE-^H)8-_xyBJqFsV2n2<%0lf(bB;#p%1PB5p4v#]zF98S)p&tYB77rG&(F6v#-zU0NF*jXr2CCVA4+HX;KMaH(4-Oy_eIE%n0243(9]ts*",
+    "&jJJ42;OU;4+wb#kqHHP0JRkjSPGXM1Hu:&5LX107z]Ym@wjzx1qWXapgIlE4,My<Jr1F/2nM=jDjP7tNC1L<5)mxDND9O+1nQe$A_h>qvK9*T4g^k-O#q0h5Dx;R6b6F!Ck*iw3hse1KLjx^GO8_x",
+    "H8m@Q-v)jVL.925O%BZq4+O288ViGkV/q<XH2=9xGq3q-1jUPE1lPF_3z=*wBr!GkAP$BD4+6&H1[g7n=#KjXivuD!Ho>1eG&z9,3A;mD1%m;%8wJWl2&]I:4@+smV:T,<FaQR]hZP;JH;OZC1Dn>#",
+    "A2&Fzm^LWt84SwGGzX^n5fn7P1@jvlx<0dhIW*m>N&]z3P7eXC)JY!<H2;sT9twk@f&mjYks1#A0tCtPE+05Efs11V#Sjd$lpqI[ygmj0k6aHo+_*<7G&O-XV-/)GfQw<.5G=;R0y@<-G/,K26)eLD",
+    "36p:)42Yc;88ZM60hW==1Jk^EA2_VIu^T7W88>Le6%R.(/OZur0WvrM463PG4,V-67dYJn1Aq>+h87P5/(Zp>Ei=IS1T8W%03t0poemE-+mB,eqO<!eRN9YYANv6[k<gJ.(ac*95ZnX+!(t7;0]b)Z",
+    "0WSeHGxORd9]bW03Z[JzU4+C8E-u#,A_rPhCJx!g1rG(Ey9>UAEjXRP9zH8IGK:QQlJ*h-m%0!SEY$lY0gnw2f&s]I3/fh5ftzFp:)-h13owbO4hGf9U:@j(yT/m:>>.gJg6c-Jy#xiGmkbYi%Eb&V",
+    "H8KD%n*lX5x)2jI01,3*4.VHb1O2@Y4:F.BD/&uuIW=G-503((rws>[+e!^$.l!R+.jOw^K8J<e3D_b44@R38FE8T(F)#oJxAaOc7Bn)h6bR%-0NPs*2A$3fF9SI;03Qc4z]9Q@&V:OFS)R<eCO9>P",
+    "0RpEx3E2S,*AyQbE7cSaG1dVOHPI9/H8;Da+YT/WD:Q%%1BAU34*,L@6AxH]y%P>T0,vR135dBC4,MB8A_QDt4;f+]6Dv0[zyt!EA@Hpg7X[m)3/ets&kQX#HvkWs0q)mZ2$.U]4/mUeKRP%wGyo49",
+    ":F6&H[Q^+-6EgrG3=M/^H2nQO4;nz,Fc:!g4@S,*FE8W)F*X1P,h*%,CoqjE5jkBy05vc$$rK+3H2;[i*&Po)(bx.RD2yo]88,kANyGsUAiER_IIHCjI4d.V01MM35-OoFGyor2HM.lakpeXU6EgrG",
+    "4Kn^^HIgY0KlIxZ8#nEp0tEk]9v(OR7y*t%4]$i@3<tb<01ui0%HvxIo[B6VEH/CpFFG>h01q3B=Dhti0/yIn>LEBw4ZIX0F*g7YK-WA&7&ib9VvX^JFXaI-G5@aLxPAeO(l!qvoGBAD#)U2q1Dd)F",
+    "1Eqig4$_AL2QmN%<+^WK=x>N-BAh872sZ#9OE&,x)&UPS-S:<!03R>k03Qc803tRyxFZgr5D!]:;=>Q-*n^4;H!^balL681TLaqMEd#)*ArHa:%-XFcIm+.^A1yem6fa3OGXM[E()/$k@2jXF00)o4",
+    "OCQ7oGorX,37LRg4.<uI1HZ_aE-cmb6AuUP*%J!hqa>bP=Xv/[D7Ppd7&!nBO_(NbAlVZG!<U]GF*CX,0+b35hXJ*gBoC1S=tv4rImezpFAO-^wI_ue03SXujqno-]L9l)k/qjh2Mpp10q]ZAc)IQk",
+    "E-upBr!60v0Wkm_IW_tBA1pQiKQc8iHUJMG(FhOv0.S0ui-P;k46i5y(5E#YKQ<7]Fc:xf2d%eP4$4sveWBPLE-KjFQ6HHBHvkBf$9E4St]$WZI3EK!t]$S%5g!0K%<iL8HUJ2R84o-;>Y4mruqYo0",
+    "IRGC>IRFmW0S@6V6a$hkFEKVb*%S[2pJoTR.sJ=mnk>F@FfiN[ACLkz01@I.9^PDEA_@nz4;nW[6Dv0@y&wYDP5/iCzXSpKP7iqM>zW&MGNGPYADRI&024XL)*v4(G_>5BN-%6:2iwR%4&*2/[Q<:M",
+    "-1m,z03QuC00f!Y5f4DNx,c6y01@O:9ytIXeK@OgIRGD,0XYB&m6^WsCzvS@H_j/0GN3yT3X>[A7&!nBLB<d%4/0x;FBvg001r&Z0S>U*6cRW9A22rn9]Sk)3kce;6&=I)Bo7Sf3lH1=+_>0+=ZRlS",
+    "3BD8qg(m]3f*21!j)M&*IW>.YmXjY2[TKm]3lDgXgAG17G%=3$EgzZzGQJccGB=Ma2ZHz@8ZxMY2OkA8z!Wb[IWW&r5-p)IHvk[[0yqE(=6DiI4ZsuxkAr::K,]PI88!d^,2FrzHOp!reKp]h9Ue8T",
+    "(H0+;0X3@976]XjOdk.3+6Xf%H#e9B2clUI2I@9q5jS/Yj^s2Ir6vmOiwy*@sUZ)P0qlznDL6H(1>jgt9]$qrDGvao6&=PL3-6g250;Ru*.&vND:djC1)sPi4:6Z2894Ah3)m$RIRFlt5g%DImnttn",
+    "FgT^5EjTmDQZJDKI5PkTzt:Y8HKj<#IFZgi5,>R^1;kxV4W8:j5iG(-499=60bmBLk@WU$%Qi1GG&b;90Sxc<0]/to5fV9c4+inJ2Lzq;6axhhTAbM,A_81DJqO3[9SG8w4+Hx:4;E0@B=)t@fCU7#",
+    "ya</K.>Zr7[hl!&8#Mp@<)Zv:%GgUU12HlHKP59UHvk5K;g]E-1PsfLB=o&NrU4HI(!wS@JvlZx%8n&JQ#m#@=QHkW@2jFA00+vCU:=^OlrTOqF*Ma11BHr54:Q%aFCPdn)*AwpN&p89)+,NKtt2l&",
+    "H!/EH9ytIXl:s:b1A!L+-7..K4hx;S03!v*;m,OT2ms9_1C8Ju4:E.@BM9T_1]BoH4ihr_0lX0m:zqywr<tKs@uQXS1rIol.@)X&qz4%^*<0=W-g^Z*mzN(4j/mBfJvOe&Fb.QK9]WVpCoelVHItVg",
+    "FB3O501S,[1lNoM4(-V:KcoRQHa7qGLmvn:03U>[H2=OII4^SLhbIry0*SdpJu)=l00WKL1rJ<p&lW!gGBr5:1f,r94]l!EFb/%]9]JSZ1p:Pu55EGz$uI)-0u1e@83v1(7Y_gA+lUk&2QrhkA>U:-",
+    "A@f/S$uJJ;1rGy-wju.;-aLyD0;o,V9xKD)Sq6gTA@e/^h!hVK=!P&$an-E%4.hvVLl4CQ*_u=uEc5t74^bKZ6b^-7>(KnO,N@TyBGLFm56S^H$uJKF(fC6TVbcpA2r.t17XyZZ0^p)T$uJJX0S=O%",
+    "y%Yrc;L@mC0>Djt0/](T4$K8FkpVI]jTb)#F)^g$1BLiB4_qfm$uI$%pDGUn@_;D>1P[pq:&Y+z(B_Hp@_<#zFfhmq9]tg,uo(n]>i>(;<5wL<!vPNhlo158xkeAj0@bW(0+iAL4U@cDsL^xs*8!NO",
+    "Spb703cung3zw!<9^qH<rdcX6Iq/pS4u(1doWl]xGs0m%6g4z4j.W#]cb/dQFMt6yFaQtU0>w9R6FKIC9S-iq;hXUpT:*tm4;eb&E*mod5-g!HHUJ,eHvk;t03VnEHvk9L:0l2Mn;xT2IEtzi5-=x%",
+    "8Z;a70u8GP1k=k_Gc7kc)jR:yJP!>vZ4AWA0WSwKEZorn0>Z*u8[P[THvkWE)1eL<O*yOYE(4/N00#@C2M/19oLmo)0-hux5-y/K4LATYI5jrl3lBf)lr9/G05Ui<H1r4#k#G,vn(j.JI5-,p3lEtA",
+    "sn9V8g=OViDd7tuI5+;w12q5vnoti5&)pUR/=q5x1Rq*8fD8@-$QJ:N3/b*l3lDauqYghvIXN^^2:8hs9y5=:A6Yc+3m/dIF#r)a01poT&@ba*0mEevK)seO7cu][ov9!Wtq:1/,tSC4IWRE5tN]aI",
+    "0Wt3j0yjS;I5acw3lcN[9^GCq7bGz@+]&dQXV4b^mAzXJ2+$WFC=rBPa=0j3A4<s4<,7I^/xPp.6AxI:7cW9GIm&G.IWhnbk=zeGOasT0RRhP,Ll46P,:EPXGyo4Ot>uU)lL#LNF@XAL5IHme6En:V",
+    "A9OdJ7au4x01tbzrVby20W]-*,U7tAB=5Z4h#3zHofjiHFaQrf$C)l0G5@@X03I:@AAK>b9y0(Rm-o_Y2En:XA1N=I3nDi*03Qo9oEJ4WH#vgZ0^pAP7XrHj4+xzXA1FBh4]M9M4j)Q6!SyZ/4F9w)",
+    "4>coWACLkv.O:op03QG@01qUPrU484[R#s0YYzj7jsXLvY!1!:0EkH$IL@tC;N1MRs-LzmGWEbeAD96#q]QwV$hsB^Dc^ndG5[Y0Hvj>d<Bt4H&ld)-=aBrb&/(&mGU=KtVZNyj3Caxv/36fUF*M5!",
+    "A_81DP!CM!+YbY/U:r5d2M/24v/AST0yqE)iK,wE3xcOE5-Msv4;oAI0V+5#00aG.8UP0j#1H>RI1hR6odG:LHZ$rM510YYrA!L)yA^<.$EE/v0x=sX5-pfbFAO#;:/zX;%EuiaXf=B;1gz2z4+!lS",
+    "FAy-;gbWRX#1.d20W@tWFAp-LmLCB9VGjqV7zDDJbPnSO0mv*5ssXUQ8az2QH2=/50Xa1@0127<TMfI80S:F.2>rHr><)=T7NDXN1cuiFIyf-b@sD%$#rPN@HY^yn0Ucw8i$Vn5Z4UMV1B-zj4m1NZ",
+    "4+)3Na0@i!1OoSV9]AIk@V9uf.Ua%#44Lo(2-G;h0tgQT=y4T7+y<4NrvnO[uoDjj!@TNDE$oG83zMx11hu0B2=uvrGBq3ul9CB82[$Z-rv(n71pzP(:edAjIU53c1B0=z88;mz0TmAs)&UbM$NUlu",
+    "v,1TGiUANcHVe)E2M+@*0+y@.2lxRA-E56s68HfSIT#MR<NNYg5i;=CCiDR:,_ll.=#L#70WvfIE-BL!Kg.CuGBWl7FW:.*FzW*!-Q/(t2>L!vH2<C^f%p-*,x&@Qr_(fJx(=P4&^^anF*3Rj0qbuM",
+    "B)bn2GsN6&43yFeA1yV!4.8gZ[sRGR4-^vl3-Y2ODu4tJC,;y@.N+^<@2jEF0WvfIFXRC-G5[_,0W:fG59I-f2>L/zH2<5XGY,#:0]cq+0uKO--[pWdv@r5y@;VSh*B^FS4*:L^N(IWnHU!;h1]JSK",
+    "k+1.T88.Tk4:Q5$785Y/G!F)zmKgvX4:*so0R;Xhru799Ic*.1IQ-Y-FDo^PkFWs<yV7X>$jB%Up#hMv0WSwPGUJRy1H2=.e_z#L9]AYq[^%%4lqC.-0*tT$9yZMX7aw9a%l[W21_$t77XtgrArFWF",
+    "h>C<40XDq.7X#(w77xV&hOhxWHa9Z31rL$]t=XG.2R1hE+ZGr$01tnHumK+dHlF>%1I=;X55)q2umLVMG^YS[A7L_AF9tR.04O#y01tosuK=zbHh^*Z1g>H$56A,guK>MLG20Lir_&l-7cU1kF=/-V",
+    "9xwn8fA+5d9]1P&[ucwJ.Q5Oj0@#u]9yR3t7aw9Z03Qc601!0*4_>xwuK=zeHQxRg5H$b_%:wSP0X-P_GsXoEk=$KM7as:T01!0*4_>xquK=zbHPZeU1dQYs56uGTuK=8&giQg:!X6J[ybCV]GcW)E",
+    ";-#J40pza%E-TZO5d;tb77xt/--#WNH86q=0NFqf+5zCN0R)MPQx68.uK=z$G^,.a2+NsL4vWJ#3Z;S>3(e9S1&HJ=9ysWi0_.M$odXKVL>ZoeH#xDS9_;LTgC#!$H!;HW.N*oKs^mmwG>9<*4A/n.",
+    "g;0j!@9Tkj0kF[(0*#Xz4,SQHAHxDRoU.A)4:LLX0x!Y:GdKVr5H.iGvH_:#3(!ClG5@*l=*IEtw+IEc;]vFI=$Q-yF!hfm1enPS1>dfHGo]Sk43.6x#DxnBjfOr3g#G_s!mmLeJU8M(E-Td&0,s]A",
+    "x1V1x4mL94LJwc_&;N,c5kChrHaVcE0[]WmJmf+HQx3TYFFQCmvkDI<-X*AqH_:GP0W&u+03QZ5h:1l7:c40Yf8jztH83=+0<.rA57h$ULJirh0s@!S91maNLLUb,mCqj-Gyo5O-X*z%H#q.T.LNmM",
+    "#sc9&4bip&0l)u350C,uD.1;j+3@gKvCI]=i2:n49]1Ji<kIj9iyRNe0=veEG&45n1utMTHQp-91T:uZ0R!oZ0^qJ,-X*w$GBp4LtE&]c$pYa*E-KRQ5I:_:FgYyYLMb#b-uZ^4&H<jQ0pUVEGdVT<",
+    "0:HK#56%MNLOe4#F#tbcGdM5+9]JR.>yGip;*k8y0pUU)12dfX0RZqI56%MNLJZmX5dxo&1P>h<=%f5f[*E9IdEr729[7$R56lALLJtM:jvx.VybCV]GBN,=j[!0.Ea5=vGch&*0+HoH56%MNLJsiZ",
+    "GXbZ-3J/<;-X(t],vbW<-X)r+HLLL,Ka_M9FffKeFAp=]058D-H8TJ&5H&IS0w2KwFaR$QG&uT3561$VoFp7E/f<8Ry8R6Vz0L[/.gEb#lc=978,+nEGc=D!Gc=DT,v0v+2)mL56FC462fc_^4+ZYQ",
+    "i2)fonv;,A1u[0,*BK3(kpvG0hP77*qy2FN;8puV=Xn)C)dB^b0woU&nUMqs+4(vGpO6F$Apxu8D+j8H1PzS71>R=f0s]<xKmzrhC/Uwjj]2kD5f1B*1P6!F4g]&K3/aYAq)GsO4,4[,1O&nX4)u/&",
+    "2ZI3y&/vqM4+r:.1Ot[F4+yc)4i5nNy%PkbnobPQ9]oin3-T^*3Ctk@w!-q=F(3r_xeo)m*Jlp^]BnO(m-Z4O1+4le36s^z3ZaW12f>9*0.p*x4,MqM1P.vKGcz>fqyY_FuD/8kH9rpr,l,fBHS3ym",
+    "4+nM+3,6Ew4+A(1jHNdM&jt_2+S:-JBM%n2nFI#+1>Q,O1nmI-2n(9Y1>Ygj1P(3&oIDJd#0DfaGVtpK9]AO!tqc/006z[hD:$0-at[I>6Ey%FHHwl11*j1p4L6ID1Q9W14,D0;Wg]5.,%Jk$iscFg",
+    "(y(O<28jh4HTwb>GNa2x4u/H;zzG#Jywd_<jRXX+0]veY1vduW1>Iw12/S<^6)nN,XAJ(Y0U]gwfUp4y*9!!pjuII+mJABPiUb1U%o+%W.r*6[jom=5)e8ZR2pu;wlmr3Y5d)D50wW0CB;YqnS=[Gq",
+    "0W*rNZzMK3Knsaa3F49_5-2U_J@LIr0Uiyx=l_pfHa6Lk1OeL(1ntXO4-[t+Uj&d04+@+Z1RoeT051SCHvj>1,yR./FqDx56*K5h1n3SOGNKU=F]z[$Dh&8dEjTj&kOTz03.Hre00]ES[g4C$CkTfs",
+    "05JvIgHs(h$[><)P!c)ABOeqy@-Y>xQv#nC0y#e$GdD8(kOTy]4,+!N7Yv-SBrP)NbO3Gxu>gu>1m=+,oCXd1kOT=pg&7Kt!UzP6-E4eb8>19Z8#DkGHG;D$eGarw1=Lcz1nJWc4#toK4y/#>0X7c/",
+    "gQ+Sn2[JS2l@[v-SOvM$1P/;z@w9-e>:crWEj2gykOU0r2L$5(5)R*@2<azF3;w!,%:fI,69w>BegRDd+%E_h$=,]@/n4Y5$@lRP+5!&F/oAjx(JK!E)sX^V/-jFtdke(Q5&(J)rV-<k9^PKr9X06v",
+    "9]Aca6FBja1P/n!ohk!bE-cK.7X#AI2M.B,kpvVt(H0&#TN*PXFCjNF;_w#A05&vQ16cuK0RJox8t-(/0$3g_<sR@*H&8DHH#G5)1O_>56a)wXB<EaGBR4UQ1@ij^kOUMsx7ZI43DS<R1*Gc^4,)B,",
+    "6b+UE6ELG+4-YpK6Ey%I2[ix[HUJti01k$U1P$YX2L>kSHxCVz0S1#a1d-&[4^p:dD:5*i&-]^y1uz8m91T>poec:4u>p+T;;MJ10K=0Z<U^%QH#;=g2jV*)1UQ,G1rHGAha(P>0V6pw03QN4046mo",
+    "!S4YoH9L*M1O:36K<&Ga4!y;#1<x4A4+!7l2M&aYa]YeF91jVf-0>Fhnn47dt!WLR-0>L04!wd736KE^/+^G$(lHNV#petUP^YN04$FfH2DbWX4+qS;VJ]o]GUWRrFE/za02DIA[BIuxFoeVl1&PZp",
+    "1Hv_C<Bze)2=2Kfg9[G.=!R!NlBgIT4KwBY1uiu*-s>Kq03I[]0@e9Gh<U11--4QEi5Uje7d]mLHQ<*XzZwX!tt$;;-RFna2m&1s2HUrD1HK3i/*.ZT$+aUd11mID4+ht>a^zgJ3*fj24+@arBLwmp",
+    "4@cTTBQrLe0^lm.[!s%Z4:]V-7BHHfJP!o,2mo:qH^;oXH8VId00q*+3jhcY1NR63=cVvw5Agx=2ne&#7!Lrr(H#W5iWUzI[o5@N1Ddp80lWqeLyhV@A6qe@-R><*HMXb(4:$dxNe/+]=,/>,n-9RO",
+    "0X3b(M,;-XzjqHPyp0J9o]h=Q2L7QRFB3C4na:O#G%/OY4F._M2<9dOa]rDm1:BchA4NFa>X@Z-=,/@#>!SRE@hkoA1*R7c=Z=qy8wAb[4<1VQO9A4Y5Dyjd2LiBh4;2PI2NX1g4i72Wj^9(0Hn#&G",
+    "Iyb5T29w^:4/99yODiif+UOq:IJ>4gGOO]jFA6g(z;K9VG5@+a7$Y+.TMvE9xE2#Rj2RDz0@$<g1fRer1o):J4vc>H1C$*P4Zze54A.2p6F0OI9yYq@3m*$N<sR/>2RQEp1O7GxTMvAg*9.c<I4s^+",
+    "4_hcs1OV@61EL)c;*s(Q<hA<snT.(51^if&kLL&vB&qKmFDx,I>;ZSSGc^U]1,F$I4.d@31^@HmHvk3.4+GJ[Hw3Vl9WMtrUDx-o2SyI9<c[$9APCyL69ilnH5&u(hzSnIFa+2p9yWo;2nf2p4,Xx;",
+    "DHAyW9ytI4uqp!^4-s5E2cO4[0Ut9ksvrZfur_mx0uL0WDFV,E00.8Wsg(:5I*F4/FAX>2r6_Y%4:+YMFE^.h00ij_4+X9u0F>7sDi8Gmq$vfYgl7)@t[;:To-MFBg#1hovjNh93</wSH:Af5FI>Y<",
+    "!h[Y#3o$n=ksb&A+h7mM0f3B2A1X2Rs^3hNFj<!0Rt3VX3J&oO0[rX&4,vi176Qcr4b(Ru1_vc*pe@LZm.]V*O&/UKmJSm+RUJ6oE,z_[G5@XoPXGuH2-43oJvqh9I36;0n]1*DG7s$rz;LH)2r/G>",
+    "co-Xk5gs=-D+G)@4]s-:3mG=5)d:!W/L,X_91k75ss-[Q4<@:Z3m*kHhW.eh3GAqW0WLQ*nGqT>&@l33*M<8>FgP&e[tF4SkqHk4-=.Wm3Cf#x1goZ34,H)(1T);%9yS0UDK@KkHZoZsd=g,H6EgrG",
+    "ivl+QA_iMu4*@jdO$6E;4/9O=O)qjQIRFFeNe;lkq:cdqrcDn8#c&Leyl<mT$7LuoEWL6aHOR:p0gU+t2!h5L3%&3J7dgcP3gT@A:InfG4*]6C2nLjp5Dx=l-0@G*HP!G595Jzm0tTAf3mG[Y7&QP2",
+    "&+rKnFdQ!dFgVZn0S1WD4GyvYIRo6c4FZ(@3XzQk1_(r8HOJ5t36od@g3dM!u1E#*sC=F$#L]ob4T$$E0@eIT1gfex4(=6$4yPy+GXM>aQ4/xK9^i*5zBLan,+*).;Ey6a0qy):54r@D8Xqe&j</V4",
+    "&H=.txVa4klt&K-jT#*[00HP/37,334-qac4@Y$s6E6ugIExw&6Vu-P4+W&@iva/M$q5ew$Q_Fm01pC>hXDY!F%Kc<#0DrgGFuM//YR]nIa;1L[J9M(H#X^s4+5=u2LkAc3J)T:=&J7K3J*Wmf(!$j",
+    "+X4;8*n$iW,x37X1rG)96CVUM024I-96100SO/%ME)NCOE*^Io;,LU<rxXN-vmXyG(,RXjw,O%]G4I]D1mf%[4+WQwVgn<)J=JSk3yX#n0%jlX207ubYA,A]G^RL;)B,gz03Qf603J911ieWUGw/)>",
+    "kO4B)6F&$wF*pDZ<&TmyHUK*W*1#4Hy4VH,)0GPiiP#1P]4son1Luta4+Ng$E()=!Zx/HEkPr",
 };
 
 
@@ -19369,6 +19378,16 @@ TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad ==
 /* Will a function of x have to be recorded? */
 static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
 
+static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
+    int i;
+    for (i = 0; i < count; i++)
+        if (tensors[i] && tensors[i]->te != te) {
+            te__fail(te, TE_ERR_INVALID, "te_record: %s: a tensor of another context (%s)", desc->name ? desc->name : "?", tensors[i]->te->device_name);
+            return false;
+        }
+    return true;
+}
+
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
     te__node *node;
     bool wanted = false;
@@ -19376,12 +19395,16 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
     if (!te || !desc) return TE_ERR_STATE;
     for (i = 0; i < desc->num_outputs; i++)
         if (!desc->outputs[i]) return TE_ERR_STATE;
+    if (!te__node_tensors_ok(te, desc, desc->inputs, desc->num_inputs) || !te__node_tensors_ok(te, desc, desc->outputs, desc->num_outputs) ||
+        !te__node_tensors_ok(te, desc, desc->saved, desc->num_saved))
+        return TE_ERR_INVALID;
+    if (!desc->backward) return te__fail(te, TE_ERR_INVALID, "te_record: %s has no backward function", desc->name ? desc->name : "?");
     for (i = 0; i < desc->num_inputs; i++) wanted = wanted || te__wants_grad(desc->inputs[i]);
     if (!wanted) return TE_OK;
     if (!te__grow(te, (void **)&te->tape.nodes, &te->tape.cap_nodes, te->tape.num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;
     node = (te__node *)te__alloc_zero(te, sizeof(te__node));
     if (!node) return TE_ERR_OUT_OF_MEMORY;
-    node->name = desc->name;
+    node->name = desc->name ? desc->name : "?";
     node->backward = desc->backward;
     node->inputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_inputs * sizeof(te__var *));
     node->outputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_outputs * sizeof(te__var *));
@@ -19466,6 +19489,7 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
     for (i = 0; i < node->num_inputs && result == TE_OK; i++)
         if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
     te__frame_end(te, NULL, 0);
+    if (result != TE_OK) te__fail(te, result, "te_backward: the backward function of %s returned %s", node->name, te_result_name(result));
     if (result == TE_OK && te->error_code != TE_OK) result = te->error_code;
     for (i = 0; i < node->num_outputs; i++)
         if (node->outputs[i]) {
@@ -20020,6 +20044,10 @@ TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *de
         te__fail(te, TE_ERR_SHAPE, "te_quantizer_create: scale and amax must be f32 tensors of one element");
         return NULL;
     }
+    if ((desc->scale && desc->scale->te != te) || (desc->amax && desc->amax->te != te)) {
+        te__fail(te, TE_ERR_INVALID, "te_quantizer_create: scale or amax belongs to another context");
+        return NULL;
+    }
     if (desc->usage & ~(TE_ROWWISE | TE_COLUMNWISE)) {
         te__fail(te, TE_ERR_INVALID, "te_quantizer_create: usage %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both are possible", desc->usage);
         return NULL;
@@ -20370,6 +20398,14 @@ static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional
     return te__same_ctx(with, x->te, function);
 }
 
+/* A vector with one entry for each column of x; NULL is fine. */
+static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char *name, const char *what) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!p || te__numel(p) == te__cols(x)) return true;
+    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s and the %s %s; it needs the input's last size", name, te__shape_text(x, a), what, te__shape_text(p, b));
+    return false;
+}
+
 /* gradient of a parameter [N] that was broadcast over the rows of dy: in the parameter's own format */
 static te_tensor *te__bias_grad(te_tensor *dy, te_dtype dtype) {
     te_column_sum_args args = TE_ZERO;
@@ -20495,13 +20531,6 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
 }
 
 /* The normalised rows; under `spec` (delayed scaling) as a quantized tensor, made from the unrounded f32 result. */
-static bool te__norm_fits(const te_tensor *x, const te_tensor *p, const char *name, const char *what) {
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!p || te__numel(p) == te__cols(x)) return true;
-    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s and the %s %s; it must have the input's last size", name, te__shape_text(x, a), what, te__shape_text(p, b));
-    return false;
-}
-
 static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
@@ -20510,7 +20539,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     te_ctx *te;
     te_result result;
     if (!x || !te__operand(x, gamma, false, name) || !te__operand(x, beta, true, name) || !te__need_float(x, name)) return NULL;
-    if (!te__norm_fits(x, gamma, name, "weight") || !te__norm_fits(x, beta, name, "bias")) return NULL;
+    if (!te__fits_columns(x, gamma, name, "weight") || !te__fits_columns(x, beta, name, "bias")) return NULL;
     te = x->te;
     x = te_tensor_contiguous(x);
     te__frame_begin(te);
@@ -20637,6 +20666,7 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     if (!x || !te__operand(x, bias, true, "te_bias_dropout_add") || !te__operand(x, residual, true, "te_bias_dropout_add") ||
         !te__need_float(x, "te_bias_dropout_add"))
         return NULL;
+    if (!te__fits_columns(x, bias, "te_bias_dropout_add", "bias")) return NULL;
     if (!bias && !residual && p == 0.0f) return x;
     te = x->te;
     x = te_tensor_contiguous(x);
@@ -20728,9 +20758,15 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     te_tensor *saved[4], *rows, *loss;
     te_ctx *te;
     te_result result;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!logits || !te__operand(logits, target, false, "te_cross_entropy") || !te__need_float(logits, "te_cross_entropy")) return NULL;
     if (!desc) desc = &zero;
     te = logits->te;
+    if (te__numel(target) != te__rows(logits)) {
+        te__fail(te, TE_ERR_SHAPE, "te_cross_entropy: the logits are %s and the target is %s; one id for each row of logits is needed",
+                 te__shape_text(logits, a), te__shape_text(target, b));
+        return NULL;
+    }
     logits = te_tensor_contiguous(logits);
     target = te_tensor_contiguous(target);
     if (!logits || !target) return NULL;
@@ -21155,6 +21191,11 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
                  te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
         return NULL;
     }
+    if (x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !x->quantized->col.data))) {
+        te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
+                 x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
+        return NULL;
+    }
     cast = g ? te__autocast_now(te) : NULL;
     state.quantized = x->quantized || (cast && cast->enabled);
     te__frame_begin(te);
@@ -21525,6 +21566,7 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
         result = te->error_code;
     }
+    if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* if it has not said more */
     te__frame_end(te, args->outputs, result == TE_OK ? args->num_outputs : 0);
     memcpy(te->module_path, before, sizeof(before));
     if (result == TE_OK) return args->outputs[0];

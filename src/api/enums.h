@@ -28,7 +28,8 @@ typedef enum te_epilogue {
     TE_EPILOGUE_DGELU = 2  /* D = acc * gelu'(aux) */
 } te_epilogue;
 
-/* te.md 1.6. The gated ones take [M, 2N], the first half through the nonlinearity: y = f(a) * b. */
+/* As TransformerEngine computes them (GLU variants: Shazeer 2020). The gated ones take [M, 2N], the first half through the
+ * nonlinearity: y = f(a) * b. */
 typedef enum te_activation {
     TE_ACTIVATION_DEFAULT = 0, /* GELU in modules, no activation in te_act_fwd's sense: refused there */
     TE_GELU = 1,               /* the tanh form */

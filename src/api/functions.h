@@ -27,7 +27,7 @@ typedef struct te_rotary_desc {
     float base;           /* 0 => 10000 */
     float rotary_percent; /* 0 => 1: dim' = floor(dim * percent) */
     bool interleaved;
-    float seq_len_interpolation_factor;         /* both set => positions are interpolated (te.md 1.7) */
+    float seq_len_interpolation_factor;         /* both set => positions are interpolated (TransformerEngine: RotaryPositionEmbedding) */
     int64_t pretrained_max_position_embeddings;
     int64_t position_offset;
     te_tensor *start_positions; /* i32 [b], borrowed for the call */

@@ -14,7 +14,7 @@ typedef struct te_forward_args {
     te_attn_mask mask;         /* 0 => the module's own */
     bool has_window;
     int64_t window_left, window_right;
-    te_microbatch is_first_microbatch; /* te.md 1.0 */
+    te_microbatch is_first_microbatch; /* FIRST: quantize the weight and keep the copy; LATER: use the kept one */
     void *user;                /* for classes of one's own */
     te_tensor *outputs[TE_MAX_OUTPUTS]; /* written: out[, bias][, ln_out] */
     int num_outputs;           /* written */

@@ -8,7 +8,8 @@ typedef struct te_init {
     bool no_init;  /* leave uninitialised (a checkpoint will be loaded) */
 } te_init;
 
-/* y = x W^T + b. Parameters: weight [out, in], bias [out]. te.md 1.1 */
+/* y = x W^T + b. Parameters: weight [out, in], bias [out].
+ * Source: transformer_engine.pytorch.Linear. */
 typedef struct te_linear_desc {
     int64_t in_features, out_features;
     bool no_bias;
@@ -20,7 +21,8 @@ typedef struct te_linear_desc {
 } te_linear_desc;
 TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc);
 
-/* Parameters: weight [hidden], bias [hidden] (LayerNorm). te.md 1.2, 1.3 */
+/* Parameters: weight [hidden], bias [hidden] (LayerNorm).
+ * Source: transformer_engine.pytorch.LayerNorm, RMSNorm. */
 typedef struct te_norm_desc {
     int64_t hidden_size;
     float eps; /* 0 => 1e-5 */
@@ -31,7 +33,8 @@ typedef struct te_norm_desc {
 TE_API te_module *te_layernorm_create(te_ctx *te, const te_norm_desc *desc);
 TE_API te_module *te_rmsnorm_create(te_ctx *te, const te_norm_desc *desc);
 
-/* y = Linear(norm(x)). Parameters: layer_norm_weight, layer_norm_bias, weight, bias. te.md 1.4 */
+/* y = Linear(norm(x)). Parameters: layer_norm_weight, layer_norm_bias, weight, bias.
+ * Source: transformer_engine.pytorch.LayerNormLinear. */
 typedef struct te_layernorm_linear_desc {
     int64_t in_features, out_features;
     float eps;
@@ -47,7 +50,8 @@ typedef struct te_layernorm_linear_desc {
 TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc);
 
 /* y = act(norm(x) W1^T + b1) W2^T + b2. Parameters: layer_norm_weight, layer_norm_bias, fc1_weight, fc1_bias, fc2_weight,
- * fc2_bias. Gated activations: fc1 has 2 * ffn rows, the first half goes through the nonlinearity. te.md 1.5 */
+ * fc2_bias. Gated activations: fc1 has 2 * ffn rows, the first half goes through the nonlinearity.
+ * Source: transformer_engine.pytorch.LayerNormMLP. */
 typedef struct te_layernorm_mlp_desc {
     int64_t hidden_size, ffn_hidden_size;
     float eps;
@@ -62,7 +66,7 @@ typedef struct te_layernorm_mlp_desc {
 } te_layernorm_mlp_desc;
 TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc);
 
-/* te.md 1.8. Forward: input = q [s, b, H, d], key, value [s, b, G, d] -> [s, b, H * dv]. */
+/* transformer_engine.pytorch.DotProductAttention. Forward: input = q [s, b, H, d], key, value [s, b, G, d] -> [s, b, H * dv]. */
 typedef struct te_dot_product_attention_desc {
     int num_attention_heads;
     int64_t kv_channels;
@@ -77,7 +81,7 @@ typedef struct te_dot_product_attention_desc {
 } te_dot_product_attention_desc;
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* te.md 1.9. Children: layernorm_qkv (with input_layernorm) or qkv; core_attention; proj. */
+/* transformer_engine.pytorch.MultiheadAttention. Children: layernorm_qkv (with input_layernorm) or qkv; core_attention; proj. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size;
     int num_attention_heads;
@@ -103,7 +107,7 @@ typedef struct te_multihead_attention_desc {
 } te_multihead_attention_desc;
 TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc *desc);
 
-/* te.md 1.10. Children: self_attention, layernorm_mlp[, layernorm]. */
+/* transformer_engine.pytorch.TransformerLayer. Children: self_attention, layernorm_mlp[, layernorm]. */
 typedef struct te_transformer_layer_desc {
     int64_t hidden_size, ffn_hidden_size;
     int num_attention_heads;

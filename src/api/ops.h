@@ -117,7 +117,7 @@ typedef struct te_embedding_bwd_args {
 
 /* ---- cast ---------------------------------------------------------------------------------------------------- */
 
-/* amax f32 [1] = max |x|, NaN ignored, infinity kept (te.md 2.3). keep: take the maximum with what amax holds already.
+/* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: take the maximum with what amax holds already.
  * noop: optional f32 [1]; 1.0 => the call does nothing. */
 typedef struct te_amax_args {
     const te_tensor *x;
@@ -126,7 +126,7 @@ typedef struct te_amax_args {
     const te_tensor *noop;
 } te_amax_args;
 
-/* scale [n], scale_inv [n] from amax [n], all f32 (te.md 2.4):
+/* scale [n], scale_inv [n] from amax [n], all f32 (as nvte_compute_scale_from_amax):
  *   a = amax < epsilon ? epsilon : amax;  a is 0, inf or NaN => scale 1
  *   scale = RN(fp8_max / a), infinity => FLT_MAX, power_of_two => mantissa cleared;  scale_inv = RN(1 / scale) */
 typedef struct te_scale_from_amax_args {
@@ -137,8 +137,8 @@ typedef struct te_scale_from_amax_args {
     bool power_of_two;
 } te_scale_from_amax_args;
 
-/* The delayed-scaling update of te.md 2.2 for n slots: amax_history f32 [L, n], scale f32 [n]. reduced: optional f32 [n],
- * the amaxes after a reduction over a group, used where not 0 in place of amax_history[0]. */
+/* The delayed-scaling update of TransformerEngine (delayed_scaling_recipe) for n slots: amax_history f32 [L, n], scale f32 [n].
+ * reduced: optional f32 [n], the amaxes after a reduction over a group, used where not 0 in place of amax_history[0]. */
 typedef struct te_delayed_update_args {
     te_tensor *amax_history, *scale;
     const te_tensor *reduced;
@@ -147,7 +147,7 @@ typedef struct te_delayed_update_args {
     te_amax_algo algo;
 } te_delayed_update_args;
 
-/* Per-tensor FP8 cast (te.md 2.3). x [.., N] viewed as [M, N]; q = saturate(round_to_nearest_even(f32(x) * scale)),
+/* Per-tensor FP8 cast (as nvte_quantize). x [.., N] viewed as [M, N]; q = saturate(round_to_nearest_even(f32(x) * scale)),
  * infinity saturates, NaN stays NaN.
  *   row        [M, ld]  e4m3 or e5m2, optional: element (m, n) at m * ld + n, columns N .. ld-1 are written as 0
  *   col        [N, ldc] the same codes transposed, optional: element at n * ldc + m, columns M .. ldc-1 written as 0
@@ -180,7 +180,7 @@ typedef struct te_transpose_args {
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
 
-/* D [m, n] = epilogue(scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32 (te.md 2.8).
+/* D [m, n] = epilogue(scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32.
  *   A        [m, lda] (or, a_transposed, [k, lda]);  op(A) is m x k
  *   B        [n, ldb] (b_transposed: its memory is n x k, as a weight's is) or [k, ldb];  op(B) is k x n
  *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; or e4m3/e5m2 in any mix but
@@ -207,7 +207,7 @@ typedef struct te_gemm_args {
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */
 
-/* y = (x - mean) * rstd * gamma' + beta, per row of [M, N] (te.md 1.2, 1.3); gamma' = gamma + 1 if zero_centered_gamma.
+/* y = (x - mean) * rstd * gamma' + beta, per row of [M, N]; gamma' = gamma + 1 if zero_centered_gamma.
  * RMSNorm: mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
@@ -260,7 +260,7 @@ typedef struct te_act_bwd_args {
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
 
-/* Rotary embedding (te.md 1.7), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
+/* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
  *   x, y        [s, b, h, d] or [b, s, h, d]; y may be x
  *   rotary_dim  0 => d; the first rotary_dim channels are rotated, the rest pass through
  *   start_positions  optional i32 [b], added to each sequence's positions
@@ -279,7 +279,7 @@ typedef struct te_rope_args {
 } te_rope_args;
 
 /* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope.
- *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: rows ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (te.md 1.9) */
+ *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: rows ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention) */
 typedef struct te_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
@@ -313,7 +313,7 @@ typedef struct te_qkv_rope_bwd_args {
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 
 
-/* O = softmax(scale * Q K^T, masked) V (te.md 1.8), never materialising the score matrix.
+/* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
  *   q, o  [s_q, b, H, d] (or bshd), k, v [s_kv, b, G, d]; any strides, the last dimension contiguous; head h uses group
  *         h / (H / G); d up to 256; v may have another head size than q and k
  *   lse   f32 [b, H, s_q]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
@@ -365,14 +365,14 @@ typedef struct te_dropout_add_bwd_args {
 
 /* ---- loss ---------------------------------------------------------------------------------------------------- */
 
-/* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x (te.md 5.9), lse f32 [M] saved.
+/* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
  * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0.
  * count: optional f32 [1], the number of targets that are not ignored. */
 typedef struct te_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
     float label_smoothing;
-    int64_t ignore_index; /* te.md's default is -100; 0 is a legal target, so this field has no default */
+    int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
 } te_cross_entropy_fwd_args;
 /* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale, dloss f32 [M] or [1] (broadcast); count: optional f32
  * [1], divides (as max(count, 1)). dlogits may be logits. */
@@ -396,7 +396,7 @@ typedef struct te_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
-/* One Adam(W) step over a list of tensors (te.md 5.2). Entry i: grad, param (f32/f16/bf16), m and v f32; master f32 optional:
+/* One Adam(W) step over a list of tensors (as FusedAdam). Entry i: grad, param (f32/f16/bf16), m and v f32; master f32 optional:
  * then the step works on it and param = round(master). All of one entry have the same size.
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + wd * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];

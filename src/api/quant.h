@@ -16,7 +16,7 @@ typedef enum te_format {
     TE_FORMAT_E4M3 = 2     /* E4M3 everywhere */
 } te_format;
 
-/* te.md 2.1. Zero-initialised fields have the documented default; make one with the functions below. */
+/* As transformer_engine.common.recipe has them. Zero-initialised fields have the documented default; make one with the functions below. */
 typedef struct te_recipe {
     te_recipe_kind kind;
     te_format format;
@@ -64,7 +64,7 @@ typedef struct te_quantizer_desc {
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc);
 TE_API void te_quantizer_destroy(te_quantizer *q);
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage);
-/* A quantized tensor of x [.., N] (float). Allocates. NaN stays NaN, infinity saturates (te.md 2.3). */
+/* A quantized tensor of x [.., N] (float). Allocates. NaN stays NaN, infinity saturates (TransformerEngine: Float8Quantizer). */
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x);
 /* The value in `dtype` (TE_DTYPE_NONE => the nominal one), [same shape]. Differentiable as the identity. */
 TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);

@@ -1,6 +1,6 @@
 /* api/train.h: optimizers and checkpoints. */
 
-/* FusedAdam (te.md 5.2). Parameters of 16 bits get f32 master weights unless no_master_weights. */
+/* transformer_engine.pytorch.optimizers.FusedAdam. Parameters of 16 bits get f32 master weights unless no_master_weights. */
 typedef struct te_fused_adam_desc {
     float lr;           /* 0 => 1e-3 */
     float beta1, beta2; /* 0 => 0.9, 0.999 */

@@ -1,72 +1,7 @@
 /* tests/faults/test_memory.c: memory runs out: a device that is full, and host memory that fails at every single request of a program in
  * turn. Whatever happens, the first error says it, nothing is lost or crashes, and the context goes on afterwards. */
 #include "model.h"
-
-#include <pthread.h>
-
-/* ---- an allocator that can be told to fail, and that keeps accounts ------------------------------------------- */
-
-enum { HEADER = 4096 /* keeps every alignment that may be asked for */, SMALL_HEADER = 64 };
-
-typedef struct purse {
-    size_t held, limit; /* bytes; 0: no limit */
-    int64_t blocks, calls, fail_at; /* fail_at: the number of the request that is refused; 0: none */
-    int64_t refused;
-    pthread_t owner;
-} purse;
-
-static void *purse_alloc(void *user, size_t bytes, size_t alignment) {
-    purse *p = (purse *)user;
-    CHECK(pthread_equal(p->owner, pthread_self()));
-    CHECK_MSG(alignment > 0 && (alignment & (alignment - 1)) == 0 && alignment <= 4096, "alignment %zu", alignment);
-    p->calls++;
-    if (p->calls == p->fail_at || (p->limit && bytes > p->limit - p->held)) {
-        p->refused++;
-        return NULL;
-    }
-    size_t header = alignment > SMALL_HEADER ? HEADER : SMALL_HEADER;
-    char *block = (char *)aligned_alloc(header, (header + bytes + header - 1) / header * header);
-    if (!block) return NULL;
-    ((size_t *)(void *)block)[0] = bytes;
-    char *data = block + header;
-    ((size_t *)(void *)data)[-1] = header;
-    memset(data, TEST_POISON, bytes);
-    p->held += bytes;
-    p->blocks++;
-    return data;
-}
-static void purse_release(void *user, void *pointer, size_t bytes) {
-    purse *p = (purse *)user;
-    CHECK(pthread_equal(p->owner, pthread_self()));
-    if (!pointer) {
-        test_fail(__FILE__, __LINE__, "released NULL");
-        return;
-    }
-    size_t header = ((size_t *)pointer)[-1];
-    char *block = (char *)pointer - header;
-    CHECK_EQ_INT(bytes, ((size_t *)(void *)block)[0]);
-    memset(pointer, TEST_POISON, ((size_t *)(void *)block)[0]);
-    p->held -= ((size_t *)(void *)block)[0];
-    p->blocks--;
-    free(block);
-}
-
-static te_allocator allocator_of(purse *p) {
-    te_allocator a = {purse_alloc, purse_release, NULL};
-    a.user = p;
-    p->owner = pthread_self();
-    return a;
-}
-static void must_be_empty(void *arg) {
-    const purse *p = (const purse *)arg;
-    CHECK_MSG(p->held == 0 && p->blocks == 0, "leak: %zu bytes in %lld blocks were never released", p->held, (long long)p->blocks);
-}
-/* Its content must have come back when the test has ended, contexts included. */
-static purse *new_purse(void) {
-    purse *p = (purse *)test_alloc(sizeof *p);
-    test_on_end(must_be_empty, p);
-    return p;
-}
+#include "purse.h"
 
 /* ---- the device is full --------------------------------------------------------------------------------------- */
 

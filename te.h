@@ -19247,16 +19247,23 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     te__open_cpu(te);
 }
 
+static bool te__allocator_ok(const te_allocator *a) { return !a->alloc == !a->release; }
+
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     te_ctx_desc zero = TE_ZERO;
     te_ctx *te;
+    te_allocator host, device;
     const char *text;
+    bool halves;
     if (!desc) desc = &zero;
-    te = (te_ctx *)(desc->host_allocator.alloc ? desc->host_allocator.alloc(desc->host_allocator.user, sizeof(te_ctx), 16) : malloc(sizeof(te_ctx)));
+    halves = !te__allocator_ok(&desc->host_allocator) || !te__allocator_ok(&desc->device_allocator);
+    host = halves ? zero.host_allocator : desc->host_allocator;
+    device = halves ? zero.device_allocator : desc->device_allocator;
+    te = (te_ctx *)(host.alloc ? host.alloc(host.user, sizeof(te_ctx), 16) : malloc(sizeof(te_ctx)));
     if (!te) return NULL;
     memset(te, 0, sizeof(*te));
-    te->host_allocator = desc->host_allocator;
-    te->device_allocator = desc->device_allocator;
+    te->host_allocator = host;
+    te->device_allocator = device;
     te->log = desc->log;
     te->log_user = desc->log_user;
     text = te__env("TE_LOG");
@@ -19267,7 +19274,12 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     if (te->cpu_threads > 64) te->cpu_threads = 64;
     te->no_cubin_cache = desc->no_cubin_cache;
     te->seed = desc->seed ? desc->seed : 1234;
-    te__open_device(te, desc);
+    if (!halves) {
+        te__open_device(te, desc);
+        return te;
+    }
+    te__fail(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or neither");
+    te__open_cpu(te);
     return te;
 }
 
@@ -21056,8 +21068,8 @@ typedef struct te__gemm_slot {
     te__scaling *scaling;
     int gemm;                /* index within the scaling state */
     te_tensor *weight_cache; /* quantized copy kept between microbatches (retained), or NULL */
-    const te__buffer *cache_buffer;
-    uint64_t cache_version; /* of the weight's buffer when the copy was made */
+    te__buffer *cache_buffer; /* of the weight when the copy was made (retained: else another could come to its address), and its version */
+    uint64_t cache_version;
     te_recipe cache_recipe;
     te_microbatch microbatch;
     bool fuse_wgrad;
@@ -21065,7 +21077,9 @@ typedef struct te__gemm_slot {
 
 static void te__gemm_slot_close(te__gemm_slot *g) {
     te_tensor_release(g->weight_cache);
+    te__buffer_release(g->cache_buffer);
     g->weight_cache = NULL;
+    g->cache_buffer = NULL;
 }
 
 typedef struct te__linear_state {
@@ -21156,9 +21170,10 @@ static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, cons
     spec = te__slot_spec(g->scaling, r, false, g->gemm, TE__SLOT_WEIGHT, usage);
     w = te__quantize(weight, &spec);
     if (w && g->microbatch != TE_MICROBATCH_NONE && !weight->te->warming) {
-        te_tensor_release(g->weight_cache);
+        te__gemm_slot_close(g);
         g->weight_cache = te_tensor_retain(w);
         g->cache_buffer = weight->buffer;
+        g->cache_buffer->refs++;
         g->cache_version = weight->buffer->version;
         g->cache_recipe = *r;
     }
@@ -21592,7 +21607,9 @@ static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
 /* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module tree; must not
  * know attention. */
 
-/* ---- parameters ---- */
+/* ---- parameters ----
+ *
+ * Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
 
 static te_result te__init_normal(te_tensor *x, const te_init *init) {
     te_random_args args = TE_ZERO;
@@ -21607,12 +21624,10 @@ static te_result te__init_normal(te_tensor *x, const te_init *init) {
 }
 
 /* Uninitialised; reset_parameters fills it. cols 0: a vector. */
-static te_tensor *te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
-    te_tensor *x;
+static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
     te__frame_begin(m->te);
-    x = te_module_add_parameter(m, name, cols ? te__empty_2d(m->te, dtype ? dtype : TE_BF16, rows, cols) : te__empty_1d(m->te, dtype ? dtype : TE_BF16, rows));
+    te_module_add_parameter(m, name, cols ? te__empty_2d(m->te, dtype ? dtype : TE_BF16, rows, cols) : te__empty_1d(m->te, dtype ? dtype : TE_BF16, rows));
     te__frame_end(m->te, NULL, 0);
-    return x;
 }
 
 /* Resets a module that was just built; on any failure destroys it and returns NULL. */
@@ -21688,13 +21703,19 @@ static void te__gemm_slot_open(te__gemm_slot *g, te__scaling *s, int gemm, bool 
 
 typedef struct te__linear_module {
     te_linear_desc desc;
-    te_tensor *weight, *bias; /* borrowed from the module's entries */
+    te_tensor *weight, *bias; /* borrowed from the module's entries, for the length of a call */
     te__scaling scaling;
     te__gemm_slot gemm;
 } te__linear_module;
 
-static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+static te__linear_module *te__linear_state_of(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
+    s->weight = te_module_parameter(m, "weight");
+    s->bias = s->desc.no_bias ? NULL : te_module_parameter(m, "bias");
+    return s;
+}
+static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+    te__linear_module *s = te__linear_state_of(m);
     te_result result = te__scaling_prepare(m, &s->scaling);
     if (result != TE_OK) return result;
     s->gemm.microbatch = args->is_first_microbatch;
@@ -21708,7 +21729,7 @@ static void te__linear_destroy(te_module *m) {
     te__scaling_close(&s->scaling);
 }
 static te_result te__linear_reset(te_module *m) {
-    te__linear_module *s = (te__linear_module *)m->state;
+    te__linear_module *s = te__linear_state_of(m);
     te_result result = te__init_normal(s->weight, &s->desc.init);
     if (result == TE_OK && s->bias) result = te_tensor_fill(s->bias, 0.0);
     return result;
@@ -21723,8 +21744,8 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
     s->desc = *desc;
-    s->weight = te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
-    if (!desc->no_bias) s->bias = te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
+    te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
+    if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
     te__scaling_open(te, &s->scaling, 1);
     te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
     return te__module_built(m);
@@ -21734,18 +21755,25 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
 
 /* What the three classes with a norm share. */
 typedef struct te__norm_params {
+    const char *weight, *bias; /* their names */
     bool rms, zero_centered;
     float eps;
-    te_tensor *gamma, *beta; /* borrowed */
+    te_tensor *gamma, *beta; /* borrowed for the length of a call */
 } te__norm_params;
 
 static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, const char *bias, bool rms, bool zero_centered, float eps, te_dtype dtype,
                           int64_t hidden) {
+    n->weight = weight;
+    n->bias = bias;
     n->rms = rms;
     n->zero_centered = zero_centered;
     n->eps = eps;
-    n->gamma = te__add_weight(m, weight, dtype, hidden, 0);
-    if (!rms) n->beta = te__add_weight(m, bias, dtype, hidden, 0);
+    te__add_weight(m, weight, dtype, hidden, 0);
+    if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
+}
+static void te__norm_take(te_module *m, te__norm_params *n) {
+    n->gamma = te_module_parameter(m, n->weight);
+    n->beta = n->rms ? NULL : te_module_parameter(m, n->bias);
 }
 static te_result te__norm_reset(te__norm_params *n) {
     te_result result = te_tensor_fill(n->gamma, n->zero_centered ? 0.0 : 1.0);
@@ -21757,9 +21785,15 @@ static te_tensor *te__norm_run(const te__norm_params *n, te_tensor *x, const te_
 }
 
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
-    return te__output(m, args, te__norm_run((te__norm_params *)m->state, args->input, NULL));
+    te__norm_params *n = (te__norm_params *)m->state;
+    te__norm_take(m, n);
+    return te__output(m, args, te__norm_run(n, args->input, NULL));
 }
-static te_result te__norm_module_reset(te_module *m) { return te__norm_reset((te__norm_params *)m->state); }
+static te_result te__norm_module_reset(te_module *m) {
+    te__norm_params *n = (te__norm_params *)m->state;
+    te__norm_take(m, n);
+    return te__norm_reset(n);
+}
 static const te_module_class te__layernorm_class = {"LayerNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
 static const te_module_class te__rmsnorm_class = {"RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
 
@@ -21785,8 +21819,15 @@ typedef struct te__layernorm_linear_module {
     te__gemm_slot gemm;
 } te__layernorm_linear_module;
 
-static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
+static te__layernorm_linear_module *te__layernorm_linear_state_of(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
+    te__norm_take(m, &s->norm);
+    s->weight = te_module_parameter(m, "weight");
+    s->bias = s->desc.no_bias ? NULL : te_module_parameter(m, "bias");
+    return s;
+}
+static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_linear_module *s = te__layernorm_linear_state_of(m);
     te__quant_spec spec;
     te_tensor *ln;
     te_result result = te__scaling_prepare(m, &s->scaling);
@@ -21804,7 +21845,7 @@ static void te__layernorm_linear_destroy(te_module *m) {
     te__scaling_close(&s->scaling);
 }
 static te_result te__layernorm_linear_reset(te_module *m) {
-    te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
+    te__layernorm_linear_module *s = te__layernorm_linear_state_of(m);
     te_result result = te__norm_reset(&s->norm);
     if (result == TE_OK) result = te__init_normal(s->weight, &s->desc.init);
     if (result == TE_OK && s->bias) result = te_tensor_fill(s->bias, 0.0);
@@ -21823,8 +21864,8 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
     s->desc = *desc;
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
                   desc->params_dtype, desc->in_features);
-    s->weight = te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
-    if (!desc->no_bias) s->bias = te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
+    te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
+    if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
     te__scaling_open(te, &s->scaling, 1);
     te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
     return te__module_built(m);
@@ -21840,8 +21881,17 @@ typedef struct te__layernorm_mlp_module {
     te__gemm_slot fc1, fc2;
 } te__layernorm_mlp_module;
 
-static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+static te__layernorm_mlp_module *te__layernorm_mlp_state_of(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__norm_take(m, &s->norm);
+    s->fc1_weight = te_module_parameter(m, "fc1_weight");
+    s->fc2_weight = te_module_parameter(m, "fc2_weight");
+    s->fc1_bias = s->desc.no_bias ? NULL : te_module_parameter(m, "fc1_bias");
+    s->fc2_bias = s->desc.no_bias ? NULL : te_module_parameter(m, "fc2_bias");
+    return s;
+}
+static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_mlp_module *s = te__layernorm_mlp_state_of(m);
     te__quant_spec spec;
     te_tensor *h, *z;
     te_result result = te__scaling_prepare(m, &s->scaling);
@@ -21861,7 +21911,7 @@ static void te__layernorm_mlp_destroy(te_module *m) {
     te__scaling_close(&s->scaling);
 }
 static te_result te__layernorm_mlp_reset(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__layernorm_mlp_module *s = te__layernorm_mlp_state_of(m);
     te_result result = te__norm_reset(&s->norm);
     if (result == TE_OK) result = te__init_normal(s->fc1_weight, &s->desc.init);
     if (result == TE_OK) result = te__init_normal(s->fc2_weight, &s->desc.output_layer_init);
@@ -21889,10 +21939,10 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     fc1_rows = desc->ffn_hidden_size * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
                   desc->params_dtype, desc->hidden_size);
-    s->fc1_weight = te__add_weight(m, "fc1_weight", desc->params_dtype, fc1_rows, desc->hidden_size);
-    if (!desc->no_bias) s->fc1_bias = te__add_weight(m, "fc1_bias", desc->params_dtype, fc1_rows, 0);
-    s->fc2_weight = te__add_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
-    if (!desc->no_bias) s->fc2_bias = te__add_weight(m, "fc2_bias", desc->params_dtype, desc->hidden_size, 0);
+    te__add_weight(m, "fc1_weight", desc->params_dtype, fc1_rows, desc->hidden_size);
+    if (!desc->no_bias) te__add_weight(m, "fc1_bias", desc->params_dtype, fc1_rows, 0);
+    te__add_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
+    if (!desc->no_bias) te__add_weight(m, "fc2_bias", desc->params_dtype, desc->hidden_size, 0);
     te__scaling_open(te, &s->scaling, 2);
     te__gemm_slot_open(&s->fc1, &s->scaling, 0, desc->fuse_wgrad_accumulation);
     te__gemm_slot_open(&s->fc2, &s->scaling, 1, desc->fuse_wgrad_accumulation);
@@ -21901,29 +21951,21 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
 
 /* ---- Embedding ---- */
 
-typedef struct te__embedding_module {
-    te_embedding_desc desc;
-    te_tensor *weight;
-} te__embedding_module;
-
 static te_result te__embedding_forward(te_module *m, te_forward_args *args) {
-    return te__output(m, args, te_embedding_lookup(((te__embedding_module *)m->state)->weight, args->input));
+    return te__output(m, args, te_embedding_lookup(te_module_parameter(m, "weight"), args->input));
 }
 static te_result te__embedding_reset(te_module *m) {
-    te__embedding_module *s = (te__embedding_module *)m->state;
-    return te__init_normal(s->weight, &s->desc.init);
+    return te__init_normal(te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init);
 }
-static const te_module_class te__embedding_class = {"Embedding", sizeof(te__embedding_module), te__embedding_forward, NULL, te__embedding_reset};
+static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embedding_desc), te__embedding_forward, NULL, te__embedding_reset};
 
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc) {
     te_module *m;
-    te__embedding_module *s;
     if (!te || !desc || !te__layer_desc_ok(te, "te_embedding_create", desc->num_embeddings, desc->embedding_dim, desc->params_dtype)) return NULL;
     m = te_module_create(te, &te__embedding_class, desc->name ? desc->name : "embedding");
     if (!m) return NULL;
-    s = (te__embedding_module *)m->state;
-    s->desc = *desc;
-    s->weight = te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
+    *(te_embedding_desc *)m->state = *desc;
+    te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
     return te__module_built(m);
 }
 
@@ -21943,10 +21985,15 @@ static void te__mask_args(te_forward_args *to, const te_forward_args *from) {
 }
 
 /* A child that was just made goes to `parent`, or is destroyed. */
-static te_module *te__adopt(te_module *parent, const char *name, te_module *child) {
-    if (te_module_add_child(parent, name, child)) return child;
-    te_module_destroy(child);
-    return NULL;
+static void te__adopt(te_module *parent, const char *name, te_module *child) {
+    if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
+}
+
+/* Runs a child. Looked up by name each time: somebody may have put another in its place, or none. */
+static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
+    te_module *child = te_module_find(m, name);
+    if (!child) te__fail(m->te, TE_ERR_STATE, "%s: its child \"%s\" is gone", m->cls->name, name);
+    return te_forward_with(child, args);
 }
 
 /* ---- DotProductAttention ---- */
@@ -22001,13 +22048,9 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
 
 /* ---- MultiheadAttention ---- */
 
-typedef struct te__mha_module {
-    te_multihead_attention_desc desc; /* defaults filled in */
-    te_module *qkv, *core, *proj;
-} te__mha_module;
-
+/* The state is the desc, with defaults filled in. */
 static te_result te__mha_forward(te_module *m, te_forward_args *args) {
-    te__mha_module *s = (te__mha_module *)m->state;
+    const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
     te_forward_args in = TE_ZERO, core = TE_ZERO, proj = TE_ZERO;
     te_tensor *parts[3];
     te_result result;
@@ -22017,23 +22060,23 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
         return te__fail(m->te, TE_ERR_SHAPE, "MultiheadAttention: the input is %s; [s, b, h] or [b, s, h] is needed", te__shape_text(args->input, text));
     te__mask_args(&in, args);
     in.input = args->input;
-    if (!te_forward_with(s->qkv, &in)) return te_error_code(m->te);
-    if (!te__split_qkv(in.outputs[0], s->desc.num_attention_heads, s->desc.num_gqa_groups, s->desc.kv_channels, !s->desc.qkv_weight_not_interleaved,
-                       s->desc.qkv_format, args->rotary, parts))
+    if (!te__run_child(m, d->input_layernorm ? "layernorm_qkv" : "qkv", &in)) return te_error_code(m->te);
+    if (!te__split_qkv(in.outputs[0], d->num_attention_heads, d->num_gqa_groups, d->kv_channels, !d->qkv_weight_not_interleaved, d->qkv_format, args->rotary,
+                       parts))
         return te_error_code(m->te);
     te__mask_args(&core, args);
     core.input = parts[0];
     core.key = parts[1];
     core.value = parts[2];
     te__mask_args(&proj, args);
-    proj.input = te_forward_with(s->core, &core);
-    te_forward_with(s->proj, &proj);
+    proj.input = te__run_child(m, "core_attention", &core);
+    te__run_child(m, "proj", &proj);
     result = te__output(m, args, proj.outputs[0]);
     for (i = 1; i < proj.num_outputs && result == TE_OK; i++) result = te__output(m, args, proj.outputs[i]);
-    if (result == TE_OK && s->desc.return_layernorm_output && s->desc.input_layernorm) result = te__output(m, args, in.outputs[1]);
+    if (result == TE_OK && d->return_layernorm_output && d->input_layernorm) result = te__output(m, args, in.outputs[1]);
     return result;
 }
-static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te__mha_module), te__mha_forward, NULL, NULL};
+static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc), te__mha_forward, NULL, NULL};
 
 /* Fills the defaults; false with the error recorded when the sizes do not fit. */
 static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, int heads, int *groups, int64_t *channels) {
@@ -22052,15 +22095,13 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     te_dot_product_attention_desc core = TE_ZERO;
     te_linear_desc proj = TE_ZERO;
     te_module *m;
-    te__mha_module *s;
     int64_t qkv_rows;
     if (!te || !desc) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, d.num_attention_heads, &d.num_gqa_groups, &d.kv_channels)) return NULL;
     m = te_module_create(te, &te__mha_class, d.name ? d.name : "self_attention");
     if (!m) return NULL;
-    s = (te__mha_module *)m->state;
-    s->desc = d;
+    *(te_multihead_attention_desc *)m->state = d;
     qkv_rows = (d.num_attention_heads + 2 * (int64_t)d.num_gqa_groups) * d.kv_channels;
     if (d.input_layernorm) {
         te_layernorm_linear_desc l = TE_ZERO;
@@ -22074,7 +22115,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         l.init = d.init;
         l.params_dtype = d.params_dtype;
         l.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-        s->qkv = te__adopt(m, "layernorm_qkv", te_layernorm_linear_create(te, &l));
+        te__adopt(m, "layernorm_qkv", te_layernorm_linear_create(te, &l));
     } else {
         te_linear_desc l = TE_ZERO;
         l.in_features = d.hidden_size;
@@ -22083,7 +22124,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         l.init = d.init;
         l.params_dtype = d.params_dtype;
         l.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-        s->qkv = te__adopt(m, "qkv", te_linear_create(te, &l));
+        te__adopt(m, "qkv", te_linear_create(te, &l));
     }
     core.num_attention_heads = d.num_attention_heads;
     core.num_gqa_groups = d.num_gqa_groups;
@@ -22095,7 +22136,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     core.window_left = d.window_left;
     core.window_right = d.window_right;
     core.softmax_scale = d.softmax_scale;
-    s->core = te__adopt(m, "core_attention", te_dot_product_attention_create(te, &core));
+    te__adopt(m, "core_attention", te_dot_product_attention_create(te, &core));
     proj.in_features = d.num_attention_heads * d.kv_channels;
     proj.out_features = d.hidden_size;
     proj.no_bias = d.no_bias;
@@ -22103,62 +22144,57 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     proj.init = d.output_layer_init;
     proj.params_dtype = d.params_dtype;
     proj.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    s->proj = te__adopt(m, "proj", te_linear_create(te, &proj));
+    te__adopt(m, "proj", te_linear_create(te, &proj));
     return te__module_built(m);
 }
 
 /* ---- TransformerLayer ---- */
 
-typedef struct te__layer_module {
-    te_transformer_layer_desc desc;
-    te_module *attention, *mlp, *norm;
-} te__layer_module;
-
 /* The bias that a module left for the caller to add, and its norm's output, in whatever order it gave them. */
 static te_tensor *te__returned_bias(const te_forward_args *a, bool has_bias) { return has_bias ? a->outputs[1] : NULL; }
 
 static te_result te__layer_forward(te_module *m, te_forward_args *args) {
-    te__layer_module *s = (te__layer_module *)m->state;
-    const te_transformer_layer_desc *d = &s->desc;
+    const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     float p = te_module_is_training(m) ? d->hidden_dropout : 0.0f;
     bool bias = !d->no_bias && !d->parallel_attention_mlp;
     bool post = d->apply_residual_connection_post_layernorm;
-    te_forward_args attention = TE_ZERO, mlp = TE_ZERO;
+    te_forward_args attention = TE_ZERO, mlp = TE_ZERO, norm = TE_ZERO;
     te_tensor *x = args->input, *h, *out, *residual;
     te__mask_args(&attention, args);
     attention.input = x;
-    if (!te_forward_with(s->attention, &attention)) return te_error_code(m->te);
+    if (!te__run_child(m, "self_attention", &attention)) return te_error_code(m->te);
     te__mask_args(&mlp, args);
     if (d->parallel_attention_mlp) { /* both branches see the input; one residual */
         mlp.input = x;
-        if (!te_forward_with(s->mlp, &mlp)) return te_error_code(m->te);
+        if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
         out = te_bias_dropout_add(te_add(attention.outputs[0], mlp.outputs[0]), NULL, x, p);
     } else {
         residual = post && !d->output_layernorm ? attention.outputs[attention.num_outputs - 1] : x;
         h = te_bias_dropout_add(attention.outputs[0], te__returned_bias(&attention, bias), residual, p);
         mlp.input = h;
-        if (!te_forward_with(s->mlp, &mlp)) return te_error_code(m->te);
+        if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
         residual = post ? mlp.outputs[mlp.num_outputs - 1] : h;
         out = te_bias_dropout_add(mlp.outputs[0], te__returned_bias(&mlp, bias), residual, p);
     }
-    if (s->norm && out) out = te_forward(s->norm, out);
+    if (d->output_layernorm) {
+        norm.input = out;
+        out = te__run_child(m, "layernorm", &norm);
+    }
     return te__output(m, args, out);
 }
-static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te__layer_module), te__layer_forward, NULL, NULL};
+static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc), te__layer_forward, NULL, NULL};
 
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc) {
     te_transformer_layer_desc d;
     te_multihead_attention_desc a = TE_ZERO;
     te_layernorm_mlp_desc p = TE_ZERO;
     te_module *m;
-    te__layer_module *s;
     if (!te || !desc) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, d.num_attention_heads, &d.num_gqa_groups, &d.kv_channels)) return NULL;
     m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");
     if (!m) return NULL;
-    s = (te__layer_module *)m->state;
-    s->desc = d;
+    *(te_transformer_layer_desc *)m->state = d;
     a.hidden_size = d.hidden_size;
     a.num_attention_heads = d.num_attention_heads;
     a.num_gqa_groups = d.num_gqa_groups;
@@ -22181,7 +22217,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     a.output_layer_init = d.output_layer_init;
     a.params_dtype = d.params_dtype;
     a.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    s->attention = te__adopt(m, "self_attention", te_multihead_attention_create(te, &a));
+    te__adopt(m, "self_attention", te_multihead_attention_create(te, &a));
     p.hidden_size = d.hidden_size;
     p.ffn_hidden_size = d.ffn_hidden_size;
     p.eps = d.layernorm_epsilon;
@@ -22195,14 +22231,14 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     p.output_layer_init = d.output_layer_init;
     p.params_dtype = d.params_dtype;
     p.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    s->mlp = te__adopt(m, "layernorm_mlp", te_layernorm_mlp_create(te, &p));
+    te__adopt(m, "layernorm_mlp", te_layernorm_mlp_create(te, &p));
     if (d.output_layernorm) {
         te_norm_desc n = TE_ZERO;
         n.hidden_size = d.hidden_size;
         n.eps = d.layernorm_epsilon;
         n.zero_centered_gamma = d.zero_centered_gamma;
         n.params_dtype = d.params_dtype;
-        s->norm = te__adopt(m, "layernorm", d.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
+        te__adopt(m, "layernorm", d.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }
     return te__module_built(m);
 }

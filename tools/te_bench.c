@@ -342,7 +342,7 @@ static void bench_adam(bench *b, int tensors, int64_t elements) {
     c.args.adam.eps = 1e-8f;
     c.args.adam.step = 1;
     snprintf(shape, sizeof shape, "%d x %lld", tensors, (long long)elements);
-    bench_call(b, "adam bf16, f32 states", shape, &c, (double)tensors * (double)elements * 28); /* g 2, p 2, m v master read and written 24 */
+    bench_call(b, "adam bf16 with f32 states", shape, &c, (double)tensors * (double)elements * 28); /* g 2, p 2, m v master read and written 24 */
     te_scope_end(b->te);
     free(list);
 }

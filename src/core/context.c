@@ -43,16 +43,23 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     te__open_cpu(te);
 }
 
+static bool te__allocator_ok(const te_allocator *a) { return !a->alloc == !a->release; }
+
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     te_ctx_desc zero = TE_ZERO;
     te_ctx *te;
+    te_allocator host, device;
     const char *text;
+    bool halves;
     if (!desc) desc = &zero;
-    te = (te_ctx *)(desc->host_allocator.alloc ? desc->host_allocator.alloc(desc->host_allocator.user, sizeof(te_ctx), 16) : malloc(sizeof(te_ctx)));
+    halves = !te__allocator_ok(&desc->host_allocator) || !te__allocator_ok(&desc->device_allocator);
+    host = halves ? zero.host_allocator : desc->host_allocator;
+    device = halves ? zero.device_allocator : desc->device_allocator;
+    te = (te_ctx *)(host.alloc ? host.alloc(host.user, sizeof(te_ctx), 16) : malloc(sizeof(te_ctx)));
     if (!te) return NULL;
     memset(te, 0, sizeof(*te));
-    te->host_allocator = desc->host_allocator;
-    te->device_allocator = desc->device_allocator;
+    te->host_allocator = host;
+    te->device_allocator = device;
     te->log = desc->log;
     te->log_user = desc->log_user;
     text = te__env("TE_LOG");
@@ -63,7 +70,12 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     if (te->cpu_threads > 64) te->cpu_threads = 64;
     te->no_cubin_cache = desc->no_cubin_cache;
     te->seed = desc->seed ? desc->seed : 1234;
-    te__open_device(te, desc);
+    if (!halves) {
+        te__open_device(te, desc);
+        return te;
+    }
+    te__fail(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or neither");
+    te__open_cpu(te);
     return te;
 }
 

@@ -1,7 +1,9 @@
 /* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module tree; must not
  * know attention. */
 
-/* ---- parameters ---- */
+/* ---- parameters ----
+ *
+ * Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
 
 static te_result te__init_normal(te_tensor *x, const te_init *init) {
     te_random_args args = TE_ZERO;
@@ -16,12 +18,10 @@ static te_result te__init_normal(te_tensor *x, const te_init *init) {
 }
 
 /* Uninitialised; reset_parameters fills it. cols 0: a vector. */
-static te_tensor *te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
-    te_tensor *x;
+static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
     te__frame_begin(m->te);
-    x = te_module_add_parameter(m, name, cols ? te__empty_2d(m->te, dtype ? dtype : TE_BF16, rows, cols) : te__empty_1d(m->te, dtype ? dtype : TE_BF16, rows));
+    te_module_add_parameter(m, name, cols ? te__empty_2d(m->te, dtype ? dtype : TE_BF16, rows, cols) : te__empty_1d(m->te, dtype ? dtype : TE_BF16, rows));
     te__frame_end(m->te, NULL, 0);
-    return x;
 }
 
 /* Resets a module that was just built; on any failure destroys it and returns NULL. */
@@ -97,13 +97,19 @@ static void te__gemm_slot_open(te__gemm_slot *g, te__scaling *s, int gemm, bool 
 
 typedef struct te__linear_module {
     te_linear_desc desc;
-    te_tensor *weight, *bias; /* borrowed from the module's entries */
+    te_tensor *weight, *bias; /* borrowed from the module's entries, for the length of a call */
     te__scaling scaling;
     te__gemm_slot gemm;
 } te__linear_module;
 
-static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+static te__linear_module *te__linear_state_of(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
+    s->weight = te_module_parameter(m, "weight");
+    s->bias = s->desc.no_bias ? NULL : te_module_parameter(m, "bias");
+    return s;
+}
+static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+    te__linear_module *s = te__linear_state_of(m);
     te_result result = te__scaling_prepare(m, &s->scaling);
     if (result != TE_OK) return result;
     s->gemm.microbatch = args->is_first_microbatch;
@@ -117,7 +123,7 @@ static void te__linear_destroy(te_module *m) {
     te__scaling_close(&s->scaling);
 }
 static te_result te__linear_reset(te_module *m) {
-    te__linear_module *s = (te__linear_module *)m->state;
+    te__linear_module *s = te__linear_state_of(m);
     te_result result = te__init_normal(s->weight, &s->desc.init);
     if (result == TE_OK && s->bias) result = te_tensor_fill(s->bias, 0.0);
     return result;
@@ -132,8 +138,8 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
     s->desc = *desc;
-    s->weight = te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
-    if (!desc->no_bias) s->bias = te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
+    te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
+    if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
     te__scaling_open(te, &s->scaling, 1);
     te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
     return te__module_built(m);
@@ -143,18 +149,25 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
 
 /* What the three classes with a norm share. */
 typedef struct te__norm_params {
+    const char *weight, *bias; /* their names */
     bool rms, zero_centered;
     float eps;
-    te_tensor *gamma, *beta; /* borrowed */
+    te_tensor *gamma, *beta; /* borrowed for the length of a call */
 } te__norm_params;
 
 static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, const char *bias, bool rms, bool zero_centered, float eps, te_dtype dtype,
                           int64_t hidden) {
+    n->weight = weight;
+    n->bias = bias;
     n->rms = rms;
     n->zero_centered = zero_centered;
     n->eps = eps;
-    n->gamma = te__add_weight(m, weight, dtype, hidden, 0);
-    if (!rms) n->beta = te__add_weight(m, bias, dtype, hidden, 0);
+    te__add_weight(m, weight, dtype, hidden, 0);
+    if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
+}
+static void te__norm_take(te_module *m, te__norm_params *n) {
+    n->gamma = te_module_parameter(m, n->weight);
+    n->beta = n->rms ? NULL : te_module_parameter(m, n->bias);
 }
 static te_result te__norm_reset(te__norm_params *n) {
     te_result result = te_tensor_fill(n->gamma, n->zero_centered ? 0.0 : 1.0);
@@ -166,9 +179,15 @@ static te_tensor *te__norm_run(const te__norm_params *n, te_tensor *x, const te_
 }
 
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
-    return te__output(m, args, te__norm_run((te__norm_params *)m->state, args->input, NULL));
+    te__norm_params *n = (te__norm_params *)m->state;
+    te__norm_take(m, n);
+    return te__output(m, args, te__norm_run(n, args->input, NULL));
 }
-static te_result te__norm_module_reset(te_module *m) { return te__norm_reset((te__norm_params *)m->state); }
+static te_result te__norm_module_reset(te_module *m) {
+    te__norm_params *n = (te__norm_params *)m->state;
+    te__norm_take(m, n);
+    return te__norm_reset(n);
+}
 static const te_module_class te__layernorm_class = {"LayerNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
 static const te_module_class te__rmsnorm_class = {"RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
 
@@ -194,8 +213,15 @@ typedef struct te__layernorm_linear_module {
     te__gemm_slot gemm;
 } te__layernorm_linear_module;
 
-static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
+static te__layernorm_linear_module *te__layernorm_linear_state_of(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
+    te__norm_take(m, &s->norm);
+    s->weight = te_module_parameter(m, "weight");
+    s->bias = s->desc.no_bias ? NULL : te_module_parameter(m, "bias");
+    return s;
+}
+static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_linear_module *s = te__layernorm_linear_state_of(m);
     te__quant_spec spec;
     te_tensor *ln;
     te_result result = te__scaling_prepare(m, &s->scaling);
@@ -213,7 +239,7 @@ static void te__layernorm_linear_destroy(te_module *m) {
     te__scaling_close(&s->scaling);
 }
 static te_result te__layernorm_linear_reset(te_module *m) {
-    te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
+    te__layernorm_linear_module *s = te__layernorm_linear_state_of(m);
     te_result result = te__norm_reset(&s->norm);
     if (result == TE_OK) result = te__init_normal(s->weight, &s->desc.init);
     if (result == TE_OK && s->bias) result = te_tensor_fill(s->bias, 0.0);
@@ -232,8 +258,8 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
     s->desc = *desc;
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
                   desc->params_dtype, desc->in_features);
-    s->weight = te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
-    if (!desc->no_bias) s->bias = te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
+    te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
+    if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
     te__scaling_open(te, &s->scaling, 1);
     te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
     return te__module_built(m);
@@ -249,8 +275,17 @@ typedef struct te__layernorm_mlp_module {
     te__gemm_slot fc1, fc2;
 } te__layernorm_mlp_module;
 
-static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+static te__layernorm_mlp_module *te__layernorm_mlp_state_of(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__norm_take(m, &s->norm);
+    s->fc1_weight = te_module_parameter(m, "fc1_weight");
+    s->fc2_weight = te_module_parameter(m, "fc2_weight");
+    s->fc1_bias = s->desc.no_bias ? NULL : te_module_parameter(m, "fc1_bias");
+    s->fc2_bias = s->desc.no_bias ? NULL : te_module_parameter(m, "fc2_bias");
+    return s;
+}
+static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_mlp_module *s = te__layernorm_mlp_state_of(m);
     te__quant_spec spec;
     te_tensor *h, *z;
     te_result result = te__scaling_prepare(m, &s->scaling);
@@ -270,7 +305,7 @@ static void te__layernorm_mlp_destroy(te_module *m) {
     te__scaling_close(&s->scaling);
 }
 static te_result te__layernorm_mlp_reset(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__layernorm_mlp_module *s = te__layernorm_mlp_state_of(m);
     te_result result = te__norm_reset(&s->norm);
     if (result == TE_OK) result = te__init_normal(s->fc1_weight, &s->desc.init);
     if (result == TE_OK) result = te__init_normal(s->fc2_weight, &s->desc.output_layer_init);
@@ -298,10 +333,10 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     fc1_rows = desc->ffn_hidden_size * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
                   desc->params_dtype, desc->hidden_size);
-    s->fc1_weight = te__add_weight(m, "fc1_weight", desc->params_dtype, fc1_rows, desc->hidden_size);
-    if (!desc->no_bias) s->fc1_bias = te__add_weight(m, "fc1_bias", desc->params_dtype, fc1_rows, 0);
-    s->fc2_weight = te__add_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
-    if (!desc->no_bias) s->fc2_bias = te__add_weight(m, "fc2_bias", desc->params_dtype, desc->hidden_size, 0);
+    te__add_weight(m, "fc1_weight", desc->params_dtype, fc1_rows, desc->hidden_size);
+    if (!desc->no_bias) te__add_weight(m, "fc1_bias", desc->params_dtype, fc1_rows, 0);
+    te__add_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
+    if (!desc->no_bias) te__add_weight(m, "fc2_bias", desc->params_dtype, desc->hidden_size, 0);
     te__scaling_open(te, &s->scaling, 2);
     te__gemm_slot_open(&s->fc1, &s->scaling, 0, desc->fuse_wgrad_accumulation);
     te__gemm_slot_open(&s->fc2, &s->scaling, 1, desc->fuse_wgrad_accumulation);
@@ -310,28 +345,20 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
 
 /* ---- Embedding ---- */
 
-typedef struct te__embedding_module {
-    te_embedding_desc desc;
-    te_tensor *weight;
-} te__embedding_module;
-
 static te_result te__embedding_forward(te_module *m, te_forward_args *args) {
-    return te__output(m, args, te_embedding_lookup(((te__embedding_module *)m->state)->weight, args->input));
+    return te__output(m, args, te_embedding_lookup(te_module_parameter(m, "weight"), args->input));
 }
 static te_result te__embedding_reset(te_module *m) {
-    te__embedding_module *s = (te__embedding_module *)m->state;
-    return te__init_normal(s->weight, &s->desc.init);
+    return te__init_normal(te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init);
 }
-static const te_module_class te__embedding_class = {"Embedding", sizeof(te__embedding_module), te__embedding_forward, NULL, te__embedding_reset};
+static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embedding_desc), te__embedding_forward, NULL, te__embedding_reset};
 
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc) {
     te_module *m;
-    te__embedding_module *s;
     if (!te || !desc || !te__layer_desc_ok(te, "te_embedding_create", desc->num_embeddings, desc->embedding_dim, desc->params_dtype)) return NULL;
     m = te_module_create(te, &te__embedding_class, desc->name ? desc->name : "embedding");
     if (!m) return NULL;
-    s = (te__embedding_module *)m->state;
-    s->desc = *desc;
-    s->weight = te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
+    *(te_embedding_desc *)m->state = *desc;
+    te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
     return te__module_built(m);
 }

@@ -6,8 +6,8 @@ typedef struct te__gemm_slot {
     te__scaling *scaling;
     int gemm;                /* index within the scaling state */
     te_tensor *weight_cache; /* quantized copy kept between microbatches (retained), or NULL */
-    const te__buffer *cache_buffer;
-    uint64_t cache_version; /* of the weight's buffer when the copy was made */
+    te__buffer *cache_buffer; /* of the weight when the copy was made (retained: else another could come to its address), and its version */
+    uint64_t cache_version;
     te_recipe cache_recipe;
     te_microbatch microbatch;
     bool fuse_wgrad;
@@ -15,7 +15,9 @@ typedef struct te__gemm_slot {
 
 static void te__gemm_slot_close(te__gemm_slot *g) {
     te_tensor_release(g->weight_cache);
+    te__buffer_release(g->cache_buffer);
     g->weight_cache = NULL;
+    g->cache_buffer = NULL;
 }
 
 typedef struct te__linear_state {
@@ -106,9 +108,10 @@ static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, cons
     spec = te__slot_spec(g->scaling, r, false, g->gemm, TE__SLOT_WEIGHT, usage);
     w = te__quantize(weight, &spec);
     if (w && g->microbatch != TE_MICROBATCH_NONE && !weight->te->warming) {
-        te_tensor_release(g->weight_cache);
+        te__gemm_slot_close(g);
         g->weight_cache = te_tensor_retain(w);
         g->cache_buffer = weight->buffer;
+        g->cache_buffer->refs++;
         g->cache_version = weight->buffer->version;
         g->cache_recipe = *r;
     }

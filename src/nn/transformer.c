@@ -12,10 +12,15 @@ static void te__mask_args(te_forward_args *to, const te_forward_args *from) {
 }
 
 /* A child that was just made goes to `parent`, or is destroyed. */
-static te_module *te__adopt(te_module *parent, const char *name, te_module *child) {
-    if (te_module_add_child(parent, name, child)) return child;
-    te_module_destroy(child);
-    return NULL;
+static void te__adopt(te_module *parent, const char *name, te_module *child) {
+    if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
+}
+
+/* Runs a child. Looked up by name each time: somebody may have put another in its place, or none. */
+static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
+    te_module *child = te_module_find(m, name);
+    if (!child) te__fail(m->te, TE_ERR_STATE, "%s: its child \"%s\" is gone", m->cls->name, name);
+    return te_forward_with(child, args);
 }
 
 /* ---- DotProductAttention ---- */
@@ -70,13 +75,9 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
 
 /* ---- MultiheadAttention ---- */
 
-typedef struct te__mha_module {
-    te_multihead_attention_desc desc; /* defaults filled in */
-    te_module *qkv, *core, *proj;
-} te__mha_module;
-
+/* The state is the desc, with defaults filled in. */
 static te_result te__mha_forward(te_module *m, te_forward_args *args) {
-    te__mha_module *s = (te__mha_module *)m->state;
+    const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
     te_forward_args in = TE_ZERO, core = TE_ZERO, proj = TE_ZERO;
     te_tensor *parts[3];
     te_result result;
@@ -86,23 +87,23 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
         return te__fail(m->te, TE_ERR_SHAPE, "MultiheadAttention: the input is %s; [s, b, h] or [b, s, h] is needed", te__shape_text(args->input, text));
     te__mask_args(&in, args);
     in.input = args->input;
-    if (!te_forward_with(s->qkv, &in)) return te_error_code(m->te);
-    if (!te__split_qkv(in.outputs[0], s->desc.num_attention_heads, s->desc.num_gqa_groups, s->desc.kv_channels, !s->desc.qkv_weight_not_interleaved,
-                       s->desc.qkv_format, args->rotary, parts))
+    if (!te__run_child(m, d->input_layernorm ? "layernorm_qkv" : "qkv", &in)) return te_error_code(m->te);
+    if (!te__split_qkv(in.outputs[0], d->num_attention_heads, d->num_gqa_groups, d->kv_channels, !d->qkv_weight_not_interleaved, d->qkv_format, args->rotary,
+                       parts))
         return te_error_code(m->te);
     te__mask_args(&core, args);
     core.input = parts[0];
     core.key = parts[1];
     core.value = parts[2];
     te__mask_args(&proj, args);
-    proj.input = te_forward_with(s->core, &core);
-    te_forward_with(s->proj, &proj);
+    proj.input = te__run_child(m, "core_attention", &core);
+    te__run_child(m, "proj", &proj);
     result = te__output(m, args, proj.outputs[0]);
     for (i = 1; i < proj.num_outputs && result == TE_OK; i++) result = te__output(m, args, proj.outputs[i]);
-    if (result == TE_OK && s->desc.return_layernorm_output && s->desc.input_layernorm) result = te__output(m, args, in.outputs[1]);
+    if (result == TE_OK && d->return_layernorm_output && d->input_layernorm) result = te__output(m, args, in.outputs[1]);
     return result;
 }
-static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te__mha_module), te__mha_forward, NULL, NULL};
+static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc), te__mha_forward, NULL, NULL};
 
 /* Fills the defaults; false with the error recorded when the sizes do not fit. */
 static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, int heads, int *groups, int64_t *channels) {
@@ -121,15 +122,13 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     te_dot_product_attention_desc core = TE_ZERO;
     te_linear_desc proj = TE_ZERO;
     te_module *m;
-    te__mha_module *s;
     int64_t qkv_rows;
     if (!te || !desc) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, d.num_attention_heads, &d.num_gqa_groups, &d.kv_channels)) return NULL;
     m = te_module_create(te, &te__mha_class, d.name ? d.name : "self_attention");
     if (!m) return NULL;
-    s = (te__mha_module *)m->state;
-    s->desc = d;
+    *(te_multihead_attention_desc *)m->state = d;
     qkv_rows = (d.num_attention_heads + 2 * (int64_t)d.num_gqa_groups) * d.kv_channels;
     if (d.input_layernorm) {
         te_layernorm_linear_desc l = TE_ZERO;
@@ -143,7 +142,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         l.init = d.init;
         l.params_dtype = d.params_dtype;
         l.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-        s->qkv = te__adopt(m, "layernorm_qkv", te_layernorm_linear_create(te, &l));
+        te__adopt(m, "layernorm_qkv", te_layernorm_linear_create(te, &l));
     } else {
         te_linear_desc l = TE_ZERO;
         l.in_features = d.hidden_size;
@@ -152,7 +151,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         l.init = d.init;
         l.params_dtype = d.params_dtype;
         l.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-        s->qkv = te__adopt(m, "qkv", te_linear_create(te, &l));
+        te__adopt(m, "qkv", te_linear_create(te, &l));
     }
     core.num_attention_heads = d.num_attention_heads;
     core.num_gqa_groups = d.num_gqa_groups;
@@ -164,7 +163,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     core.window_left = d.window_left;
     core.window_right = d.window_right;
     core.softmax_scale = d.softmax_scale;
-    s->core = te__adopt(m, "core_attention", te_dot_product_attention_create(te, &core));
+    te__adopt(m, "core_attention", te_dot_product_attention_create(te, &core));
     proj.in_features = d.num_attention_heads * d.kv_channels;
     proj.out_features = d.hidden_size;
     proj.no_bias = d.no_bias;
@@ -172,62 +171,57 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     proj.init = d.output_layer_init;
     proj.params_dtype = d.params_dtype;
     proj.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    s->proj = te__adopt(m, "proj", te_linear_create(te, &proj));
+    te__adopt(m, "proj", te_linear_create(te, &proj));
     return te__module_built(m);
 }
 
 /* ---- TransformerLayer ---- */
 
-typedef struct te__layer_module {
-    te_transformer_layer_desc desc;
-    te_module *attention, *mlp, *norm;
-} te__layer_module;
-
 /* The bias that a module left for the caller to add, and its norm's output, in whatever order it gave them. */
 static te_tensor *te__returned_bias(const te_forward_args *a, bool has_bias) { return has_bias ? a->outputs[1] : NULL; }
 
 static te_result te__layer_forward(te_module *m, te_forward_args *args) {
-    te__layer_module *s = (te__layer_module *)m->state;
-    const te_transformer_layer_desc *d = &s->desc;
+    const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     float p = te_module_is_training(m) ? d->hidden_dropout : 0.0f;
     bool bias = !d->no_bias && !d->parallel_attention_mlp;
     bool post = d->apply_residual_connection_post_layernorm;
-    te_forward_args attention = TE_ZERO, mlp = TE_ZERO;
+    te_forward_args attention = TE_ZERO, mlp = TE_ZERO, norm = TE_ZERO;
     te_tensor *x = args->input, *h, *out, *residual;
     te__mask_args(&attention, args);
     attention.input = x;
-    if (!te_forward_with(s->attention, &attention)) return te_error_code(m->te);
+    if (!te__run_child(m, "self_attention", &attention)) return te_error_code(m->te);
     te__mask_args(&mlp, args);
     if (d->parallel_attention_mlp) { /* both branches see the input; one residual */
         mlp.input = x;
-        if (!te_forward_with(s->mlp, &mlp)) return te_error_code(m->te);
+        if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
         out = te_bias_dropout_add(te_add(attention.outputs[0], mlp.outputs[0]), NULL, x, p);
     } else {
         residual = post && !d->output_layernorm ? attention.outputs[attention.num_outputs - 1] : x;
         h = te_bias_dropout_add(attention.outputs[0], te__returned_bias(&attention, bias), residual, p);
         mlp.input = h;
-        if (!te_forward_with(s->mlp, &mlp)) return te_error_code(m->te);
+        if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
         residual = post ? mlp.outputs[mlp.num_outputs - 1] : h;
         out = te_bias_dropout_add(mlp.outputs[0], te__returned_bias(&mlp, bias), residual, p);
     }
-    if (s->norm && out) out = te_forward(s->norm, out);
+    if (d->output_layernorm) {
+        norm.input = out;
+        out = te__run_child(m, "layernorm", &norm);
+    }
     return te__output(m, args, out);
 }
-static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te__layer_module), te__layer_forward, NULL, NULL};
+static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc), te__layer_forward, NULL, NULL};
 
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc) {
     te_transformer_layer_desc d;
     te_multihead_attention_desc a = TE_ZERO;
     te_layernorm_mlp_desc p = TE_ZERO;
     te_module *m;
-    te__layer_module *s;
     if (!te || !desc) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, d.num_attention_heads, &d.num_gqa_groups, &d.kv_channels)) return NULL;
     m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");
     if (!m) return NULL;
-    s = (te__layer_module *)m->state;
-    s->desc = d;
+    *(te_transformer_layer_desc *)m->state = d;
     a.hidden_size = d.hidden_size;
     a.num_attention_heads = d.num_attention_heads;
     a.num_gqa_groups = d.num_gqa_groups;
@@ -250,7 +244,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     a.output_layer_init = d.output_layer_init;
     a.params_dtype = d.params_dtype;
     a.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    s->attention = te__adopt(m, "self_attention", te_multihead_attention_create(te, &a));
+    te__adopt(m, "self_attention", te_multihead_attention_create(te, &a));
     p.hidden_size = d.hidden_size;
     p.ffn_hidden_size = d.ffn_hidden_size;
     p.eps = d.layernorm_epsilon;
@@ -264,14 +258,14 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     p.output_layer_init = d.output_layer_init;
     p.params_dtype = d.params_dtype;
     p.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    s->mlp = te__adopt(m, "layernorm_mlp", te_layernorm_mlp_create(te, &p));
+    te__adopt(m, "layernorm_mlp", te_layernorm_mlp_create(te, &p));
     if (d.output_layernorm) {
         te_norm_desc n = TE_ZERO;
         n.hidden_size = d.hidden_size;
         n.eps = d.layernorm_epsilon;
         n.zero_centered_gamma = d.zero_centered_gamma;
         n.params_dtype = d.params_dtype;
-        s->norm = te__adopt(m, "layernorm", d.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
+        te__adopt(m, "layernorm", d.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }
     return te__module_built(m);
 }

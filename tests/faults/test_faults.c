@@ -219,6 +219,43 @@ TE_TEST(modules_that_cannot_be_made) {
     release_bystander(te, &bystander);
 }
 
+/* A parameter or a child in the place of another, or none: the forward takes what is there now. */
+TE_TEST(modules_whose_parts_are_replaced) {
+    te_ctx *te = test_context("cpu");
+    model bystander = new_bystander(te);
+    te_linear_desc desc = {0};
+    desc.in_features = 4;
+    desc.out_features = 3;
+    desc.no_bias = true;
+    te_module *linear = te_linear_create(te, &desc);
+    te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(1, 4), 1);
+    te_scope_begin(te);
+    te_module_add_parameter(linear, "weight", te_tensor_full(te, TE_BF16, SHAPE(3, 4), 2));
+    te_scope_end(te);
+    CHECK(test_read(te_forward(linear, x))[2] == 8);
+    te_scope_begin(te);
+    te_module_add_parameter(linear, "weight", te_tensor_full(te, TE_BF16, SHAPE(3, 5), 2));
+    te_scope_end(te);
+    REFUSED(te_forward(linear, x), TE_ERR_SHAPE, "linear: ", "the input is [1, 4] and the weight [3, 5]", NULL);
+    te_module_destroy(linear);
+
+    te_transformer_layer_desc layer_desc = {0};
+    layer_desc.hidden_size = layer_desc.ffn_hidden_size = 16;
+    layer_desc.num_attention_heads = 4;
+    te_module *layer = te_transformer_layer_create(te, &layer_desc), *attention = te_module_find(layer, "self_attention");
+    te_tensor *h = te_tensor_full(te, TE_BF16, SHAPE(2, 1, 16), 1);
+    te_module_destroy(te_module_find(attention, "proj"));
+    REFUSED(te_forward(layer, h), TE_ERR_STATE, "self_attention: MultiheadAttention: its child \"proj\" is gone", NULL, NULL);
+    desc.in_features = desc.out_features = 16;
+    te_module_add_child(attention, "proj", te_linear_create(te, &desc));
+    CHECK(te_forward(layer, h) != NULL);
+    CHECK_OK(te);
+    te_module_destroy(te_module_find(layer, "layernorm_mlp"));
+    REFUSED(te_forward(layer, h), TE_ERR_STATE, "TransformerLayer: its child \"layernorm_mlp\" is gone", NULL, NULL);
+    te_module_destroy(layer);
+    release_bystander(te, &bystander);
+}
+
 /* ---- functions ------------------------------------------------------------------------------------------------- */
 
 TE_TEST_DEVICES(functions_name_both_shapes) {
@@ -561,6 +598,34 @@ TE_TEST(nothing_at_all) {
     call_with_nothing(te, true);
     refused_at(__LINE__, te, &bystander, TE_ERR_SHAPE, "[-5]", NULL, NULL);
     release_bystander(te, &bystander);
+}
+
+static void *never(void *user, size_t bytes, size_t alignment) {
+    (void)user, (void)bytes, (void)alignment;
+    test_fail(__FILE__, __LINE__, "half an allocator was used");
+    return NULL;
+}
+static void *nowhere(void *user, size_t bytes, size_t alignment) {
+    (void)user, (void)bytes, (void)alignment;
+    return NULL;
+}
+static void ignore(void *user, void *pointer, size_t bytes) { (void)user, (void)pointer, (void)bytes; }
+
+TE_TEST(allocators_that_cannot_be) {
+    te_allocator half = {never, NULL, NULL}, empty = {nowhere, ignore, NULL};
+    for (int i = 0; i < 2; i++) {
+        te_ctx_desc desc = {0};
+        desc.device = "cpu";
+        if (i) desc.device_allocator = half;
+        else desc.host_allocator = half;
+        te_ctx *te = te_ctx_create(&desc);
+        CHECK_ERROR(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release");
+        CHECK(te_tensor_item(te_tensor_full(te, TE_F32, SHAPE(1), 3)) == 3);
+        te_ctx_destroy(te);
+    }
+    te_ctx_desc desc = {0};
+    desc.host_allocator = empty;
+    CHECK(!te_ctx_create(&desc)); /* the only NULL that it returns */
 }
 
 TE_TEST(devices_that_do_not_exist) {

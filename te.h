@@ -252,7 +252,7 @@ typedef struct te_quantizer te_quantizer;
 typedef enum te_log_level { TE_LOG_ERROR = 1, TE_LOG_WARN = 2, TE_LOG_INFO = 3, TE_LOG_DEBUG = 4 } te_log_level;
 typedef void (*te_log_fn)(void *user, te_log_level level, const char *message);
 
-/* Replaces malloc and free, for host memory or for device memory. `alloc` returns NULL when there is none; alignment is
+/* Replaces malloc and free, for host memory or for device memory: both or neither. `alloc` returns NULL when there is none; alignment is
  * a power of two of at most 4096. `release` gets the size back. Called from the context's own thread only. */
 typedef struct te_allocator {
     void *(*alloc)(void *user, size_t bytes, size_t alignment);

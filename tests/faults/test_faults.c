@@ -7,6 +7,7 @@
  *     formats that do not fit                     here
  *     a tensor of another context                 here; io/safetensors.safetensors_write_refuses
  *     NULL, and calls after an error              here; core/tensor.tensor_first_error_is_kept
+ *     parts of a module that are replaced         here
  *     calls out of order                          here; core/tape.tape_misuse_is_refused, quant/recipe.quantizer_and_autocast_misuse
  *     NaN and infinity in a quantizer             here; quant/recipe (values, scales of delayed scaling), ops/cast (every code)
  *     no driver, an old one, a broken one         faults/machine; cuda/driver (devices, errors)
@@ -17,8 +18,9 @@
  *     damaged cache entries                       faults/machine; cuda/cache.cache_damaged_entries (every bit), cuda/jit
  *     a cache that cannot be written              faults/machine; cuda/cache.cache_folders_that_are_not_used
  *     several processes that compile at once      faults/machine; cuda/jit.jit_in_many_processes
- *     truncated and hostile safetensors           io/safetensors; faults/files (what they may allocate, checkpoints)
- *     a full disk                                 faults/files; sys/file.disk_full, cuda/cache.cache_full_disk
+ *     truncated and hostile safetensors           io/safetensors (every kind by its name); faults/files (what they may allocate, checkpoints)
+ *     a checkpoint of another model               train/checkpoint.checkpoint_that_does_not_fit_changes_nothing
+ *     a full disk                                 faults/machine; io/safetensors, sys/file.disk_full, cuda/cache.cache_full_disk
  *     Ctrl-C and kill -9 while training           faults/train_gpt */
 #include "model.h"
 

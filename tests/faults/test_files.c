@@ -33,6 +33,7 @@ static bytes read_bytes(const char *path) {
     return b;
 }
 static void write_bytes(const char *path, const bytes *b) {
+    unlink(path); /* ext4 flushes a file that was cut to nothing when it is closed, and a new one when it likes */
     FILE *f = fopen(path, "wb");
     CHECK(f && fwrite(b->data, 1, b->size, f) == b->size);
     if (f) fclose(f);

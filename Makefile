@@ -90,7 +90,8 @@ $(BUILD)/packed/%.o: tests/%.c te.h
 $(BUILD)/te_test_packed: $(PACKED_OBJECTS)
 	$(LINK) $^ -o $@ $(LDLIBS)
 
-test: $(BUILD)/te_test $(BUILD)/te_test_packed
+# train_gpt is there for tests/faults, which interrupts it.
+test: $(BUILD)/te_test $(BUILD)/te_test_packed $(BUILD)/train_gpt
 	@tests/run.sh $(if $(ARGS),"$(BUILD)/te_test $(ARGS)","$(BUILD)/te_test_packed $(PACKED_WORDS)" "$(BUILD)/te_test")
 
 # ---- the example ------------------------------------------------------------------------------------------------------

@@ -17868,7 +17868,7 @@ static int64_t te__attn_fwd_shared(te__attn_tiles t) { return te__attn_row_bytes
 static int64_t te__attn_dq_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile); }
 static int64_t te__attn_dkv_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile; }
 
-/* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps; measured on an H200. */
+/* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps: chosen by register counts. */
 static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout) {
     te__attn_tiles t;
     t.d = d;

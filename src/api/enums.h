@@ -22,6 +22,18 @@ typedef enum te_random_kind { TE_RANDOM_UNIFORM = 0, TE_RANDOM_NORMAL = 1 } te_r
 
 typedef enum te_amax_algo { TE_AMAX_MAX = 0, TE_AMAX_MOST_RECENT = 1 } te_amax_algo;
 
+/* How the scales of a quantized matrix lie; the layouts stand with te_block_quantize, te_mxfp8_quantize and te_nvfp4_quantize. */
+typedef enum te_scaling {
+    TE_SCALING_TENSOR = 0,   /* one f32 */
+    TE_SCALING_BLOCK_1D = 1, /* f32, one for 128 neighbours along the contraction */
+    TE_SCALING_BLOCK_2D = 2, /* f32, one for 128 x 128 */
+    TE_SCALING_MXFP8 = 3,    /* E8M0, one for 32 neighbours */
+    TE_SCALING_NVFP4 = 4     /* E4M3, one for 16 neighbours, and f32 amaxes above them */
+} te_scaling;
+
+/* NVFP4: which blocks are tried with 4 as their largest code besides 6, and by what error the better is chosen. */
+typedef enum te_4over6_error { TE_4OVER6_OFF = 0, TE_4OVER6_MAE = 1, TE_4OVER6_MSE = 2 } te_4over6_error;
+
 typedef enum te_epilogue {
     TE_EPILOGUE_NONE = 0,
     TE_EPILOGUE_GELU = 1,  /* D = gelu(acc + bias); aux, if given, gets acc + bias */

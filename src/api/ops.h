@@ -151,9 +151,11 @@ typedef struct te_delayed_update_args {
  * infinity saturates, NaN stays NaN.
  *   row        [M, ld]  e4m3 or e5m2, optional: element (m, n) at m * ld + n, columns N .. ld-1 are written as 0
  *   col        [N, ldc] the same codes transposed, optional: element at n * ldc + m, columns M .. ldc-1 written as 0
- *   scale      f32 [1]  read
+ *   scale      f32 [1]  read; NULL with `current`
  *   scale_inv  f32 [1]  optional, written: RN(1 / scale)
- *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input
+ *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input; with `current`: = max |x|
+ *   current    the scale comes from x itself, by te_scale_from_amax's rule with fp8_max of the codes' format, `epsilon`
+ *              and `power_of_two` (Float8CurrentScalingQuantizer)
  *   noop       optional f32 [1]: 1.0 => nothing is written */
 typedef struct te_fp8_quantize_args {
     const te_tensor *x;
@@ -161,6 +163,9 @@ typedef struct te_fp8_quantize_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     const te_tensor *noop;
+    bool current;
+    float epsilon;
+    bool power_of_two;
 } te_fp8_quantize_args;
 
 /* y = f32(q) * scale_inv, rounded once to y's format. q [M, ld] with ld >= N, y [M, N]. */
@@ -170,28 +175,220 @@ typedef struct te_fp8_dequantize_args {
 } te_fp8_dequantize_args;
 
 /* dst [N, ldd] = transpose of src [M, lds] restricted to its first N columns: dst(n, m) = src(m, n), pad columns M .. ldd-1
- * zero. 8-, 16- or 32-bit elements, same format. `rows` and `columns` are M and N. */
+ * zero. 4-bit (e2m1), 8-, 16- or 32-bit elements, same format. `rows` and `columns` are M and N. */
 typedef struct te_transpose_args {
     const te_tensor *src;
     te_tensor *dst;
     int64_t rows, columns;
 } te_transpose_args;
 
+/* ---- block ---------------------------------------------------------------------------------------------------
+ * FP8 with one f32 scale for each 1 x 128 or 128 x 128 elements (DeepSeek-V3; TransformerEngine's Float8BlockQuantizer). The
+ * two copies are quantized independently: along the rows of x, and along its columns. Any size: the last block of a row or
+ * column may be short. All padding is written as 0. */
+
+/* x [.., N] viewed as [M, N], tiles of 1 x 128 (row), 128 x 1 (col), or 128 x 128 (two_dimensional; both).
+ *   row            [M, ld] e4m3 or e5m2, optional
+ *   row_scale_inv  f32: 1-D [ceil(N / 128), round_up(M, 4)], the block's index first; 2-D [ceil(M / 128), round_up(ceil(N / 128), 4)]
+ *   col            [N, ldc], transposed, optional
+ *   col_scale_inv  f32: 1-D [ceil(M / 128), round_up(N, 4)]; 2-D [ceil(N / 128), round_up(ceil(M / 128), 4)]
+ * Per tile: a = max |x|, NaN ignored; scale by te_scale_from_amax's rule with `epsilon`, except that an infinite quotient
+ * becomes the largest finite number of x's format, and that the mantissa is cleared unless fp32_scales;
+ * q = saturate(RNE(f32(x) * scale)); scale_inv = RN(1 / scale). noop: optional f32 [1]; 1.0 => nothing is written. */
+typedef struct te_block_quantize_args {
+    const te_tensor *x;
+    te_tensor *row, *row_scale_inv, *col, *col_scale_inv;
+    bool two_dimensional;
+    bool fp32_scales; /* false => powers of two */
+    float epsilon;
+    const te_tensor *noop;
+} te_block_quantize_args;
+
+/* y [M, N] = RN(f32(q) * scale_inv), rounded once more to y's format. columnwise: q and scale_inv are the column-wise copy. */
+typedef struct te_block_dequantize_args {
+    const te_tensor *q, *scale_inv;
+    te_tensor *y;
+    bool two_dimensional;
+    bool columnwise;
+} te_block_dequantize_args;
+
+/* ---- mxfp8 ---------------------------------------------------------------------------------------------------
+ * FP8 with one power-of-two scale (E8M0) for each 32 elements (OCP Microscaling Formats v1.0; TransformerEngine's MXFP8Quantizer). */
+
+/* x [.., N] viewed as [M, N]; groups of 32 along a row (row) or along a column (col), or 32 x 32 (two_dimensional: one scale
+ * for the tile, repeated in both copies' scales). The last group of a row or column may be short.
+ *   row        [M, ld] e4m3 or e5m2, optional
+ *   row_scale  e8m0 [round_up(M, 128), round_up(ceil(N / 32), 4)]
+ *   col        [M, ld], not transposed: the values of x scaled along the columns, optional
+ *   col_scale  e8m0 [round_up(ceil(M / 32), 4), round_up(N, 128)]
+ *   swizzled   the scales lie as Blackwell's tensor cores read them: a [R, C] array of scales becomes tiles of 128 x 4, 512 bytes
+ *              each; scale (i, j) (i: row of x or column of x; j: index of the group along the contraction) at
+ *              ((i / 128) * (T / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4, T the padded number of groups
+ * Per group: e = E8M0 of RN(amax * RN(1 / fp8_max)), rounded up (te__f32_to_e8m0; NaN never enters an amax); q =
+ * saturate(RNE(x * 2^(127 - e))), NaN stays NaN. Padding is written as 0, also of the scales. */
+typedef struct te_mxfp8_quantize_args {
+    const te_tensor *x;
+    te_tensor *row, *row_scale, *col, *col_scale;
+    bool two_dimensional;
+    bool swizzled;
+    const te_tensor *noop;
+} te_mxfp8_quantize_args;
+
+/* y [M, N] = f32(q) * 2^(e - 127), rounded to y's format. q [M, ld]; columnwise: the scales run along the columns. */
+typedef struct te_mxfp8_dequantize_args {
+    const te_tensor *q, *scale;
+    te_tensor *y;
+    bool columnwise;
+    bool swizzled;
+} te_mxfp8_dequantize_args;
+
+/* ---- nvfp4 ---------------------------------------------------------------------------------------------------
+ * FP4 (E2M1) with one E4M3 scale for each 16 elements and one f32 amax above them (TransformerEngine's NVFP4Quantizer).
+ *
+ * The random Hadamard transform acts on the column-wise copy alone: 16 neighbours v of a column (rows 16 j .. 16 j + 15 of x;
+ * rows beyond M count as 0) become H (s * v) / 4, s = + + + - + - - - - - - + - + - - (all + without the sign mask), H the Sylvester matrix of order
+ * 16. In f32: signs first, then for h = 1, 2, 4, 8 the pairs (i, i + h) become (a + b, a - b), then * 0.25. */
+
+/* amax_row f32 [1] = max |x|, or [M] (one for each row of x); amax_col f32 [1] = the same of what the column-wise copy will
+ * quantize (after the transform with `rht`). NaN ignored, infinity kept. Either may be NULL. Overwritten unless keep. */
+typedef struct te_nvfp4_amax_args {
+    const te_tensor *x;
+    te_tensor *amax_row, *amax_col;
+    bool rht;
+    bool no_sign_mask;
+    bool keep;
+    const te_tensor *noop;
+} te_nvfp4_amax_args;
+
+/* x [.., N] viewed as [M, N]; blocks of 16 along a row (row), along a column (col), or 16 x 16 (two_dimensional: one scale for
+ * the tile, repeated for its 16 rows and columns). The last block may be short.
+ *   row        e2m1 [M, ld], optional; two codes a byte, the even column in the low half
+ *   row_scale  e4m3 [round_up(M, 128), round_up(ceil(N / 16), 4)]
+ *   amax_row   f32 [1], or [M] (row-scaled: each row has a scale of its own in place of the tensor's), read
+ *   col        e2m1 [N, ldc], transposed, optional; with rht the codes of rows M .. round_up(M, 16) - 1 are part of it
+ *   col_scale  e4m3 [round_up(N, 128), round_up(ceil(M / 16), 4)]
+ *   amax_col   f32 [1], read; NULL => amax_row's
+ *   swizzled   scales in the layout of te_mxfp8_quantize
+ * With F = 448 (256 if e4m3_max_256):
+ *   S = min(F * 6 / amax, FLT_MAX), 1 if amax or S is 0;  d = E4M3(RN(block amax * RN(S * RN(1 / 6))));
+ *   mult = min(RN(1 / RN(d * RN(1 / S))), FLT_MAX);  q = E2M1(RNE(RN(x * mult))), saturated, NaN => 6
+ * stochastic_rounding: q = the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; step 0.5, 1, 2 for
+ *   magnitudes below 2, below 4, and above; u = k / 256, k byte t of the 16 bytes of Philox (seed, offset, row * blocks + block),
+ *   t the element's place in its block; offset + 1 for the column-wise copy (row: of that copy). The same for two_dimensional.
+ * four_over_six: each block (or tile) is also tried with d = E4M3(RN(RN(block amax * RN(S * RN(1 / 6))) * 1.5)), and keeps it
+ *   if the error is smaller: the sum over its elements, in order (tiles: row by row, then the rows' sums), of |e| or
+ *   e * e, e = RN(x - RN(q * RN(d * RN(1 / S)))), every operation rounded.
+ * Padding is written as 0. */
+typedef struct te_nvfp4_quantize_args {
+    const te_tensor *x;
+    te_tensor *row, *row_scale, *col, *col_scale;
+    const te_tensor *amax_row, *amax_col;
+    bool two_dimensional;
+    bool rht;          /* of the column-wise copy */
+    bool no_sign_mask;
+    bool stochastic_rounding;
+    uint64_t seed, offset;
+    te_4over6_error four_over_six;
+    bool e4m3_max_256;
+    bool swizzled;
+    const te_tensor *noop;
+} te_nvfp4_quantize_args;
+
+/* y [M, N] = RN(q * RN(RN(d * amax) * RN(1 / (6 F)))), rounded to y's format; an amax of 0 counts as 6 F (S = 1). columnwise: the
+ * column-wise copy; with rht the transform is taken back (its transpose), in f32. amax f32 [1] or [M]. */
+typedef struct te_nvfp4_dequantize_args {
+    const te_tensor *q, *scale, *amax;
+    te_tensor *y;
+    bool columnwise;
+    bool rht, no_sign_mask;
+    bool e4m3_max_256;
+    bool swizzled;
+} te_nvfp4_dequantize_args;
+
+/* ---- shard ---------------------------------------------------------------------------------------------------
+ * Quantizing a slice of a matrix that others hold the rest of (TransformerEngine's partial casts): amaxes of the slice by tile, to
+ * be reduced over the ranks; scales from the whole amaxes; codes of the slice. Together the slices give the bytes of the whole. */
+
+/* amax f32 [ceil(M / tile_rows), ceil(N / tile_columns)] = max |x| of the elements of each tile that lie in the slice, 0 where there
+ * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. */
+typedef struct te_shard_amax_args {
+    const te_tensor *x;
+    te_tensor *amax;
+    int64_t rows, columns; /* M, N of the matrix */
+    int64_t start;
+    int64_t tile_rows, tile_columns;
+} te_shard_amax_args;
+
+/* Scales of a whole matrix from its amaxes by tile, in the layout that the quantizing operation writes (padding 0), by its rule.
+ *   BLOCK_2D  amax by 128 x 128 -> row_scale f32 (scale_inv), and col_scale its transpose; amax_limit: the largest finite number
+ *             of the format that was quantized from
+ *   MXFP8     amax by 1 x 32 -> row_scale, and amax_col by 32 x 1 -> col_scale, e8m0
+ *   NVFP4     amax by 16 x 16 and amax_tensor f32 [1] -> row_scale, and col_scale, e4m3, repeated for the rows of each tile
+ * Either output may be NULL. */
+typedef struct te_shard_scales_args {
+    te_scaling scaling;
+    const te_tensor *amax, *amax_col, *amax_tensor;
+    te_tensor *row_scale, *col_scale;
+    int64_t rows, columns;
+    te_dtype dtype;    /* of the codes */
+    bool fp32_scales;  /* BLOCK_2D */
+    float epsilon;
+    float amax_limit;
+    bool e4m3_max_256; /* NVFP4 */
+} te_shard_scales_args;
+
+/* Codes of the slice x (n float elements from element `start` of [rows, columns]).
+ *   dst    a row-wise copy [rows, ld] of the matrix; or, flat, the codes of the slice alone (e2m1: the first code is in the low half if
+ *          start is even, else the high half; bytes shared with neighbours keep their other half)
+ *   scaling TENSOR: scale f32 [1] is multiplied with (amax, optional f32 [1], is max-ed with max |x|); BLOCK_2D, MXFP8, NVFP4: scale as
+ *          te_shard_scales writes it; NVFP4 needs amax_tensor
+ *   columnwise  MXFP8: scale is the column-wise one, running along the columns; TENSOR: dst is the transposed copy [columns, ld] */
+typedef struct te_shard_cast_args {
+    const te_tensor *x;
+    te_tensor *dst;
+    const te_tensor *scale, *amax_tensor;
+    te_tensor *amax;
+    te_scaling scaling;
+    int64_t rows, columns, start;
+    bool flat, columnwise;
+    bool e4m3_max_256;
+} te_shard_cast_args;
+
+/* ---- stats --------------------------------------------------------------------------------------------------- */
+
+/* What a quantization lost. x: the values, any float format; y f32: the quantized ones, dequantized; limit f32, optional: the largest magnitude
+ * that each element's scale allows. Sums in a fixed order.
+ *   counts  i64 [6]: elements; x != 0 and y == 0 (underflow); x finite and |x| > 1.004 limit (saturated); NaN in x; infinite in x; zeros in x
+ *   sums    f32 [5]: over elements with finite x and y: x^2, y^2, x y, (x - y)^2; and max |x - y| */
+typedef struct te_quant_error_args {
+    const te_tensor *x, *y, *limit;
+    te_tensor *counts, *sums;
+} te_quant_error_args;
+
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
 
-/* D [m, n] = epilogue(scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32.
+/* D [m, n] = epilogue(alpha * scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32.
  *   A        [m, lda] (or, a_transposed, [k, lda]);  op(A) is m x k
  *   B        [n, ldb] (b_transposed: its memory is n x k, as a weight's is) or [k, ldb];  op(B) is k x n
- *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; or e4m3/e5m2 in any mix but
- *            e5m2 x e5m2. FP8 operands must be K-contiguous (A not transposed, B transposed).
+ *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; e4m3/e5m2 in any mix but
+ *            e5m2 x e5m2; e2m1 x e2m1. FP8 and FP4 operands must be K-contiguous (A not transposed, B transposed), except that
+ *            the column-wise copies of MXFP8, which are not transposed in memory, come as A transposed or B not transposed.
  *   D        f32, f16 or bf16 [m, ldd]
  *   bias     [n] of any float format, optional
- *   scale_a, scale_b   f32 [1] on the device, optional (1): the scale_inv of FP8 operands
+ *   scaling  how scale_a and scale_b lie (alike for A and B, but BLOCK_1D goes with BLOCK_2D; BLOCK_2D x BLOCK_2D is refused):
+ *            TENSOR   f32 [1], optional (1): the scale_inv of FP8 operands
+ *            BLOCK    f32, the scale_inv of te_block_quantize for that copy; the sums of each 128 k are scaled and added in f32
+ *            MXFP8    e8m0, as te_mxfp8_quantize wrote them
+ *            NVFP4    e4m3, as te_nvfp4_quantize wrote them, and amax_a, amax_b f32 [1], or [m] and [n] when row-scaled; the product is
+ *                     multiplied by amax_a * amax_b / (6 F)^2. k of a transformed copy is its padded one, round_up(M, 16).
+ *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
+ *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
  *   aux      [m, n] of D's format
- *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator
- * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because
- * the tensors may be padded or of more dimensions. */
+ *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
+ * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them; all codes times
+ * scales are exact in bf16 but magnitudes below 2^-133. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
+ * == 0 => nothing. m, n, k are given because the tensors may be padded or of more dimensions. */
 typedef struct te_gemm_args {
     const te_tensor *a, *b;
     te_tensor *d;
@@ -203,6 +400,10 @@ typedef struct te_gemm_args {
     const te_tensor *bias;
     te_epilogue epilogue;
     te_tensor *aux;
+    te_scaling scaling_a, scaling_b;
+    const te_tensor *amax_a, *amax_b;
+    bool swizzled_scales;
+    bool e4m3_max_256_a, e4m3_max_256_b;
 } te_gemm_args;
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */

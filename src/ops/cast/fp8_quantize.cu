@@ -18,7 +18,7 @@
 // te:row X_DT=1 Y_DT=4
 // te:row X_DT=1 Y_DT=5
 #include "ops/cast/kargs.h"
-#include "ops/cast/tile.cuh"
+#include "device/tile.cuh"
 #ifndef X_DT
 #define X_DT a.x_dt
 #define Y_DT a.y_dt

@@ -12,7 +12,7 @@
 // te:row SIZE=2
 // te:row SIZE=4
 #include "ops/cast/kargs.h"
-#include "ops/cast/tile.cuh"
+#include "device/tile.cuh"
 #ifndef SIZE
 #define SIZE a.size
 #endif

@@ -139,6 +139,18 @@ typedef enum te_random_kind { TE_RANDOM_UNIFORM = 0, TE_RANDOM_NORMAL = 1 } te_r
 
 typedef enum te_amax_algo { TE_AMAX_MAX = 0, TE_AMAX_MOST_RECENT = 1 } te_amax_algo;
 
+/* How the scales of a quantized matrix lie; the layouts stand with te_block_quantize, te_mxfp8_quantize and te_nvfp4_quantize. */
+typedef enum te_scaling {
+    TE_SCALING_TENSOR = 0,   /* one f32 */
+    TE_SCALING_BLOCK_1D = 1, /* f32, one for 128 neighbours along the contraction */
+    TE_SCALING_BLOCK_2D = 2, /* f32, one for 128 x 128 */
+    TE_SCALING_MXFP8 = 3,    /* E8M0, one for 32 neighbours */
+    TE_SCALING_NVFP4 = 4     /* E4M3, one for 16 neighbours, and f32 amaxes above them */
+} te_scaling;
+
+/* NVFP4: which blocks are tried with 4 as their largest code besides 6, and by what error the better is chosen. */
+typedef enum te_4over6_error { TE_4OVER6_OFF = 0, TE_4OVER6_MAE = 1, TE_4OVER6_MSE = 2 } te_4over6_error;
+
 typedef enum te_epilogue {
     TE_EPILOGUE_NONE = 0,
     TE_EPILOGUE_GELU = 1,  /* D = gelu(acc + bias); aux, if given, gets acc + bias */
@@ -241,6 +253,7 @@ typedef struct te_tensor te_tensor;
 typedef struct te_module te_module;
 typedef struct te_optimizer te_optimizer;
 typedef struct te_quantizer te_quantizer;
+typedef struct te_group te_group;
 
 /* ==== api/context.h ============================================================================================= */
 
@@ -594,9 +607,11 @@ typedef struct te_delayed_update_args {
  * infinity saturates, NaN stays NaN.
  *   row        [M, ld]  e4m3 or e5m2, optional: element (m, n) at m * ld + n, columns N .. ld-1 are written as 0
  *   col        [N, ldc] the same codes transposed, optional: element at n * ldc + m, columns M .. ldc-1 written as 0
- *   scale      f32 [1]  read
+ *   scale      f32 [1]  read; NULL with `current`
  *   scale_inv  f32 [1]  optional, written: RN(1 / scale)
- *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input
+ *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input; with `current`: = max |x|
+ *   current    the scale comes from x itself, by te_scale_from_amax's rule with fp8_max of the codes' format, `epsilon`
+ *              and `power_of_two` (Float8CurrentScalingQuantizer)
  *   noop       optional f32 [1]: 1.0 => nothing is written */
 typedef struct te_fp8_quantize_args {
     const te_tensor *x;
@@ -604,6 +619,9 @@ typedef struct te_fp8_quantize_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     const te_tensor *noop;
+    bool current;
+    float epsilon;
+    bool power_of_two;
 } te_fp8_quantize_args;
 
 /* y = f32(q) * scale_inv, rounded once to y's format. q [M, ld] with ld >= N, y [M, N]. */
@@ -613,28 +631,220 @@ typedef struct te_fp8_dequantize_args {
 } te_fp8_dequantize_args;
 
 /* dst [N, ldd] = transpose of src [M, lds] restricted to its first N columns: dst(n, m) = src(m, n), pad columns M .. ldd-1
- * zero. 8-, 16- or 32-bit elements, same format. `rows` and `columns` are M and N. */
+ * zero. 4-bit (e2m1), 8-, 16- or 32-bit elements, same format. `rows` and `columns` are M and N. */
 typedef struct te_transpose_args {
     const te_tensor *src;
     te_tensor *dst;
     int64_t rows, columns;
 } te_transpose_args;
 
+/* ---- block ---------------------------------------------------------------------------------------------------
+ * FP8 with one f32 scale for each 1 x 128 or 128 x 128 elements (DeepSeek-V3; TransformerEngine's Float8BlockQuantizer). The
+ * two copies are quantized independently: along the rows of x, and along its columns. Any size: the last block of a row or
+ * column may be short. All padding is written as 0. */
+
+/* x [.., N] viewed as [M, N], tiles of 1 x 128 (row), 128 x 1 (col), or 128 x 128 (two_dimensional; both).
+ *   row            [M, ld] e4m3 or e5m2, optional
+ *   row_scale_inv  f32: 1-D [ceil(N / 128), round_up(M, 4)], the block's index first; 2-D [ceil(M / 128), round_up(ceil(N / 128), 4)]
+ *   col            [N, ldc], transposed, optional
+ *   col_scale_inv  f32: 1-D [ceil(M / 128), round_up(N, 4)]; 2-D [ceil(N / 128), round_up(ceil(M / 128), 4)]
+ * Per tile: a = max |x|, NaN ignored; scale by te_scale_from_amax's rule with `epsilon`, except that an infinite quotient
+ * becomes the largest finite number of x's format, and that the mantissa is cleared unless fp32_scales;
+ * q = saturate(RNE(f32(x) * scale)); scale_inv = RN(1 / scale). noop: optional f32 [1]; 1.0 => nothing is written. */
+typedef struct te_block_quantize_args {
+    const te_tensor *x;
+    te_tensor *row, *row_scale_inv, *col, *col_scale_inv;
+    bool two_dimensional;
+    bool fp32_scales; /* false => powers of two */
+    float epsilon;
+    const te_tensor *noop;
+} te_block_quantize_args;
+
+/* y [M, N] = RN(f32(q) * scale_inv), rounded once more to y's format. columnwise: q and scale_inv are the column-wise copy. */
+typedef struct te_block_dequantize_args {
+    const te_tensor *q, *scale_inv;
+    te_tensor *y;
+    bool two_dimensional;
+    bool columnwise;
+} te_block_dequantize_args;
+
+/* ---- mxfp8 ---------------------------------------------------------------------------------------------------
+ * FP8 with one power-of-two scale (E8M0) for each 32 elements (OCP Microscaling Formats v1.0; TransformerEngine's MXFP8Quantizer). */
+
+/* x [.., N] viewed as [M, N]; groups of 32 along a row (row) or along a column (col), or 32 x 32 (two_dimensional: one scale
+ * for the tile, repeated in both copies' scales). The last group of a row or column may be short.
+ *   row        [M, ld] e4m3 or e5m2, optional
+ *   row_scale  e8m0 [round_up(M, 128), round_up(ceil(N / 32), 4)]
+ *   col        [M, ld], not transposed: the values of x scaled along the columns, optional
+ *   col_scale  e8m0 [round_up(ceil(M / 32), 4), round_up(N, 128)]
+ *   swizzled   the scales lie as Blackwell's tensor cores read them: a [R, C] array of scales becomes tiles of 128 x 4, 512 bytes
+ *              each; scale (i, j) (i: row of x or column of x; j: index of the group along the contraction) at
+ *              ((i / 128) * (T / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4, T the padded number of groups
+ * Per group: e = E8M0 of RN(amax * RN(1 / fp8_max)), rounded up (te__f32_to_e8m0; NaN never enters an amax); q =
+ * saturate(RNE(x * 2^(127 - e))), NaN stays NaN. Padding is written as 0, also of the scales. */
+typedef struct te_mxfp8_quantize_args {
+    const te_tensor *x;
+    te_tensor *row, *row_scale, *col, *col_scale;
+    bool two_dimensional;
+    bool swizzled;
+    const te_tensor *noop;
+} te_mxfp8_quantize_args;
+
+/* y [M, N] = f32(q) * 2^(e - 127), rounded to y's format. q [M, ld]; columnwise: the scales run along the columns. */
+typedef struct te_mxfp8_dequantize_args {
+    const te_tensor *q, *scale;
+    te_tensor *y;
+    bool columnwise;
+    bool swizzled;
+} te_mxfp8_dequantize_args;
+
+/* ---- nvfp4 ---------------------------------------------------------------------------------------------------
+ * FP4 (E2M1) with one E4M3 scale for each 16 elements and one f32 amax above them (TransformerEngine's NVFP4Quantizer).
+ *
+ * The random Hadamard transform acts on the column-wise copy alone: 16 neighbours v of a column (rows 16 j .. 16 j + 15 of x;
+ * rows beyond M count as 0) become H (s * v) / 4, s = + + + - + - - - - - - + - + - - (all + without the sign mask), H the Sylvester matrix of order
+ * 16. In f32: signs first, then for h = 1, 2, 4, 8 the pairs (i, i + h) become (a + b, a - b), then * 0.25. */
+
+/* amax_row f32 [1] = max |x|, or [M] (one for each row of x); amax_col f32 [1] = the same of what the column-wise copy will
+ * quantize (after the transform with `rht`). NaN ignored, infinity kept. Either may be NULL. Overwritten unless keep. */
+typedef struct te_nvfp4_amax_args {
+    const te_tensor *x;
+    te_tensor *amax_row, *amax_col;
+    bool rht;
+    bool no_sign_mask;
+    bool keep;
+    const te_tensor *noop;
+} te_nvfp4_amax_args;
+
+/* x [.., N] viewed as [M, N]; blocks of 16 along a row (row), along a column (col), or 16 x 16 (two_dimensional: one scale for
+ * the tile, repeated for its 16 rows and columns). The last block may be short.
+ *   row        e2m1 [M, ld], optional; two codes a byte, the even column in the low half
+ *   row_scale  e4m3 [round_up(M, 128), round_up(ceil(N / 16), 4)]
+ *   amax_row   f32 [1], or [M] (row-scaled: each row has a scale of its own in place of the tensor's), read
+ *   col        e2m1 [N, ldc], transposed, optional; with rht the codes of rows M .. round_up(M, 16) - 1 are part of it
+ *   col_scale  e4m3 [round_up(N, 128), round_up(ceil(M / 16), 4)]
+ *   amax_col   f32 [1], read; NULL => amax_row's
+ *   swizzled   scales in the layout of te_mxfp8_quantize
+ * With F = 448 (256 if e4m3_max_256):
+ *   S = min(F * 6 / amax, FLT_MAX), 1 if amax or S is 0;  d = E4M3(RN(block amax * RN(S * RN(1 / 6))));
+ *   mult = min(RN(1 / RN(d * RN(1 / S))), FLT_MAX);  q = E2M1(RNE(RN(x * mult))), saturated, NaN => 6
+ * stochastic_rounding: q = the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; step 0.5, 1, 2 for
+ *   magnitudes below 2, below 4, and above; u = k / 256, k byte t of the 16 bytes of Philox (seed, offset, row * blocks + block),
+ *   t the element's place in its block; offset + 1 for the column-wise copy (row: of that copy). The same for two_dimensional.
+ * four_over_six: each block (or tile) is also tried with d = E4M3(RN(RN(block amax * RN(S * RN(1 / 6))) * 1.5)), and keeps it
+ *   if the error is smaller: the sum over its elements, in order (tiles: row by row, then the rows' sums), of |e| or
+ *   e * e, e = RN(x - RN(q * RN(d * RN(1 / S)))), every operation rounded.
+ * Padding is written as 0. */
+typedef struct te_nvfp4_quantize_args {
+    const te_tensor *x;
+    te_tensor *row, *row_scale, *col, *col_scale;
+    const te_tensor *amax_row, *amax_col;
+    bool two_dimensional;
+    bool rht;          /* of the column-wise copy */
+    bool no_sign_mask;
+    bool stochastic_rounding;
+    uint64_t seed, offset;
+    te_4over6_error four_over_six;
+    bool e4m3_max_256;
+    bool swizzled;
+    const te_tensor *noop;
+} te_nvfp4_quantize_args;
+
+/* y [M, N] = RN(q * RN(RN(d * amax) * RN(1 / (6 F)))), rounded to y's format; an amax of 0 counts as 6 F (S = 1). columnwise: the
+ * column-wise copy; with rht the transform is taken back (its transpose), in f32. amax f32 [1] or [M]. */
+typedef struct te_nvfp4_dequantize_args {
+    const te_tensor *q, *scale, *amax;
+    te_tensor *y;
+    bool columnwise;
+    bool rht, no_sign_mask;
+    bool e4m3_max_256;
+    bool swizzled;
+} te_nvfp4_dequantize_args;
+
+/* ---- shard ---------------------------------------------------------------------------------------------------
+ * Quantizing a slice of a matrix that others hold the rest of (TransformerEngine's partial casts): amaxes of the slice by tile, to
+ * be reduced over the ranks; scales from the whole amaxes; codes of the slice. Together the slices give the bytes of the whole. */
+
+/* amax f32 [ceil(M / tile_rows), ceil(N / tile_columns)] = max |x| of the elements of each tile that lie in the slice, 0 where there
+ * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. */
+typedef struct te_shard_amax_args {
+    const te_tensor *x;
+    te_tensor *amax;
+    int64_t rows, columns; /* M, N of the matrix */
+    int64_t start;
+    int64_t tile_rows, tile_columns;
+} te_shard_amax_args;
+
+/* Scales of a whole matrix from its amaxes by tile, in the layout that the quantizing operation writes (padding 0), by its rule.
+ *   BLOCK_2D  amax by 128 x 128 -> row_scale f32 (scale_inv), and col_scale its transpose; amax_limit: the largest finite number
+ *             of the format that was quantized from
+ *   MXFP8     amax by 1 x 32 -> row_scale, and amax_col by 32 x 1 -> col_scale, e8m0
+ *   NVFP4     amax by 16 x 16 and amax_tensor f32 [1] -> row_scale, and col_scale, e4m3, repeated for the rows of each tile
+ * Either output may be NULL. */
+typedef struct te_shard_scales_args {
+    te_scaling scaling;
+    const te_tensor *amax, *amax_col, *amax_tensor;
+    te_tensor *row_scale, *col_scale;
+    int64_t rows, columns;
+    te_dtype dtype;    /* of the codes */
+    bool fp32_scales;  /* BLOCK_2D */
+    float epsilon;
+    float amax_limit;
+    bool e4m3_max_256; /* NVFP4 */
+} te_shard_scales_args;
+
+/* Codes of the slice x (n float elements from element `start` of [rows, columns]).
+ *   dst    a row-wise copy [rows, ld] of the matrix; or, flat, the codes of the slice alone (e2m1: the first code is in the low half if
+ *          start is even, else the high half; bytes shared with neighbours keep their other half)
+ *   scaling TENSOR: scale f32 [1] is multiplied with (amax, optional f32 [1], is max-ed with max |x|); BLOCK_2D, MXFP8, NVFP4: scale as
+ *          te_shard_scales writes it; NVFP4 needs amax_tensor
+ *   columnwise  MXFP8: scale is the column-wise one, running along the columns; TENSOR: dst is the transposed copy [columns, ld] */
+typedef struct te_shard_cast_args {
+    const te_tensor *x;
+    te_tensor *dst;
+    const te_tensor *scale, *amax_tensor;
+    te_tensor *amax;
+    te_scaling scaling;
+    int64_t rows, columns, start;
+    bool flat, columnwise;
+    bool e4m3_max_256;
+} te_shard_cast_args;
+
+/* ---- stats --------------------------------------------------------------------------------------------------- */
+
+/* What a quantization lost. x: the values, any float format; y f32: the quantized ones, dequantized; limit f32, optional: the largest magnitude
+ * that each element's scale allows. Sums in a fixed order.
+ *   counts  i64 [6]: elements; x != 0 and y == 0 (underflow); x finite and |x| > 1.004 limit (saturated); NaN in x; infinite in x; zeros in x
+ *   sums    f32 [5]: over elements with finite x and y: x^2, y^2, x y, (x - y)^2; and max |x - y| */
+typedef struct te_quant_error_args {
+    const te_tensor *x, *y, *limit;
+    te_tensor *counts, *sums;
+} te_quant_error_args;
+
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
 
-/* D [m, n] = epilogue(scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32.
+/* D [m, n] = epilogue(alpha * scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32.
  *   A        [m, lda] (or, a_transposed, [k, lda]);  op(A) is m x k
  *   B        [n, ldb] (b_transposed: its memory is n x k, as a weight's is) or [k, ldb];  op(B) is k x n
- *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; or e4m3/e5m2 in any mix but
- *            e5m2 x e5m2. FP8 operands must be K-contiguous (A not transposed, B transposed).
+ *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; e4m3/e5m2 in any mix but
+ *            e5m2 x e5m2; e2m1 x e2m1. FP8 and FP4 operands must be K-contiguous (A not transposed, B transposed), except that
+ *            the column-wise copies of MXFP8, which are not transposed in memory, come as A transposed or B not transposed.
  *   D        f32, f16 or bf16 [m, ldd]
  *   bias     [n] of any float format, optional
- *   scale_a, scale_b   f32 [1] on the device, optional (1): the scale_inv of FP8 operands
+ *   scaling  how scale_a and scale_b lie (alike for A and B, but BLOCK_1D goes with BLOCK_2D; BLOCK_2D x BLOCK_2D is refused):
+ *            TENSOR   f32 [1], optional (1): the scale_inv of FP8 operands
+ *            BLOCK    f32, the scale_inv of te_block_quantize for that copy; the sums of each 128 k are scaled and added in f32
+ *            MXFP8    e8m0, as te_mxfp8_quantize wrote them
+ *            NVFP4    e4m3, as te_nvfp4_quantize wrote them, and amax_a, amax_b f32 [1], or [m] and [n] when row-scaled; the product is
+ *                     multiplied by amax_a * amax_b / (6 F)^2. k of a transformed copy is its padded one, round_up(M, 16).
+ *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
+ *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
  *   aux      [m, n] of D's format
- *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator
- * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because
- * the tensors may be padded or of more dimensions. */
+ *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
+ * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them; all codes times
+ * scales are exact in bf16 but magnitudes below 2^-133. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
+ * == 0 => nothing. m, n, k are given because the tensors may be padded or of more dimensions. */
 typedef struct te_gemm_args {
     const te_tensor *a, *b;
     te_tensor *d;
@@ -646,6 +856,10 @@ typedef struct te_gemm_args {
     const te_tensor *bias;
     te_epilogue epilogue;
     te_tensor *aux;
+    te_scaling scaling_a, scaling_b;
+    const te_tensor *amax_a, *amax_b;
+    bool swizzled_scales;
+    bool e4m3_max_256_a, e4m3_max_256_b;
 } te_gemm_args;
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */
@@ -4574,6 +4788,18 @@ static const char *const te__source_0[] = { /* api/enums.h */
     "",
     "typedef enum te_amax_algo { TE_AMAX_MAX = 0, TE_AMAX_MOST_RECENT = 1 } te_amax_algo;",
     "",
+    "/* How the scales of a quantized matrix lie; the layouts stand with te_block_quantize, te_mxfp8_quantize and te_nvfp4_quantize. */",
+    "typedef enum te_scaling {",
+    "    TE_SCALING_TENSOR = 0,   /* one f32 */",
+    "    TE_SCALING_BLOCK_1D = 1, /* f32, one for 128 neighbours along the contraction */",
+    "    TE_SCALING_BLOCK_2D = 2, /* f32, one for 128 x 128 */",
+    "    TE_SCALING_MXFP8 = 3,    /* E8M0, one for 32 neighbours */",
+    "    TE_SCALING_NVFP4 = 4     /* E4M3, one for 16 neighbours, and f32 amaxes above them */",
+    "} te_scaling;",
+    "",
+    "/* NVFP4: which blocks are tried with 4 as their largest code besides 6, and by what error the better is chosen. */",
+    "typedef enum te_4over6_error { TE_4OVER6_OFF = 0, TE_4OVER6_MAE = 1, TE_4OVER6_MSE = 2 } te_4over6_error;",
+    "",
     "typedef enum te_epilogue {",
     "    TE_EPILOGUE_NONE = 0,",
     "    TE_EPILOGUE_GELU = 1,  /* D = gelu(acc + bias); aux, if given, gets acc + bias */",
@@ -5228,7 +5454,61 @@ static const char *const te__source_5[] = { /* device/mma.cuh */
     "#define TE_HAS_FP8_MMA 0",
     "#endif",
 };
-static const char *const te__source_6[] = { /* ops/act/act.cuh */
+static const char *const te__source_6[] = { /* device/tile.cuh */
+    "// device/tile.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must",
+    "// not know what they mean.",
+    "//",
+    "// A tile has 64 columns; each of them is 32 words of 4 bytes in shared memory: a word holds 4 / size elements of neighbouring rows, so",
+    "// a tile is 128 rows of bytes, 64 of 16-bit or 32 of 32-bit elements.",
+    "//",
+    "//   writing    thread (tx = t % 8, ty = t / 8) has columns 8 tx .. 8 tx + 7 of the rows of word ty, and writes eight words",
+    "//   reading    thread takes 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the transpose",
+    "//",
+    "// Word w of column j lies at w ^ 4 (j / 8 % 8). The 32 lanes of a write (8 tx, 4 ty) then meet 32 banks, and so do the 8 lanes that read",
+    "// one column 16 bytes each.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "",
+    "#define TE_TILE_COLUMNS 64",
+    "#define TE_TILE_WORDS 32",
+    "",
+    "// Four bytes of each of four rows to four words of four rows: out[j] holds byte j of every row.",
+    "TE_DEV void te_transpose_bytes(const te_u32 row[4], te_u32 out[4]) {",
+    "    te_u32 a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140); // bytes 0 and 1, rows interleaved",
+    "    te_u32 c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);",
+    "    out[0] = __byte_perm(a, b, 0x5410), out[1] = __byte_perm(a, b, 0x7632);",
+    "    out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);",
+    "}",
+    "",
+    "// The word of thread (tx, ty) for its column j.",
+    "TE_DEV void te_tile_put(te_u32 *tile, int tx, int ty, int j, te_u32 word) { tile[(tx * 8 + j) * TE_TILE_WORDS + (ty ^ (tx * 4))] = word; }",
+    "TE_DEV uint4 te_tile_get(const te_u32 *tile, int column, int chunk) {",
+    "    return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));",
+    "}",
+    "",
+    "// Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond",
+    "// `cols` columns and ld rows. 256 threads; the caller has synchronised.",
+    "TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector) {",
+    "    int per_chunk = 16 / size;",
+    "#pragma unroll",
+    "    for (int pass = 0; pass < 2; pass++) {",
+    "        int column = pass * 32 + (threadIdx.x >> 3), chunk = threadIdx.x & 7;",
+    "        te_i64 row = first_row + chunk * per_chunk;",
+    "        if (first_col + column >= cols || row >= ld) continue;",
+    "        uint4 u = te_tile_get(tile, column, chunk);",
+    "        te_u8 *to = (te_u8 *)dst + ((first_col + column) * ld + row) * size;",
+    "        if (vector && row + per_chunk <= ld) {",
+    "            *(uint4 *)to = u;",
+    "        } else {",
+    "            te_u32 w[4] = {u.x, u.y, u.z, u.w};",
+    "#pragma unroll",
+    "            for (int b = 0; b < 16; b++) // byte by byte: dst may have any alignment",
+    "                if (row * size + b < ld * size) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));",
+    "        }",
+    "    }",
+    "}",
+};
+static const char *const te__source_7[] = { /* ops/act/act.cuh */
     "// ops/act/act.cuh: the activations and their derivatives, for one element. Knows formulas; nothing of memory.",
     "//",
     "//   plain   y = f(x)                    dx = dy f'(x)",
@@ -5312,7 +5592,7 @@ static const char *const te__source_6[] = { /* ops/act/act.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_7[] = { /* ops/act/act_bwd.cu */
+static const char *const te__source_8[] = { /* ops/act/act_bwd.cu */
     "// ops/act/act_bwd.cu: activations, backward. Formulas: act.cuh.",
     "//",
     "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]",
@@ -5378,7 +5658,7 @@ static const char *const te__source_7[] = { /* ops/act/act_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_8[] = { /* ops/act/act_fwd.cu */
+static const char *const te__source_9[] = { /* ops/act/act_fwd.cu */
     "// ops/act/act_fwd.cu: activations, forward, into a float format or FP8. Formulas: act.cuh.",
     "//",
     "//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), amax = max |y|, columns n .. ld-1 are 0",
@@ -5460,7 +5740,7 @@ static const char *const te__source_8[] = { /* ops/act/act_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_9[] = { /* ops/act/kargs.h */
+static const char *const te__source_10[] = { /* ops/act/kargs.h */
     "/* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y [m, ld] = f(x), x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y are written as 0. */",
@@ -5483,7 +5763,7 @@ static const char *const te__source_9[] = { /* ops/act/kargs.h */
     "    int dy_dt, x_dt, dx_dt, act;",
     "} te__act_bwd_kargs;",
 };
-static const char *const te__source_10[] = { /* ops/attn/attn.cuh */
+static const char *const te__source_11[] = { /* ops/attn/attn.cuh */
     "// ops/attn/attn.cuh: what all attention kernels share: which keys a row sees, and dropout. Knows no tiles.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -5563,7 +5843,7 @@ static const char *const te__source_10[] = { /* ops/attn/attn.cuh */
     "    return keep;",
     "}",
 };
-static const char *const te__source_11[] = { /* ops/attn/attn_bwd_dkv.cu */
+static const char *const te__source_12[] = { /* ops/attn/attn_bwd_dkv.cu */
     "// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats, sizes and strides,",
     "// in f32.",
     "//",
@@ -5627,7 +5907,7 @@ static const char *const te__source_11[] = { /* ops/attn/attn_bwd_dkv.cu */
     "    te_attn_put(a.dv, at.b, at.h, first, a.s_kv, a.d_v, dv, a.keep_scale);",
     "}",
 };
-static const char *const te__source_12[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
+static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "// ops/attn/attn_bwd_dkv_mma.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, in bf16 or f16 on the tensor cores",
     "// of sm_80 and later (mma.sync).",
     "//",
@@ -5802,7 +6082,7 @@ static const char *const te__source_12[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(a.dv, at.b, at.h, 2), 2 * a.dv.s, first, a.s_kv, a.d_v);",
     "}",
 };
-static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dq.cu */
+static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dq.cu */
     "// ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the",
@@ -5857,7 +6137,7 @@ static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dq.cu */
     "    te_attn_put(a.dq, at.b, at.h, first, a.s_q, a.d, acc, a.scale);",
     "}",
 };
-static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dq_mma.cu */
+static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "// ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).",
     "//",
     "//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by",
@@ -5978,7 +6258,7 @@ static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "    te_put<DT, D, M>(q, dq, scale, te_attn_head(a.dq, at.b, at.h, 2), 2 * a.dq.s, first, a.s_q, a.d);",
     "}",
 };
-static const char *const te__source_15[] = { /* ops/attn/attn_delta.cu */
+static const char *const te__source_16[] = { /* ops/attn/attn_delta.cu */
     "// ops/attn/attn_delta.cu: what the backward needs of each query row before it starts, one warp a row:",
     "//   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout)",
     "//   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0 everywhere.",
@@ -6007,7 +6287,7 @@ static const char *const te__source_15[] = { /* ops/attn/attn_delta.cu */
     "    }",
     "}",
 };
-static const char *const te__source_16[] = { /* ops/attn/attn_fwd.cu */
+static const char *const te__source_17[] = { /* ops/attn/attn_fwd.cu */
     "// ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s matrix.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been",
@@ -6071,7 +6351,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn_fwd.cu */
     "    te_attn_put(a.o, at.b, at.h, first, a.s_q, a.d_v, acc, 1.0f);",
     "}",
 };
-static const char *const te__source_17[] = { /* ops/attn/attn_fwd_mma.cu */
+static const char *const te__source_18[] = { /* ops/attn/attn_fwd_mma.cu */
     "// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), as",
     "// FlashAttention-2 (Dao, 2023) goes about it.",
     "//",
@@ -6241,7 +6521,7 @@ static const char *const te__source_17[] = { /* ops/attn/attn_fwd_mma.cu */
     "    te_put<DT, D, M>(q, o, inverse, te_attn_head(a.o, at.b, at.h, 2), 2 * a.o.s, first, a.s_q, a.d_v);",
     "}",
 };
-static const char *const te__source_18[] = { /* ops/attn/general.cuh */
+static const char *const te__source_19[] = { /* ops/attn/general.cuh */
     "// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.",
     "//",
     "// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a",
@@ -6316,7 +6596,7 @@ static const char *const te__source_18[] = { /* ops/attn/general.cuh */
     "            if (first + r < end && lane + 32 * t < d) te_store(x.p, te_attn_at(x, b, h, first + r) + lane + 32 * t, x.dt, acc[r][t] * scale);",
     "}",
 };
-static const char *const te__source_19[] = { /* ops/attn/kargs.h */
+static const char *const te__source_20[] = { /* ops/attn/kargs.h */
     "/* ops/attn/kargs.h: what the attention kernels are told. Read by both compilers. */",
     "#ifndef TE__ATTN_KARGS_H",
     "#define TE__ATTN_KARGS_H",
@@ -6356,7 +6636,7 @@ static const char *const te__source_19[] = { /* ops/attn/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_20[] = { /* ops/attn/tile.cuh */
+static const char *const te__source_21[] = { /* ops/attn/tile.cuh */
     "// ops/attn/tile.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.",
     "//",
     "// A row is D / 8 pieces of 16 bytes and one piece of nothing: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in",
@@ -6546,7 +6826,7 @@ static const char *const te__source_20[] = { /* ops/attn/tile.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_21[] = { /* ops/cast/amax.cu */
+static const char *const te__source_22[] = { /* ops/cast/amax.cu */
     "// ops/cast/amax.cu: amax = max(amax, max |x|), NaN ignored, infinity kept. amax_zero clears it first where it should not be kept.",
     "//",
     "// Launch: block 256, grid: blocks of 8192 elements; one atomic a block, and the order of a maximum is nobody's business. `vector`: x",
@@ -6584,7 +6864,7 @@ static const char *const te__source_21[] = { /* ops/cast/amax.cu */
     "    if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
     "}",
 };
-static const char *const te__source_22[] = { /* ops/cast/amax_zero.cu */
+static const char *const te__source_23[] = { /* ops/cast/amax_zero.cu */
     "// ops/cast/amax_zero.cu: amax = 0, unless the noop flag is up.",
     "//",
     "// Launch: one block of 32.",
@@ -6597,7 +6877,7 @@ static const char *const te__source_22[] = { /* ops/cast/amax_zero.cu */
     "    if (threadIdx.x == 0 && !(a.noop && *a.noop == 1.0f)) *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_23[] = { /* ops/cast/delayed_update.cu */
+static const char *const te__source_24[] = { /* ops/cast/delayed_update.cu */
     "// ops/cast/delayed_update.cu: one step of every slot's delayed scaling: history [length, n], scale [n]; see te__delayed_slot in cpu.c.",
     "//",
     "//   last = reduced, where there is one that is not 0, else row 0",
@@ -6636,7 +6916,7 @@ static const char *const te__source_23[] = { /* ops/cast/delayed_update.cu */
     "    }",
     "}",
 };
-static const char *const te__source_24[] = { /* ops/cast/fp8_dequantize.cu */
+static const char *const te__source_25[] = { /* ops/cast/fp8_dequantize.cu */
     "// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].",
     "//",
     "// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.",
@@ -6709,7 +6989,7 @@ static const char *const te__source_24[] = { /* ops/cast/fp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_25[] = { /* ops/cast/fp8_quantize.cu */
+static const char *const te__source_26[] = { /* ops/cast/fp8_quantize.cu */
     "// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -6730,7 +7010,7 @@ static const char *const te__source_25[] = { /* ops/cast/fp8_quantize.cu */
     "// te:row X_DT=1 Y_DT=4",
     "// te:row X_DT=1 Y_DT=5",
     "#include \"ops/cast/kargs.h\"",
-    "#include \"ops/cast/tile.cuh\"",
+    "#include \"device/tile.cuh\"",
     "#ifndef X_DT",
     "#define X_DT a.x_dt",
     "#define Y_DT a.y_dt",
@@ -6806,7 +7086,7 @@ static const char *const te__source_25[] = { /* ops/cast/fp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_26[] = { /* ops/cast/kargs.h */
+static const char *const te__source_27[] = { /* ops/cast/kargs.h */
     "/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__amax_kargs {",
@@ -6871,7 +7151,7 @@ static const char *const te__source_26[] = { /* ops/cast/kargs.h */
     "    int vector_dst; /* rows of dst start at multiples of 16 bytes */",
     "} te__transpose_kargs;",
 };
-static const char *const te__source_27[] = { /* ops/cast/scale_from_amax.cu */
+static const char *const te__source_28[] = { /* ops/cast/scale_from_amax.cu */
     "// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners; see te__scale_of in op.c, whose bits",
     "// these are.",
     "//",
@@ -6895,60 +7175,6 @@ static const char *const te__source_27[] = { /* ops/cast/scale_from_amax.cu */
     "    if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);",
     "}",
 };
-static const char *const te__source_28[] = { /* ops/cast/tile.cuh */
-    "// ops/cast/tile.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must",
-    "// not know what they mean.",
-    "//",
-    "// A tile has 64 columns; each of them is 32 words of 4 bytes in shared memory: a word holds 4 / size elements of neighbouring rows, so",
-    "// a tile is 128 rows of bytes, 64 of 16-bit or 32 of 32-bit elements.",
-    "//",
-    "//   writing    thread (tx = t % 8, ty = t / 8) has columns 8 tx .. 8 tx + 7 of the rows of word ty, and writes eight words",
-    "//   reading    thread takes 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the transpose",
-    "//",
-    "// Word w of column j lies at w ^ 4 (j / 8 % 8). The 32 lanes of a write (8 tx, 4 ty) then meet 32 banks, and so do the 8 lanes that read",
-    "// one column 16 bytes each.",
-    "#pragma once",
-    "#include \"device/base.cuh\"",
-    "",
-    "#define TE_TILE_COLUMNS 64",
-    "#define TE_TILE_WORDS 32",
-    "",
-    "// Four bytes of each of four rows to four words of four rows: out[j] holds byte j of every row.",
-    "TE_DEV void te_transpose_bytes(const te_u32 row[4], te_u32 out[4]) {",
-    "    te_u32 a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140); // bytes 0 and 1, rows interleaved",
-    "    te_u32 c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);",
-    "    out[0] = __byte_perm(a, b, 0x5410), out[1] = __byte_perm(a, b, 0x7632);",
-    "    out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);",
-    "}",
-    "",
-    "// The word of thread (tx, ty) for its column j.",
-    "TE_DEV void te_tile_put(te_u32 *tile, int tx, int ty, int j, te_u32 word) { tile[(tx * 8 + j) * TE_TILE_WORDS + (ty ^ (tx * 4))] = word; }",
-    "TE_DEV uint4 te_tile_get(const te_u32 *tile, int column, int chunk) {",
-    "    return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));",
-    "}",
-    "",
-    "// Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond",
-    "// `cols` columns and ld rows. 256 threads; the caller has synchronised.",
-    "TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector) {",
-    "    int per_chunk = 16 / size;",
-    "#pragma unroll",
-    "    for (int pass = 0; pass < 2; pass++) {",
-    "        int column = pass * 32 + (threadIdx.x >> 3), chunk = threadIdx.x & 7;",
-    "        te_i64 row = first_row + chunk * per_chunk;",
-    "        if (first_col + column >= cols || row >= ld) continue;",
-    "        uint4 u = te_tile_get(tile, column, chunk);",
-    "        te_u8 *to = (te_u8 *)dst + ((first_col + column) * ld + row) * size;",
-    "        if (vector && row + per_chunk <= ld) {",
-    "            *(uint4 *)to = u;",
-    "        } else {",
-    "            te_u32 w[4] = {u.x, u.y, u.z, u.w};",
-    "#pragma unroll",
-    "            for (int b = 0; b < 16; b++) // byte by byte: dst may have any alignment",
-    "                if (row * size + b < ld * size) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));",
-    "        }",
-    "    }",
-    "}",
-};
 static const char *const te__source_29[] = { /* ops/cast/transpose.cu */
     "// ops/cast/transpose.cu: dst [n, ldd] = the transpose of the first n columns of src [m, lds]; columns m .. ldd-1 of dst are 0.",
     "//",
@@ -6964,7 +7190,7 @@ static const char *const te__source_29[] = { /* ops/cast/transpose.cu */
     "// te:row SIZE=2",
     "// te:row SIZE=4",
     "#include \"ops/cast/kargs.h\"",
-    "#include \"ops/cast/tile.cuh\"",
+    "#include \"device/tile.cuh\"",
     "#ifndef SIZE",
     "#define SIZE a.size",
     "#endif",
@@ -9879,35 +10105,35 @@ static const char *const te__source_71[] = { /* ops/rope/rope.cu */
     "}",
 };
 static const te__source te__sources[] = {
-    {"api/enums.h", te__source_0, 56},
+    {"api/enums.h", te__source_0, 68},
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 91},
     {"device/base.cuh", te__source_3, 180},
     {"device/hopper.cuh", te__source_4, 91},
     {"device/mma.cuh", te__source_5, 99},
-    {"ops/act/act.cuh", te__source_6, 82},
-    {"ops/act/act_bwd.cu", te__source_7, 64},
-    {"ops/act/act_fwd.cu", te__source_8, 80},
-    {"ops/act/kargs.h", te__source_9, 21},
-    {"ops/attn/attn.cuh", te__source_10, 78},
-    {"ops/attn/attn_bwd_dkv.cu", te__source_11, 62},
-    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_12, 173},
-    {"ops/attn/attn_bwd_dq.cu", te__source_13, 53},
-    {"ops/attn/attn_bwd_dq_mma.cu", te__source_14, 119},
-    {"ops/attn/attn_delta.cu", te__source_15, 27},
-    {"ops/attn/attn_fwd.cu", te__source_16, 62},
-    {"ops/attn/attn_fwd_mma.cu", te__source_17, 168},
-    {"ops/attn/general.cuh", te__source_18, 73},
-    {"ops/attn/kargs.h", te__source_19, 38},
-    {"ops/attn/tile.cuh", te__source_20, 188},
-    {"ops/cast/amax.cu", te__source_21, 36},
-    {"ops/cast/amax_zero.cu", te__source_22, 11},
-    {"ops/cast/delayed_update.cu", te__source_23, 37},
-    {"ops/cast/fp8_dequantize.cu", te__source_24, 71},
-    {"ops/cast/fp8_quantize.cu", te__source_25, 95},
-    {"ops/cast/kargs.h", te__source_26, 63},
-    {"ops/cast/scale_from_amax.cu", te__source_27, 22},
-    {"ops/cast/tile.cuh", te__source_28, 52},
+    {"device/tile.cuh", te__source_6, 52},
+    {"ops/act/act.cuh", te__source_7, 82},
+    {"ops/act/act_bwd.cu", te__source_8, 64},
+    {"ops/act/act_fwd.cu", te__source_9, 80},
+    {"ops/act/kargs.h", te__source_10, 21},
+    {"ops/attn/attn.cuh", te__source_11, 78},
+    {"ops/attn/attn_bwd_dkv.cu", te__source_12, 62},
+    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_13, 173},
+    {"ops/attn/attn_bwd_dq.cu", te__source_14, 53},
+    {"ops/attn/attn_bwd_dq_mma.cu", te__source_15, 119},
+    {"ops/attn/attn_delta.cu", te__source_16, 27},
+    {"ops/attn/attn_fwd.cu", te__source_17, 62},
+    {"ops/attn/attn_fwd_mma.cu", te__source_18, 168},
+    {"ops/attn/general.cuh", te__source_19, 73},
+    {"ops/attn/kargs.h", te__source_20, 38},
+    {"ops/attn/tile.cuh", te__source_21, 188},
+    {"ops/cast/amax.cu", te__source_22, 36},
+    {"ops/cast/amax_zero.cu", te__source_23, 11},
+    {"ops/cast/delayed_update.cu", te__source_24, 37},
+    {"ops/cast/fp8_dequantize.cu", te__source_25, 71},
+    {"ops/cast/fp8_quantize.cu", te__source_26, 95},
+    {"ops/cast/kargs.h", te__source_27, 63},
+    {"ops/cast/scale_from_amax.cu", te__source_28, 22},
     {"ops/cast/transpose.cu", te__source_29, 81},
     {"ops/dropout/dropout_add.cu", te__source_30, 70},
     {"ops/dropout/kargs.h", te__source_31, 13},

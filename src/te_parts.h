@@ -10,7 +10,6 @@
 #include "api/tensor.h"
 #include "api/autograd.h"
 #include "api/ops.h"
-#include "api/dist.h"
 #include "api/quant.h"
 #include "api/functions.h"
 #include "api/module.h"

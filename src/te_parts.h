@@ -27,6 +27,7 @@
 #include "base/common.h"
 #include "base/numbers.h"
 #include "base/philox.h"
+#include "base/scaling.h"
 #include "base/hash.c"
 #include "base/lz.c"
 #include "base/text.c"

@@ -102,8 +102,15 @@
 #include "core/access.c"
 
 /* what is built from operations */
+#include "quant/copies.c"
 #include "quant/quantizer.c"
+#include "quant/product.c"
+#include "quant/recipe.c"
+#include "quant/scaling.c"
 #include "quant/autocast.c"
+#include "quant/inspect.c"
+#include "quant/primary.c"
+#include "quant/master.c"
 #include "nn/functions.c"
 #include "nn/attention.c"
 #include "nn/linear.c"

@@ -42,15 +42,46 @@ typedef struct te__var {
     te_tensor *main_grad;
 } te__var;
 
-/* One copy of a quantized tensor: data [rows, ld] of `dtype`, one scale for all of it. */
+/* One copy of a quantized tensor, and how it is to be read; the layouts stand at te_quantized_view. The copies of a hybrid tensor are of
+ * different kinds. */
 typedef struct te__quant_copy {
-    te_tensor *data;      /* NULL: this copy was not made */
-    te_tensor *scale_inv; /* f32 [1] */
+    te_tensor *data;  /* NULL: this copy was not made */
+    te_tensor *scale; /* NULL: identity */
+    te_tensor *amax;  /* NVFP4 */
+    te_quant_kind kind;
+    bool two_dimensional;   /* block, MXFP8, NVFP4 */
+    bool rht, no_sign_mask; /* NVFP4 */
+    bool e4m3_max_256;      /* NVFP4 */
+    bool swizzled;          /* MXFP8, NVFP4 */
+    te_custom_quantizer custom;
 } te__quant_copy;
-typedef struct te__quantized {
+/* How to quantize: a te_quantizer_desc with its defaults resolved. */
+typedef struct te__quant_spec {
     te_quant_kind kind;
     te_dtype dtype; /* of the codes */
+    int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
+    bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_sign_mask, stochastic, row_scaled, e4m3_max_256;
+    te_4over6_error four_over_six;
+    float epsilon;
+    te_group *group;                        /* reduces amaxes; borrowed */
+    te_tensor *scale, *amax;                /* delayed: f32 [1] each */
+    const struct te__quant_spec *row, *col; /* hybrid */
+    te_custom_quantizer custom;
+} te__quant_spec;
+
+struct te_quantizer {
+    te_ctx *te;
+    int refs;
+    te__quant_spec spec;
+    te__quant_spec child[2]; /* hybrid: row-wise, column-wise */
+};
+
+typedef struct te__quantized {
+    te_quant_kind kind;      /* of the quantizer that made it */
+    te_quantizer *quantizer; /* that one, if its user holds it too (a reference), else NULL */
     te__quant_copy row, col;
+    void *init_value; /* of a weight: what it was before it was first quantized, in its nominal dtype, host memory; or NULL */
+    size_t init_bytes;
 } te__quantized;
 
 struct te_tensor {
@@ -164,8 +195,13 @@ typedef struct te__scope {
 enum { TE__MAX_AUTOCAST = 16 };
 typedef struct te__autocast {
     te_recipe recipe;
+    te_group *amax_group;
     bool enabled, calibrating;
 } te__autocast;
+typedef struct te__quantized_init { /* te_quantized_model_init_begin */
+    te_recipe recipe;
+    bool disabled, preserve;
+} te__quantized_init;
 
 /* ---- the context ---- */
 
@@ -192,7 +228,10 @@ struct te_ctx {
     uint64_t seed, rng_offset;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast;
-    struct te__scaling *scaling; /* quant/: the delayed-scaling states of this context, a list */
+    te__quantized_init quantized_init[TE__MAX_AUTOCAST];
+    int num_quantized_init;
+    bool inspecting; /* te_quant_inspect */
+    struct te__scaling *scaling; /* quant/: the scaling states of this context's modules, a list */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te__warm_list *warm_list;

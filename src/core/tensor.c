@@ -87,15 +87,27 @@ static void te__var_release(te_ctx *te, te__var *v) {
     te__free(te, v, sizeof(*v));
 }
 
+/* The references that a copy of a quantized tensor holds. */
+static void te__copy_retain(const te__quant_copy *c) {
+    te_tensor_retain(c->data);
+    te_tensor_retain(c->scale);
+    te_tensor_retain(c->amax);
+}
+static void te__copy_release(te__quant_copy *c) {
+    te_tensor_release(c->data);
+    te_tensor_release(c->scale);
+    te_tensor_release(c->amax);
+    memset(c, 0, sizeof(*c));
+}
+
 static void te__tensor_free(te_tensor *x) {
     te_ctx *te = x->te;
-    te__quantized *q = x->quantized;
-    if (q) {
-        te_tensor_release(q->row.data);
-        te_tensor_release(q->row.scale_inv);
-        te_tensor_release(q->col.data);
-        te_tensor_release(q->col.scale_inv);
-        te__free(te, q, sizeof(*q));
+    if (x->quantized) {
+        te__copy_release(&x->quantized->row);
+        te__copy_release(&x->quantized->col);
+        te_quantizer_destroy(x->quantized->quantizer);
+        te__free(te, x->quantized->init_value, x->quantized->init_bytes);
+        te__free(te, x->quantized, sizeof(*x->quantized));
     }
     if (x->described) te->num_described--;
     te__buffer_release(x->buffer);
@@ -239,10 +251,11 @@ static te_tensor *te__alias_quantized(const te_tensor *x) {
         return NULL;
     }
     *y->quantized = *x->quantized;
-    te_tensor_retain(y->quantized->row.data);
-    te_tensor_retain(y->quantized->row.scale_inv);
-    te_tensor_retain(y->quantized->col.data);
-    te_tensor_retain(y->quantized->col.scale_inv);
+    te__copy_retain(&y->quantized->row);
+    te__copy_retain(&y->quantized->col);
+    if (y->quantized->quantizer) y->quantized->quantizer->refs++;
+    y->quantized->init_value = NULL; /* the weight's own */
+    y->quantized->init_bytes = 0;
     return y;
 }
 

@@ -174,7 +174,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     x = te_tensor_contiguous(x);
     te__frame_begin(te);
     if (spec)
-        y = x ? te__quant_empty(te, x->dtype, x->ndim, x->shape, spec->kind, spec->dtype, TE_ROWWISE) : NULL;
+        y = x ? te__quant_empty(te, x->dtype, x->ndim, x->shape, spec, TE_ROWWISE, false) : NULL;
     else
         y = x ? te__empty_like(x, x->dtype) : NULL;
     if (!y) return te__frame_return(te, NULL);
@@ -189,7 +189,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     if (spec) {
         args.scale = spec->scale;
         args.amax = spec->amax;
-        args.scale_inv = y->quantized->row.scale_inv;
+        args.scale_inv = y->quantized->row.scale;
     }
     result = !args.rstd ? te_error_code(te) : rms ? te_rmsnorm_fwd(te, &args) : te_layernorm_fwd(te, &args);
     if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);
@@ -243,7 +243,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     memcpy(shape, x->shape, sizeof(shape));
     if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
     te__frame_begin(te);
-    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec->kind, spec->dtype, TE_ROWWISE) : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec, TE_ROWWISE, false) : te_tensor_empty(te, x->dtype, x->ndim, shape);
     if (!y) return te__frame_return(te, NULL);
     args.x = x;
     args.y = spec ? y->quantized->row.data : y;
@@ -251,7 +251,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     if (spec) {
         args.scale = spec->scale;
         args.amax = spec->amax;
-        args.scale_inv = y->quantized->row.scale_inv;
+        args.scale_inv = y->quantized->row.scale;
     }
     result = te_act_fwd(te, &args);
     if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);

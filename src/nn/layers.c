@@ -47,7 +47,8 @@ static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t o
 
 /* ---- scaling state of a module ---- */
 
-/* Under a delayed recipe: makes the slots, or takes up those that a checkpoint has brought, as buffers of the module. */
+/* Notes the recipe in force. Where it keeps scales: makes the slots, or takes up those that a checkpoint has brought, as buffers of the
+ * module. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
     const te__autocast *cast = te__autocast_now(m->te);
@@ -56,7 +57,9 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
     int i, length;
     if (!cast || !(cast->enabled || cast->calibrating)) return TE_OK;
     s->recipe = cast->recipe;
-    if (cast->recipe.kind != TE_RECIPE_DELAYED) return TE_OK;
+    s->group = cast->amax_group;
+    if (s->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &s->recipe, m->cls->name);
+    if (result != TE_OK || !te__keeps_scales(s, &s->recipe)) return result;
     length = te__history_length(&cast->recipe);
     te__frame_begin(m->te);
     warming = m->te->warming; /* these outlive a warm-up, so they are really filled */

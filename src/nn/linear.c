@@ -21,7 +21,8 @@ static void te__gemm_slot_close(te__gemm_slot *g) {
 }
 
 typedef struct te__linear_state {
-    bool quantized, fuse_wgrad, overwrite_main_grad;
+    bool quantize_grad; /* else the gradient stays as it is */
+    bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
     te__scaling *scaling;
     int gemm;
@@ -34,80 +35,75 @@ typedef struct te__linear_state {
 /* `given`: 0 the default, 1 yes, 2 no. */
 static bool te__split(int given, bool by_default) { return given == 0 ? by_default : given == 1; }
 
+/* x by `spec`: an operand that stays in high precision is x itself. */
+static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->kind == TE_QUANT_IDENTITY ? x : te__quantize(x, spec); }
+
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
-    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = te_tensor_contiguous(grad[0]), *dyq = NULL;
-    te_gemm_args gemm = TE_ZERO;
-    int64_t m, n, k = s->shape[s->ndim - 1];
+    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
-    m = te__rows(dy);
-    n = te__cols(dy);
     if (needs[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
         dx[2] = te__bias_grad(dy, s->bias_dtype);
         if (!dx[2]) return te_error_code(te);
     }
     if (!needs[0] && !needs[1]) return TE_OK;
-    if (s->quantized) {
+    dyq = dy;
+    if (s->quantize_grad) {
         te__quant_spec spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
-        dyq = te__quantize(dy, &spec);
+        dyq = te__quantize_operand(dy, &spec);
         if (!dyq) return te_error_code(te);
+        te__inspect(s->scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, dyq);
     }
     if (needs[0]) { /* dx = dy W */
+        te_gemm_args gemm = TE_ZERO;
         dx[0] = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.d = dx[0];
-        gemm.m = m;
-        gemm.n = k;
-        gemm.k = n;
         gemm.split_accumulator = s->split_dgrad;
-        if (s->quantized) {
-            gemm.a = dyq->quantized->row.data;
-            gemm.b = w->quantized->col.data;
-            gemm.b_transposed = true;
-            gemm.scale_a = dyq->quantized->row.scale_inv;
-            gemm.scale_b = w->quantized->col.scale_inv;
-        } else {
-            gemm.a = dy;
-            gemm.b = w;
-        }
-        result = dx[0] ? te_gemm(te, &gemm) : te_error_code(te);
+        result = dx[0] ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
     }
     if (needs[1] && result == TE_OK) { /* dW = dy^T x */
         te_tensor *main_grad = s->fuse_wgrad ? te_tensor_main_grad(weight) : NULL;
-        te_gemm_args wgrad = TE_ZERO;
-        wgrad.d = main_grad ? main_grad : te__empty_2d(te, s->weight_dtype, n, k);
-        wgrad.m = n;
-        wgrad.n = k;
-        wgrad.k = m;
-        wgrad.accumulate = main_grad && !s->overwrite_main_grad;
-        wgrad.split_accumulator = s->split_wgrad;
-        if (s->quantized) {
-            wgrad.a = dyq->quantized->col.data;
-            wgrad.b = x->quantized->col.data;
-            wgrad.b_transposed = true;
-            wgrad.scale_a = dyq->quantized->col.scale_inv;
-            wgrad.scale_b = x->quantized->col.scale_inv;
-        } else {
-            wgrad.a = dy;
-            wgrad.a_transposed = true;
-            wgrad.b = x;
-        }
-        result = wgrad.d ? te_gemm(te, &wgrad) : te_error_code(te);
-        if (!main_grad) dx[1] = wgrad.d;
+        te_gemm_args gemm = TE_ZERO;
+        gemm.d = main_grad ? main_grad : te__empty_2d(te, s->weight_dtype, te__cols(dy), s->shape[s->ndim - 1]);
+        gemm.accumulate = main_grad && !s->overwrite_main_grad;
+        gemm.split_accumulator = s->split_wgrad;
+        result = gemm.d ? te__product(te, dyq, true, x, false, &gemm) : te_error_code(te);
+        if (!main_grad) dx[1] = gemm.d;
     }
     return result;
 }
 
-/* The weight's quantized copy: made anew, or the cached one while it is allowed and not stale. */
+/* A weight that is stored quantized must have been made for the recipe in force. */
+static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *spec) {
+    te_quantizer *q = weight->quantized->quantizer;
+    if (weight->quantized->kind != spec->kind) {
+        te__fail(weight->te, TE_ERR_STATE, "linear: the weight was quantized by a %s quantizer and the recipe in force asks for %s; run it under the recipe given to "
+                 "te_quantized_model_init_begin, or outside of autocast", te__quant_kind_name(weight->quantized->kind), te__quant_kind_name(spec->kind));
+        return NULL;
+    }
+    if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale) { /* from here on the module's history scales it */
+        te__spec_close(&q->spec);
+        q->spec.scale = te_tensor_retain(spec->scale);
+        q->spec.amax = te_tensor_retain(spec->amax);
+    }
+    if ((spec->usage & TE_COLUMNWISE) && !weight->quantized->col.data && te__quant_add_columnwise(weight) != TE_OK) return NULL;
+    return weight;
+}
+
+/* The weight's quantized copy: the weight itself if it is stored so; else made anew, or the cached one while it is allowed and not stale. */
 static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, const te_recipe *r, int usage) {
-    bool fresh = g->weight_cache && g->cache_buffer == weight->buffer && g->cache_version == weight->buffer->version &&
-                 memcmp(&g->cache_recipe, r, sizeof(*r)) == 0 && (g->weight_cache->quantized->col.data || !(usage & TE_COLUMNWISE));
     te__quant_spec spec;
     te_tensor *w;
-    if (g->microbatch == TE_MICROBATCH_LATER && fresh) return g->weight_cache;
+    if (g->microbatch == TE_MICROBATCH_LATER && g->weight_cache && !weight->quantized && g->cache_buffer == weight->buffer &&
+        g->cache_version == weight->buffer->version && memcmp(&g->cache_recipe, r, sizeof(*r)) == 0 &&
+        (g->weight_cache->quantized->col.data || !(usage & TE_COLUMNWISE)))
+        return g->weight_cache;
     spec = te__slot_spec(g->scaling, r, false, g->gemm, TE__SLOT_WEIGHT, usage);
-    w = te__quantize(weight, &spec);
-    if (w && g->microbatch != TE_MICROBATCH_NONE && !weight->te->warming) {
+    if (weight->quantized) return te__primary_weight(weight, &spec);
+    w = te__quantize_operand(weight, &spec);
+    if (w && w != weight) te__inspect(g->scaling, g->gemm, TE_TENSOR_WEIGHT, weight, w);
+    if (w && w != weight && g->microbatch != TE_MICROBATCH_NONE && !weight->te->warming) {
         te__gemm_slot_close(g);
         g->weight_cache = te_tensor_retain(w);
         g->cache_buffer = weight->buffer;
@@ -118,13 +114,30 @@ static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, cons
     return w;
 }
 
+/* Outside of autocast, or where delayed scaling calibrates: amaxes alone, for scales to be used later. */
+static te_result te__calibrate(te_tensor *x, te_tensor *weight, te__gemm_slot *g, const te_recipe *r) {
+    te_result result = TE_OK;
+    int slot;
+    for (slot = TE__SLOT_INPUT; slot <= TE__SLOT_WEIGHT && result == TE_OK; slot++) {
+        te__quant_spec spec = te__slot_spec(g->scaling, r, false, g->gemm, slot, TE_ROWWISE);
+        te_amax_args amax = TE_ZERO;
+        amax.x = slot == TE__SLOT_INPUT ? x : weight;
+        amax.amax = spec.amax;
+        amax.keep = true;
+        if (amax.x->buffer && spec.amax) result = te_amax(x->te, &amax);
+    }
+    return result;
+}
+
 /* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL; g NULL => high precision whatever the autocast. */
 static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, te__gemm_slot *g) {
     te__linear_state state = TE_ZERO;
     te_gemm_args gemm = TE_ZERO;
-    te_tensor *in[3], *saved[3], *y, *w = weight;
+    te_tensor *in[3], *saved[3], *y, *xq, *w = weight;
     const te__autocast *cast;
     te_ctx *te;
+    bool quantized, block;
+    int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return NULL;
@@ -144,13 +157,8 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
                  te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
         return NULL;
     }
-    if (x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !x->quantized->col.data))) {
-        te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
-                 x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
-        return NULL;
-    }
     cast = g ? te__autocast_now(te) : NULL;
-    state.quantized = x->quantized || (cast && cast->enabled);
+    quantized = cast && cast->enabled;
     te__frame_begin(te);
     if (!x->quantized) x = te_tensor_contiguous(x);
     memcpy(shape, x ? x->shape : weight->shape, sizeof(shape));
@@ -160,49 +168,42 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     in[0] = x;
     in[1] = weight;
     in[2] = bias;
-    gemm.d = y;
-    gemm.m = te__rows(x);
-    gemm.n = weight->shape[0];
-    gemm.k = weight->shape[1];
-    gemm.b_transposed = true;
-    gemm.bias = bias;
-    saved[0] = te__wants_grad(weight) ? x : NULL;
-    if (state.quantized) {
-        te_tensor *xq = x;
-        state.recipe = cast ? cast->recipe : g->scaling->recipe;
-        if (!x->quantized) {
-            te__quant_spec spec = te__slot_spec(g->scaling, &state.recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
-            xq = te__quantize(x, &spec);
-        }
-        w = te__quantized_weight(weight, g, &state.recipe, TE_ROWWISE | (te__wants_grad(x) ? TE_COLUMNWISE : 0));
-        if (!xq || !w) return te__frame_return(te, NULL);
-        gemm.a = xq->quantized->row.data;
-        gemm.b = w->quantized->row.data;
-        gemm.scale_a = xq->quantized->row.scale_inv;
-        gemm.scale_b = w->quantized->row.scale_inv;
-        gemm.split_accumulator = te__split(state.recipe.split_fprop, false);
-        state.split_dgrad = te__split(state.recipe.split_dgrad, true);
-        state.split_wgrad = te__split(state.recipe.split_wgrad, true);
-        if (saved[0]) saved[0] = te__quant_keep(xq, TE_COLUMNWISE); /* the row-wise copy has done its work */
+    xq = x;
+    if (quantized) {
+        state.recipe = cast->recipe;
         state.scaling = g->scaling;
         state.gemm = g->gemm;
-    } else {
-        if (cast && cast->calibrating && cast->recipe.kind == TE_RECIPE_DELAYED) { /* amaxes alone, for scales to be used later */
-            te_amax_args amax = TE_ZERO;
-            te__quant_spec spec = te__slot_spec(g->scaling, &cast->recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE);
-            amax.x = x;
-            amax.amax = spec.amax;
-            if (te_amax(te, &amax) == TE_OK) {
-                spec = te__slot_spec(g->scaling, &cast->recipe, false, g->gemm, TE__SLOT_WEIGHT, TE_ROWWISE);
-                amax.x = weight;
-                amax.amax = spec.amax;
-                te_amax(te, &amax);
-            }
+        keep = state.recipe.backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* what the backward reads */
+        if (!x->quantized) {
+            te__quant_spec spec = te__slot_spec(g->scaling, &state.recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? keep : 0));
+            xq = te__quantize_operand(x, &spec);
+            if (xq && xq != x) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, x, xq);
         }
-        gemm.a = x;
-        gemm.b = weight;
+        w = te__quantized_weight(weight, g, &state.recipe, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
+        block = state.recipe.kind == TE_RECIPE_BLOCK; /* has no other way */
+        gemm.split_accumulator = block || te__split(state.recipe.split_fprop, false);
+        state.split_dgrad = block || te__split(state.recipe.split_dgrad, true);
+        state.split_wgrad = block || te__split(state.recipe.split_wgrad, true);
+        state.quantize_grad = state.recipe.backward_override == TE_BACKWARD_QUANTIZED;
+    } else {
+        if (cast && cast->calibrating && cast->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(x, weight, g, &cast->recipe) != TE_OK)
+            return te__frame_return(te, NULL);
+        if (x->quantized) xq = te__quant_value(x, x->dtype);
+        if (weight->quantized) w = te__quant_value(weight, weight->dtype);
     }
-    if (te_gemm(te, &gemm) != TE_OK) return te__frame_return(te, NULL);
+    if (!xq || !w) return te__frame_return(te, NULL);
+    gemm.d = y;
+    gemm.bias = bias;
+    if (te__product(te, xq, false, w, true, &gemm) != TE_OK) return te__frame_return(te, NULL);
+    if (quantized && state.recipe.backward_override == TE_BACKWARD_HIGH_PRECISION) { /* as they were before */
+        xq = x->quantized ? te__quant_value(x, x->dtype) : x;
+        w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
+        if (!xq || !w) return te__frame_return(te, NULL);
+    }
+    saved[0] = te__wants_grad(weight) ? xq : NULL;
+    if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
+    saved[1] = te__wants_grad(x) ? w : NULL;
+    saved[2] = weight;
     state.fuse_wgrad = g && g->fuse_wgrad;
     state.overwrite_main_grad = g && g->microbatch == TE_MICROBATCH_FIRST;
     state.ndim = x->ndim;
@@ -210,8 +211,6 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     state.x_dtype = x->dtype;
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
-    saved[1] = te__wants_grad(x) ? w : NULL;
-    saved[2] = weight;
     return te__frame_return(te, te__record("linear", y, te__linear_backward, &state, sizeof(state), in, 3, saved, 3));
 }
 

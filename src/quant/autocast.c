@@ -1,140 +1,158 @@
-/* quant/autocast.c: recipes, the autocast stack, and the scaling state that delayed recipes keep for each module. Knows quantizers;
- * must not know what a module computes. */
+/* quant/autocast.c: the autocast stack, and the scaling state that recipes keep for each module. Knows recipes and quantizers; must not
+ * know what a module computes. */
 
-TE_API te_recipe te_recipe_delayed_scaling(void) {
-    te_recipe r = TE_ZERO;
-    r.kind = TE_RECIPE_DELAYED;
-    return r;
-}
-TE_API te_recipe te_recipe_current_scaling(void) {
-    te_recipe r = TE_ZERO;
-    r.kind = TE_RECIPE_CURRENT;
-    return r;
-}
-
-/* ---- scaling state ---- */
-
-/* Slots of one GEMM, as TransformerEngine counts them. */
-enum { TE__SLOT_INPUT = 0, TE__SLOT_WEIGHT = 1, TE__SLOT_OUTPUT = 2, TE__SLOTS_FORWARD = 3, TE__SLOT_GRAD_OUTPUT = 0, TE__SLOT_GRAD_INPUT = 1, TE__SLOTS_BACKWARD = 2 };
-enum { TE__MAX_GEMMS = 2, TE__MAX_SLOTS = TE__MAX_GEMMS * TE__SLOTS_FORWARD };
-
-/* One direction: scale f32 [n], history f32 [L, n]; views of single slots for the casts. */
-typedef struct te__slots {
-    te_tensor *scale, *history;
-    te_tensor *slot_scale[TE__MAX_SLOTS], *slot_amax[TE__MAX_SLOTS];
-    int n;
-    bool pending; /* amaxes were recorded since the last update */
-} te__slots;
-
-typedef struct te__scaling {
-    te_ctx *te;
-    struct te__scaling *next;
-    int num_gemms;
-    te_recipe recipe; /* of the last forward */
-    te__slots forward, backward;
-} te__scaling;
-
-static void te__slots_close(te__slots *s) {
-    int i;
-    for (i = 0; i < s->n; i++) {
-        te_tensor_release(s->slot_scale[i]);
-        te_tensor_release(s->slot_amax[i]);
-        s->slot_scale[i] = s->slot_amax[i] = NULL;
-    }
-    te_tensor_release(s->scale);
-    te_tensor_release(s->history);
-    s->scale = s->history = NULL;
-}
-
-/* Element i of an f32 tensor as a tensor of its own. */
-static te_tensor *te__slot_view(te_tensor *x, int i) {
-    te_tensor *y = te__alias(x);
-    if (!y) return NULL;
-    y->ndim = 1;
-    y->shape[0] = y->stride[0] = 1;
-    y->offset += i * (int64_t)sizeof(float);
-    return y;
-}
-
-/* Points the slots at these tensors (retained), or at nothing. */
-static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {
-    te_ctx *te = scale ? scale->te : NULL;
-    bool whole = true;
-    int i;
-    if (!scale || !history) return te ? te_error_code(te) : TE_ERR_OUT_OF_MEMORY;
-    te_tensor_retain(scale);
-    te_tensor_retain(history);
-    te__slots_close(s);
-    s->scale = scale;
-    s->history = history;
-    te__frame_begin(te);
-    for (i = 0; i < s->n; i++) {
-        s->slot_scale[i] = te_tensor_retain(te__slot_view(scale, i));
-        s->slot_amax[i] = te_tensor_retain(te__slot_view(history, i));
-        whole = whole && s->slot_scale[i] && s->slot_amax[i];
-    }
-    te__frame_end(te, NULL, 0);
-    if (!whole) te__slots_close(s); /* else the next forward would take them for good */
-    return whole ? TE_OK : te_error_code(te);
-}
-
-/* A history of `length` rows that begins with the rows of the old one; new rows are zero. */
-static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t length, int n) {
-    int64_t shape[2];
-    te_tensor *x;
-    int64_t keep;
-    shape[0] = length;
-    shape[1] = n;
-    x = te_tensor_zeros(te, TE_F32, 2, shape);
-    if (!x || !old) return x;
-    keep = te__min(length, old->shape[0]);
-    if (te_tensor_copy(te_tensor_narrow(x, 0, 0, keep), te_tensor_narrow(te__alias(old), 0, 0, keep)) != TE_OK) return NULL;
-    return x;
-}
-
-static int te__history_length(const te_recipe *r) { return r->amax_history_len > 0 ? r->amax_history_len : 1024; }
-
-static void te__scaling_open(te_ctx *te, te__scaling *s, int num_gemms) {
-    s->te = te;
-    s->num_gemms = num_gemms;
-    s->forward.n = num_gemms * TE__SLOTS_FORWARD;
-    s->backward.n = num_gemms * TE__SLOTS_BACKWARD;
-    s->next = te->scaling;
-    te->scaling = s;
-}
-static void te__scaling_close(te__scaling *s) {
-    te__scaling **p;
-    if (!s->te) return;
-    for (p = &s->te->scaling; *p; p = &(*p)->next)
-        if (*p == s) {
-            *p = s->next;
-            break;
+/* Asks a custom recipe's factory about every slot, once. */
+static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
+    te_result result = TE_OK;
+    int gemm, slot;
+    if (s->custom && s->custom->factory == r->factory && s->custom->user == r->user) return TE_OK;
+    te__custom_slots_close(s);
+    s->custom = (te__custom_slots *)te__alloc_zero(te, sizeof(te__custom_slots));
+    if (!s->custom) return TE_ERR_OUT_OF_MEMORY;
+    s->custom->factory = r->factory;
+    s->custom->user = r->user;
+    for (gemm = 0; gemm < s->num_gemms && result == TE_OK; gemm++)
+        for (slot = 0; slot < 3 && result == TE_OK; slot++) {
+            te__custom_slot *c = slot < 2 ? &s->custom->forward[gemm][slot] : &s->custom->backward[gemm];
+            te_quantizer_desc desc = TE_ZERO;
+            te_quantizer_role role = TE_ZERO;
+            role.module_type = module_type;
+            role.name = te->module_path;
+            role.gemm = gemm;
+            role.tensor_type = slot == 0 ? TE_TENSOR_INPUT : slot == 1 ? TE_TENSOR_WEIGHT : TE_TENSOR_GRAD_OUTPUT;
+            result = r->factory(r->user, &role, &desc);
+            if (result != TE_OK) {
+                te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
+                break;
+            }
+            if (desc.kind == TE_QUANT_NONE) desc.kind = TE_QUANT_IDENTITY;
+            if (desc.kind == TE_QUANT_DELAYED && !desc.scale) {
+                te_dtype dtype = te__recipe_dtype(r, slot == 2);
+                if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)
+                    result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
+                                      "change te_recipe.format, or give the quantizer a scale of its own", te_dtype_name(desc.dtype), te_dtype_name(dtype));
+                desc.dtype = dtype;
+                c->own_scale = s->custom->any_own_scale = true;
+            }
+            if (result == TE_OK) result = te__spec_open_whole(te, &desc, &c->spec, c->child, "recipe custom");
         }
-    te__slots_close(&s->forward);
-    te__slots_close(&s->backward);
-    s->te = NULL;
+    if (result != TE_OK) te__custom_slots_close(s);
+    return result;
 }
 
-/* fp8_max of a direction: the update scales all its slots alike. */
-static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) { return backward && r->format != TE_FORMAT_E4M3 ? TE_F8E5M2 : TE_F8E4M3; }
+/* Do modules keep scales and histories under this recipe? */
+static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
+    return r->kind == TE_RECIPE_DELAYED || (r->kind == TE_RECIPE_CUSTOM && s->custom && s->custom->any_own_scale);
+}
 
-static te_result te__slots_update(te__scaling *s, te__slots *slots, bool backward) {
+/* ---- the delayed update ---- */
+
+/* With functions of the user's, on the host: TransformerEngine's unfused update, which rolls the history always. */
+static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_recipe *r, float fp8_max, const float *reduced) {
+    int length = (int)slots->history->shape[0], n = slots->n, i, k;
+    size_t bytes = (size_t)(length * n + n + length) * sizeof(float);
+    float *history = (float *)te__alloc(te, bytes), *scale, *column;
+    te_result result;
+    if (!history) return TE_ERR_OUT_OF_MEMORY;
+    scale = history + length * n;
+    column = scale + n;
+    result = te_tensor_to_host(slots->history, history);
+    if (result == TE_OK) result = te_tensor_to_host(slots->scale, scale);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        float amax = 0.0f;
+        for (k = 0; k < length; k++) column[k] = history[k * n + i];
+        if (reduced && reduced[i] != 0.0f) column[0] = reduced[i];
+        if (r->amax_fn)
+            amax = r->amax_fn(r->user, column, length);
+        else if (r->amax_algo == TE_AMAX_MOST_RECENT)
+            amax = column[0];
+        else
+            for (k = 0; k < length; k++) amax = fmaxf(amax, column[k]);
+        if (r->scale_fn)
+            scale[i] = r->scale_fn(r->user, amax, scale[i], fp8_max);
+        else if (amax > 0.0f && amax <= FLT_MAX) {
+            scale[i] = fp8_max * exp2f(-r->margin) / amax;
+            if (scale[i] > FLT_MAX) scale[i] = FLT_MAX;
+        }
+        for (k = 1; k < length; k++) history[k * n + i] = column[(k + 1) % length];
+        history[i] = 0.0f;
+    }
+    if (result == TE_OK) result = te_tensor_copy_from_host(slots->history, history);
+    if (result == TE_OK) result = te_tensor_copy_from_host(slots->scale, scale);
+    te__free(te, history, bytes);
+    return result;
+}
+
+static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward ? &s->backward : &s->forward; }
+
+/* Updates all states that wait and that agree with the first one about recipe and group: one launch for hundreds of them. */
+static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
     te_delayed_update_args args = TE_ZERO;
-    if (!slots->pending) return TE_OK;
-    slots->pending = false;
-    args.amax_history = slots->history;
-    args.scale = slots->scale;
-    args.fp8_max = te_dtype_max(te__recipe_dtype(&s->recipe, backward));
-    args.margin = s->recipe.margin;
-    args.algo = s->recipe.amax_algo;
-    return te_delayed_update(s->te, &args);
-}
-
-static void te__update_backward_slots(te_ctx *te) {
     te__scaling *s;
-    for (s = te->scaling; s; s = s->next)
-        if (te__slots_update(s, &s->backward, true) != TE_OK) return;
+    te_tensor **list, *reduced = NULL;
+    int64_t amaxes = 0;
+    int count = 0, i = 0;
+    size_t bytes;
+    te_result result = TE_OK;
+    const te_recipe recipe = first->recipe;
+    te_group *group = recipe.no_reduce_amax ? NULL : first->group;
+#define TE__ALIKE(s) (te__slots_of(s, backward)->pending && (s)->group == first->group && memcmp(&(s)->recipe, &recipe, sizeof(recipe)) == 0)
+    for (s = first; s; s = s->next) count += TE__ALIKE(s);
+    bytes = 2 * (size_t)count * sizeof(te_tensor *);
+    list = (te_tensor **)te__alloc(te, bytes);
+    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    for (s = first; s; s = s->next) {
+        te__slots *slots = te__slots_of(s, backward);
+        if (!TE__ALIKE(s)) continue;
+        list[i] = slots->history;
+        list[count + i++] = slots->scale;
+        amaxes += slots->n;
+    }
+    te__frame_begin(te);
+    args.amax_history = list;
+    args.scale = list + count;
+    args.count = count;
+    args.fp8_max = te_dtype_max(te__recipe_dtype(&recipe, backward));
+    args.margin = recipe.margin;
+    args.algo = recipe.amax_algo;
+    if (te_group_size(group) > 1) {
+        te_delayed_gather_args gather = TE_ZERO;
+        gather.amax_history = list;
+        gather.count = count;
+        gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
+        result = reduced ? te_delayed_gather(te, &gather) : te_error_code(te);
+        if (result == TE_OK) result = te_all_reduce(group, reduced, TE_REDUCE_MAX);
+        args.reduced = reduced;
+    }
+    if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_delayed_update(te, &args);
+    if (result == TE_OK && (recipe.amax_fn || recipe.scale_fn) && !te->warming) {
+        float *host = reduced ? (float *)te__alloc(te, (size_t)amaxes * sizeof(float)) : NULL;
+        int64_t at = 0;
+        if (reduced) result = host ? te_tensor_to_host(reduced, host) : TE_ERR_OUT_OF_MEMORY;
+        for (s = first; s && result == TE_OK; s = s->next) {
+            te__slots *slots = te__slots_of(s, backward);
+            if (!TE__ALIKE(s)) continue;
+            result = te__slots_update_host(te, slots, &recipe, args.fp8_max, host ? host + at : NULL);
+            at += slots->n;
+        }
+        if (host) te__free(te, host, (size_t)amaxes * sizeof(float));
+    }
+    for (s = first; s; s = s->next) /* `first` last: it is what the others are compared with */
+        if (s != first && TE__ALIKE(s)) te__slots_of(s, backward)->pending = false;
+    te__slots_of(first, backward)->pending = false;
+#undef TE__ALIKE
+    te__frame_end(te, NULL, 0);
+    te__free(te, list, bytes);
+    return result;
 }
+static te_result te__update_slots(te_ctx *te, bool backward) {
+    te__scaling *s;
+    te_result result = TE_OK;
+    for (s = te->scaling; s && result == TE_OK; s = s->next)
+        if (te__slots_of(s, backward)->pending) result = te__update_alike(te, s, backward);
+    return result;
+}
+static void te__update_backward_slots(te_ctx *te) { te__update_slots(te, true); }
 
 /* ---- autocast ---- */
 
@@ -147,28 +165,20 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
     a->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
     a->enabled = !(desc && desc->disabled);
     a->calibrating = desc && desc->calibrating;
-    if (a->recipe.kind != TE_RECIPE_DELAYED && a->recipe.kind != TE_RECIPE_CURRENT)
-        return te__fail(te, TE_ERR_INVALID, "te_autocast_begin: recipe kind %d; te_recipe_delayed_scaling() and te_recipe_current_scaling() make valid ones",
-                        (int)a->recipe.kind);
-    if ((int)a->recipe.format < 0 || a->recipe.format > TE_FORMAT_E4M3)
-        return te__fail(te, TE_ERR_INVALID, "te_autocast_begin: format %d; HYBRID (1) and E4M3 (2) are possible", (int)a->recipe.format);
-    if (a->recipe.amax_history_len < 0)
-        return te__fail(te, TE_ERR_INVALID, "te_autocast_begin: amax_history_len %d; 1 or more (0 => 1024)", a->recipe.amax_history_len);
+    a->amax_group = desc ? desc->amax_group : NULL;
+    if (te__recipe_check(te, &a->recipe) != TE_OK) return te_error_code(te);
     te->num_autocast++;
     te->after_backward = te__update_backward_slots;
     return TE_OK;
 }
 
 TE_API te_result te_autocast_end(te_ctx *te) {
-    te__scaling *s;
-    te_result result = TE_OK;
     bool enabled;
     if (!te) return TE_ERR_STATE;
     if (te->num_autocast == 0) return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
     enabled = te->autocast[--te->num_autocast].enabled;
     if (te->num_autocast > 0 || !enabled || !te_grad_enabled(te) || te->error_code != TE_OK) return te->error_code;
-    for (s = te->scaling; s && result == TE_OK; s = s->next) result = te__slots_update(s, &s->forward, false);
-    return result;
+    return te__update_slots(te, false);
 }
 
 static const te__autocast *te__autocast_now(const te_ctx *te) { return te->num_autocast ? &te->autocast[te->num_autocast - 1] : NULL; }
@@ -178,18 +188,19 @@ TE_API bool te_autocast_enabled(const te_ctx *te) {
     return a && a->enabled;
 }
 
-/* How slot `slot` of GEMM `gemm` is quantized under the recipe in force. */
+/* How slot `slot` of product `gemm` is quantized under recipe r. */
 static te__quant_spec te__slot_spec(te__scaling *s, const te_recipe *r, bool backward, int gemm, int slot, int usage) {
-    te__quant_spec spec;
-    te__slots *slots = backward ? &s->backward : &s->forward;
+    te__slots *slots = te__slots_of(s, backward);
     int i = gemm * (backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD) + slot;
-    memset(&spec, 0, sizeof(spec));
-    spec.kind = r->kind == TE_RECIPE_DELAYED ? TE_QUANT_DELAYED : TE_QUANT_CURRENT;
-    spec.dtype = te__recipe_dtype(r, backward);
+    const te__custom_slot *custom = NULL;
+    te__quant_spec spec;
+    if (r->kind == TE_RECIPE_CUSTOM) {
+        custom = backward ? &s->custom->backward[gemm] : &s->custom->forward[gemm][slot];
+        spec = custom->spec;
+    } else
+        spec = te__recipe_spec(r, backward, slot, s->group);
     spec.usage = usage;
-    spec.power_of_two_scales = r->power_of_two_scales;
-    spec.amax_epsilon = r->amax_epsilon;
-    if (r->kind == TE_RECIPE_DELAYED) {
+    if (r->kind == TE_RECIPE_DELAYED || (custom && custom->own_scale)) {
         spec.scale = slots->slot_scale[i];
         spec.amax = slots->slot_amax[i];
         slots->pending = true;

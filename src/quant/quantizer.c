@@ -1,172 +1,113 @@
-/* quant/quantizer.c: making quantized tensors and reading them back. Knows the cast operations; must not know recipes or modules. */
+/* quant/quantizer.c: the quantizers of the public interface. Knows the copies; must not know recipes or modules. */
 
-/* How to quantize: what the built-in kinds need. */
-typedef struct te__quant_spec {
-    te_quant_kind kind;
-    te_dtype dtype;           /* of the codes */
-    int usage;                /* TE_ROWWISE | TE_COLUMNWISE */
-    te_tensor *scale, *amax;  /* delayed: f32 [1] each */
-    bool power_of_two_scales; /* current */
-    float amax_epsilon;       /* current */
-} te__quant_spec;
-
-/* Rows of codes start at multiples of 16 bytes, so that every kernel may load them 16 bytes at a time whatever the shape. */
-static int64_t te__quant_ld(int64_t columns) { return te__round_up(columns, 16); }
-
-/* A quantized tensor of x's shape with memory for the copies of `usage`, uninitialised. Belongs to the innermost scope. */
-static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, te_quant_kind kind, te_dtype dtype, int usage) {
-    te_tensor *y = te__tensor_shell(te, nominal, ndim, shape);
-    te__quantized *q;
-    int64_t m, n;
-    if (!y) return NULL;
-    q = y->quantized = (te__quantized *)te__alloc_zero(te, sizeof(te__quantized));
-    if (!q) {
-        te__drop(y);
-        return NULL;
-    }
-    m = te__rows(y);
-    n = te__cols(y);
-    q->kind = kind;
-    q->dtype = dtype;
-    q->row.scale_inv = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
-    q->col.scale_inv = te_tensor_retain(q->row.scale_inv);
-    if (usage & TE_ROWWISE) q->row.data = te_tensor_retain(te__empty_2d(te, dtype, m, te__quant_ld(n)));
-    if (usage & TE_COLUMNWISE) q->col.data = te_tensor_retain(te__empty_2d(te, dtype, n, te__quant_ld(m)));
-    if (!q->row.scale_inv || ((usage & TE_ROWWISE) && !q->row.data) || ((usage & TE_COLUMNWISE) && !q->col.data)) {
-        te__drop(y);
-        return NULL;
-    }
-    return y;
+static const char *te__quant_kind_name(te_quant_kind kind) {
+    static const char *const names[] = {"plain", "delayed", "current", "block", "MXFP8", "NVFP4", "identity", "hybrid", "custom"};
+    return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
 }
-
-/* Quantizes x, without history. */
-static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
-    te_ctx *te = x->te;
-    te_fp8_quantize_args cast = TE_ZERO;
-    te_tensor *y, *flat;
-    te_result result = TE_OK;
-    te__frame_begin(te);
-    y = te__quant_empty(te, x->dtype, x->ndim, x->shape, spec->kind, spec->dtype, spec->usage);
-    flat = y ? te_tensor_contiguous(x) : NULL;
-    if (!y || !flat) {
-        te__frame_end(te, NULL, 0);
-        return NULL;
-    }
-    cast.x = flat;
-    cast.row = y->quantized->row.data;
-    cast.col = y->quantized->col.data;
-    cast.scale_inv = y->quantized->row.scale_inv;
-    if (spec->kind == TE_QUANT_DELAYED) {
-        cast.scale = spec->scale;
-        cast.amax = spec->amax;
-    } else {
-        te_amax_args amax = TE_ZERO;
-        te_scale_from_amax_args scale = TE_ZERO;
-        amax.x = flat;
-        amax.amax = te__empty_1d(te, TE_F32, 1);
-        scale.amax = amax.amax;
-        scale.scale = te__empty_1d(te, TE_F32, 1);
-        scale.fp8_max = te_dtype_max(spec->dtype);
-        scale.epsilon = spec->amax_epsilon;
-        scale.power_of_two = spec->power_of_two_scales;
-        result = scale.scale ? te_amax(te, &amax) : te_error_code(te);
-        if (result == TE_OK) result = te_scale_from_amax(te, &scale);
-        cast.scale = scale.scale;
-    }
-    if (result == TE_OK) result = te_fp8_quantize(te, &cast);
-    return te__frame_return(te, result == TE_OK ? y : NULL);
-}
-
-/* Adds a column-wise copy to a tensor that has a row-wise one: the same codes, transposed. */
-static te_result te__quant_add_columnwise(te_tensor *x) {
-    te__quantized *q = x->quantized;
-    te_transpose_args args = TE_ZERO;
-    te_result result;
-    if (q->col.data) return TE_OK;
-    args.src = q->row.data;
-    args.rows = te__rows(x);
-    args.columns = te__cols(x);
-    args.dst = te__empty_2d(x->te, q->dtype, args.columns, te__quant_ld(args.rows));
-    if (!args.dst) return te_error_code(x->te);
-    result = te_transpose(x->te, &args);
-    if (result == TE_OK) q->col.data = te_tensor_retain(args.dst);
-    te__drop(args.dst);
-    return result;
-}
-
-/* A second handle that holds the copies of `usage` alone: what is saved for the backward pass. */
-static te_tensor *te__quant_keep(const te_tensor *x, int usage) {
-    te_tensor *y = te__alias_quantized(x);
-    if (!y) return NULL;
-    if (!(usage & TE_ROWWISE)) {
-        te_tensor_release(y->quantized->row.data);
-        y->quantized->row.data = NULL;
-    }
-    if (!(usage & TE_COLUMNWISE)) {
-        te_tensor_release(y->quantized->col.data);
-        y->quantized->col.data = NULL;
-    }
-    return y;
-}
-
-/* ---- public ---- */
-
-struct te_quantizer {
-    te_ctx *te;
-    te__quant_spec spec;
-};
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
+/* A desc with its defaults resolved; says what is wrong with it. Retains scale and amax (te__spec_close). */
+static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
+    int64_t one = 1;
+    memset(spec, 0, sizeof(*spec));
+    if ((int)desc->kind <= TE_QUANT_NONE || desc->kind > TE_QUANT_CUSTOM)
+        return te__fail(te, TE_ERR_INVALID, "%s: kind %d; TE_QUANT_DELAYED (%d) to TE_QUANT_CUSTOM (%d) are possible", who, (int)desc->kind, (int)TE_QUANT_DELAYED,
+                        (int)TE_QUANT_CUSTOM);
+    if (desc->kind == TE_QUANT_NVFP4) {
+        if (desc->dtype != TE_DTYPE_NONE && desc->dtype != TE_F4E2M1)
+            return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; the codes of NVFP4 are e2m1", who, te_dtype_name(desc->dtype));
+    } else if (desc->dtype != TE_DTYPE_NONE && !te__is_fp8(desc->dtype))
+        return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; e4m3 and e5m2 are possible", who, te_dtype_name(desc->dtype));
+    if (desc->usage & ~(TE_ROWWISE | TE_COLUMNWISE))
+        return te__fail(te, TE_ERR_INVALID, "%s: usage %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both are possible", who, desc->usage);
+    if (desc->kind == TE_QUANT_BLOCK && (desc->block_scaling_dim < 0 || desc->block_scaling_dim > 2))
+        return te__fail(te, TE_ERR_INVALID, "%s: block_scaling_dim %d; 1 (1 x 128) and 2 (128 x 128) are possible", who, desc->block_scaling_dim);
+    if (!(desc->amax_epsilon >= 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: amax_epsilon %g; it cannot be negative", who, (double)desc->amax_epsilon);
+    if ((int)desc->four_over_six < 0 || desc->four_over_six > TE_4OVER6_MSE)
+        return te__fail(te, TE_ERR_INVALID, "%s: four_over_six %d is not in te_4over6_error", who, (int)desc->four_over_six);
+    if (desc->with_rht && desc->with_2d_quantization && desc->kind == TE_QUANT_NVFP4)
+        return te__fail(te, TE_ERR_INVALID, "%s: with_rht and with_2d_quantization; the transform mixes rows, so its blocks are 1 x 16: choose one", who);
+    if (desc->row_scaled && desc->amax_group && desc->kind == TE_QUANT_NVFP4)
+        return te__fail(te, TE_ERR_INVALID, "%s: row_scaled and amax_group; each row has an amax of its own, which no group shares: choose one", who);
+    if ((desc->scale && !te__is_one_f32(desc->scale)) || (desc->amax && !te__is_one_f32(desc->amax)))
+        return te__fail(te, TE_ERR_SHAPE, "%s: scale and amax must be f32 tensors of one element", who);
+    if ((desc->scale && desc->scale->te != te) || (desc->amax && desc->amax->te != te))
+        return te__fail(te, TE_ERR_INVALID, "%s: scale or amax belongs to another context", who);
+    if (desc->kind == TE_QUANT_CUSTOM && (!desc->custom || !desc->custom->quantize || !desc->custom->dequantize || !desc->custom->name))
+        return te__fail(te, TE_ERR_INVALID, "%s: a custom quantizer needs a name and the functions quantize and dequantize", who);
+    spec->kind = desc->kind;
+    spec->dtype = desc->kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : desc->dtype ? desc->dtype : TE_F8E4M3;
+    spec->usage = desc->usage ? desc->usage : TE_ROWWISE | TE_COLUMNWISE;
+    spec->two_dimensional = desc->kind == TE_QUANT_BLOCK ? desc->block_scaling_dim != 1 : desc->with_2d_quantization;
+    spec->power_of_two = desc->power_of_two_scales;
+    spec->fp32_scales = desc->fp32_scales;
+    spec->swizzled = desc->optimize_for_gemm && (desc->kind == TE_QUANT_MXFP8 || desc->kind == TE_QUANT_NVFP4);
+    spec->rht = desc->with_rht && desc->kind == TE_QUANT_NVFP4;
+    spec->no_sign_mask = desc->no_random_sign_mask;
+    spec->stochastic = desc->stochastic_rounding && desc->kind == TE_QUANT_NVFP4;
+    spec->row_scaled = desc->row_scaled && desc->kind == TE_QUANT_NVFP4;
+    spec->four_over_six = desc->four_over_six;
+    spec->e4m3_max_256 = desc->e4m3_max_256;
+    spec->epsilon = desc->amax_epsilon;
+    spec->group = desc->amax_group;
+    if (desc->kind == TE_QUANT_CUSTOM) spec->custom = *desc->custom;
+    if (desc->kind == TE_QUANT_DELAYED) {
+        te__frame_begin(te);
+        spec->scale = te_tensor_retain(desc->scale ? desc->scale : te_tensor_full(te, TE_F32, 1, &one, 1.0));
+        spec->amax = te_tensor_retain(desc->amax ? desc->amax : te_tensor_zeros(te, TE_F32, 1, &one));
+        te__frame_end(te, NULL, 0);
+        if (!spec->scale || !spec->amax) return te_error_code(te);
+    }
+    return TE_OK;
+}
+static void te__spec_close(te__quant_spec *spec) {
+    te_tensor_release(spec->scale);
+    te_tensor_release(spec->amax);
+    spec->scale = spec->amax = NULL;
+}
+
+/* As te__spec_open, with the two specs that a hybrid one points to. Where this fails nothing is kept. */
+static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, te__quant_spec child[2], const char *who) {
+    te_result result = te__spec_open(te, desc, spec, who);
+    int i;
+    memset(child, 0, 2 * sizeof(*child));
+    for (i = 0; i < 2 && result == TE_OK && spec->kind == TE_QUANT_HYBRID; i++) {
+        const te_quantizer_desc *d = i ? desc->columnwise_quantizer : desc->rowwise_quantizer;
+        if (!d || d->kind == TE_QUANT_HYBRID)
+            result = te__fail(te, TE_ERR_INVALID, "%s: a hybrid quantizer needs a %s quantizer that is not hybrid itself", who, i ? "column-wise" : "row-wise");
+        else
+            result = te__spec_open(te, d, &child[i], who);
+        child[i].usage = i ? TE_COLUMNWISE : TE_ROWWISE;
+    }
+    spec->row = &child[0];
+    spec->col = &child[1];
+    if (result != TE_OK) {
+        te__spec_close(spec);
+        te__spec_close(&child[0]);
+        te__spec_close(&child[1]);
+    }
+    return result;
+}
+
+/* ---- quantizers ---- */
+
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc) {
     te_quantizer *q;
-    int64_t one = 1;
     if (!te || !desc) return NULL;
-    if (desc->kind != TE_QUANT_DELAYED && desc->kind != TE_QUANT_CURRENT) {
-        te__fail(te, TE_ERR_INVALID, "te_quantizer_create: kind %d; TE_QUANT_DELAYED (%d) and TE_QUANT_CURRENT (%d) are possible", (int)desc->kind,
-                 (int)TE_QUANT_DELAYED, (int)TE_QUANT_CURRENT);
-        return NULL;
-    }
-    if (desc->dtype != TE_DTYPE_NONE && !te__is_fp8(desc->dtype)) {
-        te__fail(te, TE_ERR_DTYPE, "te_quantizer_create: dtype %s; e4m3 and e5m2 are possible", te_dtype_name(desc->dtype));
-        return NULL;
-    }
-    if ((desc->scale && !te__is_one_f32(desc->scale)) || (desc->amax && !te__is_one_f32(desc->amax))) {
-        te__fail(te, TE_ERR_SHAPE, "te_quantizer_create: scale and amax must be f32 tensors of one element");
-        return NULL;
-    }
-    if ((desc->scale && desc->scale->te != te) || (desc->amax && desc->amax->te != te)) {
-        te__fail(te, TE_ERR_INVALID, "te_quantizer_create: scale or amax belongs to another context");
-        return NULL;
-    }
-    if (desc->usage & ~(TE_ROWWISE | TE_COLUMNWISE)) {
-        te__fail(te, TE_ERR_INVALID, "te_quantizer_create: usage %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both are possible", desc->usage);
-        return NULL;
-    }
     q = (te_quantizer *)te__alloc_zero(te, sizeof(te_quantizer));
     if (!q) return NULL;
     q->te = te;
-    q->spec.kind = desc->kind;
-    q->spec.dtype = desc->dtype ? desc->dtype : TE_F8E4M3;
-    q->spec.usage = desc->usage ? desc->usage : TE_ROWWISE | TE_COLUMNWISE;
-    q->spec.power_of_two_scales = desc->power_of_two_scales;
-    q->spec.amax_epsilon = desc->amax_epsilon;
-    if (desc->kind == TE_QUANT_DELAYED) {
-        te__frame_begin(te);
-        q->spec.scale = te_tensor_retain(desc->scale ? desc->scale : te_tensor_full(te, TE_F32, 1, &one, 1.0));
-        q->spec.amax = te_tensor_retain(desc->amax ? desc->amax : te_tensor_zeros(te, TE_F32, 1, &one));
-        te__frame_end(te, NULL, 0);
-        if (!q->spec.scale || !q->spec.amax) {
-            te_quantizer_destroy(q);
-            return NULL;
-        }
-    }
-    return q;
+    q->refs = 1;
+    if (te__spec_open_whole(te, desc, &q->spec, q->child, "te_quantizer_create") == TE_OK) return q;
+    te__free(te, q, sizeof(*q));
+    return NULL;
 }
 TE_API void te_quantizer_destroy(te_quantizer *q) {
-    if (!q) return;
-    te_tensor_release(q->spec.scale);
-    te_tensor_release(q->spec.amax);
+    if (!q || --q->refs > 0) return; /* tensors of a quantized model hold theirs */
+    te__spec_close(&q->spec);
+    te__spec_close(&q->child[0]);
+    te__spec_close(&q->child[1]);
     te__free(q->te, q, sizeof(*q));
 }
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
@@ -176,6 +117,7 @@ TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
     q->spec.usage = usage;
     return TE_OK;
 }
+TE_API int te_quantizer_get_usage(const te_quantizer *q) { return q ? q->spec.usage : 0; }
 
 static te_result te__same_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     (void)te, (void)state, (void)saved, (void)needs;
@@ -201,57 +143,170 @@ static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
              x->te->device_name, te->device_name);
     return false;
 }
+/* Something that spec can quantize. */
+static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *x, const char *function) {
+    const te__quant_spec *part[2];
+    int i;
+    if (!te__same_ctx(x, te, function) || !te__need_float(x, function)) return false;
+    part[0] = te__spec_of(spec, TE_ROWWISE);
+    part[1] = te__spec_of(spec, TE_COLUMNWISE);
+    for (i = 0; i < 2; i++)
+        if (part[i]->kind == TE_QUANT_CUSTOM && part[i]->custom.is_quantizable && !part[i]->custom.is_quantizable(part[i]->custom.user, x)) {
+            char text[TE__SHAPE_TEXT];
+            te__fail(te, TE_ERR_SHAPE, "%s: the custom quantizer \"%s\" does not take %s %s", function, part[i]->custom.name, te_dtype_name(x->dtype),
+                     te__shape_text(x, text));
+            return false;
+        }
+    return true;
+}
 
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
     te_tensor *y;
-    if (!q || !x || !te__same_ctx(x, q->te, "te_quantize") || !te__need_float(x, "te_quantize")) return NULL;
+    if (!q || !x || !te__can_quantize(q->te, &q->spec, x, "te_quantize")) return NULL;
     y = te__quantize(x, &q->spec);
     return y ? te__record_same("quantize", x, y) : NULL;
 }
 
-TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype) {
-    te_fp8_dequantize_args args = TE_ZERO;
-    te_transpose_args turn = TE_ZERO;
-    te_tensor *y;
-    te_ctx *te;
-    te_result result = TE_OK;
-    if (!x) return NULL;
-    te = x->te;
-    if (!x->quantized) return te_tensor_cast(x, dtype ? dtype : x->dtype);
-    if (dtype == TE_DTYPE_NONE) dtype = x->dtype;
-    te__frame_begin(te);
-    y = te__empty_like(x, dtype);
-    args.q = x->quantized->row.data;
-    args.scale_inv = x->quantized->row.scale_inv;
-    args.y = y;
-    if (!args.q && x->quantized->col.data) { /* the codes are the same in both copies */
-        turn.src = x->quantized->col.data;
-        turn.rows = te__cols(x);
-        turn.columns = te__rows(x);
-        turn.dst = te__empty_2d(te, x->quantized->dtype, turn.columns, te__quant_ld(turn.rows));
-        result = turn.dst ? te_transpose(te, &turn) : te_error_code(te);
-        args.q = turn.dst;
+/* Was this copy laid out as spec lays out its own? */
+static bool te__copy_fits(const te__quant_copy *c, const te__quant_spec *spec, int which, int64_t rows) {
+    if (!c->data) return true;
+    if (c->kind != spec->kind && !(te__is_tensor_scaled(c->kind) && te__is_tensor_scaled(spec->kind))) return false;
+    if (c->kind == TE_QUANT_IDENTITY || c->kind == TE_QUANT_CUSTOM) return true;
+    return c->data->dtype == spec->dtype && c->two_dimensional == spec->two_dimensional && c->swizzled == spec->swizzled &&
+           (c->kind != TE_QUANT_NVFP4 || (c->rht == (spec->rht && which == TE_COLUMNWISE) && c->no_sign_mask == spec->no_sign_mask &&
+                                          c->e4m3_max_256 == spec->e4m3_max_256 && te__numel(c->amax) == (spec->row_scaled && which == TE_ROWWISE ? rows : 1)));
+}
+
+TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te_result result;
+    if (!q || !x || !dst) return TE_ERR_STATE;
+    if (!te__can_quantize(q->te, &q->spec, x, "te_quantize_into") || !te__same_ctx(dst, q->te, "te_quantize_into")) return te_error_code(q->te);
+    if (!dst->quantized) return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination is plain %s; te_quantizer_make_empty makes one", te_dtype_name(dst->dtype));
+    if (!te__same_shape(x, dst))
+        return te__fail(q->te, TE_ERR_SHAPE, "te_quantize_into: the input is %s and the destination %s; they must be equal", te__shape_text(x, a), te__shape_text(dst, b));
+    if (!te__copy_fits(&dst->quantized->row, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE, te__rows(dst)) ||
+        !te__copy_fits(&dst->quantized->col, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE, te__rows(dst)))
+        return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one (%s) in kind, code format or layout",
+                        te__quant_kind_name(dst->quantized->kind), te__quant_kind_name(q->spec.kind));
+    if (noop_flag && (q->spec.kind >= TE_QUANT_IDENTITY || !te__is_one_f32(noop_flag)))
+        return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: noop_flag is an f32 [1] on the device, for quantizers of the FP8 and FP4 kinds");
+    result = te__quant_fill(dst, x, &q->spec, te_quantized_usage(dst), noop_flag);
+    return result;
+}
+
+TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape) {
+    if (!q) return NULL;
+    if (!te__is_float(dtype)) {
+        te__fail(q->te, TE_ERR_DTYPE, "te_quantizer_make_empty: nominal dtype %s; f32, f16 and bf16 are possible", te_dtype_name(dtype));
+        return NULL;
     }
-    if (!y || result != TE_OK || te_fp8_dequantize(te, &args) != TE_OK) y = NULL;
-    y = te__frame_return(te, y);
+    if (te__spec_of(&q->spec, TE_ROWWISE)->kind == TE_QUANT_CUSTOM || te__spec_of(&q->spec, TE_COLUMNWISE)->kind == TE_QUANT_CUSTOM) {
+        te__fail(q->te, TE_ERR_UNSUPPORTED, "te_quantizer_make_empty: only its own function knows the layout of a custom quantizer; te_quantize a tensor");
+        return NULL;
+    }
+    return te__quant_empty(q->te, dtype, ndim, shape, &q->spec, q->spec.usage, true);
+}
+
+TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
+    te_amax_args amax = TE_ZERO;
+    te_result result;
+    if (!q || !x) return TE_ERR_STATE;
+    if (!te__can_quantize(q->te, &q->spec, x, "te_quantizer_calibrate")) return te_error_code(q->te);
+    if (q->spec.kind != TE_QUANT_DELAYED) return TE_OK;
+    te__frame_begin(q->te);
+    amax.x = te_tensor_contiguous(x);
+    amax.amax = q->spec.amax;
+    amax.keep = true;
+    result = amax.x ? te_amax(q->te, &amax) : te_error_code(q->te);
+    te__frame_end(q->te, NULL, 0);
+    return result;
+}
+
+TE_API bool te_quantizer_is_quantizable(const te_quantizer *q, const te_tensor *x) {
+    int which;
+    if (!q || !x || !te__is_float(x->dtype) || x->quantized || x->ndim < 1) return false;
+    for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) {
+        const te__quant_spec *s = te__spec_of(&q->spec, which);
+        if (s->kind == TE_QUANT_CUSTOM && s->custom.is_quantizable && !s->custom.is_quantizable(s->custom.user, x)) return false;
+    }
+    return true;
+}
+TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q) {
+    int which;
+    for (which = TE_ROWWISE; q && which <= TE_COLUMNWISE; which++) {
+        const te__quant_spec *s = te__spec_of(&q->spec, which);
+        if (s->kind == TE_QUANT_DELAYED || s->kind == TE_QUANT_CUSTOM || s->stochastic) return false;
+    }
+    return q != NULL;
+}
+
+/* ---- quantized tensors ---- */
+
+TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype) {
+    te_tensor *y;
+    if (!x) return NULL;
+    if (!x->quantized) return te_tensor_cast(x, dtype ? dtype : x->dtype);
+    if (dtype != TE_DTYPE_NONE && !te__is_float(dtype)) {
+        te__fail(x->te, TE_ERR_DTYPE, "te_dequantize: %s; f32, f16 and bf16 are possible", te_dtype_name(dtype));
+        return NULL;
+    }
+    y = te__quant_value(x, dtype ? dtype : x->dtype);
     return y ? te__record_same("dequantize", x, y) : NULL;
 }
 
-TE_API te_result te_quantized_view(const te_tensor *x, int which, te_quantized_bytes *out) {
-    const te__quant_copy *copy;
-    if (!x || !out) return TE_ERR_STATE;
-    if (!x->quantized) return te__fail(x->te, TE_ERR_STATE, "te_quantized_view: the tensor is plain %s", te_dtype_name(x->dtype));
-    if (which != TE_ROWWISE && which != TE_COLUMNWISE)
-        return te__fail(x->te, TE_ERR_INVALID, "te_quantized_view: %d; TE_ROWWISE (1) or TE_COLUMNWISE (2)", which);
-    copy = which == TE_ROWWISE ? &x->quantized->row : &x->quantized->col;
-    if (!copy->data)
-        return te__fail(x->te, TE_ERR_STATE, "te_quantized_view: the %s copy was not made (see te_quantizer_set_usage)",
-                        which == TE_ROWWISE ? "row-wise" : "column-wise");
-    out->data = te__data(copy->data);
-    out->rows = which == TE_ROWWISE ? te__rows(x) : te__cols(x);
-    out->cols = which == TE_ROWWISE ? te__cols(x) : te__rows(x);
-    out->ld = copy->data->shape[1];
-    out->scale_inv = (float *)te__data(copy->scale_inv);
-    out->dtype = x->quantized->dtype;
+TE_API te_quant_kind te_quantized_kind(const te_tensor *x) { return x && x->quantized ? x->quantized->kind : TE_QUANT_NONE; }
+TE_API int te_quantized_usage(const te_tensor *x) {
+    return x && x->quantized ? (x->quantized->row.data ? TE_ROWWISE : 0) | (x->quantized->col.data ? TE_COLUMNWISE : 0) : 0;
+}
+TE_API bool te_is_custom(const te_tensor *x) {
+    return x && x->quantized && (x->quantized->row.kind == TE_QUANT_CUSTOM || x->quantized->col.kind == TE_QUANT_CUSTOM);
+}
+
+TE_API te_result te_tensor_update_usage(te_tensor *x, int usage) {
+    int have = te_quantized_usage(x);
+    te_result result = TE_OK;
+    if (!x) return TE_ERR_STATE;
+    if (!x->quantized) return te__fail(x->te, TE_ERR_STATE, "te_tensor_update_usage: the tensor is plain %s", te_dtype_name(x->dtype));
+    if (usage < 1 || usage > (TE_ROWWISE | TE_COLUMNWISE))
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_update_usage: %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both (3) are possible", usage);
+    if (usage & ~have & TE_ROWWISE)
+        return te__fail(x->te, TE_ERR_STATE, "te_tensor_update_usage: a row-wise copy cannot be made from a column-wise one; quantize with TE_ROWWISE");
+    if (usage & ~have & TE_COLUMNWISE) result = te__quant_add_columnwise(x);
+    if (result != TE_OK) return result;
+    if (!(usage & TE_ROWWISE)) te__copy_release(&x->quantized->row);
+    if (!(usage & TE_COLUMNWISE)) te__copy_release(&x->quantized->col);
     return TE_OK;
+}
+
+/* The copy that was asked for, or NULL with an error. */
+static const te__quant_copy *te__asked_copy(const te_tensor *x, int which, const char *function) {
+    const te__quant_copy *copy;
+    if (!x->quantized) {
+        te__fail(x->te, TE_ERR_STATE, "%s: the tensor is plain %s", function, te_dtype_name(x->dtype));
+        return NULL;
+    }
+    if (which != TE_ROWWISE && which != TE_COLUMNWISE) {
+        te__fail(x->te, TE_ERR_INVALID, "%s: %d; TE_ROWWISE (1) or TE_COLUMNWISE (2)", function, which);
+        return NULL;
+    }
+    copy = te__copy_of(x, which);
+    if (copy->data) return copy;
+    te__fail(x->te, TE_ERR_STATE, "%s: the %s copy was not made (see te_quantizer_set_usage)", function, which == TE_ROWWISE ? "row-wise" : "column-wise");
+    return NULL;
+}
+TE_API te_result te_quantized_view(const te_tensor *x, int which, te_tensor **data, te_tensor **scale) {
+    const te__quant_copy *copy;
+    if (data) *data = NULL;
+    if (scale) *scale = NULL;
+    if (!x) return TE_ERR_STATE;
+    copy = te__asked_copy(x, which, "te_quantized_view");
+    if (!copy) return te_error_code(x->te);
+    if (data) *data = te__alias(copy->data);
+    if (scale && copy->scale) *scale = te__alias(copy->scale);
+    return (data && !*data) || (scale && copy->scale && !*scale) ? te_error_code(x->te) : TE_OK;
+}
+TE_API te_tensor *te_quantized_amax(const te_tensor *x, int which) {
+    const te__quant_copy *copy = x ? te__asked_copy(x, which, "te_quantized_amax") : NULL;
+    return copy && copy->amax ? te__alias(copy->amax) : NULL;
 }

@@ -1,0 +1,122 @@
+/* quant/inspect.c: what quantization does to each operand of each module, measured where it happens. Knows scaling states and the
+ * error operation; must not know what a module computes. Off, it costs one comparison a quantization. */
+
+/* The largest magnitude that each element of a copy could have had: its value with the largest code everywhere. */
+static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
+    te_tensor *y = te__alias_quantized(xq), *codes, *bytes;
+    te__quant_copy *c = y ? te__copy_of(y, which) : NULL;
+    if (!c || c->kind == TE_QUANT_IDENTITY || c->kind == TE_QUANT_CUSTOM || c->rht) return NULL;
+    codes = te__empty_2d(xq->te, c->data->dtype, c->data->shape[0], c->data->shape[1]);
+    bytes = codes ? te__alias(codes) : NULL;
+    if (!bytes) return NULL;
+    bytes->dtype = TE_U8;
+    bytes->shape[1] = bytes->stride[0] = c->data->shape[1] * te_dtype_bits(c->data->dtype) / 8;
+    if (te_tensor_fill(bytes, c->data->dtype == TE_F8E4M3 ? 0x7e : c->data->dtype == TE_F8E5M2 ? 0x7b : 0x77) != TE_OK) return NULL;
+    te_tensor_release(c->data);
+    c->data = te_tensor_retain(codes);
+    return te__copy_dequantize(y, which, TE_F32);
+}
+
+/* Notes what became of x as slot `type` of product `gemm`. Does nothing unless inspecting. */
+static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
+    te_ctx *te = x->te;
+    te_quant_error_args error = TE_ZERO;
+    te_amax_args amax = TE_ZERO;
+    te__measured *slot, fresh;
+    const te__quant_copy *copy;
+    if (!te->inspecting || te->warming || !x->buffer) return;
+    if (!s->inspection) {
+        s->inspection = (te__inspection *)te__alloc_zero(te, sizeof(*s->inspection));
+        if (!s->inspection) return;
+    }
+    memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path));
+    s->inspection->module_type = s->module_type;
+    slot = &s->inspection->slot[gemm][type == TE_TENSOR_INPUT ? 0 : type == TE_TENSOR_WEIGHT ? 1 : 2];
+    memset(&fresh, 0, sizeof(fresh));
+    te__frame_begin(te);
+    te->tape.no_grad++;
+    fresh.which = xq->quantized->row.data ? TE_ROWWISE : TE_COLUMNWISE;
+    copy = te__copy_of(xq, fresh.which);
+    fresh.kind = copy->kind;
+    fresh.e4m3_max_256 = copy->e4m3_max_256;
+    fresh.counts = te_tensor_retain(te__empty_1d(te, TE_I64, 6));
+    fresh.sums = te_tensor_retain(te__empty_1d(te, TE_F32, 5));
+    fresh.amax = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
+    fresh.scale = te_tensor_retain(te__is_tensor_scaled(copy->kind) ? copy->scale : copy->kind == TE_QUANT_NVFP4 && te__numel(copy->amax) == 1 ? copy->amax : NULL);
+    error.x = te_tensor_contiguous(x);
+    error.y = te__copy_dequantize(xq, fresh.which, TE_F32);
+    error.limit = te__quant_limit(xq, fresh.which);
+    error.counts = fresh.counts;
+    error.sums = fresh.sums;
+    amax.x = error.x;
+    amax.amax = fresh.amax;
+    if (error.x && error.y && fresh.amax && te_quant_error(te, &error) == TE_OK && te_amax(te, &amax) == TE_OK) {
+        te__measured_close(slot);
+        *slot = fresh;
+    } else
+        te__measured_close(&fresh);
+    te->tape.no_grad--;
+    te__frame_end(te, NULL, 0);
+}
+
+TE_API te_result te_quant_inspect(te_ctx *te, bool on) {
+    te__scaling *s;
+    if (!te) return TE_ERR_STATE;
+    te->inspecting = on;
+    for (s = te->scaling; s && on; s = s->next) te__inspection_close(s); /* what stood there is of another time */
+    return TE_OK;
+}
+
+static te_result te__measured_read(const te__measured *slot, te_quant_stats *out) {
+    int64_t counts[6];
+    float sums[5], scale = 0.0f;
+    te_result result = te_tensor_to_host(slot->counts, counts);
+    if (result == TE_OK) result = te_tensor_to_host(slot->sums, sums);
+    if (result == TE_OK) result = te_tensor_to_host(slot->amax, &out->amax);
+    if (result == TE_OK && slot->scale) result = te_tensor_to_host(slot->scale, &scale);
+    if (result != TE_OK) return result;
+    out->kind = slot->kind;
+    out->which = slot->which;
+    out->elements = counts[0];
+    out->nan_count = counts[3];
+    out->inf_count = counts[4];
+    out->zeros = counts[5];
+    out->underflow = counts[0] ? (float)((double)counts[1] / (double)counts[0]) : 0.0f;
+    out->saturated = counts[0] ? (float)((double)counts[2] / (double)counts[0]) : 0.0f;
+    out->scale = !slot->scale ? 0.0f : slot->kind == TE_QUANT_NVFP4 ? te__nvfp4_tensor_scale(scale, slot->e4m3_max_256 ? 256.0f : 448.0f) : 1.0f / scale;
+    out->cosine = sums[0] > 0.0f && sums[1] > 0.0f ? (float)(sums[2] / sqrt((double)sums[0] * sums[1])) : sums[0] == sums[1] ? 1.0f : 0.0f;
+    out->snr_db = sums[3] > 0.0f ? (float)(10.0 * log10((double)sums[0] / sums[3])) : INFINITY;
+    out->max_error = sums[4];
+    return TE_OK;
+}
+
+TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void *user) {
+    static const te_tensor_type types[TE__INSPECTED_TYPES] = {TE_TENSOR_INPUT, TE_TENSOR_WEIGHT, TE_TENSOR_GRAD_OUTPUT};
+    te__scaling *s, **order;
+    te_result result = TE_OK;
+    size_t bytes;
+    int n = 0, i, k;
+    if (!te || !visit) return TE_ERR_STATE;
+    for (s = te->scaling; s; s = s->next) n += s->inspection != NULL;
+    bytes = (size_t)(n + 1) * sizeof(*order);
+    order = (te__scaling **)te__alloc(te, bytes);
+    if (!order) return TE_ERR_OUT_OF_MEMORY;
+    i = n;
+    for (s = te->scaling; s; s = s->next) /* the list begins with the module made last */
+        if (s->inspection) order[--i] = s;
+    for (i = 0; i < n && result == TE_OK; i++)
+        for (k = 0; k < order[i]->num_gemms * TE__INSPECTED_TYPES && result == TE_OK; k++) {
+            const te__measured *slot = &order[i]->inspection->slot[k / TE__INSPECTED_TYPES][k % TE__INSPECTED_TYPES];
+            te_quantizer_role role = TE_ZERO;
+            te_quant_stats stats = TE_ZERO;
+            if (slot->kind == TE_QUANT_NONE) continue;
+            result = te__measured_read(slot, &stats);
+            role.module_type = order[i]->inspection->module_type;
+            role.name = order[i]->inspection->path;
+            role.gemm = k / TE__INSPECTED_TYPES;
+            role.tensor_type = types[k % TE__INSPECTED_TYPES];
+            if (result == TE_OK && !visit(user, &role, &stats)) break;
+        }
+    te__free(te, order, bytes);
+    return result;
+}

@@ -1,0 +1,154 @@
+/* quant/primary.c: weights that are stored quantized: making them, their first values, their memory. Knows recipes and quantizers; must
+ * not know which module a weight belongs to. */
+
+TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc) {
+    te__quantized_init *init;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (te->num_quantized_init == TE__MAX_AUTOCAST)
+        return te__fail(te, TE_ERR_STATE, "te_quantized_model_init_begin: %d regions are open; is a te_quantized_model_init_end missing?", te->num_quantized_init);
+    init = &te->quantized_init[te->num_quantized_init];
+    init->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
+    init->disabled = desc && desc->disabled;
+    init->preserve = desc && desc->preserve_high_precision_init_val;
+    result = te__recipe_check(te, &init->recipe);
+    if (result == TE_OK) te->num_quantized_init++;
+    return result;
+}
+TE_API te_result te_quantized_model_init_end(te_ctx *te) {
+    if (!te) return TE_ERR_STATE;
+    if (te->num_quantized_init == 0) return te__fail(te, TE_ERR_STATE, "te_quantized_model_init_end without te_quantized_model_init_begin");
+    te->num_quantized_init--;
+    return TE_OK;
+}
+static bool te__quantizes_weights(const te_ctx *te) { return te->num_quantized_init > 0 && !te->quantized_init[te->num_quantized_init - 1].disabled; }
+
+/* The quantizer that the recipe of the region in force has for a weight. */
+static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *name, int gemm) {
+    const te_recipe *r = &te->quantized_init[te->num_quantized_init - 1].recipe;
+    te_quantizer_desc desc = TE_ZERO;
+    te_quantizer *q;
+    if (r->kind == TE_RECIPE_CUSTOM) {
+        te_quantizer_role role = TE_ZERO;
+        te_result result;
+        role.module_type = module_type;
+        role.name = name;
+        role.gemm = gemm;
+        role.tensor_type = TE_TENSOR_WEIGHT;
+        result = r->factory(r->user, &role, &desc);
+        if (result != TE_OK) {
+            te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
+            return NULL;
+        }
+        if (desc.kind == TE_QUANT_NONE) desc.kind = TE_QUANT_IDENTITY;
+        desc.usage = 0;
+        return te_quantizer_create(te, &desc);
+    }
+    desc.kind = r->kind == TE_RECIPE_DELAYED ? TE_QUANT_DELAYED : TE_QUANT_CURRENT;
+    q = te_quantizer_create(te, &desc);
+    if (q && r->kind != TE_RECIPE_DELAYED) {
+        q->spec = te__recipe_spec(r, false, TE__SLOT_WEIGHT, NULL);
+        q->spec.usage = TE_ROWWISE | TE_COLUMNWISE;
+    }
+    return q;
+}
+
+/* A quantized tensor in place of a weight that was just given its first value; the weight itself where the recipe leaves it alone. */
+static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *name, int gemm) {
+    te_ctx *te = weight->te;
+    te_quantizer *q = te__weight_quantizer(te, module_type, name, gemm);
+    te_tensor *y;
+    if (!q) return NULL;
+    if (q->spec.kind == TE_QUANT_IDENTITY) {
+        te_quantizer_destroy(q);
+        return weight;
+    }
+    y = te__quantize(weight, &q->spec);
+    if (!y) {
+        te_quantizer_destroy(q);
+        return NULL;
+    }
+    y->quantized->quantizer = q;
+    if (te->quantized_init[te->num_quantized_init - 1].preserve) {
+        y->quantized->init_bytes = te_tensor_bytes(weight);
+        y->quantized->init_value = te__alloc(te, y->quantized->init_bytes);
+        if (!y->quantized->init_value || te_tensor_to_host(weight, y->quantized->init_value) != TE_OK) return NULL;
+    }
+    return y;
+}
+
+TE_API te_result te_quantized_init_value(const te_tensor *x, void *host) {
+    if (!x) return TE_ERR_STATE;
+    if (!x->quantized || !x->quantized->init_value)
+        return te__fail(x->te, TE_ERR_STATE, "te_quantized_init_value: the tensor has none; set preserve_high_precision_init_val in te_quantized_model_init_begin");
+    if (!host) return te__fail(x->te, TE_ERR_INVALID, "te_quantized_init_value: host is NULL");
+    memcpy(host, x->quantized->init_value, x->quantized->init_bytes);
+    return TE_OK;
+}
+TE_API void te_quantized_clear_init_value(te_tensor *x) {
+    if (!x || !x->quantized) return;
+    te__free(x->te, x->quantized->init_value, x->quantized->init_bytes);
+    x->quantized->init_value = NULL;
+    x->quantized->init_bytes = 0;
+}
+
+/* Writes a high-precision value into a weight that is stored quantized: from an optimizer, an initialisation, a file. */
+static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
+    if (!weight->quantized->quantizer)
+        return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
+    return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+}
+
+/* Counts the writes of a parameter's memory, plain or quantized. */
+static uint64_t te__param_version(const te_tensor *x) {
+    const te_tensor *data = !x->quantized ? x : x->quantized->row.data ? x->quantized->row.data : x->quantized->col.data;
+    return data && data->buffer ? data->buffer->version : 0;
+}
+
+/* The bytes of a tensor as u8 [n], without history. */
+static te_tensor *te__as_bytes(const te_tensor *x, int64_t n) {
+    te_tensor *y = te__alias(x);
+    if (!y) return NULL;
+    y->dtype = TE_U8;
+    y->ndim = 1;
+    y->shape[0] = n;
+    y->stride[0] = 1;
+    return y;
+}
+
+TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
+    te__quant_copy *row;
+    te_tensor *data, *from, *to;
+    te_ctx *te;
+    int64_t bytes;
+    te_result result;
+    if (!x || !new_raw) return TE_ERR_STATE;
+    te = x->te;
+    if (!te__same_ctx(new_raw, te, "te_replace_raw_data")) return te_error_code(te);
+    if (!x->quantized) return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the tensor is plain %s; a quantized one is needed", te_dtype_name(x->dtype));
+    row = &x->quantized->row;
+    if (row->kind == TE_QUANT_MXFP8)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_replace_raw_data: MXFP8; its row-wise codes do not give the column-wise ones: keep both where they are");
+    if (!row->data || row->kind == TE_QUANT_CUSTOM)
+        return te__fail(te, TE_ERR_STATE, "te_replace_raw_data: the tensor has no row-wise copy of a built-in kind (te_quantizer_set_usage)");
+    bytes = (int64_t)te_tensor_bytes(row->data);
+    if ((new_raw->dtype != TE_U8 && new_raw->dtype != row->data->dtype) || !new_raw->buffer || !te__is_contiguous(new_raw) || (int64_t)te_tensor_bytes(new_raw) < bytes)
+        return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory is %s, %lld bytes, %s; u8 or %s, at least %lld bytes, contiguous, is needed",
+                        te_dtype_name(new_raw->dtype), (long long)te_tensor_bytes(new_raw), new_raw->buffer && te__is_contiguous(new_raw) ? "contiguous" : "not contiguous",
+                        te_dtype_name(row->data->dtype), (long long)bytes);
+    te__frame_begin(te);
+    from = te__as_bytes(row->data, bytes);
+    to = te__as_bytes(new_raw, bytes);
+    data = te__alias(row->data);
+    result = from && to && data ? te_tensor_copy(to, from) : te_error_code(te);
+    if (result == TE_OK) { /* the same shape over other memory */
+        te__buffer_release(data->buffer);
+        data->buffer = new_raw->buffer;
+        data->buffer->refs++;
+        data->offset = new_raw->offset;
+        te_tensor_release(row->data);
+        row->data = te_tensor_retain(data);
+    }
+    te__frame_end(te, NULL, 0);
+    return result;
+}

@@ -1,0 +1,63 @@
+/* quant/product.c: a product of two matrices, each plain or quantized: the copies that fit go to the matrix kernels as they are, the
+ * others are decoded. Knows the copies; must not know recipes, modules or the tape. */
+
+static te_scaling te__scaling_kind(const te__quant_copy *c) {
+    switch (c->kind) {
+    case TE_QUANT_BLOCK: return c->two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
+    case TE_QUANT_MXFP8: return TE_SCALING_MXFP8;
+    case TE_QUANT_NVFP4: return TE_SCALING_NVFP4;
+    default: return TE_SCALING_TENSOR;
+    }
+}
+
+/* Can a kernel read these two together? */
+static bool te__copies_meet(const te__quant_copy *a, const te__quant_copy *b) {
+    if (!a || !b || !a->data || !b->data) return false;
+    if (te__is_tensor_scaled(a->kind)) return te__is_tensor_scaled(b->kind);
+    if (a->kind != b->kind || a->swizzled != b->swizzled) return false;
+    if (a->kind == TE_QUANT_NVFP4) return a->rht == b->rht && (!a->rht || a->no_sign_mask == b->no_sign_mask);
+    return a->kind == TE_QUANT_BLOCK || a->kind == TE_QUANT_MXFP8;
+}
+
+/* x as a plain matrix, from the copy that is wanted if it is there. */
+static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
+    if (!x->quantized) return x;
+    return te__copy_dequantize(x, te__copy_of(x, which)->data ? which : TE_ROWWISE + TE_COLUMNWISE - which, dtype);
+}
+
+/* D = op(A) op(B) into g->d with the rest of g as it stands (bias, accumulate, split_accumulator). A is [m, k], or a_transposed [k, m]; B
+ * is [k, n], or b_transposed [n, k]; of a quantized matrix the copy is read that is contiguous along k. */
+static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed, te_gemm_args *g) {
+    int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;
+    const te__quant_copy *ca = a->quantized ? te__copy_of(a, a_which) : NULL, *cb = b->quantized ? te__copy_of(b, b_which) : NULL;
+    te_result result;
+    g->m = a_transposed ? te__cols(a) : te__rows(a);
+    g->k = a_transposed ? te__rows(a) : te__cols(a);
+    g->n = b_transposed ? te__rows(b) : te__cols(b);
+    te__frame_begin(te);
+    if (te__copies_meet(ca, cb)) {
+        g->a = ca->data;
+        g->b = cb->data;
+        g->a_transposed = a_transposed && !te__lies_transposed(ca->kind);
+        g->b_transposed = b_transposed || te__lies_transposed(cb->kind);
+        g->scale_a = ca->scale;
+        g->scale_b = cb->scale;
+        g->scaling_a = te__scaling_kind(ca);
+        g->scaling_b = te__scaling_kind(cb);
+        g->amax_a = ca->amax;
+        g->amax_b = cb->amax;
+        g->swizzled_scales = ca->swizzled;
+        g->e4m3_max_256_a = ca->kind == TE_QUANT_NVFP4 && ca->e4m3_max_256;
+        g->e4m3_max_256_b = cb->kind == TE_QUANT_NVFP4 && cb->e4m3_max_256;
+        if (ca->rht) g->k = te__round_up(g->k, 16); /* the transform mixes the padding in */
+    } else {
+        te_dtype dtype = a->quantized && !b->quantized ? b->dtype : a->dtype;
+        g->a = te__plain_factor(a, a_which, dtype);
+        g->b = te__plain_factor(b, b_which, dtype);
+        g->a_transposed = a_transposed;
+        g->b_transposed = b_transposed;
+    }
+    result = g->a && g->b ? te_gemm(te, g) : te_error_code(te);
+    te__frame_end(te, NULL, 0);
+    return result;
+}

@@ -1,0 +1,112 @@
+/* quant/recipe.c: recipes: how each operand of a product is quantized, and what no recipe can ask for. Knows quantizers; must not know
+ * the autocast stack or modules. */
+
+static te_recipe te__recipe_of(te_recipe_kind kind) {
+    te_recipe r = TE_ZERO;
+    r.kind = kind;
+    return r;
+}
+TE_API te_recipe te_recipe_delayed_scaling(void) { return te__recipe_of(TE_RECIPE_DELAYED); }
+TE_API te_recipe te_recipe_current_scaling(void) { return te__recipe_of(TE_RECIPE_CURRENT); }
+TE_API te_recipe te_recipe_block_scaling(void) { return te__recipe_of(TE_RECIPE_BLOCK); }
+TE_API te_recipe te_recipe_mxfp8(void) { return te__recipe_of(TE_RECIPE_MXFP8); }
+TE_API te_recipe te_recipe_nvfp4(void) { return te__recipe_of(TE_RECIPE_NVFP4); }
+TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc), void *user) {
+    te_recipe r = te__recipe_of(TE_RECIPE_CUSTOM);
+    r.factory = factory;
+    r.user = user;
+    return r;
+}
+TE_API const char *te_recipe_name(te_recipe_kind kind) {
+    static const char *const names[] = {"none", "delayed", "current", "block", "mxfp8", "nvfp4", "custom"};
+    return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
+}
+
+/* Slots of one product, as TransformerEngine counts them. */
+enum { TE__SLOT_INPUT = 0, TE__SLOT_WEIGHT = 1, TE__SLOT_OUTPUT = 2, TE__SLOTS_FORWARD = 3, TE__SLOT_GRAD_OUTPUT = 0, TE__SLOT_GRAD_INPUT = 1, TE__SLOTS_BACKWARD = 2 };
+
+/* Format of the FP8 codes of a direction. */
+static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
+    te_format format = r->format;
+    if (format == TE_FORMAT_DEFAULT) format = r->kind == TE_RECIPE_BLOCK || r->kind == TE_RECIPE_MXFP8 ? TE_FORMAT_E4M3 : TE_FORMAT_HYBRID;
+    return backward && format == TE_FORMAT_HYBRID ? TE_F8E5M2 : TE_F8E4M3;
+}
+
+static int te__block_dim(int given, int by_default) { return given ? given : by_default; }
+
+/* How slot `slot` is quantized; delayed: without its scale. Not for custom recipes. */
+static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slot, te_group *group) {
+    te__quant_spec s;
+    bool weight = !backward && slot == TE__SLOT_WEIGHT;
+    memset(&s, 0, sizeof(s));
+    s.dtype = te__recipe_dtype(r, backward);
+    switch (r->kind) {
+    case TE_RECIPE_CURRENT:
+        s.kind = TE_QUANT_CURRENT;
+        s.power_of_two = r->power_of_two_scales;
+        s.epsilon = r->amax_epsilon;
+        s.group = group;
+        break;
+    case TE_RECIPE_BLOCK:
+        s.kind = TE_QUANT_BLOCK;
+        s.two_dimensional = 2 == (weight ? te__block_dim(r->w_block_scaling_dim, 2) : te__block_dim(backward ? r->grad_block_scaling_dim : r->x_block_scaling_dim, 1));
+        s.fp32_scales = r->fp32_scales;
+        s.epsilon = r->amax_epsilon;
+        break;
+    case TE_RECIPE_MXFP8:
+        s.kind = TE_QUANT_MXFP8;
+        s.two_dimensional = weight && r->enable_2d_quantization;
+        break;
+    case TE_RECIPE_NVFP4:
+        s.kind = TE_QUANT_NVFP4;
+        s.dtype = TE_F4E2M1;
+        s.two_dimensional = weight && !r->disable_2d_quantization;
+        s.rht = !weight && !r->disable_rht;
+        s.stochastic = backward && !r->disable_stochastic_rounding;
+        s.row_scaled = !weight && !backward && r->row_scaled_activation;
+        if (!backward && r->four_over_six & (weight ? TE_NVFP4_4OVER6_WEIGHTS : TE_NVFP4_4OVER6_ACTIVATIONS)) {
+            s.four_over_six = r->four_over_six_mse ? TE_4OVER6_MSE : TE_4OVER6_MAE;
+            s.e4m3_max_256 = r->four_over_six_e4m3_256;
+        }
+        s.group = s.row_scaled ? NULL : group;
+        break;
+    default: s.kind = TE_QUANT_DELAYED; break;
+    }
+    return s;
+}
+
+/* Says what is wrong with a recipe. */
+static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
+    int x = te__block_dim(r->x_block_scaling_dim, 1), w = te__block_dim(r->w_block_scaling_dim, 2), g = te__block_dim(r->grad_block_scaling_dim, 1);
+    if ((int)r->kind <= TE_RECIPE_NONE || r->kind > TE_RECIPE_CUSTOM)
+        return te__fail(te, TE_ERR_INVALID, "recipe kind %d; te_recipe_delayed_scaling(), _current_scaling, _block_scaling, _mxfp8, _nvfp4 and _custom make valid ones",
+                        (int)r->kind);
+    if (r->format == TE_FORMAT_E5M2)
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: format E5M2; a product of E5M2 with E5M2 does not exist: use TE_FORMAT_HYBRID (E5M2 gradients) or TE_FORMAT_E4M3",
+                        te_recipe_name(r->kind));
+    if ((int)r->format < 0 || r->format > TE_FORMAT_E5M2)
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: format %d; HYBRID (1) and E4M3 (2) are possible", te_recipe_name(r->kind), (int)r->format);
+    if (r->amax_history_len < 0) return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_history_len %d; 1 or more (0 => 1024)", r->amax_history_len);
+    if ((int)r->amax_algo < 0 || r->amax_algo > TE_AMAX_MOST_RECENT)
+        return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_algo %d is not in te_amax_algo", (int)r->amax_algo);
+    if (!(r->amax_epsilon >= 0.0f)) return te__fail(te, TE_ERR_INVALID, "recipe %s: amax_epsilon %g; it cannot be negative", te_recipe_name(r->kind), (double)r->amax_epsilon);
+    if (r->kind == TE_RECIPE_BLOCK) {
+        if (x < 1 || x > 2 || w < 1 || w > 2 || g < 1 || g > 2)
+            return te__fail(te, TE_ERR_INVALID, "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); 1 (1 x 128) and 2 (128 x 128) are possible", x, w, g);
+        if (x + w == 4 || g + w == 4 || x + g == 4)
+            return te__fail(te, TE_ERR_INVALID, "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); two operands with 128 x 128 blocks do not meet in one "
+                            "product: at most one of the three may be 2", x, w, g);
+    }
+    if (r->fp8_dpa || r->fp8_mha)
+        return r->kind == TE_RECIPE_BLOCK
+                   ? te__fail(te, TE_ERR_INVALID, "recipe block: fp8_dpa and fp8_mha; attention takes no block scales: leave both off, or use a per-tensor recipe")
+                   : te__fail(te, TE_ERR_UNSUPPORTED, "recipe %s: fp8_dpa and fp8_mha; attention runs in high precision: leave both off", te_recipe_name(r->kind));
+    if ((int)r->backward_override < 0 || r->backward_override > TE_BACKWARD_DEQUANTIZED)
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: backward_override %d is not in te_backward_override", te_recipe_name(r->kind), (int)r->backward_override);
+    if (r->backward_override && r->kind == TE_RECIPE_DELAYED)
+        return te__fail(te, TE_ERR_INVALID, "recipe delayed: backward_override; the scales of gradients would never be updated: use another recipe, or none of it");
+    if ((int)r->four_over_six < 0 || r->four_over_six > TE_NVFP4_4OVER6_ALL)
+        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six %d is not in te_nvfp4_4over6", (int)r->four_over_six);
+    if (r->kind == TE_RECIPE_CUSTOM && !r->factory) return te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
+    return TE_OK;
+}

@@ -1,0 +1,164 @@
+/* quant/scaling.c: what modules keep for their recipes: scales and histories of delayed slots, the answers of a custom recipe, the last
+ * inspection. Knows quantizers; must not know when any of it is used. */
+
+enum { TE__MAX_GEMMS = 2, TE__MAX_SLOTS = TE__MAX_GEMMS * TE__SLOTS_FORWARD };
+
+/* One direction: scale f32 [n], history f32 [L, n]; views of single slots for the casts. */
+typedef struct te__slots {
+    te_tensor *scale, *history;
+    te_tensor *slot_scale[TE__MAX_SLOTS], *slot_amax[TE__MAX_SLOTS];
+    int n;
+    bool pending; /* amaxes were recorded since the last update */
+} te__slots;
+
+/* What a custom recipe's factory said about one slot. */
+typedef struct te__custom_slot {
+    te__quant_spec spec, child[2];
+    bool own_scale; /* delayed, with the module's scale and history */
+} te__custom_slot;
+typedef struct te__custom_slots {
+    te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
+    void *user;
+    bool any_own_scale;
+    te__custom_slot forward[TE__MAX_GEMMS][2], backward[TE__MAX_GEMMS];
+} te__custom_slots;
+
+/* What inspection last saw of one slot. */
+enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
+
+typedef struct te__measured {
+    te_quant_kind kind; /* TE_QUANT_NONE: never */
+    int which;
+    bool e4m3_max_256;
+    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: scale_inv, or the amax of NVFP4, or NULL */
+} te__measured;
+
+typedef struct te__inspection {
+    char path[256];
+    const char *module_type;
+    te__measured slot[TE__MAX_GEMMS][TE__INSPECTED_TYPES];
+} te__inspection;
+
+static void te__measured_close(te__measured *s) {
+    te_tensor_release(s->counts);
+    te_tensor_release(s->sums);
+    te_tensor_release(s->amax);
+    te_tensor_release(s->scale);
+    memset(s, 0, sizeof(*s));
+}
+typedef struct te__scaling {
+    te_ctx *te;
+    struct te__scaling *next;
+    int num_gemms;
+    te_recipe recipe; /* of the last forward, and its group */
+    te_group *group;
+    te__slots forward, backward;
+    te__custom_slots *custom;
+    const char *module_type; /* static: a class's name */
+    te__inspection *inspection;
+} te__scaling;
+
+static void te__slots_close(te__slots *s) {
+    int i;
+    for (i = 0; i < s->n; i++) {
+        te_tensor_release(s->slot_scale[i]);
+        te_tensor_release(s->slot_amax[i]);
+        s->slot_scale[i] = s->slot_amax[i] = NULL;
+    }
+    te_tensor_release(s->scale);
+    te_tensor_release(s->history);
+    s->scale = s->history = NULL;
+}
+
+/* Element i of an f32 tensor as a tensor of its own. */
+static te_tensor *te__slot_view(te_tensor *x, int i) {
+    te_tensor *y = te__alias(x);
+    if (!y) return NULL;
+    y->ndim = 1;
+    y->shape[0] = y->stride[0] = 1;
+    y->offset += i * (int64_t)sizeof(float);
+    return y;
+}
+
+/* Points the slots at these tensors (retained), or at nothing. */
+static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {
+    te_ctx *te = scale ? scale->te : NULL;
+    bool whole = true;
+    int i;
+    if (!scale || !history) return te ? te_error_code(te) : TE_ERR_OUT_OF_MEMORY;
+    te_tensor_retain(scale);
+    te_tensor_retain(history);
+    te__slots_close(s);
+    s->scale = scale;
+    s->history = history;
+    te__frame_begin(te);
+    for (i = 0; i < s->n; i++) {
+        s->slot_scale[i] = te_tensor_retain(te__slot_view(scale, i));
+        s->slot_amax[i] = te_tensor_retain(te__slot_view(history, i));
+        whole = whole && s->slot_scale[i] && s->slot_amax[i];
+    }
+    te__frame_end(te, NULL, 0);
+    if (!whole) te__slots_close(s); /* else the next forward would take them for good */
+    return whole ? TE_OK : te_error_code(te);
+}
+
+/* A history of `length` rows that begins with the rows of the old one; new rows are zero. */
+static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t length, int n) {
+    int64_t shape[2];
+    te_tensor *x;
+    int64_t keep;
+    shape[0] = length;
+    shape[1] = n;
+    x = te_tensor_zeros(te, TE_F32, 2, shape);
+    if (!x || !old) return x;
+    keep = te__min(length, old->shape[0]);
+    if (te_tensor_copy(te_tensor_narrow(x, 0, 0, keep), te_tensor_narrow(te__alias(old), 0, 0, keep)) != TE_OK) return NULL;
+    return x;
+}
+
+static int te__history_length(const te_recipe *r) { return r->amax_history_len > 0 ? r->amax_history_len : 1024; }
+
+static void te__scaling_open(te_ctx *te, te__scaling *s, int num_gemms) {
+    s->te = te;
+    s->num_gemms = num_gemms;
+    s->forward.n = num_gemms * TE__SLOTS_FORWARD;
+    s->backward.n = num_gemms * TE__SLOTS_BACKWARD;
+    s->next = te->scaling;
+    te->scaling = s;
+}
+static void te__inspection_close(te__scaling *s) {
+    int i;
+    if (!s->inspection) return;
+    for (i = 0; i < TE__MAX_GEMMS * TE__INSPECTED_TYPES; i++) te__measured_close(&s->inspection->slot[i / TE__INSPECTED_TYPES][i % TE__INSPECTED_TYPES]);
+    te__free(s->te, s->inspection, sizeof(*s->inspection));
+    s->inspection = NULL;
+}
+
+static void te__custom_slots_close(te__scaling *s) {
+    int gemm, slot;
+    if (!s->custom) return;
+    for (gemm = 0; gemm < TE__MAX_GEMMS; gemm++)
+        for (slot = 0; slot < 3; slot++) {
+            te__custom_slot *c = slot < 2 ? &s->custom->forward[gemm][slot] : &s->custom->backward[gemm];
+            te__spec_close(&c->spec);
+            te__spec_close(&c->child[0]);
+            te__spec_close(&c->child[1]);
+        }
+    te__free(s->te, s->custom, sizeof(*s->custom));
+    s->custom = NULL;
+}
+static void te__scaling_close(te__scaling *s) {
+    te__scaling **p;
+    if (!s->te) return;
+    te__custom_slots_close(s);
+    te__inspection_close(s);
+    for (p = &s->te->scaling; *p; p = &(*p)->next)
+        if (*p == s) {
+            *p = s->next;
+            break;
+        }
+    te__slots_close(&s->forward);
+    te__slots_close(&s->backward);
+    s->te = NULL;
+}
+

@@ -93,14 +93,14 @@ static te_result te__want_parts(te__collective kind, const char *whole_name, con
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int64_t n = te__numel(part);
     if (whole->dtype != part->dtype)
-        return te__fail(part->te, TE_ERR_DTYPE, "%s: %s is %s and %s is %s; they must be of one format", what, whole_name, te_dtype_name(whole->dtype),
-                        part_name, te_dtype_name(part->dtype));
+        return te__fail(part->te, TE_ERR_DTYPE, "%s: %s is %s and %s is %s; they must be of one format", what, whole_name,
+                        te_dtype_name(whole->dtype), part_name, te_dtype_name(part->dtype));
     if (n > TE__MAX_ELEMENTS / size || te__numel(whole) != n * size)
         return te__fail(part->te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; %d ranks need %d times the elements of %s in %s", what, whole_name,
                         te__shape_text(whole, a), part_name, te__shape_text(part, b), size, size, part_name, whole_name);
     if (te_tensor_bytes(whole) != te_tensor_bytes(part) * (size_t)size)
-        return te__fail(part->te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; their rows of %s must have the same odd length, or an even one", what, whole_name,
-                        te__shape_text(whole, a), part_name, te__shape_text(part, b), te_dtype_name(part->dtype));
+        return te__fail(part->te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; rows of %s fill whole bytes, so their last sizes must be the same", what,
+                        whole_name, te__shape_text(whole, a), part_name, te__shape_text(part, b), te_dtype_name(part->dtype));
     return TE_OK;
 }
 
@@ -420,7 +420,9 @@ static void te__reduce_floats(const te_thread_hub *hub, te_dtype dtype, te_reduc
 }
 
 static int64_t te__load_int(const char *data, te_dtype dtype, int64_t i) {
-    return dtype == TE_I64 ? ((const int64_t *)(const void *)data)[i] : dtype == TE_I32 ? ((const int32_t *)(const void *)data)[i] : ((const uint8_t *)data)[i];
+    if (dtype == TE_I64) return ((const int64_t *)(const void *)data)[i];
+    if (dtype == TE_I32) return ((const int32_t *)(const void *)data)[i];
+    return ((const uint8_t *)data)[i];
 }
 static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_op op, int64_t at, int n, char *out) {
     int rank, i;
@@ -569,7 +571,8 @@ static te_result te__threads_join(te_ctx *te, te_thread_hub *hub, int rank) {
     if (closed) return te__fail(te, TE_ERR_STATE, "te_thread_group_create: the hub has been destroyed");
     if (same >= 0)
         return te__fail(te, TE_ERR_INVALID, "te_thread_group_create: this context is rank %d already; rank %d needs one of its own", same, rank);
-    if (seat == TE__SEAT_TAKEN) return te__fail(te, TE_ERR_STATE, "te_thread_group_create: rank %d of %d is taken by another context", rank, hub->size);
+    if (seat == TE__SEAT_TAKEN)
+        return te__fail(te, TE_ERR_STATE, "te_thread_group_create: rank %d of %d is taken by another context", rank, hub->size);
     return te__fail(te, TE_ERR_STATE, "te_thread_group_create: rank %d of %d has left; a hub starts anew when all its ranks have", rank, hub->size);
 }
 

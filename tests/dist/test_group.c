@@ -497,6 +497,23 @@ TE_TEST(misfits) {
             }
 }
 
+/* A rank without a tensor is silent itself, and the others hear of it. */
+static void without_tensor(rank_state *s) {
+    te_tensor *x = s->rank == 1 ? NULL : tensor_of(s->te, TE_F32, 6, NULL);
+    s->result = te_all_reduce(s->group, x, TE_REDUCE_SUM);
+    snprintf(s->error, sizeof s->error, "%s", te_error(s->te));
+    te_clear_error(s->te);
+    goes_on(s);
+}
+TE_TEST(null_on_one_rank) {
+    rank_state *all = run_ranks(3, without_tensor, NULL);
+    for (int k = 0; k < 3; k++) {
+        CHECK_EQ_INT(all[k].result, TE_ERR_STATE);
+        if (k != 1) CHECK_STR(all[k].error, "rank 1 failed: it was given NULL");
+    }
+    CHECK(all[1].error[0] == 0);
+}
+
 /* A failed call changes nothing. */
 static void unchanged(rank_state *s) {
     float mine[6], got[6];

@@ -10,6 +10,7 @@
 #include "api/tensor.h"
 #include "api/autograd.h"
 #include "api/ops.h"
+#include "api/dist.h"
 #include "api/quant.h"
 #include "api/functions.h"
 #include "api/module.h"
@@ -100,6 +101,9 @@
 #include "core/context.c"
 #include "core/tape.c"
 #include "core/access.c"
+
+/* dist: groups of ranks */
+#include "dist/group.c"
 
 /* what is built from operations */
 #include "quant/copies.c"

@@ -2,7 +2,10 @@
  *
  * A group is a small interface of collectives. Threads of one process implement it (te_thread_group_create); a user may bring
  * an implementation of their own (te_group_create). Every rank calls the same collectives in the same order. Tensors are contiguous
- * and of the rank's own context. Results are the same bits on all ranks and in every run: sums are taken in rank order. */
+ * and of the rank's own context. Results are the same bits on all ranks and in every run: sums are taken in rank order.
+ *
+ * A call that fails on this rank's own arguments does not reach a custom implementation, so its other ranks may be left waiting; ranks of
+ * threads are told. A NULL tensor gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives are checked and not made. */
 
 typedef enum te_reduce_op { TE_REDUCE_SUM = 0, TE_REDUCE_MAX = 1 /* NaN is ignored */ } te_reduce_op;
 
@@ -22,7 +25,7 @@ typedef struct te_group_desc {
     void (*destroy)(void *user); /* may be NULL */
 } te_group_desc;
 
-/* Owned by the caller: te_group_destroy. All functions must be there. */
+/* Owned by the caller: te_group_destroy, before the context goes. All functions must be there. On failure `destroy` is not called. */
 TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc);
 TE_API void te_group_destroy(te_group *group);
 TE_API int te_group_rank(const te_group *group); /* 0 for NULL */
@@ -30,9 +33,12 @@ TE_API int te_group_size(const te_group *group); /* 1 for NULL */
 
 /* The in-process group: `size` threads, each with a context of its own (CPU or CUDA, mixed as well), join one hub. The hub is
  * owned by the caller and outlives its groups. Collectives go through host memory: for tests, and for small groups in one process.
- * A rank whose arguments do not fit the others' (size, format, operation) makes the call fail on every rank with both values named. */
+ * A rank whose arguments do not fit the others' (size, format, operation), or that could not make the call at all, makes it fail on every
+ * rank with both values, or its own error, named; no tensor has changed then, and the group can go on. A rank that destroys its group makes
+ * the calls of the others fail from there on; when all ranks have, the hub can be joined anew. Syncs. */
 typedef struct te_thread_hub te_thread_hub;
-TE_API te_thread_hub *te_thread_hub_create(int size);
+TE_API te_thread_hub *te_thread_hub_create(int size); /* NULL: size < 1, or no memory */
+/* Ranks that are still in a group, or wait in one, get errors. NULL is fine. */
 TE_API void te_thread_hub_destroy(te_thread_hub *hub);
 TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank);
 

@@ -100,6 +100,7 @@
  *     tensor      making, viewing, copying, reading
  *     autograd    the tape
  *     ops         raw operations with explicit outputs
+ *     dist        groups of ranks that compute together
  *     quant       recipes, autocast, quantizers
  *     functions   differentiable functions
  *     module      the module tree

@@ -71,6 +71,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
     static te_adam_tensor adam[1];
     static const te_tensor *list[2];
     static te_tensor *list_out[1];
+    static te_tensor *states[2], *state_scales[1];
     memset(c, 0, sizeof *c);
     c->tolerance = call_tolerance(dtype);
 #define CALL(number, OP, text)  \
@@ -135,8 +136,12 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->tolerance = 0;
         break;
         CALL(10, DELAYED_UPDATE, "delayed update")
-        c->args.delayed_update.amax_history = call_normal(te, TE_F32, 2, history, 1);
-        c->args.delayed_update.scale = call_out(c, te, TE_F32, 1, scales);
+        states[0] = call_out(c, te, TE_F32, 2, history);
+        te_tensor_copy(states[0], call_normal(te, TE_F32, 2, history, 1));
+        state_scales[0] = call_out(c, te, TE_F32, 1, scales);
+        c->args.delayed_update.amax_history = states;
+        c->args.delayed_update.scale = state_scales;
+        c->args.delayed_update.count = 1;
         c->args.delayed_update.fp8_max = 448;
         c->tolerance = 0;
         break;
@@ -160,6 +165,14 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.transpose.dst = call_out(c, te, TE_F8E4M3, 2, nm);
         c->args.transpose.rows = M;
         c->args.transpose.columns = N;
+        c->tolerance = 0;
+        break;
+        CALL(36, DELAYED_GATHER, "gather of amaxes")
+        states[0] = call_normal(te, TE_F32, 2, history, 1);
+        states[1] = call_normal(te, TE_F32, 2, mn, 2);
+        c->args.delayed_gather.amax_history = states;
+        c->args.delayed_gather.count = 2;
+        c->args.delayed_gather.amaxes = call_out(c, te, TE_F32, 1, (const int64_t[]){6 + N});
         c->tolerance = 0;
         break;
         CALL(14, GEMM, "gemm x W^T + bias")

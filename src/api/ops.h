@@ -25,6 +25,8 @@
     X(fp8_quantize, FP8_QUANTIZE, cast)                \
     X(fp8_dequantize, FP8_DEQUANTIZE, cast)            \
     X(transpose, TRANSPOSE, cast)                      \
+    X(block_quantize, BLOCK_QUANTIZE, block)           \
+    X(block_dequantize, BLOCK_DEQUANTIZE, block)       \
     X(gemm, GEMM, gemm)                                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \

@@ -65,6 +65,8 @@
 #include "ops/cast/op.c"
 #include "ops/cast/cpu.c"
 #include "ops/cast/cuda.c"
+#include "ops/block/kargs.h"
+#include "ops/block/op.c"
 #include "ops/gemm/kargs.h"
 #include "ops/gemm/op.c"
 #include "ops/gemm/cpu.c"

@@ -26,6 +26,8 @@
     X(fp8_dequantize, FP8_DEQUANTIZE, cast)            \
     X(transpose, TRANSPOSE, cast)                      \
     X(delayed_gather, DELAYED_GATHER, cast)            \
+    X(block_quantize, BLOCK_QUANTIZE, block)           \
+    X(block_dequantize, BLOCK_DEQUANTIZE, block)       \
     X(gemm, GEMM, gemm)                                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \

@@ -25,6 +25,8 @@
     X(fp8_quantize, FP8_QUANTIZE, cast)                \
     X(fp8_dequantize, FP8_DEQUANTIZE, cast)            \
     X(transpose, TRANSPOSE, cast)                      \
+    X(mxfp8_quantize, MXFP8_QUANTIZE, mxfp8)           \
+    X(mxfp8_dequantize, MXFP8_DEQUANTIZE, mxfp8)       \
     X(gemm, GEMM, gemm)                                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \

@@ -1,5 +1,5 @@
-/* test_gemm.c: matrix products: every format and layout against float64, tails, padding, epilogues, split k, empty sizes, all fp8 codes,
- * the same bits from any number of threads, and complaints. */
+/* test_gemm.c: matrix products: every format, layout and scaling against float64, tails, padding, epilogues, split k, empty sizes, all fp8
+ * codes, the same bits from any number of threads, which kernel is chosen, and complaints. */
 #include "../te_test.h"
 
 typedef struct gemm_case {
@@ -8,13 +8,18 @@ typedef struct gemm_case {
     bool a_transposed, b_transposed, accumulate, split_accumulator, scaled;
     te_epilogue epilogue;
     int64_t pad; /* columns beyond the matrix in A, B, D and aux: NaN in A and B, untouched in the others */
+    te_scaling scaling_a, scaling_b;
+    bool swizzled, rows_scaled, max_256_a, max_256_b;
+    double magnitude; /* of the scales of A; those of B are its inverse; 0 => 1 */
 } gemm_case;
 
 static void name_case(const gemm_case *c) {
-    test_case("m=%lld n=%lld k=%lld %s%s x %s%s -> %s bias=%s%s%s%s epilogue=%d pad=%lld", (long long)c->m, (long long)c->n, (long long)c->k,
-              te_dtype_name(c->a), c->a_transposed ? "^T" : "", te_dtype_name(c->b), c->b_transposed ? "^T" : "", te_dtype_name(c->d),
-              te_dtype_name(c->bias), c->accumulate ? " accumulate" : "", c->split_accumulator ? " split" : "", c->scaled ? " scaled" : "",
-              (int)c->epilogue, (long long)c->pad);
+    static const char *const scalings[] = {"", ".1d", ".2d", ".mx", ".nv"};
+    test_case("m=%lld n=%lld k=%lld %s%s%s x %s%s%s -> %s bias=%s%s%s%s%s%s epilogue=%d pad=%lld magnitude=%g", (long long)c->m, (long long)c->n, (long long)c->k,
+              te_dtype_name(c->a), scalings[c->scaling_a], c->a_transposed ? "^T" : "", te_dtype_name(c->b), scalings[c->scaling_b],
+              c->b_transposed ? "^T" : "", te_dtype_name(c->d), te_dtype_name(c->bias), c->accumulate ? " accumulate" : "",
+              c->split_accumulator ? " split" : "", c->scaled ? " scaled" : "", c->swizzled ? " swizzled" : "", c->rows_scaled ? " rows" : "",
+              (int)c->epilogue, (long long)c->pad, c->magnitude);
 }
 
 /* rows x cols values in rows of cols + pad; `fill` in between. */
@@ -24,6 +29,108 @@ static float *padded(const float *x, int64_t rows, int64_t cols, int64_t pad, fl
         for (int64_t j = 0; j < cols + pad; j++) y[i * (cols + pad) + j] = j < cols ? x[i * cols + j] : fill;
     return y;
 }
+
+/* ---- operands ----------------------------------------------------------------------------------------------------------
+ * Lines (rows of op(A), columns of op(B)) of k values: as tensors, and what they mean in float64. */
+
+typedef struct operand {
+    te_tensor *codes, *scale, *amax;
+    double *values; /* [lines, k] */
+} operand;
+
+static te_tensor *amaxes(te_ctx *te, int64_t n, uint64_t seed, double magnitude, float **out) {
+    *out = test_uniform(n, seed, 0.5f, 9.0f);
+    for (int64_t i = 0; i < n; i++) (*out)[i] = (float)((*out)[i] * magnitude);
+    return test_tensor(te, TE_F32, SHAPE(n), *out);
+}
+
+/* Any float format or fp8, without scales of its own. along_k: neighbours along k are neighbours in memory. */
+static operand plain_operand(te_ctx *te, te_dtype dtype, int64_t lines, int64_t k, bool along_k, int64_t pad, uint64_t seed) {
+    operand x = {NULL, NULL, NULL, (double *)test_alloc((size_t)(lines * k + 1) * sizeof(double))};
+    int64_t rows = along_k ? lines : k, cols = along_k ? k : lines;
+    float *v = test_rounded(dtype, test_normal(rows * cols, seed), rows * cols);
+    x.codes = test_tensor(te, dtype, SHAPE(rows, cols + pad), padded(v, rows, cols, pad, NAN));
+    for (int64_t i = 0; i < lines; i++)
+        for (int64_t p = 0; p < k; p++) x.values[i * k + p] = (double)v[along_k ? i * k + p : p * lines + i];
+    return x;
+}
+
+static int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+/* What a code stands for, by the definition of its format. */
+static double code_value(te_dtype dtype, int code) {
+    int mantissa = dtype == TE_F4E2M1 ? 1 : dtype == TE_F8E4M3 ? 3 : 2, bias = dtype == TE_F4E2M1 ? 1 : dtype == TE_F8E4M3 ? 7 : 15;
+    int sign = dtype == TE_F4E2M1 ? 8 : 128, e = (code & (sign - 1)) >> mantissa, f = code & ((1 << mantissa) - 1);
+    double x = e ? ldexp(f + (1 << mantissa), e - bias - mantissa) : ldexp(f, 1 - bias - mantissa);
+    return code & sign ? -x : x;
+}
+
+/* Where te_mxfp8_quantize says that the scale of group `group` of line `line` lies. */
+static int64_t scale_at(bool swizzled, bool along_k, int64_t lines, int64_t groups, int64_t line, int64_t group) {
+    int64_t t = up(groups, 4);
+    if (swizzled) return (line / 128 * (t / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
+    return along_k ? line * t + group : group * up(lines, 128) + line;
+}
+
+/* Random codes and scales, and what they mean: values of about `magnitude`. All that no value needs is NaN: padding of codes and of scales. */
+static operand scaled_operand(te_ctx *te, const gemm_case *c, te_scaling scaling, te_dtype dtype, int64_t lines, int64_t k, bool along_k, bool max_256,
+                              double magnitude, uint64_t seed) {
+    operand x = {NULL, NULL, NULL, (double *)test_alloc((size_t)(lines * k + 1) * sizeof(double))};
+    bool fp4 = dtype == TE_F4E2M1, blocks = scaling == TE_SCALING_BLOCK_1D || scaling == TE_SCALING_BLOCK_2D;
+    int64_t rows = along_k ? lines : k, cols = along_k ? k : lines, ld = cols + c->pad, bytes = fp4 ? (ld + 1) / 2 : ld;
+    int64_t size = blocks ? 128 : fp4 ? 16 : 32, groups = (k + size - 1) / size, scale_rows, scale_cols;
+    uint8_t *codes = (uint8_t *)test_alloc((size_t)(rows * bytes + 1)), *small;
+    float *normal = test_normal(rows * cols, seed), *factors, *amax = NULL;
+    const uint8_t *rounded = NULL;
+    int64_t *digits = fp4 ? test_integers(rows * cols + 1, seed, 0, 16) : NULL;
+    for (int64_t i = 0; i < rows * cols; i++) normal[i] *= 64;
+    if (!fp4) magnitude /= 64;
+    if (!fp4) rounded = (const uint8_t *)test_read_bytes(te_tensor_from_f32(te, dtype, SHAPE(rows, cols), normal));
+    memset(codes, 0x7f, (size_t)(rows * bytes));
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++) {
+            int code = fp4 ? (int)digits[i * cols + j] : rounded[i * cols + j];
+            uint8_t *to = &codes[i * bytes + (fp4 ? j / 2 : j)];
+            *to = (uint8_t)(!fp4 ? code : j % 2 ? (*to & 0x0f) | code << 4 : (*to & 0xf0) | code);
+            x.values[along_k ? i * k + j : j * k + i] = code_value(dtype, code);
+        }
+    x.codes = te_tensor_from_host(te, dtype, SHAPE(rows, ld), codes);
+
+    scale_rows = scaling == TE_SCALING_BLOCK_1D ? groups : scaling == TE_SCALING_BLOCK_2D ? (lines + 127) / 128 : along_k ? up(lines, 128) : up(groups, 4);
+    scale_cols = scaling == TE_SCALING_BLOCK_1D ? up(lines, 4) : along_k ? up(groups, 4) : up(lines, 128);
+    factors = (float *)test_alloc((size_t)(scale_rows * scale_cols + 1) * sizeof(float));
+    small = (uint8_t *)test_alloc((size_t)(scale_rows * scale_cols + 1));
+    memset(small, scaling == TE_SCALING_MXFP8 ? 0xff : 0x7f, (size_t)(scale_rows * scale_cols));
+    for (int64_t i = 0; i < scale_rows * scale_cols; i++) factors[i] = NAN;
+    if (scaling == TE_SCALING_NVFP4) x.amax = amaxes(te, c->rows_scaled ? lines : 1, seed + 50, magnitude, &amax);
+    const float *random = test_uniform(lines * groups + 1, seed + 100, 0.3f, 1.7f);
+    for (int64_t i = 0; i < lines; i++)
+        for (int64_t g = 0; g < groups; g++) {
+            double scale;
+            if (blocks) {
+                bool tall = scaling == TE_SCALING_BLOCK_2D;
+                float f = (float)(magnitude * random[tall ? i / 128 * groups + g : i * groups + g]);
+                factors[tall ? i / 128 * up(groups, 4) + g : g * up(lines, 4) + i] = f;
+                scale = (double)f;
+            } else if (scaling == TE_SCALING_MXFP8) {
+                int e = (int)(127 + log2(magnitude) + 8 * (random[i * groups + g] - 1));
+                small[scale_at(c->swizzled, along_k, lines, groups, i, g)] = (uint8_t)e;
+                scale = ldexp(1, e - 127);
+            } else {
+                int code = 32 + (int)(80 * (random[i * groups + g] - 0.3f) / 1.4f);
+                small[scale_at(c->swizzled, along_k, lines, groups, i, g)] = (uint8_t)code;
+                scale = code_value(TE_F8E4M3, code) * (double)amax[c->rows_scaled ? i : 0] / (6.0 * (max_256 ? 256 : 448));
+            }
+            for (int64_t p = g * size; p < k && p < (g + 1) * size; p++) x.values[i * k + p] *= scale;
+        }
+    if (blocks)
+        x.scale = test_tensor(te, TE_F32, SHAPE(scale_rows, scale_cols), factors);
+    else
+        x.scale = te_tensor_from_host(te, fp4 ? TE_F8E4M3 : TE_F8E8M0, SHAPE(scale_rows, scale_cols), small);
+    return x;
+}
+
+/* ---- one product ----------------------------------------------------------------------------------------------------- */
 
 static double gelu(double x) { return 0.5 * x * (1.0 + tanh(0.7978845608 * x * (1.0 + 0.044715 * x * x))); }
 static double dgelu(double x) {
@@ -36,6 +143,8 @@ static double output_error(te_dtype d) { return d == TE_F32 ? 1e-6 : d == TE_BF1
 /* What the sums cost, relative to sum |a b|: rounding of f32 additions; on the GPU TF32 operands (each off by 2^-11 at most, so products
  * by 2^-10; in a short sum they need not cancel) and the 14 bits or so that Hopper's fp8 tensor cores keep between additions. */
 static double sum_error(const gemm_case *c, bool cuda) {
+    if (c->scaling_a == TE_SCALING_MXFP8 || c->scaling_a == TE_SCALING_NVFP4) return 3e-6; /* bf16 operands, exact */
+    if (cuda && c->scaling_a != TE_SCALING_TENSOR) return 3e-4; /* sums of 128 k are promoted always */
     if (cuda && c->a == TE_F32) return 1e-3;
     if (cuda && (c->a == TE_F8E4M3 || c->a == TE_F8E5M2)) return c->split_accumulator ? 3e-4 : 1e-3;
     return 3e-6;
@@ -65,9 +174,8 @@ static void check_padding(const char *name, const float *got, const float *befor
 
 static void run_case(te_ctx *te, const gemm_case *c) {
     bool cuda = te_ctx_is_cuda(te);
-    int64_t m = c->m, n = c->n, k = c->k, pad = c->pad, ra = c->a_transposed ? k : m, ca = c->a_transposed ? m : k, rb = c->b_transposed ? n : k,
-            cb = c->b_transposed ? k : n;
-    float *a = test_rounded(c->a, test_normal(ra * ca, 1), ra * ca), *b = test_rounded(c->b, test_normal(rb * cb, 2), rb * cb);
+    int64_t m = c->m, n = c->n, k = c->k, pad = c->pad;
+    double magnitude = c->magnitude ? c->magnitude : 1;
     float *bias = test_rounded(c->bias ? c->bias : TE_F32, test_normal(n, 3), n);
     float *old = test_rounded(c->d, test_normal(m * n, 4), m * n), *aux = test_rounded(c->d, test_normal(m * n, 5), m * n);
     float scale_a = 0.37f, scale_b = 1.7f;
@@ -76,8 +184,14 @@ static void run_case(te_ctx *te, const gemm_case *c) {
     te_gemm_args g;
     memset(&g, 0, sizeof g);
     name_case(c);
-    g.a = test_tensor(te, c->a, SHAPE(ra, ca + pad), padded(a, ra, ca, pad, NAN));
-    g.b = test_tensor(te, c->b, SHAPE(rb, cb + pad), padded(b, rb, cb, pad, NAN));
+    operand a = c->scaling_a ? scaled_operand(te, c, c->scaling_a, c->a, m, k, !c->a_transposed, c->max_256_a, magnitude, 1)
+                             : plain_operand(te, c->a, m, k, !c->a_transposed, pad, 1);
+    operand b = c->scaling_b ? scaled_operand(te, c, c->scaling_b, c->b, n, k, c->b_transposed, c->max_256_b, 1 / magnitude, 2)
+                             : plain_operand(te, c->b, n, k, c->b_transposed, pad, 2);
+    g.a = a.codes, g.scale_a = a.scale, g.amax_a = a.amax;
+    g.b = b.codes, g.scale_b = b.scale, g.amax_b = b.amax;
+    g.scaling_a = c->scaling_a, g.scaling_b = c->scaling_b;
+    g.swizzled_scales = c->swizzled, g.e4m3_max_256_a = c->max_256_a, g.e4m3_max_256_b = c->max_256_b;
     g.d = test_guarded_with(te, c->d, SHAPE(m, n + pad), d_before);
     if (c->bias) g.bias = test_tensor(te, c->bias, SHAPE(n), bias);
     if (c->epilogue) g.aux = test_guarded_with(te, c->d, SHAPE(m, n + pad), aux_before);
@@ -98,7 +212,7 @@ static void run_case(te_ctx *te, const gemm_case *c) {
         for (int64_t j = 0; j < n; j++) {
             double sum = 0, size = 0, v;
             for (int64_t p = 0; p < k; p++) {
-                double term = (double)a[c->a_transposed ? p * m + i : i * k + p] * (double)b[c->b_transposed ? j * k + p : p * n + j];
+                double term = a.values[i * k + p] * b.values[j * k + p];
                 sum += term;
                 size += fabs(term);
             }
@@ -302,6 +416,140 @@ TE_TEST_DEVICES(gemm_same_bits) {
     }
 }
 
+/* ---- scalings ---------------------------------------------------------------------------------------------------------- */
+
+static const te_scaling scalings[][2] = {{TE_SCALING_BLOCK_1D, TE_SCALING_BLOCK_1D}, {TE_SCALING_BLOCK_1D, TE_SCALING_BLOCK_2D},
+                                         {TE_SCALING_BLOCK_2D, TE_SCALING_BLOCK_1D}, {TE_SCALING_MXFP8, TE_SCALING_MXFP8},
+                                         {TE_SCALING_NVFP4, TE_SCALING_NVFP4}};
+
+/* Formats and flags go round with `turn`. */
+static gemm_case scaled_case(int64_t m, int64_t n, int64_t k, int scaling, int turn) {
+    gemm_case c;
+    memset(&c, 0, sizeof c);
+    c.m = m, c.n = n, c.k = k;
+    c.scaling_a = scalings[scaling][0], c.scaling_b = scalings[scaling][1];
+    c.a = c.scaling_a == TE_SCALING_NVFP4 ? TE_F4E2M1 : turn % 3 == 1 ? TE_F8E5M2 : TE_F8E4M3;
+    c.b = c.scaling_a == TE_SCALING_NVFP4 ? TE_F4E2M1 : turn % 3 == 2 ? TE_F8E5M2 : TE_F8E4M3;
+    c.d = outputs[turn % 3];
+    c.b_transposed = true;
+    c.swizzled = c.scaling_a >= TE_SCALING_MXFP8 && turn % 2;
+    if (c.scaling_a == TE_SCALING_NVFP4) {
+        c.rows_scaled = turn % 4 >= 2;
+        c.max_256_a = turn % 5 == 1;
+        c.max_256_b = turn % 5 == 2;
+    }
+    c.split_accumulator = turn & 1;
+    return c;
+}
+
+/* Every legal pair at every shape; MXFP8 in its four layouts. */
+TE_TEST_DEVICES(gemm_scalings) {
+    static const int64_t shapes[][4] = {{1, 1, 1, 0}, {3, 5, 7, 0}, {127, 129, 130, 0}, {128, 128, 128, 0}, {200, 72, 300, 4}, {33, 260, 528, 16}};
+    int turn = 0;
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int f = 0; f < COUNT(scalings); f++)
+            for (int layout = 0; layout < (scalings[f][0] == TE_SCALING_MXFP8 ? 4 : 1); layout++, turn++) {
+                gemm_case c = scaled_case(shapes[s][0], shapes[s][1], shapes[s][2], f, turn);
+                c.pad = shapes[s][3];
+                c.a_transposed = layout & 1, c.b_transposed = !(layout & 2);
+                c.bias = turn % 2 ? outputs[turn / 2 % 3] : TE_DTYPE_NONE;
+                c.accumulate = turn % 4 == 1;
+                c.magnitude = turn % 3 == 0 ? 1e-20 : turn % 3 == 1 ? 1 : 1e18;
+                run_case(te, &c);
+            }
+}
+
+TE_TEST_DEVICES(gemm_scaled_epilogues) {
+    int turn = 0;
+    for (int f = 0; f < COUNT(scalings); f++)
+        for (int e = TE_EPILOGUE_NONE; e <= TE_EPILOGUE_DGELU; e++)
+            for (int k = 96; k <= 256; k += 160, turn++) {
+                gemm_case c = scaled_case(70, turn & 1 ? 83 : 136, k, f, turn);
+                c.pad = turn & 1 ? 0 : 8;
+                c.bias = turn & 2 ? outputs[turn % 3] : TE_DTYPE_NONE;
+                c.accumulate = turn & 1;
+                c.epilogue = (te_epilogue)e;
+                run_case(te, &c);
+            }
+}
+
+/* Small D and long k, more tiles than multiprocessors: what a GPU does differently. */
+TE_TEST_DEVICES(gemm_scaled_long_k) {
+    for (int f = 0; f < COUNT(scalings); f++) {
+        gemm_case c = scaled_case(20 + f, 24, 2500 + 44 * f, f, f + 1);
+        c.pad = f & 1 ? 0 : 4;
+        c.bias = f & 1 ? TE_F32 : TE_DTYPE_NONE;
+        c.accumulate = true;
+        run_case(te, &c);
+    }
+}
+TE_TEST_DEVICES(gemm_scaled_many_tiles) {
+    if (!te_ctx_is_cuda(te)) SKIP("for the GPU's schedule; the CPU has none");
+    for (int f = 0; f < COUNT(scalings); f++) {
+        gemm_case c = scaled_case(1400, 1296, 272, f, f);
+        c.pad = 16;
+        run_case(te, &c);
+    }
+}
+
+/* k of 0: D is the bias. Empty D: nothing. */
+TE_TEST_DEVICES(gemm_scaled_empty) {
+    for (int f = 0; f < COUNT(scalings); f++)
+        for (int turn = 0; turn < 3; turn++) {
+            gemm_case c = scaled_case(turn == 1 ? 0 : 5, turn == 2 ? 0 : 7, turn ? 9 : 0, f, turn);
+            c.bias = TE_BF16;
+            c.accumulate = f & 1;
+            run_case(te, &c);
+        }
+}
+
+/* Every code times every kind of scale, NaN and infinity included: row i of A is code i and zeros, B is the identity. Products of codes and
+ * powers of two are exact to the last bit of bf16's subnormal numbers, 2^-133, which the GPU's operands have. */
+TE_TEST_DEVICES(gemm_scaled_codes) {
+    static const te_dtype kinds[] = {TE_F8E4M3, TE_F8E5M2, TE_F4E2M1};
+    static const uint8_t exponents[] = {0, 1, 12, 100, 127, 140, 231, 255}, block_codes[] = {0, 1, 7, 8, 56, 120, 126, 127};
+    for (int f = 0; f < 3; f++)
+        for (int s = 0; s < 8; s++) {
+            bool fp4 = kinds[f] == TE_F4E2M1;
+            int rows = fp4 ? 16 : 256, k = 32;
+            uint8_t *codes = (uint8_t *)test_alloc(256 * 32), *unit = (uint8_t *)test_alloc(32 * 32), *scale = (uint8_t *)test_alloc(256 * 4);
+            uint8_t *unit_scale = (uint8_t *)test_alloc(128 * 4);
+            float *want = (float *)test_alloc(256 * 32 * sizeof(float)), one = fp4 ? 2688.0f : 1.0f;
+            te_gemm_args g;
+            memset(&g, 0, sizeof g);
+            test_case("%s, scale %d", te_dtype_name(kinds[f]), fp4 ? block_codes[s] : exponents[s]);
+            memset(scale, fp4 ? block_codes[s] : exponents[s], 256 * 4);
+            memset(unit_scale, fp4 ? 56 : 127, 128 * 4); /* 1 */
+            for (int i = 0; i < rows; i++) {
+                double code = code_value(kinds[f], i), factor = fp4 ? code_value(TE_F8E4M3, block_codes[s]) : ldexp(1, exponents[s] - 127);
+                if (!fp4 && ((kinds[f] == TE_F8E4M3 && (i & 127) == 127) || (kinds[f] == TE_F8E5M2 && (i & 127) > 124))) code = NAN;
+                if (kinds[f] == TE_F8E5M2 && (i & 127) == 124) code = i & 128 ? -INFINITY : INFINITY;
+                if (fp4 ? block_codes[s] == 127 : exponents[s] == 255) factor = NAN;
+                codes[fp4 ? i * 16 + i % 32 / 2 : i * 32 + i % 32] = (uint8_t)(fp4 && i % 2 ? i << 4 : i);
+                double value = code * factor;
+                if (!fp4) value = isfinite(value) ? rint(value * 0x1p133) * 0x1p-133 : value;
+                bool spread = !isfinite(code) || !isfinite(factor); /* 0 times NaN or infinity is NaN: it fills the row */
+                for (int j = 0; j < 32; j++) want[i * 32 + j] = j == i % 32 ? (float)value : spread ? NAN : 0;
+            }
+            for (int i = 0; i < 32; i++) {
+                if (fp4) unit[i * 16 + i / 2] = (uint8_t)(i % 2 ? 0x20 : 0x02);
+                else unit[i * 32 + i] = 0x38;
+            }
+            g.a = te_tensor_from_host(te, kinds[f], SHAPE(rows, k), codes);
+            g.b = te_tensor_from_host(te, fp4 ? TE_F4E2M1 : TE_F8E4M3, SHAPE(32, k), unit);
+            g.scale_a = te_tensor_from_host(te, fp4 ? TE_F8E4M3 : TE_F8E8M0, SHAPE(up(rows, 128), 4), scale);
+            g.scale_b = te_tensor_from_host(te, fp4 ? TE_F8E4M3 : TE_F8E8M0, SHAPE(128, 4), unit_scale);
+            g.scaling_a = g.scaling_b = fp4 ? TE_SCALING_NVFP4 : TE_SCALING_MXFP8;
+            if (fp4) g.amax_a = g.amax_b = te_tensor_full(te, TE_F32, SHAPE(1), (double)one);
+            g.d = test_guarded(te, TE_F32, SHAPE(rows, 32));
+            g.m = rows, g.n = 32, g.k = k;
+            g.b_transposed = true;
+            te_gemm(te, &g);
+            REQUIRE_OK(te);
+            CHECK_CLOSE("D", test_read(g.d), want, rows * 32, 2.4e-7, te_ctx_is_cuda(te) ? 0 : 0x1p-134); /* the factors' roundings */
+        }
+}
+
 TE_TEST_DEVICES(gemm_complaints) {
     te_tensor *a = te_tensor_zeros(te, TE_BF16, SHAPE(4, 6)), *b = te_tensor_zeros(te, TE_BF16, SHAPE(5, 6)), *d = te_tensor_zeros(te, TE_BF16, SHAPE(4, 5));
     te_tensor *e4m3 = te_tensor_zeros(te, TE_F8E4M3, SHAPE(8, 16)), *e5m2 = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 16));
@@ -355,4 +603,72 @@ TE_TEST_DEVICES(gemm_complaints) {
     g = good, g.scale_a = te_tensor_zeros(te, TE_F32, SHAPE(2));
     te_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_SHAPE, "scale_a");
+}
+
+static void scaled_complaint(te_ctx *te, te_gemm_args g, te_result code, const char *text) {
+    te_gemm(te, &g);
+    CHECK_ERROR(te, code, text);
+}
+
+TE_TEST_DEVICES(gemm_scaling_complaints) {
+    te_tensor *e4m3 = te_tensor_zeros(te, TE_F8E4M3, SHAPE(8, 144)), *e5m2 = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 144));
+    te_tensor *e2m1 = te_tensor_zeros(te, TE_F4E2M1, SHAPE(8, 144)), *bf16 = te_tensor_zeros(te, TE_BF16, SHAPE(8, 144));
+    te_tensor *one_d = te_tensor_zeros(te, TE_F32, SHAPE(2, 8)), *two_d = te_tensor_zeros(te, TE_F32, SHAPE(1, 4));
+    te_tensor *e8m0 = te_tensor_zeros(te, TE_F8E8M0, SHAPE(128, 8)), *nv = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 12));
+    te_tensor *amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    te_gemm_args block, mx, fp4, g;
+    memset(&block, 0, sizeof block);
+    block.a = block.b = e4m3;
+    block.d = te_tensor_zeros(te, TE_F32, SHAPE(8, 8));
+    block.m = block.n = 8, block.k = 144;
+    block.b_transposed = true;
+    mx = fp4 = block;
+    block.scaling_a = TE_SCALING_BLOCK_1D, block.scaling_b = TE_SCALING_BLOCK_2D;
+    block.scale_a = one_d, block.scale_b = two_d;
+    mx.scaling_a = mx.scaling_b = TE_SCALING_MXFP8;
+    mx.scale_a = mx.scale_b = e8m0;
+    fp4.a = fp4.b = e2m1;
+    fp4.scaling_a = fp4.scaling_b = TE_SCALING_NVFP4;
+    fp4.scale_a = fp4.scale_b = nv;
+    fp4.amax_a = fp4.amax_b = amax;
+    te_gemm(te, &block), te_gemm(te, &mx), te_gemm(te, &fp4);
+    CHECK_OK(te);
+
+    g = block, g.scaling_a = TE_SCALING_BLOCK_2D, g.scale_a = two_d;
+    scaled_complaint(te, g, TE_ERR_INVALID, "one of them must have 1 x 128 blocks");
+    g = block, g.scaling_a = TE_SCALING_MXFP8;
+    scaled_complaint(te, g, TE_ERR_INVALID, "A is scaled by MXFP8 and B by BLOCK_2D");
+    g = mx, g.scaling_b = TE_SCALING_TENSOR;
+    scaled_complaint(te, g, TE_ERR_INVALID, "A is scaled by MXFP8 and B by TENSOR");
+    g = mx, g.scaling_a = (te_scaling)9;
+    scaled_complaint(te, g, TE_ERR_INVALID, "scaling_a is 9");
+    g = mx, g.a = g.b = e5m2;
+    scaled_complaint(te, g, TE_ERR_DTYPE, "both e5m2");
+    g = block, g.a = bf16;
+    scaled_complaint(te, g, TE_ERR_DTYPE, "A is bf16 and B e4m3; BLOCK_1D scales belong to fp8 codes");
+    g = fp4, g.a = e4m3;
+    scaled_complaint(te, g, TE_ERR_DTYPE, "NVFP4 scales belong to e2m1 codes");
+    g = fp4, g.scaling_a = g.scaling_b = TE_SCALING_TENSOR, g.amax_a = g.amax_b = g.scale_a = g.scale_b = NULL;
+    scaled_complaint(te, g, TE_ERR_DTYPE, "pass their scales and amaxes");
+    g = block, g.scale_a = NULL;
+    scaled_complaint(te, g, TE_ERR_INVALID, "scale_a is NULL");
+    g = block, g.scale_b = one_d;
+    scaled_complaint(te, g, TE_ERR_SHAPE, "scale_b is [2, 8]; the BLOCK_2D scales of 8 lines of 144 values are [1, 4]");
+    g = mx, g.scale_a = nv;
+    scaled_complaint(te, g, TE_ERR_DTYPE, "scale_a is e4m3; the scales of MXFP8 are e8m0");
+    g = mx, g.m = 144, g.k = 8, g.a_transposed = true, g.scale_a = g.scale_b = te_tensor_zeros(te, TE_F8E8M0, SHAPE(128, 4)),
+    g.d = te_tensor_zeros(te, TE_F32, SHAPE(144, 8));
+    scaled_complaint(te, g, TE_ERR_SHAPE, "scale_a is [128, 4]; the MXFP8 scales of 144 lines of 8 values are [4, 256]");
+    g = block, g.swizzled_scales = true;
+    scaled_complaint(te, g, TE_ERR_INVALID, "swizzled_scales belongs to MXFP8 and NVFP4");
+    g = mx, g.amax_a = amax;
+    scaled_complaint(te, g, TE_ERR_INVALID, "belong to NVFP4");
+    g = fp4, g.amax_b = NULL;
+    scaled_complaint(te, g, TE_ERR_INVALID, "amax_b is NULL");
+    g = fp4, g.amax_a = te_tensor_zeros(te, TE_F32, SHAPE(7));
+    scaled_complaint(te, g, TE_ERR_SHAPE, "amax_a is [7]");
+    g = fp4, g.k = 8, g.n = 8, g.b_transposed = false, g.scale_a = g.scale_b = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
+    scaled_complaint(te, g, TE_ERR_INVALID, "fp4 operands must be contiguous along k");
+    g = block, g.k = 8, g.b_transposed = false;
+    scaled_complaint(te, g, TE_ERR_INVALID, "fp8 operands must be contiguous along k");
 }

@@ -1,10 +1,13 @@
-/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, fast enough to train with. Knows tensors; must not know
- * CUDA.
+/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, fast enough to train with: the reference of every scaling.
+ * Knows tensors; must not know CUDA.
  *
  * Both operands are decoded once, whatever their format and layout, into panels of f32 in the order in which the micro-kernel reads
  * them: six rows of A, or 32 columns of B, for k = 0, 1, 2 ... A panel is a product of two panels: six by 32 sums that live in vector
  * registers. Sums run over 256 values of k at a time, upwards, and these over all of k, upwards: the bits depend on neither the number
- * of threads nor on the block or tile that an element falls into. */
+ * of threads nor on the block or tile that an element falls into.
+ *
+ * MXFP8 and NVFP4 values are multiplied with the scale of their group as they are decoded, which f32 holds exactly. Block scales are
+ * arbitrary numbers: sums over their 128 values of k are scaled, as the tensor cores' are, and not the values. */
 
 enum {
     TE__GEMM_MR = 6, /* rows of a panel of A: 6 x 32 sums fill 12 of the 32 registers of AVX-512, and do well with fewer */
@@ -12,6 +15,7 @@ enum {
     TE__GEMM_MC = 96, /* a task: 96 x 128 of D, 48 KB of sums on the stack; one slab of A (96 KB) and of B (128 KB) stay in the L2 cache */
     TE__GEMM_NC = 128,
     TE__GEMM_KC = 256,      /* of k; a slab of one panel of B takes 32 KB of L1 */
+    TE__GEMM_KB = 128,      /* of k that share a block scale */
     TE__GEMM_PACKED = 1 << 24 /* most elements of one operand that are decoded at a time: 64 MB */
 };
 
@@ -100,6 +104,10 @@ typedef struct te__gemm_operand {
     bool k_major;      /* neighbours along k are neighbours in memory */
     int width;         /* of a panel */
     float fp8[256];    /* value of each code */
+    te_scaling scaling;
+    const void *scale; /* of MXFP8, NVFP4 or blocks; NULL for other operands */
+    int64_t scale_ld;
+    bool swizzled;
     int64_t begin, end; /* what is decoded now; begin is a multiple of the task's size */
     float *packed;     /* panels of [k][width], zeros beyond the end */
 } te__gemm_operand;
@@ -118,15 +126,52 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
     if (te__is_fp8(t->dtype))
         for (c = 0; c < 256; c++) x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
 }
+static void te__gemm_operand_scale(te__gemm_operand *x, const te_tensor *scale, te_scaling scaling, bool swizzled) {
+    x->scaling = scaling;
+    x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
+    x->scale_ld = te__gemm_scale_ld(scaling, !x->k_major, x->size, x->k);
+    x->swizzled = swizzled;
+}
 
-static void te__gemm_decode(const te__gemm_operand *x, int64_t index, int64_t n, float *out) {
-    const uint8_t *codes = (const uint8_t *)x->data + index;
+/* The scale of group `group` of line `line` (a row of op(A), a column of op(B)). */
+static float te__gemm_group_scale(const te__gemm_operand *x, int64_t line, int64_t group) {
+    const uint8_t *codes = (const uint8_t *)x->scale;
+    int64_t at = x->k_major ? line * x->scale_ld + group : group * x->scale_ld + line;
+    if (x->swizzled)
+        at = (line / 128 * te__div_up(te__gemm_groups(x->scaling, x->k), 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
+    return x->scaling == TE_SCALING_MXFP8 ? te__e8m0_to_f32(codes[at]) : te__e4m3_to_f32(codes[at]);
+}
+
+/* The block scales of `n` lines from `line` on, for block `block` of k. */
+static void te__gemm_block_scales(const te__gemm_operand *x, int64_t line, int64_t n, int64_t block, float *out) {
+    const float *scale = (const float *)x->scale;
     int64_t i;
-    if (!te__is_fp8(x->dtype)) {
-        te__load_row(x->data, x->dtype, index, n, out);
-        return;
+    for (i = 0; i < n; i++)
+        out[i] = x->scaling == TE_SCALING_BLOCK_2D ? scale[(line + i) / TE__GEMM_KB * x->scale_ld + block] : scale[block * x->scale_ld + line + i];
+}
+
+/* n neighbours in memory: row `row` of the operand as it lies, from element `at` on. */
+static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, int64_t n, float *out) {
+    int64_t i;
+    int group = x->scaling == TE_SCALING_NVFP4 ? 4 : 5; /* log2 of its size */
+    float scale = 1.0f;
+    if (x->dtype == TE_F4E2M1) {
+        const uint8_t *pairs = (const uint8_t *)x->data + row * (x->ld / 2);
+        for (i = 0; i < n; i++) out[i] = te__e2m1_to_f32((uint8_t)(pairs[(at + i) / 2] >> (at + i) % 2 * 4 & 15));
+    } else if (te__is_fp8(x->dtype)) {
+        const uint8_t *codes = (const uint8_t *)x->data + row * x->ld + at;
+        for (i = 0; i < n; i++) out[i] = x->fp8[codes[i]];
+    } else {
+        te__load_row(x->data, x->dtype, row * x->ld + at, n, out);
     }
-    for (i = 0; i < n; i++) out[i] = x->fp8[codes[i]];
+    if (x->scaling != TE_SCALING_MXFP8 && x->scaling != TE_SCALING_NVFP4) return;
+    for (i = 0; i < n; i++) {
+        if (!x->k_major)
+            scale = te__gemm_group_scale(x, at + i, row >> group);
+        else if (i == 0 || (at + i) >> group != (at + i - 1) >> group)
+            scale = te__gemm_group_scale(x, row, (at + i) >> group);
+        out[i] *= scale;
+    }
 }
 
 /* One panel of rows that run along k: decoded 64 values at a time, then turned around. */
@@ -136,7 +181,7 @@ static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t r
     memset(part, 0, sizeof(part));
     for (p = 0; p < x->k; p += n, out += n * w) {
         n = te__min(x->k - p, TE__GEMM_CHUNK);
-        for (r = 0; r < rows; r++) te__gemm_decode(x, (row + r) * x->ld + p, n, part[r]);
+        for (r = 0; r < rows; r++) te__gemm_decode(x, row + r, p, n, part[r]);
         for (i = 0; i < n; i++)
             for (r = 0; r < w; r++) out[i * w + r] = part[r][i];
     }
@@ -148,7 +193,7 @@ static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_
     int64_t p, at, w = x->width;
     memset(line, 0, sizeof(line));
     for (p = 0; p < x->k; p++) {
-        te__gemm_decode(x, p * x->ld + row, rows, line);
+        te__gemm_decode(x, p, row, rows, line);
         for (at = 0; at < rows; at += w) memcpy(out + at * x->k + p * w, line + at, (size_t)w * sizeof(float));
     }
 }
@@ -181,7 +226,8 @@ typedef struct te__gemm_job {
     const te_gemm_args *args;
     te__gemm_operand a, b;
     int64_t ldd, ldaux;
-    float scale;
+    float scale, factor_a, factor_b;
+    const float *amax_a, *amax_b; /* NULL, or one for each row and column: times the factors they are scales */
     te__gemm_micro_fn micro;
 } te__gemm_job;
 
@@ -195,9 +241,11 @@ static float te__gemm_dgelu(float x) {
 /* n sums of row `row` from column `col` on become elements of D. */
 static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums, const float *bias) {
     const te_gemm_args *g = job->args;
-    float v[TE__GEMM_NC], other[TE__GEMM_NC];
+    float v[TE__GEMM_NC], other[TE__GEMM_NC], of_row = job->amax_a ? job->amax_a[row] * job->factor_a : 1.0f;
     int64_t i;
-    for (i = 0; i < n; i++) v[i] = job->scale * sums[i] + bias[i];
+    for (i = 0; i < n; i++) v[i] = sums[i] * of_row;
+    for (i = 0; i < n && job->amax_b; i++) v[i] *= job->amax_b[col + i] * job->factor_b;
+    for (i = 0; i < n; i++) v[i] = job->scale * v[i] + bias[i];
     if (g->epilogue == TE_EPILOGUE_GELU) {
         if (g->aux) te__store_row(te__data(g->aux), g->aux->dtype, row * job->ldaux + col, n, v);
         for (i = 0; i < n; i++) v[i] = te__gemm_gelu(v[i]);
@@ -212,17 +260,43 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
+/* sums += A B over n values of k from p on, for a tile of rows x cols whose panels start at pa and pb. */
+static void te__gemm_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t rows, int64_t cols, int64_t p, int64_t n,
+                          float sums[TE__GEMM_MC][TE__GEMM_NC]) {
+    int64_t i, j, k = job->a.k;
+    for (j = 0; j < cols; j += TE__GEMM_NR)
+        for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
+}
+
+/* The same over one block of k, times the scales of the block. */
+static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t p,
+                                 int64_t n, float sums[TE__GEMM_MC][TE__GEMM_NC]) {
+    float part[TE__GEMM_MR][TE__GEMM_NC], scale_a[TE__GEMM_MC], scale_b[TE__GEMM_NC];
+    int64_t i, j, r, c, k = job->a.k;
+    te__gemm_block_scales(&job->a, row, rows, p / TE__GEMM_KB, scale_a);
+    te__gemm_block_scales(&job->b, col, cols, p / TE__GEMM_KB, scale_b);
+    for (i = 0; i < rows; i += TE__GEMM_MR) {
+        memset(part, 0, sizeof(part));
+        for (j = 0; j < cols; j += TE__GEMM_NR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &part[0][j]);
+        for (r = 0; r < te__min(TE__GEMM_MR, rows - i); r++)
+            for (c = 0; c < cols; c++) sums[i + r][c] += part[r][c] * scale_a[i + r] * scale_b[c];
+    }
+}
+
 static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     const te__gemm_operand *a = &job->a, *b = &job->b;
+    bool blocks = te__gemm_is_block(a->scaling);
     float sums[TE__GEMM_MC][TE__GEMM_NC], bias[TE__GEMM_NC];
-    int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i, j;
+    int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i;
     const float *pa = a->packed + (row - a->begin) * k, *pb = b->packed + (col - b->begin) * k;
     memset(sums, 0, sizeof(sums));
     memset(bias, 0, sizeof(bias));
     for (p = 0; p < k; p += n) {
-        n = te__min(k - p, TE__GEMM_KC);
-        for (j = 0; j < cols; j += TE__GEMM_NR)
-            for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
+        n = te__min(k - p, blocks ? TE__GEMM_KB : TE__GEMM_KC);
+        if (blocks)
+            te__gemm_scaled_slab(job, pa, pb, row, rows, col, cols, p, n, sums);
+        else
+            te__gemm_slab(job, pa, pb, rows, cols, p, n, sums);
     }
     if (job->args->bias) te__load_row(te__data(job->args->bias), job->args->bias->dtype, col, cols, bias);
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);
@@ -242,6 +316,27 @@ static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin, 
     te__parallel_for(te, te__div_up(x->end - x->begin, task), 1, te__gemm_pack, x);
 }
 
+/* What the sums are multiplied with at the end. */
+static void te__gemm_job_scale(te__gemm_job *job) {
+    const te_gemm_args *g = job->args;
+    job->scale = 1.0f;
+    if (g->scaling_a == TE_SCALING_TENSOR) {
+        if (g->scale_a) job->scale = *(const float *)te__data(g->scale_a);
+        if (g->scale_b) job->scale *= *(const float *)te__data(g->scale_b);
+    }
+    if (g->scaling_a != TE_SCALING_NVFP4) return;
+    job->factor_a = te__gemm_nvfp4_factor(g->e4m3_max_256_a);
+    job->factor_b = te__gemm_nvfp4_factor(g->e4m3_max_256_b);
+    if (te__numel(g->amax_a) == g->m && g->m > 1)
+        job->amax_a = (const float *)te__data(g->amax_a);
+    else
+        job->scale = *(const float *)te__data(g->amax_a) * job->factor_a;
+    if (te__numel(g->amax_b) == g->n && g->n > 1)
+        job->amax_b = (const float *)te__data(g->amax_b);
+    else
+        job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
+}
+
 static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     te__gemm_job job;
     int64_t block_a, block_b, i, j;
@@ -251,10 +346,12 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     job.args = g;
     job.ldd = te__gemm_ld(g->d);
     job.ldaux = g->aux ? te__gemm_ld(g->aux) : 0;
-    job.scale = (g->scale_a ? *(const float *)te__data(g->scale_a) : 1.0f) * (g->scale_b ? *(const float *)te__data(g->scale_b) : 1.0f);
+    te__gemm_job_scale(&job);
     job.micro = te__gemm_micro_best();
     te__gemm_operand_init(&job.a, g->a, !g->a_transposed, g->m, g->k, TE__GEMM_MR);
     te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR);
+    te__gemm_operand_scale(&job.a, g->scale_a, g->scaling_a, g->swizzled_scales);
+    te__gemm_operand_scale(&job.b, g->scale_b, g->scaling_b, g->swizzled_scales);
     block_a = te__gemm_block(&job.a);
     block_b = te__gemm_block(&job.b);
     bytes_a = (size_t)(block_a * g->k) * sizeof(float);

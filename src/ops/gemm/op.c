@@ -1,11 +1,11 @@
 /* ops/gemm/op.c: the front door of matrix products: defaults and checks. Knows tensors; must not know which backend runs. */
 
 /* Elements from one row of the [M, N] view to the next; -1 when there is no such number: the last dimension is strided, the
- * leading ones do not collapse into one, or rows overlap. */
+ * leading ones do not collapse into one, or rows overlap. Rows of 4-bit elements start at whole bytes. */
 static int64_t te__gemm_ld(const te_tensor *x) {
     int64_t cols = te__cols(x), ld = -1, expect = 0;
     int i;
-    if (te__numel(x) == 0) return te__max(cols, 1);
+    if (te__numel(x) == 0) return te__round_up(te__max(cols, 1), x->dtype == TE_F4E2M1 ? 2 : 1);
     if (x->ndim && cols > 1 && x->stride[x->ndim - 1] != 1) return -1;
     for (i = x->ndim - 2; i >= 0; i--) {
         if (x->shape[i] == 1) continue;
@@ -15,7 +15,9 @@ static int64_t te__gemm_ld(const te_tensor *x) {
             return -1;
         expect = x->stride[i] * x->shape[i];
     }
-    return ld < 0 ? cols : ld >= cols ? ld : -1;
+    if (ld < 0) ld = cols;
+    if (x->dtype == TE_F4E2M1) ld = te__round_up(ld, 2);
+    return ld >= cols ? ld : -1;
 }
 
 /* A plain matrix of this context of at least rows x cols. */
@@ -32,21 +34,97 @@ static te_result te__gemm_want(te_ctx *te, const char *name, const te_tensor *x,
     return TE_OK;
 }
 
+/* ---- formats and scalings --------------------------------------------------------------------------------------------- */
+
+static bool te__gemm_is_block(te_scaling s) { return s == TE_SCALING_BLOCK_1D || s == TE_SCALING_BLOCK_2D; }
+static const char *te__gemm_scaling_name(te_scaling s) {
+    static const char *const names[] = {"TENSOR", "BLOCK_1D", "BLOCK_2D", "MXFP8", "NVFP4"};
+    return (int)s >= 0 && (int)s < TE__COUNT(names) ? names[s] : "?";
+}
+
+/* Groups along k of one line (a row of op(A), a column of op(B)). */
+static int64_t te__gemm_groups(te_scaling s, int64_t k) {
+    return te__div_up(k, s == TE_SCALING_NVFP4 ? 16 : s == TE_SCALING_MXFP8 ? 32 : 128);
+}
+
+/* Elements from one row of the scales to the next, of an operand of `size` lines; columnwise: MXFP8 codes that lie k x size. */
+static int64_t te__gemm_scale_ld(te_scaling s, bool columnwise, int64_t size, int64_t k) {
+    if (s == TE_SCALING_BLOCK_1D) return te__round_up(size, 4);
+    return columnwise ? te__round_up(size, 128) : te__round_up(te__gemm_groups(s, k), 4);
+}
+
+/* ... and its rows. */
+static int64_t te__gemm_scale_rows(te_scaling s, bool columnwise, int64_t size, int64_t k) {
+    if (s == TE_SCALING_BLOCK_1D) return te__gemm_groups(s, k);
+    if (s == TE_SCALING_BLOCK_2D) return te__div_up(size, 128);
+    return columnwise ? te__round_up(te__gemm_groups(s, k), 4) : te__round_up(size, 128);
+}
+
+/* What a block's codes times its scale still lack of the values that were quantized, besides the amax. */
+static float te__gemm_nvfp4_factor(bool e4m3_max_256) { return 1.0f / (6.0f * (e4m3_max_256 ? 256.0f : 448.0f)); }
+
+static te_result te__gemm_check_pair(te_ctx *te, const te_gemm_args *a) {
+    te_scaling sa = a->scaling_a, sb = a->scaling_b;
+    if ((int)sa < 0 || sa > TE_SCALING_NVFP4 || (int)sb < 0 || sb > TE_SCALING_NVFP4)
+        return te__fail(te, TE_ERR_INVALID, "gemm: scaling_a is %d and scaling_b %d; te_scaling has 0 to %d", (int)sa, (int)sb, (int)TE_SCALING_NVFP4);
+    if (sa == TE_SCALING_BLOCK_2D && sb == TE_SCALING_BLOCK_2D)
+        return te__fail(te, TE_ERR_INVALID,
+                        "gemm: A and B both have 128 x 128 blocks (BLOCK_2D); one of them must have 1 x 128 blocks: quantize A or B with te_block_quantize "
+                        "and two_dimensional = false, and pass BLOCK_1D");
+    if (sa != sb && !(te__gemm_is_block(sa) && te__gemm_is_block(sb)))
+        return te__fail(te, TE_ERR_INVALID, "gemm: A is scaled by %s and B by %s; only BLOCK_1D and BLOCK_2D go together: quantize both by one recipe",
+                        te__gemm_scaling_name(sa), te__gemm_scaling_name(sb));
+    if (sa != TE_SCALING_NVFP4 && (a->amax_a || a->amax_b || a->e4m3_max_256_a || a->e4m3_max_256_b))
+        return te__fail(te, TE_ERR_INVALID, "gemm: amax_a, amax_b and e4m3_max_256 belong to NVFP4, and the operands are scaled by %s", te__gemm_scaling_name(sa));
+    if (a->swizzled_scales && sa != TE_SCALING_NVFP4 && sa != TE_SCALING_MXFP8)
+        return te__fail(te, TE_ERR_INVALID, "gemm: swizzled_scales belongs to MXFP8 and NVFP4, and the operands are scaled by %s", te__gemm_scaling_name(sa));
+    return TE_OK;
+}
+
 static te_result te__gemm_check_formats(te_ctx *te, const te_gemm_args *a) {
     te_dtype ad = a->a->dtype, bd = a->b->dtype;
-    const char *an = te_dtype_name(ad), *bn = te_dtype_name(bd);
-    if (te__is_fp8(ad) && te__is_fp8(bd)) {
-        if (ad == TE_F8E5M2 && bd == TE_F8E5M2)
-            return te__fail(te, TE_ERR_DTYPE, "gemm: A and B are both e5m2; one of them must be e4m3");
+    const char *an = te_dtype_name(ad), *bn = te_dtype_name(bd), *scaling = te__gemm_scaling_name(a->scaling_a);
+    bool narrow = ad == TE_F4E2M1 && bd == TE_F4E2M1, fp8 = te__is_fp8(ad) && te__is_fp8(bd);
+    if (ad == TE_F8E5M2 && bd == TE_F8E5M2) return te__fail(te, TE_ERR_DTYPE, "gemm: A and B are both e5m2; one of them must be e4m3");
+    if (a->scaling_a == TE_SCALING_NVFP4 && !narrow)
+        return te__fail(te, TE_ERR_DTYPE, "gemm: A is %s and B %s; NVFP4 scales belong to e2m1 codes, of both", an, bn);
+    if (a->scaling_a != TE_SCALING_NVFP4 && narrow)
+        return te__fail(te, TE_ERR_DTYPE, "gemm: A and B are e2m1, scaled by %s; pass their scales and amaxes, and NVFP4 as scaling_a and scaling_b", scaling);
+    if (a->scaling_a != TE_SCALING_TENSOR && !narrow && !fp8)
+        return te__fail(te, TE_ERR_DTYPE, "gemm: A is %s and B %s; %s scales belong to fp8 codes, of both", an, bn, scaling);
+    if ((fp8 || narrow) && a->scaling_a != TE_SCALING_MXFP8) {
         if (a->a_transposed || !a->b_transposed)
-            return te__fail(te, TE_ERR_INVALID, "gemm: fp8 operands must be contiguous along k (A not transposed, B transposed); pass the transposed copy of %s",
-                            a->a_transposed ? "A" : "B");
-        return TE_OK;
+            return te__fail(te, TE_ERR_INVALID, "gemm: %s operands must be contiguous along k (A not transposed, B transposed); pass the transposed copy of %s",
+                            narrow ? "fp4" : "fp8", a->a_transposed ? "A" : "B");
     }
+    if (fp8 || narrow) return TE_OK;
     if (!te__is_float(ad) || !te__is_float(bd))
         return te__fail(te, TE_ERR_DTYPE, "gemm: A is %s and B %s; both f32, both f16, both bf16, or both fp8 is needed", an, bn);
     if (ad != bd) return te__fail(te, TE_ERR_DTYPE, "gemm: A is %s and B %s; te_tensor_cast one of them to the other's format", an, bn);
     return TE_OK;
+}
+
+/* One operand's scale, and its amax; columnwise: its codes lie k x size. */
+static te_result te__gemm_check_scale(te_ctx *te, const char *name, const te_tensor *scale, te_scaling s, bool columnwise, int64_t size, int64_t k) {
+    te_dtype dtype = s == TE_SCALING_MXFP8 ? TE_F8E8M0 : s == TE_SCALING_NVFP4 ? TE_F8E4M3 : TE_F32;
+    int64_t rows = te__gemm_scale_rows(s, columnwise, size, k), cols = te__gemm_scale_ld(s, columnwise, size, k);
+    char text[TE__SHAPE_TEXT];
+    te_result r;
+    if (s == TE_SCALING_TENSOR) return scale ? te__want_f32(te, "gemm", name, scale, 1) : TE_OK;
+    if (!scale) return te__fail(te, TE_ERR_INVALID, "gemm: %s is NULL; %s codes mean nothing without their scales", name, te__gemm_scaling_name(s));
+    r = te__want(te, "gemm", name, scale);
+    if (r != TE_OK) return r;
+    if (scale->dtype != dtype)
+        return te__fail(te, TE_ERR_DTYPE, "gemm: %s is %s; the scales of %s are %s", name, te_dtype_name(scale->dtype), te__gemm_scaling_name(s), te_dtype_name(dtype));
+    if (te__rows(scale) != rows || te__cols(scale) != cols)
+        return te__fail(te, TE_ERR_SHAPE, "gemm: %s is %s; the %s scales of %lld lines of %lld values are [%lld, %lld]", name, te__shape_text(scale, text),
+                        te__gemm_scaling_name(s), (long long)size, (long long)k, (long long)rows, (long long)cols);
+    return TE_OK;
+}
+
+static te_result te__gemm_check_amax(te_ctx *te, const char *name, const te_tensor *amax, int64_t size) {
+    if (!amax) return te__fail(te, TE_ERR_INVALID, "gemm: %s is NULL; NVFP4 codes mean nothing without the amax that they were quantized with", name);
+    return te__want_f32(te, "gemm", name, amax, te__numel(amax) == 1 ? 1 : size);
 }
 
 static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
@@ -72,12 +150,15 @@ static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
     r = a->a_transposed ? te__gemm_want(te, "A", a->a, a->k, a->m, "[k, m], transposed,") : te__gemm_want(te, "A", a->a, a->m, a->k, "[m, k]");
     if (r == TE_OK) r = a->b_transposed ? te__gemm_want(te, "B", a->b, a->n, a->k, "[n, k], transposed,") : te__gemm_want(te, "B", a->b, a->k, a->n, "[k, n]");
     if (r == TE_OK) r = te__gemm_want(te, "D", a->d, a->m, a->n, "[m, n]");
+    if (r == TE_OK) r = te__gemm_check_pair(te, a);
     if (r == TE_OK) r = te__gemm_check_formats(te, a);
     if (r == TE_OK && !te__is_float(a->d->dtype))
         r = te__fail(te, TE_ERR_DTYPE, "gemm: D is %s; f32, f16 or bf16 is needed", te_dtype_name(a->d->dtype));
     if (r == TE_OK) r = te__gemm_check_epilogue(te, a);
-    if (r == TE_OK && a->scale_a) r = te__want_f32(te, "gemm", "scale_a", a->scale_a, 1);
-    if (r == TE_OK && a->scale_b) r = te__want_f32(te, "gemm", "scale_b", a->scale_b, 1);
+    if (r == TE_OK) r = te__gemm_check_scale(te, "scale_a", a->scale_a, a->scaling_a, a->a_transposed, a->m, a->k);
+    if (r == TE_OK) r = te__gemm_check_scale(te, "scale_b", a->scale_b, a->scaling_b, !a->b_transposed, a->n, a->k);
+    if (r == TE_OK && a->scaling_a == TE_SCALING_NVFP4) r = te__gemm_check_amax(te, "amax_a", a->amax_a, a->m);
+    if (r == TE_OK && a->scaling_a == TE_SCALING_NVFP4) r = te__gemm_check_amax(te, "amax_b", a->amax_b, a->n);
     if (r != TE_OK) return r;
     te__touch(a->d);
     if (a->epilogue == TE_EPILOGUE_GELU) te__touch(a->aux);

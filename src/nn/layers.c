@@ -7,14 +7,19 @@
 
 static te_result te__init_normal(te_tensor *x, const te_init *init) {
     te_random_args args = TE_ZERO;
+    te_result result;
     if (!x) return TE_ERR_STATE;
     if (init->no_init) return TE_OK;
-    args.dst = x;
+    te__frame_begin(x->te);
+    args.dst = x->quantized ? te__empty_like(x, x->dtype) : x;
     args.kind = TE_RANDOM_NORMAL;
     args.b = init->std > 0.0f ? init->std : 0.023f;
     args.seed = x->te->seed;
     args.offset = te__rng_next(x->te);
-    return te_random(x->te, &args);
+    result = args.dst ? te_random(x->te, &args) : te_error_code(x->te);
+    if (result == TE_OK && x->quantized) result = te__primary_assign(x, args.dst);
+    te__frame_end(x->te, NULL, 0);
+    return result;
 }
 
 /* Uninitialised; reset_parameters fills it. cols 0: a vector. */
@@ -24,10 +29,36 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     te__frame_end(m->te, NULL, 0);
 }
 
+/* The weight of a product. */
+static void te__add_product_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
+    int before = m->num_entries;
+    te__add_weight(m, name, dtype, rows, cols);
+    if (m->num_entries > before) m->entries[before].product_weight = true;
+}
+
+/* Inside te_quantized_model_init: puts quantized tensors in the place of the weights of products. */
+static te_result te__quantize_weights(te_module *m) {
+    te_result result = TE_OK;
+    int i, gemm = 0;
+    if (!te__quantizes_weights(m->te)) return TE_OK;
+    te__frame_begin(m->te);
+    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+        te_tensor *y;
+        if (!m->entries[i].product_weight) continue;
+        y = te__primary_create(m->entries[i].tensor, m->cls->name, m->name, gemm++);
+        result = y ? TE_OK : te_error_code(m->te);
+        if (y) te_module_add_parameter(m, m->entries[i].name, y);
+    }
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}
+
 /* Resets a module that was just built; on any failure destroys it and returns NULL. */
 static te_module *te__module_built(te_module *m) {
     if (!m) return NULL;
-    if (m->te->error_code == TE_OK && (!m->cls->reset_parameters || m->cls->reset_parameters(m) == TE_OK) && m->te->error_code == TE_OK) return m;
+    if (m->te->error_code == TE_OK && (!m->cls->reset_parameters || m->cls->reset_parameters(m) == TE_OK) && te__quantize_weights(m) == TE_OK &&
+        m->te->error_code == TE_OK)
+        return m;
     te_module_destroy(m);
     return NULL;
 }
@@ -56,6 +87,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
     bool warming;
     int i, length;
     if (!cast || !(cast->enabled || cast->calibrating)) return TE_OK;
+    s->module_type = m->cls->name;
     s->recipe = cast->recipe;
     s->group = cast->amax_group;
     if (s->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &s->recipe, m->cls->name);
@@ -141,7 +173,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
     s->desc = *desc;
-    te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
+    te__add_product_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
     if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
     te__scaling_open(te, &s->scaling, 1);
     te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
@@ -179,6 +211,26 @@ static te_result te__norm_reset(te__norm_params *n) {
 }
 static te_tensor *te__norm_run(const te__norm_params *n, te_tensor *x, const te__quant_spec *spec) {
     return te__norm(x, n->gamma, n->beta, n->eps, n->rms, n->zero_centered, spec);
+}
+
+/* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was quantized. */
+static te_tensor *te__norm_run_for(const te__norm_params *n, te_tensor *x, const te__quant_spec *spec, te__gemm_slot *g) {
+    te_tensor *y = te__norm_run(n, x, spec), *plain;
+    if (!y || !spec || !y->te->inspecting) return y;
+    y->te->tape.no_grad++;
+    plain = te__norm_run(n, x, NULL);
+    if (plain) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, plain, y);
+    y->te->tape.no_grad--;
+    return y;
+}
+static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te__quant_spec *spec, te__gemm_slot *g) {
+    te_tensor *y = te__activate(x, activation, spec), *plain;
+    if (!y || !spec || !y->te->inspecting) return y;
+    y->te->tape.no_grad++;
+    plain = te__activate(x, activation, NULL);
+    if (plain) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, plain, y);
+    y->te->tape.no_grad--;
+    return y;
 }
 
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
@@ -230,7 +282,7 @@ static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *arg
     te_result result = te__scaling_prepare(m, &s->scaling);
     if (result != TE_OK) return result;
     s->gemm.microbatch = args->is_first_microbatch;
-    ln = te__norm_run(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->gemm, s->weight, &spec));
+    ln = te__norm_run_for(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->gemm, s->weight, &spec), &s->gemm);
     result = te__output(m, args, te__linear(ln, s->weight, s->desc.return_bias ? NULL : s->bias, &s->gemm));
     if (result == TE_OK && s->desc.return_bias && s->bias) result = te__output(m, args, s->bias);
     if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, ln);
@@ -261,7 +313,7 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
     s->desc = *desc;
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
                   desc->params_dtype, desc->in_features);
-    te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
+    te__add_product_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
     if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
     te__scaling_open(te, &s->scaling, 1);
     te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
@@ -294,8 +346,9 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
     te_result result = te__scaling_prepare(m, &s->scaling);
     if (result != TE_OK) return result;
     s->fc1.microbatch = s->fc2.microbatch = args->is_first_microbatch;
-    h = te__norm_run(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->fc1, s->fc1_weight, &spec));
-    z = te__activate(te__linear(h, s->fc1_weight, s->fc1_bias, &s->fc1), s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec));
+    h = te__norm_run_for(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->fc1, s->fc1_weight, &spec), &s->fc1);
+    z = te__linear(h, s->fc1_weight, s->fc1_bias, &s->fc1);
+    z = te__activate_for(z, s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec), &s->fc2);
     result = te__output(m, args, te__linear(z, s->fc2_weight, s->desc.return_bias ? NULL : s->fc2_bias, &s->fc2));
     if (result == TE_OK && s->desc.return_bias && s->fc2_bias) result = te__output(m, args, s->fc2_bias);
     if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, h);
@@ -336,9 +389,9 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     fc1_rows = desc->ffn_hidden_size * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
                   desc->params_dtype, desc->hidden_size);
-    te__add_weight(m, "fc1_weight", desc->params_dtype, fc1_rows, desc->hidden_size);
+    te__add_product_weight(m, "fc1_weight", desc->params_dtype, fc1_rows, desc->hidden_size);
     if (!desc->no_bias) te__add_weight(m, "fc1_bias", desc->params_dtype, fc1_rows, 0);
-    te__add_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
+    te__add_product_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
     if (!desc->no_bias) te__add_weight(m, "fc2_bias", desc->params_dtype, desc->hidden_size, 0);
     te__scaling_open(te, &s->scaling, 2);
     te__gemm_slot_open(&s->fc1, &s->scaling, 0, desc->fuse_wgrad_accumulation);

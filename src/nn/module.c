@@ -4,6 +4,7 @@ typedef struct te__entry {
     char *name;
     te_tensor *tensor;
     te_entry_kind kind;
+    bool product_weight; /* te_quantized_model_init stores it quantized */
 } te__entry;
 
 struct te_module {
@@ -168,6 +169,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     if (!e->name) return NULL;
     e->tensor = te_tensor_retain(tensor);
     e->kind = kind;
+    e->product_weight = false;
     m->num_entries++;
     return tensor;
 }

@@ -34,10 +34,38 @@ static bool te__adam_has(const te_optimizer *opt, const te_tensor *param) {
 
 /* The parameter has been written by somebody else: its master starts from it again. */
 static te_result te__adam_take_master(te__adam_param *p) {
-    te_result result = te_tensor_copy(p->master, p->param);
-    if (result != TE_OK) return result;
-    p->version = p->param->buffer->version;
-    return TE_OK;
+    te_ctx *te = p->param->te;
+    te_tensor *value = p->param;
+    te_result result;
+    te__frame_begin(te);
+    if (p->param->quantized && p->param->quantized->init_value) { /* the value that quantizing has not touched yet */
+        value = te__empty_like(p->param, p->param->dtype);
+        if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
+    } else if (p->param->quantized)
+        value = te__quant_value(p->param, TE_F32);
+    result = value ? te_tensor_copy(p->master, value) : te_error_code(te);
+    te__frame_end(te, NULL, 0);
+    if (result == TE_OK) p->version = te__param_version(p->param);
+    return result;
+}
+
+/* The masters of quantized parameters were stepped: rounded to the nominal dtype and quantized, as if the parameter were kept in it. */
+static te_result te__adam_requantize(te_optimizer *opt) {
+    te_ctx *te = opt->te;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < opt->num_params && result == TE_OK; i++) {
+        te__adam_param *p = &opt->params[i];
+        te_tensor *value;
+        if (!p->listed || !p->param->quantized) continue;
+        te__frame_begin(te);
+        value = p->param->dtype == TE_F32 ? p->master : te__empty_like(p->param, p->param->dtype);
+        result = value ? TE_OK : te_error_code(te);
+        if (result == TE_OK && value != p->master) result = te_tensor_copy(value, p->master);
+        if (result == TE_OK) result = te__primary_assign(p->param, value);
+        te__frame_end(te, NULL, 0);
+    }
+    return result;
 }
 
 static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
@@ -46,9 +74,13 @@ static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *
     te__adam_param *p;
     (void)m;
     if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__adam_has(opt, x)) return true;
-    if (!x->buffer || !te__is_contiguous(x)) {
-        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is %s; a plain contiguous tensor is needed", path,
-                 x->buffer ? "strided" : "quantized or without memory");
+    if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x)) {
+        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed", path,
+                 x->quantized ? "quantized and has none" : x->buffer ? "strided" : "without memory");
+        return false;
+    }
+    if (x->quantized && opt->desc.no_master_weights) {
+        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters", path);
         return false;
     }
     if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__adam_param))) return false;
@@ -59,7 +91,7 @@ static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *
     p->m = te_tensor_retain(te_tensor_zeros(te, TE_F32, x->ndim, x->shape));
     p->v = te_tensor_retain(te_tensor_zeros(te, TE_F32, x->ndim, x->shape));
     if (!p->path || !p->m || !p->v) return false;
-    if (x->dtype == TE_F32 || opt->desc.no_master_weights) return true;
+    if ((x->dtype == TE_F32 && !x->quantized) || opt->desc.no_master_weights) return true;
     p->master = te_tensor_retain(te__empty_like(x, TE_F32));
     return p->master && te__adam_take_master(p) == TE_OK;
 }
@@ -180,17 +212,17 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
         result = te__adam_grad(p->param, &grad);
         if (result != TE_OK) return result;
         if (!grad) continue;
-        if (p->master && p->version != p->param->buffer->version && !opt->te->warming) {
+        if (p->master && p->version != te__param_version(p->param) && !opt->te->warming) {
             result = te__adam_take_master(p);
             if (result != TE_OK) return result;
         }
         p->listed = true;
         opt->grads[*n] = grad;
         opt->list[*n].grad = grad;
-        opt->list[*n].param = p->param;
+        opt->list[*n].param = p->param->quantized ? p->master : p->param; /* te__adam_requantize does the rest */
         opt->list[*n].m = p->m;
         opt->list[*n].v = p->v;
-        opt->list[*n].master = p->master;
+        opt->list[*n].master = p->param->quantized ? NULL : p->master;
         ++*n;
     }
     return TE_OK;
@@ -237,10 +269,11 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     }
     if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay);
     if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f);
+    if (result == TE_OK) result = te__adam_requantize(opt);
     if (te->warming) return result; /* leaves counts and gradients as they were */
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. */
     for (i = 0; i < opt->num_params; i++)
-        if (opt->params[i].listed) opt->params[i].version = opt->params[i].param->buffer->version;
+        if (opt->params[i].listed) opt->params[i].version = te__param_version(opt->params[i].param);
     if (result != TE_OK) return result;
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
@@ -285,6 +318,6 @@ static void te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
     opt->desc.lr = lr;
     for (i = 0; i < opt->num_params; i++) {
         te__adam_param *p = &opt->params[i];
-            p->version = p->param->buffer->version;
+        p->version = te__param_version(p->param);
     }
 }

@@ -2,29 +2,63 @@
  * safetensors; must not know what any module computes.
  *
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
+ *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale, .row.amax, .col. ..)
  *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master)
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
  *
- * The scaling state of delayed recipes needs no names of its own: modules keep it as buffers. */
+ * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state of delayed recipes needs no
+ * names of its own: modules keep it as buffers. */
 
 /* The tensors of a module tree and an optimizer with their names in the file. */
 typedef struct te__ckpt {
     te_ctx *te;
+    const te_safetensors *file; /* when loading: what there is to load */
     te_safetensors_item *items; /* names are owned, tensors are borrowed */
     int num_items, cap_items;
+    te_safetensors_item *values; /* loading: quantized weights that the file has in high precision */
+    int num_values, cap_values;
+    te_tensor **turn; /* loading: quantized weights whose column-wise copy follows from the row-wise one that was read */
+    int num_turn, cap_turn;
 } te__ckpt;
 
-static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
-    if (!te__grow(c->te, (void **)&c->items, &c->cap_items, c->num_items, sizeof(te_safetensors_item))) return false;
-    c->items[c->num_items].name = te__copy_string(c->te, name);
-    c->items[c->num_items].tensor = tensor;
-    if (!c->items[c->num_items].name) return false;
-    c->num_items++;
+static bool te__ckpt_list(te_ctx *te, te_safetensors_item **list, int *num, int *cap, const char *name, te_tensor *tensor) {
+    if (!te__grow(te, (void **)list, cap, *num, sizeof(te_safetensors_item))) return false;
+    (*list)[*num].name = te__copy_string(te, name);
+    (*list)[*num].tensor = tensor;
+    if (!(*list)[*num].name) return false;
+    ++*num;
+    return true;
+}
+static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) { return te__ckpt_list(c->te, &c->items, &c->num_items, &c->cap_items, name, tensor); }
+
+/* The parts of a weight that is stored quantized. */
+static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) {
+    static const char *const copies[2] = {"row", "col"}, *const parts[3] = {"data", "scale", "amax"};
+    char name[640];
+    int i, k;
+    if (c->file && te_safetensors_find(c->file, path)) return te__ckpt_list(c->te, &c->values, &c->num_values, &c->cap_values, path, x);
+    for (i = 0; i < 2; i++) {
+        const te__quant_copy *copy = i ? &x->quantized->col : &x->quantized->row;
+        te_tensor *part[3];
+        snprintf(name, sizeof(name), "%s.%s.data", path, copies[i]);
+        if (i && c->file && !te_safetensors_find(c->file, name) && x->quantized->row.data && te__copies_agree(&x->quantized->row)) {
+            if (!te__grow(c->te, (void **)&c->turn, &c->cap_turn, c->num_turn, sizeof(te_tensor *))) return false;
+            c->turn[c->num_turn++] = x;
+            continue;
+        }
+        part[0] = copy->data;
+        part[1] = i && copy->scale == x->quantized->row.scale ? NULL : copy->scale; /* what both share is there once */
+        part[2] = i && copy->amax == x->quantized->row.amax ? NULL : copy->amax;
+        for (k = 0; k < 3; k++) {
+            snprintf(name, sizeof(name), "%s.%s.%s", path, copies[i], parts[k]);
+            if (part[k] && !te__ckpt_add(c, name, part[k])) return false;
+        }
+    }
     return true;
 }
 static bool te__ckpt_add_entry(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind) {
     (void)m, (void)kind;
-    return te__ckpt_add((te__ckpt *)user, path, tensor);
+    return tensor->quantized ? te__ckpt_add_quantized((te__ckpt *)user, path, tensor) : te__ckpt_add((te__ckpt *)user, path, tensor);
 }
 static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) { return te__ckpt_add((te__ckpt *)user, name, tensor); }
 
@@ -32,15 +66,21 @@ static void te__ckpt_close(te__ckpt *c) {
     int i;
     for (i = 0; i < c->num_items; i++) te__free_string(c->te, (char *)c->items[i].name);
     te__free(c->te, c->items, (size_t)c->cap_items * sizeof(te_safetensors_item));
+    for (i = 0; i < c->num_values; i++) te__free_string(c->te, (char *)c->values[i].name);
+    te__free(c->te, c->values, (size_t)c->cap_values * sizeof(te_safetensors_item));
+    te__free(c->te, c->turn, (size_t)c->cap_turn * sizeof(te_tensor *));
 }
 
-static te_result te__ckpt_open(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m, te_optimizer *opt) {
+static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m, te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
     c->te = te;
     if (te->error_code != TE_OK) return te->error_code; /* what an earlier error left behind is not worth keeping */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
     if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function, m && te_module_ctx(m) != te ? "module" : "optimizer");
+    return TE_OK;
+}
+static te_result te__ckpt_collect(te__ckpt *c, te_ctx *te, te_module *m, te_optimizer *opt) {
     if (te_module_visit_tensors(m, te__ckpt_add_entry, c) && te__optimizer_visit(opt, te__ckpt_add_state, c)) return TE_OK;
     return te_error_code(te);
 }
@@ -63,7 +103,8 @@ TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, 
     int i, n = 0;
     if (!te) return TE_ERR_STATE;
     if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_checkpoint_save: metadata is missing");
-    result = te__ckpt_open(&c, te, "te_checkpoint_save", path, m, opt);
+    result = te__ckpt_ready(&c, te, "te_checkpoint_save", path, m, opt);
+    if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
     for (i = 0; i < num_metadata && result == TE_OK; i++)
         if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))
             result = te__fail(te, TE_ERR_INVALID, "te_checkpoint_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
@@ -167,13 +208,25 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
         result = te__st_fits(f, name, p->have.items[i].tensor);
         if (result != TE_OK) return result;
     }
+    for (i = 0; i < p->have.num_values; i++) { /* formats convert; the sizes must be right */
+        const te_safetensors_entry *e = te_safetensors_find(f, p->have.values[i].name);
+        const te_tensor *x = p->have.values[i].tensor;
+        char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+        if (te__is_float(e->dtype) && e->ndim == x->ndim && memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) == 0) continue;
+        te__st_fail(f, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s %s; the model's is %s, stored quantized: f32, f16 or bf16 of that size is needed", e->name,
+                    te_dtype_name(e->dtype), te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
+        return TE_ERR_SHAPE;
+    }
     for (i = 0; i < te_safetensors_count(f); i++) {
         const te_safetensors_entry *e = te_safetensors_at(f, i);
         bool state = te__starts_with(e->name, "optimizer/");
         te_safetensors_item key;
         key.name = e->name;
         key.tensor = NULL;
+        int k;
         if (state ? !opt : !m) continue; /* not asked for */
+        for (k = 0; k < p->have.num_values && strcmp(p->have.values[k].name, e->name) != 0; k++) {}
+        if (k < p->have.num_values) continue;
         if (p->have.num_items && bsearch(&key, p->have.items, (size_t)p->have.num_items, sizeof(key), te__ckpt_by_name)) continue;
         if (!state && te__ckpt_take_fresh(p, m, e)) continue;
         if (unused++ == 0) first = e->name;
@@ -204,6 +257,17 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     }
     for (i = 0; i < p->have.num_items && result == TE_OK; i++)
         result = te_safetensors_read_into(f, p->have.items[i].name, (te_tensor *)p->have.items[i].tensor);
+    for (i = 0; i < p->have.num_values && result == TE_OK; i++) {
+        te_tensor *x = (te_tensor *)p->have.values[i].tensor, *value;
+        te__frame_begin(te);
+        te->tape.no_grad++;
+        value = te_safetensors_read(f, p->have.values[i].name);
+        if (value) value = te_tensor_cast(value, x->dtype);
+        result = value ? te__primary_assign(x, value) : te_error_code(te);
+        te->tape.no_grad--;
+        te__frame_end(te, NULL, 0);
+    }
+    for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
     if (opt) te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);
@@ -217,9 +281,11 @@ TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, 
     if (!te) return TE_ERR_STATE;
     memset(&p, 0, sizeof(p));
     te__frame_begin(te);
-    result = te__ckpt_open(&p.have, te, "te_checkpoint_load", path, m, opt);
+    result = te__ckpt_ready(&p.have, te, "te_checkpoint_load", path, m, opt);
     if (result == TE_OK) f = te_safetensors_open(te, path);
     if (result == TE_OK && !f) result = te_error_code(te);
+    p.have.file = f;
+    if (result == TE_OK) result = te__ckpt_collect(&p.have, te, m, opt);
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));

@@ -189,8 +189,8 @@ static void bench_gemm(bench *b, const char *name, te_dtype in, te_dtype out, bo
             spec.usage = TE_ROWWISE;
             ra = te__quantize(ra, &spec);
             rb = te__quantize(rb, &spec);
-            p.args.scale_a = ra ? ra->quantized->row.scale_inv : NULL;
-            p.args.scale_b = rb ? rb->quantized->row.scale_inv : NULL;
+            p.args.scale_a = ra ? ra->quantized->row.scale : NULL;
+            p.args.scale_b = rb ? rb->quantized->row.scale : NULL;
             ra = ra ? ra->quantized->row.data : NULL;
             rb = rb ? rb->quantized->row.data : NULL;
         }

@@ -365,9 +365,9 @@ TE_TEST_DEVICES(formats_that_do_not_fit) {
     REFUSES(te_tensor_copy(q, x), TE_ERR_INVALID, "is quantized: te_dequantize it first", NULL, NULL);
     REFUSES(te_tensor_fill(q, 1), TE_ERR_INVALID, "is quantized: te_dequantize it first", NULL, NULL);
     te_tensor_set_requires_grad(q, true); /* gradients may pass through it */
-    te_quantized_bytes bytes;
-    REFUSES(te_quantized_view(x, TE_ROWWISE, &bytes), TE_ERR_STATE, "the tensor is plain f32", NULL, NULL);
-    REFUSES(te_quantized_view(q, TE_COLUMNWISE, &bytes), TE_ERR_STATE, "the column-wise copy was not made", NULL, NULL);
+    te_tensor *data, *scale;
+    REFUSES(te_quantized_view(x, TE_ROWWISE, &data, &scale), TE_ERR_STATE, "the tensor is plain f32", NULL, NULL);
+    REFUSES(te_quantized_view(q, TE_COLUMNWISE, &data, &scale), TE_ERR_STATE, "the column-wise copy was not made", NULL, NULL);
     /* a quantized input that lacks a copy */
     te_linear_desc linear_desc = {0};
     linear_desc.in_features = 4;
@@ -500,7 +500,7 @@ static void call_with_nothing(te_ctx *te, bool pending) {
     float f;
     char text[64];
     uint64_t seed, offset;
-    te_quantized_bytes bytes;
+    te_tensor *data;
     te_explanation explanation;
     CHECK(!te_add(NULL, NULL) && !te_scale(NULL, 1) && !te_sum_all(NULL) && !te_mean_all(NULL) && !te_matmul(NULL, NULL, NULL));
     CHECK(!te_layernorm(NULL, NULL, NULL, 0, false) && !te_rmsnorm(NULL, NULL, 0, false) && !te_activate(NULL, TE_GELU) && !te_dropout(NULL, 0.5f));
@@ -534,7 +534,7 @@ static void call_with_nothing(te_ctx *te, bool pending) {
     CHECK(!te_transformer_layer_create(te, NULL) && !te_embedding_create(te, NULL));
     CHECK(!te_quantizer_create(te, NULL) && te_quantizer_set_usage(NULL, 1) != TE_OK && !te_quantize(NULL, NULL) && !te_dequantize(NULL, TE_F32));
     te_quantizer_destroy(NULL);
-    CHECK(te_quantized_view(NULL, TE_ROWWISE, &bytes) != TE_OK && te_warmup(NULL, TE_F32, 0, NULL) != TE_OK);
+    CHECK(te_quantized_view(NULL, TE_ROWWISE, &data, NULL) != TE_OK && te_warmup(NULL, TE_F32, 0, NULL) != TE_OK);
     CHECK(!te_fused_adam_create(te, NULL, NULL) && te_optimizer_step(NULL) != TE_OK && te_optimizer_lr(NULL) == 0 && te_optimizer_steps(NULL) == 0);
     te_optimizer_destroy(NULL);
     te_optimizer_keep_grad(NULL, true);
@@ -650,17 +650,17 @@ TE_TEST(devices_that_do_not_exist) {
 /* ---- NaN and infinity ------------------------------------------------------------------------------------------ */
 
 /* The bytes of q's two copies, [m, n] both: the column-wise one is turned back. */
-static void read_codes(te_ctx *te, te_tensor *q, int m, int n, uint8_t *row, uint8_t *col, float *scale_inv) {
-    te_quantized_bytes r, c;
-    REQUIRE(te_quantized_view(q, TE_ROWWISE, &r) == TE_OK && te_quantized_view(q, TE_COLUMNWISE, &c) == TE_OK);
-    const uint8_t *rows = (const uint8_t *)test_read_bytes(te_tensor_wrap(te, TE_U8, SHAPE(r.rows, r.ld), r.data, NULL, NULL));
-    const uint8_t *cols = (const uint8_t *)test_read_bytes(te_tensor_wrap(te, TE_U8, SHAPE(c.rows, c.ld), c.data, NULL, NULL));
+static void read_codes(te_tensor *q, int m, int n, uint8_t *row, uint8_t *col, float *scale_inv) {
+    te_tensor *r, *c, *scale;
+    REQUIRE(te_quantized_view(q, TE_ROWWISE, &r, &scale) == TE_OK && te_quantized_view(q, TE_COLUMNWISE, &c, NULL) == TE_OK);
+    const uint8_t *rows = (const uint8_t *)test_read_bytes(r), *cols = (const uint8_t *)test_read_bytes(c);
+    int64_t r_ld = te_tensor_shape(r)[1], c_ld = te_tensor_shape(c)[1];
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
-            row[i * n + j] = rows[i * r.ld + j];
-            col[i * n + j] = cols[j * c.ld + i];
+            row[i * n + j] = rows[i * r_ld + j];
+            col[i * n + j] = cols[j * c_ld + i];
         }
-    *scale_inv = test_read(te_tensor_wrap(te, TE_F32, SHAPE(1), r.scale_inv, NULL, NULL))[0];
+    *scale_inv = test_read(scale)[0];
 }
 
 /* NaN becomes the format's NaN, infinity its largest number, whatever the scale; NaN does not enter the amax, infinity does, and a scale
@@ -701,7 +701,7 @@ TE_TEST_DEVICES(quantizers_bytes_of_nan_and_infinity) {
             te_quantizer *quantizer = te_quantizer_create(te, &desc);
             te_tensor *q = te_quantize(quantizer, test_tensor(te, formats[f], SHAPE(2, 3), row[i].x));
             REQUIRE_OK(te);
-            read_codes(te, q, 2, 3, by_rows, by_columns, &scale_inv);
+            read_codes(q, 2, 3, by_rows, by_columns, &scale_inv);
             CHECK_BYTES("row-wise", by_rows, row[i].code, 6);
             CHECK_BYTES("column-wise", by_columns, row[i].code, 6);
             CHECK(scale_inv == row[i].scale_inv);

@@ -11,12 +11,12 @@ TE_TEST_DEVICES(quantizer_current_scaling) {
     CHECK(te_tensor_is_quantized(y));
     CHECK_EQ_INT(te_tensor_dtype(y), TE_F32);
     CHECK_TENSOR(y, v, 0, 0); /* amax 448 gives scale 1, and all of these are E4M3 numbers */
-    te_quantized_bytes row, col;
-    CHECK_EQ_INT(te_quantized_view(y, TE_ROWWISE, &row), TE_OK);
-    CHECK_EQ_INT(te_quantized_view(y, TE_COLUMNWISE, &col), TE_OK);
-    CHECK(row.rows == 2 && row.cols == 3 && row.ld == 16 && col.rows == 3 && col.cols == 2 && col.ld == 16);
-    const uint8_t *codes = (const uint8_t *)test_read_bytes(te_tensor_wrap(te, TE_U8, SHAPE(2, 16), row.data, NULL, NULL));
-    const uint8_t *turned = (const uint8_t *)test_read_bytes(te_tensor_wrap(te, TE_U8, SHAPE(3, 16), col.data, NULL, NULL));
+    te_tensor *row, *col, *scale;
+    CHECK_EQ_INT(te_quantized_view(y, TE_COLUMNWISE, &col, NULL), TE_OK);
+    CHECK_EQ_INT(te_quantized_view(y, TE_ROWWISE, &row, &scale), TE_OK);
+    CHECK(te_tensor_shape(row)[0] == 2 && te_tensor_shape(row)[1] == 16 && te_tensor_shape(col)[0] == 3 && te_tensor_shape(col)[1] == 16);
+    CHECK_TENSOR(scale, ((const float[]){1}), 0, 0);
+    const uint8_t *codes = (const uint8_t *)test_read_bytes(row), *turned = (const uint8_t *)test_read_bytes(col);
     const uint8_t want[6] = {0x38, 0xC0, 0x44, 0x30, 0x00, 0x7E};
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 16; j++) CHECK_EQ_INT(codes[i * 16 + j], j < 3 ? want[i * 3 + j] : 0);
@@ -25,7 +25,7 @@ TE_TEST_DEVICES(quantizer_current_scaling) {
     te_quantizer_set_usage(q, TE_COLUMNWISE);
     y = te_quantize(q, x);
     CHECK_TENSOR(te_dequantize(y, TE_F32), v, 0, 0); /* from the column-wise copy alone */
-    CHECK(te_quantized_view(y, TE_ROWWISE, &row) == TE_ERR_STATE);
+    CHECK(te_quantized_view(y, TE_ROWWISE, &row, &scale) == TE_ERR_STATE);
     CHECK_ERROR(te, TE_ERR_STATE, "row-wise copy was not made");
     te_quantizer_destroy(q);
 }

@@ -67,7 +67,7 @@ static inline te_tensor *call_ids(te_ctx *te, int64_t n, int range) {
 static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
     const int64_t M = 130, N = 264, K = 136, one[1] = {1}, vm[1] = {M}, vn[1] = {N}, mn[2] = {M, N}, mk[2] = {M, K}, nk[2] = {N, K}, nm[2] = {N, 144};
     const int64_t m2n[2] = {M, 2 * N}, row[2] = {M, 272}, scales[1] = {6}, history[2] = {4, 6};
-    const int64_t q[4] = {77, 2, 8, 64}, kv[4] = {77, 2, 2, 64}, lse[3] = {2, 8, 77}, packed[3] = {77, 2, 12 * 64}, table[2] = {100, N};
+    const int64_t q[4] = {77, 2, 8, 64}, kv[4] = {77, 2, 2, 64}, lse[3] = {2, 8, 77}, packed[3] = {77, 2, 12 * 64}, table[2] = {100, N}, slice[1] = {20001};
     static te_adam_tensor adam[1];
     static const te_tensor *list[2];
     static te_tensor *list_out[1];
@@ -388,6 +388,40 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.block_dequantize.y = call_out(c, te, dtype, 2, mn);
         c->args.block_dequantize.columnwise = true;
         c->tolerance = 0;
+        CALL(36, SHARD_AMAX, "amax by tile of a slice")
+        c->args.shard_amax.x = call_normal(te, dtype, 1, slice, 1);
+        c->args.shard_amax.rows = M;
+        c->args.shard_amax.columns = N;
+        c->args.shard_amax.start = 1003;
+        c->args.shard_amax.tile_rows = c->args.shard_amax.tile_columns = 128;
+        c->args.shard_amax.amax = call_out(c, te, TE_F32, 2, (const int64_t[]){2, 3});
+        c->tolerance = 0;
+        break;
+        CALL(37, SHARD_SCALES, "block scales from amaxes")
+        c->args.shard_scales.scaling = TE_SCALING_BLOCK_2D;
+        c->args.shard_scales.amax = call_normal(te, TE_F32, 2, (const int64_t[]){2, 3}, 1);
+        c->args.shard_scales.row_scale = call_out(c, te, TE_F32, 2, (const int64_t[]){2, 4});
+        c->args.shard_scales.col_scale = call_out(c, te, TE_F32, 2, (const int64_t[]){3, 4});
+        c->args.shard_scales.rows = M;
+        c->args.shard_scales.columns = N;
+        c->tolerance = 0;
+        break;
+        CALL(38, SHARD_CAST, "cast of a slice to e4m3 by blocks")
+        c->args.shard_cast.x = call_normal(te, dtype, 1, slice, 1);
+        c->args.shard_cast.dst = call_out(c, te, TE_F8E4M3, 2, row);
+        c->args.shard_cast.scale = te_tensor_full(te, TE_F32, 2, (const int64_t[]){2, 4}, 0.25);
+        c->args.shard_cast.scaling = TE_SCALING_BLOCK_2D;
+        c->args.shard_cast.rows = M;
+        c->args.shard_cast.columns = N;
+        c->args.shard_cast.start = 1003;
+        c->tolerance = 0;
+        break;
+        CALL(39, QUANT_ERROR, "error of a quantization")
+        c->args.quant_error.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.quant_error.y = call_normal(te, TE_F32, 2, mn, 1);
+        c->args.quant_error.counts = call_out(c, te, TE_I64, 1, scales);
+        c->args.quant_error.sums = call_out(c, te, TE_F32, 1, (const int64_t[]){5});
+        c->tolerance = 1e-5;
         break;
     default: return false;
     }

@@ -30,6 +30,10 @@
     X(block_dequantize, BLOCK_DEQUANTIZE, block)       \
     X(mxfp8_quantize, MXFP8_QUANTIZE, mxfp8)           \
     X(mxfp8_dequantize, MXFP8_DEQUANTIZE, mxfp8)       \
+    X(shard_amax, SHARD_AMAX, shard)                   \
+    X(shard_scales, SHARD_SCALES, shard)               \
+    X(shard_cast, SHARD_CAST, shard)                   \
+    X(quant_error, QUANT_ERROR, stats)                 \
     X(gemm, GEMM, gemm)                                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \
@@ -335,20 +339,23 @@ typedef struct te_shard_amax_args {
 
 /* Scales of a whole matrix from its amaxes by tile, in the layout that the quantizing operation writes (padding 0), by its rule.
  *   BLOCK_2D  amax by 128 x 128 -> row_scale f32 (scale_inv), and col_scale its transpose; amax_limit: the largest finite number
- *             of the format that was quantized from
+ *             of the format that was quantized from (0 => f32's)
  *   MXFP8     amax by 1 x 32 -> row_scale, and amax_col by 32 x 1 -> col_scale, e8m0
  *   NVFP4     amax by 16 x 16 and amax_tensor f32 [1] -> row_scale, and col_scale, e4m3, repeated for the rows of each tile
- * Either output may be NULL. */
+ *   multiplier  BLOCK_2D, optional: what te_block_quantize multiplies with, in row_scale's layout; te_shard_cast wants it with
+ *               fp32_scales, for the reciprocal of a rounded reciprocal is another number
+ * Outputs may be NULL, but not all. */
 typedef struct te_shard_scales_args {
     te_scaling scaling;
     const te_tensor *amax, *amax_col, *amax_tensor;
     te_tensor *row_scale, *col_scale;
     int64_t rows, columns;
-    te_dtype dtype;    /* of the codes */
+    te_dtype dtype;    /* of the codes; 0 => e4m3, NVFP4: e2m1 */
     bool fp32_scales;  /* BLOCK_2D */
     float epsilon;
     float amax_limit;
     bool e4m3_max_256; /* NVFP4 */
+    te_tensor *multiplier;
 } te_shard_scales_args;
 
 /* Codes of the slice x (n float elements from element `start` of [rows, columns]).
@@ -356,7 +363,11 @@ typedef struct te_shard_scales_args {
  *          start is even, else the high half; bytes shared with neighbours keep their other half)
  *   scaling TENSOR: scale f32 [1] is multiplied with (amax, optional f32 [1], is max-ed with max |x|); BLOCK_2D, MXFP8, NVFP4: scale as
  *          te_shard_scales writes it; NVFP4 needs amax_tensor
- *   columnwise  MXFP8: scale is the column-wise one, running along the columns; TENSOR: dst is the transposed copy [columns, ld] */
+ *   multiplier  BLOCK_2D, optional: as te_shard_scales writes it; NULL => RN(1 / scale), which is the same for powers of two alone
+ *   columnwise  MXFP8: scale is the column-wise one, running along the columns; TENSOR: dst is the transposed copy [columns, ld]
+ *               (not flat). Other column-wise copies are made from the gathered rows.
+ * Nothing but the codes of the slice is written: not the padding either, which the whole quantizations write as 0. A flat dst may be longer
+ * than its slice. */
 typedef struct te_shard_cast_args {
     const te_tensor *x;
     te_tensor *dst;
@@ -366,6 +377,7 @@ typedef struct te_shard_cast_args {
     int64_t rows, columns, start;
     bool flat, columnwise;
     bool e4m3_max_256;
+    const te_tensor *multiplier;
 } te_shard_cast_args;
 
 /* ---- stats --------------------------------------------------------------------------------------------------- */

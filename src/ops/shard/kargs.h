@@ -1,0 +1,45 @@
+/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.
+ *
+ * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */
+
+/* Tiles with a way of their own; all others: one block a tile. */
+enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
+
+typedef struct te__shard_amax_kargs {
+    const void *x;
+    float *amax; /* [tiles_m, tiles_n] */
+    long long rows, columns, start, n;
+    long long tiles_m, tiles_n, tile_rows, tile_columns;
+    unsigned blocks_n; /* blocks of 256 columns */
+    int x_dt, kind;
+    int vector; /* x is aligned to 16 bytes; start and columns are multiples of 8 */
+} te__shard_amax_kargs;
+
+typedef struct te__shard_scales_kargs {
+    const float *amax, *amax_col, *amax_tensor;
+    void *row_scale, *col_scale; /* [row_m, row_n], [col_m, col_n], or NULL; row_n and col_n are multiples of 4 */
+    float *multiplier;           /* as row_scale, or NULL */
+    long long rows, columns, row_m, row_n, col_m, col_n;
+    float fp8_max, fp8_max_inverse, epsilon, limit, code_max;
+    int scaling, power_of_two;
+} te__shard_scales_kargs;
+
+typedef struct te__shard_cast_kargs {
+    const void *x;
+    void *dst;
+    const void *scale; /* rows of scale_ld elements */
+    const float *multiplier, *amax_tensor;
+    float *amax; /* [1], or NULL */
+    long long rows, columns, start, n;
+    long long ld; /* elements of a row of dst */
+    long long scale_ld;
+    long long first, count;     /* the groups of 16 columns that the slice touches; a row has groups_per_row of them */
+    long long groups_per_row;
+    float code_max;
+    int x_dt, q_dt, scaling, columnwise;
+    int flat;     /* dst has the slice alone */
+    int straight; /* flat e2m1 and an odd number of columns: bytes cross from row to row, and groups run along the whole matrix */
+    int vector;   /* x and dst are aligned to 16 bytes; start, columns and ld are multiples of 16 */
+    unsigned tiles_n; /* transposed: tiles of 64 columns */
+    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */
+} te__shard_cast_kargs;

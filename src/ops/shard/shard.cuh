@@ -1,0 +1,15 @@
+// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done
+// with them.
+#pragma once
+#include "device/base.cuh"
+
+// The slice begins at x[0] and has n elements; the eight begin at x[i], the first `columns_left` of them are of one row. Elements outside
+// are 0. vector: i is a multiple of eight elements and x aligned to 16 bytes.
+TE_DEV void te_shard_load8(const void *x, te_i64 i, te_i64 n, te_i64 columns_left, bool vector, int dt, float v[8]) {
+    if (vector && columns_left >= 8 && i >= 0 && i + 8 <= n) {
+        te_load8(x, i, dt, v);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;
+}

@@ -1,0 +1,20 @@
+/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };
+
+/* What one block found. */
+typedef struct te__quant_error_partial {
+    float xx, yy, xy, dd, largest; /* over elements with finite x and y: x^2, y^2, x y, (x - y)^2, max |x - y| */
+    unsigned count[5];             /* underflows, saturated, NaN, infinite, zeros */
+} te__quant_error_partial;
+
+typedef struct te__quant_error_kargs {
+    const void *x;
+    const float *y, *limit; /* limit may be NULL */
+    long long *counts;      /* [6] */
+    float *sums;            /* [5] */
+    te__quant_error_partial *partial;
+    long long n, partials;
+    int x_dt;
+    int vector; /* x, y and limit are aligned to 16 bytes */
+} te__quant_error_kargs;

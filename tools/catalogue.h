@@ -423,6 +423,20 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.quant_error.sums = call_out(c, te, TE_F32, 1, (const int64_t[]){5});
         c->tolerance = 1e-5;
         break;
+        CALL(36, MXFP8_QUANTIZE, "mxfp8, both copies")
+        c->args.mxfp8_quantize.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.mxfp8_quantize.row = call_out(c, te, TE_F8E4M3, 2, row);
+        c->args.mxfp8_quantize.row_scale = call_out(c, te, TE_F8E8M0, 2, (const int64_t[]){256, 12});
+        c->args.mxfp8_quantize.col = call_out(c, te, TE_F8E4M3, 2, row);
+        c->args.mxfp8_quantize.col_scale = call_out(c, te, TE_F8E8M0, 2, (const int64_t[]){8, 384});
+        c->tolerance = 0;
+        break;
+        CALL(37, MXFP8_DEQUANTIZE, "mxfp8 dequantize")
+        c->args.mxfp8_dequantize.q = call_normal(te, TE_F8E4M3, 2, row, 1);
+        c->args.mxfp8_dequantize.scale = te_tensor_full(te, TE_F8E8M0, 2, (const int64_t[]){256, 12}, 0.25);
+        c->args.mxfp8_dequantize.y = call_out(c, te, dtype, 2, mn);
+        c->tolerance = 0;
+        break;
     default: return false;
     }
 #undef CALL

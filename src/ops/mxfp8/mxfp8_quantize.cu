@@ -48,6 +48,15 @@ TE_DEV float te_mx_value(const te_u32 w[8], int k, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32((te_u16)half) : te_f16_to_f32((te_u16)half);
 }
 
+// Hides from the compiler that these words were unpacked before: it would keep the results.
+TE_DEV void te_mx_keep_packed(te_u32 w[4][8], int dt) {
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            if (k < 4 || dt == TE_F32) asm volatile("" : "+r"(w[r][k]));
+}
+
 // Codes of eight scaled values; only `there` of them have a place.
 TE_DEV void te_mx_store_codes(te_u8 *to, int there, bool vector, const float v[8], int dt) {
     te_u32 code[2];
@@ -97,33 +106,36 @@ extern "C" __global__ void __launch_bounds__(512, 2) te_mxfp8_quantize(const __g
     float row_amax = te_mx_row_max(row_most, p.lane), col_amax = te_mx_col_max(col_most, p.lane);
     if (a.two_dimensional) row_amax = col_amax = te_warp_max(row_amax);
 
-    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE, row_scale[4], col_scale[8];
+    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE, v[8];
     te_u8 row_e = te__mxfp8_exponent(row_amax, max_inverse), col_e = te__mxfp8_exponent(col_amax, max_inverse);
-    te_mx_spread_rows(te__mxfp8_multiplier(row_e), p.lane, row_scale);
-    te_mx_spread_cols(te__mxfp8_multiplier(col_e), p.lane, col_scale);
     // A tile's scale is repeated for the rows and columns that exist, and for no other.
     ((te_u8 *)row_scales)[p.lane * 16 + p.warp_m * 4 + p.warp_n] = p.scale_row < rows ? row_e : (te_u8)0;
     ((te_u8 *)col_scales)[(p.scale_col & 31) * 16 + p.warp_n * 4 + p.warp_m] = p.scale_col < cols ? col_e : (te_u8)0;
 
-    int row_there = te_mx_left(a.ld, p.tile_n) - p.col, col_there = te_mx_left(a.ldc, p.tile_n) - p.col;
-    te_u8 *row_codes = (te_u8 *)a.row + te_mx_offset(p, a.ld), *col_codes = (te_u8 *)a.col + te_mx_offset(p, a.ldc);
+    if (a.row) {
+        float multiplier[4];
+        int there = te_mx_left(a.ld, p.tile_n) - p.col;
+        te_u8 *to = (te_u8 *)a.row + te_mx_offset(p, a.ld);
+        te_mx_spread_rows(te__mxfp8_multiplier(row_e), p.lane, multiplier);
+        te_mx_keep_packed(w, X_DT);
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
-        if (p.row + r >= rows) break;
-        float v[8];
+        for (int r = 0; r < 4; r++) {
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            if (k < 4 || X_DT == TE_F32) asm volatile("" : "+r"(w[r][k])); // else the unpacked values above would be kept
+            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(te_mx_value(w[r], k, X_DT), multiplier[r]);
+            if (p.row + r < rows) te_mx_store_codes(to + r * a.ld, there, a.vector_row, v, Y_DT);
         }
-        if (a.row) {
+    }
+    if (a.col) {
+        float multiplier[8];
+        int there = te_mx_left(a.ldc, p.tile_n) - p.col;
+        te_u8 *to = (te_u8 *)a.col + te_mx_offset(p, a.ldc);
+        te_mx_spread_cols(te__mxfp8_multiplier(col_e), p.lane, multiplier);
+        te_mx_keep_packed(w, X_DT);
 #pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(te_mx_value(w[r], k, X_DT), row_scale[r]);
-            te_mx_store_codes(row_codes + r * a.ld, row_there, a.vector_row, v, Y_DT);
-        }
-        if (a.col) {
+        for (int r = 0; r < 4; r++) {
 #pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(te_mx_value(w[r], k, X_DT), col_scale[k]);
-            te_mx_store_codes(col_codes + r * a.ldc, col_there, a.vector_col, v, Y_DT);
+            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(te_mx_value(w[r], k, X_DT), multiplier[k]);
+            if (p.row + r < rows) te_mx_store_codes(to + r * a.ldc, there, a.vector_col, v, Y_DT);
         }
     }
 

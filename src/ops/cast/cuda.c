@@ -19,14 +19,16 @@ static te__amax_kargs te__amax_kargs_of(const te_tensor *x, const te_tensor *noo
     k.x_dt = x->dtype;
     return k;
 }
-/* As many blocks as run at once: each goes on until nothing is left, and finishes once. */
+/* As many blocks of 512 as run at once: each goes on until nothing is left, and finishes once. The smaller chips of each generation have
+ * room for 1,536 threads, the others for 2,048. */
 static int64_t te__amax_blocks(const te__plan *p, const te__amax_kargs *k) {
-    return te__max(1, te__min(te__div_up(k->vectors, 2048), 4 * (int64_t)te__max(p->num_sms, 1)));
+    int a_multiprocessor = p->sm == 86 || p->sm == 89 || p->sm == 120 ? 3 : 4;
+    return te__max(1, te__min(te__div_up(k->vectors, 2048), a_multiprocessor * te__max(p->num_sms, 1)));
 }
 static void te__plan_amax_pass(te__plan *p, const te__amax_kargs *args, int64_t blocks) {
     te__launch *l = te__plan_launch(p, "cast", "amax");
     te__launch_option(l, "X_DT", args->x_dt);
-    te__launch_size(l, blocks, 1, 1, 256, 0);
+    te__launch_size(l, blocks, 1, 1, 512, 0);
     *TE__KARGS(p, l, te__amax_kargs) = *args;
 }
 
@@ -116,7 +118,7 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     int64_t tiles_m, partials = 0;
     if (a->current && te__numel(a->x) > 0) {
         amax = te__amax_kargs_of(a->x, a->noop);
-        partials = te__amax_blocks(p, &amax);
+        partials = te__min(te__amax_blocks(p, &amax), 1024); /* four a thread of the cast */
         amax.partial = (float *)te__plan_workspace(p, partials * (int64_t)sizeof(float));
         te__plan_amax_pass(p, &amax, partials);
     }
@@ -149,6 +151,7 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     k->tiles_n = (unsigned)te__max(1, te__div_up(te__max(k->n, k->ld), 64));
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
+    te__launch_option(l, "CURRENT", k->current);
     te__launch_size(l, tiles_m * k->tiles_n, 1, 1, 256, 0);
     p->native = p->sm >= 89;
     if (a->current) te__plan_why(p, p->native ? "amax, then the cast; cvt instructions" : "amax, then the cast; FP8 rounding in integer arithmetic, exactly");

@@ -15,28 +15,36 @@
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other; at least one. Any size, any alignment.
 //
 // te:baseline
-// te:row X_DT=3 Y_DT=4
-// te:row X_DT=3 Y_DT=5
-// te:row X_DT=2 Y_DT=4
-// te:row X_DT=1 Y_DT=4
-// te:row X_DT=1 Y_DT=5
+// te:row X_DT=3 Y_DT=4 CURRENT=0
+// te:row X_DT=3 Y_DT=5 CURRENT=0
+// te:row X_DT=2 Y_DT=4 CURRENT=0
+// te:row X_DT=1 Y_DT=4 CURRENT=0
+// te:row X_DT=1 Y_DT=5 CURRENT=0
+// te:row X_DT=3 Y_DT=4 CURRENT=1
+// te:row X_DT=3 Y_DT=5 CURRENT=1
+// te:row X_DT=1 Y_DT=4 CURRENT=1
 #include "ops/cast/kargs.h"
 #include "device/tile.cuh"
 #ifndef X_DT
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
+#define CURRENT a.current
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_fp8_quantize(const __grid_constant__ te__fp8_quantize_kargs a) {
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ float scratch[32];
     int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;
-    te_u32 at = a.current ? gridDim.x - 1 - blockIdx.x : blockIdx.x, tile_m = at / a.tiles_n, tile_n = at - tile_m * a.tiles_n;
+    te_u32 at = CURRENT ? gridDim.x - 1 - blockIdx.x : blockIdx.x, tile_m = at / a.tiles_n, tile_n = at - tile_m * a.tiles_n;
     te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * TE_TILE_COLUMNS;
     te_i64 row = first_row + ty * 4, col = first_col + tx * 8;
 
     // The loads come first, with nothing between them: they are all on their way before the first is waited for.
-    float v[4][8], largest = 0.0f;
+    float v[4][8], largest = 0.0f, part[4], scale;
+    if (CURRENT) {
+#pragma unroll
+        for (int r = 0; r < 4; r++) part[r] = threadIdx.x + r * 256 < a.partials ? a.partial[threadIdx.x + r * 256] : 0.0f;
+    }
     bool inside = row + 4 <= a.m && col + 8 <= a.n;
     if (a.vector_x && inside) {
 #pragma unroll
@@ -48,11 +56,8 @@ extern "C" __global__ void __launch_bounds__(256) te_fp8_quantize(const __grid_c
             for (int k = 0; k < 8; k++) v[r][k] = row + r < a.m && col + k < a.n ? te_load(a.x, (row + r) * a.n + col + k, X_DT) : 0.0f;
     }
     if (a.noop && *a.noop == 1.0f) return;
-    float scale;
-    if (a.current) {
-        float amax = 0.0f;
-        for (te_u32 i = threadIdx.x; i < a.partials; i += 256) amax = fmaxf(amax, a.partial[i]);
-        amax = te_block_max(amax, scratch);
+    if (CURRENT) {
+        float amax = te_block_max(fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3])), scratch);
         scale = te__block_scale(amax, a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);
         if (a.amax && blockIdx.x == 0 && threadIdx.x == 0) *a.amax = amax;
     } else {
@@ -99,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(256) te_fp8_quantize(const __grid_c
         __syncthreads();
         te_tile_store(tile, a.col, a.ldc, first_row, first_col, a.n, 1, a.vector_col);
     }
-    if (a.amax && !a.current) {
+    if (a.amax && !CURRENT) {
         largest = te_block_max(largest, scratch);
         // Most blocks find a larger one there already, and need no atomic.
         if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);

@@ -3,11 +3,11 @@
 
 typedef struct te__amax_kargs {
     const void *x;
-    float *amax;        /* [1], or NULL with partial */
-    float *partial;     /* [blocks]: each writes its maximum there in place of amax; or NULL */
-    const float *noop;  /* [1], or NULL */
+    float *amax;       /* [1], or NULL with partial */
+    float *partial;    /* [blocks]: each writes its maximum there in place of amax; or NULL */
+    const float *noop; /* [1], or NULL */
     long long n;
-    long long vectors;  /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */
+    long long vectors; /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */
     int head;
     int x_dt;
 } te__amax_kargs;
@@ -46,7 +46,7 @@ typedef struct te__fp8_quantize_kargs {
     const float *partial; /* [partials]: the scale is made from the largest of them if `current` */
     long long m, n, ld, ldc;
     unsigned tiles_n; /* tiles along n */
-    unsigned partials;
+    unsigned partials; /* at most 1024 */
     float fp8_max, epsilon; /* of the scale made here */
     int current, power_of_two;
     int x_dt, y_dt;

@@ -71,6 +71,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
     static te_adam_tensor adam[1];
     static const te_tensor *list[2];
     static te_tensor *list_out[1];
+    static te_tensor *states[2], *state_scales[1];
     memset(c, 0, sizeof *c);
     c->tolerance = call_tolerance(dtype);
 #define CALL(number, OP, text)  \
@@ -135,8 +136,12 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->tolerance = 0;
         break;
         CALL(10, DELAYED_UPDATE, "delayed update")
-        c->args.delayed_update.amax_history = call_normal(te, TE_F32, 2, history, 1);
-        c->args.delayed_update.scale = call_out(c, te, TE_F32, 1, scales);
+        states[0] = call_out(c, te, TE_F32, 2, history);
+        te_tensor_copy(states[0], call_normal(te, TE_F32, 2, history, 1));
+        state_scales[0] = call_out(c, te, TE_F32, 1, scales);
+        c->args.delayed_update.amax_history = states;
+        c->args.delayed_update.scale = state_scales;
+        c->args.delayed_update.count = 1;
         c->args.delayed_update.fp8_max = 448;
         c->tolerance = 0;
         break;
@@ -160,6 +165,14 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.transpose.dst = call_out(c, te, TE_F8E4M3, 2, nm);
         c->args.transpose.rows = M;
         c->args.transpose.columns = N;
+        c->tolerance = 0;
+        break;
+        CALL(36, DELAYED_GATHER, "gather of amaxes")
+        states[0] = call_normal(te, TE_F32, 2, history, 1);
+        states[1] = call_normal(te, TE_F32, 2, mn, 2);
+        c->args.delayed_gather.amax_history = states;
+        c->args.delayed_gather.count = 2;
+        c->args.delayed_gather.amaxes = call_out(c, te, TE_F32, 1, (const int64_t[]){6 + N});
         c->tolerance = 0;
         break;
         CALL(14, GEMM, "gemm x W^T + bias")
@@ -345,6 +358,36 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.multi_scale.out = list_out;
         c->args.multi_scale.num_tensors = 1;
         c->args.multi_scale.scale = 0.3f;
+        break;
+        CALL(36, BLOCK_QUANTIZE, "quantize e4m3 by 1 x 128, both copies")
+        c->args.block_quantize.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.block_quantize.row = call_out(c, te, TE_F8E4M3, 2, row);
+        c->args.block_quantize.row_scale_inv = call_out(c, te, TE_F32, 2, (const int64_t[]){3, 132});
+        c->args.block_quantize.col = call_out(c, te, TE_F8E4M3, 2, nm);
+        c->args.block_quantize.col_scale_inv = call_out(c, te, TE_F32, 2, (const int64_t[]){2, N});
+        c->tolerance = 0;
+        break;
+        CALL(37, BLOCK_QUANTIZE, "quantize e4m3 by 128 x 128, both copies")
+        c->args.block_quantize.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.block_quantize.row = call_out(c, te, TE_F8E4M3, 2, row);
+        c->args.block_quantize.row_scale_inv = call_out(c, te, TE_F32, 2, (const int64_t[]){2, 4});
+        c->args.block_quantize.col = call_out(c, te, TE_F8E4M3, 2, nm);
+        c->args.block_quantize.col_scale_inv = call_out(c, te, TE_F32, 2, (const int64_t[]){3, 4});
+        c->args.block_quantize.two_dimensional = true;
+        c->tolerance = 0;
+        break;
+        CALL(38, BLOCK_DEQUANTIZE, "dequantize 1 x 128 blocks")
+        c->args.block_dequantize.q = call_normal(te, TE_F8E4M3, 2, row, 1);
+        c->args.block_dequantize.scale_inv = call_normal(te, TE_F32, 2, (const int64_t[]){3, 132}, 2);
+        c->args.block_dequantize.y = call_out(c, te, dtype, 2, mn);
+        c->tolerance = 0;
+        break;
+        CALL(39, BLOCK_DEQUANTIZE, "dequantize 128 x 1 blocks of the transposed copy")
+        c->args.block_dequantize.q = call_normal(te, TE_F8E4M3, 2, nm, 1);
+        c->args.block_dequantize.scale_inv = call_normal(te, TE_F32, 2, (const int64_t[]){2, N}, 2);
+        c->args.block_dequantize.y = call_out(c, te, dtype, 2, mn);
+        c->args.block_dequantize.columnwise = true;
+        c->tolerance = 0;
         break;
     default: return false;
     }

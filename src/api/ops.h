@@ -25,6 +25,9 @@
     X(fp8_quantize, FP8_QUANTIZE, cast)                \
     X(fp8_dequantize, FP8_DEQUANTIZE, cast)            \
     X(transpose, TRANSPOSE, cast)                      \
+    X(delayed_gather, DELAYED_GATHER, cast)            \
+    X(block_quantize, BLOCK_QUANTIZE, block)           \
+    X(block_dequantize, BLOCK_DEQUANTIZE, block)       \
     X(gemm, GEMM, gemm)                                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \
@@ -137,15 +140,24 @@ typedef struct te_scale_from_amax_args {
     bool power_of_two;
 } te_scale_from_amax_args;
 
-/* The delayed-scaling update of TransformerEngine (delayed_scaling_recipe) for n slots: amax_history f32 [L, n], scale f32 [n].
- * reduced: optional f32 [n], the amaxes after a reduction over a group, used where not 0 in place of amax_history[0]. */
+/* The delayed-scaling update of TransformerEngine (delayed_scaling_recipe) for `count` states at once, state i of n_i slots:
+ * amax_history[i] f32 [L_i, n_i], scale[i] f32 [n_i]. One launch for some 200 states.
+ * reduced: optional f32 [n_0 + n_1 + ..], the amaxes after a reduction over a group, used where not 0 in place of row 0 of the history. */
 typedef struct te_delayed_update_args {
-    te_tensor *amax_history, *scale;
+    te_tensor *const *amax_history, *const *scale;
+    int count;
     const te_tensor *reduced;
     float fp8_max;
     float margin;
     te_amax_algo algo;
 } te_delayed_update_args;
+
+/* amaxes f32 [n_0 + n_1 + ..] = row 0 of each history: what a group reduces. */
+typedef struct te_delayed_gather_args {
+    te_tensor *const *amax_history;
+    int count;
+    te_tensor *amaxes;
+} te_delayed_gather_args;
 
 /* Per-tensor FP8 cast (as nvte_quantize). x [.., N] viewed as [M, N]; q = saturate(round_to_nearest_even(f32(x) * scale)),
  * infinity saturates, NaN stays NaN.

@@ -6,6 +6,7 @@
 #include "api/enums.h"
 #include "base/numbers.h"
 #include "base/philox.h"
+#include "base/scaling.h"
 
 typedef unsigned char te_u8;
 typedef unsigned short te_u16;

@@ -122,8 +122,9 @@ static te_result te__slots_update(te__scaling *s, te__slots *slots, bool backwar
     te_delayed_update_args args = TE_ZERO;
     if (!slots->pending) return TE_OK;
     slots->pending = false;
-    args.amax_history = slots->history;
-    args.scale = slots->scale;
+    args.amax_history = &slots->history;
+    args.scale = &slots->scale;
+    args.count = 1;
     args.fp8_max = te_dtype_max(te__recipe_dtype(&s->recipe, backward));
     args.margin = s->recipe.margin;
     args.algo = s->recipe.amax_algo;

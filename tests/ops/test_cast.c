@@ -188,6 +188,184 @@ TE_TEST_DEVICES(quantize_noop) {
     }
 }
 
+/* ---- current scaling ---- */
+
+/* The whole of it as a plain loop: the largest of what is not NaN, the scale of it, the codes. */
+static void check_current(te_ctx *te, te_dtype x_dtype, te_dtype q_dtype, int64_t m, int64_t n, int copies, const float *values, float epsilon, bool power_of_two,
+                          bool misaligned) {
+    int64_t ld = (n + 15) / 16 * 16, ldc = (m + 15) / 16 * 16;
+    test_case("current %s -> %s [%d, %d] copies %d epsilon %g power_of_two %d%s", te_dtype_name(x_dtype), te_dtype_name(q_dtype), (int)m, (int)n, copies,
+              (double)epsilon, power_of_two, misaligned ? " misaligned" : "");
+    const float *x = test_rounded(x_dtype, values, m * n);
+    float amax = 0, used, largest = q_dtype == TE_F8E4M3 ? 448 : 57344;
+    volatile float scale = 1, inverse, scaled;
+    int exponent;
+    te_fp8_quantize_args a = {0};
+    a.x = input(te, x_dtype, m, n, values, misaligned);
+    a.row = copies & 1 ? test_guarded(te, q_dtype, SHAPE(m, ld)) : NULL;
+    a.col = copies & 2 ? test_guarded(te, q_dtype, SHAPE(n, ldc)) : NULL;
+    a.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
+    a.amax = scalar_out(te, 1e30f); /* what it held before does not count */
+    a.current = true;
+    a.epsilon = epsilon;
+    a.power_of_two = power_of_two;
+    CHECK_EQ_INT(te_fp8_quantize(te, &a), TE_OK);
+    REQUIRE_OK(te);
+
+    for (int64_t i = 0; i < m * n; i++)
+        if (fabsf(x[i]) > amax) amax = fabsf(x[i]);
+    used = amax < epsilon ? epsilon : amax;
+    if (used > 0 && used < INFINITY) {
+        scale = largest / used;
+        if (isinf(scale)) scale = 0x1.fffffep127f;
+        if (power_of_two) frexpf(scale, &exponent), scale = ldexpf(1, exponent - 1);
+    }
+    inverse = 1.0f / scale;
+    uint8_t *row = (uint8_t *)test_alloc((size_t)(m * ld) + 1), *col = (uint8_t *)test_alloc((size_t)(n * ldc) + 1);
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            scaled = x[i * n + j] * scale;
+            row[i * ld + j] = col[j * ldc + i] = fp8_code(q_dtype, scaled);
+        }
+    CHECK_EQ_INT(bits_of(a.scale_inv), float_bits(inverse));
+    CHECK_EQ_INT(bits_of(a.amax), float_bits(amax));
+    if (a.row) CHECK_BYTES("row", test_read_bytes(a.row), row, (size_t)(m * ld));
+    if (a.col) CHECK_BYTES("col", test_read_bytes(a.col), col, (size_t)(n * ldc));
+}
+
+TE_TEST_DEVICES(quantize_current) {
+    static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {127, 129}, {128, 128}, {16, 4096}, {0, 7}, {7, 0}, {33, 200}};
+    static const float factors[] = {1, 1e-30f, 1e30f, 1e-42f, 0};
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int k = 0; k < COUNT(factors); k++) {
+            int64_t m = shapes[s][0], n = shapes[s][1];
+            float *values = test_normal(m * n, (uint64_t)(s + 1));
+            for (int64_t i = 0; i < m * n; i++) values[i] *= factors[k];
+            check_current(te, floats[k % 3 == 2 ? 0 : k % 3], formats[(s + k) % 2], m, n, 1 + (s + k) % 3, values, 0, k % 2, s % 2);
+        }
+    for (int d = 0; d < 3; d++)
+        for (int f = 0; f < 2; f++)
+            for (int power = 0; power < 2; power++) {
+                float *values = test_finite_specials(65 * 72, 5), *odd = test_normal(65 * 72, 6);
+                check_current(te, floats[d], formats[f], 65, 72, 3, values, 0, power, false);
+                odd[70] = NAN;
+                check_current(te, floats[d], formats[f], 65, 72, 3, odd, 0, power, true);
+                check_current(te, floats[d], formats[f], 65, 72, 3, odd, 100, power, false);
+                odd[4000] = -INFINITY;
+                check_current(te, floats[d], formats[f], 65, 72, 3, odd, 0, power, false);
+            }
+}
+
+TE_TEST_DEVICES(quantize_current_large) {
+    float *values = test_normal(1000 * 1536, 11);
+    values[1000 * 1536 - 1] = 77; /* the last element decides */
+    check_current(te, TE_BF16, TE_F8E4M3, 1000, 1536, 3, values, 0, false, false);
+    check_current(te, TE_BF16, TE_F8E4M3, 1000, 1536, 1, values, 0, true, true);
+}
+
+/* Two steps by themselves, te_amax and te_scale_from_amax, give the scale that one call does; and noop leaves everything. */
+TE_TEST_DEVICES(quantize_current_in_steps) {
+    te_fp8_quantize_args a = {0}, b = {0};
+    te_amax_args amax = {0};
+    te_scale_from_amax_args scale = {0};
+    a.x = b.x = amax.x = test_tensor(te, TE_BF16, SHAPE(77, 90), test_normal(77 * 90, 12));
+    a.row = test_guarded(te, TE_F8E5M2, SHAPE(77, 96));
+    b.row = test_guarded(te, TE_F8E5M2, SHAPE(77, 96));
+    a.current = true;
+    amax.amax = test_guarded(te, TE_F32, SHAPE(1));
+    scale.amax = amax.amax;
+    scale.scale = test_guarded(te, TE_F32, SHAPE(1));
+    scale.fp8_max = 57344;
+    b.scale = scale.scale;
+    te_fp8_quantize(te, &a);
+    te_amax(te, &amax);
+    te_scale_from_amax(te, &scale);
+    te_fp8_quantize(te, &b);
+    REQUIRE_OK(te);
+    CHECK_BYTES("row", test_read_bytes(a.row), test_read_bytes(b.row), 77 * 96);
+    a.row = test_guarded(te, TE_F8E5M2, SHAPE(77, 96));
+    a.amax = scalar_out(te, 3);
+    a.scale_inv = scalar_out(te, 4);
+    a.noop = scalar(te, 1);
+    te_fp8_quantize(te, &a);
+    REQUIRE_OK(te);
+    CHECK(test_read(a.amax)[0] == 3 && test_read(a.scale_inv)[0] == 4 && ((uint8_t *)test_read_bytes(a.row))[0] == TEST_POISON);
+}
+
+/* ---- every bf16 number ---- */
+
+TE_TEST_DEVICES(quantize_every_bf16) {
+    static const float scales[] = {1, 0.37f, 3e30f};
+    float *x = (float *)test_alloc(65536 * sizeof(float));
+    uint8_t *row = (uint8_t *)test_alloc(65536), *col = (uint8_t *)test_alloc(65536);
+    uint16_t *half = (uint16_t *)test_alloc(65536 * 2);
+    for (int i = 0; i < 65536; i++) half[i] = (uint16_t)i, x[i] = bits((uint32_t)i << 16);
+    for (int f = 0; f < 2; f++)
+        for (int s = 0; s < COUNT(scales); s++) {
+            te_fp8_quantize_args a = {0};
+            test_case("%s scale %g", te_dtype_name(formats[f]), (double)scales[s]);
+            for (int i = 0; i < 65536; i++) {
+                volatile float scaled = x[i] * scales[s];
+                row[i] = col[i % 256 * 256 + i / 256] = fp8_code(formats[f], scaled);
+            }
+            a.x = te_tensor_from_host(te, TE_BF16, SHAPE(256, 256), half);
+            a.row = test_guarded(te, formats[f], SHAPE(256, 256));
+            a.col = test_guarded(te, formats[f], SHAPE(256, 256));
+            a.scale = scalar(te, scales[s]);
+            te_fp8_quantize(te, &a);
+            REQUIRE_OK(te);
+            CHECK_BYTES("row", test_read_bytes(a.row), row, 65536);
+            CHECK_BYTES("col", test_read_bytes(a.col), col, 65536);
+        }
+}
+
+/* ---- CPU and CUDA ---- */
+
+TE_TEST(cast_cuda_equals_cpu) {
+    static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {127, 129}, {128, 128}, {16, 4096}, {1000, 1536}};
+    static const char *const what[] = {"normal", "tiny", "huge", "denormal", "zero blocks", "infinities", "NaN"};
+    static const float factors[] = {1, 1e-30f, 1e30f, 1e-42f, 1, 1, 1};
+    if (test_no_gpu()) SKIP(test_no_gpu());
+    te_ctx *te[2] = {test_context("cpu"), test_context("cuda:0")};
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int k = 0; k < COUNT(what); k++) {
+            int64_t m = shapes[s][0], n = shapes[s][1], ld = (n + 15) / 16 * 16, ldc = (m + 15) / 16 * 16;
+            float *values = test_normal(m * n, (uint64_t)(s * 10 + k));
+            for (int64_t i = 0; i < m * n; i++) {
+                values[i] *= factors[k];
+                if (k == 4 && i / 64 % 3 == 0) values[i] = 0;
+                if (k == 5 && i % 97 == 3) values[i] = i % 2 ? INFINITY : -INFINITY;
+                if (k == 6 && i % 89 == 2) values[i] = NAN;
+            }
+            for (int d = 0; d < 3; d++)
+                for (int f = 0; f < 2; f++)
+                    for (int current = 0; current < 2; current++) {
+                        te_fp8_quantize_args a[2];
+                        if (s == 5 && (d + f) % 2 != current) continue;
+                        test_case("%s %s -> %s [%d, %d] current %d", what[k], te_dtype_name(floats[d]), te_dtype_name(formats[f]), (int)m, (int)n, current);
+                        memset(a, 0, sizeof a);
+                        for (int c = 0; c < 2; c++) {
+                            te_scope_begin(te[c]);
+                            a[c].x = te_tensor_from_f32(te[c], floats[d], SHAPE(m, n), values);
+                            a[c].row = te_tensor_zeros(te[c], formats[f], SHAPE(m, ld));
+                            a[c].col = te_tensor_zeros(te[c], formats[f], SHAPE(n, ldc));
+                            a[c].scale = current ? NULL : te_tensor_full(te[c], TE_F32, SHAPE(1), 1.7);
+                            a[c].scale_inv = te_tensor_zeros(te[c], TE_F32, SHAPE(1));
+                            a[c].amax = te_tensor_zeros(te[c], TE_F32, SHAPE(1));
+                            a[c].current = current;
+                            a[c].power_of_two = k % 2;
+                            te_fp8_quantize(te[c], &a[c]);
+                            REQUIRE_OK(te[c]);
+                        }
+                        CHECK_BYTES("row", test_read_bytes(a[1].row), test_read_bytes(a[0].row), (size_t)(m * ld));
+                        CHECK_BYTES("col", test_read_bytes(a[1].col), test_read_bytes(a[0].col), (size_t)(n * ldc));
+                        CHECK_BYTES("scale_inv", test_read_bytes(a[1].scale_inv), test_read_bytes(a[0].scale_inv), 4);
+                        CHECK_BYTES("amax", test_read_bytes(a[1].amax), test_read_bytes(a[0].amax), 4);
+                        for (int c = 0; c < 2; c++) te_scope_end(te[c]);
+                    }
+        }
+}
+
 /* ---- dequantize ---- */
 
 TE_TEST_DEVICES(dequantize_all_codes) {
@@ -378,34 +556,40 @@ TE_TEST_DEVICES(delayed_update_table) {
     for (int i = 0; i < COUNT(row); i++)
         for (int with = 0; with < 2; with++) { /* a reduced amax of 0 is as good as none */
             te_delayed_update_args a = {0};
+            te_tensor *history, *scale;
             if (!with && row[i].reduced != 0) continue;
             test_case("%s%s", row[i].what, with ? ", reduced" : "");
-            a.amax_history = test_guarded_with(te, TE_F32, SHAPE(4, 1), row[i].history);
-            a.scale = scalar_out(te, 5);
+            history = test_guarded_with(te, TE_F32, SHAPE(4, 1), row[i].history);
+            scale = scalar_out(te, 5);
+            a.amax_history = &history;
+            a.scale = &scale;
+            a.count = 1;
             a.reduced = with ? scalar(te, row[i].reduced) : NULL;
             a.fp8_max = 448;
             a.algo = row[i].algo;
             te_delayed_update(te, &a);
             REQUIRE_OK(te);
-            CHECK_BYTES("history", test_read_bytes(a.amax_history), row[i].after, 16);
-            CHECK_EQ_INT(bits_of(a.scale), float_bits(row[i].scale));
+            CHECK_BYTES("history", test_read_bytes(history), row[i].after, 16);
+            CHECK_EQ_INT(bits_of(scale), float_bits(row[i].scale));
         }
 }
 
 TE_TEST_DEVICES(delayed_update_nan) {
     /* A NaN amax is written down and rolls, and the maximum looks past it. */
-    const float history[] = {NAN, 2, 4};
+    const float values[] = {NAN, 2, 4};
     for (int recent = 0; recent < 2; recent++) {
         te_delayed_update_args a = {0};
-        a.amax_history = test_guarded_with(te, TE_F32, SHAPE(3, 1), history);
-        a.scale = scalar_out(te, 5);
+        te_tensor *history = test_guarded_with(te, TE_F32, SHAPE(3, 1), values), *scale = scalar_out(te, 5);
+        a.amax_history = &history;
+        a.scale = &scale;
+        a.count = 1;
         a.fp8_max = 448;
         a.algo = recent ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
         te_delayed_update(te, &a);
         REQUIRE_OK(te);
-        const float *after = test_read(a.amax_history);
+        const float *after = test_read(history);
         CHECK(after[0] == 0 && after[1] == 4 && isnan(after[2]));
-        CHECK(test_read(a.scale)[0] == (recent ? 5.0f : 112.0f));
+        CHECK(test_read(scale)[0] == (recent ? 5.0f : 112.0f));
     }
 }
 
@@ -419,9 +603,13 @@ TE_TEST_DEVICES(delayed_update_lengths) {
                 float margin = margins[(l + n + algo) % COUNT(margins)];
                 float *history = test_uniform(length * n, 7, 0, 3), *scale = test_uniform(n, 8, 1, 2), slot[1100];
                 te_delayed_update_args a = {0};
+                te_tensor *on_device[2];
                 test_case("L %d n %d algo %d margin %g", length, n, algo, (double)margin);
-                a.amax_history = test_guarded_with(te, TE_F32, SHAPE(length, n), history);
-                a.scale = test_guarded_with(te, TE_F32, SHAPE(n), scale);
+                on_device[0] = test_guarded_with(te, TE_F32, SHAPE(length, n), history);
+                on_device[1] = test_guarded_with(te, TE_F32, SHAPE(n), scale);
+                a.amax_history = &on_device[0];
+                a.scale = &on_device[1];
+                a.count = 1;
                 a.fp8_max = 57344;
                 a.margin = margin;
                 a.algo = (te_amax_algo)algo;
@@ -433,13 +621,86 @@ TE_TEST_DEVICES(delayed_update_lengths) {
                         reference_slot(slot, length, &scale[i], 0, 57344 * powf(2, -margin), algo == TE_AMAX_MOST_RECENT);
                         for (int k = 0; k < length; k++) history[k * n + i] = slot[k];
                     }
-                    CHECK_BYTES("history", test_read_bytes(a.amax_history), history, (size_t)(length * n) * 4);
-                    CHECK_BYTES("scale", test_read_bytes(a.scale), scale, (size_t)n * 4);
+                    CHECK_BYTES("history", test_read_bytes(on_device[0]), history, (size_t)(length * n) * 4);
+                    CHECK_BYTES("scale", test_read_bytes(on_device[1]), scale, (size_t)n * 4);
                     /* The next step's amaxes; one slot sees nothing in step 1. */
                     for (int i = 0; i < n; i++) history[i] = step == 1 && i == 0 ? 0 : (float)(i + step + 1);
-                    te_tensor_copy_from_host(te_tensor_narrow(a.amax_history, 0, 0, 1), history);
+                    te_tensor_copy_from_host(te_tensor_narrow(on_device[0], 0, 0, 1), history);
                 }
             }
+}
+
+/* A list of states of all sizes in one call: with and without reduced amaxes, and the gather of what would be reduced. */
+static void check_delayed_list(te_ctx *te, int count, int most_slots, const int *lengths, int num_lengths, bool reduce) {
+    te_tensor **history = (te_tensor **)test_alloc(sizeof(te_tensor *) * (size_t)count), **scale = (te_tensor **)test_alloc(sizeof(te_tensor *) * (size_t)count);
+    float **want_history = (float **)test_alloc(sizeof(float *) * (size_t)count), **want_scale = (float **)test_alloc(sizeof(float *) * (size_t)count);
+    float *rows = (float *)test_alloc(sizeof(float) * (size_t)(count * most_slots)), slot[1100];
+    int total = 0;
+    te_delayed_update_args a = {0};
+    te_delayed_gather_args g = {0};
+    test_case("%d states, up to %d slots, %d lengths%s", count, most_slots, num_lengths, reduce ? ", reduced" : "");
+    for (int i = 0; i < count; i++) {
+        int n = i % 11 == 5 ? 0 : 1 + (i * 7) % most_slots, length = lengths[i % num_lengths];
+        want_history[i] = test_uniform(length * n + 1, (uint64_t)i, 0, 4);
+        want_scale[i] = test_uniform(n + 1, (uint64_t)i + 1000, 1, 2);
+        for (int k = 0; k < n; k++) {
+            if ((i + k) % 5 == 1) want_history[i][k] = 0; /* has seen nothing */
+            if ((i + k) % 13 == 2) want_history[i][k] = i % 2 ? INFINITY : NAN;
+            if (length > 2 && (i + k) % 17 == 3) want_history[i][2 * n + k] = i % 2 ? NAN : INFINITY;
+            rows[total++] = want_history[i][k];
+        }
+        history[i] = test_guarded_with(te, TE_F32, SHAPE(length, n), want_history[i]);
+        scale[i] = test_guarded_with(te, TE_F32, SHAPE(n), want_scale[i]);
+    }
+    g.amax_history = history;
+    g.count = count;
+    g.amaxes = test_guarded(te, TE_F32, SHAPE(total));
+    CHECK_EQ_INT(te_delayed_gather(te, &g), TE_OK);
+    REQUIRE_OK(te);
+    CHECK_TENSOR(g.amaxes, rows, 0, 0);
+    if (reduce) { /* another rank may have seen more, or something where this one saw nothing */
+        for (int k = 0; k < total; k++) rows[k] = k % 3 == 0 ? 0 : k % 3 == 1 ? 9 + (float)k : rows[k];
+        a.reduced = test_tensor(te, TE_F32, SHAPE(total), rows);
+    }
+    a.amax_history = history;
+    a.scale = scale;
+    a.count = count;
+    a.fp8_max = 448;
+    CHECK_EQ_INT(te_delayed_update(te, &a), TE_OK);
+    REQUIRE_OK(te);
+    for (int i = 0, at = 0; i < count; i++) {
+        int n = (int)te_tensor_numel(scale[i]), length = lengths[i % num_lengths], before = 0;
+        for (int k = 0; k < n; k++) {
+            for (int r = 0; r < length; r++) slot[r] = want_history[i][r * n + k];
+            reference_slot(slot, length, &want_scale[i][k], reduce ? rows[at] : 0, 448, false);
+            for (int r = 0; r < length; r++) want_history[i][r * n + k] = slot[r];
+            at++;
+        }
+        const float *got = test_read(history[i]);
+        for (int k = 0; k < length * n; k++) before += !(got[k] == want_history[i][k] || (isnan(got[k]) && isnan(want_history[i][k])));
+        CHECK_MSG(before == 0, "state %d [%d, %d]: %d entries of the history differ", i, length, n, before);
+        CHECK_BYTES("scale", test_read_bytes(scale[i]), want_scale[i], (size_t)n * 4);
+    }
+}
+
+TE_TEST_DEVICES(delayed_update_lists) {
+    static const int one[] = {16}, few[] = {1, 2, 3, 16, 300, 1024};
+    int many[40];
+    for (int i = 0; i < COUNT(many); i++) many[i] = 1 + i;
+    for (int reduce = 0; reduce < 2; reduce++) {
+        check_delayed_list(te, 1, 1, one, 1, reduce);
+        check_delayed_list(te, 186, 3, one, 1, reduce); /* as many as one launch takes, and one more */
+        check_delayed_list(te, 187, 3, one, 1, reduce);
+        check_delayed_list(te, 40, 9, few, COUNT(few), reduce);
+        check_delayed_list(te, 90, 5, many, COUNT(many), reduce); /* more lengths than a table takes */
+        check_delayed_list(te, 3, 300, few, 3, reduce);
+    }
+    te_delayed_update_args a = {0};
+    te_delayed_gather_args g = {0};
+    a.fp8_max = 448;
+    g.amaxes = test_guarded(te, TE_F32, SHAPE(0));
+    CHECK(te_delayed_update(te, &a) == TE_OK && te_delayed_gather(te, &g) == TE_OK); /* of nothing */
+    REQUIRE_OK(te);
 }
 
 /* ---- transpose ---- */
@@ -467,6 +728,30 @@ TE_TEST_DEVICES(transpose_shapes) {
             REQUIRE_OK(te);
             CHECK_BYTES("dst", test_read_bytes(a.dst), want, (size_t)(n * ldd * size));
         }
+}
+
+TE_TEST_DEVICES(transpose_e2m1) {
+    static const int64_t shapes[][4] = {/* m, n, lds, ldd */
+                                        {1, 1, 1, 1},    {1, 1, 32, 32},       {2, 3, 3, 2},         {3, 5, 5, 3},         {3, 5, 7, 9},
+                                        {3, 5, 32, 32},  {8, 8, 8, 8},         {127, 129, 160, 128}, {128, 128, 128, 128}, {255, 63, 64, 255},
+                                        {256, 64, 64, 256}, {257, 65, 96, 288}, {16, 1024, 1024, 32}, {300, 70, 72, 400},  {30, 11, 13, 601},
+                                        {0, 4, 4, 16},   {4, 0, 16, 16}};
+    for (int s = 0; s < COUNT(shapes); s++) {
+        int64_t m = shapes[s][0], n = shapes[s][1], lds = shapes[s][2], ldd = shapes[s][3], src_bytes = (lds + 1) / 2, dst_bytes = (ldd + 1) / 2;
+        uint8_t *src = (uint8_t *)test_alloc((size_t)(m * src_bytes) + 1), *want = (uint8_t *)test_alloc((size_t)(n * dst_bytes) + 1);
+        test_case("[%d, %d] lds %d ldd %d", (int)m, (int)n, (int)lds, (int)ldd);
+        for (int64_t i = 0; i < m * src_bytes; i++) src[i] = (uint8_t)(i * 37 + i / 251 + 0x3c);
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < n; j++) want[j * dst_bytes + i / 2] |= (uint8_t)((src[i * src_bytes + j / 2] >> (j % 2 * 4) & 15) << (i % 2 * 4));
+        te_transpose_args a = {0};
+        a.src = te_tensor_from_host(te, TE_F4E2M1, SHAPE(m, lds), src);
+        a.dst = test_guarded(te, TE_F4E2M1, SHAPE(n, ldd));
+        a.rows = m;
+        a.columns = n;
+        te_transpose(te, &a);
+        REQUIRE_OK(te);
+        CHECK_BYTES("dst", test_read_bytes(a.dst), want, (size_t)(n * dst_bytes));
+    }
 }
 
 /* ---- misuse ---- */
@@ -504,15 +789,53 @@ TE_TEST(cast_errors) {
     CHECK_EQ_INT(te_fp8_quantize(te, &a), TE_ERR_STATE);
     te_clear_error(te);
 
+    a.x = x;
+    a.row = te_tensor_zeros(te, TE_F8E4M3, SHAPE(4, 6));
+    a.current = true;
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "scale is given, and with `current` the scale comes from x");
+    a.current = false;
+    a.scale = NULL;
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_STATE, "scale is NULL");
+
+    /* The second of two states is at fault: the first keeps its numbers. */
     te_delayed_update_args d = {0};
-    d.amax_history = te_tensor_zeros(te, TE_F32, SHAPE(3));
-    d.scale = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    te_tensor *history[2], *scale[2];
+    history[0] = te_tensor_full(te, TE_F32, SHAPE(4, 2), 3);
+    history[1] = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    scale[0] = te_tensor_full(te, TE_F32, SHAPE(2), 7);
+    scale[1] = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    d.amax_history = history;
+    d.scale = scale;
+    d.count = 2;
     d.fp8_max = 448;
     te_delayed_update(te, &d);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "amax_history is [3]");
-    d.amax_history = te_tensor_zeros(te, TE_F32, SHAPE(4, 2));
+    CHECK_ERROR(te, TE_ERR_SHAPE, "amax_history[1] is [3]");
+    history[1] = te_tensor_zeros(te, TE_F32, SHAPE(4, 2));
     te_delayed_update(te, &d);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "scale is [3], not [2]");
+    CHECK_ERROR(te, TE_ERR_SHAPE, "scale[1] is [3], not [2]");
+    scale[1] = NULL;
+    te_delayed_update(te, &d);
+    CHECK_ERROR(te, TE_ERR_STATE, "scale[1] is NULL");
+    scale[1] = te_tensor_zeros(te, TE_F32, SHAPE(2));
+    d.reduced = te_tensor_zeros(te, TE_F32, SHAPE(2));
+    te_delayed_update(te, &d);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "reduced is [2], not [4]");
+    d.reduced = NULL;
+    d.scale = NULL;
+    te_delayed_update(te, &d);
+    CHECK_ERROR(te, TE_ERR_INVALID, "the list of 2 scale is NULL");
+    CHECK(test_read(history[0])[0] == 3 && test_read(scale[0])[0] == 7);
+    te_delayed_gather_args g = {0};
+    g.amax_history = history;
+    g.count = 2;
+    g.amaxes = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    te_delayed_gather(te, &g);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "amaxes is [3], not [4]");
+    g.count = -1;
+    te_delayed_gather(te, &g);
+    CHECK_ERROR(te, TE_ERR_INVALID, "count is -1");
     te_transpose_args t = {0};
     t.src = x;
     t.dst = te_tensor_zeros(te, TE_F32, SHAPE(6, 4));

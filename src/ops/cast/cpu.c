@@ -38,13 +38,16 @@ static void te__amax_parts(void *user, int64_t begin, int64_t end) {
         j->part[part] = largest;
     }
 }
-static te_result te__cpu_amax(te_ctx *te, const te_amax_args *a) {
+static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
     te__amax_job j;
+    j.x = x;
+    te__parallel_for(te, TE__AMAX_PARTS, te__max(1, TE__AMAX_PARTS * 32768 / te__max(1, te__numel(x))), te__amax_parts, &j);
+    return te__amax_of(j.part, TE__AMAX_PARTS, largest);
+}
+static te_result te__cpu_amax(te_ctx *te, const te_amax_args *a) {
     float *amax = (float *)te__data(a->amax);
     if (te__noop_is_up(a->noop)) return TE_OK;
-    j.x = a->x;
-    te__parallel_for(te, TE__AMAX_PARTS, te__max(1, TE__AMAX_PARTS * 32768 / te__max(1, te__numel(a->x))), te__amax_parts, &j);
-    *amax = te__amax_of(j.part, TE__AMAX_PARTS, a->keep ? *amax : 0.0f);
+    *amax = te__amax_whole(te, a->x, a->keep ? *amax : 0.0f);
     return TE_OK;
 }
 
@@ -54,11 +57,13 @@ static te_result te__cpu_scale_from_amax(te_ctx *te, const te_scale_from_amax_ar
     int64_t i, n = te__numel(a->amax);
     (void)te;
     for (i = 0; i < n; i++) {
-        scale[i] = te__scale_of(amax[i], a);
-        if (scale_inv) scale_inv[i] = 1.0f / scale[i];
+        scale[i] = te__block_scale(amax[i], a->fp8_max, a->epsilon, FLT_MAX, a->power_of_two);
+        if (scale_inv) scale_inv[i] = te__rcp_f32(scale[i]);
     }
     return TE_OK;
 }
+
+/* ---- delayed scaling ---- */
 
 /* One slot of TransformerEngine's fused delayed-scaling update (common/recipe/delayed_scaling.cu). Row 0 gathers the amax of the step that
  * runs; rows 1 .. L-1 hold the earlier ones, the newest last. A step in which nothing was seen (last == 0) leaves the slot alone. */
@@ -78,12 +83,28 @@ static void te__delayed_slot(float *history, int64_t length, int64_t n, float *s
     *scale = next > FLT_MAX ? FLT_MAX : next;
 }
 static te_result te__cpu_delayed_update(te_ctx *te, const te_delayed_update_args *a) {
-    float *history = (float *)te__data(a->amax_history), *scale = (float *)te__data(a->scale), scaled_max = te__delayed_scaled_max(a);
     const float *reduced = (const float *)te__data(a->reduced);
-    int64_t i, length = a->amax_history->shape[0], n = a->amax_history->shape[1];
+    float scaled_max = te__delayed_scaled_max(a);
+    int64_t slot;
+    int i;
     (void)te;
-    for (i = 0; i < n; i++)
-        te__delayed_slot(history + i, length, n, scale + i, reduced ? reduced[i] : 0.0f, scaled_max, a->algo == TE_AMAX_MOST_RECENT);
+    for (i = 0; i < a->count; i++) {
+        float *history = (float *)te__data(a->amax_history[i]), *scale = (float *)te__data(a->scale[i]);
+        int64_t length = a->amax_history[i]->shape[0], n = a->amax_history[i]->shape[1];
+        for (slot = 0; slot < n; slot++)
+            te__delayed_slot(history + slot, length, n, scale + slot, reduced ? *reduced++ : 0.0f, scaled_max, a->algo == TE_AMAX_MOST_RECENT);
+    }
+    return TE_OK;
+}
+static te_result te__cpu_delayed_gather(te_ctx *te, const te_delayed_gather_args *a) {
+    float *amaxes = (float *)te__data(a->amaxes);
+    int i;
+    (void)te;
+    for (i = 0; i < a->count; i++) {
+        int64_t n = a->amax_history[i]->shape[1];
+        if (n > 0) memcpy(amaxes, te__data(a->amax_history[i]), (size_t)n * sizeof(float));
+        amaxes += n;
+    }
     return TE_OK;
 }
 
@@ -106,6 +127,7 @@ typedef struct te__quantize_job {
     int64_t m, n, ld, ldc, tiles_m, tiles_n;
     te_dtype format;
     float scale;
+    bool amax; /* is wanted */
     int parts;
     float part[64]; /* amax of each part */
 } te__quantize_job;
@@ -120,7 +142,7 @@ static float te__quantize_tile(const te__quantize_job *j, int64_t first_row, int
     if (rows < TE__CAST_TILE || cols < TE__CAST_TILE) memset(code, 0, sizeof(code));
     for (r = 0; r < rows && cols > 0; r++) {
         te__load_row(te__data(x), x->dtype, (first_row + r) * j->n + first_col, cols, v);
-        if (j->a->amax) largest = te__amax_of(v, cols, largest);
+        if (j->amax) largest = te__amax_of(v, cols, largest);
         for (i = 0; i < cols; i++) v[i] *= scale;
         te__store_row(code, j->format, r * TE__CAST_TILE, cols, v);
     }
@@ -157,11 +179,18 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a)
     j.tiles_m = te__div_up(te__max(j.m, j.ldc), TE__CAST_TILE);
     j.tiles_n = te__div_up(te__max(j.n, j.ld), TE__CAST_TILE);
     j.format = a->row ? a->row->dtype : a->col->dtype;
-    j.scale = *(const float *)te__data(a->scale);
+    if (a->current) {
+        float largest = te__amax_whole(te, a->x, 0.0f);
+        j.scale = te__block_scale(largest, te_dtype_max(j.format), a->epsilon, FLT_MAX, a->power_of_two);
+        if (amax) *amax = largest;
+    } else {
+        j.scale = *(const float *)te__data(a->scale);
+    }
+    j.amax = amax && !a->current;
     j.parts = (int)te__min(TE__COUNT(j.part), j.tiles_m * j.tiles_n);
     te__parallel_for(te, j.parts, j.parts < TE__COUNT(j.part) ? 4 : 1, te__quantize_parts, &j);
-    if (amax) *amax = te__amax_of(j.part, j.parts, *amax);
-    if (scale_inv) *scale_inv = 1.0f / j.scale;
+    if (j.amax) *amax = te__amax_of(j.part, j.parts, *amax);
+    if (scale_inv) *scale_inv = te__rcp_f32(j.scale);
     return TE_OK;
 }
 
@@ -207,8 +236,27 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
         for (n = band * 32; n < last; n++) memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
     }
 }
+/* The same of 4-bit elements, the even one in the low half of a byte; rows are padded to whole bytes. */
+static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
+    const te_transpose_args *a = (const te_transpose_args *)user;
+    const uint8_t *src = (const uint8_t *)te__data(a->src);
+    uint8_t *dst = (uint8_t *)te__data(a->dst);
+    int64_t lds = (te__cols(a->src) + 1) / 2, ldd = (te__cols(a->dst) + 1) / 2, band, m, n;
+    for (band = begin; band < end; band++) {
+        int64_t last = te__min((band + 1) * 32, a->columns);
+        for (m = 0; m < a->rows; m += 2) {
+            const uint8_t *even = src + m * lds, *odd = even + lds;
+            for (n = band * 32; n < last; n++) {
+                int shift = n % 2 * 4, high = m + 1 < a->rows ? odd[n / 2] >> shift & 15 : 0;
+                dst[n * ldd + m / 2] = (uint8_t)((even[n / 2] >> shift & 15) | high << 4);
+            }
+        }
+        for (n = band * 32; n < last; n++) memset(dst + n * ldd + (a->rows + 1) / 2, 0, (size_t)(ldd - (a->rows + 1) / 2));
+    }
+}
 static te_result te__cpu_transpose(te_ctx *te, const te_transpose_args *a) {
     te_transpose_args args = *a;
-    te__parallel_for(te, te__div_up(a->columns, 32), te__max(1, 1024 / te__max(1, a->rows)), te__transpose_bands, &args);
+    te__parallel_for(te, te__div_up(a->columns, 32), te__max(1, 1024 / te__max(1, a->rows)),
+                     te_dtype_bits(a->src->dtype) == 4 ? te__transpose_nibbles : te__transpose_bands, &args);
     return TE_OK;
 }

@@ -5,25 +5,41 @@ static bool te__cast_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return (uintptr_t)te__data(x) % (uintptr_t)bytes == 0 && ld * te__dtype_size(x->dtype) % bytes == 0;
 }
 
+typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
+
+/* Everything of an amax kernel but where its result goes. */
+static te__amax_kargs te__amax_kargs_of(const te_tensor *x, const te_tensor *noop) {
+    te__amax_kargs k = TE_ZERO;
+    int64_t size = te__dtype_size(x->dtype);
+    k.x = te__data(x);
+    k.noop = (const float *)te__data(noop);
+    k.n = te__numel(x);
+    k.head = (int)te__min(k.n, (int64_t)((0 - (uintptr_t)k.x) & 15u) / size);
+    k.vectors = (k.n - k.head) * size / 16;
+    k.x_dt = x->dtype;
+    return k;
+}
+/* As many blocks as run at once: each goes on until nothing is left, and finishes once. */
+static int64_t te__amax_blocks(const te__plan *p, const te__amax_kargs *k) {
+    return te__max(1, te__min(te__div_up(k->vectors, 2048), 4 * (int64_t)te__max(p->num_sms, 1)));
+}
+static void te__plan_amax_pass(te__plan *p, const te__amax_kargs *args, int64_t blocks) {
+    te__launch *l = te__plan_launch(p, "cast", "amax");
+    te__launch_option(l, "X_DT", args->x_dt);
+    te__launch_size(l, blocks, 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__amax_kargs) = *args;
+}
+
 static te_result te__cuda_plan_amax(te__plan *p, const te_amax_args *a) {
-    te__amax_kargs args = TE_ZERO;
-    te__launch *l;
-    args.x = te__data(a->x);
-    args.amax = (float *)te__data(a->amax);
-    args.noop = (const float *)te__data(a->noop);
-    args.n = te__numel(a->x);
-    args.x_dt = a->x->dtype;
-    args.vector = te__cast_aligned(a->x, 16, 16);
-    if (!a->keep) {
-        l = te__plan_launch(p, "cast", "amax_zero");
-        *TE__KARGS(p, l, te__amax_kargs) = args;
+    te__amax_kargs args = te__amax_kargs_of(a->x, a->noop);
+    int64_t blocks = te__amax_blocks(p, &args);
+    if (blocks == 1 && !a->keep) {
+        args.partial = (float *)te__data(a->amax); /* the only part is the whole */
+    } else {
+        args.amax = (float *)te__data(a->amax);
+        if (!a->keep) *TE__KARGS(p, te__plan_launch(p, "cast", "amax_zero"), te__amax_kargs) = args;
     }
-    if (args.n > 0) {
-        l = te__plan_launch(p, "cast", "amax");
-        te__launch_option(l, "X_DT", args.x_dt);
-        te__launch_size(l, te__div_up(args.n, 8192), 1, 1, 256, 0);
-        *TE__KARGS(p, l, te__amax_kargs) = args;
-    }
+    te__plan_amax_pass(p, &args, blocks);
     te__plan_why(p, "one pass, one atomic maximum a block");
     return TE_OK;
 }
@@ -46,28 +62,71 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_scale_from_
     return TE_OK;
 }
 
+/* The list cut into tables; slots_a_block of the kernel. `with` holds what the tables have in common, its amaxes those of all slots. */
+static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history, te_tensor *const *scale, int count,
+                             const te__delayed_kargs *with) {
+    te__launch *l = NULL;
+    te__delayed_kargs *k = NULL;
+    int64_t slots = 0, before = 0; /* of this table, of earlier ones */
+    int i;
+    for (i = 0; i < count; i++) {
+        int64_t length = history[i]->shape[0], n = history[i]->shape[1];
+        int at = 0;
+        if (n == 0) continue;
+        while (k && at < TE__DELAYED_LENGTHS && k->length[at] != 0 && k->length[at] != (unsigned)length) at++;
+        if (!k || k->states == TE__DELAYED_MAX || at == TE__DELAYED_LENGTHS || slots + n > INT32_MAX) {
+            before += slots;
+            slots = at = 0;
+            l = te__plan_launch(p, "cast", kernel);
+            k = TE__KARGS(p, l, te__delayed_kargs);
+            k->amaxes = with->amaxes ? with->amaxes + before : NULL;
+            k->scaled_max = with->scaled_max;
+            k->most_recent = with->most_recent;
+        }
+        k->length[at] = (unsigned)length;
+        k->length_index[k->states] = (unsigned char)at;
+        k->history[k->states] = (float *)te__data(history[i]);
+        k->scale[k->states] = scale ? (float *)te__data(scale[i]) : NULL;
+        slots += n;
+        k->first[++k->states] = (unsigned)slots;
+        te__launch_size(l, te__div_up(slots, slots_a_block), 1, 1, 256, 0);
+    }
+}
 static te_result te__cuda_plan_delayed_update(te__plan *p, const te_delayed_update_args *a) {
-    te__launch *l;
-    te__delayed_update_kargs *k;
-    if (a->amax_history->shape[1] == 0) return TE_OK;
-    l = te__plan_launch(p, "cast", "delayed_update");
-    k = TE__KARGS(p, l, te__delayed_update_kargs);
-    k->history = (float *)te__data(a->amax_history);
-    k->scale = (float *)te__data(a->scale);
-    k->reduced = (const float *)te__data(a->reduced);
-    k->length = a->amax_history->shape[0];
-    k->n = a->amax_history->shape[1];
-    k->scaled_max = te__delayed_scaled_max(a);
-    k->most_recent = a->algo == TE_AMAX_MOST_RECENT;
-    te__launch_size(l, k->n, 1, 1, 256, 0);
-    te__plan_why(p, "one block a slot");
+    te__delayed_kargs with = TE_ZERO;
+    with.amaxes = (float *)te__data(a->reduced);
+    with.scaled_max = te__delayed_scaled_max(a);
+    with.most_recent = a->algo == TE_AMAX_MOST_RECENT;
+    te__plan_delayed(p, "delayed_update", 1, a->amax_history, a->scale, a->count, &with);
+    te__plan_why(p, "186 states a launch, one block a slot");
+    return TE_OK;
+}
+static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_delayed_gather_args *a) {
+    te__delayed_kargs with = TE_ZERO;
+    with.amaxes = (float *)te__data(a->amaxes);
+    te__plan_delayed(p, "delayed_gather", 256, a->amax_history, NULL, a->count, &with);
+    te__plan_why(p, "186 states a launch, one thread a slot");
     return TE_OK;
 }
 
 static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_args *a) {
-    te__launch *l = te__plan_launch(p, "cast", "fp8_quantize");
-    te__fp8_quantize_kargs *k = TE__KARGS(p, l, te__fp8_quantize_kargs);
-    int64_t tiles_m;
+    te__amax_kargs amax = TE_ZERO;
+    te__launch *l;
+    te__fp8_quantize_kargs *k;
+    int64_t tiles_m, partials = 0;
+    if (a->current && te__numel(a->x) > 0) {
+        amax = te__amax_kargs_of(a->x, a->noop);
+        partials = te__amax_blocks(p, &amax);
+        amax.partial = (float *)te__plan_workspace(p, partials * (int64_t)sizeof(float));
+        te__plan_amax_pass(p, &amax, partials);
+    }
+    l = te__plan_launch(p, "cast", "fp8_quantize");
+    k = TE__KARGS(p, l, te__fp8_quantize_kargs);
+    k->current = a->current;
+    k->partial = amax.partial;
+    k->partials = (unsigned)partials;
+    k->epsilon = a->epsilon;
+    k->power_of_two = a->power_of_two;
     k->x = te__data(a->x);
     k->row = te__data(a->row);
     k->col = te__data(a->col);
@@ -81,6 +140,7 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     k->ldc = a->col ? te__cols(a->col) : 0;
     k->x_dt = a->x->dtype;
     k->y_dt = a->row ? a->row->dtype : a->col->dtype;
+    k->fp8_max = te_dtype_max(a->row ? a->row->dtype : a->col->dtype);
     k->vector_x = te__cast_aligned(a->x, k->n, 16);
     k->vector_row = a->row && te__cast_aligned(a->row, k->ld, 8);
     k->vector_col = a->col && te__cast_aligned(a->col, k->ldc, 16);
@@ -91,7 +151,8 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_size(l, tiles_m * k->tiles_n, 1, 1, 256, 0);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");
+    if (a->current) te__plan_why(p, p->native ? "amax, then the cast; cvt instructions" : "amax, then the cast; FP8 rounding in integer arithmetic, exactly");
+    else te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");
     return TE_OK;
 }
 
@@ -119,10 +180,11 @@ static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_fp8_dequanti
 }
 
 static te_result te__cuda_plan_transpose(te__plan *p, const te_transpose_args *a) {
+    bool nibbles = te_dtype_bits(a->src->dtype) == 4;
     te__launch *l;
     te__transpose_kargs *k;
     if (te__numel(a->dst) == 0) return TE_OK;
-    l = te__plan_launch(p, "cast", "transpose");
+    l = te__plan_launch(p, "cast", nibbles ? "transpose_nibbles" : "transpose");
     k = TE__KARGS(p, l, te__transpose_kargs);
     k->src = te__data(a->src);
     k->dst = te__data(a->dst);
@@ -130,6 +192,17 @@ static te_result te__cuda_plan_transpose(te__plan *p, const te_transpose_args *a
     k->n = a->columns;
     k->lds = te__cols(a->src);
     k->ldd = te__cols(a->dst);
+    if (nibbles) {
+        k->lds = (k->lds + 1) / 2;
+        k->ldd = (k->ldd + 1) / 2;
+        k->size = 1;
+        k->vector_src = (((uintptr_t)k->src | (uintptr_t)k->lds) & 3u) == 0;
+        k->vector_dst = (((uintptr_t)k->dst | (uintptr_t)k->ldd) & 15u) == 0;
+        k->tiles_n = (unsigned)te__div_up(k->n, 64);
+        te__launch_size(l, te__div_up(k->ldd, 128) * k->tiles_n, 1, 1, 256, 0);
+        te__plan_why(p, "tiles through shared memory, eight elements turned in registers, 16 bytes a store");
+        return TE_OK;
+    }
     k->size = (int)te__dtype_size(a->src->dtype);
     k->vector_src = te__cast_aligned(a->src, k->lds, k->size == 1 ? 8 : 16) && k->lds % 8 == 0;
     k->vector_dst = te__cast_aligned(a->dst, k->ldd, 16);

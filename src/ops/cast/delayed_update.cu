@@ -1,30 +1,33 @@
-// ops/cast/delayed_update.cu: one step of every slot's delayed scaling: history [length, n], scale [n]; see te__delayed_slot in cpu.c.
+// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale [n]; see te__delayed_slot
+// in cpu.c.
 //
-//   last = reduced, where there is one that is not 0, else row 0
+//   last = amaxes, where there is one that is not 0, else row 0
 //   last == 0: nothing at all
 //   rows      0    1 .. length-2    length-1
 //   become    0    the row below    last             (length 1: 0)
 //   scale = scaled_max / amax, amax the largest of last and the old rows 1 .. length-1, or last alone
 //
-// Launch: block 256, grid: n: one slot a block; the threads share its rows.
+// Launch: block 256, grid: slots of the table: one slot a block; the threads share its rows.
 //
 // te:baseline
-#include "device/base.cuh"
-#include "ops/cast/kargs.h"
+#include "ops/cast/list.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) te_delayed_update(const __grid_constant__ te__delayed_update_kargs a) {
+extern "C" __global__ void __launch_bounds__(256) te_delayed_update(const __grid_constant__ te__delayed_kargs a) {
     __shared__ float scratch[32];
-    float *history = a.history + blockIdx.x; // row r at r * n
-    float last = history[0], reduced = a.reduced ? a.reduced[blockIdx.x] : 0.0f;
+    int state = te_state_of(a, blockIdx.x);
+    te_u32 slot = blockIdx.x - a.first[state];
+    te_i64 n = a.first[state + 1] - a.first[state], length = a.length[a.length_index[state]];
+    float *history = a.history[state] + slot; // row r at r * n
+    float last = history[0], reduced = a.amaxes ? a.amaxes[blockIdx.x] : 0.0f;
     if (reduced != 0.0f) last = reduced;
     if (last == 0.0f) return;
     float largest = 0.0f; // amaxes are not negative
-    for (te_i64 base = 1; base < a.length; base += 256) {
+    for (te_i64 base = 1; base < length; base += 256) {
         te_i64 row = base + threadIdx.x;
-        float old = row < a.length ? history[row * a.n] : 0.0f, below = row + 1 < a.length ? history[(row + 1) * a.n] : last;
+        float old = row < length ? history[row * n] : 0.0f, below = row + 1 < length ? history[(row + 1) * n] : last;
         largest = fmaxf(largest, old);
         __syncthreads(); // everybody has read before anybody writes; the next round reads nothing that this one writes
-        if (row < a.length) history[row * a.n] = below;
+        if (row < length) history[row * n] = below;
     }
     largest = fmaxf(te_block_max(largest, scratch), last);
     if (threadIdx.x != 0) return;
@@ -32,6 +35,6 @@ extern "C" __global__ void __launch_bounds__(256) te_delayed_update(const __grid
     float amax = a.most_recent ? last : largest;
     if (amax > 0.0f && amax <= TE_FLT_MAX) {
         float scale = __fdiv_rn(a.scaled_max, amax);
-        a.scale[blockIdx.x] = scale == TE_INF ? TE_FLT_MAX : scale;
+        a.scale[state][slot] = scale == TE_INF ? TE_FLT_MAX : scale;
     }
 }

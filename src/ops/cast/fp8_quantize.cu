@@ -9,6 +9,9 @@
 // Beyond the edges of x the tile holds zeros, and tiles cover `ld` columns and `ldc` rows: that is how the padding is written.
 // amax = max |x| before scaling (NaN drops out of fmaxf), one atomic a block; scale_inv = 1 / scale, correctly rounded.
 //
+// current: amax.cu has left a maximum of each of its blocks; every block here takes the largest and makes the scale of it. Tiles then go
+// from the last to the first: the end of x is what that pass has left in the cache.
+//
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other; at least one. Any size, any alignment.
 //
 // te:baseline
@@ -28,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256) te_fp8_quantize(const __grid_c
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ float scratch[32];
     int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;
-    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
+    te_u32 at = a.current ? gridDim.x - 1 - blockIdx.x : blockIdx.x, tile_m = at / a.tiles_n, tile_n = at - tile_m * a.tiles_n;
     te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * TE_TILE_COLUMNS;
     te_i64 row = first_row + ty * 4, col = first_col + tx * 8;
 
@@ -44,8 +47,17 @@ extern "C" __global__ void __launch_bounds__(256) te_fp8_quantize(const __grid_c
 #pragma unroll
             for (int k = 0; k < 8; k++) v[r][k] = row + r < a.m && col + k < a.n ? te_load(a.x, (row + r) * a.n + col + k, X_DT) : 0.0f;
     }
-    float scale = *a.scale;
     if (a.noop && *a.noop == 1.0f) return;
+    float scale;
+    if (a.current) {
+        float amax = 0.0f;
+        for (te_u32 i = threadIdx.x; i < a.partials; i += 256) amax = fmaxf(amax, a.partial[i]);
+        amax = te_block_max(amax, scratch);
+        scale = te__block_scale(amax, a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);
+        if (a.amax && blockIdx.x == 0 && threadIdx.x == 0) *a.amax = amax;
+    } else {
+        scale = *a.scale;
+    }
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
 
     te_u32 code[4][2]; // eight columns of a row
@@ -87,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(256) te_fp8_quantize(const __grid_c
         __syncthreads();
         te_tile_store(tile, a.col, a.ldc, first_row, first_col, a.n, 1, a.vector_col);
     }
-    if (a.amax) {
+    if (a.amax && !a.current) {
         largest = te_block_max(largest, scratch);
         // Most blocks find a larger one there already, and need no atomic.
         if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);

@@ -1,12 +1,15 @@
-/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000
+ * bytes each. */
 
 typedef struct te__amax_kargs {
     const void *x;
-    float *amax;       /* [1] */
-    const float *noop; /* [1], or NULL */
+    float *amax;        /* [1], or NULL with partial */
+    float *partial;     /* [blocks]: each writes its maximum there in place of amax; or NULL */
+    const float *noop;  /* [1], or NULL */
     long long n;
+    long long vectors;  /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */
+    int head;
     int x_dt;
-    int vector; /* x is aligned to 16 bytes */
 } te__amax_kargs;
 
 typedef struct te__scale_from_amax_kargs {
@@ -17,14 +20,20 @@ typedef struct te__scale_from_amax_kargs {
     int power_of_two;
 } te__scale_from_amax_kargs;
 
-typedef struct te__delayed_update_kargs {
-    float *history;       /* [length, n] */
-    float *scale;         /* [n] */
-    const float *reduced; /* [n], or NULL */
-    long long length, n;
+/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Lengths are few and stand once: that is
+ * what lets some 200 states fit. */
+#define TE__DELAYED_MAX 186
+#define TE__DELAYED_LENGTHS 16
+typedef struct te__delayed_kargs {
+    float *history[TE__DELAYED_MAX]; /* [length, n] */
+    float *scale[TE__DELAYED_MAX];   /* [n]; the gather has none */
+    float *amaxes; /* of this launch's slots. The update reads them in place of row 0, or it is NULL; the gather writes them */
+    unsigned first[TE__DELAYED_MAX + 1];
+    unsigned length[TE__DELAYED_LENGTHS];          /* 0: not taken */
+    unsigned char length_index[TE__DELAYED_MAX]; /* of a state: into `length` */
     float scaled_max; /* fp8_max / 2^margin */
-    int most_recent;
-} te__delayed_update_kargs;
+    int most_recent, states;
+} te__delayed_kargs;
 
 /* A block does one tile of 128 rows and 64 columns. */
 typedef struct te__fp8_quantize_kargs {
@@ -34,8 +43,12 @@ typedef struct te__fp8_quantize_kargs {
     const float *scale;
     float *scale_inv, *amax; /* [1], or NULL */
     const float *noop;
+    const float *partial; /* [partials]: the scale is made from the largest of them if `current` */
     long long m, n, ld, ldc;
     unsigned tiles_n; /* tiles along n */
+    unsigned partials;
+    float fp8_max, epsilon; /* of the scale made here */
+    int current, power_of_two;
     int x_dt, y_dt;
     int vector_x;   /* rows of x start at multiples of 16 bytes */
     int vector_row; /* rows of `row` start at multiples of 8 bytes */
@@ -51,13 +64,13 @@ typedef struct te__fp8_dequantize_kargs {
     int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */
 } te__fp8_dequantize_kargs;
 
-/* A block does one tile of 128 / size rows and 64 columns. */
+/* A block does one tile of 128 / size rows (256 of 4-bit elements) and 64 columns. */
 typedef struct te__transpose_kargs {
     const void *src; /* [m, lds] */
     void *dst;       /* [n, ldd] */
-    long long m, n, lds, ldd;
+    long long m, n, lds, ldd; /* lds and ldd in bytes if the elements have 4 bits */
     unsigned tiles_n;
     int size;       /* bytes of an element: 1, 2 or 4 */
-    int vector_src; /* rows of src start at multiples of 8 elements and of 16 bytes (8 for bytes) */
+    int vector_src; /* rows of src start at multiples of 8 elements and of 16 bytes (8 for bytes, 4 for 4-bit elements) */
     int vector_dst; /* rows of dst start at multiples of 16 bytes */
 } te__transpose_kargs;

@@ -52,36 +52,60 @@ static te_result te__check_scale_from_amax(te_ctx *te, te_scale_from_amax_args *
     te__touch(a->scale_inv);
     return TE_OK;
 }
-/* TransformerEngine's compute_scale_from_amax (common/recipe/recipe_common.cuh): an IEEE division; a NaN amax passes the comparison with
- * epsilon and ends at scale 1; a scale beyond f32 becomes its largest number before the mantissa is cleared. */
-static float te__scale_of(float amax, const te_scale_from_amax_args *a) {
-    float scale;
-    if (amax < a->epsilon) amax = a->epsilon;
-    if (amax == 0.0f || !(fabsf(amax) <= FLT_MAX)) return 1.0f;
-    scale = a->fp8_max / amax;
-    if (scale > FLT_MAX) scale = FLT_MAX;
-    return a->power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;
+
+/* ---- delayed scaling ---- */
+
+/* The histories of a list, and how many slots they have together. */
+static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor *const *history, int count, int64_t *slots) {
+    char name[48], text[TE__SHAPE_TEXT];
+    int i;
+    *slots = 0;
+    if (count < 0) return te__fail(te, TE_ERR_INVALID, "%s: count is %d", op, count);
+    if (count > 0 && !history) return te__fail(te, TE_ERR_INVALID, "%s: the list of %d amax_history is NULL", op, count);
+    for (i = 0; i < count; i++) {
+        const te_tensor *x = history[i];
+        te_result result;
+        snprintf(name, sizeof(name), "amax_history[%d]", i);
+        result = te__cast_check(te, op, name, x);
+        if (result != TE_OK) return result;
+        if (x->dtype != TE_F32) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not f32", op, name, te_dtype_name(x->dtype));
+        if (x->ndim != 2 || x->shape[0] < 1 || x->shape[0] > INT32_MAX || x->shape[1] > INT32_MAX)
+            return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [L, n] with L of 1 or more is needed", op, name, te__shape_text(x, text));
+        *slots += x->shape[1];
+    }
+    return TE_OK;
 }
 
 static te_result te__check_delayed_update(te_ctx *te, te_delayed_update_args *a) {
-    char text[TE__SHAPE_TEXT];
-    te_result result = te__cast_check(te, "delayed_update", "amax_history", a->amax_history);
-    if (result != TE_OK) return result;
-    if (a->amax_history->dtype != TE_F32)
-        return te__fail(te, TE_ERR_DTYPE, "delayed_update: amax_history is %s, not f32", te_dtype_name(a->amax_history->dtype));
-    if (a->amax_history->ndim != 2 || a->amax_history->shape[0] < 1)
-        return te__fail(te, TE_ERR_SHAPE, "delayed_update: amax_history is %s; [L, n] with L of 1 or more is needed",
-                        te__shape_text(a->amax_history, text));
-    result = te__cast_check_f32(te, "delayed_update", "scale", a->scale, a->amax_history->shape[1], false);
-    if (result == TE_OK) result = te__cast_check_f32(te, "delayed_update", "reduced", a->reduced, a->amax_history->shape[1], true);
+    char name[48];
+    int64_t slots;
+    int i;
+    te_result result = te__cast_check_histories(te, "delayed_update", a->amax_history, a->count, &slots);
+    if (result == TE_OK && a->count > 0 && !a->scale)
+        result = te__fail(te, TE_ERR_INVALID, "delayed_update: the list of %d scale is NULL", a->count);
+    for (i = 0; i < a->count && result == TE_OK; i++) {
+        snprintf(name, sizeof(name), "scale[%d]", i);
+        result = te__cast_check_f32(te, "delayed_update", name, a->scale[i], a->amax_history[i]->shape[1], false);
+    }
+    if (result == TE_OK) result = te__cast_check_f32(te, "delayed_update", "reduced", a->reduced, slots, true);
     if (result == TE_OK) result = te__cast_check_fp8_max(te, "delayed_update", a->fp8_max);
     if (result != TE_OK) return result;
     if (a->algo != TE_AMAX_MAX && a->algo != TE_AMAX_MOST_RECENT)
         return te__fail(te, TE_ERR_INVALID, "delayed_update: %d is not a te_amax_algo", (int)a->algo);
     if (!(fabsf(a->margin) < 64.0f)) return te__fail(te, TE_ERR_INVALID, "delayed_update: margin is %g; -64 to 64 are possible", (double)a->margin);
-    te__touch(a->amax_history);
-    te__touch(a->scale);
+    for (i = 0; i < a->count; i++) {
+        te__touch(a->amax_history[i]);
+        te__touch(a->scale[i]);
+    }
     return TE_OK;
+}
+
+static te_result te__check_delayed_gather(te_ctx *te, te_delayed_gather_args *a) {
+    int64_t slots;
+    te_result result = te__cast_check_histories(te, "delayed_gather", a->amax_history, a->count, &slots);
+    if (result == TE_OK) result = te__cast_check_f32(te, "delayed_gather", "amaxes", a->amaxes, slots, false);
+    if (result == TE_OK) te__touch(a->amaxes);
+    return result;
 }
 /* fp8_max / 2^margin, once on the host for both backends: a fractional margin then gives one number. */
 static float te__delayed_scaled_max(const te_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
@@ -108,7 +132,9 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
     if (result == TE_OK && a->row && a->col && a->row->dtype != a->col->dtype)
         result = te__fail(te, TE_ERR_DTYPE, "fp8_quantize: row is %s and col is %s; both hold the same codes", te_dtype_name(a->row->dtype),
                           te_dtype_name(a->col->dtype));
-    if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale", a->scale, 1, false);
+    if (result == TE_OK && a->current && a->scale)
+        result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: scale is given, and with `current` the scale comes from x; leave it NULL");
+    if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale", a->scale, 1, a->current);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale_inv", a->scale_inv, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "amax", a->amax, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "noop", a->noop, 1, true);
@@ -133,8 +159,8 @@ static te_result te__check_transpose(te_ctx *te, te_transpose_args *a) {
     te_result result = te__cast_check(te, "transpose", "src", a->src);
     if (result == TE_OK) result = te__cast_check(te, "transpose", "dst", a->dst);
     if (result != TE_OK) return result;
-    if (a->src->dtype != a->dst->dtype || te_dtype_bits(a->src->dtype) < 8 || te_dtype_bits(a->src->dtype) > 32)
-        return te__fail(te, TE_ERR_DTYPE, "transpose: src is %s and dst is %s; one format of 8, 16 or 32 bits is needed", te_dtype_name(a->src->dtype),
+    if (a->src->dtype != a->dst->dtype || te_dtype_bits(a->src->dtype) > 32)
+        return te__fail(te, TE_ERR_DTYPE, "transpose: src is %s and dst is %s; one format of 4, 8, 16 or 32 bits is needed", te_dtype_name(a->src->dtype),
                         te_dtype_name(a->dst->dtype));
     if (a->rows < 0 || a->columns < 0 || te__rows(a->src) != a->rows || te__cols(a->src) < a->columns || te__rows(a->dst) != a->columns ||
         te__cols(a->dst) < a->rows)

@@ -1,5 +1,4 @@
-// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners; see te__scale_of in op.c, whose bits
-// these are.
+// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners (base/scaling.h).
 //
 // Launch: block 256, grid: n / 256 up.
 //
@@ -10,13 +9,7 @@
 extern "C" __global__ void __launch_bounds__(256) te_scale_from_amax(const __grid_constant__ te__scale_from_amax_kargs a) {
     te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x;
     if (i >= a.n) return;
-    float amax = a.amax[i], scale = 1.0f;
-    if (amax < a.epsilon) amax = a.epsilon;
-    if (amax != 0.0f && fabsf(amax) <= TE_FLT_MAX) { // false for NaN
-        scale = __fdiv_rn(a.fp8_max, amax);
-        if (scale == TE_INF) scale = TE_FLT_MAX;
-        if (a.power_of_two) scale = __int_as_float(__float_as_int(scale) & (int)0xff800000u);
-    }
+    float scale = te__block_scale(a.amax[i], a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);
     a.scale[i] = scale;
     if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);
 }

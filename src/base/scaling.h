@@ -1,0 +1,83 @@
+/* base/scaling.h: from the largest magnitude of some elements to the scale they are quantized by: per tensor and per block,
+ * MXFP8, NVFP4. Read by the host and by kernels, which get the same bits: knows numbers.h, and not how the elements lie.
+ *
+ * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32 and its
+ * sisters keep compilers from fusing or approximating them. Products that meet a sum are the callers' care: te__fma. */
+#ifndef TE__SCALING_H
+#define TE__SCALING_H
+
+TE__BOTH float te__mul_f32(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+
+TE__BOTH float te__div_f32(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fdiv_rn(a, b);
+#else
+    return a / b;
+#endif
+}
+
+TE__BOTH float te__rcp_f32(float a) {
+#ifdef __CUDA_ARCH__
+    return __frcp_rn(a);
+#else
+    return 1.0f / a;
+#endif
+}
+
+#define TE__F32_MAX 3.402823466e+38f
+
+/* The multiplier of a tensor or block: fp8_max / amax. Nothing to scale by (0, infinity, NaN) gives 1; a quotient beyond f32 gives
+ * `limit`; power_of_two clears the mantissa, so that amax still fits. */
+TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float limit, int power_of_two) {
+    float scale;
+    if (amax < epsilon) amax = epsilon;
+    if (amax == 0.0f || !(amax <= TE__F32_MAX)) return 1.0f;
+    scale = te__div_f32(fp8_max, amax);
+    if (scale > TE__F32_MAX) scale = limit;
+    return power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;
+}
+
+/* MXFP8: the E8M0 code of a group. The product is rounded before its exponent is rounded up, so 448 * 2^k maps to k exactly. */
+TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) { return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse)); }
+
+/* RN(1 / 448) and RN(1 / 57344). */
+#define TE__E4M3_MAX_INVERSE 2.232142956927418709e-3f
+#define TE__E5M2_MAX_INVERSE 1.743861685099545866e-5f
+
+/* 2^(127 - e): what elements are multiplied with. */
+TE__BOTH float te__mxfp8_multiplier(uint8_t e) {
+    return te__bits_f32(e == 0xffu ? 0x7fc00000u : e == 0xfeu ? 0x400000u : (uint32_t)(254 - e) << 23);
+}
+
+/* NVFP4: S, which takes a tensor's amax to 6 * code_max (the largest block scale, 448 or 256). */
+TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
+    float scale = te__div_f32(te__mul_f32(code_max, 6.0f), amax);
+    if (!(scale < TE__F32_MAX)) scale = TE__F32_MAX;
+    return amax == 0.0f || scale == 0.0f ? 1.0f : scale;
+}
+
+#define TE__ONE_SIXTH 0.16666667163372039794921875f /* RN(1 / 6) */
+
+/* The E4M3 code of a block's scale; stretch 1, or 1.5 for the blocks that map their largest to 4 instead of 6. */
+TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale, float stretch) {
+    return te__f32_to_e4m3(te__mul_f32(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)), stretch));
+}
+
+/* The factor that a block's codes have: d / S. */
+TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
+    return te__mul_f32(te__e4m3_to_f32(block_code), te__rcp_f32(tensor_scale));
+}
+
+/* What elements are multiplied with: S / d. A block whose code is 0 gets the largest number: its codes count for nothing. */
+TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
+    float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));
+    return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;
+}
+
+#endif

@@ -1,0 +1,43 @@
+// ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales lie.
+#pragma once
+#include "device/base.cuh"
+
+// Two codes, the low byte first. Every FP8 value is an f16.
+TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
+#if TE_HAS_FP8_CVT
+    te_u32 h;
+    if (dt == TE_F8E4M3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((te_u16)codes));
+    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(h) : "h"((te_u16)codes));
+    *lo = te_f16_to_f32((te_u16)h), *hi = te_f16_to_f32((te_u16)(h >> 16));
+#else
+    *lo = te_fp8_to_f32((te_u8)codes, dt), *hi = te_fp8_to_f32((te_u8)(codes >> 8), dt);
+#endif
+}
+TE_DEV void te_fp8x8_to_f32(te_u32 low, te_u32 high, int dt, float v[8]) {
+    te_fp8x2_to_f32(low, dt, v + 0, v + 1);
+    te_fp8x2_to_f32(low >> 16, dt, v + 2, v + 3);
+    te_fp8x2_to_f32(high, dt, v + 4, v + 5);
+    te_fp8x2_to_f32(high >> 16, dt, v + 6, v + 7);
+}
+// Eight codes of any alignment; only n of them exist, the others are 0.
+TE_DEV uint2 te_codes_part(const void *q, te_i64 i, te_i64 n) {
+    te_u32 w[2] = {0, 0};
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if (k >= n) break;
+        w[k >> 2] |= (te_u32)((const te_u8 *)q)[i + k] << (8 * (k & 3));
+    }
+    return make_uint2(w[0], w[1]);
+}
+// Eight results, of which n exist.
+TE_DEV void te_store_part(void *y, te_i64 i, int dt, const float v[8], te_i64 n, bool vector) {
+    if (vector && n >= 8) {
+        te_store8(y, i, dt, v);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            if (k >= n) break;
+            te_store(y, i + k, dt, v[k]);
+        }
+    }
+}

@@ -1,0 +1,43 @@
+// ops/block/block_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the row-wise copy, q [m, ld].
+//
+//   1-D blocks   element (i, j) has scale_inv[j / 128][i]
+//   2-D blocks   element (i, j) has scale_inv[i / 128][j / 128]
+//
+// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.
+//
+// te:baseline
+// te:row Q_DT=4 Y_DT=3
+// te:row Q_DT=5 Y_DT=3
+// te:row Q_DT=4 Y_DT=1
+#include "ops/block/block.cuh"
+#include "ops/block/kargs.h"
+#ifndef Q_DT
+#define Q_DT a.q_dt
+#define Y_DT a.y_dt
+#endif
+
+extern "C" __global__ void __launch_bounds__(256) te_block_dequantize(const __grid_constant__ te__block_dequantize_kargs a) {
+    te_i64 per_row = te_div_up(a.n, 8), groups = a.m * per_row, first = (te_i64)blockIdx.x * 1024 + threadIdx.x;
+    te_i64 row[4], col[4];
+    uint2 code[4];
+    float scale[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        te_i64 g = first + r * 256;
+        row[r] = groups >> 31 ? g / per_row : (te_i64)((te_u32)g / (te_u32)per_row);
+        col[r] = (g - row[r] * per_row) * 8;
+        if (row[r] >= a.m) break;
+        if (a.vector_q && col[r] + 8 <= a.ld) code[r] = *(const uint2 *)((const te_u8 *)a.q + row[r] * a.ld + col[r]);
+        else code[r] = te_codes_part(a.q, row[r] * a.ld + col[r], a.n - col[r]);
+        scale[r] = a.scale_inv[a.two_dimensional ? (row[r] >> 7) * a.ld_scale + (col[r] >> 7) : (col[r] >> 7) * a.ld_scale + row[r]];
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        float v[8];
+        if (row[r] >= a.m) break;
+        te_fp8x8_to_f32(code[r].x, code[r].y, Q_DT, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], scale[r]);
+        te_store_part(a.y, row[r] * a.n + col[r], Y_DT, v, a.n - col[r], a.vector_y);
+    }
+}

@@ -1,0 +1,13 @@
+// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, one after the other.
+//
+// Launch: block 256, grid: slots of the table / 256 up: one slot a thread.
+//
+// te:baseline
+#include "ops/cast/list.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) te_delayed_gather(const __grid_constant__ te__delayed_kargs a) {
+    te_u32 slot = blockIdx.x * 256 + threadIdx.x;
+    if (slot >= a.first[a.states]) return;
+    int state = te_state_of(a, slot);
+    a.amaxes[slot] = a.history[state][slot - a.first[state]];
+}

@@ -1,0 +1,15 @@
+// ops/cast/list.cuh: which state of a table a slot belongs to. Knows the table's layout; must not know what is done with the slot.
+#pragma once
+#include "device/base.cuh"
+#include "ops/cast/kargs.h"
+
+// The i with first[i] <= slot < first[i + 1]. The table lies in the constant bank.
+TE_DEV int te_state_of(const te__delayed_kargs &a, te_u32 slot) {
+    int low = 0, high = a.states - 1;
+    while (low < high) {
+        int middle = (low + high + 1) >> 1;
+        if (a.first[middle] <= slot) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}

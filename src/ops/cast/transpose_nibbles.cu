@@ -1,0 +1,49 @@
+// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in
+// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.
+//
+//            64 columns (tx: 8 each, 4 bytes)
+//          +----------------------------------+
+//          | ty: 8 rows                       |  ->  8 x 8 elements in registers: the column's 8 rows are one word
+//          +----------------------------------+      ->  tile.cuh as if they were bytes  ->  dst, 16 bytes a store
+//            256 rows
+//
+// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
+//
+// te:baseline
+#include "ops/cast/kargs.h"
+#include "device/tile.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) te_transpose_nibbles(const __grid_constant__ te__transpose_kargs a) {
+    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
+    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;
+    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
+    te_i64 first_col = (te_i64)tile_n * TE_TILE_COLUMNS, row = (te_i64)tile_m * 256 + ty * 8, byte = first_col / 2 + tx * 4;
+    const te_u8 *src = (const te_u8 *)a.src + row * a.lds + byte;
+    te_u32 w[8]; // eight columns of a row
+    if (a.vector_src && byte + 4 <= a.lds && row + 8 <= a.m) {
+#pragma unroll
+        for (int r = 0; r < 8; r++) w[r] = *(const te_u32 *)(src + r * a.lds);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            w[r] = 0;
+#pragma unroll
+            for (int b = 0; b < 4; b++)
+                if (row + r < a.m && byte + b < a.lds) w[r] |= (te_u32)src[r * a.lds + b] << (8 * b);
+        }
+    }
+#pragma unroll
+    for (int odd = 0; odd < 2; odd++) {
+        te_u32 in[4], out[4]; // in: byte k is column 2k + odd of two rows
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            te_u32 even_row = w[2 * i], odd_row = w[2 * i + 1];
+            in[i] = odd ? (even_row >> 4 & 0x0f0f0f0fu) | (odd_row & 0xf0f0f0f0u) : (even_row & 0x0f0f0f0fu) | (odd_row << 4 & 0xf0f0f0f0u);
+        }
+        te_transpose_bytes(in, out);
+#pragma unroll
+        for (int k = 0; k < 4; k++) te_tile_put(tile, tx, ty, 2 * k + odd, out[k]);
+    }
+    __syncthreads();
+    te_tile_store(tile, a.dst, a.ldd, (te_i64)tile_m * 128, first_col, a.n, 1, a.vector_dst);
+}

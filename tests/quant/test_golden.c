@@ -116,6 +116,7 @@ static te_result make_call(golden_case *c) {
         te_nvfp4_quantize_args nvfp4;
         te_nvfp4_dequantize_args nvfp4_back;
     } a;
+    te_tensor *history, *scale;
     size_t length = strcspn(c->text, " ");
     memset(&a, 0, sizeof(a));
 #define IS(name) (length == strlen(name) && strncmp(c->text, name, length) == 0)
@@ -130,8 +131,11 @@ static te_result make_call(golden_case *c) {
         a.scale.epsilon = number(c, "epsilon");
         a.scale.power_of_two = flag(c, "power_of_two");
     } else if (IS("delayed_update")) {
-        a.delayed.amax_history = output(c, "amax_history");
-        a.delayed.scale = output(c, "scale");
+        history = output(c, "amax_history");
+        scale = output(c, "scale");
+        a.delayed.amax_history = &history;
+        a.delayed.scale = &scale;
+        a.delayed.count = 1;
         a.delayed.reduced = input(c, "reduced");
         a.delayed.fp8_max = number(c, "fp8_max");
         a.delayed.margin = number(c, "margin");
@@ -142,8 +146,8 @@ static te_result make_call(golden_case *c) {
         a.fp8.col = output(c, "col");
         a.fp8.current = flag(c, "current");
         if (!a.fp8.current) {
-            float scale = number(c, "scale");
-            a.fp8.scale = test_tensor(c->te, TE_F32, SHAPE(1), &scale);
+            float value = number(c, "scale");
+            a.fp8.scale = test_tensor(c->te, TE_F32, SHAPE(1), &value);
         }
         a.fp8.scale_inv = output(c, "scale_inv");
         a.fp8.amax = output(c, "amax");

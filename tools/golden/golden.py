@@ -129,7 +129,7 @@ def make_input(kind, shape, dtype, seed):
     x = r.normal(*shape)
     least, largest = {BF16: (2.0**-133, BF16_MAX), np.float16: (2.0**-24, 65504.0), F32: (2.0**-149, float(F32_MAX))}[dtype]
     if kind == "tiny":  # near the smallest normal number: quotients overflow
-        x *= least * 2**13 if dtype != np.float16 else least * 2**6
+        x *= 2.0**-18 if dtype == np.float16 else 2.0**-120
     elif kind == "huge":
         x = np.clip(x * largest, -largest, largest)
     elif kind == "denormal":

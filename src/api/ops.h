@@ -28,6 +28,8 @@
     X(delayed_gather, DELAYED_GATHER, cast)            \
     X(block_quantize, BLOCK_QUANTIZE, block)           \
     X(block_dequantize, BLOCK_DEQUANTIZE, block)       \
+    X(mxfp8_quantize, MXFP8_QUANTIZE, mxfp8)           \
+    X(mxfp8_dequantize, MXFP8_DEQUANTIZE, mxfp8)       \
     X(gemm, GEMM, gemm)                                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \

@@ -1,0 +1,70 @@
+/* ops/mxfp8/cuda.c: plans of the MXFP8 casts. Knows the kernels' contracts; must not know what they compute. */
+
+/* Rows of ld elements all start at multiples of `bytes`. */
+static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
+    return te__is_aligned(x, (uintptr_t)bytes) && ld * te__dtype_size(x->dtype) % bytes == 0;
+}
+
+static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quantize_args *a) {
+    te__mxfp8_quantize_kargs args = TE_ZERO;
+    te__launch *l;
+    int64_t tiles_m, tiles_n;
+    args.x = te__data(a->x);
+    args.row = te__data(a->row);
+    args.col = te__data(a->col);
+    args.row_scale = (unsigned char *)te__data(a->row_scale);
+    args.col_scale = (unsigned char *)te__data(a->col_scale);
+    args.noop = (const float *)te__data(a->noop);
+    args.m = te__rows(a->x);
+    args.n = te__cols(a->x);
+    args.ld = a->row ? te__cols(a->row) : 0;
+    args.ldc = a->col ? te__cols(a->col) : 0;
+    args.x_dt = a->x->dtype;
+    args.y_dt = a->row ? a->row->dtype : a->col->dtype;
+    args.two_dimensional = a->two_dimensional;
+    args.swizzled = a->swizzled;
+    args.vector_x = te__mx_rows_aligned(a->x, args.n, 16);
+    args.vector_row = a->row && te__mx_rows_aligned(a->row, args.ld, 8);
+    args.vector_col = a->col && te__mx_rows_aligned(a->col, args.ldc, 8);
+    args.vector_scales = te__is_aligned(a->row_scale, 4) && te__is_aligned(a->col_scale, 4);
+    /* Tiles cover the padding of the codes too; that of the scales lies within the tiles of x. */
+    tiles_m = te__div_up(args.m, 128);
+    tiles_n = te__div_up(te__max(args.n, te__max(args.ld, args.ldc)), 128);
+    args.tiles_n = (unsigned)tiles_n;
+    if (tiles_m * tiles_n == 0) return TE_OK;
+    l = te__plan_launch(p, "mxfp8", "mxfp8_quantize");
+    *TE__KARGS(p, l, te__mxfp8_quantize_kargs) = args;
+    te__launch_option(l, "X_DT", args.x_dt);
+    te__launch_option(l, "Y_DT", args.y_dt);
+    te__launch_size(l, tiles_m * tiles_n, 1, 1, 512, 0);
+    p->native = p->sm >= 89;
+    te__plan_why(p, p->native ? "one read of x, a warp a 32 x 32 tile; cvt instructions"
+                              : "one read of x, a warp a 32 x 32 tile; FP8 rounding in integer arithmetic, which gives the same bits");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_mxfp8_dequantize_args *a) {
+    te__launch *l;
+    te__mxfp8_dequantize_kargs *k;
+    if (te__numel(a->y) == 0) return TE_OK;
+    l = te__plan_launch(p, "mxfp8", "mxfp8_dequantize");
+    k = TE__KARGS(p, l, te__mxfp8_dequantize_kargs);
+    k->q = te__data(a->q);
+    k->scale = (const unsigned char *)te__data(a->scale);
+    k->y = te__data(a->y);
+    k->m = te__rows(a->y);
+    k->n = te__cols(a->y);
+    k->ld = te__cols(a->q);
+    k->tiles_n = (unsigned)te__div_up(k->n, 128);
+    k->q_dt = a->q->dtype;
+    k->y_dt = a->y->dtype;
+    k->columnwise = a->columnwise;
+    k->swizzled = a->swizzled;
+    k->vector = te__mx_rows_aligned(a->q, k->ld, 8) && te__mx_rows_aligned(a->y, k->n, 16);
+    te__launch_option(l, "Q_DT", k->q_dt);
+    te__launch_option(l, "Y_DT", k->y_dt);
+    te__launch_size(l, te__div_up(k->m, 128) * k->tiles_n, 1, 1, 512, 0);
+    p->native = p->sm >= 89;
+    te__plan_why(p, p->native ? "one pass, a warp a 32 x 32 tile; cvt instructions" : "one pass, a warp a 32 x 32 tile; FP8 decoded in integer arithmetic, exactly");
+    return TE_OK;
+}

@@ -1,0 +1,30 @@
+/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* A block does one tile of 128 rows and 128 columns. */
+typedef struct te__mxfp8_quantize_kargs {
+    const void *x; /* [m, n] */
+    void *row;     /* [m, ld], or NULL */
+    void *col;     /* [m, ldc], or NULL */
+    unsigned char *row_scale, *col_scale;
+    const float *noop; /* [1], or NULL */
+    long long m, n, ld, ldc;
+    unsigned tiles_n; /* tiles along n */
+    int x_dt, y_dt;
+    int two_dimensional, swizzled;
+    int vector_x;      /* rows of x start at multiples of 16 bytes */
+    int vector_row;    /* rows of `row` start at multiples of 8 bytes */
+    int vector_col;    /* rows of `col`, too */
+    int vector_scales; /* both scales start at multiples of 4 bytes */
+} te__mxfp8_quantize_kargs;
+
+/* A block does one tile of 128 rows and 128 columns. */
+typedef struct te__mxfp8_dequantize_kargs {
+    const void *q; /* [m, ld] */
+    const unsigned char *scale;
+    void *y; /* [m, n] */
+    long long m, n, ld;
+    unsigned tiles_n;
+    int q_dt, y_dt;
+    int columnwise, swizzled;
+    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */
+} te__mxfp8_dequantize_kargs;

@@ -1,0 +1,92 @@
+/* ops/mxfp8/op.c: MXFP8 casts: what each call must look like, and where each scale lies. Knows tensors; must not know which backend runs. */
+
+enum {
+    TE__MX_GROUP = 32, /* elements of one scale */
+    TE__MX_LINES = 128 /* rows of a row-wise copy, or columns of a column-wise one, whose scales are padded together */
+};
+
+/* The padded sizes of one copy's scales: `lines` rows (columns) of x, `groups` along each. */
+typedef struct te__mx_layout {
+    int64_t lines, groups;
+    bool columnwise, swizzled;
+} te__mx_layout;
+
+static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, bool swizzled) {
+    te__mx_layout l = TE_ZERO;
+    l.lines = te__round_up(columnwise ? n : m, TE__MX_LINES);
+    l.groups = te__round_up(te__div_up(columnwise ? m : n, TE__MX_GROUP), 4);
+    l.columnwise = columnwise;
+    l.swizzled = swizzled;
+    return l;
+}
+/* Where the scale of a line's group stands, in bytes. Swizzled: 128 x 4 scales are 512 bytes, as one instruction of Blackwell's tensor cores
+ * takes them. */
+static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
+    if (l->swizzled) return ((line / 128) * (l->groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
+    return l->columnwise ? group * l->lines + line : line * l->groups + group;
+}
+
+/* One copy of codes: [m, ld] with ld >= n. */
+static te_result te__mx_want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t m, int64_t n) {
+    char text[TE__SHAPE_TEXT];
+    te_result r = te__want(te, op, name, q);
+    if (r != TE_OK) return r;
+    if (!te__is_fp8(q->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e4m3 or e5m2 is needed", op, name, te_dtype_name(q->dtype));
+    if (te__rows(q) == m && te__cols(q) >= n) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; it must be [%lld, %lld or more]%s", op, name, te__shape_text(q, text), (long long)m, (long long)n,
+                    te__rows(q) == n && te__cols(q) >= m && m != n ? " (MXFP8 transposes no copy)" : "");
+}
+/* Its scales, with their padding. */
+static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale, int64_t m, int64_t n, bool columnwise) {
+    char text[TE__SHAPE_TEXT];
+    te__mx_layout l = te__mx_layout_of(m, n, columnwise, false);
+    int64_t rows = columnwise ? l.groups : l.lines, cols = columnwise ? l.lines : l.groups;
+    te_result r = te__want(te, op, name, scale);
+    if (r != TE_OK) return r;
+    if (scale->dtype != TE_F8E8M0) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e8m0 is needed", op, name, te_dtype_name(scale->dtype));
+    if (scale->ndim == 2 && scale->shape[0] == rows && scale->shape[1] == cols) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; the scales of a %s [%lld, %lld], padding included, are [%lld, %lld]", op, name,
+                    te__shape_text(scale, text), columnwise ? "column-wise" : "row-wise", (long long)m, (long long)n, (long long)rows, (long long)cols);
+}
+
+static te_result te__check_mxfp8_quantize(te_ctx *te, te_mxfp8_quantize_args *a) {
+    const char *op = "mxfp8_quantize";
+    int64_t m, n;
+    te_result r = te__want_float(te, op, "x", a->x);
+    if (r != TE_OK) return r;
+    m = te__rows(a->x);
+    n = te__cols(a->x);
+    if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "%s: neither row nor col is given", op);
+    if (a->row_scale && !a->row) return te__fail(te, TE_ERR_INVALID, "%s: row_scale is given, and row is not", op);
+    if (a->col_scale && !a->col) return te__fail(te, TE_ERR_INVALID, "%s: col_scale is given, and col is not", op);
+    if (a->row) {
+        r = te__mx_want_codes(te, op, "row", a->row, m, n);
+        if (r == TE_OK) r = te__mx_want_scale(te, op, "row_scale", a->row_scale, m, n, false);
+    }
+    if (r == TE_OK && a->col) {
+        r = te__mx_want_codes(te, op, "col", a->col, m, n);
+        if (r == TE_OK) r = te__mx_want_scale(te, op, "col_scale", a->col_scale, m, n, true);
+    }
+    if (r == TE_OK && a->row && a->col && a->row->dtype != a->col->dtype)
+        r = te__fail(te, TE_ERR_DTYPE, "%s: row is %s and col is %s; copies in two formats are two calls", op, te_dtype_name(a->row->dtype),
+                     te_dtype_name(a->col->dtype));
+    if (r == TE_OK && a->noop) r = te__want_f32(te, op, "noop", a->noop, 1);
+    if (r != TE_OK) return r;
+    te__touch(a->row);
+    te__touch(a->row_scale);
+    te__touch(a->col);
+    te__touch(a->col_scale);
+    return TE_OK;
+}
+
+static te_result te__check_mxfp8_dequantize(te_ctx *te, te_mxfp8_dequantize_args *a) {
+    const char *op = "mxfp8_dequantize";
+    te_result r = te__want_float(te, op, "y", a->y);
+    if (r == TE_OK) r = te__mx_want_codes(te, op, "q", a->q, te__rows(a->y), te__cols(a->y));
+    if (r == TE_OK) r = te__mx_want_scale(te, op, "scale", a->scale, te__rows(a->y), te__cols(a->y), a->columnwise);
+    if (r == TE_OK) te__touch(a->y);
+    return r;
+}
+
+/* RN(1 / largest number): what an amax is multiplied with. */
+static float te__mx_max_inverse(te_dtype codes) { return codes == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE; }

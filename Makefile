@@ -29,7 +29,7 @@ PACKED_WORDS  ?= core/ quant/ nn/
 
 ARGS ?=
 
-.PHONY: help run test test-packed pack check-pack tree ptx check-ptx kcheck bench tools matrix sanitize short clean FORCE
+.PHONY: help run test test-packed pack check-pack tree ptx check-ptx kcheck bench golden tools matrix sanitize short clean FORCE
 
 help:
 	@echo 'make run         trains a small GPT twice, in BF16 and in FP8        (ARGS="--steps 100 file ...")'
@@ -44,6 +44,7 @@ help:
 	@echo 'make matrix      compiles te.h in every way that users do'
 	@echo 'make sanitize    the tests under address, undefined and thread sanitizers'
 	@echo 'make short       a short `make run` whose losses are checked'
+	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
 	@echo 'make tree        the rooms of src/, their parts and sizes'
 	@echo 'make clean       removes build/'
 
@@ -137,6 +138,15 @@ check-ptx: $(BUILD)/te_ptx
 
 ptx: $(BUILD)/te_ptx $(BUILD)/nvrtc12
 	TE_NVRTC_PATH="$(call find_nvrtc,nvrtc12)" $(BUILD)/te_ptx src/cuda/baseline.inc
+
+# Bytes that an implementation apart from te.h expects. The files are committed.
+$(BUILD)/golden: tools/golden/requirements.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install -qq -r $<
+	@touch $@
+
+golden: $(BUILD)/golden
+	PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/golden/golden.py tests/golden
 
 # ---- gates ------------------------------------------------------------------------------------------------------------
 

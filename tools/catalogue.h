@@ -359,7 +359,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.multi_scale.num_tensors = 1;
         c->args.multi_scale.scale = 0.3f;
         break;
-        CALL(36, BLOCK_QUANTIZE, "quantize e4m3 by 1 x 128, both copies")
+        CALL(36, BLOCK_QUANTIZE, "quantize 1x128 blocks")
         c->args.block_quantize.x = call_normal(te, dtype, 2, mn, 1);
         c->args.block_quantize.row = call_out(c, te, TE_F8E4M3, 2, row);
         c->args.block_quantize.row_scale_inv = call_out(c, te, TE_F32, 2, (const int64_t[]){3, 132});
@@ -367,7 +367,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.block_quantize.col_scale_inv = call_out(c, te, TE_F32, 2, (const int64_t[]){2, N});
         c->tolerance = 0;
         break;
-        CALL(37, BLOCK_QUANTIZE, "quantize e4m3 by 128 x 128, both copies")
+        CALL(37, BLOCK_QUANTIZE, "quantize 128x128 blocks")
         c->args.block_quantize.x = call_normal(te, dtype, 2, mn, 1);
         c->args.block_quantize.row = call_out(c, te, TE_F8E4M3, 2, row);
         c->args.block_quantize.row_scale_inv = call_out(c, te, TE_F32, 2, (const int64_t[]){2, 4});
@@ -376,13 +376,13 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.block_quantize.two_dimensional = true;
         c->tolerance = 0;
         break;
-        CALL(38, BLOCK_DEQUANTIZE, "dequantize 1 x 128 blocks")
+        CALL(38, BLOCK_DEQUANTIZE, "dequantize 1x128 blocks")
         c->args.block_dequantize.q = call_normal(te, TE_F8E4M3, 2, row, 1);
         c->args.block_dequantize.scale_inv = call_normal(te, TE_F32, 2, (const int64_t[]){3, 132}, 2);
         c->args.block_dequantize.y = call_out(c, te, dtype, 2, mn);
         c->tolerance = 0;
         break;
-        CALL(39, BLOCK_DEQUANTIZE, "dequantize 128 x 1 blocks of the transposed copy")
+        CALL(39, BLOCK_DEQUANTIZE, "dequantize 128x1 blocks")
         c->args.block_dequantize.q = call_normal(te, TE_F8E4M3, 2, nm, 1);
         c->args.block_dequantize.scale_inv = call_normal(te, TE_F32, 2, (const int64_t[]){2, N}, 2);
         c->args.block_dequantize.y = call_out(c, te, dtype, 2, mn);

@@ -63,6 +63,19 @@ static inline te_tensor *call_ids(te_ctx *te, int64_t n, int range) {
     return x;
 }
 
+/* Bytes from low to low + range - 1: codes and scales of formats that no f32 is rounded to. */
+static inline te_tensor *call_bytes(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols, int low, int range) {
+    size_t n = (size_t)(rows * cols), i;
+    uint8_t *host = (uint8_t *)malloc(n);
+    const int64_t shape[2] = {rows, cols};
+    te_tensor *x;
+    if (!host) return NULL;
+    for (i = 0; i < n; i++) host[i] = (uint8_t)(low + (int)((uint32_t)i * 2654435761u >> 16) % range);
+    x = te_tensor_from_host(te, dtype, 2, shape, host);
+    free(host);
+    return x;
+}
+
 /* Builds call number `index` for `dtype`; false when there are no more. Sizes are off-tile on purpose. */
 static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
     const int64_t M = 130, N = 264, K = 136, one[1] = {1}, vm[1] = {M}, vn[1] = {N}, mn[2] = {M, N}, mk[2] = {M, K}, nk[2] = {N, K}, nm[2] = {N, 144};
@@ -436,6 +449,45 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.mxfp8_dequantize.scale = te_tensor_full(te, TE_F8E8M0, 2, (const int64_t[]){256, 12}, 0.25);
         c->args.mxfp8_dequantize.y = call_out(c, te, dtype, 2, mn);
         c->tolerance = 0;
+        CALL(36, GEMM, "gemm of fp8 blocks, 1D x 2D")
+        c->args.gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
+        c->args.gemm.b = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){N, 144}, 2);
+        c->args.gemm.b_transposed = true;
+        c->args.gemm.scaling_a = TE_SCALING_BLOCK_1D;
+        c->args.gemm.scaling_b = TE_SCALING_BLOCK_2D;
+        c->args.gemm.scale_a = call_normal(te, TE_F32, 2, (const int64_t[]){2, 132}, 3);
+        c->args.gemm.scale_b = call_normal(te, TE_F32, 2, (const int64_t[]){3, 4}, 4);
+        c->args.gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.gemm.m = M;
+        c->args.gemm.n = N;
+        c->args.gemm.k = K;
+        if (dtype == TE_F32) c->tolerance = 1e-3; /* Hopper's FP8 accumulator keeps about 14 bits */
+        break;
+        CALL(37, GEMM, "gemm of mxfp8")
+        c->args.gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
+        c->args.gemm.b = call_normal(te, TE_F8E5M2, 2, (const int64_t[]){N, 144}, 2);
+        c->args.gemm.b_transposed = true;
+        c->args.gemm.scaling_a = c->args.gemm.scaling_b = TE_SCALING_MXFP8;
+        c->args.gemm.scale_a = call_bytes(te, TE_F8E8M0, 256, 8, 122, 10);
+        c->args.gemm.scale_b = call_bytes(te, TE_F8E8M0, 384, 8, 122, 10);
+        c->args.gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.gemm.m = M;
+        c->args.gemm.n = N;
+        c->args.gemm.k = K;
+        break;
+        CALL(38, GEMM, "gemm of nvfp4")
+        c->args.gemm.a = call_bytes(te, TE_F4E2M1, M, 160, 0, 256);
+        c->args.gemm.b = call_bytes(te, TE_F4E2M1, N, 160, 0, 256);
+        c->args.gemm.b_transposed = true;
+        c->args.gemm.scaling_a = c->args.gemm.scaling_b = TE_SCALING_NVFP4;
+        c->args.gemm.scale_a = call_bytes(te, TE_F8E4M3, 256, 12, 40, 60);
+        c->args.gemm.scale_b = call_bytes(te, TE_F8E4M3, 384, 12, 40, 60);
+        c->args.gemm.amax_a = te_tensor_full(te, TE_F32, 1, vm, 3);
+        c->args.gemm.amax_b = te_tensor_full(te, TE_F32, 1, one, 5);
+        c->args.gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.gemm.m = M;
+        c->args.gemm.n = N;
+        c->args.gemm.k = K;
         break;
     default: return false;
     }

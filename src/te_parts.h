@@ -120,7 +120,6 @@
 #include "dist/group.c"
 
 /* what is built from operations */
-#include "quant/zz_stub.c"
 #include "quant/copies.c"
 #include "quant/quantizer.c"
 #include "quant/product.c"

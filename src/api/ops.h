@@ -25,6 +25,9 @@
     X(fp8_quantize, FP8_QUANTIZE, cast)                \
     X(fp8_dequantize, FP8_DEQUANTIZE, cast)            \
     X(transpose, TRANSPOSE, cast)                      \
+    X(nvfp4_amax, NVFP4_AMAX, nvfp4)                   \
+    X(nvfp4_quantize, NVFP4_QUANTIZE, nvfp4)           \
+    X(nvfp4_dequantize, NVFP4_DEQUANTIZE, nvfp4)       \
     X(gemm, GEMM, gemm)                                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \

@@ -30,6 +30,9 @@
     X(block_dequantize, BLOCK_DEQUANTIZE, block)       \
     X(mxfp8_quantize, MXFP8_QUANTIZE, mxfp8)           \
     X(mxfp8_dequantize, MXFP8_DEQUANTIZE, mxfp8)       \
+    X(nvfp4_amax, NVFP4_AMAX, nvfp4)                   \
+    X(nvfp4_quantize, NVFP4_QUANTIZE, nvfp4)           \
+    X(nvfp4_dequantize, NVFP4_DEQUANTIZE, nvfp4)       \
     X(gemm, GEMM, gemm)                                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \

@@ -397,7 +397,7 @@ TE_TEST(mxfp8_cuda_gives_the_bytes_of_the_cpu) {
             for (int k = 0; k < 24; k++) {
                 mx_case c = {floats[k % 3], formats[k / 3 % 2], m, n, up(n, 16), n, k / 6 % 2, k / 12, false};
                 te_mxfp8_quantize_args a[2];
-                if (s == COUNT(both_shapes) - 1 && k % 5) continue;
+                if (s == COUNT(both_shapes) - 1 && k % 8) continue; /* time and memory */
                 for (int side = 0; side < 2; side++) {
                     name_case(&c, input_names[kind]);
                     te_scope_begin(te[side]);

@@ -697,9 +697,9 @@ typedef struct te_block_dequantize_args {
  * for the tile, repeated in both copies' scales). The last group of a row or column may be short.
  *   row        [M, ld] e4m3 or e5m2, optional
  *   row_scale  e8m0 [round_up(M, 128), round_up(ceil(N / 32), 4)]
- *   col        [M, ld], not transposed: the values of x scaled along the columns, optional
+ *   col        [M, ld], not transposed: the values of x scaled along the columns, in the format of row, optional
  *   col_scale  e8m0 [round_up(ceil(M / 32), 4), round_up(N, 128)]
- *   swizzled   the scales lie as Blackwell's tensor cores read them: a [R, C] array of scales becomes tiles of 128 x 4, 512 bytes
+ *   swizzled   the scales (their shapes stay) lie as Blackwell's tensor cores read them: [R, C] of them become tiles of 128 x 4, 512 bytes
  *              each; scale (i, j) (i: row of x or column of x; j: index of the group along the contraction) at
  *              ((i / 128) * (T / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4, T the padded number of groups
  * Per group: e = E8M0 of RN(amax * RN(1 / fp8_max)), rounded up (te__f32_to_e8m0; NaN never enters an amax); q =
@@ -5092,6 +5092,11 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
         for (i = 0; i < n; i++) out[i] = te__e5m2_to_f32(p[i]);
         break;
     }
+    case TE_F8E8M0: {
+        const uint8_t *p = (const uint8_t *)data + index;
+        for (i = 0; i < n; i++) out[i] = te__e8m0_to_f32(p[i]);
+        break;
+    }
     case TE_U8: {
         const uint8_t *p = (const uint8_t *)data + index;
         for (i = 0; i < n; i++) out[i] = (float)p[i];
@@ -5134,6 +5139,11 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
     case TE_F8E5M2: {
         uint8_t *p = (uint8_t *)data + index;
         for (i = 0; i < n; i++) p[i] = te__f32_to_e5m2(in[i]);
+        break;
+    }
+    case TE_F8E8M0: {
+        uint8_t *p = (uint8_t *)data + index;
+        for (i = 0; i < n; i++) p[i] = te__f32_to_e8m0(in[i]);
         break;
     }
     case TE_U8: {
@@ -7794,23 +7804,24 @@ static const char *const te__source_28[] = { /* ops/cast/amax.cu */
     "#define X_DT a.x_dt",
     "#endif",
     "",
-    "// NaN drops out of fmaxf.",
-    "TE_DEV float te_amax_word(te_u32 w, int dt, float largest) {",
-    "    if (dt == TE_F32) return fmaxf(largest, fabsf(__int_as_float((int)w)));",
-    "    te_u16 lo = (te_u16)w, hi = (te_u16)(w >> 16);",
-    "    largest = fmaxf(largest, fabsf(dt == TE_BF16 ? te_bf16_to_f32(lo) : te_f16_to_f32(lo)));",
-    "    return fmaxf(largest, fabsf(dt == TE_BF16 ? te_bf16_to_f32(hi) : te_f16_to_f32(hi)));",
+    "// The maximum so far, of a word's one f32 or of each of its halves in the format itself. NaN drops out: the running one never is one.",
+    "TE_DEV te_u32 te_amax_word(te_u32 w, int dt, te_u32 most) {",
+    "    te_u32 magnitude = w & (dt == TE_F32 ? 0x7fffffffu : 0x7fff7fffu), r;",
+    "    if (dt == TE_F32) return (te_u32)__float_as_int(fmaxf(__int_as_float((int)most), __int_as_float((int)magnitude)));",
+    "    if (dt == TE_BF16) asm(\"max.bf16x2 %0, %1, %2;\" : \"=r\"(r) : \"r\"(most), \"r\"(magnitude));",
+    "    else asm(\"max.f16x2 %0, %1, %2;\" : \"=r\"(r) : \"r\"(most), \"r\"(magnitude));",
+    "    return r;",
     "}",
     "",
-    "TE_DEV float te_amax_vector(uint4 u, int dt, float largest) {",
-    "    return te_amax_word(u.w, dt, te_amax_word(u.z, dt, te_amax_word(u.y, dt, te_amax_word(u.x, dt, largest))));",
+    "TE_DEV te_u32 te_amax_vector(uint4 u, int dt, te_u32 most) {",
+    "    return te_amax_word(u.w, dt, te_amax_word(u.z, dt, te_amax_word(u.y, dt, te_amax_word(u.x, dt, most))));",
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(512) te_amax(const __grid_constant__ te__amax_kargs a) {",
     "    __shared__ float scratch[32];",
     "    const int size = X_DT == TE_F32 ? 4 : 2;",
     "    const uint4 *body = (const uint4 *)((const te_u8 *)a.x + a.head * size);",
-    "    float largest = 0.0f;",
+    "    te_u32 most = 0;",
     "    if (a.noop && *a.noop == 1.0f) return;",
     "    te_i64 i = (te_i64)blockIdx.x * 2048 + threadIdx.x;",
     "#pragma unroll 1",
@@ -7819,11 +7830,14 @@ static const char *const te__source_28[] = { /* ops/cast/amax.cu */
     "#pragma unroll",
     "        for (int r = 0; r < 4; r++) u[r] = body[i + r * 512];",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) largest = te_amax_vector(u[r], X_DT, largest);",
+    "        for (int r = 0; r < 4; r++) most = te_amax_vector(u[r], X_DT, most);",
     "    }",
     "#pragma unroll",
     "    for (int r = 0; r < 3; r++)",
-    "        if (i + r * 512 < a.vectors) largest = te_amax_vector(body[i + r * 512], X_DT, largest);",
+    "        if (i + r * 512 < a.vectors) most = te_amax_vector(body[i + r * 512], X_DT, most);",
+    "    float largest = X_DT == TE_F32 ? __int_as_float((int)most)",
+    "                    : X_DT == TE_BF16 ? fmaxf(te_bf16_to_f32((te_u16)most), te_bf16_to_f32((te_u16)(most >> 16)))",
+    "                                      : fmaxf(te_f16_to_f32((te_u16)most), te_f16_to_f32((te_u16)(most >> 16)));",
     "    te_i64 inside = a.vectors * (16 / size);",
     "    if (blockIdx.x == 0 && threadIdx.x < a.n - inside) // head and tail: fewer than 16 elements",
     "        largest = fmaxf(largest, fabsf(te_load(a.x, threadIdx.x < a.head ? threadIdx.x : inside + threadIdx.x, X_DT)));",
@@ -11675,7 +11689,7 @@ static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (v > *(volatile float *)amax) te_atomic_amax(amax, v);",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256, 2) te_nvfp4_amax(const __grid_constant__ te__nvfp4_amax_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_constant__ te__nvfp4_amax_kargs a) {",
     "    __shared__ float scratch[32];",
     "    te_i64 piece = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);",
     "    te_i64 down = a.pieces >> 32 ? piece / a.across : (te_i64)((te_u32)piece / a.across);",
@@ -11836,7 +11850,7 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "//              128 columns (64 of f32)",
     "//            +-----------------------+   by rows:     a thread takes 32 neighbours: 16 bytes of codes, two scales   ->  row",
     "//    128     |  x, in shared memory, |",
-    "//    rows    |  272 bytes a row      |   by columns:  a thread takes 16 rows of the columns in one word, transforms them, and puts",
+    "//    rows    |  272 bytes a row      |   by columns:  a thread takes 16 rows of one column, transforms them, and puts",
     "//            +-----------------------+                8 bytes of codes and a scale into `turned`                    ->  col",
     "//",
     "//   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store",
@@ -11878,8 +11892,8 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// An element of a word of the tile.",
     "TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {",
     "    if (dt == TE_F32) return __uint_as_float(w);",
-    "    if (dt == TE_BF16) return __uint_as_float(half ? w & 0xffff0000u : w << 16);",
-    "    return te_f16_to_f32((te_u16)(half ? w >> 16 : w));",
+    "    if (dt == TE_BF16) return __uint_as_float(__byte_perm(w, 0, half ? 0x3244 : 0x1044));",
+    "    return te_f16_to_f32((te_u16)(w >> (16 * half)));",
     "}",
     "TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {",
     "#pragma unroll",
@@ -11887,7 +11901,7 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "        if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256, 3) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {",
     "    __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];",
     "    __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];",
     "    __shared__ int tile_code[64]; // the scales of 16 x 16 blocks",
@@ -11988,26 +12002,19 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "    if (!a.col) return;",
     "",
+    "    // One column at a time: the words are read twice, which costs less than the registers that would keep them.",
     "#pragma unroll 1",
-    "    for (int i = t; i < 512; i += 256) {",
-    "        int word = i & 63, g = i >> 6;",
-    "        te_u32 w[16];",
+    "    for (int i = t; i < 2048 / size; i += 256) {",
+    "        int word = i & 63, g = i >> 6 & 7, half = i >> 9, c = size == 4 ? word : 2 * word + half;",
+    "        float v[16];",
+    "        te_u8 scale;",
     "#pragma unroll",
-    "        for (int r = 0; r < 16; r++) w[r] = *(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word);",
-    "#pragma unroll",
-    "        for (int half = 0; half < 2; half++) {",
-    "            if (half && size == 4) break;",
-    "            float v[16];",
-    "            te_u8 scale;",
-    "            int c = size == 4 ? word : 2 * word + half;",
-    "#pragma unroll",
-    "            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(w[r], half, X_DT);",
-    "            te_nvfp4_transform(v, RHT);",
-    "            uint2 u = te_nvfp4_block(by_col, v, scale_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,",
-    "                                     (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);",
-    "            *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;",
-    "            turned[c * TE_TURNED + 64 + g] = scale;",
-    "        }",
+    "        for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(*(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word), half, X_DT);",
+    "        te_nvfp4_transform(v, RHT);",
+    "        uint2 u = te_nvfp4_block(by_col, v, scale_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,",
+    "                                 (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);",
+    "        *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;",
+    "        turned[c * TE_TURNED + 64 + g] = scale;",
     "    }",
     "    __syncthreads();",
     "    te_i64 bytes = (a.ldc + 1) >> 1;",
@@ -13125,7 +13132,7 @@ static const te__source te__sources[] = {
     {"ops/block/block_dequantize_col.cu", te__source_25, 70},
     {"ops/block/block_quantize.cu", te__source_26, 226},
     {"ops/block/kargs.h", te__source_27, 31},
-    {"ops/cast/amax.cu", te__source_28, 57},
+    {"ops/cast/amax.cu", te__source_28, 61},
     {"ops/cast/amax_zero.cu", te__source_29, 11},
     {"ops/cast/delayed_gather.cu", te__source_30, 13},
     {"ops/cast/delayed_update.cu", te__source_31, 40},
@@ -13180,7 +13187,7 @@ static const te__source te__sources[] = {
     {"ops/nvfp4/nvfp4_amax.cu", te__source_80, 106},
     {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_81, 14},
     {"ops/nvfp4/nvfp4_dequantize.cu", te__source_82, 76},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_83, 201},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_83, 194},
     {"ops/optim/adam.cu", te__source_84, 78},
     {"ops/optim/kargs.h", te__source_85, 61},
     {"ops/optim/l2norm_final.cu", te__source_86, 22},
@@ -21562,8 +21569,8 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
  * Three kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are
- * decoded into the workspace first (gemm_decode), and are bf16 to all three. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying: the same shapes get the same kernel, and
- * the same bits, in every run. */
+ * decoded into the workspace first (gemm_decode), and are bf16 to all three. A tile size and a number of splits of k are chosen by a small
+ * model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
 typedef struct te__gemm_tile_kind {

@@ -3,8 +3,9 @@
  *
  *     te_bench [--csv FILE] [FILTER]
  *
- * Every figure is the median of at least 15 runs between CUDA events, on random normal data, with the L2 cache flushed before each run.
- * Clocks are left as they are. */
+ * Every figure is the median of at least 15 runs between CUDA events, on random normal data, with the L2 cache flushed before each run:
+ * by writing, which leaves it as full of lines to be written back as a call that writes leaves it; before calls that only read, by writing
+ * and then reading, since such a call leaves none either. Clocks are left as they are. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #include "te.h"
@@ -14,7 +15,9 @@
 typedef struct bench {
     te_ctx *te;
     te_tensor *flush; /* larger than the L2 cache */
+    te_tensor *flushed;
     te__cu_handle start, end;
+    bool reads_only;  /* what is measured writes next to nothing */
     double copy_rate; /* bytes a second, read and written */
     const char *filter;
     FILE *csv;
@@ -39,6 +42,12 @@ static double measure(bench *b, work_fn work, void *arg) {
     if (te__cuda_enter(b->te, &pushed) != TE_OK) return 0;
     for (i = 0; i < RUNS; i++) {
         te_tensor_fill(b->flush, i);
+        if (b->reads_only) {
+            te_amax_args read = TE_ZERO;
+            read.x = b->flush;
+            read.amax = b->flushed;
+            te_amax(b->te, &read);
+        }
         te__cu.EventRecord(b->start, b->te->cuda->stream);
         work(b, arg);
         te__cu.EventRecord(b->end, b->te->cuda->stream);
@@ -213,6 +222,91 @@ static void bench_gemm(bench *b, const char *name, te_dtype in, te_dtype out, bo
     te_scope_end(b->te);
 }
 
+/* ---- products of scaled operands, against our own of bf16 ---- */
+
+typedef struct scaled_product {
+    te_tensor *a, *b;
+    te_gemm_args args;
+} scaled_product;
+static void run_scaled(bench *b, void *arg) {
+    scaled_product *p = (scaled_product *)arg;
+    te__product(b->te, p->a, false, p->b, true, &p->args);
+}
+
+static void bench_scaled_gemm(bench *b, int64_t m, int64_t n, int64_t k) {
+    static const struct {
+        const char *name;
+        te_quant_kind kind;
+        bool b_2d;
+    } row[] = {{"gemm fp8 blocks 1D x 2D", TE_QUANT_BLOCK, true}, {"gemm fp8 blocks 1D x 1D", TE_QUANT_BLOCK, false}, {"gemm mxfp8", TE_QUANT_MXFP8, false},
+               {"gemm nvfp4", TE_QUANT_NVFP4, false}};
+    double flops = 2.0 * (double)m * (double)n * (double)k, plain, seconds;
+    scaled_product p;
+    int64_t sa[2], sb[2], sd[2];
+    char shape[64];
+    int i;
+    snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)m, (long long)n, (long long)k);
+    if (!wanted(b, "gemm fp8 blocks gemm mxfp8 gemm nvfp4")) return;
+    te_scope_begin(b->te);
+    sa[0] = m, sa[1] = sb[1] = k, sb[0] = sd[1] = n, sd[0] = m;
+    memset(&p, 0, sizeof p);
+    te_tensor *x = te_tensor_normal(b->te, TE_BF16, 2, sa, 0, 1), *w = te_tensor_normal(b->te, TE_BF16, 2, sb, 0, 1);
+    p.args.d = te_tensor_empty(b->te, TE_BF16, 2, sd);
+    p.a = x, p.b = w;
+    plain = measure(b, run_scaled, &p);
+    for (i = 0; i < 4; i++) {
+        te__quant_spec spec;
+        memset(&spec, 0, sizeof spec);
+        spec.kind = row[i].kind;
+        spec.dtype = row[i].kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : TE_F8E4M3;
+        spec.usage = TE_ROWWISE;
+        p.a = te__quantize(x, &spec);
+        spec.two_dimensional = row[i].b_2d;
+        p.b = te__quantize(w, &spec);
+        memset(&p.args, 0, sizeof p.args);
+        p.args.d = te_tensor_empty(b->te, TE_BF16, 2, sd);
+        p.args.split_accumulator = true;
+        seconds = p.a && p.b ? measure(b, run_scaled, &p) : 1;
+        report(b, row[i].name, shape, seconds, flops / seconds * 1e-12, flops / plain * 1e-12, "TFLOP/s");
+    }
+    te_scope_end(b->te);
+}
+
+/* ---- what a call costs the host ---- */
+
+static void bench_host(bench *b) {
+    static const te_quant_kind kinds[] = {TE_QUANT_DELAYED, TE_QUANT_CURRENT, TE_QUANT_BLOCK, TE_QUANT_MXFP8, TE_QUANT_NVFP4};
+    enum { CALLS = 100, ROUNDS = 15 };
+    int64_t size = 256;
+    int i, k, round;
+    if (!wanted(b, "host time of a quantizer call")) return;
+    for (i = 0; i < 5; i++) {
+        te_quantizer_desc desc = TE_ZERO;
+        te_quantizer *q;
+        te_tensor *x, *y;
+        int64_t shape[2];
+        float times[ROUNDS];
+        shape[0] = shape[1] = size;
+        desc.kind = kinds[i];
+        te_scope_begin(b->te);
+        q = te_quantizer_create(b->te, &desc);
+        x = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
+        y = q ? te_quantize(q, x) : NULL;
+        for (round = 0; round < ROUNDS && y; round++) {
+            double began;
+            te_synchronize(b->te);
+            began = te__time_now();
+            for (k = 0; k < CALLS; k++) te_quantize_into(q, x, y, NULL);
+            times[round] = (float)((te__time_now() - began) / CALLS);
+        }
+        if (!y) times[ROUNDS / 2] = 0;
+        else qsort(times, ROUNDS, sizeof(float), by_value);
+        report(b, "host time of a quantizer call", te__quant_kind_name(kinds[i]), (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, 0, "us");
+        te_quantizer_destroy(q);
+        te_scope_end(b->te);
+    }
+}
+
 /* ---- what moves memory ---- */
 
 static void run_copy(bench *b, void *arg) {
@@ -232,6 +326,12 @@ static void run_call(bench *b, void *arg) { te__run(b->te, ((any_call *)arg)->op
 static void bench_call(bench *b, const char *name, const char *shape, any_call *c, double bytes) {
     double seconds = measure(b, run_call, c);
     report_bytes(b, name, shape, seconds, bytes);
+}
+
+static void bench_reads(bench *b, const char *name, const char *shape, any_call *c, double bytes) {
+    b->reads_only = true;
+    bench_call(b, name, shape, c, bytes);
+    b->reads_only = false;
 }
 
 static te_tensor *normal(bench *b, te_dtype d, int64_t rows, int64_t cols) {
@@ -341,9 +441,25 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.mxfp8_dequantize.columnwise = true;
         bench_call(b, "dequantize mxfp8 columnwise", shape, &c, e * 3 + e / 32);
     }
+    BENCH(NVFP4_AMAX, "nvfp4 amaxes, before and after the transform") {
+        c.args.nvfp4_amax.x = x, c.args.nvfp4_amax.amax_row = te__empty_1d(te, TE_F32, 1), c.args.nvfp4_amax.amax_col = te__empty_1d(te, TE_F32, 1);
+        c.args.nvfp4_amax.rht = true;
+        bench_reads(b, "nvfp4 amaxes, before and after the transform", shape, &c, e * 2);
+    }
+    for (int kind = 0; kind < 4; kind++) {
+        static const char *const text[] = {"quantize nvfp4 both copies", "quantize nvfp4 both copies, transformed", "quantize nvfp4 both copies, stochastic", "quantize nvfp4 16x16, both copies"};
+        BENCH(NVFP4_QUANTIZE, text[kind]) {
+            te_nvfp4_quantize_args *a = &c.args.nvfp4_quantize;
+            a->x = x, a->row = empty(b, TE_F4E2M1, m, n), a->col = empty(b, TE_F4E2M1, n, m);
+            a->row_scale = empty(b, TE_F8E4M3, m, n / 16), a->col_scale = empty(b, TE_F8E4M3, n, m / 16);
+            a->amax_row = a->amax_col = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 5);
+            a->rht = kind == 1 || kind == 2, a->stochastic_rounding = kind == 2, a->two_dimensional = kind == 3;
+            bench_call(b, text[kind], shape, &c, e * 3 + e / 8);
+        }
+    }
     BENCH(AMAX, "amax") {
         c.args.amax.x = x, c.args.amax.amax = te__empty_1d(te, TE_F32, 1);
-        bench_call(b, "amax", shape, &c, e * 2);
+        bench_reads(b, "amax", shape, &c, e * 2);
     }
     BENCH(ACT_FWD, "swiglu forward") {
         c.args.act_fwd.x = x, c.args.act_fwd.y = empty(b, TE_BF16, m, n / 2), c.args.act_fwd.activation = TE_SWIGLU;
@@ -359,7 +475,7 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
     }
     BENCH(COLUMN_SUM, "column sum") {
         c.args.column_sum.x = x, c.args.column_sum.out = te__empty_1d(te, TE_BF16, n);
-        bench_call(b, "column sum", shape, &c, e * 2);
+        bench_reads(b, "column sum", shape, &c, e * 2);
     }
     te_scope_end(te);
 }
@@ -410,7 +526,7 @@ static void bench_cross_entropy(bench *b, int64_t m, int64_t vocabulary) {
     c.args.cross_entropy_fwd.loss = te__empty_1d(b->te, TE_F32, m);
     c.args.cross_entropy_fwd.lse = lse;
     c.args.cross_entropy_fwd.ignore_index = -100;
-    bench_call(b, "cross-entropy forward", shape, &c, e * 2);
+    bench_reads(b, "cross-entropy forward", shape, &c, e * 2);
     memset(&c, 0, sizeof c);
     c.op = TE_OP_CROSS_ENTROPY_BWD;
     c.args.cross_entropy_bwd.logits = logits;
@@ -486,6 +602,7 @@ int main(int argc, char **argv) {
     te__cu.EventCreate(&b.end, 0);
     bytes = 64 << 20;
     b.flush = te_tensor_empty(b.te, TE_F32, 1, &bytes);
+    b.flushed = te__empty_1d(b.te, TE_F32, 1);
     if (lt_open(&lt)) {
         bytes = 64 << 20;
         lt.workspace = te_tensor_empty(b.te, TE_U8, 1, &bytes);
@@ -512,6 +629,9 @@ int main(int argc, char **argv) {
     bench_gemm(&b, "gemm fp8 fast accumulation", TE_F8E4M3, TE_BF16, false, true, false, 8192, 8192, 8192);
     bench_gemm(&b, "gemm bf16 TN", TE_BF16, TE_BF16, false, true, false, 8192, 3072, 1024);
     bench_gemm(&b, "gemm bf16 TN", TE_BF16, TE_BF16, false, true, false, 64, 2112, 7168);
+    bench_scaled_gemm(&b, 4096, 4096, 4096);
+    bench_scaled_gemm(&b, 8192, 8192, 8192);
+    bench_host(&b);
     bench_memory(&b, 16384, 4096);
     bench_memory(&b, 8192, 8192);
     bench_adam(&b, 500, 1 << 20);

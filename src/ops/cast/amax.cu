@@ -17,23 +17,24 @@
 #define X_DT a.x_dt
 #endif
 
-// NaN drops out of fmaxf.
-TE_DEV float te_amax_word(te_u32 w, int dt, float largest) {
-    if (dt == TE_F32) return fmaxf(largest, fabsf(__int_as_float((int)w)));
-    te_u16 lo = (te_u16)w, hi = (te_u16)(w >> 16);
-    largest = fmaxf(largest, fabsf(dt == TE_BF16 ? te_bf16_to_f32(lo) : te_f16_to_f32(lo)));
-    return fmaxf(largest, fabsf(dt == TE_BF16 ? te_bf16_to_f32(hi) : te_f16_to_f32(hi)));
+// The maximum so far, of a word's one f32 or of each of its halves in the format itself. NaN drops out: the running one never is one.
+TE_DEV te_u32 te_amax_word(te_u32 w, int dt, te_u32 most) {
+    te_u32 magnitude = w & (dt == TE_F32 ? 0x7fffffffu : 0x7fff7fffu), r;
+    if (dt == TE_F32) return (te_u32)__float_as_int(fmaxf(__int_as_float((int)most), __int_as_float((int)magnitude)));
+    if (dt == TE_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(most), "r"(magnitude));
+    else asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(most), "r"(magnitude));
+    return r;
 }
 
-TE_DEV float te_amax_vector(uint4 u, int dt, float largest) {
-    return te_amax_word(u.w, dt, te_amax_word(u.z, dt, te_amax_word(u.y, dt, te_amax_word(u.x, dt, largest))));
+TE_DEV te_u32 te_amax_vector(uint4 u, int dt, te_u32 most) {
+    return te_amax_word(u.w, dt, te_amax_word(u.z, dt, te_amax_word(u.y, dt, te_amax_word(u.x, dt, most))));
 }
 
 extern "C" __global__ void __launch_bounds__(512) te_amax(const __grid_constant__ te__amax_kargs a) {
     __shared__ float scratch[32];
     const int size = X_DT == TE_F32 ? 4 : 2;
     const uint4 *body = (const uint4 *)((const te_u8 *)a.x + a.head * size);
-    float largest = 0.0f;
+    te_u32 most = 0;
     if (a.noop && *a.noop == 1.0f) return;
     te_i64 i = (te_i64)blockIdx.x * 2048 + threadIdx.x;
 #pragma unroll 1
@@ -42,11 +43,14 @@ extern "C" __global__ void __launch_bounds__(512) te_amax(const __grid_constant_
 #pragma unroll
         for (int r = 0; r < 4; r++) u[r] = body[i + r * 512];
 #pragma unroll
-        for (int r = 0; r < 4; r++) largest = te_amax_vector(u[r], X_DT, largest);
+        for (int r = 0; r < 4; r++) most = te_amax_vector(u[r], X_DT, most);
     }
 #pragma unroll
     for (int r = 0; r < 3; r++)
-        if (i + r * 512 < a.vectors) largest = te_amax_vector(body[i + r * 512], X_DT, largest);
+        if (i + r * 512 < a.vectors) most = te_amax_vector(body[i + r * 512], X_DT, most);
+    float largest = X_DT == TE_F32 ? __int_as_float((int)most)
+                    : X_DT == TE_BF16 ? fmaxf(te_bf16_to_f32((te_u16)most), te_bf16_to_f32((te_u16)(most >> 16)))
+                                      : fmaxf(te_f16_to_f32((te_u16)most), te_f16_to_f32((te_u16)(most >> 16)));
     te_i64 inside = a.vectors * (16 / size);
     if (blockIdx.x == 0 && threadIdx.x < a.n - inside) // head and tail: fewer than 16 elements
         largest = fmaxf(largest, fabsf(te_load(a.x, threadIdx.x < a.head ? threadIdx.x : inside + threadIdx.x, X_DT)));

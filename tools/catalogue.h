@@ -63,6 +63,19 @@ static inline te_tensor *call_ids(te_ctx *te, int64_t n, int range) {
     return x;
 }
 
+/* Bytes from low to low + range - 1: codes and scales of formats that no f32 is rounded to. */
+static inline te_tensor *call_bytes(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols, int low, int range) {
+    size_t n = (size_t)(rows * cols), i;
+    uint8_t *host = (uint8_t *)malloc(n);
+    const int64_t shape[2] = {rows, cols};
+    te_tensor *x;
+    if (!host) return NULL;
+    for (i = 0; i < n; i++) host[i] = (uint8_t)(low + (int)((uint32_t)i * 2654435761u >> 16) % range);
+    x = te_tensor_from_host(te, dtype, 2, shape, host);
+    free(host);
+    return x;
+}
+
 /* Builds call number `index` for `dtype`; false when there are no more. Sizes are off-tile on purpose. */
 static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
     const int64_t M = 130, N = 264, K = 136, one[1] = {1}, vm[1] = {M}, vn[1] = {N}, mn[2] = {M, N}, mk[2] = {M, K}, nk[2] = {N, K}, nm[2] = {N, 144};
@@ -167,7 +180,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.transpose.columns = N;
         c->tolerance = 0;
         break;
-        CALL(36, DELAYED_GATHER, "gather of amaxes")
+        CALL(14, DELAYED_GATHER, "gather of amaxes")
         states[0] = call_normal(te, TE_F32, 2, history, 1);
         states[1] = call_normal(te, TE_F32, 2, mn, 2);
         c->args.delayed_gather.amax_history = states;
@@ -175,7 +188,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.delayed_gather.amaxes = call_out(c, te, TE_F32, 1, (const int64_t[]){6 + N});
         c->tolerance = 0;
         break;
-        CALL(14, GEMM, "gemm x W^T + bias")
+        CALL(15, GEMM, "gemm x W^T + bias")
         c->args.gemm.a = call_normal(te, dtype, 2, mk, 1);
         c->args.gemm.b = call_normal(te, dtype, 2, nk, 2);
         c->args.gemm.b_transposed = true;
@@ -186,7 +199,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.gemm.k = K;
         if (dtype == TE_F32) c->tolerance = 1e-3; /* TF32 operands: 2^-11 each */
         break;
-        CALL(15, GEMM, "gemm of fp8 codes")
+        CALL(16, GEMM, "gemm of fp8 codes")
         c->args.gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
         c->args.gemm.b = call_normal(te, TE_F8E5M2, 2, (const int64_t[]){N, 144}, 2);
         c->args.gemm.b_transposed = true;
@@ -199,7 +212,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.gemm.k = K;
         if (dtype == TE_F32) c->tolerance = 1e-3; /* Hopper's FP8 accumulator keeps about 14 bits */
         break;
-        CALL(16, LAYERNORM_FWD, "layernorm")
+        CALL(17, LAYERNORM_FWD, "layernorm")
         c->args.layernorm_fwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.layernorm_fwd.gamma = call_normal(te, dtype, 1, vn, 2);
         c->args.layernorm_fwd.beta = call_normal(te, dtype, 1, vn, 3);
@@ -207,7 +220,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.layernorm_fwd.mean = call_out(c, te, TE_F32, 1, vm);
         c->args.layernorm_fwd.rstd = call_out(c, te, TE_F32, 1, vm);
         break;
-        CALL(17, LAYERNORM_BWD, "layernorm backward")
+        CALL(18, LAYERNORM_BWD, "layernorm backward")
         c->args.layernorm_bwd.dy = call_normal(te, dtype, 2, mn, 1);
         c->args.layernorm_bwd.x = call_normal(te, dtype, 2, mn, 2);
         c->args.layernorm_bwd.gamma = call_normal(te, dtype, 1, vn, 3);
@@ -217,13 +230,13 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.layernorm_bwd.dgamma = call_out(c, te, dtype, 1, vn);
         c->args.layernorm_bwd.dbeta = call_out(c, te, dtype, 1, vn);
         break;
-        CALL(18, RMSNORM_FWD, "rmsnorm")
+        CALL(19, RMSNORM_FWD, "rmsnorm")
         c->args.rmsnorm_fwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.rmsnorm_fwd.gamma = call_normal(te, dtype, 1, vn, 2);
         c->args.rmsnorm_fwd.y = call_out(c, te, dtype, 2, mn);
         c->args.rmsnorm_fwd.rstd = call_out(c, te, TE_F32, 1, vm);
         break;
-        CALL(19, RMSNORM_BWD, "rmsnorm backward")
+        CALL(20, RMSNORM_BWD, "rmsnorm backward")
         c->args.rmsnorm_bwd.dy = call_normal(te, dtype, 2, mn, 1);
         c->args.rmsnorm_bwd.x = call_normal(te, dtype, 2, mn, 2);
         c->args.rmsnorm_bwd.gamma = call_normal(te, dtype, 1, vn, 3);
@@ -231,22 +244,22 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.rmsnorm_bwd.dx = call_out(c, te, dtype, 2, mn);
         c->args.rmsnorm_bwd.dgamma = call_out(c, te, dtype, 1, vn);
         break;
-        CALL(20, ACT_FWD, "swiglu")
+        CALL(21, ACT_FWD, "swiglu")
         c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
         c->args.act_fwd.y = call_out(c, te, dtype, 2, mn);
         c->args.act_fwd.activation = TE_SWIGLU;
         break;
-        CALL(21, ACT_BWD, "gelu backward")
+        CALL(22, ACT_BWD, "gelu backward")
         c->args.act_bwd.dy = call_normal(te, dtype, 2, mn, 1);
         c->args.act_bwd.x = call_normal(te, dtype, 2, mn, 2);
         c->args.act_bwd.dx = call_out(c, te, dtype, 2, mn);
         c->args.act_bwd.activation = TE_GELU;
         break;
-        CALL(22, ROPE, "rope")
+        CALL(23, ROPE, "rope")
         c->args.rope.x = call_normal(te, dtype, 4, q, 1);
         c->args.rope.y = call_out(c, te, dtype, 4, q);
         break;
-        CALL(23, QKV_ROPE, "split qkv, rope")
+        CALL(24, QKV_ROPE, "split qkv, rope")
         c->args.qkv_rope.qkv = call_normal(te, dtype, 3, packed, 1);
         c->args.qkv_rope.q = call_out(c, te, dtype, 4, q);
         c->args.qkv_rope.k = call_out(c, te, dtype, 4, kv);
@@ -256,7 +269,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.qkv_rope.head_dim = 64;
         c->args.qkv_rope.interleaved_groups = true;
         break;
-        CALL(24, QKV_ROPE_BWD, "split qkv, rope, backward")
+        CALL(25, QKV_ROPE_BWD, "split qkv, rope, backward")
         c->args.qkv_rope_bwd.qkv = call_out(c, te, dtype, 3, packed);
         c->args.qkv_rope_bwd.q = call_normal(te, dtype, 4, q, 1);
         c->args.qkv_rope_bwd.k = call_normal(te, dtype, 4, kv, 2);
@@ -266,7 +279,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.qkv_rope_bwd.head_dim = 64;
         c->args.qkv_rope_bwd.interleaved_groups = true;
         break;
-        CALL(25, ATTN_FWD, "attention, causal, grouped heads")
+        CALL(26, ATTN_FWD, "attention, causal, grouped heads")
         c->args.attn_fwd.q = call_normal(te, dtype, 4, q, 1);
         c->args.attn_fwd.k = call_normal(te, dtype, 4, kv, 2);
         c->args.attn_fwd.v = call_normal(te, dtype, 4, kv, 3);
@@ -274,7 +287,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.attn_fwd.lse = call_out(c, te, TE_F32, 3, lse);
         if (dtype != TE_F32) c->tolerance *= 2; /* probabilities are rounded to the format as well */
         break;
-        CALL(26, ATTN_BWD, "attention backward")
+        CALL(27, ATTN_BWD, "attention backward")
         c->args.attn_bwd.q = call_normal(te, dtype, 4, q, 1);
         c->args.attn_bwd.k = call_normal(te, dtype, 4, kv, 2);
         c->args.attn_bwd.v = call_normal(te, dtype, 4, kv, 3);
@@ -286,7 +299,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.attn_bwd.dv = call_out(c, te, dtype, 4, kv);
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
-        CALL(27, DROPOUT_ADD_FWD, "bias, dropout, residual")
+        CALL(28, DROPOUT_ADD_FWD, "bias, dropout, residual")
         c->args.dropout_add_fwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.dropout_add_fwd.bias = call_normal(te, dtype, 1, vn, 2);
         c->args.dropout_add_fwd.residual = call_normal(te, dtype, 2, mn, 3);
@@ -294,13 +307,13 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.dropout_add_fwd.p = 0.25f;
         c->args.dropout_add_fwd.seed = 3;
         break;
-        CALL(28, DROPOUT_ADD_BWD, "dropout backward")
+        CALL(29, DROPOUT_ADD_BWD, "dropout backward")
         c->args.dropout_add_bwd.dy = call_normal(te, dtype, 2, mn, 1);
         c->args.dropout_add_bwd.dx = call_out(c, te, dtype, 2, mn);
         c->args.dropout_add_bwd.p = 0.25f;
         c->args.dropout_add_bwd.seed = 3;
         break;
-        CALL(29, CROSS_ENTROPY_FWD, "cross-entropy")
+        CALL(30, CROSS_ENTROPY_FWD, "cross-entropy")
         c->args.cross_entropy_fwd.logits = call_normal(te, dtype, 2, mn, 1);
         c->args.cross_entropy_fwd.target = call_ids(te, M, (int)N);
         c->args.cross_entropy_fwd.loss = call_out(c, te, TE_F32, 1, vm);
@@ -308,7 +321,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.cross_entropy_fwd.count = call_out(c, te, TE_F32, 1, one);
         c->args.cross_entropy_fwd.ignore_index = -100;
         break;
-        CALL(30, CROSS_ENTROPY_BWD, "cross-entropy backward")
+        CALL(31, CROSS_ENTROPY_BWD, "cross-entropy backward")
         c->args.cross_entropy_bwd.logits = call_normal(te, dtype, 2, mn, 1);
         c->args.cross_entropy_bwd.target = call_ids(te, M, (int)N);
         c->args.cross_entropy_bwd.lse = te_tensor_full(te, TE_F32, 1, vm, 6);
@@ -316,18 +329,18 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.cross_entropy_bwd.dlogits = call_out(c, te, dtype, 2, mn);
         c->args.cross_entropy_bwd.ignore_index = -100;
         break;
-        CALL(31, MSE_FWD, "mean squared error")
+        CALL(32, MSE_FWD, "mean squared error")
         c->args.mse_fwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.mse_fwd.target = call_normal(te, dtype, 2, mn, 2);
         c->args.mse_fwd.loss = call_out(c, te, TE_F32, 1, one);
         break;
-        CALL(32, MSE_BWD, "mean squared error backward")
+        CALL(33, MSE_BWD, "mean squared error backward")
         c->args.mse_bwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.mse_bwd.target = call_normal(te, dtype, 2, mn, 2);
         c->args.mse_bwd.dloss = te_tensor_full(te, TE_F32, 1, one, 100);
         c->args.mse_bwd.dx = call_out(c, te, dtype, 2, mn);
         break;
-        CALL(33, ADAM, "adam")
+        CALL(34, ADAM, "adam")
         memset(adam, 0, sizeof adam);
         adam[0].grad = call_normal(te, dtype, 2, mn, 1);
         adam[0].param = c->out[c->num_out++] = call_normal(te, dtype, 2, mn, 2);
@@ -342,7 +355,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.adam.eps = 1e-8f;
         c->args.adam.step = 1;
         break;
-        CALL(34, L2NORM, "norm of many tensors")
+        CALL(35, L2NORM, "norm of many tensors")
         list[0] = call_normal(te, dtype, 2, mn, 1);
         list[1] = call_normal(te, dtype, 1, vn, 2);
         c->args.l2norm.tensors = list;
@@ -351,7 +364,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.l2norm.clip = call_out(c, te, TE_F32, 1, one);
         c->args.l2norm.max_norm = 1;
         break;
-        CALL(35, MULTI_SCALE, "scale of many tensors")
+        CALL(36, MULTI_SCALE, "scale of many tensors")
         list[0] = call_normal(te, dtype, 2, mn, 1);
         list_out[0] = call_out(c, te, dtype, 2, mn);
         c->args.multi_scale.in = list;
@@ -359,7 +372,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.multi_scale.num_tensors = 1;
         c->args.multi_scale.scale = 0.3f;
         break;
-        CALL(36, BLOCK_QUANTIZE, "quantize e4m3 by 1 x 128, both copies")
+        CALL(37, BLOCK_QUANTIZE, "quantize 1x128 blocks")
         c->args.block_quantize.x = call_normal(te, dtype, 2, mn, 1);
         c->args.block_quantize.row = call_out(c, te, TE_F8E4M3, 2, row);
         c->args.block_quantize.row_scale_inv = call_out(c, te, TE_F32, 2, (const int64_t[]){3, 132});
@@ -367,7 +380,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.block_quantize.col_scale_inv = call_out(c, te, TE_F32, 2, (const int64_t[]){2, N});
         c->tolerance = 0;
         break;
-        CALL(37, BLOCK_QUANTIZE, "quantize e4m3 by 128 x 128, both copies")
+        CALL(38, BLOCK_QUANTIZE, "quantize 128x128 blocks")
         c->args.block_quantize.x = call_normal(te, dtype, 2, mn, 1);
         c->args.block_quantize.row = call_out(c, te, TE_F8E4M3, 2, row);
         c->args.block_quantize.row_scale_inv = call_out(c, te, TE_F32, 2, (const int64_t[]){2, 4});
@@ -376,19 +389,19 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.block_quantize.two_dimensional = true;
         c->tolerance = 0;
         break;
-        CALL(38, BLOCK_DEQUANTIZE, "dequantize 1 x 128 blocks")
+        CALL(39, BLOCK_DEQUANTIZE, "dequantize 1x128 blocks")
         c->args.block_dequantize.q = call_normal(te, TE_F8E4M3, 2, row, 1);
         c->args.block_dequantize.scale_inv = call_normal(te, TE_F32, 2, (const int64_t[]){3, 132}, 2);
         c->args.block_dequantize.y = call_out(c, te, dtype, 2, mn);
         c->tolerance = 0;
         break;
-        CALL(39, BLOCK_DEQUANTIZE, "dequantize 128 x 1 blocks of the transposed copy")
+        CALL(40, BLOCK_DEQUANTIZE, "dequantize 128x1 blocks")
         c->args.block_dequantize.q = call_normal(te, TE_F8E4M3, 2, nm, 1);
         c->args.block_dequantize.scale_inv = call_normal(te, TE_F32, 2, (const int64_t[]){2, N}, 2);
         c->args.block_dequantize.y = call_out(c, te, dtype, 2, mn);
         c->args.block_dequantize.columnwise = true;
         c->tolerance = 0;
-        CALL(36, SHARD_AMAX, "amax by tile of a slice")
+        CALL(41, SHARD_AMAX, "amax by tile of a slice")
         c->args.shard_amax.x = call_normal(te, dtype, 1, slice, 1);
         c->args.shard_amax.rows = M;
         c->args.shard_amax.columns = N;
@@ -397,7 +410,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.shard_amax.amax = call_out(c, te, TE_F32, 2, (const int64_t[]){2, 3});
         c->tolerance = 0;
         break;
-        CALL(37, SHARD_SCALES, "block scales from amaxes")
+        CALL(42, SHARD_SCALES, "block scales from amaxes")
         c->args.shard_scales.scaling = TE_SCALING_BLOCK_2D;
         c->args.shard_scales.amax = call_normal(te, TE_F32, 2, (const int64_t[]){2, 3}, 1);
         c->args.shard_scales.row_scale = call_out(c, te, TE_F32, 2, (const int64_t[]){2, 4});
@@ -406,7 +419,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.shard_scales.columns = N;
         c->tolerance = 0;
         break;
-        CALL(38, SHARD_CAST, "cast of a slice to e4m3 by blocks")
+        CALL(43, SHARD_CAST, "cast of a slice to e4m3 by blocks")
         c->args.shard_cast.x = call_normal(te, dtype, 1, slice, 1);
         c->args.shard_cast.dst = call_out(c, te, TE_F8E4M3, 2, row);
         c->args.shard_cast.scale = te_tensor_full(te, TE_F32, 2, (const int64_t[]){2, 4}, 0.25);
@@ -416,14 +429,14 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.shard_cast.start = 1003;
         c->tolerance = 0;
         break;
-        CALL(39, QUANT_ERROR, "error of a quantization")
+        CALL(44, QUANT_ERROR, "error of a quantization")
         c->args.quant_error.x = call_normal(te, dtype, 2, mn, 1);
         c->args.quant_error.y = call_normal(te, TE_F32, 2, mn, 1);
         c->args.quant_error.counts = call_out(c, te, TE_I64, 1, scales);
         c->args.quant_error.sums = call_out(c, te, TE_F32, 1, (const int64_t[]){5});
         c->tolerance = 1e-5;
         break;
-        CALL(36, MXFP8_QUANTIZE, "mxfp8, both copies")
+        CALL(45, MXFP8_QUANTIZE, "mxfp8, both copies")
         c->args.mxfp8_quantize.x = call_normal(te, dtype, 2, mn, 1);
         c->args.mxfp8_quantize.row = call_out(c, te, TE_F8E4M3, 2, row);
         c->args.mxfp8_quantize.row_scale = call_out(c, te, TE_F8E8M0, 2, (const int64_t[]){256, 12});
@@ -431,11 +444,50 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.mxfp8_quantize.col_scale = call_out(c, te, TE_F8E8M0, 2, (const int64_t[]){8, 384});
         c->tolerance = 0;
         break;
-        CALL(37, MXFP8_DEQUANTIZE, "mxfp8 dequantize")
+        CALL(46, MXFP8_DEQUANTIZE, "mxfp8 dequantize")
         c->args.mxfp8_dequantize.q = call_normal(te, TE_F8E4M3, 2, row, 1);
         c->args.mxfp8_dequantize.scale = te_tensor_full(te, TE_F8E8M0, 2, (const int64_t[]){256, 12}, 0.25);
         c->args.mxfp8_dequantize.y = call_out(c, te, dtype, 2, mn);
         c->tolerance = 0;
+        CALL(47, GEMM, "gemm of fp8 blocks, 1D x 2D")
+        c->args.gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
+        c->args.gemm.b = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){N, 144}, 2);
+        c->args.gemm.b_transposed = true;
+        c->args.gemm.scaling_a = TE_SCALING_BLOCK_1D;
+        c->args.gemm.scaling_b = TE_SCALING_BLOCK_2D;
+        c->args.gemm.scale_a = call_normal(te, TE_F32, 2, (const int64_t[]){2, 132}, 3);
+        c->args.gemm.scale_b = call_normal(te, TE_F32, 2, (const int64_t[]){3, 4}, 4);
+        c->args.gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.gemm.m = M;
+        c->args.gemm.n = N;
+        c->args.gemm.k = K;
+        if (dtype == TE_F32) c->tolerance = 1e-3; /* Hopper's FP8 accumulator keeps about 14 bits */
+        break;
+        CALL(48, GEMM, "gemm of mxfp8")
+        c->args.gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
+        c->args.gemm.b = call_normal(te, TE_F8E5M2, 2, (const int64_t[]){N, 144}, 2);
+        c->args.gemm.b_transposed = true;
+        c->args.gemm.scaling_a = c->args.gemm.scaling_b = TE_SCALING_MXFP8;
+        c->args.gemm.scale_a = call_bytes(te, TE_F8E8M0, 256, 8, 122, 10);
+        c->args.gemm.scale_b = call_bytes(te, TE_F8E8M0, 384, 8, 122, 10);
+        c->args.gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.gemm.m = M;
+        c->args.gemm.n = N;
+        c->args.gemm.k = K;
+        break;
+        CALL(49, GEMM, "gemm of nvfp4")
+        c->args.gemm.a = call_bytes(te, TE_F4E2M1, M, 160, 0, 256);
+        c->args.gemm.b = call_bytes(te, TE_F4E2M1, N, 160, 0, 256);
+        c->args.gemm.b_transposed = true;
+        c->args.gemm.scaling_a = c->args.gemm.scaling_b = TE_SCALING_NVFP4;
+        c->args.gemm.scale_a = call_bytes(te, TE_F8E4M3, 256, 12, 40, 60);
+        c->args.gemm.scale_b = call_bytes(te, TE_F8E4M3, 384, 12, 40, 60);
+        c->args.gemm.amax_a = te_tensor_full(te, TE_F32, 1, vm, 3);
+        c->args.gemm.amax_b = te_tensor_full(te, TE_F32, 1, one, 5);
+        c->args.gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.gemm.m = M;
+        c->args.gemm.n = N;
+        c->args.gemm.k = K;
         break;
     default: return false;
     }

@@ -293,6 +293,29 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.fp8_quantize.scale = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 10), c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1);
         bench_call(b, "quantize e4m3 both copies", shape, &c, e * 4);
     }
+    BENCH(BLOCK_QUANTIZE, "quantize 1x128 blocks both copies") {
+        c.args.block_quantize.x = x, c.args.block_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.block_quantize.col = empty(b, TE_F8E4M3, n, m);
+        c.args.block_quantize.row_scale_inv = empty(b, TE_F32, te__div_up(n, 128), te__round_up(m, 4));
+        c.args.block_quantize.col_scale_inv = empty(b, TE_F32, te__div_up(m, 128), te__round_up(n, 4));
+        bench_call(b, "quantize 1x128 blocks both copies", shape, &c, e * 4);
+    }
+    BENCH(BLOCK_QUANTIZE, "quantize 128x128 blocks both copies") {
+        c.args.block_quantize.x = x, c.args.block_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.block_quantize.col = empty(b, TE_F8E4M3, n, m);
+        c.args.block_quantize.row_scale_inv = empty(b, TE_F32, te__div_up(m, 128), te__round_up(te__div_up(n, 128), 4));
+        c.args.block_quantize.col_scale_inv = empty(b, TE_F32, te__div_up(n, 128), te__round_up(te__div_up(m, 128), 4));
+        c.args.block_quantize.two_dimensional = true;
+        bench_call(b, "quantize 128x128 blocks both copies", shape, &c, e * 4);
+    }
+    BENCH(BLOCK_DEQUANTIZE, "dequantize 1x128 blocks") {
+        c.args.block_dequantize.q = empty(b, TE_F8E4M3, m, n), c.args.block_dequantize.y = dy;
+        c.args.block_dequantize.scale_inv = normal(b, TE_F32, te__div_up(n, 128), te__round_up(m, 4));
+        bench_call(b, "dequantize 1x128 blocks", shape, &c, e * 3);
+    }
+    BENCH(BLOCK_DEQUANTIZE, "dequantize 128x1 blocks") {
+        c.args.block_dequantize.q = empty(b, TE_F8E4M3, n, m), c.args.block_dequantize.y = dy, c.args.block_dequantize.columnwise = true;
+        c.args.block_dequantize.scale_inv = normal(b, TE_F32, te__div_up(m, 128), te__round_up(n, 4));
+        bench_call(b, "dequantize 128x1 blocks", shape, &c, e * 3);
+    }
     BENCH(AMAX, "amax") {
         c.args.amax.x = x, c.args.amax.amax = te__empty_1d(te, TE_F32, 1);
         bench_call(b, "amax", shape, &c, e * 2);

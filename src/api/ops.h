@@ -413,7 +413,7 @@ typedef struct te_quant_error_args {
  *   aux      [m, n] of D's format
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
- * lies below bf16's last bit, 2^-133. It takes a workspace of 2 (m * round_up(k, 16) + n * round_up(k, 16)) bytes. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
+ * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
  * == 0 => nothing. m, n, k are given because the tensors may be padded or of more dimensions. */
 typedef struct te_gemm_args {
     const te_tensor *a, *b;

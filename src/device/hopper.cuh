@@ -35,6 +35,12 @@ TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) 
                  : "memory");
 }
 
+// `bytes` (a multiple of 16) from src to dst, both at multiples of 16; they count towards bar.
+TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+
 // ---- warpgroups --------------------------------------------------------------------------------------------------------
 
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }

@@ -29,6 +29,11 @@ TE_DEV uint4 te_tile_get(const te_u32 *tile, int column, int chunk) {
     return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));
 }
 
+// Half of it: words 2 pair and 2 pair + 1 of a column.
+TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {
+    return *(const uint2 *)(tile + column * TE_TILE_WORDS + 4 * (pair >> 1 ^ column >> 3) + 2 * (pair & 1));
+}
+
 // Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond
 // `cols` columns and ld rows. 256 threads; the caller has synchronised.
 TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector) {

@@ -159,6 +159,11 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     }
     cast = g ? te__autocast_now(te) : NULL;
     quantized = cast && cast->enabled;
+    if (quantized && x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !cast->recipe.backward_override && !x->quantized->col.data))) {
+        te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
+                 x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
+        return NULL;
+    }
     te__frame_begin(te);
     if (!x->quantized) x = te_tensor_contiguous(x);
     memcpy(shape, x ? x->shape : weight->shape, sizeof(shape));

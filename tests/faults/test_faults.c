@@ -373,12 +373,18 @@ TE_TEST_DEVICES(formats_that_do_not_fit) {
     linear_desc.in_features = 4;
     linear_desc.out_features = 3;
     te_module *linear = te_linear_create(te, &linear_desc);
+    te_recipe recipe = te_recipe_current_scaling();
+    te_autocast_desc cast = {0};
+    cast.recipe = &recipe;
+    te_autocast_begin(te, &cast);
     REFUSED(te_forward(linear, qw), TE_ERR_STATE, "linear: ", "no column-wise copy, which the weight's gradient needs", NULL);
     te_quantizer_set_usage(quantizer, TE_COLUMNWISE);
     REFUSED(te_forward(linear, te_quantize(quantizer, BF16(2, 4))), TE_ERR_STATE, "linear: ", "no row-wise copy, which the product needs", NULL);
     te_no_grad_begin(te);
     CHECK(te_forward(linear, qw) != NULL);
     te_no_grad_end(te);
+    te_autocast_end(te);
+    CHECK(te_forward(linear, qw) != NULL); /* outside it is decoded */
     CHECK_OK(te);
     te_module_destroy(linear);
     te_quantizer_destroy(quantizer);

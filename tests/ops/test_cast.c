@@ -191,11 +191,11 @@ TE_TEST_DEVICES(quantize_noop) {
 /* ---- current scaling ---- */
 
 /* The whole of it as a plain loop: the largest of what is not NaN, the scale of it, the codes. */
-static void check_current(te_ctx *te, te_dtype x_dtype, te_dtype q_dtype, int64_t m, int64_t n, int copies, const float *values, float epsilon, bool power_of_two,
-                          bool misaligned) {
+static void check_current(te_ctx *te, te_dtype x_dtype, te_dtype q_dtype, int64_t m, int64_t n, int copies, const float *values, float epsilon,
+                          bool power_of_two, bool misaligned) {
     int64_t ld = (n + 15) / 16 * 16, ldc = (m + 15) / 16 * 16;
-    test_case("current %s -> %s [%d, %d] copies %d epsilon %g power_of_two %d%s", te_dtype_name(x_dtype), te_dtype_name(q_dtype), (int)m, (int)n, copies,
-              (double)epsilon, power_of_two, misaligned ? " misaligned" : "");
+    test_case("current %s -> %s [%d, %d] copies %d epsilon %g power_of_two %d%s", te_dtype_name(x_dtype), te_dtype_name(q_dtype), (int)m, (int)n,
+              copies, (double)epsilon, power_of_two, misaligned ? " misaligned" : "");
     const float *x = test_rounded(x_dtype, values, m * n);
     float amax = 0, used, largest = q_dtype == TE_F8E4M3 ? 448 : 57344;
     volatile float scale = 1, inverse, scaled;
@@ -342,7 +342,8 @@ TE_TEST(cast_cuda_equals_cpu) {
                     for (int current = 0; current < 2; current++) {
                         te_fp8_quantize_args a[2];
                         if (s == 5 && (d + f) % 2 != current) continue;
-                        test_case("%s %s -> %s [%d, %d] current %d", what[k], te_dtype_name(floats[d]), te_dtype_name(formats[f]), (int)m, (int)n, current);
+                        test_case("%s %s -> %s [%d, %d] current %d", what[k], te_dtype_name(floats[d]), te_dtype_name(formats[f]), (int)m, (int)n,
+                                  current);
                         memset(a, 0, sizeof a);
                         for (int c = 0; c < 2; c++) {
                             te_scope_begin(te[c]);
@@ -632,8 +633,10 @@ TE_TEST_DEVICES(delayed_update_lengths) {
 
 /* A list of states of all sizes in one call: with and without reduced amaxes, and the gather of what would be reduced. */
 static void check_delayed_list(te_ctx *te, int count, int most_slots, const int *lengths, int num_lengths, bool reduce) {
-    te_tensor **history = (te_tensor **)test_alloc(sizeof(te_tensor *) * (size_t)count), **scale = (te_tensor **)test_alloc(sizeof(te_tensor *) * (size_t)count);
-    float **want_history = (float **)test_alloc(sizeof(float *) * (size_t)count), **want_scale = (float **)test_alloc(sizeof(float *) * (size_t)count);
+    te_tensor **history = (te_tensor **)test_alloc(sizeof(te_tensor *) * (size_t)count);
+    te_tensor **scale = (te_tensor **)test_alloc(sizeof(te_tensor *) * (size_t)count);
+    float **want_history = (float **)test_alloc(sizeof(float *) * (size_t)count);
+    float **want_scale = (float **)test_alloc(sizeof(float *) * (size_t)count);
     float *rows = (float *)test_alloc(sizeof(float) * (size_t)(count * most_slots)), slot[1100];
     int total = 0;
     te_delayed_update_args a = {0};

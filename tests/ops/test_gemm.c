@@ -550,6 +550,58 @@ TE_TEST_DEVICES(gemm_scaled_codes) {
         }
 }
 
+/* ---- plans ------------------------------------------------------------------------------------------------------------- */
+
+static te_explanation plan_of(te_ctx *te, int scaling, int64_t k, const char *device) {
+    te_scaling sa = scalings[scaling][0], sb = scalings[scaling][1];
+    te_dtype codes = sa == TE_SCALING_NVFP4 ? TE_F4E2M1 : TE_F8E4M3, scales = sa == TE_SCALING_NVFP4 ? TE_F8E4M3 : sa == TE_SCALING_MXFP8 ? TE_F8E8M0 : TE_F32;
+    int64_t blocks = (k + 127) / 128, groups = up((k + (codes == TE_F4E2M1 ? 15 : 31)) / (codes == TE_F4E2M1 ? 16 : 32), 4);
+    te_explanation e;
+    te_gemm_args g;
+    memset(&g, 0, sizeof g);
+    g.a = te_tensor_describe(te, codes, SHAPE(512, k));
+    g.b = te_tensor_describe(te, codes, SHAPE(1024, k));
+    g.d = te_tensor_describe(te, TE_BF16, SHAPE(512, 1024));
+    g.m = 512, g.n = 1024, g.k = k;
+    g.b_transposed = true;
+    g.scaling_a = sa, g.scaling_b = sb;
+    if (scaling < 3) {
+        g.scale_a = sa == TE_SCALING_BLOCK_1D ? te_tensor_describe(te, scales, SHAPE(blocks, 512)) : te_tensor_describe(te, scales, SHAPE(4, up(blocks, 4)));
+        g.scale_b = sb == TE_SCALING_BLOCK_1D ? te_tensor_describe(te, scales, SHAPE(blocks, 1024)) : te_tensor_describe(te, scales, SHAPE(8, up(blocks, 4)));
+    } else {
+        g.scale_a = te_tensor_describe(te, scales, SHAPE(512, groups));
+        g.scale_b = te_tensor_describe(te, scales, SHAPE(1024, groups));
+    }
+    if (sa == TE_SCALING_NVFP4) g.amax_a = g.amax_b = te_tensor_describe(te, TE_F32, SHAPE(1));
+    test_case("%s scaling %d k=%lld", device, scaling, (long long)k);
+    CHECK(te_explain(te, TE_OP_GEMM, &g, device, &e) == TE_OK && e.supported && e.deterministic);
+    CHECK_OK(te);
+    return e;
+}
+
+/* Which kernels each scaling gets on which GPU, without one. */
+TE_TEST(gemm_plans) {
+    static const char *const devices[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"};
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int d = 0; d < COUNT(devices); d++)
+        for (int f = 0; f < COUNT(scalings); f++) {
+            te_explanation e = plan_of(te, f, 2048, devices[d]), odd = plan_of(te, f, 2047, devices[d]);
+            bool hopper = !strcmp(devices[d], "sm_90"), cores = hopper || !strcmp(devices[d], "sm_89") || !strcmp(devices[d], "sm_120");
+            CHECK_STR(e.kernels, hopper ? "gemm/gemm_hopper" : "gemm/gemm_mma");
+            CHECK_STR(odd.kernels, f < 3 || !hopper ? "gemm/gemm_mma" : "gemm/gemm_hopper"); /* decoded rows are aligned again */
+            CHECK(e.native == (f < 3 && cores));
+            if (f < 3) {
+                CHECK_STR(e.why, "128 k");
+                CHECK(!strstr(e.kernels, "decode"));
+            } else {
+                CHECK_STR(e.kernels, "gemm/gemm_decode");
+                CHECK_STR(e.why, f == 3 ? "MXFP8 decoded" : "NVFP4 decoded");
+                CHECK(e.workspace >= 2 * (512 + 1024) * 2048);
+            }
+        }
+}
+
 TE_TEST_DEVICES(gemm_complaints) {
     te_tensor *a = te_tensor_zeros(te, TE_BF16, SHAPE(4, 6)), *b = te_tensor_zeros(te, TE_BF16, SHAPE(5, 6)), *d = te_tensor_zeros(te, TE_BF16, SHAPE(4, 5));
     te_tensor *e4m3 = te_tensor_zeros(te, TE_F8E4M3, SHAPE(8, 16)), *e5m2 = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 16));

@@ -80,6 +80,13 @@ static te_tensor *input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const 
     return x;
 }
 
+/* An output of single bytes; misaligned: at an odd address. */
+static te_tensor *output(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, bool misaligned) {
+    if (!misaligned) return test_guarded(te, dtype, SHAPE(m, n));
+    te_tensor *whole = test_guarded(te, TE_U8, SHAPE(m * n + 1));
+    return te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + 1, NULL, NULL);
+}
+
 /* ---- one call, and what it must give ---- */
 
 typedef struct mx_case {
@@ -98,12 +105,12 @@ static te_mxfp8_quantize_args call_of(te_ctx *te, const mx_case *c, te_tensor *x
     int64_t m = c->m, n = c->n;
     a.x = x;
     if (c->ld >= 0) {
-        a.row = test_guarded(te, c->q_dtype, SHAPE(m, c->ld));
-        a.row_scale = test_guarded(te, TE_F8E8M0, SHAPE(up(m, 128), up(up(n, 32) / 32, 4)));
+        a.row = output(te, c->q_dtype, m, c->ld, c->misaligned);
+        a.row_scale = output(te, TE_F8E8M0, up(m, 128), up(up(n, 32) / 32, 4), c->misaligned);
     }
     if (c->ldc >= 0) {
-        a.col = test_guarded(te, c->q_dtype, SHAPE(m, c->ldc));
-        a.col_scale = test_guarded(te, TE_F8E8M0, SHAPE(up(up(m, 32) / 32, 4), up(n, 128)));
+        a.col = output(te, c->q_dtype, m, c->ldc, c->misaligned);
+        a.col_scale = output(te, TE_F8E8M0, up(up(m, 32) / 32, 4), up(n, 128), c->misaligned);
     }
     a.two_dimensional = c->two_dimensional;
     a.swizzled = c->swizzled;

@@ -16,20 +16,36 @@
 #define Y_DT a.y_dt
 #endif
 
+TE_DEV te_i64 te_scale_at(const te__block_dequantize_kargs &a, te_i64 row, te_i64 col) {
+    return a.two_dimensional ? (row >> 7) * a.ld_scale + (col >> 7) : (col >> 7) * a.ld_scale + row;
+}
+
 extern "C" __global__ void __launch_bounds__(256) te_block_dequantize(const __grid_constant__ te__block_dequantize_kargs a) {
     te_i64 per_row = te_div_up(a.n, 8), groups = a.m * per_row, first = (te_i64)blockIdx.x * 1024 + threadIdx.x;
     te_i64 row[4], col[4];
     uint2 code[4];
     float scale[4];
+    bool whole = a.vector_q && a.vector_y;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         te_i64 g = first + r * 256;
         row[r] = groups >> 31 ? g / per_row : (te_i64)((te_u32)g / (te_u32)per_row);
         col[r] = (g - row[r] * per_row) * 8;
-        if (row[r] >= a.m) break;
-        if (a.vector_q && col[r] + 8 <= a.ld) code[r] = *(const uint2 *)((const te_u8 *)a.q + row[r] * a.ld + col[r]);
-        else code[r] = te_codes_part(a.q, row[r] * a.ld + col[r], a.n - col[r]);
-        scale[r] = a.scale_inv[a.two_dimensional ? (row[r] >> 7) * a.ld_scale + (col[r] >> 7) : (col[r] >> 7) * a.ld_scale + row[r]];
+        whole = whole && g < groups && col[r] + 8 <= a.n;
+    }
+    if (whole) { // the loads come first, with nothing between them
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            code[r] = *(const uint2 *)((const te_u8 *)a.q + row[r] * a.ld + col[r]);
+            scale[r] = a.scale_inv[te_scale_at(a, row[r], col[r])];
+        }
+    } else {
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            if (row[r] >= a.m) break;
+            code[r] = te_codes_part(a.q, row[r] * a.ld + col[r], a.n - col[r]);
+            scale[r] = a.scale_inv[te_scale_at(a, row[r], col[r])];
+        }
     }
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -38,6 +54,6 @@ extern "C" __global__ void __launch_bounds__(256) te_block_dequantize(const __gr
         te_fp8x8_to_f32(code[r].x, code[r].y, Q_DT, v);
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], scale[r]);
-        te_store_part(a.y, row[r] * a.n + col[r], Y_DT, v, a.n - col[r], a.vector_y);
+        te_store_part(a.y, row[r] * a.n + col[r], Y_DT, v, a.n - col[r], whole);
     }
 }

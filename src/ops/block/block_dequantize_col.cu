@@ -5,7 +5,7 @@
 //
 //            64 rows of y (tx: 8 each)
 //          +-------------------------+                  +------- 128 columns -------+
-//   128    | ty: 4 columns of y      |  ->  tile.cuh -> | 16 a thread, decoded      |  64 rows of y
+//   128    | ty: 4 columns of y      |  ->  tile.cuh -> | 4 x 8 a thread, decoded   |  64 rows of y
 //   columns|                         |                  +---------------------------+
 //          +-------------------------+
 //
@@ -25,6 +25,7 @@
 
 extern "C" __global__ void __launch_bounds__(256) te_block_dequantize_col(const __grid_constant__ te__block_dequantize_kargs a) {
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
+    __shared__ __align__(16) float scale[128]; // of each column of y
     int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
     te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 128;
@@ -34,6 +35,10 @@ extern "C" __global__ void __launch_bounds__(256) te_block_dequantize_col(const 
         te_i64 line = first_col + ty * 4 + r, at = first_row + tx * 8, there = line < a.n ? a.m - at : 0;
         if (a.vector_q && there >= 8) code[r] = *(const uint2 *)((const te_u8 *)a.q + line * a.ld + at);
         else code[r] = te_codes_part(a.q, line * a.ld + at, there);
+    }
+    if (threadIdx.x < 128) {
+        te_i64 col = first_col + threadIdx.x, block = first_row >> 7;
+        scale[threadIdx.x] = col < a.n ? a.scale_inv[a.two_dimensional ? tile_n * a.ld_scale + block : block * a.ld_scale + col] : 0.0f;
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -46,27 +51,20 @@ extern "C" __global__ void __launch_bounds__(256) te_block_dequantize_col(const 
     }
     __syncthreads();
 #pragma unroll
-    for (int pass = 0; pass < 2; pass++) {
-        int line = pass * 32 + ty;
-        te_i64 row = first_row + line;
-        if (row >= a.m) continue;
-        uint4 u = te_tile_get(tile, line, tx);
+    for (int pass = 0; pass < 2; pass++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            te_i64 col = first_col + tx * 16 + 8 * h;
-            float v[8];
-            if (col >= a.n) break;
-            te_fp8x8_to_f32(h ? u.z : u.x, h ? u.w : u.y, Q_DT, v);
-            if (a.two_dimensional) {
-                float scale = a.scale_inv[tile_n * a.ld_scale + (first_row >> 7)];
+            // Eight lanes store 128 neighbouring bytes (of 16-bit numbers). Odd lines begin with their second half: the two lines that
+            // are read together then lie in different banks.
+            int line = pass * 32 + ty, chunk = (h ^ (ty & 1)) * 8 + tx;
+            te_i64 row = first_row + line, col = first_col + chunk * 8;
+            float v[8], s[8];
+            if (row >= a.m || col >= a.n) continue;
+            uint2 u = te_tile_get2(tile, line, chunk);
+            te_fp8x8_to_f32(u.x, u.y, Q_DT, v);
+            te_load8(scale, chunk * 8, TE_F32, s);
 #pragma unroll
-                for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], scale);
-            } else { // lines of scales are a multiple of four long
-                const float *scale = a.scale_inv + (first_row >> 7) * a.ld_scale + col;
-#pragma unroll
-                for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], k < 4 || col + 4 < a.n ? scale[k] : 0.0f);
-            }
+            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], s[k]);
             te_store_part(a.y, row * a.n + col, Y_DT, v, a.n - col, a.vector_y);
         }
-    }
 }

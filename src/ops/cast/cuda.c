@@ -154,8 +154,10 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     te__launch_option(l, "CURRENT", k->current);
     te__launch_size(l, tiles_m * k->tiles_n, 1, 1, 256, 0);
     p->native = p->sm >= 89;
-    if (a->current) te__plan_why(p, p->native ? "amax, then the cast; cvt instructions" : "amax, then the cast; FP8 rounding in integer arithmetic, exactly");
-    else te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");
+    if (a->current)
+        te__plan_why(p, p->native ? "amax, then the cast; cvt instructions" : "amax, then the cast; FP8 rounding in integer arithmetic, exactly");
+    else
+        te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");
     return TE_OK;
 }
 

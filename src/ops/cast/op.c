@@ -160,8 +160,8 @@ static te_result te__check_transpose(te_ctx *te, te_transpose_args *a) {
     if (result == TE_OK) result = te__cast_check(te, "transpose", "dst", a->dst);
     if (result != TE_OK) return result;
     if (a->src->dtype != a->dst->dtype || te_dtype_bits(a->src->dtype) > 32)
-        return te__fail(te, TE_ERR_DTYPE, "transpose: src is %s and dst is %s; one format of 4, 8, 16 or 32 bits is needed", te_dtype_name(a->src->dtype),
-                        te_dtype_name(a->dst->dtype));
+        return te__fail(te, TE_ERR_DTYPE, "transpose: src is %s and dst is %s; one format of 4, 8, 16 or 32 bits is needed",
+                        te_dtype_name(a->src->dtype), te_dtype_name(a->dst->dtype));
     if (a->rows < 0 || a->columns < 0 || te__rows(a->src) != a->rows || te__cols(a->src) < a->columns || te__rows(a->dst) != a->columns ||
         te__cols(a->dst) < a->rows)
         return te__fail(te, TE_ERR_SHAPE, "transpose: src %s to dst %s with rows %lld and columns %lld; [rows, >= columns] and [columns, >= rows] are needed",

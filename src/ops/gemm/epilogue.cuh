@@ -2,6 +2,9 @@
 //
 //   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)
 //
+// scale_a may be one number for each row of D, scale_b one for each column: they are multiplied in first. Scales of blocks of k are not the
+// epilogue's: they have been applied to partial sums.
+//
 // Tensor-core kernels pass their accumulators through a stage of shared memory, 16 rows of 64 columns for each warp, so that device
 // memory sees whole rows whatever the fragment looks like.
 #pragma once
@@ -47,9 +50,24 @@ TE_DEV float te_gemm_dgelu(float x) {
     float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));
     return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);
 }
-TE_DEV float te_gemm_scale(const te__gemm_kargs &a) { return (a.scale_a ? *a.scale_a : 1.0f) * (a.scale_b ? *a.scale_b : 1.0f); }
+// The scales that all of D has in common.
+TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {
+    return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);
+}
+
+// The block scale of line `line` (a row of A, a column of B) in block `block` of k.
+TE_DEV float te_gemm_block_scale(const float *scale, int two_d, te_i64 ld, te_i64 line, te_i64 block) {
+    return two_d ? scale[(line >> 7) * ld + block] : scale[block * ld + line];
+}
+// The product of two block scales, kept finite: 0 times it must stay 0.
+TE_DEV float te_gemm_block_product(float a, float b) {
+    float s = a * b;
+    return s > TE_FLT_MAX ? TE_FLT_MAX : s;
+}
 
 TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {
+    if (a.rows_a) acc *= a.scale_a[row] * a.factor_a;
+    if (a.columns_b) acc *= a.scale_b[col] * a.factor_b;
     float v = fmaf(acc, scale, a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f);
     if (a.epilogue == TE_EPILOGUE_GELU) {
         if (a.aux) te_gemm_store(a.aux, row * a.ldaux + col, a.d_dt, v);
@@ -76,6 +94,15 @@ TE_DEV void te_gemm_finish8(const te__gemm_kargs &a, float scale, const float bi
         return;
     }
     float old[8];
+    if (a.rows_a) {
+        float of_row = a.scale_a[row] * a.factor_a;
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= of_row;
+    }
+    if (a.columns_b) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= a.scale_b[col + i] * a.factor_b;
+    }
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = fmaf(v[i], scale, bias[i]);
     if (a.epilogue == TE_EPILOGUE_GELU) {

@@ -10,10 +10,14 @@
 // TMA lays slabs out in the 128-byte swizzle that wgmma reads, fills with zeros what lies outside the operands, and takes 16-bit operands as
 // they lie: k-major boxes are 128 bytes of k by BM or BN rows, the others 64 elements of m or n by 64 of k, one box after the other.
 //
+// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
+// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.
+//
 // Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (1, 2; BM =
-//          128 WAVES, BM + BN <= 384), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128).
+//          128 WAVES, BM + BN <= 384), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK (te__gemm_block_kind, with
+//          PROMOTE; 0 if left out).
 // Launch: grid (blocks, 1, 1), any number; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16 bytes. Split s of
-//          a tile does k from s * k_split on, to D + s * d_split.
+//          a tile does k from s * k_split on, to D + s * d_split. BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 // te:arch 90a
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 PROMOTE=0
@@ -23,6 +27,11 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=0
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 PROMOTE=1
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 PROMOTE=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 PROMOTE=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 PROMOTE=1
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 PROMOTE=1
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 PROMOTE=1
 #include "device/hopper.cuh"
 #include "ops/gemm/epilogue.cuh"
 
@@ -35,16 +44,23 @@
 #define WAVES 1
 #define PROMOTE 0
 #endif
+#ifndef BLOCK
+#define BLOCK 0
+#endif
 
 #define BM (128 * WAVES)
 #define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype
 #define SLAB 128                     // bytes of k
 #define BK (FP8 ? 128 : 64)          // elements of k
 #define SLOT ((BM + BN) * SLAB)
-#define STAGES (192 * 1024 / SLOT)
+#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
+#define A_2D (BLOCK == 3)
+#define STAGES (192 * 1024 / SLOT - B_1D)
+#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
-static_assert(STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + 16 * STAGES + 1024 <= TE__GEMM_HOPPER_SHARED, "shared memory");
+static_assert(STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES + 16 * STAGES + 1024 <= TE__GEMM_HOPPER_SHARED, "shared memory");
+static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 
 #if A_DT == 2
 #define TYPES "k16.f32.f16.f16"
@@ -106,10 +122,25 @@ template <int R, int K_MAJOR> TE_DEV void te_load_slab(te_u32 dst, const void *m
     }
 }
 
+// acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the tile's columns, or NULL.
+TE_DEV void te_add_scaled(float (&acc)[BN / 2], const float (&part)[BN / 2], const float of_rows[2], const float *of_columns) {
+    if (!of_columns) {
+#pragma unroll
+        for (int i = 0; i < BN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) {
+        float2 c = *(const float2 *)(of_columns + 8 * j + threadIdx.x % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
     extern __shared__ __align__(1024) char shared[];
     char *base = shared + (-te_smem(shared) & 1023);
-    te_u32 slots = te_smem(base), full = slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;
+    te_u32 slots = te_smem(base), full = slots + STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     te_u32 works = (te_u32)(te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN)) * a.g.splits;
 
@@ -134,7 +165,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
                     int k = (int)w.k0 + slab * BK;
                     te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+#if B_1D
+                    te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales
+                    int bytes = columns < BN ? (int)columns * 4 : BN * 4;
+                    te_mbar_expect(bar, SLOT + bytes);
+                    te_bulk_load(slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col,
+                                 bytes, bar);
+#else
                     te_mbar_expect(bar, SLOT);
+#endif
                     te_load_slab<BM, !A_T>(slot, a.a_map, k, (int)w.row, bar);
                     te_load_slab<BN, B_T>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar);
                 }
@@ -161,6 +200,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
             te_u32 slot = slots + ring.slot * SLOT;
             te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + BM * SLAB, GROUP);
+#if BLOCK
+            // Read here, used after the products. Rows beyond the last one take its scale.
+            te_i64 kb = w.k0 / 128 + slab, row = w.row + rows + warp % 4 * 16 + lane / 4;
+            float of_rows[WAVES][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col, kb);
+#pragma unroll
+            for (int i = 0; i < 2 * WAVES; i++) {
+                te_i64 at = row + i / 2 * 64 + i % 2 * 8;
+                of_rows[i / 2][i % 2] = te_gemm_block_scale(a.g.block_a, A_2D, a.g.ld_block_a, at < a.g.m ? at : a.g.m - 1, kb);
+            }
+            const float *of_columns = B_1D ? (const float *)(base + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES) : nullptr;
+#endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
 #if PROMOTE
 #pragma unroll
@@ -172,10 +222,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 te_wgmma_commit();
                 te_wgmma_wait<0>();
                 te_wgmma_keep(part);
-                if (v == WAVES - 1 && lane == 0) te_mbar_arrive(empty + 8 * ring.slot);
+                if (!B_1D && v == WAVES - 1 && lane == 0) te_mbar_arrive(empty + 8 * ring.slot);
+#if BLOCK
+                if (!B_1D) {
+#pragma unroll
+                    for (int i = 0; i < 2; i++) of_rows[v][i] = te_gemm_block_product(of_rows[v][i], of_tile);
+                }
+                te_add_scaled(acc[v], part, of_rows[v], of_columns);
+#else
 #pragma unroll
                 for (int i = 0; i < BN / 2; i++) acc[v][i] += part[i];
+#endif
             }
+#if B_1D
+            __syncwarp(); // every lane has read its scales
+            if (lane == 0) te_mbar_arrive(empty + 8 * ring.slot);
+#endif
 #else
             te_wgmma_fence();
 #pragma unroll

@@ -10,16 +10,18 @@
 //
 // Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads meet in a bank. Rows and columns past
 // the end are read as zeros and not stored. Products: bf16, f16; f32 rounded to TF32; fp8 as it is where the tensor cores have it (sm_89,
-// sm_120), and else decoded exactly into f16 on the way to them.
+// sm_120), and else decoded exactly into f16 on the way to them. Block scales: the sums of each two slabs, 128 k, are scaled and added up
+// in f32; the scales come straight from device memory, a slab before they are needed.
 //
 // Options: A_DT, B_DT (te_dtype; of one size), A_T (A lies k x m), B_T (B lies n x k), TILE (see below),
-//          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32).
-// Launch: grid (tiles, splits, 1); split s does k from s * k_split on, to D + s * d_split. Block and shared memory by TILE:
+//          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32),
+//          BLOCK (te__gemm_block_kind, fp8; 0 if left out).
+// Launch: grid (tiles, splits, 1); split s does k from s * k_split (BLOCK: a multiple of 128) on, to D + s * d_split. By TILE:
 //          TILE   BM x BN     warps of      block   shared
 //          0      64 x 64     32 x 32       128     32 KB
 //          1      128 x 128   64 x 64       128     64 KB
 //          2      128 x 256   64 x 64       256     96 KB
-//          3      128 x 128   64 x 32       256     64 KB    what needs more registers than 1 and 2 have: f32, PROMOTE, ALIGNED=0
+//          3      128 x 128   64 x 32       256     64 KB    what needs more registers than 1 and 2 have: f32, PROMOTE, BLOCK, ALIGNED=0
 // te:arch 80
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0
@@ -32,6 +34,10 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=1
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 TILE=0 ALIGNED=0 PROMOTE=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 TILE=3 ALIGNED=1 PROMOTE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=3 TILE=3 ALIGNED=0 PROMOTE=0
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=1 TILE=0 ALIGNED=0 PROMOTE=0
 #include "device/mma.cuh"
 #include "ops/gemm/epilogue.cuh"
 
@@ -43,6 +49,9 @@
 #define TILE 1
 #define ALIGNED 1
 #define PROMOTE 0
+#endif
+#ifndef BLOCK
+#define BLOCK 0
 #endif
 
 #if TILE == 0
@@ -67,9 +76,10 @@
 #define BK (SLAB / SIZE)  // elements of k
 #define SLOT ((BM + BN) * SLAB)
 // Sums that the fp8 tensor cores keep themselves are short of f32; sums of decoded f16 products are not.
-#define PROMOTING (PROMOTE && TE_HAS_FP8_MMA)
+#define PROMOTING (BLOCK || (PROMOTE && TE_HAS_FP8_MMA))
 static_assert(TILE == 0 || TILE == 3 || (SIZE != 4 && ALIGNED && !PROMOTING), "registers");
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
+static_assert(FP8 || !BLOCK, "blocks of fp8");
 
 // ---- device to shared memory -----------------------------------------------------------------------------------------
 
@@ -246,6 +256,40 @@ TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #endif
 }
 
+// ---- sums of 128 k to sums of all ----------------------------------------------------------------------------------------
+
+#define A_2D (BLOCK == 3) // of te__gemm_block_kind
+#define B_2D (BLOCK == 2)
+
+// The block scales of this thread's rows and columns: a[2 i] and a[2 i + 1] of rows g and g + 8 of fragment i, b[2 j + c] of column
+// 2t + c of fragment j. A 2-D side has one for the whole tile, which lies within one of its blocks, and it is folded into the other side.
+struct te_block_scales {
+    float a[2 * MI], b[2 * NI];
+
+    TE_DEV void load(const te__gemm_kargs &k, te_i64 row, te_i64 col, te_i64 block) {
+        int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+        float of_a = A_2D ? te_gemm_block_scale(k.block_a, 1, k.ld_block_a, row, block) : 1.0f;
+        float of_b = B_2D ? te_gemm_block_scale(k.block_b, 1, k.ld_block_b, col, block) : 1.0f;
+#pragma unroll
+        for (int i = 0; i < 2 * MI && !A_2D; i++) {
+            te_i64 at = row + 8 * i + g;
+            float s = te_gemm_block_scale(k.block_a, 0, k.ld_block_a, at < k.m ? at : k.m - 1, block);
+            a[i] = B_2D ? te_gemm_block_product(s, of_b) : s;
+        }
+#pragma unroll
+        for (int j = 0; j < 2 * NI && !B_2D; j++) {
+            te_i64 at = col + j / 2 * 8 + 2 * t + j % 2;
+            float s = te_gemm_block_scale(k.block_b, 0, k.ld_block_b, at < k.n ? at : k.n - 1, block);
+            b[j] = A_2D ? te_gemm_block_product(s, of_a) : s;
+        }
+    }
+    // Element e of fragment (i, j), times its scales, plus acc.
+    TE_DEV float add(float acc, float part, int i, int j, int e) const {
+        if (BLOCK == 1) return fmaf(part * a[2 * i + e / 2], b[2 * j + e % 2], acc);
+        return fmaf(part, A_2D ? b[2 * j + e % 2] : a[2 * i + e / 2], acc);
+    }
+};
+
 // ---- the kernel ------------------------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {
@@ -274,6 +318,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
 #if PROMOTING
     float part[MI][NI][4] = {};
 #endif
+    int warp = threadIdx.x >> 5;
+    te_i64 row = row0 + warp / (BN / WN) * WM, col = col0 + warp % (BN / WN) * WN;
+#if BLOCK
+    te_block_scales scales;
+#endif
     te_fragments f[2];
     te_cp_async_wait<STAGES - 2>();
     __syncthreads();
@@ -281,6 +330,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
     int stage = 0;
 #pragma unroll 1
     for (int slab = 0; slab < slabs; slab++) {
+#if BLOCK
+        if (!(slab & 1)) scales.load(a, row, col, (k0 >> 7) + (slab >> 1));
+#endif
         f[1].load(slots + stage * SLOT, 1);
         copy_next(stage == 0 ? STAGES - 1 : stage - 1); // whose readers have all passed the barrier below
 #if PROMOTING
@@ -296,7 +348,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
         te_multiply(part, f[1]);
         if (slab & 1 || slab == slabs - 1) {
 #pragma unroll
-            for (int i = 0; i < MI * NI * 4; i++) acc[i / (NI * 4)][i / 4 % NI][i % 4] += part[i / (NI * 4)][i / 4 % NI][i % 4];
+            for (int i = 0; i < MI * NI * 4; i++) {
+                float &sum = acc[i / (NI * 4)][i / 4 % NI][i % 4], more = part[i / (NI * 4)][i / 4 % NI][i % 4];
+#if BLOCK
+                sum = scales.add(sum, more, i / (NI * 4), i / 4 % NI, i % 4);
+#else
+                sum += more;
+#endif
+            }
 #pragma unroll
             for (int i = 0; i < MI * NI * 4; i++) part[i / (NI * 4)][i / 4 % NI][i % 4] = 0.0f;
         }
@@ -307,9 +366,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
     te_cp_async_wait<0>();
     __syncthreads();
 
-    int warp = threadIdx.x >> 5;
     char *stage_of_warp = shared + warp * TE_GEMM_STAGE_BYTES;
-    te_i64 row = row0 + warp / (BN / WN) * WM, col = col0 + warp % (BN / WN) * WN;
     float scale = te_gemm_scale(a);
     te__gemm_kargs e = a;
     if (a.splits > 1) e.d = (float *)a.d + blockIdx.y * a.d_split;

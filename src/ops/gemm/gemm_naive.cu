@@ -5,7 +5,9 @@
 //      +-------------+              A and B pass through shared memory as f32, 16 values of k at a time; k runs upwards, so that the
 //   64 | x 0..15     |              bits depend on nothing but the operands.
 // rows | y 0..15     |
-//      +-------------+              Launch: grid (tiles, 1, 1), one block a tile; block 256; no dynamic shared memory; no alignment.
+//      +-------------+              Block scales: the sums of each 128 k are scaled and added up. (MXFP8 and NVFP4 come decoded.)
+//
+// Launch: grid (tiles, 1, 1), one block a tile; block 256; no dynamic shared memory; no alignment.
 //
 // te:baseline
 #include "device/base.cuh"
@@ -31,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_con
     te_gemm_raster(blockIdx.x, (te_u32)te_div_up(a.m, TILE), (te_u32)te_div_up(a.n, TILE), tm, tn);
     te_i64 row0 = (te_i64)tm * TILE, col0 = (te_i64)tn * TILE;
     int x = threadIdx.x % 16, y = threadIdx.x / 16;
-    float acc[4][4] = {};
+    float acc[4][4] = {}, total[4][4] = {}; // total: of the blocks of k that are done
     for (te_i64 k0 = 0; k0 < a.k; k0 += SLAB) {
         te_naive_load(as, a.a, a.a_dt, !a.a_t, a.lda, row0, a.m, k0, a.k);
         te_naive_load(bs, a.b, a.b_dt, a.b_t, a.ldb, col0, a.n, k0, a.k);
@@ -46,6 +48,20 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_con
                 for (int j = 0; j < 4; j++) acc[i][j] = fmaf(r[i], c[j], acc[i][j]);
         }
         __syncthreads();
+        if (a.block && ((k0 + SLAB) % 128 == 0 || k0 + SLAB >= a.k)) {
+            float of_rows[4], of_columns[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) { // beyond the last row or column: its scale
+                te_i64 row = row0 + 4 * y + i, col = col0 + 4 * x + i;
+                of_rows[i] = te_gemm_block_scale(a.block_a, a.block == TE__GEMM_2D_1D, a.ld_block_a, row < a.m ? row : a.m - 1, k0 >> 7);
+                of_columns[i] = te_gemm_block_scale(a.block_b, a.block == TE__GEMM_1D_2D, a.ld_block_b, col < a.n ? col : a.n - 1, k0 >> 7);
+            }
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                total[i / 4][i % 4] += acc[i / 4][i % 4] * of_rows[i / 4] * of_columns[i % 4];
+                acc[i / 4][i % 4] = 0.0f;
+            }
+        }
     }
     float scale = te_gemm_scale(a);
 #pragma unroll
@@ -53,6 +69,6 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_con
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             te_i64 row = row0 + 4 * y + i, col = col0 + 4 * x + j;
-            if (row < a.m && col < a.n) te_gemm_finish(a, scale, row, col, acc[i][j]);
+            if (row < a.m && col < a.n) te_gemm_finish(a, scale, row, col, total[i][j] + acc[i][j]);
         }
 }

@@ -6,21 +6,47 @@ typedef struct te__gemm_kargs {
     void *d;           /* [m, ldd] */
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
     const void *bias;  /* [n], or NULL */
-    const float *scale_a, *scale_b; /* [1], or NULL for 1 */
+    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
+    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n] */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
     long long d_split;        /* elements of D from one split to the next */
+    long long ld_block_a, ld_block_b;
+    float factor_a, factor_b; /* scale_a and scale_b are multiplied with these */
     int a_dt, b_dt, d_dt, bias_dt;
     int a_t, b_t; /* a_t: A lies k x m; b_t: B lies n x k */
     int epilogue; /* te_epilogue */
     int accumulate;
     int splits;
     int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */
+    int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */
+    int block;             /* 0: no block scales; te__gemm_block_kind */
 } te__gemm_kargs;
 
-/* gemm_hopper: 192 KB of slots, eight stages of 4 KB, barriers, and room to start at a multiple of 1024. */
+/* Shapes of the blocks of A and B. */
+typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
+
+/* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */
+typedef struct te__gemm_decode_side {
+    const unsigned char *codes, *scale;
+    unsigned short *out; /* [rows, ld_out], columns beyond the last become 0 */
+    long long rows, columns;
+    long long ld, ld_out; /* in elements; ld_out a multiple of 16 */
+    long long ld_scale;   /* swizzled: groups, a multiple of 4 */
+    int dt;               /* of the codes */
+    int down;             /* groups run down the columns, not along the rows */
+    int aligned;          /* 16 codes from a multiple of 16 on can be read at once */
+    int pad;
+} te__gemm_decode_side;
+typedef struct te__gemm_decode_kargs {
+    te__gemm_decode_side side[2]; /* A and B; block y of the grid does side y */
+    int swizzled;
+} te__gemm_decode_kargs;
+
+/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple
+ * of 1024. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
@@ -32,5 +58,5 @@ typedef struct te__gemm_kargs {
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     unsigned long long a_map[16], b_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[10]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;

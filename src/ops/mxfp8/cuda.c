@@ -5,6 +5,12 @@ static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && ld * te__dtype_size(x->dtype) % bytes == 0;
 }
 
+/* A block for each tile of 128 x 128. */
+static void te__mx_grid(te__launch *l, int64_t tiles_m, int64_t tiles_n) {
+    int64_t most = 65535; /* what y and z can count */
+    te__launch_size(l, tiles_n, te__min(tiles_m, most), te__div_up(tiles_m, most), 512, 0);
+}
+
 static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quantize_args *a) {
     te__mxfp8_quantize_kargs args = TE_ZERO;
     te__launch *l;
@@ -30,13 +36,12 @@ static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quanti
     /* Tiles cover the padding of the codes too; that of the scales lies within the tiles of x. */
     tiles_m = te__div_up(args.m, 128);
     tiles_n = te__div_up(te__max(args.n, te__max(args.ld, args.ldc)), 128);
-    args.tiles_n = (unsigned)tiles_n;
     if (tiles_m * tiles_n == 0) return TE_OK;
     l = te__plan_launch(p, "mxfp8", "mxfp8_quantize");
     *TE__KARGS(p, l, te__mxfp8_quantize_kargs) = args;
     te__launch_option(l, "X_DT", args.x_dt);
     te__launch_option(l, "Y_DT", args.y_dt);
-    te__launch_size(l, tiles_m * tiles_n, 1, 1, 512, 0);
+    te__mx_grid(l, tiles_m, tiles_n);
     p->native = p->sm >= 89;
     te__plan_why(p, p->native ? "one read of x, a warp a 32 x 32 tile; cvt instructions"
                               : "one read of x, a warp a 32 x 32 tile; FP8 rounding in integer arithmetic, which gives the same bits");
@@ -55,7 +60,6 @@ static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_mxfp8_dequ
     k->m = te__rows(a->y);
     k->n = te__cols(a->y);
     k->ld = te__cols(a->q);
-    k->tiles_n = (unsigned)te__div_up(k->n, 128);
     k->q_dt = a->q->dtype;
     k->y_dt = a->y->dtype;
     k->columnwise = a->columnwise;
@@ -63,7 +67,7 @@ static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_mxfp8_dequ
     k->vector = te__mx_rows_aligned(a->q, k->ld, 8) && te__mx_rows_aligned(a->y, k->n, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_size(l, te__div_up(k->m, 128) * k->tiles_n, 1, 1, 512, 0);
+    te__mx_grid(l, te__div_up(k->m, 128), te__div_up(k->n, 128));
     p->native = p->sm >= 89;
     te__plan_why(p, p->native ? "one pass, a warp a 32 x 32 tile; cvt instructions" : "one pass, a warp a 32 x 32 tile; FP8 decoded in integer arithmetic, exactly");
     return TE_OK;

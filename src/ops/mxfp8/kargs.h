@@ -8,7 +8,6 @@ typedef struct te__mxfp8_quantize_kargs {
     unsigned char *row_scale, *col_scale;
     const float *noop; /* [1], or NULL */
     long long m, n, ld, ldc;
-    unsigned tiles_n; /* tiles along n */
     int x_dt, y_dt;
     int two_dimensional, swizzled;
     int vector_x;      /* rows of x start at multiples of 16 bytes */
@@ -23,7 +22,6 @@ typedef struct te__mxfp8_dequantize_kargs {
     const unsigned char *scale;
     void *y; /* [m, n] */
     long long m, n, ld;
-    unsigned tiles_n;
     int q_dt, y_dt;
     int columnwise, swizzled;
     int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */

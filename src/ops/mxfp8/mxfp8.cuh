@@ -21,9 +21,11 @@ struct te_mx_place {
     int scale_row, scale_col; // the row and the column whose scales are its own
 };
 
-TE_DEV te_mx_place te_mx_place_of(te_u32 block, te_u32 tiles_n) {
+// Grid: tiles along n; tiles along m in y and, since there may be more than y can count, in z. What is the same for the whole block so
+// stays in uniform registers; a division would take it out of them.
+TE_DEV te_mx_place te_mx_place_of_thread() {
     te_mx_place p;
-    p.tile_m = block / tiles_n, p.tile_n = block - p.tile_m * tiles_n;
+    p.tile_m = blockIdx.z * gridDim.y + blockIdx.y, p.tile_n = blockIdx.x;
     p.lane = threadIdx.x & 31, p.warp_m = threadIdx.x >> 7, p.warp_n = threadIdx.x >> 5 & 3;
     p.row = p.warp_m * 32 + (p.lane >> 2) * 4, p.scale_row = p.warp_m * 32 + p.lane;
     p.col = p.warp_n * 32 + (p.lane & 3) * 8, p.scale_col = p.col + (p.lane >> 2);

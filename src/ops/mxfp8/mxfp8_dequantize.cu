@@ -2,7 +2,7 @@
 //
 // mxfp8.cuh has the picture. A lane reads one scale, and the warp hands them out.
 //
-// Launch: block 512, grid: tiles of 128 x 128, those of a row of tiles next to each other. Any size, any alignment of at least an element.
+// Launch: block 512, grid: tiles of 128 x 128, along n in x, along m in y and z. Any size, any alignment of at least an element.
 //
 // te:baseline
 // te:row Q_DT=4 Y_DT=3
@@ -35,8 +35,9 @@ TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 gro
 }
 
 extern "C" __global__ void __launch_bounds__(512, 3) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {
-    te_mx_place p = te_mx_place_of(blockIdx.x, a.tiles_n);
+    te_mx_place p = te_mx_place_of_thread();
     int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);
+    if (rows == 0) return;
     const te_u8 *q = (const te_u8 *)a.q + te_mx_offset(p, a.ld);
     bool whole = a.vector && p.row + 4 <= rows && p.col + 8 <= cols;
     uint2 code[4] = {};

@@ -5,9 +5,9 @@
 // leave in words: as the 512 bytes of 128 x 4 scales that the swizzled layout is made of, plain or not.
 //
 // Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns: that is how all padding
-// is written. x stays packed as it was loaded: unpacking twice costs less than the registers, and so the bytes in flight.
+// is written.
 //
-// Launch: block 512, grid: tiles of 128 x 128, those of a row of tiles next to each other. Any size, any alignment of at least an element.
+// Launch: block 512, grid: tiles of 128 x 128, along n in x, along m in y and z. Any size, any alignment of at least an element.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4
@@ -42,32 +42,75 @@ TE_DEV void te_mx_load_some(const void *x, te_i64 i, int there, int dt, te_u32 w
         else w[k >> 1] |= (te_u32)((const te_u16 *)x)[i + k] << (16 * (k & 1));
     }
 }
-TE_DEV float te_mx_value(const te_u32 w[8], int k, int dt) {
-    te_u32 half = k & 1 ? w[k >> 1] >> 16 : w[k >> 1] & 0xffffu;
-    if (dt == TE_F32) return __uint_as_float(w[k]);
-    return dt == TE_BF16 ? te_bf16_to_f32((te_u16)half) : te_f16_to_f32((te_u16)half);
+TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
+    te_u16 half = (te_u16)(high ? pair >> 16 : pair);
+    return dt == TE_BF16 ? te_bf16_to_f32(half) : te_f16_to_f32(half);
+}
+TE_DEV float te_mx_value(const te_u32 w[8], int k, int dt) { return dt == TE_F32 ? __uint_as_float(w[k]) : te_mx_half(w[k >> 1], k & 1, dt); }
+
+// The larger of two pairs of magnitudes: of a number and NaN, the number.
+TE_DEV te_u32 te_mx_max2(te_u32 a, te_u32 b, int dt) {
+    te_u32 c;
+    if (dt == TE_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    else asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
 }
 
-// Hides from the compiler that these words were unpacked before: it would keep the results.
-TE_DEV void te_mx_keep_packed(te_u32 w[4][8], int dt) {
+// The maxima of |x| over the thread's rows and columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a time, as
+// they lie.
+TE_DEV void te_mx_local_max(const te_u32 w[4][8], int dt, float row_most[4], float col_most[8]) {
 #pragma unroll
-    for (int r = 0; r < 4; r++)
+    for (int k = 0; k < 8; k++) col_most[k] = row_most[k & 3] = 0.0f;
+    if (dt == TE_F32) {
 #pragma unroll
-        for (int k = 0; k < 8; k++)
-            if (k < 4 || dt == TE_F32) asm volatile("" : "+r"(w[r][k]));
+        for (int r = 0; r < 4; r++)
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float magnitude = fabsf(__uint_as_float(w[r][k]));
+                row_most[r] = fmaxf(row_most[r], magnitude), col_most[k] = fmaxf(col_most[k], magnitude);
+            }
+    } else {
+        te_u32 col[4] = {};
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            te_u32 row = 0;
+#pragma unroll
+            for (int h = 0; h < 4; h++) {
+                te_u32 pair = w[r][h] & 0x7fff7fffu;
+                row = te_mx_max2(row, pair, dt), col[h] = te_mx_max2(col[h], pair, dt);
+            }
+            row_most[r] = fmaxf(te_mx_half(row, 0, dt), te_mx_half(row, 1, dt));
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) col_most[k] = te_mx_half(col[k >> 1], k & 1, dt);
+    }
 }
 
-// Codes of eight scaled values; only `there` of them have a place.
-TE_DEV void te_mx_store_codes(te_u8 *to, int there, bool vector, const float v[8], int dt) {
-    te_u32 code[2];
+// The codes of the thread's elements for one copy; `there` columns have a place in it. `scale` holds a factor for each column, or one in
+// its first four for each row.
+TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_u32 w[4][8], int dt, const float scale[8],
+                              bool columnwise, int y_dt) {
+    uint2 code[4];
 #pragma unroll
-    for (int h = 0; h < 2; h++) code[h] = te_f32x2_to_fp8(v[4 * h], v[4 * h + 1], dt) | (te_u32)te_f32x2_to_fp8(v[4 * h + 2], v[4 * h + 3], dt) << 16;
-    if (vector && there >= 8) {
-        *(uint2 *)to = make_uint2(code[0], code[1]);
+    for (int r = 0; r < 4; r++) {
+        te_u32 c[4];
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            float lo = __fmul_rn(te_mx_value(w[r], 2 * h, dt), columnwise ? scale[2 * h] : scale[r]);
+            float hi = __fmul_rn(te_mx_value(w[r], 2 * h + 1, dt), columnwise ? scale[2 * h + 1] : scale[r]);
+            c[h] = te_f32x2_to_fp8(lo, hi, y_dt);
+        }
+        code[r] = make_uint2(c[0] | c[1] << 16, c[2] | c[3] << 16);
+    }
+    if (vector && rows >= 4 && there >= 8) {
+#pragma unroll
+        for (int r = 0; r < 4; r++) *(uint2 *)(to + r * ld) = code[r];
     } else {
 #pragma unroll
-        for (int k = 0; k < 8; k++)
-            if (k < there) to[k] = (te_u8)(code[k >> 2] >> (8 * (k & 3)));
+        for (int r = 0; r < 4; r++)
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                if (r < rows && k < there) to[r * ld + k] = (te_u8)((k < 4 ? code[r].x : code[r].y) >> (8 * (k & 3)));
     }
 }
 
@@ -80,10 +123,11 @@ TE_DEV void te_mx_store_word(te_u8 *to, te_u32 w, bool vector) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(512, TE_HAS_FP8_CVT ? 2 : 1) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
     __shared__ te_u32 row_scales[128], col_scales[128]; // 128 lines x 4 groups, swizzled: word line % 32 * 4 + line / 32, byte group
-    te_mx_place p = te_mx_place_of(blockIdx.x, a.tiles_n);
+    te_mx_place p = te_mx_place_of_thread();
     int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);
+    if (rows == 0) return;
     te_i64 at = te_mx_offset(p, a.n);
     te_u32 w[4][8] = {};
     if (a.vector_x && p.row + 4 <= rows && p.col + 8 <= cols) {
@@ -95,48 +139,26 @@ extern "C" __global__ void __launch_bounds__(512, 2) te_mxfp8_quantize(const __g
     }
     if (a.noop && *a.noop == 1.0f) return;
 
-    float row_most[4] = {}, col_most[8] = {};
-#pragma unroll
-    for (int r = 0; r < 4; r++)
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            float magnitude = fabsf(te_mx_value(w[r], k, X_DT)); // fmaxf drops NaN
-            row_most[r] = fmaxf(row_most[r], magnitude), col_most[k] = fmaxf(col_most[k], magnitude);
-        }
+    float row_most[4], col_most[8], scale[8];
+    te_mx_local_max(w, X_DT, row_most, col_most);
     float row_amax = te_mx_row_max(row_most, p.lane), col_amax = te_mx_col_max(col_most, p.lane);
     if (a.two_dimensional) row_amax = col_amax = te_warp_max(row_amax);
 
-    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE, v[8];
+    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE;
     te_u8 row_e = te__mxfp8_exponent(row_amax, max_inverse), col_e = te__mxfp8_exponent(col_amax, max_inverse);
     // A tile's scale is repeated for the rows and columns that exist, and for no other.
     ((te_u8 *)row_scales)[p.lane * 16 + p.warp_m * 4 + p.warp_n] = p.scale_row < rows ? row_e : (te_u8)0;
     ((te_u8 *)col_scales)[(p.scale_col & 31) * 16 + p.warp_n * 4 + p.warp_m] = p.scale_col < cols ? col_e : (te_u8)0;
 
     if (a.row) {
-        float multiplier[4];
-        int there = te_mx_left(a.ld, p.tile_n) - p.col;
-        te_u8 *to = (te_u8 *)a.row + te_mx_offset(p, a.ld);
-        te_mx_spread_rows(te__mxfp8_multiplier(row_e), p.lane, multiplier);
-        te_mx_keep_packed(w, X_DT);
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-#pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(te_mx_value(w[r], k, X_DT), multiplier[r]);
-            if (p.row + r < rows) te_mx_store_codes(to + r * a.ld, there, a.vector_row, v, Y_DT);
-        }
+        te_mx_spread_rows(te__mxfp8_multiplier(row_e), p.lane, scale);
+        te_mx_store_codes((te_u8 *)a.row + te_mx_offset(p, a.ld), a.ld, rows - p.row, te_mx_left(a.ld, p.tile_n) - p.col, a.vector_row, w, X_DT,
+                          scale, false, Y_DT);
     }
     if (a.col) {
-        float multiplier[8];
-        int there = te_mx_left(a.ldc, p.tile_n) - p.col;
-        te_u8 *to = (te_u8 *)a.col + te_mx_offset(p, a.ldc);
-        te_mx_spread_cols(te__mxfp8_multiplier(col_e), p.lane, multiplier);
-        te_mx_keep_packed(w, X_DT);
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-#pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(te_mx_value(w[r], k, X_DT), multiplier[k]);
-            if (p.row + r < rows) te_mx_store_codes(to + r * a.ldc, there, a.vector_col, v, Y_DT);
-        }
+        te_mx_spread_cols(te__mxfp8_multiplier(col_e), p.lane, scale);
+        te_mx_store_codes((te_u8 *)a.col + te_mx_offset(p, a.ldc), a.ldc, rows - p.row, te_mx_left(a.ldc, p.tile_n) - p.col, a.vector_col, w, X_DT,
+                          scale, true, Y_DT);
     }
 
     __syncthreads();

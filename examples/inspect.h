@@ -92,20 +92,13 @@ static void inspect_read_csv(inspection *in, FILE *f, int last) {
 
 /* ---- the heat map: rows are slots, columns are steps, one panel for each of three figures ---- */
 
-enum { INSPECT_LEVELS = 32, INSPECT_PANEL = 280, INSPECT_GAP = 24, INSPECT_LEFT = 200, INSPECT_TOP = 118 };
+enum { INSPECT_LEVELS = 32, INSPECT_PANEL = 280, INSPECT_GAP = 24, INSPECT_LEFT = 200, INSPECT_TOP = 98 };
 
-/* The name of the layer in a path: what follows the root, up to the next dot. */
-static int inspect_layer(const char *path, const char **name) {
-    const char *dot = strchr(path, '.');
-    *name = dot ? dot + 1 : path;
-    return (int)strcspn(*name, ".");
-}
 /* What begins with row i: 2 a layer, 1 a product, 0 neither. */
 static int inspect_begins(const inspection *in, int i) {
     const inspect_slot *s = &in->slots[i];
-    const char *layer, *before;
-    int n = inspect_layer(s->module, &layer);
-    if (i == 0 || inspect_layer(s[-1].module, &before) != n || strncmp(layer, before, (size_t)n)) return 2;
+    size_t n = strcspn(s->module, "."); /* the layer is what a path begins with */
+    if (i == 0 || strcspn(s[-1].module, ".") != n || strncmp(s->module, s[-1].module, n)) return 2;
     return s->gemm != s[-1].gemm || strcmp(s->module, s[-1].module);
 }
 static float inspect_figure(const te_quant_stats *s, int panel) { return panel == 0 ? s->snr_db : panel == 1 ? s->underflow : s->saturated; }
@@ -129,7 +122,7 @@ static const char *inspect_color(double position, int panel) {
 }
 
 static void inspect_write_svg(const inspection *in, FILE *f, const char *title) {
-    static const char *const heads[] = {"Signal-to-noise ratio", "Underflow: share that became 0", "Saturated: share beyond the scale"};
+    static const char *const heads[] = {"Signal-to-noise ratio, dB", "Underflow: % that became 0", "Saturated: % beyond the scale"};
     const inspect_point *points = in->points, *end = points + in->num_points;
     int columns = 0, row = in->num_slots > 64 ? 9 : 11, width = INSPECT_LEFT + 3 * (INSPECT_PANEL + INSPECT_GAP);
     double *top = malloc(((size_t)in->num_slots + 1) * sizeof *top), y = INSPECT_TOP, low = INFINITY, high = -INFINITY;
@@ -138,7 +131,8 @@ static void inspect_write_svg(const inspection *in, FILE *f, const char *title) 
         columns += p == points || p->step != p[-1].step;
         if (isfinite(p->stats.snr_db)) low = fmin(low, p->stats.snr_db), high = fmax(high, p->stats.snr_db);
     }
-    low = low < high ? 5 * floor(low / 5) : 0, high = low < high ? 5 * ceil(high / 5) : 40;
+    double unit = high - low > 20 ? 10 : 5; /* from one tick of the legend to the next */
+    low = low <= high ? unit * floor(low / unit) : 0, high = low < high ? unit * ceil(high / unit) : low + unit;
     double step = columns ? (double)INSPECT_PANEL / columns : 0;
 
     for (int i = 0; i < in->num_slots; i++, y += row) top[i] = y += (int[]){0, 3, 22}[inspect_begins(in, i)];
@@ -148,11 +142,11 @@ static void inspect_write_svg(const inspection *in, FILE *f, const char *title) 
 
     for (int i = 0; i < in->num_slots; i++) { /* row labels: layer, module, operand */
         const inspect_slot *s = &in->slots[i];
-        const char *layer, *name = strrchr(s->module, '.');
-        int n = inspect_layer(s->module, &layer), begins = inspect_begins(in, i);
+        const char *name = strrchr(s->module, '.');
+        int begins = inspect_begins(in, i);
         bool two = false; /* products in this module */
         for (int k = 0; k < in->num_slots; k++) two |= in->slots[k].gemm > 0 && !strcmp(in->slots[k].module, s->module);
-        if (begins > 1) fprintf(f, "<text x='16' y='%.1f' font-weight='bold'>%.*s</text>\n", top[i] - 5, n, layer);
+        if (begins > 1) fprintf(f, "<text x='16' y='%.1f' font-weight='bold'>%.*s</text>\n", top[i] - 5, (int)strcspn(s->module, "."), s->module);
         if (begins)
             fprintf(f, "<text x='16' y='%.1f' font-size='%d'>%s%s</text>\n", top[i] + row - 2, row - 1, name ? name + 1 : s->module,
                     !two ? "" : s->gemm ? " fc2" : " fc1");
@@ -164,9 +158,9 @@ static void inspect_write_svg(const inspection *in, FILE *f, const char *title) 
         for (int i = 0; i < INSPECT_LEVELS; i++)
             fprintf(f, "<rect x='%.2f' y='70' width='%.2f' height='10' fill='%s'/>\n", x + 40 + i * (INSPECT_PANEL - 60.0) / INSPECT_LEVELS,
                     (INSPECT_PANEL - 60.0) / INSPECT_LEVELS + 0.2, inspect_color((i + 0.5) / INSPECT_LEVELS, panel));
-        for (int i = 0; i < 4; i++)
-            fprintf(f, panel ? "<text x='%.1f' y='93' text-anchor='middle'>%g %%</text>\n" : "<text x='%.1f' y='93' text-anchor='middle'>%.0f dB</text>\n",
-                    x + 40 + i * (INSPECT_PANEL - 60) / 3.0, panel ? pow(100, i - 2) : low + (high - low) * i / 3);
+        for (int i = 0, ticks = panel ? 3 : (int)((high - low) / unit + 0.5); i <= ticks; i++)
+            fprintf(f, "<text x='%.1f' y='93' text-anchor='middle'>%g</text>\n", x + 40 + i * (INSPECT_PANEL - 60.0) / ticks,
+                    panel ? pow(100, i - 2) : low + unit * i);
         fprintf(f, "<rect x='%d' y='70' width='14' height='10' fill='%s'/><text x='%d' y='93' text-anchor='middle'>%s</text>\n", x + 6,
                 panel ? "#f1f1f1" : "#000", x + 13, panel ? "none" : "NaN");
         /* One path for each color: a cell is a short horizontal line. The last two colors are those of "none" and of NaN. */

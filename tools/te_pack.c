@@ -162,7 +162,7 @@ static void list_kernel_files(list *files) {
         list_folder(&parts, family);
         for (int k = 0; k < parts.count; k++) {
             const char *p = parts.name[k];
-            if (ends(p, "/kargs.h") || ends(p, ".cu") || ends(p, ".cuh")) list_add(files, p);
+            if (ends(p, ".h") || ends(p, ".cu") || ends(p, ".cuh")) list_add(files, p);
         }
         list_clear(&parts);
     }

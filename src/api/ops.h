@@ -34,6 +34,9 @@
     X(shard_scales, SHARD_SCALES, shard)               \
     X(shard_cast, SHARD_CAST, shard)                   \
     X(quant_error, QUANT_ERROR, stats)                 \
+    X(nvfp4_amax, NVFP4_AMAX, nvfp4)                   \
+    X(nvfp4_quantize, NVFP4_QUANTIZE, nvfp4)           \
+    X(nvfp4_dequantize, NVFP4_DEQUANTIZE, nvfp4)       \
     X(gemm, GEMM, gemm)                                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \

@@ -486,7 +486,7 @@ TE_TEST_DEVICES(gemm_scaled_long_k) {
 TE_TEST_DEVICES(gemm_scaled_many_tiles) {
     if (!te_ctx_is_cuda(te)) SKIP("for the GPU's schedule; the CPU has none");
     for (int f = 0; f < COUNT(scalings); f++) {
-        gemm_case c = scaled_case(1400, 1296, 272, f, f);
+        gemm_case c = scaled_case(1400, 1296, 144, f, f);
         c.pad = 16;
         run_case(te, &c);
     }

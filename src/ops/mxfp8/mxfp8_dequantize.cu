@@ -14,6 +14,9 @@
 #ifndef Q_DT
 #define Q_DT a.q_dt
 #define Y_DT a.y_dt
+#define BLOCKS 2 /* a multiprocessor should hold: room for registers */
+#else
+#define BLOCKS 3
 #endif
 
 // Two codes, the low byte first. Every FP8 value is an f16.
@@ -34,7 +37,7 @@ TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 gro
     return columnwise ? group * lines + line : line * groups + group;
 }
 
-extern "C" __global__ void __launch_bounds__(512, 3) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {
     te_mx_place p = te_mx_place_of_thread();
     int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);
     if (rows == 0) return;

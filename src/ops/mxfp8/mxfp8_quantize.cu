@@ -21,6 +21,9 @@
 #ifndef X_DT
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
+#define BLOCKS 1 /* a multiprocessor should hold: room for registers */
+#else
+#define BLOCKS (TE_HAS_FP8_CVT ? 2 : 1)
 #endif
 
 // Eight elements as they lie in memory: 4 words of 16-bit formats, 8 of f32.
@@ -123,7 +126,7 @@ TE_DEV void te_mx_store_word(te_u8 *to, te_u32 w, bool vector) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512, TE_HAS_FP8_CVT ? 2 : 1) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
     __shared__ te_u32 row_scales[128], col_scales[128]; // 128 lines x 4 groups, swizzled: word line % 32 * 4 + line / 32, byte group
     te_mx_place p = te_mx_place_of_thread();
     int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);

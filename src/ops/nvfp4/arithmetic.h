@@ -1,0 +1,81 @@
+/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:
+ * knows base/, and not where the elements lie. */
+#ifndef TE__NVFP4_ARITHMETIC_H
+#define TE__NVFP4_ARITHMETIC_H
+
+/* a * b, rounded, also where a sum follows: the host's compiler may fuse a plain product into that sum. Adding -0 changes nothing. */
+TE__BOTH float te__nvfp4_product(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fmul_rn(a, b);
+#else
+    return te__fma(a, b, -0.0f);
+#endif
+}
+TE__BOTH float te__nvfp4_sum(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x7fffffffu); }
+
+/* Rows whose sign the random Hadamard transform turns: bit i is element i. */
+#define TE__NVFP4_SIGNS 0xd7e8u
+
+/* v = H v / 4, H the Sylvester matrix of order 16. */
+TE__BOTH void te__nvfp4_hadamard(float v[16]) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int h = 1; h < 16; h *= 2)
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+        for (int i = 0; i < 16; i++)
+            if (!(i & h)) {
+                float a = v[i], b = v[i + h];
+                v[i] = te__nvfp4_sum(a, b), v[i + h] = te__nvfp4_sum(a, -b);
+            }
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int i = 0; i < 16; i++) v[i] = te__nvfp4_product(v[i], 0.25f);
+}
+TE__BOTH void te__nvfp4_flip(float v[16], uint32_t signs) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int i = 0; i < 16; i++) v[i] = te__bits_f32(te__f32_bits(v[i]) ^ (signs >> i & 1u) << 31);
+}
+
+/* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The product is exact. */
+TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
+    float m = te__nvfp4_abs(y), step = m < 2.0f ? 0.5f / 256 : m < 4.0f ? 1.0f / 256 : 2.0f / 256;
+    float t = te__nvfp4_sum(m, te__nvfp4_product((float)(int32_t)k, step));
+    uint32_t code = t < 1.0f ? t >= 0.5f : (te__f32_bits(t) - (126u << 23)) >> 22; /* above 1 a code is an exponent and one bit */
+    if (code > 7u) code = 7u;
+    return (uint8_t)(m == m ? code | (te__f32_bits(y) >> 28 & 8u) : 7u);
+}
+/* Byte t of Philox's four words. */
+TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) { return words[t >> 2] >> (8 * (t & 3)) & 0xffu; }
+
+/* What quantizing x lost: |e| or e * e. */
+TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float step, int squared) {
+    float e = te__nvfp4_sum(x, -te__nvfp4_product(te__e2m1_to_f32(code), step));
+    return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
+}
+
+/* The factor of a block's codes when they are read: d * amax / (6 F). An amax of 0 was quantized with S = 1. */
+TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_max) {
+    float most = te__mul_f32(code_max, 6.0f);
+    return te__mul_f32(te__mul_f32(te__e4m3_to_f32(block_code), amax == 0.0f ? most : amax), te__rcp_f32(most));
+}
+
+/* Where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled: tiles of 128 x 4. */
+TE__BOTH int64_t te__nvfp4_scale_at(int64_t i, int64_t j, int64_t groups, int swizzled) {
+    if (!swizzled) return i * groups + j;
+    return (i / 128 * (groups / 4) + j / 4) * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4;
+}
+
+#endif

@@ -1,0 +1,277 @@
+/* ops/nvfp4/cpu.c: reference of the NVFP4 amaxes and casts. What it gives is what every GPU gives, byte for byte. A strip of 16 rows is one
+ * piece of work: its codes fill whole bytes of both copies. */
+
+static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
+
+/* max(largest, |x|); a NaN compares false and so never enters. */
+static float te__nvfp4_largest(const float *x, int n, float largest) {
+    int i;
+    for (i = 0; i < n; i++) {
+        float a = te__nvfp4_abs(x[i]);
+        if (a > largest) largest = a;
+    }
+    return largest;
+}
+
+typedef float te__nvfp4_tile[16][16];
+
+/* The 16 x 16 elements at (16 strip, 16 group) of x, zeros where x has none. */
+static void te__nvfp4_load(const te_tensor *x, int64_t strip, int64_t group, te__nvfp4_tile v) {
+    int64_t m = te__rows(x), n = te__cols(x), r, size = te__max(0, te__min(16, n - 16 * group));
+    memset(v, 0, sizeof(te__nvfp4_tile));
+    for (r = 0; r < 16 && 16 * strip + r < m; r++) te__load_row(te__data(x), x->dtype, (16 * strip + r) * n + 16 * group, size, v[r]);
+}
+/* What the column-wise copy is made of: the transpose, transformed. */
+static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turned) {
+    int r, c;
+    for (r = 0; r < 16; r++)
+        for (c = 0; c < 16; c++) turned[c][r] = v[r][c];
+    if (!transform) return;
+    for (c = 0; c < 16; c++) {
+        if (transform == 1) te__nvfp4_flip(turned[c], TE__NVFP4_SIGNS);
+        te__nvfp4_hadamard(turned[c]);
+    }
+}
+
+/* ---- amax ---- */
+
+enum { TE__NVFP4_PARTS = 64 };
+typedef struct te__nvfp4_amax_job {
+    const te_nvfp4_amax_args *a;
+    float row[TE__NVFP4_PARTS], col[TE__NVFP4_PARTS];
+} te__nvfp4_amax_job;
+
+static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
+    te__nvfp4_amax_job *j = (te__nvfp4_amax_job *)user;
+    const te_nvfp4_amax_args *a = j->a;
+    int64_t m = te__rows(a->x), strips = te__div_up(m, 16), groups = te__div_up(te__cols(a->x), 16), part, strip, group, r;
+    int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
+    float *rows = a->amax_row && te__numel(a->amax_row) != 1 ? (float *)te__data(a->amax_row) : NULL;
+    te__nvfp4_tile v, turned;
+    for (part = begin; part < end; part++) {
+        float row = 0.0f, col = 0.0f;
+        for (strip = strips * part / TE__NVFP4_PARTS; strip < strips * (part + 1) / TE__NVFP4_PARTS; strip++) {
+            float each[16] = TE_ZERO;
+            for (group = 0; group < groups; group++) {
+                te__nvfp4_load(a->x, strip, group, v);
+                for (r = 0; r < 16; r++) each[r] = te__nvfp4_largest(v[r], 16, each[r]);
+                if (!transform) continue;
+                te__nvfp4_turn(v, transform, turned);
+                col = te__nvfp4_largest(turned[0], 256, col);
+            }
+            row = te__nvfp4_largest(each, 16, row);
+            for (r = 0; rows && r < 16 && 16 * strip + r < m; r++)
+                rows[16 * strip + r] = te__nvfp4_largest(each + r, 1, a->keep ? rows[16 * strip + r] : 0.0f);
+        }
+        j->row[part] = row;
+        j->col[part] = transform ? col : row;
+    }
+}
+static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_nvfp4_amax_args *a) {
+    te__nvfp4_amax_job j;
+    float *row = (float *)te__data(a->amax_row), *col = (float *)te__data(a->amax_col);
+    if (te__nvfp4_noop(a->noop)) return TE_OK;
+    j.a = a;
+    te__parallel_for(te, TE__NVFP4_PARTS, te__max(1, TE__NVFP4_PARTS * 16384 / te__max(1, te__numel(a->x))), te__nvfp4_amax_parts, &j);
+    if (row && te__numel(a->amax_row) == 1) *row = te__nvfp4_largest(j.row, TE__NVFP4_PARTS, a->keep ? *row : 0.0f);
+    if (col) *col = te__nvfp4_largest(j.col, TE__NVFP4_PARTS, a->keep ? *col : 0.0f);
+    return TE_OK;
+}
+
+/* ---- quantize ---- */
+
+/* How one copy is rounded. */
+typedef struct te__nvfp4_rounding {
+    bool stochastic;
+    int four;
+    uint64_t seed, offset;
+} te__nvfp4_rounding;
+
+/* Codes of 16 elements under the block scale d; `block` counts the blocks of the copy. */
+static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale, uint64_t block, uint8_t code[16]) {
+    float multiplier = te__nvfp4_multiplier(d, tensor_scale);
+    uint32_t words[4];
+    int i;
+    if (!how->stochastic) {
+        for (i = 0; i < 16; i++) code[i] = te__f32_to_e2m1(te__mul_f32(v[i], multiplier));
+        return;
+    }
+    te__philox(how->seed, how->offset, block, words);
+    for (i = 0; i < 16; i++) code[i] = te__nvfp4_stochastic(te__nvfp4_product(v[i], multiplier), te__nvfp4_random_byte(words, i));
+}
+static float te__nvfp4_error(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale, uint64_t block) {
+    uint8_t code[16];
+    float step = te__nvfp4_step(d, tensor_scale), sum = 0.0f;
+    int i;
+    te__nvfp4_codes(how, v, d, tensor_scale, block, code);
+    for (i = 0; i < 16; i++) sum = te__nvfp4_sum(sum, te__nvfp4_loss(v[i], code[i], step, how->four == TE_4OVER6_MSE));
+    return sum;
+}
+/* The block scale of `rows` runs of 16 elements: 1, or 16 for a tile, whose runs are blocks `stride` apart. */
+static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float tensor_scale, uint64_t block, uint64_t stride) {
+    float amax = te__nvfp4_largest(v[0], 16 * rows, 0.0f), six = 0.0f, four = 0.0f;
+    uint8_t d = te__nvfp4_block_code(amax, tensor_scale, 1.0f), stretched;
+    int r;
+    if (!how->four) return d;
+    stretched = te__nvfp4_block_code(amax, tensor_scale, 1.5f);
+    for (r = 0; r < rows; r++) {
+        six = te__nvfp4_sum(six, te__nvfp4_error(how, v[r], d, tensor_scale, block + (uint64_t)r * stride));
+        four = te__nvfp4_sum(four, te__nvfp4_error(how, v[r], stretched, tensor_scale, block + (uint64_t)r * stride));
+    }
+    return four < six ? stretched : d;
+}
+
+/* One copy: `rows` rows of codes, of which `blocks` blocks hold elements, and its scales. */
+typedef struct te__nvfp4_copy {
+    uint8_t *q, *scale;
+    int64_t rows, bytes, blocks, scale_rows, groups;
+    bool swizzled;
+    te__nvfp4_rounding how;
+} te__nvfp4_copy;
+
+static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_nvfp4_quantize_args *a, te_tensor *q, te_tensor *scale, int64_t rows, int64_t cols) {
+    memset(c, 0, sizeof *c);
+    c->how.stochastic = a->stochastic_rounding;
+    c->how.four = (int)a->four_over_six;
+    c->how.seed = a->seed;
+    c->how.offset = a->offset;
+    c->swizzled = a->swizzled;
+    c->blocks = te__div_up(cols, 16);
+    if (!q) return;
+    c->q = (uint8_t *)te__data(q);
+    c->scale = (uint8_t *)te__data(scale);
+    c->rows = rows;
+    c->bytes = te__div_up(te__cols(q), 2);
+    c->scale_rows = te__round_up(rows, 128);
+    c->groups = te__nvfp4_groups(cols);
+}
+/* Block (i, j) of a copy: its codes as far as they exist, and its scale. */
+static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const float v[16], uint8_t d, float tensor_scale) {
+    uint8_t code[16];
+    int64_t b;
+    if (i < c->rows && 8 * j < c->bytes) {
+        te__nvfp4_codes(&c->how, v, d, tensor_scale, (uint64_t)(i * c->blocks + j), code);
+        for (b = 0; b < 8 && 8 * j + b < c->bytes; b++) c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
+    }
+    if (i < c->scale_rows && j < c->groups) c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = d;
+}
+
+typedef struct te__nvfp4_job {
+    const te_nvfp4_quantize_args *a;
+    te__nvfp4_copy row, col;
+    int64_t m, groups; /* groups: of 16 columns, as many as either copy or its scales reach */
+    const float *amax_row, *amax_col;
+    bool per_row;
+    float code_max;
+} te__nvfp4_job;
+
+static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
+    te__nvfp4_job *j = (te__nvfp4_job *)user;
+    const te_nvfp4_quantize_args *a = j->a;
+    int transform = te__nvfp4_transform(a->rht, a->no_sign_mask), r;
+    int64_t strip, group;
+    te__nvfp4_tile v, turned;
+    for (strip = begin; strip < end; strip++)
+        for (group = 0; group < j->groups; group++) {
+            float row_scale = te__nvfp4_tensor_scale(j->amax_row[0], j->code_max), col_scale = te__nvfp4_tensor_scale(j->amax_col[0], j->code_max);
+            uint8_t d = 0;
+            te__nvfp4_load(a->x, strip, group, v);
+            if (a->two_dimensional)
+                d = te__nvfp4_choose(&j->row.how, v, 16, row_scale, (uint64_t)(16 * strip * j->row.blocks + group), (uint64_t)j->row.blocks);
+            for (r = 0; a->row && r < 16; r++) {
+                int64_t i = 16 * strip + r;
+                if (j->per_row && i < j->m) row_scale = te__nvfp4_tensor_scale(j->amax_row[i], j->code_max);
+                if (!a->two_dimensional)
+                    d = te__nvfp4_choose(&j->row.how, v + r, 1, row_scale, (uint64_t)(i * j->row.blocks + group), 0);
+                te__nvfp4_put(&j->row, i, group, v[r], d, row_scale);
+            }
+            if (!a->col) continue;
+            te__nvfp4_turn(v, transform, turned);
+            for (r = 0; r < 16; r++) {
+                int64_t i = 16 * group + r;
+                if (!a->two_dimensional)
+                    d = te__nvfp4_choose(&j->col.how, turned + r, 1, col_scale, (uint64_t)(i * j->col.blocks + strip), 0);
+                te__nvfp4_put(&j->col, i, strip, turned[r], d, col_scale);
+            }
+        }
+}
+static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_nvfp4_quantize_args *a) {
+    te__nvfp4_job j;
+    int64_t n = te__cols(a->x), strips;
+    if (te__nvfp4_noop(a->noop)) return TE_OK;
+    j.a = a;
+    j.m = te__rows(a->x);
+    te__nvfp4_copy_of(&j.row, a, a->row, a->row_scale, j.m, n);
+    te__nvfp4_copy_of(&j.col, a, a->col, a->col_scale, n, j.m);
+    j.col.how.offset++;
+    j.amax_row = (const float *)te__data(a->amax_row ? a->amax_row : a->amax_col);
+    j.amax_col = a->two_dimensional || !a->amax_col ? j.amax_row : (const float *)te__data(a->amax_col);
+    j.per_row = a->amax_row && te__numel(a->amax_row) != 1;
+    j.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    strips = te__div_up(te__round_up(te__max(j.m, a->col ? te__cols(a->col) : 0), 128), 16);
+    j.groups = te__div_up(te__round_up(te__max(n, a->row ? te__cols(a->row) : 0), 128), 16);
+    if (j.m == 0 && j.per_row) return TE_OK; /* an amax_row [0] holds nothing to read, and there is nothing to scale */
+    te__parallel_for(te, strips, te__max(1, 64 / te__max(1, j.groups)), te__nvfp4_strips, &j);
+    return TE_OK;
+}
+
+/* ---- dequantize ---- */
+
+typedef struct te__nvfp4_dequantize_job {
+    const te_nvfp4_dequantize_args *a;
+    int64_t m, n, bytes, groups;
+    const float *amax;
+    bool per_row;
+    float code_max;
+} te__nvfp4_dequantize_job;
+
+/* The 16 values of block (i, j) of the codes. */
+static void te__nvfp4_block_values(const te__nvfp4_dequantize_job *job, int64_t i, int64_t j, float v[16]) {
+    const uint8_t *q = (const uint8_t *)te__data(job->a->q) + i * job->bytes, *scale = (const uint8_t *)te__data(job->a->scale);
+    float step = te__nvfp4_decode_step(scale[te__nvfp4_scale_at(i, j, job->groups, job->a->swizzled)], job->amax[job->per_row ? i : 0], job->code_max);
+    int k;
+    for (k = 0; k < 16; k++) {
+        int64_t at = 8 * j + k / 2;
+        v[k] = te__nvfp4_product(te__e2m1_to_f32(at < job->bytes ? (uint8_t)(q[at] >> 4 * (k & 1) & 15) : 0), step);
+    }
+}
+static void te__nvfp4_dequantize_strips(void *user, int64_t begin, int64_t end) {
+    const te__nvfp4_dequantize_job *job = (const te__nvfp4_dequantize_job *)user;
+    const te_nvfp4_dequantize_args *a = job->a;
+    int64_t strip, group, r;
+    te__nvfp4_tile v, turned;
+    int k;
+    for (strip = begin; strip < end; strip++)
+        for (group = 0; 16 * group < job->n; group++) {
+            int64_t rows = te__min(16, job->m - 16 * strip), cols = te__min(16, job->n - 16 * group);
+            memset(v, 0, sizeof v);
+            for (r = 0; r < (a->columnwise ? cols : rows); r++) {
+                if (!a->columnwise) {
+                    te__nvfp4_block_values(job, 16 * strip + r, group, v[r]);
+                    continue;
+                }
+                te__nvfp4_block_values(job, 16 * group + r, strip, turned[r]);
+                if (a->rht) te__nvfp4_hadamard(turned[r]);
+                if (a->rht && !a->no_sign_mask) te__nvfp4_flip(turned[r], TE__NVFP4_SIGNS);
+                for (k = 0; k < 16; k++) v[k][r] = turned[r][k];
+            }
+            for (r = 0; r < rows; r++) {
+                for (k = 0; k < cols; k++)
+                    if (v[r][k] != v[r][k]) v[r][k] = te__bits_f32(0x7fffffffu); /* one NaN, that of the GPU */
+                te__store_row(te__data(a->y), a->y->dtype, (16 * strip + r) * job->n + 16 * group, cols, v[r]);
+            }
+        }
+}
+static te_result te__cpu_nvfp4_dequantize(te_ctx *te, const te_nvfp4_dequantize_args *a) {
+    te__nvfp4_dequantize_job j;
+    j.a = a;
+    j.m = te__rows(a->y);
+    j.n = te__cols(a->y);
+    j.bytes = te__div_up(te__cols(a->q), 2);
+    j.groups = te__cols(a->scale);
+    j.amax = (const float *)te__data(a->amax);
+    j.per_row = te__numel(a->amax) != 1;
+    j.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    te__parallel_for(te, te__div_up(j.m, 16), te__max(1, 1024 / te__max(1, j.n)), te__nvfp4_dequantize_strips, &j);
+    return TE_OK;
+}

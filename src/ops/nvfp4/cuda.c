@@ -1,0 +1,119 @@
+/* ops/nvfp4/cuda.c: plans of the NVFP4 amaxes and casts. Knows the kernels' contracts; must not know what they compute. */
+
+/* Rows of `bytes` bytes all start at multiples of `unit`. */
+static bool te__nvfp4_aligned(const te_tensor *x, int64_t bytes, int64_t unit) { return te__is_aligned(x, (uintptr_t)unit) && bytes % unit == 0; }
+
+static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args *a) {
+    te__nvfp4_amax_kargs args = TE_ZERO;
+    te__launch *l;
+    args.x = te__data(a->x);
+    args.row = (float *)te__data(a->amax_row);
+    args.col = (float *)te__data(a->amax_col);
+    args.noop = (const float *)te__data(a->noop);
+    args.m = te__rows(a->x);
+    args.n = te__cols(a->x);
+    args.across = (unsigned)te__div_up(args.n, 128);
+    args.pieces = te__div_up(args.m, 16) * args.across;
+    args.x_dt = a->x->dtype;
+    args.per_row = a->amax_row && te__numel(a->amax_row) != 1;
+    args.rht = te__nvfp4_transform(a->rht && a->amax_col, a->no_sign_mask);
+    args.vector = te__nvfp4_aligned(a->x, args.n * te__dtype_size(a->x->dtype), 4 * te__dtype_size(a->x->dtype));
+    if (!a->keep) {
+        l = te__plan_launch(p, "nvfp4", "nvfp4_amax_zero");
+        te__launch_size(l, te__max(1, args.per_row ? te__div_up(args.m, 256) : 1), 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
+    }
+    if (args.pieces > 0) {
+        l = te__plan_launch(p, "nvfp4", "nvfp4_amax");
+        te__launch_option(l, "X_DT", args.x_dt);
+        te__launch_option(l, "RHT", args.rht);
+        te__launch_option(l, "PER_ROW", args.per_row);
+        te__launch_size(l, te__div_up(args.pieces, 8), 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
+    }
+    te__plan_why(p, args.rht ? "one pass; the transform in registers, 16 rows of four columns a thread" : "one pass, one atomic maximum a block");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quantize_args *a) {
+    int64_t size = te__dtype_size(a->x->dtype), columns = 256 / size, reach_m, reach_n;
+    te__launch *l;
+    te__nvfp4_quantize_kargs *k;
+    reach_m = te__round_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128);
+    reach_n = te__round_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 128);
+    if (reach_m == 0 || reach_n == 0) return TE_OK;
+    if (te__rows(a->x) == 0 && a->amax_row && te__numel(a->amax_row) == 0) return TE_OK;
+    l = te__plan_launch(p, "nvfp4", "nvfp4_quantize");
+    k = TE__KARGS(p, l, te__nvfp4_quantize_kargs);
+    k->x = te__data(a->x);
+    k->m = te__rows(a->x);
+    k->n = te__cols(a->x);
+    if (a->row) {
+        k->row = (unsigned char *)te__data(a->row);
+        k->row_scale = (unsigned char *)te__data(a->row_scale);
+        k->ld = te__cols(a->row);
+        k->vector_row = te__nvfp4_aligned(a->row, te__div_up(k->ld, 2), 16) && te__is_aligned(a->row_scale, 2);
+    }
+    if (a->col) {
+        k->col = (unsigned char *)te__data(a->col);
+        k->col_scale = (unsigned char *)te__data(a->col_scale);
+        k->ldc = te__cols(a->col);
+        k->vector_col = te__nvfp4_aligned(a->col, te__div_up(k->ldc, 2), 16) && te__is_aligned(a->col_scale, 4);
+    }
+    k->row_groups = te__nvfp4_groups(k->n);
+    k->col_groups = te__nvfp4_groups(k->m);
+    k->amax_row = (const float *)te__data(a->amax_row ? a->amax_row : a->amax_col);
+    k->amax_col = a->two_dimensional || !a->amax_col ? k->amax_row : (const float *)te__data(a->amax_col);
+    k->per_row = a->amax_row && te__numel(a->amax_row) != 1;
+    k->noop = (const float *)te__data(a->noop);
+    k->seed = a->seed;
+    k->offset = a->offset;
+    k->tiles_n = (unsigned)(reach_n / columns);
+    k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    k->x_dt = a->x->dtype;
+    k->two = a->two_dimensional;
+    k->rht = te__nvfp4_transform(a->rht && a->col, a->no_sign_mask);
+    k->stochastic = a->stochastic_rounding;
+    k->four = (int)a->four_over_six;
+    k->swizzled = a->swizzled;
+    k->vector_x = te__nvfp4_aligned(a->x, k->n * size, 16);
+    te__launch_option(l, "X_DT", k->x_dt);
+    te__launch_option(l, "TWO", k->two);
+    te__launch_option(l, "RHT", k->rht);
+    te__launch_option(l, "STOCHASTIC", k->stochastic);
+    te__launch_option(l, "FOUR", k->four);
+    te__launch_size(l, reach_m / 128 * (int64_t)k->tiles_n, 1, 1, 256, 0);
+    te__plan_why(p, "one read of x, a tile in shared memory, both copies from it");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_nvfp4_dequantize_args *a) {
+    te__launch *l;
+    te__nvfp4_dequantize_kargs *k;
+    if (te__numel(a->y) == 0) return TE_OK;
+    l = te__plan_launch(p, "nvfp4", "nvfp4_dequantize");
+    k = TE__KARGS(p, l, te__nvfp4_dequantize_kargs);
+    k->q = (const unsigned char *)te__data(a->q);
+    k->scale = (const unsigned char *)te__data(a->scale);
+    k->amax = (const float *)te__data(a->amax);
+    k->y = te__data(a->y);
+    k->m = te__rows(a->y);
+    k->n = te__cols(a->y);
+    k->ld = te__cols(a->q);
+    k->groups = te__cols(a->scale);
+    k->tiles_n = (unsigned)te__div_up(k->n, 64);
+    k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    k->y_dt = a->y->dtype;
+    k->per_row = te__numel(a->amax) != 1;
+    k->columnwise = a->columnwise;
+    k->rht = te__nvfp4_transform(a->rht, a->no_sign_mask);
+    k->swizzled = a->swizzled;
+    k->vector_q = te__nvfp4_aligned(a->q, te__div_up(k->ld, 2), 8);
+    k->vector_y = te__nvfp4_aligned(a->y, k->n * te__dtype_size(a->y->dtype), 16);
+    te__launch_option(l, "Y_DT", k->y_dt);
+    te__launch_option(l, "COLUMNWISE", k->columnwise);
+    te__launch_option(l, "RHT", k->rht);
+    te__launch_size(l, te__div_up(k->m, 64) * (int64_t)k->tiles_n, 1, 1, 256, 0);
+    te__plan_why(p, "tiles through shared memory, 16 bytes a store");
+    return TE_OK;
+}

@@ -1,0 +1,56 @@
+/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+typedef struct te__nvfp4_amax_kargs {
+    const void *x;       /* [m, n] */
+    float *row, *col;    /* [1], or row [m]; either may be NULL */
+    const float *noop;
+    long long m, n;
+    unsigned across;     /* pieces of 128 columns */
+    long long pieces;    /* all pieces of 16 rows and 128 columns */
+    int x_dt;
+    int per_row;         /* row is [m] */
+    int rht;             /* of what col is the amax: 0 x itself, 1 transformed, 2 transformed without signs */
+    int vector;          /* rows of x start at multiples of four elements */
+} te__nvfp4_amax_kargs;
+
+/* A block does one tile of 128 rows and 256 bytes of x. */
+typedef struct te__nvfp4_quantize_kargs {
+    const void *x;               /* [m, n] */
+    unsigned char *row;          /* [m, ld] codes, or NULL */
+    unsigned char *row_scale;    /* [round_up(m, 128), row_groups] */
+    unsigned char *col;          /* [n, ldc] codes, or NULL */
+    unsigned char *col_scale;    /* [round_up(n, 128), col_groups] */
+    const float *amax_row, *amax_col;
+    const float *noop;
+    long long m, n, ld, ldc, row_groups, col_groups;
+    unsigned long long seed, offset;
+    unsigned tiles_n;
+    float code_max;   /* the largest block scale: 448 or 256 */
+    int x_dt;
+    int per_row;      /* amax_row is [m] */
+    int two;          /* blocks of 16 x 16 */
+    int rht;          /* as in te__nvfp4_amax_kargs */
+    int stochastic;
+    int four;         /* te_4over6_error */
+    int swizzled;
+    int vector_x;     /* rows of x start at multiples of 16 bytes */
+    int vector_row;   /* rows of codes start at multiples of 16 bytes, and rows of `row_scale` at even addresses */
+    int vector_col;   /* rows of codes start at multiples of 16 bytes, and those of `col_scale` at multiples of four */
+} te__nvfp4_quantize_kargs;
+
+typedef struct te__nvfp4_dequantize_kargs {
+    const unsigned char *q;     /* [m, ld], or column-wise [n, ld] */
+    const unsigned char *scale; /* [.., groups] */
+    const float *amax;
+    void *y;                    /* [m, n] */
+    long long m, n, ld, groups;
+    unsigned tiles_n;
+    float code_max;
+    int y_dt;
+    int per_row;
+    int columnwise;
+    int rht;
+    int swizzled;
+    int vector_q; /* rows of q start at multiples of 8 bytes */
+    int vector_y; /* rows of y start at multiples of 16 bytes */
+} te__nvfp4_dequantize_kargs;

@@ -1,0 +1,116 @@
+// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes, and the loads of four and eight elements that the NVFP4 kernels share.
+#pragma once
+#include "device/base.cuh"
+#include "ops/nvfp4/arithmetic.h"
+#include "ops/nvfp4/kargs.h"
+
+// The larger, NaN if either is NaN.
+TE_DEV float te_nvfp4_max_nan(float a, float b) {
+    float r;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+TE_DEV float te_nvfp4_amax(const float v[16]) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; i++) largest = fmaxf(largest, fabsf(v[i]));
+    return largest;
+}
+
+// Clamped to 0 .. 1; one instruction each.
+TE_DEV float te_nvfp4_mul_sat(float a, float b) {
+    float r;
+    asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
+    float r;
+    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
+    return r;
+}
+// Four magnitudes y (>= 0, no NaN) to the low 16 bits, the first in the lowest four. E2M1's codes are piecewise linear: 2 y up to 2, then y + 2,
+// then y / 2 + 4 up to 6. The three pieces are cut out exactly and added to 2^23, where the sum rounds to integers, to nearest even, and so
+// to even codes; only one of the pieces is ever at a fraction. Times 16 makes room for the next code.
+TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {
+    float r = 8388608.0f;
+#pragma unroll
+    for (int k = 3; k >= 0; k--) {
+        if (k < 3) r = __fmaf_rn(r, 16.0f, -15.0f * 8388608.0f);
+        r = __fmaf_rn(te_nvfp4_mul_sat(y[k], 0.5f), 4.0f, r);
+        r = __fmaf_rn(te_nvfp4_fma_sat(y[k], 0.5f, -1.0f), 2.0f, r);
+        r = __fmaf_rn(te_nvfp4_fma_sat(y[k], 0.5f, -2.0f), 1.0f, r);
+    }
+    return __float_as_uint(r);
+}
+// Eight codes of v * multiplier, the first in the lowest four bits. No NaN.
+TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
+    float y[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = __fmul_rn(fabsf(v[i]), multiplier);
+    te_u32 codes = __byte_perm(te_nvfp4_pack4(y), te_nvfp4_pack4(y + 4), 0x5410), w[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) w[i] = __float_as_uint(v[i]);
+    te_u32 even = __byte_perm(__byte_perm(w[0], w[2], 0x0073), __byte_perm(w[4], w[6], 0x0073), 0x5410);
+    te_u32 odd = __byte_perm(__byte_perm(w[1], w[3], 0x0073), __byte_perm(w[5], w[7], 0x0073), 0x5410);
+    return codes | (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
+}
+
+// How one copy is rounded.
+struct te_nvfp4_rounding {
+    bool stochastic;
+    int four;
+    te_u64 seed, offset;
+};
+
+TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {
+    return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);
+}
+// Codes one at a time: stochastic ones, and blocks that hold a NaN.
+TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {
+    te_u32 w[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 16; i++) w[i >> 3] |= (te_u32)te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i) << (4 * (i & 7));
+    return make_uint2(w[0], w[1]);
+}
+TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4], bool nan) {
+    if (how.stochastic || nan) return te_nvfp4_slow(how, v, multiplier, random);
+    return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));
+}
+// What the block scale d loses of 16 elements.
+TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, float tensor_scale, const te_u32 random[4]) {
+    float multiplier = te__nvfp4_multiplier(d, tensor_scale), step = te__nvfp4_step(d, tensor_scale), sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        sum = __fadd_rn(sum, te__nvfp4_loss(v[i], te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i), step, how.four == TE_4OVER6_MSE));
+    return sum;
+}
+// te__nvfp4_block_code by the cvt instruction where there is one; the amax is no NaN.
+TE_DEV te_u8 te_nvfp4_block_code(float amax, float tensor_scale, float stretch) {
+    return (te_u8)te_f32x2_to_fp8(__fmul_rn(__fmul_rn(amax, __fmul_rn(tensor_scale, TE__ONE_SIXTH)), stretch), 0.0f, TE_F8E4M3);
+}
+// One block of 16: its codes and its scale. tile_code: the scale of the tile that it belongs to, or -1. block: its number in the copy.
+TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float tensor_scale, int tile_code, te_u64 block, te_u8 *scale) {
+    te_u32 random[4];
+    if (how.stochastic) te__philox(how.seed, how.offset, block, random);
+    float amax = fabsf(v[0]);
+#pragma unroll
+    for (int i = 1; i < 16; i++) amax = te_nvfp4_max_nan(amax, fabsf(v[i]));
+    bool nan = amax != amax;
+    if (nan) amax = te_nvfp4_amax(v);
+    te_u8 d = (te_u8)tile_code;
+    if (tile_code < 0) {
+        d = te_nvfp4_block_code(amax, tensor_scale, 1.0f);
+        if (how.four) {
+            te_u8 stretched = te_nvfp4_block_code(amax, tensor_scale, 1.5f);
+            if (te_nvfp4_error(how, v, stretched, tensor_scale, random) < te_nvfp4_error(how, v, d, tensor_scale, random)) d = stretched;
+        }
+    }
+    *scale = d;
+    return te_nvfp4_codes(how, v, te__nvfp4_multiplier(d, tensor_scale), random, nan);
+}
+
+// The transform of what the column-wise copy is made of: 1 with signs, 2 without.
+TE_DEV void te_nvfp4_transform(float v[16], int rht) {
+    if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);
+    if (rht) te__nvfp4_hadamard(v);
+}

@@ -1,0 +1,106 @@
+// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),
+// from one read of x. NaN ignored, infinity kept.
+//
+//            128 columns: 4 a lane
+//          +-----------------------+
+//    16    |  a piece: one warp    |     each thread holds 16 rows of its four columns: whole groups of the transform
+//   rows   +-----------------------+
+//
+// A maximum has no order: atomics give the same bits always. Most warps find a larger one there already, and need none.
+//
+// Launch: block 256, grid: eight pieces a block, those of a row of pieces next to each other. Any size, any alignment.
+//
+// te:baseline
+// te:row X_DT=3 RHT=0 PER_ROW=0
+// te:row X_DT=3 RHT=1 PER_ROW=0
+// te:row X_DT=3 RHT=2 PER_ROW=0
+// te:row X_DT=3 RHT=0 PER_ROW=1
+// te:row X_DT=3 RHT=1 PER_ROW=1
+// te:row X_DT=1 RHT=0 PER_ROW=0
+// te:row X_DT=1 RHT=1 PER_ROW=0
+#include "ops/nvfp4/nvfp4.cuh"
+#ifndef X_DT
+#define X_DT a.x_dt
+#define RHT a.rht
+#define PER_ROW a.per_row
+#endif
+
+// Four neighbours as they lie in memory: two words of 16-bit formats, four of f32.
+TE_DEV void te_nvfp4_load4(const void *p, te_i64 i, int dt, te_u32 w[4]) {
+    if (dt == TE_F32) {
+        uint4 u = *(const uint4 *)((const float *)p + i);
+        w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;
+    } else {
+        uint2 u = *(const uint2 *)((const te_u16 *)p + i);
+        w[0] = u.x, w[1] = u.y, w[2] = 0, w[3] = 0;
+    }
+}
+TE_DEV float te_nvfp4_element(const te_u32 w[4], int k, int dt) {
+    if (dt == TE_F32) return __uint_as_float(w[k]);
+    if (dt == TE_BF16) return __uint_as_float(k & 1 ? w[k >> 1] & 0xffff0000u : w[k >> 1] << 16);
+    return te_f16_to_f32((te_u16)(w[k >> 1] >> (16 * (k & 1))));
+}
+TE_DEV void te_nvfp4_raise(float *amax, float v) {
+    if (v > *(volatile float *)amax) te_atomic_amax(amax, v);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2) te_nvfp4_amax(const __grid_constant__ te__nvfp4_amax_kargs a) {
+    __shared__ float scratch[32];
+    te_i64 piece = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    te_i64 down = a.pieces >> 32 ? piece / a.across : (te_i64)((te_u32)piece / a.across);
+    te_i64 row = down * 16, col = (piece - down * a.across) * 128 + (threadIdx.x & 31) * 4;
+    te_u32 w[16][4];
+    if (a.vector && row + 16 <= a.m && col + 4 <= a.n && piece < a.pieces) {
+#pragma unroll
+        for (int r = 0; r < 16; r++) te_nvfp4_load4(a.x, (row + r) * a.n + col, X_DT, w[r]);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) w[r][k] = 0;
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                if (piece >= a.pieces || row + r >= a.m || col + k >= a.n) continue;
+                te_i64 at = (row + r) * a.n + col + k;
+                if (X_DT == TE_F32) w[r][k] = ((const te_u32 *)a.x)[at];
+                else w[r][k >> 1] |= (te_u32)((const te_u16 *)a.x)[at] << (16 * (k & 1));
+            }
+        }
+    }
+    if (a.noop && *a.noop == 1.0f) return;
+
+    float of_row = 0.0f, of_col = 0.0f;
+    if (PER_ROW || !RHT || a.row) {
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            float largest = 0.0f;
+#pragma unroll
+            for (int k = 0; k < 4; k++) largest = fmaxf(largest, fabsf(te_nvfp4_element(w[r], k, X_DT)));
+            of_row = fmaxf(of_row, largest);
+            if (PER_ROW) { // non-negative floats order like their bits
+                te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
+                if ((threadIdx.x & 31) == 0 && row + r < a.m && piece < a.pieces) te_nvfp4_raise(a.row + row + r, __uint_as_float(all));
+            }
+        }
+    }
+    if (RHT) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            float v[16];
+#pragma unroll
+            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_element(w[r], k, X_DT);
+            te_nvfp4_transform(v, RHT);
+            of_col = fmaxf(of_col, te_nvfp4_amax(v));
+        }
+    } else {
+        of_col = of_row;
+    }
+    if (a.row && !PER_ROW) {
+        of_row = te_block_max(of_row, scratch);
+        if (threadIdx.x == 0) te_nvfp4_raise(a.row, of_row);
+    }
+    if (a.col) {
+        of_col = te_block_max(of_col, scratch);
+        if (threadIdx.x == 0) te_nvfp4_raise(a.col, of_col);
+    }
+}

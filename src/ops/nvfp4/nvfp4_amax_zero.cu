@@ -1,0 +1,14 @@
+// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes = 0, unless the noop flag is up.
+//
+// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.
+//
+// te:baseline
+#include "device/base.cuh"
+#include "ops/nvfp4/kargs.h"
+
+extern "C" __global__ void te_nvfp4_amax_zero(const __grid_constant__ te__nvfp4_amax_kargs a) {
+    te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x;
+    if (a.noop && *a.noop == 1.0f) return;
+    if (a.row && i < (a.per_row ? a.m : 1)) a.row[i] = 0.0f;
+    if (a.col && i == 0) *a.col = 0.0f;
+}

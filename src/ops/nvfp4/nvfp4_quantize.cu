@@ -1,0 +1,200 @@
+// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.
+//
+//              128 columns (64 of f32)
+//            +-----------------------+   by rows:     a thread takes 32 neighbours: 16 bytes of codes, two scales   ->  row
+//    128     |  x, in shared memory, |
+//    rows    |  272 bytes a row      |   by columns:  a thread takes 16 rows of the columns in one word, transforms them, and puts
+//            +-----------------------+                8 bytes of codes and a scale into `turned`                    ->  col
+//
+//   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
+//
+// The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond the edges of x the tile
+// holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.
+// Blocks of 16 x 16: a pass over the tile before, for the 64 scales.
+//
+// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
+//
+// te:baseline
+// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0
+// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=1 FOUR=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=1 FOUR=0
+// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=1
+// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=2
+// te:row X_DT=1 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0
+// te:row X_DT=2 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0
+#include "device/mma.cuh"
+#include "ops/nvfp4/nvfp4.cuh"
+#ifndef X_DT
+#define X_DT a.x_dt
+#define TWO a.two
+#define RHT a.rht
+#define STOCHASTIC a.stochastic
+#define FOUR a.four
+#endif
+
+#define TE_STRIDE 272 // bytes of a row of the tile
+#define TE_TURNED 72  // bytes of a column of the turned codes
+
+// 16 neighbours of a row of the tile.
+TE_DEV void te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {
+    te_load8(p, 0, dt, v);
+    te_load8(p, 8, dt, v + 8);
+}
+// An element of a word of the tile.
+TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {
+    if (dt == TE_F32) return __uint_as_float(w);
+    if (dt == TE_BF16) return __uint_as_float(half ? w & 0xffff0000u : w << 16);
+    return te_f16_to_f32((te_u16)(half ? w >> 16 : w));
+}
+TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
+#pragma unroll
+    for (int b = 0; b < most; b++)
+        if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
+    __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
+    __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
+    __shared__ int tile_code[64]; // the scales of 16 x 16 blocks
+    const int size = X_DT == TE_F32 ? 4 : 2, columns = 256 / size, chunks = columns / 32;
+    int t = threadIdx.x, lane = t & 31;
+    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
+    te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * columns;
+    te_i64 row_blocks = te_div_up(a.n, 16), col_blocks = te_div_up(a.m, 16), rows_padded = te_div_up(a.m, 128) * 128;
+    te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1};
+
+    if (a.vector_x) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int r = (t >> 4) + 16 * i, piece = t & 15;
+            te_i64 left = (a.n - first_col) * size - 16 * piece;
+            int bytes = first_row + r < a.m && left > 0 ? (int)(left < 16 ? left : 16) : 0;
+            const te_u8 *from = (const te_u8 *)a.x + ((first_row + r) * a.n + first_col) * size + 16 * piece;
+            te_cp_async16((te_u32)__cvta_generic_to_shared(tile + r * TE_STRIDE + 16 * piece), bytes ? from : (const te_u8 *)a.x, bytes);
+        }
+        te_cp_async_commit();
+    } else {
+#pragma unroll 1
+        for (int i = t; i < 128 * columns; i += 256) {
+            int r = i / columns, c = i - r * columns;
+            bool there = first_row + r < a.m && first_col + c < a.n;
+            te_i64 at = (first_row + r) * a.n + first_col + c;
+            if (size == 4) *(te_u32 *)(tile + r * TE_STRIDE + 4 * c) = there ? ((const te_u32 *)a.x)[at] : 0;
+            else *(te_u16 *)(tile + r * TE_STRIDE + 2 * c) = there ? ((const te_u16 *)a.x)[at] : (te_u16)0;
+        }
+    }
+    float noop = a.noop ? *a.noop : 0.0f;
+    float scale_row = te__nvfp4_tensor_scale(*a.amax_row, a.code_max), scale_col = te__nvfp4_tensor_scale(*a.amax_col, a.code_max);
+    te_cp_async_wait<0>();
+    if (noop == 1.0f) return;
+    __syncthreads();
+
+    if (TWO) {
+        const int groups = columns / 16; // of a row of the tile
+#pragma unroll 1
+        for (int i = t; i < 128 * groups; i += 256) { // lanes: 16 rows of two blocks
+            float v[16];
+            int block = i >> 4, r = block / groups * 16 + (i & 15), j = block % groups;
+            te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
+            float largest = te_nvfp4_amax(v);
+#pragma unroll
+            for (int d = 8; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
+            te_u8 code = te_nvfp4_block_code(largest, scale_row, 1.0f);
+            if (FOUR) {
+                te_u8 stretched = te_nvfp4_block_code(largest, scale_row, 1.5f);
+                te_u32 random[4];
+                if (by_row.stochastic) te__philox(a.seed, a.offset, (te_u64)((first_row + r) * row_blocks + first_col / 16 + j), random);
+                float e6 = te_nvfp4_error(by_row, v, code, scale_row, random), e4 = te_nvfp4_error(by_row, v, stretched, scale_row, random);
+                float six = 0.0f, four = 0.0f;
+#pragma unroll
+                for (int k = 0; k < 16; k++) { // the rows' sums, in order
+                    six = __fadd_rn(six, __shfl_sync(0xffffffffu, e6, (lane & 16) + k));
+                    four = __fadd_rn(four, __shfl_sync(0xffffffffu, e4, (lane & 16) + k));
+                }
+                if (four < six) code = stretched;
+            }
+            if ((i & 15) == 0) tile_code[block] = code;
+        }
+        __syncthreads();
+    }
+
+    if (a.row) {
+#pragma unroll 1
+        for (int i = t >> 5; i < 4 * chunks; i += 8) { // 16 warps' work for 16-bit formats, 8 for f32
+            int chunk = chunks == 4 ? (lane & 1) + (lane >> 3 & 1) * 2 : lane & 1;
+            int r = chunks == 4 ? i * 8 + (lane >> 4) * 4 + (lane >> 1 & 3) : i * 16 + (lane >> 1);
+            te_i64 row = first_row + r, col = first_col + 32 * chunk;
+            te_u32 code[4];
+            te_u8 scale[2];
+            float tensor_scale = a.per_row && row < a.m ? te__nvfp4_tensor_scale(a.amax_row[row], a.code_max) : scale_row;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float v[16];
+                int j = 2 * chunk + h;
+                te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
+                uint2 u = te_nvfp4_block(by_row, v, tensor_scale, TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,
+                                         (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
+                code[2 * h] = u.x, code[2 * h + 1] = u.y;
+            }
+            if (row < a.m) {
+                te_i64 bytes = (a.ld + 1) >> 1;
+                te_u8 *to = a.row + row * bytes + (col >> 1);
+                if (a.vector_row && col + 32 <= a.ld) *(uint4 *)to = make_uint4(code[0], code[1], code[2], code[3]);
+                else te_nvfp4_bytes(to, code, bytes - (col >> 1), 16);
+            }
+            te_i64 group = col >> 4;
+            if (row < rows_padded && group < a.row_groups) { // an even number, and so is row_groups
+                te_u8 *to = a.row_scale + te__nvfp4_scale_at(row, group, a.row_groups, a.swizzled);
+                if (a.vector_row) *(te_u16 *)to = (te_u16)(scale[0] | scale[1] << 8);
+                else to[0] = scale[0], to[1] = scale[1];
+            }
+        }
+    }
+    if (!a.col) return;
+
+#pragma unroll 1
+    for (int i = t; i < 512; i += 256) {
+        int word = i & 63, g = i >> 6;
+        te_u32 w[16];
+#pragma unroll
+        for (int r = 0; r < 16; r++) w[r] = *(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (half && size == 4) break;
+            float v[16];
+            te_u8 scale;
+            int c = size == 4 ? word : 2 * word + half;
+#pragma unroll
+            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(w[r], half, X_DT);
+            te_nvfp4_transform(v, RHT);
+            uint2 u = te_nvfp4_block(by_col, v, scale_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,
+                                     (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);
+            *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;
+            turned[c * TE_TURNED + 64 + g] = scale;
+        }
+    }
+    __syncthreads();
+    te_i64 bytes = (a.ldc + 1) >> 1;
+#pragma unroll 1
+    for (int i = t; i < 4 * columns; i += 256) {
+        int c = i >> 2, chunk = i & 3;
+        te_i64 n = first_col + c, m = first_row + 32 * chunk;
+        if (n >= a.n || m >= a.ldc) continue;
+        uint2 lo = *(const uint2 *)(turned + c * TE_TURNED + 16 * chunk), hi = *(const uint2 *)(turned + c * TE_TURNED + 16 * chunk + 8);
+        te_u32 code[4] = {lo.x, lo.y, hi.x, hi.y};
+        te_u8 *to = a.col + n * bytes + (m >> 1);
+        if (a.vector_col && m + 32 <= a.ldc) *(uint4 *)to = make_uint4(code[0], code[1], code[2], code[3]);
+        else te_nvfp4_bytes(to, code, bytes - (m >> 1), 16);
+    }
+    for (int i = t; i < 2 * columns; i += 256) { // tiles reach up to round_up(n, 128) columns and further
+        int c = i >> 1;
+        te_i64 n = first_col + c, group = (first_row >> 4) + 4 * (i & 1);
+        if (n >= te_div_up(a.n, 128) * 128 || group >= a.col_groups) continue;
+        te_u32 scales = *(const te_u32 *)(turned + c * TE_TURNED + 64 + 4 * (i & 1));
+        te_u8 *to = a.col_scale + te__nvfp4_scale_at(n, group, a.col_groups, a.swizzled);
+        if (a.vector_col) *(te_u32 *)to = scales;
+        else te_nvfp4_bytes(to, &scales, 4, 4);
+    }
+}

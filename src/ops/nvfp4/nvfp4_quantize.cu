@@ -54,7 +54,7 @@ TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
         if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
     __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
     __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
     __shared__ int tile_code[64]; // the scales of 16 x 16 blocks
@@ -144,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
                 if (a.vector_row && col + 32 <= a.ld) *(uint4 *)to = make_uint4(code[0], code[1], code[2], code[3]);
                 else te_nvfp4_bytes(to, code, bytes - (col >> 1), 16);
             }
+            if (TWO && row >= a.m) scale[0] = scale[1] = 0; // a tile's scale is not repeated beyond the edge
             te_i64 group = col >> 4;
             if (row < rows_padded && group < a.row_groups) { // an even number, and so is row_groups
                 te_u8 *to = a.row_scale + te__nvfp4_scale_at(row, group, a.row_groups, a.swizzled);
@@ -192,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         int c = i >> 1;
         te_i64 n = first_col + c, group = (first_row >> 4) + 4 * (i & 1);
         if (n >= te_div_up(a.n, 128) * 128 || group >= a.col_groups) continue;
-        te_u32 scales = *(const te_u32 *)(turned + c * TE_TURNED + 64 + 4 * (i & 1));
+        te_u32 scales = n < a.n ? *(const te_u32 *)(turned + c * TE_TURNED + 64 + 4 * (i & 1)) : 0;
         te_u8 *to = a.col_scale + te__nvfp4_scale_at(n, group, a.col_groups, a.swizzled);
         if (a.vector_col) *(te_u32 *)to = scales;
         else te_nvfp4_bytes(to, &scales, 4, 4);

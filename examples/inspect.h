@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A slot is one operand of one product of one module; a point is what was measured there at a step. */
+/* A slot is one operand of one product of one module, a row of the heat map; a point is what was measured there at a step. */
 typedef struct inspect_slot {
     char module[200], operand[8];
     int gemm;
 } inspect_slot;
 typedef struct inspect_point {
-    int step, slot;
+    int step, column, slot; /* column: how many steps before this one were looked at */
     te_quant_stats stats;
 } inspect_point;
 typedef struct inspection {
@@ -34,7 +34,8 @@ static void *inspect_grow(void *items, int count, size_t size) { /* room for one
     return items;
 }
 static void inspect_add(inspection *in, const char *module, int gemm, const char *operand, const te_quant_stats *stats) {
-    int last = in->num_points ? in->points[in->num_points - 1].slot : -1, slot = in->num_slots;
+    const inspect_point *before = in->num_points ? &in->points[in->num_points - 1] : NULL;
+    int last = before ? before->slot : -1, slot = in->num_slots, column = before ? before->column + (before->step != in->step) : 0;
     for (int i = 0; i < in->num_slots && slot == in->num_slots; i++) { /* most often it follows the one before */
         int k = (last + 1 + i) % in->num_slots;
         const inspect_slot *s = &in->slots[k];
@@ -47,7 +48,7 @@ static void inspect_add(inspection *in, const char *module, int gemm, const char
         s->gemm = gemm;
     }
     in->points = inspect_grow(in->points, in->num_points, sizeof *in->points);
-    in->points[in->num_points++] = (inspect_point){in->step, slot, *stats};
+    in->points[in->num_points++] = (inspect_point){in->step, column, slot, *stats};
 }
 
 /* Around a step that is due. */
@@ -92,7 +93,8 @@ static void inspect_read_csv(inspection *in, FILE *f, int last) {
 
 /* ---- the heat map: rows are slots, columns are steps, one panel for each of three figures ---- */
 
-enum { INSPECT_LEVELS = 32, INSPECT_PANEL = 280, INSPECT_GAP = 24, INSPECT_LEFT = 200, INSPECT_TOP = 98 };
+enum { INSPECT_LEFT = 200, INSPECT_TOP = 98, INSPECT_PANEL = 280, INSPECT_GAP = 24, INSPECT_BAR = 208 };
+enum { INSPECT_LEVELS = 32, INSPECT_NONE = INSPECT_LEVELS, INSPECT_NAN }; /* colors of a panel: of its scale, and two apart */
 
 /* What begins with row i: 2 a layer, 1 a product, 0 neither. */
 static int inspect_begins(const inspection *in, int i) {
@@ -101,92 +103,88 @@ static int inspect_begins(const inspection *in, int i) {
     if (i == 0 || strcspn(s[-1].module, ".") != n || strncmp(s->module, s[-1].module, n)) return 2;
     return s->gemm != s[-1].gemm || strcmp(s->module, s[-1].module);
 }
-static float inspect_figure(const te_quant_stats *s, int panel) { return panel == 0 ? s->snr_db : panel == 1 ? s->underflow : s->saturated; }
-
-/* Position in 0 .. 1 of a panel's scale: decibels from low to high; shares by their logarithm, from a millionth to all. */
-static double inspect_position(double x, int panel, double low, double high) {
-    return fmin(fmax(panel == 0 ? (x - low) / (high - low) : 1 + log10(x) / 6, 0), 1);
+/* Decibels between low and high; shares by their logarithm, from a millionth to all. */
+static int inspect_level(const te_quant_stats *s, int panel, double low, double high) {
+    double x = (double)(panel == 0 ? s->snr_db : panel == 1 ? s->underflow : s->saturated);
+    if (isnan(x)) return INSPECT_NAN;
+    if (panel && x <= 0) return INSPECT_NONE;
+    return (int)(INSPECT_LEVELS * fmin(fmax(panel ? 1 + log10(x) / 6 : (x - low) / (high - low), 0), 0.999));
 }
 /* Dark to bright, where more is better; pale to dark red, where more is worse. */
-static const char *inspect_color(double position, int panel) {
+static const char *inspect_color(int level, int panel) {
     static const uint8_t stops[2][5][3] = {{{68, 1, 84}, {59, 82, 139}, {33, 145, 140}, {94, 201, 98}, {253, 231, 37}},
                                            {{254, 232, 200}, {253, 187, 132}, {239, 101, 72}, {204, 32, 20}, {103, 0, 13}}};
     static char color[8];
-    int i = position < 1 ? (int)(4 * position) : 3, rgb[3];
-    for (int k = 0; k < 3; k++) {
-        const uint8_t (*stop)[3] = &stops[panel > 0][i];
-        rgb[k] = (int)(stop[0][k] + (4 * position - i) * (stop[1][k] - stop[0][k]) + 0.5);
-    }
+    if (level >= INSPECT_LEVELS) return level == INSPECT_NAN ? "#000000" : "#f1f1f1";
+    const uint8_t (*from)[3] = &stops[panel > 0][4 * level / INSPECT_LEVELS];
+    int part = 4 * level % INSPECT_LEVELS, rgb[3];
+    for (int k = 0; k < 3; k++) rgb[k] = from[0][k] + (from[1][k] - from[0][k]) * part / INSPECT_LEVELS;
     snprintf(color, sizeof color, "#%02x%02x%02x", rgb[0] & 255, rgb[1] & 255, rgb[2] & 255);
     return color;
 }
 
-static void inspect_write_svg(const inspection *in, FILE *f, const char *title) {
+static void inspect_text(FILE *f, double x, double y, int size, const char *anchor, const char *text) {
+    fprintf(f, "<text x='%.1f' y='%.1f' font-size='%d' text-anchor='%s'>%s</text>\n", x, y, size, anchor, text);
+}
+static void inspect_write_legend(FILE *f, int panel, double x, double low, double high, double unit) {
     static const char *const heads[] = {"Signal-to-noise ratio, dB", "Underflow: % that became 0", "Saturated: % beyond the scale"};
-    const inspect_point *points = in->points, *end = points + in->num_points;
-    int columns = 0, row = in->num_slots > 64 ? 9 : 11, width = INSPECT_LEFT + 3 * (INSPECT_PANEL + INSPECT_GAP);
-    double *top = malloc(((size_t)in->num_slots + 1) * sizeof *top), y = INSPECT_TOP, low = INFINITY, high = -INFINITY;
-    if (!top) return;
-    for (const inspect_point *p = points; p < end; p++) {
-        columns += p == points || p->step != p[-1].step;
-        if (isfinite(p->stats.snr_db)) low = fmin(low, p->stats.snr_db), high = fmax(high, p->stats.snr_db);
+    double bar = x + INSPECT_PANEL - INSPECT_BAR - 16, width = (double)INSPECT_BAR / INSPECT_LEVELS;
+    int ticks = panel ? 3 : (int)((high - low) / unit + 0.5);
+    inspect_text(f, x, 60, 13, "start", heads[panel]);
+    inspect_text(f, x + 13, 93, 11, "middle", panel ? "none" : "NaN");
+    fprintf(f, "<path fill='%s' d='M%.1f 70h14v10h-14z'/>\n", inspect_color(panel ? INSPECT_NONE : INSPECT_NAN, panel), x + 6);
+    for (int i = 0; i < INSPECT_LEVELS; i++)
+        fprintf(f, "<path fill='%s' d='M%.2f 70h%.2fv10h-%.2fz'/>\n", inspect_color(i, panel), bar + i * width, width + 0.2, width + 0.2);
+    for (int i = 0; i <= ticks; i++) {
+        char text[32];
+        snprintf(text, sizeof text, "%g", panel ? pow(100, i - 2) : low + unit * i);
+        inspect_text(f, bar + (double)INSPECT_BAR * i / ticks, 93, 11, "middle", text);
     }
+}
+static void inspect_write_svg(const inspection *in, FILE *f, const char *title) {
+    const inspect_point *points = in->points, *end = points + in->num_points;
+    int columns = in->num_points ? end[-1].column + 1 : 1, every = columns / 5 + 1, height = in->num_slots > 64 ? 9 : 11;
+    double y = INSPECT_TOP, low = INFINITY, high = -INFINITY, width = (double)INSPECT_PANEL / columns;
+    double *top = malloc(((size_t)in->num_slots + 1) * sizeof *top);
+    if (!top) fprintf(stderr, "inspect: out of memory\n"), exit(1);
+    for (int i = 0; i < in->num_slots; i++, y += height) top[i] = y += (int[]){0, 3, 22}[inspect_begins(in, i)];
+    for (const inspect_point *p = points; p < end; p++)
+        if (isfinite(p->stats.snr_db)) low = fmin(low, (double)p->stats.snr_db), high = fmax(high, (double)p->stats.snr_db);
     double unit = high - low > 20 ? 10 : 5; /* from one tick of the legend to the next */
     low = low <= high ? unit * floor(low / unit) : 0, high = low < high ? unit * ceil(high / unit) : low + unit;
-    double step = columns ? (double)INSPECT_PANEL / columns : 0;
 
-    for (int i = 0; i < in->num_slots; i++, y += row) top[i] = y += (int[]){0, 3, 22}[inspect_begins(in, i)];
-    double bottom = y;
-    fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %.0f' font-family='sans-serif' font-size='11'>\n"
-            "<rect width='100%%' height='100%%' fill='#fff'/>\n<text x='16' y='30' font-size='16'>%s</text>\n", width, bottom + 44, title);
-
-    for (int i = 0; i < in->num_slots; i++) { /* row labels: layer, module, operand */
+    fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %.0f' font-family='sans-serif'>\n<rect width='100%%' height='100%%' fill='#fff'/>\n",
+            INSPECT_LEFT + 3 * (INSPECT_PANEL + INSPECT_GAP), y + 44);
+    inspect_text(f, 16, 30, 16, "start", title);
+    for (int i = 0; i < in->num_slots; i++) { /* what the rows are: layer, module, operand */
         const inspect_slot *s = &in->slots[i];
-        const char *name = strrchr(s->module, '.');
-        int begins = inspect_begins(in, i);
-        bool two = false; /* products in this module */
-        for (int k = 0; k < in->num_slots; k++) two |= in->slots[k].gemm > 0 && !strcmp(in->slots[k].module, s->module);
-        if (begins > 1) fprintf(f, "<text x='16' y='%.1f' font-weight='bold'>%.*s</text>\n", top[i] - 5, (int)strcspn(s->module, "."), s->module);
-        if (begins)
-            fprintf(f, "<text x='16' y='%.1f' font-size='%d'>%s%s</text>\n", top[i] + row - 2, row - 1, name ? name + 1 : s->module,
-                    !two ? "" : s->gemm ? " fc2" : " fc1");
-        fprintf(f, "<text x='%d' y='%.1f' font-size='%d' text-anchor='end' fill='#555'>%s</text>\n", INSPECT_LEFT - 6, top[i] + row - 2, row - 1, s->operand);
+        const char *name = strrchr(s->module, '.') ? strrchr(s->module, '.') + 1 : s->module, *product = "";
+        char text[240];
+        for (int k = 0; k < in->num_slots; k++) /* of modules with two products, which */
+            if (in->slots[k].gemm && !strcmp(in->slots[k].module, s->module)) product = s->gemm ? " fc2" : " fc1";
+        snprintf(text, sizeof text, "%s%s", name, product);
+        if (inspect_begins(in, i)) inspect_text(f, 24, top[i] + height - 2, height - 1, "start", text);
+        snprintf(text, sizeof text, "%.*s", (int)strcspn(s->module, "."), s->module);
+        if (inspect_begins(in, i) == 2) inspect_text(f, 16, top[i] - 5, 12, "start", text);
+        inspect_text(f, INSPECT_LEFT - 6, top[i] + height - 2, height - 1, "end", s->operand);
     }
     for (int panel = 0; panel < 3; panel++) {
-        int x = INSPECT_LEFT + panel * (INSPECT_PANEL + INSPECT_GAP), column = -1, every = columns / 5 + 1;
-        fprintf(f, "<text x='%d' y='60' font-size='13'>%s</text>\n", x, heads[panel]); /* the legend */
-        for (int i = 0; i < INSPECT_LEVELS; i++)
-            fprintf(f, "<rect x='%.2f' y='70' width='%.2f' height='10' fill='%s'/>\n", x + 40 + i * (INSPECT_PANEL - 60.0) / INSPECT_LEVELS,
-                    (INSPECT_PANEL - 60.0) / INSPECT_LEVELS + 0.2, inspect_color((i + 0.5) / INSPECT_LEVELS, panel));
-        for (int i = 0, ticks = panel ? 3 : (int)((high - low) / unit + 0.5); i <= ticks; i++)
-            fprintf(f, "<text x='%.1f' y='93' text-anchor='middle'>%g</text>\n", x + 40 + i * (INSPECT_PANEL - 60.0) / ticks,
-                    panel ? pow(100, i - 2) : low + unit * i);
-        fprintf(f, "<rect x='%d' y='70' width='14' height='10' fill='%s'/><text x='%d' y='93' text-anchor='middle'>%s</text>\n", x + 6,
-                panel ? "#f1f1f1" : "#000", x + 13, panel ? "none" : "NaN");
-        /* One path for each color: a cell is a short horizontal line. The last two colors are those of "none" and of NaN. */
-        for (int level = 0; level < INSPECT_LEVELS + 2; level++) {
-            bool any = false;
-            column = -1;
-            for (const inspect_point *p = points; p < end; p++) {
-                float v = inspect_figure(&p->stats, panel);
-                column += p == points || p->step != p[-1].step;
-                int l = isnan(v) ? INSPECT_LEVELS + 1 : panel && v <= 0 ? INSPECT_LEVELS : (int)(inspect_position(v, panel, low, high) * (INSPECT_LEVELS - 0.01));
-                if (l != level) continue;
-                if (!any)
-                    fprintf(f, "<path stroke='%s' stroke-width='%d' d='", level == INSPECT_LEVELS + 1 ? "#000" : level == INSPECT_LEVELS ? "#f1f1f1" :
-                            inspect_color((level + 0.5) / INSPECT_LEVELS, panel), row - 1);
-                any = true;
-                fprintf(f, "M%.1f %.1fh%.1f", x + column * step, top[p->slot] + row / 2.0, step - 0.4);
-            }
-            if (any) fprintf(f, "'/>\n");
+        double x = INSPECT_LEFT + panel * (INSPECT_PANEL + INSPECT_GAP);
+        inspect_write_legend(f, panel, x, low, high, unit);
+        for (int level = 0; level <= INSPECT_NAN; level++) { /* a path for each color, a short thick line for each cell */
+            fprintf(f, "<path stroke='%s' stroke-width='%d' d='M0 0", inspect_color(level, panel), height - 1);
+            for (const inspect_point *p = points; p < end; p++)
+                if (inspect_level(&p->stats, panel, low, high) == level)
+                    fprintf(f, "M%.1f %.1fh%.1f", x + p->column * width, top[p->slot] + height / 2.0, width - 0.4);
+            fprintf(f, "'/>\n");
         }
-        column = -1;
-        for (const inspect_point *p = points; p < end; p++) { /* which steps they are */
-            if (p > points && p->step == p[-1].step) continue;
-            if ((++column % every == 0 && column + every <= columns) || column == columns - 1)
-                fprintf(f, "<text x='%.1f' y='%.1f' text-anchor='middle'>%d</text>\n", x + (column + 0.5) * step, bottom + 16, p->step);
+        for (const inspect_point *p = points; p < end; p++) {
+            char text[16];
+            snprintf(text, sizeof text, "%d", p->step);
+            if ((p == points || p->column > p[-1].column) && (p->column == columns - 1 || (p->column % every == 0 && p->column + every <= columns)))
+                inspect_text(f, x + (p->column + 0.5) * width, y + 16, 11, "middle", text);
         }
-        fprintf(f, "<text x='%d' y='%.1f' text-anchor='middle'>step</text>\n", x + INSPECT_PANEL / 2, bottom + 32);
+        inspect_text(f, x + INSPECT_PANEL / 2.0, y + 32, 11, "middle", "step");
     }
     fprintf(f, "</svg>\n");
     free(top);

@@ -333,7 +333,8 @@ typedef struct te_nvfp4_dequantize_args {
  * be reduced over the ranks; scales from the whole amaxes; codes of the slice. Together the slices give the bytes of the whole. */
 
 /* amax f32 [ceil(M / tile_rows), ceil(N / tile_columns)] = max |x| of the elements of each tile that lie in the slice, 0 where there
- * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. */
+ * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. Fast for tiles of 128 x 128,
+ * 16 x 16, 1 x 32 and 32 x 1; for one amax of all, te_amax of x. */
 typedef struct te_shard_amax_args {
     const te_tensor *x;
     te_tensor *amax;

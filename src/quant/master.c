@@ -14,6 +14,7 @@ typedef struct te__master_job {
     te_tensor *slice;   /* in the nominal dtype, or NULL */
     int64_t start, rows, cols;
     te_tensor *amax, *amax_col, *amax_tensor; /* views of packed buffers */
+    te_tensor *multiplier; /* block scales of any f32: what their inverses cannot give back */
 } te__master_job;
 
 typedef struct te__master_run {
@@ -134,6 +135,7 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     args.dst = flat ? flat : c->data;
     args.flat = flat != NULL;
     args.scale = scale;
+    args.multiplier = j->multiplier;
     args.amax = amax;
     args.amax_tensor = c->amax;
     args.scaling = te__scaling_kind(c);
@@ -271,6 +273,10 @@ static te_result te__master_tiles(te__master_run *r, te_quant_kind kind, int64_t
         args.columns = j->cols;
         args.dtype = j->spec->dtype;
         args.fp32_scales = j->spec->fp32_scales;
+        if (kind == TE_QUANT_BLOCK && args.fp32_scales) {
+            args.multiplier = j->multiplier = te__empty_like(j->copy->scale, TE_F32);
+            if (!j->multiplier) return te_error_code(r->te);
+        }
         args.epsilon = j->spec->epsilon;
         args.amax_limit = te_dtype_max(j->weight->dtype);
         args.e4m3_max_256 = j->spec->e4m3_max_256;

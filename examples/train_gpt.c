@@ -166,7 +166,7 @@ static void choose_recipe(run *r, const char *name, const char *all) {
     if (kind == NUM_RECIPES) die("--recipe %s: there are %s", name, all);
     if (kind == TE_RECIPE_NONE) end--, runs->file = r->file;
     else r->name = labels[kind], r->recipe = recipes[kind]();
-    /* Delayed: the default, the largest of 1024 steps, would keep the scales of the first steps, whose gradients are largest, to the end. */
+    /* Delayed: the default, the largest of 1024 steps, would let one outlier of the first steps set a scale until the end of this run. */
     r->recipe.amax_history_len = 16;
 }
 static const char *in_out(const char *name) {

@@ -3,7 +3,7 @@
 //              128 columns (64 of f32)
 //            +-----------------------+   by rows:     a thread takes 32 neighbours: 16 bytes of codes, two scales   ->  row
 //    128     |  x, in shared memory, |
-//    rows    |  272 bytes a row      |   by columns:  a thread takes 16 rows of the columns in one word, transforms them, and puts
+//    rows    |  272 bytes a row      |   by columns:  a thread takes 16 rows of one column, transforms them, and puts
 //            +-----------------------+                8 bytes of codes and a scale into `turned`                    ->  col
 //
 //   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
@@ -45,8 +45,8 @@ TE_DEV void te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {
 // An element of a word of the tile.
 TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {
     if (dt == TE_F32) return __uint_as_float(w);
-    if (dt == TE_BF16) return __uint_as_float(half ? w & 0xffff0000u : w << 16);
-    return te_f16_to_f32((te_u16)(half ? w >> 16 : w));
+    if (dt == TE_BF16) return __uint_as_float(__byte_perm(w, 0, half ? 0x3244 : 0x1044));
+    return te_f16_to_f32((te_u16)(w >> (16 * half)));
 }
 TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
 #pragma unroll
@@ -54,7 +54,7 @@ TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
         if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
     __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
     __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
     __shared__ int tile_code[64]; // the scales of 16 x 16 blocks
@@ -155,26 +155,19 @@ extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_quantize(const __g
     }
     if (!a.col) return;
 
+    // One column at a time: the words are read twice, which costs less than the registers that would keep them.
 #pragma unroll 1
-    for (int i = t; i < 512; i += 256) {
-        int word = i & 63, g = i >> 6;
-        te_u32 w[16];
+    for (int i = t; i < 2048 / size; i += 256) {
+        int word = i & 63, g = i >> 6 & 7, half = i >> 9, c = size == 4 ? word : 2 * word + half;
+        float v[16];
+        te_u8 scale;
 #pragma unroll
-        for (int r = 0; r < 16; r++) w[r] = *(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            if (half && size == 4) break;
-            float v[16];
-            te_u8 scale;
-            int c = size == 4 ? word : 2 * word + half;
-#pragma unroll
-            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(w[r], half, X_DT);
-            te_nvfp4_transform(v, RHT);
-            uint2 u = te_nvfp4_block(by_col, v, scale_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,
-                                     (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);
-            *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;
-            turned[c * TE_TURNED + 64 + g] = scale;
-        }
+        for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(*(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word), half, X_DT);
+        te_nvfp4_transform(v, RHT);
+        uint2 u = te_nvfp4_block(by_col, v, scale_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,
+                                 (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);
+        *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;
+        turned[c * TE_TURNED + 64 + g] = scale;
     }
     __syncthreads();
     te_i64 bytes = (a.ldc + 1) >> 1;

@@ -1,14 +1,17 @@
-/* train_gpt.c: trains a byte-level GPT twice from the same seed, in BF16 and in FP8, and shows that FP8 costs nothing.
+/* train_gpt.c: trains a byte-level GPT twice from the same seed, in BF16 and in low precision, and shows what that costs.
  *
  *     ./train_gpt             on this repository's own sources, on the first GPU if there is one, else on the CPU
  *     ./train_gpt book.txt    on any text; --help lists the options
  *
- * OUT gets loss.csv, loss.svg and the checkpoints model.safetensors (FP8) and bf16.safetensors, each with optimizer and
- * scaling state. After Ctrl-C or a crash, --resume with the same options goes on to the same losses, bit for bit. */
+ * OUT gets loss.csv, loss.svg and the checkpoints model.safetensors (low precision) and bf16.safetensors, each with optimizer and
+ * scaling state; with --inspect also inspect.csv and inspect.svg, what quantization did to every operand of every product.
+ * After Ctrl-C or a crash, --resume with the same options goes on to the same losses, bit for bit. */
 #define _POSIX_C_SOURCE 200809L
 #define TE_IMPLEMENTATION
 #include "te.h"
 
+#include "curves.h"
+#include "inspect.h"
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
@@ -18,6 +21,7 @@
 
 enum { MAX_TEXT = 16 << 20, READ_EVERY = 10, NUM_EVALS = 10, EVAL_BATCHES = 8 };
 static te_ctx *te;
+static inspection inspected;
 static volatile sig_atomic_t interrupted;
 static void on_interrupt(int number) { interrupted = number; }
 
@@ -46,7 +50,7 @@ static double now(void) {
 static struct {
     NUMBERS(FIELD)
     const char *recipe, *out;
-    bool help, resume;
+    bool help, resume, inspect;
 } opt;
 
 /* What follows --name in argv, which loses both; else the default. */
@@ -139,7 +143,7 @@ static te_module *gpt_create(void) {
 
 typedef struct run {
     const char *name, *file, *color;
-    bool fp8;
+    te_recipe recipe; /* its kind is TE_RECIPE_NONE in high precision */
     te_module *model;
     te_optimizer *adam;
     te_tensor *curves;    /* f32 [2 * (steps + 1)], a buffer of the model: it stays on the device and is saved with it */
@@ -147,10 +151,24 @@ typedef struct run {
     int step;             /* steps done */
 } run;
 static run runs[2] = {{.name = "BF16", .file = "bf16.safetensors", .color = "#2e6fe4"},
-                      {.name = "FP8", .file = "model.safetensors", .color = "#e4572e", .fp8 = true}};
+                      {.file = "model.safetensors", .color = "#e4572e"}};
 static run *end = runs + 2; /* of the runs that there are */
 static char title[256];
 
+/* By te_recipe_kind. */
+static const char *const labels[] = {"BF16", "FP8 delayed", "FP8 current", "FP8 block", "MXFP8", "NVFP4"};
+static te_recipe (*const recipes[])(void) = {NULL, te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling,
+                                             te_recipe_mxfp8, te_recipe_nvfp4};
+enum { NUM_RECIPES = sizeof recipes / sizeof *recipes };
+static void choose_recipe(run *r, const char *name, const char *all) {
+    int kind = 0;
+    while (kind < NUM_RECIPES && strcmp(te_recipe_name((te_recipe_kind)kind), name)) kind++;
+    if (kind == NUM_RECIPES) die("--recipe %s: there are %s", name, all);
+    if (kind == TE_RECIPE_NONE) end--, runs->file = r->file;
+    else r->name = labels[kind], r->recipe = recipes[kind]();
+    /* Delayed: the default, the largest of 1024 steps, would let one outlier of the first steps set a scale until the end of this run. */
+    r->recipe.amax_history_len = 16;
+}
 static const char *in_out(const char *name) {
     static char path[4096];
     snprintf(path, sizeof path, "%s/%s", opt.out, name);
@@ -169,10 +187,10 @@ static void open_run(run *r) {
     r->train = malloc(te_tensor_bytes(r->curves));
     r->valid = r->train + opt.steps + 1;
     te_tensor_to_host(r->curves, r->train);
+    if (opt.inspect && r->recipe.kind && r->step) inspect_load(&inspected, opt.out, r->step);
 }
 static te_tensor *logits_of(run *r, te_tensor *ids) {
-    te_recipe recipe = strcmp(opt.recipe, "delayed") ? te_recipe_current_scaling() : te_recipe_delayed_scaling();
-    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = !r->fp8});
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = r->recipe.kind ? &r->recipe : NULL, .disabled = !r->recipe.kind});
     te_tensor *logits = te_forward(r->model, ids);
     te_autocast_end(te);
     return logits;
@@ -189,8 +207,11 @@ static te_tensor *loss_of(run *r, const struct text *t, int index) {
 }
 static void train_step(run *r) { /* learning rate: up over a twentieth of the steps, then a cosine down to a tenth */
     double warm = opt.steps / 20 + 1, x = (r->step + 1 - warm) / (opt.steps + 1 - warm);
+    bool inspect = opt.inspect && r->recipe.kind && inspect_is_due(r->step + 1, opt.steps);
+    if (inspect) inspect_begin(te);
     te_tensor *loss = loss_of(r, &train, r->step);
     te_backward(loss);
+    if (inspect) inspect_end(te, &inspected, r->step + 1);
     te_optimizer_set_lr(r->adam, (float)(opt.lr * (x < 0 ? (r->step + 1) / warm : 0.55 + 0.45 * cos(3.14159265 * x))));
     te_optimizer_step(r->adam);
     te_tensor_copy(te_tensor_narrow(r->curves, 0, r->step + 1, 1), loss);
@@ -205,55 +226,16 @@ static void evaluate(run *r, int step) {
 
 /* ---- results ---- */
 
-static void write_csv(FILE *f) {
-    fprintf(f, "step");
-    for (const run *r = runs; r < end; r++) fprintf(f, ",%s train,%s validation", r->name, r->name);
-    for (int i = 0; i <= runs->step; i++) {
-        fprintf(f, "\n%d", i);
-        for (const run *r = runs; r < end; r++) {
-            fprintf(f, isnan(r->train[i]) ? "," : ",%.9g", (double)r->train[i]);
-            fprintf(f, isnan(r->valid[i]) ? "," : ",%.9g", (double)r->valid[i]);
-        }
-    }
-    fprintf(f, "\n");
-}
-static void write_svg(FILE *f) {
-    enum { W = 860, H = 500, L = 70, R = 30, T = 60, B = 60 };
-#define X(k) (L + (W - L - R) * (double)(k) / opt.steps)
-#define Y(loss) (H - B - (H - T - B) * (double)(loss) / 6) /* a random guess has log(256) = 5.5 */
-    fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif' font-size='13'>\n"
-            "<rect width='100%%' height='100%%' fill='#fff'/>\n", W, H);
-    fprintf(f, "<text x='%d' y='34' font-size='16'>Loss in nats per byte: %s</text>\n", L, title);
-    for (int i = 0, k = 0; i <= 6; i++, k = opt.steps * i / 6)
-        fprintf(f, "<path d='M%d %.1fH%d' stroke='#ddd'/><text x='%d' y='%.1f' text-anchor='end'>%d</text>\n"
-                "<path d='M%.1f %dv5' stroke='#000'/><text x='%.1f' y='%d' text-anchor='middle'>%d</text>\n",
-                L, Y(i), W - R, L - 10, Y(i) + 4, i, X(k), H - B, X(k), H - B + 20, k);
-    fprintf(f, "<path d='M%d %dV%dH%d' stroke='#000' fill='none'/><text x='%d' y='%d' text-anchor='middle'>step</text>\n",
-            L, T, H - B, W - R, (L + W - R) / 2, H - 14);
-    for (int i = 0; i < 2 * (end - runs); i++) { /* training: a thin line, smoothed; validation: dots */
-        const run *r = &runs[i / 2];
-        int dots = i % 2, x = W - R - 200, y = T + 16 + 22 * i;
-        double smooth = NAN;
-        fprintf(f, "<text x='%d' y='%d'>%s %s</text><path stroke='%s' stroke-width='%d' stroke-linecap='round' fill='none' "
-                "d='M%d %dh%d", x + 40, y + 4, r->name, dots ? "validation" : "training, smoothed", r->color, dots ? 10 - i : 1,
-                x + 14 * dots, y, dots ? 0 : 28);
-        for (int k = 0; k <= r->step; k++) {
-            double loss = (double)(dots ? r->valid : r->train)[k];
-            if (isnan(loss)) continue;
-            fprintf(f, "%c%.1f %.1fh0", dots || isnan(smooth) ? 'M' : 'L', X(k), Y(dots || isnan(smooth) ? loss : smooth));
-            smooth = isnan(smooth) ? loss : 0.9 * smooth + 0.1 * loss;
-        }
-        fprintf(f, "'/>\n");
-    }
-    fprintf(f, "</svg>\n");
-}
 static double save(void) { /* returns when to save again: a tenth of the time at most goes into it */
     double started = now();
+    if (opt.inspect) inspect_save(&inspected, opt.out, end[-1].name, title); /* first: what is later than a checkpoint is dropped at --resume */
     for (run *r = runs; r < end; r++) te_checkpoint_save(te, in_out(r->file), r->model, r->adam, NULL, 0);
     check();
+    curve curves[2];
+    for (run *r = runs; r < end; r++) curves[r - runs] = (curve){r->name, r->color, r->train, r->valid, r->step};
     FILE *csv = fopen(in_out("loss.csv"), "w"), *svg = fopen(in_out("loss.svg"), "w");
     if (!csv || !svg) die("cannot write the curves to %s: %s", opt.out, strerror(errno));
-    write_csv(csv), write_svg(svg);
+    curves_write_csv(csv, curves, (int)(end - runs)), curves_write_svg(svg, curves, (int)(end - runs), opt.steps, title);
     fclose(csv), fclose(svg);
     return now() + 10 * (now() - started);
 }
@@ -290,25 +272,29 @@ static void write_sample(run *r) {
 
 int main(int argc, char **argv) {
     const char *sources[] = {"src", "tests", "tools", "examples", "README.md"};
+    char names[128] = "";
     int files = 0;
     opt.help = argc == 2 && !strcmp(argv[1], "--help");
     te = te_ctx_create(&(te_ctx_desc){.device = word(++argv, "device", NULL, "cpu or cuda:N")});
-    opt.recipe = word(argv, "recipe", "current", "of the FP8 run: current, delayed, or none for BF16 alone");
+    for (int i = 0; i < NUM_RECIPES; i++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", te_recipe_name((te_recipe_kind)i));
+    opt.recipe = word(argv, "recipe", "current", names);
     opt.out = word(argv, "out", "out", "folder of the results");
     NUMBERS(READ)
-    if (opt.help) return printf("  --resume    go on from what is in the folder\n"), 0;
+    if (opt.help) return printf("  --resume    go on from what is in the folder\n  --inspect   measure what quantization does\n"), 0;
     check();
     if (opt.steps < 1 || opt.seq < 1 || opt.batch < 1 || (double)opt.seq * opt.batch > 1e8)
         die("--steps, --seq and --batch must be at least 1, and a batch at most 100 million bytes");
     for (; *argv; argv++) {
         if (!strcmp(*argv, "--resume")) opt.resume = true;
+        else if (!strcmp(*argv, "--inspect")) opt.inspect = true;
         else if (!strncmp(*argv, "--", 2)) die("there is no option %s; --help shows what there is", *argv);
         else read_text(*argv), files++;
     }
     for (int i = 0; i < 5 && !files; i++) if (!access(sources[i], R_OK)) read_text(sources[i]);
     if (valid.size <= (size_t)opt.seq) die("%zu bytes of text are too few for --seq %d", train.size + valid.size, opt.seq);
-    if (!strcmp(opt.recipe, "none")) end--, runs->file = runs[1].file;
-    else if (strcmp(opt.recipe, "current") && strcmp(opt.recipe, "delayed")) die("--recipe %s; see --help", opt.recipe);
+    choose_recipe(&runs[1], opt.recipe, names);
+    if (opt.inspect && end == runs + 1) die("--inspect: --recipe none quantizes nothing; choose another");
     if (mkdir(opt.out, 0777) && errno != EEXIST) die("cannot make the folder %s: %s", opt.out, strerror(errno));
     for (run *r = runs; r < end; r++) open_run(r);
     double millions = (double)te_module_num_parameters(runs->model) / 1e6;
@@ -341,7 +327,7 @@ int main(int argc, char **argv) {
     }
     if (runs->step < opt.steps) return printf("\nstopped; --resume goes on from here\n"), 130;
     double ratio = (double)(end[-1].valid[opt.steps] / runs->valid[opt.steps]);
-    if (end == runs + 2) printf("validation loss, FP8 against BF16: %+.2f %%\n", 100 * (ratio - 1));
+    if (end == runs + 2) printf("validation loss, %s against BF16: %+.2f %%\n", runs[1].name, 100 * (ratio - 1));
     printf("loss.svg and the models are in %s. This is how the %s model writes:\n", opt.out, end[-1].name);
     write_sample(end - 1), check();
     for (run *r = runs; r < end; r++) te_optimizer_destroy(r->adam), te_module_destroy(r->model), free(r->train);

@@ -1,5 +1,6 @@
 /* tests/faults/test_train_gpt.c: Ctrl-C and kill -9 while train_gpt trains: the checkpoint of the last step, or of one before, is whole, and
- * --resume goes on from it. That the losses are then the same, bit for bit, is for tests/run_short.sh. */
+ * --resume goes on from it. That the losses are then the same, bit for bit, is for tests/run_short.sh. Options that cannot be; a few steps
+ * with each recipe, and what --inspect writes. */
 #define _GNU_SOURCE
 #include "../te_test.h"
 
@@ -54,19 +55,17 @@ static void end_process(void *arg) {
     waitpid(*child, NULL, 0);
 }
 
-/* Tells one model.safetensors from the next: each is a new file. 0: there is none. */
-static uint64_t saved_file(void) {
-    char path[600];
-    struct stat st;
-    snprintf(path, sizeof path, "%s/model.safetensors", test_path("out"));
-    return stat(path, &st) != 0 ? 0 : (uint64_t)st.st_ino * 1000003 + (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec;
-}
-
-/* Starts it with its output in a file, and waits until it has trained a step and saved it. A child of 0: it could not be started. */
-static pid_t *start(const char *text, bool resume) {
-    const char *program = train_gpt(), *out = test_path("out"), *log = test_path("log");
+/* Starts it on a small model, with `more` (NULL ends it) behind the options, and what it says in a file. */
+static pid_t *spawn(const char *const *more) {
+    static const char *const small[] = {"--device", "cpu", "--layers", "1", "--hidden", "32", "--heads", "2", "--kv-heads", "1", "--seq", "32", "--batch", "2",
+                                        "--sample", "0"};
+    const char *program = train_gpt(), *log = test_path("log");
+    char **argv = (char **)test_alloc(64 * sizeof *argv);
+    int n = 0;
+    argv[n++] = (char *)program;
+    for (int i = 0; i < COUNT(small); i++) argv[n++] = (char *)small[i];
+    for (; *more && n < 63; more++) argv[n++] = (char *)*more;
     pid_t *child = (pid_t *)test_alloc(sizeof *child);
-    uint64_t before = saved_file();
     fflush(stdout);
     *child = fork();
     if (*child == 0) {
@@ -75,26 +74,51 @@ static pid_t *start(const char *text, bool resume) {
         dup2(fd, 2);
         signal(SIGINT, SIG_DFL);
         setenv("TE_THREADS", "1", 1);
-        execl(program, program, "--device", "cpu", "--layers", "1", "--hidden", "32", "--heads", "2", "--kv-heads", "1", "--seq", "32", "--batch", "2", "--steps",
-              "20000", "--sample", "0", "--out", out, text, resume ? "--resume" : (char *)NULL, (char *)NULL);
+        execv(program, argv);
         _exit(127);
     }
     test_on_end(end_process, child);
+    return child;
+}
+
+/* A whole file, with a 0 behind it; "" if there is none. */
+static const char *contents(const char *path, size_t *size) {
+    FILE *f = fopen(path, "rb");
+    size_t room = 1 << 20, n;
+    char *bytes = (char *)test_alloc(room);
+    n = f ? fread(bytes, 1, room - 1, f) : 0;
+    if (f) fclose(f);
+    bytes[n] = 0;
+    if (size) *size = n;
+    return bytes;
+}
+
+/* Tells one model.safetensors from the next: each is a new file. 0: there is none. */
+static uint64_t saved_file(void) {
+    char path[600];
+    struct stat st;
+    snprintf(path, sizeof path, "%s/model.safetensors", test_path("out"));
+    return stat(path, &st) != 0 ? 0 : (uint64_t)st.st_ino * 1000003 + (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec;
+}
+
+/* Starts it and waits until it has trained a step and saved it. A child of 0: it could not be started. */
+static pid_t *start_with(const char *const *more) {
+    uint64_t before = saved_file();
+    pid_t *child = spawn(more);
     for (double limit = seconds() + 30; seconds() < limit; nap(0.002)) {
-        char said[4096];
         int status;
         if (saved_file() != before) return child;
         if (waitpid(*child, &status, WNOHANG) != *child) continue;
-        FILE *f = fopen(log, "r");
-        size_t n = f ? fread(said, 1, sizeof said - 1, f) : 0;
-        if (f) fclose(f);
-        said[n] = 0;
-        test_fail(__FILE__, __LINE__, "train_gpt ended before it was told to, with status %d: %s", status, said);
+        test_fail(__FILE__, __LINE__, "train_gpt ended before it was told to, with status %d: %s", status, contents(test_path("log"), NULL));
         *child = 0;
         return child;
     }
     test_fail(__FILE__, __LINE__, "train_gpt saves nothing");
     return child;
+}
+static pid_t *start(const char *text, bool resume) {
+    const char *out = test_path("out"), *more[] = {"--steps", "20000", "--out", out, text, resume ? "--resume" : NULL, NULL};
+    return start_with(more);
 }
 
 /* The exit status, or 128 + the signal that ended it; -1 if it does not end within `limit` seconds. */
@@ -187,4 +211,124 @@ TE_TEST(kill_leaves_a_whole_checkpoint) {
     kill(*child, SIGINT);
     CHECK_EQ_INT(wait_for(child, 20), 130);
     CHECK(whole(te, "model.safetensors") > steps);
+}
+
+/* ---- options, recipes, inspection ---- */
+
+TE_TEST(impossible_options_are_named) {
+    if (!train_gpt()) SKIP(not_built);
+    static const struct {
+        const char *option, *value, *says;
+    } cases[] = {{"--recipe", "fp8", "--recipe fp8"},  {"--recipe", "", "--recipe : "},          {"--recipe", NULL, "--recipe needs a value"},
+                 {"--steps", "many", "--steps many"},  {"--steps", "0", "at least 1"},         {"--lr", "-1", "--lr -1"},
+                 {"--inspects", NULL, "no option --inspects"}, {"--recipe=nvfp4", NULL, "no option --recipe=nvfp4"}};
+    const char *text = write_text(), *out = test_path("out");
+    for (int i = 0; i < COUNT(cases); i++) {
+        const char *more[] = {text, "--out", out, cases[i].option, cases[i].value, NULL}, *said;
+        test_case("%s %s", cases[i].option, cases[i].value ? cases[i].value : "");
+        CHECK_EQ_INT(wait_for(spawn(more), 20), 1);
+        said = contents(test_path("log"), NULL);
+        CHECK_MSG(strstr(said, cases[i].says), "it says: %s", said);
+        for (int kind = TE_RECIPE_NONE; kind <= TE_RECIPE_NVFP4 && i < 2; kind++)
+            CHECK_MSG(strstr(said, te_recipe_name((te_recipe_kind)kind)), "%s is missing: %s", te_recipe_name((te_recipe_kind)kind), said);
+    }
+    test_case("nothing to inspect");
+    const char *more[] = {text, "--out", out, "--recipe", "none", "--inspect", NULL};
+    CHECK_EQ_INT(wait_for(spawn(more), 20), 1);
+    CHECK(strstr(contents(test_path("log"), NULL), "quantizes nothing"));
+    CHECK(access(out, F_OK) != 0); /* all of it before the first file */
+}
+
+/* Of a table: lines, the first of them and the last. */
+static int lines(const char *table, char *first, char *last, size_t room) {
+    int n = 0;
+    for (const char *end; (end = strchr(table, '\n')) != NULL; table = end + 1, n++) {
+        snprintf(last, room, "%.*s", (int)(end - table), table);
+        if (n == 0) snprintf(first, room, "%s", last);
+    }
+    return n;
+}
+static const char *in(const char *folder, const char *name) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return test_path(path);
+}
+
+/* Every row of inspect.csv: steps 1 .. `steps`, and for each the operands of the four products of the one layer, whose figures make sense. */
+static void check_inspection(const char *table, int steps, double least_snr) {
+    static const char *const operands[] = {"input", "weight", "dy"};
+    static const char *const modules[] = {"layer0.self_attention.layernorm_qkv", "layer0.self_attention.proj", "layer0.layernorm_mlp", "layer0.layernorm_mlp"};
+    const char *line = strchr(table, '\n');
+    int row = 0;
+    for (; line && line[1]; line = strchr(line + 1, '\n'), row++) {
+        char module[100] = "", operand[10] = "";
+        int step, gemm;
+        double amax, scale, underflow, saturated, cosine, snr;
+        long long nans, infs;
+        int got = sscanf(line + 1, "%d,%99[^,],%d,%9[^,],%lf,%lf,%lf,%lf,%lld,%lld,%lf,%lf", &step, module, &gemm, operand, &amax, &scale, &underflow, &saturated,
+                         &nans, &infs, &cosine, &snr);
+        bool is_row = got == 12 && step == row / 12 + 1 && !strcmp(module, modules[row / 3 % 4]) && gemm == (row / 3 % 4 == 3) && !strcmp(operand, operands[row % 3]);
+        CHECK_MSG(is_row, "row %d: %.120s", row, line + 1);
+        CHECK_MSG(amax > 0 && isfinite(amax) && isfinite(scale) && scale >= 0 && nans == 0 && infs == 0, "row %d: %.200s", row, line + 1);
+        CHECK_MSG(underflow >= 0 && underflow <= 1 && saturated >= 0 && saturated <= 1 && cosine <= 1.0001, "row %d: %.200s", row, line + 1);
+        if (step > 1) CHECK_MSG(snr > least_snr && cosine > 0.9, "row %d: %.200s", row, line + 1); /* the first scales of delayed scaling fit nothing */
+    }
+    CHECK_EQ_INT(row, 12 * steps);
+}
+
+TE_TEST(every_recipe_trains_and_shows_itself) {
+    if (!train_gpt()) SKIP(not_built);
+    const char *text = write_text();
+    for (int kind = TE_RECIPE_NONE; kind <= TE_RECIPE_NVFP4; kind++) {
+        const char *name = te_recipe_name((te_recipe_kind)kind);
+        char plain[40], inspected[40], first[300] = "", last[300] = "";
+        int columns = kind == TE_RECIPE_NONE ? 3 : 5, got = 0;
+        double x[5];
+        size_t size, size_inspected;
+        snprintf(plain, sizeof plain, "%s", name);
+        snprintf(inspected, sizeof inspected, "%s inspected", name);
+        test_case("%s", name);
+        const char *one[] = {text, "--steps", "3", "--recipe", name, "--out", test_path(plain), NULL};
+        CHECK_EQ_INT(wait_for(spawn(one), 30), 0);
+        const char *losses = contents(in(plain, "loss.csv"), &size);
+        CHECK_EQ_INT(lines(losses, first, last, sizeof last), 5);
+        for (const char *at = last; at && got < 5; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) x[got++] = *at == ',' ? NAN : atof(at);
+        CHECK_EQ_INT(got, columns);
+        for (int i = 1; i < got; i++) CHECK_MSG(x[i] > 1 && x[i] < 6, "column %d: %g in %s", i, x[i], last);
+        CHECK(access(in(plain, "inspect.csv"), F_OK) != 0);
+        if (kind == TE_RECIPE_NONE) continue;
+        CHECK_MSG((strstr(first, "BF16 train,BF16 validation,") && (strstr(first, "FP8 ") || strstr(first, "MXFP8 ") || strstr(first, "NVFP4 "))), "%s", first);
+
+        test_case("%s --inspect", name);
+        const char *two[] = {text, "--steps", "3", "--recipe", name, "--out", test_path(inspected), "--inspect", NULL};
+        CHECK_EQ_INT(wait_for(spawn(two), 30), 0);
+        CHECK_MSG(size > 0 && !strcmp(losses, contents(in(inspected, "loss.csv"), &size_inspected)) && size == size_inspected, "other losses");
+        check_inspection(contents(in(inspected, "inspect.csv"), NULL), 3, kind == TE_RECIPE_NVFP4 ? 10 : 20);
+        const char *svg = contents(in(inspected, "inspect.svg"), &size);
+        CHECK(!strncmp(svg, "<svg xmlns='http://www.w3.org/2000/svg'", 39) && size > 8 && !strcmp(svg + size - 7, "</svg>\n"));
+        CHECK(strstr(svg, "layer0") && strstr(svg, "layernorm_mlp fc2") && strstr(svg, "Signal-to-noise") && !strstr(svg, "nan") && !strstr(svg, "inf"));
+    }
+}
+
+/* Most of the steps that are looked at come after the resumption; the table is that of a run that nobody interrupts. */
+TE_TEST(inspection_goes_on_after_a_resumption) {
+    if (!train_gpt()) SKIP(not_built);
+    const char *text = write_text();
+    char first[300] = "", last[300] = "";
+    const char *more[] = {text, "--steps", "100", "--recipe", "nvfp4", "--inspect", "--out", test_path("whole"), NULL};
+    CHECK_EQ_INT(wait_for(spawn(more), 60), 0);
+    more[7] = test_path("out");
+    pid_t *child = start_with(more);
+    REQUIRE(*child > 0);
+    nap(0.05);
+    REQUIRE(kill(*child, SIGINT) == 0);
+    CHECK_EQ_INT(wait_for(child, 20), 130);
+    int before = lines(contents(in("out", "inspect.csv"), NULL), first, last, sizeof last);
+    CHECK_MSG(before > 12 && before < 1 + 26 * 12, "%d lines before: %s", before, last);
+    const char *again[] = {text, "--steps", "100", "--recipe", "nvfp4", "--inspect", "--out", test_path("out"), "--resume", NULL};
+    CHECK_EQ_INT(wait_for(spawn(again), 60), 0);
+    CHECK_EQ_INT(lines(contents(in("out", "inspect.csv"), NULL), first, last, sizeof last), 1 + 26 * 12);
+    CHECK_STR(contents(in("out", "inspect.csv"), NULL), contents(in("whole", "inspect.csv"), NULL));
+    CHECK_STR(contents(in("out", "loss.csv"), NULL), contents(in("whole", "loss.csv"), NULL));
+    CHECK_EQ_INT(temporary_files(), 0);
 }

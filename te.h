@@ -27702,12 +27702,12 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
     te_amax_args amax = TE_ZERO;
     te__measured *slot, fresh;
     const te__quant_copy *copy;
-    if (!te->inspecting || te->warming || !x->buffer) return;
+    if (!te->inspecting || te->warming || !x->buffer || !xq->quantized) return; /* a custom recipe may leave an operand as it is */
     if (!s->inspection) {
         s->inspection = (te__inspection *)te__alloc_zero(te, sizeof(*s->inspection));
         if (!s->inspection) return;
     }
-    memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path));
+    if (te->module_path[0]) memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path)); /* empty in the backward pass */
     s->inspection->module_type = s->module_type;
     slot = &s->inspection->slot[gemm][type == TE_TENSOR_INPUT ? 0 : type == TE_TENSOR_WEIGHT ? 1 : 2];
     memset(&fresh, 0, sizeof(fresh));

@@ -280,6 +280,30 @@ static void bench_host(bench *b) {
     int64_t size = 256;
     int i, k, round;
     if (!wanted(b, "host time of a quantizer call")) return;
+    { /* the driver's own share: the same kernel, planned once */
+        te__plan *p = (te__plan *)malloc(sizeof *p);
+        te_fill_args fill = TE_ZERO;
+        te__cu_handle function;
+        float times[ROUNDS];
+        bool pushed;
+        fill.dst = b->flushed;
+        if (p && te_fill(b->te, &fill) == TE_OK && te__cuda_enter(b->te, &pushed) == TE_OK) {
+            te__cuda_plan(b->te, p, TE_OP_FILL, &fill);
+            te__jit_get(b->te, &p->launch[0], p->baseline, &function);
+            for (round = 0; round < ROUNDS; round++) {
+                double began;
+                te_synchronize(b->te);
+                began = te__time_now();
+                for (k = 0; k < CALLS; k++) te__cuda_launch(b->te, &p->launch[0], function);
+                times[round] = (float)((te__time_now() - began) / CALLS);
+            }
+            te__plan_end(p);
+            te__cuda_leave(pushed);
+            qsort(times, ROUNDS, sizeof(float), by_value);
+            report(b, "host time of a quantizer call", "a launch alone", (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, 0, "us");
+        }
+        free(p);
+    }
     for (i = 0; i < 5; i++) {
         te_quantizer_desc desc = TE_ZERO;
         te_quantizer *q;

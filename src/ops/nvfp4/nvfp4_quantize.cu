@@ -58,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
     __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
     __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
     __shared__ int tile_code[64]; // the scales of 16 x 16 blocks
+    __shared__ te_nvfp4_tensor of_tensor[2];
     const int size = X_DT == TE_F32 ? 4 : 2, columns = 256 / size, chunks = columns / 32;
     int t = threadIdx.x, lane = t & 31;
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
@@ -93,10 +94,11 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         }
     }
     float noop = a.noop ? *a.noop : 0.0f;
-    te_nvfp4_tensor of_row = te_nvfp4_tensor_of(*a.amax_row, a.code_max), of_col = te_nvfp4_tensor_of(*a.amax_col, a.code_max);
+    if (t < 2) of_tensor[t] = te_nvfp4_tensor_of(t ? *a.amax_col : *a.amax_row, a.code_max); // divisions: once a block
     te_cp_async_wait<0>();
     if (noop == 1.0f) return;
     __syncthreads();
+    te_nvfp4_tensor of_row = of_tensor[0];
 
     if (TWO) {
         const int groups = columns / 16; // of a row of the tile
@@ -161,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         }
     }
     if (!a.col) return;
+    te_nvfp4_tensor of_col = of_tensor[1];
 
     // One column at a time: the words are read twice, which costs less than the registers that would keep them.
 #pragma unroll 1

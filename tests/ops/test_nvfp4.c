@@ -308,7 +308,7 @@ TE_TEST_DEVICES(nvfp4_quantize_large) {
     check_quantize(te, &both, TE_BF16, 500, 384, 384, 512, test_normal(500 * 384, 2));
 }
 
-/* Each bf16 there is, as the only number of its block beside a 6 that sets the scale: one code each, of all magnitudes. */
+/* Each bf16 there is: with neighbours, so that infinities, NaN and huge numbers set the scales, and under a scale of one. */
 TE_TEST_DEVICES(nvfp4_every_bf16) {
     enum { N = 65536 };
     static const options plain = {.copies = 1};

@@ -1,4 +1,4 @@
-// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes, and the loads of four and eight elements that the NVFP4 kernels share.
+// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.
 #pragma once
 #include "device/base.cuh"
 #include "ops/nvfp4/arithmetic.h"
@@ -10,7 +10,7 @@ TE_DEV float te_nvfp4_max_nan(float a, float b) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
     return r;
 }
-TE_DEV float te_nvfp4_amax(const float v[16]) {
+TE_DEV float te_nvfp4_largest(const float v[16]) {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 16; i++) largest = fmaxf(largest, fabsf(v[i]));
@@ -118,7 +118,7 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], con
 #pragma unroll
     for (int i = 1; i < 16; i++) amax = te_nvfp4_max_nan(amax, fabsf(v[i]));
     bool nan = amax != amax;
-    if (nan) amax = te_nvfp4_amax(v);
+    if (nan) amax = te_nvfp4_largest(v);
     te_u8 d = (te_u8)tile_code;
     if (tile_code < 0) {
         d = te_nvfp4_block_code(amax, s, 1.0f);

@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
             float v[16];
             int block = i >> 4, r = block / groups * 16 + (i & 15), j = block % groups;
             te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
-            float largest = te_nvfp4_amax(v);
+            float largest = te_nvfp4_largest(v);
 #pragma unroll
             for (int d = 8; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
             te_u8 code = te_nvfp4_block_code(largest, of_row, 1.0f);

@@ -205,13 +205,13 @@ static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_nvfp4_quantize_args
     te__nvfp4_copy_of(&j.row, a, a->row, a->row_scale, j.m, n);
     te__nvfp4_copy_of(&j.col, a, a->col, a->col_scale, n, j.m);
     j.col.how.offset++;
-    j.amax_row = (const float *)te__data(a->amax_row ? a->amax_row : a->amax_col);
+    if (!te__nvfp4_first_amax(a)) return TE_OK;
+    j.amax_row = (const float *)te__data(te__nvfp4_first_amax(a));
     j.amax_col = a->two_dimensional || !a->amax_col ? j.amax_row : (const float *)te__data(a->amax_col);
     j.per_row = a->amax_row && te__numel(a->amax_row) != 1;
     j.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     strips = te__div_up(te__round_up(te__max(j.m, a->col ? te__cols(a->col) : 0), 128), 16);
     j.groups = te__div_up(te__round_up(te__max(n, a->row ? te__cols(a->row) : 0), 128), 16);
-    if (j.m == 0 && j.per_row) return TE_OK; /* an amax_row [0] holds nothing to read, and there is nothing to scale */
     te__parallel_for(te, strips, te__max(1, 64 / te__max(1, j.groups)), te__nvfp4_strips, &j);
     return TE_OK;
 }

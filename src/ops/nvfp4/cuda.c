@@ -42,7 +42,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     reach_m = te__round_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128);
     reach_n = te__round_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 128);
     if (reach_m == 0 || reach_n == 0) return TE_OK;
-    if (te__rows(a->x) == 0 && a->amax_row && te__numel(a->amax_row) == 0) return TE_OK;
+    if (!te__nvfp4_first_amax(a)) return TE_OK;
     l = te__plan_launch(p, "nvfp4", "nvfp4_quantize");
     k = TE__KARGS(p, l, te__nvfp4_quantize_kargs);
     k->x = te__data(a->x);
@@ -62,7 +62,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     }
     k->row_groups = te__nvfp4_groups(k->n);
     k->col_groups = te__nvfp4_groups(k->m);
-    k->amax_row = (const float *)te__data(a->amax_row ? a->amax_row : a->amax_col);
+    k->amax_row = (const float *)te__data(te__nvfp4_first_amax(a));
     k->amax_col = a->two_dimensional || !a->amax_col ? k->amax_row : (const float *)te__data(a->amax_col);
     k->per_row = a->amax_row && te__numel(a->amax_row) != 1;
     k->noop = (const float *)te__data(a->noop);

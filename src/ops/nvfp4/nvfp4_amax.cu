@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_
 #pragma unroll
             for (int r = 0; r < 16; r++) v[r] = te_nvfp4_element(w[r], k, X_DT);
             te_nvfp4_transform(v, RHT);
-            of_col = fmaxf(of_col, te_nvfp4_amax(v));
+            of_col = fmaxf(of_col, te_nvfp4_largest(v));
         }
     } else {
         of_col = of_row;

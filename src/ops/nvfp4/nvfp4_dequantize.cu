@@ -3,7 +3,7 @@
 //            64 columns
 //          +------------+   a thread decodes one block of 16: of a row, or (columnwise) of a column;
 //    64    |     y      |   the tile passes through shared memory in f32, 65 floats a row;
-//   rows   +------------+   a thread stores eight neighbours of a row, four of which cover 64 columns twice
+//   rows   +------------+   a thread stores eight neighbours of a row, twice
 //
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
 //

@@ -58,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
     __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
     __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
     __shared__ int tile_code[64]; // the scales of 16 x 16 blocks
+    __shared__ te_nvfp4_tensor of_tensor[2];
     const int size = X_DT == TE_F32 ? 4 : 2, columns = 256 / size, chunks = columns / 32;
     int t = threadIdx.x, lane = t & 31;
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
@@ -65,8 +66,15 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
     te_i64 row_blocks = te_div_up(a.n, 16), col_blocks = te_div_up(a.m, 16), rows_padded = te_div_up(a.m, 128) * 128;
     te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1};
 
-    if (a.vector_x) {
+    if (a.vector_x && first_row + 128 <= a.m && first_col + columns <= a.n) {
+        const te_u8 *from = (const te_u8 *)a.x + ((first_row + (t >> 4)) * a.n + first_col) * size + 16 * (t & 15);
+        te_u32 to = (te_u32)__cvta_generic_to_shared(tile + (t >> 4) * TE_STRIDE + 16 * (t & 15));
+        te_i64 step = 16 * size * a.n;
 #pragma unroll
+        for (int i = 0; i < 8; i++, from += step) te_cp_async16(to + i * 16 * TE_STRIDE, from, 16);
+        te_cp_async_commit();
+    } else if (a.vector_x) {
+#pragma unroll 1
         for (int i = 0; i < 8; i++) {
             int r = (t >> 4) + 16 * i, piece = t & 15;
             te_i64 left = (a.n - first_col) * size - 16 * piece;
@@ -86,10 +94,11 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         }
     }
     float noop = a.noop ? *a.noop : 0.0f;
-    float scale_row = te__nvfp4_tensor_scale(*a.amax_row, a.code_max), scale_col = te__nvfp4_tensor_scale(*a.amax_col, a.code_max);
+    if (t < 2) of_tensor[t] = te_nvfp4_tensor_of(t ? *a.amax_col : *a.amax_row, a.code_max); // divisions: once a block
     te_cp_async_wait<0>();
     if (noop == 1.0f) return;
     __syncthreads();
+    te_nvfp4_tensor of_row = of_tensor[0];
 
     if (TWO) {
         const int groups = columns / 16; // of a row of the tile
@@ -98,15 +107,15 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
             float v[16];
             int block = i >> 4, r = block / groups * 16 + (i & 15), j = block % groups;
             te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
-            float largest = te_nvfp4_amax(v);
+            float largest = te_nvfp4_largest(v);
 #pragma unroll
             for (int d = 8; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
-            te_u8 code = te_nvfp4_block_code(largest, scale_row, 1.0f);
+            te_u8 code = te_nvfp4_block_code(largest, of_row, 1.0f);
             if (FOUR) {
-                te_u8 stretched = te_nvfp4_block_code(largest, scale_row, 1.5f);
+                te_u8 stretched = te_nvfp4_block_code(largest, of_row, 1.5f);
                 te_u32 random[4];
                 if (by_row.stochastic) te__philox(a.seed, a.offset, (te_u64)((first_row + r) * row_blocks + first_col / 16 + j), random);
-                float e6 = te_nvfp4_error(by_row, v, code, scale_row, random), e4 = te_nvfp4_error(by_row, v, stretched, scale_row, random);
+                float e6 = te_nvfp4_error(by_row, v, code, of_row, random), e4 = te_nvfp4_error(by_row, v, stretched, of_row, random);
                 float six = 0.0f, four = 0.0f;
 #pragma unroll
                 for (int k = 0; k < 16; k++) { // the rows' sums, in order
@@ -128,13 +137,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
             te_i64 row = first_row + r, col = first_col + 32 * chunk;
             te_u32 code[4];
             te_u8 scale[2];
-            float tensor_scale = a.per_row && row < a.m ? te__nvfp4_tensor_scale(a.amax_row[row], a.code_max) : scale_row;
+            if (a.per_row && row < a.m) of_row = te_nvfp4_tensor_of(a.amax_row[row], a.code_max);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float v[16];
                 int j = 2 * chunk + h;
                 te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
-                uint2 u = te_nvfp4_block(by_row, v, tensor_scale, TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,
+                uint2 u = te_nvfp4_block(by_row, v, of_row, TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,
                                          (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
                 code[2 * h] = u.x, code[2 * h + 1] = u.y;
             }
@@ -154,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         }
     }
     if (!a.col) return;
+    te_nvfp4_tensor of_col = of_tensor[1];
 
     // One column at a time: the words are read twice, which costs less than the registers that would keep them.
 #pragma unroll 1
@@ -164,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
 #pragma unroll
         for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(*(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word), half, X_DT);
         te_nvfp4_transform(v, RHT);
-        uint2 u = te_nvfp4_block(by_col, v, scale_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,
+        uint2 u = te_nvfp4_block(by_col, v, of_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,
                                  (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);
         *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;
         turned[c * TE_TURNED + 64 + g] = scale;

@@ -37,6 +37,11 @@ static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *na
 /* What happens before the column-wise copy: nothing, the transform, the transform without signs. */
 static int te__nvfp4_transform(bool rht, bool no_sign_mask) { return !rht ? 0 : no_sign_mask ? 2 : 1; }
 
+/* The amax that the row-wise copy's first row reads; of no rows, the other. NULL: then there is nothing to quantize either. */
+static const te_tensor *te__nvfp4_first_amax(const te_nvfp4_quantize_args *a) {
+    return a->amax_row && te__numel(a->amax_row) > 0 ? a->amax_row : a->amax_col;
+}
+
 static te_result te__check_nvfp4_amax(te_ctx *te, te_nvfp4_amax_args *a) {
     te_result result = te__want_float(te, "nvfp4_amax", "x", a->x);
     if (result != TE_OK) return result;

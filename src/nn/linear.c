@@ -83,7 +83,16 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
         return NULL;
     }
     if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale) { /* from here on the module's history scales it */
-        te__spec_close(&q->spec);
+        if (q->refs > 1) { /* other tensors keep to the scale that they have */
+            te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
+            if (!own) return NULL;
+            own->te = weight->te;
+            own->refs = 1;
+            own->spec = q->spec;
+            q->refs--;
+            weight->quantized->quantizer = q = own;
+        } else
+            te__spec_close(&q->spec);
         q->spec.scale = te_tensor_retain(spec->scale);
         q->spec.amax = te_tensor_retain(spec->amax);
     }

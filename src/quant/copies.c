@@ -105,6 +105,8 @@ static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const 
     return NULL;
 }
 
+static bool te__is_custom(const te_tensor *x) { return x->quantized->row.kind == TE_QUANT_CUSTOM || x->quantized->col.kind == TE_QUANT_CUSTOM; }
+
 /* A contiguous tensor as [M, N], without history. */
 static te_tensor *te__as_matrix(const te_tensor *x) {
     te_tensor *y = te__alias(x);
@@ -115,6 +117,14 @@ static te_tensor *te__as_matrix(const te_tensor *x) {
     y->stride[1] = 1;
     return y;
 }
+
+/* Counts the writes of a quantized tensor, wherever its codes lie. */
+static uint64_t te__quant_version(const te_tensor *x) {
+    const te_tensor *data = x->quantized->row.data ? x->quantized->row.data : x->quantized->col.data;
+    return x->quantized->version_shift + (data && data->buffer ? data->buffer->version : 0);
+}
+/* The codes lie in other memory now; their count goes on from `version`. */
+static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized->version_shift += version - te__quant_version(x); }
 
 /* ---- filling ---- */
 
@@ -278,6 +288,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
 /* Fills the copies that y has with x, by `spec`. Temporaries go to a frame of their own. */
 static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage, const te_tensor *noop) {
     te__quant_copy *row = usage & TE_ROWWISE ? &y->quantized->row : NULL, *col = usage & TE_COLUMNWISE ? &y->quantized->col : NULL;
+    uint64_t before = te__quant_version(y);
     te_tensor *flat;
     te_result result;
     te__frame_begin(x->te);
@@ -309,6 +320,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
         }
     } else
         result = te__copies_fill(flat, spec, row, col, noop);
+    if (result == TE_OK && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
     te__frame_end(x->te, NULL, 0);
     return result;
 }
@@ -452,6 +464,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     spec.kind = row->kind;
     spec.dtype = row->data->dtype;
     spec.two_dimensional = row->two_dimensional;
+    spec.no_sign_mask = row->no_sign_mask;
     spec.e4m3_max_256 = row->e4m3_max_256;
     te__frame_begin(te);
     if (row->kind == TE_QUANT_IDENTITY) {

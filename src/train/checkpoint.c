@@ -263,7 +263,7 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
         te->tape.no_grad++;
         value = te_safetensors_read(f, p->have.values[i].name);
         if (value) value = te_tensor_cast(value, x->dtype);
-        result = value ? te__primary_assign(x, value) : te_error_code(te);
+        result = value ? te__primary_start(x, value) : te_error_code(te);
         te->tape.no_grad--;
         te__frame_end(te, NULL, 0);
     }

@@ -52,6 +52,18 @@ static inline te_tensor *call_out(call *c, te_ctx *te, te_dtype dtype, int ndim,
     if (c->num_out < CALL_MAX_OUTPUTS) c->out[c->num_out++] = x;
     return x;
 }
+/* E2M1 codes [rows, ld], ld even: every pair of codes comes up. */
+static inline te_tensor *call_fp4(te_ctx *te, int64_t rows, int64_t ld) {
+    const int64_t shape[2] = {rows, ld};
+    unsigned char *host = (unsigned char *)malloc((size_t)(rows * ld / 2));
+    te_tensor *x;
+    int64_t i;
+    if (!host) return NULL;
+    for (i = 0; i < rows * ld / 2; i++) host[i] = (unsigned char)(i * 167 + i / 251);
+    x = te_tensor_from_host(te, TE_F4E2M1, 2, shape, host);
+    free(host);
+    return x;
+}
 static inline te_tensor *call_ids(te_ctx *te, int64_t n, int range) {
     int32_t *host = (int32_t *)malloc((size_t)n * sizeof(int32_t));
     te_tensor *x;
@@ -488,6 +500,61 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.gemm.m = M;
         c->args.gemm.n = N;
         c->args.gemm.k = K;
+        break;
+        CALL(36, NVFP4_AMAX, "nvfp4 amaxes, before and after the transform")
+        c->args.nvfp4_amax.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.nvfp4_amax.amax_row = call_out(c, te, TE_F32, 1, one);
+        c->args.nvfp4_amax.amax_col = call_out(c, te, TE_F32, 1, one);
+        c->args.nvfp4_amax.rht = true;
+        c->tolerance = 0;
+        break;
+        CALL(37, NVFP4_QUANTIZE, "quantize nvfp4, both copies, the column-wise one transformed")
+        c->args.nvfp4_quantize.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.nvfp4_quantize.row = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){M, 288});
+        c->args.nvfp4_quantize.row_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){256, 20});
+        c->args.nvfp4_quantize.col = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){N, 160});
+        c->args.nvfp4_quantize.col_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){384, 12});
+        c->args.nvfp4_quantize.amax_row = te_tensor_full(te, TE_F32, 1, one, 3.5);
+        c->args.nvfp4_quantize.amax_col = te_tensor_full(te, TE_F32, 1, one, 4.5);
+        c->args.nvfp4_quantize.rht = true;
+        c->tolerance = 0;
+        break;
+        CALL(38, NVFP4_QUANTIZE, "quantize nvfp4 by 16 x 16, both copies")
+        c->args.nvfp4_quantize.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.nvfp4_quantize.row = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){M, 288});
+        c->args.nvfp4_quantize.row_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){256, 20});
+        c->args.nvfp4_quantize.col = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){N, 160});
+        c->args.nvfp4_quantize.col_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){384, 12});
+        c->args.nvfp4_quantize.amax_row = te_tensor_full(te, TE_F32, 1, one, 3.5);
+        c->args.nvfp4_quantize.two_dimensional = true;
+        c->tolerance = 0;
+        break;
+        CALL(39, NVFP4_QUANTIZE, "quantize nvfp4, both copies, rounded stochastically")
+        c->args.nvfp4_quantize.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.nvfp4_quantize.row = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){M, 288});
+        c->args.nvfp4_quantize.row_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){256, 20});
+        c->args.nvfp4_quantize.col = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){N, 160});
+        c->args.nvfp4_quantize.col_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){384, 12});
+        c->args.nvfp4_quantize.amax_row = te_tensor_full(te, TE_F32, 1, one, 3.5);
+        c->args.nvfp4_quantize.amax_col = te_tensor_full(te, TE_F32, 1, one, 4.5);
+        c->args.nvfp4_quantize.rht = c->args.nvfp4_quantize.stochastic_rounding = true;
+        c->args.nvfp4_quantize.seed = 7;
+        c->tolerance = 0;
+        break;
+        CALL(40, NVFP4_DEQUANTIZE, "dequantize nvfp4")
+        c->args.nvfp4_dequantize.q = call_fp4(te, M, 288);
+        c->args.nvfp4_dequantize.scale = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){256, 20}, 2);
+        c->args.nvfp4_dequantize.amax = te_tensor_full(te, TE_F32, 1, one, 3.5);
+        c->args.nvfp4_dequantize.y = call_out(c, te, dtype, 2, mn);
+        c->tolerance = 0;
+        break;
+        CALL(41, NVFP4_DEQUANTIZE, "dequantize nvfp4, column-wise, the transform taken back")
+        c->args.nvfp4_dequantize.q = call_fp4(te, N, 160);
+        c->args.nvfp4_dequantize.scale = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){384, 12}, 2);
+        c->args.nvfp4_dequantize.amax = te_tensor_full(te, TE_F32, 1, one, 3.5);
+        c->args.nvfp4_dequantize.y = call_out(c, te, dtype, 2, mn);
+        c->args.nvfp4_dequantize.columnwise = c->args.nvfp4_dequantize.rht = true;
+        c->tolerance = 0;
         break;
     default: return false;
     }

@@ -286,19 +286,21 @@ typedef struct te_nvfp4_amax_args {
  *   row        e2m1 [M, ld], optional; two codes a byte, the even column in the low half
  *   row_scale  e4m3 [round_up(M, 128), round_up(ceil(N / 16), 4)]
  *   amax_row   f32 [1], or [M] (row-scaled: each row has a scale of its own in place of the tensor's), read
- *   col        e2m1 [N, ldc], transposed, optional; with rht the codes of rows M .. round_up(M, 16) - 1 are part of it
+ *   col        e2m1 [N, ldc], transposed, optional; with rht the codes of rows M .. round_up(M, 16) - 1 are part of it, and ldc reaches them
  *   col_scale  e4m3 [round_up(N, 128), round_up(ceil(M / 16), 4)]
- *   amax_col   f32 [1], read; NULL => amax_row's
+ *   amax_col   f32 [1], read; NULL => amax_row's. amax_row may be NULL if only col is asked for. two_dimensional: amax_row's for both copies
+ *              (amax_col's if that is NULL), which is [1]; and no rht with col
  *   swizzled   scales in the layout of te_mxfp8_quantize
  * With F = 448 (256 if e4m3_max_256):
  *   S = min(F * 6 / amax, FLT_MAX), 1 if amax or S is 0;  d = E4M3(RN(block amax * RN(S * RN(1 / 6))));
  *   mult = min(RN(1 / RN(d * RN(1 / S))), FLT_MAX);  q = E2M1(RNE(RN(x * mult))), saturated, NaN => 6
  * stochastic_rounding: q = the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; step 0.5, 1, 2 for
  *   magnitudes below 2, below 4, and above; u = k / 256, k byte t of the 16 bytes of Philox (seed, offset, row * blocks + block),
- *   t the element's place in its block; offset + 1 for the column-wise copy (row: of that copy). The same for two_dimensional.
+ *   t the element's place in its block; offset + 1 for the column-wise copy (row: of that copy, blocks: those
+ *   of its rows that hold elements of x). The same for two_dimensional; NaN => 6 here too.
  * four_over_six: each block (or tile) is also tried with d = E4M3(RN(RN(block amax * RN(S * RN(1 / 6))) * 1.5)), and keeps it
  *   if the error is smaller: the sum over its elements, in order (tiles: row by row, then the rows' sums), of |e| or
- *   e * e, e = RN(x - RN(q * RN(d * RN(1 / S)))), every operation rounded.
+ *   e * e, e = RN(x - RN(q * RN(d * RN(1 / S)))), every operation rounded. q is as it would be written (of a tile: in the row-wise copy).
  * Padding is written as 0. */
 typedef struct te_nvfp4_quantize_args {
     const te_tensor *x;

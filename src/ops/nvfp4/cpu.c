@@ -153,7 +153,8 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
         te__nvfp4_codes(&c->how, v, d, tensor_scale, (uint64_t)(i * c->blocks + j), code);
         for (b = 0; b < 8 && 8 * j + b < c->bytes; b++) c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
     }
-    if (i < c->scale_rows && j < c->groups) c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = d;
+    if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
+        c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
 }
 
 typedef struct te__nvfp4_job {

@@ -55,6 +55,32 @@ TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
     return codes | (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
 }
 
+// te__nvfp4_block_code, _step and _multiplier, with what depends on the tensor alone taken out of the loop, and by the cvt instructions where
+// there are any. No amax is a NaN.
+struct te_nvfp4_tensor {
+    float sixth, inverse; // S / 6, 1 / S
+};
+TE_DEV te_nvfp4_tensor te_nvfp4_tensor_of(float amax, float code_max) {
+    float scale = te__nvfp4_tensor_scale(amax, code_max);
+    te_nvfp4_tensor s = {__fmul_rn(scale, TE__ONE_SIXTH), te__rcp_f32(scale)};
+    return s;
+}
+TE_DEV te_u8 te_nvfp4_block_code(float amax, const te_nvfp4_tensor &s, float stretch) {
+    return (te_u8)te_f32x2_to_fp8(__fmul_rn(__fmul_rn(amax, s.sixth), stretch), 0.0f, TE_F8E4M3);
+}
+TE_DEV float te_nvfp4_step(te_u8 d, const te_nvfp4_tensor &s) {
+#if TE_HAS_FP8_CVT
+    te_u32 h;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((te_u16)d));
+    return __fmul_rn(te_f16_to_f32((te_u16)h), s.inverse);
+#else
+    return __fmul_rn(te__e4m3_to_f32(d), s.inverse);
+#endif
+}
+TE_DEV float te_nvfp4_multiplier(te_u8 d, const te_nvfp4_tensor &s) {
+    return fminf(te__rcp_f32(te_nvfp4_step(d, s)), TE_FLT_MAX); // no NaN: a step is finite and not negative
+}
+
 // How one copy is rounded.
 struct te_nvfp4_rounding {
     bool stochastic;
@@ -77,19 +103,15 @@ TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], flo
     return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));
 }
 // What the block scale d loses of 16 elements.
-TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, float tensor_scale, const te_u32 random[4]) {
-    float multiplier = te__nvfp4_multiplier(d, tensor_scale), step = te__nvfp4_step(d, tensor_scale), sum = 0.0f;
+TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, const te_nvfp4_tensor &s, const te_u32 random[4]) {
+    float multiplier = te_nvfp4_multiplier(d, s), step = te_nvfp4_step(d, s), sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 16; i++)
         sum = __fadd_rn(sum, te__nvfp4_loss(v[i], te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i), step, how.four == TE_4OVER6_MSE));
     return sum;
 }
-// te__nvfp4_block_code by the cvt instruction where there is one; the amax is no NaN.
-TE_DEV te_u8 te_nvfp4_block_code(float amax, float tensor_scale, float stretch) {
-    return (te_u8)te_f32x2_to_fp8(__fmul_rn(__fmul_rn(amax, __fmul_rn(tensor_scale, TE__ONE_SIXTH)), stretch), 0.0f, TE_F8E4M3);
-}
 // One block of 16: its codes and its scale. tile_code: the scale of the tile that it belongs to, or -1. block: its number in the copy.
-TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float tensor_scale, int tile_code, te_u64 block, te_u8 *scale) {
+TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], const te_nvfp4_tensor &s, int tile_code, te_u64 block, te_u8 *scale) {
     te_u32 random[4];
     if (how.stochastic) te__philox(how.seed, how.offset, block, random);
     float amax = fabsf(v[0]);
@@ -99,14 +121,14 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], flo
     if (nan) amax = te_nvfp4_amax(v);
     te_u8 d = (te_u8)tile_code;
     if (tile_code < 0) {
-        d = te_nvfp4_block_code(amax, tensor_scale, 1.0f);
+        d = te_nvfp4_block_code(amax, s, 1.0f);
         if (how.four) {
-            te_u8 stretched = te_nvfp4_block_code(amax, tensor_scale, 1.5f);
-            if (te_nvfp4_error(how, v, stretched, tensor_scale, random) < te_nvfp4_error(how, v, d, tensor_scale, random)) d = stretched;
+            te_u8 stretched = te_nvfp4_block_code(amax, s, 1.5f);
+            if (te_nvfp4_error(how, v, stretched, s, random) < te_nvfp4_error(how, v, d, s, random)) d = stretched;
         }
     }
     *scale = d;
-    return te_nvfp4_codes(how, v, te__nvfp4_multiplier(d, tensor_scale), random, nan);
+    return te_nvfp4_codes(how, v, te_nvfp4_multiplier(d, s), random, nan);
 }
 
 // The transform of what the column-wise copy is made of: 1 with signs, 2 without.

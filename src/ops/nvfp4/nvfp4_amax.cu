@@ -44,7 +44,7 @@ TE_DEV void te_nvfp4_raise(float *amax, float v) {
     if (v > *(volatile float *)amax) te_atomic_amax(amax, v);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) te_nvfp4_amax(const __grid_constant__ te__nvfp4_amax_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_constant__ te__nvfp4_amax_kargs a) {
     __shared__ float scratch[32];
     te_i64 piece = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     te_i64 down = a.pieces >> 32 ? piece / a.across : (te_i64)((te_u32)piece / a.across);

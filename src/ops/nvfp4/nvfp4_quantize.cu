@@ -3,7 +3,7 @@
 //              128 columns (64 of f32)
 //            +-----------------------+   by rows:     a thread takes 32 neighbours: 16 bytes of codes, two scales   ->  row
 //    128     |  x, in shared memory, |
-//    rows    |  272 bytes a row      |   by columns:  a thread takes 16 rows of the columns in one word, transforms them, and puts
+//    rows    |  272 bytes a row      |   by columns:  a thread takes 16 rows of one column, transforms them, and puts
 //            +-----------------------+                8 bytes of codes and a scale into `turned`                    ->  col
 //
 //   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
@@ -45,8 +45,8 @@ TE_DEV void te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {
 // An element of a word of the tile.
 TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {
     if (dt == TE_F32) return __uint_as_float(w);
-    if (dt == TE_BF16) return __uint_as_float(half ? w & 0xffff0000u : w << 16);
-    return te_f16_to_f32((te_u16)(half ? w >> 16 : w));
+    if (dt == TE_BF16) return __uint_as_float(__byte_perm(w, 0, half ? 0x3244 : 0x1044));
+    return te_f16_to_f32((te_u16)(w >> (16 * half)));
 }
 TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
 #pragma unroll
@@ -65,8 +65,15 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
     te_i64 row_blocks = te_div_up(a.n, 16), col_blocks = te_div_up(a.m, 16), rows_padded = te_div_up(a.m, 128) * 128;
     te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1};
 
-    if (a.vector_x) {
+    if (a.vector_x && first_row + 128 <= a.m && first_col + columns <= a.n) {
+        const te_u8 *from = (const te_u8 *)a.x + ((first_row + (t >> 4)) * a.n + first_col) * size + 16 * (t & 15);
+        te_u32 to = (te_u32)__cvta_generic_to_shared(tile + (t >> 4) * TE_STRIDE + 16 * (t & 15));
+        te_i64 step = 16 * size * a.n;
 #pragma unroll
+        for (int i = 0; i < 8; i++, from += step) te_cp_async16(to + i * 16 * TE_STRIDE, from, 16);
+        te_cp_async_commit();
+    } else if (a.vector_x) {
+#pragma unroll 1
         for (int i = 0; i < 8; i++) {
             int r = (t >> 4) + 16 * i, piece = t & 15;
             te_i64 left = (a.n - first_col) * size - 16 * piece;
@@ -86,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         }
     }
     float noop = a.noop ? *a.noop : 0.0f;
-    float scale_row = te__nvfp4_tensor_scale(*a.amax_row, a.code_max), scale_col = te__nvfp4_tensor_scale(*a.amax_col, a.code_max);
+    te_nvfp4_tensor of_row = te_nvfp4_tensor_of(*a.amax_row, a.code_max), of_col = te_nvfp4_tensor_of(*a.amax_col, a.code_max);
     te_cp_async_wait<0>();
     if (noop == 1.0f) return;
     __syncthreads();
@@ -101,12 +108,12 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
             float largest = te_nvfp4_amax(v);
 #pragma unroll
             for (int d = 8; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
-            te_u8 code = te_nvfp4_block_code(largest, scale_row, 1.0f);
+            te_u8 code = te_nvfp4_block_code(largest, of_row, 1.0f);
             if (FOUR) {
-                te_u8 stretched = te_nvfp4_block_code(largest, scale_row, 1.5f);
+                te_u8 stretched = te_nvfp4_block_code(largest, of_row, 1.5f);
                 te_u32 random[4];
                 if (by_row.stochastic) te__philox(a.seed, a.offset, (te_u64)((first_row + r) * row_blocks + first_col / 16 + j), random);
-                float e6 = te_nvfp4_error(by_row, v, code, scale_row, random), e4 = te_nvfp4_error(by_row, v, stretched, scale_row, random);
+                float e6 = te_nvfp4_error(by_row, v, code, of_row, random), e4 = te_nvfp4_error(by_row, v, stretched, of_row, random);
                 float six = 0.0f, four = 0.0f;
 #pragma unroll
                 for (int k = 0; k < 16; k++) { // the rows' sums, in order
@@ -128,13 +135,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
             te_i64 row = first_row + r, col = first_col + 32 * chunk;
             te_u32 code[4];
             te_u8 scale[2];
-            float tensor_scale = a.per_row && row < a.m ? te__nvfp4_tensor_scale(a.amax_row[row], a.code_max) : scale_row;
+            if (a.per_row && row < a.m) of_row = te_nvfp4_tensor_of(a.amax_row[row], a.code_max);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float v[16];
                 int j = 2 * chunk + h;
                 te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
-                uint2 u = te_nvfp4_block(by_row, v, tensor_scale, TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,
+                uint2 u = te_nvfp4_block(by_row, v, of_row, TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,
                                          (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
                 code[2 * h] = u.x, code[2 * h + 1] = u.y;
             }
@@ -144,6 +151,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
                 if (a.vector_row && col + 32 <= a.ld) *(uint4 *)to = make_uint4(code[0], code[1], code[2], code[3]);
                 else te_nvfp4_bytes(to, code, bytes - (col >> 1), 16);
             }
+            if (TWO && row >= a.m) scale[0] = scale[1] = 0; // a tile's scale is not repeated beyond the edge
             te_i64 group = col >> 4;
             if (row < rows_padded && group < a.row_groups) { // an even number, and so is row_groups
                 te_u8 *to = a.row_scale + te__nvfp4_scale_at(row, group, a.row_groups, a.swizzled);
@@ -154,26 +162,19 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
     }
     if (!a.col) return;
 
+    // One column at a time: the words are read twice, which costs less than the registers that would keep them.
 #pragma unroll 1
-    for (int i = t; i < 512; i += 256) {
-        int word = i & 63, g = i >> 6;
-        te_u32 w[16];
+    for (int i = t; i < 2048 / size; i += 256) {
+        int word = i & 63, g = i >> 6 & 7, half = i >> 9, c = size == 4 ? word : 2 * word + half;
+        float v[16];
+        te_u8 scale;
 #pragma unroll
-        for (int r = 0; r < 16; r++) w[r] = *(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            if (half && size == 4) break;
-            float v[16];
-            te_u8 scale;
-            int c = size == 4 ? word : 2 * word + half;
-#pragma unroll
-            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(w[r], half, X_DT);
-            te_nvfp4_transform(v, RHT);
-            uint2 u = te_nvfp4_block(by_col, v, scale_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,
-                                     (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);
-            *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;
-            turned[c * TE_TURNED + 64 + g] = scale;
-        }
+        for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(*(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word), half, X_DT);
+        te_nvfp4_transform(v, RHT);
+        uint2 u = te_nvfp4_block(by_col, v, of_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,
+                                 (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);
+        *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;
+        turned[c * TE_TURNED + 64 + g] = scale;
     }
     __syncthreads();
     te_i64 bytes = (a.ldc + 1) >> 1;
@@ -192,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         int c = i >> 1;
         te_i64 n = first_col + c, group = (first_row >> 4) + 4 * (i & 1);
         if (n >= te_div_up(a.n, 128) * 128 || group >= a.col_groups) continue;
-        te_u32 scales = *(const te_u32 *)(turned + c * TE_TURNED + 64 + 4 * (i & 1));
+        te_u32 scales = n < a.n ? *(const te_u32 *)(turned + c * TE_TURNED + 64 + 4 * (i & 1)) : 0;
         te_u8 *to = a.col_scale + te__nvfp4_scale_at(n, group, a.col_groups, a.swizzled);
         if (a.vector_col) *(te_u32 *)to = scales;
         else te_nvfp4_bytes(to, &scales, 4, 4);

@@ -100,6 +100,7 @@
  *     tensor      making, viewing, copying, reading
  *     autograd    the tape
  *     ops         raw operations with explicit outputs
+ *     dist        groups of ranks that compute together
  *     quant       recipes, autocast, quantizers
  *     functions   differentiable functions
  *     module      the module tree
@@ -481,6 +482,18 @@ TE_API bool te_grad_enabled(const te_ctx *te);
     X(fp8_quantize, FP8_QUANTIZE, cast)                \
     X(fp8_dequantize, FP8_DEQUANTIZE, cast)            \
     X(transpose, TRANSPOSE, cast)                      \
+    X(delayed_gather, DELAYED_GATHER, cast)            \
+    X(block_quantize, BLOCK_QUANTIZE, block)           \
+    X(block_dequantize, BLOCK_DEQUANTIZE, block)       \
+    X(mxfp8_quantize, MXFP8_QUANTIZE, mxfp8)           \
+    X(mxfp8_dequantize, MXFP8_DEQUANTIZE, mxfp8)       \
+    X(shard_amax, SHARD_AMAX, shard)                   \
+    X(shard_scales, SHARD_SCALES, shard)               \
+    X(shard_cast, SHARD_CAST, shard)                   \
+    X(quant_error, QUANT_ERROR, stats)                 \
+    X(nvfp4_amax, NVFP4_AMAX, nvfp4)                   \
+    X(nvfp4_quantize, NVFP4_QUANTIZE, nvfp4)           \
+    X(nvfp4_dequantize, NVFP4_DEQUANTIZE, nvfp4)       \
     X(gemm, GEMM, gemm)                                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \
@@ -593,15 +606,24 @@ typedef struct te_scale_from_amax_args {
     bool power_of_two;
 } te_scale_from_amax_args;
 
-/* The delayed-scaling update of TransformerEngine (delayed_scaling_recipe) for n slots: amax_history f32 [L, n], scale f32 [n].
- * reduced: optional f32 [n], the amaxes after a reduction over a group, used where not 0 in place of amax_history[0]. */
+/* The delayed-scaling update of TransformerEngine (delayed_scaling_recipe) for `count` states at once, state i of n_i slots:
+ * amax_history[i] f32 [L_i, n_i], scale[i] f32 [n_i]. One launch for some 200 states.
+ * reduced: optional f32 [n_0 + n_1 + ..], the amaxes after a reduction over a group, used where not 0 in place of row 0 of the history. */
 typedef struct te_delayed_update_args {
-    te_tensor *amax_history, *scale;
+    te_tensor *const *amax_history, *const *scale;
+    int count;
     const te_tensor *reduced;
     float fp8_max;
     float margin;
     te_amax_algo algo;
 } te_delayed_update_args;
+
+/* amaxes f32 [n_0 + n_1 + ..] = row 0 of each history: what a group reduces. */
+typedef struct te_delayed_gather_args {
+    te_tensor *const *amax_history;
+    int count;
+    te_tensor *amaxes;
+} te_delayed_gather_args;
 
 /* Per-tensor FP8 cast (as nvte_quantize). x [.., N] viewed as [M, N]; q = saturate(round_to_nearest_even(f32(x) * scale)),
  * infinity saturates, NaN stays NaN.
@@ -721,19 +743,21 @@ typedef struct te_nvfp4_amax_args {
  *   row        e2m1 [M, ld], optional; two codes a byte, the even column in the low half
  *   row_scale  e4m3 [round_up(M, 128), round_up(ceil(N / 16), 4)]
  *   amax_row   f32 [1], or [M] (row-scaled: each row has a scale of its own in place of the tensor's), read
- *   col        e2m1 [N, ldc], transposed, optional; with rht the codes of rows M .. round_up(M, 16) - 1 are part of it
+ *   col        e2m1 [N, ldc], transposed, optional; with rht the codes of rows M .. round_up(M, 16) - 1 are part of it, and ldc reaches them
  *   col_scale  e4m3 [round_up(N, 128), round_up(ceil(M / 16), 4)]
- *   amax_col   f32 [1], read; NULL => amax_row's
+ *   amax_col   f32 [1], read; NULL => amax_row's. amax_row may be NULL if only col is asked for. two_dimensional: amax_row's for both copies
+ *              (amax_col's if that is NULL), which is [1]; and no rht with col
  *   swizzled   scales in the layout of te_mxfp8_quantize
  * With F = 448 (256 if e4m3_max_256):
  *   S = min(F * 6 / amax, FLT_MAX), 1 if amax or S is 0;  d = E4M3(RN(block amax * RN(S * RN(1 / 6))));
  *   mult = min(RN(1 / RN(d * RN(1 / S))), FLT_MAX);  q = E2M1(RNE(RN(x * mult))), saturated, NaN => 6
  * stochastic_rounding: q = the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; step 0.5, 1, 2 for
  *   magnitudes below 2, below 4, and above; u = k / 256, k byte t of the 16 bytes of Philox (seed, offset, row * blocks + block),
- *   t the element's place in its block; offset + 1 for the column-wise copy (row: of that copy). The same for two_dimensional.
+ *   t the element's place in its block; offset + 1 for the column-wise copy (row: of that copy, blocks: those
+ *   of its rows that hold elements of x). The same for two_dimensional; NaN => 6 here too.
  * four_over_six: each block (or tile) is also tried with d = E4M3(RN(RN(block amax * RN(S * RN(1 / 6))) * 1.5)), and keeps it
  *   if the error is smaller: the sum over its elements, in order (tiles: row by row, then the rows' sums), of |e| or
- *   e * e, e = RN(x - RN(q * RN(d * RN(1 / S)))), every operation rounded.
+ *   e * e, e = RN(x - RN(q * RN(d * RN(1 / S)))), every operation rounded. q is as it would be written (of a tile: in the row-wise copy).
  * Padding is written as 0. */
 typedef struct te_nvfp4_quantize_args {
     const te_tensor *x;
@@ -766,7 +790,8 @@ typedef struct te_nvfp4_dequantize_args {
  * be reduced over the ranks; scales from the whole amaxes; codes of the slice. Together the slices give the bytes of the whole. */
 
 /* amax f32 [ceil(M / tile_rows), ceil(N / tile_columns)] = max |x| of the elements of each tile that lie in the slice, 0 where there
- * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. */
+ * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. Fast for tiles of 128 x 128,
+ * 16 x 16, 1 x 32 and 32 x 1; for one amax of all, te_amax of x. */
 typedef struct te_shard_amax_args {
     const te_tensor *x;
     te_tensor *amax;
@@ -777,20 +802,23 @@ typedef struct te_shard_amax_args {
 
 /* Scales of a whole matrix from its amaxes by tile, in the layout that the quantizing operation writes (padding 0), by its rule.
  *   BLOCK_2D  amax by 128 x 128 -> row_scale f32 (scale_inv), and col_scale its transpose; amax_limit: the largest finite number
- *             of the format that was quantized from
+ *             of the format that was quantized from (0 => f32's)
  *   MXFP8     amax by 1 x 32 -> row_scale, and amax_col by 32 x 1 -> col_scale, e8m0
  *   NVFP4     amax by 16 x 16 and amax_tensor f32 [1] -> row_scale, and col_scale, e4m3, repeated for the rows of each tile
- * Either output may be NULL. */
+ *   multiplier  BLOCK_2D, optional: what te_block_quantize multiplies with, in row_scale's layout; te_shard_cast wants it with
+ *               fp32_scales, for the reciprocal of a rounded reciprocal is another number
+ * Outputs may be NULL, but not all. */
 typedef struct te_shard_scales_args {
     te_scaling scaling;
     const te_tensor *amax, *amax_col, *amax_tensor;
     te_tensor *row_scale, *col_scale;
     int64_t rows, columns;
-    te_dtype dtype;    /* of the codes */
+    te_dtype dtype;    /* of the codes; 0 => e4m3, NVFP4: e2m1 */
     bool fp32_scales;  /* BLOCK_2D */
     float epsilon;
     float amax_limit;
     bool e4m3_max_256; /* NVFP4 */
+    te_tensor *multiplier;
 } te_shard_scales_args;
 
 /* Codes of the slice x (n float elements from element `start` of [rows, columns]).
@@ -798,7 +826,11 @@ typedef struct te_shard_scales_args {
  *          start is even, else the high half; bytes shared with neighbours keep their other half)
  *   scaling TENSOR: scale f32 [1] is multiplied with (amax, optional f32 [1], is max-ed with max |x|); BLOCK_2D, MXFP8, NVFP4: scale as
  *          te_shard_scales writes it; NVFP4 needs amax_tensor
- *   columnwise  MXFP8: scale is the column-wise one, running along the columns; TENSOR: dst is the transposed copy [columns, ld] */
+ *   multiplier  BLOCK_2D, optional: as te_shard_scales writes it; NULL => RN(1 / scale), which is the same for powers of two alone
+ *   columnwise  MXFP8: scale is the column-wise one, running along the columns; TENSOR: dst is the transposed copy [columns, ld]
+ *               (not flat). Other column-wise copies are made from the gathered rows.
+ * Nothing but the codes of the slice is written: not the padding either, which the whole quantizations write as 0. A flat dst may be longer
+ * than its slice. */
 typedef struct te_shard_cast_args {
     const te_tensor *x;
     te_tensor *dst;
@@ -808,6 +840,7 @@ typedef struct te_shard_cast_args {
     int64_t rows, columns, start;
     bool flat, columnwise;
     bool e4m3_max_256;
+    const te_tensor *multiplier;
 } te_shard_cast_args;
 
 /* ---- stats --------------------------------------------------------------------------------------------------- */
@@ -842,8 +875,8 @@ typedef struct te_quant_error_args {
  *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
  *   aux      [m, n] of D's format
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
- * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them; all codes times
- * scales are exact in bf16 but magnitudes below 2^-133. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
+ * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
+ * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
  * == 0 => nothing. m, n, k are given because the tensors may be padded or of more dimensions. */
 typedef struct te_gemm_args {
     const te_tensor *a, *b;
@@ -1102,47 +1135,253 @@ TE_OP_LIST(TE_OP_FUNCTION)
 TE_API const char *te_op_name(te_op op);
 TE_API const char *te_op_family(te_op op);
 
+/* ==== api/dist.h ================================================================================================ */
+
+/* api/dist.h: groups: ranks that compute together.
+ *
+ * A group is a small interface of collectives. Threads of one process implement it (te_thread_group_create); a user may bring
+ * an implementation of their own (te_group_create). Every rank calls the same collectives in the same order. Tensors are contiguous
+ * and of the rank's own context. Results are the same bits on all ranks and in every run: sums are taken in rank order.
+ *
+ * A call that fails on this rank's own arguments does not reach a custom implementation, so its other ranks may be left waiting; ranks of
+ * threads are told. A NULL tensor gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives are checked and not made. */
+
+typedef enum te_reduce_op { TE_REDUCE_SUM = 0, TE_REDUCE_MAX = 1 /* NaN is ignored */ } te_reduce_op;
+
+/* What an implementation provides. Each returns TE_OK, or an error code that the library reports with the group's name and rank. */
+typedef struct te_group_desc {
+    const char *name; /* for messages; copied; NULL => "custom" */
+    int rank, size;
+    void *user;
+    /* x = op over the ranks of x. f32, f16, bf16 (sums in f32, rounded once), i32, i64; MAX also u8 and e8m0 (as bytes). */
+    te_result (*all_reduce)(void *user, te_ctx *te, te_tensor *x, te_reduce_op op);
+    /* out [size * n] = the ranks' x [n] in rank order; any format. */
+    te_result (*all_gather)(void *user, te_ctx *te, const te_tensor *x, te_tensor *out);
+    /* out [n] = piece `rank` of the sum over the ranks of x [size * n]. */
+    te_result (*reduce_scatter)(void *user, te_ctx *te, const te_tensor *x, te_tensor *out);
+    te_result (*broadcast)(void *user, te_ctx *te, te_tensor *x, int root);
+    te_result (*barrier)(void *user);
+    void (*destroy)(void *user); /* may be NULL */
+} te_group_desc;
+
+/* Owned by the caller: te_group_destroy, before the context goes. All functions must be there. On failure `destroy` is not called. */
+TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc);
+TE_API void te_group_destroy(te_group *group);
+TE_API int te_group_rank(const te_group *group); /* 0 for NULL */
+TE_API int te_group_size(const te_group *group); /* 1 for NULL */
+
+/* The in-process group: `size` threads, each with a context of its own (CPU or CUDA, mixed as well), join one hub. The hub is
+ * owned by the caller and outlives its groups. Collectives go through host memory: for tests, and for small groups in one process.
+ * A rank whose arguments do not fit the others' (size, format, operation), or that could not make the call at all, makes it fail on every
+ * rank with both values, or its own error, named; no tensor has changed then, and the group can go on. A rank that destroys its group makes
+ * the calls of the others fail from there on; when all ranks have, the hub can be joined anew. Syncs. */
+typedef struct te_thread_hub te_thread_hub;
+TE_API te_thread_hub *te_thread_hub_create(int size); /* NULL: size < 1, or no memory */
+/* Ranks that are still in a group, or wait in one, get errors. NULL is fine. */
+TE_API void te_thread_hub_destroy(te_thread_hub *hub);
+TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank);
+
+/* The collectives themselves. A NULL group or one of size 1: the identity. */
+TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op);
+TE_API te_result te_all_gather(te_group *group, const te_tensor *x, te_tensor *out);
+TE_API te_result te_reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out);
+TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root);
+TE_API te_result te_barrier(te_group *group);
+
 /* ==== api/quant.h =============================================================================================== */
 
 /* api/quant.h: quantizers, recipes, autocast.
  *
- * A quantized tensor is one object with a row-wise copy (K-contiguous for the forward product), a column-wise copy (the
- * transpose, for the gradients), or both, their scales, and the format that made it. Its nominal dtype is what
- * dequantizing gives. A recipe says which quantizer each operand of a module's products gets. */
+ * A quantized tensor is one object with a row-wise copy (contiguous along the last dimension: what the forward product reads), a
+ * column-wise copy (for the gradients), or both, their scales, and the quantizer that made it. Its nominal dtype is what dequantizing
+ * gives. A recipe says which quantizer each operand of a module's products gets. Any shape works in every kind: short blocks at the
+ * edges are blocks of fewer elements, and padding never enters an amax. */
+
+typedef enum te_quant_kind {
+    TE_QUANT_NONE = 0,
+    TE_QUANT_DELAYED = 1,  /* FP8, one scale given from outside (Float8Quantizer) */
+    TE_QUANT_CURRENT = 2,  /* FP8, one scale from the tensor itself (Float8CurrentScalingQuantizer) */
+    TE_QUANT_BLOCK = 3,    /* FP8, f32 scales by 1 x 128 or 128 x 128 (Float8BlockQuantizer) */
+    TE_QUANT_MXFP8 = 4,    /* FP8, E8M0 scales by 32 (MXFP8Quantizer) */
+    TE_QUANT_NVFP4 = 5,    /* FP4, E4M3 scales by 16 under an f32 amax (NVFP4Quantizer) */
+    TE_QUANT_IDENTITY = 6, /* the tensor as it is (IdentityQuantizer) */
+    TE_QUANT_HYBRID = 7,   /* one kind for the row-wise, another for the column-wise copy (HybridQuantizer) */
+    TE_QUANT_CUSTOM = 8    /* one's own; te_is_custom is true of its tensors */
+} te_quant_kind;
+
+/* Which copies. */
+enum { TE_ROWWISE = 1, TE_COLUMNWISE = 2 };
+
+/* A quantizer of one's own. Products decode its copies and run in high precision. */
+typedef struct te_custom_quantizer {
+    const char *name; /* for messages; must outlive the quantizer */
+    void *user;
+    /* The `which` (TE_ROWWISE or TE_COLUMNWISE) copy of x [.., N] (contiguous, float): *data, and *scale if there is one: any tensors
+     * of x's context, which the library retains. On failure an error code: the tensor is then not made, and none that existed changes. */
+    te_result (*quantize)(void *user, te_tensor *x, int which, te_tensor **data, te_tensor **scale);
+    /* Their value as a float tensor of `shape` and `dtype`. NULL on failure. */
+    te_tensor *(*dequantize)(void *user, te_tensor *data, te_tensor *scale, int which, int ndim, const int64_t *shape, te_dtype dtype);
+    bool (*is_quantizable)(void *user, const te_tensor *x); /* NULL => all are */
+} te_custom_quantizer;
+
+typedef struct te_quantizer_desc {
+    te_quant_kind kind;
+    te_dtype dtype;             /* of FP8 codes: TE_F8E4M3 (0 =>) or TE_F8E5M2 */
+    int usage;                  /* TE_ROWWISE | TE_COLUMNWISE; 0 => both */
+    bool optimize_for_gemm;     /* MXFP8, NVFP4: scales in the swizzled layout (te_mxfp8_quantize) */
+    te_tensor *scale;           /* delayed: f32 [1], read at every cast (retained); NULL => one of its own, 1 */
+    te_tensor *amax;            /* delayed: f32 [1], max-ed at every cast (retained); NULL => one of its own, 0 */
+    bool power_of_two_scales;   /* current */
+    float amax_epsilon;         /* current, block: amaxes below count as this */
+    te_group *amax_group;       /* current, NVFP4: amaxes are reduced (MAX) over it (borrowed) */
+    int block_scaling_dim;      /* block: 1 or 2; 0 => 2 */
+    bool fp32_scales;           /* block: any f32 scale; false => powers of two */
+    bool with_2d_quantization;  /* MXFP8: 32 x 32, NVFP4: 16 x 16 */
+    bool with_rht;              /* NVFP4: random Hadamard transform of the column-wise copy */
+    bool no_random_sign_mask;   /* NVFP4: the transform without its signs */
+    bool stochastic_rounding;   /* NVFP4: with the context's random state, which advances by two */
+    bool row_scaled;            /* NVFP4: an amax for each row in place of one; the row-wise copy alone */
+    te_4over6_error four_over_six; /* NVFP4 */
+    bool e4m3_max_256;          /* NVFP4: block scales reach 256, not 448: room for 4-over-6 */
+    const struct te_quantizer_desc *rowwise_quantizer, *columnwise_quantizer; /* hybrid: read during the call */
+    const te_custom_quantizer *custom;                                        /* custom: copied */
+} te_quantizer_desc;
+
+/* Owned by the caller: te_quantizer_destroy (tensors that it made keep what they need of it). */
+TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc);
+TE_API void te_quantizer_destroy(te_quantizer *q);
+/* Which copies the next tensors get. */
+TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage);
+TE_API int te_quantizer_get_usage(const te_quantizer *q);
+/* A quantized tensor of x [.., N] (f32, f16, bf16), in the innermost scope. NaN stays NaN, infinity saturates. Allocates; no sync.
+ * Differentiable as the identity. */
+TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x);
+/* Quantizes x into the copies that dst (same shape, made by a quantizer of the same kind) has, in place. noop_flag: optional f32 [1] on
+ * the device; 1.0 => nothing is written (built-in kinds). TransformerEngine: update_quantized. */
+TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag);
+/* Memory for the quantizer's copies of a tensor of this shape and nominal dtype; codes and scales are 0. */
+TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape);
+/* Delayed: amax = max |x|, without quantizing. Other kinds: nothing. */
+TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x);
+/* Can x be quantized? Built-in kinds: any float tensor of at least one dimension (TransformerEngine asks for multiples of 16, 32 or
+ * 128; here edges may be short). Custom: what its function says. */
+TE_API bool te_quantizer_is_quantizable(const te_quantizer *q, const te_tensor *x);
+/* May a tensor be quantized twice with the same bytes? Not with delayed scaling (its scale moves) or stochastic rounding. */
+TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q);
+
+/* The value in `dtype` (TE_DTYPE_NONE => the nominal one), [same shape]: of the row-wise copy, or of the column-wise one if that is all
+ * there is. Differentiable as the identity. */
+TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);
+/* The copies that x is to have from here on. Dropping always works; a column-wise copy is made from a row-wise one where both hold the
+ * same numbers (per-tensor FP8, 128 x 128 blocks); else TE_ERR_STATE. TransformerEngine: update_usage. */
+TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
+
+/* The raw bytes and the scales of one copy of x [.., N], seen as [M, N], as plain tensors (alias, in the innermost scope):
+ *
+ *   kind             data                                       scales
+ *   delayed,current  row [M, ld], col [N, ldc] transposed       f32 [1]: scale_inv
+ *   block            row [M, ld], col [N, ldc] transposed       f32, see te_block_quantize
+ *   MXFP8            row [M, ld], col [M, ld] not transposed    e8m0, see te_mxfp8_quantize
+ *   NVFP4            row [M, ld], col [N, ldc] transposed       e4m3, see te_nvfp4_quantize; the amax by te_quantized_amax
+ *   identity         x itself                                   NULL
+ *
+ * ld is N (ldc: M; with the Hadamard transform round_up(M, 16)) rounded up to 16 elements, NVFP4: 32; the tail is 0. TransformerEngine
+ * has no such padding: for sizes that are multiples of these the bytes are the same. TE_ERR_STATE if that copy was not made. */
+TE_API te_result te_quantized_view(const te_tensor *x, int which, te_tensor **data, te_tensor **scale);
+/* NVFP4: the amax of one copy, f32 [1] or (row-scaled) [M]; else NULL. Alias. */
+TE_API te_tensor *te_quantized_amax(const te_tensor *x, int which);
+TE_API te_quant_kind te_quantized_kind(const te_tensor *x); /* TE_QUANT_NONE for a plain tensor */
+TE_API int te_quantized_usage(const te_tensor *x);          /* the copies that are there */
+/* Was x made by a quantizer of one's own? False for NULL and plain tensors. TransformerEngine: is_custom. */
+TE_API bool te_is_custom(const te_tensor *x);
+
+/* ---- recipes --------------------------------------------------------------------------------------------------- */
 
 typedef enum te_recipe_kind {
     TE_RECIPE_NONE = 0,
-    TE_RECIPE_DELAYED = 1, /* per tensor, scale from the amax history of earlier steps */
-    TE_RECIPE_CURRENT = 2  /* per tensor, scale from the tensor itself */
+    TE_RECIPE_DELAYED = 1, /* DelayedScaling */
+    TE_RECIPE_CURRENT = 2, /* Float8CurrentScaling */
+    TE_RECIPE_BLOCK = 3,   /* Float8BlockScaling */
+    TE_RECIPE_MXFP8 = 4,   /* MXFP8BlockScaling */
+    TE_RECIPE_NVFP4 = 5,   /* NVFP4BlockScaling */
+    TE_RECIPE_CUSTOM = 6   /* CustomRecipe */
 } te_recipe_kind;
 
 typedef enum te_format {
-    TE_FORMAT_DEFAULT = 0, /* the recipe's own: HYBRID */
+    TE_FORMAT_DEFAULT = 0, /* the recipe's own: HYBRID for delayed and current, E4M3 for block and MXFP8 */
     TE_FORMAT_HYBRID = 1,  /* E4M3 forward, E5M2 gradients */
-    TE_FORMAT_E4M3 = 2     /* E4M3 everywhere */
+    TE_FORMAT_E4M3 = 2,    /* E4M3 everywhere */
+    TE_FORMAT_E5M2 = 3     /* refused in training, as in TransformerEngine: E5M2 x E5M2 products do not exist */
 } te_format;
+
+/* What the backward products read in place of quantized operands. Not with delayed scaling. */
+typedef enum te_backward_override {
+    TE_BACKWARD_QUANTIZED = 0,
+    TE_BACKWARD_HIGH_PRECISION = 1, /* the operands as they were before they were quantized */
+    TE_BACKWARD_DEQUANTIZED = 2     /* the forward's quantized operands, decoded; gradients in high precision */
+} te_backward_override;
+
+typedef enum te_nvfp4_4over6 { TE_NVFP4_4OVER6_NONE = 0, TE_NVFP4_4OVER6_WEIGHTS = 1, TE_NVFP4_4OVER6_ACTIVATIONS = 2, TE_NVFP4_4OVER6_ALL = 3 } te_nvfp4_4over6;
+
+/* The slots of a module's products. */
+typedef enum te_tensor_type { TE_TENSOR_INPUT = 0, TE_TENSOR_WEIGHT = 1, TE_TENSOR_OUTPUT = 2, TE_TENSOR_GRAD_OUTPUT = 3, TE_TENSOR_GRAD_INPUT = 4 } te_tensor_type;
+typedef struct te_quantizer_role {
+    const char *module_type; /* "Linear", "LayerNormMLP" .. */
+    const char *name;        /* path of the module */
+    int gemm;                /* 0; LayerNormMLP: 0 is fc1, 1 is fc2 */
+    te_tensor_type tensor_type;
+} te_quantizer_role;
 
 /* As transformer_engine.common.recipe has them. Zero-initialised fields have the documented default; make one with the functions below. */
 typedef struct te_recipe {
     te_recipe_kind kind;
     te_format format;
-    float margin;               /* delayed: scale = fp8_max / 2^margin / amax */
-    int amax_history_len;       /* delayed; 0 => 1024 */
-    te_amax_algo amax_algo;     /* delayed */
-    bool power_of_two_scales;   /* current */
-    float amax_epsilon;         /* current */
-    /* Partial sums of each product are promoted to full f32 regularly. TransformerEngine's default is forward no, gradients
-     * yes; TE_SPLIT_DEFAULT keeps that. */
-    int split_fprop, split_dgrad, split_wgrad; /* 0 => default, 1 => yes, 2 => no */
+    te_backward_override backward_override;
+    /* Partial sums of each product are promoted to full f32 regularly. 0 => TransformerEngine's default (forward no, gradients yes; block
+     * scaling: always), 1 => yes, 2 => no. */
+    int split_fprop, split_dgrad, split_wgrad;
+    /* delayed */
+    float margin;            /* scale = fp8_max / 2^margin / amax */
+    int amax_history_len;    /* 0 => 1024 */
+    te_amax_algo amax_algo;  /* largest of the history, or the most recent */
+    /* Of one's own, on the host (the update then waits for the device): the amax of a history (row 0: the latest), and the scale. */
+    float (*amax_fn)(void *user, const float *history, int length);
+    float (*scale_fn)(void *user, float amax, float old_scale, float fp8_max);
+    void *user;              /* of these two, or of `factory` */
+    bool no_reduce_amax;     /* keep amaxes to oneself although autocast was given a group */
+    bool fp8_dpa, fp8_mha;   /* FP8 attention: refused under block scaling (TransformerEngine's rule) and, for now, elsewhere */
+    /* current, block */
+    bool power_of_two_scales; /* current */
+    float amax_epsilon;
+    /* block */
+    int x_block_scaling_dim, w_block_scaling_dim, grad_block_scaling_dim; /* 0 => 1, 2, 1; 2 and 2 do not meet in one product */
+    bool fp32_scales;         /* false => powers of two */
+    /* MXFP8 */
+    bool enable_2d_quantization; /* weights by 32 x 32 */
+    /* NVFP4 */
+    bool disable_rht, disable_stochastic_rounding, disable_2d_quantization;
+    bool row_scaled_activation;
+    te_nvfp4_4over6 four_over_six;
+    bool four_over_six_mse;      /* error by squares; false => by magnitudes */
+    bool four_over_six_e4m3_256; /* block scales of those tensors reach 256 */
+    /* custom: fills the zeroed desc for a slot; leaving kind 0 => that operand stays in high precision. TE_QUANT_DELAYED without a scale
+     * gets the module's own scale and history (DelayedScalingRequest). Called once a slot, when a module first meets the recipe. */
+    te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
 } te_recipe;
 
 TE_API te_recipe te_recipe_delayed_scaling(void);
 TE_API te_recipe te_recipe_current_scaling(void);
+TE_API te_recipe te_recipe_block_scaling(void);
+TE_API te_recipe te_recipe_mxfp8(void);
+TE_API te_recipe te_recipe_nvfp4(void);
+TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc), void *user);
+TE_API const char *te_recipe_name(te_recipe_kind kind);
 
 typedef struct te_autocast_desc {
     const te_recipe *recipe; /* copied; NULL => delayed scaling */
     bool disabled;           /* inside, modules run in high precision */
     bool calibrating;        /* with disabled: products run in high precision, amaxes are recorded */
+    te_group *amax_group;    /* amaxes of delayed, current and NVFP4 scaling are reduced over it (borrowed until the region's last backward) */
 } te_autocast_desc;
 
 /* Between these the GEMM modules quantize their operands. Nests; the outermost te_autocast_end runs the delayed-scaling
@@ -1151,39 +1390,72 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
 TE_API te_result te_autocast_end(te_ctx *te);
 TE_API bool te_autocast_enabled(const te_ctx *te);
 
-typedef enum te_quant_kind { TE_QUANT_NONE = 0, TE_QUANT_DELAYED = 1, TE_QUANT_CURRENT = 2 } te_quant_kind;
+/* ---- inspection ------------------------------------------------------------------------------------------------ */
 
-/* Which copies. */
-enum { TE_ROWWISE = 1, TE_COLUMNWISE = 2 };
+/* What quantization did to one operand. */
+typedef struct te_quant_stats {
+    te_quant_kind kind;       /* of the copy that was measured */
+    int which;                /* TE_ROWWISE; TE_COLUMNWISE if that is all there was */
+    int64_t elements;
+    float amax;               /* max |x|, NaN ignored */
+    float scale;              /* x was multiplied by it: per tensor, NVFP4's global one; 0 for kinds with block scales alone */
+    float underflow;          /* share of the elements that were not 0 and became 0 */
+    float saturated;          /* share whose magnitude was beyond what their scale allows */
+    int64_t nan_count, inf_count, zeros; /* in x */
+    float cosine, snr_db;     /* between x and its dequantized value: x . y / |x||y|; 10 log10(sum x^2 / sum (x - y)^2) */
+    float max_error;          /* max |x - y| */
+} te_quant_stats;
 
-typedef struct te_quantizer_desc {
-    te_quant_kind kind;
-    te_dtype dtype;           /* TE_F8E4M3 (0 =>) or TE_F8E5M2 */
-    int usage;                /* TE_ROWWISE | TE_COLUMNWISE; 0 => both */
-    te_tensor *scale;         /* delayed: f32 [1], read at every cast (retained); NULL => one of its own, 1 */
-    te_tensor *amax;          /* delayed: f32 [1], max-ed at every cast (retained); NULL => one of its own, 0 */
-    bool power_of_two_scales; /* current */
-    float amax_epsilon;       /* current */
-} te_quantizer_desc;
+/* on: from here every quantization of a module's operand (input, weight, gradient of the output) is measured, which decodes it
+ * once more and reads it; what was measured before is forgotten. Values are the same as without. Off, it costs nothing. */
+TE_API te_result te_quant_inspect(te_ctx *te, bool on);
+/* The latest measurement of every slot, modules in the order of their making; waits for the device. Return false to stop. */
+typedef bool (*te_quant_stats_fn)(void *user, const te_quantizer_role *role, const te_quant_stats *stats);
+TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void *user);
 
-/* Owned by the caller: te_quantizer_destroy. */
-TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc);
-TE_API void te_quantizer_destroy(te_quantizer *q);
-TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage);
-/* A quantized tensor of x [.., N] (float). Allocates. NaN stays NaN, infinity saturates (TransformerEngine: Float8Quantizer). */
-TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x);
-/* The value in `dtype` (TE_DTYPE_NONE => the nominal one), [same shape]. Differentiable as the identity. */
-TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);
+/* ---- FP8 primary weights --------------------------------------------------------------------------------------- */
 
-typedef struct te_quantized_bytes {
-    void *data;         /* on the context's device (borrowed) */
-    int64_t rows, cols; /* of this copy: [M, N] row-wise, [N, M] column-wise */
-    int64_t ld;         /* elements from one row to the next: cols rounded up to 16, the tail is 0 */
-    float *scale_inv;   /* f32 [1] on the device (borrowed) */
-    te_dtype dtype;
-} te_quantized_bytes;
-/* The raw bytes of one copy. `which` is TE_ROWWISE or TE_COLUMNWISE; TE_ERR_STATE if that copy was not made. */
-TE_API te_result te_quantized_view(const te_tensor *x, int which, te_quantized_bytes *out);
+typedef struct te_quantized_model_init_desc {
+    const te_recipe *recipe; /* copied; NULL => delayed scaling */
+    bool disabled;
+    bool preserve_high_precision_init_val; /* keep the weights' first values in host memory (te_quantized_init_value) */
+} te_quantized_model_init_desc;
+
+/* Weights of the products of modules made between these are stored quantized (both copies; no high-precision one), as the recipe
+ * quantizes weights; biases, norms and embeddings are not. Such modules run under autocast with the same recipe; outside of it their
+ * weights are decoded. te_fused_adam keeps f32 masters and quantizes after each step. Nests. Delayed scaling starts from scale 1. */
+TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
+TE_API te_result te_quantized_model_init_end(te_ctx *te);
+/* The value from before a weight was first quantized, in its nominal dtype [its shape]; TE_ERR_STATE if it was not preserved, or cleared.
+ * The optimizer starts its master from it. TransformerEngine: get_high_precision_init_val, clear_high_precision_init_val. */
+TE_API te_result te_quantized_init_value(const te_tensor *x, void *host);
+TE_API void te_quantized_clear_init_value(te_tensor *x);
+
+/* Makes new_raw (the dtype, and at least the bytes, of x's row-wise data; contiguous) the memory of x's row-wise copy, with its present
+ * codes: how a framework keeps all parameters in one buffer. Per tensor, block, NVFP4, identity, and the row-wise part of hybrid; MXFP8 has
+ * two copies that no other rank could rebuild from one: TE_ERR_UNSUPPORTED. TransformerEngine: replace_raw_data. */
+TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
+
+typedef struct te_master_weights {
+    te_tensor *const *model_weights;  /* [count] quantized, with their quantizer (te_quantize, quantized_model_init); whole on every rank */
+    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL: it owns nothing */
+    const int64_t *start_offsets;     /* [count] of the slice's first element */
+    int count;
+    te_group *group;                  /* reduces amaxes (borrowed); NULL: this rank has all */
+    /* Optional [count]: the slice's codes go here, flat, and not into the weight (scales go to the weight all the same). MXFP8:
+     * row-wise codes here, column-wise ones into the next list. e2m1: u8 bytes from that of the first element on. */
+    te_tensor *const *shard_weights, *const *shard_columnwise;
+    bool manual_post_processing; /* column-wise copies stay, stale, until te_post_all_gather_processing; false: they are dropped, and remade at need */
+} te_master_weights;
+
+/* Quantizes each rank's slices of f32 master weights (rounded to the weight's nominal dtype first) into the model's weights: together
+ * the slices give the bytes that quantizing the whole gives. Every rank calls it with the same weights in the same order; the caller
+ * gathers the bytes. Everything is checked before the first byte changes. Block and NVFP4 need 2-D scaling. TransformerEngine:
+ * quantize_master_weights, cast_master_weights_to_fp8 (its older name). */
+TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);
+TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w);
+/* After the bytes of row-wise copies were gathered: makes the column-wise copies that follow from them. MXFP8 and plain tensors: nothing. */
+TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *model_weights, int count);
 
 /* ==== api/functions.h =========================================================================================== */
 
@@ -1621,8 +1893,10 @@ TE_API te_jit_stats te_jit_get_stats(te_ctx *te);
 /* C++ has no address of a compound literal: descs and args by reference. */
 #if defined(__cplusplus) && (!defined(TE_STATIC) || defined(TE_IMPLEMENTATION))
 static inline te_ctx *te_ctx_create(const te_ctx_desc &desc) { return te_ctx_create(&desc); }
-static inline te_result te_autocast_begin(te_ctx *te, const te_autocast_desc &desc) { return te_autocast_begin(te, &desc); }
+static inline te_group *te_group_create(te_ctx *te, const te_group_desc &desc) { return te_group_create(te, &desc); }
 static inline te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc &desc) { return te_quantizer_create(te, &desc); }
+static inline te_result te_autocast_begin(te_ctx *te, const te_autocast_desc &desc) { return te_autocast_begin(te, &desc); }
+static inline te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc &desc) { return te_quantized_model_init_begin(te, &desc); }
 static inline te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc &desc, te_qkv_format format) { return te_apply_rotary_pos_emb(x, &desc, format); }
 static inline te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc &desc) { return te_attention(q, k, v, &desc); }
 static inline te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc &desc) { return te_cross_entropy(logits, target, &desc); }
@@ -1918,6 +2192,92 @@ TE__BOTH void te__normal2(uint32_t a, uint32_t b, float out[2]) {
     te__sincos_turn(b, &s, &c);
     out[0] = te__fma(r, c, 0.0f);
     out[1] = te__fma(r, s, 0.0f);
+}
+
+#endif
+
+/* ==== base/scaling.h ============================================================================================ */
+
+/* base/scaling.h: from the largest magnitude of some elements to the scale they are quantized by: per tensor and per block,
+ * MXFP8, NVFP4. Read by the host and by kernels, which get the same bits: knows numbers.h, and not how the elements lie.
+ *
+ * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32 and its
+ * sisters keep compilers from fusing or approximating them. Products that meet a sum are the callers' care: te__fma. */
+#ifndef TE__SCALING_H
+#define TE__SCALING_H
+
+TE__BOTH float te__mul_f32(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+
+TE__BOTH float te__div_f32(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fdiv_rn(a, b);
+#else
+    return a / b;
+#endif
+}
+
+TE__BOTH float te__rcp_f32(float a) {
+#ifdef __CUDA_ARCH__
+    return __frcp_rn(a);
+#else
+    return 1.0f / a;
+#endif
+}
+
+#define TE__F32_MAX 3.402823466e+38f
+
+/* The multiplier of a tensor or block: fp8_max / amax. Nothing to scale by (0, infinity, NaN) gives 1; a quotient beyond f32 gives
+ * `limit`; power_of_two clears the mantissa, so that amax still fits. */
+TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float limit, int power_of_two) {
+    float scale;
+    if (amax < epsilon) amax = epsilon;
+    if (amax == 0.0f || !(amax <= TE__F32_MAX)) return 1.0f;
+    scale = te__div_f32(fp8_max, amax);
+    if (scale > TE__F32_MAX) scale = limit;
+    return power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;
+}
+
+/* MXFP8: the E8M0 code of a group. The product is rounded before its exponent is rounded up, so 448 * 2^k maps to k exactly. */
+TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) { return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse)); }
+
+/* RN(1 / 448) and RN(1 / 57344). */
+#define TE__E4M3_MAX_INVERSE 2.232142956927418709e-3f
+#define TE__E5M2_MAX_INVERSE 1.743861685099545866e-5f
+
+/* 2^(127 - e): what elements are multiplied with. */
+TE__BOTH float te__mxfp8_multiplier(uint8_t e) {
+    return te__bits_f32(e == 0xffu ? 0x7fc00000u : e == 0xfeu ? 0x400000u : (uint32_t)(254 - e) << 23);
+}
+
+/* NVFP4: S, which takes a tensor's amax to 6 * code_max (the largest block scale, 448 or 256). */
+TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
+    float scale = te__div_f32(te__mul_f32(code_max, 6.0f), amax);
+    if (!(scale < TE__F32_MAX)) scale = TE__F32_MAX;
+    return amax == 0.0f || scale == 0.0f ? 1.0f : scale;
+}
+
+#define TE__ONE_SIXTH 0.16666667163372039794921875f /* RN(1 / 6) */
+
+/* The E4M3 code of a block's scale; stretch 1, or 1.5 for the blocks that map their largest to 4 instead of 6. */
+TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale, float stretch) {
+    return te__f32_to_e4m3(te__mul_f32(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)), stretch));
+}
+
+/* The factor that a block's codes have: d / S. */
+TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
+    return te__mul_f32(te__e4m3_to_f32(block_code), te__rcp_f32(tensor_scale));
+}
+
+/* What elements are multiplied with: S / d. A block whose code is 0 gets the largest number: its codes count for nothing. */
+TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
+    float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));
+    return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;
 }
 
 #endif
@@ -3620,15 +3980,46 @@ typedef struct te__var {
     te_tensor *main_grad;
 } te__var;
 
-/* One copy of a quantized tensor: data [rows, ld] of `dtype`, one scale for all of it. */
+/* One copy of a quantized tensor, and how it is to be read; the layouts stand at te_quantized_view. The copies of a hybrid tensor are of
+ * different kinds. */
 typedef struct te__quant_copy {
-    te_tensor *data;      /* NULL: this copy was not made */
-    te_tensor *scale_inv; /* f32 [1] */
+    te_tensor *data;  /* NULL: this copy was not made */
+    te_tensor *scale; /* NULL: identity */
+    te_tensor *amax;  /* NVFP4 */
+    te_quant_kind kind;
+    bool two_dimensional;   /* block, MXFP8, NVFP4 */
+    bool rht, no_sign_mask; /* NVFP4 */
+    bool e4m3_max_256;      /* NVFP4 */
+    bool swizzled;          /* MXFP8, NVFP4 */
+    te_custom_quantizer custom;
 } te__quant_copy;
-typedef struct te__quantized {
+/* How to quantize: a te_quantizer_desc with its defaults resolved. */
+typedef struct te__quant_spec {
     te_quant_kind kind;
     te_dtype dtype; /* of the codes */
+    int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
+    bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_sign_mask, stochastic, row_scaled, e4m3_max_256;
+    te_4over6_error four_over_six;
+    float epsilon;
+    te_group *group;                        /* reduces amaxes; borrowed */
+    te_tensor *scale, *amax;                /* delayed: f32 [1] each */
+    const struct te__quant_spec *row, *col; /* hybrid */
+    te_custom_quantizer custom;
+} te__quant_spec;
+
+struct te_quantizer {
+    te_ctx *te;
+    int refs;
+    te__quant_spec spec;
+    te__quant_spec child[2]; /* hybrid: row-wise, column-wise */
+};
+
+typedef struct te__quantized {
+    te_quant_kind kind;      /* of the quantizer that made it */
+    te_quantizer *quantizer; /* that one, if its user holds it too (a reference), else NULL */
     te__quant_copy row, col;
+    void *init_value; /* of a weight: what it was before it was first quantized, in its nominal dtype, host memory; or NULL */
+    size_t init_bytes;
 } te__quantized;
 
 struct te_tensor {
@@ -3742,8 +4133,13 @@ typedef struct te__scope {
 enum { TE__MAX_AUTOCAST = 16 };
 typedef struct te__autocast {
     te_recipe recipe;
+    te_group *amax_group;
     bool enabled, calibrating;
 } te__autocast;
+typedef struct te__quantized_init { /* te_quantized_model_init_begin */
+    te_recipe recipe;
+    bool disabled, preserve;
+} te__quantized_init;
 
 /* ---- the context ---- */
 
@@ -3770,7 +4166,10 @@ struct te_ctx {
     uint64_t seed, rng_offset;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast;
-    struct te__scaling *scaling; /* quant/: the delayed-scaling states of this context, a list */
+    te__quantized_init quantized_init[TE__MAX_AUTOCAST];
+    int num_quantized_init;
+    bool inspecting; /* te_quant_inspect */
+    struct te__scaling *scaling; /* quant/: the scaling states of this context's modules, a list */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te__warm_list *warm_list;
@@ -4214,15 +4613,27 @@ static void te__var_release(te_ctx *te, te__var *v) {
     te__free(te, v, sizeof(*v));
 }
 
+/* The references that a copy of a quantized tensor holds. */
+static void te__copy_retain(const te__quant_copy *c) {
+    te_tensor_retain(c->data);
+    te_tensor_retain(c->scale);
+    te_tensor_retain(c->amax);
+}
+static void te__copy_release(te__quant_copy *c) {
+    te_tensor_release(c->data);
+    te_tensor_release(c->scale);
+    te_tensor_release(c->amax);
+    memset(c, 0, sizeof(*c));
+}
+
 static void te__tensor_free(te_tensor *x) {
     te_ctx *te = x->te;
-    te__quantized *q = x->quantized;
-    if (q) {
-        te_tensor_release(q->row.data);
-        te_tensor_release(q->row.scale_inv);
-        te_tensor_release(q->col.data);
-        te_tensor_release(q->col.scale_inv);
-        te__free(te, q, sizeof(*q));
+    if (x->quantized) {
+        te__copy_release(&x->quantized->row);
+        te__copy_release(&x->quantized->col);
+        te_quantizer_destroy(x->quantized->quantizer);
+        te__free(te, x->quantized->init_value, x->quantized->init_bytes);
+        te__free(te, x->quantized, sizeof(*x->quantized));
     }
     if (x->described) te->num_described--;
     te__buffer_release(x->buffer);
@@ -4366,10 +4777,11 @@ static te_tensor *te__alias_quantized(const te_tensor *x) {
         return NULL;
     }
     *y->quantized = *x->quantized;
-    te_tensor_retain(y->quantized->row.data);
-    te_tensor_retain(y->quantized->row.scale_inv);
-    te_tensor_retain(y->quantized->col.data);
-    te_tensor_retain(y->quantized->col.scale_inv);
+    te__copy_retain(&y->quantized->row);
+    te__copy_retain(&y->quantized->col);
+    if (y->quantized->quantizer) y->quantized->quantizer->refs++;
+    y->quantized->init_value = NULL; /* the weight's own */
+    y->quantized->init_bytes = 0;
     return y;
 }
 
@@ -5078,7 +5490,92 @@ static const char *const te__source_2[] = { /* base/philox.h */
     "",
     "#endif",
 };
-static const char *const te__source_3[] = { /* device/base.cuh */
+static const char *const te__source_3[] = { /* base/scaling.h */
+    "/* base/scaling.h: from the largest magnitude of some elements to the scale they are quantized by: per tensor and per block,",
+    " * MXFP8, NVFP4. Read by the host and by kernels, which get the same bits: knows numbers.h, and not how the elements lie.",
+    " *",
+    " * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32 and its",
+    " * sisters keep compilers from fusing or approximating them. Products that meet a sum are the callers' care: te__fma. */",
+    "#ifndef TE__SCALING_H",
+    "#define TE__SCALING_H",
+    "",
+    "TE__BOTH float te__mul_f32(float a, float b) {",
+    "#ifdef __CUDA_ARCH__",
+    "    return __fmul_rn(a, b);",
+    "#else",
+    "    return a * b;",
+    "#endif",
+    "}",
+    "",
+    "TE__BOTH float te__div_f32(float a, float b) {",
+    "#ifdef __CUDA_ARCH__",
+    "    return __fdiv_rn(a, b);",
+    "#else",
+    "    return a / b;",
+    "#endif",
+    "}",
+    "",
+    "TE__BOTH float te__rcp_f32(float a) {",
+    "#ifdef __CUDA_ARCH__",
+    "    return __frcp_rn(a);",
+    "#else",
+    "    return 1.0f / a;",
+    "#endif",
+    "}",
+    "",
+    "#define TE__F32_MAX 3.402823466e+38f",
+    "",
+    "/* The multiplier of a tensor or block: fp8_max / amax. Nothing to scale by (0, infinity, NaN) gives 1; a quotient beyond f32 gives",
+    " * `limit`; power_of_two clears the mantissa, so that amax still fits. */",
+    "TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float limit, int power_of_two) {",
+    "    float scale;",
+    "    if (amax < epsilon) amax = epsilon;",
+    "    if (amax == 0.0f || !(amax <= TE__F32_MAX)) return 1.0f;",
+    "    scale = te__div_f32(fp8_max, amax);",
+    "    if (scale > TE__F32_MAX) scale = limit;",
+    "    return power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;",
+    "}",
+    "",
+    "/* MXFP8: the E8M0 code of a group. The product is rounded before its exponent is rounded up, so 448 * 2^k maps to k exactly. */",
+    "TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) { return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse)); }",
+    "",
+    "/* RN(1 / 448) and RN(1 / 57344). */",
+    "#define TE__E4M3_MAX_INVERSE 2.232142956927418709e-3f",
+    "#define TE__E5M2_MAX_INVERSE 1.743861685099545866e-5f",
+    "",
+    "/* 2^(127 - e): what elements are multiplied with. */",
+    "TE__BOTH float te__mxfp8_multiplier(uint8_t e) {",
+    "    return te__bits_f32(e == 0xffu ? 0x7fc00000u : e == 0xfeu ? 0x400000u : (uint32_t)(254 - e) << 23);",
+    "}",
+    "",
+    "/* NVFP4: S, which takes a tensor's amax to 6 * code_max (the largest block scale, 448 or 256). */",
+    "TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {",
+    "    float scale = te__div_f32(te__mul_f32(code_max, 6.0f), amax);",
+    "    if (!(scale < TE__F32_MAX)) scale = TE__F32_MAX;",
+    "    return amax == 0.0f || scale == 0.0f ? 1.0f : scale;",
+    "}",
+    "",
+    "#define TE__ONE_SIXTH 0.16666667163372039794921875f /* RN(1 / 6) */",
+    "",
+    "/* The E4M3 code of a block's scale; stretch 1, or 1.5 for the blocks that map their largest to 4 instead of 6. */",
+    "TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale, float stretch) {",
+    "    return te__f32_to_e4m3(te__mul_f32(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)), stretch));",
+    "}",
+    "",
+    "/* The factor that a block's codes have: d / S. */",
+    "TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {",
+    "    return te__mul_f32(te__e4m3_to_f32(block_code), te__rcp_f32(tensor_scale));",
+    "}",
+    "",
+    "/* What elements are multiplied with: S / d. A block whose code is 0 gets the largest number: its codes count for nothing. */",
+    "TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {",
+    "    float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));",
+    "    return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;",
+    "}",
+    "",
+    "#endif",
+};
+static const char *const te__source_4[] = { /* device/base.cuh */
     "// device/base.cuh: what every kernel includes: number formats in memory, warp and block reductions, small math. Knows no operation.",
     "//",
     "// NVRTC compiles this without any toolkit header. Conversions use the hardware's instructions where the architecture has them and the",
@@ -5087,6 +5584,7 @@ static const char *const te__source_3[] = { /* device/base.cuh */
     "#include \"api/enums.h\"",
     "#include \"base/numbers.h\"",
     "#include \"base/philox.h\"",
+    "#include \"base/scaling.h\"",
     "",
     "typedef unsigned char te_u8;",
     "typedef unsigned short te_u16;",
@@ -5260,7 +5758,7 @@ static const char *const te__source_3[] = { /* device/base.cuh */
     "TE_DEV te_i64 te_div_up(te_i64 a, te_i64 b) { return (a + b - 1) / b; }",
     "TE_DEV float te_sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + expf(-x)); }",
 };
-static const char *const te__source_4[] = { /* device/hopper.cuh */
+static const char *const te__source_5[] = { /* device/hopper.cuh */
     "// device/hopper.cuh: what sm_90a alone has: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither operations nor tiles.",
     "#pragma once",
     "#include \"device/mma.cuh\"",
@@ -5295,6 +5793,12 @@ static const char *const te__source_4[] = { /* device/hopper.cuh */
     "TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {",
     "    asm volatile(\"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\" ::\"r\"(dst), \"l\"(map),",
     "                 \"r\"(x), \"r\"(y), \"r\"(bar)",
+    "                 : \"memory\");",
+    "}",
+    "",
+    "// `bytes` (a multiple of 16) from src to dst, both at multiples of 16; they count towards bar.",
+    "TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {",
+    "    asm volatile(\"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\" ::\"r\"(dst), \"l\"(src), \"r\"(bytes), \"r\"(bar)",
     "                 : \"memory\");",
     "}",
     "",
@@ -5353,7 +5857,7 @@ static const char *const te__source_4[] = { /* device/hopper.cuh */
     "                 : TE__FLOATS_64(d, 0), TE__FLOATS_64(d, 64)                                                                \\",
     "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
 };
-static const char *const te__source_5[] = { /* device/mma.cuh */
+static const char *const te__source_6[] = { /* device/mma.cuh */
     "// device/mma.cuh: matrix products as Ampere and everything later has them: cp.async, ldmatrix, mma.sync. Knows neither operations nor tiles.",
     "//",
     "// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t; a \"word\" is 32 bits of neighbours along k (one f32, two 16-bit or four 8-bit values):",
@@ -5454,7 +5958,7 @@ static const char *const te__source_5[] = { /* device/mma.cuh */
     "#define TE_HAS_FP8_MMA 0",
     "#endif",
 };
-static const char *const te__source_6[] = { /* device/tile.cuh */
+static const char *const te__source_7[] = { /* device/tile.cuh */
     "// device/tile.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must",
     "// not know what they mean.",
     "//",
@@ -5486,6 +5990,11 @@ static const char *const te__source_6[] = { /* device/tile.cuh */
     "    return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));",
     "}",
     "",
+    "// Half of it: words 2 pair and 2 pair + 1 of a column.",
+    "TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {",
+    "    return *(const uint2 *)(tile + column * TE_TILE_WORDS + 4 * (pair >> 1 ^ column >> 3) + 2 * (pair & 1));",
+    "}",
+    "",
     "// Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond",
     "// `cols` columns and ld rows. 256 threads; the caller has synchronised.",
     "TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector) {",
@@ -5508,7 +6017,7 @@ static const char *const te__source_6[] = { /* device/tile.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_7[] = { /* ops/act/act.cuh */
+static const char *const te__source_8[] = { /* ops/act/act.cuh */
     "// ops/act/act.cuh: the activations and their derivatives, for one element. Knows formulas; nothing of memory.",
     "//",
     "//   plain   y = f(x)                    dx = dy f'(x)",
@@ -5592,7 +6101,7 @@ static const char *const te__source_7[] = { /* ops/act/act.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_8[] = { /* ops/act/act_bwd.cu */
+static const char *const te__source_9[] = { /* ops/act/act_bwd.cu */
     "// ops/act/act_bwd.cu: activations, backward. Formulas: act.cuh.",
     "//",
     "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]",
@@ -5658,7 +6167,7 @@ static const char *const te__source_8[] = { /* ops/act/act_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_9[] = { /* ops/act/act_fwd.cu */
+static const char *const te__source_10[] = { /* ops/act/act_fwd.cu */
     "// ops/act/act_fwd.cu: activations, forward, into a float format or FP8. Formulas: act.cuh.",
     "//",
     "//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), amax = max |y|, columns n .. ld-1 are 0",
@@ -5740,7 +6249,7 @@ static const char *const te__source_9[] = { /* ops/act/act_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_10[] = { /* ops/act/kargs.h */
+static const char *const te__source_11[] = { /* ops/act/kargs.h */
     "/* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y [m, ld] = f(x), x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y are written as 0. */",
@@ -5763,7 +6272,7 @@ static const char *const te__source_10[] = { /* ops/act/kargs.h */
     "    int dy_dt, x_dt, dx_dt, act;",
     "} te__act_bwd_kargs;",
 };
-static const char *const te__source_11[] = { /* ops/attn/attn.cuh */
+static const char *const te__source_12[] = { /* ops/attn/attn.cuh */
     "// ops/attn/attn.cuh: what all attention kernels share: which keys a row sees, and dropout. Knows no tiles.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -5843,7 +6352,7 @@ static const char *const te__source_11[] = { /* ops/attn/attn.cuh */
     "    return keep;",
     "}",
 };
-static const char *const te__source_12[] = { /* ops/attn/attn_bwd_dkv.cu */
+static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dkv.cu */
     "// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats, sizes and strides,",
     "// in f32.",
     "//",
@@ -5907,7 +6416,7 @@ static const char *const te__source_12[] = { /* ops/attn/attn_bwd_dkv.cu */
     "    te_attn_put(a.dv, at.b, at.h, first, a.s_kv, a.d_v, dv, a.keep_scale);",
     "}",
 };
-static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
+static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "// ops/attn/attn_bwd_dkv_mma.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, in bf16 or f16 on the tensor cores",
     "// of sm_80 and later (mma.sync).",
     "//",
@@ -6082,7 +6591,7 @@ static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(a.dv, at.b, at.h, 2), 2 * a.dv.s, first, a.s_kv, a.d_v);",
     "}",
 };
-static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dq.cu */
+static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dq.cu */
     "// ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the",
@@ -6137,7 +6646,7 @@ static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dq.cu */
     "    te_attn_put(a.dq, at.b, at.h, first, a.s_q, a.d, acc, a.scale);",
     "}",
 };
-static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dq_mma.cu */
+static const char *const te__source_16[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "// ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).",
     "//",
     "//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by",
@@ -6258,7 +6767,7 @@ static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "    te_put<DT, D, M>(q, dq, scale, te_attn_head(a.dq, at.b, at.h, 2), 2 * a.dq.s, first, a.s_q, a.d);",
     "}",
 };
-static const char *const te__source_16[] = { /* ops/attn/attn_delta.cu */
+static const char *const te__source_17[] = { /* ops/attn/attn_delta.cu */
     "// ops/attn/attn_delta.cu: what the backward needs of each query row before it starts, one warp a row:",
     "//   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout)",
     "//   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0 everywhere.",
@@ -6287,7 +6796,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn_delta.cu */
     "    }",
     "}",
 };
-static const char *const te__source_17[] = { /* ops/attn/attn_fwd.cu */
+static const char *const te__source_18[] = { /* ops/attn/attn_fwd.cu */
     "// ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s matrix.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been",
@@ -6351,7 +6860,7 @@ static const char *const te__source_17[] = { /* ops/attn/attn_fwd.cu */
     "    te_attn_put(a.o, at.b, at.h, first, a.s_q, a.d_v, acc, 1.0f);",
     "}",
 };
-static const char *const te__source_18[] = { /* ops/attn/attn_fwd_mma.cu */
+static const char *const te__source_19[] = { /* ops/attn/attn_fwd_mma.cu */
     "// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), as",
     "// FlashAttention-2 (Dao, 2023) goes about it.",
     "//",
@@ -6521,7 +7030,7 @@ static const char *const te__source_18[] = { /* ops/attn/attn_fwd_mma.cu */
     "    te_put<DT, D, M>(q, o, inverse, te_attn_head(a.o, at.b, at.h, 2), 2 * a.o.s, first, a.s_q, a.d_v);",
     "}",
 };
-static const char *const te__source_19[] = { /* ops/attn/general.cuh */
+static const char *const te__source_20[] = { /* ops/attn/general.cuh */
     "// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.",
     "//",
     "// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a",
@@ -6596,7 +7105,7 @@ static const char *const te__source_19[] = { /* ops/attn/general.cuh */
     "            if (first + r < end && lane + 32 * t < d) te_store(x.p, te_attn_at(x, b, h, first + r) + lane + 32 * t, x.dt, acc[r][t] * scale);",
     "}",
 };
-static const char *const te__source_20[] = { /* ops/attn/kargs.h */
+static const char *const te__source_21[] = { /* ops/attn/kargs.h */
     "/* ops/attn/kargs.h: what the attention kernels are told. Read by both compilers. */",
     "#ifndef TE__ATTN_KARGS_H",
     "#define TE__ATTN_KARGS_H",
@@ -6636,7 +7145,7 @@ static const char *const te__source_20[] = { /* ops/attn/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_21[] = { /* ops/attn/tile.cuh */
+static const char *const te__source_22[] = { /* ops/attn/tile.cuh */
     "// ops/attn/tile.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.",
     "//",
     "// A row is D / 8 pieces of 16 bytes and one piece of nothing: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in",
@@ -6826,14 +7335,458 @@ static const char *const te__source_21[] = { /* ops/attn/tile.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_22[] = { /* ops/cast/amax.cu */
-    "// ops/cast/amax.cu: amax = max(amax, max |x|), NaN ignored, infinity kept. amax_zero clears it first where it should not be kept.",
+static const char *const te__source_23[] = { /* ops/block/block.cuh */
+    "// ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales lie.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "",
+    "// Two codes, the low byte first. Every FP8 value is an f16.",
+    "TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {",
+    "#if TE_HAS_FP8_CVT",
+    "    te_u32 h;",
+    "    if (dt == TE_F8E4M3) asm(\"cvt.rn.f16x2.e4m3x2 %0, %1;\" : \"=r\"(h) : \"h\"((te_u16)codes));",
+    "    else asm(\"cvt.rn.f16x2.e5m2x2 %0, %1;\" : \"=r\"(h) : \"h\"((te_u16)codes));",
+    "    *lo = te_f16_to_f32((te_u16)h), *hi = te_f16_to_f32((te_u16)(h >> 16));",
+    "#else",
+    "    *lo = te_fp8_to_f32((te_u8)codes, dt), *hi = te_fp8_to_f32((te_u8)(codes >> 8), dt);",
+    "#endif",
+    "}",
+    "TE_DEV void te_fp8x8_to_f32(te_u32 low, te_u32 high, int dt, float v[8]) {",
+    "    te_fp8x2_to_f32(low, dt, v + 0, v + 1);",
+    "    te_fp8x2_to_f32(low >> 16, dt, v + 2, v + 3);",
+    "    te_fp8x2_to_f32(high, dt, v + 4, v + 5);",
+    "    te_fp8x2_to_f32(high >> 16, dt, v + 6, v + 7);",
+    "}",
+    "// Eight codes of any alignment; only n of them exist, the others are 0.",
+    "TE_DEV uint2 te_codes_part(const void *q, te_i64 i, te_i64 n) {",
+    "    te_u32 w[2] = {0, 0};",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) {",
+    "        if (k >= n) break;",
+    "        w[k >> 2] |= (te_u32)((const te_u8 *)q)[i + k] << (8 * (k & 3));",
+    "    }",
+    "    return make_uint2(w[0], w[1]);",
+    "}",
+    "// Eight results, of which n exist.",
+    "TE_DEV void te_store_part(void *y, te_i64 i, int dt, const float v[8], te_i64 n, bool vector) {",
+    "    if (vector && n >= 8) {",
+    "        te_store8(y, i, dt, v);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) {",
+    "            if (k >= n) break;",
+    "            te_store(y, i + k, dt, v[k]);",
+    "        }",
+    "    }",
+    "}",
+};
+static const char *const te__source_24[] = { /* ops/block/block_dequantize.cu */
+    "// ops/block/block_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the row-wise copy, q [m, ld].",
     "//",
-    "// Launch: block 256, grid: blocks of 8192 elements; one atomic a block, and the order of a maximum is nobody's business. `vector`: x",
-    "// aligned to 16 bytes.",
+    "//   1-D blocks   element (i, j) has scale_inv[j / 128][i]",
+    "//   2-D blocks   element (i, j) has scale_inv[i / 128][j / 128]",
+    "//",
+    "// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row Q_DT=4 Y_DT=3",
+    "// te:row Q_DT=5 Y_DT=3",
+    "// te:row Q_DT=4 Y_DT=1",
+    "#include \"ops/block/block.cuh\"",
+    "#include \"ops/block/kargs.h\"",
+    "#ifndef Q_DT",
+    "#define Q_DT a.q_dt",
+    "#define Y_DT a.y_dt",
+    "#endif",
+    "",
+    "TE_DEV te_i64 te_scale_at(const te__block_dequantize_kargs &a, te_i64 row, te_i64 col) {",
+    "    return a.two_dimensional ? (row >> 7) * a.ld_scale + (col >> 7) : (col >> 7) * a.ld_scale + row;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_block_dequantize(const __grid_constant__ te__block_dequantize_kargs a) {",
+    "    te_i64 per_row = te_div_up(a.n, 8), groups = a.m * per_row, first = (te_i64)blockIdx.x * 1024 + threadIdx.x;",
+    "    te_i64 row[4], col[4];",
+    "    uint2 code[4];",
+    "    float scale[4];",
+    "    bool whole = a.vector_q && a.vector_y;",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "        te_i64 g = first + r * 256;",
+    "        row[r] = groups >> 31 ? g / per_row : (te_i64)((te_u32)g / (te_u32)per_row);",
+    "        col[r] = (g - row[r] * per_row) * 8;",
+    "        whole = whole && g < groups && col[r] + 8 <= a.n;",
+    "    }",
+    "    if (whole) { // the loads come first, with nothing between them",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) {",
+    "            code[r] = *(const uint2 *)((const te_u8 *)a.q + row[r] * a.ld + col[r]);",
+    "            scale[r] = a.scale_inv[te_scale_at(a, row[r], col[r])];",
+    "        }",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) {",
+    "            if (row[r] >= a.m) break;",
+    "            code[r] = te_codes_part(a.q, row[r] * a.ld + col[r], a.n - col[r]);",
+    "            scale[r] = a.scale_inv[te_scale_at(a, row[r], col[r])];",
+    "        }",
+    "    }",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "        float v[8];",
+    "        if (row[r] >= a.m) break;",
+    "        te_fp8x8_to_f32(code[r].x, code[r].y, Q_DT, v);",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], scale[r]);",
+    "        te_store_part(a.y, row[r] * a.n + col[r], Y_DT, v, a.n - col[r], whole);",
+    "    }",
+    "}",
+};
+static const char *const te__source_25[] = { /* ops/block/block_dequantize_col.cu */
+    "// ops/block/block_dequantize_col.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the column-wise copy, q [n, ld].",
+    "//",
+    "//   1-D blocks   element (i, j) of y has scale_inv[i / 128][j]",
+    "//   2-D blocks   element (i, j) of y has scale_inv[j / 128][i / 128]",
+    "//",
+    "//            64 rows of y (tx: 8 each)",
+    "//          +-------------------------+                  +------- 128 columns -------+",
+    "//   128    | ty: 4 columns of y      |  ->  tile.cuh -> | 4 x 8 a thread, decoded   |  64 rows of y",
+    "//   columns|                         |                  +---------------------------+",
+    "//          +-------------------------+",
+    "//",
+    "// Launch: block 256, grid: tiles of 64 rows and 128 columns of y, those of the same rows next to each other. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row Q_DT=4 Y_DT=3",
+    "// te:row Q_DT=5 Y_DT=3",
+    "// te:row Q_DT=4 Y_DT=1",
+    "#include \"ops/block/block.cuh\"",
+    "#include \"ops/block/kargs.h\"",
+    "#include \"device/tile.cuh\"",
+    "#ifndef Q_DT",
+    "#define Q_DT a.q_dt",
+    "#define Y_DT a.y_dt",
+    "#endif",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_block_dequantize_col(const __grid_constant__ te__block_dequantize_kargs a) {",
+    "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    __shared__ __align__(16) float scale[128]; // of each column of y",
+    "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;",
+    "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
+    "    te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 128;",
+    "    uint2 code[4];",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "        te_i64 line = first_col + ty * 4 + r, at = first_row + tx * 8, there = line < a.n ? a.m - at : 0;",
+    "        if (a.vector_q && there >= 8) code[r] = *(const uint2 *)((const te_u8 *)a.q + line * a.ld + at);",
+    "        else code[r] = te_codes_part(a.q, line * a.ld + at, there);",
+    "    }",
+    "    if (threadIdx.x < 128) {",
+    "        te_i64 col = first_col + threadIdx.x, block = first_row >> 7;",
+    "        scale[threadIdx.x] = col < a.n ? a.scale_inv[a.two_dimensional ? tile_n * a.ld_scale + block : block * a.ld_scale + col] : 0.0f;",
+    "    }",
+    "#pragma unroll",
+    "    for (int h = 0; h < 2; h++) {",
+    "        te_u32 in[4], out[4];",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) in[r] = h ? code[r].y : code[r].x;",
+    "        te_transpose_bytes(in, out);",
+    "#pragma unroll",
+    "        for (int j = 0; j < 4; j++) te_tile_put(tile, tx, ty, 4 * h + j, out[j]);",
+    "    }",
+    "    __syncthreads();",
+    "#pragma unroll",
+    "    for (int pass = 0; pass < 2; pass++)",
+    "#pragma unroll",
+    "        for (int h = 0; h < 2; h++) {",
+    "            // Eight lanes store 128 neighbouring bytes (of 16-bit numbers). Odd lines begin with their second half: the two lines that",
+    "            // are read together then lie in different banks.",
+    "            int line = pass * 32 + ty, chunk = (h ^ (ty & 1)) * 8 + tx;",
+    "            te_i64 row = first_row + line, col = first_col + chunk * 8;",
+    "            float v[8], s[8];",
+    "            if (row >= a.m || col >= a.n) continue;",
+    "            uint2 u = te_tile_get2(tile, line, chunk);",
+    "            te_fp8x8_to_f32(u.x, u.y, Q_DT, v);",
+    "            te_load8(scale, chunk * 8, TE_F32, s);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], s[k]);",
+    "            te_store_part(a.y, row * a.n + col, Y_DT, v, a.n - col, a.vector_y);",
+    "        }",
+    "}",
+};
+static const char *const te__source_26[] = { /* ops/block/block_quantize.cu */
+    "// ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column (column-wise copy, transposed), or",
+    "// for each 128 x 128: scales and both copies from one read of x.",
+    "//",
+    "//            128 columns: two halves of 64 (tx: 8 of each)",
+    "//          +-------------------------+-------------------------+     thread (tx = t % 8, ty = t / 8) keeps 4 x 16 elements of x in registers",
+    "//   128    | ty: 4 rows              |                         |     row amax     across the 8 tx of a row, by shuffles",
+    "//   rows   |    8 elements           |    8 elements           |     column amax  across the 4 ty of a warp, then 8 warps in shared memory",
+    "//          +-------------------------+-------------------------+     both copies  scaled and rounded from the same registers",
+    "//",
+    "// Row-wise codes: neighbouring lanes swap halves, so that a lane stores 16 bytes. Column-wise codes: a word is one column of 4 rows, which goes",
+    "// through shared memory (tile.cuh) to stores of 16 bytes.",
+    "//",
+    "// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: that is how padding is written.",
+    "// Tiles that hold nothing but padding have no scales.",
+    "//",
+    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3 Y_DT=4",
+    "// te:row X_DT=3 Y_DT=5",
+    "// te:row X_DT=2 Y_DT=4",
+    "// te:row X_DT=2 Y_DT=5",
+    "// te:row X_DT=1 Y_DT=4",
+    "// te:row X_DT=1 Y_DT=5",
+    "#include \"ops/block/kargs.h\"",
+    "#include \"device/tile.cuh\"",
+    "#include \"base/scaling.h\"",
+    "#ifdef X_DT",
+    "#define PACKED (X_DT != TE_F32)",
+    "#else",
+    "#define X_DT a.x_dt",
+    "#define Y_DT a.y_dt",
+    "#define PACKED false",
+    "#endif",
+    "",
+    "// Eight elements as they lie in memory: 16-bit formats stay as they are until they are used, which halves the registers of a tile.",
+    "template <bool packed> struct te_eight {",
+    "    te_u32 w[packed ? 4 : 8];",
+    "};",
+    "template <bool packed> TE_DEV te_eight<packed> te_eight_load(const void *p, te_i64 i, int dt) {",
+    "    te_eight<packed> e;",
+    "    if constexpr (packed) {",
+    "        uint4 u = *(const uint4 *)((const te_u16 *)p + i);",
+    "        e.w[0] = u.x, e.w[1] = u.y, e.w[2] = u.z, e.w[3] = u.w;",
+    "    } else {",
+    "        float v[8];",
+    "        te_load8(p, i, dt, v);",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) e.w[k] = __float_as_uint(v[k]);",
+    "    }",
+    "    return e;",
+    "}",
+    "// The same of any alignment; only n of them exist, the others are 0.",
+    "template <bool packed> TE_DEV te_eight<packed> te_eight_part(const void *p, te_i64 i, int dt, te_i64 n) {",
+    "    te_eight<packed> e;",
+    "#pragma unroll",
+    "    for (int k = 0; k < (packed ? 4 : 8); k++) e.w[k] = 0;",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) {",
+    "        if (k >= n) break;",
+    "        if constexpr (packed) e.w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));",
+    "        else e.w[k] = __float_as_uint(te_load(p, i + k, dt));",
+    "    }",
+    "    return e;",
+    "}",
+    "template <bool packed> TE_DEV float te_eight_get(const te_eight<packed> &e, int k, int dt) {",
+    "    if constexpr (packed) {",
+    "        te_u16 h = (te_u16)(e.w[k >> 1] >> (16 * (k & 1)));",
+    "        return dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);",
+    "    }",
+    "    return __uint_as_float(e.w[packed ? 0 : k]);",
+    "}",
+    "",
+    "// One step of a maximum across lanes: those whose index differs in `lane_bit` share 2n values; each keeps n, the upper ones where its bit is set.",
+    "template <int n> TE_DEV void te_halve(float *v, int lane_bit) {",
+    "    bool upper = threadIdx.x & lane_bit;",
+    "#pragma unroll",
+    "    for (int i = 0; i < n; i++) {",
+    "        float other = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + n], lane_bit);",
+    "        v[i] = fmaxf(upper ? v[i + n] : v[i], other);",
+    "    }",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {",
+    "    __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    __shared__ __align__(16) float col_scale[128];",
+    "    __shared__ float scratch[32];",
+    "    float *part = (float *)tile; // [8 warps][128 columns] of amaxes, before the tile is filled",
+    "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3, lane = threadIdx.x & 31;",
+    "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
+    "    te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * 128;",
+    "    te_i64 row = first_row + ty * 4, col = first_col + tx * 8;",
+    "    bool scaled = first_row < a.m && first_col < a.n; // else all of it is padding",
+    "",
+    "    // The loads come first, with nothing between them: they are all on their way before the first is waited for.",
+    "    te_eight<PACKED> x[4][2];",
+    "    if (a.vector_x && row + 4 <= a.m && col + 72 <= a.n) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++)",
+    "#pragma unroll",
+    "            for (int h = 0; h < 2; h++) x[r][h] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col + 64 * h, X_DT);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++)",
+    "#pragma unroll",
+    "            for (int h = 0; h < 2; h++) {",
+    "                te_i64 at = (row + r) * a.n + col + 64 * h, there = row + r < a.m ? a.n - col - 64 * h : 0;",
+    "                if (a.vector_x && there >= 8) x[r][h] = te_eight_load<PACKED>(a.x, at, X_DT);",
+    "                else x[r][h] = te_eight_part<PACKED>(a.x, at, X_DT, there);",
+    "            }",
+    "    }",
+    "    if (a.noop && *a.noop == 1.0f) return;",
+    "    float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;",
+    "",
+    "    // NaN drops out of fmaxf.",
+    "    float row_amax[4] = {0.0f, 0.0f, 0.0f, 0.0f}, col_amax[16];",
+    "#pragma unroll",
+    "    for (int c = 0; c < 16; c++) {",
+    "        col_amax[c] = 0.0f;",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) {",
+    "            float v = fabsf(te_eight_get<PACKED>(x[r][c >> 3], c & 7, X_DT));",
+    "            row_amax[r] = fmaxf(row_amax[r], v);",
+    "            col_amax[c] = fmaxf(col_amax[c], v);",
+    "        }",
+    "    }",
+    "",
+    "    float row_scale; // of one of the thread's four rows: `mine`",
+    "    int mine = (lane & 1) << 1 | (lane >> 1 & 1);",
+    "    if (a.two_dimensional) {",
+    "        float amax = te_block_max(fmaxf(fmaxf(row_amax[0], row_amax[1]), fmaxf(row_amax[2], row_amax[3])), scratch);",
+    "        row_scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);",
+    "        if (threadIdx.x < 128) col_scale[threadIdx.x] = row_scale;",
+    "        if (scaled && threadIdx.x < 8) { // thread 0 writes the tile's scale; the others the zeros after the last one of a line",
+    "            te_i64 blocks_m = te_div_up(a.m, 128), blocks_n = te_div_up(a.n, 128);",
+    "            float inverse = threadIdx.x & 3 ? 0.0f : te__rcp_f32(row_scale);",
+    "            te_i64 at_n = (te_i64)tile_n + (threadIdx.x & 3), at_m = (te_i64)tile_m + (threadIdx.x & 3);",
+    "            if (threadIdx.x < 4 && a.row && (at_n == tile_n || (tile_n + 1 == blocks_n && at_n < a.ld_row_scale)))",
+    "                a.row_scale[tile_m * a.ld_row_scale + at_n] = inverse;",
+    "            if (threadIdx.x >= 4 && a.col && (at_m == tile_m || (tile_m + 1 == blocks_m && at_m < a.ld_col_scale)))",
+    "                a.col_scale[tile_n * a.ld_col_scale + at_m] = inverse;",
+    "        }",
+    "    } else {",
+    "        if (a.col) {",
+    "            te_halve<8>(col_amax, 8);",
+    "            te_halve<4>(col_amax, 16);",
+    "            int c = (lane & 8) * 8 + tx * 8 + (lane & 16) / 4; // four neighbours from here on",
+    "            *(float4 *)(part + (threadIdx.x >> 5) * 128 + c) = make_float4(col_amax[0], col_amax[1], col_amax[2], col_amax[3]);",
+    "        }",
+    "        te_halve<2>(row_amax, 1);",
+    "        te_halve<1>(row_amax, 2);",
+    "        row_amax[0] = fmaxf(row_amax[0], __shfl_xor_sync(0xffffffffu, row_amax[0], 4));",
+    "        row_scale = te__block_scale(row_amax[0], fp8_max, a.epsilon, a.limit, a.power_of_two);",
+    "        if (scaled && a.row && !(lane & 4) && row + mine < a.ld_row_scale)",
+    "            a.row_scale[tile_n * a.ld_row_scale + row + mine] = row + mine < a.m ? te__rcp_f32(row_scale) : 0.0f;",
+    "        if (a.col) {",
+    "            __syncthreads();",
+    "            if (threadIdx.x < 128) {",
+    "                float amax = 0.0f;",
+    "#pragma unroll",
+    "                for (int w = 0; w < 8; w++) amax = fmaxf(amax, part[w * 128 + threadIdx.x]);",
+    "                float scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);",
+    "                te_i64 c = first_col + threadIdx.x;",
+    "                col_scale[threadIdx.x] = scale;",
+    "                if (scaled && c < a.ld_col_scale) a.col_scale[tile_m * a.ld_col_scale + c] = c < a.n ? te__rcp_f32(scale) : 0.0f;",
+    "            }",
+    "        }",
+    "    }",
+    "",
+    "    if (a.row) {",
+    "        te_u8 *q = (te_u8 *)a.row;",
+    "        bool odd = lane & 1;",
+    "        te_i64 to = first_col + (odd ? 64 : 0) + (tx & 6) * 8; // 16 columns from here on, after the swap",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) {",
+    "            float scale = __shfl_sync(0xffffffffu, row_scale, (lane & 24) | r >> 1 | (r & 1) << 1);",
+    "            te_u32 code[2][2];",
+    "#pragma unroll",
+    "            for (int h = 0; h < 2; h++)",
+    "#pragma unroll",
+    "                for (int w = 0; w < 2; w++) {",
+    "                    float v[4];",
+    "#pragma unroll",
+    "                    for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_eight_get<PACKED>(x[r][h], 4 * w + k, X_DT), scale);",
+    "                    code[h][w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
+    "                }",
+    "            te_u32 got[2], out[4];",
+    "#pragma unroll",
+    "            for (int w = 0; w < 2; w++) {",
+    "                got[w] = __shfl_xor_sync(0xffffffffu, odd ? code[0][w] : code[1][w], 1);",
+    "                out[w] = odd ? got[w] : code[0][w];",
+    "                out[2 + w] = odd ? code[1][w] : got[w];",
+    "            }",
+    "            if (row + r >= a.m) continue; // no return: the others still shuffle",
+    "            if (a.vector_row && to + 16 <= a.ld) {",
+    "                *(uint4 *)(q + (row + r) * a.ld + to) = make_uint4(out[0], out[1], out[2], out[3]);",
+    "            } else {",
+    "#pragma unroll",
+    "                for (int k = 0; k < 16; k++)",
+    "                    if (to + k < a.ld) q[(row + r) * a.ld + to + k] = (te_u8)(out[k >> 2] >> (8 * (k & 3)));",
+    "            }",
+    "        }",
+    "    }",
+    "    if (a.col) {",
+    "        __syncthreads(); // the scales of the columns are there, and `part` has been read",
+    "#pragma unroll",
+    "        for (int h = 0; h < 2; h++)",
+    "#pragma unroll",
+    "            for (int f = 0; f < 2; f++) {",
+    "                float4 scale = *(const float4 *)(col_scale + 64 * h + tx * 8 + 4 * f);",
+    "                float s[4] = {scale.x, scale.y, scale.z, scale.w};",
+    "#pragma unroll",
+    "                for (int k = 0; k < 4; k++) {",
+    "                    float v[4];",
+    "#pragma unroll",
+    "                    for (int r = 0; r < 4; r++) v[r] = __fmul_rn(te_eight_get<PACKED>(x[r][h], 4 * f + k, X_DT), s[k]);",
+    "                    te_u32 word = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
+    "                    te_tile_put(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, tx, ty, 4 * f + k, word);",
+    "                }",
+    "            }",
+    "        __syncthreads();",
+    "#pragma unroll",
+    "        for (int h = 0; h < 2; h++)",
+    "            te_tile_store(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, a.col, a.ldc, first_row, first_col + 64 * h, a.n, 1, a.vector_col);",
+    "    }",
+    "}",
+};
+static const char *const te__source_27[] = { /* ops/block/kargs.h */
+    "/* ops/block/kargs.h: arguments of the block-scaling kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "/* A thread block does one tile of 128 rows and 128 columns. */",
+    "typedef struct te__block_quantize_kargs {",
+    "    const void *x;               /* [m, n] */",
+    "    void *row;                   /* [m, ld], or NULL */",
+    "    void *col;                   /* [n, ldc], or NULL */",
+    "    float *row_scale, *col_scale; /* [.., ld_row_scale], [.., ld_col_scale]; NULL with the copy they belong to */",
+    "    const float *noop;           /* [1], or NULL */",
+    "    long long m, n, ld, ldc, ld_row_scale, ld_col_scale;",
+    "    float epsilon, limit; /* limit: the scale where the quotient is beyond f32 */",
+    "    unsigned tiles_n;     /* tiles along n */",
+    "    int x_dt, y_dt;",
+    "    int two_dimensional, power_of_two;",
+    "    int vector_x;   /* rows of x start at multiples of 16 bytes */",
+    "    int vector_row; /* rows of `row` start at multiples of 16 bytes */",
+    "    int vector_col; /* rows of `col` start at multiples of 16 bytes */",
+    "} te__block_quantize_kargs;",
+    "",
+    "/* y [m, n]. */",
+    "typedef struct te__block_dequantize_kargs {",
+    "    const void *q;          /* [m, ld]; column-wise: [n, ld] */",
+    "    const float *scale_inv; /* [.., ld_scale] */",
+    "    void *y;",
+    "    long long m, n, ld, ld_scale;",
+    "    unsigned tiles_n; /* column-wise: tiles along n */",
+    "    int q_dt, y_dt;",
+    "    int two_dimensional;",
+    "    int vector_q; /* rows of q start at multiples of 8 bytes */",
+    "    int vector_y; /* rows of y start at multiples of 16 bytes */",
+    "} te__block_dequantize_kargs;",
+};
+static const char *const te__source_28[] = { /* ops/cast/amax.cu */
+    "// ops/cast/amax.cu: amax = max(amax, max |x|), NaN ignored, infinity kept. amax_zero clears it first where it should not be kept. Or, for a",
+    "// reader that takes the largest itself: partial[block] = the maximum of what the block has seen.",
+    "//",
+    "//   x   | head | vector 0 | vector 1 | ...                                       | tail |",
+    "//              |<- block 0: 2048 vectors of 16 bytes ->|<- block 1 ->| ... |<- block 0 again ...",
+    "//",
+    "// Launch: block 512, grid: at most as many blocks as run at once. They stay until nothing is left, four loads of each thread on their way at",
+    "// a time: a block that ends after each piece waits longer for its own finish than for memory. Any alignment of at least an element.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3",
+    "// te:row X_DT=2",
     "// te:row X_DT=1",
     "#include \"device/base.cuh\"",
     "#include \"ops/cast/kargs.h\"",
@@ -6841,30 +7794,46 @@ static const char *const te__source_22[] = { /* ops/cast/amax.cu */
     "#define X_DT a.x_dt",
     "#endif",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_amax(const __grid_constant__ te__amax_kargs a) {",
+    "// NaN drops out of fmaxf.",
+    "TE_DEV float te_amax_word(te_u32 w, int dt, float largest) {",
+    "    if (dt == TE_F32) return fmaxf(largest, fabsf(__int_as_float((int)w)));",
+    "    te_u16 lo = (te_u16)w, hi = (te_u16)(w >> 16);",
+    "    largest = fmaxf(largest, fabsf(dt == TE_BF16 ? te_bf16_to_f32(lo) : te_f16_to_f32(lo)));",
+    "    return fmaxf(largest, fabsf(dt == TE_BF16 ? te_bf16_to_f32(hi) : te_f16_to_f32(hi)));",
+    "}",
+    "",
+    "TE_DEV float te_amax_vector(uint4 u, int dt, float largest) {",
+    "    return te_amax_word(u.w, dt, te_amax_word(u.z, dt, te_amax_word(u.y, dt, te_amax_word(u.x, dt, largest))));",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(512) te_amax(const __grid_constant__ te__amax_kargs a) {",
     "    __shared__ float scratch[32];",
-    "    te_i64 first = (te_i64)blockIdx.x * 8192 + threadIdx.x * 8;",
-    "    float v[4][8] = {}, largest = 0.0f;",
-    "    if (a.vector && first + 6144 + 8 <= a.n) {",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) te_load8(a.x, first + r * 2048, X_DT, v[r]);",
-    "    } else {",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
-    "#pragma unroll",
-    "            for (int k = 0; k < 8; k++)",
-    "                if (first + r * 2048 + k < a.n) v[r][k] = te_load(a.x, first + r * 2048 + k, X_DT);",
-    "    }",
+    "    const int size = X_DT == TE_F32 ? 4 : 2;",
+    "    const uint4 *body = (const uint4 *)((const te_u8 *)a.x + a.head * size);",
+    "    float largest = 0.0f;",
     "    if (a.noop && *a.noop == 1.0f) return;",
+    "    te_i64 i = (te_i64)blockIdx.x * 2048 + threadIdx.x;",
+    "#pragma unroll 1",
+    "    for (; i + 3 * 512 < a.vectors; i += (te_i64)gridDim.x * 2048) {",
+    "        uint4 u[4];",
     "#pragma unroll",
-    "    for (int r = 0; r < 4; r++)",
+    "        for (int r = 0; r < 4; r++) u[r] = body[i + r * 512];",
     "#pragma unroll",
-    "        for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[r][k]));",
+    "        for (int r = 0; r < 4; r++) largest = te_amax_vector(u[r], X_DT, largest);",
+    "    }",
+    "#pragma unroll",
+    "    for (int r = 0; r < 3; r++)",
+    "        if (i + r * 512 < a.vectors) largest = te_amax_vector(body[i + r * 512], X_DT, largest);",
+    "    te_i64 inside = a.vectors * (16 / size);",
+    "    if (blockIdx.x == 0 && threadIdx.x < a.n - inside) // head and tail: fewer than 16 elements",
+    "        largest = fmaxf(largest, fabsf(te_load(a.x, threadIdx.x < a.head ? threadIdx.x : inside + threadIdx.x, X_DT)));",
     "    largest = te_block_max(largest, scratch);",
-    "    if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
+    "    if (threadIdx.x != 0) return;",
+    "    if (a.partial) a.partial[blockIdx.x] = largest;",
+    "    else if (largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
     "}",
 };
-static const char *const te__source_23[] = { /* ops/cast/amax_zero.cu */
+static const char *const te__source_29[] = { /* ops/cast/amax_zero.cu */
     "// ops/cast/amax_zero.cu: amax = 0, unless the noop flag is up.",
     "//",
     "// Launch: one block of 32.",
@@ -6877,34 +7846,52 @@ static const char *const te__source_23[] = { /* ops/cast/amax_zero.cu */
     "    if (threadIdx.x == 0 && !(a.noop && *a.noop == 1.0f)) *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_24[] = { /* ops/cast/delayed_update.cu */
-    "// ops/cast/delayed_update.cu: one step of every slot's delayed scaling: history [length, n], scale [n]; see te__delayed_slot in cpu.c.",
+static const char *const te__source_30[] = { /* ops/cast/delayed_gather.cu */
+    "// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, one after the other.",
     "//",
-    "//   last = reduced, where there is one that is not 0, else row 0",
+    "// Launch: block 256, grid: slots of the table / 256 up: one slot a thread.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/cast/list.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_delayed_gather(const __grid_constant__ te__delayed_kargs a) {",
+    "    te_u32 slot = blockIdx.x * 256 + threadIdx.x;",
+    "    if (slot >= a.first[a.states]) return;",
+    "    int state = te_state_of(a, slot);",
+    "    a.amaxes[slot] = a.history[state][slot - a.first[state]];",
+    "}",
+};
+static const char *const te__source_31[] = { /* ops/cast/delayed_update.cu */
+    "// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale [n]; see te__delayed_slot",
+    "// in cpu.c.",
+    "//",
+    "//   last = amaxes, where there is one that is not 0, else row 0",
     "//   last == 0: nothing at all",
     "//   rows      0    1 .. length-2    length-1",
     "//   become    0    the row below    last             (length 1: 0)",
     "//   scale = scaled_max / amax, amax the largest of last and the old rows 1 .. length-1, or last alone",
     "//",
-    "// Launch: block 256, grid: n: one slot a block; the threads share its rows.",
+    "// Launch: block 256, grid: slots of the table: one slot a block; the threads share its rows.",
     "//",
     "// te:baseline",
-    "#include \"device/base.cuh\"",
-    "#include \"ops/cast/kargs.h\"",
+    "#include \"ops/cast/list.cuh\"",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_delayed_update(const __grid_constant__ te__delayed_update_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_delayed_update(const __grid_constant__ te__delayed_kargs a) {",
     "    __shared__ float scratch[32];",
-    "    float *history = a.history + blockIdx.x; // row r at r * n",
-    "    float last = history[0], reduced = a.reduced ? a.reduced[blockIdx.x] : 0.0f;",
+    "    int state = te_state_of(a, blockIdx.x);",
+    "    te_u32 slot = blockIdx.x - a.first[state];",
+    "    te_i64 n = a.first[state + 1] - a.first[state], length = a.length[a.length_index[state]];",
+    "    float *history = a.history[state] + slot; // row r at r * n",
+    "    float last = history[0], reduced = a.amaxes ? a.amaxes[blockIdx.x] : 0.0f;",
     "    if (reduced != 0.0f) last = reduced;",
     "    if (last == 0.0f) return;",
     "    float largest = 0.0f; // amaxes are not negative",
-    "    for (te_i64 base = 1; base < a.length; base += 256) {",
+    "    for (te_i64 base = 1; base < length; base += 256) {",
     "        te_i64 row = base + threadIdx.x;",
-    "        float old = row < a.length ? history[row * a.n] : 0.0f, below = row + 1 < a.length ? history[(row + 1) * a.n] : last;",
+    "        float old = row < length ? history[row * n] : 0.0f, below = row + 1 < length ? history[(row + 1) * n] : last;",
     "        largest = fmaxf(largest, old);",
     "        __syncthreads(); // everybody has read before anybody writes; the next round reads nothing that this one writes",
-    "        if (row < a.length) history[row * a.n] = below;",
+    "        if (row < length) history[row * n] = below;",
     "    }",
     "    largest = fmaxf(te_block_max(largest, scratch), last);",
     "    if (threadIdx.x != 0) return;",
@@ -6912,11 +7899,11 @@ static const char *const te__source_24[] = { /* ops/cast/delayed_update.cu */
     "    float amax = a.most_recent ? last : largest;",
     "    if (amax > 0.0f && amax <= TE_FLT_MAX) {",
     "        float scale = __fdiv_rn(a.scaled_max, amax);",
-    "        a.scale[blockIdx.x] = scale == TE_INF ? TE_FLT_MAX : scale;",
+    "        a.scale[state][slot] = scale == TE_INF ? TE_FLT_MAX : scale;",
     "    }",
     "}",
 };
-static const char *const te__source_25[] = { /* ops/cast/fp8_dequantize.cu */
+static const char *const te__source_32[] = { /* ops/cast/fp8_dequantize.cu */
     "// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].",
     "//",
     "// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.",
@@ -6989,7 +7976,7 @@ static const char *const te__source_25[] = { /* ops/cast/fp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_26[] = { /* ops/cast/fp8_quantize.cu */
+static const char *const te__source_33[] = { /* ops/cast/fp8_quantize.cu */
     "// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -7001,31 +7988,42 @@ static const char *const te__source_26[] = { /* ops/cast/fp8_quantize.cu */
     "// Beyond the edges of x the tile holds zeros, and tiles cover `ld` columns and `ldc` rows: that is how the padding is written.",
     "// amax = max |x| before scaling (NaN drops out of fmaxf), one atomic a block; scale_inv = 1 / scale, correctly rounded.",
     "//",
+    "// current: amax.cu has left a maximum of each of its blocks; every block here takes the largest and makes the scale of it. Tiles then go",
+    "// from the last to the first: the end of x is what that pass has left in the cache.",
+    "//",
     "// Launch: block 256, grid: tiles, those of a row of tiles next to each other; at least one. Any size, any alignment.",
     "//",
     "// te:baseline",
-    "// te:row X_DT=3 Y_DT=4",
-    "// te:row X_DT=3 Y_DT=5",
-    "// te:row X_DT=2 Y_DT=4",
-    "// te:row X_DT=1 Y_DT=4",
-    "// te:row X_DT=1 Y_DT=5",
+    "// te:row X_DT=3 Y_DT=4 CURRENT=0",
+    "// te:row X_DT=3 Y_DT=5 CURRENT=0",
+    "// te:row X_DT=2 Y_DT=4 CURRENT=0",
+    "// te:row X_DT=1 Y_DT=4 CURRENT=0",
+    "// te:row X_DT=1 Y_DT=5 CURRENT=0",
+    "// te:row X_DT=3 Y_DT=4 CURRENT=1",
+    "// te:row X_DT=3 Y_DT=5 CURRENT=1",
+    "// te:row X_DT=1 Y_DT=4 CURRENT=1",
     "#include \"ops/cast/kargs.h\"",
     "#include \"device/tile.cuh\"",
     "#ifndef X_DT",
     "#define X_DT a.x_dt",
     "#define Y_DT a.y_dt",
+    "#define CURRENT a.current",
     "#endif",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_fp8_quantize(const __grid_constant__ te__fp8_quantize_kargs a) {",
     "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
     "    __shared__ float scratch[32];",
     "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;",
-    "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
+    "    te_u32 at = CURRENT ? gridDim.x - 1 - blockIdx.x : blockIdx.x, tile_m = at / a.tiles_n, tile_n = at - tile_m * a.tiles_n;",
     "    te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * TE_TILE_COLUMNS;",
     "    te_i64 row = first_row + ty * 4, col = first_col + tx * 8;",
     "",
     "    // The loads come first, with nothing between them: they are all on their way before the first is waited for.",
-    "    float v[4][8], largest = 0.0f;",
+    "    float v[4][8], largest = 0.0f, part[4], scale;",
+    "    if (CURRENT) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) part[r] = threadIdx.x + r * 256 < a.partials ? a.partial[threadIdx.x + r * 256] : 0.0f;",
+    "    }",
     "    bool inside = row + 4 <= a.m && col + 8 <= a.n;",
     "    if (a.vector_x && inside) {",
     "#pragma unroll",
@@ -7036,8 +8034,14 @@ static const char *const te__source_26[] = { /* ops/cast/fp8_quantize.cu */
     "#pragma unroll",
     "            for (int k = 0; k < 8; k++) v[r][k] = row + r < a.m && col + k < a.n ? te_load(a.x, (row + r) * a.n + col + k, X_DT) : 0.0f;",
     "    }",
-    "    float scale = *a.scale;",
     "    if (a.noop && *a.noop == 1.0f) return;",
+    "    if (CURRENT) {",
+    "        float amax = te_block_max(fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3])), scratch);",
+    "        scale = te__block_scale(amax, a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);",
+    "        if (a.amax && blockIdx.x == 0 && threadIdx.x == 0) *a.amax = amax;",
+    "    } else {",
+    "        scale = *a.scale;",
+    "    }",
     "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);",
     "",
     "    te_u32 code[4][2]; // eight columns of a row",
@@ -7079,23 +8083,26 @@ static const char *const te__source_26[] = { /* ops/cast/fp8_quantize.cu */
     "        __syncthreads();",
     "        te_tile_store(tile, a.col, a.ldc, first_row, first_col, a.n, 1, a.vector_col);",
     "    }",
-    "    if (a.amax) {",
+    "    if (a.amax && !CURRENT) {",
     "        largest = te_block_max(largest, scratch);",
     "        // Most blocks find a larger one there already, and need no atomic.",
     "        if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
     "    }",
     "}",
 };
-static const char *const te__source_27[] = { /* ops/cast/kargs.h */
-    "/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
+static const char *const te__source_34[] = { /* ops/cast/kargs.h */
+    "/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000",
+    " * bytes each. */",
     "",
     "typedef struct te__amax_kargs {",
     "    const void *x;",
-    "    float *amax;       /* [1] */",
+    "    float *amax;       /* [1], or NULL with partial */",
+    "    float *partial;    /* [blocks]: each writes its maximum there in place of amax; or NULL */",
     "    const float *noop; /* [1], or NULL */",
     "    long long n;",
+    "    long long vectors; /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */",
+    "    int head;",
     "    int x_dt;",
-    "    int vector; /* x is aligned to 16 bytes */",
     "} te__amax_kargs;",
     "",
     "typedef struct te__scale_from_amax_kargs {",
@@ -7106,14 +8113,20 @@ static const char *const te__source_27[] = { /* ops/cast/kargs.h */
     "    int power_of_two;",
     "} te__scale_from_amax_kargs;",
     "",
-    "typedef struct te__delayed_update_kargs {",
-    "    float *history;       /* [length, n] */",
-    "    float *scale;         /* [n] */",
-    "    const float *reduced; /* [n], or NULL */",
-    "    long long length, n;",
+    "/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Lengths are few and stand once: that is",
+    " * what lets some 200 states fit. */",
+    "#define TE__DELAYED_MAX 186",
+    "#define TE__DELAYED_LENGTHS 16",
+    "typedef struct te__delayed_kargs {",
+    "    float *history[TE__DELAYED_MAX]; /* [length, n] */",
+    "    float *scale[TE__DELAYED_MAX];   /* [n]; the gather has none */",
+    "    float *amaxes; /* of this launch's slots. The update reads them in place of row 0, or it is NULL; the gather writes them */",
+    "    unsigned first[TE__DELAYED_MAX + 1];",
+    "    unsigned length[TE__DELAYED_LENGTHS];          /* 0: not taken */",
+    "    unsigned char length_index[TE__DELAYED_MAX]; /* of a state: into `length` */",
     "    float scaled_max; /* fp8_max / 2^margin */",
-    "    int most_recent;",
-    "} te__delayed_update_kargs;",
+    "    int most_recent, states;",
+    "} te__delayed_kargs;",
     "",
     "/* A block does one tile of 128 rows and 64 columns. */",
     "typedef struct te__fp8_quantize_kargs {",
@@ -7123,8 +8136,12 @@ static const char *const te__source_27[] = { /* ops/cast/kargs.h */
     "    const float *scale;",
     "    float *scale_inv, *amax; /* [1], or NULL */",
     "    const float *noop;",
+    "    const float *partial; /* [partials]: the scale is made from the largest of them if `current` */",
     "    long long m, n, ld, ldc;",
     "    unsigned tiles_n; /* tiles along n */",
+    "    unsigned partials; /* at most 1024 */",
+    "    float fp8_max, epsilon; /* of the scale made here */",
+    "    int current, power_of_two;",
     "    int x_dt, y_dt;",
     "    int vector_x;   /* rows of x start at multiples of 16 bytes */",
     "    int vector_row; /* rows of `row` start at multiples of 8 bytes */",
@@ -7140,20 +8157,36 @@ static const char *const te__source_27[] = { /* ops/cast/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__fp8_dequantize_kargs;",
     "",
-    "/* A block does one tile of 128 / size rows and 64 columns. */",
+    "/* A block does one tile of 128 / size rows (256 of 4-bit elements) and 64 columns. */",
     "typedef struct te__transpose_kargs {",
     "    const void *src; /* [m, lds] */",
     "    void *dst;       /* [n, ldd] */",
-    "    long long m, n, lds, ldd;",
+    "    long long m, n, lds, ldd; /* lds and ldd in bytes if the elements have 4 bits */",
     "    unsigned tiles_n;",
     "    int size;       /* bytes of an element: 1, 2 or 4 */",
-    "    int vector_src; /* rows of src start at multiples of 8 elements and of 16 bytes (8 for bytes) */",
+    "    int vector_src; /* rows of src start at multiples of 8 elements and of 16 bytes (8 for bytes, 4 for 4-bit elements) */",
     "    int vector_dst; /* rows of dst start at multiples of 16 bytes */",
     "} te__transpose_kargs;",
 };
-static const char *const te__source_28[] = { /* ops/cast/scale_from_amax.cu */
-    "// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners; see te__scale_of in op.c, whose bits",
-    "// these are.",
+static const char *const te__source_35[] = { /* ops/cast/list.cuh */
+    "// ops/cast/list.cuh: which state of a table a slot belongs to. Knows the table's layout; must not know what is done with the slot.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/cast/kargs.h\"",
+    "",
+    "// The i with first[i] <= slot < first[i + 1]. The table lies in the constant bank.",
+    "TE_DEV int te_state_of(const te__delayed_kargs &a, te_u32 slot) {",
+    "    int low = 0, high = a.states - 1;",
+    "    while (low < high) {",
+    "        int middle = (low + high + 1) >> 1;",
+    "        if (a.first[middle] <= slot) low = middle;",
+    "        else high = middle - 1;",
+    "    }",
+    "    return low;",
+    "}",
+};
+static const char *const te__source_36[] = { /* ops/cast/scale_from_amax.cu */
+    "// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners (base/scaling.h).",
     "//",
     "// Launch: block 256, grid: n / 256 up.",
     "//",
@@ -7164,18 +8197,12 @@ static const char *const te__source_28[] = { /* ops/cast/scale_from_amax.cu */
     "extern \"C\" __global__ void __launch_bounds__(256) te_scale_from_amax(const __grid_constant__ te__scale_from_amax_kargs a) {",
     "    te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x;",
     "    if (i >= a.n) return;",
-    "    float amax = a.amax[i], scale = 1.0f;",
-    "    if (amax < a.epsilon) amax = a.epsilon;",
-    "    if (amax != 0.0f && fabsf(amax) <= TE_FLT_MAX) { // false for NaN",
-    "        scale = __fdiv_rn(a.fp8_max, amax);",
-    "        if (scale == TE_INF) scale = TE_FLT_MAX;",
-    "        if (a.power_of_two) scale = __int_as_float(__float_as_int(scale) & (int)0xff800000u);",
-    "    }",
+    "    float scale = te__block_scale(a.amax[i], a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);",
     "    a.scale[i] = scale;",
     "    if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);",
     "}",
 };
-static const char *const te__source_29[] = { /* ops/cast/transpose.cu */
+static const char *const te__source_37[] = { /* ops/cast/transpose.cu */
     "// ops/cast/transpose.cu: dst [n, ldd] = the transpose of the first n columns of src [m, lds]; columns m .. ldd-1 of dst are 0.",
     "//",
     "//            64 columns (tx: 8 each)",
@@ -7258,7 +8285,58 @@ static const char *const te__source_29[] = { /* ops/cast/transpose.cu */
     "    te_tile_store(tile, a.dst, a.ldd, first_row, first_col, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_30[] = { /* ops/dropout/dropout_add.cu */
+static const char *const te__source_38[] = { /* ops/cast/transpose_nibbles.cu */
+    "// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in",
+    "// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.",
+    "//",
+    "//            64 columns (tx: 8 each, 4 bytes)",
+    "//          +----------------------------------+",
+    "//          | ty: 8 rows                       |  ->  8 x 8 elements in registers: the column's 8 rows are one word",
+    "//          +----------------------------------+      ->  tile.cuh as if they were bytes  ->  dst, 16 bytes a store",
+    "//            256 rows",
+    "//",
+    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/cast/kargs.h\"",
+    "#include \"device/tile.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_transpose_nibbles(const __grid_constant__ te__transpose_kargs a) {",
+    "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;",
+    "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
+    "    te_i64 first_col = (te_i64)tile_n * TE_TILE_COLUMNS, row = (te_i64)tile_m * 256 + ty * 8, byte = first_col / 2 + tx * 4;",
+    "    const te_u8 *src = (const te_u8 *)a.src + row * a.lds + byte;",
+    "    te_u32 w[8]; // eight columns of a row",
+    "    if (a.vector_src && byte + 4 <= a.lds && row + 8 <= a.m) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 8; r++) w[r] = *(const te_u32 *)(src + r * a.lds);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 8; r++) {",
+    "            w[r] = 0;",
+    "#pragma unroll",
+    "            for (int b = 0; b < 4; b++)",
+    "                if (row + r < a.m && byte + b < a.lds) w[r] |= (te_u32)src[r * a.lds + b] << (8 * b);",
+    "        }",
+    "    }",
+    "#pragma unroll",
+    "    for (int odd = 0; odd < 2; odd++) {",
+    "        te_u32 in[4], out[4]; // in: byte k is column 2k + odd of two rows",
+    "#pragma unroll",
+    "        for (int i = 0; i < 4; i++) {",
+    "            te_u32 even_row = w[2 * i], odd_row = w[2 * i + 1];",
+    "            in[i] = odd ? (even_row >> 4 & 0x0f0f0f0fu) | (odd_row & 0xf0f0f0f0u) : (even_row & 0x0f0f0f0fu) | (odd_row << 4 & 0xf0f0f0f0u);",
+    "        }",
+    "        te_transpose_bytes(in, out);",
+    "#pragma unroll",
+    "        for (int k = 0; k < 4; k++) te_tile_put(tile, tx, ty, 2 * k + odd, out[k]);",
+    "    }",
+    "    __syncthreads();",
+    "    te_tile_store(tile, a.dst, a.ldd, (te_i64)tile_m * 128, first_col, a.n, 1, a.vector_dst);",
+    "}",
+};
+static const char *const te__source_39[] = { /* ops/dropout/dropout_add.cu */
     "// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.",
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
@@ -7330,7 +8408,7 @@ static const char *const te__source_30[] = { /* ops/dropout/dropout_add.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_31[] = { /* ops/dropout/kargs.h */
+static const char *const te__source_40[] = { /* ops/dropout/kargs.h */
     "/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */",
@@ -7345,10 +8423,13 @@ static const char *const te__source_31[] = { /* ops/dropout/kargs.h */
     "    int x_dt, bias_dt, residual_dt, y_dt;",
     "} te__dropout_add_kargs;",
 };
-static const char *const te__source_32[] = { /* ops/gemm/epilogue.cuh */
+static const char *const te__source_41[] = { /* ops/gemm/epilogue.cuh */
     "// ops/gemm/epilogue.cuh: what becomes of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
+    "//",
+    "// scale_a may be one number for each row of D, scale_b one for each column: they are multiplied in first. Scales of blocks of k are not the",
+    "// epilogue's: they have been applied to partial sums.",
     "//",
     "// Tensor-core kernels pass their accumulators through a stage of shared memory, 16 rows of 64 columns for each warp, so that device",
     "// memory sees whole rows whatever the fragment looks like.",
@@ -7395,9 +8476,24 @@ static const char *const te__source_32[] = { /* ops/gemm/epilogue.cuh */
     "    float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));",
     "    return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);",
     "}",
-    "TE_DEV float te_gemm_scale(const te__gemm_kargs &a) { return (a.scale_a ? *a.scale_a : 1.0f) * (a.scale_b ? *a.scale_b : 1.0f); }",
+    "// The scales that all of D has in common.",
+    "TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {",
+    "    return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);",
+    "}",
+    "",
+    "// The block scale of line `line` (a row of A, a column of B) in block `block` of k.",
+    "TE_DEV float te_gemm_block_scale(const float *scale, int two_d, te_i64 ld, te_i64 line, te_i64 block) {",
+    "    return two_d ? scale[(line >> 7) * ld + block] : scale[block * ld + line];",
+    "}",
+    "// The product of two block scales, kept finite: 0 times it must stay 0.",
+    "TE_DEV float te_gemm_block_product(float a, float b) {",
+    "    float s = a * b;",
+    "    return s > TE_FLT_MAX ? TE_FLT_MAX : s;",
+    "}",
     "",
     "TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {",
+    "    if (a.rows_a) acc *= a.scale_a[row] * a.factor_a;",
+    "    if (a.columns_b) acc *= a.scale_b[col] * a.factor_b;",
     "    float v = fmaf(acc, scale, a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f);",
     "    if (a.epilogue == TE_EPILOGUE_GELU) {",
     "        if (a.aux) te_gemm_store(a.aux, row * a.ldaux + col, a.d_dt, v);",
@@ -7424,6 +8520,15 @@ static const char *const te__source_32[] = { /* ops/gemm/epilogue.cuh */
     "        return;",
     "    }",
     "    float old[8];",
+    "    if (a.rows_a) {",
+    "        float of_row = a.scale_a[row] * a.factor_a;",
+    "#pragma unroll",
+    "        for (int i = 0; i < 8; i++) v[i] *= of_row;",
+    "    }",
+    "    if (a.columns_b) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 8; i++) v[i] *= a.scale_b[col + i] * a.factor_b;",
+    "    }",
     "#pragma unroll",
     "    for (int i = 0; i < 8; i++) v[i] = fmaf(v[i], scale, bias[i]);",
     "    if (a.epilogue == TE_EPILOGUE_GELU) {",
@@ -7493,7 +8598,117 @@ static const char *const te__source_32[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_42[] = { /* ops/gemm/gemm_decode.cu */
+    "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: a code has at most 4",
+    "// significant bits, an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.",
+    "//",
+    "//   codes  | 16 | 16 | .. |     A thread takes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they",
+    "//   out    |  32 bytes    |     share one scale (groups are of 32 or 16); down the columns (MXFP8's column-wise copy) each has its own.",
+    "//",
+    "// The operand stays as it lies, transposed or not: the bf16 kernels take both. The floor is the bytes: 3 for each fp8 code, 2.5 for fp4.",
+    "//",
+    "// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of 32 bytes.",
+    "// te:baseline",
+    "#include \"device/mma.cuh\"",
+    "#include \"ops/gemm/kargs.h\"",
+    "",
+    "// The codes at p, of which the first n (1 .. 16) exist; the others become 0.",
+    "TE_DEV void te_decode_load8(const te_u8 *p, int n, bool aligned, te_u32 w[4]) {",
+    "    if (aligned && n == 16) {",
+    "        uint4 u = *(const uint4 *)p;",
+    "        w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;",
+    "        return;",
+    "    }",
+    "#pragma unroll",
+    "    for (int i = 0; i < 16; i++) {",
+    "        if (i % 4 == 0) w[i / 4] = 0;",
+    "        if (i < n) w[i / 4] |= (te_u32)p[i] << (8 * (i % 4));",
+    "    }",
+    "}",
+    "TE_DEV void te_decode_load4(const te_u8 *p, int n, bool aligned, te_u32 w[2]) {",
+    "    if (aligned && n == 16) {",
+    "        uint2 u = *(const uint2 *)p;",
+    "        w[0] = u.x, w[1] = u.y;",
+    "        return;",
+    "    }",
+    "#pragma unroll",
+    "    for (int i = 0; i < 8; i++) {",
+    "        if (i % 4 == 0) w[i / 4] = 0;",
+    "        if (2 * i < n) w[i / 4] |= (te_u32)(2 * i + 1 < n ? p[i] : p[i] & 15) << (8 * (i % 4));",
+    "    }",
+    "}",
+    "",
+    "TE_DEV te_u32 te_decode_pack(float low, float high) {",
+    "    te_u32 r;",
+    "    asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(high), \"f\"(low));",
+    "    return r;",
+    "}",
+    "// Both halves times a factor, rounded: bf16 pairs.",
+    "TE_DEV te_u32 te_decode_times(te_u32 pair, te_u32 factors) {",
+    "    te_u32 r;",
+    "    asm(\"fma.rn.bf16x2 %0, %1, %2, %3;\" : \"=r\"(r) : \"r\"(pair), \"r\"(factors), \"r\"(0x80008000u));",
+    "    return r;",
+    "}",
+    "",
+    "// Where the scale of group `group` of line `line` is; lines are what groups run along.",
+    "TE_DEV te_i64 te_decode_scale_at(const te__gemm_decode_side &s, int swizzled, te_i64 line, te_i64 group) {",
+    "    if (swizzled) return ((line >> 7) * (s.ld_scale >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);",
+    "    return s.down ? group * s.ld_scale + line : line * s.ld_scale + group;",
+    "}",
+    "",
+    "TE_DEV void te_decode_fp8(const te__gemm_decode_side &s, int swizzled, te_i64 row, te_i64 col, int n, te_u32 out[8]) {",
+    "    te_u32 w[4], scales[4];",
+    "    te_decode_load8(s.codes + row * s.ld + col, n, s.aligned, w);",
+    "    if (s.down) { // there are scales for columns up to a multiple of 128",
+    "#pragma unroll",
+    "        for (int i = 0; i < 16; i++) {",
+    "            if (i % 4 == 0) scales[i / 4] = 0;",
+    "            scales[i / 4] |= (te_u32)s.scale[te_decode_scale_at(s, swizzled, col + i, row >> 5)] << (8 * (i % 4));",
+    "        }",
+    "    } else {",
+    "        te_u32 e = s.scale[te_decode_scale_at(s, swizzled, row, col >> 5)];",
+    "        scales[0] = scales[1] = scales[2] = scales[3] = e * 0x01010101u;",
+    "    }",
+    "#pragma unroll",
+    "    for (int i = 0; i < 8; i++) { // two codes",
+    "        te_u32 h = te_fp8x2_to_f16(w[i / 2], i % 2, s.dt), e = scales[i / 2] >> (16 * (i % 2));",
+    "        out[i] = te_decode_pack(te_f16_to_f32((te_u16)h) * te__e8m0_to_f32((te_u8)e), te_f16_to_f32((te_u16)(h >> 16)) * te__e8m0_to_f32((te_u8)(e >> 8)));",
+    "    }",
+    "}",
+    "",
+    "TE_DEV void te_decode_fp4(const te__gemm_decode_side &s, int swizzled, te_i64 row, te_i64 col, int n, te_u32 out[8]) {",
+    "    te_u32 w[2], scale = te_f32_to_bf16(te__e4m3_to_f32(s.scale[te_decode_scale_at(s, swizzled, row, col >> 4)]));",
+    "    te_decode_load4(s.codes + (row * s.ld + col) / 2, n, s.aligned, w);",
+    "    scale |= scale << 16;",
+    "#pragma unroll",
+    "    for (int i = 0; i < 8; i++) {",
+    "        // S.EE.M moved to S.000000EE.M000000 is the value times 2^-126, denormals included.",
+    "        te_u32 two = w[i / 4] >> (8 * (i % 4));",
+    "        two = (two & 15) | (two & 0xf0) << 12;",
+    "        two = (two & 0x00080008u) << 12 | (two & 0x00070007u) << 6;",
+    "        out[i] = te_decode_times(te_decode_times(two, 0x7e807e80u), scale);",
+    "    }",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_decode(const __grid_constant__ te__gemm_decode_kargs a) {",
+    "    const te__gemm_decode_side &s = a.side[blockIdx.y];",
+    "    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 values do not fit into a memory twice",
+    "    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {",
+    "        te_u32 row = at / per_row;",
+    "        te_i64 col = (te_i64)(at - row * per_row) * 16;",
+    "        int n = s.columns - col < 16 ? (int)(s.columns - col) : 16;",
+    "        te_u32 out[8];",
+    "        if (s.dt == TE_F4E2M1)",
+    "            te_decode_fp4(s, a.swizzled, row, col, n, out);",
+    "        else",
+    "            te_decode_fp8(s, a.swizzled, row, col, n, out);",
+    "        uint4 *to = (uint4 *)(s.out + row * s.ld_out + col);",
+    "        to[0] = make_uint4(out[0], out[1], out[2], out[3]);",
+    "        to[1] = make_uint4(out[4], out[5], out[6], out[7]);",
+    "    }",
+    "}",
+};
+static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
@@ -7506,10 +8721,14 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "// TMA lays slabs out in the 128-byte swizzle that wgmma reads, fills with zeros what lies outside the operands, and takes 16-bit operands as",
     "// they lie: k-major boxes are 128 bytes of k by BM or BN rows, the others 64 elements of m or n by 64 of k, one box after the other.",
     "//",
+    "// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the",
+    "// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.",
+    "//",
     "// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (1, 2; BM =",
-    "//          128 WAVES, BM + BN <= 384), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128).",
+    "//          128 WAVES, BM + BN <= 384), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK (te__gemm_block_kind, with",
+    "//          PROMOTE; 0 if left out).",
     "// Launch: grid (blocks, 1, 1), any number; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16 bytes. Split s of",
-    "//          a tile does k from s * k_split on, to D + s * d_split.",
+    "//          a tile does k from s * k_split on, to D + s * d_split. BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "// te:arch 90a",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 PROMOTE=0",
@@ -7519,6 +8738,11 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=0",
     "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 PROMOTE=1",
     "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 PROMOTE=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 PROMOTE=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 PROMOTE=1",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 PROMOTE=1",
+    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 PROMOTE=1",
     "#include \"device/hopper.cuh\"",
     "#include \"ops/gemm/epilogue.cuh\"",
     "",
@@ -7531,16 +8755,23 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "#define WAVES 1",
     "#define PROMOTE 0",
     "#endif",
+    "#ifndef BLOCK",
+    "#define BLOCK 0",
+    "#endif",
     "",
     "#define BM (128 * WAVES)",
     "#define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype",
     "#define SLAB 128                     // bytes of k",
     "#define BK (FP8 ? 128 : 64)          // elements of k",
     "#define SLOT ((BM + BN) * SLAB)",
-    "#define STAGES (192 * 1024 / SLOT)",
+    "#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind",
+    "#define A_2D (BLOCK == 3)",
+    "#define STAGES (192 * 1024 / SLOT - B_1D)",
+    "#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab",
     "#define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
-    "static_assert(STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + 16 * STAGES + 1024 <= TE__GEMM_HOPPER_SHARED, \"shared memory\");",
+    "static_assert(STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES + 16 * STAGES + 1024 <= TE__GEMM_HOPPER_SHARED, \"shared memory\");",
+    "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
     "",
     "#if A_DT == 2",
     "#define TYPES \"k16.f32.f16.f16\"",
@@ -7602,10 +8833,25 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "    }",
     "}",
     "",
+    "// acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the tile's columns, or NULL.",
+    "TE_DEV void te_add_scaled(float (&acc)[BN / 2], const float (&part)[BN / 2], const float of_rows[2], const float *of_columns) {",
+    "    if (!of_columns) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < BN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);",
+    "        return;",
+    "    }",
+    "#pragma unroll",
+    "    for (int j = 0; j < BN / 8; j++) {",
+    "        float2 c = *(const float2 *)(of_columns + 8 * j + threadIdx.x % 4 * 2);",
+    "#pragma unroll",
+    "        for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);",
+    "    }",
+    "}",
+    "",
     "extern \"C\" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {",
     "    extern __shared__ __align__(1024) char shared[];",
     "    char *base = shared + (-te_smem(shared) & 1023);",
-    "    te_u32 slots = te_smem(base), full = slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;",
+    "    te_u32 slots = te_smem(base), full = slots + STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;",
     "    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
     "    te_u32 works = (te_u32)(te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN)) * a.g.splits;",
     "",
@@ -7630,7 +8876,15 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "                    te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;",
     "                    int k = (int)w.k0 + slab * BK;",
     "                    te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);",
+    "#if B_1D",
+    "                    te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales",
+    "                    int bytes = columns < BN ? (int)columns * 4 : BN * 4;",
+    "                    te_mbar_expect(bar, SLOT + bytes);",
+    "                    te_bulk_load(slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col,",
+    "                                 bytes, bar);",
+    "#else",
     "                    te_mbar_expect(bar, SLOT);",
+    "#endif",
     "                    te_load_slab<BM, !A_T>(slot, a.a_map, k, (int)w.row, bar);",
     "                    te_load_slab<BN, B_T>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar);",
     "                }",
@@ -7657,6 +8911,17 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "        for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
     "            te_u32 slot = slots + ring.slot * SLOT;",
     "            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + BM * SLAB, GROUP);",
+    "#if BLOCK",
+    "            // Read here, used after the products. Rows beyond the last one take its scale.",
+    "            te_i64 kb = w.k0 / 128 + slab, row = w.row + rows + warp % 4 * 16 + lane / 4;",
+    "            float of_rows[WAVES][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col, kb);",
+    "#pragma unroll",
+    "            for (int i = 0; i < 2 * WAVES; i++) {",
+    "                te_i64 at = row + i / 2 * 64 + i % 2 * 8;",
+    "                of_rows[i / 2][i % 2] = te_gemm_block_scale(a.g.block_a, A_2D, a.g.ld_block_a, at < a.g.m ? at : a.g.m - 1, kb);",
+    "            }",
+    "            const float *of_columns = B_1D ? (const float *)(base + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES) : nullptr;",
+    "#endif",
     "            te_mbar_wait(full + 8 * ring.slot, ring.parity);",
     "#if PROMOTE",
     "#pragma unroll",
@@ -7668,10 +8933,22 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "                te_wgmma_commit();",
     "                te_wgmma_wait<0>();",
     "                te_wgmma_keep(part);",
-    "                if (v == WAVES - 1 && lane == 0) te_mbar_arrive(empty + 8 * ring.slot);",
+    "                if (!B_1D && v == WAVES - 1 && lane == 0) te_mbar_arrive(empty + 8 * ring.slot);",
+    "#if BLOCK",
+    "                if (!B_1D) {",
+    "#pragma unroll",
+    "                    for (int i = 0; i < 2; i++) of_rows[v][i] = te_gemm_block_product(of_rows[v][i], of_tile);",
+    "                }",
+    "                te_add_scaled(acc[v], part, of_rows[v], of_columns);",
+    "#else",
     "#pragma unroll",
     "                for (int i = 0; i < BN / 2; i++) acc[v][i] += part[i];",
+    "#endif",
     "            }",
+    "#if B_1D",
+    "            __syncwarp(); // every lane has read its scales",
+    "            if (lane == 0) te_mbar_arrive(empty + 8 * ring.slot);",
+    "#endif",
     "#else",
     "            te_wgmma_fence();",
     "#pragma unroll",
@@ -7706,7 +8983,7 @@ static const char *const te__source_33[] = { /* ops/gemm/gemm_hopper.cu */
     "    }",
     "}",
 };
-static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_44[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -7719,16 +8996,18 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "//",
     "// Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads meet in a bank. Rows and columns past",
     "// the end are read as zeros and not stored. Products: bf16, f16; f32 rounded to TF32; fp8 as it is where the tensor cores have it (sm_89,",
-    "// sm_120), and else decoded exactly into f16 on the way to them.",
+    "// sm_120), and else decoded exactly into f16 on the way to them. Block scales: the sums of each two slabs, 128 k, are scaled and added up",
+    "// in f32; the scales come straight from device memory, a slab before they are needed.",
     "//",
     "// Options: A_DT, B_DT (te_dtype; of one size), A_T (A lies k x m), B_T (B lies n x k), TILE (see below),",
-    "//          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32).",
-    "// Launch: grid (tiles, splits, 1); split s does k from s * k_split on, to D + s * d_split. Block and shared memory by TILE:",
+    "//          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32),",
+    "//          BLOCK (te__gemm_block_kind, fp8; 0 if left out).",
+    "// Launch: grid (tiles, splits, 1); split s does k from s * k_split (BLOCK: a multiple of 128) on, to D + s * d_split. By TILE:",
     "//          TILE   BM x BN     warps of      block   shared",
     "//          0      64 x 64     32 x 32       128     32 KB",
     "//          1      128 x 128   64 x 64       128     64 KB",
     "//          2      128 x 256   64 x 64       256     96 KB",
-    "//          3      128 x 128   64 x 32       256     64 KB    what needs more registers than 1 and 2 have: f32, PROMOTE, ALIGNED=0",
+    "//          3      128 x 128   64 x 32       256     64 KB    what needs more registers than 1 and 2 have: f32, PROMOTE, BLOCK, ALIGNED=0",
     "// te:arch 80",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0",
@@ -7741,6 +9020,10 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0",
     "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=1",
     "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 TILE=0 ALIGNED=0 PROMOTE=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 TILE=3 ALIGNED=1 PROMOTE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=3 TILE=3 ALIGNED=0 PROMOTE=0",
+    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=1 TILE=0 ALIGNED=0 PROMOTE=0",
     "#include \"device/mma.cuh\"",
     "#include \"ops/gemm/epilogue.cuh\"",
     "",
@@ -7752,6 +9035,9 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "#define TILE 1",
     "#define ALIGNED 1",
     "#define PROMOTE 0",
+    "#endif",
+    "#ifndef BLOCK",
+    "#define BLOCK 0",
     "#endif",
     "",
     "#if TILE == 0",
@@ -7776,9 +9062,10 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "#define BK (SLAB / SIZE)  // elements of k",
     "#define SLOT ((BM + BN) * SLAB)",
     "// Sums that the fp8 tensor cores keep themselves are short of f32; sums of decoded f16 products are not.",
-    "#define PROMOTING (PROMOTE && TE_HAS_FP8_MMA)",
+    "#define PROMOTING (BLOCK || (PROMOTE && TE_HAS_FP8_MMA))",
     "static_assert(TILE == 0 || TILE == 3 || (SIZE != 4 && ALIGNED && !PROMOTING), \"registers\");",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
+    "static_assert(FP8 || !BLOCK, \"blocks of fp8\");",
     "",
     "// ---- device to shared memory -----------------------------------------------------------------------------------------",
     "",
@@ -7955,6 +9242,40 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "#endif",
     "}",
     "",
+    "// ---- sums of 128 k to sums of all ----------------------------------------------------------------------------------------",
+    "",
+    "#define A_2D (BLOCK == 3) // of te__gemm_block_kind",
+    "#define B_2D (BLOCK == 2)",
+    "",
+    "// The block scales of this thread's rows and columns: a[2 i] and a[2 i + 1] of rows g and g + 8 of fragment i, b[2 j + c] of column",
+    "// 2t + c of fragment j. A 2-D side has one for the whole tile, which lies within one of its blocks, and it is folded into the other side.",
+    "struct te_block_scales {",
+    "    float a[2 * MI], b[2 * NI];",
+    "",
+    "    TE_DEV void load(const te__gemm_kargs &k, te_i64 row, te_i64 col, te_i64 block) {",
+    "        int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;",
+    "        float of_a = A_2D ? te_gemm_block_scale(k.block_a, 1, k.ld_block_a, row, block) : 1.0f;",
+    "        float of_b = B_2D ? te_gemm_block_scale(k.block_b, 1, k.ld_block_b, col, block) : 1.0f;",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2 * MI && !A_2D; i++) {",
+    "            te_i64 at = row + 8 * i + g;",
+    "            float s = te_gemm_block_scale(k.block_a, 0, k.ld_block_a, at < k.m ? at : k.m - 1, block);",
+    "            a[i] = B_2D ? te_gemm_block_product(s, of_b) : s;",
+    "        }",
+    "#pragma unroll",
+    "        for (int j = 0; j < 2 * NI && !B_2D; j++) {",
+    "            te_i64 at = col + j / 2 * 8 + 2 * t + j % 2;",
+    "            float s = te_gemm_block_scale(k.block_b, 0, k.ld_block_b, at < k.n ? at : k.n - 1, block);",
+    "            b[j] = A_2D ? te_gemm_block_product(s, of_a) : s;",
+    "        }",
+    "    }",
+    "    // Element e of fragment (i, j), times its scales, plus acc.",
+    "    TE_DEV float add(float acc, float part, int i, int j, int e) const {",
+    "        if (BLOCK == 1) return fmaf(part * a[2 * i + e / 2], b[2 * j + e % 2], acc);",
+    "        return fmaf(part, A_2D ? b[2 * j + e % 2] : a[2 * i + e / 2], acc);",
+    "    }",
+    "};",
+    "",
     "// ---- the kernel ------------------------------------------------------------------------------------------------------",
     "",
     "extern \"C\" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {",
@@ -7983,6 +9304,11 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "#if PROMOTING",
     "    float part[MI][NI][4] = {};",
     "#endif",
+    "    int warp = threadIdx.x >> 5;",
+    "    te_i64 row = row0 + warp / (BN / WN) * WM, col = col0 + warp % (BN / WN) * WN;",
+    "#if BLOCK",
+    "    te_block_scales scales;",
+    "#endif",
     "    te_fragments f[2];",
     "    te_cp_async_wait<STAGES - 2>();",
     "    __syncthreads();",
@@ -7990,6 +9316,9 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "    int stage = 0;",
     "#pragma unroll 1",
     "    for (int slab = 0; slab < slabs; slab++) {",
+    "#if BLOCK",
+    "        if (!(slab & 1)) scales.load(a, row, col, (k0 >> 7) + (slab >> 1));",
+    "#endif",
     "        f[1].load(slots + stage * SLOT, 1);",
     "        copy_next(stage == 0 ? STAGES - 1 : stage - 1); // whose readers have all passed the barrier below",
     "#if PROMOTING",
@@ -8005,7 +9334,14 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "        te_multiply(part, f[1]);",
     "        if (slab & 1 || slab == slabs - 1) {",
     "#pragma unroll",
-    "            for (int i = 0; i < MI * NI * 4; i++) acc[i / (NI * 4)][i / 4 % NI][i % 4] += part[i / (NI * 4)][i / 4 % NI][i % 4];",
+    "            for (int i = 0; i < MI * NI * 4; i++) {",
+    "                float &sum = acc[i / (NI * 4)][i / 4 % NI][i % 4], more = part[i / (NI * 4)][i / 4 % NI][i % 4];",
+    "#if BLOCK",
+    "                sum = scales.add(sum, more, i / (NI * 4), i / 4 % NI, i % 4);",
+    "#else",
+    "                sum += more;",
+    "#endif",
+    "            }",
     "#pragma unroll",
     "            for (int i = 0; i < MI * NI * 4; i++) part[i / (NI * 4)][i / 4 % NI][i % 4] = 0.0f;",
     "        }",
@@ -8016,9 +9352,7 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "    te_cp_async_wait<0>();",
     "    __syncthreads();",
     "",
-    "    int warp = threadIdx.x >> 5;",
     "    char *stage_of_warp = shared + warp * TE_GEMM_STAGE_BYTES;",
-    "    te_i64 row = row0 + warp / (BN / WN) * WM, col = col0 + warp % (BN / WN) * WN;",
     "    float scale = te_gemm_scale(a);",
     "    te__gemm_kargs e = a;",
     "    if (a.splits > 1) e.d = (float *)a.d + blockIdx.y * a.d_split;",
@@ -8034,7 +9368,7 @@ static const char *const te__source_34[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_35[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_45[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot.",
     "//",
@@ -8042,7 +9376,9 @@ static const char *const te__source_35[] = { /* ops/gemm/gemm_naive.cu */
     "//      +-------------+              A and B pass through shared memory as f32, 16 values of k at a time; k runs upwards, so that the",
     "//   64 | x 0..15     |              bits depend on nothing but the operands.",
     "// rows | y 0..15     |",
-    "//      +-------------+              Launch: grid (tiles, 1, 1), one block a tile; block 256; no dynamic shared memory; no alignment.",
+    "//      +-------------+              Block scales: the sums of each 128 k are scaled and added up. (MXFP8 and NVFP4 come decoded.)",
+    "//",
+    "// Launch: grid (tiles, 1, 1), one block a tile; block 256; no dynamic shared memory; no alignment.",
     "//",
     "// te:baseline",
     "#include \"device/base.cuh\"",
@@ -8068,7 +9404,7 @@ static const char *const te__source_35[] = { /* ops/gemm/gemm_naive.cu */
     "    te_gemm_raster(blockIdx.x, (te_u32)te_div_up(a.m, TILE), (te_u32)te_div_up(a.n, TILE), tm, tn);",
     "    te_i64 row0 = (te_i64)tm * TILE, col0 = (te_i64)tn * TILE;",
     "    int x = threadIdx.x % 16, y = threadIdx.x / 16;",
-    "    float acc[4][4] = {};",
+    "    float acc[4][4] = {}, total[4][4] = {}; // total: of the blocks of k that are done",
     "    for (te_i64 k0 = 0; k0 < a.k; k0 += SLAB) {",
     "        te_naive_load(as, a.a, a.a_dt, !a.a_t, a.lda, row0, a.m, k0, a.k);",
     "        te_naive_load(bs, a.b, a.b_dt, a.b_t, a.ldb, col0, a.n, k0, a.k);",
@@ -8083,6 +9419,20 @@ static const char *const te__source_35[] = { /* ops/gemm/gemm_naive.cu */
     "                for (int j = 0; j < 4; j++) acc[i][j] = fmaf(r[i], c[j], acc[i][j]);",
     "        }",
     "        __syncthreads();",
+    "        if (a.block && ((k0 + SLAB) % 128 == 0 || k0 + SLAB >= a.k)) {",
+    "            float of_rows[4], of_columns[4];",
+    "#pragma unroll",
+    "            for (int i = 0; i < 4; i++) { // beyond the last row or column: its scale",
+    "                te_i64 row = row0 + 4 * y + i, col = col0 + 4 * x + i;",
+    "                of_rows[i] = te_gemm_block_scale(a.block_a, a.block == TE__GEMM_2D_1D, a.ld_block_a, row < a.m ? row : a.m - 1, k0 >> 7);",
+    "                of_columns[i] = te_gemm_block_scale(a.block_b, a.block == TE__GEMM_1D_2D, a.ld_block_b, col < a.n ? col : a.n - 1, k0 >> 7);",
+    "            }",
+    "#pragma unroll",
+    "            for (int i = 0; i < 16; i++) {",
+    "                total[i / 4][i % 4] += acc[i / 4][i % 4] * of_rows[i / 4] * of_columns[i % 4];",
+    "                acc[i / 4][i % 4] = 0.0f;",
+    "            }",
+    "        }",
     "    }",
     "    float scale = te_gemm_scale(a);",
     "#pragma unroll",
@@ -8090,11 +9440,11 @@ static const char *const te__source_35[] = { /* ops/gemm/gemm_naive.cu */
     "#pragma unroll",
     "        for (int j = 0; j < 4; j++) {",
     "            te_i64 row = row0 + 4 * y + i, col = col0 + 4 * x + j;",
-    "            if (row < a.m && col < a.n) te_gemm_finish(a, scale, row, col, acc[i][j]);",
+    "            if (row < a.m && col < a.n) te_gemm_finish(a, scale, row, col, total[i][j] + acc[i][j]);",
     "        }",
     "}",
 };
-static const char *const te__source_36[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_46[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, n]; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -8125,7 +9475,7 @@ static const char *const te__source_36[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_37[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_47[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -8134,21 +9484,47 @@ static const char *const te__source_37[] = { /* ops/gemm/kargs.h */
     "    void *d;           /* [m, ldd] */",
     "    void *aux;         /* [m, ldaux] of d_dt, or NULL */",
     "    const void *bias;  /* [n], or NULL */",
-    "    const float *scale_a, *scale_b; /* [1], or NULL for 1 */",
+    "    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */",
+    "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */",
     "    const float *partial;           /* gemm_reduce: f32 [splits, m, n] */",
     "    long long m, n, k;",
     "    long long lda, ldb, ldd, ldaux; /* in elements */",
     "    long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */",
     "    long long d_split;        /* elements of D from one split to the next */",
+    "    long long ld_block_a, ld_block_b;",
+    "    float factor_a, factor_b; /* scale_a and scale_b are multiplied with these */",
     "    int a_dt, b_dt, d_dt, bias_dt;",
     "    int a_t, b_t; /* a_t: A lies k x m; b_t: B lies n x k */",
     "    int epilogue; /* te_epilogue */",
     "    int accumulate;",
     "    int splits;",
     "    int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */",
+    "    int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */",
+    "    int block;             /* 0: no block scales; te__gemm_block_kind */",
     "} te__gemm_kargs;",
     "",
-    "/* gemm_hopper: 192 KB of slots, eight stages of 4 KB, barriers, and room to start at a multiple of 1024. */",
+    "/* Shapes of the blocks of A and B. */",
+    "typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;",
+    "",
+    "/* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */",
+    "typedef struct te__gemm_decode_side {",
+    "    const unsigned char *codes, *scale;",
+    "    unsigned short *out; /* [rows, ld_out], columns beyond the last become 0 */",
+    "    long long rows, columns;",
+    "    long long ld, ld_out; /* in elements; ld_out a multiple of 16 */",
+    "    long long ld_scale;   /* swizzled: groups, a multiple of 4 */",
+    "    int dt;               /* of the codes */",
+    "    int down;             /* groups run down the columns, not along the rows */",
+    "    int aligned;          /* 16 codes from a multiple of 16 on can be read at once */",
+    "    int pad;",
+    "} te__gemm_decode_side;",
+    "typedef struct te__gemm_decode_kargs {",
+    "    te__gemm_decode_side side[2]; /* A and B; block y of the grid does side y */",
+    "    int swizzled;",
+    "} te__gemm_decode_kargs;",
+    "",
+    "/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple",
+    " * of 1024. */",
     "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)",
     "",
     "/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */",
@@ -8160,10 +9536,10 @@ static const char *const te__source_37[] = { /* ops/gemm/kargs.h */
     "typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {",
     "    unsigned long long a_map[16], b_map[16];",
     "    te__gemm_kargs g;",
-    "    unsigned long long pad[10]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */",
+    "    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */",
     "} te__gemm_hopper_kargs;",
 };
-static const char *const te__source_38[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_48[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -8219,7 +9595,7 @@ static const char *const te__source_38[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_39[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_49[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -8241,7 +9617,7 @@ static const char *const te__source_39[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_40[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_50[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -8321,7 +9697,7 @@ static const char *const te__source_40[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_41[] = { /* ops/loss/kargs.h */
+static const char *const te__source_51[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -8365,7 +9741,7 @@ static const char *const te__source_41[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_42[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_52[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -8397,7 +9773,7 @@ static const char *const te__source_42[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_43[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_53[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers aligned to 16",
@@ -8428,7 +9804,7 @@ static const char *const te__source_43[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_44[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_54[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -8467,7 +9843,7 @@ static const char *const te__source_44[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_55[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -8482,7 +9858,7 @@ static const char *const te__source_45[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_46[] = { /* ops/math/axpby.cu */
+static const char *const te__source_56[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.",
@@ -8523,7 +9899,7 @@ static const char *const te__source_46[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_47[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_57[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: partial [chunks, n] of the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -8572,7 +9948,7 @@ static const char *const te__source_47[] = { /* ops/math/column_sum.cu */
     "    if (first + threadIdx.x < a.n) a.partial[chunk * a.n + first + threadIdx.x] = total;",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/math/column_sum_final.cu */
+static const char *const te__source_58[] = { /* ops/math/column_sum_final.cu */
     "// ops/math/column_sum_final.cu: out [n] = (accumulate ? out : 0) + the sum over the chunks of partial [chunks, n].",
     "//",
     "// Launch: block 256: 32 columns by 8 warps; warp w adds chunks w, w + 8 ..., then the warps are added in order. Grid: n / 32 up.",
@@ -8598,7 +9974,7 @@ static const char *const te__source_48[] = { /* ops/math/column_sum_final.cu */
     "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/math/copy.cu */
+static const char *const te__source_59[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -8713,7 +10089,7 @@ static const char *const te__source_49[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_60[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -8809,7 +10185,7 @@ static const char *const te__source_50[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_51[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_61[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -8841,7 +10217,7 @@ static const char *const te__source_51[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_62[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -8938,7 +10314,7 @@ static const char *const te__source_52[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/math/fill.cu */
+static const char *const te__source_63[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.",
@@ -8961,7 +10337,7 @@ static const char *const te__source_53[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/math/kargs.h */
+static const char *const te__source_64[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -9054,7 +10430,7 @@ static const char *const te__source_54[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_55[] = { /* ops/math/random.cu */
+static const char *const te__source_65[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. No alignment.",
@@ -9088,7 +10464,7 @@ static const char *const te__source_55[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/math/sum.cu */
+static const char *const te__source_66[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -9129,7 +10505,7 @@ static const char *const te__source_56[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_67[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -9146,7 +10522,386 @@ static const char *const te__source_57[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/norm/kargs.h */
+static const char *const te__source_68[] = { /* ops/mxfp8/kargs.h */
+    "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "/* A block does one tile of 128 rows and 128 columns. */",
+    "typedef struct te__mxfp8_quantize_kargs {",
+    "    const void *x; /* [m, n] */",
+    "    void *row;     /* [m, ld], or NULL */",
+    "    void *col;     /* [m, ldc], or NULL */",
+    "    unsigned char *row_scale, *col_scale;",
+    "    const float *noop; /* [1], or NULL */",
+    "    long long m, n, ld, ldc;",
+    "    int x_dt, y_dt;",
+    "    int two_dimensional, swizzled;",
+    "    int vector_x;      /* rows of x start at multiples of 16 bytes */",
+    "    int vector_row;    /* rows of `row` start at multiples of 8 bytes */",
+    "    int vector_col;    /* rows of `col`, too */",
+    "    int vector_scales; /* both scales start at multiples of 4 bytes */",
+    "} te__mxfp8_quantize_kargs;",
+    "",
+    "/* A block does one tile of 128 rows and 128 columns. */",
+    "typedef struct te__mxfp8_dequantize_kargs {",
+    "    const void *q; /* [m, ld] */",
+    "    const unsigned char *scale;",
+    "    void *y; /* [m, n] */",
+    "    long long m, n, ld;",
+    "    int q_dt, y_dt;",
+    "    int columnwise, swizzled;",
+    "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
+    "} te__mxfp8_dequantize_kargs;",
+};
+static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8.cuh */
+    "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 128 x 128: both casts divide it alike. Knows lanes; must not know formats.",
+    "//",
+    "//      128 columns                     a warp's 32 x 32                      lane l has",
+    "//   +----+----+----+----+             8 columns each, 4 lanes side by side     columns 8 (l % 4) .. + 7",
+    "//   | w0 | w1 | w2 | w3 |           +-----+-----+-----+-----+                  of rows 4 (l / 4) .. + 3,",
+    "//   +----+----+----+----+  128      |  0  |  1  |  2  |  3  |  4 rows          the scale of row l,",
+    "//   | w4 | w5 | w6 | w7 |  rows     +-----+-----+-----+-----+                  the scale of column 8 (l % 4) + l / 4",
+    "//   +----+----+----+----+           |  4  |  5  |  6  |  7  |",
+    "//   :    :    :    :    :           :     :     :     :     :",
+    "//",
+    "// A warp has whole groups along both directions: no maximum leaves it, and every 8-byte access of codes fills whole sectors.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "",
+    "#define TE_MX_ALL 0xffffffffu",
+    "",
+    "struct te_mx_place {",
+    "    te_u32 tile_m, tile_n;    // of the block",
+    "    int lane, warp_m, warp_n; // of the thread",
+    "    int row, col;             // its first element, within the tile",
+    "    int scale_row, scale_col; // the row and the column whose scales are its own",
+    "};",
+    "",
+    "// Grid: tiles along n; tiles along m in y and, since there may be more than y can count, in z. What is the same for the whole block so",
+    "// stays in uniform registers; a division would take it out of them.",
+    "TE_DEV te_mx_place te_mx_place_of_thread() {",
+    "    te_mx_place p;",
+    "    p.tile_m = blockIdx.z * gridDim.y + blockIdx.y, p.tile_n = blockIdx.x;",
+    "    p.lane = threadIdx.x & 31, p.warp_m = threadIdx.x >> 7, p.warp_n = threadIdx.x >> 5 & 3;",
+    "    p.row = p.warp_m * 32 + (p.lane >> 2) * 4, p.scale_row = p.warp_m * 32 + p.lane;",
+    "    p.col = p.warp_n * 32 + (p.lane & 3) * 8, p.scale_col = p.col + (p.lane >> 2);",
+    "    return p;",
+    "}",
+    "// Of `size` rows or columns, those from the tile's first on: 0 to 128.",
+    "TE_DEV int te_mx_left(te_i64 size, te_u32 tile) {",
+    "    te_i64 left = size - (te_i64)tile * 128;",
+    "    return left > 128 ? 128 : left < 0 ? 0 : (int)left;",
+    "}",
+    "// The thread's first element in an array of rows of ld elements.",
+    "TE_DEV te_i64 te_mx_offset(const te_mx_place &p, te_i64 ld) { return ((te_i64)p.tile_m * 128 + p.row) * ld + (te_i64)p.tile_n * 128 + p.col; }",
+    "",
+    "// The maximum over the tile's row `lane`, from each lane's maxima of its own four rows. Every step hands over the half that the other",
+    "// lane will finish: three exchanges in place of eight.",
+    "TE_DEV float te_mx_row_max(const float v[4], int lane) {",
+    "    bool up = lane & 2;",
+    "    float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));",
+    "    float b = fmaxf(up ? v[3] : v[1], __shfl_xor_sync(TE_MX_ALL, up ? v[1] : v[3], 2));",
+    "    up = lane & 1;",
+    "    return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));",
+    "}",
+    "// The same over column 8 (lane % 4) + lane / 4, from the maxima of each lane's eight columns: seven exchanges.",
+    "TE_DEV float te_mx_col_max(const float v[8], int lane) {",
+    "    float a[4], b[2];",
+    "    bool up = lane & 16;",
+    "#pragma unroll",
+    "    for (int k = 0; k < 4; k++) a[k] = fmaxf(up ? v[k + 4] : v[k], __shfl_xor_sync(TE_MX_ALL, up ? v[k] : v[k + 4], 16));",
+    "    up = lane & 8;",
+    "#pragma unroll",
+    "    for (int k = 0; k < 2; k++) b[k] = fmaxf(up ? a[k + 2] : a[k], __shfl_xor_sync(TE_MX_ALL, up ? a[k] : a[k + 2], 8));",
+    "    up = lane & 4;",
+    "    return fmaxf(up ? b[1] : b[0], __shfl_xor_sync(TE_MX_ALL, up ? b[0] : b[1], 4));",
+    "}",
+    "// Back again: what belongs to the thread's own rows and columns, from the lanes that have it.",
+    "TE_DEV void te_mx_spread_rows(float f, int lane, float out[4]) {",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) out[r] = __shfl_sync(TE_MX_ALL, f, (lane & 28) | r);",
+    "}",
+    "TE_DEV void te_mx_spread_cols(float f, int lane, float out[8]) {",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) out[k] = __shfl_sync(TE_MX_ALL, f, (lane & 3) | k << 2);",
+    "}",
+};
+static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+    "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
+    "//",
+    "// mxfp8.cuh has the picture. A lane reads one scale, and the warp hands them out.",
+    "//",
+    "// Launch: block 512, grid: tiles of 128 x 128, along n in x, along m in y and z. Any size, any alignment of at least an element.",
+    "//",
+    "// te:baseline",
+    "// te:row Q_DT=4 Y_DT=3",
+    "// te:row Q_DT=5 Y_DT=3",
+    "// te:row Q_DT=4 Y_DT=2",
+    "// te:row Q_DT=4 Y_DT=1",
+    "#include \"ops/mxfp8/kargs.h\"",
+    "#include \"ops/mxfp8/mxfp8.cuh\"",
+    "#ifndef Q_DT",
+    "#define Q_DT a.q_dt",
+    "#define Y_DT a.y_dt",
+    "#define BLOCKS 2 /* a multiprocessor should hold: room for registers */",
+    "#else",
+    "#define BLOCKS 3",
+    "#endif",
+    "",
+    "// Two codes, the low byte first. Every FP8 value is an f16.",
+    "TE_DEV void te_mx_decode2(te_u32 codes, int dt, float *lo, float *hi) {",
+    "#if TE_HAS_FP8_CVT",
+    "    te_u32 h;",
+    "    if (dt == TE_F8E4M3) asm(\"cvt.rn.f16x2.e4m3x2 %0, %1;\" : \"=r\"(h) : \"h\"((te_u16)codes));",
+    "    else asm(\"cvt.rn.f16x2.e5m2x2 %0, %1;\" : \"=r\"(h) : \"h\"((te_u16)codes));",
+    "    *lo = te_f16_to_f32((te_u16)h), *hi = te_f16_to_f32((te_u16)(h >> 16));",
+    "#else",
+    "    *lo = te_fp8_to_f32((te_u8)codes, dt), *hi = te_fp8_to_f32((te_u8)(codes >> 8), dt);",
+    "#endif",
+    "}",
+    "",
+    "// Where the scale of a line's group stands; te__mx_scale_at of op.c says the same to the host.",
+    "TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {",
+    "    if (swizzled) return (line / 128 * (groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;",
+    "    return columnwise ? group * lines + line : line * groups + group;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {",
+    "    te_mx_place p = te_mx_place_of_thread();",
+    "    int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);",
+    "    if (rows == 0) return;",
+    "    const te_u8 *q = (const te_u8 *)a.q + te_mx_offset(p, a.ld);",
+    "    bool whole = a.vector && p.row + 4 <= rows && p.col + 8 <= cols;",
+    "    uint2 code[4] = {};",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "        if (whole) {",
+    "            code[r] = *(const uint2 *)(q + r * a.ld);",
+    "        } else {",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++)",
+    "                if (p.row + r < rows && p.col + k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));",
+    "        }",
+    "    }",
+    "    // The padding of the scales covers the block's tile, whatever x covers of it.",
+    "    te_i64 tiles_m = te_div_up(a.m, 128), tiles_n = te_div_up(a.n, 128);",
+    "    float factor[8]; // of the thread's columns, or in the first four of its rows",
+    "    if (a.columnwise) {",
+    "        te_i64 at = te_mx_scale_at((te_i64)p.tile_n * 128 + p.scale_col, (te_i64)p.tile_m * 4 + p.warp_m, tiles_n * 128, tiles_m * 4, true, a.swizzled);",
+    "        te_mx_spread_cols(te__e8m0_to_f32(a.scale[at]), p.lane, factor);",
+    "    } else {",
+    "        te_i64 at = te_mx_scale_at((te_i64)p.tile_m * 128 + p.scale_row, (te_i64)p.tile_n * 4 + p.warp_n, tiles_m * 128, tiles_n * 4, false, a.swizzled);",
+    "        te_mx_spread_rows(te__e8m0_to_f32(a.scale[at]), p.lane, factor);",
+    "    }",
+    "",
+    "    te_i64 at = te_mx_offset(p, a.n);",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "        float v[8];",
+    "#pragma unroll",
+    "        for (int h = 0; h < 4; h++) te_mx_decode2((h < 2 ? code[r].x : code[r].y) >> (16 * (h & 1)), Q_DT, v + 2 * h, v + 2 * h + 1);",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], a.columnwise ? factor[k] : factor[r]);",
+    "        if (whole) {",
+    "            te_store8(a.y, at + r * a.n, Y_DT, v);",
+    "        } else {",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++)",
+    "                if (p.row + r < rows && p.col + k < cols) te_store(a.y, at + r * a.n + k, Y_DT, v[k]);",
+    "        }",
+    "    }",
+    "}",
+};
+static const char *const te__source_71[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+    "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
+    "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
+    "//",
+    "// mxfp8.cuh has the picture: 16 warps, each a tile of 32 x 32, all in registers. Only the scales meet in shared memory, so that they",
+    "// leave in words: as the 512 bytes of 128 x 4 scales that the swizzled layout is made of, plain or not.",
+    "//",
+    "// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns: that is how all padding",
+    "// is written.",
+    "//",
+    "// Launch: block 512, grid: tiles of 128 x 128, along n in x, along m in y and z. Any size, any alignment of at least an element.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3 Y_DT=4",
+    "// te:row X_DT=3 Y_DT=5",
+    "// te:row X_DT=2 Y_DT=4",
+    "// te:row X_DT=2 Y_DT=5",
+    "// te:row X_DT=1 Y_DT=4",
+    "// te:row X_DT=1 Y_DT=5",
+    "#include \"ops/mxfp8/kargs.h\"",
+    "#include \"ops/mxfp8/mxfp8.cuh\"",
+    "#ifndef X_DT",
+    "#define X_DT a.x_dt",
+    "#define Y_DT a.y_dt",
+    "#define BLOCKS 1 /* a multiprocessor should hold: room for registers */",
+    "#else",
+    "#define BLOCKS (TE_HAS_FP8_CVT ? 2 : 1)",
+    "#endif",
+    "",
+    "// Eight elements as they lie in memory: 4 words of 16-bit formats, 8 of f32.",
+    "TE_DEV void te_mx_load8(const void *x, te_i64 i, int dt, te_u32 w[8]) {",
+    "    const uint4 *q = (const uint4 *)((const te_u8 *)x + i * (dt == TE_F32 ? 4 : 2));",
+    "    uint4 u = q[0];",
+    "    w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;",
+    "    if (dt == TE_F32) {",
+    "        u = q[1];",
+    "        w[4] = u.x, w[5] = u.y, w[6] = u.z, w[7] = u.w;",
+    "    }",
+    "}",
+    "// The same of any alignment; only `there` of them exist, the others are 0.",
+    "TE_DEV void te_mx_load_some(const void *x, te_i64 i, int there, int dt, te_u32 w[8]) {",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) {",
+    "        if (k >= there) break;",
+    "        if (dt == TE_F32) w[k] = ((const te_u32 *)x)[i + k];",
+    "        else w[k >> 1] |= (te_u32)((const te_u16 *)x)[i + k] << (16 * (k & 1));",
+    "    }",
+    "}",
+    "TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {",
+    "    te_u16 half = (te_u16)(high ? pair >> 16 : pair);",
+    "    return dt == TE_BF16 ? te_bf16_to_f32(half) : te_f16_to_f32(half);",
+    "}",
+    "TE_DEV float te_mx_value(const te_u32 w[8], int k, int dt) { return dt == TE_F32 ? __uint_as_float(w[k]) : te_mx_half(w[k >> 1], k & 1, dt); }",
+    "",
+    "// The larger of two pairs of magnitudes: of a number and NaN, the number.",
+    "TE_DEV te_u32 te_mx_max2(te_u32 a, te_u32 b, int dt) {",
+    "    te_u32 c;",
+    "    if (dt == TE_BF16) asm(\"max.bf16x2 %0, %1, %2;\" : \"=r\"(c) : \"r\"(a), \"r\"(b));",
+    "    else asm(\"max.f16x2 %0, %1, %2;\" : \"=r\"(c) : \"r\"(a), \"r\"(b));",
+    "    return c;",
+    "}",
+    "",
+    "// The maxima of |x| over the thread's rows and columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a time, as",
+    "// they lie.",
+    "TE_DEV void te_mx_local_max(const te_u32 w[4][8], int dt, float row_most[4], float col_most[8]) {",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) col_most[k] = row_most[k & 3] = 0.0f;",
+    "    if (dt == TE_F32) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++)",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) {",
+    "                float magnitude = fabsf(__uint_as_float(w[r][k]));",
+    "                row_most[r] = fmaxf(row_most[r], magnitude), col_most[k] = fmaxf(col_most[k], magnitude);",
+    "            }",
+    "    } else {",
+    "        te_u32 col[4] = {};",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) {",
+    "            te_u32 row = 0;",
+    "#pragma unroll",
+    "            for (int h = 0; h < 4; h++) {",
+    "                te_u32 pair = w[r][h] & 0x7fff7fffu;",
+    "                row = te_mx_max2(row, pair, dt), col[h] = te_mx_max2(col[h], pair, dt);",
+    "            }",
+    "            row_most[r] = fmaxf(te_mx_half(row, 0, dt), te_mx_half(row, 1, dt));",
+    "        }",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) col_most[k] = te_mx_half(col[k >> 1], k & 1, dt);",
+    "    }",
+    "}",
+    "",
+    "// The codes of the thread's elements for one copy; `there` columns have a place in it. `scale` holds a factor for each column, or one in",
+    "// its first four for each row.",
+    "TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_u32 w[4][8], int dt, const float scale[8],",
+    "                              bool columnwise, int y_dt) {",
+    "    uint2 code[4];",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "        te_u32 c[4];",
+    "#pragma unroll",
+    "        for (int h = 0; h < 4; h++) {",
+    "            float lo = __fmul_rn(te_mx_value(w[r], 2 * h, dt), columnwise ? scale[2 * h] : scale[r]);",
+    "            float hi = __fmul_rn(te_mx_value(w[r], 2 * h + 1, dt), columnwise ? scale[2 * h + 1] : scale[r]);",
+    "            c[h] = te_f32x2_to_fp8(lo, hi, y_dt);",
+    "        }",
+    "        code[r] = make_uint2(c[0] | c[1] << 16, c[2] | c[3] << 16);",
+    "    }",
+    "    if (vector && rows >= 4 && there >= 8) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) *(uint2 *)(to + r * ld) = code[r];",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++)",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++)",
+    "                if (r < rows && k < there) to[r * ld + k] = (te_u8)((k < 4 ? code[r].x : code[r].y) >> (8 * (k & 3)));",
+    "    }",
+    "}",
+    "",
+    "TE_DEV void te_mx_store_word(te_u8 *to, te_u32 w, bool vector) {",
+    "    if (vector) {",
+    "        *(te_u32 *)to = w;",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int b = 0; b < 4; b++) to[b] = (te_u8)(w >> (8 * b));",
+    "    }",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {",
+    "    __shared__ te_u32 row_scales[128], col_scales[128]; // 128 lines x 4 groups, swizzled: word line % 32 * 4 + line / 32, byte group",
+    "    te_mx_place p = te_mx_place_of_thread();",
+    "    int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);",
+    "    if (rows == 0) return;",
+    "    te_i64 at = te_mx_offset(p, a.n);",
+    "    te_u32 w[4][8] = {};",
+    "    if (a.vector_x && p.row + 4 <= rows && p.col + 8 <= cols) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) te_mx_load8(a.x, at + r * a.n, X_DT, w[r]);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) te_mx_load_some(a.x, at + r * a.n, p.row + r < rows ? cols - p.col : 0, X_DT, w[r]);",
+    "    }",
+    "    if (a.noop && *a.noop == 1.0f) return;",
+    "",
+    "    float row_most[4], col_most[8], scale[8];",
+    "    te_mx_local_max(w, X_DT, row_most, col_most);",
+    "    float row_amax = te_mx_row_max(row_most, p.lane), col_amax = te_mx_col_max(col_most, p.lane);",
+    "    if (a.two_dimensional) row_amax = col_amax = te_warp_max(row_amax);",
+    "",
+    "    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE;",
+    "    te_u8 row_e = te__mxfp8_exponent(row_amax, max_inverse), col_e = te__mxfp8_exponent(col_amax, max_inverse);",
+    "    // A tile's scale is repeated for the rows and columns that exist, and for no other.",
+    "    ((te_u8 *)row_scales)[p.lane * 16 + p.warp_m * 4 + p.warp_n] = p.scale_row < rows ? row_e : (te_u8)0;",
+    "    ((te_u8 *)col_scales)[(p.scale_col & 31) * 16 + p.warp_n * 4 + p.warp_m] = p.scale_col < cols ? col_e : (te_u8)0;",
+    "",
+    "    if (a.row) {",
+    "        te_mx_spread_rows(te__mxfp8_multiplier(row_e), p.lane, scale);",
+    "        te_mx_store_codes((te_u8 *)a.row + te_mx_offset(p, a.ld), a.ld, rows - p.row, te_mx_left(a.ld, p.tile_n) - p.col, a.vector_row, w, X_DT,",
+    "                          scale, false, Y_DT);",
+    "    }",
+    "    if (a.col) {",
+    "        te_mx_spread_cols(te__mxfp8_multiplier(col_e), p.lane, scale);",
+    "        te_mx_store_codes((te_u8 *)a.col + te_mx_offset(p, a.ldc), a.ldc, rows - p.row, te_mx_left(a.ldc, p.tile_n) - p.col, a.vector_col, w, X_DT,",
+    "                          scale, true, Y_DT);",
+    "    }",
+    "",
+    "    __syncthreads();",
+    "    if (cols == 0) return; // there is padding of codes here, but not of scales",
+    "    te_u32 tiles_m = (te_u32)te_div_up(a.m, 128), tiles_n = (te_u32)te_div_up(a.n, 128);",
+    "    int t = threadIdx.x & 127, line = t & 31, part = t >> 5;",
+    "    if (a.row && threadIdx.x < 128) {",
+    "        te_i64 plain = ((te_i64)p.tile_m * 128 + t) * tiles_n + p.tile_n, swizzled = ((te_i64)p.tile_m * tiles_n + p.tile_n) * 128 + t;",
+    "        te_mx_store_word(a.row_scale + (a.swizzled ? swizzled : plain) * 4, row_scales[a.swizzled ? t : line * 4 + part], a.vector_scales);",
+    "    }",
+    "    if (a.col && threadIdx.x >= 128 && threadIdx.x < 256) {",
+    "        te_i64 plain = (((te_i64)p.tile_m * 4 + part) * tiles_n + p.tile_n) * 32 + line, swizzled = ((te_i64)p.tile_n * tiles_m + p.tile_m) * 128 + t;",
+    "        te_u32 word = col_scales[t];",
+    "        if (!a.swizzled) { // four neighbouring columns of group `part`",
+    "            word = 0;",
+    "#pragma unroll",
+    "            for (int b = 0; b < 4; b++) {",
+    "                int column = line * 4 + b;",
+    "                word |= (col_scales[(column & 31) * 4 + (column >> 5)] >> (8 * part) & 0xffu) << (8 * b);",
+    "            }",
+    "        }",
+    "        te_mx_store_word(a.col_scale + (a.swizzled ? swizzled : plain) * 4, word, a.vector_scales);",
+    "    }",
+    "}",
+};
+static const char *const te__source_72[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -9187,7 +10942,7 @@ static const char *const te__source_58[] = { /* ops/norm/kargs.h */
     "    int accumulate;",
     "} te__norm_bwd_sum_kargs;",
 };
-static const char *const te__source_59[] = { /* ops/norm/norm.cuh */
+static const char *const te__source_73[] = { /* ops/norm/norm.cuh */
     "// ops/norm/norm.cuh: eight neighbours of a row as they lie in memory. Knows formats; nothing of norms' formulas.",
     "//",
     "// A row waits in registers between the passes over it. Sixteen-bit formats stay packed there: half the registers, and",
@@ -9224,7 +10979,7 @@ static const char *const te__source_59[] = { /* ops/norm/norm.cuh */
     "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_74[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -9431,7 +11186,7 @@ static const char *const te__source_60[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_61[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_75[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta: the rows of norm_bwd's partial sums, added in fixed order, rounded once.",
     "//",
     "//   a block has 32 columns; its 16 warps take rows w, w + 16, w + 32 .. and their sums are added in the order of w",
@@ -9463,7 +11218,7 @@ static const char *const te__source_61[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_store(out, column, dt, sum);",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_76[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)      two passes, so that large means cost no digits",
@@ -9614,7 +11369,671 @@ static const char *const te__source_62[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_63[] = { /* ops/optim/adam.cu */
+static const char *const te__source_77[] = { /* ops/nvfp4/arithmetic.h */
+    "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
+    " * knows base/, and not where the elements lie. */",
+    "#ifndef TE__NVFP4_ARITHMETIC_H",
+    "#define TE__NVFP4_ARITHMETIC_H",
+    "",
+    "/* a * b, rounded, also where a sum follows: the host's compiler may fuse a plain product into that sum. Adding -0 changes nothing. */",
+    "TE__BOTH float te__nvfp4_product(float a, float b) {",
+    "#ifdef __CUDA_ARCH__",
+    "    return __fmul_rn(a, b);",
+    "#else",
+    "    return te__fma(a, b, -0.0f);",
+    "#endif",
+    "}",
+    "TE__BOTH float te__nvfp4_sum(float a, float b) {",
+    "#ifdef __CUDA_ARCH__",
+    "    return __fadd_rn(a, b);",
+    "#else",
+    "    return a + b;",
+    "#endif",
+    "}",
+    "TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x7fffffffu); }",
+    "",
+    "/* Rows whose sign the random Hadamard transform turns: bit i is element i. */",
+    "#define TE__NVFP4_SIGNS 0xd7e8u",
+    "",
+    "/* v = H v / 4, H the Sylvester matrix of order 16. */",
+    "TE__BOTH void te__nvfp4_hadamard(float v[16]) {",
+    "#ifdef __CUDA_ARCH__",
+    "#pragma unroll",
+    "#endif",
+    "    for (int h = 1; h < 16; h *= 2)",
+    "#ifdef __CUDA_ARCH__",
+    "#pragma unroll",
+    "#endif",
+    "        for (int i = 0; i < 16; i++)",
+    "            if (!(i & h)) {",
+    "                float a = v[i], b = v[i + h];",
+    "                v[i] = te__nvfp4_sum(a, b), v[i + h] = te__nvfp4_sum(a, -b);",
+    "            }",
+    "#ifdef __CUDA_ARCH__",
+    "#pragma unroll",
+    "#endif",
+    "    for (int i = 0; i < 16; i++) v[i] = te__nvfp4_product(v[i], 0.25f);",
+    "}",
+    "TE__BOTH void te__nvfp4_flip(float v[16], uint32_t signs) {",
+    "#ifdef __CUDA_ARCH__",
+    "#pragma unroll",
+    "#endif",
+    "    for (int i = 0; i < 16; i++) v[i] = te__bits_f32(te__f32_bits(v[i]) ^ (signs >> i & 1u) << 31);",
+    "}",
+    "",
+    "/* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The product is exact. */",
+    "TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {",
+    "    float m = te__nvfp4_abs(y), step = m < 2.0f ? 0.5f / 256 : m < 4.0f ? 1.0f / 256 : 2.0f / 256;",
+    "    float t = te__nvfp4_sum(m, te__nvfp4_product((float)(int32_t)k, step));",
+    "    uint32_t code = t < 1.0f ? t >= 0.5f : (te__f32_bits(t) - (126u << 23)) >> 22; /* above 1 a code is an exponent and one bit */",
+    "    if (code > 7u) code = 7u;",
+    "    return (uint8_t)(m == m ? code | (te__f32_bits(y) >> 28 & 8u) : 7u);",
+    "}",
+    "/* Byte t of Philox's four words. */",
+    "TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) { return words[t >> 2] >> (8 * (t & 3)) & 0xffu; }",
+    "",
+    "/* What quantizing x lost: |e| or e * e. */",
+    "TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float step, int squared) {",
+    "    float e = te__nvfp4_sum(x, -te__nvfp4_product(te__e2m1_to_f32(code), step));",
+    "    return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);",
+    "}",
+    "",
+    "/* The factor of a block's codes when they are read: d * amax / (6 F). An amax of 0 was quantized with S = 1. */",
+    "TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_max) {",
+    "    float most = te__mul_f32(code_max, 6.0f);",
+    "    return te__mul_f32(te__mul_f32(te__e4m3_to_f32(block_code), amax == 0.0f ? most : amax), te__rcp_f32(most));",
+    "}",
+    "",
+    "/* Where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled: tiles of 128 x 4. */",
+    "TE__BOTH int64_t te__nvfp4_scale_at(int64_t i, int64_t j, int64_t groups, int swizzled) {",
+    "    if (!swizzled) return i * groups + j;",
+    "    return (i / 128 * (groups / 4) + j / 4) * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4;",
+    "}",
+    "",
+    "#endif",
+};
+static const char *const te__source_78[] = { /* ops/nvfp4/kargs.h */
+    "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "typedef struct te__nvfp4_amax_kargs {",
+    "    const void *x;       /* [m, n] */",
+    "    float *row, *col;    /* [1], or row [m]; either may be NULL */",
+    "    const float *noop;",
+    "    long long m, n;",
+    "    unsigned across;     /* pieces of 128 columns */",
+    "    long long pieces;    /* all pieces of 16 rows and 128 columns */",
+    "    int x_dt;",
+    "    int per_row;         /* row is [m] */",
+    "    int rht;             /* of what col is the amax: 0 x itself, 1 transformed, 2 transformed without signs */",
+    "    int vector;          /* rows of x start at multiples of four elements */",
+    "} te__nvfp4_amax_kargs;",
+    "",
+    "/* A block does one tile of 128 rows and 256 bytes of x. */",
+    "typedef struct te__nvfp4_quantize_kargs {",
+    "    const void *x;               /* [m, n] */",
+    "    unsigned char *row;          /* [m, ld] codes, or NULL */",
+    "    unsigned char *row_scale;    /* [round_up(m, 128), row_groups] */",
+    "    unsigned char *col;          /* [n, ldc] codes, or NULL */",
+    "    unsigned char *col_scale;    /* [round_up(n, 128), col_groups] */",
+    "    const float *amax_row, *amax_col;",
+    "    const float *noop;",
+    "    long long m, n, ld, ldc, row_groups, col_groups;",
+    "    unsigned long long seed, offset;",
+    "    unsigned tiles_n;",
+    "    float code_max;   /* the largest block scale: 448 or 256 */",
+    "    int x_dt;",
+    "    int per_row;      /* amax_row is [m] */",
+    "    int two;          /* blocks of 16 x 16 */",
+    "    int rht;          /* as in te__nvfp4_amax_kargs */",
+    "    int stochastic;",
+    "    int four;         /* te_4over6_error */",
+    "    int swizzled;",
+    "    int vector_x;     /* rows of x start at multiples of 16 bytes */",
+    "    int vector_row;   /* rows of codes start at multiples of 16 bytes, and rows of `row_scale` at even addresses */",
+    "    int vector_col;   /* rows of codes start at multiples of 16 bytes, and those of `col_scale` at multiples of four */",
+    "} te__nvfp4_quantize_kargs;",
+    "",
+    "typedef struct te__nvfp4_dequantize_kargs {",
+    "    const unsigned char *q;     /* [m, ld], or column-wise [n, ld] */",
+    "    const unsigned char *scale; /* [.., groups] */",
+    "    const float *amax;",
+    "    void *y;                    /* [m, n] */",
+    "    long long m, n, ld, groups;",
+    "    unsigned tiles_n;",
+    "    float code_max;",
+    "    int y_dt;",
+    "    int per_row;",
+    "    int columnwise;",
+    "    int rht;",
+    "    int swizzled;",
+    "    int vector_q; /* rows of q start at multiples of 8 bytes */",
+    "    int vector_y; /* rows of y start at multiples of 16 bytes */",
+    "} te__nvfp4_dequantize_kargs;",
+};
+static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4.cuh */
+    "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes, and the loads of four and eight elements that the NVFP4 kernels share.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/nvfp4/arithmetic.h\"",
+    "#include \"ops/nvfp4/kargs.h\"",
+    "",
+    "// The larger, NaN if either is NaN.",
+    "TE_DEV float te_nvfp4_max_nan(float a, float b) {",
+    "    float r;",
+    "    asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));",
+    "    return r;",
+    "}",
+    "TE_DEV float te_nvfp4_amax(const float v[16]) {",
+    "    float largest = 0.0f;",
+    "#pragma unroll",
+    "    for (int i = 0; i < 16; i++) largest = fmaxf(largest, fabsf(v[i]));",
+    "    return largest;",
+    "}",
+    "",
+    "// Clamped to 0 .. 1; one instruction each.",
+    "TE_DEV float te_nvfp4_mul_sat(float a, float b) {",
+    "    float r;",
+    "    asm(\"mul.rn.sat.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));",
+    "    return r;",
+    "}",
+    "TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {",
+    "    float r;",
+    "    asm(\"fma.rn.sat.f32 %0, %1, %2, %3;\" : \"=f\"(r) : \"f\"(a), \"f\"(b), \"f\"(c));",
+    "    return r;",
+    "}",
+    "// Four magnitudes y (>= 0, no NaN) to the low 16 bits, the first in the lowest four. E2M1's codes are piecewise linear: 2 y up to 2, then y + 2,",
+    "// then y / 2 + 4 up to 6. The three pieces are cut out exactly and added to 2^23, where the sum rounds to integers, to nearest even, and so",
+    "// to even codes; only one of the pieces is ever at a fraction. Times 16 makes room for the next code.",
+    "TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {",
+    "    float r = 8388608.0f;",
+    "#pragma unroll",
+    "    for (int k = 3; k >= 0; k--) {",
+    "        if (k < 3) r = __fmaf_rn(r, 16.0f, -15.0f * 8388608.0f);",
+    "        r = __fmaf_rn(te_nvfp4_mul_sat(y[k], 0.5f), 4.0f, r);",
+    "        r = __fmaf_rn(te_nvfp4_fma_sat(y[k], 0.5f, -1.0f), 2.0f, r);",
+    "        r = __fmaf_rn(te_nvfp4_fma_sat(y[k], 0.5f, -2.0f), 1.0f, r);",
+    "    }",
+    "    return __float_as_uint(r);",
+    "}",
+    "// Eight codes of v * multiplier, the first in the lowest four bits. No NaN.",
+    "TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {",
+    "    float y[8];",
+    "#pragma unroll",
+    "    for (int i = 0; i < 8; i++) y[i] = __fmul_rn(fabsf(v[i]), multiplier);",
+    "    te_u32 codes = __byte_perm(te_nvfp4_pack4(y), te_nvfp4_pack4(y + 4), 0x5410), w[8];",
+    "#pragma unroll",
+    "    for (int i = 0; i < 8; i++) w[i] = __float_as_uint(v[i]);",
+    "    te_u32 even = __byte_perm(__byte_perm(w[0], w[2], 0x0073), __byte_perm(w[4], w[6], 0x0073), 0x5410);",
+    "    te_u32 odd = __byte_perm(__byte_perm(w[1], w[3], 0x0073), __byte_perm(w[5], w[7], 0x0073), 0x5410);",
+    "    return codes | (even >> 4 & 0x08080808u) | (odd & 0x80808080u);",
+    "}",
+    "",
+    "// How one copy is rounded.",
+    "struct te_nvfp4_rounding {",
+    "    bool stochastic;",
+    "    int four;",
+    "    te_u64 seed, offset;",
+    "};",
+    "",
+    "TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {",
+    "    return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);",
+    "}",
+    "// Codes one at a time: stochastic ones, and blocks that hold a NaN.",
+    "TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {",
+    "    te_u32 w[2] = {0, 0};",
+    "#pragma unroll",
+    "    for (int i = 0; i < 16; i++) w[i >> 3] |= (te_u32)te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i) << (4 * (i & 7));",
+    "    return make_uint2(w[0], w[1]);",
+    "}",
+    "TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4], bool nan) {",
+    "    if (how.stochastic || nan) return te_nvfp4_slow(how, v, multiplier, random);",
+    "    return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));",
+    "}",
+    "// What the block scale d loses of 16 elements.",
+    "TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, float tensor_scale, const te_u32 random[4]) {",
+    "    float multiplier = te__nvfp4_multiplier(d, tensor_scale), step = te__nvfp4_step(d, tensor_scale), sum = 0.0f;",
+    "#pragma unroll",
+    "    for (int i = 0; i < 16; i++)",
+    "        sum = __fadd_rn(sum, te__nvfp4_loss(v[i], te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i), step, how.four == TE_4OVER6_MSE));",
+    "    return sum;",
+    "}",
+    "// te__nvfp4_block_code by the cvt instruction where there is one; the amax is no NaN.",
+    "TE_DEV te_u8 te_nvfp4_block_code(float amax, float tensor_scale, float stretch) {",
+    "    return (te_u8)te_f32x2_to_fp8(__fmul_rn(__fmul_rn(amax, __fmul_rn(tensor_scale, TE__ONE_SIXTH)), stretch), 0.0f, TE_F8E4M3);",
+    "}",
+    "// One block of 16: its codes and its scale. tile_code: the scale of the tile that it belongs to, or -1. block: its number in the copy.",
+    "TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float tensor_scale, int tile_code, te_u64 block, te_u8 *scale) {",
+    "    te_u32 random[4];",
+    "    if (how.stochastic) te__philox(how.seed, how.offset, block, random);",
+    "    float amax = fabsf(v[0]);",
+    "#pragma unroll",
+    "    for (int i = 1; i < 16; i++) amax = te_nvfp4_max_nan(amax, fabsf(v[i]));",
+    "    bool nan = amax != amax;",
+    "    if (nan) amax = te_nvfp4_amax(v);",
+    "    te_u8 d = (te_u8)tile_code;",
+    "    if (tile_code < 0) {",
+    "        d = te_nvfp4_block_code(amax, tensor_scale, 1.0f);",
+    "        if (how.four) {",
+    "            te_u8 stretched = te_nvfp4_block_code(amax, tensor_scale, 1.5f);",
+    "            if (te_nvfp4_error(how, v, stretched, tensor_scale, random) < te_nvfp4_error(how, v, d, tensor_scale, random)) d = stretched;",
+    "        }",
+    "    }",
+    "    *scale = d;",
+    "    return te_nvfp4_codes(how, v, te__nvfp4_multiplier(d, tensor_scale), random, nan);",
+    "}",
+    "",
+    "// The transform of what the column-wise copy is made of: 1 with signs, 2 without.",
+    "TE_DEV void te_nvfp4_transform(float v[16], int rht) {",
+    "    if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);",
+    "    if (rht) te__nvfp4_hadamard(v);",
+    "}",
+};
+static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax.cu */
+    "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
+    "// from one read of x. NaN ignored, infinity kept.",
+    "//",
+    "//            128 columns: 4 a lane",
+    "//          +-----------------------+",
+    "//    16    |  a piece: one warp    |     each thread holds 16 rows of its four columns: whole groups of the transform",
+    "//   rows   +-----------------------+",
+    "//",
+    "// A maximum has no order: atomics give the same bits always. Most warps find a larger one there already, and need none.",
+    "//",
+    "// Launch: block 256, grid: eight pieces a block, those of a row of pieces next to each other. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3 RHT=0 PER_ROW=0",
+    "// te:row X_DT=3 RHT=1 PER_ROW=0",
+    "// te:row X_DT=3 RHT=2 PER_ROW=0",
+    "// te:row X_DT=3 RHT=0 PER_ROW=1",
+    "// te:row X_DT=3 RHT=1 PER_ROW=1",
+    "// te:row X_DT=1 RHT=0 PER_ROW=0",
+    "// te:row X_DT=1 RHT=1 PER_ROW=0",
+    "#include \"ops/nvfp4/nvfp4.cuh\"",
+    "#ifndef X_DT",
+    "#define X_DT a.x_dt",
+    "#define RHT a.rht",
+    "#define PER_ROW a.per_row",
+    "#endif",
+    "",
+    "// Four neighbours as they lie in memory: two words of 16-bit formats, four of f32.",
+    "TE_DEV void te_nvfp4_load4(const void *p, te_i64 i, int dt, te_u32 w[4]) {",
+    "    if (dt == TE_F32) {",
+    "        uint4 u = *(const uint4 *)((const float *)p + i);",
+    "        w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;",
+    "    } else {",
+    "        uint2 u = *(const uint2 *)((const te_u16 *)p + i);",
+    "        w[0] = u.x, w[1] = u.y, w[2] = 0, w[3] = 0;",
+    "    }",
+    "}",
+    "TE_DEV float te_nvfp4_element(const te_u32 w[4], int k, int dt) {",
+    "    if (dt == TE_F32) return __uint_as_float(w[k]);",
+    "    if (dt == TE_BF16) return __uint_as_float(k & 1 ? w[k >> 1] & 0xffff0000u : w[k >> 1] << 16);",
+    "    return te_f16_to_f32((te_u16)(w[k >> 1] >> (16 * (k & 1))));",
+    "}",
+    "TE_DEV void te_nvfp4_raise(float *amax, float v) {",
+    "    if (v > *(volatile float *)amax) te_atomic_amax(amax, v);",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256, 2) te_nvfp4_amax(const __grid_constant__ te__nvfp4_amax_kargs a) {",
+    "    __shared__ float scratch[32];",
+    "    te_i64 piece = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);",
+    "    te_i64 down = a.pieces >> 32 ? piece / a.across : (te_i64)((te_u32)piece / a.across);",
+    "    te_i64 row = down * 16, col = (piece - down * a.across) * 128 + (threadIdx.x & 31) * 4;",
+    "    te_u32 w[16][4];",
+    "    if (a.vector && row + 16 <= a.m && col + 4 <= a.n && piece < a.pieces) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 16; r++) te_nvfp4_load4(a.x, (row + r) * a.n + col, X_DT, w[r]);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 16; r++) {",
+    "#pragma unroll",
+    "            for (int k = 0; k < 4; k++) w[r][k] = 0;",
+    "#pragma unroll",
+    "            for (int k = 0; k < 4; k++) {",
+    "                if (piece >= a.pieces || row + r >= a.m || col + k >= a.n) continue;",
+    "                te_i64 at = (row + r) * a.n + col + k;",
+    "                if (X_DT == TE_F32) w[r][k] = ((const te_u32 *)a.x)[at];",
+    "                else w[r][k >> 1] |= (te_u32)((const te_u16 *)a.x)[at] << (16 * (k & 1));",
+    "            }",
+    "        }",
+    "    }",
+    "    if (a.noop && *a.noop == 1.0f) return;",
+    "",
+    "    float of_row = 0.0f, of_col = 0.0f;",
+    "    if (PER_ROW || !RHT || a.row) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 16; r++) {",
+    "            float largest = 0.0f;",
+    "#pragma unroll",
+    "            for (int k = 0; k < 4; k++) largest = fmaxf(largest, fabsf(te_nvfp4_element(w[r], k, X_DT)));",
+    "            of_row = fmaxf(of_row, largest);",
+    "            if (PER_ROW) { // non-negative floats order like their bits",
+    "                te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));",
+    "                if ((threadIdx.x & 31) == 0 && row + r < a.m && piece < a.pieces) te_nvfp4_raise(a.row + row + r, __uint_as_float(all));",
+    "            }",
+    "        }",
+    "    }",
+    "    if (RHT) {",
+    "#pragma unroll",
+    "        for (int k = 0; k < 4; k++) {",
+    "            float v[16];",
+    "#pragma unroll",
+    "            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_element(w[r], k, X_DT);",
+    "            te_nvfp4_transform(v, RHT);",
+    "            of_col = fmaxf(of_col, te_nvfp4_amax(v));",
+    "        }",
+    "    } else {",
+    "        of_col = of_row;",
+    "    }",
+    "    if (a.row && !PER_ROW) {",
+    "        of_row = te_block_max(of_row, scratch);",
+    "        if (threadIdx.x == 0) te_nvfp4_raise(a.row, of_row);",
+    "    }",
+    "    if (a.col) {",
+    "        of_col = te_block_max(of_col, scratch);",
+    "        if (threadIdx.x == 0) te_nvfp4_raise(a.col, of_col);",
+    "    }",
+    "}",
+};
+static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+    "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes = 0, unless the noop flag is up.",
+    "//",
+    "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/nvfp4/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void te_nvfp4_amax_zero(const __grid_constant__ te__nvfp4_amax_kargs a) {",
+    "    te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x;",
+    "    if (a.noop && *a.noop == 1.0f) return;",
+    "    if (a.row && i < (a.per_row ? a.m : 1)) a.row[i] = 0.0f;",
+    "    if (a.col && i == 0) *a.col = 0.0f;",
+    "}",
+};
+static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+    "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
+    "//",
+    "//            64 columns",
+    "//          +------------+   a thread decodes one block of 16: of a row, or (columnwise) of a column;",
+    "//    64    |     y      |   the tile passes through shared memory in f32, 65 floats a row;",
+    "//   rows   +------------+   a thread stores eight neighbours of a row, four of which cover 64 columns twice",
+    "//",
+    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row Y_DT=3 COLUMNWISE=0 RHT=0",
+    "// te:row Y_DT=3 COLUMNWISE=1 RHT=0",
+    "// te:row Y_DT=3 COLUMNWISE=1 RHT=1",
+    "// te:row Y_DT=1 COLUMNWISE=0 RHT=0",
+    "#include \"ops/nvfp4/nvfp4.cuh\"",
+    "#ifndef Y_DT",
+    "#define Y_DT a.y_dt",
+    "#define COLUMNWISE a.columnwise",
+    "#define RHT a.rht",
+    "#endif",
+    "",
+    "#define TE_COLUMNS 65 // floats of a row of the tile",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __grid_constant__ te__nvfp4_dequantize_kargs a) {",
+    "    __shared__ float tile[64 * TE_COLUMNS];",
+    "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
+    "    te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 64;",
+    "    int line = threadIdx.x >> 2, block = threadIdx.x & 3; // a row and a block of it, or a column",
+    "    te_i64 i = (COLUMNWISE ? first_col : first_row) + line, j = ((COLUMNWISE ? first_row : first_col) >> 4) + block;",
+    "    te_i64 bytes = (a.ld + 1) >> 1, left = bytes - 8 * j;",
+    "    float v[16];",
+    "    if (i < (COLUMNWISE ? a.n : a.m) && left > 0 && j < a.groups) {",
+    "        const te_u8 *q = a.q + i * bytes + 8 * j;",
+    "        te_u32 w[2] = {0, 0};",
+    "        if (a.vector_q) { // 8 bytes of a row are there or not",
+    "            uint2 u = *(const uint2 *)q;",
+    "            w[0] = u.x, w[1] = u.y;",
+    "        } else {",
+    "#pragma unroll",
+    "            for (int b = 0; b < 8; b++)",
+    "                if (b < left) w[b >> 2] |= (te_u32)q[b] << (8 * (b & 3));",
+    "        }",
+    "        float step = te__nvfp4_decode_step(a.scale[te__nvfp4_scale_at(i, j, a.groups, a.swizzled)], a.amax[a.per_row ? i : 0], a.code_max);",
+    "#pragma unroll",
+    "        for (int k = 0; k < 16; k++) v[k] = __fmul_rn(te__e2m1_to_f32((te_u8)(w[k >> 3] >> (4 * (k & 7)) & 15u)), step);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int k = 0; k < 16; k++) v[k] = 0.0f;",
+    "    }",
+    "    if (RHT) {",
+    "        te__nvfp4_hadamard(v);",
+    "        if (RHT == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);",
+    "#pragma unroll",
+    "        for (int k = 0; k < 16; k++)",
+    "            if (v[k] != v[k]) v[k] = __uint_as_float(0x7fffffffu); // a NaN has no sign",
+    "    }",
+    "#pragma unroll",
+    "    for (int k = 0; k < 16; k++) tile[COLUMNWISE ? (16 * block + k) * TE_COLUMNS + line : line * TE_COLUMNS + 16 * block + k] = v[k];",
+    "    __syncthreads();",
+    "#pragma unroll",
+    "    for (int pass = 0; pass < 2; pass++) {",
+    "        int r = pass * 32 + (threadIdx.x >> 3), c = (threadIdx.x & 7) * 8;",
+    "        te_i64 row = first_row + r, col = first_col + c;",
+    "        if (row >= a.m) continue;",
+    "        float y[8];",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) y[k] = tile[r * TE_COLUMNS + c + k];",
+    "        if (a.vector_y && col + 8 <= a.n) {",
+    "            te_store8(a.y, row * a.n + col, Y_DT, y);",
+    "        } else {",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++)",
+    "                if (col + k < a.n) te_store(a.y, row * a.n + col + k, Y_DT, y[k]);",
+    "        }",
+    "    }",
+    "}",
+};
+static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+    "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
+    "//",
+    "//              128 columns (64 of f32)",
+    "//            +-----------------------+   by rows:     a thread takes 32 neighbours: 16 bytes of codes, two scales   ->  row",
+    "//    128     |  x, in shared memory, |",
+    "//    rows    |  272 bytes a row      |   by columns:  a thread takes 16 rows of the columns in one word, transforms them, and puts",
+    "//            +-----------------------+                8 bytes of codes and a scale into `turned`                    ->  col",
+    "//",
+    "//   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store",
+    "//",
+    "// The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond the edges of x the tile",
+    "// holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.",
+    "// Blocks of 16 x 16: a pass over the tile before, for the 64 scales.",
+    "//",
+    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0",
+    "// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0",
+    "// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=1 FOUR=0",
+    "// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=1 FOUR=0",
+    "// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=0",
+    "// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=1",
+    "// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=2",
+    "// te:row X_DT=1 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0",
+    "// te:row X_DT=2 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0",
+    "#include \"device/mma.cuh\"",
+    "#include \"ops/nvfp4/nvfp4.cuh\"",
+    "#ifndef X_DT",
+    "#define X_DT a.x_dt",
+    "#define TWO a.two",
+    "#define RHT a.rht",
+    "#define STOCHASTIC a.stochastic",
+    "#define FOUR a.four",
+    "#endif",
+    "",
+    "#define TE_STRIDE 272 // bytes of a row of the tile",
+    "#define TE_TURNED 72  // bytes of a column of the turned codes",
+    "",
+    "// 16 neighbours of a row of the tile.",
+    "TE_DEV void te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {",
+    "    te_load8(p, 0, dt, v);",
+    "    te_load8(p, 8, dt, v + 8);",
+    "}",
+    "// An element of a word of the tile.",
+    "TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {",
+    "    if (dt == TE_F32) return __uint_as_float(w);",
+    "    if (dt == TE_BF16) return __uint_as_float(half ? w & 0xffff0000u : w << 16);",
+    "    return te_f16_to_f32((te_u16)(half ? w >> 16 : w));",
+    "}",
+    "TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {",
+    "#pragma unroll",
+    "    for (int b = 0; b < most; b++)",
+    "        if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256, 3) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {",
+    "    __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];",
+    "    __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];",
+    "    __shared__ int tile_code[64]; // the scales of 16 x 16 blocks",
+    "    const int size = X_DT == TE_F32 ? 4 : 2, columns = 256 / size, chunks = columns / 32;",
+    "    int t = threadIdx.x, lane = t & 31;",
+    "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
+    "    te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * columns;",
+    "    te_i64 row_blocks = te_div_up(a.n, 16), col_blocks = te_div_up(a.m, 16), rows_padded = te_div_up(a.m, 128) * 128;",
+    "    te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1};",
+    "",
+    "    if (a.vector_x) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 8; i++) {",
+    "            int r = (t >> 4) + 16 * i, piece = t & 15;",
+    "            te_i64 left = (a.n - first_col) * size - 16 * piece;",
+    "            int bytes = first_row + r < a.m && left > 0 ? (int)(left < 16 ? left : 16) : 0;",
+    "            const te_u8 *from = (const te_u8 *)a.x + ((first_row + r) * a.n + first_col) * size + 16 * piece;",
+    "            te_cp_async16((te_u32)__cvta_generic_to_shared(tile + r * TE_STRIDE + 16 * piece), bytes ? from : (const te_u8 *)a.x, bytes);",
+    "        }",
+    "        te_cp_async_commit();",
+    "    } else {",
+    "#pragma unroll 1",
+    "        for (int i = t; i < 128 * columns; i += 256) {",
+    "            int r = i / columns, c = i - r * columns;",
+    "            bool there = first_row + r < a.m && first_col + c < a.n;",
+    "            te_i64 at = (first_row + r) * a.n + first_col + c;",
+    "            if (size == 4) *(te_u32 *)(tile + r * TE_STRIDE + 4 * c) = there ? ((const te_u32 *)a.x)[at] : 0;",
+    "            else *(te_u16 *)(tile + r * TE_STRIDE + 2 * c) = there ? ((const te_u16 *)a.x)[at] : (te_u16)0;",
+    "        }",
+    "    }",
+    "    float noop = a.noop ? *a.noop : 0.0f;",
+    "    float scale_row = te__nvfp4_tensor_scale(*a.amax_row, a.code_max), scale_col = te__nvfp4_tensor_scale(*a.amax_col, a.code_max);",
+    "    te_cp_async_wait<0>();",
+    "    if (noop == 1.0f) return;",
+    "    __syncthreads();",
+    "",
+    "    if (TWO) {",
+    "        const int groups = columns / 16; // of a row of the tile",
+    "#pragma unroll 1",
+    "        for (int i = t; i < 128 * groups; i += 256) { // lanes: 16 rows of two blocks",
+    "            float v[16];",
+    "            int block = i >> 4, r = block / groups * 16 + (i & 15), j = block % groups;",
+    "            te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);",
+    "            float largest = te_nvfp4_amax(v);",
+    "#pragma unroll",
+    "            for (int d = 8; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));",
+    "            te_u8 code = te_nvfp4_block_code(largest, scale_row, 1.0f);",
+    "            if (FOUR) {",
+    "                te_u8 stretched = te_nvfp4_block_code(largest, scale_row, 1.5f);",
+    "                te_u32 random[4];",
+    "                if (by_row.stochastic) te__philox(a.seed, a.offset, (te_u64)((first_row + r) * row_blocks + first_col / 16 + j), random);",
+    "                float e6 = te_nvfp4_error(by_row, v, code, scale_row, random), e4 = te_nvfp4_error(by_row, v, stretched, scale_row, random);",
+    "                float six = 0.0f, four = 0.0f;",
+    "#pragma unroll",
+    "                for (int k = 0; k < 16; k++) { // the rows' sums, in order",
+    "                    six = __fadd_rn(six, __shfl_sync(0xffffffffu, e6, (lane & 16) + k));",
+    "                    four = __fadd_rn(four, __shfl_sync(0xffffffffu, e4, (lane & 16) + k));",
+    "                }",
+    "                if (four < six) code = stretched;",
+    "            }",
+    "            if ((i & 15) == 0) tile_code[block] = code;",
+    "        }",
+    "        __syncthreads();",
+    "    }",
+    "",
+    "    if (a.row) {",
+    "#pragma unroll 1",
+    "        for (int i = t >> 5; i < 4 * chunks; i += 8) { // 16 warps' work for 16-bit formats, 8 for f32",
+    "            int chunk = chunks == 4 ? (lane & 1) + (lane >> 3 & 1) * 2 : lane & 1;",
+    "            int r = chunks == 4 ? i * 8 + (lane >> 4) * 4 + (lane >> 1 & 3) : i * 16 + (lane >> 1);",
+    "            te_i64 row = first_row + r, col = first_col + 32 * chunk;",
+    "            te_u32 code[4];",
+    "            te_u8 scale[2];",
+    "            float tensor_scale = a.per_row && row < a.m ? te__nvfp4_tensor_scale(a.amax_row[row], a.code_max) : scale_row;",
+    "#pragma unroll",
+    "            for (int h = 0; h < 2; h++) {",
+    "                float v[16];",
+    "                int j = 2 * chunk + h;",
+    "                te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);",
+    "                uint2 u = te_nvfp4_block(by_row, v, tensor_scale, TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,",
+    "                                         (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);",
+    "                code[2 * h] = u.x, code[2 * h + 1] = u.y;",
+    "            }",
+    "            if (row < a.m) {",
+    "                te_i64 bytes = (a.ld + 1) >> 1;",
+    "                te_u8 *to = a.row + row * bytes + (col >> 1);",
+    "                if (a.vector_row && col + 32 <= a.ld) *(uint4 *)to = make_uint4(code[0], code[1], code[2], code[3]);",
+    "                else te_nvfp4_bytes(to, code, bytes - (col >> 1), 16);",
+    "            }",
+    "            if (TWO && row >= a.m) scale[0] = scale[1] = 0; // a tile's scale is not repeated beyond the edge",
+    "            te_i64 group = col >> 4;",
+    "            if (row < rows_padded && group < a.row_groups) { // an even number, and so is row_groups",
+    "                te_u8 *to = a.row_scale + te__nvfp4_scale_at(row, group, a.row_groups, a.swizzled);",
+    "                if (a.vector_row) *(te_u16 *)to = (te_u16)(scale[0] | scale[1] << 8);",
+    "                else to[0] = scale[0], to[1] = scale[1];",
+    "            }",
+    "        }",
+    "    }",
+    "    if (!a.col) return;",
+    "",
+    "#pragma unroll 1",
+    "    for (int i = t; i < 512; i += 256) {",
+    "        int word = i & 63, g = i >> 6;",
+    "        te_u32 w[16];",
+    "#pragma unroll",
+    "        for (int r = 0; r < 16; r++) w[r] = *(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word);",
+    "#pragma unroll",
+    "        for (int half = 0; half < 2; half++) {",
+    "            if (half && size == 4) break;",
+    "            float v[16];",
+    "            te_u8 scale;",
+    "            int c = size == 4 ? word : 2 * word + half;",
+    "#pragma unroll",
+    "            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(w[r], half, X_DT);",
+    "            te_nvfp4_transform(v, RHT);",
+    "            uint2 u = te_nvfp4_block(by_col, v, scale_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,",
+    "                                     (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);",
+    "            *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;",
+    "            turned[c * TE_TURNED + 64 + g] = scale;",
+    "        }",
+    "    }",
+    "    __syncthreads();",
+    "    te_i64 bytes = (a.ldc + 1) >> 1;",
+    "#pragma unroll 1",
+    "    for (int i = t; i < 4 * columns; i += 256) {",
+    "        int c = i >> 2, chunk = i & 3;",
+    "        te_i64 n = first_col + c, m = first_row + 32 * chunk;",
+    "        if (n >= a.n || m >= a.ldc) continue;",
+    "        uint2 lo = *(const uint2 *)(turned + c * TE_TURNED + 16 * chunk), hi = *(const uint2 *)(turned + c * TE_TURNED + 16 * chunk + 8);",
+    "        te_u32 code[4] = {lo.x, lo.y, hi.x, hi.y};",
+    "        te_u8 *to = a.col + n * bytes + (m >> 1);",
+    "        if (a.vector_col && m + 32 <= a.ldc) *(uint4 *)to = make_uint4(code[0], code[1], code[2], code[3]);",
+    "        else te_nvfp4_bytes(to, code, bytes - (m >> 1), 16);",
+    "    }",
+    "    for (int i = t; i < 2 * columns; i += 256) { // tiles reach up to round_up(n, 128) columns and further",
+    "        int c = i >> 1;",
+    "        te_i64 n = first_col + c, group = (first_row >> 4) + 4 * (i & 1);",
+    "        if (n >= te_div_up(a.n, 128) * 128 || group >= a.col_groups) continue;",
+    "        te_u32 scales = n < a.n ? *(const te_u32 *)(turned + c * TE_TURNED + 64 + 4 * (i & 1)) : 0;",
+    "        te_u8 *to = a.col_scale + te__nvfp4_scale_at(n, group, a.col_groups, a.swizzled);",
+    "        if (a.vector_col) *(te_u32 *)to = scales;",
+    "        else te_nvfp4_bytes(to, &scales, 4, 4);",
+    "    }",
+    "}",
+};
+static const char *const te__source_84[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -9694,7 +12113,7 @@ static const char *const te__source_63[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_64[] = { /* ops/optim/kargs.h */
+static const char *const te__source_85[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -9757,7 +12176,7 @@ static const char *const te__source_64[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_65[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_86[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -9781,7 +12200,7 @@ static const char *const te__source_65[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_87[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -9829,7 +12248,7 @@ static const char *const te__source_66[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_88[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -9847,7 +12266,7 @@ static const char *const te__source_67[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_89[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -9895,7 +12314,7 @@ static const char *const te__source_68[] = { /* ops/optim/multi.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_90[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.",
@@ -9940,7 +12359,7 @@ static const char *const te__source_69[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/rope/kargs.h */
+static const char *const te__source_91[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -9975,7 +12394,7 @@ static const char *const te__source_70[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_71[] = { /* ops/rope/rope.cu */
+static const char *const te__source_92[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -10104,79 +12523,682 @@ static const char *const te__source_71[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
+static const char *const te__source_93[] = { /* ops/shard/kargs.h */
+    "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
+    " *",
+    " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
+    "",
+    "/* Tiles with a way of their own; all others: one block a tile. */",
+    "enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };",
+    "",
+    "typedef struct te__shard_amax_kargs {",
+    "    const void *x;",
+    "    float *amax; /* [tiles_m, tiles_n] */",
+    "    long long rows, columns, start, n;",
+    "    long long tiles_m, tiles_n, tile_rows, tile_columns;",
+    "    unsigned blocks_n; /* blocks of 256 columns */",
+    "    int x_dt, kind;",
+    "    int vector; /* x is aligned to 16 bytes; start and columns are multiples of 8 */",
+    "} te__shard_amax_kargs;",
+    "",
+    "typedef struct te__shard_scales_kargs {",
+    "    const float *amax, *amax_col, *amax_tensor;",
+    "    void *row_scale, *col_scale; /* [row_m, row_n], [col_m, col_n], or NULL; row_n and col_n are multiples of 4 */",
+    "    float *multiplier;           /* as row_scale, or NULL */",
+    "    long long rows, columns, row_m, row_n, col_m, col_n;",
+    "    float fp8_max, fp8_max_inverse, epsilon, limit, code_max;",
+    "    int scaling, power_of_two;",
+    "} te__shard_scales_kargs;",
+    "",
+    "typedef struct te__shard_cast_kargs {",
+    "    const void *x;",
+    "    void *dst;",
+    "    const void *scale; /* rows of scale_ld elements */",
+    "    const float *multiplier, *amax_tensor;",
+    "    float *amax; /* [1], or NULL */",
+    "    long long rows, columns, start, n;",
+    "    long long ld; /* elements of a row of dst */",
+    "    long long scale_ld;",
+    "    long long first, count;     /* the groups of 16 columns that the slice touches; a row has groups_per_row of them */",
+    "    long long groups_per_row;",
+    "    float code_max;",
+    "    int x_dt, q_dt, scaling, columnwise;",
+    "    int flat;     /* dst has the slice alone */",
+    "    int straight; /* flat e2m1 and an odd number of columns: bytes cross from row to row, and groups run along the whole matrix */",
+    "    int vector;   /* x and dst are aligned to 16 bytes; start, columns and ld are multiples of 16 */",
+    "    unsigned tiles_n; /* transposed: tiles of 64 columns */",
+    "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
+    "} te__shard_cast_kargs;",
+};
+static const char *const te__source_94[] = { /* ops/shard/shard.cuh */
+    "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
+    "// with them.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "",
+    "// The slice begins at x[0] and has n elements; the eight begin at x[i], the first `columns_left` of them are of one row. Elements outside",
+    "// are 0. vector: i is a multiple of eight elements and x aligned to 16 bytes.",
+    "TE_DEV void te_shard_load8(const void *x, te_i64 i, te_i64 n, te_i64 columns_left, bool vector, int dt, float v[8]) {",
+    "    if (vector && columns_left >= 8 && i >= 0 && i + 8 <= n) {",
+    "        te_load8(x, i, dt, v);",
+    "        return;",
+    "    }",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
+    "}",
+};
+static const char *const te__source_95[] = { /* ops/shard/shard_amax.cu */
+    "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
+    "//",
+    "//            256 columns (tx: 8 each)",
+    "//          +--------------------------+",
+    "//    32    | ty: 4 rows               |    four times below each other for tiles of 128 x 128",
+    "//   rows   |                          |",
+    "//          +--------------------------+",
+    "//",
+    "// A block covers whole tiles, so each amax is written once, by one block: 1 x 32 from 4 lanes of a row, 32 x 1 from the 8 warps, 16 x 16 from",
+    "// 2 lanes and 4 warps, 128 x 128 from 16 lanes and 8 warps. Tiles of any other size: one block a tile.",
+    "//",
+    "// Launch: block 256; grid: blocks of the matrix, those of a row next to each other, or tiles (then any number of blocks). Any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3 KIND=1",
+    "// te:row X_DT=3 KIND=2",
+    "// te:row X_DT=3 KIND=3",
+    "// te:row X_DT=3 KIND=4",
+    "// te:row X_DT=2 KIND=1",
+    "// te:row X_DT=2 KIND=2",
+    "// te:row X_DT=2 KIND=3",
+    "// te:row X_DT=2 KIND=4",
+    "// te:row X_DT=1 KIND=1",
+    "// te:row X_DT=1 KIND=2",
+    "// te:row X_DT=1 KIND=3",
+    "// te:row X_DT=1 KIND=4",
+    "#include \"ops/shard/kargs.h\"",
+    "#include \"ops/shard/shard.cuh\"",
+    "#ifndef X_DT",
+    "#define X_DT a.x_dt",
+    "#define KIND a.kind",
+    "#endif",
+    "",
+    "TE_DEV void te_tile_each(const te__shard_amax_kargs &a, float *scratch) {",
+    "    for (te_i64 tile = blockIdx.x; tile < a.tiles_m * a.tiles_n; tile += gridDim.x) {",
+    "        te_i64 row = tile / a.tiles_n * a.tile_rows, column = tile % a.tiles_n * a.tile_columns;",
+    "        te_i64 height = a.rows - row < a.tile_rows ? a.rows - row : a.tile_rows;",
+    "        te_i64 width = a.columns - column < a.tile_columns ? a.columns - column : a.tile_columns;",
+    "        float largest = 0.0f;",
+    "        for (te_i64 e = threadIdx.x; e < height * width; e += 256) {",
+    "            te_i64 i = (row + e / width) * a.columns + column + e % width - a.start;",
+    "            if (i >= 0 && i < a.n) largest = fmaxf(largest, fabsf(te_load(a.x, i, X_DT)));",
+    "        }",
+    "        largest = te_block_max(largest, scratch);",
+    "        if (threadIdx.x == 0) a.amax[tile] = largest;",
+    "    }",
+    "}",
+    "",
+    "// The largest of 2^n lanes.",
+    "TE_DEV float te_lanes_max(float v, int lanes) {",
+    "    for (int d = 1; d < lanes; d *= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));",
+    "    return v;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_shard_amax(const __grid_constant__ te__shard_amax_kargs a) {",
+    "    __shared__ __align__(16) float part[8][256];",
+    "    if (KIND == TE__SHARD_ANY) {",
+    "        te_tile_each(a, &part[0][0]);",
+    "        return;",
+    "    }",
+    "    int t = threadIdx.x, tx = t & 31, ty = t >> 5;",
+    "    te_u32 block_m = blockIdx.x / a.blocks_n, block_n = blockIdx.x - block_m * a.blocks_n;",
+    "    te_i64 first_column = (te_i64)block_n * 256, column = first_column + tx * 8;",
+    "    te_i64 first_row = (te_i64)block_m * (KIND == TE__SHARD_128X128 ? 128 : 32);",
+    "    float largest = 0.0f, v[4][8];",
+    "    for (int s = 0; s < (KIND == TE__SHARD_128X128 ? 4 : 1); s++) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) {",
+    "            te_i64 row = first_row + s * 32 + ty * 4 + r;",
+    "            te_shard_load8(a.x, row * a.columns + column - a.start, row < a.rows ? a.n : 0, a.columns - column, a.vector, X_DT, v[r]);",
+    "        }",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) {",
+    "            float m = 0.0f;",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) v[r][k] = fmaxf(0.0f, fabsf(v[r][k])), m = fmaxf(m, v[r][k]); // a NaN becomes 0",
+    "            if (KIND == TE__SHARD_1X32) {",
+    "                te_i64 row = first_row + ty * 4 + r, group = block_n * 8LL + (tx >> 2);",
+    "                m = te_lanes_max(m, 4);",
+    "                if ((tx & 3) == 0 && row < a.rows && group < a.tiles_n) a.amax[row * a.tiles_n + group] = m;",
+    "            }",
+    "            largest = fmaxf(largest, m);",
+    "        }",
+    "    }",
+    "    if (KIND == TE__SHARD_1X32) return;",
+    "    if (KIND == TE__SHARD_32X1) {",
+    "        float4 m[2];",
+    "#pragma unroll",
+    "        for (int h = 0; h < 2; h++)",
+    "            m[h] = make_float4(fmaxf(fmaxf(v[0][4 * h], v[1][4 * h]), fmaxf(v[2][4 * h], v[3][4 * h])),",
+    "                               fmaxf(fmaxf(v[0][4 * h + 1], v[1][4 * h + 1]), fmaxf(v[2][4 * h + 1], v[3][4 * h + 1])),",
+    "                               fmaxf(fmaxf(v[0][4 * h + 2], v[1][4 * h + 2]), fmaxf(v[2][4 * h + 2], v[3][4 * h + 2])),",
+    "                               fmaxf(fmaxf(v[0][4 * h + 3], v[1][4 * h + 3]), fmaxf(v[2][4 * h + 3], v[3][4 * h + 3])));",
+    "        *(float4 *)&part[ty][tx * 8] = m[0];",
+    "        *(float4 *)&part[ty][tx * 8 + 4] = m[1];",
+    "        __syncthreads();",
+    "        float all = part[0][t];",
+    "#pragma unroll",
+    "        for (int w = 1; w < 8; w++) all = fmaxf(all, part[w][t]);",
+    "        if (first_column + t < a.columns) a.amax[block_m * a.columns + first_column + t] = all;",
+    "        return;",
+    "    }",
+    "    // Tiles of 16 or 128 columns; 2 x 16 or 1 x 2 of them lie in the block.",
+    "    int lanes = KIND == TE__SHARD_16X16 ? 2 : 16, across = 32 / lanes, warps = KIND == TE__SHARD_16X16 ? 4 : 8;",
+    "    part[ty][tx] = te_lanes_max(largest, lanes);",
+    "    __syncthreads();",
+    "    if (t >= across * (8 / warps)) return;",
+    "    te_i64 tile_m = (te_i64)block_m * (8 / warps) + t / across, tile_n = (te_i64)block_n * across + t % across;",
+    "    float all = 0.0f;",
+    "    for (int w = 0; w < warps; w++) all = fmaxf(all, part[t / across * warps + w][t % across * lanes]);",
+    "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
+    "}",
+};
+static const char *const te__source_96[] = { /* ops/shard/shard_cast.cu */
+    "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
+    "//",
+    "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
+    "// byte of 4-bit codes belongs to two threads. `straight`: 16 neighbours of the matrix as one long row, for flat 4-bit codes whose bytes run",
+    "// on from row to row. Groups that the slice holds in part, and groups of unaligned tensors, go element by element.",
+    "//",
+    "//   q = saturate(RNE(RN(x * multiplier)))      multiplier: the scale; BLOCK_2D its own, or RN(1 / scale_inv); MXFP8 2^(127 - e); NVFP4 S / d",
+    "//",
+    "// Launch: block 256, grid: groups.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3 SCALING=0",
+    "// te:row X_DT=3 SCALING=2",
+    "// te:row X_DT=3 SCALING=3",
+    "// te:row X_DT=3 SCALING=4",
+    "// te:row X_DT=2 SCALING=0",
+    "// te:row X_DT=2 SCALING=2",
+    "// te:row X_DT=2 SCALING=3",
+    "// te:row X_DT=2 SCALING=4",
+    "// te:row X_DT=1 SCALING=0",
+    "// te:row X_DT=1 SCALING=2",
+    "// te:row X_DT=1 SCALING=3",
+    "// te:row X_DT=1 SCALING=4",
+    "#include \"ops/shard/kargs.h\"",
+    "#include \"ops/shard/shard.cuh\"",
+    "#include \"base/scaling.h\"",
+    "#ifndef X_DT",
+    "#define X_DT a.x_dt",
+    "#define SCALING a.scaling",
+    "#endif",
+    "",
+    "// What element (row, column) is multiplied with.",
+    "TE_DEV float te_shard_multiplier(const te__shard_cast_kargs &a, te_i64 row, te_i64 column) {",
+    "    if (SCALING == TE_SCALING_TENSOR) return *(const float *)a.scale;",
+    "    if (SCALING == TE_SCALING_BLOCK_2D) {",
+    "        te_i64 at = (row >> 7) * a.scale_ld + (column >> 7);",
+    "        return a.multiplier ? a.multiplier[at] : te__rcp_f32(((const float *)a.scale)[at]);",
+    "    }",
+    "    const te_u8 *code = (const te_u8 *)a.scale;",
+    "    if (SCALING == TE_SCALING_MXFP8)",
+    "        return te__mxfp8_multiplier(code[a.columnwise ? (row >> 5) * a.scale_ld + column : row * a.scale_ld + (column >> 5)]);",
+    "    return te__nvfp4_multiplier(code[row * a.scale_ld + (column >> 4)], te__nvfp4_tensor_scale(*a.amax_tensor, a.code_max));",
+    "}",
+    "",
+    "// Sixteen codes, four bits each.",
+    "TE_DEV uint2 te_e2m1x16(const float v[16]) {",
+    "    te_u32 w[2] = {};",
+    "#pragma unroll",
+    "    for (int k = 0; k < 16; k++) w[k >> 3] |= (te_u32)te__f32_to_e2m1(v[k]) << (4 * (k & 7));",
+    "    return make_uint2(w[0], w[1]);",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_shard_cast(const __grid_constant__ te__shard_cast_kargs a) {",
+    "    __shared__ float scratch[32];",
+    "    te_i64 group = (te_i64)blockIdx.x * 256 + threadIdx.x;",
+    "    bool some = group < a.count;",
+    "    group += a.first;",
+    "    te_i64 row;",
+    "    if (a.straight) row = 0;",
+    "    else if (((group | a.groups_per_row) >> 32) == 0) row = (te_u32)group / (te_u32)a.groups_per_row; // some 20 instructions for 100",
+    "    else row = group / a.groups_per_row;",
+    "    te_i64 column = (group - row * a.groups_per_row) * 16, width = a.straight ? a.rows * a.columns : a.columns;",
+    "    te_i64 i = row * width + column - a.start; // the group's first element is x[i]",
+    "    float largest = 0.0f;",
+    "    te_u8 *dst = (te_u8 *)a.dst;",
+    "    if (some && a.vector && i >= 0 && i + 16 <= a.n) {",
+    "        float v[16];",
+    "        te_load8(a.x, i, X_DT, v);",
+    "        te_load8(a.x, i + 8, X_DT, v + 8);",
+    "        if (SCALING == TE_SCALING_MXFP8 && a.columnwise) {",
+    "            uint4 u = *(const uint4 *)((const te_u8 *)a.scale + (row >> 5) * a.scale_ld + column);",
+    "            te_u32 e[4] = {u.x, u.y, u.z, u.w};",
+    "#pragma unroll",
+    "            for (int k = 0; k < 16; k++) v[k] = __fmul_rn(v[k], te__mxfp8_multiplier((te_u8)(e[k >> 2] >> (8 * (k & 3)))));",
+    "        } else {",
+    "            float multiplier = te_shard_multiplier(a, row, column);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 16; k++) {",
+    "                if (SCALING == TE_SCALING_TENSOR) largest = fmaxf(largest, fabsf(v[k]));",
+    "                v[k] = __fmul_rn(v[k], multiplier);",
+    "            }",
+    "        }",
+    "        te_i64 at = a.flat ? i : row * a.ld + column;",
+    "        if (SCALING == TE_SCALING_NVFP4) {",
+    "            *(uint2 *)(dst + at / 2) = te_e2m1x16(v);",
+    "        } else {",
+    "            te_u32 w[4];",
+    "#pragma unroll",
+    "            for (int k = 0; k < 4; k++)",
+    "                w[k] = te_f32x2_to_fp8(v[4 * k], v[4 * k + 1], a.q_dt) | (te_u32)te_f32x2_to_fp8(v[4 * k + 2], v[4 * k + 3], a.q_dt) << 16;",
+    "            *(uint4 *)(dst + at) = make_uint4(w[0], w[1], w[2], w[3]);",
+    "        }",
+    "    } else if (some) {",
+    "        te_u8 low = 0;",
+    "        bool have_low = false;",
+    "#pragma unroll 1",
+    "        for (int k = 0; k < 16 && column + k < width; k++) {",
+    "            bool inside = i + k >= 0 && i + k < a.n;",
+    "            te_u8 code = 0;",
+    "            if (inside) {",
+    "                te_i64 r = row, c = column + k;",
+    "                if (a.straight) r = c / a.columns, c -= r * a.columns;",
+    "                float x = te_load(a.x, i + k, X_DT), q;",
+    "                largest = fmaxf(largest, fabsf(x));",
+    "                q = __fmul_rn(x, te_shard_multiplier(a, r, c));",
+    "                if (SCALING == TE_SCALING_NVFP4) code = te__f32_to_e2m1(q);",
+    "                else dst[a.flat ? i + k : row * a.ld + column + k] = (te_u8)te_f32x2_to_fp8(q, 0.0f, a.q_dt);",
+    "            }",
+    "            if (SCALING != TE_SCALING_NVFP4) continue;",
+    "            // A byte whole where both of its codes are there; else one half of it, with the other as it was.",
+    "            te_u8 *byte = a.flat ? dst + (i + k + (a.start & 1)) / 2 : dst + row * ((a.ld + 1) / 2) + (column + k) / 2;",
+    "            if ((k & 1) == 0) {",
+    "                low = code, have_low = inside;",
+    "                bool high_follows = column + k + 1 < width && i + k + 1 < a.n;",
+    "                if (inside && !high_follows) *byte = (te_u8)((*byte & 0xf0) | code);",
+    "            } else if (inside) {",
+    "                *byte = (te_u8)((have_low ? low : *byte & 0x0f) | code << 4);",
+    "            }",
+    "        }",
+    "    }",
+    "    if (SCALING == TE_SCALING_TENSOR && a.amax) {",
+    "        largest = te_block_max(largest, scratch);",
+    "        if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
+    "    }",
+    "}",
+};
+static const char *const te__source_97[] = { /* ops/shard/shard_cast_transposed.cu */
+    "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
+    "//",
+    "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
+    "//          +-------------------------+                  +---------------- 128 rows ----------------+",
+    "//   128    | ty: 4 rows              |   ->  dst        |    those of a column that lie in the     |  64 columns",
+    "//   rows   |    x eight columns      |                  |    slice are neighbours                  |",
+    "//          +-------------------------+                  +------------------------------------------+",
+    "//",
+    "// Bytes outside the slice are not written. Launch: block 256, grid: tiles, from first_tile's row of them on. Any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3",
+    "// te:row X_DT=2",
+    "// te:row X_DT=1",
+    "#include \"ops/shard/kargs.h\"",
+    "#include \"ops/shard/shard.cuh\"",
+    "#include \"device/tile.cuh\"",
+    "#ifndef X_DT",
+    "#define X_DT a.x_dt",
+    "#endif",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_shard_cast_transposed(const __grid_constant__ te__shard_cast_kargs a) {",
+    "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    __shared__ float scratch[32];",
+    "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;",
+    "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
+    "    te_i64 first_row = (a.first_tile + tile_m) * 128, first_column = (te_i64)tile_n * TE_TILE_COLUMNS;",
+    "    te_i64 row = first_row + ty * 4, column = first_column + tx * 8;",
+    "    float v[4][8], largest = 0.0f, scale = *(const float *)a.scale;",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++)",
+    "        te_shard_load8(a.x, (row + r) * a.columns + column - a.start, row + r < a.rows ? a.n : 0, a.columns - column, a.vector, X_DT, v[r]);",
+    "    te_u32 code[4][2];",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[r][k])), v[r][k] = __fmul_rn(v[r][k], scale);",
+    "#pragma unroll",
+    "        for (int h = 0; h < 2; h++)",
+    "            code[r][h] = te_f32x2_to_fp8(v[r][4 * h], v[r][4 * h + 1], a.q_dt) | (te_u32)te_f32x2_to_fp8(v[r][4 * h + 2], v[r][4 * h + 3], a.q_dt) << 16;",
+    "    }",
+    "#pragma unroll",
+    "    for (int h = 0; h < 2; h++) {",
+    "        te_u32 in[4] = {code[0][h], code[1][h], code[2][h], code[3][h]}, out[4];",
+    "        te_transpose_bytes(in, out);",
+    "#pragma unroll",
+    "        for (int j = 0; j < 4; j++) te_tile_put(tile, tx, ty, 4 * h + j, out[j]);",
+    "    }",
+    "    __syncthreads();",
+    "#pragma unroll",
+    "    for (int pass = 0; pass < 2; pass++) {",
+    "        int c = pass * 32 + (threadIdx.x >> 3), chunk = threadIdx.x & 7;",
+    "        te_i64 at = first_column + c, r = first_row + chunk * 16;",
+    "        if (at >= a.columns || r >= a.rows) continue;",
+    "        uint4 u = te_tile_get(tile, c, chunk);",
+    "        te_u8 *to = (te_u8 *)a.dst + at * a.ld + r;",
+    "        te_i64 i = r * a.columns + at - a.start; // of the first of the 16 rows; the others follow in steps of `columns`",
+    "        if (((te_u64)to & 15) == 0 && r + 16 <= a.rows && i >= 0 && i + 15 * a.columns < a.n) {",
+    "            *(uint4 *)to = u;",
+    "        } else {",
+    "            te_u32 w[4] = {u.x, u.y, u.z, u.w};",
+    "#pragma unroll",
+    "            for (int b = 0; b < 16; b++)",
+    "                if (r + b < a.rows && i + b * a.columns >= 0 && i + b * a.columns < a.n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));",
+    "        }",
+    "    }",
+    "    if (a.amax) {",
+    "        largest = te_block_max(largest, scratch);",
+    "        if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
+    "    }",
+    "}",
+};
+static const char *const te__source_98[] = { /* ops/shard/shard_scales.cu */
+    "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
+    "//",
+    "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
+    "//",
+    "// Launch: block 256, grid: (row_m * row_n + col_m * col_n) / 4 threads.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"base/scaling.h\"",
+    "#include \"ops/shard/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_shard_scales(const __grid_constant__ te__shard_scales_kargs a) {",
+    "    te_i64 at = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 4;",
+    "    bool columnwise = at >= a.row_m * a.row_n;",
+    "    if (columnwise) at -= a.row_m * a.row_n;",
+    "    if (columnwise && at >= a.col_m * a.col_n) return;",
+    "    te_i64 width = columnwise ? a.col_n : a.row_n, i = at / width, j = at - i * width;",
+    "    if (a.scaling == TE_SCALING_BLOCK_2D) {",
+    "        te_i64 tiles_n = te_div_up(a.columns, 128), along = columnwise ? te_div_up(a.rows, 128) : tiles_n;",
+    "        float *out = (float *)(columnwise ? a.col_scale : a.row_scale), *multiplier = columnwise ? nullptr : a.multiplier;",
+    "        for (int k = 0; k < 4; k++) {",
+    "            float scale = 0.0f, inverse = 0.0f;",
+    "            if (j + k < along) {",
+    "                scale = te__block_scale(a.amax[columnwise ? (j + k) * tiles_n + i : i * tiles_n + j + k], a.fp8_max, a.epsilon, a.limit, a.power_of_two);",
+    "                inverse = te__rcp_f32(scale);",
+    "            }",
+    "            if (out) out[at + k] = inverse;",
+    "            if (multiplier) multiplier[at + k] = scale;",
+    "        }",
+    "        return;",
+    "    }",
+    "    te_u32 codes = 0;",
+    "    if (a.scaling == TE_SCALING_MXFP8) {",
+    "        const float *amax = columnwise ? a.amax_col : a.amax;",
+    "        te_i64 m = columnwise ? te_div_up(a.rows, 32) : a.rows, n = columnwise ? a.columns : te_div_up(a.columns, 32);",
+    "        for (int k = 0; k < 4 && i < m && j + k < n; k++) codes |= (te_u32)te__mxfp8_exponent(amax[i * n + j + k], a.fp8_max_inverse) << (8 * k);",
+    "    } else {",
+    "        te_i64 tiles_n = te_div_up(a.columns, 16), across = columnwise ? a.columns : a.rows, along = columnwise ? te_div_up(a.rows, 16) : tiles_n;",
+    "        float tensor_scale = te__nvfp4_tensor_scale(*a.amax_tensor, a.code_max);",
+    "        for (int k = 0; k < 4 && i < across && j + k < along; k++) {",
+    "            float amax = a.amax[columnwise ? (j + k) * tiles_n + i / 16 : i / 16 * tiles_n + j + k];",
+    "            codes |= (te_u32)te__nvfp4_block_code(amax, tensor_scale, 1.0f) << (8 * k);",
+    "        }",
+    "    }",
+    "    te_u8 *to = (te_u8 *)(columnwise ? a.col_scale : a.row_scale) + at;",
+    "    if (((te_u64)to & 3) == 0) {",
+    "        *(te_u32 *)to = codes;",
+    "    } else {",
+    "        for (int k = 0; k < 4; k++) to[k] = (te_u8)(codes >> (8 * k)); // memory of others, aligned as they like",
+    "    }",
+    "}",
+};
+static const char *const te__source_99[] = { /* ops/stats/kargs.h */
+    "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
+    "",
+    "/* What one block found. */",
+    "typedef struct te__quant_error_partial {",
+    "    float xx, yy, xy, dd, largest; /* over elements with finite x and y: x^2, y^2, x y, (x - y)^2, max |x - y| */",
+    "    unsigned count[5];             /* underflows, saturated, NaN, infinite, zeros */",
+    "} te__quant_error_partial;",
+    "",
+    "typedef struct te__quant_error_kargs {",
+    "    const void *x;",
+    "    const float *y, *limit; /* limit may be NULL */",
+    "    long long *counts;      /* [6] */",
+    "    float *sums;            /* [5] */",
+    "    te__quant_error_partial *partial;",
+    "    long long n, partials;",
+    "    int x_dt;",
+    "    int vector; /* x, y and limit are aligned to 16 bytes */",
+    "} te__quant_error_kargs;",
+};
+static const char *const te__source_100[] = { /* ops/stats/quant_error.cu */
+    "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
+    "//",
+    "//   block b      elements [b * 8192, (b + 1) * 8192)",
+    "//   thread t     its groups of eight: t, t + 256, ... one after the other; then the lanes of a warp, then the warps",
+    "//",
+    "// The order of a sum depends on the element's index alone; counts are exact. Terms are f32: squares of values below 1e-19 lose bits, as the",
+    "// f32 results would.",
+    "//",
+    "// Launch: block 256, grid: partials. `vector`: x, y, limit aligned to 16 bytes.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3",
+    "// te:row X_DT=2",
+    "// te:row X_DT=1",
+    "#include \"device/base.cuh\"",
+    "#include \"base/scaling.h\"",
+    "#include \"ops/stats/kargs.h\"",
+    "#ifndef X_DT",
+    "#define X_DT a.x_dt",
+    "#endif",
+    "",
+    "TE_DEV te_u32 te_warp_count(te_u32 v) {",
+    "#pragma unroll",
+    "    for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(0xffffffffu, v, d);",
+    "    return v;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_quant_error(const __grid_constant__ te__quant_error_kargs a) {",
+    "    __shared__ te__quant_error_partial part[8];",
+    "    te_i64 begin = (te_i64)blockIdx.x * TE__STATS_CHUNK, end = begin + TE__STATS_CHUNK < a.n ? begin + TE__STATS_CHUNK : a.n;",
+    "    te__quant_error_partial p = {};",
+    "    for (te_i64 i = begin + threadIdx.x * 8; i < end; i += 2048) {",
+    "        float x[8], y[8], limit[8];",
+    "        int valid = end - i < 8 ? (int)(end - i) : 8;",
+    "        if (a.vector && valid == 8) {",
+    "            te_load8(a.x, i, X_DT, x);",
+    "            te_load8(a.y, i, TE_F32, y);",
+    "            if (a.limit) te_load8(a.limit, i, TE_F32, limit);",
+    "        } else {",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) {",
+    "                x[k] = k < valid ? te_load(a.x, i + k, X_DT) : 0.0f;",
+    "                y[k] = k < valid ? a.y[i + k] : 0.0f;",
+    "                if (a.limit) limit[k] = k < valid ? a.limit[i + k] : 0.0f;",
+    "            }",
+    "        }",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) {",
+    "            float size = fabsf(x[k]), largest = a.limit ? limit[k] : TE_FLT_MAX;",
+    "            bool finite = size <= TE_FLT_MAX;",
+    "            p.count[0] += x[k] != 0.0f && y[k] == 0.0f;",
+    "            p.count[1] += finite && size > te__mul_f32(1.004f, largest);",
+    "            p.count[2] += x[k] != x[k];",
+    "            p.count[3] += size > TE_FLT_MAX;",
+    "            p.count[4] += k < valid && x[k] == 0.0f;",
+    "            if (finite && fabsf(y[k]) <= TE_FLT_MAX) {",
+    "                float d = __fsub_rn(x[k], y[k]);",
+    "                p.xx = fmaf(x[k], x[k], p.xx), p.yy = fmaf(y[k], y[k], p.yy), p.xy = fmaf(x[k], y[k], p.xy), p.dd = fmaf(d, d, p.dd);",
+    "                p.largest = fmaxf(p.largest, fabsf(d));",
+    "            }",
+    "        }",
+    "    }",
+    "    p.xx = te_warp_sum(p.xx), p.yy = te_warp_sum(p.yy), p.xy = te_warp_sum(p.xy), p.dd = te_warp_sum(p.dd), p.largest = te_warp_max(p.largest);",
+    "#pragma unroll",
+    "    for (int c = 0; c < TE__STATS_COUNTS; c++) p.count[c] = te_warp_count(p.count[c]);",
+    "    if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = p;",
+    "    __syncthreads();",
+    "    if (threadIdx.x != 0) return;",
+    "    for (int w = 1; w < 8; w++) {",
+    "        const te__quant_error_partial &q = part[w];",
+    "        p.xx += q.xx, p.yy += q.yy, p.xy += q.xy, p.dd += q.dd, p.largest = fmaxf(p.largest, q.largest);",
+    "        for (int c = 0; c < TE__STATS_COUNTS; c++) p.count[c] += q.count[c];",
+    "    }",
+    "    a.partial[blockIdx.x] = p;",
+    "}",
+};
+static const char *const te__source_101[] = { /* ops/stats/quant_error_final.cu */
+    "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
+    "//",
+    "// Launch: one block of 256, also where there are no partial results.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/stats/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_quant_error_final(const __grid_constant__ te__quant_error_kargs a) {",
+    "    __shared__ double sum[4][256];",
+    "    __shared__ te_u64 count[TE__STATS_COUNTS][256];",
+    "    __shared__ float scratch[32];",
+    "    int t = threadIdx.x;",
+    "    double s[4] = {};",
+    "    te_u64 n[TE__STATS_COUNTS] = {};",
+    "    float largest = 0.0f;",
+    "    for (te_i64 i = t; i < a.partials; i += 256) {",
+    "        te__quant_error_partial p = a.partial[i];",
+    "        s[0] += p.xx, s[1] += p.yy, s[2] += p.xy, s[3] += p.dd, largest = fmaxf(largest, p.largest);",
+    "#pragma unroll",
+    "        for (int c = 0; c < TE__STATS_COUNTS; c++) n[c] += p.count[c];",
+    "    }",
+    "    largest = te_block_max(largest, scratch);",
+    "#pragma unroll",
+    "    for (int k = 0; k < 4; k++) sum[k][t] = s[k];",
+    "#pragma unroll",
+    "    for (int c = 0; c < TE__STATS_COUNTS; c++) count[c][t] = n[c];",
+    "    for (int d = 128; d; d >>= 1) {",
+    "        __syncthreads();",
+    "        if (t >= d) continue;",
+    "#pragma unroll",
+    "        for (int k = 0; k < 4; k++) sum[k][t] += sum[k][t + d];",
+    "#pragma unroll",
+    "        for (int c = 0; c < TE__STATS_COUNTS; c++) count[c][t] += count[c][t + d];",
+    "    }",
+    "    if (t != 0) return;",
+    "    a.counts[0] = a.n;",
+    "    for (int c = 0; c < TE__STATS_COUNTS; c++) a.counts[1 + c] = (te_i64)count[c][0];",
+    "    for (int k = 0; k < 4; k++) a.sums[k] = (float)sum[k][0];",
+    "    a.sums[4] = largest;",
+    "}",
+};
 static const te__source te__sources[] = {
     {"api/enums.h", te__source_0, 68},
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 91},
-    {"device/base.cuh", te__source_3, 180},
-    {"device/hopper.cuh", te__source_4, 91},
-    {"device/mma.cuh", te__source_5, 99},
-    {"device/tile.cuh", te__source_6, 52},
-    {"ops/act/act.cuh", te__source_7, 82},
-    {"ops/act/act_bwd.cu", te__source_8, 64},
-    {"ops/act/act_fwd.cu", te__source_9, 80},
-    {"ops/act/kargs.h", te__source_10, 21},
-    {"ops/attn/attn.cuh", te__source_11, 78},
-    {"ops/attn/attn_bwd_dkv.cu", te__source_12, 62},
-    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_13, 173},
-    {"ops/attn/attn_bwd_dq.cu", te__source_14, 53},
-    {"ops/attn/attn_bwd_dq_mma.cu", te__source_15, 119},
-    {"ops/attn/attn_delta.cu", te__source_16, 27},
-    {"ops/attn/attn_fwd.cu", te__source_17, 62},
-    {"ops/attn/attn_fwd_mma.cu", te__source_18, 168},
-    {"ops/attn/general.cuh", te__source_19, 73},
-    {"ops/attn/kargs.h", te__source_20, 38},
-    {"ops/attn/tile.cuh", te__source_21, 188},
-    {"ops/cast/amax.cu", te__source_22, 36},
-    {"ops/cast/amax_zero.cu", te__source_23, 11},
-    {"ops/cast/delayed_update.cu", te__source_24, 37},
-    {"ops/cast/fp8_dequantize.cu", te__source_25, 71},
-    {"ops/cast/fp8_quantize.cu", te__source_26, 95},
-    {"ops/cast/kargs.h", te__source_27, 63},
-    {"ops/cast/scale_from_amax.cu", te__source_28, 22},
-    {"ops/cast/transpose.cu", te__source_29, 81},
-    {"ops/dropout/dropout_add.cu", te__source_30, 70},
-    {"ops/dropout/kargs.h", te__source_31, 13},
-    {"ops/gemm/epilogue.cuh", te__source_32, 146},
-    {"ops/gemm/gemm_hopper.cu", te__source_33, 211},
-    {"ops/gemm/gemm_mma.cu", te__source_34, 326},
-    {"ops/gemm/gemm_naive.cu", te__source_35, 58},
-    {"ops/gemm/gemm_reduce.cu", te__source_36, 29},
-    {"ops/gemm/kargs.h", te__source_37, 36},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_38, 54},
-    {"ops/loss/cross_entropy_count.cu", te__source_39, 20},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_40, 78},
-    {"ops/loss/kargs.h", te__source_41, 42},
-    {"ops/loss/loss.cuh", te__source_42, 30},
-    {"ops/loss/mse_bwd.cu", te__source_43, 29},
-    {"ops/loss/mse_fwd.cu", te__source_44, 37},
-    {"ops/loss/mse_sum.cu", te__source_45, 13},
-    {"ops/math/axpby.cu", te__source_46, 39},
-    {"ops/math/column_sum.cu", te__source_47, 47},
-    {"ops/math/column_sum_final.cu", te__source_48, 24},
-    {"ops/math/copy.cu", te__source_49, 113},
-    {"ops/math/embedding_bwd.cu", te__source_50, 94},
-    {"ops/math/embedding_fwd.cu", te__source_51, 30},
-    {"ops/math/embedding_sort.cu", te__source_52, 95},
-    {"ops/math/fill.cu", te__source_53, 21},
-    {"ops/math/kargs.h", te__source_54, 91},
-    {"ops/math/random.cu", te__source_55, 32},
-    {"ops/math/sum.cu", te__source_56, 39},
-    {"ops/math/sum_final.cu", te__source_57, 15},
-    {"ops/norm/kargs.h", te__source_58, 39},
-    {"ops/norm/norm.cuh", te__source_59, 35},
-    {"ops/norm/norm_bwd.cu", te__source_60, 205},
-    {"ops/norm/norm_bwd_sum.cu", te__source_61, 30},
-    {"ops/norm/norm_fwd.cu", te__source_62, 149},
-    {"ops/optim/adam.cu", te__source_63, 78},
-    {"ops/optim/kargs.h", te__source_64, 61},
-    {"ops/optim/l2norm_final.cu", te__source_65, 22},
-    {"ops/optim/l2norm_partial.cu", te__source_66, 46},
-    {"ops/optim/l2norm_tensor.cu", te__source_67, 16},
-    {"ops/optim/multi.cuh", te__source_68, 46},
-    {"ops/optim/multi_scale.cu", te__source_69, 43},
-    {"ops/rope/kargs.h", te__source_70, 33},
-    {"ops/rope/rope.cu", te__source_71, 127},
+    {"base/scaling.h", te__source_3, 83},
+    {"device/base.cuh", te__source_4, 181},
+    {"device/hopper.cuh", te__source_5, 97},
+    {"device/mma.cuh", te__source_6, 99},
+    {"device/tile.cuh", te__source_7, 57},
+    {"ops/act/act.cuh", te__source_8, 82},
+    {"ops/act/act_bwd.cu", te__source_9, 64},
+    {"ops/act/act_fwd.cu", te__source_10, 80},
+    {"ops/act/kargs.h", te__source_11, 21},
+    {"ops/attn/attn.cuh", te__source_12, 78},
+    {"ops/attn/attn_bwd_dkv.cu", te__source_13, 62},
+    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_14, 173},
+    {"ops/attn/attn_bwd_dq.cu", te__source_15, 53},
+    {"ops/attn/attn_bwd_dq_mma.cu", te__source_16, 119},
+    {"ops/attn/attn_delta.cu", te__source_17, 27},
+    {"ops/attn/attn_fwd.cu", te__source_18, 62},
+    {"ops/attn/attn_fwd_mma.cu", te__source_19, 168},
+    {"ops/attn/general.cuh", te__source_20, 73},
+    {"ops/attn/kargs.h", te__source_21, 38},
+    {"ops/attn/tile.cuh", te__source_22, 188},
+    {"ops/block/block.cuh", te__source_23, 43},
+    {"ops/block/block_dequantize.cu", te__source_24, 59},
+    {"ops/block/block_dequantize_col.cu", te__source_25, 70},
+    {"ops/block/block_quantize.cu", te__source_26, 226},
+    {"ops/block/kargs.h", te__source_27, 31},
+    {"ops/cast/amax.cu", te__source_28, 57},
+    {"ops/cast/amax_zero.cu", te__source_29, 11},
+    {"ops/cast/delayed_gather.cu", te__source_30, 13},
+    {"ops/cast/delayed_update.cu", te__source_31, 40},
+    {"ops/cast/fp8_dequantize.cu", te__source_32, 71},
+    {"ops/cast/fp8_quantize.cu", te__source_33, 112},
+    {"ops/cast/kargs.h", te__source_34, 76},
+    {"ops/cast/list.cuh", te__source_35, 15},
+    {"ops/cast/scale_from_amax.cu", te__source_36, 15},
+    {"ops/cast/transpose.cu", te__source_37, 81},
+    {"ops/cast/transpose_nibbles.cu", te__source_38, 49},
+    {"ops/dropout/dropout_add.cu", te__source_39, 70},
+    {"ops/dropout/kargs.h", te__source_40, 13},
+    {"ops/gemm/epilogue.cuh", te__source_41, 173},
+    {"ops/gemm/gemm_decode.cu", te__source_42, 108},
+    {"ops/gemm/gemm_hopper.cu", te__source_43, 273},
+    {"ops/gemm/gemm_mma.cu", te__source_44, 383},
+    {"ops/gemm/gemm_naive.cu", te__source_45, 74},
+    {"ops/gemm/gemm_reduce.cu", te__source_46, 29},
+    {"ops/gemm/kargs.h", te__source_47, 62},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_48, 54},
+    {"ops/loss/cross_entropy_count.cu", te__source_49, 20},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_50, 78},
+    {"ops/loss/kargs.h", te__source_51, 42},
+    {"ops/loss/loss.cuh", te__source_52, 30},
+    {"ops/loss/mse_bwd.cu", te__source_53, 29},
+    {"ops/loss/mse_fwd.cu", te__source_54, 37},
+    {"ops/loss/mse_sum.cu", te__source_55, 13},
+    {"ops/math/axpby.cu", te__source_56, 39},
+    {"ops/math/column_sum.cu", te__source_57, 47},
+    {"ops/math/column_sum_final.cu", te__source_58, 24},
+    {"ops/math/copy.cu", te__source_59, 113},
+    {"ops/math/embedding_bwd.cu", te__source_60, 94},
+    {"ops/math/embedding_fwd.cu", te__source_61, 30},
+    {"ops/math/embedding_sort.cu", te__source_62, 95},
+    {"ops/math/fill.cu", te__source_63, 21},
+    {"ops/math/kargs.h", te__source_64, 91},
+    {"ops/math/random.cu", te__source_65, 32},
+    {"ops/math/sum.cu", te__source_66, 39},
+    {"ops/math/sum_final.cu", te__source_67, 15},
+    {"ops/mxfp8/kargs.h", te__source_68, 28},
+    {"ops/mxfp8/mxfp8.cuh", te__source_69, 71},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_70, 84},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_71, 188},
+    {"ops/norm/kargs.h", te__source_72, 39},
+    {"ops/norm/norm.cuh", te__source_73, 35},
+    {"ops/norm/norm_bwd.cu", te__source_74, 205},
+    {"ops/norm/norm_bwd_sum.cu", te__source_75, 30},
+    {"ops/norm/norm_fwd.cu", te__source_76, 149},
+    {"ops/nvfp4/arithmetic.h", te__source_77, 81},
+    {"ops/nvfp4/kargs.h", te__source_78, 56},
+    {"ops/nvfp4/nvfp4.cuh", te__source_79, 116},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_80, 106},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_81, 14},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_82, 76},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_83, 201},
+    {"ops/optim/adam.cu", te__source_84, 78},
+    {"ops/optim/kargs.h", te__source_85, 61},
+    {"ops/optim/l2norm_final.cu", te__source_86, 22},
+    {"ops/optim/l2norm_partial.cu", te__source_87, 46},
+    {"ops/optim/l2norm_tensor.cu", te__source_88, 16},
+    {"ops/optim/multi.cuh", te__source_89, 46},
+    {"ops/optim/multi_scale.cu", te__source_90, 43},
+    {"ops/rope/kargs.h", te__source_91, 33},
+    {"ops/rope/rope.cu", te__source_92, 127},
+    {"ops/shard/kargs.h", te__source_93, 45},
+    {"ops/shard/shard.cuh", te__source_94, 15},
+    {"ops/shard/shard_amax.cu", te__source_95, 112},
+    {"ops/shard/shard_cast.cu", te__source_96, 125},
+    {"ops/shard/shard_cast_transposed.cu", te__source_97, 71},
+    {"ops/shard/shard_scales.cu", te__source_98, 51},
+    {"ops/stats/kargs.h", te__source_99, 20},
+    {"ops/stats/quant_error.cu", te__source_100, 75},
+    {"ops/stats/quant_error_final.cu", te__source_101, 41},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -15164,15 +18186,18 @@ static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_embedding_bwd
 
 /* ==== ops/cast/kargs.h ========================================================================================== */
 
-/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000
+ * bytes each. */
 
 typedef struct te__amax_kargs {
     const void *x;
-    float *amax;       /* [1] */
+    float *amax;       /* [1], or NULL with partial */
+    float *partial;    /* [blocks]: each writes its maximum there in place of amax; or NULL */
     const float *noop; /* [1], or NULL */
     long long n;
+    long long vectors; /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */
+    int head;
     int x_dt;
-    int vector; /* x is aligned to 16 bytes */
 } te__amax_kargs;
 
 typedef struct te__scale_from_amax_kargs {
@@ -15183,14 +18208,20 @@ typedef struct te__scale_from_amax_kargs {
     int power_of_two;
 } te__scale_from_amax_kargs;
 
-typedef struct te__delayed_update_kargs {
-    float *history;       /* [length, n] */
-    float *scale;         /* [n] */
-    const float *reduced; /* [n], or NULL */
-    long long length, n;
+/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Lengths are few and stand once: that is
+ * what lets some 200 states fit. */
+#define TE__DELAYED_MAX 186
+#define TE__DELAYED_LENGTHS 16
+typedef struct te__delayed_kargs {
+    float *history[TE__DELAYED_MAX]; /* [length, n] */
+    float *scale[TE__DELAYED_MAX];   /* [n]; the gather has none */
+    float *amaxes; /* of this launch's slots. The update reads them in place of row 0, or it is NULL; the gather writes them */
+    unsigned first[TE__DELAYED_MAX + 1];
+    unsigned length[TE__DELAYED_LENGTHS];          /* 0: not taken */
+    unsigned char length_index[TE__DELAYED_MAX]; /* of a state: into `length` */
     float scaled_max; /* fp8_max / 2^margin */
-    int most_recent;
-} te__delayed_update_kargs;
+    int most_recent, states;
+} te__delayed_kargs;
 
 /* A block does one tile of 128 rows and 64 columns. */
 typedef struct te__fp8_quantize_kargs {
@@ -15200,8 +18231,12 @@ typedef struct te__fp8_quantize_kargs {
     const float *scale;
     float *scale_inv, *amax; /* [1], or NULL */
     const float *noop;
+    const float *partial; /* [partials]: the scale is made from the largest of them if `current` */
     long long m, n, ld, ldc;
     unsigned tiles_n; /* tiles along n */
+    unsigned partials; /* at most 1024 */
+    float fp8_max, epsilon; /* of the scale made here */
+    int current, power_of_two;
     int x_dt, y_dt;
     int vector_x;   /* rows of x start at multiples of 16 bytes */
     int vector_row; /* rows of `row` start at multiples of 8 bytes */
@@ -15217,14 +18252,14 @@ typedef struct te__fp8_dequantize_kargs {
     int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */
 } te__fp8_dequantize_kargs;
 
-/* A block does one tile of 128 / size rows and 64 columns. */
+/* A block does one tile of 128 / size rows (256 of 4-bit elements) and 64 columns. */
 typedef struct te__transpose_kargs {
     const void *src; /* [m, lds] */
     void *dst;       /* [n, ldd] */
-    long long m, n, lds, ldd;
+    long long m, n, lds, ldd; /* lds and ldd in bytes if the elements have 4 bits */
     unsigned tiles_n;
     int size;       /* bytes of an element: 1, 2 or 4 */
-    int vector_src; /* rows of src start at multiples of 8 elements and of 16 bytes (8 for bytes) */
+    int vector_src; /* rows of src start at multiples of 8 elements and of 16 bytes (8 for bytes, 4 for 4-bit elements) */
     int vector_dst; /* rows of dst start at multiples of 16 bytes */
 } te__transpose_kargs;
 
@@ -15284,36 +18319,60 @@ static te_result te__check_scale_from_amax(te_ctx *te, te_scale_from_amax_args *
     te__touch(a->scale_inv);
     return TE_OK;
 }
-/* TransformerEngine's compute_scale_from_amax (common/recipe/recipe_common.cuh): an IEEE division; a NaN amax passes the comparison with
- * epsilon and ends at scale 1; a scale beyond f32 becomes its largest number before the mantissa is cleared. */
-static float te__scale_of(float amax, const te_scale_from_amax_args *a) {
-    float scale;
-    if (amax < a->epsilon) amax = a->epsilon;
-    if (amax == 0.0f || !(fabsf(amax) <= FLT_MAX)) return 1.0f;
-    scale = a->fp8_max / amax;
-    if (scale > FLT_MAX) scale = FLT_MAX;
-    return a->power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;
+
+/* ---- delayed scaling ---- */
+
+/* The histories of a list, and how many slots they have together. */
+static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor *const *history, int count, int64_t *slots) {
+    char name[48], text[TE__SHAPE_TEXT];
+    int i;
+    *slots = 0;
+    if (count < 0) return te__fail(te, TE_ERR_INVALID, "%s: count is %d", op, count);
+    if (count > 0 && !history) return te__fail(te, TE_ERR_INVALID, "%s: the list of %d amax_history is NULL", op, count);
+    for (i = 0; i < count; i++) {
+        const te_tensor *x = history[i];
+        te_result result;
+        snprintf(name, sizeof(name), "amax_history[%d]", i);
+        result = te__cast_check(te, op, name, x);
+        if (result != TE_OK) return result;
+        if (x->dtype != TE_F32) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not f32", op, name, te_dtype_name(x->dtype));
+        if (x->ndim != 2 || x->shape[0] < 1 || x->shape[0] > INT32_MAX || x->shape[1] > INT32_MAX)
+            return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [L, n] with L of 1 or more is needed", op, name, te__shape_text(x, text));
+        *slots += x->shape[1];
+    }
+    return TE_OK;
 }
 
 static te_result te__check_delayed_update(te_ctx *te, te_delayed_update_args *a) {
-    char text[TE__SHAPE_TEXT];
-    te_result result = te__cast_check(te, "delayed_update", "amax_history", a->amax_history);
-    if (result != TE_OK) return result;
-    if (a->amax_history->dtype != TE_F32)
-        return te__fail(te, TE_ERR_DTYPE, "delayed_update: amax_history is %s, not f32", te_dtype_name(a->amax_history->dtype));
-    if (a->amax_history->ndim != 2 || a->amax_history->shape[0] < 1)
-        return te__fail(te, TE_ERR_SHAPE, "delayed_update: amax_history is %s; [L, n] with L of 1 or more is needed",
-                        te__shape_text(a->amax_history, text));
-    result = te__cast_check_f32(te, "delayed_update", "scale", a->scale, a->amax_history->shape[1], false);
-    if (result == TE_OK) result = te__cast_check_f32(te, "delayed_update", "reduced", a->reduced, a->amax_history->shape[1], true);
+    char name[48];
+    int64_t slots;
+    int i;
+    te_result result = te__cast_check_histories(te, "delayed_update", a->amax_history, a->count, &slots);
+    if (result == TE_OK && a->count > 0 && !a->scale)
+        result = te__fail(te, TE_ERR_INVALID, "delayed_update: the list of %d scale is NULL", a->count);
+    for (i = 0; i < a->count && result == TE_OK; i++) {
+        snprintf(name, sizeof(name), "scale[%d]", i);
+        result = te__cast_check_f32(te, "delayed_update", name, a->scale[i], a->amax_history[i]->shape[1], false);
+    }
+    if (result == TE_OK) result = te__cast_check_f32(te, "delayed_update", "reduced", a->reduced, slots, true);
     if (result == TE_OK) result = te__cast_check_fp8_max(te, "delayed_update", a->fp8_max);
     if (result != TE_OK) return result;
     if (a->algo != TE_AMAX_MAX && a->algo != TE_AMAX_MOST_RECENT)
         return te__fail(te, TE_ERR_INVALID, "delayed_update: %d is not a te_amax_algo", (int)a->algo);
     if (!(fabsf(a->margin) < 64.0f)) return te__fail(te, TE_ERR_INVALID, "delayed_update: margin is %g; -64 to 64 are possible", (double)a->margin);
-    te__touch(a->amax_history);
-    te__touch(a->scale);
+    for (i = 0; i < a->count; i++) {
+        te__touch(a->amax_history[i]);
+        te__touch(a->scale[i]);
+    }
     return TE_OK;
+}
+
+static te_result te__check_delayed_gather(te_ctx *te, te_delayed_gather_args *a) {
+    int64_t slots;
+    te_result result = te__cast_check_histories(te, "delayed_gather", a->amax_history, a->count, &slots);
+    if (result == TE_OK) result = te__cast_check_f32(te, "delayed_gather", "amaxes", a->amaxes, slots, false);
+    if (result == TE_OK) te__touch(a->amaxes);
+    return result;
 }
 /* fp8_max / 2^margin, once on the host for both backends: a fractional margin then gives one number. */
 static float te__delayed_scaled_max(const te_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
@@ -15340,7 +18399,9 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
     if (result == TE_OK && a->row && a->col && a->row->dtype != a->col->dtype)
         result = te__fail(te, TE_ERR_DTYPE, "fp8_quantize: row is %s and col is %s; both hold the same codes", te_dtype_name(a->row->dtype),
                           te_dtype_name(a->col->dtype));
-    if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale", a->scale, 1, false);
+    if (result == TE_OK && a->current && a->scale)
+        result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: scale is given, and with `current` the scale comes from x; leave it NULL");
+    if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale", a->scale, 1, a->current);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale_inv", a->scale_inv, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "amax", a->amax, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "noop", a->noop, 1, true);
@@ -15365,9 +18426,9 @@ static te_result te__check_transpose(te_ctx *te, te_transpose_args *a) {
     te_result result = te__cast_check(te, "transpose", "src", a->src);
     if (result == TE_OK) result = te__cast_check(te, "transpose", "dst", a->dst);
     if (result != TE_OK) return result;
-    if (a->src->dtype != a->dst->dtype || te_dtype_bits(a->src->dtype) < 8 || te_dtype_bits(a->src->dtype) > 32)
-        return te__fail(te, TE_ERR_DTYPE, "transpose: src is %s and dst is %s; one format of 8, 16 or 32 bits is needed", te_dtype_name(a->src->dtype),
-                        te_dtype_name(a->dst->dtype));
+    if (a->src->dtype != a->dst->dtype || te_dtype_bits(a->src->dtype) > 32)
+        return te__fail(te, TE_ERR_DTYPE, "transpose: src is %s and dst is %s; one format of 4, 8, 16 or 32 bits is needed",
+                        te_dtype_name(a->src->dtype), te_dtype_name(a->dst->dtype));
     if (a->rows < 0 || a->columns < 0 || te__rows(a->src) != a->rows || te__cols(a->src) < a->columns || te__rows(a->dst) != a->columns ||
         te__cols(a->dst) < a->rows)
         return te__fail(te, TE_ERR_SHAPE, "transpose: src %s to dst %s with rows %lld and columns %lld; [rows, >= columns] and [columns, >= rows] are needed",
@@ -15418,13 +18479,16 @@ static void te__amax_parts(void *user, int64_t begin, int64_t end) {
         j->part[part] = largest;
     }
 }
-static te_result te__cpu_amax(te_ctx *te, const te_amax_args *a) {
+static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
     te__amax_job j;
+    j.x = x;
+    te__parallel_for(te, TE__AMAX_PARTS, te__max(1, TE__AMAX_PARTS * 32768 / te__max(1, te__numel(x))), te__amax_parts, &j);
+    return te__amax_of(j.part, TE__AMAX_PARTS, largest);
+}
+static te_result te__cpu_amax(te_ctx *te, const te_amax_args *a) {
     float *amax = (float *)te__data(a->amax);
     if (te__noop_is_up(a->noop)) return TE_OK;
-    j.x = a->x;
-    te__parallel_for(te, TE__AMAX_PARTS, te__max(1, TE__AMAX_PARTS * 32768 / te__max(1, te__numel(a->x))), te__amax_parts, &j);
-    *amax = te__amax_of(j.part, TE__AMAX_PARTS, a->keep ? *amax : 0.0f);
+    *amax = te__amax_whole(te, a->x, a->keep ? *amax : 0.0f);
     return TE_OK;
 }
 
@@ -15434,11 +18498,13 @@ static te_result te__cpu_scale_from_amax(te_ctx *te, const te_scale_from_amax_ar
     int64_t i, n = te__numel(a->amax);
     (void)te;
     for (i = 0; i < n; i++) {
-        scale[i] = te__scale_of(amax[i], a);
-        if (scale_inv) scale_inv[i] = 1.0f / scale[i];
+        scale[i] = te__block_scale(amax[i], a->fp8_max, a->epsilon, FLT_MAX, a->power_of_two);
+        if (scale_inv) scale_inv[i] = te__rcp_f32(scale[i]);
     }
     return TE_OK;
 }
+
+/* ---- delayed scaling ---- */
 
 /* One slot of TransformerEngine's fused delayed-scaling update (common/recipe/delayed_scaling.cu). Row 0 gathers the amax of the step that
  * runs; rows 1 .. L-1 hold the earlier ones, the newest last. A step in which nothing was seen (last == 0) leaves the slot alone. */
@@ -15458,12 +18524,28 @@ static void te__delayed_slot(float *history, int64_t length, int64_t n, float *s
     *scale = next > FLT_MAX ? FLT_MAX : next;
 }
 static te_result te__cpu_delayed_update(te_ctx *te, const te_delayed_update_args *a) {
-    float *history = (float *)te__data(a->amax_history), *scale = (float *)te__data(a->scale), scaled_max = te__delayed_scaled_max(a);
     const float *reduced = (const float *)te__data(a->reduced);
-    int64_t i, length = a->amax_history->shape[0], n = a->amax_history->shape[1];
+    float scaled_max = te__delayed_scaled_max(a);
+    int64_t slot;
+    int i;
     (void)te;
-    for (i = 0; i < n; i++)
-        te__delayed_slot(history + i, length, n, scale + i, reduced ? reduced[i] : 0.0f, scaled_max, a->algo == TE_AMAX_MOST_RECENT);
+    for (i = 0; i < a->count; i++) {
+        float *history = (float *)te__data(a->amax_history[i]), *scale = (float *)te__data(a->scale[i]);
+        int64_t length = a->amax_history[i]->shape[0], n = a->amax_history[i]->shape[1];
+        for (slot = 0; slot < n; slot++)
+            te__delayed_slot(history + slot, length, n, scale + slot, reduced ? *reduced++ : 0.0f, scaled_max, a->algo == TE_AMAX_MOST_RECENT);
+    }
+    return TE_OK;
+}
+static te_result te__cpu_delayed_gather(te_ctx *te, const te_delayed_gather_args *a) {
+    float *amaxes = (float *)te__data(a->amaxes);
+    int i;
+    (void)te;
+    for (i = 0; i < a->count; i++) {
+        int64_t n = a->amax_history[i]->shape[1];
+        if (n > 0) memcpy(amaxes, te__data(a->amax_history[i]), (size_t)n * sizeof(float));
+        amaxes += n;
+    }
     return TE_OK;
 }
 
@@ -15486,6 +18568,7 @@ typedef struct te__quantize_job {
     int64_t m, n, ld, ldc, tiles_m, tiles_n;
     te_dtype format;
     float scale;
+    bool amax; /* is wanted */
     int parts;
     float part[64]; /* amax of each part */
 } te__quantize_job;
@@ -15500,7 +18583,7 @@ static float te__quantize_tile(const te__quantize_job *j, int64_t first_row, int
     if (rows < TE__CAST_TILE || cols < TE__CAST_TILE) memset(code, 0, sizeof(code));
     for (r = 0; r < rows && cols > 0; r++) {
         te__load_row(te__data(x), x->dtype, (first_row + r) * j->n + first_col, cols, v);
-        if (j->a->amax) largest = te__amax_of(v, cols, largest);
+        if (j->amax) largest = te__amax_of(v, cols, largest);
         for (i = 0; i < cols; i++) v[i] *= scale;
         te__store_row(code, j->format, r * TE__CAST_TILE, cols, v);
     }
@@ -15537,11 +18620,18 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a)
     j.tiles_m = te__div_up(te__max(j.m, j.ldc), TE__CAST_TILE);
     j.tiles_n = te__div_up(te__max(j.n, j.ld), TE__CAST_TILE);
     j.format = a->row ? a->row->dtype : a->col->dtype;
-    j.scale = *(const float *)te__data(a->scale);
+    if (a->current) {
+        float largest = te__amax_whole(te, a->x, 0.0f);
+        j.scale = te__block_scale(largest, te_dtype_max(j.format), a->epsilon, FLT_MAX, a->power_of_two);
+        if (amax) *amax = largest;
+    } else {
+        j.scale = *(const float *)te__data(a->scale);
+    }
+    j.amax = amax && !a->current;
     j.parts = (int)te__min(TE__COUNT(j.part), j.tiles_m * j.tiles_n);
     te__parallel_for(te, j.parts, j.parts < TE__COUNT(j.part) ? 4 : 1, te__quantize_parts, &j);
-    if (amax) *amax = te__amax_of(j.part, j.parts, *amax);
-    if (scale_inv) *scale_inv = 1.0f / j.scale;
+    if (j.amax) *amax = te__amax_of(j.part, j.parts, *amax);
+    if (scale_inv) *scale_inv = te__rcp_f32(j.scale);
     return TE_OK;
 }
 
@@ -15587,9 +18677,28 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
         for (n = band * 32; n < last; n++) memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
     }
 }
+/* The same of 4-bit elements, the even one in the low half of a byte; rows are padded to whole bytes. */
+static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
+    const te_transpose_args *a = (const te_transpose_args *)user;
+    const uint8_t *src = (const uint8_t *)te__data(a->src);
+    uint8_t *dst = (uint8_t *)te__data(a->dst);
+    int64_t lds = (te__cols(a->src) + 1) / 2, ldd = (te__cols(a->dst) + 1) / 2, band, m, n;
+    for (band = begin; band < end; band++) {
+        int64_t last = te__min((band + 1) * 32, a->columns);
+        for (m = 0; m < a->rows; m += 2) {
+            const uint8_t *even = src + m * lds, *odd = even + lds;
+            for (n = band * 32; n < last; n++) {
+                int shift = n % 2 * 4, high = m + 1 < a->rows ? odd[n / 2] >> shift & 15 : 0;
+                dst[n * ldd + m / 2] = (uint8_t)((even[n / 2] >> shift & 15) | high << 4);
+            }
+        }
+        for (n = band * 32; n < last; n++) memset(dst + n * ldd + (a->rows + 1) / 2, 0, (size_t)(ldd - (a->rows + 1) / 2));
+    }
+}
 static te_result te__cpu_transpose(te_ctx *te, const te_transpose_args *a) {
     te_transpose_args args = *a;
-    te__parallel_for(te, te__div_up(a->columns, 32), te__max(1, 1024 / te__max(1, a->rows)), te__transpose_bands, &args);
+    te__parallel_for(te, te__div_up(a->columns, 32), te__max(1, 1024 / te__max(1, a->rows)),
+                     te_dtype_bits(a->src->dtype) == 4 ? te__transpose_nibbles : te__transpose_bands, &args);
     return TE_OK;
 }
 
@@ -15602,25 +18711,43 @@ static bool te__cast_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return (uintptr_t)te__data(x) % (uintptr_t)bytes == 0 && ld * te__dtype_size(x->dtype) % bytes == 0;
 }
 
+typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
+
+/* Everything of an amax kernel but where its result goes. */
+static te__amax_kargs te__amax_kargs_of(const te_tensor *x, const te_tensor *noop) {
+    te__amax_kargs k = TE_ZERO;
+    int64_t size = te__dtype_size(x->dtype);
+    k.x = te__data(x);
+    k.noop = (const float *)te__data(noop);
+    k.n = te__numel(x);
+    k.head = (int)te__min(k.n, (int64_t)((0 - (uintptr_t)k.x) & 15u) / size);
+    k.vectors = (k.n - k.head) * size / 16;
+    k.x_dt = x->dtype;
+    return k;
+}
+/* As many blocks of 512 as run at once: each goes on until nothing is left, and finishes once. The smaller chips of each generation have
+ * room for 1,536 threads, the others for 2,048. */
+static int64_t te__amax_blocks(const te__plan *p, const te__amax_kargs *k) {
+    int a_multiprocessor = p->sm == 86 || p->sm == 89 || p->sm == 120 ? 3 : 4;
+    return te__max(1, te__min(te__div_up(k->vectors, 2048), a_multiprocessor * te__max(p->num_sms, 1)));
+}
+static void te__plan_amax_pass(te__plan *p, const te__amax_kargs *args, int64_t blocks) {
+    te__launch *l = te__plan_launch(p, "cast", "amax");
+    te__launch_option(l, "X_DT", args->x_dt);
+    te__launch_size(l, blocks, 1, 1, 512, 0);
+    *TE__KARGS(p, l, te__amax_kargs) = *args;
+}
+
 static te_result te__cuda_plan_amax(te__plan *p, const te_amax_args *a) {
-    te__amax_kargs args = TE_ZERO;
-    te__launch *l;
-    args.x = te__data(a->x);
-    args.amax = (float *)te__data(a->amax);
-    args.noop = (const float *)te__data(a->noop);
-    args.n = te__numel(a->x);
-    args.x_dt = a->x->dtype;
-    args.vector = te__cast_aligned(a->x, 16, 16);
-    if (!a->keep) {
-        l = te__plan_launch(p, "cast", "amax_zero");
-        *TE__KARGS(p, l, te__amax_kargs) = args;
+    te__amax_kargs args = te__amax_kargs_of(a->x, a->noop);
+    int64_t blocks = te__amax_blocks(p, &args);
+    if (blocks == 1 && !a->keep) {
+        args.partial = (float *)te__data(a->amax); /* the only part is the whole */
+    } else {
+        args.amax = (float *)te__data(a->amax);
+        if (!a->keep) *TE__KARGS(p, te__plan_launch(p, "cast", "amax_zero"), te__amax_kargs) = args;
     }
-    if (args.n > 0) {
-        l = te__plan_launch(p, "cast", "amax");
-        te__launch_option(l, "X_DT", args.x_dt);
-        te__launch_size(l, te__div_up(args.n, 8192), 1, 1, 256, 0);
-        *TE__KARGS(p, l, te__amax_kargs) = args;
-    }
+    te__plan_amax_pass(p, &args, blocks);
     te__plan_why(p, "one pass, one atomic maximum a block");
     return TE_OK;
 }
@@ -15643,28 +18770,71 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_scale_from_
     return TE_OK;
 }
 
+/* The list cut into tables; slots_a_block of the kernel. `with` holds what the tables have in common, its amaxes those of all slots. */
+static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history, te_tensor *const *scale, int count,
+                             const te__delayed_kargs *with) {
+    te__launch *l = NULL;
+    te__delayed_kargs *k = NULL;
+    int64_t slots = 0, before = 0; /* of this table, of earlier ones */
+    int i;
+    for (i = 0; i < count; i++) {
+        int64_t length = history[i]->shape[0], n = history[i]->shape[1];
+        int at = 0;
+        if (n == 0) continue;
+        while (k && at < TE__DELAYED_LENGTHS && k->length[at] != 0 && k->length[at] != (unsigned)length) at++;
+        if (!k || k->states == TE__DELAYED_MAX || at == TE__DELAYED_LENGTHS || slots + n > INT32_MAX) {
+            before += slots;
+            slots = at = 0;
+            l = te__plan_launch(p, "cast", kernel);
+            k = TE__KARGS(p, l, te__delayed_kargs);
+            k->amaxes = with->amaxes ? with->amaxes + before : NULL;
+            k->scaled_max = with->scaled_max;
+            k->most_recent = with->most_recent;
+        }
+        k->length[at] = (unsigned)length;
+        k->length_index[k->states] = (unsigned char)at;
+        k->history[k->states] = (float *)te__data(history[i]);
+        k->scale[k->states] = scale ? (float *)te__data(scale[i]) : NULL;
+        slots += n;
+        k->first[++k->states] = (unsigned)slots;
+        te__launch_size(l, te__div_up(slots, slots_a_block), 1, 1, 256, 0);
+    }
+}
 static te_result te__cuda_plan_delayed_update(te__plan *p, const te_delayed_update_args *a) {
-    te__launch *l;
-    te__delayed_update_kargs *k;
-    if (a->amax_history->shape[1] == 0) return TE_OK;
-    l = te__plan_launch(p, "cast", "delayed_update");
-    k = TE__KARGS(p, l, te__delayed_update_kargs);
-    k->history = (float *)te__data(a->amax_history);
-    k->scale = (float *)te__data(a->scale);
-    k->reduced = (const float *)te__data(a->reduced);
-    k->length = a->amax_history->shape[0];
-    k->n = a->amax_history->shape[1];
-    k->scaled_max = te__delayed_scaled_max(a);
-    k->most_recent = a->algo == TE_AMAX_MOST_RECENT;
-    te__launch_size(l, k->n, 1, 1, 256, 0);
-    te__plan_why(p, "one block a slot");
+    te__delayed_kargs with = TE_ZERO;
+    with.amaxes = (float *)te__data(a->reduced);
+    with.scaled_max = te__delayed_scaled_max(a);
+    with.most_recent = a->algo == TE_AMAX_MOST_RECENT;
+    te__plan_delayed(p, "delayed_update", 1, a->amax_history, a->scale, a->count, &with);
+    te__plan_why(p, "186 states a launch, one block a slot");
+    return TE_OK;
+}
+static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_delayed_gather_args *a) {
+    te__delayed_kargs with = TE_ZERO;
+    with.amaxes = (float *)te__data(a->amaxes);
+    te__plan_delayed(p, "delayed_gather", 256, a->amax_history, NULL, a->count, &with);
+    te__plan_why(p, "186 states a launch, one thread a slot");
     return TE_OK;
 }
 
 static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_args *a) {
-    te__launch *l = te__plan_launch(p, "cast", "fp8_quantize");
-    te__fp8_quantize_kargs *k = TE__KARGS(p, l, te__fp8_quantize_kargs);
-    int64_t tiles_m;
+    te__amax_kargs amax = TE_ZERO;
+    te__launch *l;
+    te__fp8_quantize_kargs *k;
+    int64_t tiles_m, partials = 0;
+    if (a->current && te__numel(a->x) > 0) {
+        amax = te__amax_kargs_of(a->x, a->noop);
+        partials = te__min(te__amax_blocks(p, &amax), 1024); /* four a thread of the cast */
+        amax.partial = (float *)te__plan_workspace(p, partials * (int64_t)sizeof(float));
+        te__plan_amax_pass(p, &amax, partials);
+    }
+    l = te__plan_launch(p, "cast", "fp8_quantize");
+    k = TE__KARGS(p, l, te__fp8_quantize_kargs);
+    k->current = a->current;
+    k->partial = amax.partial;
+    k->partials = (unsigned)partials;
+    k->epsilon = a->epsilon;
+    k->power_of_two = a->power_of_two;
     k->x = te__data(a->x);
     k->row = te__data(a->row);
     k->col = te__data(a->col);
@@ -15678,6 +18848,7 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     k->ldc = a->col ? te__cols(a->col) : 0;
     k->x_dt = a->x->dtype;
     k->y_dt = a->row ? a->row->dtype : a->col->dtype;
+    k->fp8_max = te_dtype_max(a->row ? a->row->dtype : a->col->dtype);
     k->vector_x = te__cast_aligned(a->x, k->n, 16);
     k->vector_row = a->row && te__cast_aligned(a->row, k->ld, 8);
     k->vector_col = a->col && te__cast_aligned(a->col, k->ldc, 16);
@@ -15686,9 +18857,13 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     k->tiles_n = (unsigned)te__max(1, te__div_up(te__max(k->n, k->ld), 64));
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
+    te__launch_option(l, "CURRENT", k->current);
     te__launch_size(l, tiles_m * k->tiles_n, 1, 1, 256, 0);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");
+    if (a->current)
+        te__plan_why(p, p->native ? "amax, then the cast; cvt instructions" : "amax, then the cast; FP8 rounding in integer arithmetic, exactly");
+    else
+        te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");
     return TE_OK;
 }
 
@@ -15716,10 +18891,11 @@ static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_fp8_dequanti
 }
 
 static te_result te__cuda_plan_transpose(te__plan *p, const te_transpose_args *a) {
+    bool nibbles = te_dtype_bits(a->src->dtype) == 4;
     te__launch *l;
     te__transpose_kargs *k;
     if (te__numel(a->dst) == 0) return TE_OK;
-    l = te__plan_launch(p, "cast", "transpose");
+    l = te__plan_launch(p, "cast", nibbles ? "transpose_nibbles" : "transpose");
     k = TE__KARGS(p, l, te__transpose_kargs);
     k->src = te__data(a->src);
     k->dst = te__data(a->dst);
@@ -15727,12 +18903,2046 @@ static te_result te__cuda_plan_transpose(te__plan *p, const te_transpose_args *a
     k->n = a->columns;
     k->lds = te__cols(a->src);
     k->ldd = te__cols(a->dst);
+    if (nibbles) {
+        k->lds = (k->lds + 1) / 2;
+        k->ldd = (k->ldd + 1) / 2;
+        k->size = 1;
+        k->vector_src = (((uintptr_t)k->src | (uintptr_t)k->lds) & 3u) == 0;
+        k->vector_dst = (((uintptr_t)k->dst | (uintptr_t)k->ldd) & 15u) == 0;
+        k->tiles_n = (unsigned)te__div_up(k->n, 64);
+        te__launch_size(l, te__div_up(k->ldd, 128) * k->tiles_n, 1, 1, 256, 0);
+        te__plan_why(p, "tiles through shared memory, eight elements turned in registers, 16 bytes a store");
+        return TE_OK;
+    }
     k->size = (int)te__dtype_size(a->src->dtype);
     k->vector_src = te__cast_aligned(a->src, k->lds, k->size == 1 ? 8 : 16) && k->lds % 8 == 0;
     k->vector_dst = te__cast_aligned(a->dst, k->ldd, 16);
     k->tiles_n = (unsigned)te__div_up(k->n, 64);
     te__launch_option(l, "SIZE", k->size);
     te__launch_size(l, te__div_up(k->ldd, 128 / k->size) * k->tiles_n, 1, 1, 256, 0);
+    te__plan_why(p, "tiles through shared memory, 16 bytes a store");
+    return TE_OK;
+}
+
+/* ==== ops/block/kargs.h ========================================================================================= */
+
+/* ops/block/kargs.h: arguments of the block-scaling kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* A thread block does one tile of 128 rows and 128 columns. */
+typedef struct te__block_quantize_kargs {
+    const void *x;               /* [m, n] */
+    void *row;                   /* [m, ld], or NULL */
+    void *col;                   /* [n, ldc], or NULL */
+    float *row_scale, *col_scale; /* [.., ld_row_scale], [.., ld_col_scale]; NULL with the copy they belong to */
+    const float *noop;           /* [1], or NULL */
+    long long m, n, ld, ldc, ld_row_scale, ld_col_scale;
+    float epsilon, limit; /* limit: the scale where the quotient is beyond f32 */
+    unsigned tiles_n;     /* tiles along n */
+    int x_dt, y_dt;
+    int two_dimensional, power_of_two;
+    int vector_x;   /* rows of x start at multiples of 16 bytes */
+    int vector_row; /* rows of `row` start at multiples of 16 bytes */
+    int vector_col; /* rows of `col` start at multiples of 16 bytes */
+} te__block_quantize_kargs;
+
+/* y [m, n]. */
+typedef struct te__block_dequantize_kargs {
+    const void *q;          /* [m, ld]; column-wise: [n, ld] */
+    const float *scale_inv; /* [.., ld_scale] */
+    void *y;
+    long long m, n, ld, ld_scale;
+    unsigned tiles_n; /* column-wise: tiles along n */
+    int q_dt, y_dt;
+    int two_dimensional;
+    int vector_q; /* rows of q start at multiples of 8 bytes */
+    int vector_y; /* rows of y start at multiples of 16 bytes */
+} te__block_dequantize_kargs;
+
+/* ==== ops/block/op.c ============================================================================================ */
+
+/* ops/block/op.c: FP8 with one f32 scale for each 1 x 128 or 128 x 128 elements: checks, the CPU's reference, plans. Knows where the scales of
+ * each copy lie; must not know how a GPU computes them, nor what the copies are for. */
+
+enum { TE__BLOCK = 128 };
+
+/* ---- checks ---- */
+
+/* One copy: codes [rows, ld] with ld >= cols and their scales. 1-D scales have the block's index first, 2-D ones lie as the blocks do; either way
+ * the last size is a multiple of 4, so that the scales of four neighbours are 16 aligned bytes. */
+static te_result te__block_check_copy(te_ctx *te, const char *op, const char *name, const char *scale_name, const te_tensor *q, const te_tensor *scale_inv,
+                                      int64_t rows, int64_t cols, bool two_dimensional) {
+    char text[TE__SHAPE_TEXT];
+    int64_t scale_rows = two_dimensional ? te__div_up(rows, TE__BLOCK) : te__div_up(cols, TE__BLOCK);
+    int64_t scale_cols = te__round_up(two_dimensional ? te__div_up(cols, TE__BLOCK) : rows, 4);
+    te_result result = te__want(te, op, name, q);
+    if (result == TE_OK) result = te__want(te, op, scale_name, scale_inv);
+    if (result != TE_OK) return result;
+    if (!te__is_fp8(q->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e4m3 and e5m2 are possible", op, name, te_dtype_name(q->dtype));
+    if (te__rows(q) != rows || te__cols(q) < cols)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name, te__shape_text(q, text),
+                        (long long)rows, (long long)cols);
+    if (scale_inv->dtype != TE_F32)
+        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32 is needed", op, scale_name, te_dtype_name(scale_inv->dtype));
+    if (te__rows(scale_inv) != scale_rows || te__cols(scale_inv) != scale_cols)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s blocks, %s of %lld rows and %lld columns has [%lld, %lld]", op, scale_name,
+                        te__shape_text(scale_inv, text), two_dimensional ? "128 x 128" : "1 x 128", name, (long long)rows, (long long)cols,
+                        (long long)scale_rows, (long long)scale_cols);
+    return TE_OK;
+}
+
+static te_result te__check_block_quantize(te_ctx *te, te_block_quantize_args *a) {
+    int64_t m, n;
+    te_result result = te__want_float(te, "block_quantize", "x", a->x);
+    if (result != TE_OK) return result;
+    m = te__rows(a->x);
+    n = te__cols(a->x);
+    if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "block_quantize: neither row nor col is given");
+    if ((!a->row && a->row_scale_inv) || (!a->col && a->col_scale_inv))
+        return te__fail(te, TE_ERR_INVALID, "block_quantize: %s_scale_inv is given without %s", a->row ? "col" : "row", a->row ? "col" : "row");
+    if (a->row)
+        result = te__block_check_copy(te, "block_quantize", "row", "row_scale_inv", a->row, a->row_scale_inv, m, n, a->two_dimensional);
+    if (result == TE_OK && a->col)
+        result = te__block_check_copy(te, "block_quantize", "col", "col_scale_inv", a->col, a->col_scale_inv, n, m, a->two_dimensional);
+    if (result == TE_OK && a->row && a->col && a->row->dtype != a->col->dtype)
+        result = te__fail(te, TE_ERR_DTYPE, "block_quantize: row is %s and col is %s; both copies have one format", te_dtype_name(a->row->dtype),
+                          te_dtype_name(a->col->dtype));
+    if (result == TE_OK && a->noop) result = te__want_f32(te, "block_quantize", "noop", a->noop, 1);
+    if (result != TE_OK) return result;
+    te__touch(a->row);
+    te__touch(a->row_scale_inv);
+    te__touch(a->col);
+    te__touch(a->col_scale_inv);
+    return TE_OK;
+}
+
+static te_result te__check_block_dequantize(te_ctx *te, te_block_dequantize_args *a) {
+    te_result result = te__want_float(te, "block_dequantize", "y", a->y);
+    if (result != TE_OK) return result;
+    result = te__block_check_copy(te, "block_dequantize", "q", "scale_inv", a->q, a->scale_inv, a->columnwise ? te__cols(a->y) : te__rows(a->y),
+                                  a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
+    if (result == TE_OK) te__touch(a->y);
+    return result;
+}
+
+/* What a scale becomes where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block kernels). */
+static float te__block_limit(te_dtype dtype) { return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX; }
+
+/* ---- CPU: quantize ---- */
+
+typedef struct te__block_job {
+    const te_block_quantize_args *a;
+    int64_t m, n, tiles_n;
+    te_dtype format;
+    float fp8_max, limit;
+} te__block_job;
+
+/* One tile of x with zeros around it where x ends, and the scales of its rows and columns. Rows are a little longer than a tile's: a column's
+ * elements then lie in different sets of the cache. */
+typedef struct te__block_tile {
+    float v[TE__BLOCK][TE__BLOCK + 16];
+    float row_scale[TE__BLOCK], col_scale[TE__BLOCK];
+} te__block_tile;
+
+/* Amaxes are kept as bits: non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers vectorizes. */
+static void te__block_scales(const te__block_job *j, te__block_tile *t) {
+    const te_block_quantize_args *a = j->a;
+    int32_t row[TE__BLOCK], col[TE__BLOCK], largest = 0;
+    int r, c;
+    memset(col, 0, sizeof(col));
+    for (r = 0; r < TE__BLOCK; r++) {
+        int32_t most = 0;
+        for (c = 0; c < TE__BLOCK; c++) {
+            int32_t bits = (int32_t)(te__f32_bits(t->v[r][c]) & 0x7fffffffu);
+            bits = bits > 0x7f800000 ? 0 : bits;
+            most = bits > most ? bits : most;
+            col[c] = bits > col[c] ? bits : col[c];
+        }
+        row[r] = most;
+        largest = most > largest ? most : largest;
+    }
+    for (r = 0; r < TE__BLOCK; r++) {
+        float row_amax = te__bits_f32((uint32_t)(a->two_dimensional ? largest : row[r]));
+        float col_amax = te__bits_f32((uint32_t)(a->two_dimensional ? largest : col[r]));
+        t->row_scale[r] = te__block_scale(row_amax, j->fp8_max, a->epsilon, j->limit, !a->fp32_scales);
+        t->col_scale[r] = te__block_scale(col_amax, j->fp8_max, a->epsilon, j->limit, !a->fp32_scales);
+    }
+}
+
+/* The tile's part of one copy, which has `lines` rows of `length` elements: its block `block` of the rows from line_block * 128 on. Where the
+ * tile lies beyond the lines or their length there is padding, or nothing. */
+static void te__block_store(const te__block_job *j, const te__block_tile *t, bool columnwise, int64_t line_block, int64_t block, int64_t lines,
+                            int64_t length) {
+    const te_tensor *q = columnwise ? j->a->col : j->a->row, *scale_inv = columnwise ? j->a->col_scale_inv : j->a->row_scale_inv;
+    const float *scale = columnwise ? t->col_scale : t->row_scale;
+    float *inverse = (float *)te__data(scale_inv), line[TE__BLOCK];
+    int64_t first = line_block * TE__BLOCK, at = block * TE__BLOCK, ld = te__cols(q), scale_cols = te__cols(scale_inv), i, k;
+    int64_t size = te__min(TE__BLOCK, ld - at), count = te__min(TE__BLOCK, lines - first);
+    for (i = 0; i < count && size > 0; i++) {
+        if (columnwise)
+            for (k = 0; k < TE__BLOCK; k++) line[k] = t->v[k][i] * scale[i];
+        else
+            for (k = 0; k < TE__BLOCK; k++) line[k] = t->v[i][k] * scale[i];
+        te__store_row(te__data(q), j->format, (first + i) * ld + at, size, line);
+    }
+    if (at >= length || first >= lines) return; /* padding has no scale */
+    if (!j->a->two_dimensional) {
+        for (i = 0; i < te__min(TE__BLOCK, scale_cols - first); i++)
+            inverse[block * scale_cols + first + i] = i < count ? te__rcp_f32(scale[i]) : 0.0f;
+        return;
+    }
+    inverse[line_block * scale_cols + block] = te__rcp_f32(scale[0]);
+    if (at + TE__BLOCK >= length)
+        for (k = block + 1; k < scale_cols; k++) inverse[line_block * scale_cols + k] = 0.0f;
+}
+
+static void te__block_quantize_tile(const te__block_job *j, int64_t tile_m, int64_t tile_n, te__block_tile *t) {
+    const te_tensor *x = j->a->x;
+    int64_t row = tile_m * TE__BLOCK, col = tile_n * TE__BLOCK;
+    int64_t rows = te__min(TE__BLOCK, j->m - row), cols = te__min(TE__BLOCK, j->n - col), r;
+    if (rows < TE__BLOCK || cols < TE__BLOCK) memset(t->v, 0, sizeof(t->v));
+    for (r = 0; r < rows && cols > 0; r++) te__load_row(te__data(x), x->dtype, (row + r) * j->n + col, cols, t->v[r]);
+    te__block_scales(j, t);
+    if (j->a->row) te__block_store(j, t, false, tile_m, tile_n, j->m, j->n);
+    if (j->a->col) te__block_store(j, t, true, tile_n, tile_m, j->n, j->m);
+}
+static void te__block_quantize_tiles(void *user, int64_t begin, int64_t end) {
+    const te__block_job *j = (const te__block_job *)user;
+    te__block_tile tile;
+    int64_t i;
+    for (i = begin; i < end; i++) te__block_quantize_tile(j, i / j->tiles_n, i % j->tiles_n, &tile);
+}
+
+/* Tiles cover the padding too. */
+static int64_t te__block_tiles_m(const te_block_quantize_args *a) {
+    return te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), TE__BLOCK);
+}
+static int64_t te__block_tiles_n(const te_block_quantize_args *a) {
+    return te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), TE__BLOCK);
+}
+
+static te_result te__cpu_block_quantize(te_ctx *te, const te_block_quantize_args *a) {
+    te__block_job j;
+    if (a->noop && *(const float *)te__data(a->noop) == 1.0f) return TE_OK;
+    j.a = a;
+    j.m = te__rows(a->x);
+    j.n = te__cols(a->x);
+    j.tiles_n = te__block_tiles_n(a);
+    j.format = a->row ? a->row->dtype : a->col->dtype;
+    j.fp8_max = j.format == TE_F8E4M3 ? 448.0f : 57344.0f;
+    j.limit = te__block_limit(a->x->dtype);
+    te__parallel_for(te, te__block_tiles_m(a) * j.tiles_n, 1, te__block_quantize_tiles, &j);
+    return TE_OK;
+}
+
+/* ---- CPU: dequantize ---- */
+
+/* Bands of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a time, and turned on the way. */
+static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
+    enum { ROWS = 16 };
+    const te_block_dequantize_args *a = (const te_block_dequantize_args *)user;
+    const float *scale = (const float *)te__data(a->scale_inv);
+    const void *q = te__data(a->q);
+    int64_t m = te__rows(a->y), n = te__cols(a->y), ld = te__cols(a->q), scale_cols = te__cols(a->scale_inv), band, row, col, r, c;
+    float v[ROWS][TE__BLOCK], line[ROWS];
+    for (band = begin; band < end; band++)
+        for (row = band * TE__BLOCK; row < te__min(m, (band + 1) * TE__BLOCK); row += ROWS)
+            for (col = 0; col < n; col += TE__BLOCK) {
+                int64_t rows = te__min(ROWS, m - row), cols = te__min(TE__BLOCK, n - col), block = col / TE__BLOCK;
+                if (!a->columnwise) {
+                    for (r = 0; r < rows; r++) {
+                        float s = a->two_dimensional ? scale[band * scale_cols + block] : scale[block * scale_cols + row + r];
+                        te__load_row(q, a->q->dtype, (row + r) * ld + col, cols, v[r]);
+                        for (c = 0; c < cols; c++) v[r][c] *= s;
+                    }
+                } else {
+                    for (c = 0; c < cols; c++) {
+                        float s = a->two_dimensional ? scale[block * scale_cols + band] : scale[band * scale_cols + col + c];
+                        te__load_row(q, a->q->dtype, (col + c) * ld + row, rows, line);
+                        for (r = 0; r < rows; r++) v[r][c] = line[r] * s;
+                    }
+                }
+                for (r = 0; r < rows; r++) te__store_row(te__data(a->y), a->y->dtype, (row + r) * n + col, cols, v[r]);
+            }
+}
+static te_result te__cpu_block_dequantize(te_ctx *te, const te_block_dequantize_args *a) {
+    te_block_dequantize_args args = *a;
+    te__parallel_for(te, te__div_up(te__rows(a->y), TE__BLOCK), 1, te__block_dequantize_bands, &args);
+    return TE_OK;
+}
+
+/* ---- plans ---- */
+
+/* Every row of x starts at a multiple of `bytes`. */
+static bool te__block_aligned(const te_tensor *x, int64_t bytes) {
+    return te__is_aligned(x, (uintptr_t)bytes) && te__cols(x) * te__dtype_size(x->dtype) % bytes == 0;
+}
+
+static te_result te__cuda_plan_block_quantize(te__plan *p, const te_block_quantize_args *a) {
+    int64_t tiles_m = te__block_tiles_m(a), tiles_n = te__block_tiles_n(a);
+    te__launch *l;
+    te__block_quantize_kargs *k;
+    if (tiles_m == 0 || tiles_n == 0) return TE_OK;
+    l = te__plan_launch(p, "block", "block_quantize");
+    k = TE__KARGS(p, l, te__block_quantize_kargs);
+    k->x = te__data(a->x);
+    k->m = te__rows(a->x);
+    k->n = te__cols(a->x);
+    if (a->row) {
+        k->row = te__data(a->row);
+        k->row_scale = (float *)te__data(a->row_scale_inv);
+        k->ld = te__cols(a->row);
+        k->ld_row_scale = te__cols(a->row_scale_inv);
+        k->vector_row = te__block_aligned(a->row, 16);
+    }
+    if (a->col) {
+        k->col = te__data(a->col);
+        k->col_scale = (float *)te__data(a->col_scale_inv);
+        k->ldc = te__cols(a->col);
+        k->ld_col_scale = te__cols(a->col_scale_inv);
+        k->vector_col = te__block_aligned(a->col, 16);
+    }
+    k->noop = a->noop ? (const float *)te__data(a->noop) : NULL;
+    k->epsilon = a->epsilon;
+    k->limit = te__block_limit(a->x->dtype);
+    k->tiles_n = (unsigned)tiles_n;
+    k->x_dt = a->x->dtype;
+    k->y_dt = a->row ? a->row->dtype : a->col->dtype;
+    k->two_dimensional = a->two_dimensional;
+    k->power_of_two = !a->fp32_scales;
+    k->vector_x = te__block_aligned(a->x, 16);
+    te__launch_option(l, "X_DT", k->x_dt);
+    te__launch_option(l, "Y_DT", k->y_dt);
+    te__launch_size(l, tiles_m * tiles_n, 1, 1, 256, 0);
+    p->native = p->sm >= 89;
+    te__plan_why(p, p->native ? "one pass for scales and both copies; cvt instructions"
+                              : "one pass for scales and both copies; FP8 rounding in integer arithmetic, which gives the same bits");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_block_dequantize_args *a) {
+    te__launch *l;
+    te__block_dequantize_kargs *k;
+    if (te__numel(a->y) == 0) return TE_OK;
+    l = te__plan_launch(p, "block", a->columnwise ? "block_dequantize_col" : "block_dequantize");
+    k = TE__KARGS(p, l, te__block_dequantize_kargs);
+    k->q = te__data(a->q);
+    k->scale_inv = (const float *)te__data(a->scale_inv);
+    k->y = te__data(a->y);
+    k->m = te__rows(a->y);
+    k->n = te__cols(a->y);
+    k->ld = te__cols(a->q);
+    k->ld_scale = te__cols(a->scale_inv);
+    k->q_dt = a->q->dtype;
+    k->y_dt = a->y->dtype;
+    k->two_dimensional = a->two_dimensional;
+    k->vector_q = te__block_aligned(a->q, 8);
+    k->vector_y = te__block_aligned(a->y, 16);
+    te__launch_option(l, "Q_DT", k->q_dt);
+    te__launch_option(l, "Y_DT", k->y_dt);
+    if (a->columnwise) {
+        k->tiles_n = (unsigned)te__div_up(k->n, 128);
+        te__launch_size(l, te__div_up(k->m, 64) * k->tiles_n, 1, 1, 256, 0);
+    } else {
+        te__launch_size(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 1, 1, 256, 0);
+    }
+    p->native = p->sm >= 89;
+    te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 decoded in integer arithmetic, exactly");
+    return TE_OK;
+}
+
+/* ==== ops/mxfp8/kargs.h ========================================================================================= */
+
+/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* A block does one tile of 128 rows and 128 columns. */
+typedef struct te__mxfp8_quantize_kargs {
+    const void *x; /* [m, n] */
+    void *row;     /* [m, ld], or NULL */
+    void *col;     /* [m, ldc], or NULL */
+    unsigned char *row_scale, *col_scale;
+    const float *noop; /* [1], or NULL */
+    long long m, n, ld, ldc;
+    int x_dt, y_dt;
+    int two_dimensional, swizzled;
+    int vector_x;      /* rows of x start at multiples of 16 bytes */
+    int vector_row;    /* rows of `row` start at multiples of 8 bytes */
+    int vector_col;    /* rows of `col`, too */
+    int vector_scales; /* both scales start at multiples of 4 bytes */
+} te__mxfp8_quantize_kargs;
+
+/* A block does one tile of 128 rows and 128 columns. */
+typedef struct te__mxfp8_dequantize_kargs {
+    const void *q; /* [m, ld] */
+    const unsigned char *scale;
+    void *y; /* [m, n] */
+    long long m, n, ld;
+    int q_dt, y_dt;
+    int columnwise, swizzled;
+    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */
+} te__mxfp8_dequantize_kargs;
+
+/* ==== ops/mxfp8/op.c ============================================================================================ */
+
+/* ops/mxfp8/op.c: MXFP8 casts: what each call must look like, and where each scale lies. Knows tensors; must not know which backend runs. */
+
+enum {
+    TE__MX_GROUP = 32, /* elements of one scale */
+    TE__MX_LINES = 128 /* rows of a row-wise copy, or columns of a column-wise one, whose scales are padded together */
+};
+
+/* The padded sizes of one copy's scales: `lines` rows (columns) of x, `groups` along each. */
+typedef struct te__mx_layout {
+    int64_t lines, groups;
+    bool columnwise, swizzled;
+} te__mx_layout;
+
+static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, bool swizzled) {
+    te__mx_layout l = TE_ZERO;
+    l.lines = te__round_up(columnwise ? n : m, TE__MX_LINES);
+    l.groups = te__round_up(te__div_up(columnwise ? m : n, TE__MX_GROUP), 4);
+    l.columnwise = columnwise;
+    l.swizzled = swizzled;
+    return l;
+}
+/* Where the scale of a line's group stands, in bytes. Swizzled: 128 x 4 scales are 512 bytes, as one instruction of Blackwell's tensor cores
+ * takes them. */
+static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
+    if (l->swizzled) return ((line / 128) * (l->groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
+    return l->columnwise ? group * l->lines + line : line * l->groups + group;
+}
+
+/* One copy of codes: [m, ld] with ld >= n. */
+static te_result te__mx_want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t m, int64_t n) {
+    char text[TE__SHAPE_TEXT];
+    te_result r = te__want(te, op, name, q);
+    if (r != TE_OK) return r;
+    if (!te__is_fp8(q->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e4m3 or e5m2 is needed", op, name, te_dtype_name(q->dtype));
+    if (te__rows(q) == m && te__cols(q) >= n) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; it must be [%lld, %lld or more]%s", op, name, te__shape_text(q, text), (long long)m, (long long)n,
+                    te__rows(q) == n && te__cols(q) >= m && m != n ? " (MXFP8 transposes no copy)" : "");
+}
+/* Its scales, with their padding. */
+static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale, int64_t m, int64_t n, bool columnwise) {
+    char text[TE__SHAPE_TEXT];
+    te__mx_layout l = te__mx_layout_of(m, n, columnwise, false);
+    int64_t rows = columnwise ? l.groups : l.lines, cols = columnwise ? l.lines : l.groups;
+    te_result r = te__want(te, op, name, scale);
+    if (r != TE_OK) return r;
+    if (scale->dtype != TE_F8E8M0) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e8m0 is needed", op, name, te_dtype_name(scale->dtype));
+    if (scale->ndim == 2 && scale->shape[0] == rows && scale->shape[1] == cols) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; the scales of a %s [%lld, %lld], padding included, are [%lld, %lld]", op, name,
+                    te__shape_text(scale, text), columnwise ? "column-wise" : "row-wise", (long long)m, (long long)n, (long long)rows, (long long)cols);
+}
+
+static te_result te__check_mxfp8_quantize(te_ctx *te, te_mxfp8_quantize_args *a) {
+    const char *op = "mxfp8_quantize";
+    int64_t m, n;
+    te_result r = te__want_float(te, op, "x", a->x);
+    if (r != TE_OK) return r;
+    m = te__rows(a->x);
+    n = te__cols(a->x);
+    if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "%s: neither row nor col is given", op);
+    if (a->row_scale && !a->row) return te__fail(te, TE_ERR_INVALID, "%s: row_scale is given, and row is not", op);
+    if (a->col_scale && !a->col) return te__fail(te, TE_ERR_INVALID, "%s: col_scale is given, and col is not", op);
+    if (a->row) {
+        r = te__mx_want_codes(te, op, "row", a->row, m, n);
+        if (r == TE_OK) r = te__mx_want_scale(te, op, "row_scale", a->row_scale, m, n, false);
+    }
+    if (r == TE_OK && a->col) {
+        r = te__mx_want_codes(te, op, "col", a->col, m, n);
+        if (r == TE_OK) r = te__mx_want_scale(te, op, "col_scale", a->col_scale, m, n, true);
+    }
+    if (r == TE_OK && a->row && a->col && a->row->dtype != a->col->dtype)
+        r = te__fail(te, TE_ERR_DTYPE, "%s: row is %s and col is %s; copies in two formats are two calls", op, te_dtype_name(a->row->dtype),
+                     te_dtype_name(a->col->dtype));
+    if (r == TE_OK && a->noop) r = te__want_f32(te, op, "noop", a->noop, 1);
+    if (r != TE_OK) return r;
+    te__touch(a->row);
+    te__touch(a->row_scale);
+    te__touch(a->col);
+    te__touch(a->col_scale);
+    return TE_OK;
+}
+
+static te_result te__check_mxfp8_dequantize(te_ctx *te, te_mxfp8_dequantize_args *a) {
+    const char *op = "mxfp8_dequantize";
+    te_result r = te__want_float(te, op, "y", a->y);
+    if (r == TE_OK) r = te__mx_want_codes(te, op, "q", a->q, te__rows(a->y), te__cols(a->y));
+    if (r == TE_OK) r = te__mx_want_scale(te, op, "scale", a->scale, te__rows(a->y), te__cols(a->y), a->columnwise);
+    if (r == TE_OK) te__touch(a->y);
+    return r;
+}
+
+/* RN(1 / largest number): what an amax is multiplied with. */
+static float te__mx_max_inverse(te_dtype codes) { return codes == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE; }
+
+/* ==== ops/mxfp8/cpu.c =========================================================================================== */
+
+/* ops/mxfp8/cpu.c: reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. What it gives is what every GPU gives, byte for byte.
+ * Knows rows of floats; must not know the kernels. */
+
+enum { TE__MX_COLUMNS = 128, TE__MX_TILE_GROUPS = TE__MX_COLUMNS / TE__MX_GROUP };
+
+static void te__mx_clear(te_tensor *x) {
+    if (x && te__numel(x) > 0) memset(te__data(x), 0, (size_t)te__numel(x));
+}
+
+/* ---- quantize ---- */
+
+typedef struct te__mx_quantize_job {
+    const te_mxfp8_quantize_args *a;
+    int64_t m, n, ld, ldc, tiles_n;
+    te__mx_layout row_layout, col_layout;
+    te_dtype format;
+    float max_inverse;
+} te__mx_quantize_job;
+
+/* The larger of `most` and |x|, as bits: non-negative floats order like those, NaN counts as 0, and integer maxima vectorize. */
+static int32_t te__mx_larger(int32_t most, float x) {
+    int32_t a = (int32_t)(te__f32_bits(x) & 0x7fffffffu);
+    a = a > 0x7f800000 ? 0 : a;
+    return a > most ? a : most;
+}
+
+/* One tile of x with zeros around it: its values, and the codes of the scales of its groups. */
+typedef struct te__mx_tile {
+    int64_t first_row, first_col;
+    int rows, cols; /* that exist */
+    float v[TE__MX_GROUP][TE__MX_COLUMNS];
+    uint8_t row_e[TE__MX_GROUP][TE__MX_TILE_GROUPS], col_e[TE__MX_COLUMNS];
+} te__mx_tile;
+
+static void te__mx_tile_load(const te__mx_quantize_job *j, te__mx_tile *t) {
+    int32_t row_most[TE__MX_GROUP][TE__MX_TILE_GROUPS] = TE_ZERO, col_most[TE__MX_COLUMNS] = TE_ZERO, both;
+    int r, g, i;
+    memset(t->v, 0, sizeof(t->v));
+    for (r = 0; r < t->rows; r++) {
+        te__load_row(te__data(j->a->x), j->a->x->dtype, (t->first_row + r) * j->n + t->first_col, t->cols, t->v[r]);
+        for (g = 0; g < TE__MX_TILE_GROUPS; g++)
+            for (i = 0; i < TE__MX_GROUP; i++) row_most[r][g] = te__mx_larger(row_most[r][g], t->v[r][g * TE__MX_GROUP + i]);
+        for (i = 0; i < TE__MX_COLUMNS; i++) col_most[i] = te__mx_larger(col_most[i], t->v[r][i]);
+    }
+    for (g = 0; g < TE__MX_TILE_GROUPS && j->a->two_dimensional; g++) {
+        both = 0;
+        for (r = 0; r < TE__MX_GROUP; r++) both = both > row_most[r][g] ? both : row_most[r][g];
+        for (r = 0; r < TE__MX_GROUP; r++) row_most[r][g] = col_most[g * TE__MX_GROUP + r] = both;
+    }
+    for (r = 0; r < TE__MX_GROUP; r++)
+        for (g = 0; g < TE__MX_TILE_GROUPS; g++) t->row_e[r][g] = te__mxfp8_exponent(te__bits_f32((uint32_t)row_most[r][g]), j->max_inverse);
+    for (i = 0; i < TE__MX_COLUMNS; i++) t->col_e[i] = te__mxfp8_exponent(te__bits_f32((uint32_t)col_most[i]), j->max_inverse);
+}
+
+/* Codes of row r into one copy; the zeros around x become its padding. */
+static void te__mx_store_codes(const te__mx_quantize_job *j, const te__mx_tile *t, te_tensor *copy, int64_t ld, int r, const float *multiplier) {
+    float scaled[TE__MX_COLUMNS];
+    int i;
+    if (t->first_col >= ld) return;
+    for (i = 0; i < TE__MX_COLUMNS; i++) scaled[i] = te__mul_f32(t->v[r][i], multiplier[i]);
+    te__store_row(te__data(copy), j->format, (t->first_row + r) * ld + t->first_col, te__min(TE__MX_COLUMNS, ld - t->first_col), scaled);
+}
+
+static void te__mx_tile_store_row(const te__mx_quantize_job *j, const te__mx_tile *t) {
+    uint8_t *scale = (uint8_t *)te__data(j->a->row_scale);
+    float multiplier[TE__MX_COLUMNS];
+    int r, g, i;
+    for (r = 0; r < t->rows; r++) {
+        for (g = 0; g < TE__MX_TILE_GROUPS; g++) {
+            float f = te__mxfp8_multiplier(t->row_e[r][g]);
+            for (i = 0; i < TE__MX_GROUP; i++) multiplier[g * TE__MX_GROUP + i] = f;
+            if (g * TE__MX_GROUP < t->cols) scale[te__mx_scale_at(&j->row_layout, t->first_row + r, t->first_col / TE__MX_GROUP + g)] = t->row_e[r][g];
+        }
+        te__mx_store_codes(j, t, j->a->row, j->ld, r, multiplier);
+    }
+}
+static void te__mx_tile_store_col(const te__mx_quantize_job *j, const te__mx_tile *t) {
+    uint8_t *scale = (uint8_t *)te__data(j->a->col_scale);
+    float multiplier[TE__MX_COLUMNS];
+    int r, i;
+    for (i = 0; i < TE__MX_COLUMNS; i++) {
+        multiplier[i] = te__mxfp8_multiplier(t->col_e[i]);
+        if (i < t->cols) scale[te__mx_scale_at(&j->col_layout, t->first_col + i, t->first_row / TE__MX_GROUP)] = t->col_e[i];
+    }
+    for (r = 0; r < t->rows; r++) te__mx_store_codes(j, t, j->a->col, j->ldc, r, multiplier);
+}
+static void te__mx_quantize_tiles(void *user, int64_t begin, int64_t end) {
+    const te__mx_quantize_job *j = (const te__mx_quantize_job *)user;
+    te__mx_tile t;
+    int64_t tile;
+    for (tile = begin; tile < end; tile++) {
+        t.first_row = tile / j->tiles_n * TE__MX_GROUP;
+        t.first_col = tile % j->tiles_n * TE__MX_COLUMNS;
+        t.rows = (int)te__min(TE__MX_GROUP, j->m - t.first_row);
+        t.cols = (int)te__max(0, te__min(TE__MX_COLUMNS, j->n - t.first_col));
+        te__mx_tile_load(j, &t);
+        if (j->a->row) te__mx_tile_store_row(j, &t);
+        if (j->a->col) te__mx_tile_store_col(j, &t);
+    }
+}
+
+static te_result te__cpu_mxfp8_quantize(te_ctx *te, const te_mxfp8_quantize_args *a) {
+    te__mx_quantize_job j;
+    if (a->noop && *(const float *)te__data(a->noop) == 1.0f) return TE_OK;
+    j.a = a;
+    j.m = te__rows(a->x);
+    j.n = te__cols(a->x);
+    j.ld = a->row ? te__cols(a->row) : 0;
+    j.ldc = a->col ? te__cols(a->col) : 0;
+    j.tiles_n = te__div_up(te__max(j.n, te__max(j.ld, j.ldc)), TE__MX_COLUMNS);
+    j.row_layout = te__mx_layout_of(j.m, j.n, false, a->swizzled);
+    j.col_layout = te__mx_layout_of(j.m, j.n, true, a->swizzled);
+    j.format = a->row ? a->row->dtype : a->col->dtype;
+    j.max_inverse = te__mx_max_inverse(j.format);
+    te__mx_clear(a->row_scale);
+    te__mx_clear(a->col_scale);
+    te__parallel_for(te, te__div_up(j.m, TE__MX_GROUP) * j.tiles_n, 4, te__mx_quantize_tiles, &j);
+    return TE_OK;
+}
+
+/* ---- dequantize ---- */
+
+typedef struct te__mx_dequantize_job {
+    const te_mxfp8_dequantize_args *a;
+    int64_t m, n, ld, tiles_n;
+    te__mx_layout layout;
+} te__mx_dequantize_job;
+
+static void te__mx_dequantize_tiles(void *user, int64_t begin, int64_t end) {
+    const te__mx_dequantize_job *j = (const te__mx_dequantize_job *)user;
+    const uint8_t *scale = (const uint8_t *)te__data(j->a->scale);
+    float v[TE__MX_COLUMNS], factor[TE__MX_COLUMNS];
+    int64_t tile, row, i;
+    for (tile = begin; tile < end; tile++) {
+        int64_t first_row = tile / j->tiles_n * TE__MX_GROUP, first_col = tile % j->tiles_n * TE__MX_COLUMNS;
+        int64_t cols = te__min(TE__MX_COLUMNS, j->n - first_col);
+        for (row = first_row; row < te__min(j->m, first_row + TE__MX_GROUP); row++) {
+            if (j->a->columnwise) {
+                for (i = 0; i < cols && row == first_row; i++)
+                    factor[i] = te__e8m0_to_f32(scale[te__mx_scale_at(&j->layout, first_col + i, row / TE__MX_GROUP)]);
+            } else {
+                for (i = 0; i < cols; i++)
+                    factor[i] = i % TE__MX_GROUP ? factor[i - 1] : te__e8m0_to_f32(scale[te__mx_scale_at(&j->layout, row, (first_col + i) / TE__MX_GROUP)]);
+            }
+            te__load_row(te__data(j->a->q), j->a->q->dtype, row * j->ld + first_col, cols, v);
+            for (i = 0; i < cols; i++) v[i] = te__mul_f32(v[i], factor[i]);
+            te__store_row(te__data(j->a->y), j->a->y->dtype, row * j->n + first_col, cols, v);
+        }
+    }
+}
+static te_result te__cpu_mxfp8_dequantize(te_ctx *te, const te_mxfp8_dequantize_args *a) {
+    te__mx_dequantize_job j;
+    j.a = a;
+    j.m = te__rows(a->y);
+    j.n = te__cols(a->y);
+    j.ld = te__cols(a->q);
+    j.tiles_n = te__div_up(j.n, TE__MX_COLUMNS);
+    j.layout = te__mx_layout_of(j.m, j.n, a->columnwise, a->swizzled);
+    te__parallel_for(te, te__div_up(j.m, TE__MX_GROUP) * j.tiles_n, 4, te__mx_dequantize_tiles, &j);
+    return TE_OK;
+}
+
+/* ==== ops/mxfp8/cuda.c ========================================================================================== */
+
+/* ops/mxfp8/cuda.c: plans of the MXFP8 casts. Knows the kernels' contracts; must not know what they compute. */
+
+/* Rows of ld elements all start at multiples of `bytes`. */
+static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
+    return te__is_aligned(x, (uintptr_t)bytes) && ld * te__dtype_size(x->dtype) % bytes == 0;
+}
+
+/* A block for each tile of 128 x 128. */
+static void te__mx_grid(te__launch *l, int64_t tiles_m, int64_t tiles_n) {
+    int64_t most = 65535; /* what y and z can count */
+    te__launch_size(l, tiles_n, te__min(tiles_m, most), te__div_up(tiles_m, most), 512, 0);
+}
+
+static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quantize_args *a) {
+    te__mxfp8_quantize_kargs args = TE_ZERO;
+    te__launch *l;
+    int64_t tiles_m, tiles_n;
+    args.x = te__data(a->x);
+    args.row = te__data(a->row);
+    args.col = te__data(a->col);
+    args.row_scale = (unsigned char *)te__data(a->row_scale);
+    args.col_scale = (unsigned char *)te__data(a->col_scale);
+    args.noop = (const float *)te__data(a->noop);
+    args.m = te__rows(a->x);
+    args.n = te__cols(a->x);
+    args.ld = a->row ? te__cols(a->row) : 0;
+    args.ldc = a->col ? te__cols(a->col) : 0;
+    args.x_dt = a->x->dtype;
+    args.y_dt = a->row ? a->row->dtype : a->col->dtype;
+    args.two_dimensional = a->two_dimensional;
+    args.swizzled = a->swizzled;
+    args.vector_x = te__mx_rows_aligned(a->x, args.n, 16);
+    args.vector_row = a->row && te__mx_rows_aligned(a->row, args.ld, 8);
+    args.vector_col = a->col && te__mx_rows_aligned(a->col, args.ldc, 8);
+    args.vector_scales = te__is_aligned(a->row_scale, 4) && te__is_aligned(a->col_scale, 4);
+    /* Tiles cover the padding of the codes too; that of the scales lies within the tiles of x. */
+    tiles_m = te__div_up(args.m, 128);
+    tiles_n = te__div_up(te__max(args.n, te__max(args.ld, args.ldc)), 128);
+    if (tiles_m * tiles_n == 0) return TE_OK;
+    l = te__plan_launch(p, "mxfp8", "mxfp8_quantize");
+    *TE__KARGS(p, l, te__mxfp8_quantize_kargs) = args;
+    te__launch_option(l, "X_DT", args.x_dt);
+    te__launch_option(l, "Y_DT", args.y_dt);
+    te__mx_grid(l, tiles_m, tiles_n);
+    p->native = p->sm >= 89;
+    te__plan_why(p, p->native ? "one read of x, a warp a 32 x 32 tile; cvt instructions"
+                              : "one read of x, a warp a 32 x 32 tile; FP8 rounding in integer arithmetic, which gives the same bits");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_mxfp8_dequantize_args *a) {
+    te__launch *l;
+    te__mxfp8_dequantize_kargs *k;
+    if (te__numel(a->y) == 0) return TE_OK;
+    l = te__plan_launch(p, "mxfp8", "mxfp8_dequantize");
+    k = TE__KARGS(p, l, te__mxfp8_dequantize_kargs);
+    k->q = te__data(a->q);
+    k->scale = (const unsigned char *)te__data(a->scale);
+    k->y = te__data(a->y);
+    k->m = te__rows(a->y);
+    k->n = te__cols(a->y);
+    k->ld = te__cols(a->q);
+    k->q_dt = a->q->dtype;
+    k->y_dt = a->y->dtype;
+    k->columnwise = a->columnwise;
+    k->swizzled = a->swizzled;
+    k->vector = te__mx_rows_aligned(a->q, k->ld, 8) && te__mx_rows_aligned(a->y, k->n, 16);
+    te__launch_option(l, "Q_DT", k->q_dt);
+    te__launch_option(l, "Y_DT", k->y_dt);
+    te__mx_grid(l, te__div_up(k->m, 128), te__div_up(k->n, 128));
+    p->native = p->sm >= 89;
+    te__plan_why(p, p->native ? "one pass, a warp a 32 x 32 tile; cvt instructions" : "one pass, a warp a 32 x 32 tile; FP8 decoded in integer arithmetic, exactly");
+    return TE_OK;
+}
+
+/* ==== ops/shard/kargs.h ========================================================================================= */
+
+/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.
+ *
+ * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */
+
+/* Tiles with a way of their own; all others: one block a tile. */
+enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
+
+typedef struct te__shard_amax_kargs {
+    const void *x;
+    float *amax; /* [tiles_m, tiles_n] */
+    long long rows, columns, start, n;
+    long long tiles_m, tiles_n, tile_rows, tile_columns;
+    unsigned blocks_n; /* blocks of 256 columns */
+    int x_dt, kind;
+    int vector; /* x is aligned to 16 bytes; start and columns are multiples of 8 */
+} te__shard_amax_kargs;
+
+typedef struct te__shard_scales_kargs {
+    const float *amax, *amax_col, *amax_tensor;
+    void *row_scale, *col_scale; /* [row_m, row_n], [col_m, col_n], or NULL; row_n and col_n are multiples of 4 */
+    float *multiplier;           /* as row_scale, or NULL */
+    long long rows, columns, row_m, row_n, col_m, col_n;
+    float fp8_max, fp8_max_inverse, epsilon, limit, code_max;
+    int scaling, power_of_two;
+} te__shard_scales_kargs;
+
+typedef struct te__shard_cast_kargs {
+    const void *x;
+    void *dst;
+    const void *scale; /* rows of scale_ld elements */
+    const float *multiplier, *amax_tensor;
+    float *amax; /* [1], or NULL */
+    long long rows, columns, start, n;
+    long long ld; /* elements of a row of dst */
+    long long scale_ld;
+    long long first, count;     /* the groups of 16 columns that the slice touches; a row has groups_per_row of them */
+    long long groups_per_row;
+    float code_max;
+    int x_dt, q_dt, scaling, columnwise;
+    int flat;     /* dst has the slice alone */
+    int straight; /* flat e2m1 and an odd number of columns: bytes cross from row to row, and groups run along the whole matrix */
+    int vector;   /* x and dst are aligned to 16 bytes; start, columns and ld are multiples of 16 */
+    unsigned tiles_n; /* transposed: tiles of 64 columns */
+    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */
+} te__shard_cast_kargs;
+
+/* ==== ops/shard/op.c ============================================================================================ */
+
+/* ops/shard/op.c: quantizing a slice of a matrix: what each call must look like. Knows tensors and the layouts of codes and scales; must not
+ * know which backend runs, nor the operations that quantize whole tensors. */
+
+/* The slice lies in the matrix, whose size fits 64 bits. */
+static te_result te__shard_slice(te_ctx *te, const char *op, const te_tensor *x, int64_t rows, int64_t columns, int64_t start) {
+    te_result result = te__want_float(te, op, "x", x);
+    int64_t n;
+    if (result != TE_OK) return result;
+    n = te__numel(x);
+    if (rows < 0 || columns < 0 || (columns > 0 && rows > INT64_MAX / 4 / columns))
+        return te__fail(te, TE_ERR_SHAPE, "%s: the matrix is [%lld, %lld]", op, (long long)rows, (long long)columns);
+    if (start < 0 || start > rows * columns || n > rows * columns - start)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %lld elements from %lld on do not lie in [%lld, %lld]", op, (long long)n, (long long)start,
+                        (long long)rows, (long long)columns);
+    return TE_OK;
+}
+
+/* x has this format and is [m, n]. */
+static te_result te__shard_matrix(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_dtype dtype, int64_t m, int64_t n) {
+    char text[TE__SHAPE_TEXT];
+    te_result result = te__want(te, op, name, x);
+    if (result != TE_OK) return result;
+    if (x->dtype != dtype) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te_dtype_name(dtype));
+    if (te__rows(x) != m || te__cols(x) != n)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [%lld, %lld] is needed", op, name, te__shape_text(x, text), (long long)m, (long long)n);
+    return TE_OK;
+}
+
+/* The format and size of the scales of one copy of [rows, columns]. */
+static void te__shard_scale_shape(te_scaling scaling, bool columnwise, int64_t rows, int64_t columns, te_dtype *dtype, int64_t *m, int64_t *n) {
+    int64_t along = columnwise ? rows : columns, across = columnwise ? columns : rows;
+    if (scaling == TE_SCALING_BLOCK_2D) {
+        *dtype = TE_F32;
+        *m = te__div_up(across, 128);
+        *n = te__round_up(te__div_up(along, 128), 4);
+    } else if (scaling == TE_SCALING_MXFP8 && columnwise) { /* not transposed, as the codes are not */
+        *dtype = TE_F8E8M0;
+        *m = te__round_up(te__div_up(rows, 32), 4);
+        *n = te__round_up(columns, 128);
+    } else {
+        *dtype = scaling == TE_SCALING_MXFP8 ? TE_F8E8M0 : TE_F8E4M3;
+        *m = te__round_up(across, 128);
+        *n = te__round_up(te__div_up(along, scaling == TE_SCALING_MXFP8 ? 32 : 16), 4);
+    }
+}
+static te_result te__shard_scale(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_scaling scaling, bool columnwise, int64_t rows,
+                                 int64_t columns) {
+    te_dtype dtype;
+    int64_t m, n;
+    te__shard_scale_shape(scaling, columnwise, rows, columns, &dtype, &m, &n);
+    return te__shard_matrix(te, op, name, x, dtype, m, n);
+}
+
+/* ---- amax ---- */
+
+static te_result te__check_shard_amax(te_ctx *te, te_shard_amax_args *a) {
+    te_result result = te__shard_slice(te, "shard_amax", a->x, a->rows, a->columns, a->start);
+    if (result != TE_OK) return result;
+    if (a->tile_rows < 1 || a->tile_columns < 1)
+        return te__fail(te, TE_ERR_INVALID, "shard_amax: tiles of %lld x %lld; 1 or more each", (long long)a->tile_rows, (long long)a->tile_columns);
+    a->tile_rows = te__min(a->tile_rows, te__max(1, a->rows));
+    a->tile_columns = te__min(a->tile_columns, te__max(1, a->columns));
+    result = te__shard_matrix(te, "shard_amax", "amax", a->amax, TE_F32, te__div_up(a->rows, a->tile_rows), te__div_up(a->columns, a->tile_columns));
+    if (result == TE_OK) te__touch(a->amax);
+    return result;
+}
+
+/* ---- scales ---- */
+
+static te_result te__check_shard_scales(te_ctx *te, te_shard_scales_args *a) {
+    const char *op = "shard_scales";
+    int64_t rows = a->rows, columns = a->columns, tile = a->scaling == TE_SCALING_BLOCK_2D ? 128 : 16;
+    te_result result = TE_OK;
+    if (a->scaling != TE_SCALING_BLOCK_2D && a->scaling != TE_SCALING_MXFP8 && a->scaling != TE_SCALING_NVFP4)
+        return te__fail(te, TE_ERR_INVALID, "shard_scales: scaling %d; BLOCK_2D, MXFP8 and NVFP4 have scales by tile (te_scale_from_amax: TENSOR)",
+                        (int)a->scaling);
+    if (rows < 0 || columns < 0 || (columns > 0 && rows > INT64_MAX / 4 / columns))
+        return te__fail(te, TE_ERR_SHAPE, "shard_scales: the matrix is [%lld, %lld]", (long long)rows, (long long)columns);
+    if (a->dtype == TE_DTYPE_NONE) a->dtype = a->scaling == TE_SCALING_NVFP4 ? TE_F4E2M1 : TE_F8E4M3;
+    if (a->scaling == TE_SCALING_NVFP4 ? a->dtype != TE_F4E2M1 : !te__is_fp8(a->dtype))
+        return te__fail(te, TE_ERR_DTYPE, "shard_scales: codes in %s; BLOCK_2D and MXFP8 go with e4m3 and e5m2, NVFP4 with e2m1", te_dtype_name(a->dtype));
+    if (!(a->epsilon >= 0.0f)) return te__fail(te, TE_ERR_INVALID, "shard_scales: epsilon is %g", (double)a->epsilon);
+    if (a->amax_limit == 0.0f) a->amax_limit = FLT_MAX;
+    if (!(a->amax_limit > 0.0f && a->amax_limit <= FLT_MAX))
+        return te__fail(te, TE_ERR_INVALID, "shard_scales: amax_limit is %g; the largest finite number of a float format is needed", (double)a->amax_limit);
+    if (!a->row_scale && !a->col_scale && !a->multiplier) return te__fail(te, TE_ERR_INVALID, "shard_scales: neither row_scale nor col_scale is given");
+    if (a->multiplier && a->scaling != TE_SCALING_BLOCK_2D)
+        return te__fail(te, TE_ERR_INVALID, "shard_scales: multiplier belongs to BLOCK_2D; MXFP8 and NVFP4 take theirs from the scales");
+    if (a->row_scale) result = te__shard_scale(te, op, "row_scale", a->row_scale, a->scaling, false, rows, columns);
+    if (result == TE_OK && a->col_scale) result = te__shard_scale(te, op, "col_scale", a->col_scale, a->scaling, true, rows, columns);
+    if (result == TE_OK && a->multiplier) result = te__shard_scale(te, op, "multiplier", a->multiplier, a->scaling, false, rows, columns);
+    if (result != TE_OK) return result;
+    if (a->scaling == TE_SCALING_MXFP8) {
+        if (a->row_scale) result = te__shard_matrix(te, op, "amax", a->amax, TE_F32, rows, te__div_up(columns, 32));
+        if (result == TE_OK && a->col_scale) result = te__shard_matrix(te, op, "amax_col", a->amax_col, TE_F32, te__div_up(rows, 32), columns);
+    } else {
+        result = te__shard_matrix(te, op, "amax", a->amax, TE_F32, te__div_up(rows, tile), te__div_up(columns, tile));
+        if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_f32(te, op, "amax_tensor", a->amax_tensor, 1);
+    }
+    if (result != TE_OK) return result;
+    te__touch(a->row_scale);
+    te__touch(a->col_scale);
+    te__touch(a->multiplier);
+    return TE_OK;
+}
+
+static float te__shard_fp8_max(te_dtype dtype) { return dtype == TE_F8E5M2 ? 57344.0f : 448.0f; }
+
+/* ---- cast ---- */
+
+/* Where the codes go. */
+static te_result te__shard_codes(te_ctx *te, const te_shard_cast_args *a) {
+    char text[TE__SHAPE_TEXT];
+    bool fp4 = a->scaling == TE_SCALING_NVFP4, transposed = a->scaling == TE_SCALING_TENSOR && a->columnwise;
+    int64_t m = transposed ? a->columns : a->rows, n = transposed ? a->rows : a->columns, need = te__numel(a->x);
+    te_result result = te__want(te, "shard_cast", "dst", a->dst);
+    if (result != TE_OK) return result;
+    if (fp4 ? a->dst->dtype != TE_F4E2M1 : !te__is_fp8(a->dst->dtype))
+        return te__fail(te, TE_ERR_DTYPE, "shard_cast: dst is %s; NVFP4 goes with e2m1, all others with e4m3 and e5m2", te_dtype_name(a->dst->dtype));
+    if (!a->flat) {
+        if (te__rows(a->dst) == m && te__cols(a->dst) >= n) return TE_OK;
+        return te__fail(te, TE_ERR_SHAPE, "shard_cast: dst is %s; %lld rows of at least %lld columns are needed", te__shape_text(a->dst, text), (long long)m,
+                        (long long)n);
+    }
+    if (transposed)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "shard_cast: a flat slice of a transposed copy is in no order; cast into the row-wise copy, or into a whole transposed one");
+    if (fp4 && need > 0) need += a->start % 2;
+    if (te__numel(a->dst) < need || (fp4 && te__rows(a->dst) > 1 && te__cols(a->dst) % 2 != 0))
+        return te__fail(te, TE_ERR_SHAPE, "shard_cast: flat dst is %s; [%lld] or more is needed", te__shape_text(a->dst, text), (long long)need);
+    return TE_OK;
+}
+
+static te_result te__check_shard_cast(te_ctx *te, te_shard_cast_args *a) {
+    const char *op = "shard_cast";
+    te_result result = te__shard_slice(te, op, a->x, a->rows, a->columns, a->start);
+    if (result != TE_OK) return result;
+    if (a->scaling != TE_SCALING_TENSOR && a->scaling != TE_SCALING_BLOCK_2D && a->scaling != TE_SCALING_MXFP8 && a->scaling != TE_SCALING_NVFP4)
+        return te__fail(te, TE_ERR_INVALID, "shard_cast: scaling %d; TENSOR, BLOCK_2D, MXFP8 and NVFP4 are possible (1 x 128 blocks are no format of weights)",
+                        (int)a->scaling);
+    if (a->columnwise && a->scaling != TE_SCALING_TENSOR && a->scaling != TE_SCALING_MXFP8)
+        return te__fail(te, TE_ERR_INVALID, "shard_cast: columnwise goes with TENSOR and MXFP8; other column-wise copies are transposes of the gathered rows (te_transpose)");
+    if (a->amax && a->scaling != TE_SCALING_TENSOR)
+        return te__fail(te, TE_ERR_INVALID, "shard_cast: amax goes with TENSOR; te_shard_amax gives those of tiles");
+    if (a->multiplier && a->scaling != TE_SCALING_BLOCK_2D) return te__fail(te, TE_ERR_INVALID, "shard_cast: multiplier goes with BLOCK_2D");
+    result = te__shard_codes(te, a);
+    if (result == TE_OK && a->scaling == TE_SCALING_TENSOR) result = te__want_f32(te, op, "scale", a->scale, 1);
+    else if (result == TE_OK) result = te__shard_scale(te, op, "scale", a->scale, a->scaling, a->columnwise, a->rows, a->columns);
+    if (result == TE_OK && a->multiplier) result = te__shard_scale(te, op, "multiplier", a->multiplier, a->scaling, false, a->rows, a->columns);
+    if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_f32(te, op, "amax_tensor", a->amax_tensor, 1);
+    if (result == TE_OK && a->amax) result = te__want_f32(te, op, "amax", a->amax, 1);
+    if (result != TE_OK) return result;
+    te__touch(a->dst);
+    te__touch(a->amax);
+    return TE_OK;
+}
+
+/* ==== ops/shard/cpu.c =========================================================================================== */
+
+/* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. What it gives is what every GPU
+ * gives, byte for byte. Must not know CUDA. */
+
+enum { TE__SHARD_PIECE = 512, TE__SHARD_PARTS = 64 };
+
+/* The columns of a row that lie in the slice: *begin .. *end - 1. */
+static void te__shard_columns(int64_t row, int64_t columns, int64_t start, int64_t n, int64_t *begin, int64_t *end) {
+    *begin = te__max(0, start - row * columns);
+    *end = te__min(columns, start + n - row * columns);
+}
+
+/* ---- amax ---- */
+
+static void te__shard_amax_rows(void *user, int64_t begin, int64_t end) {
+    const te_shard_amax_args *a = (const te_shard_amax_args *)user;
+    int64_t tiles_n = te__cols(a->amax), n = te__numel(a->x), tile, row, from, to, at, i;
+    float v[TE__SHARD_PIECE];
+    for (tile = begin; tile < end; tile++) {
+        float *amax = (float *)te__data(a->amax) + tile * tiles_n;
+        int64_t last = te__min(a->rows, (tile + 1) * a->tile_rows);
+        for (i = 0; i < tiles_n; i++) amax[i] = 0.0f;
+        for (row = tile * a->tile_rows; row < last; row++) {
+            te__shard_columns(row, a->columns, a->start, n, &from, &to);
+            for (at = from; at < to; at += TE__SHARD_PIECE) {
+                int64_t size = te__min(TE__SHARD_PIECE, to - at), t = at / a->tile_columns, left = (t + 1) * a->tile_columns - at;
+                te__load_row(te__data(a->x), a->x->dtype, row * a->columns + at - a->start, size, v);
+                for (i = 0; i < size; i++, left--) {
+                    float magnitude = fabsf(v[i]);
+                    if (left == 0) {
+                        t++;
+                        left = a->tile_columns;
+                    }
+                    if (magnitude > amax[t]) amax[t] = magnitude; /* no NaN is */
+                }
+            }
+        }
+    }
+}
+static te_result te__cpu_shard_amax(te_ctx *te, const te_shard_amax_args *a) {
+    te_shard_amax_args args = *a;
+    if (te__numel(a->amax) == 0) return TE_OK;
+    te__parallel_for(te, te__rows(a->amax), te__max(1, 32768 / te__max(1, a->tile_rows * a->columns)), te__shard_amax_rows, &args);
+    return TE_OK;
+}
+
+/* ---- scales ---- */
+
+static float te__shard_block_scale(const te_shard_scales_args *a, float amax) {
+    return te__block_scale(amax, te__shard_fp8_max(a->dtype), a->epsilon, a->amax_limit, !a->fp32_scales);
+}
+static void te__shard_scales_block(const te_shard_scales_args *a, te_tensor *out, bool columnwise, bool multiplier) {
+    const float *amax = (const float *)te__data(a->amax);
+    int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n, i, j, m = te__rows(out), n = te__cols(out);
+    float *scale = (float *)te__data(out);
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) {
+            float s = j < along ? te__shard_block_scale(a, amax[columnwise ? j * tiles_n + i : i * tiles_n + j]) : 0.0f;
+            scale[i * n + j] = j < along && !multiplier ? te__rcp_f32(s) : s;
+        }
+}
+static void te__shard_scales_mxfp8(const te_shard_scales_args *a, const te_tensor *amaxes, te_tensor *out) {
+    const float *amax = (const float *)te__data(amaxes);
+    int64_t groups_m = te__rows(amaxes), groups_n = te__cols(amaxes), i, j, m = te__rows(out), n = te__cols(out);
+    uint8_t *scale = (uint8_t *)te__data(out);
+    float inverse = a->dtype == TE_F8E5M2 ? TE__E5M2_MAX_INVERSE : TE__E4M3_MAX_INVERSE;
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) scale[i * n + j] = i < groups_m && j < groups_n ? te__mxfp8_exponent(amax[i * groups_n + j], inverse) : 0;
+}
+static void te__shard_scales_nvfp4(const te_shard_scales_args *a, te_tensor *out, bool columnwise) {
+    const float *amax = (const float *)te__data(a->amax);
+    int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n, across = columnwise ? a->columns : a->rows;
+    int64_t i, j, m = te__rows(out), n = te__cols(out);
+    uint8_t *scale = (uint8_t *)te__data(out);
+    float tensor_scale = te__nvfp4_tensor_scale(*(const float *)te__data(a->amax_tensor), a->e4m3_max_256 ? 256.0f : 448.0f);
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) {
+            int64_t tile = columnwise ? j * tiles_n + i / 16 : i / 16 * tiles_n + j;
+            scale[i * n + j] = i < across && j < along ? te__nvfp4_block_code(amax[tile], tensor_scale, 1.0f) : 0;
+        }
+}
+static te_result te__cpu_shard_scales(te_ctx *te, const te_shard_scales_args *a) {
+    (void)te;
+    if (a->scaling == TE_SCALING_BLOCK_2D) {
+        if (a->row_scale) te__shard_scales_block(a, a->row_scale, false, false);
+        if (a->col_scale) te__shard_scales_block(a, a->col_scale, true, false);
+        if (a->multiplier) te__shard_scales_block(a, a->multiplier, false, true);
+    } else if (a->scaling == TE_SCALING_MXFP8) {
+        if (a->row_scale) te__shard_scales_mxfp8(a, a->amax, a->row_scale);
+        if (a->col_scale) te__shard_scales_mxfp8(a, a->amax_col, a->col_scale);
+    } else {
+        if (a->row_scale) te__shard_scales_nvfp4(a, a->row_scale, false);
+        if (a->col_scale) te__shard_scales_nvfp4(a, a->col_scale, true);
+    }
+    return TE_OK;
+}
+
+/* ---- cast ---- */
+
+typedef struct te__shard_job {
+    const te_shard_cast_args *a;
+    int64_t n, first_pair, pairs;
+    float tensor_scale; /* NVFP4 */
+    float part[TE__SHARD_PARTS];
+} te__shard_job;
+
+/* What element (row, column) is multiplied with. */
+static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t column) {
+    const te_shard_cast_args *a = j->a;
+    const void *scale = te__data(a->scale);
+    int64_t ld = te__cols(a->scale);
+    switch (a->scaling) {
+    case TE_SCALING_BLOCK_2D:
+        if (a->multiplier) return ((const float *)te__data(a->multiplier))[row / 128 * ld + column / 128];
+        return te__rcp_f32(((const float *)scale)[row / 128 * ld + column / 128]);
+    case TE_SCALING_MXFP8:
+        return te__mxfp8_multiplier(((const uint8_t *)scale)[a->columnwise ? row / 32 * ld + column : row * ld + column / 32]);
+    case TE_SCALING_NVFP4: return te__nvfp4_multiplier(((const uint8_t *)scale)[row * ld + column / 16], j->tensor_scale);
+    default: return *(const float *)scale;
+    }
+}
+
+/* Codes of `size` neighbours in v, from (row, column) on, to their place. */
+static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, int64_t size, const float *v) {
+    const te_shard_cast_args *a = j->a;
+    uint8_t *dst = (uint8_t *)te__data(a->dst);
+    int64_t ld = te__cols(a->dst), at = a->flat ? row * a->columns + column - a->start : row * ld + column, i;
+    if (a->scaling == TE_SCALING_NVFP4) {
+        at = a->flat ? at + a->start % 2 : row * te__round_up(ld, 2) + column;
+        for (i = 0; i < size; i++, at++) {
+            uint8_t *byte = dst + at / 2, code = te__f32_to_e2m1(v[i]);
+            *byte = (uint8_t)(at % 2 ? (*byte & 0x0f) | code << 4 : (*byte & 0xf0) | code);
+        }
+    } else if (a->scaling == TE_SCALING_TENSOR && a->columnwise) {
+        for (i = 0; i < size; i++) te__store_row(dst, a->dst->dtype, (column + i) * ld + row, 1, v + i);
+    } else {
+        te__store_row(dst, a->dst->dtype, at, size, v);
+    }
+}
+
+static float te__shard_cast_row(const te__shard_job *j, int64_t row, float largest) {
+    const te_shard_cast_args *a = j->a;
+    int64_t run = a->scaling == TE_SCALING_MXFP8 && a->columnwise ? 1 : 16; /* neighbours from a multiple of 16 on have one multiplier */
+    int64_t from, to, at, i;
+    float v[TE__SHARD_PIECE];
+    te__shard_columns(row, a->columns, a->start, j->n, &from, &to);
+    for (at = from; at < to; at += TE__SHARD_PIECE) {
+        int64_t size = te__min(TE__SHARD_PIECE, to - at);
+        float multiplier = 0.0f;
+        te__load_row(te__data(a->x), a->x->dtype, row * a->columns + at - a->start, size, v);
+        for (i = 0; i < size; i++) {
+            float magnitude = fabsf(v[i]);
+            if (i == 0 || (at + i) % run == 0) multiplier = te__shard_multiplier(j, row, at + i);
+            if (magnitude > largest) largest = magnitude;
+            v[i] = te__mul_f32(v[i], multiplier);
+        }
+        te__shard_put(j, row, at, size, v);
+    }
+    return largest;
+}
+/* Rows in pairs: in a flat dst of 4-bit codes, rows 2 i and 2 i + 1 share bytes with each other alone, however many columns there are. */
+static void te__shard_cast_parts(void *user, int64_t begin, int64_t end) {
+    te__shard_job *j = (te__shard_job *)user;
+    int64_t part, pair;
+    for (part = begin; part < end; part++) {
+        float largest = 0.0f;
+        for (pair = j->pairs * part / TE__SHARD_PARTS; pair < j->pairs * (part + 1) / TE__SHARD_PARTS; pair++) {
+            int64_t row = 2 * (j->first_pair + pair);
+            largest = te__shard_cast_row(j, row, largest);
+            if (row + 1 < j->a->rows) largest = te__shard_cast_row(j, row + 1, largest);
+        }
+        j->part[part] = largest;
+    }
+}
+static te_result te__cpu_shard_cast(te_ctx *te, const te_shard_cast_args *a) {
+    te__shard_job j;
+    int i;
+    j.a = a;
+    j.n = te__numel(a->x);
+    if (j.n == 0) return TE_OK;
+    j.first_pair = a->start / a->columns / 2;
+    j.pairs = (a->start + j.n - 1) / a->columns / 2 - j.first_pair + 1;
+    j.tensor_scale = a->scaling == TE_SCALING_NVFP4 ? te__nvfp4_tensor_scale(*(const float *)te__data(a->amax_tensor), a->e4m3_max_256 ? 256.0f : 448.0f) : 1.0f;
+    te__parallel_for(te, TE__SHARD_PARTS, te__max(1, TE__SHARD_PARTS * 16384 / j.n), te__shard_cast_parts, &j);
+    if (a->amax) {
+        float *amax = (float *)te__data(a->amax);
+        for (i = 0; i < TE__SHARD_PARTS; i++)
+            if (j.part[i] > *amax) *amax = j.part[i];
+    }
+    return TE_OK;
+}
+
+/* ==== ops/shard/cuda.c ========================================================================================== */
+
+/* ops/shard/cuda.c: plans of the operations on slices. Knows the kernels' contracts; must not know what they compute. */
+
+static te_result te__cuda_plan_shard_amax(te__plan *p, const te_shard_amax_args *a) {
+    int64_t tr = a->tile_rows, tc = a->tile_columns, blocks;
+    te__launch *l;
+    te__shard_amax_kargs *k;
+    if (te__numel(a->amax) == 0) return TE_OK;
+    l = te__plan_launch(p, "shard", "shard_amax");
+    k = TE__KARGS(p, l, te__shard_amax_kargs);
+    k->x = te__data(a->x);
+    k->amax = (float *)te__data(a->amax);
+    k->rows = a->rows;
+    k->columns = a->columns;
+    k->start = a->start;
+    k->n = te__numel(a->x);
+    k->tiles_m = te__rows(a->amax);
+    k->tiles_n = te__cols(a->amax);
+    k->tile_rows = tr;
+    k->tile_columns = tc;
+    k->blocks_n = (unsigned)te__div_up(a->columns, 256);
+    k->x_dt = a->x->dtype;
+    k->vector = te__is_aligned(a->x, 16) && a->columns % 8 == 0 && a->start % 8 == 0;
+    k->kind = tr == 128 && tc == 128 ? TE__SHARD_128X128
+              : tr == 16 && tc == 16 ? TE__SHARD_16X16
+              : tr == 1 && tc == 32  ? TE__SHARD_1X32
+              : tr == 32 && tc == 1  ? TE__SHARD_32X1
+                                     : TE__SHARD_ANY;
+    if (k->kind != TE__SHARD_ANY) {
+        te__launch_option(l, "X_DT", k->x_dt);
+        te__launch_option(l, "KIND", k->kind);
+    }
+    blocks = te__div_up(a->rows, k->kind == TE__SHARD_128X128 ? 128 : 32) * k->blocks_n;
+    if (k->kind == TE__SHARD_ANY) blocks = te__min(te__numel(a->amax), 65535);
+    te__launch_size(l, blocks, 1, 1, 256, 0);
+    te__plan_why(p, k->kind == TE__SHARD_ANY ? "one block a tile" : "one pass; each amax is written once");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_shard_scales(te__plan *p, const te_shard_scales_args *a) {
+    const te_tensor *row = a->row_scale ? a->row_scale : a->multiplier;
+    int64_t quads = ((row ? te__numel(row) : 0) + (a->col_scale ? te__numel(a->col_scale) : 0)) / 4;
+    te__launch *l;
+    te__shard_scales_kargs *k;
+    if (quads == 0) return TE_OK;
+    l = te__plan_launch(p, "shard", "shard_scales");
+    k = TE__KARGS(p, l, te__shard_scales_kargs);
+    k->amax = (const float *)te__data(a->amax);
+    k->amax_col = (const float *)te__data(a->amax_col);
+    k->amax_tensor = (const float *)te__data(a->amax_tensor);
+    k->row_scale = te__data(a->row_scale);
+    k->col_scale = te__data(a->col_scale);
+    k->multiplier = (float *)te__data(a->multiplier);
+    k->rows = a->rows;
+    k->columns = a->columns;
+    k->row_m = row ? te__rows(row) : 0;
+    k->row_n = row ? te__cols(row) : 0;
+    k->col_m = a->col_scale ? te__rows(a->col_scale) : 0;
+    k->col_n = a->col_scale ? te__cols(a->col_scale) : 0;
+    k->fp8_max = te__shard_fp8_max(a->dtype);
+    k->fp8_max_inverse = a->dtype == TE_F8E5M2 ? TE__E5M2_MAX_INVERSE : TE__E4M3_MAX_INVERSE;
+    k->epsilon = a->epsilon;
+    k->limit = a->amax_limit;
+    k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    k->scaling = a->scaling;
+    k->power_of_two = !a->fp32_scales;
+    te__launch_size(l, te__div_up(quads, 256), 1, 1, 256, 0);
+    te__plan_why(p, "one thread for four scales");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_shard_cast(te__plan *p, const te_shard_cast_args *a) {
+    bool transposed = a->scaling == TE_SCALING_TENSOR && a->columnwise;
+    int64_t n = te__numel(a->x), last;
+    te__launch *l;
+    te__shard_cast_kargs *k;
+    if (n == 0) return TE_OK;
+    last = a->start + n - 1;
+    l = te__plan_launch(p, "shard", transposed ? "shard_cast_transposed" : "shard_cast");
+    k = TE__KARGS(p, l, te__shard_cast_kargs);
+    k->x = te__data(a->x);
+    k->dst = te__data(a->dst);
+    k->scale = te__data(a->scale);
+    k->multiplier = (const float *)te__data(a->multiplier);
+    k->amax_tensor = (const float *)te__data(a->amax_tensor);
+    k->amax = (float *)te__data(a->amax);
+    k->rows = a->rows;
+    k->columns = a->columns;
+    k->start = a->start;
+    k->n = n;
+    k->ld = te__cols(a->dst);
+    k->scale_ld = te__cols(a->scale);
+    k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    k->x_dt = a->x->dtype;
+    k->q_dt = a->dst->dtype;
+    k->scaling = a->scaling;
+    k->columnwise = a->columnwise;
+    k->flat = a->flat;
+    te__launch_option(l, "X_DT", k->x_dt);
+    p->native = p->sm >= 89 && a->scaling != TE_SCALING_NVFP4;
+    if (transposed) {
+        k->vector = te__is_aligned(a->x, 16) && a->columns % 8 == 0 && a->start % 8 == 0;
+        k->tiles_n = (unsigned)te__div_up(a->columns, 64);
+        k->first_tile = a->start / a->columns / 128;
+        te__launch_size(l, (last / a->columns / 128 - k->first_tile + 1) * k->tiles_n, 1, 1, 256, 0);
+        te__plan_why(p, "tiles through shared memory, 16 bytes a store");
+        return TE_OK;
+    }
+    k->straight = a->flat && a->scaling == TE_SCALING_NVFP4 && a->columns % 2 != 0;
+    k->vector = te__is_aligned(a->x, 16) && te__is_aligned(a->dst, 16) && a->columns % 16 == 0 && a->start % 16 == 0 && (a->flat || k->ld % 16 == 0) &&
+                (a->scaling != TE_SCALING_MXFP8 || te__is_aligned(a->scale, 16));
+    k->groups_per_row = te__div_up(k->straight ? a->rows * a->columns : a->columns, 16);
+    k->first = k->straight ? a->start / 16 : a->start / a->columns * k->groups_per_row + a->start % a->columns / 16;
+    k->count = (k->straight ? last / 16 : last / a->columns * k->groups_per_row + last % a->columns / 16) - k->first + 1;
+    te__launch_option(l, "SCALING", k->scaling);
+    te__launch_size(l, te__div_up(k->count, 256), 1, 1, 256, 0);
+    te__plan_why(p, k->vector ? "one pass, 16 codes a thread" : "one pass, element by element: columns, start or addresses are no multiples of 16");
+    return TE_OK;
+}
+
+/* ==== ops/stats/kargs.h ========================================================================================= */
+
+/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };
+
+/* What one block found. */
+typedef struct te__quant_error_partial {
+    float xx, yy, xy, dd, largest; /* over elements with finite x and y: x^2, y^2, x y, (x - y)^2, max |x - y| */
+    unsigned count[5];             /* underflows, saturated, NaN, infinite, zeros */
+} te__quant_error_partial;
+
+typedef struct te__quant_error_kargs {
+    const void *x;
+    const float *y, *limit; /* limit may be NULL */
+    long long *counts;      /* [6] */
+    float *sums;            /* [5] */
+    te__quant_error_partial *partial;
+    long long n, partials;
+    int x_dt;
+    int vector; /* x, y and limit are aligned to 16 bytes */
+} te__quant_error_kargs;
+
+/* ==== ops/stats/op.c ============================================================================================ */
+
+/* ops/stats/op.c: what a quantization lost: what the call must look like. Knows tensors; must not know how anything was quantized. */
+
+static te_result te__check_quant_error(te_ctx *te, te_quant_error_args *a) {
+    const char *op = "quant_error";
+    te_result result = te__want_float(te, op, "x", a->x);
+    if (result == TE_OK) result = te__want_f32(te, op, "y", a->y, te__numel(a->x));
+    if (result == TE_OK && a->limit) result = te__want_f32(te, op, "limit", a->limit, te__numel(a->x));
+    if (result == TE_OK) result = te__want(te, op, "counts", a->counts);
+    if (result == TE_OK && a->counts->dtype != TE_I64)
+        result = te__fail(te, TE_ERR_DTYPE, "quant_error: counts is %s; i64 is needed", te_dtype_name(a->counts->dtype));
+    if (result == TE_OK) result = te__want_numel(te, op, "counts", a->counts, 6);
+    if (result == TE_OK) result = te__want_f32(te, op, "sums", a->sums, 5);
+    if (result != TE_OK) return result;
+    te__touch(a->counts);
+    te__touch(a->sums);
+    return TE_OK;
+}
+
+/* ==== ops/stats/cpu.c =========================================================================================== */
+
+/* ops/stats/cpu.c: reference of the error statistics, with sums in double. Work is cut by the size alone, so the sums do not depend on the
+ * number of threads. */
+
+enum { TE__STATS_PARTS = 64, TE__STATS_PIECE = 1024 };
+
+typedef struct te__stats_part {
+    double xx, yy, xy, dd;
+    float largest;
+    int64_t count[TE__STATS_COUNTS];
+} te__stats_part;
+
+typedef struct te__stats_job {
+    const te_quant_error_args *a;
+    int64_t n;
+    te__stats_part part[TE__STATS_PARTS];
+} te__stats_job;
+
+static void te__stats_element(te__stats_part *p, float x, float y, float limit) {
+    bool finite = fabsf(x) <= FLT_MAX;
+    p->count[0] += x != 0.0f && y == 0.0f;
+    p->count[1] += finite && fabsf(x) > te__mul_f32(1.004f, limit);
+    p->count[2] += x != x;
+    p->count[3] += x == x && !finite;
+    p->count[4] += x == 0.0f;
+    if (finite && fabsf(y) <= FLT_MAX) {
+        float d = x - y;
+        p->xx += (double)x * (double)x;
+        p->yy += (double)y * (double)y;
+        p->xy += (double)x * (double)y;
+        p->dd += (double)d * (double)d;
+        if (fabsf(d) > p->largest) p->largest = fabsf(d);
+    }
+}
+static void te__stats_parts(void *user, int64_t begin, int64_t end) {
+    te__stats_job *j = (te__stats_job *)user;
+    const te_quant_error_args *a = j->a;
+    const float *y = (const float *)te__data(a->y), *limit = (const float *)te__data(a->limit);
+    float x[TE__STATS_PIECE];
+    int64_t part, at, i;
+    for (part = begin; part < end; part++) {
+        int64_t stop = j->n / TE__STATS_PARTS * (part + 1) + (part == TE__STATS_PARTS - 1 ? j->n % TE__STATS_PARTS : 0);
+        for (at = j->n / TE__STATS_PARTS * part; at < stop; at += TE__STATS_PIECE) {
+            int64_t size = te__min(TE__STATS_PIECE, stop - at);
+            te__load_row(te__data(a->x), a->x->dtype, at, size, x);
+            for (i = 0; i < size; i++) te__stats_element(&j->part[part], x[i], y[at + i], limit ? limit[at + i] : FLT_MAX);
+        }
+    }
+}
+static te_result te__cpu_quant_error(te_ctx *te, const te_quant_error_args *a) {
+    te__stats_job j;
+    te__stats_part all;
+    float *sums = (float *)te__data(a->sums);
+    int64_t *counts = (int64_t *)te__data(a->counts);
+    int i, c;
+    memset(&j, 0, sizeof(j));
+    memset(&all, 0, sizeof(all));
+    j.a = a;
+    j.n = te__numel(a->x);
+    te__parallel_for(te, TE__STATS_PARTS, te__max(1, TE__STATS_PARTS * 16384 / te__max(1, j.n)), te__stats_parts, &j);
+    for (i = 0; i < TE__STATS_PARTS; i++) {
+        const te__stats_part *p = &j.part[i];
+        all.xx += p->xx;
+        all.yy += p->yy;
+        all.xy += p->xy;
+        all.dd += p->dd;
+        if (p->largest > all.largest) all.largest = p->largest;
+        for (c = 0; c < TE__STATS_COUNTS; c++) all.count[c] += p->count[c];
+    }
+    counts[0] = j.n;
+    for (c = 0; c < TE__STATS_COUNTS; c++) counts[1 + c] = all.count[c];
+    sums[0] = (float)all.xx;
+    sums[1] = (float)all.yy;
+    sums[2] = (float)all.xy;
+    sums[3] = (float)all.dd;
+    sums[4] = all.largest;
+    return TE_OK;
+}
+
+/* ==== ops/stats/cuda.c ========================================================================================== */
+
+/* ops/stats/cuda.c: plan of the error statistics. Knows the kernels' contracts; must not know what they compute. */
+
+static te_result te__cuda_plan_quant_error(te__plan *p, const te_quant_error_args *a) {
+    te__quant_error_kargs args = TE_ZERO;
+    te__launch *l;
+    args.x = te__data(a->x);
+    args.y = (const float *)te__data(a->y);
+    args.limit = (const float *)te__data(a->limit);
+    args.counts = (long long *)te__data(a->counts);
+    args.sums = (float *)te__data(a->sums);
+    args.n = te__numel(a->x);
+    args.partials = te__div_up(args.n, TE__STATS_CHUNK);
+    args.partial = (te__quant_error_partial *)te__plan_workspace(p, args.partials * (int64_t)sizeof(te__quant_error_partial));
+    args.x_dt = a->x->dtype;
+    args.vector = te__is_aligned(a->x, 16) && te__is_aligned(a->y, 16) && (!a->limit || te__is_aligned(a->limit, 16));
+    if (args.partials > 0) {
+        l = te__plan_launch(p, "stats", "quant_error");
+        te__launch_option(l, "X_DT", args.x_dt);
+        te__launch_size(l, args.partials, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__quant_error_kargs) = args;
+    }
+    l = te__plan_launch(p, "stats", "quant_error_final");
+    te__launch_size(l, 1, 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__quant_error_kargs) = args;
+    te__plan_why(p, "one pass, a partial result for 8,192 elements, then one block over them");
+    return TE_OK;
+}
+
+/* ==== ops/nvfp4/arithmetic.h ==================================================================================== */
+
+/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:
+ * knows base/, and not where the elements lie. */
+#ifndef TE__NVFP4_ARITHMETIC_H
+#define TE__NVFP4_ARITHMETIC_H
+
+/* a * b, rounded, also where a sum follows: the host's compiler may fuse a plain product into that sum. Adding -0 changes nothing. */
+TE__BOTH float te__nvfp4_product(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fmul_rn(a, b);
+#else
+    return te__fma(a, b, -0.0f);
+#endif
+}
+TE__BOTH float te__nvfp4_sum(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x7fffffffu); }
+
+/* Rows whose sign the random Hadamard transform turns: bit i is element i. */
+#define TE__NVFP4_SIGNS 0xd7e8u
+
+/* v = H v / 4, H the Sylvester matrix of order 16. */
+TE__BOTH void te__nvfp4_hadamard(float v[16]) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int h = 1; h < 16; h *= 2)
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+        for (int i = 0; i < 16; i++)
+            if (!(i & h)) {
+                float a = v[i], b = v[i + h];
+                v[i] = te__nvfp4_sum(a, b), v[i + h] = te__nvfp4_sum(a, -b);
+            }
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int i = 0; i < 16; i++) v[i] = te__nvfp4_product(v[i], 0.25f);
+}
+TE__BOTH void te__nvfp4_flip(float v[16], uint32_t signs) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int i = 0; i < 16; i++) v[i] = te__bits_f32(te__f32_bits(v[i]) ^ (signs >> i & 1u) << 31);
+}
+
+/* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The product is exact. */
+TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
+    float m = te__nvfp4_abs(y), step = m < 2.0f ? 0.5f / 256 : m < 4.0f ? 1.0f / 256 : 2.0f / 256;
+    float t = te__nvfp4_sum(m, te__nvfp4_product((float)(int32_t)k, step));
+    uint32_t code = t < 1.0f ? t >= 0.5f : (te__f32_bits(t) - (126u << 23)) >> 22; /* above 1 a code is an exponent and one bit */
+    if (code > 7u) code = 7u;
+    return (uint8_t)(m == m ? code | (te__f32_bits(y) >> 28 & 8u) : 7u);
+}
+/* Byte t of Philox's four words. */
+TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) { return words[t >> 2] >> (8 * (t & 3)) & 0xffu; }
+
+/* What quantizing x lost: |e| or e * e. */
+TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float step, int squared) {
+    float e = te__nvfp4_sum(x, -te__nvfp4_product(te__e2m1_to_f32(code), step));
+    return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
+}
+
+/* The factor of a block's codes when they are read: d * amax / (6 F). An amax of 0 was quantized with S = 1. */
+TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_max) {
+    float most = te__mul_f32(code_max, 6.0f);
+    return te__mul_f32(te__mul_f32(te__e4m3_to_f32(block_code), amax == 0.0f ? most : amax), te__rcp_f32(most));
+}
+
+/* Where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled: tiles of 128 x 4. */
+TE__BOTH int64_t te__nvfp4_scale_at(int64_t i, int64_t j, int64_t groups, int swizzled) {
+    if (!swizzled) return i * groups + j;
+    return (i / 128 * (groups / 4) + j / 4) * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4;
+}
+
+#endif
+
+/* ==== ops/nvfp4/kargs.h ========================================================================================= */
+
+/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+typedef struct te__nvfp4_amax_kargs {
+    const void *x;       /* [m, n] */
+    float *row, *col;    /* [1], or row [m]; either may be NULL */
+    const float *noop;
+    long long m, n;
+    unsigned across;     /* pieces of 128 columns */
+    long long pieces;    /* all pieces of 16 rows and 128 columns */
+    int x_dt;
+    int per_row;         /* row is [m] */
+    int rht;             /* of what col is the amax: 0 x itself, 1 transformed, 2 transformed without signs */
+    int vector;          /* rows of x start at multiples of four elements */
+} te__nvfp4_amax_kargs;
+
+/* A block does one tile of 128 rows and 256 bytes of x. */
+typedef struct te__nvfp4_quantize_kargs {
+    const void *x;               /* [m, n] */
+    unsigned char *row;          /* [m, ld] codes, or NULL */
+    unsigned char *row_scale;    /* [round_up(m, 128), row_groups] */
+    unsigned char *col;          /* [n, ldc] codes, or NULL */
+    unsigned char *col_scale;    /* [round_up(n, 128), col_groups] */
+    const float *amax_row, *amax_col;
+    const float *noop;
+    long long m, n, ld, ldc, row_groups, col_groups;
+    unsigned long long seed, offset;
+    unsigned tiles_n;
+    float code_max;   /* the largest block scale: 448 or 256 */
+    int x_dt;
+    int per_row;      /* amax_row is [m] */
+    int two;          /* blocks of 16 x 16 */
+    int rht;          /* as in te__nvfp4_amax_kargs */
+    int stochastic;
+    int four;         /* te_4over6_error */
+    int swizzled;
+    int vector_x;     /* rows of x start at multiples of 16 bytes */
+    int vector_row;   /* rows of codes start at multiples of 16 bytes, and rows of `row_scale` at even addresses */
+    int vector_col;   /* rows of codes start at multiples of 16 bytes, and those of `col_scale` at multiples of four */
+} te__nvfp4_quantize_kargs;
+
+typedef struct te__nvfp4_dequantize_kargs {
+    const unsigned char *q;     /* [m, ld], or column-wise [n, ld] */
+    const unsigned char *scale; /* [.., groups] */
+    const float *amax;
+    void *y;                    /* [m, n] */
+    long long m, n, ld, groups;
+    unsigned tiles_n;
+    float code_max;
+    int y_dt;
+    int per_row;
+    int columnwise;
+    int rht;
+    int swizzled;
+    int vector_q; /* rows of q start at multiples of 8 bytes */
+    int vector_y; /* rows of y start at multiples of 16 bytes */
+} te__nvfp4_dequantize_kargs;
+
+/* ==== ops/nvfp4/op.c ============================================================================================ */
+
+/* ops/nvfp4/op.c: NVFP4 amaxes and casts: what each call must look like. Knows tensors; must not know which backend runs. */
+
+/* [rows, ld] e2m1 codes with ld >= cols. */
+static te_result te__nvfp4_check_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows, int64_t cols) {
+    char text[TE__SHAPE_TEXT];
+    te_result result = te__want(te, op, name, q);
+    if (result != TE_OK) return result;
+    if (q->dtype != TE_F4E2M1) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not e2m1", op, name, te_dtype_name(q->dtype));
+    if (te__rows(q) != rows || te__cols(q) < cols)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name, te__shape_text(q, text),
+                        (long long)rows, (long long)cols);
+    return TE_OK;
+}
+/* The scales of [rows, cols] codes, padded. */
+static int64_t te__nvfp4_groups(int64_t cols) { return te__round_up(te__div_up(cols, 16), 4); }
+static te_result te__nvfp4_check_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale, int64_t rows, int64_t cols) {
+    char text[TE__SHAPE_TEXT];
+    te_result result = te__want(te, op, name, scale);
+    if (result != TE_OK) return result;
+    if (scale->dtype != TE_F8E4M3) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not e4m3", op, name, te_dtype_name(scale->dtype));
+    if (te__rows(scale) != te__round_up(rows, 128) || te__cols(scale) != te__nvfp4_groups(cols))
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, not [%lld, %lld]", op, name, te__shape_text(scale, text), (long long)te__round_up(rows, 128),
+                        (long long)te__nvfp4_groups(cols));
+    return TE_OK;
+}
+/* f32 [1], or [m] where m is not negative. */
+static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *name, const te_tensor *amax, int64_t m) {
+    char text[TE__SHAPE_TEXT];
+    te_result result;
+    if (m < 0 || !amax || te__numel(amax) == 1) return te__want_f32(te, op, name, amax, 1);
+    result = te__want(te, op, name, amax);
+    if (result != TE_OK) return result;
+    if (te__numel(amax) != m)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text), (long long)m);
+    return te__want_f32(te, op, name, amax, m);
+}
+/* What happens before the column-wise copy: nothing, the transform, the transform without signs. */
+static int te__nvfp4_transform(bool rht, bool no_sign_mask) { return !rht ? 0 : no_sign_mask ? 2 : 1; }
+
+static te_result te__check_nvfp4_amax(te_ctx *te, te_nvfp4_amax_args *a) {
+    te_result result = te__want_float(te, "nvfp4_amax", "x", a->x);
+    if (result != TE_OK) return result;
+    if (!a->amax_row && !a->amax_col) return te__fail(te, TE_ERR_INVALID, "nvfp4_amax: neither amax_row nor amax_col is given");
+    if (a->amax_row) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_row", a->amax_row, te__rows(a->x));
+    if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_col", a->amax_col, -1);
+    if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_amax", "noop", a->noop, 1);
+    if (result != TE_OK) return result;
+    te__touch(a->amax_row);
+    te__touch(a->amax_col);
+    return TE_OK;
+}
+
+static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a) {
+    int64_t m, n;
+    te_result result = te__want_float(te, "nvfp4_quantize", "x", a->x);
+    if (result != TE_OK) return result;
+    m = te__rows(a->x);
+    n = te__cols(a->x);
+    if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: neither row nor col is given");
+    if (a->row) {
+        result = te__nvfp4_check_codes(te, "nvfp4_quantize", "row", a->row, m, n);
+        if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_quantize", "row_scale", a->row_scale, m, n);
+    }
+    if (result == TE_OK && a->col) {
+        result = te__nvfp4_check_codes(te, "nvfp4_quantize", "col", a->col, n, a->rht ? te__round_up(m, 16) : m);
+        if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_quantize", "col_scale", a->col_scale, n, m);
+    }
+    if (result == TE_OK && (a->row || a->amax_row || !a->amax_col))
+        result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_row", a->amax_row, m);
+    if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_col", a->amax_col, -1);
+    if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_quantize", "noop", a->noop, 1);
+    if (result != TE_OK) return result;
+    if ((int)a->four_over_six < TE_4OVER6_OFF || (int)a->four_over_six > TE_4OVER6_MSE)
+        return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: %d is not a te_4over6_error", (int)a->four_over_six);
+    if (a->two_dimensional && a->rht && a->col)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "nvfp4_quantize: two_dimensional blocks have one scale for both copies, and rht changes one of them");
+    if (a->amax_row && te__numel(a->amax_row) != 1) {
+        if (a->two_dimensional)
+            return te__fail(te, TE_ERR_UNSUPPORTED, "nvfp4_quantize: a row-scaled amax_row gives no scale to a two_dimensional block");
+        if (a->col && !a->amax_col)
+            return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: amax_row is row-scaled; the column-wise copy needs an amax_col of its own");
+    }
+    te__touch(a->row);
+    te__touch(a->row_scale);
+    te__touch(a->col);
+    te__touch(a->col_scale);
+    return TE_OK;
+}
+
+static te_result te__check_nvfp4_dequantize(te_ctx *te, te_nvfp4_dequantize_args *a) {
+    int64_t m, n;
+    te_result result = te__want_float(te, "nvfp4_dequantize", "y", a->y);
+    if (result != TE_OK) return result;
+    m = te__rows(a->y);
+    n = te__cols(a->y);
+    if (a->rht && !a->columnwise)
+        return te__fail(te, TE_ERR_INVALID, "nvfp4_dequantize: rht belongs to the column-wise copy, and columnwise is not set");
+    if (a->columnwise) {
+        result = te__nvfp4_check_codes(te, "nvfp4_dequantize", "q", a->q, n, a->rht ? te__round_up(m, 16) : m);
+        if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_dequantize", "scale", a->scale, n, m);
+    } else {
+        result = te__nvfp4_check_codes(te, "nvfp4_dequantize", "q", a->q, m, n);
+        if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_dequantize", "scale", a->scale, m, n);
+    }
+    if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_dequantize", "amax", a->amax, a->columnwise ? -1 : m);
+    if (result == TE_OK) te__touch(a->y);
+    return result;
+}
+
+/* ==== ops/nvfp4/cpu.c =========================================================================================== */
+
+/* ops/nvfp4/cpu.c: reference of the NVFP4 amaxes and casts. What it gives is what every GPU gives, byte for byte. A strip of 16 rows is one
+ * piece of work: its codes fill whole bytes of both copies. */
+
+static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
+
+/* max(largest, |x|); a NaN compares false and so never enters. */
+static float te__nvfp4_largest(const float *x, int n, float largest) {
+    int i;
+    for (i = 0; i < n; i++) {
+        float a = te__nvfp4_abs(x[i]);
+        if (a > largest) largest = a;
+    }
+    return largest;
+}
+
+typedef float te__nvfp4_tile[16][16];
+
+/* The 16 x 16 elements at (16 strip, 16 group) of x, zeros where x has none. */
+static void te__nvfp4_load(const te_tensor *x, int64_t strip, int64_t group, te__nvfp4_tile v) {
+    int64_t m = te__rows(x), n = te__cols(x), r, size = te__max(0, te__min(16, n - 16 * group));
+    memset(v, 0, sizeof(te__nvfp4_tile));
+    for (r = 0; r < 16 && 16 * strip + r < m; r++) te__load_row(te__data(x), x->dtype, (16 * strip + r) * n + 16 * group, size, v[r]);
+}
+/* What the column-wise copy is made of: the transpose, transformed. */
+static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turned) {
+    int r, c;
+    for (r = 0; r < 16; r++)
+        for (c = 0; c < 16; c++) turned[c][r] = v[r][c];
+    if (!transform) return;
+    for (c = 0; c < 16; c++) {
+        if (transform == 1) te__nvfp4_flip(turned[c], TE__NVFP4_SIGNS);
+        te__nvfp4_hadamard(turned[c]);
+    }
+}
+
+/* ---- amax ---- */
+
+enum { TE__NVFP4_PARTS = 64 };
+typedef struct te__nvfp4_amax_job {
+    const te_nvfp4_amax_args *a;
+    float row[TE__NVFP4_PARTS], col[TE__NVFP4_PARTS];
+} te__nvfp4_amax_job;
+
+static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
+    te__nvfp4_amax_job *j = (te__nvfp4_amax_job *)user;
+    const te_nvfp4_amax_args *a = j->a;
+    int64_t m = te__rows(a->x), strips = te__div_up(m, 16), groups = te__div_up(te__cols(a->x), 16), part, strip, group, r;
+    int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
+    float *rows = a->amax_row && te__numel(a->amax_row) != 1 ? (float *)te__data(a->amax_row) : NULL;
+    te__nvfp4_tile v, turned;
+    for (part = begin; part < end; part++) {
+        float row = 0.0f, col = 0.0f;
+        for (strip = strips * part / TE__NVFP4_PARTS; strip < strips * (part + 1) / TE__NVFP4_PARTS; strip++) {
+            float each[16] = TE_ZERO;
+            for (group = 0; group < groups; group++) {
+                te__nvfp4_load(a->x, strip, group, v);
+                for (r = 0; r < 16; r++) each[r] = te__nvfp4_largest(v[r], 16, each[r]);
+                if (!transform) continue;
+                te__nvfp4_turn(v, transform, turned);
+                col = te__nvfp4_largest(turned[0], 256, col);
+            }
+            row = te__nvfp4_largest(each, 16, row);
+            for (r = 0; rows && r < 16 && 16 * strip + r < m; r++)
+                rows[16 * strip + r] = te__nvfp4_largest(each + r, 1, a->keep ? rows[16 * strip + r] : 0.0f);
+        }
+        j->row[part] = row;
+        j->col[part] = transform ? col : row;
+    }
+}
+static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_nvfp4_amax_args *a) {
+    te__nvfp4_amax_job j;
+    float *row = (float *)te__data(a->amax_row), *col = (float *)te__data(a->amax_col);
+    if (te__nvfp4_noop(a->noop)) return TE_OK;
+    j.a = a;
+    te__parallel_for(te, TE__NVFP4_PARTS, te__max(1, TE__NVFP4_PARTS * 16384 / te__max(1, te__numel(a->x))), te__nvfp4_amax_parts, &j);
+    if (row && te__numel(a->amax_row) == 1) *row = te__nvfp4_largest(j.row, TE__NVFP4_PARTS, a->keep ? *row : 0.0f);
+    if (col) *col = te__nvfp4_largest(j.col, TE__NVFP4_PARTS, a->keep ? *col : 0.0f);
+    return TE_OK;
+}
+
+/* ---- quantize ---- */
+
+/* How one copy is rounded. */
+typedef struct te__nvfp4_rounding {
+    bool stochastic;
+    int four;
+    uint64_t seed, offset;
+} te__nvfp4_rounding;
+
+/* Codes of 16 elements under the block scale d; `block` counts the blocks of the copy. */
+static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale, uint64_t block, uint8_t code[16]) {
+    float multiplier = te__nvfp4_multiplier(d, tensor_scale);
+    uint32_t words[4];
+    int i;
+    if (!how->stochastic) {
+        for (i = 0; i < 16; i++) code[i] = te__f32_to_e2m1(te__mul_f32(v[i], multiplier));
+        return;
+    }
+    te__philox(how->seed, how->offset, block, words);
+    for (i = 0; i < 16; i++) code[i] = te__nvfp4_stochastic(te__nvfp4_product(v[i], multiplier), te__nvfp4_random_byte(words, i));
+}
+static float te__nvfp4_error(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale, uint64_t block) {
+    uint8_t code[16];
+    float step = te__nvfp4_step(d, tensor_scale), sum = 0.0f;
+    int i;
+    te__nvfp4_codes(how, v, d, tensor_scale, block, code);
+    for (i = 0; i < 16; i++) sum = te__nvfp4_sum(sum, te__nvfp4_loss(v[i], code[i], step, how->four == TE_4OVER6_MSE));
+    return sum;
+}
+/* The block scale of `rows` runs of 16 elements: 1, or 16 for a tile, whose runs are blocks `stride` apart. */
+static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float tensor_scale, uint64_t block, uint64_t stride) {
+    float amax = te__nvfp4_largest(v[0], 16 * rows, 0.0f), six = 0.0f, four = 0.0f;
+    uint8_t d = te__nvfp4_block_code(amax, tensor_scale, 1.0f), stretched;
+    int r;
+    if (!how->four) return d;
+    stretched = te__nvfp4_block_code(amax, tensor_scale, 1.5f);
+    for (r = 0; r < rows; r++) {
+        six = te__nvfp4_sum(six, te__nvfp4_error(how, v[r], d, tensor_scale, block + (uint64_t)r * stride));
+        four = te__nvfp4_sum(four, te__nvfp4_error(how, v[r], stretched, tensor_scale, block + (uint64_t)r * stride));
+    }
+    return four < six ? stretched : d;
+}
+
+/* One copy: `rows` rows of codes, of which `blocks` blocks hold elements, and its scales. */
+typedef struct te__nvfp4_copy {
+    uint8_t *q, *scale;
+    int64_t rows, bytes, blocks, scale_rows, groups;
+    bool swizzled;
+    te__nvfp4_rounding how;
+} te__nvfp4_copy;
+
+static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_nvfp4_quantize_args *a, te_tensor *q, te_tensor *scale, int64_t rows, int64_t cols) {
+    memset(c, 0, sizeof *c);
+    c->how.stochastic = a->stochastic_rounding;
+    c->how.four = (int)a->four_over_six;
+    c->how.seed = a->seed;
+    c->how.offset = a->offset;
+    c->swizzled = a->swizzled;
+    c->blocks = te__div_up(cols, 16);
+    if (!q) return;
+    c->q = (uint8_t *)te__data(q);
+    c->scale = (uint8_t *)te__data(scale);
+    c->rows = rows;
+    c->bytes = te__div_up(te__cols(q), 2);
+    c->scale_rows = te__round_up(rows, 128);
+    c->groups = te__nvfp4_groups(cols);
+}
+/* Block (i, j) of a copy: its codes as far as they exist, and its scale. */
+static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const float v[16], uint8_t d, float tensor_scale) {
+    uint8_t code[16];
+    int64_t b;
+    if (i < c->rows && 8 * j < c->bytes) {
+        te__nvfp4_codes(&c->how, v, d, tensor_scale, (uint64_t)(i * c->blocks + j), code);
+        for (b = 0; b < 8 && 8 * j + b < c->bytes; b++) c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
+    }
+    if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
+        c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
+}
+
+typedef struct te__nvfp4_job {
+    const te_nvfp4_quantize_args *a;
+    te__nvfp4_copy row, col;
+    int64_t m, groups; /* groups: of 16 columns, as many as either copy or its scales reach */
+    const float *amax_row, *amax_col;
+    bool per_row;
+    float code_max;
+} te__nvfp4_job;
+
+static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
+    te__nvfp4_job *j = (te__nvfp4_job *)user;
+    const te_nvfp4_quantize_args *a = j->a;
+    int transform = te__nvfp4_transform(a->rht, a->no_sign_mask), r;
+    int64_t strip, group;
+    te__nvfp4_tile v, turned;
+    for (strip = begin; strip < end; strip++)
+        for (group = 0; group < j->groups; group++) {
+            float row_scale = te__nvfp4_tensor_scale(j->amax_row[0], j->code_max), col_scale = te__nvfp4_tensor_scale(j->amax_col[0], j->code_max);
+            uint8_t d = 0;
+            te__nvfp4_load(a->x, strip, group, v);
+            if (a->two_dimensional)
+                d = te__nvfp4_choose(&j->row.how, v, 16, row_scale, (uint64_t)(16 * strip * j->row.blocks + group), (uint64_t)j->row.blocks);
+            for (r = 0; a->row && r < 16; r++) {
+                int64_t i = 16 * strip + r;
+                if (j->per_row && i < j->m) row_scale = te__nvfp4_tensor_scale(j->amax_row[i], j->code_max);
+                if (!a->two_dimensional)
+                    d = te__nvfp4_choose(&j->row.how, v + r, 1, row_scale, (uint64_t)(i * j->row.blocks + group), 0);
+                te__nvfp4_put(&j->row, i, group, v[r], d, row_scale);
+            }
+            if (!a->col) continue;
+            te__nvfp4_turn(v, transform, turned);
+            for (r = 0; r < 16; r++) {
+                int64_t i = 16 * group + r;
+                if (!a->two_dimensional)
+                    d = te__nvfp4_choose(&j->col.how, turned + r, 1, col_scale, (uint64_t)(i * j->col.blocks + strip), 0);
+                te__nvfp4_put(&j->col, i, strip, turned[r], d, col_scale);
+            }
+        }
+}
+static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_nvfp4_quantize_args *a) {
+    te__nvfp4_job j;
+    int64_t n = te__cols(a->x), strips;
+    if (te__nvfp4_noop(a->noop)) return TE_OK;
+    j.a = a;
+    j.m = te__rows(a->x);
+    te__nvfp4_copy_of(&j.row, a, a->row, a->row_scale, j.m, n);
+    te__nvfp4_copy_of(&j.col, a, a->col, a->col_scale, n, j.m);
+    j.col.how.offset++;
+    j.amax_row = (const float *)te__data(a->amax_row ? a->amax_row : a->amax_col);
+    j.amax_col = a->two_dimensional || !a->amax_col ? j.amax_row : (const float *)te__data(a->amax_col);
+    j.per_row = a->amax_row && te__numel(a->amax_row) != 1;
+    j.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    strips = te__div_up(te__round_up(te__max(j.m, a->col ? te__cols(a->col) : 0), 128), 16);
+    j.groups = te__div_up(te__round_up(te__max(n, a->row ? te__cols(a->row) : 0), 128), 16);
+    if (j.m == 0 && j.per_row) return TE_OK; /* an amax_row [0] holds nothing to read, and there is nothing to scale */
+    te__parallel_for(te, strips, te__max(1, 64 / te__max(1, j.groups)), te__nvfp4_strips, &j);
+    return TE_OK;
+}
+
+/* ---- dequantize ---- */
+
+typedef struct te__nvfp4_dequantize_job {
+    const te_nvfp4_dequantize_args *a;
+    int64_t m, n, bytes, groups;
+    const float *amax;
+    bool per_row;
+    float code_max;
+} te__nvfp4_dequantize_job;
+
+/* The 16 values of block (i, j) of the codes. */
+static void te__nvfp4_block_values(const te__nvfp4_dequantize_job *job, int64_t i, int64_t j, float v[16]) {
+    const uint8_t *q = (const uint8_t *)te__data(job->a->q) + i * job->bytes, *scale = (const uint8_t *)te__data(job->a->scale);
+    float step = te__nvfp4_decode_step(scale[te__nvfp4_scale_at(i, j, job->groups, job->a->swizzled)], job->amax[job->per_row ? i : 0], job->code_max);
+    int k;
+    for (k = 0; k < 16; k++) {
+        int64_t at = 8 * j + k / 2;
+        v[k] = te__nvfp4_product(te__e2m1_to_f32(at < job->bytes ? (uint8_t)(q[at] >> 4 * (k & 1) & 15) : 0), step);
+    }
+}
+static void te__nvfp4_dequantize_strips(void *user, int64_t begin, int64_t end) {
+    const te__nvfp4_dequantize_job *job = (const te__nvfp4_dequantize_job *)user;
+    const te_nvfp4_dequantize_args *a = job->a;
+    int64_t strip, group, r;
+    te__nvfp4_tile v, turned;
+    int k;
+    for (strip = begin; strip < end; strip++)
+        for (group = 0; 16 * group < job->n; group++) {
+            int64_t rows = te__min(16, job->m - 16 * strip), cols = te__min(16, job->n - 16 * group);
+            memset(v, 0, sizeof v);
+            for (r = 0; r < (a->columnwise ? cols : rows); r++) {
+                if (!a->columnwise) {
+                    te__nvfp4_block_values(job, 16 * strip + r, group, v[r]);
+                    continue;
+                }
+                te__nvfp4_block_values(job, 16 * group + r, strip, turned[r]);
+                if (a->rht) te__nvfp4_hadamard(turned[r]);
+                if (a->rht && !a->no_sign_mask) te__nvfp4_flip(turned[r], TE__NVFP4_SIGNS);
+                for (k = 0; k < 16; k++) v[k][r] = turned[r][k];
+            }
+            for (r = 0; r < rows; r++) {
+                for (k = 0; k < cols; k++)
+                    if (v[r][k] != v[r][k]) v[r][k] = te__bits_f32(0x7fffffffu); /* one NaN, that of the GPU */
+                te__store_row(te__data(a->y), a->y->dtype, (16 * strip + r) * job->n + 16 * group, cols, v[r]);
+            }
+        }
+}
+static te_result te__cpu_nvfp4_dequantize(te_ctx *te, const te_nvfp4_dequantize_args *a) {
+    te__nvfp4_dequantize_job j;
+    j.a = a;
+    j.m = te__rows(a->y);
+    j.n = te__cols(a->y);
+    j.bytes = te__div_up(te__cols(a->q), 2);
+    j.groups = te__cols(a->scale);
+    j.amax = (const float *)te__data(a->amax);
+    j.per_row = te__numel(a->amax) != 1;
+    j.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    te__parallel_for(te, te__div_up(j.m, 16), te__max(1, 1024 / te__max(1, j.n)), te__nvfp4_dequantize_strips, &j);
+    return TE_OK;
+}
+
+/* ==== ops/nvfp4/cuda.c ========================================================================================== */
+
+/* ops/nvfp4/cuda.c: plans of the NVFP4 amaxes and casts. Knows the kernels' contracts; must not know what they compute. */
+
+/* Rows of `bytes` bytes all start at multiples of `unit`. */
+static bool te__nvfp4_aligned(const te_tensor *x, int64_t bytes, int64_t unit) { return te__is_aligned(x, (uintptr_t)unit) && bytes % unit == 0; }
+
+static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args *a) {
+    te__nvfp4_amax_kargs args = TE_ZERO;
+    te__launch *l;
+    args.x = te__data(a->x);
+    args.row = (float *)te__data(a->amax_row);
+    args.col = (float *)te__data(a->amax_col);
+    args.noop = (const float *)te__data(a->noop);
+    args.m = te__rows(a->x);
+    args.n = te__cols(a->x);
+    args.across = (unsigned)te__div_up(args.n, 128);
+    args.pieces = te__div_up(args.m, 16) * args.across;
+    args.x_dt = a->x->dtype;
+    args.per_row = a->amax_row && te__numel(a->amax_row) != 1;
+    args.rht = te__nvfp4_transform(a->rht && a->amax_col, a->no_sign_mask);
+    args.vector = te__nvfp4_aligned(a->x, args.n * te__dtype_size(a->x->dtype), 4 * te__dtype_size(a->x->dtype));
+    if (!a->keep) {
+        l = te__plan_launch(p, "nvfp4", "nvfp4_amax_zero");
+        te__launch_size(l, te__max(1, args.per_row ? te__div_up(args.m, 256) : 1), 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
+    }
+    if (args.pieces > 0) {
+        l = te__plan_launch(p, "nvfp4", "nvfp4_amax");
+        te__launch_option(l, "X_DT", args.x_dt);
+        te__launch_option(l, "RHT", args.rht);
+        te__launch_option(l, "PER_ROW", args.per_row);
+        te__launch_size(l, te__div_up(args.pieces, 8), 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
+    }
+    te__plan_why(p, args.rht ? "one pass; the transform in registers, 16 rows of four columns a thread" : "one pass, one atomic maximum a block");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quantize_args *a) {
+    int64_t size = te__dtype_size(a->x->dtype), columns = 256 / size, reach_m, reach_n;
+    te__launch *l;
+    te__nvfp4_quantize_kargs *k;
+    reach_m = te__round_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128);
+    reach_n = te__round_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 128);
+    if (reach_m == 0 || reach_n == 0) return TE_OK;
+    if (te__rows(a->x) == 0 && a->amax_row && te__numel(a->amax_row) == 0) return TE_OK;
+    l = te__plan_launch(p, "nvfp4", "nvfp4_quantize");
+    k = TE__KARGS(p, l, te__nvfp4_quantize_kargs);
+    k->x = te__data(a->x);
+    k->m = te__rows(a->x);
+    k->n = te__cols(a->x);
+    if (a->row) {
+        k->row = (unsigned char *)te__data(a->row);
+        k->row_scale = (unsigned char *)te__data(a->row_scale);
+        k->ld = te__cols(a->row);
+        k->vector_row = te__nvfp4_aligned(a->row, te__div_up(k->ld, 2), 16) && te__is_aligned(a->row_scale, 2);
+    }
+    if (a->col) {
+        k->col = (unsigned char *)te__data(a->col);
+        k->col_scale = (unsigned char *)te__data(a->col_scale);
+        k->ldc = te__cols(a->col);
+        k->vector_col = te__nvfp4_aligned(a->col, te__div_up(k->ldc, 2), 16) && te__is_aligned(a->col_scale, 4);
+    }
+    k->row_groups = te__nvfp4_groups(k->n);
+    k->col_groups = te__nvfp4_groups(k->m);
+    k->amax_row = (const float *)te__data(a->amax_row ? a->amax_row : a->amax_col);
+    k->amax_col = a->two_dimensional || !a->amax_col ? k->amax_row : (const float *)te__data(a->amax_col);
+    k->per_row = a->amax_row && te__numel(a->amax_row) != 1;
+    k->noop = (const float *)te__data(a->noop);
+    k->seed = a->seed;
+    k->offset = a->offset;
+    k->tiles_n = (unsigned)(reach_n / columns);
+    k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    k->x_dt = a->x->dtype;
+    k->two = a->two_dimensional;
+    k->rht = te__nvfp4_transform(a->rht && a->col, a->no_sign_mask);
+    k->stochastic = a->stochastic_rounding;
+    k->four = (int)a->four_over_six;
+    k->swizzled = a->swizzled;
+    k->vector_x = te__nvfp4_aligned(a->x, k->n * size, 16);
+    te__launch_option(l, "X_DT", k->x_dt);
+    te__launch_option(l, "TWO", k->two);
+    te__launch_option(l, "RHT", k->rht);
+    te__launch_option(l, "STOCHASTIC", k->stochastic);
+    te__launch_option(l, "FOUR", k->four);
+    te__launch_size(l, reach_m / 128 * (int64_t)k->tiles_n, 1, 1, 256, 0);
+    te__plan_why(p, "one read of x, a tile in shared memory, both copies from it");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_nvfp4_dequantize_args *a) {
+    te__launch *l;
+    te__nvfp4_dequantize_kargs *k;
+    if (te__numel(a->y) == 0) return TE_OK;
+    l = te__plan_launch(p, "nvfp4", "nvfp4_dequantize");
+    k = TE__KARGS(p, l, te__nvfp4_dequantize_kargs);
+    k->q = (const unsigned char *)te__data(a->q);
+    k->scale = (const unsigned char *)te__data(a->scale);
+    k->amax = (const float *)te__data(a->amax);
+    k->y = te__data(a->y);
+    k->m = te__rows(a->y);
+    k->n = te__cols(a->y);
+    k->ld = te__cols(a->q);
+    k->groups = te__cols(a->scale);
+    k->tiles_n = (unsigned)te__div_up(k->n, 64);
+    k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    k->y_dt = a->y->dtype;
+    k->per_row = te__numel(a->amax) != 1;
+    k->columnwise = a->columnwise;
+    k->rht = te__nvfp4_transform(a->rht, a->no_sign_mask);
+    k->swizzled = a->swizzled;
+    k->vector_q = te__nvfp4_aligned(a->q, te__div_up(k->ld, 2), 8);
+    k->vector_y = te__nvfp4_aligned(a->y, k->n * te__dtype_size(a->y->dtype), 16);
+    te__launch_option(l, "Y_DT", k->y_dt);
+    te__launch_option(l, "COLUMNWISE", k->columnwise);
+    te__launch_option(l, "RHT", k->rht);
+    te__launch_size(l, te__div_up(k->m, 64) * (int64_t)k->tiles_n, 1, 1, 256, 0);
     te__plan_why(p, "tiles through shared memory, 16 bytes a store");
     return TE_OK;
 }
@@ -15747,21 +20957,47 @@ typedef struct te__gemm_kargs {
     void *d;           /* [m, ldd] */
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
     const void *bias;  /* [n], or NULL */
-    const float *scale_a, *scale_b; /* [1], or NULL for 1 */
+    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
+    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n] */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
     long long d_split;        /* elements of D from one split to the next */
+    long long ld_block_a, ld_block_b;
+    float factor_a, factor_b; /* scale_a and scale_b are multiplied with these */
     int a_dt, b_dt, d_dt, bias_dt;
     int a_t, b_t; /* a_t: A lies k x m; b_t: B lies n x k */
     int epilogue; /* te_epilogue */
     int accumulate;
     int splits;
     int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */
+    int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */
+    int block;             /* 0: no block scales; te__gemm_block_kind */
 } te__gemm_kargs;
 
-/* gemm_hopper: 192 KB of slots, eight stages of 4 KB, barriers, and room to start at a multiple of 1024. */
+/* Shapes of the blocks of A and B. */
+typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
+
+/* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */
+typedef struct te__gemm_decode_side {
+    const unsigned char *codes, *scale;
+    unsigned short *out; /* [rows, ld_out], columns beyond the last become 0 */
+    long long rows, columns;
+    long long ld, ld_out; /* in elements; ld_out a multiple of 16 */
+    long long ld_scale;   /* swizzled: groups, a multiple of 4 */
+    int dt;               /* of the codes */
+    int down;             /* groups run down the columns, not along the rows */
+    int aligned;          /* 16 codes from a multiple of 16 on can be read at once */
+    int pad;
+} te__gemm_decode_side;
+typedef struct te__gemm_decode_kargs {
+    te__gemm_decode_side side[2]; /* A and B; block y of the grid does side y */
+    int swizzled;
+} te__gemm_decode_kargs;
+
+/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple
+ * of 1024. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
@@ -15773,7 +21009,7 @@ typedef struct te__gemm_kargs {
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     unsigned long long a_map[16], b_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[10]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
 
 /* ==== ops/gemm/op.c ============================================================================================= */
@@ -15781,11 +21017,11 @@ typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
 /* ops/gemm/op.c: the front door of matrix products: defaults and checks. Knows tensors; must not know which backend runs. */
 
 /* Elements from one row of the [M, N] view to the next; -1 when there is no such number: the last dimension is strided, the
- * leading ones do not collapse into one, or rows overlap. */
+ * leading ones do not collapse into one, or rows overlap. Rows of 4-bit elements start at whole bytes. */
 static int64_t te__gemm_ld(const te_tensor *x) {
     int64_t cols = te__cols(x), ld = -1, expect = 0;
     int i;
-    if (te__numel(x) == 0) return te__max(cols, 1);
+    if (te__numel(x) == 0) return te__round_up(te__max(cols, 1), x->dtype == TE_F4E2M1 ? 2 : 1);
     if (x->ndim && cols > 1 && x->stride[x->ndim - 1] != 1) return -1;
     for (i = x->ndim - 2; i >= 0; i--) {
         if (x->shape[i] == 1) continue;
@@ -15795,7 +21031,9 @@ static int64_t te__gemm_ld(const te_tensor *x) {
             return -1;
         expect = x->stride[i] * x->shape[i];
     }
-    return ld < 0 ? cols : ld >= cols ? ld : -1;
+    if (ld < 0) ld = cols;
+    if (x->dtype == TE_F4E2M1) ld = te__round_up(ld, 2);
+    return ld >= cols ? ld : -1;
 }
 
 /* A plain matrix of this context of at least rows x cols. */
@@ -15812,21 +21050,97 @@ static te_result te__gemm_want(te_ctx *te, const char *name, const te_tensor *x,
     return TE_OK;
 }
 
+/* ---- formats and scalings --------------------------------------------------------------------------------------------- */
+
+static bool te__gemm_is_block(te_scaling s) { return s == TE_SCALING_BLOCK_1D || s == TE_SCALING_BLOCK_2D; }
+static const char *te__gemm_scaling_name(te_scaling s) {
+    static const char *const names[] = {"TENSOR", "BLOCK_1D", "BLOCK_2D", "MXFP8", "NVFP4"};
+    return (int)s >= 0 && (int)s < TE__COUNT(names) ? names[s] : "?";
+}
+
+/* Groups along k of one line (a row of op(A), a column of op(B)). */
+static int64_t te__gemm_groups(te_scaling s, int64_t k) {
+    return te__div_up(k, s == TE_SCALING_NVFP4 ? 16 : s == TE_SCALING_MXFP8 ? 32 : 128);
+}
+
+/* Elements from one row of the scales to the next, of an operand of `size` lines; columnwise: MXFP8 codes that lie k x size. */
+static int64_t te__gemm_scale_ld(te_scaling s, bool columnwise, int64_t size, int64_t k) {
+    if (s == TE_SCALING_BLOCK_1D) return te__round_up(size, 4);
+    return columnwise ? te__round_up(size, 128) : te__round_up(te__gemm_groups(s, k), 4);
+}
+
+/* ... and its rows. */
+static int64_t te__gemm_scale_rows(te_scaling s, bool columnwise, int64_t size, int64_t k) {
+    if (s == TE_SCALING_BLOCK_1D) return te__gemm_groups(s, k);
+    if (s == TE_SCALING_BLOCK_2D) return te__div_up(size, 128);
+    return columnwise ? te__round_up(te__gemm_groups(s, k), 4) : te__round_up(size, 128);
+}
+
+/* What a block's codes times its scale still lack of the values that were quantized, besides the amax. */
+static float te__gemm_nvfp4_factor(bool e4m3_max_256) { return 1.0f / (6.0f * (e4m3_max_256 ? 256.0f : 448.0f)); }
+
+static te_result te__gemm_check_pair(te_ctx *te, const te_gemm_args *a) {
+    te_scaling sa = a->scaling_a, sb = a->scaling_b;
+    if ((int)sa < 0 || sa > TE_SCALING_NVFP4 || (int)sb < 0 || sb > TE_SCALING_NVFP4)
+        return te__fail(te, TE_ERR_INVALID, "gemm: scaling_a is %d and scaling_b %d; te_scaling has 0 to %d", (int)sa, (int)sb, (int)TE_SCALING_NVFP4);
+    if (sa == TE_SCALING_BLOCK_2D && sb == TE_SCALING_BLOCK_2D)
+        return te__fail(te, TE_ERR_INVALID,
+                        "gemm: A and B both have 128 x 128 blocks (BLOCK_2D); one of them must have 1 x 128 blocks: quantize A or B with te_block_quantize "
+                        "and two_dimensional = false, and pass BLOCK_1D");
+    if (sa != sb && !(te__gemm_is_block(sa) && te__gemm_is_block(sb)))
+        return te__fail(te, TE_ERR_INVALID, "gemm: A is scaled by %s and B by %s; only BLOCK_1D and BLOCK_2D go together: quantize both by one recipe",
+                        te__gemm_scaling_name(sa), te__gemm_scaling_name(sb));
+    if (sa != TE_SCALING_NVFP4 && (a->amax_a || a->amax_b || a->e4m3_max_256_a || a->e4m3_max_256_b))
+        return te__fail(te, TE_ERR_INVALID, "gemm: amax_a, amax_b and e4m3_max_256 belong to NVFP4, and the operands are scaled by %s", te__gemm_scaling_name(sa));
+    if (a->swizzled_scales && sa != TE_SCALING_NVFP4 && sa != TE_SCALING_MXFP8)
+        return te__fail(te, TE_ERR_INVALID, "gemm: swizzled_scales belongs to MXFP8 and NVFP4, and the operands are scaled by %s", te__gemm_scaling_name(sa));
+    return TE_OK;
+}
+
 static te_result te__gemm_check_formats(te_ctx *te, const te_gemm_args *a) {
     te_dtype ad = a->a->dtype, bd = a->b->dtype;
-    const char *an = te_dtype_name(ad), *bn = te_dtype_name(bd);
-    if (te__is_fp8(ad) && te__is_fp8(bd)) {
-        if (ad == TE_F8E5M2 && bd == TE_F8E5M2)
-            return te__fail(te, TE_ERR_DTYPE, "gemm: A and B are both e5m2; one of them must be e4m3");
+    const char *an = te_dtype_name(ad), *bn = te_dtype_name(bd), *scaling = te__gemm_scaling_name(a->scaling_a);
+    bool narrow = ad == TE_F4E2M1 && bd == TE_F4E2M1, fp8 = te__is_fp8(ad) && te__is_fp8(bd);
+    if (ad == TE_F8E5M2 && bd == TE_F8E5M2) return te__fail(te, TE_ERR_DTYPE, "gemm: A and B are both e5m2; one of them must be e4m3");
+    if (a->scaling_a == TE_SCALING_NVFP4 && !narrow)
+        return te__fail(te, TE_ERR_DTYPE, "gemm: A is %s and B %s; NVFP4 scales belong to e2m1 codes, of both", an, bn);
+    if (a->scaling_a != TE_SCALING_NVFP4 && narrow)
+        return te__fail(te, TE_ERR_DTYPE, "gemm: A and B are e2m1, scaled by %s; pass their scales and amaxes, and NVFP4 as scaling_a and scaling_b", scaling);
+    if (a->scaling_a != TE_SCALING_TENSOR && !narrow && !fp8)
+        return te__fail(te, TE_ERR_DTYPE, "gemm: A is %s and B %s; %s scales belong to fp8 codes, of both", an, bn, scaling);
+    if ((fp8 || narrow) && a->scaling_a != TE_SCALING_MXFP8) {
         if (a->a_transposed || !a->b_transposed)
-            return te__fail(te, TE_ERR_INVALID, "gemm: fp8 operands must be contiguous along k (A not transposed, B transposed); pass the transposed copy of %s",
-                            a->a_transposed ? "A" : "B");
-        return TE_OK;
+            return te__fail(te, TE_ERR_INVALID, "gemm: %s operands must be contiguous along k (A not transposed, B transposed); pass the transposed copy of %s",
+                            narrow ? "fp4" : "fp8", a->a_transposed ? "A" : "B");
     }
+    if (fp8 || narrow) return TE_OK;
     if (!te__is_float(ad) || !te__is_float(bd))
         return te__fail(te, TE_ERR_DTYPE, "gemm: A is %s and B %s; both f32, both f16, both bf16, or both fp8 is needed", an, bn);
     if (ad != bd) return te__fail(te, TE_ERR_DTYPE, "gemm: A is %s and B %s; te_tensor_cast one of them to the other's format", an, bn);
     return TE_OK;
+}
+
+/* One operand's scale, and its amax; columnwise: its codes lie k x size. */
+static te_result te__gemm_check_scale(te_ctx *te, const char *name, const te_tensor *scale, te_scaling s, bool columnwise, int64_t size, int64_t k) {
+    te_dtype dtype = s == TE_SCALING_MXFP8 ? TE_F8E8M0 : s == TE_SCALING_NVFP4 ? TE_F8E4M3 : TE_F32;
+    int64_t rows = te__gemm_scale_rows(s, columnwise, size, k), cols = te__gemm_scale_ld(s, columnwise, size, k);
+    char text[TE__SHAPE_TEXT];
+    te_result r;
+    if (s == TE_SCALING_TENSOR) return scale ? te__want_f32(te, "gemm", name, scale, 1) : TE_OK;
+    if (!scale) return te__fail(te, TE_ERR_INVALID, "gemm: %s is NULL; %s codes mean nothing without their scales", name, te__gemm_scaling_name(s));
+    r = te__want(te, "gemm", name, scale);
+    if (r != TE_OK) return r;
+    if (scale->dtype != dtype)
+        return te__fail(te, TE_ERR_DTYPE, "gemm: %s is %s; the scales of %s are %s", name, te_dtype_name(scale->dtype), te__gemm_scaling_name(s), te_dtype_name(dtype));
+    if (te__rows(scale) != rows || te__cols(scale) != cols)
+        return te__fail(te, TE_ERR_SHAPE, "gemm: %s is %s; the %s scales of %lld lines of %lld values are [%lld, %lld]", name, te__shape_text(scale, text),
+                        te__gemm_scaling_name(s), (long long)size, (long long)k, (long long)rows, (long long)cols);
+    return TE_OK;
+}
+
+static te_result te__gemm_check_amax(te_ctx *te, const char *name, const te_tensor *amax, int64_t size) {
+    if (!amax) return te__fail(te, TE_ERR_INVALID, "gemm: %s is NULL; NVFP4 codes mean nothing without the amax that they were quantized with", name);
+    return te__want_f32(te, "gemm", name, amax, te__numel(amax) == 1 ? 1 : size);
 }
 
 static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
@@ -15852,12 +21166,15 @@ static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
     r = a->a_transposed ? te__gemm_want(te, "A", a->a, a->k, a->m, "[k, m], transposed,") : te__gemm_want(te, "A", a->a, a->m, a->k, "[m, k]");
     if (r == TE_OK) r = a->b_transposed ? te__gemm_want(te, "B", a->b, a->n, a->k, "[n, k], transposed,") : te__gemm_want(te, "B", a->b, a->k, a->n, "[k, n]");
     if (r == TE_OK) r = te__gemm_want(te, "D", a->d, a->m, a->n, "[m, n]");
+    if (r == TE_OK) r = te__gemm_check_pair(te, a);
     if (r == TE_OK) r = te__gemm_check_formats(te, a);
     if (r == TE_OK && !te__is_float(a->d->dtype))
         r = te__fail(te, TE_ERR_DTYPE, "gemm: D is %s; f32, f16 or bf16 is needed", te_dtype_name(a->d->dtype));
     if (r == TE_OK) r = te__gemm_check_epilogue(te, a);
-    if (r == TE_OK && a->scale_a) r = te__want_f32(te, "gemm", "scale_a", a->scale_a, 1);
-    if (r == TE_OK && a->scale_b) r = te__want_f32(te, "gemm", "scale_b", a->scale_b, 1);
+    if (r == TE_OK) r = te__gemm_check_scale(te, "scale_a", a->scale_a, a->scaling_a, a->a_transposed, a->m, a->k);
+    if (r == TE_OK) r = te__gemm_check_scale(te, "scale_b", a->scale_b, a->scaling_b, !a->b_transposed, a->n, a->k);
+    if (r == TE_OK && a->scaling_a == TE_SCALING_NVFP4) r = te__gemm_check_amax(te, "amax_a", a->amax_a, a->m);
+    if (r == TE_OK && a->scaling_a == TE_SCALING_NVFP4) r = te__gemm_check_amax(te, "amax_b", a->amax_b, a->n);
     if (r != TE_OK) return r;
     te__touch(a->d);
     if (a->epilogue == TE_EPILOGUE_GELU) te__touch(a->aux);
@@ -15866,13 +21183,16 @@ static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
 
 /* ==== ops/gemm/cpu.c ============================================================================================ */
 
-/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, fast enough to train with. Knows tensors; must not know
- * CUDA.
+/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, fast enough to train with: the reference of every scaling.
+ * Knows tensors; must not know CUDA.
  *
  * Both operands are decoded once, whatever their format and layout, into panels of f32 in the order in which the micro-kernel reads
  * them: six rows of A, or 32 columns of B, for k = 0, 1, 2 ... A panel is a product of two panels: six by 32 sums that live in vector
  * registers. Sums run over 256 values of k at a time, upwards, and these over all of k, upwards: the bits depend on neither the number
- * of threads nor on the block or tile that an element falls into. */
+ * of threads nor on the block or tile that an element falls into.
+ *
+ * MXFP8 and NVFP4 values are multiplied with the scale of their group as they are decoded, which f32 holds exactly. Block scales are
+ * arbitrary numbers: sums over their 128 values of k are scaled, as the tensor cores' are, and not the values. */
 
 enum {
     TE__GEMM_MR = 6, /* rows of a panel of A: 6 x 32 sums fill 12 of the 32 registers of AVX-512, and do well with fewer */
@@ -15880,6 +21200,7 @@ enum {
     TE__GEMM_MC = 96, /* a task: 96 x 128 of D, 48 KB of sums on the stack; one slab of A (96 KB) and of B (128 KB) stay in the L2 cache */
     TE__GEMM_NC = 128,
     TE__GEMM_KC = 256,      /* of k; a slab of one panel of B takes 32 KB of L1 */
+    TE__GEMM_KB = 128,      /* of k that share a block scale */
     TE__GEMM_PACKED = 1 << 24 /* most elements of one operand that are decoded at a time: 64 MB */
 };
 
@@ -15968,6 +21289,10 @@ typedef struct te__gemm_operand {
     bool k_major;      /* neighbours along k are neighbours in memory */
     int width;         /* of a panel */
     float fp8[256];    /* value of each code */
+    te_scaling scaling;
+    const void *scale; /* of MXFP8, NVFP4 or blocks; NULL for other operands */
+    int64_t scale_ld;
+    bool swizzled;
     int64_t begin, end; /* what is decoded now; begin is a multiple of the task's size */
     float *packed;     /* panels of [k][width], zeros beyond the end */
 } te__gemm_operand;
@@ -15986,15 +21311,52 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
     if (te__is_fp8(t->dtype))
         for (c = 0; c < 256; c++) x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
 }
+static void te__gemm_operand_scale(te__gemm_operand *x, const te_tensor *scale, te_scaling scaling, bool swizzled) {
+    x->scaling = scaling;
+    x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
+    x->scale_ld = te__gemm_scale_ld(scaling, !x->k_major, x->size, x->k);
+    x->swizzled = swizzled;
+}
 
-static void te__gemm_decode(const te__gemm_operand *x, int64_t index, int64_t n, float *out) {
-    const uint8_t *codes = (const uint8_t *)x->data + index;
+/* The scale of group `group` of line `line` (a row of op(A), a column of op(B)). */
+static float te__gemm_group_scale(const te__gemm_operand *x, int64_t line, int64_t group) {
+    const uint8_t *codes = (const uint8_t *)x->scale;
+    int64_t at = x->k_major ? line * x->scale_ld + group : group * x->scale_ld + line;
+    if (x->swizzled)
+        at = (line / 128 * te__div_up(te__gemm_groups(x->scaling, x->k), 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
+    return x->scaling == TE_SCALING_MXFP8 ? te__e8m0_to_f32(codes[at]) : te__e4m3_to_f32(codes[at]);
+}
+
+/* The block scales of `n` lines from `line` on, for block `block` of k. */
+static void te__gemm_block_scales(const te__gemm_operand *x, int64_t line, int64_t n, int64_t block, float *out) {
+    const float *scale = (const float *)x->scale;
     int64_t i;
-    if (!te__is_fp8(x->dtype)) {
-        te__load_row(x->data, x->dtype, index, n, out);
-        return;
+    for (i = 0; i < n; i++)
+        out[i] = x->scaling == TE_SCALING_BLOCK_2D ? scale[(line + i) / TE__GEMM_KB * x->scale_ld + block] : scale[block * x->scale_ld + line + i];
+}
+
+/* n neighbours in memory: row `row` of the operand as it lies, from element `at` on. */
+static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, int64_t n, float *out) {
+    int64_t i;
+    int group = x->scaling == TE_SCALING_NVFP4 ? 4 : 5; /* log2 of its size */
+    float scale = 1.0f;
+    if (x->dtype == TE_F4E2M1) {
+        const uint8_t *pairs = (const uint8_t *)x->data + row * (x->ld / 2);
+        for (i = 0; i < n; i++) out[i] = te__e2m1_to_f32((uint8_t)(pairs[(at + i) / 2] >> (at + i) % 2 * 4 & 15));
+    } else if (te__is_fp8(x->dtype)) {
+        const uint8_t *codes = (const uint8_t *)x->data + row * x->ld + at;
+        for (i = 0; i < n; i++) out[i] = x->fp8[codes[i]];
+    } else {
+        te__load_row(x->data, x->dtype, row * x->ld + at, n, out);
     }
-    for (i = 0; i < n; i++) out[i] = x->fp8[codes[i]];
+    if (x->scaling != TE_SCALING_MXFP8 && x->scaling != TE_SCALING_NVFP4) return;
+    for (i = 0; i < n; i++) {
+        if (!x->k_major)
+            scale = te__gemm_group_scale(x, at + i, row >> group);
+        else if (i == 0 || (at + i) >> group != (at + i - 1) >> group)
+            scale = te__gemm_group_scale(x, row, (at + i) >> group);
+        out[i] *= scale;
+    }
 }
 
 /* One panel of rows that run along k: decoded 64 values at a time, then turned around. */
@@ -16004,7 +21366,7 @@ static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t r
     memset(part, 0, sizeof(part));
     for (p = 0; p < x->k; p += n, out += n * w) {
         n = te__min(x->k - p, TE__GEMM_CHUNK);
-        for (r = 0; r < rows; r++) te__gemm_decode(x, (row + r) * x->ld + p, n, part[r]);
+        for (r = 0; r < rows; r++) te__gemm_decode(x, row + r, p, n, part[r]);
         for (i = 0; i < n; i++)
             for (r = 0; r < w; r++) out[i * w + r] = part[r][i];
     }
@@ -16016,7 +21378,7 @@ static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_
     int64_t p, at, w = x->width;
     memset(line, 0, sizeof(line));
     for (p = 0; p < x->k; p++) {
-        te__gemm_decode(x, p * x->ld + row, rows, line);
+        te__gemm_decode(x, p, row, rows, line);
         for (at = 0; at < rows; at += w) memcpy(out + at * x->k + p * w, line + at, (size_t)w * sizeof(float));
     }
 }
@@ -16049,7 +21411,8 @@ typedef struct te__gemm_job {
     const te_gemm_args *args;
     te__gemm_operand a, b;
     int64_t ldd, ldaux;
-    float scale;
+    float scale, factor_a, factor_b;
+    const float *amax_a, *amax_b; /* NULL, or one for each row and column: times the factors they are scales */
     te__gemm_micro_fn micro;
 } te__gemm_job;
 
@@ -16063,9 +21426,11 @@ static float te__gemm_dgelu(float x) {
 /* n sums of row `row` from column `col` on become elements of D. */
 static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums, const float *bias) {
     const te_gemm_args *g = job->args;
-    float v[TE__GEMM_NC], other[TE__GEMM_NC];
+    float v[TE__GEMM_NC], other[TE__GEMM_NC], of_row = job->amax_a ? job->amax_a[row] * job->factor_a : 1.0f;
     int64_t i;
-    for (i = 0; i < n; i++) v[i] = job->scale * sums[i] + bias[i];
+    for (i = 0; i < n; i++) v[i] = sums[i] * of_row;
+    for (i = 0; i < n && job->amax_b; i++) v[i] *= job->amax_b[col + i] * job->factor_b;
+    for (i = 0; i < n; i++) v[i] = job->scale * v[i] + bias[i];
     if (g->epilogue == TE_EPILOGUE_GELU) {
         if (g->aux) te__store_row(te__data(g->aux), g->aux->dtype, row * job->ldaux + col, n, v);
         for (i = 0; i < n; i++) v[i] = te__gemm_gelu(v[i]);
@@ -16080,17 +21445,43 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
+/* sums += A B over n values of k from p on, for a tile of rows x cols whose panels start at pa and pb. */
+static void te__gemm_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t rows, int64_t cols, int64_t p, int64_t n,
+                          float sums[TE__GEMM_MC][TE__GEMM_NC]) {
+    int64_t i, j, k = job->a.k;
+    for (j = 0; j < cols; j += TE__GEMM_NR)
+        for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
+}
+
+/* The same over one block of k, times the scales of the block. */
+static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t p,
+                                 int64_t n, float sums[TE__GEMM_MC][TE__GEMM_NC]) {
+    float part[TE__GEMM_MR][TE__GEMM_NC], scale_a[TE__GEMM_MC], scale_b[TE__GEMM_NC];
+    int64_t i, j, r, c, k = job->a.k;
+    te__gemm_block_scales(&job->a, row, rows, p / TE__GEMM_KB, scale_a);
+    te__gemm_block_scales(&job->b, col, cols, p / TE__GEMM_KB, scale_b);
+    for (i = 0; i < rows; i += TE__GEMM_MR) {
+        memset(part, 0, sizeof(part));
+        for (j = 0; j < cols; j += TE__GEMM_NR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &part[0][j]);
+        for (r = 0; r < te__min(TE__GEMM_MR, rows - i); r++)
+            for (c = 0; c < cols; c++) sums[i + r][c] += part[r][c] * scale_a[i + r] * scale_b[c];
+    }
+}
+
 static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     const te__gemm_operand *a = &job->a, *b = &job->b;
+    bool blocks = te__gemm_is_block(a->scaling);
     float sums[TE__GEMM_MC][TE__GEMM_NC], bias[TE__GEMM_NC];
-    int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i, j;
+    int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i;
     const float *pa = a->packed + (row - a->begin) * k, *pb = b->packed + (col - b->begin) * k;
     memset(sums, 0, sizeof(sums));
     memset(bias, 0, sizeof(bias));
     for (p = 0; p < k; p += n) {
-        n = te__min(k - p, TE__GEMM_KC);
-        for (j = 0; j < cols; j += TE__GEMM_NR)
-            for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
+        n = te__min(k - p, blocks ? TE__GEMM_KB : TE__GEMM_KC);
+        if (blocks)
+            te__gemm_scaled_slab(job, pa, pb, row, rows, col, cols, p, n, sums);
+        else
+            te__gemm_slab(job, pa, pb, rows, cols, p, n, sums);
     }
     if (job->args->bias) te__load_row(te__data(job->args->bias), job->args->bias->dtype, col, cols, bias);
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);
@@ -16110,6 +21501,27 @@ static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin, 
     te__parallel_for(te, te__div_up(x->end - x->begin, task), 1, te__gemm_pack, x);
 }
 
+/* What the sums are multiplied with at the end. */
+static void te__gemm_job_scale(te__gemm_job *job) {
+    const te_gemm_args *g = job->args;
+    job->scale = 1.0f;
+    if (g->scaling_a == TE_SCALING_TENSOR) {
+        if (g->scale_a) job->scale = *(const float *)te__data(g->scale_a);
+        if (g->scale_b) job->scale *= *(const float *)te__data(g->scale_b);
+    }
+    if (g->scaling_a != TE_SCALING_NVFP4) return;
+    job->factor_a = te__gemm_nvfp4_factor(g->e4m3_max_256_a);
+    job->factor_b = te__gemm_nvfp4_factor(g->e4m3_max_256_b);
+    if (te__numel(g->amax_a) == g->m && g->m > 1)
+        job->amax_a = (const float *)te__data(g->amax_a);
+    else
+        job->scale = *(const float *)te__data(g->amax_a) * job->factor_a;
+    if (te__numel(g->amax_b) == g->n && g->n > 1)
+        job->amax_b = (const float *)te__data(g->amax_b);
+    else
+        job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
+}
+
 static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     te__gemm_job job;
     int64_t block_a, block_b, i, j;
@@ -16119,10 +21531,12 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     job.args = g;
     job.ldd = te__gemm_ld(g->d);
     job.ldaux = g->aux ? te__gemm_ld(g->aux) : 0;
-    job.scale = (g->scale_a ? *(const float *)te__data(g->scale_a) : 1.0f) * (g->scale_b ? *(const float *)te__data(g->scale_b) : 1.0f);
+    te__gemm_job_scale(&job);
     job.micro = te__gemm_micro_best();
     te__gemm_operand_init(&job.a, g->a, !g->a_transposed, g->m, g->k, TE__GEMM_MR);
     te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR);
+    te__gemm_operand_scale(&job.a, g->scale_a, g->scaling_a, g->swizzled_scales);
+    te__gemm_operand_scale(&job.b, g->scale_b, g->scaling_b, g->swizzled_scales);
     block_a = te__gemm_block(&job.a);
     block_b = te__gemm_block(&job.b);
     bytes_a = (size_t)(block_a * g->k) * sizeof(float);
@@ -16147,8 +21561,8 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
 
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
- * Three kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_naive (anything, anywhere). A tile size and a number of
- * splits of k are chosen by a small model of the time that each would take, never by trying: the same shapes get the same kernel, and
+ * Three kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are
+ * decoded into the workspace first (gemm_decode), and are bf16 to all three. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying: the same shapes get the same kernel, and
  * the same bits, in every run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
@@ -16175,8 +21589,22 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, int6
     return cost;
 }
 
+/* What the kernels are given to multiply: the operands of the call, or what they were decoded into. */
+typedef struct te__gemm_side {
+    const void *data;
+    te_dtype dtype;
+    int64_t ld;
+    bool k_major; /* neighbours along k are neighbours in memory */
+} te__gemm_side;
+typedef struct te__gemm_problem {
+    const te_gemm_args *args;
+    te__gemm_side a, b;
+    int block; /* te__gemm_block_kind, or 0 */
+} te__gemm_problem;
+
 /* bk: elements of k in a slab. */
-static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te_gemm_args *a, int64_t bk) {
+static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk) {
+    const te_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
@@ -16195,39 +21623,61 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
         }
     }
     best.tiles = te__div_up(a->m, best.tile->bm) * te__div_up(a->n, best.tile->bn);
-    best.k_split = te__div_up(slabs, best.splits) * bk;
+    best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
     best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
     return best;
 }
 
 /* ---- arguments ------------------------------------------------------------------------------------------------------- */
 
-static void te__gemm_fill(te__gemm_kargs *k, const te_gemm_args *a) {
-    k->a = te__data(a->a);
-    k->b = te__data(a->b);
+static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    k->factor_a = k->factor_b = 1.0f;
+    k->block = q->block;
+    if (q->block) {
+        k->block_a = (const float *)te__data(a->scale_a);
+        k->block_b = (const float *)te__data(a->scale_b);
+        k->ld_block_a = te__gemm_scale_ld(a->scaling_a, false, a->m, a->k);
+        k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
+    } else if (a->scaling_a == TE_SCALING_TENSOR) {
+        k->scale_a = (const float *)te__data(a->scale_a);
+        k->scale_b = (const float *)te__data(a->scale_b);
+    } else if (a->scaling_a == TE_SCALING_NVFP4) {
+        k->scale_a = (const float *)te__data(a->amax_a);
+        k->scale_b = (const float *)te__data(a->amax_b);
+        k->factor_a = te__gemm_nvfp4_factor(a->e4m3_max_256_a);
+        k->factor_b = te__gemm_nvfp4_factor(a->e4m3_max_256_b);
+        k->rows_a = te__numel(a->amax_a) > 1;
+        k->columns_b = te__numel(a->amax_b) > 1;
+    }
+}
+
+static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    k->a = q->a.data;
+    k->b = q->b.data;
     k->d = te__data(a->d);
     k->aux = te__data(a->aux);
     k->bias = te__data(a->bias);
-    k->scale_a = (const float *)te__data(a->scale_a);
-    k->scale_b = (const float *)te__data(a->scale_b);
     k->m = a->m;
     k->n = a->n;
     k->k = a->k;
-    k->lda = te__gemm_ld(a->a);
-    k->ldb = te__gemm_ld(a->b);
+    k->lda = q->a.ld;
+    k->ldb = q->b.ld;
     k->ldd = te__gemm_ld(a->d);
     k->ldaux = a->aux ? te__gemm_ld(a->aux) : 0;
     k->k_split = te__max(a->k, 1);
-    k->a_dt = a->a->dtype;
-    k->b_dt = a->b->dtype;
+    k->a_dt = q->a.dtype;
+    k->b_dt = q->b.dtype;
     k->d_dt = a->d->dtype;
     k->bias_dt = a->bias ? (int)a->bias->dtype : 0;
-    k->a_t = a->a_transposed;
-    k->b_t = a->b_transposed;
+    k->a_t = !q->a.k_major;
+    k->b_t = q->b.k_major;
     k->epilogue = a->epilogue;
     k->accumulate = a->accumulate;
     k->splits = 1;
     k->vector = k->ldd % 8 == 0 && te__is_aligned(a->d, 16) && k->ldaux % 8 == 0 && te__is_aligned(a->aux, 16);
+    te__gemm_fill_scales(k, q);
 }
 
 /* With splits, D becomes the partial sums: plain f32, one [m, n] a split. True, or the workspace could not be had. */
@@ -16240,6 +21690,7 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     k->k_split = c->k_split;
     k->splits = (int)c->splits;
     k->scale_a = k->scale_b = NULL;
+    k->rows_a = k->columns_b = 0;
     k->bias = NULL;
     k->aux = NULL;
     k->epilogue = TE_EPILOGUE_NONE;
@@ -16249,111 +21700,189 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
 }
 
 /* ... and a second kernel adds them up and does the rest. */
-static void te__gemm_plan_reduce(te__plan *p, const te_gemm_args *a, const te__gemm_choice *c, const void *partial) {
+static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const te__gemm_choice *c, const void *partial) {
+    const te_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_reduce");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
-    te__gemm_fill(k, a);
+    te__gemm_fill(k, q);
     k->partial = (const float *)partial;
     k->splits = (int)c->splits;
     te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
 }
 
 /* A and B, and their rows, start at multiples of 16 bytes. */
-static bool te__gemm_is_aligned(const te_gemm_args *a) {
-    int64_t bytes = te__dtype_size(a->a->dtype);
-    return te__is_aligned(a->a, 16) && te__is_aligned(a->b, 16) && te__gemm_ld(a->a) * bytes % 16 == 0 && te__gemm_ld(a->b) * bytes % 16 == 0;
+static bool te__gemm_is_aligned(const te__gemm_problem *q) {
+    int64_t bytes = te__dtype_size(q->a.dtype);
+    return (uintptr_t)q->a.data % 16 == 0 && (uintptr_t)q->b.data % 16 == 0 && q->a.ld * bytes % 16 == 0 && q->b.ld * bytes % 16 == 0;
 }
 
-static void te__gemm_options(te__launch *l, const te_gemm_args *a) {
-    te__launch_option(l, "A_DT", a->a->dtype);
-    te__launch_option(l, "B_DT", a->b->dtype);
-    te__launch_option(l, "A_T", a->a_transposed);
-    te__launch_option(l, "B_T", a->b_transposed);
+static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
+    te__launch_option(l, "A_DT", q->a.dtype);
+    te__launch_option(l, "B_DT", q->b.dtype);
+    te__launch_option(l, "A_T", !q->a.k_major);
+    te__launch_option(l, "B_T", q->b.k_major);
+    if (q->block) te__launch_option(l, "BLOCK", q->block);
+}
+
+/* One sentence for plain operands and block scales, and its forms for decoded ones. */
+static void te__gemm_why(te__plan *p, const te__gemm_problem *q, const char *plain, const char *mxfp8, const char *nvfp4) {
+    te__plan_why(p, q->args->scaling_a == TE_SCALING_MXFP8 ? mxfp8 : q->args->scaling_a == TE_SCALING_NVFP4 ? nvfp4 : plain);
+}
+
+/* ---- gemm_decode ----------------------------------------------------------------------------------------------------- */
+
+static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_side *x, const te_tensor *codes, const te_tensor *scale, te_scaling scaling,
+                                int64_t size, int64_t k) {
+    s->codes = (const unsigned char *)x->data;
+    s->scale = (const unsigned char *)te__data(scale);
+    s->rows = x->k_major ? size : k;
+    s->columns = x->k_major ? k : size;
+    s->ld = x->ld;
+    s->ld_out = te__round_up(s->columns, 16);
+    s->ld_scale = te__gemm_scale_ld(scaling, !x->k_major, size, k);
+    s->dt = x->dtype;
+    s->down = !x->k_major;
+    s->aligned = scaling == TE_SCALING_NVFP4 ? te__is_aligned(codes, 8) && x->ld % 16 == 0 : te__is_aligned(codes, 16) && x->ld % 16 == 0;
+    s->out = (unsigned short *)te__plan_workspace(p, s->rows * s->ld_out * 2);
+    x->data = s->out;
+    x->dtype = TE_BF16;
+    x->ld = s->ld_out;
+}
+
+/* A and B of MXFP8 or NVFP4 become bf16 in the workspace. False: there was none. */
+static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_decode");
+    te__gemm_decode_kargs *k = TE__KARGS(p, l, te__gemm_decode_kargs);
+    int64_t pieces;
+    te__gemm_decode_one(p, &k->side[0], &q->a, a->a, a->scale_a, a->scaling_a, a->m, a->k);
+    te__gemm_decode_one(p, &k->side[1], &q->b, a->b, a->scale_b, a->scaling_b, a->n, a->k);
+    if (a->swizzled_scales) { /* tiles are counted by groups, whichever way these run */
+        k->swizzled = 1;
+        k->side[0].ld_scale = k->side[1].ld_scale = te__round_up(te__gemm_groups(a->scaling_a, a->k), 4);
+    }
+    pieces = te__max(k->side[0].rows * k->side[0].ld_out, k->side[1].rows * k->side[1].ld_out) / 16;
+    te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
+    return q->a.data != NULL && q->b.data != NULL;
 }
 
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
-static te_result te__gemm_plan_naive(te__plan *p, const te_gemm_args *a) {
+static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
-    te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), a);
+    te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
     te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
     p->native = false;
-    te__plan_why(p, a->k == 0 ? "k is 0: D is the epilogue of zeros" : "no NVRTC: plain f32 arithmetic from the embedded PTX, no tensor cores");
+    te__gemm_why(p, q, "no NVRTC: plain f32 arithmetic from the embedded PTX, no tensor cores",
+                 "no NVRTC: MXFP8 decoded exactly into bf16, then plain f32 arithmetic from the embedded PTX, no tensor cores",
+                 "no NVRTC: NVFP4 decoded exactly into bf16, then plain f32 arithmetic from the embedded PTX, no tensor cores");
+    if (a->k == 0) te__plan_why(p, "k is 0: D is the epilogue of zeros");
     return TE_OK;
 }
 
 /* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
 
-static te_result te__gemm_plan_mma(te__plan *p, const te_gemm_args *a) {
+static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     /* Plain first; the second list is for what needs more registers. Shared memory: four slots of 64 bytes of k. */
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256}, {128, 128, 0.9, 1, 128}, {64, 64, 0.6, 0, 128}};
     static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256}, {64, 64, 0.6, 0, 128}};
-    bool fp8 = te__is_fp8(a->a->dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(a);
-    bool promote = fp8 && fp8_cores && a->split_accumulator, is_heavy = a->a->dtype == TE_F32 || !aligned || promote;
-    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), a, 64 / te__dtype_size(a->a->dtype));
+    bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
+    bool promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
+    bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
+    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype));
     te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
-    te__gemm_fill(k, a);
-    te__gemm_options(l, a);
+    te__gemm_fill(k, q);
+    te__gemm_options(l, q);
     te__launch_option(l, "TILE", c.tile->option);
     te__launch_option(l, "ALIGNED", aligned);
     te__launch_option(l, "PROMOTE", promote);
     te__launch_size(l, c.tiles, c.splits, 1, c.tile->threads, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
     if (!te__gemm_split(p, k, &c)) return p->result;
-    if (c.splits > 1) te__gemm_plan_reduce(p, a, &c, k->d);
-    p->native = !fp8 || fp8_cores;
-    te__plan_why(p, "tensor cores (mma.sync)");
+    if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
+    p->native = q->args->scaling_a < TE_SCALING_MXFP8 && (!fp8 || fp8_cores);
+    te__gemm_why(p, q, "tensor cores (mma.sync)", "MXFP8 decoded exactly into bf16, then tensor cores (mma.sync)",
+                 "NVFP4 decoded exactly into bf16, then tensor cores (mma.sync)");
     if (promote) te__plan_why(p, "fp8 tensor cores (mma.sync), partial sums of 128 k promoted to f32");
-    if (a->a->dtype == TE_F32) te__plan_why(p, "tensor cores (mma.sync), f32 as TF32");
+    if (q->a.dtype == TE_F32) te__plan_why(p, "tensor cores (mma.sync), f32 as TF32");
     if (fp8 && !fp8_cores) te__plan_why(p, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)");
     if (!aligned) te__plan_why(p, "tensor cores (mma.sync), read element by element: A, B or their rows are not 16-byte aligned");
+    if (q->block) {
+        te__plan_why(p, fp8_cores ? "fp8 tensor cores (mma.sync), sums of 128 k scaled in f32"
+                                  : "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync), sums of 128 k scaled in f32");
+        if (!aligned) te__plan_why(p, "tensor cores (mma.sync), sums of 128 k scaled in f32; read element by element: A, B or their rows are not 16-byte aligned");
+    }
     return TE_OK;
 }
 
 /* ---- gemm_hopper ----------------------------------------------------------------------------------------------------- */
 
-static bool te__gemm_fits_hopper(const te__plan *p, const te_gemm_args *a) {
-    return p->hopper && a->a->dtype != TE_F32 && te__gemm_is_aligned(a) && te__max(te__max(a->m, a->n), a->k) <= INT_MAX; /* TMA counts in 32 bits */
+/* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
+static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    return p->hopper && q->a.dtype != TE_F32 && te__gemm_is_aligned(q) && te__max(te__max(a->m, a->n), a->k) <= INT_MAX &&
+           (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
 /* The map of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that are not
  * k-major in boxes of 64 by one slab. */
-static te_result te__gemm_map(te__plan *p, void *map, const te_tensor *x, bool k_major, int64_t size, int64_t k, int box) {
+static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k, int box) {
     int64_t bytes = te__dtype_size(x->dtype);
-    uint64_t dims[2], stride = (uint64_t)(te__gemm_ld(x) * bytes);
+    uint64_t dims[2], stride = (uint64_t)(x->ld * bytes);
     uint32_t boxes[2];
-    dims[0] = (uint64_t)(k_major ? k : size);
-    dims[1] = (uint64_t)(k_major ? size : k);
+    dims[0] = (uint64_t)(x->k_major ? k : size);
+    dims[1] = (uint64_t)(x->k_major ? size : k);
     boxes[0] = (uint32_t)(128 / bytes);
-    boxes[1] = k_major ? (uint32_t)box : 64;
-    return te__cuda_tensor_map(p, map, te__data(x), x->dtype, 2, dims, &stride, boxes, 128);
+    boxes[1] = x->k_major ? (uint32_t)box : 64;
+    return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
-static te_result te__gemm_plan_hopper(te__plan *p, const te_gemm_args *a) {
+static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384}, {256, 128, 0.97, 2, 384}, {128, 128, 0.8, 1, 384}};
     static const te__gemm_tile_kind promoting[] = {{256, 128, 0.85, 2, 384}, {128, 128, 0.7, 1, 384}};
-    bool promote = te__is_fp8(a->a->dtype) && a->split_accumulator;
-    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), a, 128 / te__dtype_size(a->a->dtype));
+    const te_gemm_args *a = q->args;
+    bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
+    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype));
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
-    te__gemm_fill(&k->g, a);
-    te__gemm_options(l, a);
+    te__gemm_fill(&k->g, q);
+    te__gemm_options(l, q);
     te__launch_option(l, "BN", c.tile->bn);
     te__launch_option(l, "WAVES", c.tile->option);
     te__launch_option(l, "PROMOTE", promote);
     te__launch_size(l, te__min(c.tiles * c.splits, te__max(p->num_sms, 1)), 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if (!te__gemm_split(p, &k->g, &c) || te__gemm_map(p, k->a_map, a->a, !a->a_transposed, a->m, a->k, c.tile->bm) != TE_OK ||
-        te__gemm_map(p, k->b_map, a->b, a->b_transposed, a->n, a->k, c.tile->bn) != TE_OK)
+    if (!te__gemm_split(p, &k->g, &c) || te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm) != TE_OK ||
+        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn) != TE_OK)
         return p->result;
-    if (c.splits > 1) te__gemm_plan_reduce(p, a, &c, k->g.d);
-    te__plan_why(p, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma");
+    if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    p->native = a->scaling_a < TE_SCALING_MXFP8;
+    te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
+                 "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
+    if (q->block) te__plan_why(p, "TMA and wgmma, sums of 128 k scaled in f32");
     return TE_OK;
 }
 
+/* ---- the choice ------------------------------------------------------------------------------------------------------ */
+
 static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
+    te__gemm_problem q = TE_ZERO;
     if (a->m == 0 || a->n == 0) return TE_OK;
-    if (p->baseline || a->k == 0) return te__gemm_plan_naive(p, a);
-    return te__gemm_fits_hopper(p, a) ? te__gemm_plan_hopper(p, a) : te__gemm_plan_mma(p, a);
+    q.args = a;
+    q.a.data = te__data(a->a);
+    q.a.dtype = a->a->dtype;
+    q.a.ld = te__gemm_ld(a->a);
+    q.a.k_major = !a->a_transposed;
+    q.b.data = te__data(a->b);
+    q.b.dtype = a->b->dtype;
+    q.b.ld = te__gemm_ld(a->b);
+    q.b.k_major = a->b_transposed;
+    if (te__gemm_is_block(a->scaling_a))
+        q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
+    if (a->k == 0) return te__gemm_plan_naive(p, &q);
+    if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
+    if (p->baseline) return te__gemm_plan_naive(p, &q);
+    return te__gemm_fits_hopper(p, &q) ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
 }
 
 /* ==== ops/norm/kargs.h ========================================================================================== */
@@ -20142,102 +25671,1115 @@ TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name) {
 TE_API const char *te_tensor_name(const te_tensor *x) { return x && x->name ? x->name : ""; }
 
 
+/* dist: groups of ranks */
+/* ==== dist/group.c ============================================================================================== */
+
+/* dist/group.c: groups of ranks: the front doors of the collectives, and the group whose ranks are threads of this process. Knows
+ * tensors and copies of them in host memory; must not know modules and recipes. */
+
+typedef enum te__collective { TE__ALL_REDUCE, TE__ALL_GATHER, TE__REDUCE_SCATTER, TE__BROADCAST, TE__BARRIER, TE__COLLECTIVE_COUNT } te__collective;
+static const char *te__collective_name(te__collective kind) {
+    static const char *const names[TE__COLLECTIVE_COUNT] = {"te_all_reduce", "te_all_gather", "te_reduce_scatter", "te_broadcast", "te_barrier"};
+    return names[kind];
+}
+
+struct te_group {
+    te_ctx *te;
+    te_group_desc is;
+    char *name; /* is.name */
+    /* Takes part in a collective with a failure in place of a tensor, so that the other ranks fail too and do not wait. NULL: the
+     * implementation has no way to say that. */
+    void (*refuse)(void *user, te_ctx *te, te__collective kind, te_result code);
+};
+
+/* ---- making ---- */
+
+TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
+    te_group *group;
+    const char *missing;
+    if (!te) return NULL;
+    if (!desc) {
+        te__fail(te, TE_ERR_INVALID, "te_group_create: desc is NULL");
+        return NULL;
+    }
+    if (desc->size < 1 || desc->rank < 0 || desc->rank >= desc->size) {
+        te__fail(te, TE_ERR_INVALID, "te_group_create: rank %d of %d; ranks count from 0 to size - 1", desc->rank, desc->size);
+        return NULL;
+    }
+    missing = !desc->all_reduce       ? "all_reduce"
+              : !desc->all_gather     ? "all_gather"
+              : !desc->reduce_scatter ? "reduce_scatter"
+              : !desc->broadcast      ? "broadcast"
+              : !desc->barrier        ? "barrier"
+                                      : NULL;
+    if (missing) {
+        te__fail(te, TE_ERR_INVALID, "te_group_create: %s is NULL; every function but destroy must be there", missing);
+        return NULL;
+    }
+    group = (te_group *)te__alloc_zero(te, sizeof(te_group));
+    if (!group) return NULL;
+    group->te = te;
+    group->is = *desc;
+    group->name = te__copy_string(te, desc->name ? desc->name : "custom");
+    group->is.name = group->name;
+    if (group->name) return group;
+    te__free(te, group, sizeof(*group));
+    return NULL;
+}
+
+TE_API void te_group_destroy(te_group *group) {
+    te_ctx *te;
+    if (!group) return;
+    te = group->te;
+    if (group->is.destroy) group->is.destroy(group->is.user);
+    te__free_string(te, group->name);
+    te__free(te, group, sizeof(*group));
+}
+
+TE_API int te_group_rank(const te_group *group) { return group ? group->is.rank : 0; }
+TE_API int te_group_size(const te_group *group) { return group ? group->is.size : 1; }
+
+/* ---- front doors ---- */
+
+/* Present, of the group's context, with plain contiguous memory. A NULL passes in silence: who made it has reported already. */
+static te_result te__want_shared(te_group *group, te__collective kind, const char *name, const te_tensor *x) {
+    te_ctx *te;
+    te_result r;
+    if (!x) return TE_ERR_STATE;
+    te = group ? group->te : x->te;
+    r = te__want(te, te__collective_name(kind), name, x);
+    return r == TE_OK && !x->buffer ? te__no_plain_memory(x, te__collective_name(kind)) : r;
+}
+
+/* x can be added up, or compared. */
+static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_reduce_op op) {
+    const char *what = te__collective_name(kind);
+    bool bytes = x->dtype == TE_U8 || x->dtype == TE_F8E8M0;
+    if (op != TE_REDUCE_SUM && op != TE_REDUCE_MAX)
+        return te__fail(x->te, TE_ERR_INVALID, "%s: op is %d; TE_REDUCE_SUM and TE_REDUCE_MAX are possible", what, (int)op);
+    if (te__is_float(x->dtype) || te__is_index(x->dtype) || (bytes && op == TE_REDUCE_MAX)) return TE_OK;
+    return te__fail(x->te, TE_ERR_DTYPE, "%s: x is %s; f32, f16, bf16, i32 and i64 can be reduced, and u8 and e8m0 by TE_REDUCE_MAX", what,
+                    te_dtype_name(x->dtype));
+}
+
+/* `whole` holds one `part` for each rank. */
+static te_result te__want_parts(te__collective kind, const char *whole_name, const te_tensor *whole, const char *part_name, const te_tensor *part,
+                                int size) {
+    const char *what = te__collective_name(kind);
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int64_t n = te__numel(part);
+    if (whole->dtype != part->dtype)
+        return te__fail(part->te, TE_ERR_DTYPE, "%s: %s is %s and %s is %s; they must be of one format", what, whole_name,
+                        te_dtype_name(whole->dtype), part_name, te_dtype_name(part->dtype));
+    if (n > TE__MAX_ELEMENTS / size || te__numel(whole) != n * size)
+        return te__fail(part->te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; %d ranks need %d times the elements of %s in %s", what, whole_name,
+                        te__shape_text(whole, a), part_name, te__shape_text(part, b), size, size, part_name, whole_name);
+    if (te_tensor_bytes(whole) != te_tensor_bytes(part) * (size_t)size)
+        return te__fail(part->te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; rows of %s fill whole bytes, so their last sizes must be the same", what,
+                        whole_name, te__shape_text(whole, a), part_name, te__shape_text(part, b), te_dtype_name(part->dtype));
+    return TE_OK;
+}
+
+/* This rank cannot make the call. */
+static te_result te__refuse(te_group *group, te__collective kind, te_result code) {
+    if (group && group->is.size > 1 && group->refuse && !group->te->warming) group->refuse(group->is.user, group->te, kind, code);
+    return code;
+}
+/* Nothing is to be exchanged. During a warm-up nothing is computed that could be, and ranks warm up at times of their own. */
+static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
+
+/* What an implementation that failed has not said. */
+static te_result te__report_collective(te_group *group, te__collective kind, te_result r) {
+    if (r == TE_OK) return r;
+    if ((int)r < 0 || (int)r >= TE_RESULT_COUNT)
+        return te__fail(group->te, TE_ERR_INVALID, "%s: group \"%s\", rank %d of %d: it returned %d, which is not a te_result",
+                        te__collective_name(kind), group->name, group->is.rank, group->is.size, (int)r);
+    return te__fail(group->te, r, "%s: group \"%s\", rank %d of %d: it returned %s", te__collective_name(kind), group->name, group->is.rank,
+                    group->is.size, te_result_name(r));
+}
+
+/* The bytes of x into out, whatever they mean. */
+static te_result te__copy_bytes(const te_tensor *x, te_tensor *out) {
+    te_tensor *from, *to;
+    te_result r;
+    if (te__data(x) == te__data(out)) return TE_OK;
+    te__frame_begin(x->te);
+    from = te__alias(x);
+    to = te__alias(out);
+    if (from && to) {
+        from->dtype = to->dtype = TE_U8;
+        from->ndim = to->ndim = 1;
+        from->shape[0] = to->shape[0] = (int64_t)te_tensor_bytes(x);
+        from->stride[0] = to->stride[0] = 1;
+    }
+    r = from && to ? te_tensor_copy(to, from) : TE_ERR_OUT_OF_MEMORY;
+    te__frame_end(x->te, NULL, 0);
+    return r;
+}
+
+TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op) {
+    te_result r = te__want_shared(group, TE__ALL_REDUCE, "x", x);
+    if (r == TE_OK) r = te__want_reducible(TE__ALL_REDUCE, x, op);
+    if (r != TE_OK) return te__refuse(group, TE__ALL_REDUCE, r);
+    if (te__is_alone(group)) return TE_OK;
+    r = group->is.all_reduce(group->is.user, group->te, x, op);
+    te__touch(x);
+    return te__report_collective(group, TE__ALL_REDUCE, r);
+}
+
+TE_API te_result te_all_gather(te_group *group, const te_tensor *x, te_tensor *out) {
+    te_result r = te__want_shared(group, TE__ALL_GATHER, "x", x);
+    if (r == TE_OK) r = te__want_shared(group, TE__ALL_GATHER, "out", out);
+    if (r == TE_OK) r = te__want_parts(TE__ALL_GATHER, "out", out, "x", x, te_group_size(group));
+    if (r != TE_OK) return te__refuse(group, TE__ALL_GATHER, r);
+    if (te__is_alone(group)) return te_group_size(group) == 1 ? te__copy_bytes(x, out) : TE_OK;
+    r = group->is.all_gather(group->is.user, group->te, x, out);
+    te__touch(out);
+    return te__report_collective(group, TE__ALL_GATHER, r);
+}
+
+TE_API te_result te_reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out) {
+    te_result r = te__want_shared(group, TE__REDUCE_SCATTER, "x", x);
+    if (r == TE_OK) r = te__want_shared(group, TE__REDUCE_SCATTER, "out", out);
+    if (r == TE_OK) r = te__want_reducible(TE__REDUCE_SCATTER, x, TE_REDUCE_SUM);
+    if (r == TE_OK) r = te__want_parts(TE__REDUCE_SCATTER, "x", x, "out", out, te_group_size(group));
+    if (r != TE_OK) return te__refuse(group, TE__REDUCE_SCATTER, r);
+    if (te__is_alone(group)) return te_group_size(group) == 1 ? te__copy_bytes(x, out) : TE_OK;
+    r = group->is.reduce_scatter(group->is.user, group->te, x, out);
+    te__touch(out);
+    return te__report_collective(group, TE__REDUCE_SCATTER, r);
+}
+
+TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root) {
+    te_result r = te__want_shared(group, TE__BROADCAST, "x", x);
+    if (r == TE_OK && (root < 0 || root >= te_group_size(group)))
+        r = te__fail(x->te, TE_ERR_INVALID, "te_broadcast: root is %d; the ranks are 0 to %d", root, te_group_size(group) - 1);
+    if (r != TE_OK) return te__refuse(group, TE__BROADCAST, r);
+    if (te__is_alone(group)) return TE_OK;
+    r = group->is.broadcast(group->is.user, group->te, x, root);
+    te__touch(x);
+    return te__report_collective(group, TE__BROADCAST, r);
+}
+
+TE_API te_result te_barrier(te_group *group) {
+    if (te__is_alone(group)) return TE_OK;
+    return te__report_collective(group, TE__BARRIER, group->is.barrier(group->is.user));
+}
+
+/* ---- the hub: where threads meet ---- */
+
+enum { TE__WHY_TEXT = 1024 };
+
+/* What a rank brings to a collective. Written by its own thread, before a meeting; read by the others between this meeting and the next. */
+typedef struct te__post {
+    te_ctx *te;
+    te__collective kind;
+    te_dtype dtype;
+    int64_t numel;
+    size_t bytes;
+    te_reduce_op op;
+    int root;
+    char shape[TE__SHAPE_TEXT];
+    char *data; /* the rank's tensor in host memory */
+    te_result result;
+    char why[TE__WHY_TEXT];
+} te__post;
+
+typedef enum te__seat { TE__SEAT_FREE = 0, TE__SEAT_TAKEN, TE__SEAT_LEFT } te__seat;
+
+struct te_thread_hub {
+    te__mutex mutex;
+    te__cond cond;
+    int size;
+    te__seat *seat; /* [size] */
+    te__post *post; /* [size] */
+    int num_taken, num_left, first_left;
+    bool closed;      /* by te_thread_hub_destroy; the last rank to leave frees it */
+    int arrived;      /* at the meeting under way */
+    uint64_t meeting; /* counts meetings: whoever sees a new number knows that all had come */
+    te_result verdict; /* of the last meeting */
+    char text[TE__WHY_TEXT + 64];
+};
+
+static void te__hub_free(te_thread_hub *hub) {
+    te__mutex_free(&hub->mutex);
+    te__cond_free(&hub->cond);
+    free(hub->seat);
+    free(hub->post);
+    free(hub);
+}
+
+TE_API te_thread_hub *te_thread_hub_create(int size) {
+    te_thread_hub *hub;
+    if (size < 1) return NULL;
+    hub = (te_thread_hub *)calloc(1, sizeof(*hub));
+    if (!hub) return NULL;
+    te__mutex_init(&hub->mutex);
+    te__cond_init(&hub->cond);
+    hub->size = size;
+    hub->seat = (te__seat *)calloc((size_t)size, sizeof(te__seat));
+    hub->post = (te__post *)calloc((size_t)size, sizeof(te__post));
+    if (hub->seat && hub->post) return hub;
+    te__hub_free(hub);
+    return NULL;
+}
+
+TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
+    bool last;
+    if (!hub) return;
+    te__mutex_lock(&hub->mutex);
+    hub->closed = true;
+    last = hub->num_taken == 0;
+    te__cond_broadcast(&hub->cond);
+    te__mutex_unlock(&hub->mutex);
+    if (last) te__hub_free(hub);
+}
+
+/* Some rank will never come again. */
+static bool te__hub_is_broken(const te_thread_hub *hub) { return hub->closed || hub->num_left > 0; }
+
+/* Whether the posts of all ranks fit together; the complaint, if not. Ranks are compared with rank 0 in order, so that all threads hear the
+ * same in every run. */
+static te_result te__hub_judge(te_thread_hub *hub) {
+    const te__post *a = &hub->post[0], *b = NULL;
+    const char *what = te__collective_name(a->kind);
+    char *text = hub->text;
+    size_t room = sizeof(hub->text);
+    int i;
+    for (i = 0; i < hub->size; i++)
+        if (hub->post[i].result != TE_OK) {
+            snprintf(text, room, "rank %d failed: %s", i, hub->post[i].why);
+            return hub->post[i].result;
+        }
+    for (i = 1; i < hub->size; i++) {
+        b = &hub->post[i];
+        if (b->kind != a->kind) {
+            snprintf(text, room, "rank 0 calls %s and rank %d calls %s; all ranks must make the same calls in the same order", what, i,
+                     te__collective_name(b->kind));
+            return TE_ERR_STATE;
+        }
+        if (b->op != a->op) {
+            snprintf(text, room, "rank 0 wants the %s and rank %d the %s", a->op == TE_REDUCE_MAX ? "maximum" : "sum", i,
+                     b->op == TE_REDUCE_MAX ? "maximum" : "sum");
+            return TE_ERR_INVALID;
+        }
+        if (b->root != a->root) {
+            snprintf(text, room, "rank 0 names rank %d as the root and rank %d names rank %d", a->root, i, b->root);
+            return TE_ERR_INVALID;
+        }
+        if (b->dtype != a->dtype || b->numel != a->numel || b->bytes != a->bytes) {
+            snprintf(text, room, "rank 0 brings %s %s and rank %d brings %s %s; %s", te_dtype_name(a->dtype), a->shape, i, te_dtype_name(b->dtype),
+                     b->shape, b->dtype != a->dtype ? "all ranks must use one format" : "all ranks must bring the same number of elements");
+            return b->dtype != a->dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE;
+        }
+    }
+    return TE_OK;
+}
+
+/* Waits until all ranks have come; all leave with the same verdict, and `text` if it is not TE_OK. Only the first meeting of a
+ * collective may be given up, because a rank has left the group: past it nobody holds memory that another might still read. */
+static te_result te__hub_meet(te_thread_hub *hub, bool first, char *text) {
+    te_result r;
+    uint64_t meeting;
+    te__mutex_lock(&hub->mutex);
+    meeting = hub->meeting;
+    hub->arrived++;
+    if (hub->arrived == hub->size) {
+        hub->arrived = 0;
+        hub->verdict = te__hub_judge(hub);
+        hub->meeting++;
+        te__cond_broadcast(&hub->cond);
+    }
+    while (hub->meeting == meeting && !(first && te__hub_is_broken(hub))) te__cond_wait(&hub->cond, &hub->mutex);
+    if (hub->meeting != meeting) {
+        r = hub->verdict;
+        if (r != TE_OK) snprintf(text, TE__WHY_TEXT, "%.*s", TE__WHY_TEXT - 1, hub->text);
+    } else {
+        hub->arrived--;
+        r = TE_ERR_STATE;
+        if (hub->closed)
+            snprintf(text, TE__WHY_TEXT, "the hub has been destroyed (te_thread_hub_destroy) while its group was in use");
+        else
+            snprintf(text, TE__WHY_TEXT, "rank %d has left the group (te_group_destroy) and will not come", hub->first_left);
+    }
+    te__mutex_unlock(&hub->mutex);
+    return r;
+}
+
+/* ---- a rank of the thread group ---- */
+
+typedef struct te__thread_rank {
+    te_thread_hub *hub;
+    te_ctx *te;
+    int rank;
+} te__thread_rank;
+
+/* A new post of this rank, without a tensor. */
+static te__post *te__post_open(te__thread_rank *me, te__collective kind) {
+    te__post *post = &me->hub->post[me->rank];
+    post->kind = kind;
+    post->dtype = TE_DTYPE_NONE;
+    post->numel = 0;
+    post->bytes = 0;
+    post->op = TE_REDUCE_SUM;
+    post->root = 0;
+    post->shape[0] = 0;
+    post->data = NULL;
+    post->result = TE_OK;
+    return post;
+}
+static te__post *te__post_tensor(te__thread_rank *me, te__collective kind, const te_tensor *x) {
+    te__post *post = te__post_open(me, kind);
+    post->dtype = x->dtype;
+    post->numel = te__numel(x);
+    post->bytes = te_tensor_bytes(x);
+    te__shape_text(x, post->shape);
+    return post;
+}
+/* The others hear what this rank's context says; the first error of a context is the cause of the later ones. */
+static void te__post_fail(te__thread_rank *me, te__post *post, te_result code) {
+    if (post->result != TE_OK || code == TE_OK) return;
+    snprintf(post->why, sizeof(post->why), "%s", te_ok(me->te) ? "it was given NULL in place of a tensor" : te_error(me->te));
+    post->result = code;
+}
+/* Copies x to where the other ranks can read it. */
+static void te__post_data(te__thread_rank *me, te__post *post, const te_tensor *x) {
+    post->data = (char *)te__alloc(me->te, post->bytes);
+    te__post_fail(me, post, post->data ? te_tensor_to_host(x, post->data) : TE_ERR_OUT_OF_MEMORY);
+}
+static void te__post_upload(te__thread_rank *me, te__post *post, te_tensor *x, int64_t at, const char *from, size_t bytes) {
+    if (post->result == TE_OK && bytes)
+        te__post_fail(me, post, me->te->device->upload(me->te, (char *)te__data(x) + at, from, bytes));
+}
+
+/* The first meeting: all have brought what the others need, or all fail. */
+static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
+    char text[TE__WHY_TEXT];
+    te_result r = te__hub_meet(me->hub, true, text);
+    if (r == TE_OK) return r;
+    return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank, me->hub->size, text);
+}
+/* A later one: all have done their part, or all fail. */
+static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
+    char text[TE__WHY_TEXT];
+    te_result r = te__hub_meet(me->hub, false, text);
+    if (r == TE_OK) return r;
+    return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank, me->hub->size, text);
+}
+static te_result te__rank_end(te__thread_rank *me, te__post *post, te_result r) {
+    te__free(me->te, post->data, post->bytes);
+    post->data = NULL;
+    return r;
+}
+
+/* ---- arithmetic: rank 0 first, then rank 1 ... ---- */
+
+enum { TE__REDUCE_RUN = 256 }; /* elements at a time: they stay in the first-level cache */
+
+static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
+
+static void te__reduce_floats(const te_thread_hub *hub, te_dtype dtype, te_reduce_op op, int64_t at, int n, char *out) {
+    float sum[TE__REDUCE_RUN], x[TE__REDUCE_RUN];
+    int rank, i;
+    te__load_row(hub->post[0].data, dtype, at, n, sum);
+    for (rank = 1; rank < hub->size; rank++) {
+        te__load_row(hub->post[rank].data, dtype, at, n, x);
+        for (i = 0; i < n; i++) {
+            if (op == TE_REDUCE_SUM) sum[i] += x[i];
+            else if (te__is_nan_bits(sum[i]) || x[i] > sum[i]) sum[i] = x[i];
+        }
+    }
+    /* which NaN a sum gives is the processor's choice: one for all, as the GPU has it */
+    for (i = 0; i < n; i++)
+        if (te__is_nan_bits(sum[i])) sum[i] = te__bits_f32(0x7fffffffu);
+    te__store_row(out, dtype, at, n, sum);
+}
+
+static int64_t te__load_int(const char *data, te_dtype dtype, int64_t i) {
+    if (dtype == TE_I64) return ((const int64_t *)(const void *)data)[i];
+    if (dtype == TE_I32) return ((const int32_t *)(const void *)data)[i];
+    return ((const uint8_t *)data)[i];
+}
+static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_op op, int64_t at, int n, char *out) {
+    int rank, i;
+    for (i = 0; i < n; i++) {
+        int64_t value = te__load_int(hub->post[0].data, dtype, at + i);
+        for (rank = 1; rank < hub->size; rank++) {
+            int64_t x = te__load_int(hub->post[rank].data, dtype, at + i);
+            /* wraps around, as machines add */
+            value = op == TE_REDUCE_MAX ? te__max(value, x) : (int64_t)((uint64_t)value + (uint64_t)x);
+        }
+        if (dtype == TE_I64) ((int64_t *)(void *)out)[at + i] = value;
+        else if (dtype == TE_I32) ((int32_t *)(void *)out)[at + i] = (int32_t)(uint32_t)(uint64_t)value;
+        else ((uint8_t *)out)[at + i] = (uint8_t)value;
+    }
+}
+
+/* Elements begin .. end - 1 of this rank's copy become the result over all ranks. Each rank has a range of its own, which no other reads
+ * nor writes in any copy, so this needs neither locks nor more memory. */
+static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
+    int64_t at;
+    for (at = begin; at < end; at += TE__REDUCE_RUN) {
+        int n = (int)te__min(end - at, TE__REDUCE_RUN);
+        if (te__is_float(post->dtype))
+            te__reduce_floats(me->hub, post->dtype, post->op, at, n, post->data);
+        else
+            te__reduce_ints(me->hub, post->dtype, post->op, at, n, post->data);
+    }
+}
+
+/* ---- the five functions ---- */
+
+static te_result te__threads_all_reduce(void *user, te_ctx *te, te_tensor *x, te_reduce_op op) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post *post = te__post_tensor(me, TE__ALL_REDUCE, x);
+    int64_t piece = te__div_up(post->numel, me->hub->size), size = te__dtype_size(post->dtype);
+    te_result r;
+    int rank;
+    (void)te;
+    post->op = op;
+    te__post_data(me, post, x);
+    r = te__rank_begin(me, TE__ALL_REDUCE);
+    if (r != TE_OK) return te__rank_end(me, post, r);
+    te__reduce_range(me, post, te__min(piece * me->rank, post->numel), te__min(piece * me->rank + piece, post->numel));
+    te__rank_meet(me, TE__ALL_REDUCE);
+    for (rank = 0; rank < me->hub->size; rank++) {
+        int64_t begin = te__min(piece * rank, post->numel), end = te__min(begin + piece, post->numel);
+        te__post_upload(me, post, x, begin * size, me->hub->post[rank].data + begin * size, (size_t)((end - begin) * size));
+    }
+    return te__rank_end(me, post, te__rank_meet(me, TE__ALL_REDUCE));
+}
+
+static te_result te__threads_all_gather(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post *post = te__post_tensor(me, TE__ALL_GATHER, x);
+    te_result r;
+    int rank;
+    (void)te;
+    te__post_data(me, post, x);
+    r = te__rank_begin(me, TE__ALL_GATHER);
+    if (r != TE_OK) return te__rank_end(me, post, r);
+    for (rank = 0; rank < me->hub->size; rank++)
+        te__post_upload(me, post, out, (int64_t)post->bytes * rank, me->hub->post[rank].data, post->bytes);
+    return te__rank_end(me, post, te__rank_meet(me, TE__ALL_GATHER));
+}
+
+static te_result te__threads_reduce_scatter(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post *post = te__post_tensor(me, TE__REDUCE_SCATTER, x);
+    int64_t piece = te__numel(out), size = te__dtype_size(post->dtype);
+    te_result r;
+    (void)te;
+    te__post_data(me, post, x);
+    r = te__rank_begin(me, TE__REDUCE_SCATTER);
+    if (r != TE_OK) return te__rank_end(me, post, r);
+    te__reduce_range(me, post, piece * me->rank, piece * me->rank + piece);
+    te__post_upload(me, post, out, 0, post->data + piece * me->rank * size, (size_t)(piece * size));
+    return te__rank_end(me, post, te__rank_meet(me, TE__REDUCE_SCATTER));
+}
+
+static te_result te__threads_broadcast(void *user, te_ctx *te, te_tensor *x, int root) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post *post = te__post_tensor(me, TE__BROADCAST, x);
+    te_result r;
+    (void)te;
+    post->root = root;
+    if (me->rank == root) te__post_data(me, post, x);
+    r = te__rank_begin(me, TE__BROADCAST);
+    if (r != TE_OK) return te__rank_end(me, post, r);
+    if (me->rank != root) te__post_upload(me, post, x, 0, me->hub->post[root].data, post->bytes);
+    return te__rank_end(me, post, te__rank_meet(me, TE__BROADCAST));
+}
+
+static te_result te__threads_barrier(void *user) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post_open(me, TE__BARRIER);
+    return te__rank_begin(me, TE__BARRIER);
+}
+
+static void te__threads_refuse(void *user, te_ctx *te, te__collective kind, te_result code) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    char text[TE__WHY_TEXT];
+    (void)te;
+    te__post_fail(me, te__post_open(me, kind), code);
+    te__hub_meet(me->hub, true, text); /* the verdict is news for the others alone */
+}
+
+/* ---- joining and leaving ---- */
+
+/* A hub of which all ranks have left is as new. */
+static void te__threads_leave(void *user) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te_thread_hub *hub = me->hub;
+    bool last;
+    te__mutex_lock(&hub->mutex);
+    hub->seat[me->rank] = TE__SEAT_LEFT;
+    if (hub->num_left++ == 0) hub->first_left = me->rank;
+    hub->num_taken--;
+    if (hub->num_left == hub->size) {
+        memset(hub->seat, 0, (size_t)hub->size * sizeof(te__seat));
+        hub->num_left = 0;
+    }
+    last = hub->closed && hub->num_taken == 0;
+    te__cond_broadcast(&hub->cond);
+    te__mutex_unlock(&hub->mutex);
+    if (last) te__hub_free(hub);
+    te__free(me->te, me, sizeof(*me));
+}
+
+static te_result te__threads_join(te_ctx *te, te_thread_hub *hub, int rank) {
+    te__seat seat;
+    bool closed, joins;
+    int i, same = -1;
+    te__mutex_lock(&hub->mutex);
+    for (i = 0; i < hub->size; i++)
+        if (hub->seat[i] == TE__SEAT_TAKEN && hub->post[i].te == te) same = i;
+    seat = hub->seat[rank];
+    closed = hub->closed;
+    joins = !closed && seat == TE__SEAT_FREE && same < 0;
+    if (joins) {
+        hub->seat[rank] = TE__SEAT_TAKEN;
+        hub->post[rank].te = te;
+        hub->num_taken++;
+    }
+    te__mutex_unlock(&hub->mutex);
+    if (joins) return TE_OK;
+    if (closed) return te__fail(te, TE_ERR_STATE, "te_thread_group_create: the hub has been destroyed");
+    if (same >= 0)
+        return te__fail(te, TE_ERR_INVALID, "te_thread_group_create: this context is rank %d already; rank %d needs one of its own", same, rank);
+    if (seat == TE__SEAT_TAKEN)
+        return te__fail(te, TE_ERR_STATE, "te_thread_group_create: rank %d of %d is taken by another context", rank, hub->size);
+    return te__fail(te, TE_ERR_STATE, "te_thread_group_create: rank %d of %d has left; a hub starts anew when all its ranks have", rank, hub->size);
+}
+
+TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank) {
+    te_group_desc desc = TE_ZERO;
+    te__thread_rank *me;
+    te_group *group;
+    if (!te) return NULL;
+    if (!hub) {
+        te__fail(te, TE_ERR_INVALID, "te_thread_group_create: hub is NULL (te_thread_hub_create takes 1 thread or more)");
+        return NULL;
+    }
+    if (rank < 0 || rank >= hub->size) {
+        te__fail(te, TE_ERR_INVALID, "te_thread_group_create: rank %d; this hub has the ranks 0 to %d", rank, hub->size - 1);
+        return NULL;
+    }
+    me = (te__thread_rank *)te__alloc_zero(te, sizeof(*me));
+    if (!me) return NULL;
+    me->hub = hub;
+    me->te = te;
+    me->rank = rank;
+    desc.name = "threads";
+    desc.rank = rank;
+    desc.size = hub->size;
+    desc.user = me;
+    desc.all_reduce = te__threads_all_reduce;
+    desc.all_gather = te__threads_all_gather;
+    desc.reduce_scatter = te__threads_reduce_scatter;
+    desc.broadcast = te__threads_broadcast;
+    desc.barrier = te__threads_barrier;
+    desc.destroy = te__threads_leave;
+    group = te_group_create(te, &desc);
+    if (group && te__threads_join(te, hub, rank) == TE_OK) {
+        group->refuse = te__threads_refuse;
+        return group;
+    }
+    if (group) group->is.destroy = NULL; /* it has not joined, so it cannot leave */
+    te_group_destroy(group);
+    te__free(te, me, sizeof(*me));
+    return NULL;
+}
+
+
 /* what is built from operations */
-/* ==== quant/quantizer.c ========================================================================================= */
+/* ==== quant/copies.c ============================================================================================ */
 
-/* quant/quantizer.c: making quantized tensors and reading them back. Knows the cast operations; must not know recipes or modules. */
+/* quant/copies.c: the two copies of a quantized tensor: their memory, filling them, reading them back, making one from the other.
+ * Knows the quantizing operations and groups; must not know recipes or modules. */
 
-/* How to quantize: what the built-in kinds need. */
-typedef struct te__quant_spec {
-    te_quant_kind kind;
-    te_dtype dtype;           /* of the codes */
-    int usage;                /* TE_ROWWISE | TE_COLUMNWISE */
-    te_tensor *scale, *amax;  /* delayed: f32 [1] each */
-    bool power_of_two_scales; /* current */
-    float amax_epsilon;       /* current */
-} te__quant_spec;
+static bool te__is_tensor_scaled(te_quant_kind kind) { return kind == TE_QUANT_DELAYED || kind == TE_QUANT_CURRENT; }
+
+/* The spec of one copy: hybrid quantizers have two. */
+static const te__quant_spec *te__spec_of(const te__quant_spec *spec, int which) {
+    if (spec->kind != TE_QUANT_HYBRID) return spec;
+    return which == TE_ROWWISE ? spec->row : spec->col;
+}
+static te__quant_copy *te__copy_of(const te_tensor *x, int which) { return which == TE_ROWWISE ? &x->quantized->row : &x->quantized->col; }
+
+/* ---- memory ---- */
 
 /* Rows of codes start at multiples of 16 bytes, so that every kernel may load them 16 bytes at a time whatever the shape. */
-static int64_t te__quant_ld(int64_t columns) { return te__round_up(columns, 16); }
+static int64_t te__quant_ld(te_dtype dtype, int64_t columns) { return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16); }
 
-/* A quantized tensor of x's shape with memory for the copies of `usage`, uninitialised. Belongs to the innermost scope. */
-static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, te_quant_kind kind, te_dtype dtype, int usage) {
+/* Does a column-wise copy of this kind lie transposed? */
+static bool te__lies_transposed(te_quant_kind kind) { return te__is_tensor_scaled(kind) || kind == TE_QUANT_BLOCK || kind == TE_QUANT_NVFP4; }
+
+/* Sizes of the scales of one copy of an [m, n] matrix, as the operations lay them out. */
+static void te__scale_shape(const te__quant_copy *c, int which, int64_t m, int64_t n, int64_t shape[2]) {
+    int64_t outer = which == TE_ROWWISE ? m : n, inner = which == TE_ROWWISE ? n : m; /* inner: along the contraction */
+    if (c->kind == TE_QUANT_BLOCK && c->two_dimensional) {
+        shape[0] = te__div_up(outer, 128);
+        shape[1] = te__round_up(te__div_up(inner, 128), 4);
+    } else if (c->kind == TE_QUANT_BLOCK) {
+        shape[0] = te__div_up(inner, 128);
+        shape[1] = te__round_up(outer, 4);
+    } else if (c->kind == TE_QUANT_MXFP8 && which == TE_COLUMNWISE) {
+        shape[0] = te__round_up(te__div_up(inner, 32), 4);
+        shape[1] = te__round_up(outer, 128);
+    } else {
+        shape[0] = te__round_up(outer, 128);
+        shape[1] = te__round_up(te__div_up(inner, c->kind == TE_QUANT_MXFP8 ? 32 : 16), 4);
+    }
+}
+
+/* One copy of an [m, n] matrix by `spec`, uninitialised or cleared. The tensors belong to the copy. */
+static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal, int64_t m, int64_t n, bool clear) {
+    static const te_dtype scale_dtype[] = {TE_F32, TE_F32, TE_F32, TE_F32, TE_F8E8M0, TE_F8E4M3};
+    te_tensor *(*make)(te_ctx *, te_dtype, int, const int64_t *) = clear ? te_tensor_zeros : te_tensor_empty;
+    int64_t shape[2], one = 1;
+    bool turned = which == TE_COLUMNWISE && te__lies_transposed(spec->kind);
+    c->kind = spec->kind;
+    c->two_dimensional = spec->two_dimensional;
+    c->rht = spec->rht && which == TE_COLUMNWISE;
+    c->no_sign_mask = spec->no_sign_mask;
+    c->e4m3_max_256 = spec->e4m3_max_256;
+    c->swizzled = spec->swizzled;
+    if (spec->kind == TE_QUANT_CUSTOM) { /* its own function brings the memory */
+        c->custom = spec->custom;
+        return TE_OK;
+    }
+    shape[0] = turned ? n : m;
+    shape[1] = turned ? m : n;
+    if (spec->kind == TE_QUANT_IDENTITY) {
+        c->data = te_tensor_retain(make(te, nominal, 2, shape));
+        return c->data ? TE_OK : te_error_code(te);
+    }
+    shape[1] = te__quant_ld(spec->dtype, shape[1]);
+    c->data = te_tensor_retain(make(te, spec->dtype, 2, shape));
+    te__scale_shape(c, which, m, n, shape);
+    c->scale = te_tensor_retain(te__is_tensor_scaled(spec->kind) ? make(te, TE_F32, 1, &one) : make(te, scale_dtype[spec->kind], 2, shape));
+    if (spec->kind == TE_QUANT_NVFP4) {
+        int64_t amaxes = spec->row_scaled && which == TE_ROWWISE ? m : 1;
+        c->amax = te_tensor_retain(make(te, TE_F32, 1, &amaxes));
+    }
+    return c->data && c->scale && (c->amax || spec->kind != TE_QUANT_NVFP4) ? TE_OK : te_error_code(te);
+}
+
+/* What both copies have in common is one tensor: the scale of a whole tensor, the amax of an untransformed one. */
+static void te__copies_share(te__quantized *q) {
+    te__quant_copy *row = &q->row, *col = &q->col;
+    if (!row->data || !col->data || row->kind != col->kind) return;
+    if (te__is_tensor_scaled(row->kind) && te__is_tensor_scaled(q->kind)) {
+        te_tensor_release(col->scale);
+        col->scale = te_tensor_retain(row->scale);
+    }
+    if (q->kind == TE_QUANT_NVFP4 && !col->rht && te__numel(row->amax) == 1) {
+        te_tensor_release(col->amax);
+        col->amax = te_tensor_retain(row->amax);
+    }
+}
+
+/* A quantized tensor with memory for the copies of `usage`. Belongs to the innermost scope. */
+static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, const te__quant_spec *spec, int usage, bool clear) {
     te_tensor *y = te__tensor_shell(te, nominal, ndim, shape);
-    te__quantized *q;
-    int64_t m, n;
+    te_result result = TE_OK;
+    int which;
     if (!y) return NULL;
-    q = y->quantized = (te__quantized *)te__alloc_zero(te, sizeof(te__quantized));
-    if (!q) {
+    y->quantized = (te__quantized *)te__alloc_zero(te, sizeof(te__quantized));
+    if (!y->quantized) {
         te__drop(y);
         return NULL;
     }
-    m = te__rows(y);
-    n = te__cols(y);
-    q->kind = kind;
-    q->dtype = dtype;
-    q->row.scale_inv = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
-    q->col.scale_inv = te_tensor_retain(q->row.scale_inv);
-    if (usage & TE_ROWWISE) q->row.data = te_tensor_retain(te__empty_2d(te, dtype, m, te__quant_ld(n)));
-    if (usage & TE_COLUMNWISE) q->col.data = te_tensor_retain(te__empty_2d(te, dtype, n, te__quant_ld(m)));
-    if (!q->row.scale_inv || ((usage & TE_ROWWISE) && !q->row.data) || ((usage & TE_COLUMNWISE) && !q->col.data)) {
-        te__drop(y);
-        return NULL;
-    }
+    y->quantized->kind = spec->kind;
+    te__frame_begin(te);
+    for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++)
+        if (usage & which) result = te__copy_open(te, te__copy_of(y, which), te__spec_of(spec, which), which, nominal, te__rows(y), te__cols(y), clear);
+    te__copies_share(y->quantized);
+    te__frame_end(te, NULL, 0);
+    if (result == TE_OK) return y;
+    te__drop(y);
+    return NULL;
+}
+
+/* A contiguous tensor as [M, N], without history. */
+static te_tensor *te__as_matrix(const te_tensor *x) {
+    te_tensor *y = te__alias(x);
+    if (!y) return NULL;
+    y->ndim = 2;
+    y->shape[0] = te__rows(x);
+    y->shape[1] = y->stride[0] = te__cols(x);
+    y->stride[1] = 1;
     return y;
 }
 
-/* Quantizes x, without history. */
-static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
+/* ---- filling ---- */
+
+/* Per tensor: the scale is given, or comes from x; a group must agree on the amax before. */
+static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
     te_fp8_quantize_args cast = TE_ZERO;
-    te_tensor *y, *flat;
-    te_result result = TE_OK;
-    te__frame_begin(te);
-    y = te__quant_empty(te, x->dtype, x->ndim, x->shape, spec->kind, spec->dtype, spec->usage);
-    flat = y ? te_tensor_contiguous(x) : NULL;
-    if (!y || !flat) {
-        te__frame_end(te, NULL, 0);
-        return NULL;
-    }
-    cast.x = flat;
-    cast.row = y->quantized->row.data;
-    cast.col = y->quantized->col.data;
-    cast.scale_inv = y->quantized->row.scale_inv;
+    cast.x = x;
+    cast.noop = noop;
+    cast.row = row ? row->data : NULL;
+    cast.col = col ? col->data : NULL;
+    cast.scale_inv = row ? row->scale : col->scale;
     if (spec->kind == TE_QUANT_DELAYED) {
         cast.scale = spec->scale;
         cast.amax = spec->amax;
-    } else {
+    } else if (te_group_size(spec->group) > 1) {
         te_amax_args amax = TE_ZERO;
         te_scale_from_amax_args scale = TE_ZERO;
-        amax.x = flat;
+        te_result result;
+        amax.x = x;
         amax.amax = te__empty_1d(te, TE_F32, 1);
         scale.amax = amax.amax;
         scale.scale = te__empty_1d(te, TE_F32, 1);
         scale.fp8_max = te_dtype_max(spec->dtype);
-        scale.epsilon = spec->amax_epsilon;
-        scale.power_of_two = spec->power_of_two_scales;
+        scale.epsilon = spec->epsilon;
+        scale.power_of_two = spec->power_of_two;
         result = scale.scale ? te_amax(te, &amax) : te_error_code(te);
+        if (result == TE_OK) result = te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX);
         if (result == TE_OK) result = te_scale_from_amax(te, &scale);
+        if (result != TE_OK) return result;
         cast.scale = scale.scale;
+    } else {
+        cast.current = true;
+        cast.epsilon = spec->epsilon;
+        cast.power_of_two = spec->power_of_two;
     }
-    if (result == TE_OK) result = te_fp8_quantize(te, &cast);
+    return te_fp8_quantize(te, &cast);
+}
+
+static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
+    te_ctx *te = x->te;
+    te_nvfp4_amax_args amax = TE_ZERO;
+    te_nvfp4_quantize_args cast = TE_ZERO;
+    te_result result;
+    amax.x = x;
+    amax.amax_row = row ? row->amax : NULL;
+    amax.amax_col = col && !(row && col->amax == row->amax) ? col->amax : NULL;
+    amax.rht = spec->rht;
+    amax.no_sign_mask = spec->no_sign_mask;
+    amax.noop = noop;
+    result = te_nvfp4_amax(te, &amax);
+    if (result == TE_OK && amax.amax_row && !spec->row_scaled) result = te_all_reduce(spec->group, amax.amax_row, TE_REDUCE_MAX);
+    if (result == TE_OK && amax.amax_col) result = te_all_reduce(spec->group, amax.amax_col, TE_REDUCE_MAX);
+    if (result != TE_OK) return result;
+    cast.x = x;
+    if (row) {
+        cast.row = row->data;
+        cast.row_scale = row->scale;
+        cast.amax_row = row->amax;
+    }
+    if (col) {
+        cast.col = col->data;
+        cast.col_scale = col->scale;
+        cast.amax_col = col->amax;
+    }
+    cast.two_dimensional = spec->two_dimensional;
+    cast.rht = spec->rht;
+    cast.no_sign_mask = spec->no_sign_mask;
+    cast.stochastic_rounding = spec->stochastic;
+    if (spec->stochastic) { /* one number of the stream for each copy */
+        cast.seed = te->seed;
+        cast.offset = te__rng_next(te);
+        te__rng_next(te);
+    }
+    cast.four_over_six = spec->four_over_six;
+    cast.e4m3_max_256 = spec->e4m3_max_256;
+    cast.swizzled = spec->swizzled;
+    cast.noop = noop;
+    return te_nvfp4_quantize(te, &cast);
+}
+
+/* Quantizes x (contiguous) into these copies, NULL for none; both are of spec's kind. Custom copies get new tensors. */
+static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
+    te_ctx *te = x->te;
+    te_result result = TE_OK;
+    int which;
+    if (!row && !col) return TE_OK;
+    switch (spec->kind) {
+    case TE_QUANT_DELAYED:
+    case TE_QUANT_CURRENT: return te__fill_tensor_scaled(x, spec, row, col, noop);
+    case TE_QUANT_BLOCK: {
+        te_block_quantize_args cast = TE_ZERO;
+        cast.x = x;
+        if (row) {
+            cast.row = row->data;
+            cast.row_scale_inv = row->scale;
+        }
+        if (col) {
+            cast.col = col->data;
+            cast.col_scale_inv = col->scale;
+        }
+        cast.two_dimensional = spec->two_dimensional;
+        cast.fp32_scales = spec->fp32_scales;
+        cast.epsilon = spec->epsilon;
+        cast.noop = noop;
+        return te_block_quantize(te, &cast);
+    }
+    case TE_QUANT_MXFP8: {
+        te_mxfp8_quantize_args cast = TE_ZERO;
+        cast.x = x;
+        if (row) {
+            cast.row = row->data;
+            cast.row_scale = row->scale;
+        }
+        if (col) {
+            cast.col = col->data;
+            cast.col_scale = col->scale;
+        }
+        cast.two_dimensional = spec->two_dimensional;
+        cast.swizzled = spec->swizzled;
+        cast.noop = noop;
+        return te_mxfp8_quantize(te, &cast);
+    }
+    case TE_QUANT_NVFP4: return te__fill_nvfp4(x, spec, row, col, noop);
+    case TE_QUANT_IDENTITY:
+        for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
+            te__quant_copy *c = which == TE_ROWWISE ? row : col;
+            if (c) result = te_tensor_copy(c->data, te__as_matrix(x));
+        }
+        return result;
+    case TE_QUANT_CUSTOM: {
+        te__quant_copy made[2];
+        memset(made, 0, sizeof(made));
+        for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
+            te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
+            if (!c) continue;
+            *fresh = *c;
+            fresh->data = fresh->scale = NULL;
+            result = spec->custom.quantize(spec->custom.user, x, which, &fresh->data, &fresh->scale);
+            if (result == TE_OK && !fresh->data) result = TE_ERR_STATE;
+            te_tensor_retain(fresh->data);
+            te_tensor_retain(fresh->scale);
+            if (result != TE_OK)
+                te__fail(te, result, "custom quantizer \"%s\": its quantize function returned %s for the %s copy; nothing was changed", spec->custom.name,
+                         result == TE_ERR_STATE ? "no data" : te_result_name(result), which == TE_ROWWISE ? "row-wise" : "column-wise");
+        }
+        for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
+            te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
+            if (c && result == TE_OK) {
+                te__copy_release(c);
+                *c = *fresh;
+            } else
+                te__copy_release(fresh);
+        }
+        return result;
+    }
+    default: return te__fail(te, TE_ERR_INVALID, "quantizer kind %d cannot quantize", (int)spec->kind);
+    }
+}
+
+/* Fills the copies that y has with x, by `spec`. Temporaries go to a frame of their own. */
+static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage, const te_tensor *noop) {
+    te__quant_copy *row = usage & TE_ROWWISE ? &y->quantized->row : NULL, *col = usage & TE_COLUMNWISE ? &y->quantized->col : NULL;
+    te_tensor *flat;
+    te_result result;
+    te__frame_begin(x->te);
+    flat = te_tensor_contiguous(x);
+    if (!flat)
+        result = te_error_code(x->te);
+    else if (spec->kind == TE_QUANT_HYBRID) {
+        /* custom functions may fail: they go first, and their copies take effect when all is done */
+        te__quant_copy fresh[2];
+        int which, turn;
+        memset(fresh, 0, sizeof(fresh));
+        result = TE_OK;
+        for (turn = 0; turn < 2; turn++)
+            for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
+                const te__quant_spec *part = te__spec_of(spec, which);
+                te__quant_copy *c = which == TE_ROWWISE ? row : col, *f = &fresh[which - 1];
+                if (!c || (part->kind == TE_QUANT_CUSTOM) != (turn == 0)) continue;
+                *f = *c;
+                te__copy_retain(f);
+                result = te__copies_fill(flat, part, which == TE_ROWWISE ? f : NULL, which == TE_ROWWISE ? NULL : f, noop);
+            }
+        for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) {
+            te__quant_copy *c = which == TE_ROWWISE ? row : col, *f = &fresh[which - 1];
+            if (c && result == TE_OK) {
+                te__copy_release(c);
+                *c = *f;
+            } else
+                te__copy_release(f);
+        }
+    } else
+        result = te__copies_fill(flat, spec, row, col, noop);
+    te__frame_end(x->te, NULL, 0);
+    return result;
+}
+
+/* Quantizes x, without history. */
+static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
+    te_tensor *y;
+    te__frame_begin(x->te);
+    y = te__quant_empty(x->te, x->dtype, x->ndim, x->shape, spec, spec->usage, false);
+    if (y && te__quant_fill(y, x, spec, spec->usage, NULL) != TE_OK) y = NULL;
+    return te__frame_return(x->te, y);
+}
+
+/* ---- reading back ---- */
+
+/* The value of one copy as a plain tensor of x's shape, without history. */
+static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dtype) {
+    const te__quant_copy *c = te__copy_of(x, which);
+    bool columnwise = which == TE_COLUMNWISE;
+    te_ctx *te = x->te;
+    te_tensor *y;
+    te_result result = TE_OK;
+    te__frame_begin(te);
+    if (c->kind == TE_QUANT_CUSTOM) {
+        y = c->custom.dequantize(c->custom.user, c->data, c->scale, which, x->ndim, x->shape, dtype);
+        if (!y || !te__same_shape(y, x) || y->dtype != dtype || y->te != te) {
+            te__fail(te, TE_ERR_STATE, "custom quantizer \"%s\": its dequantize function returned %s", c->custom.name,
+                     y ? "a tensor of another shape, format or context" : "NULL");
+            y = NULL;
+        }
+        return te__frame_return(te, y);
+    }
+    y = te__empty_like(x, dtype);
+    if (!y) return te__frame_return(te, NULL);
+    if (te__is_tensor_scaled(c->kind)) {
+        te_fp8_dequantize_args args = TE_ZERO;
+        args.q = c->data;
+        args.scale_inv = c->scale;
+        args.y = y;
+        if (columnwise) { /* the codes are the same in both copies */
+            te_transpose_args turn = TE_ZERO;
+            turn.src = c->data;
+            turn.rows = te__cols(x);
+            turn.columns = te__rows(x);
+            turn.dst = te__empty_2d(te, c->data->dtype, turn.columns, te__quant_ld(c->data->dtype, turn.rows));
+            result = turn.dst ? te_transpose(te, &turn) : te_error_code(te);
+            args.q = turn.dst;
+        }
+        if (result == TE_OK) result = te_fp8_dequantize(te, &args);
+    } else if (c->kind == TE_QUANT_BLOCK) {
+        te_block_dequantize_args args = TE_ZERO;
+        args.q = c->data;
+        args.scale_inv = c->scale;
+        args.y = y;
+        args.two_dimensional = c->two_dimensional;
+        args.columnwise = columnwise;
+        result = te_block_dequantize(te, &args);
+    } else if (c->kind == TE_QUANT_MXFP8) {
+        te_mxfp8_dequantize_args args = TE_ZERO;
+        args.q = c->data;
+        args.scale = c->scale;
+        args.y = y;
+        args.columnwise = columnwise;
+        args.swizzled = c->swizzled;
+        result = te_mxfp8_dequantize(te, &args);
+    } else if (c->kind == TE_QUANT_NVFP4) {
+        te_nvfp4_dequantize_args args = TE_ZERO;
+        args.q = c->data;
+        args.scale = c->scale;
+        args.amax = c->amax;
+        args.y = y;
+        args.columnwise = columnwise;
+        args.rht = c->rht;
+        args.no_sign_mask = c->no_sign_mask;
+        args.e4m3_max_256 = c->e4m3_max_256;
+        args.swizzled = c->swizzled;
+        result = te_nvfp4_dequantize(te, &args);
+    } else
+        result = te_tensor_copy(te__as_matrix(y), c->data);
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }
 
-/* Adds a column-wise copy to a tensor that has a row-wise one: the same codes, transposed. */
+/* Of the row-wise copy, or of the column-wise one if that is all there is. */
+static te_tensor *te__quant_value(const te_tensor *x, te_dtype dtype) {
+    return te__copy_dequantize(x, x->quantized->row.data ? TE_ROWWISE : TE_COLUMNWISE, dtype);
+}
+
+/* ---- one copy from the other ---- */
+
+/* The scales of 16 x 16 tiles of a transposed copy: scale (n, j) is that of row 16 j and group n / 16. */
+static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n) {
+    int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;
+    te_result result = te->device->clear(te, te__data(col->scale), te_tensor_bytes(col->scale));
+    for (part = 0; part < 2 && result == TE_OK; part++) { /* whole groups of 16 columns; what is left over */
+        int64_t first = part ? n / 16 : 0, groups = part ? n % 16 != 0 : n / 16;
+        te_tensor *src = te__alias(row->scale), *dst = te__alias(col->scale);
+        te_tensor *view[2];
+        int i;
+        if (!src || !dst) return te_error_code(te);
+        if (groups == 0) continue;
+        view[0] = src;
+        view[1] = dst;
+        for (i = 0; i < 2; i++) {
+            view[i]->ndim = 3;
+            view[i]->shape[0] = groups;
+            view[i]->shape[1] = part ? n % 16 : 16;
+            view[i]->shape[2] = tiles;
+        }
+        src->offset += first;
+        src->stride[0] = 1;
+        src->stride[1] = 0;
+        src->stride[2] = 16 * from_ld;
+        dst->offset += first * 16 * to_ld;
+        dst->stride[0] = 16 * to_ld;
+        dst->stride[1] = to_ld;
+        dst->stride[2] = 1;
+        result = te_tensor_copy(dst, src);
+    }
+    return result;
+}
+
+/* Do both copies of this kind hold the same numbers, so that one gives the other? */
+static bool te__copies_agree(const te__quant_copy *c) {
+    return te__is_tensor_scaled(c->kind) || c->kind == TE_QUANT_IDENTITY || (c->kind == TE_QUANT_BLOCK && c->two_dimensional) ||
+           (c->kind == TE_QUANT_NVFP4 && c->two_dimensional && !c->rht && !c->swizzled && te__numel(c->amax) == 1);
+}
+
+/* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
-    te_transpose_args args = TE_ZERO;
+    te__quant_copy *row = &q->row, fresh;
+    te__quant_spec spec;
+    te_ctx *te = x->te;
     te_result result;
-    if (q->col.data) return TE_OK;
-    args.src = q->row.data;
-    args.rows = te__rows(x);
-    args.columns = te__cols(x);
-    args.dst = te__empty_2d(x->te, q->dtype, args.columns, te__quant_ld(args.rows));
-    if (!args.dst) return te_error_code(x->te);
-    result = te_transpose(x->te, &args);
-    if (result == TE_OK) q->col.data = te_tensor_retain(args.dst);
-    te__drop(args.dst);
+    int64_t m = te__rows(x), n = te__cols(x);
+    if (!row->data || !te__copies_agree(row) || q->kind == TE_QUANT_HYBRID)
+        return te__fail(te, TE_ERR_STATE, "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
+                        row->data ? "a row-wise one of this kind: each holds numbers of its own" : "a tensor without a row-wise one");
+    memset(&spec, 0, sizeof(spec));
+    memset(&fresh, 0, sizeof(fresh));
+    spec.kind = row->kind;
+    spec.dtype = row->data->dtype;
+    spec.two_dimensional = row->two_dimensional;
+    spec.e4m3_max_256 = row->e4m3_max_256;
+    te__frame_begin(te);
+    if (row->kind == TE_QUANT_IDENTITY) {
+        fresh = *row;
+        te__copy_retain(&fresh);
+        result = TE_OK;
+    } else {
+        te_transpose_args turn = TE_ZERO;
+        result = te__copy_open(te, &fresh, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
+        turn.src = row->data;
+        turn.dst = fresh.data;
+        turn.rows = m;
+        turn.columns = n;
+        if (result == TE_OK) result = te_transpose(te, &turn);
+        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) {
+            te_transpose_args scales = TE_ZERO;
+            scales.src = row->scale;
+            scales.dst = fresh.scale;
+            scales.rows = te__div_up(m, 128);
+            scales.columns = te__div_up(n, 128);
+            result = te_transpose(te, &scales);
+        }
+        if (result == TE_OK && row->kind == TE_QUANT_NVFP4) result = te__nvfp4_turn_scales(te, row, &fresh, m, n);
+    }
+    if (result == TE_OK) {
+        te__copy_release(&q->col);
+        q->col = fresh;
+        te__copies_share(q);
+    } else
+        te__copy_release(&fresh);
+    te__frame_end(te, NULL, 0);
     return result;
 }
 
@@ -20245,75 +26787,123 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
 static te_tensor *te__quant_keep(const te_tensor *x, int usage) {
     te_tensor *y = te__alias_quantized(x);
     if (!y) return NULL;
-    if (!(usage & TE_ROWWISE)) {
-        te_tensor_release(y->quantized->row.data);
-        y->quantized->row.data = NULL;
-    }
-    if (!(usage & TE_COLUMNWISE)) {
-        te_tensor_release(y->quantized->col.data);
-        y->quantized->col.data = NULL;
-    }
+    if (!(usage & TE_ROWWISE)) te__copy_release(&y->quantized->row);
+    if (!(usage & TE_COLUMNWISE)) te__copy_release(&y->quantized->col);
     return y;
 }
 
-/* ---- public ---- */
+/* ==== quant/quantizer.c ========================================================================================= */
 
-struct te_quantizer {
-    te_ctx *te;
-    te__quant_spec spec;
-};
+/* quant/quantizer.c: the quantizers of the public interface. Knows the copies; must not know recipes or modules. */
+
+static const char *te__quant_kind_name(te_quant_kind kind) {
+    static const char *const names[] = {"plain", "delayed", "current", "block", "MXFP8", "NVFP4", "identity", "hybrid", "custom"};
+    return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
+}
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
+/* A desc with its defaults resolved; says what is wrong with it. Retains scale and amax (te__spec_close). */
+static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
+    int64_t one = 1;
+    memset(spec, 0, sizeof(*spec));
+    if ((int)desc->kind <= TE_QUANT_NONE || desc->kind > TE_QUANT_CUSTOM)
+        return te__fail(te, TE_ERR_INVALID, "%s: kind %d; TE_QUANT_DELAYED (%d) to TE_QUANT_CUSTOM (%d) are possible", who, (int)desc->kind, (int)TE_QUANT_DELAYED,
+                        (int)TE_QUANT_CUSTOM);
+    if (desc->kind == TE_QUANT_NVFP4) {
+        if (desc->dtype != TE_DTYPE_NONE && desc->dtype != TE_F4E2M1)
+            return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; the codes of NVFP4 are e2m1", who, te_dtype_name(desc->dtype));
+    } else if (desc->dtype != TE_DTYPE_NONE && !te__is_fp8(desc->dtype))
+        return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; e4m3 and e5m2 are possible", who, te_dtype_name(desc->dtype));
+    if (desc->usage & ~(TE_ROWWISE | TE_COLUMNWISE))
+        return te__fail(te, TE_ERR_INVALID, "%s: usage %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both are possible", who, desc->usage);
+    if (desc->kind == TE_QUANT_BLOCK && (desc->block_scaling_dim < 0 || desc->block_scaling_dim > 2))
+        return te__fail(te, TE_ERR_INVALID, "%s: block_scaling_dim %d; 1 (1 x 128) and 2 (128 x 128) are possible", who, desc->block_scaling_dim);
+    if (!(desc->amax_epsilon >= 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: amax_epsilon %g; it cannot be negative", who, (double)desc->amax_epsilon);
+    if ((int)desc->four_over_six < 0 || desc->four_over_six > TE_4OVER6_MSE)
+        return te__fail(te, TE_ERR_INVALID, "%s: four_over_six %d is not in te_4over6_error", who, (int)desc->four_over_six);
+    if (desc->with_rht && desc->with_2d_quantization && desc->kind == TE_QUANT_NVFP4)
+        return te__fail(te, TE_ERR_INVALID, "%s: with_rht and with_2d_quantization; the transform mixes rows, so its blocks are 1 x 16: choose one", who);
+    if (desc->row_scaled && desc->amax_group && desc->kind == TE_QUANT_NVFP4)
+        return te__fail(te, TE_ERR_INVALID, "%s: row_scaled and amax_group; each row has an amax of its own, which no group shares: choose one", who);
+    if ((desc->scale && !te__is_one_f32(desc->scale)) || (desc->amax && !te__is_one_f32(desc->amax)))
+        return te__fail(te, TE_ERR_SHAPE, "%s: scale and amax must be f32 tensors of one element", who);
+    if ((desc->scale && desc->scale->te != te) || (desc->amax && desc->amax->te != te))
+        return te__fail(te, TE_ERR_INVALID, "%s: scale or amax belongs to another context", who);
+    if (desc->kind == TE_QUANT_CUSTOM && (!desc->custom || !desc->custom->quantize || !desc->custom->dequantize || !desc->custom->name))
+        return te__fail(te, TE_ERR_INVALID, "%s: a custom quantizer needs a name and the functions quantize and dequantize", who);
+    spec->kind = desc->kind;
+    spec->dtype = desc->kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : desc->dtype ? desc->dtype : TE_F8E4M3;
+    spec->usage = desc->usage ? desc->usage : TE_ROWWISE | TE_COLUMNWISE;
+    spec->two_dimensional = desc->kind == TE_QUANT_BLOCK ? desc->block_scaling_dim != 1 : desc->with_2d_quantization;
+    spec->power_of_two = desc->power_of_two_scales;
+    spec->fp32_scales = desc->fp32_scales;
+    spec->swizzled = desc->optimize_for_gemm && (desc->kind == TE_QUANT_MXFP8 || desc->kind == TE_QUANT_NVFP4);
+    spec->rht = desc->with_rht && desc->kind == TE_QUANT_NVFP4;
+    spec->no_sign_mask = desc->no_random_sign_mask;
+    spec->stochastic = desc->stochastic_rounding && desc->kind == TE_QUANT_NVFP4;
+    spec->row_scaled = desc->row_scaled && desc->kind == TE_QUANT_NVFP4;
+    spec->four_over_six = desc->four_over_six;
+    spec->e4m3_max_256 = desc->e4m3_max_256;
+    spec->epsilon = desc->amax_epsilon;
+    spec->group = desc->amax_group;
+    if (desc->kind == TE_QUANT_CUSTOM) spec->custom = *desc->custom;
+    if (desc->kind == TE_QUANT_DELAYED) {
+        te__frame_begin(te);
+        spec->scale = te_tensor_retain(desc->scale ? desc->scale : te_tensor_full(te, TE_F32, 1, &one, 1.0));
+        spec->amax = te_tensor_retain(desc->amax ? desc->amax : te_tensor_zeros(te, TE_F32, 1, &one));
+        te__frame_end(te, NULL, 0);
+        if (!spec->scale || !spec->amax) return te_error_code(te);
+    }
+    return TE_OK;
+}
+static void te__spec_close(te__quant_spec *spec) {
+    te_tensor_release(spec->scale);
+    te_tensor_release(spec->amax);
+    spec->scale = spec->amax = NULL;
+}
+
+/* As te__spec_open, with the two specs that a hybrid one points to. Where this fails nothing is kept. */
+static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, te__quant_spec child[2], const char *who) {
+    te_result result = te__spec_open(te, desc, spec, who);
+    int i;
+    memset(child, 0, 2 * sizeof(*child));
+    for (i = 0; i < 2 && result == TE_OK && spec->kind == TE_QUANT_HYBRID; i++) {
+        const te_quantizer_desc *d = i ? desc->columnwise_quantizer : desc->rowwise_quantizer;
+        if (!d || d->kind == TE_QUANT_HYBRID)
+            result = te__fail(te, TE_ERR_INVALID, "%s: a hybrid quantizer needs a %s quantizer that is not hybrid itself", who, i ? "column-wise" : "row-wise");
+        else
+            result = te__spec_open(te, d, &child[i], who);
+        child[i].usage = i ? TE_COLUMNWISE : TE_ROWWISE;
+    }
+    spec->row = &child[0];
+    spec->col = &child[1];
+    if (result != TE_OK) {
+        te__spec_close(spec);
+        te__spec_close(&child[0]);
+        te__spec_close(&child[1]);
+    }
+    return result;
+}
+
+/* ---- quantizers ---- */
+
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc) {
     te_quantizer *q;
-    int64_t one = 1;
     if (!te || !desc) return NULL;
-    if (desc->kind != TE_QUANT_DELAYED && desc->kind != TE_QUANT_CURRENT) {
-        te__fail(te, TE_ERR_INVALID, "te_quantizer_create: kind %d; TE_QUANT_DELAYED (%d) and TE_QUANT_CURRENT (%d) are possible", (int)desc->kind,
-                 (int)TE_QUANT_DELAYED, (int)TE_QUANT_CURRENT);
-        return NULL;
-    }
-    if (desc->dtype != TE_DTYPE_NONE && !te__is_fp8(desc->dtype)) {
-        te__fail(te, TE_ERR_DTYPE, "te_quantizer_create: dtype %s; e4m3 and e5m2 are possible", te_dtype_name(desc->dtype));
-        return NULL;
-    }
-    if ((desc->scale && !te__is_one_f32(desc->scale)) || (desc->amax && !te__is_one_f32(desc->amax))) {
-        te__fail(te, TE_ERR_SHAPE, "te_quantizer_create: scale and amax must be f32 tensors of one element");
-        return NULL;
-    }
-    if ((desc->scale && desc->scale->te != te) || (desc->amax && desc->amax->te != te)) {
-        te__fail(te, TE_ERR_INVALID, "te_quantizer_create: scale or amax belongs to another context");
-        return NULL;
-    }
-    if (desc->usage & ~(TE_ROWWISE | TE_COLUMNWISE)) {
-        te__fail(te, TE_ERR_INVALID, "te_quantizer_create: usage %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both are possible", desc->usage);
-        return NULL;
-    }
     q = (te_quantizer *)te__alloc_zero(te, sizeof(te_quantizer));
     if (!q) return NULL;
     q->te = te;
-    q->spec.kind = desc->kind;
-    q->spec.dtype = desc->dtype ? desc->dtype : TE_F8E4M3;
-    q->spec.usage = desc->usage ? desc->usage : TE_ROWWISE | TE_COLUMNWISE;
-    q->spec.power_of_two_scales = desc->power_of_two_scales;
-    q->spec.amax_epsilon = desc->amax_epsilon;
-    if (desc->kind == TE_QUANT_DELAYED) {
-        te__frame_begin(te);
-        q->spec.scale = te_tensor_retain(desc->scale ? desc->scale : te_tensor_full(te, TE_F32, 1, &one, 1.0));
-        q->spec.amax = te_tensor_retain(desc->amax ? desc->amax : te_tensor_zeros(te, TE_F32, 1, &one));
-        te__frame_end(te, NULL, 0);
-        if (!q->spec.scale || !q->spec.amax) {
-            te_quantizer_destroy(q);
-            return NULL;
-        }
-    }
-    return q;
+    q->refs = 1;
+    if (te__spec_open_whole(te, desc, &q->spec, q->child, "te_quantizer_create") == TE_OK) return q;
+    te__free(te, q, sizeof(*q));
+    return NULL;
 }
 TE_API void te_quantizer_destroy(te_quantizer *q) {
-    if (!q) return;
-    te_tensor_release(q->spec.scale);
-    te_tensor_release(q->spec.amax);
+    if (!q || --q->refs > 0) return; /* tensors of a quantized model hold theirs */
+    te__spec_close(&q->spec);
+    te__spec_close(&q->child[0]);
+    te__spec_close(&q->child[1]);
     te__free(q->te, q, sizeof(*q));
 }
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
@@ -20323,6 +26913,7 @@ TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
     q->spec.usage = usage;
     return TE_OK;
 }
+TE_API int te_quantizer_get_usage(const te_quantizer *q) { return q ? q->spec.usage : 0; }
 
 static te_result te__same_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     (void)te, (void)state, (void)saved, (void)needs;
@@ -20348,81 +26939,360 @@ static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
              x->te->device_name, te->device_name);
     return false;
 }
+/* Something that spec can quantize. */
+static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *x, const char *function) {
+    const te__quant_spec *part[2];
+    int i;
+    if (!te__same_ctx(x, te, function) || !te__need_float(x, function)) return false;
+    part[0] = te__spec_of(spec, TE_ROWWISE);
+    part[1] = te__spec_of(spec, TE_COLUMNWISE);
+    for (i = 0; i < 2; i++)
+        if (part[i]->kind == TE_QUANT_CUSTOM && part[i]->custom.is_quantizable && !part[i]->custom.is_quantizable(part[i]->custom.user, x)) {
+            char text[TE__SHAPE_TEXT];
+            te__fail(te, TE_ERR_SHAPE, "%s: the custom quantizer \"%s\" does not take %s %s", function, part[i]->custom.name, te_dtype_name(x->dtype),
+                     te__shape_text(x, text));
+            return false;
+        }
+    return true;
+}
 
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
     te_tensor *y;
-    if (!q || !x || !te__same_ctx(x, q->te, "te_quantize") || !te__need_float(x, "te_quantize")) return NULL;
+    if (!q || !x || !te__can_quantize(q->te, &q->spec, x, "te_quantize")) return NULL;
     y = te__quantize(x, &q->spec);
     return y ? te__record_same("quantize", x, y) : NULL;
 }
 
-TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype) {
-    te_fp8_dequantize_args args = TE_ZERO;
-    te_transpose_args turn = TE_ZERO;
-    te_tensor *y;
-    te_ctx *te;
-    te_result result = TE_OK;
-    if (!x) return NULL;
-    te = x->te;
-    if (!x->quantized) return te_tensor_cast(x, dtype ? dtype : x->dtype);
-    if (dtype == TE_DTYPE_NONE) dtype = x->dtype;
-    te__frame_begin(te);
-    y = te__empty_like(x, dtype);
-    args.q = x->quantized->row.data;
-    args.scale_inv = x->quantized->row.scale_inv;
-    args.y = y;
-    if (!args.q && x->quantized->col.data) { /* the codes are the same in both copies */
-        turn.src = x->quantized->col.data;
-        turn.rows = te__cols(x);
-        turn.columns = te__rows(x);
-        turn.dst = te__empty_2d(te, x->quantized->dtype, turn.columns, te__quant_ld(turn.rows));
-        result = turn.dst ? te_transpose(te, &turn) : te_error_code(te);
-        args.q = turn.dst;
+/* Was this copy laid out as spec lays out its own? */
+static bool te__copy_fits(const te__quant_copy *c, const te__quant_spec *spec, int which, int64_t rows) {
+    if (!c->data) return true;
+    if (c->kind != spec->kind && !(te__is_tensor_scaled(c->kind) && te__is_tensor_scaled(spec->kind))) return false;
+    if (c->kind == TE_QUANT_IDENTITY || c->kind == TE_QUANT_CUSTOM) return true;
+    return c->data->dtype == spec->dtype && c->two_dimensional == spec->two_dimensional && c->swizzled == spec->swizzled &&
+           (c->kind != TE_QUANT_NVFP4 || (c->rht == (spec->rht && which == TE_COLUMNWISE) && c->no_sign_mask == spec->no_sign_mask &&
+                                          c->e4m3_max_256 == spec->e4m3_max_256 && te__numel(c->amax) == (spec->row_scaled && which == TE_ROWWISE ? rows : 1)));
+}
+
+TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te_result result;
+    if (!q || !x || !dst) return TE_ERR_STATE;
+    if (!te__can_quantize(q->te, &q->spec, x, "te_quantize_into") || !te__same_ctx(dst, q->te, "te_quantize_into")) return te_error_code(q->te);
+    if (!dst->quantized) return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination is plain %s; te_quantizer_make_empty makes one", te_dtype_name(dst->dtype));
+    if (!te__same_shape(x, dst))
+        return te__fail(q->te, TE_ERR_SHAPE, "te_quantize_into: the input is %s and the destination %s; they must be equal", te__shape_text(x, a), te__shape_text(dst, b));
+    if (!te__copy_fits(&dst->quantized->row, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE, te__rows(dst)) ||
+        !te__copy_fits(&dst->quantized->col, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE, te__rows(dst)))
+        return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one (%s) in kind, code format or layout",
+                        te__quant_kind_name(dst->quantized->kind), te__quant_kind_name(q->spec.kind));
+    if (noop_flag && (q->spec.kind >= TE_QUANT_IDENTITY || !te__is_one_f32(noop_flag)))
+        return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: noop_flag is an f32 [1] on the device, for quantizers of the FP8 and FP4 kinds");
+    result = te__quant_fill(dst, x, &q->spec, te_quantized_usage(dst), noop_flag);
+    return result;
+}
+
+TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape) {
+    if (!q) return NULL;
+    if (!te__is_float(dtype)) {
+        te__fail(q->te, TE_ERR_DTYPE, "te_quantizer_make_empty: nominal dtype %s; f32, f16 and bf16 are possible", te_dtype_name(dtype));
+        return NULL;
     }
-    if (!y || result != TE_OK || te_fp8_dequantize(te, &args) != TE_OK) y = NULL;
-    y = te__frame_return(te, y);
+    if (te__spec_of(&q->spec, TE_ROWWISE)->kind == TE_QUANT_CUSTOM || te__spec_of(&q->spec, TE_COLUMNWISE)->kind == TE_QUANT_CUSTOM) {
+        te__fail(q->te, TE_ERR_UNSUPPORTED, "te_quantizer_make_empty: only its own function knows the layout of a custom quantizer; te_quantize a tensor");
+        return NULL;
+    }
+    return te__quant_empty(q->te, dtype, ndim, shape, &q->spec, q->spec.usage, true);
+}
+
+TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
+    te_amax_args amax = TE_ZERO;
+    te_result result;
+    if (!q || !x) return TE_ERR_STATE;
+    if (!te__can_quantize(q->te, &q->spec, x, "te_quantizer_calibrate")) return te_error_code(q->te);
+    if (q->spec.kind != TE_QUANT_DELAYED) return TE_OK;
+    te__frame_begin(q->te);
+    amax.x = te_tensor_contiguous(x);
+    amax.amax = q->spec.amax;
+    amax.keep = true;
+    result = amax.x ? te_amax(q->te, &amax) : te_error_code(q->te);
+    te__frame_end(q->te, NULL, 0);
+    return result;
+}
+
+TE_API bool te_quantizer_is_quantizable(const te_quantizer *q, const te_tensor *x) {
+    int which;
+    if (!q || !x || !te__is_float(x->dtype) || x->quantized || x->ndim < 1) return false;
+    for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) {
+        const te__quant_spec *s = te__spec_of(&q->spec, which);
+        if (s->kind == TE_QUANT_CUSTOM && s->custom.is_quantizable && !s->custom.is_quantizable(s->custom.user, x)) return false;
+    }
+    return true;
+}
+TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q) {
+    int which;
+    for (which = TE_ROWWISE; q && which <= TE_COLUMNWISE; which++) {
+        const te__quant_spec *s = te__spec_of(&q->spec, which);
+        if (s->kind == TE_QUANT_DELAYED || s->kind == TE_QUANT_CUSTOM || s->stochastic) return false;
+    }
+    return q != NULL;
+}
+
+/* ---- quantized tensors ---- */
+
+TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype) {
+    te_tensor *y;
+    if (!x) return NULL;
+    if (!x->quantized) return te_tensor_cast(x, dtype ? dtype : x->dtype);
+    if (dtype != TE_DTYPE_NONE && !te__is_float(dtype)) {
+        te__fail(x->te, TE_ERR_DTYPE, "te_dequantize: %s; f32, f16 and bf16 are possible", te_dtype_name(dtype));
+        return NULL;
+    }
+    y = te__quant_value(x, dtype ? dtype : x->dtype);
     return y ? te__record_same("dequantize", x, y) : NULL;
 }
 
-TE_API te_result te_quantized_view(const te_tensor *x, int which, te_quantized_bytes *out) {
-    const te__quant_copy *copy;
-    if (!x || !out) return TE_ERR_STATE;
-    if (!x->quantized) return te__fail(x->te, TE_ERR_STATE, "te_quantized_view: the tensor is plain %s", te_dtype_name(x->dtype));
-    if (which != TE_ROWWISE && which != TE_COLUMNWISE)
-        return te__fail(x->te, TE_ERR_INVALID, "te_quantized_view: %d; TE_ROWWISE (1) or TE_COLUMNWISE (2)", which);
-    copy = which == TE_ROWWISE ? &x->quantized->row : &x->quantized->col;
-    if (!copy->data)
-        return te__fail(x->te, TE_ERR_STATE, "te_quantized_view: the %s copy was not made (see te_quantizer_set_usage)",
-                        which == TE_ROWWISE ? "row-wise" : "column-wise");
-    out->data = te__data(copy->data);
-    out->rows = which == TE_ROWWISE ? te__rows(x) : te__cols(x);
-    out->cols = which == TE_ROWWISE ? te__cols(x) : te__rows(x);
-    out->ld = copy->data->shape[1];
-    out->scale_inv = (float *)te__data(copy->scale_inv);
-    out->dtype = x->quantized->dtype;
+TE_API te_quant_kind te_quantized_kind(const te_tensor *x) { return x && x->quantized ? x->quantized->kind : TE_QUANT_NONE; }
+TE_API int te_quantized_usage(const te_tensor *x) {
+    return x && x->quantized ? (x->quantized->row.data ? TE_ROWWISE : 0) | (x->quantized->col.data ? TE_COLUMNWISE : 0) : 0;
+}
+TE_API bool te_is_custom(const te_tensor *x) {
+    return x && x->quantized && (x->quantized->row.kind == TE_QUANT_CUSTOM || x->quantized->col.kind == TE_QUANT_CUSTOM);
+}
+
+TE_API te_result te_tensor_update_usage(te_tensor *x, int usage) {
+    int have = te_quantized_usage(x);
+    te_result result = TE_OK;
+    if (!x) return TE_ERR_STATE;
+    if (!x->quantized) return te__fail(x->te, TE_ERR_STATE, "te_tensor_update_usage: the tensor is plain %s", te_dtype_name(x->dtype));
+    if (usage < 1 || usage > (TE_ROWWISE | TE_COLUMNWISE))
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_update_usage: %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both (3) are possible", usage);
+    if (usage & ~have & TE_ROWWISE)
+        return te__fail(x->te, TE_ERR_STATE, "te_tensor_update_usage: a row-wise copy cannot be made from a column-wise one; quantize with TE_ROWWISE");
+    if (usage & ~have & TE_COLUMNWISE) result = te__quant_add_columnwise(x);
+    if (result != TE_OK) return result;
+    if (!(usage & TE_ROWWISE)) te__copy_release(&x->quantized->row);
+    if (!(usage & TE_COLUMNWISE)) te__copy_release(&x->quantized->col);
     return TE_OK;
 }
 
-/* ==== quant/autocast.c ========================================================================================== */
+/* The copy that was asked for, or NULL with an error. */
+static const te__quant_copy *te__asked_copy(const te_tensor *x, int which, const char *function) {
+    const te__quant_copy *copy;
+    if (!x->quantized) {
+        te__fail(x->te, TE_ERR_STATE, "%s: the tensor is plain %s", function, te_dtype_name(x->dtype));
+        return NULL;
+    }
+    if (which != TE_ROWWISE && which != TE_COLUMNWISE) {
+        te__fail(x->te, TE_ERR_INVALID, "%s: %d; TE_ROWWISE (1) or TE_COLUMNWISE (2)", function, which);
+        return NULL;
+    }
+    copy = te__copy_of(x, which);
+    if (copy->data) return copy;
+    te__fail(x->te, TE_ERR_STATE, "%s: the %s copy was not made (see te_quantizer_set_usage)", function, which == TE_ROWWISE ? "row-wise" : "column-wise");
+    return NULL;
+}
+TE_API te_result te_quantized_view(const te_tensor *x, int which, te_tensor **data, te_tensor **scale) {
+    const te__quant_copy *copy;
+    if (data) *data = NULL;
+    if (scale) *scale = NULL;
+    if (!x) return TE_ERR_STATE;
+    copy = te__asked_copy(x, which, "te_quantized_view");
+    if (!copy) return te_error_code(x->te);
+    if (data) *data = te__alias(copy->data);
+    if (scale && copy->scale) *scale = te__alias(copy->scale);
+    return (data && !*data) || (scale && copy->scale && !*scale) ? te_error_code(x->te) : TE_OK;
+}
+TE_API te_tensor *te_quantized_amax(const te_tensor *x, int which) {
+    const te__quant_copy *copy = x ? te__asked_copy(x, which, "te_quantized_amax") : NULL;
+    return copy && copy->amax ? te__alias(copy->amax) : NULL;
+}
 
-/* quant/autocast.c: recipes, the autocast stack, and the scaling state that delayed recipes keep for each module. Knows quantizers;
- * must not know what a module computes. */
+/* ==== quant/product.c =========================================================================================== */
 
-TE_API te_recipe te_recipe_delayed_scaling(void) {
+/* quant/product.c: a product of two matrices, each plain or quantized: the copies that fit go to the matrix kernels as they are, the
+ * others are decoded. Knows the copies; must not know recipes, modules or the tape. */
+
+static te_scaling te__scaling_kind(const te__quant_copy *c) {
+    switch (c->kind) {
+    case TE_QUANT_BLOCK: return c->two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
+    case TE_QUANT_MXFP8: return TE_SCALING_MXFP8;
+    case TE_QUANT_NVFP4: return TE_SCALING_NVFP4;
+    default: return TE_SCALING_TENSOR;
+    }
+}
+
+/* Can a kernel read these two together? */
+static bool te__copies_meet(const te__quant_copy *a, const te__quant_copy *b) {
+    if (!a || !b || !a->data || !b->data) return false;
+    if (te__is_tensor_scaled(a->kind)) return te__is_tensor_scaled(b->kind);
+    if (a->kind != b->kind || a->swizzled != b->swizzled) return false;
+    if (a->kind == TE_QUANT_NVFP4) return a->rht == b->rht && (!a->rht || a->no_sign_mask == b->no_sign_mask);
+    return a->kind == TE_QUANT_BLOCK || a->kind == TE_QUANT_MXFP8;
+}
+
+/* x as a plain matrix, from the copy that is wanted if it is there. */
+static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
+    if (!x->quantized) return x;
+    return te__copy_dequantize(x, te__copy_of(x, which)->data ? which : TE_ROWWISE + TE_COLUMNWISE - which, dtype);
+}
+
+/* D = op(A) op(B) into g->d with the rest of g as it stands (bias, accumulate, split_accumulator). A is [m, k], or a_transposed [k, m]; B
+ * is [k, n], or b_transposed [n, k]; of a quantized matrix the copy is read that is contiguous along k. */
+static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed, te_gemm_args *g) {
+    int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;
+    const te__quant_copy *ca = a->quantized ? te__copy_of(a, a_which) : NULL, *cb = b->quantized ? te__copy_of(b, b_which) : NULL;
+    te_result result;
+    g->m = a_transposed ? te__cols(a) : te__rows(a);
+    g->k = a_transposed ? te__rows(a) : te__cols(a);
+    g->n = b_transposed ? te__rows(b) : te__cols(b);
+    te__frame_begin(te);
+    if (te__copies_meet(ca, cb)) {
+        g->a = ca->data;
+        g->b = cb->data;
+        g->a_transposed = a_transposed && !te__lies_transposed(ca->kind);
+        g->b_transposed = b_transposed || te__lies_transposed(cb->kind);
+        g->scale_a = ca->scale;
+        g->scale_b = cb->scale;
+        g->scaling_a = te__scaling_kind(ca);
+        g->scaling_b = te__scaling_kind(cb);
+        g->amax_a = ca->amax;
+        g->amax_b = cb->amax;
+        g->swizzled_scales = ca->swizzled;
+        g->e4m3_max_256_a = ca->kind == TE_QUANT_NVFP4 && ca->e4m3_max_256;
+        g->e4m3_max_256_b = cb->kind == TE_QUANT_NVFP4 && cb->e4m3_max_256;
+        if (ca->rht) g->k = te__round_up(g->k, 16); /* the transform mixes the padding in */
+    } else {
+        te_dtype dtype = a->quantized && !b->quantized ? b->dtype : a->dtype;
+        g->a = te__plain_factor(a, a_which, dtype);
+        g->b = te__plain_factor(b, b_which, dtype);
+        g->a_transposed = a_transposed;
+        g->b_transposed = b_transposed;
+    }
+    result = g->a && g->b ? te_gemm(te, g) : te_error_code(te);
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+
+/* ==== quant/recipe.c ============================================================================================ */
+
+/* quant/recipe.c: recipes: how each operand of a product is quantized, and what no recipe can ask for. Knows quantizers; must not know
+ * the autocast stack or modules. */
+
+static te_recipe te__recipe_of(te_recipe_kind kind) {
     te_recipe r = TE_ZERO;
-    r.kind = TE_RECIPE_DELAYED;
+    r.kind = kind;
     return r;
 }
-TE_API te_recipe te_recipe_current_scaling(void) {
-    te_recipe r = TE_ZERO;
-    r.kind = TE_RECIPE_CURRENT;
+TE_API te_recipe te_recipe_delayed_scaling(void) { return te__recipe_of(TE_RECIPE_DELAYED); }
+TE_API te_recipe te_recipe_current_scaling(void) { return te__recipe_of(TE_RECIPE_CURRENT); }
+TE_API te_recipe te_recipe_block_scaling(void) { return te__recipe_of(TE_RECIPE_BLOCK); }
+TE_API te_recipe te_recipe_mxfp8(void) { return te__recipe_of(TE_RECIPE_MXFP8); }
+TE_API te_recipe te_recipe_nvfp4(void) { return te__recipe_of(TE_RECIPE_NVFP4); }
+TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc), void *user) {
+    te_recipe r = te__recipe_of(TE_RECIPE_CUSTOM);
+    r.factory = factory;
+    r.user = user;
     return r;
 }
+TE_API const char *te_recipe_name(te_recipe_kind kind) {
+    static const char *const names[] = {"none", "delayed", "current", "block", "mxfp8", "nvfp4", "custom"};
+    return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
+}
 
-/* ---- scaling state ---- */
-
-/* Slots of one GEMM, as TransformerEngine counts them. */
+/* Slots of one product, as TransformerEngine counts them. */
 enum { TE__SLOT_INPUT = 0, TE__SLOT_WEIGHT = 1, TE__SLOT_OUTPUT = 2, TE__SLOTS_FORWARD = 3, TE__SLOT_GRAD_OUTPUT = 0, TE__SLOT_GRAD_INPUT = 1, TE__SLOTS_BACKWARD = 2 };
+
+/* Format of the FP8 codes of a direction. */
+static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
+    te_format format = r->format;
+    if (format == TE_FORMAT_DEFAULT) format = r->kind == TE_RECIPE_BLOCK || r->kind == TE_RECIPE_MXFP8 ? TE_FORMAT_E4M3 : TE_FORMAT_HYBRID;
+    return backward && format == TE_FORMAT_HYBRID ? TE_F8E5M2 : TE_F8E4M3;
+}
+
+static int te__block_dim(int given, int by_default) { return given ? given : by_default; }
+
+/* How slot `slot` is quantized; delayed: without its scale. Not for custom recipes. */
+static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slot, te_group *group) {
+    te__quant_spec s;
+    bool weight = !backward && slot == TE__SLOT_WEIGHT;
+    memset(&s, 0, sizeof(s));
+    s.dtype = te__recipe_dtype(r, backward);
+    switch (r->kind) {
+    case TE_RECIPE_CURRENT:
+        s.kind = TE_QUANT_CURRENT;
+        s.power_of_two = r->power_of_two_scales;
+        s.epsilon = r->amax_epsilon;
+        s.group = group;
+        break;
+    case TE_RECIPE_BLOCK:
+        s.kind = TE_QUANT_BLOCK;
+        s.two_dimensional = 2 == (weight ? te__block_dim(r->w_block_scaling_dim, 2) : te__block_dim(backward ? r->grad_block_scaling_dim : r->x_block_scaling_dim, 1));
+        s.fp32_scales = r->fp32_scales;
+        s.epsilon = r->amax_epsilon;
+        break;
+    case TE_RECIPE_MXFP8:
+        s.kind = TE_QUANT_MXFP8;
+        s.two_dimensional = weight && r->enable_2d_quantization;
+        break;
+    case TE_RECIPE_NVFP4:
+        s.kind = TE_QUANT_NVFP4;
+        s.dtype = TE_F4E2M1;
+        s.two_dimensional = weight && !r->disable_2d_quantization;
+        s.rht = !weight && !r->disable_rht;
+        s.stochastic = backward && !r->disable_stochastic_rounding;
+        s.row_scaled = !weight && !backward && r->row_scaled_activation;
+        if (!backward && r->four_over_six & (weight ? TE_NVFP4_4OVER6_WEIGHTS : TE_NVFP4_4OVER6_ACTIVATIONS)) {
+            s.four_over_six = r->four_over_six_mse ? TE_4OVER6_MSE : TE_4OVER6_MAE;
+            s.e4m3_max_256 = r->four_over_six_e4m3_256;
+        }
+        s.group = s.row_scaled ? NULL : group;
+        break;
+    default: s.kind = TE_QUANT_DELAYED; break;
+    }
+    return s;
+}
+
+/* Says what is wrong with a recipe. */
+static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
+    int x = te__block_dim(r->x_block_scaling_dim, 1), w = te__block_dim(r->w_block_scaling_dim, 2), g = te__block_dim(r->grad_block_scaling_dim, 1);
+    if ((int)r->kind <= TE_RECIPE_NONE || r->kind > TE_RECIPE_CUSTOM)
+        return te__fail(te, TE_ERR_INVALID, "recipe kind %d; te_recipe_delayed_scaling(), _current_scaling, _block_scaling, _mxfp8, _nvfp4 and _custom make valid ones",
+                        (int)r->kind);
+    if (r->format == TE_FORMAT_E5M2)
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: format E5M2; a product of E5M2 with E5M2 does not exist: use TE_FORMAT_HYBRID (E5M2 gradients) or TE_FORMAT_E4M3",
+                        te_recipe_name(r->kind));
+    if ((int)r->format < 0 || r->format > TE_FORMAT_E5M2)
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: format %d; HYBRID (1) and E4M3 (2) are possible", te_recipe_name(r->kind), (int)r->format);
+    if (r->amax_history_len < 0) return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_history_len %d; 1 or more (0 => 1024)", r->amax_history_len);
+    if ((int)r->amax_algo < 0 || r->amax_algo > TE_AMAX_MOST_RECENT)
+        return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_algo %d is not in te_amax_algo", (int)r->amax_algo);
+    if (!(r->amax_epsilon >= 0.0f)) return te__fail(te, TE_ERR_INVALID, "recipe %s: amax_epsilon %g; it cannot be negative", te_recipe_name(r->kind), (double)r->amax_epsilon);
+    if (r->kind == TE_RECIPE_BLOCK) {
+        if (x < 1 || x > 2 || w < 1 || w > 2 || g < 1 || g > 2)
+            return te__fail(te, TE_ERR_INVALID, "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); 1 (1 x 128) and 2 (128 x 128) are possible", x, w, g);
+        if (x + w == 4 || g + w == 4 || x + g == 4)
+            return te__fail(te, TE_ERR_INVALID, "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); two operands with 128 x 128 blocks do not meet in one "
+                            "product: at most one of the three may be 2", x, w, g);
+    }
+    if (r->fp8_dpa || r->fp8_mha)
+        return r->kind == TE_RECIPE_BLOCK
+                   ? te__fail(te, TE_ERR_INVALID, "recipe block: fp8_dpa and fp8_mha; attention takes no block scales: leave both off, or use a per-tensor recipe")
+                   : te__fail(te, TE_ERR_UNSUPPORTED, "recipe %s: fp8_dpa and fp8_mha; attention runs in high precision: leave both off", te_recipe_name(r->kind));
+    if ((int)r->backward_override < 0 || r->backward_override > TE_BACKWARD_DEQUANTIZED)
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: backward_override %d is not in te_backward_override", te_recipe_name(r->kind), (int)r->backward_override);
+    if (r->backward_override && r->kind == TE_RECIPE_DELAYED)
+        return te__fail(te, TE_ERR_INVALID, "recipe delayed: backward_override; the scales of gradients would never be updated: use another recipe, or none of it");
+    if ((int)r->four_over_six < 0 || r->four_over_six > TE_NVFP4_4OVER6_ALL)
+        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six %d is not in te_nvfp4_4over6", (int)r->four_over_six);
+    if (r->kind == TE_RECIPE_CUSTOM && !r->factory) return te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
+    return TE_OK;
+}
+
+/* ==== quant/scaling.c =========================================================================================== */
+
+/* quant/scaling.c: what modules keep for their recipes: scales and histories of delayed slots, the answers of a custom recipe, the last
+ * inspection. Knows quantizers; must not know when any of it is used. */
+
 enum { TE__MAX_GEMMS = 2, TE__MAX_SLOTS = TE__MAX_GEMMS * TE__SLOTS_FORWARD };
 
 /* One direction: scale f32 [n], history f32 [L, n]; views of single slots for the casts. */
@@ -20433,12 +27303,51 @@ typedef struct te__slots {
     bool pending; /* amaxes were recorded since the last update */
 } te__slots;
 
+/* What a custom recipe's factory said about one slot. */
+typedef struct te__custom_slot {
+    te__quant_spec spec, child[2];
+    bool own_scale; /* delayed, with the module's scale and history */
+} te__custom_slot;
+typedef struct te__custom_slots {
+    te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
+    void *user;
+    bool any_own_scale;
+    te__custom_slot forward[TE__MAX_GEMMS][2], backward[TE__MAX_GEMMS];
+} te__custom_slots;
+
+/* What inspection last saw of one slot. */
+enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
+
+typedef struct te__measured {
+    te_quant_kind kind; /* TE_QUANT_NONE: never */
+    int which;
+    bool e4m3_max_256;
+    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: scale_inv, or the amax of NVFP4, or NULL */
+} te__measured;
+
+typedef struct te__inspection {
+    char path[256];
+    const char *module_type;
+    te__measured slot[TE__MAX_GEMMS][TE__INSPECTED_TYPES];
+} te__inspection;
+
+static void te__measured_close(te__measured *s) {
+    te_tensor_release(s->counts);
+    te_tensor_release(s->sums);
+    te_tensor_release(s->amax);
+    te_tensor_release(s->scale);
+    memset(s, 0, sizeof(*s));
+}
 typedef struct te__scaling {
     te_ctx *te;
     struct te__scaling *next;
     int num_gemms;
-    te_recipe recipe; /* of the last forward */
+    te_recipe recipe; /* of the last forward, and its group */
+    te_group *group;
     te__slots forward, backward;
+    te__custom_slots *custom;
+    const char *module_type; /* static: a class's name */
+    te__inspection *inspection;
 } te__scaling;
 
 static void te__slots_close(te__slots *s) {
@@ -20509,9 +27418,32 @@ static void te__scaling_open(te_ctx *te, te__scaling *s, int num_gemms) {
     s->next = te->scaling;
     te->scaling = s;
 }
+static void te__inspection_close(te__scaling *s) {
+    int i;
+    if (!s->inspection) return;
+    for (i = 0; i < TE__MAX_GEMMS * TE__INSPECTED_TYPES; i++) te__measured_close(&s->inspection->slot[i / TE__INSPECTED_TYPES][i % TE__INSPECTED_TYPES]);
+    te__free(s->te, s->inspection, sizeof(*s->inspection));
+    s->inspection = NULL;
+}
+
+static void te__custom_slots_close(te__scaling *s) {
+    int gemm, slot;
+    if (!s->custom) return;
+    for (gemm = 0; gemm < TE__MAX_GEMMS; gemm++)
+        for (slot = 0; slot < 3; slot++) {
+            te__custom_slot *c = slot < 2 ? &s->custom->forward[gemm][slot] : &s->custom->backward[gemm];
+            te__spec_close(&c->spec);
+            te__spec_close(&c->child[0]);
+            te__spec_close(&c->child[1]);
+        }
+    te__free(s->te, s->custom, sizeof(*s->custom));
+    s->custom = NULL;
+}
 static void te__scaling_close(te__scaling *s) {
     te__scaling **p;
     if (!s->te) return;
+    te__custom_slots_close(s);
+    te__inspection_close(s);
     for (p = &s->te->scaling; *p; p = &(*p)->next)
         if (*p == s) {
             *p = s->next;
@@ -20522,26 +27454,164 @@ static void te__scaling_close(te__scaling *s) {
     s->te = NULL;
 }
 
-/* fp8_max of a direction: the update scales all its slots alike. */
-static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) { return backward && r->format != TE_FORMAT_E4M3 ? TE_F8E5M2 : TE_F8E4M3; }
 
-static te_result te__slots_update(te__scaling *s, te__slots *slots, bool backward) {
+/* ==== quant/autocast.c ========================================================================================== */
+
+/* quant/autocast.c: the autocast stack, and the scaling state that recipes keep for each module. Knows recipes and quantizers; must not
+ * know what a module computes. */
+
+/* Asks a custom recipe's factory about every slot, once. */
+static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
+    te_result result = TE_OK;
+    int gemm, slot;
+    if (s->custom && s->custom->factory == r->factory && s->custom->user == r->user) return TE_OK;
+    te__custom_slots_close(s);
+    s->custom = (te__custom_slots *)te__alloc_zero(te, sizeof(te__custom_slots));
+    if (!s->custom) return TE_ERR_OUT_OF_MEMORY;
+    s->custom->factory = r->factory;
+    s->custom->user = r->user;
+    for (gemm = 0; gemm < s->num_gemms && result == TE_OK; gemm++)
+        for (slot = 0; slot < 3 && result == TE_OK; slot++) {
+            te__custom_slot *c = slot < 2 ? &s->custom->forward[gemm][slot] : &s->custom->backward[gemm];
+            te_quantizer_desc desc = TE_ZERO;
+            te_quantizer_role role = TE_ZERO;
+            role.module_type = module_type;
+            role.name = te->module_path;
+            role.gemm = gemm;
+            role.tensor_type = slot == 0 ? TE_TENSOR_INPUT : slot == 1 ? TE_TENSOR_WEIGHT : TE_TENSOR_GRAD_OUTPUT;
+            result = r->factory(r->user, &role, &desc);
+            if (result != TE_OK) {
+                te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
+                break;
+            }
+            if (desc.kind == TE_QUANT_NONE) desc.kind = TE_QUANT_IDENTITY;
+            if (desc.kind == TE_QUANT_DELAYED && !desc.scale) {
+                te_dtype dtype = te__recipe_dtype(r, slot == 2);
+                if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)
+                    result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
+                                      "change te_recipe.format, or give the quantizer a scale of its own", te_dtype_name(desc.dtype), te_dtype_name(dtype));
+                desc.dtype = dtype;
+                c->own_scale = s->custom->any_own_scale = true;
+            }
+            if (result == TE_OK) result = te__spec_open_whole(te, &desc, &c->spec, c->child, "recipe custom");
+        }
+    if (result != TE_OK) te__custom_slots_close(s);
+    return result;
+}
+
+/* Do modules keep scales and histories under this recipe? */
+static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
+    return r->kind == TE_RECIPE_DELAYED || (r->kind == TE_RECIPE_CUSTOM && s->custom && s->custom->any_own_scale);
+}
+
+/* ---- the delayed update ---- */
+
+/* With functions of the user's, on the host: TransformerEngine's unfused update, which rolls the history always. */
+static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_recipe *r, float fp8_max, const float *reduced) {
+    int length = (int)slots->history->shape[0], n = slots->n, i, k;
+    size_t bytes = (size_t)(length * n + n + length) * sizeof(float);
+    float *history = (float *)te__alloc(te, bytes), *scale, *column;
+    te_result result;
+    if (!history) return TE_ERR_OUT_OF_MEMORY;
+    scale = history + length * n;
+    column = scale + n;
+    result = te_tensor_to_host(slots->history, history);
+    if (result == TE_OK) result = te_tensor_to_host(slots->scale, scale);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        float amax = 0.0f;
+        for (k = 0; k < length; k++) column[k] = history[k * n + i];
+        if (reduced && reduced[i] != 0.0f) column[0] = reduced[i];
+        if (r->amax_fn)
+            amax = r->amax_fn(r->user, column, length);
+        else if (r->amax_algo == TE_AMAX_MOST_RECENT)
+            amax = column[0];
+        else
+            for (k = 0; k < length; k++) amax = fmaxf(amax, column[k]);
+        if (r->scale_fn)
+            scale[i] = r->scale_fn(r->user, amax, scale[i], fp8_max);
+        else if (amax > 0.0f && amax <= FLT_MAX) {
+            scale[i] = fp8_max * exp2f(-r->margin) / amax;
+            if (scale[i] > FLT_MAX) scale[i] = FLT_MAX;
+        }
+        for (k = 1; k < length; k++) history[k * n + i] = column[(k + 1) % length];
+        history[i] = 0.0f;
+    }
+    if (result == TE_OK) result = te_tensor_copy_from_host(slots->history, history);
+    if (result == TE_OK) result = te_tensor_copy_from_host(slots->scale, scale);
+    te__free(te, history, bytes);
+    return result;
+}
+
+static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward ? &s->backward : &s->forward; }
+
+/* Updates all states that wait and that agree with the first one about recipe and group: one launch for hundreds of them. */
+static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
     te_delayed_update_args args = TE_ZERO;
-    if (!slots->pending) return TE_OK;
-    slots->pending = false;
-    args.amax_history = slots->history;
-    args.scale = slots->scale;
-    args.fp8_max = te_dtype_max(te__recipe_dtype(&s->recipe, backward));
-    args.margin = s->recipe.margin;
-    args.algo = s->recipe.amax_algo;
-    return te_delayed_update(s->te, &args);
-}
-
-static void te__update_backward_slots(te_ctx *te) {
     te__scaling *s;
-    for (s = te->scaling; s; s = s->next)
-        if (te__slots_update(s, &s->backward, true) != TE_OK) return;
+    te_tensor **list, *reduced = NULL;
+    int64_t amaxes = 0;
+    int count = 0, i = 0;
+    size_t bytes;
+    te_result result = TE_OK;
+    const te_recipe recipe = first->recipe;
+    te_group *group = recipe.no_reduce_amax ? NULL : first->group;
+#define TE__ALIKE(s) (te__slots_of(s, backward)->pending && (s)->group == first->group && memcmp(&(s)->recipe, &recipe, sizeof(recipe)) == 0)
+    for (s = first; s; s = s->next) count += TE__ALIKE(s);
+    bytes = 2 * (size_t)count * sizeof(te_tensor *);
+    list = (te_tensor **)te__alloc(te, bytes);
+    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    for (s = first; s; s = s->next) {
+        te__slots *slots = te__slots_of(s, backward);
+        if (!TE__ALIKE(s)) continue;
+        list[i] = slots->history;
+        list[count + i++] = slots->scale;
+        amaxes += slots->n;
+    }
+    te__frame_begin(te);
+    args.amax_history = list;
+    args.scale = list + count;
+    args.count = count;
+    args.fp8_max = te_dtype_max(te__recipe_dtype(&recipe, backward));
+    args.margin = recipe.margin;
+    args.algo = recipe.amax_algo;
+    if (te_group_size(group) > 1) {
+        te_delayed_gather_args gather = TE_ZERO;
+        gather.amax_history = list;
+        gather.count = count;
+        gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
+        result = reduced ? te_delayed_gather(te, &gather) : te_error_code(te);
+        if (result == TE_OK) result = te_all_reduce(group, reduced, TE_REDUCE_MAX);
+        args.reduced = reduced;
+    }
+    if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_delayed_update(te, &args);
+    if (result == TE_OK && (recipe.amax_fn || recipe.scale_fn) && !te->warming) {
+        float *host = reduced ? (float *)te__alloc(te, (size_t)amaxes * sizeof(float)) : NULL;
+        int64_t at = 0;
+        if (reduced) result = host ? te_tensor_to_host(reduced, host) : TE_ERR_OUT_OF_MEMORY;
+        for (s = first; s && result == TE_OK; s = s->next) {
+            te__slots *slots = te__slots_of(s, backward);
+            if (!TE__ALIKE(s)) continue;
+            result = te__slots_update_host(te, slots, &recipe, args.fp8_max, host ? host + at : NULL);
+            at += slots->n;
+        }
+        if (host) te__free(te, host, (size_t)amaxes * sizeof(float));
+    }
+    for (s = first; s; s = s->next) /* `first` last: it is what the others are compared with */
+        if (s != first && TE__ALIKE(s)) te__slots_of(s, backward)->pending = false;
+    te__slots_of(first, backward)->pending = false;
+#undef TE__ALIKE
+    te__frame_end(te, NULL, 0);
+    te__free(te, list, bytes);
+    return result;
 }
+static te_result te__update_slots(te_ctx *te, bool backward) {
+    te__scaling *s;
+    te_result result = TE_OK;
+    for (s = te->scaling; s && result == TE_OK; s = s->next)
+        if (te__slots_of(s, backward)->pending) result = te__update_alike(te, s, backward);
+    return result;
+}
+static void te__update_backward_slots(te_ctx *te) { te__update_slots(te, true); }
 
 /* ---- autocast ---- */
 
@@ -20554,28 +27624,20 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
     a->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
     a->enabled = !(desc && desc->disabled);
     a->calibrating = desc && desc->calibrating;
-    if (a->recipe.kind != TE_RECIPE_DELAYED && a->recipe.kind != TE_RECIPE_CURRENT)
-        return te__fail(te, TE_ERR_INVALID, "te_autocast_begin: recipe kind %d; te_recipe_delayed_scaling() and te_recipe_current_scaling() make valid ones",
-                        (int)a->recipe.kind);
-    if ((int)a->recipe.format < 0 || a->recipe.format > TE_FORMAT_E4M3)
-        return te__fail(te, TE_ERR_INVALID, "te_autocast_begin: format %d; HYBRID (1) and E4M3 (2) are possible", (int)a->recipe.format);
-    if (a->recipe.amax_history_len < 0)
-        return te__fail(te, TE_ERR_INVALID, "te_autocast_begin: amax_history_len %d; 1 or more (0 => 1024)", a->recipe.amax_history_len);
+    a->amax_group = desc ? desc->amax_group : NULL;
+    if (te__recipe_check(te, &a->recipe) != TE_OK) return te_error_code(te);
     te->num_autocast++;
     te->after_backward = te__update_backward_slots;
     return TE_OK;
 }
 
 TE_API te_result te_autocast_end(te_ctx *te) {
-    te__scaling *s;
-    te_result result = TE_OK;
     bool enabled;
     if (!te) return TE_ERR_STATE;
     if (te->num_autocast == 0) return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
     enabled = te->autocast[--te->num_autocast].enabled;
     if (te->num_autocast > 0 || !enabled || !te_grad_enabled(te) || te->error_code != TE_OK) return te->error_code;
-    for (s = te->scaling; s && result == TE_OK; s = s->next) result = te__slots_update(s, &s->forward, false);
-    return result;
+    return te__update_slots(te, false);
 }
 
 static const te__autocast *te__autocast_now(const te_ctx *te) { return te->num_autocast ? &te->autocast[te->num_autocast - 1] : NULL; }
@@ -20585,23 +27647,702 @@ TE_API bool te_autocast_enabled(const te_ctx *te) {
     return a && a->enabled;
 }
 
-/* How slot `slot` of GEMM `gemm` is quantized under the recipe in force. */
+/* How slot `slot` of product `gemm` is quantized under recipe r. */
 static te__quant_spec te__slot_spec(te__scaling *s, const te_recipe *r, bool backward, int gemm, int slot, int usage) {
-    te__quant_spec spec;
-    te__slots *slots = backward ? &s->backward : &s->forward;
+    te__slots *slots = te__slots_of(s, backward);
     int i = gemm * (backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD) + slot;
-    memset(&spec, 0, sizeof(spec));
-    spec.kind = r->kind == TE_RECIPE_DELAYED ? TE_QUANT_DELAYED : TE_QUANT_CURRENT;
-    spec.dtype = te__recipe_dtype(r, backward);
+    const te__custom_slot *custom = NULL;
+    te__quant_spec spec;
+    if (r->kind == TE_RECIPE_CUSTOM) {
+        custom = backward ? &s->custom->backward[gemm] : &s->custom->forward[gemm][slot];
+        spec = custom->spec;
+    } else
+        spec = te__recipe_spec(r, backward, slot, s->group);
     spec.usage = usage;
-    spec.power_of_two_scales = r->power_of_two_scales;
-    spec.amax_epsilon = r->amax_epsilon;
-    if (r->kind == TE_RECIPE_DELAYED) {
+    if (r->kind == TE_RECIPE_DELAYED || (custom && custom->own_scale)) {
         spec.scale = slots->slot_scale[i];
         spec.amax = slots->slot_amax[i];
         slots->pending = true;
     }
     return spec;
+}
+
+/* ==== quant/inspect.c =========================================================================================== */
+
+/* quant/inspect.c: what quantization does to each operand of each module, measured where it happens. Knows scaling states and the
+ * error operation; must not know what a module computes. Off, it costs one comparison a quantization. */
+
+/* The largest magnitude that each element of a copy could have had: its value with the largest code everywhere. */
+static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
+    te_tensor *y = te__alias_quantized(xq), *codes, *bytes;
+    te__quant_copy *c = y ? te__copy_of(y, which) : NULL;
+    if (!c || c->kind == TE_QUANT_IDENTITY || c->kind == TE_QUANT_CUSTOM || c->rht) return NULL;
+    codes = te__empty_2d(xq->te, c->data->dtype, c->data->shape[0], c->data->shape[1]);
+    bytes = codes ? te__alias(codes) : NULL;
+    if (!bytes) return NULL;
+    bytes->dtype = TE_U8;
+    bytes->shape[1] = bytes->stride[0] = c->data->shape[1] * te_dtype_bits(c->data->dtype) / 8;
+    if (te_tensor_fill(bytes, c->data->dtype == TE_F8E4M3 ? 0x7e : c->data->dtype == TE_F8E5M2 ? 0x7b : 0x77) != TE_OK) return NULL;
+    te_tensor_release(c->data);
+    c->data = te_tensor_retain(codes);
+    return te__copy_dequantize(y, which, TE_F32);
+}
+
+/* Notes what became of x as slot `type` of product `gemm`. Does nothing unless inspecting. */
+static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
+    te_ctx *te = x->te;
+    te_quant_error_args error = TE_ZERO;
+    te_amax_args amax = TE_ZERO;
+    te__measured *slot, fresh;
+    const te__quant_copy *copy;
+    if (!te->inspecting || te->warming || !x->buffer) return;
+    if (!s->inspection) {
+        s->inspection = (te__inspection *)te__alloc_zero(te, sizeof(*s->inspection));
+        if (!s->inspection) return;
+    }
+    memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path));
+    s->inspection->module_type = s->module_type;
+    slot = &s->inspection->slot[gemm][type == TE_TENSOR_INPUT ? 0 : type == TE_TENSOR_WEIGHT ? 1 : 2];
+    memset(&fresh, 0, sizeof(fresh));
+    te__frame_begin(te);
+    te->tape.no_grad++;
+    fresh.which = xq->quantized->row.data ? TE_ROWWISE : TE_COLUMNWISE;
+    copy = te__copy_of(xq, fresh.which);
+    fresh.kind = copy->kind;
+    fresh.e4m3_max_256 = copy->e4m3_max_256;
+    fresh.counts = te_tensor_retain(te__empty_1d(te, TE_I64, 6));
+    fresh.sums = te_tensor_retain(te__empty_1d(te, TE_F32, 5));
+    fresh.amax = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
+    fresh.scale = te_tensor_retain(te__is_tensor_scaled(copy->kind) ? copy->scale : copy->kind == TE_QUANT_NVFP4 && te__numel(copy->amax) == 1 ? copy->amax : NULL);
+    error.x = te_tensor_contiguous(x);
+    error.y = te__copy_dequantize(xq, fresh.which, TE_F32);
+    error.limit = te__quant_limit(xq, fresh.which);
+    error.counts = fresh.counts;
+    error.sums = fresh.sums;
+    amax.x = error.x;
+    amax.amax = fresh.amax;
+    if (error.x && error.y && fresh.amax && te_quant_error(te, &error) == TE_OK && te_amax(te, &amax) == TE_OK) {
+        te__measured_close(slot);
+        *slot = fresh;
+    } else
+        te__measured_close(&fresh);
+    te->tape.no_grad--;
+    te__frame_end(te, NULL, 0);
+}
+
+TE_API te_result te_quant_inspect(te_ctx *te, bool on) {
+    te__scaling *s;
+    if (!te) return TE_ERR_STATE;
+    te->inspecting = on;
+    for (s = te->scaling; s && on; s = s->next) te__inspection_close(s); /* what stood there is of another time */
+    return TE_OK;
+}
+
+static te_result te__measured_read(const te__measured *slot, te_quant_stats *out) {
+    int64_t counts[6];
+    float sums[5], scale = 0.0f;
+    te_result result = te_tensor_to_host(slot->counts, counts);
+    if (result == TE_OK) result = te_tensor_to_host(slot->sums, sums);
+    if (result == TE_OK) result = te_tensor_to_host(slot->amax, &out->amax);
+    if (result == TE_OK && slot->scale) result = te_tensor_to_host(slot->scale, &scale);
+    if (result != TE_OK) return result;
+    out->kind = slot->kind;
+    out->which = slot->which;
+    out->elements = counts[0];
+    out->nan_count = counts[3];
+    out->inf_count = counts[4];
+    out->zeros = counts[5];
+    out->underflow = counts[0] ? (float)((double)counts[1] / (double)counts[0]) : 0.0f;
+    out->saturated = counts[0] ? (float)((double)counts[2] / (double)counts[0]) : 0.0f;
+    out->scale = !slot->scale ? 0.0f : slot->kind == TE_QUANT_NVFP4 ? te__nvfp4_tensor_scale(scale, slot->e4m3_max_256 ? 256.0f : 448.0f) : 1.0f / scale;
+    out->cosine = sums[0] > 0.0f && sums[1] > 0.0f ? (float)(sums[2] / sqrt((double)sums[0] * sums[1])) : sums[0] == sums[1] ? 1.0f : 0.0f;
+    out->snr_db = sums[3] > 0.0f ? (float)(10.0 * log10((double)sums[0] / sums[3])) : INFINITY;
+    out->max_error = sums[4];
+    return TE_OK;
+}
+
+TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void *user) {
+    static const te_tensor_type types[TE__INSPECTED_TYPES] = {TE_TENSOR_INPUT, TE_TENSOR_WEIGHT, TE_TENSOR_GRAD_OUTPUT};
+    te__scaling *s, **order;
+    te_result result = TE_OK;
+    size_t bytes;
+    int n = 0, i, k;
+    if (!te || !visit) return TE_ERR_STATE;
+    for (s = te->scaling; s; s = s->next) n += s->inspection != NULL;
+    bytes = (size_t)(n + 1) * sizeof(*order);
+    order = (te__scaling **)te__alloc(te, bytes);
+    if (!order) return TE_ERR_OUT_OF_MEMORY;
+    i = n;
+    for (s = te->scaling; s; s = s->next) /* the list begins with the module made last */
+        if (s->inspection) order[--i] = s;
+    for (i = 0; i < n && result == TE_OK; i++)
+        for (k = 0; k < order[i]->num_gemms * TE__INSPECTED_TYPES && result == TE_OK; k++) {
+            const te__measured *slot = &order[i]->inspection->slot[k / TE__INSPECTED_TYPES][k % TE__INSPECTED_TYPES];
+            te_quantizer_role role = TE_ZERO;
+            te_quant_stats stats = TE_ZERO;
+            if (slot->kind == TE_QUANT_NONE) continue;
+            result = te__measured_read(slot, &stats);
+            role.module_type = order[i]->inspection->module_type;
+            role.name = order[i]->inspection->path;
+            role.gemm = k / TE__INSPECTED_TYPES;
+            role.tensor_type = types[k % TE__INSPECTED_TYPES];
+            if (result == TE_OK && !visit(user, &role, &stats)) break;
+        }
+    te__free(te, order, bytes);
+    return result;
+}
+
+/* ==== quant/primary.c =========================================================================================== */
+
+/* quant/primary.c: weights that are stored quantized: making them, their first values, their memory. Knows recipes and quantizers; must
+ * not know which module a weight belongs to. */
+
+TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc) {
+    te__quantized_init *init;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (te->num_quantized_init == TE__MAX_AUTOCAST)
+        return te__fail(te, TE_ERR_STATE, "te_quantized_model_init_begin: %d regions are open; is a te_quantized_model_init_end missing?", te->num_quantized_init);
+    init = &te->quantized_init[te->num_quantized_init];
+    init->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
+    init->disabled = desc && desc->disabled;
+    init->preserve = desc && desc->preserve_high_precision_init_val;
+    result = te__recipe_check(te, &init->recipe);
+    if (result == TE_OK) te->num_quantized_init++;
+    return result;
+}
+TE_API te_result te_quantized_model_init_end(te_ctx *te) {
+    if (!te) return TE_ERR_STATE;
+    if (te->num_quantized_init == 0) return te__fail(te, TE_ERR_STATE, "te_quantized_model_init_end without te_quantized_model_init_begin");
+    te->num_quantized_init--;
+    return TE_OK;
+}
+static bool te__quantizes_weights(const te_ctx *te) { return te->num_quantized_init > 0 && !te->quantized_init[te->num_quantized_init - 1].disabled; }
+
+/* The quantizer that the recipe of the region in force has for a weight. */
+static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *name, int gemm) {
+    const te_recipe *r = &te->quantized_init[te->num_quantized_init - 1].recipe;
+    te_quantizer_desc desc = TE_ZERO;
+    te_quantizer *q;
+    if (r->kind == TE_RECIPE_CUSTOM) {
+        te_quantizer_role role = TE_ZERO;
+        te_result result;
+        role.module_type = module_type;
+        role.name = name;
+        role.gemm = gemm;
+        role.tensor_type = TE_TENSOR_WEIGHT;
+        result = r->factory(r->user, &role, &desc);
+        if (result != TE_OK) {
+            te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
+            return NULL;
+        }
+        if (desc.kind == TE_QUANT_NONE) desc.kind = TE_QUANT_IDENTITY;
+        desc.usage = 0;
+        return te_quantizer_create(te, &desc);
+    }
+    desc.kind = r->kind == TE_RECIPE_DELAYED ? TE_QUANT_DELAYED : TE_QUANT_CURRENT;
+    q = te_quantizer_create(te, &desc);
+    if (q && r->kind != TE_RECIPE_DELAYED) {
+        q->spec = te__recipe_spec(r, false, TE__SLOT_WEIGHT, NULL);
+        q->spec.usage = TE_ROWWISE | TE_COLUMNWISE;
+    }
+    return q;
+}
+
+/* A quantized tensor in place of a weight that was just given its first value; the weight itself where the recipe leaves it alone. */
+static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *name, int gemm) {
+    te_ctx *te = weight->te;
+    te_quantizer *q = te__weight_quantizer(te, module_type, name, gemm);
+    te_tensor *y;
+    if (!q) return NULL;
+    if (q->spec.kind == TE_QUANT_IDENTITY) {
+        te_quantizer_destroy(q);
+        return weight;
+    }
+    y = te__quantize(weight, &q->spec);
+    if (!y) {
+        te_quantizer_destroy(q);
+        return NULL;
+    }
+    y->quantized->quantizer = q;
+    if (te->quantized_init[te->num_quantized_init - 1].preserve) {
+        y->quantized->init_bytes = te_tensor_bytes(weight);
+        y->quantized->init_value = te__alloc(te, y->quantized->init_bytes);
+        if (!y->quantized->init_value || te_tensor_to_host(weight, y->quantized->init_value) != TE_OK) return NULL;
+    }
+    return y;
+}
+
+TE_API te_result te_quantized_init_value(const te_tensor *x, void *host) {
+    if (!x) return TE_ERR_STATE;
+    if (!x->quantized || !x->quantized->init_value)
+        return te__fail(x->te, TE_ERR_STATE, "te_quantized_init_value: the tensor has none; set preserve_high_precision_init_val in te_quantized_model_init_begin");
+    if (!host) return te__fail(x->te, TE_ERR_INVALID, "te_quantized_init_value: host is NULL");
+    memcpy(host, x->quantized->init_value, x->quantized->init_bytes);
+    return TE_OK;
+}
+TE_API void te_quantized_clear_init_value(te_tensor *x) {
+    if (!x || !x->quantized) return;
+    te__free(x->te, x->quantized->init_value, x->quantized->init_bytes);
+    x->quantized->init_value = NULL;
+    x->quantized->init_bytes = 0;
+}
+
+/* Writes a high-precision value into a weight that is stored quantized: from an optimizer, an initialisation, a file. */
+static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
+    if (!weight->quantized->quantizer)
+        return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
+    return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+}
+
+/* Counts the writes of a parameter's memory, plain or quantized. */
+static uint64_t te__param_version(const te_tensor *x) {
+    const te_tensor *data = !x->quantized ? x : x->quantized->row.data ? x->quantized->row.data : x->quantized->col.data;
+    return data && data->buffer ? data->buffer->version : 0;
+}
+
+/* The bytes of a tensor as u8 [n], without history. */
+static te_tensor *te__as_bytes(const te_tensor *x, int64_t n) {
+    te_tensor *y = te__alias(x);
+    if (!y) return NULL;
+    y->dtype = TE_U8;
+    y->ndim = 1;
+    y->shape[0] = n;
+    y->stride[0] = 1;
+    return y;
+}
+
+TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
+    te__quant_copy *row;
+    te_tensor *data, *from, *to;
+    te_ctx *te;
+    int64_t bytes;
+    te_result result;
+    if (!x || !new_raw) return TE_ERR_STATE;
+    te = x->te;
+    if (!te__same_ctx(new_raw, te, "te_replace_raw_data")) return te_error_code(te);
+    if (!x->quantized) return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the tensor is plain %s; a quantized one is needed", te_dtype_name(x->dtype));
+    row = &x->quantized->row;
+    if (row->kind == TE_QUANT_MXFP8)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_replace_raw_data: MXFP8; its row-wise codes do not give the column-wise ones: keep both where they are");
+    if (!row->data || row->kind == TE_QUANT_CUSTOM)
+        return te__fail(te, TE_ERR_STATE, "te_replace_raw_data: the tensor has no row-wise copy of a built-in kind (te_quantizer_set_usage)");
+    bytes = (int64_t)te_tensor_bytes(row->data);
+    if ((new_raw->dtype != TE_U8 && new_raw->dtype != row->data->dtype) || !new_raw->buffer || !te__is_contiguous(new_raw) || (int64_t)te_tensor_bytes(new_raw) < bytes)
+        return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory is %s, %lld bytes, %s; u8 or %s, at least %lld bytes, contiguous, is needed",
+                        te_dtype_name(new_raw->dtype), (long long)te_tensor_bytes(new_raw), new_raw->buffer && te__is_contiguous(new_raw) ? "contiguous" : "not contiguous",
+                        te_dtype_name(row->data->dtype), (long long)bytes);
+    te__frame_begin(te);
+    from = te__as_bytes(row->data, bytes);
+    to = te__as_bytes(new_raw, bytes);
+    data = te__alias(row->data);
+    result = from && to && data ? te_tensor_copy(to, from) : te_error_code(te);
+    if (result == TE_OK) { /* the same shape over other memory */
+        te__buffer_release(data->buffer);
+        data->buffer = new_raw->buffer;
+        data->buffer->refs++;
+        data->offset = new_raw->offset;
+        te_tensor_release(row->data);
+        row->data = te_tensor_retain(data);
+    }
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+
+/* ==== quant/master.c ============================================================================================ */
+
+/* quant/master.c: from sharded f32 master weights to the quantized weights of a model: amaxes of the slices, reduced over the ranks; scales
+ * of the whole; codes of the slices. Knows slices and groups; must not know optimizers or modules.
+ *
+ * Procedures: TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). Weights are worked through kind by kind, so that ranks
+ * meet in the same collectives whatever they own. */
+
+/* One copy (MXFP8: both) of one weight. */
+typedef struct te__master_job {
+    te_tensor *weight;
+    const te__quant_spec *spec;
+    int which;          /* the copy that is written */
+    te__quant_copy *copy, *col; /* col: MXFP8 */
+    te_tensor *shard, *shard_col;
+    te_tensor *slice;   /* in the nominal dtype, or NULL */
+    int64_t start, rows, cols;
+    te_tensor *amax, *amax_col, *amax_tensor; /* views of packed buffers */
+    te_tensor *multiplier; /* block scales of any f32: what their inverses cannot give back */
+} te__master_job;
+
+typedef struct te__master_run {
+    te_ctx *te;
+    const te_master_weights *w;
+    te__master_job *job;
+    int num_jobs;
+} te__master_run;
+
+/* ---- checking: nothing is written before every weight has passed ---- */
+
+static te_result te__master_refuse(te_ctx *te, int i, const char *why) { return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: %s", i, why); }
+
+static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *s, bool within_hybrid) {
+    if (within_hybrid && !te__is_tensor_scaled(s->kind) && s->kind != TE_QUANT_IDENTITY)
+        return te__master_refuse(te, i, "a hybrid quantizer with block scales; per-tensor and identity parts are possible");
+    if (s->kind == TE_QUANT_CUSTOM) return te__master_refuse(te, i, "a custom quantizer cannot quantize slices; quantize the whole weight (te_quantize_into)");
+    if (s->kind == TE_QUANT_BLOCK && !s->two_dimensional) return te__master_refuse(te, i, "1 x 128 blocks; weights need 128 x 128 (block_scaling_dim 2)");
+    if (s->kind == TE_QUANT_NVFP4 && (!s->two_dimensional || s->rht || s->stochastic || s->row_scaled || s->four_over_six || s->swizzled))
+        return te__master_refuse(te, i, "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks");
+    if (s->kind == TE_QUANT_MXFP8 && (s->two_dimensional || s->swizzled))
+        return te__master_refuse(te, i, "MXFP8 with 32 x 32 blocks or swizzled scales; slices need 1 x 32 and plain scales");
+    return TE_OK;
+}
+
+/* Where the codes of a slice are to go instead of the weight. */
+static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start, int64_t n, bool slice) {
+    int64_t need = data->dtype == TE_F4E2M1 ? (start % 2 + n + 1) / 2 : n * te__dtype_size(data->dtype);
+    if (!slice) return TE_OK;
+    if (!shard || shard->te != te || !shard->buffer || !te__is_contiguous(shard) || (shard->dtype != TE_U8 && shard->dtype != data->dtype) ||
+        (int64_t)te_tensor_bytes(shard) < need)
+        return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: the shard is %s of %lld bytes; a contiguous u8 or %s tensor of at least %lld is needed", i,
+                        shard ? te_dtype_name(shard->dtype) : "NULL", shard ? (long long)te_tensor_bytes(shard) : 0LL, te_dtype_name(data->dtype), (long long)need);
+    return TE_OK;
+}
+
+static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i, int *jobs) {
+    te_tensor *weight = w->model_weights[i], *master = w->master_weights[i];
+    te__quantized *q;
+    te_result result;
+    int64_t n, start;
+    char text[TE__SHAPE_TEXT];
+    if (!weight || weight->te != te) return te__master_refuse(te, i, weight ? "it belongs to another context" : "it is NULL");
+    q = weight->quantized;
+    if (!q || !q->quantizer)
+        return te__master_refuse(te, i, q ? "it has no quantizer; make it by te_quantize or under te_quantized_model_init_begin" : "it is plain; a quantized weight is needed");
+    if (weight->ndim != 2) return te__fail(te, TE_ERR_SHAPE, "te_quantize_master_weights: weight %d is %s; a matrix is needed", i, te__shape_text(weight, text));
+    if (q->kind == TE_QUANT_HYBRID) {
+        result = te__master_check_spec(te, i, q->quantizer->spec.row, true);
+        if (result == TE_OK) result = te__master_check_spec(te, i, q->quantizer->spec.col, true);
+        if (result == TE_OK && w->shard_weights && q->row.data && q->col.data)
+            result = te__master_refuse(te, i, "a hybrid weight with both copies cannot go to shards; gather it whole, or keep one copy");
+    } else
+        result = te__master_check_spec(te, i, &q->quantizer->spec, false);
+    if (result != TE_OK) return result;
+    if (q->kind == TE_QUANT_MXFP8 && !(q->row.data && q->col.data)) return te__master_refuse(te, i, "an MXFP8 weight needs both copies (TE_ROWWISE | TE_COLUMNWISE)");
+    if (!q->row.data && !te__is_tensor_scaled(q->kind) && q->kind != TE_QUANT_HYBRID) return te__master_refuse(te, i, "it has no row-wise copy");
+    if (!q->row.data && te__is_tensor_scaled(q->kind) && w->shard_weights) return te__master_refuse(te, i, "it has a column-wise copy alone, whose slices are not contiguous: no shards");
+    *jobs += q->kind == TE_QUANT_HYBRID ? (q->row.data != NULL) + (q->col.data != NULL) : 1;
+    if (!master) return TE_OK;
+    n = te__numel(master);
+    start = w->start_offsets[i];
+    if (master->te != te || master->dtype != TE_F32 || !master->buffer || !te__is_contiguous(master))
+        return te__fail(te, TE_ERR_DTYPE, "te_quantize_master_weights: master %d is %s %s; a contiguous f32 tensor of this context is needed", i,
+                        te_dtype_name(master->dtype), te__shape_text(master, text));
+    if (start < 0 || n > te__numel(weight) || start > te__numel(weight) - n)
+        return te__fail(te, TE_ERR_SHAPE, "te_quantize_master_weights: slice %d begins at %lld and has %lld elements; the weight has %lld", i, (long long)start,
+                        (long long)n, (long long)te__numel(weight));
+    if (w->shard_weights) {
+        result = te__master_check_shard(te, i, w->shard_weights[i], q->row.data ? q->row.data : q->col.data, start, n, true);
+        if (result == TE_OK && q->kind == TE_QUANT_MXFP8)
+            result = te__master_check_shard(te, i, w->shard_columnwise ? w->shard_columnwise[i] : NULL, q->col.data, start, n, true);
+    }
+    return result;
+}
+
+/* ---- pieces ---- */
+
+/* `count` f32 numbers of `buffer` from `at` on, as [rows, cols]. */
+static te_tensor *te__master_view(te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
+    te_tensor *y = te__alias(buffer);
+    if (!y) return NULL;
+    y->ndim = 2;
+    y->shape[0] = rows;
+    y->shape[1] = y->stride[0] = cols;
+    y->stride[1] = 1;
+    y->offset += at * (int64_t)sizeof(float);
+    return y;
+}
+static te_tensor *te__master_scalar(te_tensor *buffer, int64_t i) { return te__slot_view(buffer, (int)i); }
+
+static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_t tile_rows, int64_t tile_cols) {
+    te_shard_amax_args args = TE_ZERO;
+    args.x = j->slice;
+    args.amax = amax;
+    args.rows = j->rows;
+    args.columns = j->cols;
+    args.start = j->start;
+    args.tile_rows = tile_rows;
+    args.tile_columns = tile_cols;
+    return te_shard_amax(j->weight->te, &args);
+}
+
+/* Codes of the slice into the weight's copy `c`, or into its shard. */
+static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, te_tensor *amax) {
+    te_shard_cast_args args = TE_ZERO;
+    te_tensor *flat = NULL;
+    if (!j->slice) return TE_OK;
+    if (shard) { /* u8 is as good as the codes' own format */
+        flat = te__alias(shard);
+        if (!flat) return te_error_code(j->weight->te);
+        flat->dtype = c->data->dtype;
+        flat->ndim = 1;
+        flat->shape[0] = (int64_t)te_tensor_bytes(shard) * 8 / te_dtype_bits(flat->dtype);
+        flat->stride[0] = 1;
+    }
+    args.x = j->slice;
+    args.dst = flat ? flat : c->data;
+    args.flat = flat != NULL;
+    args.scale = scale;
+    args.multiplier = j->multiplier;
+    args.amax = amax;
+    args.amax_tensor = c->amax;
+    args.scaling = te__scaling_kind(c);
+    args.rows = j->rows;
+    args.columns = j->cols;
+    args.start = j->start;
+    args.columnwise = columnwise;
+    args.e4m3_max_256 = c->e4m3_max_256;
+    return te_shard_cast(j->weight->te, &args);
+}
+
+/* The jobs of one kind, in order. */
+static int te__master_next(const te__master_run *r, te_quant_kind kind, int after) {
+    int i;
+    for (i = after; i < r->num_jobs && r->job[i].spec->kind != kind; i++) {}
+    return i;
+}
+#define TE__MASTER_EACH(r, kind, i) for (i = te__master_next(r, kind, 0); i < (r)->num_jobs; i = te__master_next(r, kind, i + 1))
+
+/* ---- kinds ---- */
+
+/* scale_inv = RN(1 / scale), as the cast writes it: by a cast of one zero. */
+static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
+    int64_t one = 1;
+    te_fp8_quantize_args cast = TE_ZERO;
+    cast.x = te_tensor_zeros(te, TE_F32, 1, &one);
+    cast.row = te__empty_2d(te, TE_F8E4M3, 1, 16);
+    cast.scale = scale;
+    cast.scale_inv = scale_inv;
+    return cast.x && cast.row ? te_fp8_quantize(te, &cast) : te_error_code(te);
+}
+
+static te_result te__master_delayed(te__master_run *r) {
+    te_result result = TE_OK;
+    te_tensor *amaxes;
+    int i, n = 0;
+    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) n++;
+    if (n == 0) return TE_OK;
+    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) {
+        te__master_job *j = &r->job[i];
+        if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, j->spec->scale, j->spec->amax);
+        if (result == TE_OK) result = te__scale_inverse(r->te, j->spec->scale, j->copy->scale);
+    }
+    if (result != TE_OK || te_group_size(r->w->group) == 1) return result;
+    amaxes = te__empty_1d(r->te, TE_F32, n);
+    n = 0;
+    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) if (result == TE_OK) result = te_tensor_copy(te__master_scalar(amaxes, n++), te__master_scalar(r->job[i].spec->amax, 0));
+    if (result == TE_OK) result = te_all_reduce(r->w->group, amaxes, TE_REDUCE_MAX);
+    n = 0;
+    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) if (result == TE_OK) result = te_tensor_copy(te__master_scalar(r->job[i].spec->amax, 0), te__master_scalar(amaxes, n++));
+    return result;
+}
+
+/* amax of every job's slice, reduced: f32 [n], 0 where nobody owns anything. */
+static te_tensor *te__master_amaxes(te__master_run *r, te_quant_kind kind) {
+    te_result result = TE_OK;
+    te_tensor *amaxes;
+    int64_t n = 0;
+    int i;
+    TE__MASTER_EACH(r, kind, i) n++;
+    if (n == 0) return NULL;
+    amaxes = te_tensor_zeros(r->te, TE_F32, 1, &n);
+    if (!amaxes) return NULL;
+    n = 0;
+    TE__MASTER_EACH(r, kind, i) {
+        te__master_job *j = &r->job[i];
+        te_amax_args amax = TE_ZERO;
+        j->amax_tensor = te__master_scalar(amaxes, n++);
+        amax.x = j->slice;
+        amax.amax = j->amax_tensor;
+        if (!j->amax_tensor) result = te_error_code(r->te);
+        if (result == TE_OK && j->slice) result = te_amax(r->te, &amax);
+    }
+    if (result == TE_OK) result = te_all_reduce(r->w->group, amaxes, TE_REDUCE_MAX);
+    return result == TE_OK ? amaxes : NULL;
+}
+
+static te_result te__master_current(te__master_run *r) {
+    te_tensor *amaxes = te__master_amaxes(r, TE_QUANT_CURRENT);
+    te_result result = TE_OK;
+    int i;
+    if (!amaxes) return r->te->error_code;
+    TE__MASTER_EACH(r, TE_QUANT_CURRENT, i) {
+        te__master_job *j = &r->job[i];
+        te_scale_from_amax_args args = TE_ZERO;
+        args.amax = j->amax_tensor;
+        args.scale = te__empty_1d(r->te, TE_F32, 1);
+        args.scale_inv = te__master_scalar(j->copy->scale, 0);
+        args.fp8_max = te_dtype_max(j->spec->dtype);
+        args.epsilon = j->spec->epsilon;
+        args.power_of_two = j->spec->power_of_two;
+        if (result == TE_OK) result = args.scale && args.scale_inv ? te_scale_from_amax(r->te, &args) : te_error_code(r->te);
+        if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, args.scale, NULL);
+    }
+    return result;
+}
+
+/* Kinds with scales by tile: amaxes of all tiles of all weights in one buffer, one reduction, then scales and codes. */
+static te_result te__master_tiles(te__master_run *r, te_quant_kind kind, int64_t tile_rows, int64_t tile_cols, bool both) {
+    te_tensor *buffer;
+    te_result result = TE_OK;
+    int64_t total = 0, at = 0;
+    int i;
+    TE__MASTER_EACH(r, kind, i) {
+        const te__master_job *j = &r->job[i];
+        total += te__div_up(j->rows, tile_rows) * te__div_up(j->cols, tile_cols) + (both ? te__div_up(j->rows, tile_cols) * te__div_up(j->cols, tile_rows) : 0);
+    }
+    if (total == 0) return TE_OK;
+    buffer = te_tensor_zeros(r->te, TE_F32, 1, &total);
+    if (!buffer) return te_error_code(r->te);
+    TE__MASTER_EACH(r, kind, i) {
+        te__master_job *j = &r->job[i];
+        j->amax = te__master_view(buffer, at, te__div_up(j->rows, tile_rows), te__div_up(j->cols, tile_cols));
+        if (!j->amax) return te_error_code(r->te);
+        at += te__numel(j->amax);
+        if (j->slice && result == TE_OK) result = te__slice_amax(j, j->amax, tile_rows, tile_cols);
+        if (!both) continue;
+        j->amax_col = te__master_view(buffer, at, te__div_up(j->rows, tile_cols), te__div_up(j->cols, tile_rows));
+        if (!j->amax_col) return te_error_code(r->te);
+        at += te__numel(j->amax_col);
+        if (j->slice && result == TE_OK) result = te__slice_amax(j, j->amax_col, tile_cols, tile_rows);
+    }
+    if (result == TE_OK) result = te_all_reduce(r->w->group, buffer, TE_REDUCE_MAX);
+    TE__MASTER_EACH(r, kind, i) {
+        te__master_job *j = &r->job[i];
+        te_shard_scales_args args = TE_ZERO;
+        if (result != TE_OK) break;
+        args.scaling = te__scaling_kind(j->copy);
+        args.amax = j->amax;
+        args.amax_col = j->amax_col;
+        args.amax_tensor = j->amax_tensor;
+        args.row_scale = j->copy->scale;
+        args.col_scale = both ? j->col->scale : NULL;
+        args.rows = j->rows;
+        args.columns = j->cols;
+        args.dtype = j->spec->dtype;
+        args.fp32_scales = j->spec->fp32_scales;
+        if (kind == TE_QUANT_BLOCK && args.fp32_scales) {
+            args.multiplier = j->multiplier = te__empty_like(j->copy->scale, TE_F32);
+            if (!j->multiplier) return te_error_code(r->te);
+        }
+        args.epsilon = j->spec->epsilon;
+        args.amax_limit = te_dtype_max(j->weight->dtype);
+        args.e4m3_max_256 = j->spec->e4m3_max_256;
+        if (j->amax_tensor) result = te_tensor_copy(te__master_scalar(j->copy->amax, 0), j->amax_tensor);
+        if (result == TE_OK) result = te_shard_scales(r->te, &args);
+        if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, false, j->copy->scale, NULL);
+        if (result == TE_OK && both) result = te__slice_cast(j, j->col, j->shard_col, true, j->col->scale, NULL);
+    }
+    return result;
+}
+
+static te_result te__master_identity(te__master_run *r) {
+    te_result result = TE_OK;
+    int i;
+    TE__MASTER_EACH(r, TE_QUANT_IDENTITY, i) {
+        te__master_job *j = &r->job[i];
+        te_tensor *dst, *src;
+        if (!j->slice || result != TE_OK) continue;
+        dst = te__alias(j->shard ? j->shard : j->copy->data);
+        src = te__alias(j->slice);
+        if (!dst || !src) return te_error_code(r->te);
+        dst->dtype = j->copy->data->dtype;
+        dst->ndim = src->ndim = 1;
+        dst->shape[0] = src->shape[0] = te__numel(j->slice);
+        dst->stride[0] = src->stride[0] = 1;
+        if (!j->shard) dst->offset += j->start * te__dtype_size(dst->dtype);
+        result = te_tensor_copy(dst, src);
+    }
+    return result;
+}
+
+/* ---- the whole ---- */
+
+static void te__master_add(te__master_run *r, int i, int which, const te__quant_spec *spec) {
+    te__master_job *j = &r->job[r->num_jobs++];
+    const te_master_weights *w = r->w;
+    j->weight = w->model_weights[i];
+    j->spec = spec;
+    j->which = which;
+    j->copy = te__copy_of(j->weight, which);
+    j->col = &j->weight->quantized->col;
+    j->shard = w->shard_weights && w->master_weights[i] ? w->shard_weights[i] : NULL;
+    j->shard_col = w->shard_columnwise && w->master_weights[i] ? w->shard_columnwise[i] : NULL;
+    j->rows = te__rows(j->weight);
+    j->cols = te__cols(j->weight);
+    j->start = w->master_weights[i] ? w->start_offsets[i] : 0;
+    /* rounded as a model trained in that format would have it */
+    j->slice = w->master_weights[i] && te__numel(w->master_weights[i]) > 0 ? te_tensor_cast(w->master_weights[i], j->weight->dtype) : NULL;
+}
+
+TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w) {
+    te__master_run run = TE_ZERO;
+    te_result result = TE_OK;
+    size_t bytes;
+    int i, jobs = 0;
+    if (!te || !w) return TE_ERR_STATE;
+    if (w->count < 0 || (w->count > 0 && (!w->model_weights || !w->master_weights || !w->start_offsets)))
+        return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: %d weights; three lists of as many entries are needed", w->count);
+    for (i = 0; i < w->count && result == TE_OK; i++) result = te__master_check(te, w, i, &jobs);
+    if (result != TE_OK || jobs == 0) return result;
+    run.te = te;
+    run.w = w;
+    bytes = (size_t)jobs * sizeof(te__master_job);
+    run.job = (te__master_job *)te__alloc_zero(te, bytes);
+    if (!run.job) return TE_ERR_OUT_OF_MEMORY;
+    te__frame_begin(te);
+    te->tape.no_grad++;
+    for (i = 0; i < w->count; i++) {
+        te__quantized *q = w->model_weights[i]->quantized;
+        const te__quant_spec *spec = &q->quantizer->spec;
+        te_quantized_clear_init_value(w->model_weights[i]);
+        if (q->kind == TE_QUANT_HYBRID) {
+            if (q->row.data) te__master_add(&run, i, TE_ROWWISE, spec->row);
+            if (q->col.data) te__master_add(&run, i, TE_COLUMNWISE, spec->col);
+        } else
+            te__master_add(&run, i, q->row.data ? TE_ROWWISE : TE_COLUMNWISE, spec);
+        if (te->error_code != TE_OK) result = te->error_code;
+    }
+    if (result == TE_OK) result = te__master_delayed(&run);
+    if (result == TE_OK) result = te__master_current(&run);
+    if (result == TE_OK) result = te__master_tiles(&run, TE_QUANT_BLOCK, 128, 128, false);
+    if (result == TE_OK) result = te__master_tiles(&run, TE_QUANT_MXFP8, 1, 32, true);
+    if (result == TE_OK && te__master_next(&run, TE_QUANT_NVFP4, 0) < run.num_jobs) {
+        result = te__master_amaxes(&run, TE_QUANT_NVFP4) ? TE_OK : te_error_code(te);
+        if (result == TE_OK) result = te__master_tiles(&run, TE_QUANT_NVFP4, 16, 16, false);
+    }
+    if (result == TE_OK) result = te__master_identity(&run);
+    for (i = 0; i < run.num_jobs && result == TE_OK && !w->manual_post_processing; i++) { /* stale from here on; the next forward makes them anew */
+        te__quantized *q = run.job[i].weight->quantized;
+        if (run.job[i].which == TE_ROWWISE && q->kind != TE_QUANT_HYBRID && te__copies_agree(&q->row)) te__copy_release(&q->col);
+    }
+    te->tape.no_grad--;
+    te__frame_end(te, NULL, 0);
+    te__free(te, run.job, bytes);
+    return result;
+}
+#undef TE__MASTER_EACH
+
+TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w) { return te_quantize_master_weights(te, w); }
+
+TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *model_weights, int count) {
+    te_result result = TE_OK;
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (count < 0 || (count > 0 && !model_weights)) return te__fail(te, TE_ERR_INVALID, "te_post_all_gather_processing: %d weights without a list", count);
+    for (i = 0; i < count; i++) {
+        if (!model_weights[i] || model_weights[i]->te != te) return te__fail(te, TE_ERR_INVALID, "te_post_all_gather_processing: weight %d is NULL or of another context", i);
+    }
+    for (i = 0; i < count && result == TE_OK; i++) {
+        te_tensor *x = model_weights[i];
+        if (x->quantized && x->quantized->row.data && x->quantized->kind != TE_QUANT_HYBRID && te__copies_agree(&x->quantized->row)) result = te__quant_add_columnwise(x);
+    }
+    return result;
 }
 
 /* ==== nn/functions.c ============================================================================================ */
@@ -20782,7 +28523,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     x = te_tensor_contiguous(x);
     te__frame_begin(te);
     if (spec)
-        y = x ? te__quant_empty(te, x->dtype, x->ndim, x->shape, spec->kind, spec->dtype, TE_ROWWISE) : NULL;
+        y = x ? te__quant_empty(te, x->dtype, x->ndim, x->shape, spec, TE_ROWWISE, false) : NULL;
     else
         y = x ? te__empty_like(x, x->dtype) : NULL;
     if (!y) return te__frame_return(te, NULL);
@@ -20797,7 +28538,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     if (spec) {
         args.scale = spec->scale;
         args.amax = spec->amax;
-        args.scale_inv = y->quantized->row.scale_inv;
+        args.scale_inv = y->quantized->row.scale;
     }
     result = !args.rstd ? te_error_code(te) : rms ? te_rmsnorm_fwd(te, &args) : te_layernorm_fwd(te, &args);
     if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);
@@ -20851,7 +28592,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     memcpy(shape, x->shape, sizeof(shape));
     if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
     te__frame_begin(te);
-    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec->kind, spec->dtype, TE_ROWWISE) : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec, TE_ROWWISE, false) : te_tensor_empty(te, x->dtype, x->ndim, shape);
     if (!y) return te__frame_return(te, NULL);
     args.x = x;
     args.y = spec ? y->quantized->row.data : y;
@@ -20859,7 +28600,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     if (spec) {
         args.scale = spec->scale;
         args.amax = spec->amax;
-        args.scale_inv = y->quantized->row.scale_inv;
+        args.scale_inv = y->quantized->row.scale;
     }
     result = te_act_fwd(te, &args);
     if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);
@@ -21309,7 +29050,8 @@ static void te__gemm_slot_close(te__gemm_slot *g) {
 }
 
 typedef struct te__linear_state {
-    bool quantized, fuse_wgrad, overwrite_main_grad;
+    bool quantize_grad; /* else the gradient stays as it is */
+    bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
     te__scaling *scaling;
     int gemm;
@@ -21322,80 +29064,75 @@ typedef struct te__linear_state {
 /* `given`: 0 the default, 1 yes, 2 no. */
 static bool te__split(int given, bool by_default) { return given == 0 ? by_default : given == 1; }
 
+/* x by `spec`: an operand that stays in high precision is x itself. */
+static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->kind == TE_QUANT_IDENTITY ? x : te__quantize(x, spec); }
+
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
-    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = te_tensor_contiguous(grad[0]), *dyq = NULL;
-    te_gemm_args gemm = TE_ZERO;
-    int64_t m, n, k = s->shape[s->ndim - 1];
+    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
-    m = te__rows(dy);
-    n = te__cols(dy);
     if (needs[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
         dx[2] = te__bias_grad(dy, s->bias_dtype);
         if (!dx[2]) return te_error_code(te);
     }
     if (!needs[0] && !needs[1]) return TE_OK;
-    if (s->quantized) {
+    dyq = dy;
+    if (s->quantize_grad) {
         te__quant_spec spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
-        dyq = te__quantize(dy, &spec);
+        dyq = te__quantize_operand(dy, &spec);
         if (!dyq) return te_error_code(te);
+        te__inspect(s->scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, dyq);
     }
     if (needs[0]) { /* dx = dy W */
+        te_gemm_args gemm = TE_ZERO;
         dx[0] = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.d = dx[0];
-        gemm.m = m;
-        gemm.n = k;
-        gemm.k = n;
         gemm.split_accumulator = s->split_dgrad;
-        if (s->quantized) {
-            gemm.a = dyq->quantized->row.data;
-            gemm.b = w->quantized->col.data;
-            gemm.b_transposed = true;
-            gemm.scale_a = dyq->quantized->row.scale_inv;
-            gemm.scale_b = w->quantized->col.scale_inv;
-        } else {
-            gemm.a = dy;
-            gemm.b = w;
-        }
-        result = dx[0] ? te_gemm(te, &gemm) : te_error_code(te);
+        result = dx[0] ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
     }
     if (needs[1] && result == TE_OK) { /* dW = dy^T x */
         te_tensor *main_grad = s->fuse_wgrad ? te_tensor_main_grad(weight) : NULL;
-        te_gemm_args wgrad = TE_ZERO;
-        wgrad.d = main_grad ? main_grad : te__empty_2d(te, s->weight_dtype, n, k);
-        wgrad.m = n;
-        wgrad.n = k;
-        wgrad.k = m;
-        wgrad.accumulate = main_grad && !s->overwrite_main_grad;
-        wgrad.split_accumulator = s->split_wgrad;
-        if (s->quantized) {
-            wgrad.a = dyq->quantized->col.data;
-            wgrad.b = x->quantized->col.data;
-            wgrad.b_transposed = true;
-            wgrad.scale_a = dyq->quantized->col.scale_inv;
-            wgrad.scale_b = x->quantized->col.scale_inv;
-        } else {
-            wgrad.a = dy;
-            wgrad.a_transposed = true;
-            wgrad.b = x;
-        }
-        result = wgrad.d ? te_gemm(te, &wgrad) : te_error_code(te);
-        if (!main_grad) dx[1] = wgrad.d;
+        te_gemm_args gemm = TE_ZERO;
+        gemm.d = main_grad ? main_grad : te__empty_2d(te, s->weight_dtype, te__cols(dy), s->shape[s->ndim - 1]);
+        gemm.accumulate = main_grad && !s->overwrite_main_grad;
+        gemm.split_accumulator = s->split_wgrad;
+        result = gemm.d ? te__product(te, dyq, true, x, false, &gemm) : te_error_code(te);
+        if (!main_grad) dx[1] = gemm.d;
     }
     return result;
 }
 
-/* The weight's quantized copy: made anew, or the cached one while it is allowed and not stale. */
+/* A weight that is stored quantized must have been made for the recipe in force. */
+static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *spec) {
+    te_quantizer *q = weight->quantized->quantizer;
+    if (weight->quantized->kind != spec->kind) {
+        te__fail(weight->te, TE_ERR_STATE, "linear: the weight was quantized by a %s quantizer and the recipe in force asks for %s; run it under the recipe given to "
+                 "te_quantized_model_init_begin, or outside of autocast", te__quant_kind_name(weight->quantized->kind), te__quant_kind_name(spec->kind));
+        return NULL;
+    }
+    if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale) { /* from here on the module's history scales it */
+        te__spec_close(&q->spec);
+        q->spec.scale = te_tensor_retain(spec->scale);
+        q->spec.amax = te_tensor_retain(spec->amax);
+    }
+    if ((spec->usage & TE_COLUMNWISE) && !weight->quantized->col.data && te__quant_add_columnwise(weight) != TE_OK) return NULL;
+    return weight;
+}
+
+/* The weight's quantized copy: the weight itself if it is stored so; else made anew, or the cached one while it is allowed and not stale. */
 static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, const te_recipe *r, int usage) {
-    bool fresh = g->weight_cache && g->cache_buffer == weight->buffer && g->cache_version == weight->buffer->version &&
-                 memcmp(&g->cache_recipe, r, sizeof(*r)) == 0 && (g->weight_cache->quantized->col.data || !(usage & TE_COLUMNWISE));
     te__quant_spec spec;
     te_tensor *w;
-    if (g->microbatch == TE_MICROBATCH_LATER && fresh) return g->weight_cache;
+    if (g->microbatch == TE_MICROBATCH_LATER && g->weight_cache && !weight->quantized && g->cache_buffer == weight->buffer &&
+        g->cache_version == weight->buffer->version && memcmp(&g->cache_recipe, r, sizeof(*r)) == 0 &&
+        (g->weight_cache->quantized->col.data || !(usage & TE_COLUMNWISE)))
+        return g->weight_cache;
     spec = te__slot_spec(g->scaling, r, false, g->gemm, TE__SLOT_WEIGHT, usage);
-    w = te__quantize(weight, &spec);
-    if (w && g->microbatch != TE_MICROBATCH_NONE && !weight->te->warming) {
+    if (weight->quantized) return te__primary_weight(weight, &spec);
+    w = te__quantize_operand(weight, &spec);
+    if (w && w != weight) te__inspect(g->scaling, g->gemm, TE_TENSOR_WEIGHT, weight, w);
+    if (w && w != weight && g->microbatch != TE_MICROBATCH_NONE && !weight->te->warming) {
         te__gemm_slot_close(g);
         g->weight_cache = te_tensor_retain(w);
         g->cache_buffer = weight->buffer;
@@ -21406,13 +29143,30 @@ static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, cons
     return w;
 }
 
+/* Outside of autocast, or where delayed scaling calibrates: amaxes alone, for scales to be used later. */
+static te_result te__calibrate(te_tensor *x, te_tensor *weight, te__gemm_slot *g, const te_recipe *r) {
+    te_result result = TE_OK;
+    int slot;
+    for (slot = TE__SLOT_INPUT; slot <= TE__SLOT_WEIGHT && result == TE_OK; slot++) {
+        te__quant_spec spec = te__slot_spec(g->scaling, r, false, g->gemm, slot, TE_ROWWISE);
+        te_amax_args amax = TE_ZERO;
+        amax.x = slot == TE__SLOT_INPUT ? x : weight;
+        amax.amax = spec.amax;
+        amax.keep = true;
+        if (amax.x->buffer && spec.amax) result = te_amax(x->te, &amax);
+    }
+    return result;
+}
+
 /* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL; g NULL => high precision whatever the autocast. */
 static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, te__gemm_slot *g) {
     te__linear_state state = TE_ZERO;
     te_gemm_args gemm = TE_ZERO;
-    te_tensor *in[3], *saved[3], *y, *w = weight;
+    te_tensor *in[3], *saved[3], *y, *xq, *w = weight;
     const te__autocast *cast;
     te_ctx *te;
+    bool quantized, block;
+    int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return NULL;
@@ -21432,13 +29186,13 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
                  te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
         return NULL;
     }
-    if (x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !x->quantized->col.data))) {
+    cast = g ? te__autocast_now(te) : NULL;
+    quantized = cast && cast->enabled;
+    if (quantized && x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !cast->recipe.backward_override && !x->quantized->col.data))) {
         te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
                  x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
         return NULL;
     }
-    cast = g ? te__autocast_now(te) : NULL;
-    state.quantized = x->quantized || (cast && cast->enabled);
     te__frame_begin(te);
     if (!x->quantized) x = te_tensor_contiguous(x);
     memcpy(shape, x ? x->shape : weight->shape, sizeof(shape));
@@ -21448,49 +29202,42 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     in[0] = x;
     in[1] = weight;
     in[2] = bias;
-    gemm.d = y;
-    gemm.m = te__rows(x);
-    gemm.n = weight->shape[0];
-    gemm.k = weight->shape[1];
-    gemm.b_transposed = true;
-    gemm.bias = bias;
-    saved[0] = te__wants_grad(weight) ? x : NULL;
-    if (state.quantized) {
-        te_tensor *xq = x;
-        state.recipe = cast ? cast->recipe : g->scaling->recipe;
-        if (!x->quantized) {
-            te__quant_spec spec = te__slot_spec(g->scaling, &state.recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
-            xq = te__quantize(x, &spec);
-        }
-        w = te__quantized_weight(weight, g, &state.recipe, TE_ROWWISE | (te__wants_grad(x) ? TE_COLUMNWISE : 0));
-        if (!xq || !w) return te__frame_return(te, NULL);
-        gemm.a = xq->quantized->row.data;
-        gemm.b = w->quantized->row.data;
-        gemm.scale_a = xq->quantized->row.scale_inv;
-        gemm.scale_b = w->quantized->row.scale_inv;
-        gemm.split_accumulator = te__split(state.recipe.split_fprop, false);
-        state.split_dgrad = te__split(state.recipe.split_dgrad, true);
-        state.split_wgrad = te__split(state.recipe.split_wgrad, true);
-        if (saved[0]) saved[0] = te__quant_keep(xq, TE_COLUMNWISE); /* the row-wise copy has done its work */
+    xq = x;
+    if (quantized) {
+        state.recipe = cast->recipe;
         state.scaling = g->scaling;
         state.gemm = g->gemm;
-    } else {
-        if (cast && cast->calibrating && cast->recipe.kind == TE_RECIPE_DELAYED) { /* amaxes alone, for scales to be used later */
-            te_amax_args amax = TE_ZERO;
-            te__quant_spec spec = te__slot_spec(g->scaling, &cast->recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE);
-            amax.x = x;
-            amax.amax = spec.amax;
-            if (te_amax(te, &amax) == TE_OK) {
-                spec = te__slot_spec(g->scaling, &cast->recipe, false, g->gemm, TE__SLOT_WEIGHT, TE_ROWWISE);
-                amax.x = weight;
-                amax.amax = spec.amax;
-                te_amax(te, &amax);
-            }
+        keep = state.recipe.backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* what the backward reads */
+        if (!x->quantized) {
+            te__quant_spec spec = te__slot_spec(g->scaling, &state.recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? keep : 0));
+            xq = te__quantize_operand(x, &spec);
+            if (xq && xq != x) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, x, xq);
         }
-        gemm.a = x;
-        gemm.b = weight;
+        w = te__quantized_weight(weight, g, &state.recipe, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
+        block = state.recipe.kind == TE_RECIPE_BLOCK; /* has no other way */
+        gemm.split_accumulator = block || te__split(state.recipe.split_fprop, false);
+        state.split_dgrad = block || te__split(state.recipe.split_dgrad, true);
+        state.split_wgrad = block || te__split(state.recipe.split_wgrad, true);
+        state.quantize_grad = state.recipe.backward_override == TE_BACKWARD_QUANTIZED;
+    } else {
+        if (cast && cast->calibrating && cast->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(x, weight, g, &cast->recipe) != TE_OK)
+            return te__frame_return(te, NULL);
+        if (x->quantized) xq = te__quant_value(x, x->dtype);
+        if (weight->quantized) w = te__quant_value(weight, weight->dtype);
     }
-    if (te_gemm(te, &gemm) != TE_OK) return te__frame_return(te, NULL);
+    if (!xq || !w) return te__frame_return(te, NULL);
+    gemm.d = y;
+    gemm.bias = bias;
+    if (te__product(te, xq, false, w, true, &gemm) != TE_OK) return te__frame_return(te, NULL);
+    if (quantized && state.recipe.backward_override == TE_BACKWARD_HIGH_PRECISION) { /* as they were before */
+        xq = x->quantized ? te__quant_value(x, x->dtype) : x;
+        w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
+        if (!xq || !w) return te__frame_return(te, NULL);
+    }
+    saved[0] = te__wants_grad(weight) ? xq : NULL;
+    if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
+    saved[1] = te__wants_grad(x) ? w : NULL;
+    saved[2] = weight;
     state.fuse_wgrad = g && g->fuse_wgrad;
     state.overwrite_main_grad = g && g->microbatch == TE_MICROBATCH_FIRST;
     state.ndim = x->ndim;
@@ -21498,8 +29245,6 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     state.x_dtype = x->dtype;
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
-    saved[1] = te__wants_grad(x) ? w : NULL;
-    saved[2] = weight;
     return te__frame_return(te, te__record("linear", y, te__linear_backward, &state, sizeof(state), in, 3, saved, 3));
 }
 
@@ -21516,6 +29261,7 @@ typedef struct te__entry {
     char *name;
     te_tensor *tensor;
     te_entry_kind kind;
+    bool product_weight; /* te_quantized_model_init stores it quantized */
 } te__entry;
 
 struct te_module {
@@ -21680,6 +29426,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     if (!e->name) return NULL;
     e->tensor = te_tensor_retain(tensor);
     e->kind = kind;
+    e->product_weight = false;
     m->num_entries++;
     return tensor;
 }
@@ -21839,14 +29586,19 @@ static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
 
 static te_result te__init_normal(te_tensor *x, const te_init *init) {
     te_random_args args = TE_ZERO;
+    te_result result;
     if (!x) return TE_ERR_STATE;
     if (init->no_init) return TE_OK;
-    args.dst = x;
+    te__frame_begin(x->te);
+    args.dst = x->quantized ? te__empty_like(x, x->dtype) : x;
     args.kind = TE_RANDOM_NORMAL;
     args.b = init->std > 0.0f ? init->std : 0.023f;
     args.seed = x->te->seed;
     args.offset = te__rng_next(x->te);
-    return te_random(x->te, &args);
+    result = args.dst ? te_random(x->te, &args) : te_error_code(x->te);
+    if (result == TE_OK && x->quantized) result = te__primary_assign(x, args.dst);
+    te__frame_end(x->te, NULL, 0);
+    return result;
 }
 
 /* Uninitialised; reset_parameters fills it. cols 0: a vector. */
@@ -21856,10 +29608,36 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     te__frame_end(m->te, NULL, 0);
 }
 
+/* The weight of a product. */
+static void te__add_product_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
+    int before = m->num_entries;
+    te__add_weight(m, name, dtype, rows, cols);
+    if (m->num_entries > before) m->entries[before].product_weight = true;
+}
+
+/* Inside te_quantized_model_init: puts quantized tensors in the place of the weights of products. */
+static te_result te__quantize_weights(te_module *m) {
+    te_result result = TE_OK;
+    int i, gemm = 0;
+    if (!te__quantizes_weights(m->te)) return TE_OK;
+    te__frame_begin(m->te);
+    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+        te_tensor *y;
+        if (!m->entries[i].product_weight) continue;
+        y = te__primary_create(m->entries[i].tensor, m->cls->name, m->name, gemm++);
+        result = y ? TE_OK : te_error_code(m->te);
+        if (y) te_module_add_parameter(m, m->entries[i].name, y);
+    }
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}
+
 /* Resets a module that was just built; on any failure destroys it and returns NULL. */
 static te_module *te__module_built(te_module *m) {
     if (!m) return NULL;
-    if (m->te->error_code == TE_OK && (!m->cls->reset_parameters || m->cls->reset_parameters(m) == TE_OK) && m->te->error_code == TE_OK) return m;
+    if (m->te->error_code == TE_OK && (!m->cls->reset_parameters || m->cls->reset_parameters(m) == TE_OK) && te__quantize_weights(m) == TE_OK &&
+        m->te->error_code == TE_OK)
+        return m;
     te_module_destroy(m);
     return NULL;
 }
@@ -21879,7 +29657,8 @@ static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t o
 
 /* ---- scaling state of a module ---- */
 
-/* Under a delayed recipe: makes the slots, or takes up those that a checkpoint has brought, as buffers of the module. */
+/* Notes the recipe in force. Where it keeps scales: makes the slots, or takes up those that a checkpoint has brought, as buffers of the
+ * module. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
     const te__autocast *cast = te__autocast_now(m->te);
@@ -21887,8 +29666,11 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
     bool warming;
     int i, length;
     if (!cast || !(cast->enabled || cast->calibrating)) return TE_OK;
+    s->module_type = m->cls->name;
     s->recipe = cast->recipe;
-    if (cast->recipe.kind != TE_RECIPE_DELAYED) return TE_OK;
+    s->group = cast->amax_group;
+    if (s->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &s->recipe, m->cls->name);
+    if (result != TE_OK || !te__keeps_scales(s, &s->recipe)) return result;
     length = te__history_length(&cast->recipe);
     te__frame_begin(m->te);
     warming = m->te->warming; /* these outlive a warm-up, so they are really filled */
@@ -21970,7 +29752,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
     s->desc = *desc;
-    te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
+    te__add_product_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
     if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
     te__scaling_open(te, &s->scaling, 1);
     te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
@@ -22008,6 +29790,26 @@ static te_result te__norm_reset(te__norm_params *n) {
 }
 static te_tensor *te__norm_run(const te__norm_params *n, te_tensor *x, const te__quant_spec *spec) {
     return te__norm(x, n->gamma, n->beta, n->eps, n->rms, n->zero_centered, spec);
+}
+
+/* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was quantized. */
+static te_tensor *te__norm_run_for(const te__norm_params *n, te_tensor *x, const te__quant_spec *spec, te__gemm_slot *g) {
+    te_tensor *y = te__norm_run(n, x, spec), *plain;
+    if (!y || !spec || !y->te->inspecting) return y;
+    y->te->tape.no_grad++;
+    plain = te__norm_run(n, x, NULL);
+    if (plain) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, plain, y);
+    y->te->tape.no_grad--;
+    return y;
+}
+static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te__quant_spec *spec, te__gemm_slot *g) {
+    te_tensor *y = te__activate(x, activation, spec), *plain;
+    if (!y || !spec || !y->te->inspecting) return y;
+    y->te->tape.no_grad++;
+    plain = te__activate(x, activation, NULL);
+    if (plain) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, plain, y);
+    y->te->tape.no_grad--;
+    return y;
 }
 
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
@@ -22059,7 +29861,7 @@ static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *arg
     te_result result = te__scaling_prepare(m, &s->scaling);
     if (result != TE_OK) return result;
     s->gemm.microbatch = args->is_first_microbatch;
-    ln = te__norm_run(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->gemm, s->weight, &spec));
+    ln = te__norm_run_for(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->gemm, s->weight, &spec), &s->gemm);
     result = te__output(m, args, te__linear(ln, s->weight, s->desc.return_bias ? NULL : s->bias, &s->gemm));
     if (result == TE_OK && s->desc.return_bias && s->bias) result = te__output(m, args, s->bias);
     if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, ln);
@@ -22090,7 +29892,7 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
     s->desc = *desc;
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
                   desc->params_dtype, desc->in_features);
-    te__add_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
+    te__add_product_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
     if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
     te__scaling_open(te, &s->scaling, 1);
     te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
@@ -22123,8 +29925,9 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
     te_result result = te__scaling_prepare(m, &s->scaling);
     if (result != TE_OK) return result;
     s->fc1.microbatch = s->fc2.microbatch = args->is_first_microbatch;
-    h = te__norm_run(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->fc1, s->fc1_weight, &spec));
-    z = te__activate(te__linear(h, s->fc1_weight, s->fc1_bias, &s->fc1), s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec));
+    h = te__norm_run_for(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->fc1, s->fc1_weight, &spec), &s->fc1);
+    z = te__linear(h, s->fc1_weight, s->fc1_bias, &s->fc1);
+    z = te__activate_for(z, s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec), &s->fc2);
     result = te__output(m, args, te__linear(z, s->fc2_weight, s->desc.return_bias ? NULL : s->fc2_bias, &s->fc2));
     if (result == TE_OK && s->desc.return_bias && s->fc2_bias) result = te__output(m, args, s->fc2_bias);
     if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, h);
@@ -22165,9 +29968,9 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     fc1_rows = desc->ffn_hidden_size * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
                   desc->params_dtype, desc->hidden_size);
-    te__add_weight(m, "fc1_weight", desc->params_dtype, fc1_rows, desc->hidden_size);
+    te__add_product_weight(m, "fc1_weight", desc->params_dtype, fc1_rows, desc->hidden_size);
     if (!desc->no_bias) te__add_weight(m, "fc1_bias", desc->params_dtype, fc1_rows, 0);
-    te__add_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
+    te__add_product_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
     if (!desc->no_bias) te__add_weight(m, "fc2_bias", desc->params_dtype, desc->hidden_size, 0);
     te__scaling_open(te, &s->scaling, 2);
     te__gemm_slot_open(&s->fc1, &s->scaling, 0, desc->fuse_wgrad_accumulation);
@@ -22507,10 +30310,38 @@ static bool te__adam_has(const te_optimizer *opt, const te_tensor *param) {
 
 /* The parameter has been written by somebody else: its master starts from it again. */
 static te_result te__adam_take_master(te__adam_param *p) {
-    te_result result = te_tensor_copy(p->master, p->param);
-    if (result != TE_OK) return result;
-    p->version = p->param->buffer->version;
-    return TE_OK;
+    te_ctx *te = p->param->te;
+    te_tensor *value = p->param;
+    te_result result;
+    te__frame_begin(te);
+    if (p->param->quantized && p->param->quantized->init_value) { /* the value that quantizing has not touched yet */
+        value = te__empty_like(p->param, p->param->dtype);
+        if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
+    } else if (p->param->quantized)
+        value = te__quant_value(p->param, TE_F32);
+    result = value ? te_tensor_copy(p->master, value) : te_error_code(te);
+    te__frame_end(te, NULL, 0);
+    if (result == TE_OK) p->version = te__param_version(p->param);
+    return result;
+}
+
+/* The masters of quantized parameters were stepped: rounded to the nominal dtype and quantized, as if the parameter were kept in it. */
+static te_result te__adam_requantize(te_optimizer *opt) {
+    te_ctx *te = opt->te;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < opt->num_params && result == TE_OK; i++) {
+        te__adam_param *p = &opt->params[i];
+        te_tensor *value;
+        if (!p->listed || !p->param->quantized) continue;
+        te__frame_begin(te);
+        value = p->param->dtype == TE_F32 ? p->master : te__empty_like(p->param, p->param->dtype);
+        result = value ? TE_OK : te_error_code(te);
+        if (result == TE_OK && value != p->master) result = te_tensor_copy(value, p->master);
+        if (result == TE_OK) result = te__primary_assign(p->param, value);
+        te__frame_end(te, NULL, 0);
+    }
+    return result;
 }
 
 static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
@@ -22519,9 +30350,13 @@ static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *
     te__adam_param *p;
     (void)m;
     if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__adam_has(opt, x)) return true;
-    if (!x->buffer || !te__is_contiguous(x)) {
-        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is %s; a plain contiguous tensor is needed", path,
-                 x->buffer ? "strided" : "quantized or without memory");
+    if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x)) {
+        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed", path,
+                 x->quantized ? "quantized and has none" : x->buffer ? "strided" : "without memory");
+        return false;
+    }
+    if (x->quantized && opt->desc.no_master_weights) {
+        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters", path);
         return false;
     }
     if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__adam_param))) return false;
@@ -22532,7 +30367,7 @@ static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *
     p->m = te_tensor_retain(te_tensor_zeros(te, TE_F32, x->ndim, x->shape));
     p->v = te_tensor_retain(te_tensor_zeros(te, TE_F32, x->ndim, x->shape));
     if (!p->path || !p->m || !p->v) return false;
-    if (x->dtype == TE_F32 || opt->desc.no_master_weights) return true;
+    if ((x->dtype == TE_F32 && !x->quantized) || opt->desc.no_master_weights) return true;
     p->master = te_tensor_retain(te__empty_like(x, TE_F32));
     return p->master && te__adam_take_master(p) == TE_OK;
 }
@@ -22653,17 +30488,17 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
         result = te__adam_grad(p->param, &grad);
         if (result != TE_OK) return result;
         if (!grad) continue;
-        if (p->master && p->version != p->param->buffer->version && !opt->te->warming) {
+        if (p->master && p->version != te__param_version(p->param) && !opt->te->warming) {
             result = te__adam_take_master(p);
             if (result != TE_OK) return result;
         }
         p->listed = true;
         opt->grads[*n] = grad;
         opt->list[*n].grad = grad;
-        opt->list[*n].param = p->param;
+        opt->list[*n].param = p->param->quantized ? p->master : p->param; /* te__adam_requantize does the rest */
         opt->list[*n].m = p->m;
         opt->list[*n].v = p->v;
-        opt->list[*n].master = p->master;
+        opt->list[*n].master = p->param->quantized ? NULL : p->master;
         ++*n;
     }
     return TE_OK;
@@ -22710,10 +30545,11 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     }
     if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay);
     if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f);
+    if (result == TE_OK) result = te__adam_requantize(opt);
     if (te->warming) return result; /* leaves counts and gradients as they were */
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. */
     for (i = 0; i < opt->num_params; i++)
-        if (opt->params[i].listed) opt->params[i].version = opt->params[i].param->buffer->version;
+        if (opt->params[i].listed) opt->params[i].version = te__param_version(opt->params[i].param);
     if (result != TE_OK) return result;
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
@@ -22758,7 +30594,7 @@ static void te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
     opt->desc.lr = lr;
     for (i = 0; i < opt->num_params; i++) {
         te__adam_param *p = &opt->params[i];
-            p->version = p->param->buffer->version;
+        p->version = te__param_version(p->param);
     }
 }
 
@@ -23548,29 +31384,63 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
  * safetensors; must not know what any module computes.
  *
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
+ *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale, .row.amax, .col. ..)
  *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master)
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
  *
- * The scaling state of delayed recipes needs no names of its own: modules keep it as buffers. */
+ * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state of delayed recipes needs no
+ * names of its own: modules keep it as buffers. */
 
 /* The tensors of a module tree and an optimizer with their names in the file. */
 typedef struct te__ckpt {
     te_ctx *te;
+    const te_safetensors *file; /* when loading: what there is to load */
     te_safetensors_item *items; /* names are owned, tensors are borrowed */
     int num_items, cap_items;
+    te_safetensors_item *values; /* loading: quantized weights that the file has in high precision */
+    int num_values, cap_values;
+    te_tensor **turn; /* loading: quantized weights whose column-wise copy follows from the row-wise one that was read */
+    int num_turn, cap_turn;
 } te__ckpt;
 
-static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
-    if (!te__grow(c->te, (void **)&c->items, &c->cap_items, c->num_items, sizeof(te_safetensors_item))) return false;
-    c->items[c->num_items].name = te__copy_string(c->te, name);
-    c->items[c->num_items].tensor = tensor;
-    if (!c->items[c->num_items].name) return false;
-    c->num_items++;
+static bool te__ckpt_list(te_ctx *te, te_safetensors_item **list, int *num, int *cap, const char *name, te_tensor *tensor) {
+    if (!te__grow(te, (void **)list, cap, *num, sizeof(te_safetensors_item))) return false;
+    (*list)[*num].name = te__copy_string(te, name);
+    (*list)[*num].tensor = tensor;
+    if (!(*list)[*num].name) return false;
+    ++*num;
+    return true;
+}
+static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) { return te__ckpt_list(c->te, &c->items, &c->num_items, &c->cap_items, name, tensor); }
+
+/* The parts of a weight that is stored quantized. */
+static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) {
+    static const char *const copies[2] = {"row", "col"}, *const parts[3] = {"data", "scale", "amax"};
+    char name[640];
+    int i, k;
+    if (c->file && te_safetensors_find(c->file, path)) return te__ckpt_list(c->te, &c->values, &c->num_values, &c->cap_values, path, x);
+    for (i = 0; i < 2; i++) {
+        const te__quant_copy *copy = i ? &x->quantized->col : &x->quantized->row;
+        te_tensor *part[3];
+        snprintf(name, sizeof(name), "%s.%s.data", path, copies[i]);
+        if (i && c->file && !te_safetensors_find(c->file, name) && x->quantized->row.data && te__copies_agree(&x->quantized->row)) {
+            if (!te__grow(c->te, (void **)&c->turn, &c->cap_turn, c->num_turn, sizeof(te_tensor *))) return false;
+            c->turn[c->num_turn++] = x;
+            continue;
+        }
+        part[0] = copy->data;
+        part[1] = i && copy->scale == x->quantized->row.scale ? NULL : copy->scale; /* what both share is there once */
+        part[2] = i && copy->amax == x->quantized->row.amax ? NULL : copy->amax;
+        for (k = 0; k < 3; k++) {
+            snprintf(name, sizeof(name), "%s.%s.%s", path, copies[i], parts[k]);
+            if (part[k] && !te__ckpt_add(c, name, part[k])) return false;
+        }
+    }
     return true;
 }
 static bool te__ckpt_add_entry(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind) {
     (void)m, (void)kind;
-    return te__ckpt_add((te__ckpt *)user, path, tensor);
+    return tensor->quantized ? te__ckpt_add_quantized((te__ckpt *)user, path, tensor) : te__ckpt_add((te__ckpt *)user, path, tensor);
 }
 static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) { return te__ckpt_add((te__ckpt *)user, name, tensor); }
 
@@ -23578,15 +31448,21 @@ static void te__ckpt_close(te__ckpt *c) {
     int i;
     for (i = 0; i < c->num_items; i++) te__free_string(c->te, (char *)c->items[i].name);
     te__free(c->te, c->items, (size_t)c->cap_items * sizeof(te_safetensors_item));
+    for (i = 0; i < c->num_values; i++) te__free_string(c->te, (char *)c->values[i].name);
+    te__free(c->te, c->values, (size_t)c->cap_values * sizeof(te_safetensors_item));
+    te__free(c->te, c->turn, (size_t)c->cap_turn * sizeof(te_tensor *));
 }
 
-static te_result te__ckpt_open(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m, te_optimizer *opt) {
+static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m, te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
     c->te = te;
     if (te->error_code != TE_OK) return te->error_code; /* what an earlier error left behind is not worth keeping */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
     if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function, m && te_module_ctx(m) != te ? "module" : "optimizer");
+    return TE_OK;
+}
+static te_result te__ckpt_collect(te__ckpt *c, te_ctx *te, te_module *m, te_optimizer *opt) {
     if (te_module_visit_tensors(m, te__ckpt_add_entry, c) && te__optimizer_visit(opt, te__ckpt_add_state, c)) return TE_OK;
     return te_error_code(te);
 }
@@ -23609,7 +31485,8 @@ TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, 
     int i, n = 0;
     if (!te) return TE_ERR_STATE;
     if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_checkpoint_save: metadata is missing");
-    result = te__ckpt_open(&c, te, "te_checkpoint_save", path, m, opt);
+    result = te__ckpt_ready(&c, te, "te_checkpoint_save", path, m, opt);
+    if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
     for (i = 0; i < num_metadata && result == TE_OK; i++)
         if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))
             result = te__fail(te, TE_ERR_INVALID, "te_checkpoint_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
@@ -23713,13 +31590,25 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
         result = te__st_fits(f, name, p->have.items[i].tensor);
         if (result != TE_OK) return result;
     }
+    for (i = 0; i < p->have.num_values; i++) { /* formats convert; the sizes must be right */
+        const te_safetensors_entry *e = te_safetensors_find(f, p->have.values[i].name);
+        const te_tensor *x = p->have.values[i].tensor;
+        char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+        if (te__is_float(e->dtype) && e->ndim == x->ndim && memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) == 0) continue;
+        te__st_fail(f, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s %s; the model's is %s, stored quantized: f32, f16 or bf16 of that size is needed", e->name,
+                    te_dtype_name(e->dtype), te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
+        return TE_ERR_SHAPE;
+    }
     for (i = 0; i < te_safetensors_count(f); i++) {
         const te_safetensors_entry *e = te_safetensors_at(f, i);
         bool state = te__starts_with(e->name, "optimizer/");
         te_safetensors_item key;
         key.name = e->name;
         key.tensor = NULL;
+        int k;
         if (state ? !opt : !m) continue; /* not asked for */
+        for (k = 0; k < p->have.num_values && strcmp(p->have.values[k].name, e->name) != 0; k++) {}
+        if (k < p->have.num_values) continue;
         if (p->have.num_items && bsearch(&key, p->have.items, (size_t)p->have.num_items, sizeof(key), te__ckpt_by_name)) continue;
         if (!state && te__ckpt_take_fresh(p, m, e)) continue;
         if (unused++ == 0) first = e->name;
@@ -23750,6 +31639,17 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     }
     for (i = 0; i < p->have.num_items && result == TE_OK; i++)
         result = te_safetensors_read_into(f, p->have.items[i].name, (te_tensor *)p->have.items[i].tensor);
+    for (i = 0; i < p->have.num_values && result == TE_OK; i++) {
+        te_tensor *x = (te_tensor *)p->have.values[i].tensor, *value;
+        te__frame_begin(te);
+        te->tape.no_grad++;
+        value = te_safetensors_read(f, p->have.values[i].name);
+        if (value) value = te_tensor_cast(value, x->dtype);
+        result = value ? te__primary_assign(x, value) : te_error_code(te);
+        te->tape.no_grad--;
+        te__frame_end(te, NULL, 0);
+    }
+    for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
     if (opt) te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);
@@ -23763,9 +31663,11 @@ TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, 
     if (!te) return TE_ERR_STATE;
     memset(&p, 0, sizeof(p));
     te__frame_begin(te);
-    result = te__ckpt_open(&p.have, te, "te_checkpoint_load", path, m, opt);
+    result = te__ckpt_ready(&p.have, te, "te_checkpoint_load", path, m, opt);
     if (result == TE_OK) f = te_safetensors_open(te, path);
     if (result == TE_OK && !f) result = te_error_code(te);
+    p.have.file = f;
+    if (result == TE_OK) result = te__ckpt_collect(&p.have, te, m, opt);
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));

@@ -413,6 +413,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.block_dequantize.y = call_out(c, te, dtype, 2, mn);
         c->args.block_dequantize.columnwise = true;
         c->tolerance = 0;
+        break;
         CALL(41, SHARD_AMAX, "amax by tile of a slice")
         c->args.shard_amax.x = call_normal(te, dtype, 1, slice, 1);
         c->args.shard_amax.rows = M;
@@ -461,6 +462,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.mxfp8_dequantize.scale = te_tensor_full(te, TE_F8E8M0, 2, (const int64_t[]){256, 12}, 0.25);
         c->args.mxfp8_dequantize.y = call_out(c, te, dtype, 2, mn);
         c->tolerance = 0;
+        break;
         CALL(47, GEMM, "gemm of fp8 blocks, 1D x 2D")
         c->args.gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
         c->args.gemm.b = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){N, 144}, 2);
@@ -501,14 +503,14 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.gemm.n = N;
         c->args.gemm.k = K;
         break;
-        CALL(36, NVFP4_AMAX, "nvfp4 amaxes, before and after the transform")
+        CALL(50, NVFP4_AMAX, "nvfp4 amaxes, before and after the transform")
         c->args.nvfp4_amax.x = call_normal(te, dtype, 2, mn, 1);
         c->args.nvfp4_amax.amax_row = call_out(c, te, TE_F32, 1, one);
         c->args.nvfp4_amax.amax_col = call_out(c, te, TE_F32, 1, one);
         c->args.nvfp4_amax.rht = true;
         c->tolerance = 0;
         break;
-        CALL(37, NVFP4_QUANTIZE, "quantize nvfp4, both copies, the column-wise one transformed")
+        CALL(51, NVFP4_QUANTIZE, "quantize nvfp4, both copies, the column-wise one transformed")
         c->args.nvfp4_quantize.x = call_normal(te, dtype, 2, mn, 1);
         c->args.nvfp4_quantize.row = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){M, 288});
         c->args.nvfp4_quantize.row_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){256, 20});
@@ -519,7 +521,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.nvfp4_quantize.rht = true;
         c->tolerance = 0;
         break;
-        CALL(38, NVFP4_QUANTIZE, "quantize nvfp4 by 16 x 16, both copies")
+        CALL(52, NVFP4_QUANTIZE, "quantize nvfp4 by 16 x 16, both copies")
         c->args.nvfp4_quantize.x = call_normal(te, dtype, 2, mn, 1);
         c->args.nvfp4_quantize.row = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){M, 288});
         c->args.nvfp4_quantize.row_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){256, 20});
@@ -529,7 +531,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.nvfp4_quantize.two_dimensional = true;
         c->tolerance = 0;
         break;
-        CALL(39, NVFP4_QUANTIZE, "quantize nvfp4, both copies, rounded stochastically")
+        CALL(53, NVFP4_QUANTIZE, "quantize nvfp4, both copies, rounded stochastically")
         c->args.nvfp4_quantize.x = call_normal(te, dtype, 2, mn, 1);
         c->args.nvfp4_quantize.row = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){M, 288});
         c->args.nvfp4_quantize.row_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){256, 20});
@@ -541,14 +543,14 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.nvfp4_quantize.seed = 7;
         c->tolerance = 0;
         break;
-        CALL(40, NVFP4_DEQUANTIZE, "dequantize nvfp4")
+        CALL(54, NVFP4_DEQUANTIZE, "dequantize nvfp4")
         c->args.nvfp4_dequantize.q = call_fp4(te, M, 288);
         c->args.nvfp4_dequantize.scale = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){256, 20}, 2);
         c->args.nvfp4_dequantize.amax = te_tensor_full(te, TE_F32, 1, one, 3.5);
         c->args.nvfp4_dequantize.y = call_out(c, te, dtype, 2, mn);
         c->tolerance = 0;
         break;
-        CALL(41, NVFP4_DEQUANTIZE, "dequantize nvfp4, column-wise, the transform taken back")
+        CALL(55, NVFP4_DEQUANTIZE, "dequantize nvfp4, column-wise, the transform taken back")
         c->args.nvfp4_dequantize.q = call_fp4(te, N, 160);
         c->args.nvfp4_dequantize.scale = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){384, 12}, 2);
         c->args.nvfp4_dequantize.amax = te_tensor_full(te, TE_F32, 1, one, 3.5);

@@ -293,7 +293,16 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.fp8_quantize.scale = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 10), c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1);
         bench_call(b, "quantize e4m3 both copies", shape, &c, e * 4);
     }
-<<<<<<< HEAD
+    BENCH(FP8_QUANTIZE, "quantize e4m3 current scaling, both copies") { /* x is read twice */
+        c.args.fp8_quantize.x = x, c.args.fp8_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.fp8_quantize.col = empty(b, TE_F8E4M3, n, m);
+        c.args.fp8_quantize.current = true, c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1);
+        bench_call(b, "quantize e4m3 current scaling, both copies", shape, &c, e * 6);
+    }
+    BENCH(TRANSPOSE, "transpose e2m1") {
+        c.args.transpose.src = empty(b, TE_F4E2M1, m, n), c.args.transpose.dst = empty(b, TE_F4E2M1, n, m);
+        c.args.transpose.rows = m, c.args.transpose.columns = n;
+        bench_call(b, "transpose e2m1", shape, &c, e);
+    }
     BENCH(BLOCK_QUANTIZE, "quantize 1x128 blocks both copies") {
         c.args.block_quantize.x = x, c.args.block_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.block_quantize.col = empty(b, TE_F8E4M3, n, m);
         c.args.block_quantize.row_scale_inv = empty(b, TE_F32, te__div_up(n, 128), te__round_up(m, 4));
@@ -316,7 +325,7 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.block_dequantize.q = empty(b, TE_F8E4M3, n, m), c.args.block_dequantize.y = dy, c.args.block_dequantize.columnwise = true;
         c.args.block_dequantize.scale_inv = normal(b, TE_F32, te__div_up(m, 128), te__round_up(n, 4));
         bench_call(b, "dequantize 128x1 blocks", shape, &c, e * 3);
-=======
+    }
     BENCH(MXFP8_QUANTIZE, "quantize mxfp8 both copies") {
         c.args.mxfp8_quantize.x = x, c.args.mxfp8_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.mxfp8_quantize.col = empty(b, TE_F8E4M3, m, n);
         c.args.mxfp8_quantize.row_scale = empty(b, TE_F8E8M0, m, n / 32), c.args.mxfp8_quantize.col_scale = empty(b, TE_F8E8M0, m / 32, n);
@@ -331,7 +340,6 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.mxfp8_dequantize.y = empty(b, TE_BF16, m, n);
         c.args.mxfp8_dequantize.columnwise = true;
         bench_call(b, "dequantize mxfp8 columnwise", shape, &c, e * 3 + e / 32);
->>>>>>> mxfp8
     }
     BENCH(AMAX, "amax") {
         c.args.amax.x = x, c.args.amax.amax = te__empty_1d(te, TE_F32, 1);

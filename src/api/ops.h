@@ -240,9 +240,9 @@ typedef struct te_block_dequantize_args {
  * for the tile, repeated in both copies' scales). The last group of a row or column may be short.
  *   row        [M, ld] e4m3 or e5m2, optional
  *   row_scale  e8m0 [round_up(M, 128), round_up(ceil(N / 32), 4)]
- *   col        [M, ld], not transposed: the values of x scaled along the columns, optional
+ *   col        [M, ld], not transposed: the values of x scaled along the columns, in the format of row, optional
  *   col_scale  e8m0 [round_up(ceil(M / 32), 4), round_up(N, 128)]
- *   swizzled   the scales lie as Blackwell's tensor cores read them: a [R, C] array of scales becomes tiles of 128 x 4, 512 bytes
+ *   swizzled   the scales (their shapes stay) lie as Blackwell's tensor cores read them: [R, C] of them become tiles of 128 x 4, 512 bytes
  *              each; scale (i, j) (i: row of x or column of x; j: index of the group along the contraction) at
  *              ((i / 128) * (T / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4, T the padded number of groups
  * Per group: e = E8M0 of RN(amax * RN(1 / fp8_max)), rounded up (te__f32_to_e8m0; NaN never enters an amax); q =
@@ -333,7 +333,8 @@ typedef struct te_nvfp4_dequantize_args {
  * be reduced over the ranks; scales from the whole amaxes; codes of the slice. Together the slices give the bytes of the whole. */
 
 /* amax f32 [ceil(M / tile_rows), ceil(N / tile_columns)] = max |x| of the elements of each tile that lie in the slice, 0 where there
- * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. */
+ * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. Fast for tiles of 128 x 128,
+ * 16 x 16, 1 x 32 and 32 x 1; for one amax of all, te_amax of x. */
 typedef struct te_shard_amax_args {
     const te_tensor *x;
     te_tensor *amax;

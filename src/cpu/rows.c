@@ -27,6 +27,11 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
         for (i = 0; i < n; i++) out[i] = te__e5m2_to_f32(p[i]);
         break;
     }
+    case TE_F8E8M0: {
+        const uint8_t *p = (const uint8_t *)data + index;
+        for (i = 0; i < n; i++) out[i] = te__e8m0_to_f32(p[i]);
+        break;
+    }
     case TE_U8: {
         const uint8_t *p = (const uint8_t *)data + index;
         for (i = 0; i < n; i++) out[i] = (float)p[i];
@@ -69,6 +74,11 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
     case TE_F8E5M2: {
         uint8_t *p = (uint8_t *)data + index;
         for (i = 0; i < n; i++) p[i] = te__f32_to_e5m2(in[i]);
+        break;
+    }
+    case TE_F8E8M0: {
+        uint8_t *p = (uint8_t *)data + index;
+        for (i = 0; i < n; i++) p[i] = te__f32_to_e8m0(in[i]);
         break;
     }
     case TE_U8: {

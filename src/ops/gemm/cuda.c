@@ -1,8 +1,8 @@
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
  * Three kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are
- * decoded into the workspace first (gemm_decode), and are bf16 to all three. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying: the same shapes get the same kernel, and
- * the same bits, in every run. */
+ * decoded into the workspace first (gemm_decode), and are bf16 to all three. A tile size and a number of splits of k are chosen by a small
+ * model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
 typedef struct te__gemm_tile_kind {

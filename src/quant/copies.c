@@ -118,12 +118,13 @@ static te_tensor *te__as_matrix(const te_tensor *x) {
     return y;
 }
 
-/* Counts the writes of a quantized tensor, wherever its codes lie. */
+/* Counts the values that a quantized tensor has had: by the writes of its scale, for the codes of many tensors may lie in one buffer. */
 static uint64_t te__quant_version(const te_tensor *x) {
-    const te_tensor *data = x->quantized->row.data ? x->quantized->row.data : x->quantized->col.data;
-    return x->quantized->version_shift + (data && data->buffer ? data->buffer->version : 0);
+    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    const te_tensor *counted = c->scale ? c->scale : c->data;
+    return x->quantized->version_shift + (counted && counted->buffer ? counted->buffer->version : 0);
 }
-/* The codes lie in other memory now; their count goes on from `version`. */
+/* The value lies in other memory now; its count goes on from `version`. */
 static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized->version_shift += version - te__quant_version(x); }
 
 /* ---- filling ---- */
@@ -448,6 +449,11 @@ static bool te__copies_agree(const te__quant_copy *c) {
            (c->kind == TE_QUANT_NVFP4 && c->two_dimensional && !c->rht && !c->swizzled && te__numel(c->amax) == 1);
 }
 
+/* Does the column-wise copy of x follow from its row-wise one? The parts of a hybrid tensor are each other's strangers. */
+static bool te__column_follows(const te_tensor *x) {
+    return x->quantized->row.data && x->quantized->kind != TE_QUANT_HYBRID && te__copies_agree(&x->quantized->row);
+}
+
 /* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
@@ -456,7 +462,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     te_ctx *te = x->te;
     te_result result;
     int64_t m = te__rows(x), n = te__cols(x);
-    if (!row->data || !te__copies_agree(row) || q->kind == TE_QUANT_HYBRID)
+    if (!te__column_follows(x))
         return te__fail(te, TE_ERR_STATE, "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
                         row->data ? "a row-wise one of this kind: each holds numbers of its own" : "a tensor without a row-wise one");
     memset(&spec, 0, sizeof(spec));

@@ -322,14 +322,13 @@ static te_result te__master_write(te__master_run *r) {
     int i;
     for (i = 0; i < r->num_jobs && result == TE_OK; i++) {
         te__master_job *j = &r->job[i];
-        te__quantized *q = j->weight->quantized;
         te_quantized_clear_init_value(j->weight);
         if (j->spec->kind == TE_QUANT_IDENTITY)
             result = te__master_identity(j);
         else
             result = te__is_tensor_scaled(j->spec->kind) ? te__master_per_tensor(j) : te__master_by_tile(j);
-        if (result == TE_OK && !r->w->manual_post_processing && j->which == TE_ROWWISE && q->kind != TE_QUANT_HYBRID && te__copies_agree(&q->row))
-            te__copy_release(&q->col); /* stale; the next forward makes it anew */
+        if (result == TE_OK && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight))
+            te__copy_release(&j->weight->quantized->col); /* stale; the next forward makes it anew */
     }
     return result;
 }
@@ -372,8 +371,7 @@ TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *mod
         if (!model_weights[i] || model_weights[i]->te != te) return te__fail(te, TE_ERR_INVALID, "te_post_all_gather_processing: weight %d is NULL or of another context", i);
     }
     for (i = 0; i < count && result == TE_OK; i++) {
-        te_tensor *x = model_weights[i];
-        if (x->quantized && x->quantized->row.data && x->quantized->kind != TE_QUANT_HYBRID && te__copies_agree(&x->quantized->row)) result = te__quant_add_columnwise(x);
+        if (model_weights[i]->quantized && te__column_follows(model_weights[i])) result = te__quant_add_columnwise(model_weights[i]);
     }
     return result;
 }

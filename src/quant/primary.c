@@ -112,7 +112,7 @@ static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
 /* Is the preserved value that of the codes as they are now? */
 static bool te__primary_has_start(const te_tensor *x) { return x->quantized->init_value && x->quantized->init_version == te__quant_version(x); }
 
-/* Counts the writes of a parameter's memory, plain or quantized. */
+/* Counts the values that a parameter has had, plain or quantized. */
 static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? x->buffer->version : 0; }
 
 /* The bytes of a tensor as u8 [n], without history. */

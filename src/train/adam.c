@@ -6,7 +6,7 @@ typedef struct te__adam_param {
     te_tensor *param; /* these four are retained */
     te_tensor *m, *v; /* f32 */
     te_tensor *master; /* f32, or NULL */
-    uint64_t version; /* of the parameter's memory when `master` spoke for it */
+    uint64_t version; /* of the parameter when `master` spoke for it */
     bool listed;      /* takes part in the step under way */
     bool untouched;   /* nobody else had written the parameter when that step began */
 } te__adam_param;

@@ -274,7 +274,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         }
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
             te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
-            if (c && result == TE_OK) {
+            if (c && result == TE_OK && !(te->warming && c->data)) { /* a warm-up computes nothing, and changes nothing that is there */
                 te__copy_release(c);
                 *c = *fresh;
             } else
@@ -461,6 +461,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quant_spec spec;
     te_ctx *te = x->te;
     te_result result;
+    bool warming = te->warming;
     int64_t m = te__rows(x), n = te__cols(x);
     if (!te__column_follows(x))
         return te__fail(te, TE_ERR_STATE, "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
@@ -473,6 +474,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     spec.no_sign_mask = row->no_sign_mask;
     spec.e4m3_max_256 = row->e4m3_max_256;
     te__frame_begin(te);
+    te->warming = false; /* it outlives a warm-up, so it is really made */
     if (row->kind == TE_QUANT_IDENTITY) {
         fresh = *row;
         te__copy_retain(&fresh);
@@ -501,6 +503,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
         te__copies_share(q);
     } else
         te__copy_release(&fresh);
+    te->warming = warming;
     te__frame_end(te, NULL, 0);
     return result;
 }

@@ -93,11 +93,19 @@ TE_API void te_quantized_clear_init_value(te_tensor *x) {
     x->quantized->init_bytes = 0;
 }
 
+/* Is the preserved value that of the codes as they are now? */
+static bool te__primary_has_start(const te_tensor *x) { return x->quantized->init_value && x->quantized->init_version == te__quant_version(x); }
+
 /* Writes a high-precision value into a weight that is stored quantized, from an optimizer. */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
+    te_result result;
+    bool starts;
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
-    return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+    starts = te__primary_has_start(weight);
+    result = te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+    if (starts && weight->te->warming) weight->quantized->init_version = te__quant_version(weight); /* nothing was written */
+    return result;
 }
 
 /* The same from an initialisation or a file: training starts from this value, so it takes the place of the preserved one. */
@@ -109,9 +117,6 @@ static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     if (result == TE_OK) q->init_version = te__quant_version(weight);
     return result;
 }
-/* Is the preserved value that of the codes as they are now? */
-static bool te__primary_has_start(const te_tensor *x) { return x->quantized->init_value && x->quantized->init_version == te__quant_version(x); }
-
 /* Counts the values that a parameter has had, plain or quantized. */
 static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? x->buffer->version : 0; }
 

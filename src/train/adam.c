@@ -274,12 +274,11 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay);
     if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f);
     if (result == TE_OK) result = te__adam_requantize(opt);
-    if (te->warming) return result; /* leaves counts and gradients as they were */
-    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took
-     * no part may lie in one memory with others that did (te_replace_raw_data). */
+    /* Also a step that failed, or that a warm-up did not run, gives parameters a new version; it has written master and parameter alike, or
+     * neither. A parameter that took no part may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
-        if (opt->params[i].listed || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
-    if (result != TE_OK) return result;
+        if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+    if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);

@@ -555,6 +555,56 @@ TE_TEST_DEVICES(training_in_one_buffer) {
     check_same("weights", result[1], result[0]);
 }
 
+/* A warm-up runs nothing: neither weights nor masters nor preserved values have changed after it. A column-wise copy that it asks for is
+ * really made. */
+TE_TEST_DEVICES(a_warm_up_changes_nothing) {
+    for (int i = 0; i < RECIPES; i++) {
+        test_case("%s", recipe_text[i]);
+        bytes result[2], first[2];
+        for (int warm = 0; warm < 2; warm++) {
+            te_scope_begin(te);
+            te_seed(te, 8);
+            te_recipe r = recipe_of(i);
+            te_module *m = linear_of(te, &r, true, 16, 12);
+            te_tensor *w = te_module_parameter(m, "weight");
+            te_optimizer *adam = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 1e-3f}), *second;
+            if (i != 3 && i < 5) te_tensor_update_usage(w, TE_ROWWISE);
+            for (int step = 0; step < 3; step++) {
+                for (int turn = !warm; turn < 2; turn++) { /* the first turn is for warming up */
+                    if (turn == 0) te_warmup_begin(te);
+                    back(run_linear(m, &r, 16));
+                    te_optimizer_step(adam);
+                    if (turn == 0) te_warmup_end(te);
+                }
+                if (step > 0) continue;
+                first[warm] = no_bytes();
+                put_whole(&first[warm], w);
+            }
+            result[warm] = content(m);
+            /* a second optimizer, made when the weight is as it began, starts from the preserved value */
+            te_seed(te, 8);
+            te_module_get_class(m)->reset_parameters(m);
+            if (warm) {
+                te_warmup_begin(te);
+                back(run_linear(m, &r, 16));
+                te_optimizer_step(adam);
+                te_warmup_end(te);
+            }
+            second = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 1e-3f});
+            back(run_linear(m, &r, 16));
+            te_optimizer_step(second);
+            put_whole(&result[warm], w);
+            CHECK_OK(te);
+            te_optimizer_destroy(adam);
+            te_optimizer_destroy(second);
+            te_module_destroy(m);
+            te_scope_end(te);
+        }
+        check_same("after one step", first[1], first[0]);
+        check_same("after all", result[1], result[0]);
+    }
+}
+
 /* ---- files --------------------------------------------------------------------------------------------------------- */
 
 TE_TEST_DEVICES(quantized_checkpoints_resume_to_the_bit) {

@@ -151,6 +151,9 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
         return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory is %s, %lld bytes, %s; u8 or %s, at least %lld bytes, contiguous, is needed",
                         te_dtype_name(new_raw->dtype), (long long)te_tensor_bytes(new_raw), new_raw->buffer && te__is_contiguous(new_raw) ? "contiguous" : "not contiguous",
                         te_dtype_name(row->data->dtype), (long long)bytes);
+    if (te_dtype_bits(row->data->dtype) > 8 && (uintptr_t)te__data(new_raw) % (uintptr_t)te__dtype_size(row->data->dtype) != 0)
+        return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory begins at an odd byte; %s needs a multiple of %d", te_dtype_name(row->data->dtype),
+                        (int)te__dtype_size(row->data->dtype));
     te__frame_begin(te);
     from = te__as_bytes(row->data, bytes);
     to = te__as_bytes(new_raw, bytes);

@@ -264,6 +264,42 @@ static te_tensor *run_linear(te_module *m, const te_recipe *r, int64_t in) {
     return y;
 }
 
+/* The backward pass in its variants: what is decoded, where weights' gradients are gathered, microbatches. */
+TE_TEST_DEVICES(backward_passes_equal_those_of_a_bf16_twin) {
+    for (int i = 1; i < RECIPES; i++)
+        for (int variant = 0; variant < 3; variant++) {
+            bytes result[2] = {no_bytes(), no_bytes()};
+            test_case("%s, variant %d", recipe_text[i], variant);
+            for (int twin = 0; twin < 2; twin++) {
+                te_scope_begin(te);
+                te_recipe r = recipe_of(i);
+                if (variant == 1) r.backward_override = TE_BACKWARD_DEQUANTIZED;
+                te_seed(te, 6);
+                te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = twin});
+                te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 40, .out_features = 24, .fuse_wgrad_accumulation = variant == 2});
+                te_quantized_model_init_end(te);
+                te_tensor *w = te_module_parameter(m, "weight"), *x = test_tensor(te, TE_BF16, SHAPE(6, 40), test_normal(240, 2));
+                if (variant == 2) CHECK_EQ_INT(te_tensor_set_main_grad(w, te_tensor_full(te, TE_F32, SHAPE(24, 40), 5)), TE_OK);
+                te_tensor_set_requires_grad(x, true);
+                for (int micro = 0; micro < 3; micro++) {
+                    te_forward_args args = {.input = x, .is_first_microbatch = variant < 2 ? TE_MICROBATCH_NONE : micro ? TE_MICROBATCH_LATER : TE_MICROBATCH_FIRST};
+                    te_autocast_begin(te, &(te_autocast_desc){.recipe = &r});
+                    te_tensor *y = te_forward_with(m, &args);
+                    te_autocast_end(te);
+                    if (y) te_backward_from(y, test_tensor(te, TE_BF16, SHAPE(6, 24), test_normal(144, 3)));
+                    put(&result[twin], y);
+                    put(&result[twin], te_tensor_grad(x));
+                    put(&result[twin], variant == 2 ? te_tensor_main_grad(w) : te_tensor_grad(w));
+                }
+                CHECK_OK(te);
+                te_module_destroy(m);
+                te_scope_end(te);
+            }
+            CHECK(result[0].n >= 3 * (6 * 24 + 240 + 960) * 2);
+            check_same("outputs and gradients", result[0], result[1]);
+        }
+}
+
 /* Delayed scaling: scale 1 until the module has run; then its scale, and its history, which an optimizer's step adds to. */
 TE_TEST_DEVICES(delayed_weights_take_up_the_scale_of_their_module) {
     te_recipe r = recipe_of(0);
@@ -460,7 +496,8 @@ TE_TEST_DEVICES(raw_data_moves_to_other_memory) {
             te_quantized_view(x, TE_ROWWISE, &data, &scale);
             int64_t n = (int64_t)te_tensor_bytes(data);
             te_tensor *buffer = te_tensor_full(te, TE_U8, SHAPE(n + 40), 0xab);
-            te_tensor *memory = raw ? te_tensor_narrow(buffer, 0, 16, n) : te_tensor_zeros(te, te_tensor_dtype(data), 2, te_tensor_shape(data));
+            int at = kinds[i] == TE_QUANT_IDENTITY ? 14 : i % 2 ? 16 : 5; /* aligned or not */
+            te_tensor *memory = raw ? te_tensor_narrow(buffer, 0, at, n) : te_tensor_zeros(te, te_tensor_dtype(data), 2, te_tensor_shape(data));
             CHECK_EQ_INT(te_replace_raw_data(x, memory), TE_OK);
             put_whole(&after, x);
             check_same("bytes", after, before);
@@ -477,7 +514,7 @@ TE_TEST_DEVICES(raw_data_moves_to_other_memory) {
             for (int k = 0; k < 7 * 33; k++) CHECK(test_read(te_dequantize(x, TE_F32))[k] == 1);
             if (raw) {
                 const uint8_t *all = (const uint8_t *)test_read_bytes(buffer);
-                for (int k = 0; k < 40; k++) CHECK(all[k < 16 ? k : n + k] == 0xab);
+                for (int k = 0; k < 40; k++) CHECK(all[k < at ? k : n + k] == 0xab);
             }
             CHECK_OK(te);
             te_quantizer_destroy(q);
@@ -511,6 +548,10 @@ TE_TEST_DEVICES(raw_data_that_cannot_move) {
     CHECK_ERROR(te, TE_ERR_INVALID, "u8, 127 bytes, contiguous; u8 or e4m3, at least 128 bytes");
     CHECK_EQ_INT(te_replace_raw_data(x[0], te_tensor_zeros(te, TE_BF16, SHAPE(128))), TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "the new memory is bf16");
+    te_quantizer *identity = te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_IDENTITY});
+    CHECK_EQ_INT(te_replace_raw_data(te_quantize(identity, value), te_tensor_narrow(room, 0, 3, 300)), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "odd byte");
+    te_quantizer_destroy(identity);
     CHECK_EQ_INT(te_replace_raw_data(x[0], te_tensor_narrow(te_tensor_zeros(te, TE_U8, SHAPE(256, 2)), 1, 0, 1)), TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "not contiguous");
     te_ctx *other = test_context("cpu");
@@ -523,6 +564,28 @@ TE_TEST_DEVICES(raw_data_that_cannot_move) {
     CHECK_OK(te);
 }
 
+/* Products read unaligned codes, too. */
+TE_TEST_DEVICES(products_of_codes_that_moved) {
+    for (int i = 0; i < RECIPES; i++) {
+        if (i == 3 || i == OWN) continue;
+        test_case("%s", recipe_text[i]);
+        te_scope_begin(te);
+        te_recipe r = recipe_of(i);
+        te_module *m = linear_of(te, &r, false, 40, 24);
+        te_tensor *w = te_module_parameter(m, "weight"), *data, *y, *z;
+        te_no_grad_begin(te); /* scales rest */
+        y = run_linear(m, &r, 40);
+        te_quantized_view(w, TE_ROWWISE, &data, NULL);
+        te_replace_raw_data(w, te_tensor_narrow(te_tensor_zeros(te, TE_U8, SHAPE(4096)), 0, 7, (int64_t)te_tensor_bytes(data)));
+        z = run_linear(m, &r, 40);
+        te_no_grad_end(te);
+        CHECK_CLOSE("output", test_read(z), test_read(y), te_tensor_numel(y), 1e-2, 1e-3); /* other kernels, other order */
+        CHECK_OK(te);
+        te_module_destroy(m);
+        te_scope_end(te);
+    }
+}
+
 /* All codes of a model in one buffer, moved there when the optimizer has its masters: training notices nothing, not even for a weight that
  * takes no part in a step. */
 static te_result no_forward(te_module *m, te_forward_args *args) {
@@ -532,27 +595,36 @@ static te_result no_forward(te_module *m, te_forward_args *args) {
 static const te_module_class pair_class = {"Pair", 0, no_forward, NULL, NULL};
 TE_TEST_DEVICES(training_in_one_buffer) {
     te_recipe r = recipe_of(1);
-    bytes result[2];
-    for (int moved = 0; moved < 2; moved++) {
+    bytes result[4];
+    for (int turn = 0; turn < 4; turn++) {
+        bool moved = turn % 2, plain = turn / 2;
         te_scope_begin(te);
         te_seed(te, 8);
         te_module *top = te_module_create(te, &pair_class, "pair"), *m[2];
-        for (int k = 0; k < 2; k++) m[k] = te_module_add_child(top, k ? "b" : "a", linear_of(te, &r, true, 16, 12));
+        te_tensor *all = te_tensor_zeros(te, TE_BF16, SHAPE(2 * 16 * 12)); /* weights that are plain views of one buffer */
+        for (int k = 0; k < 2; k++) {
+            m[k] = te_module_add_child(top, k ? "b" : "a", plain ? te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 12}) : linear_of(te, &r, true, 16, 12));
+            if (!plain || !moved) continue;
+            te_tensor *view = te_tensor_view(te_tensor_narrow(all, 0, k * 16 * 12, 16 * 12), SHAPE(12, 16));
+            te_tensor_copy(view, te_tensor_detach(te_module_parameter(m[k], "weight")));
+            te_module_add_parameter(m[k], "weight", view);
+        }
         te_optimizer *adam = te_fused_adam_create(te, top, &(te_fused_adam_desc){.lr = 1e-3f});
         te_tensor *buffer = te_tensor_zeros(te, TE_U8, SHAPE(2 * 16 * 12));
-        for (int k = 0; k < 2 && moved; k++) CHECK_EQ_INT(te_replace_raw_data(te_module_parameter(m[k], "weight"), te_tensor_narrow(buffer, 0, k * 16 * 12, 16 * 12)), TE_OK);
+        for (int k = 0; k < 2 && moved && !plain; k++) CHECK_EQ_INT(te_replace_raw_data(te_module_parameter(m[k], "weight"), te_tensor_narrow(buffer, 0, k * 16 * 12, 16 * 12)), TE_OK);
         for (int step = 0; step < 5; step++) {
             back(run_linear(m[0], &r, 16));
             if (step % 2) back(run_linear(m[1], &r, 16));
             te_optimizer_step(adam);
         }
-        result[moved] = content(top);
+        result[turn] = content(top);
         CHECK_OK(te);
         te_optimizer_destroy(adam);
         te_module_destroy(top);
         te_scope_end(te);
     }
-    check_same("weights", result[1], result[0]);
+    check_same("quantized weights", result[1], result[0]);
+    check_same("plain weights", result[3], result[2]);
 }
 
 /* A warm-up runs nothing: neither weights nor masters nor preserved values have changed after it. A column-wise copy that it asks for is

@@ -1,6 +1,6 @@
 /* tests/quant/test_primary.c: models whose weights are stored quantized: which weights, what they compute, how they train, where their codes lie,
  * what a file holds of them. A twin that keeps its weights in bf16, and quantizes them in every forward, must give the same bits. */
-#include "../te_test.h"
+#include "../faults/purse.h"
 
 /* ---- recipes, and the quantizer that each has for a weight --------------------------------------------------------- */
 
@@ -890,4 +890,49 @@ TE_TEST_DEVICES(a_failed_requantization_changes_nothing) {
     te_quantizer_destroy(q);
     te_quantizer_destroy(bad);
     CHECK_OK(te);
+}
+
+/* Host memory fails at every single request in turn: the first error says it, and what was made is released. */
+static int64_t starve(int recipe, int64_t fail_at) {
+    purse p = {0};
+    te_ctx_desc desc = {0};
+    const int64_t start = 0;
+    desc.host_allocator = allocator_of(&p);
+    desc.log = test__log;
+    desc.cpu_threads = 1;
+    p.fail_at = fail_at;
+    te_ctx *te = te_ctx_create(&desc);
+    if (te_ok(te)) {
+        te_recipe r = recipe_of(recipe);
+        te_scope_begin(te);
+        te_module *m = linear_of(te, &r, true, 8, 8);
+        te_optimizer *adam = m ? te_fused_adam_create(te, m, NULL) : NULL;
+        te_tensor *w = te_module_parameter(m, "weight"), *master = te_tensor_full(te, TE_F32, SHAPE(64), 2);
+        if (w) back(run_linear(m, &r, 8));
+        te_optimizer_step(adam);
+        if (w && recipe < 5) te_quantize_master_weights(te, &(te_master_weights){.model_weights = &w, .master_weights = &master, .start_offsets = &start, .count = 1});
+        if (w && recipe < 5) te_post_all_gather_processing(te, &w, 1);
+        if (m && te_ok(te) && recipe == 2) te_checkpoint_save(te, test_path("starved.safetensors"), m, adam, NULL, 0);
+        if (m && te_ok(te) && recipe == 2) te_checkpoint_load(te, test_path("starved.safetensors"), m, adam);
+        if (m && te_ok(te) && recipe < 3) {
+            te_tensor *data;
+            if (te_quantized_view(w, TE_ROWWISE, &data, NULL) == TE_OK) te_replace_raw_data(w, te_tensor_zeros(te, TE_U8, SHAPE(256)));
+        }
+        te_optimizer_destroy(adam);
+        te_module_destroy(m);
+        te_scope_end(te);
+        CHECK_MSG(te_memory_get_stats(te).allocated == 0, "request %lld: tensors are left", (long long)fail_at);
+    }
+    CHECK_MSG(te_error_code(te) == TE_ERR_OUT_OF_MEMORY || (te && te_ok(te)), "request %lld: %s", (long long)fail_at, te_error(te)); /* some can be done without */
+    te_ctx_destroy(te);
+    CHECK_MSG(p.held == 0, "request %lld: %d bytes are left", (long long)fail_at, (int)p.held);
+    return p.refused;
+}
+TE_TEST(memory_fails_at_every_request) {
+    for (int i = 0; i < RECIPES; i++) {
+        test_case("%s", recipe_text[i]);
+        int64_t k = 2; /* the first is the context */
+        while (starve(i, k)) k++;
+        CHECK(k > 100);
+    }
 }

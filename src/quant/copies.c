@@ -105,6 +105,8 @@ static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const 
     return NULL;
 }
 
+static bool te__is_custom(const te_tensor *x) { return x->quantized->row.kind == TE_QUANT_CUSTOM || x->quantized->col.kind == TE_QUANT_CUSTOM; }
+
 /* A contiguous tensor as [M, N], without history. */
 static te_tensor *te__as_matrix(const te_tensor *x) {
     te_tensor *y = te__alias(x);
@@ -115,6 +117,15 @@ static te_tensor *te__as_matrix(const te_tensor *x) {
     y->stride[1] = 1;
     return y;
 }
+
+/* Counts the values that a quantized tensor has had: by the writes of its scale, for the codes of many tensors may lie in one buffer. */
+static uint64_t te__quant_version(const te_tensor *x) {
+    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    const te_tensor *counted = c->scale ? c->scale : c->data;
+    return x->quantized->version_shift + (counted && counted->buffer ? counted->buffer->version : 0);
+}
+/* The value lies in other memory now; its count goes on from `version`. */
+static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized->version_shift += version - te__quant_version(x); }
 
 /* ---- filling ---- */
 
@@ -263,7 +274,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         }
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
             te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
-            if (c && result == TE_OK) {
+            if (c && result == TE_OK && !(te->warming && c->data)) { /* a warm-up computes nothing, and changes nothing that is there */
                 te__copy_release(c);
                 *c = *fresh;
             } else
@@ -278,6 +289,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
 /* Fills the copies that y has with x, by `spec`. Temporaries go to a frame of their own. */
 static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage, const te_tensor *noop) {
     te__quant_copy *row = usage & TE_ROWWISE ? &y->quantized->row : NULL, *col = usage & TE_COLUMNWISE ? &y->quantized->col : NULL;
+    uint64_t before = te__quant_version(y);
     te_tensor *flat;
     te_result result;
     te__frame_begin(x->te);
@@ -309,6 +321,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
         }
     } else
         result = te__copies_fill(flat, spec, row, col, noop);
+    if (result == TE_OK && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
     te__frame_end(x->te, NULL, 0);
     return result;
 }
@@ -436,52 +449,57 @@ static bool te__copies_agree(const te__quant_copy *c) {
            (c->kind == TE_QUANT_NVFP4 && c->two_dimensional && !c->rht && !c->swizzled && te__numel(c->amax) == 1);
 }
 
-/* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date. */
+/* Does the column-wise copy of x follow from its row-wise one? The parts of a hybrid tensor are each other's strangers. */
+static bool te__column_follows(const te_tensor *x) {
+    return x->quantized->row.data && x->quantized->kind != TE_QUANT_HYBRID && te__copies_agree(&x->quantized->row);
+}
+
+/* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date, in its memory. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
-    te__quant_copy *row = &q->row, fresh;
-    te__quant_spec spec;
+    te__quant_copy *row = &q->row, *col = &q->col;
     te_ctx *te = x->te;
-    te_result result;
+    te_result result = TE_OK;
+    bool warming = te->warming, is_new = !col->data;
     int64_t m = te__rows(x), n = te__cols(x);
-    if (!row->data || !te__copies_agree(row) || q->kind == TE_QUANT_HYBRID)
+    if (!te__column_follows(x))
         return te__fail(te, TE_ERR_STATE, "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
                         row->data ? "a row-wise one of this kind: each holds numbers of its own" : "a tensor without a row-wise one");
-    memset(&spec, 0, sizeof(spec));
-    memset(&fresh, 0, sizeof(fresh));
-    spec.kind = row->kind;
-    spec.dtype = row->data->dtype;
-    spec.two_dimensional = row->two_dimensional;
-    spec.e4m3_max_256 = row->e4m3_max_256;
     te__frame_begin(te);
+    te->warming = false; /* it outlives a warm-up, so it is really made */
     if (row->kind == TE_QUANT_IDENTITY) {
-        fresh = *row;
-        te__copy_retain(&fresh);
-        result = TE_OK;
+        if (!is_new) result = te_tensor_copy(col->data, row->data);
+        else {
+            *col = *row;
+            te__copy_retain(col);
+        }
     } else {
-        te_transpose_args turn = TE_ZERO;
-        result = te__copy_open(te, &fresh, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
+        te_transpose_args turn = TE_ZERO, scales = TE_ZERO;
+        if (is_new) {
+            te__quant_spec spec;
+            memset(&spec, 0, sizeof(spec));
+            spec.kind = row->kind;
+            spec.dtype = row->data->dtype;
+            spec.two_dimensional = row->two_dimensional;
+            spec.no_sign_mask = row->no_sign_mask;
+            spec.e4m3_max_256 = row->e4m3_max_256;
+            result = te__copy_open(te, col, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
+            if (result == TE_OK) te__copies_share(q);
+        }
         turn.src = row->data;
-        turn.dst = fresh.data;
+        turn.dst = col->data;
         turn.rows = m;
         turn.columns = n;
+        scales.src = row->scale;
+        scales.dst = col->scale;
+        scales.rows = te__div_up(m, 128);
+        scales.columns = te__div_up(n, 128);
         if (result == TE_OK) result = te_transpose(te, &turn);
-        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) {
-            te_transpose_args scales = TE_ZERO;
-            scales.src = row->scale;
-            scales.dst = fresh.scale;
-            scales.rows = te__div_up(m, 128);
-            scales.columns = te__div_up(n, 128);
-            result = te_transpose(te, &scales);
-        }
-        if (result == TE_OK && row->kind == TE_QUANT_NVFP4) result = te__nvfp4_turn_scales(te, row, &fresh, m, n);
+        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) result = te_transpose(te, &scales);
+        if (result == TE_OK && row->kind == TE_QUANT_NVFP4) result = te__nvfp4_turn_scales(te, row, col, m, n);
+        if (result != TE_OK && is_new) te__copy_release(col);
     }
-    if (result == TE_OK) {
-        te__copy_release(&q->col);
-        q->col = fresh;
-        te__copies_share(q);
-    } else
-        te__copy_release(&fresh);
+    te->warming = warming;
     te__frame_end(te, NULL, 0);
     return result;
 }

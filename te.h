@@ -5771,15 +5771,16 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    __syncthreads();",
     "    return v;",
     "}",
-    "// True in every thread of the block that gets here last; what the others wrote before is visible to it. The counter, 0 between kernels,",
-    "// is 0 again then (te__plan_counter).",
+    "// True in every thread of the block that gets here last; it sees what thread 0 of every other block wrote before. The counter, 0 between",
+    "// kernels, is 0 again then (te__plan_counter).",
     "TE_DEV bool te_last_block(te_u32 *counter) {",
     "    __shared__ bool last;",
-    "    __threadfence();",
+    "    if (threadIdx.x == 0) {",
+    "        __threadfence();",
+    "        last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;",
+    "        __threadfence();",
+    "    }",
     "    __syncthreads();",
-    "    if (threadIdx.x == 0) last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;",
-    "    __syncthreads();",
-    "    __threadfence();",
     "    return last;",
     "}",
     "// amax = max(amax, v) for v >= 0, atomically and in any order with one result: non-negative floats order like their bits. NaN never",
@@ -11447,7 +11448,7 @@ static const char *const te__source_76[] = { /* ops/nvfp4/arithmetic.h */
     "#ifdef __CUDA_ARCH__",
     "#pragma unroll",
     "#endif",
-    "    for (int i = 0; i < 16; i++) v[i] = signs >> i & 1u ? -v[i] : v[i];",
+    "    for (int i = 0; i < 16; i++) v[i] = te__bits_f32(te__f32_bits(v[i]) ^ (signs >> i & 1u) << 31);",
     "}",
     "",
     "/* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The product is exact. */",
@@ -13218,7 +13219,7 @@ static const te__source te__sources[] = {
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 91},
     {"base/scaling.h", te__source_3, 83},
-    {"device/base.cuh", te__source_4, 192},
+    {"device/base.cuh", te__source_4, 193},
     {"device/hopper.cuh", te__source_5, 97},
     {"device/mma.cuh", te__source_6, 99},
     {"device/tile.cuh", te__source_7, 57},
@@ -22360,7 +22361,7 @@ TE__BOTH void te__nvfp4_flip(float v[16], uint32_t signs) {
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-    for (int i = 0; i < 16; i++) v[i] = signs >> i & 1u ? -v[i] : v[i];
+    for (int i = 0; i < 16; i++) v[i] = te__bits_f32(te__f32_bits(v[i]) ^ (signs >> i & 1u) << 31);
 }
 
 /* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The product is exact. */

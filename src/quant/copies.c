@@ -246,6 +246,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         }
         return result;
     case TE_QUANT_CUSTOM: {
+        const char *why;
         te__quant_copy made[2];
         memset(made, 0, sizeof(made));
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
@@ -254,12 +255,19 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
             *fresh = *c;
             fresh->data = fresh->scale = NULL;
             result = spec->custom.quantize(spec->custom.user, x, which, &fresh->data, &fresh->scale);
-            if (result == TE_OK && !fresh->data) result = TE_ERR_STATE;
+            if (result == TE_OK && !fresh->data) {
+                result = TE_ERR_STATE;
+                why = "no data";
+            } else if (result == TE_OK && (fresh->data->te != te || (fresh->scale && fresh->scale->te != te))) {
+                result = TE_ERR_INVALID;
+                why = "a tensor of another context";
+            } else
+                why = te_result_name(result);
             te_tensor_retain(fresh->data);
             te_tensor_retain(fresh->scale);
             if (result != TE_OK)
                 te__fail(te, result, "custom quantizer \"%s\": its quantize function returned %s for the %s copy; nothing was changed", spec->custom.name,
-                         result == TE_ERR_STATE ? "no data" : te_result_name(result), which == TE_ROWWISE ? "row-wise" : "column-wise");
+                         why, which == TE_ROWWISE ? "row-wise" : "column-wise");
         }
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
             te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];

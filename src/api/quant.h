@@ -235,18 +235,20 @@ typedef struct te_quantized_model_init_desc {
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
 /* The value from before a weight was first quantized, in its nominal dtype [its shape]; TE_ERR_STATE if it was not preserved, or cleared.
- * The optimizer starts its master from it. TransformerEngine: get_high_precision_init_val, clear_high_precision_init_val. */
+ * reset_parameters, and a file that has the weight in high precision, put theirs in its place. An optimizer starts its master from it, unless
+ * somebody has written the weight since. TransformerEngine: get_high_precision_init_val, clear_high_precision_init_val. */
 TE_API te_result te_quantized_init_value(const te_tensor *x, void *host);
 TE_API void te_quantized_clear_init_value(te_tensor *x);
 
-/* Makes new_raw (the dtype, and at least the bytes, of x's row-wise data; contiguous) the memory of x's row-wise copy, with its present
+/* Makes new_raw (u8, or the dtype of x's row-wise data; at least its bytes; contiguous) the memory of x's row-wise copy, with its present
  * codes: how a framework keeps all parameters in one buffer. Per tensor, block, NVFP4, identity, and the row-wise part of hybrid; MXFP8 has
- * two copies that no other rank could rebuild from one: TE_ERR_UNSUPPORTED. TransformerEngine: replace_raw_data. */
+ * two copies that no other rank could rebuild from one: TE_ERR_UNSUPPORTED. Kernels are fastest where it begins at a multiple of 16 bytes.
+ * TransformerEngine: replace_raw_data. */
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 
 typedef struct te_master_weights {
     te_tensor *const *model_weights;  /* [count] quantized, with their quantizer (te_quantize, quantized_model_init); whole on every rank */
-    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL: it owns nothing */
+    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL, or n 0: it owns nothing */
     const int64_t *start_offsets;     /* [count] of the slice's first element */
     int count;
     te_group *group;                  /* reduces amaxes (borrowed); NULL: this rank has all */
@@ -258,9 +260,11 @@ typedef struct te_master_weights {
 
 /* Quantizes each rank's slices of f32 master weights (rounded to the weight's nominal dtype first) into the model's weights: together
  * the slices give the bytes that quantizing the whole gives. Every rank calls it with the same weights in the same order; the caller
- * gathers the bytes. Everything is checked before the first byte changes. Block and NVFP4 need 2-D scaling. TransformerEngine:
- * quantize_master_weights, cast_master_weights_to_fp8 (its older name). */
+ * gathers the bytes. The amaxes of all weights are reduced in one all_reduce, and everything is checked before the first byte changes: a
+ * rank of a thread group that refuses makes the call fail on all. Preserved first values are cleared. Block and NVFP4 need 2-D scaling.
+ * TransformerEngine: quantize_master_weights, cast_master_weights_to_fp8 (its older name). */
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);
 TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w);
-/* After the bytes of row-wise copies were gathered: makes the column-wise copies that follow from them. MXFP8 and plain tensors: nothing. */
+/* After the bytes of row-wise copies were gathered: makes the column-wise copies that follow from them. MXFP8 and hybrid weights
+ * (whose slices were cast into both copies) and plain tensors: nothing. */
 TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *model_weights, int count);

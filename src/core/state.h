@@ -80,8 +80,10 @@ typedef struct te__quantized {
     te_quant_kind kind;      /* of the quantizer that made it */
     te_quantizer *quantizer; /* that one, if its user holds it too (a reference), else NULL */
     te__quant_copy row, col;
+    uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other memory */
     void *init_value; /* of a weight: what it was before it was first quantized, in its nominal dtype, host memory; or NULL */
     size_t init_bytes;
+    uint64_t init_version; /* of the tensor when init_value spoke for it */
 } te__quantized;
 
 struct te_tensor {

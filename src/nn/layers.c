@@ -17,7 +17,7 @@ static te_result te__init_normal(te_tensor *x, const te_init *init) {
     args.seed = x->te->seed;
     args.offset = te__rng_next(x->te);
     result = args.dst ? te_random(x->te, &args) : te_error_code(x->te);
-    if (result == TE_OK && x->quantized) result = te__primary_assign(x, args.dst);
+    if (result == TE_OK && x->quantized) result = te__primary_start(x, args.dst);
     te__frame_end(x->te, NULL, 0);
     return result;
 }

@@ -83,7 +83,16 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
         return NULL;
     }
     if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale) { /* from here on the module's history scales it */
-        te__spec_close(&q->spec);
+        if (q->refs > 1) { /* other tensors keep to the scale that they have */
+            te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
+            if (!own) return NULL;
+            own->te = weight->te;
+            own->refs = 1;
+            own->spec = q->spec;
+            q->refs--;
+            weight->quantized->quantizer = q = own;
+        } else
+            te__spec_close(&q->spec);
         q->spec.scale = te_tensor_retain(spec->scale);
         q->spec.amax = te_tensor_retain(spec->amax);
     }
@@ -208,6 +217,7 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     saved[0] = te__wants_grad(weight) ? xq : NULL;
     if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(x) ? w : NULL;
+    if (saved[1] && w->quantized && keep == TE_ROWWISE && w->quantized->row.data) saved[1] = te__quant_keep(w, keep); /* one that is stored quantized has both */
     saved[2] = weight;
     state.fuse_wgrad = g && g->fuse_wgrad;
     state.overwrite_main_grad = g && g->microbatch == TE_MICROBATCH_FIRST;

@@ -105,6 +105,8 @@ static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const 
     return NULL;
 }
 
+static bool te__is_custom(const te_tensor *x) { return x->quantized->row.kind == TE_QUANT_CUSTOM || x->quantized->col.kind == TE_QUANT_CUSTOM; }
+
 /* A contiguous tensor as [M, N], without history. */
 static te_tensor *te__as_matrix(const te_tensor *x) {
     te_tensor *y = te__alias(x);
@@ -115,6 +117,15 @@ static te_tensor *te__as_matrix(const te_tensor *x) {
     y->stride[1] = 1;
     return y;
 }
+
+/* Counts the values that a quantized tensor has had: by the writes of its scale, for the codes of many tensors may lie in one buffer. */
+static uint64_t te__quant_version(const te_tensor *x) {
+    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    const te_tensor *counted = c->scale ? c->scale : c->data;
+    return x->quantized->version_shift + (counted && counted->buffer ? counted->buffer->version : 0);
+}
+/* The value lies in other memory now; its count goes on from `version`. */
+static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized->version_shift += version - te__quant_version(x); }
 
 /* ---- filling ---- */
 
@@ -271,7 +282,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         }
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
             te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
-            if (c && result == TE_OK) {
+            if (c && result == TE_OK && !(te->warming && c->data)) { /* a warm-up computes nothing, and changes nothing that is there */
                 te__copy_release(c);
                 *c = *fresh;
             } else
@@ -286,6 +297,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
 /* Fills the copies that y has with x, by `spec`. Temporaries go to a frame of their own. */
 static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage, const te_tensor *noop) {
     te__quant_copy *row = usage & TE_ROWWISE ? &y->quantized->row : NULL, *col = usage & TE_COLUMNWISE ? &y->quantized->col : NULL;
+    uint64_t before = te__quant_version(y);
     te_tensor *flat;
     te_result result;
     te__frame_begin(x->te);
@@ -317,6 +329,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
         }
     } else
         result = te__copies_fill(flat, spec, row, col, noop);
+    if (result == TE_OK && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
     te__frame_end(x->te, NULL, 0);
     return result;
 }
@@ -444,6 +457,11 @@ static bool te__copies_agree(const te__quant_copy *c) {
            (c->kind == TE_QUANT_NVFP4 && c->two_dimensional && !c->rht && !c->swizzled && te__numel(c->amax) == 1);
 }
 
+/* Does the column-wise copy of x follow from its row-wise one? The parts of a hybrid tensor are each other's strangers. */
+static bool te__column_follows(const te_tensor *x) {
+    return x->quantized->row.data && x->quantized->kind != TE_QUANT_HYBRID && te__copies_agree(&x->quantized->row);
+}
+
 /* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
@@ -451,8 +469,9 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quant_spec spec;
     te_ctx *te = x->te;
     te_result result;
+    bool warming = te->warming;
     int64_t m = te__rows(x), n = te__cols(x);
-    if (!row->data || !te__copies_agree(row) || q->kind == TE_QUANT_HYBRID)
+    if (!te__column_follows(x))
         return te__fail(te, TE_ERR_STATE, "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
                         row->data ? "a row-wise one of this kind: each holds numbers of its own" : "a tensor without a row-wise one");
     memset(&spec, 0, sizeof(spec));
@@ -460,8 +479,10 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     spec.kind = row->kind;
     spec.dtype = row->data->dtype;
     spec.two_dimensional = row->two_dimensional;
+    spec.no_sign_mask = row->no_sign_mask;
     spec.e4m3_max_256 = row->e4m3_max_256;
     te__frame_begin(te);
+    te->warming = false; /* it outlives a warm-up, so it is really made */
     if (row->kind == TE_QUANT_IDENTITY) {
         fresh = *row;
         te__copy_retain(&fresh);
@@ -490,6 +511,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
         te__copies_share(q);
     } else
         te__copy_release(&fresh);
+    te->warming = warming;
     te__frame_end(te, NULL, 0);
     return result;
 }

@@ -1,20 +1,20 @@
 /* quant/master.c: from sharded f32 master weights to the quantized weights of a model: amaxes of the slices, reduced over the ranks; scales
  * of the whole; codes of the slices. Knows slices and groups; must not know optimizers or modules.
  *
- * Procedures: TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). Weights are worked through kind by kind, so that ranks
- * meet in the same collectives whatever they own. */
+ * Numbers: TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). There each kind of scaling has a reduction of its own; here the
+ * amaxes of all weights lie in one buffer and meet in one. So ranks are in step whatever they own, and until that meeting nothing has
+ * been written: a rank that cannot go on stops all of them in time. */
 
 /* One copy (MXFP8: both) of one weight. */
 typedef struct te__master_job {
     te_tensor *weight;
     const te__quant_spec *spec;
-    int which;          /* the copy that is written */
+    int which;                  /* the copy that is written */
     te__quant_copy *copy, *col; /* col: MXFP8 */
     te_tensor *shard, *shard_col;
-    te_tensor *slice;   /* in the nominal dtype, or NULL */
+    te_tensor *slice;           /* in the nominal dtype, or NULL */
     int64_t start, rows, cols;
-    te_tensor *amax, *amax_col, *amax_tensor; /* views of packed buffers */
-    te_tensor *multiplier; /* block scales of any f32: what their inverses cannot give back */
+    te_tensor *amax_tensor, *amax, *amax_col; /* of the whole; by tile; views of the buffer, or NULL */
 } te__master_job;
 
 typedef struct te__master_run {
@@ -22,6 +22,7 @@ typedef struct te__master_run {
     const te_master_weights *w;
     te__master_job *job;
     int num_jobs;
+    te_tensor *buffer; /* f32: every amax of every job */
 } te__master_run;
 
 /* ---- checking: nothing is written before every weight has passed ---- */
@@ -29,9 +30,9 @@ typedef struct te__master_run {
 static te_result te__master_refuse(te_ctx *te, int i, const char *why) { return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: %s", i, why); }
 
 static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *s, bool within_hybrid) {
+    if (s->kind == TE_QUANT_CUSTOM) return te__master_refuse(te, i, "a custom quantizer cannot quantize slices; quantize the whole weight (te_quantize_into)");
     if (within_hybrid && !te__is_tensor_scaled(s->kind) && s->kind != TE_QUANT_IDENTITY)
         return te__master_refuse(te, i, "a hybrid quantizer with block scales; per-tensor and identity parts are possible");
-    if (s->kind == TE_QUANT_CUSTOM) return te__master_refuse(te, i, "a custom quantizer cannot quantize slices; quantize the whole weight (te_quantize_into)");
     if (s->kind == TE_QUANT_BLOCK && !s->two_dimensional) return te__master_refuse(te, i, "1 x 128 blocks; weights need 128 x 128 (block_scaling_dim 2)");
     if (s->kind == TE_QUANT_NVFP4 && (!s->two_dimensional || s->rht || s->stochastic || s->row_scaled || s->four_over_six || s->swizzled))
         return te__master_refuse(te, i, "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks");
@@ -40,10 +41,10 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     return TE_OK;
 }
 
-/* Where the codes of a slice are to go instead of the weight. */
-static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start, int64_t n, bool slice) {
+/* Where the codes of a slice are to go instead of the weight. An empty slice needs nothing. */
+static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start, int64_t n) {
     int64_t need = data->dtype == TE_F4E2M1 ? (start % 2 + n + 1) / 2 : n * te__dtype_size(data->dtype);
-    if (!slice) return TE_OK;
+    if (n == 0) return TE_OK;
     if (!shard || shard->te != te || !shard->buffer || !te__is_contiguous(shard) || (shard->dtype != TE_U8 && shard->dtype != data->dtype) ||
         (int64_t)te_tensor_bytes(shard) < need)
         return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: the shard is %s of %lld bytes; a contiguous u8 or %s tensor of at least %lld is needed", i,
@@ -72,7 +73,7 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
     if (result != TE_OK) return result;
     if (q->kind == TE_QUANT_MXFP8 && !(q->row.data && q->col.data)) return te__master_refuse(te, i, "an MXFP8 weight needs both copies (TE_ROWWISE | TE_COLUMNWISE)");
     if (!q->row.data && !te__is_tensor_scaled(q->kind) && q->kind != TE_QUANT_HYBRID) return te__master_refuse(te, i, "it has no row-wise copy");
-    if (!q->row.data && te__is_tensor_scaled(q->kind) && w->shard_weights) return te__master_refuse(te, i, "it has a column-wise copy alone, whose slices are not contiguous: no shards");
+    if (!q->row.data && te__is_tensor_scaled(q->col.kind) && w->shard_weights) return te__master_refuse(te, i, "it has a column-wise copy alone, whose slices are not contiguous: no shards");
     *jobs += q->kind == TE_QUANT_HYBRID ? (q->row.data != NULL) + (q->col.data != NULL) : 1;
     if (!master) return TE_OK;
     n = te__numel(master);
@@ -84,16 +85,16 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
         return te__fail(te, TE_ERR_SHAPE, "te_quantize_master_weights: slice %d begins at %lld and has %lld elements; the weight has %lld", i, (long long)start,
                         (long long)n, (long long)te__numel(weight));
     if (w->shard_weights) {
-        result = te__master_check_shard(te, i, w->shard_weights[i], q->row.data ? q->row.data : q->col.data, start, n, true);
+        result = te__master_check_shard(te, i, w->shard_weights[i], q->row.data ? q->row.data : q->col.data, start, n);
         if (result == TE_OK && q->kind == TE_QUANT_MXFP8)
-            result = te__master_check_shard(te, i, w->shard_columnwise ? w->shard_columnwise[i] : NULL, q->col.data, start, n, true);
+            result = te__master_check_shard(te, i, w->shard_columnwise ? w->shard_columnwise[i] : NULL, q->col.data, start, n);
     }
     return result;
 }
 
-/* ---- pieces ---- */
+/* ---- before the ranks meet: amaxes of the slices ---- */
 
-/* `count` f32 numbers of `buffer` from `at` on, as [rows, cols]. */
+/* `rows` x `cols` f32 numbers of `buffer` from `at` on. */
 static te_tensor *te__master_view(te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
     te_tensor *y = te__alias(buffer);
     if (!y) return NULL;
@@ -104,7 +105,32 @@ static te_tensor *te__master_view(te_tensor *buffer, int64_t at, int64_t rows, i
     y->offset += at * (int64_t)sizeof(float);
     return y;
 }
-static te_tensor *te__master_scalar(te_tensor *buffer, int64_t i) { return te__slot_view(buffer, (int)i); }
+
+/* The tiles of a job's amaxes: false where there are none. MXFP8 has column-wise ones too, their sides exchanged. */
+static bool te__master_tile(const te__master_job *j, int64_t *tile_rows, int64_t *tile_cols) {
+    *tile_rows = j->spec->kind == TE_QUANT_BLOCK ? 128 : j->spec->kind == TE_QUANT_NVFP4 ? 16 : 1;
+    *tile_cols = j->spec->kind == TE_QUANT_MXFP8 ? 32 : *tile_rows;
+    return *tile_cols > 1;
+}
+
+/* Places the job's amaxes in the buffer (NULL: counts them). Returns how many there are, or -1 with an error. */
+static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at) {
+    int64_t tr, tc, n = 0, m, k;
+    if (te__is_tensor_scaled(j->spec->kind) || j->spec->kind == TE_QUANT_NVFP4) {
+        if (buffer && !(j->amax_tensor = te__slot_view(buffer, (int)at))) return -1;
+        n++;
+    }
+    if (!te__master_tile(j, &tr, &tc)) return n;
+    m = te__div_up(j->rows, tr);
+    k = te__div_up(j->cols, tc);
+    if (buffer && !(j->amax = te__master_view(buffer, at + n, m, k))) return -1;
+    n += m * k;
+    if (j->spec->kind != TE_QUANT_MXFP8) return n;
+    m = te__div_up(j->rows, tc);
+    k = te__div_up(j->cols, tr);
+    if (buffer && !(j->amax_col = te__master_view(buffer, at + n, m, k))) return -1;
+    return n + m * k;
+}
 
 static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_t tile_rows, int64_t tile_cols) {
     te_shard_amax_args args = TE_ZERO;
@@ -118,8 +144,32 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_shard_amax(j->weight->te, &args);
 }
 
+/* amax = max(amax, |x|). */
+static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
+    te_amax_args args = TE_ZERO;
+    args.x = x;
+    args.amax = amax;
+    args.keep = true;
+    return te_amax(x->te, &args);
+}
+
+/* The amaxes of the job's slice; without one they stay 0. Delayed: with what the weight's quantizer has recorded already. */
+static te_result te__master_measure(const te__master_job *j) {
+    te_result result = TE_OK;
+    int64_t tr, tc;
+    if (j->spec->kind == TE_QUANT_DELAYED) result = te__amax_into(j->spec->amax, j->amax_tensor);
+    if (!j->slice || result != TE_OK) return result;
+    if (j->amax_tensor) result = te__amax_into(j->slice, j->amax_tensor);
+    te__master_tile(j, &tr, &tc);
+    if (j->amax && result == TE_OK) result = te__slice_amax(j, j->amax, tr, tc);
+    if (j->amax_col && result == TE_OK) result = te__slice_amax(j, j->amax_col, tc, tr);
+    return result;
+}
+
+/* ---- after they have met: scales of the whole, codes of the slices ---- */
+
 /* Codes of the slice into the weight's copy `c`, or into its shard. */
-static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, te_tensor *amax) {
+static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, const te_tensor *multiplier) {
     te_shard_cast_args args = TE_ZERO;
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
@@ -135,8 +185,6 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     args.dst = flat ? flat : c->data;
     args.flat = flat != NULL;
     args.scale = scale;
-    args.multiplier = j->multiplier;
-    args.amax = amax;
     args.amax_tensor = c->amax;
     args.scaling = te__scaling_kind(c);
     args.rows = j->rows;
@@ -144,18 +192,9 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     args.start = j->start;
     args.columnwise = columnwise;
     args.e4m3_max_256 = c->e4m3_max_256;
+    args.multiplier = multiplier;
     return te_shard_cast(j->weight->te, &args);
 }
-
-/* The jobs of one kind, in order. */
-static int te__master_next(const te__master_run *r, te_quant_kind kind, int after) {
-    int i;
-    for (i = after; i < r->num_jobs && r->job[i].spec->kind != kind; i++) {}
-    return i;
-}
-#define TE__MASTER_EACH(r, kind, i) for (i = te__master_next(r, kind, 0); i < (r)->num_jobs; i = te__master_next(r, kind, i + 1))
-
-/* ---- kinds ---- */
 
 /* scale_inv = RN(1 / scale), as the cast writes it: by a cast of one zero. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
@@ -168,212 +207,158 @@ static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scal
     return cast.x && cast.row ? te_fp8_quantize(te, &cast) : te_error_code(te);
 }
 
-static te_result te__master_delayed(te__master_run *r) {
-    te_result result = TE_OK;
-    te_tensor *amaxes;
-    int i, n = 0;
-    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) n++;
-    if (n == 0) return TE_OK;
-    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) {
-        te__master_job *j = &r->job[i];
-        if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, j->spec->scale, j->spec->amax);
-        if (result == TE_OK) result = te__scale_inverse(r->te, j->spec->scale, j->copy->scale);
-    }
-    if (result != TE_OK || te_group_size(r->w->group) == 1) return result;
-    amaxes = te__empty_1d(r->te, TE_F32, n);
-    n = 0;
-    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) if (result == TE_OK) result = te_tensor_copy(te__master_scalar(amaxes, n++), te__master_scalar(r->job[i].spec->amax, 0));
-    if (result == TE_OK) result = te_all_reduce(r->w->group, amaxes, TE_REDUCE_MAX);
-    n = 0;
-    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) if (result == TE_OK) result = te_tensor_copy(te__master_scalar(r->job[i].spec->amax, 0), te__master_scalar(amaxes, n++));
-    return result;
-}
-
-/* amax of every job's slice, reduced: f32 [n], 0 where nobody owns anything. */
-static te_tensor *te__master_amaxes(te__master_run *r, te_quant_kind kind) {
-    te_result result = TE_OK;
-    te_tensor *amaxes;
-    int64_t n = 0;
-    int i;
-    TE__MASTER_EACH(r, kind, i) n++;
-    if (n == 0) return NULL;
-    amaxes = te_tensor_zeros(r->te, TE_F32, 1, &n);
-    if (!amaxes) return NULL;
-    n = 0;
-    TE__MASTER_EACH(r, kind, i) {
-        te__master_job *j = &r->job[i];
-        te_amax_args amax = TE_ZERO;
-        j->amax_tensor = te__master_scalar(amaxes, n++);
-        amax.x = j->slice;
-        amax.amax = j->amax_tensor;
-        if (!j->amax_tensor) result = te_error_code(r->te);
-        if (result == TE_OK && j->slice) result = te_amax(r->te, &amax);
-    }
-    if (result == TE_OK) result = te_all_reduce(r->w->group, amaxes, TE_REDUCE_MAX);
-    return result == TE_OK ? amaxes : NULL;
-}
-
-static te_result te__master_current(te__master_run *r) {
-    te_tensor *amaxes = te__master_amaxes(r, TE_QUANT_CURRENT);
-    te_result result = TE_OK;
-    int i;
-    if (!amaxes) return r->te->error_code;
-    TE__MASTER_EACH(r, TE_QUANT_CURRENT, i) {
-        te__master_job *j = &r->job[i];
-        te_scale_from_amax_args args = TE_ZERO;
+static te_result te__master_per_tensor(const te__master_job *j) {
+    te_ctx *te = j->weight->te;
+    te_scale_from_amax_args args = TE_ZERO;
+    te_result result;
+    if (j->spec->kind == TE_QUANT_DELAYED) { /* the scale rests until the update; the amax is for that; several weights may share both */
+        args.scale = j->spec->scale;
+        result = te__amax_into(j->amax_tensor, j->spec->amax);
+        if (result == TE_OK) result = te__scale_inverse(te, args.scale, j->copy->scale);
+    } else {
         args.amax = j->amax_tensor;
-        args.scale = te__empty_1d(r->te, TE_F32, 1);
-        args.scale_inv = te__master_scalar(j->copy->scale, 0);
+        args.scale = te__empty_1d(te, TE_F32, 1);
+        args.scale_inv = j->copy->scale;
         args.fp8_max = te_dtype_max(j->spec->dtype);
         args.epsilon = j->spec->epsilon;
         args.power_of_two = j->spec->power_of_two;
-        if (result == TE_OK) result = args.scale && args.scale_inv ? te_scale_from_amax(r->te, &args) : te_error_code(r->te);
-        if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, args.scale, NULL);
+        result = args.scale ? te_scale_from_amax(te, &args) : te_error_code(te);
     }
+    return result == TE_OK ? te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, args.scale, NULL) : result;
+}
+
+static te_result te__master_by_tile(const te__master_job *j) {
+    te_ctx *te = j->weight->te;
+    bool both = j->spec->kind == TE_QUANT_MXFP8;
+    te_shard_scales_args args = TE_ZERO;
+    te_result result = TE_OK;
+    args.scaling = te__scaling_kind(j->copy);
+    args.amax = j->amax;
+    args.amax_col = j->amax_col;
+    args.amax_tensor = j->amax_tensor;
+    args.row_scale = j->copy->scale;
+    args.col_scale = both ? j->col->scale : NULL;
+    args.rows = j->rows;
+    args.columns = j->cols;
+    args.dtype = j->spec->dtype;
+    args.fp32_scales = j->spec->fp32_scales;
+    args.epsilon = j->spec->epsilon;
+    args.amax_limit = te_dtype_max(j->weight->dtype);
+    args.e4m3_max_256 = j->spec->e4m3_max_256;
+    if (j->spec->kind == TE_QUANT_BLOCK && j->spec->fp32_scales) { /* not the reciprocals of the rounded reciprocals */
+        args.multiplier = te__empty_like(j->copy->scale, TE_F32);
+        if (!args.multiplier) return te_error_code(te);
+    }
+    if (j->amax_tensor) result = te_tensor_copy(j->copy->amax, j->amax_tensor);
+    if (result == TE_OK) result = te_shard_scales(te, &args);
+    if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, false, j->copy->scale, args.multiplier);
+    if (result == TE_OK && both) result = te__slice_cast(j, j->col, j->shard_col, true, j->col->scale, NULL);
     return result;
 }
 
-/* Kinds with scales by tile: amaxes of all tiles of all weights in one buffer, one reduction, then scales and codes. */
-static te_result te__master_tiles(te__master_run *r, te_quant_kind kind, int64_t tile_rows, int64_t tile_cols, bool both) {
-    te_tensor *buffer;
-    te_result result = TE_OK;
-    int64_t total = 0, at = 0;
-    int i;
-    TE__MASTER_EACH(r, kind, i) {
-        const te__master_job *j = &r->job[i];
-        total += te__div_up(j->rows, tile_rows) * te__div_up(j->cols, tile_cols) + (both ? te__div_up(j->rows, tile_cols) * te__div_up(j->cols, tile_rows) : 0);
-    }
-    if (total == 0) return TE_OK;
-    buffer = te_tensor_zeros(r->te, TE_F32, 1, &total);
-    if (!buffer) return te_error_code(r->te);
-    TE__MASTER_EACH(r, kind, i) {
-        te__master_job *j = &r->job[i];
-        j->amax = te__master_view(buffer, at, te__div_up(j->rows, tile_rows), te__div_up(j->cols, tile_cols));
-        if (!j->amax) return te_error_code(r->te);
-        at += te__numel(j->amax);
-        if (j->slice && result == TE_OK) result = te__slice_amax(j, j->amax, tile_rows, tile_cols);
-        if (!both) continue;
-        j->amax_col = te__master_view(buffer, at, te__div_up(j->rows, tile_cols), te__div_up(j->cols, tile_rows));
-        if (!j->amax_col) return te_error_code(r->te);
-        at += te__numel(j->amax_col);
-        if (j->slice && result == TE_OK) result = te__slice_amax(j, j->amax_col, tile_cols, tile_rows);
-    }
-    if (result == TE_OK) result = te_all_reduce(r->w->group, buffer, TE_REDUCE_MAX);
-    TE__MASTER_EACH(r, kind, i) {
-        te__master_job *j = &r->job[i];
-        te_shard_scales_args args = TE_ZERO;
-        if (result != TE_OK) break;
-        args.scaling = te__scaling_kind(j->copy);
-        args.amax = j->amax;
-        args.amax_col = j->amax_col;
-        args.amax_tensor = j->amax_tensor;
-        args.row_scale = j->copy->scale;
-        args.col_scale = both ? j->col->scale : NULL;
-        args.rows = j->rows;
-        args.columns = j->cols;
-        args.dtype = j->spec->dtype;
-        args.fp32_scales = j->spec->fp32_scales;
-        if (kind == TE_QUANT_BLOCK && args.fp32_scales) {
-            args.multiplier = j->multiplier = te__empty_like(j->copy->scale, TE_F32);
-            if (!j->multiplier) return te_error_code(r->te);
-        }
-        args.epsilon = j->spec->epsilon;
-        args.amax_limit = te_dtype_max(j->weight->dtype);
-        args.e4m3_max_256 = j->spec->e4m3_max_256;
-        if (j->amax_tensor) result = te_tensor_copy(te__master_scalar(j->copy->amax, 0), j->amax_tensor);
-        if (result == TE_OK) result = te_shard_scales(r->te, &args);
-        if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, false, j->copy->scale, NULL);
-        if (result == TE_OK && both) result = te__slice_cast(j, j->col, j->shard_col, true, j->col->scale, NULL);
-    }
-    return result;
-}
-
-static te_result te__master_identity(te__master_run *r) {
-    te_result result = TE_OK;
-    int i;
-    TE__MASTER_EACH(r, TE_QUANT_IDENTITY, i) {
-        te__master_job *j = &r->job[i];
-        te_tensor *dst, *src;
-        if (!j->slice || result != TE_OK) continue;
-        dst = te__alias(j->shard ? j->shard : j->copy->data);
-        src = te__alias(j->slice);
-        if (!dst || !src) return te_error_code(r->te);
-        dst->dtype = j->copy->data->dtype;
-        dst->ndim = src->ndim = 1;
-        dst->shape[0] = src->shape[0] = te__numel(j->slice);
-        dst->stride[0] = src->stride[0] = 1;
-        if (!j->shard) dst->offset += j->start * te__dtype_size(dst->dtype);
-        result = te_tensor_copy(dst, src);
-    }
-    return result;
+static te_result te__master_identity(const te__master_job *j) {
+    te_tensor *dst, *src;
+    if (!j->slice) return TE_OK;
+    dst = te__alias(j->shard ? j->shard : j->copy->data);
+    src = te__alias(j->slice);
+    if (!dst || !src) return te_error_code(j->weight->te);
+    dst->dtype = j->copy->data->dtype;
+    dst->ndim = src->ndim = 1;
+    dst->shape[0] = src->shape[0] = te__numel(j->slice);
+    dst->stride[0] = src->stride[0] = 1;
+    if (!j->shard) dst->offset += j->start * te__dtype_size(dst->dtype);
+    return te_tensor_copy(dst, src);
 }
 
 /* ---- the whole ---- */
 
-static void te__master_add(te__master_run *r, int i, int which, const te__quant_spec *spec) {
+static te_result te__master_add(te__master_run *r, int i, int which, const te__quant_spec *spec) {
     te__master_job *j = &r->job[r->num_jobs++];
     const te_master_weights *w = r->w;
+    te_tensor *master = w->master_weights[i];
     j->weight = w->model_weights[i];
     j->spec = spec;
     j->which = which;
     j->copy = te__copy_of(j->weight, which);
     j->col = &j->weight->quantized->col;
-    j->shard = w->shard_weights && w->master_weights[i] ? w->shard_weights[i] : NULL;
-    j->shard_col = w->shard_columnwise && w->master_weights[i] ? w->shard_columnwise[i] : NULL;
     j->rows = te__rows(j->weight);
     j->cols = te__cols(j->weight);
-    j->start = w->master_weights[i] ? w->start_offsets[i] : 0;
-    /* rounded as a model trained in that format would have it */
-    j->slice = w->master_weights[i] && te__numel(w->master_weights[i]) > 0 ? te_tensor_cast(w->master_weights[i], j->weight->dtype) : NULL;
+    if (!master || te__numel(master) == 0) return TE_OK;
+    j->shard = w->shard_weights ? w->shard_weights[i] : NULL;
+    j->shard_col = w->shard_columnwise ? w->shard_columnwise[i] : NULL;
+    j->start = w->start_offsets[i];
+    j->slice = te_tensor_cast(master, j->weight->dtype); /* rounded as a model trained in that format would have it */
+    return j->slice ? TE_OK : te_error_code(r->te);
+}
+
+/* What can fail on this rank alone, up to the meeting. */
+static te_result te__master_prepare(te__master_run *r) {
+    te_result result = TE_OK;
+    int64_t total = 0, n;
+    int i;
+    for (i = 0; i < r->w->count && result == TE_OK; i++) {
+        const te__quantized *q = r->w->model_weights[i]->quantized;
+        const te__quant_spec *spec = &q->quantizer->spec;
+        if (q->kind != TE_QUANT_HYBRID) {
+            result = te__master_add(r, i, q->row.data ? TE_ROWWISE : TE_COLUMNWISE, spec);
+            continue;
+        }
+        if (q->row.data) result = te__master_add(r, i, TE_ROWWISE, spec->row);
+        if (q->col.data && result == TE_OK) result = te__master_add(r, i, TE_COLUMNWISE, spec->col);
+    }
+    for (i = 0; i < r->num_jobs; i++) total += te__master_place(&r->job[i], NULL, 0);
+    total = te__max(total, 1); /* ranks meet in any case */
+    if (result == TE_OK) r->buffer = te_tensor_zeros(r->te, TE_F32, 1, &total);
+    if (!r->buffer) return te_error_code(r->te);
+    for (i = 0, total = 0; i < r->num_jobs && result == TE_OK; i++, total += n) {
+        n = te__master_place(&r->job[i], r->buffer, total);
+        result = n < 0 ? te_error_code(r->te) : te__master_measure(&r->job[i]);
+    }
+    return result;
+}
+
+static te_result te__master_write(te__master_run *r) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < r->num_jobs && result == TE_OK; i++) {
+        te__master_job *j = &r->job[i];
+        te_quantized_clear_init_value(j->weight);
+        if (j->spec->kind == TE_QUANT_IDENTITY)
+            result = te__master_identity(j);
+        else
+            result = te__is_tensor_scaled(j->spec->kind) ? te__master_per_tensor(j) : te__master_by_tile(j);
+        if (result == TE_OK && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight))
+            te__copy_release(&j->weight->quantized->col); /* stale; the next forward makes it anew */
+    }
+    return result;
 }
 
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w) {
     te__master_run run = TE_ZERO;
     te_result result = TE_OK;
-    size_t bytes;
+    size_t bytes = 0;
     int i, jobs = 0;
     if (!te || !w) return TE_ERR_STATE;
     if (w->count < 0 || (w->count > 0 && (!w->model_weights || !w->master_weights || !w->start_offsets)))
-        return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: %d weights; three lists of as many entries are needed", w->count);
+        result = te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: %d weights; three lists of as many entries are needed", w->count);
     for (i = 0; i < w->count && result == TE_OK; i++) result = te__master_check(te, w, i, &jobs);
-    if (result != TE_OK || jobs == 0) return result;
     run.te = te;
     run.w = w;
-    bytes = (size_t)jobs * sizeof(te__master_job);
-    run.job = (te__master_job *)te__alloc_zero(te, bytes);
-    if (!run.job) return TE_ERR_OUT_OF_MEMORY;
+    if (result == TE_OK) {
+        bytes = ((size_t)jobs + 1) * sizeof(te__master_job);
+        run.job = (te__master_job *)te__alloc_zero(te, bytes);
+        if (!run.job) result = TE_ERR_OUT_OF_MEMORY;
+    }
     te__frame_begin(te);
     te->tape.no_grad++;
-    for (i = 0; i < w->count; i++) {
-        te__quantized *q = w->model_weights[i]->quantized;
-        const te__quant_spec *spec = &q->quantizer->spec;
-        te_quantized_clear_init_value(w->model_weights[i]);
-        if (q->kind == TE_QUANT_HYBRID) {
-            if (q->row.data) te__master_add(&run, i, TE_ROWWISE, spec->row);
-            if (q->col.data) te__master_add(&run, i, TE_COLUMNWISE, spec->col);
-        } else
-            te__master_add(&run, i, q->row.data ? TE_ROWWISE : TE_COLUMNWISE, spec);
-        if (te->error_code != TE_OK) result = te->error_code;
-    }
-    if (result == TE_OK) result = te__master_delayed(&run);
-    if (result == TE_OK) result = te__master_current(&run);
-    if (result == TE_OK) result = te__master_tiles(&run, TE_QUANT_BLOCK, 128, 128, false);
-    if (result == TE_OK) result = te__master_tiles(&run, TE_QUANT_MXFP8, 1, 32, true);
-    if (result == TE_OK && te__master_next(&run, TE_QUANT_NVFP4, 0) < run.num_jobs) {
-        result = te__master_amaxes(&run, TE_QUANT_NVFP4) ? TE_OK : te_error_code(te);
-        if (result == TE_OK) result = te__master_tiles(&run, TE_QUANT_NVFP4, 16, 16, false);
-    }
-    if (result == TE_OK) result = te__master_identity(&run);
-    for (i = 0; i < run.num_jobs && result == TE_OK && !w->manual_post_processing; i++) { /* stale from here on; the next forward makes them anew */
-        te__quantized *q = run.job[i].weight->quantized;
-        if (run.job[i].which == TE_ROWWISE && q->kind != TE_QUANT_HYBRID && te__copies_agree(&q->row)) te__copy_release(&q->col);
-    }
+    if (result == TE_OK) result = te__master_prepare(&run);
+    result = result == TE_OK ? te_all_reduce(w->group, run.buffer, TE_REDUCE_MAX) : te__refuse(w->group, TE__ALL_REDUCE, result);
+    if (result == TE_OK) result = te__master_write(&run);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
-    te__free(te, run.job, bytes);
+    if (run.job) te__free(te, run.job, bytes);
     return result;
 }
-#undef TE__MASTER_EACH
 
 TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w) { return te_quantize_master_weights(te, w); }
 
@@ -386,8 +371,7 @@ TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *mod
         if (!model_weights[i] || model_weights[i]->te != te) return te__fail(te, TE_ERR_INVALID, "te_post_all_gather_processing: weight %d is NULL or of another context", i);
     }
     for (i = 0; i < count && result == TE_OK; i++) {
-        te_tensor *x = model_weights[i];
-        if (x->quantized && x->quantized->row.data && x->quantized->kind != TE_QUANT_HYBRID && te__copies_agree(&x->quantized->row)) result = te__quant_add_columnwise(x);
+        if (model_weights[i]->quantized && te__column_follows(model_weights[i])) result = te__quant_add_columnwise(model_weights[i]);
     }
     return result;
 }

@@ -73,6 +73,7 @@ static te_tensor *te__primary_create(te_tensor *weight, const char *module_type,
         y->quantized->init_bytes = te_tensor_bytes(weight);
         y->quantized->init_value = te__alloc(te, y->quantized->init_bytes);
         if (!y->quantized->init_value || te_tensor_to_host(weight, y->quantized->init_value) != TE_OK) return NULL;
+        y->quantized->init_version = te__quant_version(y);
     }
     return y;
 }
@@ -92,18 +93,32 @@ TE_API void te_quantized_clear_init_value(te_tensor *x) {
     x->quantized->init_bytes = 0;
 }
 
-/* Writes a high-precision value into a weight that is stored quantized: from an optimizer, an initialisation, a file. */
+/* Is the preserved value that of the codes as they are now? */
+static bool te__primary_has_start(const te_tensor *x) { return x->quantized->init_value && x->quantized->init_version == te__quant_version(x); }
+
+/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
+    te_result result;
+    bool starts;
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
-    return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+    starts = te__primary_has_start(weight);
+    result = te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+    if (starts && weight->te->warming) weight->quantized->init_version = te__quant_version(weight); /* nothing was written */
+    return result;
 }
 
-/* Counts the writes of a parameter's memory, plain or quantized. */
-static uint64_t te__param_version(const te_tensor *x) {
-    const te_tensor *data = !x->quantized ? x : x->quantized->row.data ? x->quantized->row.data : x->quantized->col.data;
-    return data && data->buffer ? data->buffer->version : 0;
+/* The same from an initialisation or a file: training starts from this value, so it takes the place of the preserved one. */
+static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
+    te__quantized *q = weight->quantized;
+    te_result result = te__primary_assign(weight, value);
+    if (result != TE_OK || !q->init_value || weight->te->warming) return result;
+    result = te_tensor_to_host(value, q->init_value);
+    if (result == TE_OK) q->init_version = te__quant_version(weight);
+    return result;
 }
+/* Counts the values that a parameter has had, plain or quantized. */
+static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? x->buffer->version : 0; }
 
 /* The bytes of a tensor as u8 [n], without history. */
 static te_tensor *te__as_bytes(const te_tensor *x, int64_t n) {
@@ -136,18 +151,23 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
         return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory is %s, %lld bytes, %s; u8 or %s, at least %lld bytes, contiguous, is needed",
                         te_dtype_name(new_raw->dtype), (long long)te_tensor_bytes(new_raw), new_raw->buffer && te__is_contiguous(new_raw) ? "contiguous" : "not contiguous",
                         te_dtype_name(row->data->dtype), (long long)bytes);
+    if (te_dtype_bits(row->data->dtype) > 8 && (uintptr_t)te__data(new_raw) % (uintptr_t)te__dtype_size(row->data->dtype) != 0)
+        return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory begins at an odd byte; %s needs a multiple of %d", te_dtype_name(row->data->dtype),
+                        (int)te__dtype_size(row->data->dtype));
     te__frame_begin(te);
     from = te__as_bytes(row->data, bytes);
     to = te__as_bytes(new_raw, bytes);
     data = te__alias(row->data);
     result = from && to && data ? te_tensor_copy(to, from) : te_error_code(te);
-    if (result == TE_OK) { /* the same shape over other memory */
+    if (result == TE_OK) { /* the same shape over other memory; the value has not changed */
+        uint64_t version = te__quant_version(x);
         te__buffer_release(data->buffer);
         data->buffer = new_raw->buffer;
         data->buffer->refs++;
         data->offset = new_raw->offset;
         te_tensor_release(row->data);
         row->data = te_tensor_retain(data);
+        te__quant_set_version(x, version);
     }
     te__frame_end(te, NULL, 0);
     return result;

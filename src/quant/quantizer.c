@@ -104,7 +104,7 @@ TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *de
     return NULL;
 }
 TE_API void te_quantizer_destroy(te_quantizer *q) {
-    if (!q || --q->refs > 0) return; /* tensors of a quantized model hold theirs */
+    if (!q || --q->refs > 0) return; /* tensors that it made hold it */
     te__spec_close(&q->spec);
     te__spec_close(&q->child[0]);
     te__spec_close(&q->child[1]);
@@ -160,10 +160,18 @@ static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *
     return true;
 }
 
+/* y is one of q's: a new value may come to it later. */
+static te_tensor *te__quantized_by(te_tensor *y, te_quantizer *q) {
+    if (!y) return NULL;
+    y->quantized->quantizer = q;
+    q->refs++;
+    return y;
+}
+
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
     te_tensor *y;
     if (!q || !x || !te__can_quantize(q->te, &q->spec, x, "te_quantize")) return NULL;
-    y = te__quantize(x, &q->spec);
+    y = te__quantized_by(te__quantize(x, &q->spec), q);
     return y ? te__record_same("quantize", x, y) : NULL;
 }
 
@@ -206,7 +214,7 @@ TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int n
         te__fail(q->te, TE_ERR_UNSUPPORTED, "te_quantizer_make_empty: only its own function knows the layout of a custom quantizer; te_quantize a tensor");
         return NULL;
     }
-    return te__quant_empty(q->te, dtype, ndim, shape, &q->spec, q->spec.usage, true);
+    return te__quantized_by(te__quant_empty(q->te, dtype, ndim, shape, &q->spec, q->spec.usage, true), q);
 }
 
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
@@ -261,7 +269,7 @@ TE_API int te_quantized_usage(const te_tensor *x) {
     return x && x->quantized ? (x->quantized->row.data ? TE_ROWWISE : 0) | (x->quantized->col.data ? TE_COLUMNWISE : 0) : 0;
 }
 TE_API bool te_is_custom(const te_tensor *x) {
-    return x && x->quantized && (x->quantized->row.kind == TE_QUANT_CUSTOM || x->quantized->col.kind == TE_QUANT_CUSTOM);
+    return x && x->quantized && te__is_custom(x);
 }
 
 TE_API te_result te_tensor_update_usage(te_tensor *x, int usage) {

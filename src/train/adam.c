@@ -6,8 +6,9 @@ typedef struct te__adam_param {
     te_tensor *param; /* these four are retained */
     te_tensor *m, *v; /* f32 */
     te_tensor *master; /* f32, or NULL */
-    uint64_t version; /* of the parameter's memory when `master` spoke for it */
+    uint64_t version; /* of the parameter when `master` spoke for it */
     bool listed;      /* takes part in the step under way */
+    bool untouched;   /* nobody else had written the parameter when that step began */
 } te__adam_param;
 
 struct te_optimizer {
@@ -38,7 +39,7 @@ static te_result te__adam_take_master(te__adam_param *p) {
     te_tensor *value = p->param;
     te_result result;
     te__frame_begin(te);
-    if (p->param->quantized && p->param->quantized->init_value) { /* the value that quantizing has not touched yet */
+    if (p->param->quantized && te__primary_has_start(p->param)) { /* the value that quantizing has not touched yet */
         value = te__empty_like(p->param, p->param->dtype);
         if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
     } else if (p->param->quantized)
@@ -254,7 +255,10 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     te = opt->te;
     if (te->error_code != TE_OK) return te->error_code;
     split = opt->desc.decay_matrices_only && opt->desc.weight_decay > 0.0f;
-    for (i = 0; i < opt->num_params; i++) opt->params[i].listed = false;
+    for (i = 0; i < opt->num_params; i++) {
+        opt->params[i].listed = false;
+        opt->params[i].untouched = opt->params[i].version == te__param_version(opt->params[i].param);
+    }
     result = te__adam_collect(opt, true, !split, &n);
     decayed = n;
     if (split && result == TE_OK) result = te__adam_collect(opt, false, false, &n);
@@ -270,11 +274,11 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay);
     if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f);
     if (result == TE_OK) result = te__adam_requantize(opt);
-    if (te->warming) return result; /* leaves counts and gradients as they were */
-    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. */
+    /* Also a step that failed, or that a warm-up did not run, gives parameters a new version; it has written master and parameter alike, or
+     * neither. A parameter that took no part may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
-        if (opt->params[i].listed) opt->params[i].version = te__param_version(opt->params[i].param);
-    if (result != TE_OK) return result;
+        if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+    if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);

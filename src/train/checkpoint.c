@@ -41,7 +41,7 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
         const te__quant_copy *copy = i ? &x->quantized->col : &x->quantized->row;
         te_tensor *part[3];
         snprintf(name, sizeof(name), "%s.%s.data", path, copies[i]);
-        if (i && c->file && !te_safetensors_find(c->file, name) && x->quantized->row.data && te__copies_agree(&x->quantized->row)) {
+        if (i && c->file && !te_safetensors_find(c->file, name) && te__column_follows(x)) {
             if (!te__grow(c->te, (void **)&c->turn, &c->cap_turn, c->num_turn, sizeof(te_tensor *))) return false;
             c->turn[c->num_turn++] = x;
             continue;
@@ -263,7 +263,7 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
         te->tape.no_grad++;
         value = te_safetensors_read(f, p->have.values[i].name);
         if (value) value = te_tensor_cast(value, x->dtype);
-        result = value ? te__primary_assign(x, value) : te_error_code(te);
+        result = value ? te__primary_start(x, value) : te_error_code(te);
         te->tape.no_grad--;
         te__frame_end(te, NULL, 0);
     }

@@ -1,0 +1,85 @@
+/* tests/dist/ranks.h: threads that each are one rank of a group. Knows nothing about what they compute. */
+#ifndef TE_TEST_RANKS_H_INCLUDED
+#define TE_TEST_RANKS_H_INCLUDED
+
+#include "../te_test.h"
+#include <pthread.h>
+
+enum { MAX_RANKS = 8 };
+
+/* What one thread of a test is given and leaves behind: checks are made when all have ended, since the runner knows one thread. */
+typedef struct rank_state {
+    void (*fn)(struct rank_state *s);
+    const void *arg;
+    const char *device;
+    te_thread_hub *hub;
+    int rank, size;
+    te_ctx *te;
+    te_group *group;
+    te_result result;
+    char error[2048];
+    int wrong; /* comparisons that failed */
+    char what[512];
+    pthread_t thread;
+} rank_state;
+
+static TE_MAYBE_UNUSED void no_log(void *user, te_log_level level, const char *message) { (void)user, (void)level, (void)message; }
+
+static TE_MAYBE_UNUSED void wrong(rank_state *s, const char *what) {
+    if (s->wrong++ == 0) snprintf(s->what, sizeof s->what, "rank %d of %d: %s: %s", s->rank, s->size, what, te_error(s->te));
+}
+#define EXPECT(s, cond) \
+    do {                \
+        if (!(cond)) wrong(s, #cond); \
+    } while (0)
+
+/* Ends as a failed call does: the error is noted and the context goes on. */
+static TE_MAYBE_UNUSED void note(rank_state *s, te_result r) {
+    s->result = r;
+    snprintf(s->error, sizeof s->error, "%s", te_error(s->te));
+    if (r != te_error_code(s->te)) wrong(s, "the result is not the context's error");
+    te_clear_error(s->te);
+}
+
+static TE_MAYBE_UNUSED void *rank_main(void *arg) {
+    rank_state *s = (rank_state *)arg;
+    te_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.device = s->device;
+    desc.log = no_log;
+    desc.cpu_threads = 1;
+    s->te = te_ctx_create(&desc);
+    te_scope_begin(s->te);
+    s->group = te_thread_group_create(s->te, s->hub, s->rank);
+    EXPECT(s, s->group && te_group_rank(s->group) == s->rank && te_group_size(s->group) == s->size);
+    if (s->group) s->fn(s);
+    EXPECT(s, te_ok(s->te));
+    te_group_destroy(s->group);
+    te_scope_end(s->te);
+    if (te_memory_get_stats(s->te).allocated) wrong(s, "tensors are left");
+    te_ctx_destroy(s->te);
+    return NULL;
+}
+
+/* fn on `size` threads, each a rank on the device; `mixed`: odd ranks on the CPU. */
+static TE_MAYBE_UNUSED rank_state *run_ranks_on(const char *device, bool mixed, int size, void (*fn)(rank_state *s), const void *arg) {
+    rank_state *all = (rank_state *)test_alloc((size_t)size * sizeof(rank_state));
+    te_thread_hub *hub = te_thread_hub_create(size);
+    for (int i = 0; i < size; i++) {
+        rank_state *s = &all[i];
+        s->fn = fn;
+        s->arg = arg;
+        s->device = mixed && i % 2 ? "cpu" : device;
+        s->hub = hub;
+        s->rank = i;
+        s->size = size;
+        if (pthread_create(&s->thread, NULL, rank_main, s)) abort();
+    }
+    for (int i = 0; i < size; i++) pthread_join(all[i].thread, NULL);
+    te_thread_hub_destroy(hub);
+    for (int i = 0; i < size; i++) CHECK_MSG(all[i].wrong == 0, "%d wrong: %s", all[i].wrong, all[i].what);
+    return all;
+}
+static TE_MAYBE_UNUSED rank_state *run_ranks(int size, void (*fn)(rank_state *s), const void *arg) { return run_ranks_on("cpu", false, size, fn, arg); }
+
+#endif /* TE_TEST_RANKS_H_INCLUDED */

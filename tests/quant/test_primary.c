@@ -1,0 +1,848 @@
+/* tests/quant/test_primary.c: models whose weights are stored quantized: which weights, what they compute, how they train, where their codes lie,
+ * what a file holds of them. A twin that keeps its weights in bf16, and quantizes them in every forward, must give the same bits. */
+#include "../te_test.h"
+
+/* ---- recipes, and the quantizer that each has for a weight --------------------------------------------------------- */
+
+enum { RECIPES = 7, HIDDEN = 48, BATCH = 6, OWN = 6 };
+static const char *const recipe_text[RECIPES] = {"delayed", "current", "block", "mxfp8", "nvfp4", "custom (hybrid weights)", "custom (quantizer of one's own)"};
+static const te_quant_kind weight_kind[RECIPES] = {TE_QUANT_DELAYED, TE_QUANT_CURRENT, TE_QUANT_BLOCK, TE_QUANT_MXFP8, TE_QUANT_NVFP4, TE_QUANT_HYBRID, TE_QUANT_CUSTOM};
+
+/* A quantizer of one's own: eighths. */
+static te_result to_eighths(void *user, te_tensor *x, int which, te_tensor **data, te_tensor **scale) {
+    te_ctx *te = te_tensor_ctx(x);
+    float *v, *back;
+    int64_t n = te_tensor_numel(x);
+    (void)which, (void)scale;
+    if (user && which == TE_COLUMNWISE) return TE_ERR_UNSUPPORTED;
+    v = (float *)malloc((size_t)n * 2 * sizeof *v);
+    back = v + n;
+    te_tensor_to_f32(x, v);
+    for (int64_t i = 0; i < n; i++) back[i] = nearbyintf(v[i] * 8);
+    *data = te_tensor_from_f32(te, TE_BF16, te_tensor_ndim(x), te_tensor_shape(x), back);
+    free(v);
+    return te_error_code(te);
+}
+static te_tensor *from_eighths(void *user, te_tensor *data, te_tensor *scale, int which, int ndim, const int64_t *shape, te_dtype dtype) {
+    (void)user, (void)scale, (void)which, (void)ndim, (void)shape;
+    return te_tensor_cast(te_scale(data, 0.125f), dtype);
+}
+static const te_custom_quantizer eighths = {"eighths", NULL, to_eighths, from_eighths, NULL}, broken = {"broken", "not NULL", to_eighths, from_eighths, NULL};
+
+/* What the factory does about weights; the other operands are quantized by their own amaxes. */
+typedef enum factory_mode { HYBRID_WEIGHTS, OWN_WEIGHTS, PLAIN_WEIGHTS, FAILS_AT_FC2, BREAKS_HALFWAY } factory_mode;
+static te_quantizer_desc hybrid_row, hybrid_col;
+static void weight_desc(factory_mode mode, te_quantizer_desc *d) {
+    hybrid_row.kind = TE_QUANT_CURRENT;
+    hybrid_col.kind = TE_QUANT_BLOCK;
+    d->kind = mode == HYBRID_WEIGHTS ? TE_QUANT_HYBRID : mode == PLAIN_WEIGHTS ? TE_QUANT_NONE : mode == FAILS_AT_FC2 ? TE_QUANT_CURRENT : TE_QUANT_CUSTOM;
+    d->rowwise_quantizer = &hybrid_row;
+    d->columnwise_quantizer = &hybrid_col;
+    d->custom = mode == BREAKS_HALFWAY ? &broken : &eighths;
+}
+static te_result factory(void *user, const te_quantizer_role *role, te_quantizer_desc *d) {
+    factory_mode mode = *(factory_mode *)user;
+    d->kind = TE_QUANT_CURRENT;
+    if (role->tensor_type == TE_TENSOR_GRAD_OUTPUT) d->dtype = TE_F8E5M2;
+    if (role->tensor_type == TE_TENSOR_WEIGHT) weight_desc(mode, d);
+    return mode == FAILS_AT_FC2 && role->gemm == 1 ? TE_ERR_UNSUPPORTED : TE_OK;
+}
+static te_recipe recipe_with(factory_mode mode) {
+    static factory_mode modes[] = {HYBRID_WEIGHTS, OWN_WEIGHTS, PLAIN_WEIGHTS, FAILS_AT_FC2, BREAKS_HALFWAY};
+    return te_recipe_custom(factory, &modes[mode]);
+}
+static te_recipe recipe_of(int i) {
+    te_recipe r = i == 0 ? te_recipe_delayed_scaling() : i == 1 ? te_recipe_current_scaling() : i == 2 ? te_recipe_block_scaling() : i == 3 ? te_recipe_mxfp8() : te_recipe_nvfp4();
+    if (i == 0) r.amax_history_len = 4;
+    return i < 5 ? r : recipe_with(i == 5 ? HYBRID_WEIGHTS : OWN_WEIGHTS);
+}
+/* `x` quantized as recipe i quantizes weights (delayed: with scale 1). */
+static te_tensor *as_weight(int i, te_tensor *x) {
+    te_quantizer_desc d = {0};
+    d.kind = weight_kind[i];
+    d.with_2d_quantization = i == 4;
+    if (i >= 5) weight_desc(i == 5 ? HYBRID_WEIGHTS : OWN_WEIGHTS, &d);
+    te_quantizer *q = te_quantizer_create(te_tensor_ctx(x), &d);
+    te_tensor *y = te_quantize(q, te_tensor_detach(x));
+    te_quantizer_destroy(q);
+    return y;
+}
+
+/* ---- bytes -------------------------------------------------------------------------------------------------------- */
+
+typedef struct bytes {
+    uint8_t *data;
+    size_t n;
+} bytes;
+static bytes no_bytes(void) {
+    bytes b = {(uint8_t *)test_alloc(1 << 20), 0};
+    return b;
+}
+static void put(bytes *b, const te_tensor *x) {
+    if (!x) return;
+    te_tensor_to_host(x, b->data + b->n);
+    b->n += te_tensor_bytes(x);
+}
+/* A plain tensor; or both copies, whatever belongs to them. */
+static void put_whole(bytes *b, te_tensor *x) {
+    if (!te_tensor_is_quantized(x)) put(b, x);
+    for (int which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) {
+        te_tensor *data, *scale;
+        if (!(te_quantized_usage(x) & which)) continue;
+        te_quantized_view(x, which, &data, &scale);
+        put(b, data);
+        put(b, scale);
+        put(b, te_quantized_amax(x, which));
+    }
+}
+static void check_same(const char *name, bytes got, bytes want) {
+    CHECK_MSG(got.n == want.n, "%s: %d bytes, not %d", name, (int)got.n, (int)want.n);
+    if (got.n == want.n) CHECK_BYTES(name, got.data, want.data, want.n);
+}
+static bool put_entry(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)m, (void)path, (void)kind;
+    put_whole((bytes *)user, x);
+    return true;
+}
+static bytes content(te_module *m) {
+    bytes b = no_bytes();
+    te_module_visit_tensors(m, put_entry, &b);
+    return b;
+}
+
+/* ---- a model, its optimizer, its training -------------------------------------------------------------------------- */
+
+typedef struct session {
+    te_ctx *te;
+    te_module *model;
+    te_optimizer *adam;
+    int recipe;
+} session;
+static void close_session(void *arg) {
+    session *s = (session *)arg;
+    te_optimizer_destroy(s->adam);
+    te_module_destroy(s->model);
+}
+static te_module *layer_of(te_ctx *te, int64_t hidden) {
+    return te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = hidden, .ffn_hidden_size = 40, .num_attention_heads = 2, .activation = TE_SWIGLU});
+}
+static session *open_session(te_ctx *te, int recipe, bool quantized, uint64_t seed) {
+    session *s = (session *)test_alloc(sizeof *s);
+    te_recipe r = recipe_of(recipe);
+    s->te = te;
+    s->recipe = recipe;
+    te_seed(te, seed);
+    te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = !quantized, .preserve_high_precision_init_val = true});
+    s->model = layer_of(te, HIDDEN);
+    te_quantized_model_init_end(te);
+    s->adam = te_fused_adam_create(te, s->model, &(te_fused_adam_desc){.lr = 0.01f, .weight_decay = 0.1f, .max_grad_norm = 1});
+    test_on_end(close_session, s);
+    return s;
+}
+
+typedef struct collector {
+    bytes *b;
+    int recipe;
+} collector;
+static bool put_grad(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    collector *c = (collector *)user;
+    (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER) {
+        CHECK_MSG(te_tensor_grad(x), "%s has no gradient", path);
+        put(c->b, te_tensor_grad(x));
+    }
+    return true;
+}
+/* Weights of products as they are stored quantized, or would be. */
+static bool put_weight(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    collector *c = (collector *)user;
+    (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER) put_whole(c->b, te_tensor_ndim(x) == 2 && !te_tensor_is_quantized(x) ? as_weight(c->recipe, x) : x);
+    return true;
+}
+/* One step, and what came of it: output, gradients, weights. The batch is a function of the step alone. */
+static bytes train(session *s, int step) {
+    bytes b = no_bytes();
+    collector c = {&b, s->recipe};
+    te_recipe r = recipe_of(s->recipe);
+    te_scope_begin(s->te);
+    te_tensor *x = test_tensor(s->te, TE_BF16, SHAPE(BATCH, 2, HIDDEN), test_normal(BATCH * 2 * HIDDEN, 100 + (uint64_t)step));
+    te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &r});
+    te_tensor *y = te_forward(s->model, x);
+    te_autocast_end(s->te);
+    te_backward(te_mse_loss(y, te_scale(x, -0.5f)));
+    put(&b, y);
+    te_module_visit_tensors(s->model, put_grad, &c);
+    te_optimizer_step(s->adam);
+    te_module_visit_tensors(s->model, put_weight, &c);
+    CHECK_OK(s->te);
+    te_scope_end(s->te);
+    return b;
+}
+
+/* ---- which weights ------------------------------------------------------------------------------------------------- */
+
+typedef struct census {
+    int recipe, quantized, plain;
+} census;
+static bool count_entry(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    census *c = (census *)user;
+    bool product = te_tensor_ndim(x) == 2 && strcmp(te_module_get_class(m)->name, "Embedding") != 0;
+    (void)kind;
+    CHECK_MSG(te_tensor_is_quantized(x) == product, "%s", path);
+    CHECK(te_tensor_requires_grad(x) && te_tensor_dtype(x) == TE_BF16);
+    if (product) {
+        CHECK_EQ_INT(te_quantized_kind(x), weight_kind[c->recipe]);
+        CHECK_EQ_INT(te_quantized_usage(x), TE_ROWWISE | TE_COLUMNWISE);
+        CHECK(te_is_custom(x) == (c->recipe == OWN));
+        c->quantized++;
+    } else
+        c->plain++;
+    return true;
+}
+TE_TEST_DEVICES(weights_of_products_alone_are_quantized) {
+    for (int i = 0; i < RECIPES; i++) {
+        census c = {i, 0, 0};
+        te_recipe r = recipe_of(i);
+        test_case("%s", recipe_text[i]);
+        te_quantized_model_init_desc on = {.recipe = &r}, off = {.recipe = &r, .disabled = true};
+        te_quantized_model_init_begin(te, &on);
+        te_module *all[6];
+        all[0] = layer_of(te, HIDDEN);
+        all[1] = te_embedding_create(te, &(te_embedding_desc){.num_embeddings = 7, .embedding_dim = 5});
+        all[2] = te_layernorm_create(te, &(te_norm_desc){.hidden_size = 5});
+        te_quantized_model_init_begin(te, &off);
+        all[3] = te_linear_create(te, &(te_linear_desc){.in_features = 5, .out_features = 3});
+        te_quantized_model_init_end(te);
+        all[4] = te_linear_create(te, &(te_linear_desc){.in_features = 5, .out_features = 3});
+        te_quantized_model_init_end(te);
+        all[5] = te_linear_create(te, &(te_linear_desc){.in_features = 5, .out_features = 3});
+        REQUIRE_OK(te);
+        CHECK(!te_tensor_is_quantized(te_module_parameter(all[3], "weight")) && !te_tensor_is_quantized(te_module_parameter(all[5], "weight")));
+        for (int k = 0; k < 5; k++)
+            if (k != 3) te_module_visit_tensors(all[k], count_entry, &c);
+        CHECK_EQ_INT(c.quantized, 5);
+        CHECK_EQ_INT(c.plain, 8 + 1 + 2 + 1);
+        CHECK(te_quantized_init_value(te_module_parameter(all[4], "weight"), NULL) == TE_ERR_STATE);
+        CHECK_ERROR(te, TE_ERR_STATE, "preserve_high_precision_init_val");
+        for (int k = 0; k < 6; k++) te_module_destroy(all[k]);
+    }
+}
+
+/* Gradients of the sum. */
+static void back(te_tensor *y) {
+    if (y) te_backward_from(y, te_tensor_full(te_tensor_ctx(y), te_tensor_dtype(y), te_tensor_ndim(y), te_tensor_shape(y), 1));
+}
+
+/* ---- values -------------------------------------------------------------------------------------------------------- */
+
+TE_TEST_DEVICES(training_equals_that_of_a_bf16_twin) {
+    for (int i = 1; i < RECIPES; i++) {
+        session *s = open_session(te, i, true, 5);
+        bytes got[4];
+        for (int step = 0; step < 4; step++) got[step] = train(s, step);
+        s = open_session(te, i, false, 5);
+        for (int step = 0; step < 4; step++) {
+            test_case("%s, step %d", recipe_text[i], step);
+            check_same("output, gradients and weights", got[step], train(s, step));
+        }
+    }
+}
+
+static te_module *linear_of(te_ctx *te, const te_recipe *r, bool preserve, int64_t in, int64_t out) {
+    te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = r, .preserve_high_precision_init_val = preserve});
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = in, .out_features = out});
+    te_quantized_model_init_end(te);
+    return m;
+}
+static te_tensor *run_linear(te_module *m, const te_recipe *r, int64_t in) {
+    te_ctx *te = te_module_ctx(m);
+    te_tensor *x = test_tensor(te, TE_BF16, SHAPE(8, in), test_normal(8 * in, 9)), *y;
+    if (r) te_autocast_begin(te, &(te_autocast_desc){.recipe = r});
+    y = te_forward(m, te_tensor_set_requires_grad(x, true));
+    if (r) te_autocast_end(te);
+    return y;
+}
+
+/* The backward pass in its variants: what is decoded, where weights' gradients are gathered, microbatches. */
+TE_TEST_DEVICES(backward_passes_equal_those_of_a_bf16_twin) {
+    for (int i = 1; i < RECIPES; i++)
+        for (int variant = 0; variant < 3; variant++) {
+            bytes result[2] = {no_bytes(), no_bytes()};
+            test_case("%s, variant %d", recipe_text[i], variant);
+            for (int twin = 0; twin < 2; twin++) {
+                te_scope_begin(te);
+                te_recipe r = recipe_of(i);
+                if (variant == 1) r.backward_override = TE_BACKWARD_DEQUANTIZED;
+                te_seed(te, 6);
+                te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = twin});
+                te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 40, .out_features = 24, .fuse_wgrad_accumulation = variant == 2});
+                te_quantized_model_init_end(te);
+                te_tensor *w = te_module_parameter(m, "weight"), *x = test_tensor(te, TE_BF16, SHAPE(6, 40), test_normal(240, 2));
+                if (variant == 2) CHECK_EQ_INT(te_tensor_set_main_grad(w, te_tensor_full(te, TE_F32, SHAPE(24, 40), 5)), TE_OK);
+                te_tensor_set_requires_grad(x, true);
+                for (int micro = 0; micro < 3; micro++) {
+                    te_forward_args args = {.input = x, .is_first_microbatch = variant < 2 ? TE_MICROBATCH_NONE : micro ? TE_MICROBATCH_LATER : TE_MICROBATCH_FIRST};
+                    te_autocast_begin(te, &(te_autocast_desc){.recipe = &r});
+                    te_tensor *y = te_forward_with(m, &args);
+                    te_autocast_end(te);
+                    if (y) te_backward_from(y, test_tensor(te, TE_BF16, SHAPE(6, 24), test_normal(144, 3)));
+                    put(&result[twin], y);
+                    put(&result[twin], te_tensor_grad(x));
+                    put(&result[twin], variant == 2 ? te_tensor_main_grad(w) : te_tensor_grad(w));
+                }
+                CHECK_OK(te);
+                te_module_destroy(m);
+                te_scope_end(te);
+            }
+            CHECK(result[0].n >= 3 * (6 * 24 + 240 + 960) * 2);
+            check_same("outputs and gradients", result[0], result[1]);
+        }
+}
+
+/* Delayed scaling: scale 1 until the module has run; then its scale, and its history, which an optimizer's step adds to. */
+TE_TEST_DEVICES(delayed_weights_take_up_the_scale_of_their_module) {
+    te_recipe r = recipe_of(0);
+    te_module *m = linear_of(te, &r, true, 20, 12);
+    te_tensor *w = te_module_parameter(m, "weight"), *value, *scale;
+    te_optimizer *adam = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 1e-30f}); /* changes nothing */
+    uint16_t init[240];
+    CHECK_EQ_INT(te_quantized_init_value(w, init), TE_OK);
+    value = te_tensor_from_host(te, TE_BF16, SHAPE(12, 20), init);
+    float amax = 0, s = 1;
+    for (int i = 0; i < 240; i++) amax = fmaxf(amax, fabsf(test_read(value)[i]));
+    for (int step = 0; step < 4; step++) {
+        test_case("step %d", step);
+        te_scope_begin(te);
+        te_quantized_view(w, TE_ROWWISE, NULL, &scale);
+        CHECK(test_read(scale)[0] == 1 / s);
+        te_quantizer_desc d = {.kind = TE_QUANT_DELAYED, .scale = te_tensor_from_f32(te, TE_F32, SHAPE(1), &s)};
+        te_quantizer *q = te_quantizer_create(te, &d);
+        bytes got = no_bytes(), want = no_bytes();
+        put_whole(&got, w);
+        put_whole(&want, te_quantize(q, value));
+        check_same("weight", got, want);
+        te_quantizer_destroy(q);
+        back(run_linear(m, &r, 20));
+        if (step >= 1) s = 448.0f / amax; /* the first step of the optimizer recorded the amax, the forward after it made it a scale */
+        CHECK(test_read(te_module_parameter(m, "fp8_scale_fwd"))[1] == s);
+        CHECK(test_read(te_module_parameter(m, "fp8_amax_history_fwd"))[1] == 0);
+        te_optimizer_step(adam);
+        CHECK(test_read(te_module_parameter(m, "fp8_amax_history_fwd"))[1] == amax);
+        REQUIRE_OK(te);
+        te_scope_end(te);
+    }
+    te_optimizer_destroy(adam);
+    te_module_destroy(m);
+}
+/* Two weights of one quantizer part when their modules have scales of their own. */
+TE_TEST_DEVICES(delayed_weights_that_share_a_quantizer) {
+    te_recipe r = recipe_of(0);
+    te_quantizer *q = te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_DELAYED});
+    te_module *m[2];
+    for (int k = 0; k < 2; k++) {
+        m[k] = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 4, .no_bias = true});
+        te_module_add_parameter(m[k], "weight", te_quantize(q, te_tensor_full(te, TE_BF16, SHAPE(4, 8), k ? 3 : 1)));
+    }
+    te_quantizer_destroy(q);
+    for (int step = 0; step < 3; step++)
+        for (int k = 0; k < 2; k++) {
+            te_optimizer *adam = te_fused_adam_create(te, m[k], &(te_fused_adam_desc){.lr = 1e-30f});
+            back(run_linear(m[k], &r, 8));
+            te_optimizer_step(adam);
+            te_optimizer_destroy(adam);
+        }
+    CHECK(test_read(te_module_parameter(m[0], "fp8_amax_history_fwd"))[1] == 1 && test_read(te_module_parameter(m[1], "fp8_amax_history_fwd"))[1] == 3);
+    CHECK(test_read(te_module_parameter(m[0], "fp8_scale_fwd"))[1] == 448 && test_read(te_module_parameter(m[1], "fp8_scale_fwd"))[1] == 448.0f / 3);
+    CHECK_OK(te);
+    for (int k = 0; k < 2; k++) te_module_destroy(m[k]);
+}
+
+TE_TEST_DEVICES(outside_of_autocast_weights_are_decoded) {
+    for (int i = 0; i < RECIPES; i++) {
+        test_case("%s", recipe_text[i]);
+        te_scope_begin(te);
+        te_recipe r = recipe_of(i);
+        te_module *m = linear_of(te, &r, false, 24, 10), *twin = te_linear_create(te, &(te_linear_desc){.in_features = 24, .out_features = 10});
+        te_tensor_copy(te_module_parameter(twin, "weight"), te_dequantize(te_tensor_detach(te_module_parameter(m, "weight")), TE_BF16));
+        te_tensor *y = run_linear(m, NULL, 24), *z = run_linear(twin, NULL, 24);
+        CHECK_BYTES("output", test_read_bytes(y), test_read_bytes(z), te_tensor_bytes(z));
+        back(y);
+        back(z);
+        te_tensor *g = te_tensor_grad(te_module_parameter(m, "weight")), *h = te_tensor_grad(te_module_parameter(twin, "weight"));
+        CHECK(g && h && te_tensor_dtype(g) == TE_BF16);
+        CHECK_BYTES("gradient", test_read_bytes(g), test_read_bytes(h), te_tensor_bytes(h));
+        CHECK_OK(te);
+        te_module_destroy(m);
+        te_module_destroy(twin);
+        te_scope_end(te);
+    }
+}
+
+TE_TEST_DEVICES(a_weight_of_another_recipe_is_refused) {
+    static const char *const kind[RECIPES] = {"delayed", "current", "block", "MXFP8", "NVFP4", "hybrid", "custom"};
+    for (int i = 0; i < RECIPES; i++)
+        for (int k = 0; k < RECIPES; k++) {
+            char by[64], asks[64];
+            if (i == k) continue;
+            te_scope_begin(te);
+            test_case("%s under %s", recipe_text[i], recipe_text[k]);
+            te_recipe r = recipe_of(i), other = recipe_of(k);
+            te_module *m = linear_of(te, &r, false, 16, 16);
+            bytes before = no_bytes(), after = no_bytes();
+            put_whole(&before, te_module_parameter(m, "weight"));
+            CHECK(!run_linear(m, &other, 16));
+            snprintf(by, sizeof by, "by a %s quantizer", kind[i]);
+            snprintf(asks, sizeof asks, "asks for %s", kind[k]);
+            CHECK_STR(te_error(te), by);
+            CHECK_STR(te_error(te), asks);
+            CHECK_ERROR(te, TE_ERR_STATE, "te_quantized_model_init_begin");
+            put_whole(&after, te_module_parameter(m, "weight"));
+            check_same("weight", after, before);
+            CHECK(run_linear(m, &r, 16) != NULL);
+            CHECK_OK(te);
+            te_module_destroy(m);
+            te_scope_end(te);
+        }
+}
+
+TE_TEST_DEVICES(resetting_and_preserved_values) {
+    for (int i = 0; i < RECIPES; i++) {
+        test_case("%s", recipe_text[i]);
+        te_scope_begin(te);
+        te_recipe r = recipe_of(i);
+        uint16_t first[24 * 10], again[24 * 10];
+        te_seed(te, 3);
+        te_module *m = linear_of(te, &r, true, 24, 10), *plain;
+        te_tensor *w = te_module_parameter(m, "weight");
+        te_seed(te, 3);
+        plain = te_linear_create(te, &(te_linear_desc){.in_features = 24, .out_features = 10});
+        bytes made = no_bytes(), want = no_bytes(), reset = no_bytes(), same = no_bytes();
+        put_whole(&made, w);
+        put_whole(&want, as_weight(i, te_module_parameter(plain, "weight")));
+        check_same("the first value, quantized", made, want);
+        CHECK_EQ_INT(te_quantized_init_value(w, first), TE_OK);
+        CHECK_BYTES("preserved", first, test_read_bytes(te_module_parameter(plain, "weight")), sizeof first);
+        te_module_get_class(m)->reset_parameters(m); /* the next draws */
+        put_whole(&reset, w);
+        CHECK(te_module_parameter(m, "weight") == w && memcmp(reset.data, made.data, made.n) != 0);
+        CHECK_EQ_INT(te_quantized_init_value(w, again), TE_OK);
+        CHECK(memcmp(first, again, sizeof first) != 0);
+        te_seed(te, 3);
+        te_module_get_class(m)->reset_parameters(m);
+        put_whole(&same, w);
+        check_same("made again from the same seed", same, made);
+        CHECK_EQ_INT(te_quantized_init_value(w, again), TE_OK);
+        CHECK_BYTES("preserved", again, first, sizeof first);
+        CHECK_EQ_INT(te_quantized_init_value(w, NULL), TE_ERR_INVALID);
+        CHECK_ERROR(te, TE_ERR_INVALID, "host is NULL");
+        te_quantized_clear_init_value(w);
+        CHECK_EQ_INT(te_quantized_init_value(w, again), TE_ERR_STATE);
+        CHECK_ERROR(te, TE_ERR_STATE, "has none");
+        te_quantized_clear_init_value(w); /* again: nothing */
+        te_module_destroy(m);
+        te_module_destroy(plain);
+        te_scope_end(te);
+    }
+    CHECK_EQ_INT(te_quantized_init_value(NULL, NULL), TE_ERR_STATE);
+    te_quantized_clear_init_value(NULL);
+    CHECK_OK(te);
+}
+
+/* Somebody has written the weight: the preserved value does not speak for it any more, and masters start from the codes. */
+TE_TEST_DEVICES(masters_start_from_what_the_weight_is) {
+    for (int i = 1; i < RECIPES; i++)
+        for (int late = 0; late < 2; late++) {
+            test_case("%s, written %s the optimizer was made", recipe_text[i], late ? "after" : "before");
+            te_scope_begin(te);
+            te_recipe r = recipe_of(i);
+            te_module *m = linear_of(te, &r, true, 16, 8);
+            te_tensor *w = te_module_parameter(m, "weight"), *value = te_tensor_full(te, TE_BF16, SHAPE(8, 16), 2);
+            te_optimizer *adam = NULL;
+            if (late) adam = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 1e-30f});
+            te_quantizer_desc d = {.kind = weight_kind[i], .with_2d_quantization = i == 4};
+            if (i >= 5) weight_desc(i == 5 ? HYBRID_WEIGHTS : OWN_WEIGHTS, &d);
+            te_quantizer *q = te_quantizer_create(te, &d);
+            CHECK_EQ_INT(te_quantize_into(q, value, w, NULL), TE_OK);
+            te_quantizer_destroy(q);
+            if (!late) adam = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 1e-30f});
+            back(run_linear(m, &r, 16));
+            te_optimizer_step(adam);
+            const float *got = test_read(te_dequantize(te_tensor_detach(w), TE_F32));
+            for (int k = 0; k < 128; k++) CHECK(got[k] == 2);
+            CHECK_OK(te);
+            te_optimizer_destroy(adam);
+            te_module_destroy(m);
+            te_scope_end(te);
+        }
+}
+
+/* ---- where the codes lie ------------------------------------------------------------------------------------------ */
+
+TE_TEST_DEVICES(raw_data_moves_to_other_memory) {
+    static const te_quant_kind kinds[] = {TE_QUANT_DELAYED, TE_QUANT_CURRENT, TE_QUANT_BLOCK, TE_QUANT_NVFP4, TE_QUANT_IDENTITY, TE_QUANT_HYBRID};
+    for (int i = 0; i < COUNT(kinds); i++)
+        for (int raw = 0; raw < 2; raw++) {
+            test_case("kind %d, as %s", (int)kinds[i], raw ? "bytes" : "codes");
+            te_scope_begin(te);
+            te_quantizer_desc d = {0};
+            if (kinds[i] == TE_QUANT_HYBRID) weight_desc(HYBRID_WEIGHTS, &d);
+            d.kind = kinds[i];
+            d.with_2d_quantization = kinds[i] == TE_QUANT_NVFP4;
+            te_quantizer *q = te_quantizer_create(te, &d);
+            te_tensor *x = te_quantize(q, test_tensor(te, TE_BF16, SHAPE(7, 33), test_normal(7 * 33, 4))), *data, *scale, *fresh;
+            bytes before = no_bytes(), after = no_bytes();
+            put_whole(&before, x);
+            te_quantized_view(x, TE_ROWWISE, &data, &scale);
+            int64_t n = (int64_t)te_tensor_bytes(data);
+            te_tensor *buffer = te_tensor_full(te, TE_U8, SHAPE(n + 40), 0xab);
+            int at = kinds[i] == TE_QUANT_IDENTITY ? 14 : i % 2 ? 16 : 5; /* aligned or not */
+            te_tensor *memory = raw ? te_tensor_narrow(buffer, 0, at, n) : te_tensor_zeros(te, te_tensor_dtype(data), 2, te_tensor_shape(data));
+            CHECK_EQ_INT(te_replace_raw_data(x, memory), TE_OK);
+            put_whole(&after, x);
+            check_same("bytes", after, before);
+            te_quantized_view(x, TE_ROWWISE, &fresh, NULL);
+            CHECK(te_tensor_data(fresh) == te_tensor_data(memory));
+            CHECK(te_tensor_shape(fresh)[1] == te_tensor_shape(data)[1] && te_tensor_dtype(fresh) == te_tensor_dtype(data));
+            /* what is written there is the tensor's value; what is written to the tensor is there */
+            te_tensor *ones = te_tensor_full(te, TE_BF16, SHAPE(7, 33), 1), *other = te_quantize(q, ones);
+            te_quantized_view(other, TE_ROWWISE, &data, NULL);
+            te_tensor_copy_from_host(memory, test_read_bytes(data));
+            CHECK_BYTES("codes", test_read_bytes(fresh), test_read_bytes(data), n);
+            CHECK_EQ_INT(te_quantize_into(q, ones, x, NULL), TE_OK);
+            CHECK_BYTES("codes", test_read_bytes(memory), test_read_bytes(data), n);
+            for (int k = 0; k < 7 * 33; k++) CHECK(test_read(te_dequantize(x, TE_F32))[k] == 1);
+            if (raw) {
+                const uint8_t *all = (const uint8_t *)test_read_bytes(buffer);
+                for (int k = 0; k < 40; k++) CHECK(all[k < at ? k : n + k] == 0xab);
+            }
+            CHECK_OK(te);
+            te_quantizer_destroy(q);
+            te_scope_end(te);
+        }
+}
+
+TE_TEST_DEVICES(raw_data_that_cannot_move) {
+    te_quantizer_desc d = {.kind = TE_QUANT_CURRENT}, mx = {.kind = TE_QUANT_MXFP8}, turned = {.kind = TE_QUANT_CURRENT, .usage = TE_COLUMNWISE}, own = {.kind = TE_QUANT_CUSTOM, .custom = &eighths};
+    te_quantizer_desc hybrid = {.kind = TE_QUANT_HYBRID, .rowwise_quantizer = &mx, .columnwise_quantizer = &d};
+    const te_quantizer_desc *all[] = {&d, &mx, &turned, &own, &hybrid};
+    te_tensor *x[5], *value = test_tensor(te, TE_BF16, SHAPE(4, 32), test_normal(128, 1)), *room = te_tensor_zeros(te, TE_U8, SHAPE(4096));
+    bytes before = no_bytes(), after = no_bytes();
+    for (int i = 0; i < COUNT(all); i++) {
+        te_quantizer *q = te_quantizer_create(te, all[i]);
+        x[i] = te_quantize(q, value);
+        te_quantizer_destroy(q);
+        put_whole(&before, x[i]);
+    }
+    CHECK_EQ_INT(te_replace_raw_data(value, room), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "plain bf16");
+    for (int i = 1; i < 5; i += 3) {
+        CHECK_EQ_INT(te_replace_raw_data(x[i], room), TE_ERR_UNSUPPORTED);
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "MXFP8");
+    }
+    for (int i = 2; i < 4; i++) {
+        CHECK_EQ_INT(te_replace_raw_data(x[i], room), TE_ERR_STATE);
+        CHECK_ERROR(te, TE_ERR_STATE, "no row-wise copy of a built-in kind");
+    }
+    CHECK_EQ_INT(te_replace_raw_data(x[0], te_tensor_zeros(te, TE_U8, SHAPE(127))), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "u8, 127 bytes, contiguous; u8 or e4m3, at least 128 bytes");
+    CHECK_EQ_INT(te_replace_raw_data(x[0], te_tensor_zeros(te, TE_BF16, SHAPE(128))), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "the new memory is bf16");
+    te_quantizer *identity = te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_IDENTITY});
+    CHECK_EQ_INT(te_replace_raw_data(te_quantize(identity, value), te_tensor_narrow(room, 0, 3, 300)), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "odd byte");
+    te_quantizer_destroy(identity);
+    CHECK_EQ_INT(te_replace_raw_data(x[0], te_tensor_narrow(te_tensor_zeros(te, TE_U8, SHAPE(256, 2)), 1, 0, 1)), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "not contiguous");
+    te_ctx *other = test_context("cpu");
+    CHECK_EQ_INT(te_replace_raw_data(x[0], te_tensor_zeros(other, TE_U8, SHAPE(4096))), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "another context");
+    CHECK_EQ_INT(te_replace_raw_data(NULL, room), TE_ERR_STATE);
+    CHECK_EQ_INT(te_replace_raw_data(x[0], NULL), TE_ERR_STATE);
+    for (int i = 0; i < COUNT(all); i++) put_whole(&after, x[i]);
+    check_same("bytes", after, before);
+    CHECK_OK(te);
+}
+
+/* Products read unaligned codes, too. */
+TE_TEST_DEVICES(products_of_codes_that_moved) {
+    for (int i = 0; i < RECIPES; i++) {
+        if (i == 3 || i == OWN) continue;
+        test_case("%s", recipe_text[i]);
+        te_scope_begin(te);
+        te_recipe r = recipe_of(i);
+        te_module *m = linear_of(te, &r, false, 40, 24);
+        te_tensor *w = te_module_parameter(m, "weight"), *data, *y, *z;
+        te_no_grad_begin(te); /* scales rest */
+        y = run_linear(m, &r, 40);
+        te_quantized_view(w, TE_ROWWISE, &data, NULL);
+        te_replace_raw_data(w, te_tensor_narrow(te_tensor_zeros(te, TE_U8, SHAPE(4096)), 0, 7, (int64_t)te_tensor_bytes(data)));
+        z = run_linear(m, &r, 40);
+        te_no_grad_end(te);
+        CHECK_CLOSE("output", test_read(z), test_read(y), te_tensor_numel(y), 1e-2, 1e-3); /* other kernels, other order */
+        CHECK_OK(te);
+        te_module_destroy(m);
+        te_scope_end(te);
+    }
+}
+
+/* All codes of a model in one buffer, moved there when the optimizer has its masters: training notices nothing, not even for a weight that
+ * takes no part in a step. */
+static te_result no_forward(te_module *m, te_forward_args *args) {
+    (void)m, (void)args;
+    return TE_ERR_UNSUPPORTED;
+}
+static const te_module_class pair_class = {"Pair", 0, no_forward, NULL, NULL};
+TE_TEST_DEVICES(training_in_one_buffer) {
+    te_recipe r = recipe_of(1);
+    bytes result[4];
+    for (int turn = 0; turn < 4; turn++) {
+        bool moved = turn % 2, plain = turn / 2;
+        te_scope_begin(te);
+        te_seed(te, 8);
+        te_module *top = te_module_create(te, &pair_class, "pair"), *m[2];
+        te_tensor *all = te_tensor_zeros(te, TE_BF16, SHAPE(2 * 16 * 12)); /* weights that are plain views of one buffer */
+        for (int k = 0; k < 2; k++) {
+            m[k] = te_module_add_child(top, k ? "b" : "a", plain ? te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 12}) : linear_of(te, &r, true, 16, 12));
+            if (!plain || !moved) continue;
+            te_tensor *view = te_tensor_view(te_tensor_narrow(all, 0, k * 16 * 12, 16 * 12), SHAPE(12, 16));
+            te_tensor_copy(view, te_tensor_detach(te_module_parameter(m[k], "weight")));
+            te_module_add_parameter(m[k], "weight", view);
+        }
+        te_optimizer *adam = te_fused_adam_create(te, top, &(te_fused_adam_desc){.lr = 1e-3f});
+        te_tensor *buffer = te_tensor_zeros(te, TE_U8, SHAPE(2 * 16 * 12));
+        for (int k = 0; k < 2 && moved && !plain; k++) CHECK_EQ_INT(te_replace_raw_data(te_module_parameter(m[k], "weight"), te_tensor_narrow(buffer, 0, k * 16 * 12, 16 * 12)), TE_OK);
+        for (int step = 0; step < 5; step++) {
+            back(run_linear(m[0], &r, 16));
+            if (step % 2) back(run_linear(m[1], &r, 16));
+            te_optimizer_step(adam);
+        }
+        result[turn] = content(top);
+        CHECK_OK(te);
+        te_optimizer_destroy(adam);
+        te_module_destroy(top);
+        te_scope_end(te);
+    }
+    check_same("quantized weights", result[1], result[0]);
+    check_same("plain weights", result[3], result[2]);
+}
+
+/* A warm-up runs nothing: neither weights nor masters nor preserved values have changed after it. A column-wise copy that it asks for is
+ * really made. */
+TE_TEST_DEVICES(a_warm_up_changes_nothing) {
+    for (int i = 0; i < RECIPES; i++) {
+        test_case("%s", recipe_text[i]);
+        bytes result[2], first[2];
+        for (int warm = 0; warm < 2; warm++) {
+            te_scope_begin(te);
+            te_seed(te, 8);
+            te_recipe r = recipe_of(i);
+            te_module *m = linear_of(te, &r, true, 16, 12);
+            te_tensor *w = te_module_parameter(m, "weight");
+            te_optimizer *adam = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 1e-3f}), *second;
+            if (i != 3 && i < 5) te_tensor_update_usage(w, TE_ROWWISE);
+            for (int step = 0; step < 3; step++) {
+                for (int turn = !warm; turn < 2; turn++) { /* the first turn is for warming up */
+                    if (turn == 0) te_warmup_begin(te);
+                    back(run_linear(m, &r, 16));
+                    te_optimizer_step(adam);
+                    if (turn == 0) te_warmup_end(te);
+                }
+                if (step > 0) continue;
+                first[warm] = no_bytes();
+                put_whole(&first[warm], w);
+            }
+            result[warm] = content(m);
+            /* a second optimizer, made when the weight is as it began, starts from the preserved value */
+            te_seed(te, 8);
+            te_module_get_class(m)->reset_parameters(m);
+            if (warm) {
+                te_warmup_begin(te);
+                back(run_linear(m, &r, 16));
+                te_optimizer_step(adam);
+                te_warmup_end(te);
+            }
+            second = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 1e-3f});
+            back(run_linear(m, &r, 16));
+            te_optimizer_step(second);
+            put_whole(&result[warm], w);
+            CHECK_OK(te);
+            te_optimizer_destroy(adam);
+            te_optimizer_destroy(second);
+            te_module_destroy(m);
+            te_scope_end(te);
+        }
+        check_same("after one step", first[1], first[0]);
+        check_same("after all", result[1], result[0]);
+    }
+}
+
+/* ---- files --------------------------------------------------------------------------------------------------------- */
+
+TE_TEST_DEVICES(quantized_checkpoints_resume_to_the_bit) {
+    for (int i = 0; i < RECIPES; i++) {
+        test_case("%s", recipe_text[i]);
+        const char *path = test_path("model.safetensors");
+        session *a = open_session(te, i, true, 5), *b;
+        bytes want[2];
+        train(a, 0);
+        train(a, 1);
+        CHECK_EQ_INT(te_checkpoint_save(te, path, a->model, a->adam, NULL, 0), TE_OK);
+        bytes saved = content(a->model);
+        for (int step = 0; step < 2; step++) want[step] = train(a, 2 + step);
+        b = open_session(te, i, true, 77);
+        CHECK_EQ_INT(te_checkpoint_load(te, path, b->model, b->adam), TE_OK);
+        REQUIRE_OK(te);
+        if (i != 0) check_same("model", content(b->model), saved); /* delayed: buffers of modules that have not run stand behind their weights */
+        for (int step = 0; step < 2; step++) check_same("step", train(b, 2 + step), want[step]);
+    }
+}
+
+TE_TEST_DEVICES(high_precision_checkpoints_are_quantized) {
+    for (int i = 1; i < RECIPES; i++)
+        for (int optimizer = 0; optimizer < 2; optimizer++) {
+            test_case("%s, %s optimizer", recipe_text[i], optimizer ? "with its" : "with a new");
+            const char *path = test_path("plain.safetensors");
+            session *a = open_session(te, i, false, 5), *b = open_session(te, i, true, 77);
+            bytes want = no_bytes(), got = no_bytes();
+            collector c = {&want, i};
+            train(a, 0);
+            CHECK_EQ_INT(te_checkpoint_save(te, path, a->model, optimizer ? a->adam : NULL, NULL, 0), TE_OK);
+            CHECK_EQ_INT(te_checkpoint_load(te, path, b->model, optimizer ? b->adam : NULL), TE_OK);
+            REQUIRE_OK(te);
+            te_scope_begin(te);
+            te_module_visit_tensors(a->model, put_weight, &c);
+            c.b = &got;
+            te_module_visit_tensors(b->model, put_weight, &c);
+            te_scope_end(te);
+            check_same("weights", got, want);
+            if (!optimizer) { /* both start from the weights of the file */
+                te_optimizer_destroy(a->adam);
+                a->adam = te_fused_adam_create(te, a->model, &(te_fused_adam_desc){.lr = 0.02f});
+                te_optimizer_destroy(b->adam);
+                b->adam = te_fused_adam_create(te, b->model, &(te_fused_adam_desc){.lr = 0.02f});
+            }
+            te_seed(te, 9);
+            want = train(a, 1);
+            te_seed(te, 9);
+            check_same("step", train(b, 1), want);
+        }
+}
+
+static bool drop_columns(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path, (void)kind;
+    if (te_tensor_is_quantized(x)) te_tensor_update_usage(x, TE_ROWWISE);
+    return true;
+}
+TE_TEST_DEVICES(checkpoints_without_column_wise_copies) {
+    for (int i = 0; i < RECIPES; i++) {
+        test_case("%s", recipe_text[i]);
+        const char *path = test_path("rows.safetensors");
+        session *a = open_session(te, i, true, 5), *b = open_session(te, i, true, 77);
+        bytes whole = content(a->model), before = content(b->model);
+        te_module_visit_tensors(a->model, drop_columns, NULL);
+        CHECK_EQ_INT(te_checkpoint_save(te, path, a->model, a->adam, NULL, 0), TE_OK);
+        te_result result = te_checkpoint_load(te, path, b->model, b->adam);
+        if (i != 3 && i < 5) {
+            CHECK_EQ_INT(result, TE_OK);
+            check_same("model", content(b->model), whole);
+            te_module_visit_tensors(b->model, drop_columns, NULL); /* a model without them runs, too, and makes them at need */
+            bytes step = train(b, 0);
+            session *c = open_session(te, i, true, 5);
+            te_seed(te, 1);
+            CHECK_EQ_INT(te_checkpoint_load(te, path, c->model, c->adam), TE_OK);
+            check_same("step", train(c, 0), step);
+            CHECK_OK(te);
+        } else { /* both hold numbers of their own: the file is not whole */
+            CHECK_EQ_INT(result, TE_ERR_FORMAT);
+            CHECK_ERROR(te, TE_ERR_FORMAT, ".col.data");
+            check_same("model", content(b->model), before);
+        }
+    }
+}
+
+TE_TEST_DEVICES(checkpoints_that_do_not_fit_change_nothing) {
+    te_recipe r = recipe_of(1);
+    const char *path = test_path("other.safetensors");
+    for (int i = 0; i < 6; i++) {
+        test_case("case %d", i);
+        te_scope_begin(te);
+        /* the file's model, and the one that it is loaded into */
+        te_module *from = i == 0 || i == 4 || i == 5 ? te_linear_create(te, &(te_linear_desc){.in_features = i == 0 ? 20 : 16, .out_features = 12})
+                                           : linear_of(te, &r, false, i == 1 ? 40 : 16, 12), *to;
+        te_recipe mx = recipe_of(3);
+        if (i == 4) te_module_add_parameter(from, "weight", te_tensor_zeros(te, TE_F32, SHAPE(192)));
+        to = i == 2 ? te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 12}) : linear_of(te, i == 3 ? &mx : &r, true, 16, 12);
+        REQUIRE_OK(te);
+        bytes before = content(to);
+        te_safetensors_item whole[2] = {{"weight", te_tensor_zeros(te, TE_I32, SHAPE(12, 16))}, {"bias", te_module_parameter(to, "bias")}};
+        CHECK_EQ_INT(i == 5 ? te_safetensors_write(te, path, whole, 2, NULL, 0) : te_checkpoint_save(te, path, from, NULL, NULL, 0), TE_OK);
+        CHECK(te_checkpoint_load(te, path, to, NULL) != TE_OK);
+        CHECK_ERROR(te, i == 2 ? TE_ERR_FORMAT : TE_ERR_SHAPE, i == 2 ? "no tensor \"weight\"" : i == 0 || i >= 4 ? "stored quantized" : "weight.");
+        check_same("model", content(to), before);
+        te_module_destroy(from);
+        te_module_destroy(to);
+        te_scope_end(te);
+    }
+}
+
+/* ---- misuse -------------------------------------------------------------------------------------------------------- */
+
+TE_TEST_DEVICES(quantized_models_misused) {
+    te_recipe r = recipe_of(1), bad = recipe_of(1);
+    bad.format = TE_FORMAT_E5M2;
+    CHECK_EQ_INT(te_quantized_model_init_end(te), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "without te_quantized_model_init_begin");
+    CHECK_EQ_INT(te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &bad}), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "E5M2");
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 5, .out_features = 3}); /* no region was opened */
+    CHECK(!te_tensor_is_quantized(te_module_parameter(m, "weight")));
+    te_module_destroy(m);
+    int depth = 0;
+    while (te_quantized_model_init_begin(te, NULL) == TE_OK && depth < 1000) depth++;
+    CHECK_ERROR(te, TE_ERR_STATE, "te_quantized_model_init_end missing");
+    m = te_linear_create(te, &(te_linear_desc){.in_features = 5, .out_features = 3});
+    CHECK_EQ_INT(te_quantized_kind(te_module_parameter(m, "weight")), TE_QUANT_DELAYED); /* without a desc */
+    te_module_destroy(m);
+    while (depth-- > 0) CHECK_EQ_INT(te_quantized_model_init_end(te), TE_OK);
+    CHECK_EQ_INT(te_quantized_model_init_begin(NULL, NULL), TE_ERR_STATE);
+    CHECK_EQ_INT(te_quantized_model_init_end(NULL), TE_ERR_STATE);
+    /* masters are needed */
+    m = linear_of(te, &r, false, 8, 8);
+    CHECK(!te_fused_adam_create(te, m, &(te_fused_adam_desc){.no_master_weights = true}));
+    CHECK_ERROR(te, TE_ERR_INVALID, "quantized weights need masters");
+    te_module_destroy(m);
+    /* factories and quantizers that fail leave no module behind */
+    static const factory_mode modes[] = {FAILS_AT_FC2, BREAKS_HALFWAY};
+    for (int i = 0; i < COUNT(modes); i++) {
+        test_case("mode %d", (int)modes[i]);
+        r = recipe_with(modes[i]);
+        te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .preserve_high_precision_init_val = true});
+        CHECK(!te_layernorm_mlp_create(te, &(te_layernorm_mlp_desc){.hidden_size = 8, .ffn_hidden_size = 8}));
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, i ? "custom quantizer \"broken\"" : "the factory returned");
+        te_quantized_model_init_end(te);
+    }
+    /* a factory that leaves weights alone */
+    r = recipe_with(PLAIN_WEIGHTS);
+    m = linear_of(te, &r, true, 8, 8);
+    CHECK(m && !te_tensor_is_quantized(te_module_parameter(m, "weight")));
+    CHECK(run_linear(m, &r, 8) != NULL);
+    te_module_destroy(m);
+    CHECK_OK(te);
+}
+
+/* A quantizer that fails halfway: the copy that it had made is not taken. */
+TE_TEST_DEVICES(a_failed_requantization_changes_nothing) {
+    te_quantizer *q = te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_CUSTOM, .custom = &eighths});
+    te_quantizer *bad = te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_CUSTOM, .custom = &broken});
+    te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 4), 1), *w = te_quantize(q, x);
+    bytes before = no_bytes(), after = no_bytes();
+    put_whole(&before, w);
+    CHECK_EQ_INT(te_quantize_into(bad, te_tensor_full(te, TE_BF16, SHAPE(4, 4), 3), w, NULL), TE_ERR_UNSUPPORTED);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "nothing was changed");
+    put_whole(&after, w);
+    check_same("weight", after, before);
+    te_quantizer_destroy(q);
+    te_quantizer_destroy(bad);
+    CHECK_OK(te);
+}

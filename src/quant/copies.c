@@ -169,16 +169,29 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
     te_ctx *te = x->te;
     te_nvfp4_amax_args amax = TE_ZERO;
     te_nvfp4_quantize_args cast = TE_ZERO;
-    te_result result;
+    te_tensor *whole[2] = {NULL, NULL}; /* what a group reduces: a collective may fail, and then the copies stay as they are */
+    te_result result = TE_OK;
+    int i;
     amax.x = x;
     amax.amax_row = row ? row->amax : NULL;
     amax.amax_col = col && !(row && col->amax == row->amax) ? col->amax : NULL;
     amax.rht = spec->rht;
     amax.no_sign_mask = spec->no_sign_mask;
     amax.noop = noop;
+    for (i = 0; i < 2 && te_group_size(spec->group) > 1; i++) {
+        te_tensor **slot = i ? &amax.amax_col : &amax.amax_row, *own = *slot;
+        if (!own || (i == 0 && spec->row_scaled)) continue;
+        *slot = te__empty_1d(te, TE_F32, 1);
+        if (!*slot) return te_error_code(te);
+        if (noop) result = te_tensor_copy(*slot, own);
+        if (result != TE_OK) return result;
+        whole[i] = own;
+    }
     result = te_nvfp4_amax(te, &amax);
-    if (result == TE_OK && amax.amax_row && !spec->row_scaled) result = te_all_reduce(spec->group, amax.amax_row, TE_REDUCE_MAX);
-    if (result == TE_OK && amax.amax_col) result = te_all_reduce(spec->group, amax.amax_col, TE_REDUCE_MAX);
+    for (i = 0; i < 2 && result == TE_OK; i++)
+        if (whole[i]) result = te_all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);
+    for (i = 0; i < 2 && result == TE_OK; i++)
+        if (whole[i]) result = te_tensor_copy(whole[i], i ? amax.amax_col : amax.amax_row);
     if (result != TE_OK) return result;
     cast.x = x;
     if (row) {

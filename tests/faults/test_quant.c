@@ -775,6 +775,7 @@ TE_TEST_DEVICES(own_quantizers_that_fail_halfway) {
             te_scope_end(te);
         }
     CHECK_EQ_INT(refusals, 6 * FAIL_WAYS);
+    state.fail_at = 0;
     state.dequantize_fails = true;
     REFUSED(forward_under(te, &r, m, x), TE_ERR_STATE, "head: ", "custom quantizer \"mine\": its dequantize function returned NULL", NULL);
     forget();
@@ -974,4 +975,390 @@ TE_TEST_DEVICES(master_weights_that_do_not_fit) {
     te_quantizer_destroy(q4);
     CHECK_OK(other);
     release_bystander(te, &bystander);
+}
+
+/* ---- NULL ---------------------------------------------------------------------------------------------------------- */
+
+static bool visit_nothing(void *user, const te_quantizer_role *role, const te_quant_stats *stats) {
+    (void)user, (void)role, (void)stats;
+    return true;
+}
+TE_TEST_DEVICES(null_everywhere) {
+    model bystander = new_bystander(te);
+    te_quantizer_desc d = kind_of(1);
+    te_quantizer *q = te_quantizer_create(te, &d);
+    te_tensor *x = normal(te, 8, 32, 1), *y = te_quantize(q, x), *data, *scale;
+    forget();
+    keep(x);
+    keep(y);
+    CHECK(!te_quantizer_create(NULL, &d) && !te_quantizer_create(te, NULL) && !te_quantizer_create(NULL, NULL));
+    te_quantizer_destroy(NULL);
+    CHECK(te_quantizer_set_usage(NULL, 1) != TE_OK && te_quantizer_get_usage(NULL) == 0);
+    CHECK(!te_quantize(NULL, x) && !te_quantize(q, NULL) && !te_quantize(NULL, NULL));
+    CHECK(te_quantize_into(NULL, x, y, NULL) != TE_OK && te_quantize_into(q, NULL, y, NULL) != TE_OK && te_quantize_into(q, x, NULL, NULL) != TE_OK);
+    CHECK(!te_quantizer_make_empty(NULL, TE_F32, SHAPE(2)) && !te_quantizer_make_empty(q, TE_F32, 2, NULL));
+    te_clear_error(te);
+    CHECK(te_quantizer_calibrate(NULL, x) != TE_OK && te_quantizer_calibrate(q, NULL) != TE_OK);
+    CHECK(!te_quantizer_is_quantizable(NULL, x) && !te_quantizer_is_quantizable(q, NULL) && !te_quantizer_is_requantization_safe(NULL));
+    CHECK(!te_dequantize(NULL, TE_F32) && te_tensor_update_usage(NULL, 1) != TE_OK);
+    CHECK(te_quantized_view(NULL, TE_ROWWISE, &data, &scale) != TE_OK && !data && !scale);
+    CHECK_EQ_INT(te_quantized_view(y, TE_ROWWISE, NULL, NULL), TE_OK);
+    CHECK(!te_quantized_amax(NULL, TE_ROWWISE) && te_quantized_kind(NULL) == TE_QUANT_NONE && te_quantized_usage(NULL) == 0 && !te_is_custom(NULL));
+    CHECK(te_autocast_begin(NULL, NULL) != TE_OK && te_autocast_end(NULL) != TE_OK && !te_autocast_enabled(NULL));
+    CHECK(te_quant_inspect(NULL, true) != TE_OK && te_quant_stats_visit(NULL, visit_nothing, NULL) != TE_OK && te_quant_stats_visit(te, NULL, NULL) != TE_OK);
+    te_clear_error(te);
+    CHECK(te_quantized_model_init_begin(NULL, NULL) != TE_OK && te_quantized_model_init_end(NULL) != TE_OK);
+    CHECK(te_quantized_init_value(NULL, &d) != TE_OK);
+    te_quantized_clear_init_value(NULL);
+    te_quantized_clear_init_value(x);
+    te_quantized_clear_init_value(y);
+    CHECK(te_replace_raw_data(NULL, x) != TE_OK && te_replace_raw_data(y, NULL) != TE_OK);
+    te_master_weights w = {0};
+    CHECK(te_quantize_master_weights(NULL, &w) != TE_OK && te_quantize_master_weights(te, NULL) != TE_OK && te_cast_master_weights_to_fp8(NULL, NULL) != TE_OK);
+    CHECK(te_post_all_gather_processing(NULL, &y, 1) != TE_OK);
+    CHECK(strlen(te_recipe_name((te_recipe_kind)-1)) > 0 && strlen(te_recipe_name((te_recipe_kind)99)) > 0);
+    /* defaults: NULL is delayed scaling */
+    CHECK_EQ_INT(te_autocast_begin(te, NULL), TE_OK);
+    CHECK_EQ_INT(te_autocast_end(te), TE_OK);
+    CHECK_EQ_INT(te_quantized_model_init_begin(te, NULL), TE_OK);
+    CHECK_EQ_INT(te_quantized_model_init_end(te), TE_OK);
+    CHECK_OK(te);
+    /* groups */
+    te_thread_hub *hub = te_thread_hub_create(1);
+    te_group_desc none = {0};
+    CHECK(!te_group_create(NULL, &none) && !te_group_create(te, NULL));
+    te_clear_error(te);
+    CHECK(!te_group_create(te, &none));
+    CHECK(!te_ok(te));
+    te_clear_error(te);
+    te_group_destroy(NULL);
+    CHECK(te_group_rank(NULL) == 0 && te_group_size(NULL) == 1 && !te_thread_hub_create(0) && !te_thread_hub_create(-1));
+    te_thread_hub_destroy(NULL);
+    CHECK(!te_thread_group_create(NULL, hub, 0));
+    CHECK(!te_thread_group_create(te, NULL, 0));
+    te_clear_error(te);
+    CHECK(!te_thread_group_create(te, hub, 1));
+    CHECK(!te_ok(te));
+    te_clear_error(te);
+    te_group *group = te_thread_group_create(te, hub, 0);
+    for (int i = 0; i < 2; i++) { /* no group: the identity */
+        te_group *g = i ? group : NULL;
+        CHECK(te_all_reduce(g, NULL, TE_REDUCE_MAX) == TE_ERR_STATE && te_all_gather(g, NULL, x) == TE_ERR_STATE && te_all_gather(g, x, NULL) == TE_ERR_STATE);
+        CHECK(te_reduce_scatter(g, NULL, x) == TE_ERR_STATE && te_reduce_scatter(g, x, NULL) == TE_ERR_STATE && te_broadcast(g, NULL, 0) == TE_ERR_STATE);
+        te_clear_error(te);
+        CHECK_EQ_INT(te_all_reduce(g, x, TE_REDUCE_MAX), TE_OK);
+        CHECK_EQ_INT(te_barrier(g), TE_OK);
+    }
+    CHECK_OK(te);
+    UNCHANGED();
+    te_group_destroy(group);
+    te_thread_hub_destroy(hub);
+    te_quantizer_destroy(q);
+    forget();
+    release_bystander(te, &bystander);
+}
+
+/* ---- NaN and infinity ---------------------------------------------------------------------------------------------- */
+
+/* The row-wise code of element (m, n). */
+static int code_at(const te_tensor *data, int64_t m, int64_t n) {
+    const uint8_t *bytes = (const uint8_t *)test_read_bytes(data);
+    int64_t ld = te_tensor_shape(data)[1];
+    if (te_tensor_dtype(data) != TE_F4E2M1) return bytes[m * ld + n];
+    return bytes[m * (ld / 2) + n / 2] >> (n % 2 ? 4 : 0) & 15;
+}
+
+TE_TEST_DEVICES(nan_and_infinity_of_every_kind) {
+    enum { M = 40, N = 72, AT_M = 21, AT_N = 37 };
+    for (int i = 0; i < 7; i++)
+        for (int five = 0; five < 2; five++) {
+            te_quantizer_desc d = kind_of(i);
+            bool fp4 = d.kind == TE_QUANT_NVFP4;
+            if (five && fp4) continue;
+            if (five) d.dtype = TE_F8E5M2;
+            float *v = test_normal(M * N, 5), *hole = test_copy(v, M * N), *whole = test_copy(v, M * N);
+            hole[AT_M * N + AT_N] = 0;
+            te_tensor *zero = quantized(te, d, test_tensor(te, TE_F32, SHAPE(M, N), hole)), *a, *b, *s, *t;
+            te_quantized_view(zero, TE_ROWWISE, &b, &t);
+            /* NaN enters no amax: all is as if a 0 stood there, but for its own code */
+            for (int sign = 0; sign < 2; sign++) {
+                test_case("%s%s, %s", kind_names[i], five ? " e5m2" : "", sign ? "-NaN" : "NaN");
+                hole[AT_M * N + AT_N] = sign ? -NAN : NAN;
+                te_tensor *y = quantized(te, d, test_tensor(te, TE_F32, SHAPE(M, N), hole));
+                te_quantized_view(y, TE_ROWWISE, &a, &s);
+                CHECK_BYTES("scales", test_read_bytes(s), test_read_bytes(t), te_tensor_bytes(t));
+                if (fp4) CHECK_TENSOR(te_quantized_amax(y, TE_ROWWISE), test_read(te_quantized_amax(zero, TE_ROWWISE)), 0, 0);
+                int code = code_at(a, AT_M, AT_N);
+                CHECK_MSG(fp4 ? (code & 7) == 7 : five ? (code & 0x7F) > 0x7C : (code & 0x7F) == 0x7F, "code %02x", code);
+                for (int m = 0; m < M; m++)
+                    for (int n = 0; n < N; n++)
+                        if (m != AT_M || n != AT_N) CHECK(code_at(a, m, n) == code_at(b, m, n));
+                const float *back = test_read(te_dequantize(y, TE_F32));
+                CHECK(fp4 ? fabsf(back[AT_M * N + AT_N]) < INFINITY : isnan(back[AT_M * N + AT_N]));
+                CHECK(!isnan(back[0]) && !isnan(back[M * N - 1]));
+            }
+            /* infinity saturates, with its sign; blocks that it is not in do not see it */
+            te_quantized_view(quantized(te, d, test_tensor(te, TE_F32, SHAPE(M, N), whole)), TE_ROWWISE, &b, &t);
+            for (int sign = 0; sign < 2; sign++) {
+                test_case("%s%s, %sinf", kind_names[i], five ? " e5m2" : "", sign ? "-" : "");
+                whole[AT_M * N + AT_N] = sign ? -INFINITY : INFINITY;
+                te_tensor *y = quantized(te, d, test_tensor(te, TE_F32, SHAPE(M, N), whole));
+                te_quantized_view(y, TE_ROWWISE, &a, &s);
+                int most = fp4 ? 7 : five ? 0x7B : 0x7E;
+                CHECK_EQ_INT(code_at(a, AT_M, AT_N), most | (sign ? fp4 ? 8 : 0x80 : 0));
+                if (d.kind == TE_QUANT_MXFP8)
+                    for (int n = 0; n < N; n++) CHECK(n / 32 == AT_N / 32 || code_at(a, AT_M, n) == code_at(b, AT_M, n));
+                if (i == 2) /* 1 x 128: the row alone */
+                    for (int n = 0; n < N; n++) CHECK(code_at(a, AT_M - 1, n) == code_at(b, AT_M - 1, n));
+                if (i <= 1) CHECK(test_read(s)[0] == 1); /* no scale is made of it */
+                if (!fp4) CHECK(!isnan(test_read(te_dequantize(y, TE_F32))[0]));
+            }
+            /* nothing else in it */
+            for (int bad = 0; bad < 3; bad++) {
+                for (int k = 0; k < M * N; k++) whole[k] = bad == 0 ? NAN : bad == 1 ? INFINITY : -0.0f;
+                test_case("%s%s, all %s", kind_names[i], five ? " e5m2" : "", bad == 0 ? "NaN" : bad == 1 ? "inf" : "-0");
+                te_tensor *y = quantized(te, d, test_tensor(te, TE_F32, SHAPE(M, N), whole));
+                te_quantized_view(y, TE_ROWWISE, &a, &s);
+                int code = code_at(a, 3, 3);
+                if (bad == 0) CHECK_MSG(fp4 ? (code & 7) == 7 : (code & 0x7F) > 0x7C, "code %02x", code);
+                if (bad == 1) CHECK_EQ_INT(code, fp4 ? 7 : five ? 0x7B : 0x7E);
+                if (bad == 2) CHECK_MSG((code & (fp4 ? 7 : 0x7F)) == 0, "code %02x", code);
+                if (bad == 2) CHECK(test_read(te_dequantize(y, TE_F32))[M * N - 1] == 0);
+                CHECK_EQ_INT(te_tensor_update_usage(y, TE_COLUMNWISE), TE_OK);
+                test_read(te_dequantize(y, TE_F32));
+            }
+            CHECK_OK(te);
+        }
+}
+
+/* A model that meets NaN and infinity goes on under every recipe, and nothing that it keeps is harmed. */
+TE_TEST_DEVICES(nan_and_infinity_in_a_step) {
+    for (int kind = TE_RECIPE_DELAYED; kind <= TE_RECIPE_NVFP4; kind++)
+        for (int bad = 0; bad < 2; bad++) {
+            test_case("recipe %s, %s", te_recipe_name((te_recipe_kind)kind), bad ? "infinity" : "NaN");
+            te_scope_begin(te);
+            te_recipe r = recipe_of(kind);
+            te_module *m = linear_of(te, "head");
+            te_tensor *weight = te_module_parameter(m, "weight");
+            float *v = test_normal(8 * 32, 1);
+            te_tensor *good = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(8, 32), v), true);
+            v[40] = bad ? INFINITY : NAN;
+            forget();
+            keep(weight);
+            CHECK_EQ_INT(step_under(te, &r, m, te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(8, 32), v), true)), TE_OK);
+            UNCHANGED();
+            te_tensor_zero_grad(weight);
+            for (int step = 0; step < 2; step++) CHECK_EQ_INT(step_under(te, &r, m, good), TE_OK);
+            const float *g = test_read(te_tensor_grad(weight));
+            double sum = 0;
+            for (int i = 0; i < 16 * 32; i++) sum += fabs((double)g[i]);
+            CHECK_MSG(sum > 0 && sum < 1e6, "the gradients add up to %g", sum);
+            if (kind == TE_RECIPE_DELAYED) {
+                const float *scale = test_read(te_module_parameter(m, "fp8_scale_fwd"));
+                CHECK_MSG(scale[0] > 0 && scale[0] < INFINITY, "the scale is %g", (double)scale[0]);
+            }
+            te_module_destroy(m);
+            CHECK_OK(te);
+            te_scope_end(te);
+        }
+    forget();
+}
+
+/* ---- no memory in the middle ----------------------------------------------------------------------------------------- */
+
+typedef struct hungry {
+    te_quantizer *q;
+    te_tensor *x, *dst, *first; /* dst = first, quantized */
+    te_recipe recipe;
+    te_module *module;
+} hungry;
+typedef te_result (*hungry_fn)(te_ctx *te, hungry *h);
+
+static te_result hungry_quantize(te_ctx *te, hungry *h) { return te_quantize(h->q, h->x) ? TE_OK : te_error_code(te); }
+static te_result hungry_into(te_ctx *te, hungry *h) {
+    (void)te;
+    return te_quantize_into(h->q, h->x, h->dst, NULL);
+}
+static te_result hungry_dequantize(te_ctx *te, hungry *h) { return te_dequantize(h->dst, TE_F32) ? TE_OK : te_error_code(te); }
+static te_result hungry_step(te_ctx *te, hungry *h) {
+    te_tensor *y = forward_under(te, &h->recipe, h->module, h->x);
+    return y ? te_backward_from(y, y) : te_error_code(te);
+}
+
+/* Refuses every request of `work` in turn: each time it fails in words, leaves nothing behind and changes nothing; then it succeeds. */
+static void refuse_in_turn(te_ctx *te, purse *p, hungry_fn work, hungry *h, int least, const char *what) {
+    enum { MOST = 3000 };
+    for (int n = 1; n <= MOST; n++) {
+        test_case("%s: request %d is refused", what, n);
+        te_memory_trim(te);
+        size_t before = te_memory_get_stats(te).allocated;
+        int64_t refused = p->refused;
+        te_scope_begin(te);
+        te_rng_set(te, 3, 100);
+        p->fail_at = p->calls + n;
+        te_result result = work(te, h);
+        p->fail_at = 0;
+        CHECK_EQ_INT(te_error_code(te), result);
+        te_clear_error(te);
+        te_scope_end(te);
+        if (p->refused == refused) {
+            CHECK_EQ_INT(result, TE_OK);
+            CHECK_MSG(n > least, "only %d requests", n - 1);
+            return;
+        }
+        if (result != TE_OK) {
+            CHECK_EQ_INT(result, TE_ERR_OUT_OF_MEMORY);
+            UNCHANGED();
+            CHECK_EQ_INT(te_memory_get_stats(te).allocated, before);
+        } else if (h->first) { /* it did without */
+            CHECK_EQ_INT(te_quantize_into(h->q, h->first, h->dst, NULL), TE_OK);
+            UNCHANGED();
+        }
+    }
+    test_fail(__FILE__, __LINE__, "%s: %d requests and no end", what, MOST);
+}
+
+static te_ctx *context_with(purse *p) {
+    te_ctx_desc desc = {0};
+    desc.device = "cpu";
+    desc.host_allocator = allocator_of(p);
+    desc.cpu_threads = 1;
+    return test_context_with(&desc);
+}
+
+TE_TEST(no_memory_for_a_quantizer) {
+    purse *p = new_purse();
+    te_ctx *te = context_with(p);
+    te_custom_quantizer custom = {"mine", NULL, mine_quantize, mine_dequantize, NULL};
+    mine state = {te, te, 0, 0, 0, false};
+    custom.user = &state;
+    for (int i = 0; i <= KINDS; i++)
+        for (int strided = 0; strided < 2; strided++) {
+            hungry h;
+            memset(&h, 0, sizeof h);
+            te_quantizer_desc d = kind_of(i < KINDS ? i : 0);
+            if (i == KINDS) d.kind = TE_QUANT_CUSTOM, d.custom = &custom;
+            te_scope_begin(te);
+            h.q = te_quantizer_create(te, &d);
+            h.first = normal(te, 40, 24, 1);
+            h.dst = te_quantize(h.q, h.first);
+            h.x = strided ? te_tensor_transpose(normal(te, 24, 40, 2), 0, 1) : normal(te, 40, 24, 2);
+            REQUIRE_OK(te);
+            const char *name = i < KINDS ? kind_names[i] : "custom";
+            forget();
+            keep(h.x);
+            keep(h.dst);
+            refuse_in_turn(te, p, hungry_quantize, &h, 2, name);
+            UNCHANGED();
+            refuse_in_turn(te, p, hungry_dequantize, &h, 1, name);
+            UNCHANGED();
+            refuse_in_turn(te, p, hungry_into, &h, -1, name);
+            te_tensor *want = te_quantize(h.q, h.x);
+            for (int which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) {
+                te_tensor *a, *b;
+                te_quantized_view(h.dst, which, &a, NULL);
+                te_quantized_view(want, which, &b, NULL);
+                CHECK_BYTES("quantized into", test_read_bytes(a), test_read_bytes(b), te_tensor_bytes(b));
+            }
+            te_quantizer_destroy(h.q);
+            te_scope_end(te);
+        }
+    forget();
+    CHECK_OK(te);
+}
+
+TE_TEST(no_memory_in_a_step) {
+    purse *p = new_purse();
+    te_ctx *te = context_with(p);
+    answers mixed;
+    memset(&mixed, 0, sizeof mixed);
+    mixed.slot[0] = kind_of(4);
+    mixed.slot[1] = kind_of(8);
+    mixed.slot[2].kind = TE_QUANT_DELAYED;
+    for (int kind = TE_RECIPE_DELAYED; kind <= TE_RECIPE_CUSTOM; kind++)
+        for (int primary = 0; primary < 2; primary++) {
+            hungry h;
+            memset(&h, 0, sizeof h);
+            h.recipe = kind == TE_RECIPE_CUSTOM ? te_recipe_custom(answer, &mixed) : recipe_of(kind);
+            te_scope_begin(te);
+            if (primary) init_with(te, &h.recipe);
+            te_layernorm_mlp_desc d = {0};
+            d.hidden_size = d.ffn_hidden_size = 16;
+            d.params_dtype = TE_F32;
+            h.module = te_layernorm_mlp_create(te, &d);
+            if (primary) te_quantized_model_init_end(te);
+            h.x = normal(te, 6, 16, 1);
+            REQUIRE_OK(te);
+            te_scope_begin(te); /* the module's slots and scales are made by the first step: under a starved one of its own */
+            forget();
+            static const char *const weights[] = {"layer_norm_weight", "layer_norm_bias", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"};
+            for (int i = 0; i < COUNT(weights); i++) {
+                te_tensor *w = te_module_parameter(h.module, weights[i]);
+                REQUIRE(w != NULL);
+                te_tensor_set_requires_grad(w, false);
+                keep(w);
+            }
+            te_tensor_set_requires_grad(h.x, true);
+            te_tensor_set_requires_grad(te_module_parameter(h.module, "fc1_weight"), !primary);
+            test_case("recipe %d primary %d", kind, primary);
+            hungry_step(te, &h); /* what a module keeps from its first step on, and gradients: there from here */
+            REQUIRE_OK(te);
+            UNCHANGED();
+            refuse_in_turn(te, p, hungry_step, &h, 40, te_recipe_name((te_recipe_kind)kind));
+            CHECK_OK(te);
+            te_scope_end(te);
+            te_module_destroy(h.module);
+            te_scope_end(te);
+        }
+    forget();
+    CHECK_OK(te);
+}
+
+/* The first step of a module, refused at every request: its slots and scales are made whole or not at all. */
+TE_TEST(no_memory_in_a_first_step) {
+    purse *p = new_purse();
+    te_ctx *te = context_with(p);
+    answers mixed;
+    memset(&mixed, 0, sizeof mixed);
+    mixed.slot[0] = kind_of(4);
+    mixed.slot[1] = kind_of(8);
+    mixed.slot[2].kind = TE_QUANT_DELAYED;
+    for (int kind = TE_RECIPE_DELAYED; kind <= TE_RECIPE_CUSTOM; kind++)
+        for (int n = 1;; n++) {
+            test_case("recipe %s: request %d is refused", te_recipe_name((te_recipe_kind)kind), n);
+            hungry h;
+            memset(&h, 0, sizeof h);
+            h.recipe = kind == TE_RECIPE_CUSTOM ? te_recipe_custom(answer, &mixed) : recipe_of(kind);
+            te_scope_begin(te);
+            te_rng_set(te, 3, 100);
+            h.module = linear_of(te, "head");
+            h.x = te_tensor_set_requires_grad(normal(te, 6, 32, 1), true);
+            forget();
+            keep(te_module_parameter(h.module, "weight"));
+            keep(te_module_parameter(h.module, "bias"));
+            te_rng_set(te, 4, 100);
+            int64_t refused = p->refused;
+            p->fail_at = p->calls + n;
+            te_result result = hungry_step(te, &h);
+            p->fail_at = 0;
+            bool last = p->refused == refused;
+            CHECK_EQ_INT(te_error_code(te), result);
+            CHECK(!last || result == TE_OK);
+            if (result != TE_OK) CHECK_ERROR(te, TE_ERR_OUT_OF_MEMORY, "out of ");
+            UNCHANGED();
+            CHECK_EQ_INT(hungry_step(te, &h), TE_OK); /* and now it can */
+            UNCHANGED();
+            CHECK_OK(te);
+            te_module_destroy(h.module);
+            te_scope_end(te);
+            if (last) {
+                CHECK_MSG(n > 30, "only %d requests", n - 1);
+                break;
+            }
+            if (n > 3000) {
+                test_fail(__FILE__, __LINE__, "no end");
+                break;
+            }
+        }
+    forget();
 }

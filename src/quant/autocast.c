@@ -106,7 +106,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     for (s = first; s; s = s->next) count += TE__ALIKE(s);
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
     list = (te_tensor **)te__alloc(te, bytes);
-    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    if (!list) return te__refuse(group, TE__ALL_REDUCE, TE_ERR_OUT_OF_MEMORY);
     for (s = first; s; s = s->next) {
         te__slots *slots = te__slots_of(s, backward);
         if (!TE__ALIKE(s)) continue;
@@ -127,7 +127,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
         gather.count = count;
         gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
         result = reduced ? te_delayed_gather(te, &gather) : te_error_code(te);
-        if (result == TE_OK) result = te_all_reduce(group, reduced, TE_REDUCE_MAX);
+        result = result == TE_OK ? te_all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
         args.reduced = reduced;
     }
     if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_delayed_update(te, &args);

@@ -153,7 +153,7 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         scale.epsilon = spec->epsilon;
         scale.power_of_two = spec->power_of_two;
         result = scale.scale ? te_amax(te, &amax) : te_error_code(te);
-        if (result == TE_OK) result = te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX);
+        result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
         if (result == TE_OK) result = te_scale_from_amax(te, &scale);
         if (result != TE_OK) return result;
         cast.scale = scale.scale;
@@ -182,12 +182,13 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
         te_tensor **slot = i ? &amax.amax_col : &amax.amax_row, *own = *slot;
         if (!own || (i == 0 && spec->row_scaled)) continue;
         *slot = te__empty_1d(te, TE_F32, 1);
-        if (!*slot) return te_error_code(te);
+        if (!*slot) return te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
         if (noop) result = te_tensor_copy(*slot, own);
-        if (result != TE_OK) return result;
+        if (result != TE_OK) return te__refuse(spec->group, TE__ALL_REDUCE, result);
         whole[i] = own;
     }
     result = te_nvfp4_amax(te, &amax);
+    if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
     for (i = 0; i < 2 && result == TE_OK; i++)
         if (whole[i]) result = te_all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);
     for (i = 0; i < 2 && result == TE_OK; i++)

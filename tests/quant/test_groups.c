@@ -20,8 +20,20 @@ typedef struct rank_state {
     void *left[16]; /* malloc'ed: what fn found out */
     size_t bytes[16];
     int num_left;
+    int64_t requests, fail_at; /* of host memory; the one that is refused */
+    bool failed;
     pthread_t thread;
 } rank_state;
+
+static void *rank_alloc(void *user, size_t bytes, size_t alignment) {
+    rank_state *s = (rank_state *)user;
+    size_t step = alignment < 64 ? 64 : alignment;
+    return ++s->requests == s->fail_at ? NULL : aligned_alloc(step, (bytes + step - 1) / step * step);
+}
+static void rank_free(void *user, void *pointer, size_t bytes) {
+    (void)user, (void)bytes;
+    free(pointer);
+}
 
 static void no_log(void *user, te_log_level level, const char *message) { (void)user, (void)level, (void)message; }
 static void wrong(rank_state *s, const char *what) {
@@ -49,6 +61,9 @@ static void *rank_main(void *arg) {
     desc.device = s->device;
     desc.log = no_log;
     desc.cpu_threads = 1;
+    desc.host_allocator.alloc = rank_alloc;
+    desc.host_allocator.release = rank_free;
+    desc.host_allocator.user = s;
     s->te = te_ctx_create(&desc);
     te_scope_begin(s->te);
     s->group = s->hub ? te_thread_group_create(s->te, s->hub, s->rank) : NULL;
@@ -492,4 +507,39 @@ TE_TEST_DEVICES(groups_that_fail) {
             te_quantizer_destroy(q);
             te_group_destroy(d.amax_group);
         }
+}
+
+/* One rank runs out of memory on its way: nobody waits for it. */
+typedef struct starving {
+    te_quant_kind kind;
+    int request;
+} starving;
+static void starve_part(rank_state *s) {
+    const starving *arg = (const starving *)s->arg;
+    te_quantizer_desc d = {0};
+    d.kind = arg->kind;
+    d.amax_group = s->group;
+    te_quantizer *q = te_quantizer_create(s->te, &d);
+    te_tensor *x = part(s->te, TE_BF16, 16 * s->rank, 16, COLS, 0);
+    EXPECT(s, te_barrier(s->group) == TE_OK);
+    te_memory_trim(s->te);
+    if (s->rank == 1) s->fail_at = s->requests + arg->request;
+    s->failed = !te_quantize(q, x);
+    s->fail_at = 0;
+    EXPECT(s, s->failed == !te_ok(s->te));
+    te_clear_error(s->te);
+    te_quantizer_destroy(q);
+}
+TE_TEST(groups_with_a_rank_that_starves) {
+    for (int k = 0; k < 2; k++) {
+        int refusals = 0;
+        for (int n = 1; n < 40; n++) {
+            starving arg = {k ? TE_QUANT_NVFP4 : TE_QUANT_CURRENT, n};
+            rank_state *all = run_ranks("cpu", 3, starve_part, &arg);
+            test_case("kind %d, request %d", k, n);
+            CHECK(all[0].failed == all[1].failed && all[2].failed == all[1].failed);
+            refusals += all[1].failed;
+        }
+        CHECK_MSG(refusals > 3 && refusals < 39, "%d refusals", refusals);
+    }
 }

@@ -1427,18 +1427,20 @@ typedef struct te_quantized_model_init_desc {
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
 /* The value from before a weight was first quantized, in its nominal dtype [its shape]; TE_ERR_STATE if it was not preserved, or cleared.
- * The optimizer starts its master from it. TransformerEngine: get_high_precision_init_val, clear_high_precision_init_val. */
+ * reset_parameters, and a file that has the weight in high precision, put theirs in its place. An optimizer starts its master from it, unless
+ * somebody has written the weight since. TransformerEngine: get_high_precision_init_val, clear_high_precision_init_val. */
 TE_API te_result te_quantized_init_value(const te_tensor *x, void *host);
 TE_API void te_quantized_clear_init_value(te_tensor *x);
 
-/* Makes new_raw (the dtype, and at least the bytes, of x's row-wise data; contiguous) the memory of x's row-wise copy, with its present
+/* Makes new_raw (u8, or the dtype of x's row-wise data; at least its bytes; contiguous) the memory of x's row-wise copy, with its present
  * codes: how a framework keeps all parameters in one buffer. Per tensor, block, NVFP4, identity, and the row-wise part of hybrid; MXFP8 has
- * two copies that no other rank could rebuild from one: TE_ERR_UNSUPPORTED. TransformerEngine: replace_raw_data. */
+ * two copies that no other rank could rebuild from one: TE_ERR_UNSUPPORTED. Kernels are fastest where it begins at a multiple of 16 bytes.
+ * TransformerEngine: replace_raw_data. */
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 
 typedef struct te_master_weights {
     te_tensor *const *model_weights;  /* [count] quantized, with their quantizer (te_quantize, quantized_model_init); whole on every rank */
-    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL: it owns nothing */
+    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL, or n 0: it owns nothing */
     const int64_t *start_offsets;     /* [count] of the slice's first element */
     int count;
     te_group *group;                  /* reduces amaxes (borrowed); NULL: this rank has all */
@@ -1450,11 +1452,13 @@ typedef struct te_master_weights {
 
 /* Quantizes each rank's slices of f32 master weights (rounded to the weight's nominal dtype first) into the model's weights: together
  * the slices give the bytes that quantizing the whole gives. Every rank calls it with the same weights in the same order; the caller
- * gathers the bytes. Everything is checked before the first byte changes. Block and NVFP4 need 2-D scaling. TransformerEngine:
- * quantize_master_weights, cast_master_weights_to_fp8 (its older name). */
+ * gathers the bytes. The amaxes of all weights are reduced in one all_reduce, and everything is checked before the first byte changes: a
+ * rank of a thread group that refuses makes the call fail on all. Preserved first values are cleared. Block and NVFP4 need 2-D scaling.
+ * TransformerEngine: quantize_master_weights, cast_master_weights_to_fp8 (its older name). */
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);
 TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w);
-/* After the bytes of row-wise copies were gathered: makes the column-wise copies that follow from them. MXFP8 and plain tensors: nothing. */
+/* After the bytes of row-wise copies were gathered: makes the column-wise copies that follow from them. MXFP8 and hybrid weights
+ * (whose slices were cast into both copies) and plain tensors: nothing. */
 TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *model_weights, int count);
 
 /* ==== api/functions.h =========================================================================================== */
@@ -1797,7 +1801,8 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
 
 /* A checkpoint is one safetensors file: every parameter and buffer of `m` by path, the optimizer's states
- * ("optimizer/<path>.exp_avg" ...), the scaling state of delayed recipes, the random state, and `metadata`. Written to a
+ * ("optimizer/<path>.exp_avg" ...), the scaling state of delayed recipes, the random state, and `metadata`. Of a weight that is stored
+ * quantized it has the codes and scales of each copy ("<path>.row.data", ".row.scale", ".col.data" ...). Written to a
  * temporary file beside it, synced and renamed: a failure leaves the previous file whole. Syncs. m and opt may be NULL. */
 typedef struct te_metadata {
     const char *key, *value;
@@ -1806,7 +1811,7 @@ TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, 
                                     int num_metadata);
 /* Reads it back. Every name, shape and format is checked, and all memory taken, before the first byte changes: any error
  * but the disk's own leaves all as it was. Entries of the file that the model lacks are ignored with a warning; those that
- * the file lacks are errors. */
+ * the file lacks are errors. For a weight that is stored quantized the file may have a plain one of any float format, which is quantized. */
 TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* The value of one metadata entry of a file into buffer; TE_ERR_INVALID if there is none. */
 TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size);
@@ -4018,8 +4023,10 @@ typedef struct te__quantized {
     te_quant_kind kind;      /* of the quantizer that made it */
     te_quantizer *quantizer; /* that one, if its user holds it too (a reference), else NULL */
     te__quant_copy row, col;
+    uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other memory */
     void *init_value; /* of a weight: what it was before it was first quantized, in its nominal dtype, host memory; or NULL */
     size_t init_bytes;
+    uint64_t init_version; /* of the tensor when init_value spoke for it */
 } te__quantized;
 
 struct te_tensor {
@@ -4065,6 +4072,7 @@ typedef struct te__plan {
     bool baseline; /* only kernels marked te:baseline can be had, without options */
     bool explain;  /* nothing will run: addresses mean nothing */
     bool native, deterministic;
+    void *counter; /* te__plan_counter */
     te_result result; /* TE_OK, or why planning stopped */
     const char *why;
     size_t workspace_bytes;
@@ -4925,6 +4933,10 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
 
+/* A counter in device memory for kernels whose last block finishes for all (te_last_block): 0 between kernels. A context's kernels run one
+ * after another, so that one serves them all. */
+static unsigned *te__plan_counter(const te__plan *p) { return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter; }
+
 /* Device memory that lives until the plan has been queued; the pool hands it out again in stream order. 256-byte aligned. */
 static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     te__buffer *b;
@@ -5758,6 +5770,17 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    v = te_warp_max(lane < warps ? scratch[lane] : -TE_INF);",
     "    __syncthreads();",
     "    return v;",
+    "}",
+    "// True in every thread of the block that gets here last; what the others wrote before is visible to it. The counter, 0 between kernels,",
+    "// is 0 again then (te__plan_counter).",
+    "TE_DEV bool te_last_block(te_u32 *counter) {",
+    "    __shared__ bool last;",
+    "    __threadfence();",
+    "    __syncthreads();",
+    "    if (threadIdx.x == 0) last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;",
+    "    __syncthreads();",
+    "    __threadfence();",
+    "    return last;",
     "}",
     "// amax = max(amax, v) for v >= 0, atomically and in any order with one result: non-negative floats order like their bits. NaN never",
     "// arrives here: fmaxf drops it.",
@@ -7785,8 +7808,8 @@ static const char *const te__source_27[] = { /* ops/block/kargs.h */
     "} te__block_dequantize_kargs;",
 };
 static const char *const te__source_28[] = { /* ops/cast/amax.cu */
-    "// ops/cast/amax.cu: amax = max(amax, max |x|), NaN ignored, infinity kept. amax_zero clears it first where it should not be kept. Or, for a",
-    "// reader that takes the largest itself: partial[block] = the maximum of what the block has seen.",
+    "// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the block that ends last",
+    "// makes amax of them, unless a reader takes the largest itself.",
     "//",
     "//   x   | head | vector 0 | vector 1 | ...                                       | tail |",
     "//              |<- block 0: 2048 vectors of 16 bytes ->|<- block 1 ->| ... |<- block 0 again ...",
@@ -7842,25 +7865,15 @@ static const char *const te__source_28[] = { /* ops/cast/amax.cu */
     "    if (blockIdx.x == 0 && threadIdx.x < a.n - inside) // head and tail: fewer than 16 elements",
     "        largest = fmaxf(largest, fabsf(te_load(a.x, threadIdx.x < a.head ? threadIdx.x : inside + threadIdx.x, X_DT)));",
     "    largest = te_block_max(largest, scratch);",
-    "    if (threadIdx.x != 0) return;",
-    "    if (a.partial) a.partial[blockIdx.x] = largest;",
-    "    else if (largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
+    "    if (threadIdx.x == 0) a.partial[blockIdx.x] = largest;",
+    "    if (!a.amax || !te_last_block(a.counter)) return;",
+    "    largest = 0.0f;",
+    "    for (int b = threadIdx.x; b < gridDim.x; b += 512) largest = fmaxf(largest, __ldcg(a.partial + b));",
+    "    largest = te_block_max(largest, scratch);",
+    "    if (threadIdx.x == 0 && (!a.keep || largest > *a.amax)) *a.amax = largest;",
     "}",
 };
-static const char *const te__source_29[] = { /* ops/cast/amax_zero.cu */
-    "// ops/cast/amax_zero.cu: amax = 0, unless the noop flag is up.",
-    "//",
-    "// Launch: one block of 32.",
-    "//",
-    "// te:baseline",
-    "#include \"device/base.cuh\"",
-    "#include \"ops/cast/kargs.h\"",
-    "",
-    "extern \"C\" __global__ void te_amax_zero(const __grid_constant__ te__amax_kargs a) {",
-    "    if (threadIdx.x == 0 && !(a.noop && *a.noop == 1.0f)) *a.amax = 0.0f;",
-    "}",
-};
-static const char *const te__source_30[] = { /* ops/cast/delayed_gather.cu */
+static const char *const te__source_29[] = { /* ops/cast/delayed_gather.cu */
     "// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, one after the other.",
     "//",
     "// Launch: block 256, grid: slots of the table / 256 up: one slot a thread.",
@@ -7875,7 +7888,7 @@ static const char *const te__source_30[] = { /* ops/cast/delayed_gather.cu */
     "    a.amaxes[slot] = a.history[state][slot - a.first[state]];",
     "}",
 };
-static const char *const te__source_31[] = { /* ops/cast/delayed_update.cu */
+static const char *const te__source_30[] = { /* ops/cast/delayed_update.cu */
     "// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale [n]; see te__delayed_slot",
     "// in cpu.c.",
     "//",
@@ -7917,7 +7930,7 @@ static const char *const te__source_31[] = { /* ops/cast/delayed_update.cu */
     "    }",
     "}",
 };
-static const char *const te__source_32[] = { /* ops/cast/fp8_dequantize.cu */
+static const char *const te__source_31[] = { /* ops/cast/fp8_dequantize.cu */
     "// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].",
     "//",
     "// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.",
@@ -7990,7 +8003,7 @@ static const char *const te__source_32[] = { /* ops/cast/fp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_33[] = { /* ops/cast/fp8_quantize.cu */
+static const char *const te__source_32[] = { /* ops/cast/fp8_quantize.cu */
     "// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -8104,19 +8117,21 @@ static const char *const te__source_33[] = { /* ops/cast/fp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_34[] = { /* ops/cast/kargs.h */
+static const char *const te__source_33[] = { /* ops/cast/kargs.h */
     "/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000",
     " * bytes each. */",
     "",
     "typedef struct te__amax_kargs {",
     "    const void *x;",
-    "    float *amax;       /* [1], or NULL with partial */",
-    "    float *partial;    /* [blocks]: each writes its maximum there in place of amax; or NULL */",
+    "    float *partial;    /* [blocks]: each writes its maximum there */",
+    "    float *amax;       /* [1]: the last block's, of all of them; or NULL */",
+    "    unsigned *counter; /* of te_last_block */",
     "    const float *noop; /* [1], or NULL */",
     "    long long n;",
     "    long long vectors; /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */",
     "    int head;",
     "    int x_dt;",
+    "    int keep; /* the maximum with what amax holds */",
     "} te__amax_kargs;",
     "",
     "typedef struct te__scale_from_amax_kargs {",
@@ -8182,7 +8197,7 @@ static const char *const te__source_34[] = { /* ops/cast/kargs.h */
     "    int vector_dst; /* rows of dst start at multiples of 16 bytes */",
     "} te__transpose_kargs;",
 };
-static const char *const te__source_35[] = { /* ops/cast/list.cuh */
+static const char *const te__source_34[] = { /* ops/cast/list.cuh */
     "// ops/cast/list.cuh: which state of a table a slot belongs to. Knows the table's layout; must not know what is done with the slot.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -8199,7 +8214,7 @@ static const char *const te__source_35[] = { /* ops/cast/list.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_36[] = { /* ops/cast/scale_from_amax.cu */
+static const char *const te__source_35[] = { /* ops/cast/scale_from_amax.cu */
     "// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners (base/scaling.h).",
     "//",
     "// Launch: block 256, grid: n / 256 up.",
@@ -8216,7 +8231,7 @@ static const char *const te__source_36[] = { /* ops/cast/scale_from_amax.cu */
     "    if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);",
     "}",
 };
-static const char *const te__source_37[] = { /* ops/cast/transpose.cu */
+static const char *const te__source_36[] = { /* ops/cast/transpose.cu */
     "// ops/cast/transpose.cu: dst [n, ldd] = the transpose of the first n columns of src [m, lds]; columns m .. ldd-1 of dst are 0.",
     "//",
     "//            64 columns (tx: 8 each)",
@@ -8299,7 +8314,7 @@ static const char *const te__source_37[] = { /* ops/cast/transpose.cu */
     "    te_tile_store(tile, a.dst, a.ldd, first_row, first_col, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_38[] = { /* ops/cast/transpose_nibbles.cu */
+static const char *const te__source_37[] = { /* ops/cast/transpose_nibbles.cu */
     "// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in",
     "// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.",
     "//",
@@ -8350,7 +8365,7 @@ static const char *const te__source_38[] = { /* ops/cast/transpose_nibbles.cu */
     "    te_tile_store(tile, a.dst, a.ldd, (te_i64)tile_m * 128, first_col, a.n, 1, a.vector_dst);",
     "}",
 };
-static const char *const te__source_39[] = { /* ops/dropout/dropout_add.cu */
+static const char *const te__source_38[] = { /* ops/dropout/dropout_add.cu */
     "// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.",
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
@@ -8422,7 +8437,7 @@ static const char *const te__source_39[] = { /* ops/dropout/dropout_add.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_40[] = { /* ops/dropout/kargs.h */
+static const char *const te__source_39[] = { /* ops/dropout/kargs.h */
     "/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */",
@@ -8437,7 +8452,7 @@ static const char *const te__source_40[] = { /* ops/dropout/kargs.h */
     "    int x_dt, bias_dt, residual_dt, y_dt;",
     "} te__dropout_add_kargs;",
 };
-static const char *const te__source_41[] = { /* ops/gemm/epilogue.cuh */
+static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "// ops/gemm/epilogue.cuh: what becomes of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
@@ -8612,7 +8627,7 @@ static const char *const te__source_41[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_42[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_41[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: a code has at most 4",
     "// significant bits, an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.",
     "//",
@@ -8722,7 +8737,7 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
@@ -8997,7 +9012,7 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "    }",
     "}",
 };
-static const char *const te__source_44[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -9382,7 +9397,7 @@ static const char *const te__source_44[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_44[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot.",
     "//",
@@ -9458,7 +9473,7 @@ static const char *const te__source_45[] = { /* ops/gemm/gemm_naive.cu */
     "        }",
     "}",
 };
-static const char *const te__source_46[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_45[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, n]; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -9489,7 +9504,7 @@ static const char *const te__source_46[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_47[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -9553,7 +9568,7 @@ static const char *const te__source_47[] = { /* ops/gemm/kargs.h */
     "    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */",
     "} te__gemm_hopper_kargs;",
 };
-static const char *const te__source_48[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_47[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -9609,7 +9624,7 @@ static const char *const te__source_48[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_48[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -9631,7 +9646,7 @@ static const char *const te__source_49[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_49[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -9711,7 +9726,7 @@ static const char *const te__source_50[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_51[] = { /* ops/loss/kargs.h */
+static const char *const te__source_50[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -9755,7 +9770,7 @@ static const char *const te__source_51[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_52[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_51[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -9787,7 +9802,7 @@ static const char *const te__source_52[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_52[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers aligned to 16",
@@ -9818,7 +9833,7 @@ static const char *const te__source_53[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_53[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -9857,7 +9872,7 @@ static const char *const te__source_54[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_54[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -9872,7 +9887,7 @@ static const char *const te__source_55[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/math/axpby.cu */
+static const char *const te__source_55[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.",
@@ -9913,7 +9928,7 @@ static const char *const te__source_56[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_56[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: partial [chunks, n] of the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -9962,7 +9977,7 @@ static const char *const te__source_57[] = { /* ops/math/column_sum.cu */
     "    if (first + threadIdx.x < a.n) a.partial[chunk * a.n + first + threadIdx.x] = total;",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/math/column_sum_final.cu */
+static const char *const te__source_57[] = { /* ops/math/column_sum_final.cu */
     "// ops/math/column_sum_final.cu: out [n] = (accumulate ? out : 0) + the sum over the chunks of partial [chunks, n].",
     "//",
     "// Launch: block 256: 32 columns by 8 warps; warp w adds chunks w, w + 8 ..., then the warps are added in order. Grid: n / 32 up.",
@@ -9988,7 +10003,7 @@ static const char *const te__source_58[] = { /* ops/math/column_sum_final.cu */
     "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/math/copy.cu */
+static const char *const te__source_58[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -10103,7 +10118,7 @@ static const char *const te__source_59[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_59[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -10199,7 +10214,7 @@ static const char *const te__source_60[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_60[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -10231,7 +10246,7 @@ static const char *const te__source_61[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_61[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -10328,7 +10343,7 @@ static const char *const te__source_62[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/math/fill.cu */
+static const char *const te__source_62[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.",
@@ -10351,7 +10366,7 @@ static const char *const te__source_63[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_64[] = { /* ops/math/kargs.h */
+static const char *const te__source_63[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -10444,7 +10459,7 @@ static const char *const te__source_64[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_65[] = { /* ops/math/random.cu */
+static const char *const te__source_64[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. No alignment.",
@@ -10478,7 +10493,7 @@ static const char *const te__source_65[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/math/sum.cu */
+static const char *const te__source_65[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -10519,7 +10534,7 @@ static const char *const te__source_66[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_66[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -10536,7 +10551,7 @@ static const char *const te__source_67[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* A block does one tile of 128 rows and 128 columns. */",
@@ -10566,7 +10581,7 @@ static const char *const te__source_68[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_68[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 128 x 128: both casts divide it alike. Knows lanes; must not know formats.",
     "//",
     "//      128 columns                     a warp's 32 x 32                      lane l has",
@@ -10639,7 +10654,7 @@ static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8.cuh */
     "    for (int k = 0; k < 8; k++) out[k] = __shfl_sync(TE_MX_ALL, f, (lane & 3) | k << 2);",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads one scale, and the warp hands them out.",
@@ -10725,7 +10740,7 @@ static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -10915,7 +10930,7 @@ static const char *const te__source_71[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/norm/kargs.h */
+static const char *const te__source_71[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -10956,7 +10971,7 @@ static const char *const te__source_72[] = { /* ops/norm/kargs.h */
     "    int accumulate;",
     "} te__norm_bwd_sum_kargs;",
 };
-static const char *const te__source_73[] = { /* ops/norm/norm.cuh */
+static const char *const te__source_72[] = { /* ops/norm/norm.cuh */
     "// ops/norm/norm.cuh: eight neighbours of a row as they lie in memory. Knows formats; nothing of norms' formulas.",
     "//",
     "// A row waits in registers between the passes over it. Sixteen-bit formats stay packed there: half the registers, and",
@@ -10993,7 +11008,7 @@ static const char *const te__source_73[] = { /* ops/norm/norm.cuh */
     "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -11200,7 +11215,7 @@ static const char *const te__source_74[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_75[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_74[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta: the rows of norm_bwd's partial sums, added in fixed order, rounded once.",
     "//",
     "//   a block has 32 columns; its 16 warps take rows w, w + 16, w + 32 .. and their sums are added in the order of w",
@@ -11232,7 +11247,7 @@ static const char *const te__source_75[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_store(out, column, dt, sum);",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_75[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)      two passes, so that large means cost no digits",
@@ -11383,7 +11398,7 @@ static const char *const te__source_76[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_77[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_76[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -11432,7 +11447,7 @@ static const char *const te__source_77[] = { /* ops/nvfp4/arithmetic.h */
     "#ifdef __CUDA_ARCH__",
     "#pragma unroll",
     "#endif",
-    "    for (int i = 0; i < 16; i++) v[i] = te__bits_f32(te__f32_bits(v[i]) ^ (signs >> i & 1u) << 31);",
+    "    for (int i = 0; i < 16; i++) v[i] = signs >> i & 1u ? -v[i] : v[i];",
     "}",
     "",
     "/* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The product is exact. */",
@@ -11466,12 +11481,14 @@ static const char *const te__source_77[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_78[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_77[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
     "    const void *x;       /* [m, n] */",
     "    float *row, *col;    /* [1], or row [m]; either may be NULL */",
+    "    float *row_part, *col_part; /* [blocks]: of which the last block makes row [1] and col */",
+    "    unsigned *counter;   /* of te_last_block */",
     "    const float *noop;",
     "    long long m, n;",
     "    unsigned across;     /* pieces of 128 columns */",
@@ -11480,6 +11497,7 @@ static const char *const te__source_78[] = { /* ops/nvfp4/kargs.h */
     "    int per_row;         /* row is [m] */",
     "    int rht;             /* of what col is the amax: 0 x itself, 1 transformed, 2 transformed without signs */",
     "    int vector;          /* rows of x start at multiples of four elements */",
+    "    int keep;            /* the maximum with what row and col hold */",
     "} te__nvfp4_amax_kargs;",
     "",
     "/* A block does one tile of 128 rows and 256 bytes of x. */",
@@ -11524,7 +11542,7 @@ static const char *const te__source_78[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -11608,6 +11626,33 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4.cuh */
     "    return fminf(te__rcp_f32(te_nvfp4_step(d, s)), TE_FLT_MAX); // no NaN: a step is finite and not negative",
     "}",
     "",
+    "// max |.| of both halves of words of 16-bit floats, NaN if there is one. The result's signs mean nothing.",
+    "TE_DEV te_u32 te_nvfp4_max2(te_u32 a, te_u32 b, int dt) {",
+    "    te_u32 r;",
+    "#if __CUDA_ARCH__ >= 860",
+    "    if (dt == TE_BF16) asm(\"max.NaN.xorsign.abs.bf16x2 %0, %1, %2;\" : \"=r\"(r) : \"r\"(a), \"r\"(b));",
+    "    else asm(\"max.NaN.xorsign.abs.f16x2 %0, %1, %2;\" : \"=r\"(r) : \"r\"(a), \"r\"(b));",
+    "#else",
+    "    a &= 0x7fff7fffu, b &= 0x7fff7fffu;",
+    "    if (dt == TE_BF16) asm(\"max.NaN.bf16x2 %0, %1, %2;\" : \"=r\"(r) : \"r\"(a), \"r\"(b));",
+    "    else asm(\"max.NaN.f16x2 %0, %1, %2;\" : \"=r\"(r) : \"r\"(a), \"r\"(b));",
+    "#endif",
+    "    return r;",
+    "}",
+    "// An element of a word: its f32, or one of its halves.",
+    "TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {",
+    "    if (dt == TE_F32) return __uint_as_float(w);",
+    "    if (dt == TE_BF16) return __uint_as_float(__byte_perm(w, 0, half ? 0x3244 : 0x1044));",
+    "    return te_f16_to_f32((te_u16)(w >> (16 * half)));",
+    "}",
+    "// max |v|, NaN if there is one.",
+    "TE_DEV float te_nvfp4_amax(const float v[16]) {",
+    "    float amax = fabsf(v[0]);",
+    "#pragma unroll",
+    "    for (int i = 1; i < 16; i++) amax = te_nvfp4_max_nan(amax, fabsf(v[i]));",
+    "    return amax;",
+    "}",
+    "",
     "// How one copy is rounded.",
     "struct te_nvfp4_rounding {",
     "    bool stochastic;",
@@ -11637,13 +11682,12 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4.cuh */
     "        sum = __fadd_rn(sum, te__nvfp4_loss(v[i], te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i), step, how.four == TE_4OVER6_MSE));",
     "    return sum;",
     "}",
-    "// One block of 16: its codes and its scale. tile_code: the scale of the tile that it belongs to, or -1. block: its number in the copy.",
-    "TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], const te_nvfp4_tensor &s, int tile_code, te_u64 block, te_u8 *scale) {",
+    "// One block of 16: its codes and its scale. amax: te_nvfp4_amax's. tile_code: the scale of the tile that it belongs to, or -1. block: its",
+    "// number in the copy. multipliers: of the 128 block scales of the tensor, or NULL.",
+    "TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const float *multipliers, int tile_code,",
+    "                            te_u64 block, te_u8 *scale) {",
     "    te_u32 random[4];",
     "    if (how.stochastic) te__philox(how.seed, how.offset, block, random);",
-    "    float amax = fabsf(v[0]);",
-    "#pragma unroll",
-    "    for (int i = 1; i < 16; i++) amax = te_nvfp4_max_nan(amax, fabsf(v[i]));",
     "    bool nan = amax != amax;",
     "    if (nan) amax = te_nvfp4_largest(v);",
     "    te_u8 d = (te_u8)tile_code;",
@@ -11655,7 +11699,7 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4.cuh */
     "        }",
     "    }",
     "    *scale = d;",
-    "    return te_nvfp4_codes(how, v, te_nvfp4_multiplier(d, s), random, nan);",
+    "    return te_nvfp4_codes(how, v, multipliers ? multipliers[d] : te_nvfp4_multiplier(d, s), random, nan);",
     "}",
     "",
     "// The transform of what the column-wise copy is made of: 1 with signs, 2 without.",
@@ -11664,7 +11708,7 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -11673,7 +11717,8 @@ static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "//    16    |  a piece: one warp    |     each thread holds 16 rows of its four columns: whole groups of the transform",
     "//   rows   +-----------------------+",
     "//",
-    "// A maximum has no order: atomics give the same bits always. Most warps find a larger one there already, and need none.",
+    "// The block that ends last takes the largest of all blocks. Rows' own maxima meet by atomics, which give the same bits always, after",
+    "// nvfp4_amax_zero; most warps find a larger one there already, and need none.",
     "//",
     "// Launch: block 256, grid: eight pieces a block, those of a row of pieces next to each other. Any size, any alignment.",
     "//",
@@ -11764,16 +11809,27 @@ static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    }",
     "    if (a.row && !PER_ROW) {",
     "        of_row = te_block_max(of_row, scratch);",
-    "        if (threadIdx.x == 0) te_nvfp4_raise(a.row, of_row);",
+    "        if (threadIdx.x == 0) a.row_part[blockIdx.x] = of_row;",
     "    }",
     "    if (a.col) {",
     "        of_col = te_block_max(of_col, scratch);",
-    "        if (threadIdx.x == 0) te_nvfp4_raise(a.col, of_col);",
+    "        if (threadIdx.x == 0) a.col_part[blockIdx.x] = of_col;",
     "    }",
+    "    if ((PER_ROW && !a.col) || !te_last_block(a.counter)) return;",
+    "    of_row = of_col = 0.0f;",
+    "    for (int b = threadIdx.x; b < gridDim.x; b += 256) {",
+    "        if (a.row && !PER_ROW) of_row = fmaxf(of_row, __ldcg(a.row_part + b));",
+    "        if (a.col) of_col = fmaxf(of_col, __ldcg(a.col_part + b));",
+    "    }",
+    "    of_row = te_block_max(of_row, scratch);",
+    "    of_col = te_block_max(of_col, scratch);",
+    "    if (threadIdx.x != 0) return;",
+    "    if (a.row && !PER_ROW && (!a.keep || of_row > *a.row)) *a.row = of_row;",
+    "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
-    "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes = 0, unless the noop flag is up.",
+static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+    "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
     "//",
@@ -11788,7 +11844,7 @@ static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -11866,7 +11922,7 @@ static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -11906,16 +11962,20 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "#define TE_STRIDE 272 // bytes of a row of the tile",
     "#define TE_TURNED 72  // bytes of a column of the turned codes",
     "",
-    "// 16 neighbours of a row of the tile.",
-    "TE_DEV void te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {",
-    "    te_load8(p, 0, dt, v);",
-    "    te_load8(p, 8, dt, v + 8);",
-    "}",
-    "// An element of a word of the tile.",
-    "TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {",
-    "    if (dt == TE_F32) return __uint_as_float(w);",
-    "    if (dt == TE_BF16) return __uint_as_float(__byte_perm(w, 0, half ? 0x3244 : 0x1044));",
-    "    return te_f16_to_f32((te_u16)(w >> (16 * half)));",
+    "// 16 neighbours of a row of the tile, and the largest magnitude among them.",
+    "TE_DEV float te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {",
+    "    if (dt == TE_F32) {",
+    "        te_load8(p, 0, dt, v);",
+    "        te_load8(p, 8, dt, v + 8);",
+    "        return te_nvfp4_amax(v);",
+    "    }",
+    "    uint4 lo = *(const uint4 *)p, hi = *(const uint4 *)(p + 16);",
+    "    te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, most = w[0];",
+    "#pragma unroll",
+    "    for (int i = 1; i < 8; i++) most = te_nvfp4_max2(most, w[i], dt);",
+    "#pragma unroll",
+    "    for (int i = 0; i < 16; i++) v[i] = te_nvfp4_of_word(w[i >> 1], i & 1, dt);",
+    "    return te_nvfp4_max_nan(fabsf(te_nvfp4_of_word(most, 0, dt)), fabsf(te_nvfp4_of_word(most, 1, dt)));",
     "}",
     "TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {",
     "#pragma unroll",
@@ -11928,6 +11988,7 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];",
     "    __shared__ int tile_code[64]; // the scales of 16 x 16 blocks",
     "    __shared__ te_nvfp4_tensor of_tensor[2];",
+    "    __shared__ float multipliers[2][128]; // of the block scales that there are, for rows and for columns",
     "    const int size = X_DT == TE_F32 ? 4 : 2, columns = 256 / size, chunks = columns / 32;",
     "    int t = threadIdx.x, lane = t & 31;",
     "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
@@ -11964,6 +12025,8 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "    float noop = a.noop ? *a.noop : 0.0f;",
     "    if (t < 2) of_tensor[t] = te_nvfp4_tensor_of(t ? *a.amax_col : *a.amax_row, a.code_max); // divisions: once a block",
+    "    __syncthreads();",
+    "    multipliers[t >> 7][t & 127] = te_nvfp4_multiplier((te_u8)(t & 127), of_tensor[t >> 7]);",
     "    te_cp_async_wait<0>();",
     "    if (noop == 1.0f) return;",
     "    __syncthreads();",
@@ -11975,8 +12038,8 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "        for (int i = t; i < 128 * groups; i += 256) { // lanes: 16 rows of two blocks",
     "            float v[16];",
     "            int block = i >> 4, r = block / groups * 16 + (i & 15), j = block % groups;",
-    "            te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);",
-    "            float largest = te_nvfp4_largest(v);",
+    "            float largest = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);",
+    "            if (largest != largest) largest = te_nvfp4_largest(v);",
     "#pragma unroll",
     "            for (int d = 8; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));",
     "            te_u8 code = te_nvfp4_block_code(largest, of_row, 1.0f);",
@@ -12011,8 +12074,8 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "            for (int h = 0; h < 2; h++) {",
     "                float v[16];",
     "                int j = 2 * chunk + h;",
-    "                te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);",
-    "                uint2 u = te_nvfp4_block(by_row, v, of_row, TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,",
+    "                float amax = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);",
+    "                uint2 u = te_nvfp4_block(by_row, v, amax, of_row, a.per_row ? NULL : multipliers[0], TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,",
     "                                         (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);",
     "                code[2 * h] = u.x, code[2 * h + 1] = u.y;",
     "            }",
@@ -12034,19 +12097,34 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    if (!a.col) return;",
     "    te_nvfp4_tensor of_col = of_tensor[1];",
     "",
-    "    // One column at a time: the words are read twice, which costs less than the registers that would keep them.",
+    "    // 16 words of one column, or of two neighbours",
     "#pragma unroll 1",
-    "    for (int i = t; i < 2048 / size; i += 256) {",
-    "        int word = i & 63, g = i >> 6 & 7, half = i >> 9, c = size == 4 ? word : 2 * word + half;",
-    "        float v[16];",
-    "        te_u8 scale;",
+    "    for (int i = t; i < 512; i += 256) {",
+    "        int word = i & 63, g = i >> 6;",
+    "        te_u32 w[16], most = 0; // the transform leaves no registers for the words: they are read once more",
+    "        const te_u8 *from = tile + 16 * g * TE_STRIDE + 4 * word;",
+    "        if (!RHT) {",
     "#pragma unroll",
-    "        for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(*(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word), half, X_DT);",
-    "        te_nvfp4_transform(v, RHT);",
-    "        uint2 u = te_nvfp4_block(by_col, v, of_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,",
-    "                                 (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);",
-    "        *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;",
-    "        turned[c * TE_TURNED + 64 + g] = scale;",
+    "            for (int r = 0; r < 16; r++) w[r] = *(const te_u32 *)(from + r * TE_STRIDE);",
+    "            most = w[0];",
+    "            if (X_DT != TE_F32)",
+    "#pragma unroll",
+    "                for (int r = 1; r < 16; r++) most = te_nvfp4_max2(most, w[r], X_DT);",
+    "        }",
+    "#pragma unroll 1",
+    "        for (int half = 0; half < 4 / size; half++) {",
+    "            int c = size == 4 ? word : 2 * word + half;",
+    "            float v[16];",
+    "            te_u8 scale;",
+    "#pragma unroll",
+    "            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(RHT ? *(const te_u32 *)(from + r * TE_STRIDE) : w[r], half, X_DT);",
+    "            te_nvfp4_transform(v, RHT);",
+    "            float amax = X_DT == TE_F32 || RHT ? te_nvfp4_amax(v) : fabsf(te_nvfp4_of_word(most, half, X_DT));",
+    "            uint2 u = te_nvfp4_block(by_col, v, amax, of_col, multipliers[1], TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,",
+    "                                     (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);",
+    "            *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;",
+    "            turned[c * TE_TURNED + 64 + g] = scale;",
+    "        }",
     "    }",
     "    __syncthreads();",
     "    te_i64 bytes = (a.ldc + 1) >> 1;",
@@ -12072,7 +12150,7 @@ static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/optim/adam.cu */
+static const char *const te__source_83[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -12152,7 +12230,7 @@ static const char *const te__source_84[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_85[] = { /* ops/optim/kargs.h */
+static const char *const te__source_84[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -12215,7 +12293,7 @@ static const char *const te__source_85[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_86[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_85[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -12239,7 +12317,7 @@ static const char *const te__source_86[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_86[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -12287,7 +12365,7 @@ static const char *const te__source_87[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_87[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -12305,7 +12383,7 @@ static const char *const te__source_88[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_88[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -12353,7 +12431,7 @@ static const char *const te__source_89[] = { /* ops/optim/multi.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_89[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.",
@@ -12398,7 +12476,7 @@ static const char *const te__source_90[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/rope/kargs.h */
+static const char *const te__source_90[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -12433,7 +12511,7 @@ static const char *const te__source_91[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_92[] = { /* ops/rope/rope.cu */
+static const char *const te__source_91[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -12562,7 +12640,7 @@ static const char *const te__source_92[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/shard/kargs.h */
+static const char *const te__source_92[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -12609,7 +12687,7 @@ static const char *const te__source_93[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_94[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_93[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -12626,7 +12704,7 @@ static const char *const te__source_94[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_94[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -12740,7 +12818,7 @@ static const char *const te__source_95[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_95[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -12867,7 +12945,7 @@ static const char *const te__source_96[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_96[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -12940,7 +13018,7 @@ static const char *const te__source_97[] = { /* ops/shard/shard_cast_transposed.
     "    }",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_97[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -12993,7 +13071,7 @@ static const char *const te__source_98[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/stats/kargs.h */
+static const char *const te__source_98[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -13015,7 +13093,7 @@ static const char *const te__source_99[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_100[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_99[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -13092,7 +13170,7 @@ static const char *const te__source_100[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_100[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -13140,7 +13218,7 @@ static const te__source te__sources[] = {
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 91},
     {"base/scaling.h", te__source_3, 83},
-    {"device/base.cuh", te__source_4, 181},
+    {"device/base.cuh", te__source_4, 192},
     {"device/hopper.cuh", te__source_5, 97},
     {"device/mma.cuh", te__source_6, 99},
     {"device/tile.cuh", te__source_7, 57},
@@ -13164,80 +13242,79 @@ static const te__source te__sources[] = {
     {"ops/block/block_dequantize_col.cu", te__source_25, 70},
     {"ops/block/block_quantize.cu", te__source_26, 226},
     {"ops/block/kargs.h", te__source_27, 31},
-    {"ops/cast/amax.cu", te__source_28, 61},
-    {"ops/cast/amax_zero.cu", te__source_29, 11},
-    {"ops/cast/delayed_gather.cu", te__source_30, 13},
-    {"ops/cast/delayed_update.cu", te__source_31, 40},
-    {"ops/cast/fp8_dequantize.cu", te__source_32, 71},
-    {"ops/cast/fp8_quantize.cu", te__source_33, 112},
-    {"ops/cast/kargs.h", te__source_34, 76},
-    {"ops/cast/list.cuh", te__source_35, 15},
-    {"ops/cast/scale_from_amax.cu", te__source_36, 15},
-    {"ops/cast/transpose.cu", te__source_37, 81},
-    {"ops/cast/transpose_nibbles.cu", te__source_38, 49},
-    {"ops/dropout/dropout_add.cu", te__source_39, 70},
-    {"ops/dropout/kargs.h", te__source_40, 13},
-    {"ops/gemm/epilogue.cuh", te__source_41, 173},
-    {"ops/gemm/gemm_decode.cu", te__source_42, 108},
-    {"ops/gemm/gemm_hopper.cu", te__source_43, 273},
-    {"ops/gemm/gemm_mma.cu", te__source_44, 383},
-    {"ops/gemm/gemm_naive.cu", te__source_45, 74},
-    {"ops/gemm/gemm_reduce.cu", te__source_46, 29},
-    {"ops/gemm/kargs.h", te__source_47, 62},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_48, 54},
-    {"ops/loss/cross_entropy_count.cu", te__source_49, 20},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_50, 78},
-    {"ops/loss/kargs.h", te__source_51, 42},
-    {"ops/loss/loss.cuh", te__source_52, 30},
-    {"ops/loss/mse_bwd.cu", te__source_53, 29},
-    {"ops/loss/mse_fwd.cu", te__source_54, 37},
-    {"ops/loss/mse_sum.cu", te__source_55, 13},
-    {"ops/math/axpby.cu", te__source_56, 39},
-    {"ops/math/column_sum.cu", te__source_57, 47},
-    {"ops/math/column_sum_final.cu", te__source_58, 24},
-    {"ops/math/copy.cu", te__source_59, 113},
-    {"ops/math/embedding_bwd.cu", te__source_60, 94},
-    {"ops/math/embedding_fwd.cu", te__source_61, 30},
-    {"ops/math/embedding_sort.cu", te__source_62, 95},
-    {"ops/math/fill.cu", te__source_63, 21},
-    {"ops/math/kargs.h", te__source_64, 91},
-    {"ops/math/random.cu", te__source_65, 32},
-    {"ops/math/sum.cu", te__source_66, 39},
-    {"ops/math/sum_final.cu", te__source_67, 15},
-    {"ops/mxfp8/kargs.h", te__source_68, 28},
-    {"ops/mxfp8/mxfp8.cuh", te__source_69, 71},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_70, 84},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_71, 188},
-    {"ops/norm/kargs.h", te__source_72, 39},
-    {"ops/norm/norm.cuh", te__source_73, 35},
-    {"ops/norm/norm_bwd.cu", te__source_74, 205},
-    {"ops/norm/norm_bwd_sum.cu", te__source_75, 30},
-    {"ops/norm/norm_fwd.cu", te__source_76, 149},
-    {"ops/nvfp4/arithmetic.h", te__source_77, 81},
-    {"ops/nvfp4/kargs.h", te__source_78, 56},
-    {"ops/nvfp4/nvfp4.cuh", te__source_79, 138},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_80, 106},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_81, 14},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_82, 76},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_83, 204},
-    {"ops/optim/adam.cu", te__source_84, 78},
-    {"ops/optim/kargs.h", te__source_85, 61},
-    {"ops/optim/l2norm_final.cu", te__source_86, 22},
-    {"ops/optim/l2norm_partial.cu", te__source_87, 46},
-    {"ops/optim/l2norm_tensor.cu", te__source_88, 16},
-    {"ops/optim/multi.cuh", te__source_89, 46},
-    {"ops/optim/multi_scale.cu", te__source_90, 43},
-    {"ops/rope/kargs.h", te__source_91, 33},
-    {"ops/rope/rope.cu", te__source_92, 127},
-    {"ops/shard/kargs.h", te__source_93, 45},
-    {"ops/shard/shard.cuh", te__source_94, 15},
-    {"ops/shard/shard_amax.cu", te__source_95, 112},
-    {"ops/shard/shard_cast.cu", te__source_96, 125},
-    {"ops/shard/shard_cast_transposed.cu", te__source_97, 71},
-    {"ops/shard/shard_scales.cu", te__source_98, 51},
-    {"ops/stats/kargs.h", te__source_99, 20},
-    {"ops/stats/quant_error.cu", te__source_100, 75},
-    {"ops/stats/quant_error_final.cu", te__source_101, 41},
+    {"ops/cast/amax.cu", te__source_28, 64},
+    {"ops/cast/delayed_gather.cu", te__source_29, 13},
+    {"ops/cast/delayed_update.cu", te__source_30, 40},
+    {"ops/cast/fp8_dequantize.cu", te__source_31, 71},
+    {"ops/cast/fp8_quantize.cu", te__source_32, 112},
+    {"ops/cast/kargs.h", te__source_33, 78},
+    {"ops/cast/list.cuh", te__source_34, 15},
+    {"ops/cast/scale_from_amax.cu", te__source_35, 15},
+    {"ops/cast/transpose.cu", te__source_36, 81},
+    {"ops/cast/transpose_nibbles.cu", te__source_37, 49},
+    {"ops/dropout/dropout_add.cu", te__source_38, 70},
+    {"ops/dropout/kargs.h", te__source_39, 13},
+    {"ops/gemm/epilogue.cuh", te__source_40, 173},
+    {"ops/gemm/gemm_decode.cu", te__source_41, 108},
+    {"ops/gemm/gemm_hopper.cu", te__source_42, 273},
+    {"ops/gemm/gemm_mma.cu", te__source_43, 383},
+    {"ops/gemm/gemm_naive.cu", te__source_44, 74},
+    {"ops/gemm/gemm_reduce.cu", te__source_45, 29},
+    {"ops/gemm/kargs.h", te__source_46, 62},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_47, 54},
+    {"ops/loss/cross_entropy_count.cu", te__source_48, 20},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_49, 78},
+    {"ops/loss/kargs.h", te__source_50, 42},
+    {"ops/loss/loss.cuh", te__source_51, 30},
+    {"ops/loss/mse_bwd.cu", te__source_52, 29},
+    {"ops/loss/mse_fwd.cu", te__source_53, 37},
+    {"ops/loss/mse_sum.cu", te__source_54, 13},
+    {"ops/math/axpby.cu", te__source_55, 39},
+    {"ops/math/column_sum.cu", te__source_56, 47},
+    {"ops/math/column_sum_final.cu", te__source_57, 24},
+    {"ops/math/copy.cu", te__source_58, 113},
+    {"ops/math/embedding_bwd.cu", te__source_59, 94},
+    {"ops/math/embedding_fwd.cu", te__source_60, 30},
+    {"ops/math/embedding_sort.cu", te__source_61, 95},
+    {"ops/math/fill.cu", te__source_62, 21},
+    {"ops/math/kargs.h", te__source_63, 91},
+    {"ops/math/random.cu", te__source_64, 32},
+    {"ops/math/sum.cu", te__source_65, 39},
+    {"ops/math/sum_final.cu", te__source_66, 15},
+    {"ops/mxfp8/kargs.h", te__source_67, 28},
+    {"ops/mxfp8/mxfp8.cuh", te__source_68, 71},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_69, 84},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_70, 188},
+    {"ops/norm/kargs.h", te__source_71, 39},
+    {"ops/norm/norm.cuh", te__source_72, 35},
+    {"ops/norm/norm_bwd.cu", te__source_73, 205},
+    {"ops/norm/norm_bwd_sum.cu", te__source_74, 30},
+    {"ops/norm/norm_fwd.cu", te__source_75, 149},
+    {"ops/nvfp4/arithmetic.h", te__source_76, 81},
+    {"ops/nvfp4/kargs.h", te__source_77, 59},
+    {"ops/nvfp4/nvfp4.cuh", te__source_78, 164},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_79, 118},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_80, 14},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_81, 76},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_82, 226},
+    {"ops/optim/adam.cu", te__source_83, 78},
+    {"ops/optim/kargs.h", te__source_84, 61},
+    {"ops/optim/l2norm_final.cu", te__source_85, 22},
+    {"ops/optim/l2norm_partial.cu", te__source_86, 46},
+    {"ops/optim/l2norm_tensor.cu", te__source_87, 16},
+    {"ops/optim/multi.cuh", te__source_88, 46},
+    {"ops/optim/multi_scale.cu", te__source_89, 43},
+    {"ops/rope/kargs.h", te__source_90, 33},
+    {"ops/rope/rope.cu", te__source_91, 127},
+    {"ops/shard/kargs.h", te__source_92, 45},
+    {"ops/shard/shard.cuh", te__source_93, 15},
+    {"ops/shard/shard_amax.cu", te__source_94, 112},
+    {"ops/shard/shard_cast.cu", te__source_95, 125},
+    {"ops/shard/shard_cast_transposed.cu", te__source_96, 71},
+    {"ops/shard/shard_scales.cu", te__source_97, 51},
+    {"ops/stats/kargs.h", te__source_98, 20},
+    {"ops/stats/quant_error.cu", te__source_99, 75},
+    {"ops/stats/quant_error_final.cu", te__source_100, 41},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -17726,6 +17803,7 @@ struct te__cuda {
     unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces that uploads pass through */
     te__cu_handle staged[TE__STAGES]; /* the copy out of a piece is done */
     uint64_t uploads;
+    void *counter; /* te__plan_counter */
     te__map_slot *maps;
     struct te__cache *cache; /* cuda/cache.c */
 };
@@ -17767,6 +17845,7 @@ static void te__cuda_device_close(te_ctx *te) {
         for (i = 0; i < TE__STAGES; i++)
             if (c->staged[i]) te__cu.EventDestroy(c->staged[i]);
         if (c->stage) te__cu.MemFreeHost(c->stage);
+        if (c->counter) te__cu.MemFree((te__cu_address)(uintptr_t)c->counter);
         if (c->own_stream) te__cu.StreamDestroy(c->stream);
         te__cuda_leave(pushed);
     }
@@ -17832,6 +17911,15 @@ static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     return TE_OK;
 }
 
+/* Within te's CUcontext. */
+static te_result te__cuda_take_counter(te_ctx *te) {
+    te__cu_address address = 0;
+    te__cu_result code = te__cu.MemAlloc(&address, 256);
+    if (!code) te->cuda->counter = (void *)(uintptr_t)address;
+    if (!code) code = te__cu.MemsetD8Async(address, 0, 256, te->cuda->stream);
+    return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
+}
+
 /* Fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
     te__text why = TE_ZERO;
@@ -17861,6 +17949,7 @@ static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context,
     if (result == TE_OK) result = te__cuda_enter(te, &pushed);
     if (result == TE_OK) {
         result = te__cuda_take_stream(te, cu_stream);
+        if (result == TE_OK) result = te__cuda_take_counter(te);
         te__cuda_leave(pushed);
     }
     if (result != TE_OK) te__cuda_device_close(te);
@@ -18985,6 +19074,7 @@ static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     p->sm = te->cuda->sm;
     p->num_sms = te->cuda->num_sms;
     p->hopper = te->cuda->sm == 90;
+    p->counter = te->cuda->counter;
     p->baseline = false;
 }
 
@@ -20121,13 +20211,15 @@ static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_embedding_bwd
 
 typedef struct te__amax_kargs {
     const void *x;
-    float *amax;       /* [1], or NULL with partial */
-    float *partial;    /* [blocks]: each writes its maximum there in place of amax; or NULL */
+    float *partial;    /* [blocks]: each writes its maximum there */
+    float *amax;       /* [1]: the last block's, of all of them; or NULL */
+    unsigned *counter; /* of te_last_block */
     const float *noop; /* [1], or NULL */
     long long n;
     long long vectors; /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */
     int head;
     int x_dt;
+    int keep; /* the maximum with what amax holds */
 } te__amax_kargs;
 
 typedef struct te__scale_from_amax_kargs {
@@ -20671,14 +20763,12 @@ static void te__plan_amax_pass(te__plan *p, const te__amax_kargs *args, int64_t 
 static te_result te__cuda_plan_amax(te__plan *p, const te_amax_args *a) {
     te__amax_kargs args = te__amax_kargs_of(a->x, a->noop);
     int64_t blocks = te__amax_blocks(p, &args);
-    if (blocks == 1 && !a->keep) {
-        args.partial = (float *)te__data(a->amax); /* the only part is the whole */
-    } else {
-        args.amax = (float *)te__data(a->amax);
-        if (!a->keep) *TE__KARGS(p, te__plan_launch(p, "cast", "amax_zero"), te__amax_kargs) = args;
-    }
+    args.partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
+    args.amax = (float *)te__data(a->amax);
+    args.counter = te__plan_counter(p);
+    args.keep = a->keep;
     te__plan_amax_pass(p, &args, blocks);
-    te__plan_why(p, "one pass, one atomic maximum a block");
+    te__plan_why(p, "one pass, the last block takes the largest");
     return TE_OK;
 }
 
@@ -22270,7 +22360,7 @@ TE__BOTH void te__nvfp4_flip(float v[16], uint32_t signs) {
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-    for (int i = 0; i < 16; i++) v[i] = te__bits_f32(te__f32_bits(v[i]) ^ (signs >> i & 1u) << 31);
+    for (int i = 0; i < 16; i++) v[i] = signs >> i & 1u ? -v[i] : v[i];
 }
 
 /* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The product is exact. */
@@ -22311,6 +22401,8 @@ TE__BOTH int64_t te__nvfp4_scale_at(int64_t i, int64_t j, int64_t groups, int sw
 typedef struct te__nvfp4_amax_kargs {
     const void *x;       /* [m, n] */
     float *row, *col;    /* [1], or row [m]; either may be NULL */
+    float *row_part, *col_part; /* [blocks]: of which the last block makes row [1] and col */
+    unsigned *counter;   /* of te_last_block */
     const float *noop;
     long long m, n;
     unsigned across;     /* pieces of 128 columns */
@@ -22319,6 +22411,7 @@ typedef struct te__nvfp4_amax_kargs {
     int per_row;         /* row is [m] */
     int rht;             /* of what col is the amax: 0 x itself, 1 transformed, 2 transformed without signs */
     int vector;          /* rows of x start at multiples of four elements */
+    int keep;            /* the maximum with what row and col hold */
 } te__nvfp4_amax_kargs;
 
 /* A block does one tile of 128 rows and 256 bytes of x. */
@@ -22782,20 +22875,25 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
     args.per_row = a->amax_row && te__numel(a->amax_row) != 1;
     args.rht = te__nvfp4_transform(a->rht && a->amax_col, a->no_sign_mask);
     args.vector = te__nvfp4_aligned(a->x, args.n * te__dtype_size(a->x->dtype), 4 * te__dtype_size(a->x->dtype));
-    if (!a->keep) {
+    args.keep = a->keep;
+    if (!a->keep && (args.per_row || args.pieces == 0)) {
         l = te__plan_launch(p, "nvfp4", "nvfp4_amax_zero");
         te__launch_size(l, te__max(1, args.per_row ? te__div_up(args.m, 256) : 1), 1, 1, 256, 0);
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
     if (args.pieces > 0) {
+        int64_t blocks = te__div_up(args.pieces, 8);
+        args.row_part = (float *)te__plan_workspace(p, 2 * blocks * (int64_t)sizeof(float));
+        args.col_part = args.row_part + blocks;
+        args.counter = te__plan_counter(p);
         l = te__plan_launch(p, "nvfp4", "nvfp4_amax");
         te__launch_option(l, "X_DT", args.x_dt);
         te__launch_option(l, "RHT", args.rht);
         te__launch_option(l, "PER_ROW", args.per_row);
-        te__launch_size(l, te__div_up(args.pieces, 8), 1, 1, 256, 0);
+        te__launch_size(l, blocks, 1, 1, 256, 0);
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
-    te__plan_why(p, args.rht ? "one pass; the transform in registers, 16 rows of four columns a thread" : "one pass, one atomic maximum a block");
+    te__plan_why(p, args.rht ? "one pass; the transform in registers, 16 rows of four columns a thread" : "one pass, the last block takes the largest");
     return TE_OK;
 }
 
@@ -28337,6 +28435,8 @@ static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const 
     return NULL;
 }
 
+static bool te__is_custom(const te_tensor *x) { return x->quantized->row.kind == TE_QUANT_CUSTOM || x->quantized->col.kind == TE_QUANT_CUSTOM; }
+
 /* A contiguous tensor as [M, N], without history. */
 static te_tensor *te__as_matrix(const te_tensor *x) {
     te_tensor *y = te__alias(x);
@@ -28347,6 +28447,15 @@ static te_tensor *te__as_matrix(const te_tensor *x) {
     y->stride[1] = 1;
     return y;
 }
+
+/* Counts the values that a quantized tensor has had: by the writes of its scale, for the codes of many tensors may lie in one buffer. */
+static uint64_t te__quant_version(const te_tensor *x) {
+    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    const te_tensor *counted = c->scale ? c->scale : c->data;
+    return x->quantized->version_shift + (counted && counted->buffer ? counted->buffer->version : 0);
+}
+/* The value lies in other memory now; its count goes on from `version`. */
+static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized->version_shift += version - te__quant_version(x); }
 
 /* ---- filling ---- */
 
@@ -28495,7 +28604,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         }
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
             te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
-            if (c && result == TE_OK) {
+            if (c && result == TE_OK && !(te->warming && c->data)) { /* a warm-up computes nothing, and changes nothing that is there */
                 te__copy_release(c);
                 *c = *fresh;
             } else
@@ -28510,6 +28619,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
 /* Fills the copies that y has with x, by `spec`. Temporaries go to a frame of their own. */
 static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage, const te_tensor *noop) {
     te__quant_copy *row = usage & TE_ROWWISE ? &y->quantized->row : NULL, *col = usage & TE_COLUMNWISE ? &y->quantized->col : NULL;
+    uint64_t before = te__quant_version(y);
     te_tensor *flat;
     te_result result;
     te__frame_begin(x->te);
@@ -28541,6 +28651,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
         }
     } else
         result = te__copies_fill(flat, spec, row, col, noop);
+    if (result == TE_OK && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
     te__frame_end(x->te, NULL, 0);
     return result;
 }
@@ -28668,52 +28779,57 @@ static bool te__copies_agree(const te__quant_copy *c) {
            (c->kind == TE_QUANT_NVFP4 && c->two_dimensional && !c->rht && !c->swizzled && te__numel(c->amax) == 1);
 }
 
-/* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date. */
+/* Does the column-wise copy of x follow from its row-wise one? The parts of a hybrid tensor are each other's strangers. */
+static bool te__column_follows(const te_tensor *x) {
+    return x->quantized->row.data && x->quantized->kind != TE_QUANT_HYBRID && te__copies_agree(&x->quantized->row);
+}
+
+/* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date, in its memory. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
-    te__quant_copy *row = &q->row, fresh;
-    te__quant_spec spec;
+    te__quant_copy *row = &q->row, *col = &q->col;
     te_ctx *te = x->te;
-    te_result result;
+    te_result result = TE_OK;
+    bool warming = te->warming, is_new = !col->data;
     int64_t m = te__rows(x), n = te__cols(x);
-    if (!row->data || !te__copies_agree(row) || q->kind == TE_QUANT_HYBRID)
+    if (!te__column_follows(x))
         return te__fail(te, TE_ERR_STATE, "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
                         row->data ? "a row-wise one of this kind: each holds numbers of its own" : "a tensor without a row-wise one");
-    memset(&spec, 0, sizeof(spec));
-    memset(&fresh, 0, sizeof(fresh));
-    spec.kind = row->kind;
-    spec.dtype = row->data->dtype;
-    spec.two_dimensional = row->two_dimensional;
-    spec.e4m3_max_256 = row->e4m3_max_256;
     te__frame_begin(te);
+    te->warming = false; /* it outlives a warm-up, so it is really made */
     if (row->kind == TE_QUANT_IDENTITY) {
-        fresh = *row;
-        te__copy_retain(&fresh);
-        result = TE_OK;
+        if (!is_new) result = te_tensor_copy(col->data, row->data);
+        else {
+            *col = *row;
+            te__copy_retain(col);
+        }
     } else {
-        te_transpose_args turn = TE_ZERO;
-        result = te__copy_open(te, &fresh, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
+        te_transpose_args turn = TE_ZERO, scales = TE_ZERO;
+        if (is_new) {
+            te__quant_spec spec;
+            memset(&spec, 0, sizeof(spec));
+            spec.kind = row->kind;
+            spec.dtype = row->data->dtype;
+            spec.two_dimensional = row->two_dimensional;
+            spec.no_sign_mask = row->no_sign_mask;
+            spec.e4m3_max_256 = row->e4m3_max_256;
+            result = te__copy_open(te, col, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
+            if (result == TE_OK) te__copies_share(q);
+        }
         turn.src = row->data;
-        turn.dst = fresh.data;
+        turn.dst = col->data;
         turn.rows = m;
         turn.columns = n;
+        scales.src = row->scale;
+        scales.dst = col->scale;
+        scales.rows = te__div_up(m, 128);
+        scales.columns = te__div_up(n, 128);
         if (result == TE_OK) result = te_transpose(te, &turn);
-        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) {
-            te_transpose_args scales = TE_ZERO;
-            scales.src = row->scale;
-            scales.dst = fresh.scale;
-            scales.rows = te__div_up(m, 128);
-            scales.columns = te__div_up(n, 128);
-            result = te_transpose(te, &scales);
-        }
-        if (result == TE_OK && row->kind == TE_QUANT_NVFP4) result = te__nvfp4_turn_scales(te, row, &fresh, m, n);
+        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) result = te_transpose(te, &scales);
+        if (result == TE_OK && row->kind == TE_QUANT_NVFP4) result = te__nvfp4_turn_scales(te, row, col, m, n);
+        if (result != TE_OK && is_new) te__copy_release(col);
     }
-    if (result == TE_OK) {
-        te__copy_release(&q->col);
-        q->col = fresh;
-        te__copies_share(q);
-    } else
-        te__copy_release(&fresh);
+    te->warming = warming;
     te__frame_end(te, NULL, 0);
     return result;
 }
@@ -28835,7 +28951,7 @@ TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *de
     return NULL;
 }
 TE_API void te_quantizer_destroy(te_quantizer *q) {
-    if (!q || --q->refs > 0) return; /* tensors of a quantized model hold theirs */
+    if (!q || --q->refs > 0) return; /* tensors that it made hold it */
     te__spec_close(&q->spec);
     te__spec_close(&q->child[0]);
     te__spec_close(&q->child[1]);
@@ -28891,10 +29007,18 @@ static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *
     return true;
 }
 
+/* y is one of q's: a new value may come to it later. */
+static te_tensor *te__quantized_by(te_tensor *y, te_quantizer *q) {
+    if (!y) return NULL;
+    y->quantized->quantizer = q;
+    q->refs++;
+    return y;
+}
+
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
     te_tensor *y;
     if (!q || !x || !te__can_quantize(q->te, &q->spec, x, "te_quantize")) return NULL;
-    y = te__quantize(x, &q->spec);
+    y = te__quantized_by(te__quantize(x, &q->spec), q);
     return y ? te__record_same("quantize", x, y) : NULL;
 }
 
@@ -28936,7 +29060,7 @@ TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int n
         te__fail(q->te, TE_ERR_UNSUPPORTED, "te_quantizer_make_empty: only its own function knows the layout of a custom quantizer; te_quantize a tensor");
         return NULL;
     }
-    return te__quant_empty(q->te, dtype, ndim, shape, &q->spec, q->spec.usage, true);
+    return te__quantized_by(te__quant_empty(q->te, dtype, ndim, shape, &q->spec, q->spec.usage, true), q);
 }
 
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
@@ -28991,7 +29115,7 @@ TE_API int te_quantized_usage(const te_tensor *x) {
     return x && x->quantized ? (x->quantized->row.data ? TE_ROWWISE : 0) | (x->quantized->col.data ? TE_COLUMNWISE : 0) : 0;
 }
 TE_API bool te_is_custom(const te_tensor *x) {
-    return x && x->quantized && (x->quantized->row.kind == TE_QUANT_CUSTOM || x->quantized->col.kind == TE_QUANT_CUSTOM);
+    return x && x->quantized && te__is_custom(x);
 }
 
 TE_API te_result te_tensor_update_usage(te_tensor *x, int usage) {
@@ -29356,7 +29480,7 @@ static void te__scaling_open(te_ctx *te, te__scaling *s, int num_gemms) {
 static void te__inspection_close(te__scaling *s) {
     int i;
     if (!s->inspection) return;
-    for (i = 0; i < TE__MAX_GEMMS * TE__INSPECTED_TYPES; i++) te__measured_close(&s->inspection->slot[i / TE__INSPECTED_TYPES][i % TE__INSPECTED_TYPES]);
+    for (i = 0; i < (int)TE__MAX_GEMMS * TE__INSPECTED_TYPES; i++) te__measured_close(&s->inspection->slot[i / TE__INSPECTED_TYPES][i % TE__INSPECTED_TYPES]);
     te__free(s->te, s->inspection, sizeof(*s->inspection));
     s->inspection = NULL;
 }
@@ -29804,6 +29928,7 @@ static te_tensor *te__primary_create(te_tensor *weight, const char *module_type,
         y->quantized->init_bytes = te_tensor_bytes(weight);
         y->quantized->init_value = te__alloc(te, y->quantized->init_bytes);
         if (!y->quantized->init_value || te_tensor_to_host(weight, y->quantized->init_value) != TE_OK) return NULL;
+        y->quantized->init_version = te__quant_version(y);
     }
     return y;
 }
@@ -29823,18 +29948,32 @@ TE_API void te_quantized_clear_init_value(te_tensor *x) {
     x->quantized->init_bytes = 0;
 }
 
-/* Writes a high-precision value into a weight that is stored quantized: from an optimizer, an initialisation, a file. */
+/* Is the preserved value that of the codes as they are now? */
+static bool te__primary_has_start(const te_tensor *x) { return x->quantized->init_value && x->quantized->init_version == te__quant_version(x); }
+
+/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
+    te_result result;
+    bool starts;
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
-    return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+    starts = te__primary_has_start(weight);
+    result = te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+    if (starts && weight->te->warming) weight->quantized->init_version = te__quant_version(weight); /* nothing was written */
+    return result;
 }
 
-/* Counts the writes of a parameter's memory, plain or quantized. */
-static uint64_t te__param_version(const te_tensor *x) {
-    const te_tensor *data = !x->quantized ? x : x->quantized->row.data ? x->quantized->row.data : x->quantized->col.data;
-    return data && data->buffer ? data->buffer->version : 0;
+/* The same from an initialisation or a file: training starts from this value, so it takes the place of the preserved one. */
+static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
+    te__quantized *q = weight->quantized;
+    te_result result = te__primary_assign(weight, value);
+    if (result != TE_OK || !q->init_value || weight->te->warming) return result;
+    result = te_tensor_to_host(value, q->init_value);
+    if (result == TE_OK) q->init_version = te__quant_version(weight);
+    return result;
 }
+/* Counts the values that a parameter has had, plain or quantized. */
+static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? x->buffer->version : 0; }
 
 /* The bytes of a tensor as u8 [n], without history. */
 static te_tensor *te__as_bytes(const te_tensor *x, int64_t n) {
@@ -29853,6 +29992,7 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     te_ctx *te;
     int64_t bytes;
     te_result result;
+    bool warming;
     if (!x || !new_raw) return TE_ERR_STATE;
     te = x->te;
     if (!te__same_ctx(new_raw, te, "te_replace_raw_data")) return te_error_code(te);
@@ -29867,20 +30007,28 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
         return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory is %s, %lld bytes, %s; u8 or %s, at least %lld bytes, contiguous, is needed",
                         te_dtype_name(new_raw->dtype), (long long)te_tensor_bytes(new_raw), new_raw->buffer && te__is_contiguous(new_raw) ? "contiguous" : "not contiguous",
                         te_dtype_name(row->data->dtype), (long long)bytes);
+    if (te_dtype_bits(row->data->dtype) > 8 && (uintptr_t)te__data(new_raw) % (uintptr_t)te__dtype_size(row->data->dtype) != 0)
+        return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory begins at an odd byte; %s needs a multiple of %d", te_dtype_name(row->data->dtype),
+                        (int)te__dtype_size(row->data->dtype));
+    warming = te->warming;
+    te->warming = false; /* it outlives a warm-up, so the codes are really copied */
     te__frame_begin(te);
     from = te__as_bytes(row->data, bytes);
     to = te__as_bytes(new_raw, bytes);
     data = te__alias(row->data);
     result = from && to && data ? te_tensor_copy(to, from) : te_error_code(te);
-    if (result == TE_OK) { /* the same shape over other memory */
+    if (result == TE_OK) { /* the same shape over other memory; the value has not changed */
+        uint64_t version = te__quant_version(x);
         te__buffer_release(data->buffer);
         data->buffer = new_raw->buffer;
         data->buffer->refs++;
         data->offset = new_raw->offset;
         te_tensor_release(row->data);
         row->data = te_tensor_retain(data);
+        te__quant_set_version(x, version);
     }
     te__frame_end(te, NULL, 0);
+    te->warming = warming;
     return result;
 }
 
@@ -29889,20 +30037,20 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
 /* quant/master.c: from sharded f32 master weights to the quantized weights of a model: amaxes of the slices, reduced over the ranks; scales
  * of the whole; codes of the slices. Knows slices and groups; must not know optimizers or modules.
  *
- * Procedures: TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). Weights are worked through kind by kind, so that ranks
- * meet in the same collectives whatever they own. */
+ * Numbers: TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). There each kind of scaling has a reduction of its own; here the
+ * amaxes of all weights lie in one buffer and meet in one. So ranks are in step whatever they own, and until that meeting nothing has
+ * been written: a rank that cannot go on stops all of them in time. */
 
 /* One copy (MXFP8: both) of one weight. */
 typedef struct te__master_job {
     te_tensor *weight;
     const te__quant_spec *spec;
-    int which;          /* the copy that is written */
+    int which;                  /* the copy that is written */
     te__quant_copy *copy, *col; /* col: MXFP8 */
     te_tensor *shard, *shard_col;
-    te_tensor *slice;   /* in the nominal dtype, or NULL */
+    te_tensor *slice;           /* in the nominal dtype, or NULL */
     int64_t start, rows, cols;
-    te_tensor *amax, *amax_col, *amax_tensor; /* views of packed buffers */
-    te_tensor *multiplier; /* block scales of any f32: what their inverses cannot give back */
+    te_tensor *amax_tensor, *amax, *amax_col; /* of the whole; by tile; views of the buffer, or NULL */
 } te__master_job;
 
 typedef struct te__master_run {
@@ -29910,6 +30058,7 @@ typedef struct te__master_run {
     const te_master_weights *w;
     te__master_job *job;
     int num_jobs;
+    te_tensor *buffer; /* f32: every amax of every job */
 } te__master_run;
 
 /* ---- checking: nothing is written before every weight has passed ---- */
@@ -29917,9 +30066,9 @@ typedef struct te__master_run {
 static te_result te__master_refuse(te_ctx *te, int i, const char *why) { return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: %s", i, why); }
 
 static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *s, bool within_hybrid) {
+    if (s->kind == TE_QUANT_CUSTOM) return te__master_refuse(te, i, "a custom quantizer cannot quantize slices; quantize the whole weight (te_quantize_into)");
     if (within_hybrid && !te__is_tensor_scaled(s->kind) && s->kind != TE_QUANT_IDENTITY)
         return te__master_refuse(te, i, "a hybrid quantizer with block scales; per-tensor and identity parts are possible");
-    if (s->kind == TE_QUANT_CUSTOM) return te__master_refuse(te, i, "a custom quantizer cannot quantize slices; quantize the whole weight (te_quantize_into)");
     if (s->kind == TE_QUANT_BLOCK && !s->two_dimensional) return te__master_refuse(te, i, "1 x 128 blocks; weights need 128 x 128 (block_scaling_dim 2)");
     if (s->kind == TE_QUANT_NVFP4 && (!s->two_dimensional || s->rht || s->stochastic || s->row_scaled || s->four_over_six || s->swizzled))
         return te__master_refuse(te, i, "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks");
@@ -29928,10 +30077,10 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     return TE_OK;
 }
 
-/* Where the codes of a slice are to go instead of the weight. */
-static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start, int64_t n, bool slice) {
+/* Where the codes of a slice are to go instead of the weight. An empty slice needs nothing. */
+static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start, int64_t n) {
     int64_t need = data->dtype == TE_F4E2M1 ? (start % 2 + n + 1) / 2 : n * te__dtype_size(data->dtype);
-    if (!slice) return TE_OK;
+    if (n == 0) return TE_OK;
     if (!shard || shard->te != te || !shard->buffer || !te__is_contiguous(shard) || (shard->dtype != TE_U8 && shard->dtype != data->dtype) ||
         (int64_t)te_tensor_bytes(shard) < need)
         return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: the shard is %s of %lld bytes; a contiguous u8 or %s tensor of at least %lld is needed", i,
@@ -29960,7 +30109,7 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
     if (result != TE_OK) return result;
     if (q->kind == TE_QUANT_MXFP8 && !(q->row.data && q->col.data)) return te__master_refuse(te, i, "an MXFP8 weight needs both copies (TE_ROWWISE | TE_COLUMNWISE)");
     if (!q->row.data && !te__is_tensor_scaled(q->kind) && q->kind != TE_QUANT_HYBRID) return te__master_refuse(te, i, "it has no row-wise copy");
-    if (!q->row.data && te__is_tensor_scaled(q->kind) && w->shard_weights) return te__master_refuse(te, i, "it has a column-wise copy alone, whose slices are not contiguous: no shards");
+    if (!q->row.data && te__is_tensor_scaled(q->col.kind) && w->shard_weights) return te__master_refuse(te, i, "it has a column-wise copy alone, whose slices are not contiguous: no shards");
     *jobs += q->kind == TE_QUANT_HYBRID ? (q->row.data != NULL) + (q->col.data != NULL) : 1;
     if (!master) return TE_OK;
     n = te__numel(master);
@@ -29972,16 +30121,16 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
         return te__fail(te, TE_ERR_SHAPE, "te_quantize_master_weights: slice %d begins at %lld and has %lld elements; the weight has %lld", i, (long long)start,
                         (long long)n, (long long)te__numel(weight));
     if (w->shard_weights) {
-        result = te__master_check_shard(te, i, w->shard_weights[i], q->row.data ? q->row.data : q->col.data, start, n, true);
+        result = te__master_check_shard(te, i, w->shard_weights[i], q->row.data ? q->row.data : q->col.data, start, n);
         if (result == TE_OK && q->kind == TE_QUANT_MXFP8)
-            result = te__master_check_shard(te, i, w->shard_columnwise ? w->shard_columnwise[i] : NULL, q->col.data, start, n, true);
+            result = te__master_check_shard(te, i, w->shard_columnwise ? w->shard_columnwise[i] : NULL, q->col.data, start, n);
     }
     return result;
 }
 
-/* ---- pieces ---- */
+/* ---- before the ranks meet: amaxes of the slices ---- */
 
-/* `count` f32 numbers of `buffer` from `at` on, as [rows, cols]. */
+/* `rows` x `cols` f32 numbers of `buffer` from `at` on. */
 static te_tensor *te__master_view(te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
     te_tensor *y = te__alias(buffer);
     if (!y) return NULL;
@@ -29992,7 +30141,32 @@ static te_tensor *te__master_view(te_tensor *buffer, int64_t at, int64_t rows, i
     y->offset += at * (int64_t)sizeof(float);
     return y;
 }
-static te_tensor *te__master_scalar(te_tensor *buffer, int64_t i) { return te__slot_view(buffer, (int)i); }
+
+/* The tiles of a job's amaxes: false where there are none. MXFP8 has column-wise ones too, their sides exchanged. */
+static bool te__master_tile(const te__master_job *j, int64_t *tile_rows, int64_t *tile_cols) {
+    *tile_rows = j->spec->kind == TE_QUANT_BLOCK ? 128 : j->spec->kind == TE_QUANT_NVFP4 ? 16 : 1;
+    *tile_cols = j->spec->kind == TE_QUANT_MXFP8 ? 32 : *tile_rows;
+    return *tile_cols > 1;
+}
+
+/* Places the job's amaxes in the buffer (NULL: counts them). Returns how many there are, or -1 with an error. */
+static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at) {
+    int64_t tr, tc, n = 0, m, k;
+    if (te__is_tensor_scaled(j->spec->kind) || j->spec->kind == TE_QUANT_NVFP4) {
+        if (buffer && !(j->amax_tensor = te__slot_view(buffer, (int)at))) return -1;
+        n++;
+    }
+    if (!te__master_tile(j, &tr, &tc)) return n;
+    m = te__div_up(j->rows, tr);
+    k = te__div_up(j->cols, tc);
+    if (buffer && !(j->amax = te__master_view(buffer, at + n, m, k))) return -1;
+    n += m * k;
+    if (j->spec->kind != TE_QUANT_MXFP8) return n;
+    m = te__div_up(j->rows, tc);
+    k = te__div_up(j->cols, tr);
+    if (buffer && !(j->amax_col = te__master_view(buffer, at + n, m, k))) return -1;
+    return n + m * k;
+}
 
 static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_t tile_rows, int64_t tile_cols) {
     te_shard_amax_args args = TE_ZERO;
@@ -30006,8 +30180,32 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_shard_amax(j->weight->te, &args);
 }
 
+/* amax = max(amax, |x|). */
+static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
+    te_amax_args args = TE_ZERO;
+    args.x = x;
+    args.amax = amax;
+    args.keep = true;
+    return te_amax(x->te, &args);
+}
+
+/* The amaxes of the job's slice; without one they stay 0. Delayed: with what the weight's quantizer has recorded already. */
+static te_result te__master_measure(const te__master_job *j) {
+    te_result result = TE_OK;
+    int64_t tr, tc;
+    if (j->spec->kind == TE_QUANT_DELAYED) result = te__amax_into(j->spec->amax, j->amax_tensor);
+    if (!j->slice || result != TE_OK) return result;
+    if (j->amax_tensor) result = te__amax_into(j->slice, j->amax_tensor);
+    te__master_tile(j, &tr, &tc);
+    if (j->amax && result == TE_OK) result = te__slice_amax(j, j->amax, tr, tc);
+    if (j->amax_col && result == TE_OK) result = te__slice_amax(j, j->amax_col, tc, tr);
+    return result;
+}
+
+/* ---- after they have met: scales of the whole, codes of the slices ---- */
+
 /* Codes of the slice into the weight's copy `c`, or into its shard. */
-static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, te_tensor *amax) {
+static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, const te_tensor *multiplier) {
     te_shard_cast_args args = TE_ZERO;
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
@@ -30023,8 +30221,6 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     args.dst = flat ? flat : c->data;
     args.flat = flat != NULL;
     args.scale = scale;
-    args.multiplier = j->multiplier;
-    args.amax = amax;
     args.amax_tensor = c->amax;
     args.scaling = te__scaling_kind(c);
     args.rows = j->rows;
@@ -30032,18 +30228,9 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     args.start = j->start;
     args.columnwise = columnwise;
     args.e4m3_max_256 = c->e4m3_max_256;
+    args.multiplier = multiplier;
     return te_shard_cast(j->weight->te, &args);
 }
-
-/* The jobs of one kind, in order. */
-static int te__master_next(const te__master_run *r, te_quant_kind kind, int after) {
-    int i;
-    for (i = after; i < r->num_jobs && r->job[i].spec->kind != kind; i++) {}
-    return i;
-}
-#define TE__MASTER_EACH(r, kind, i) for (i = te__master_next(r, kind, 0); i < (r)->num_jobs; i = te__master_next(r, kind, i + 1))
-
-/* ---- kinds ---- */
 
 /* scale_inv = RN(1 / scale), as the cast writes it: by a cast of one zero. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
@@ -30056,212 +30243,158 @@ static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scal
     return cast.x && cast.row ? te_fp8_quantize(te, &cast) : te_error_code(te);
 }
 
-static te_result te__master_delayed(te__master_run *r) {
-    te_result result = TE_OK;
-    te_tensor *amaxes;
-    int i, n = 0;
-    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) n++;
-    if (n == 0) return TE_OK;
-    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) {
-        te__master_job *j = &r->job[i];
-        if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, j->spec->scale, j->spec->amax);
-        if (result == TE_OK) result = te__scale_inverse(r->te, j->spec->scale, j->copy->scale);
-    }
-    if (result != TE_OK || te_group_size(r->w->group) == 1) return result;
-    amaxes = te__empty_1d(r->te, TE_F32, n);
-    n = 0;
-    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) if (result == TE_OK) result = te_tensor_copy(te__master_scalar(amaxes, n++), te__master_scalar(r->job[i].spec->amax, 0));
-    if (result == TE_OK) result = te_all_reduce(r->w->group, amaxes, TE_REDUCE_MAX);
-    n = 0;
-    TE__MASTER_EACH(r, TE_QUANT_DELAYED, i) if (result == TE_OK) result = te_tensor_copy(te__master_scalar(r->job[i].spec->amax, 0), te__master_scalar(amaxes, n++));
-    return result;
-}
-
-/* amax of every job's slice, reduced: f32 [n], 0 where nobody owns anything. */
-static te_tensor *te__master_amaxes(te__master_run *r, te_quant_kind kind) {
-    te_result result = TE_OK;
-    te_tensor *amaxes;
-    int64_t n = 0;
-    int i;
-    TE__MASTER_EACH(r, kind, i) n++;
-    if (n == 0) return NULL;
-    amaxes = te_tensor_zeros(r->te, TE_F32, 1, &n);
-    if (!amaxes) return NULL;
-    n = 0;
-    TE__MASTER_EACH(r, kind, i) {
-        te__master_job *j = &r->job[i];
-        te_amax_args amax = TE_ZERO;
-        j->amax_tensor = te__master_scalar(amaxes, n++);
-        amax.x = j->slice;
-        amax.amax = j->amax_tensor;
-        if (!j->amax_tensor) result = te_error_code(r->te);
-        if (result == TE_OK && j->slice) result = te_amax(r->te, &amax);
-    }
-    if (result == TE_OK) result = te_all_reduce(r->w->group, amaxes, TE_REDUCE_MAX);
-    return result == TE_OK ? amaxes : NULL;
-}
-
-static te_result te__master_current(te__master_run *r) {
-    te_tensor *amaxes = te__master_amaxes(r, TE_QUANT_CURRENT);
-    te_result result = TE_OK;
-    int i;
-    if (!amaxes) return r->te->error_code;
-    TE__MASTER_EACH(r, TE_QUANT_CURRENT, i) {
-        te__master_job *j = &r->job[i];
-        te_scale_from_amax_args args = TE_ZERO;
+static te_result te__master_per_tensor(const te__master_job *j) {
+    te_ctx *te = j->weight->te;
+    te_scale_from_amax_args args = TE_ZERO;
+    te_result result;
+    if (j->spec->kind == TE_QUANT_DELAYED) { /* the scale rests until the update; the amax is for that; several weights may share both */
+        args.scale = j->spec->scale;
+        result = te__amax_into(j->amax_tensor, j->spec->amax);
+        if (result == TE_OK) result = te__scale_inverse(te, args.scale, j->copy->scale);
+    } else {
         args.amax = j->amax_tensor;
-        args.scale = te__empty_1d(r->te, TE_F32, 1);
-        args.scale_inv = te__master_scalar(j->copy->scale, 0);
+        args.scale = te__empty_1d(te, TE_F32, 1);
+        args.scale_inv = j->copy->scale;
         args.fp8_max = te_dtype_max(j->spec->dtype);
         args.epsilon = j->spec->epsilon;
         args.power_of_two = j->spec->power_of_two;
-        if (result == TE_OK) result = args.scale && args.scale_inv ? te_scale_from_amax(r->te, &args) : te_error_code(r->te);
-        if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, args.scale, NULL);
+        result = args.scale ? te_scale_from_amax(te, &args) : te_error_code(te);
     }
+    return result == TE_OK ? te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, args.scale, NULL) : result;
+}
+
+static te_result te__master_by_tile(const te__master_job *j) {
+    te_ctx *te = j->weight->te;
+    bool both = j->spec->kind == TE_QUANT_MXFP8;
+    te_shard_scales_args args = TE_ZERO;
+    te_result result = TE_OK;
+    args.scaling = te__scaling_kind(j->copy);
+    args.amax = j->amax;
+    args.amax_col = j->amax_col;
+    args.amax_tensor = j->amax_tensor;
+    args.row_scale = j->copy->scale;
+    args.col_scale = both ? j->col->scale : NULL;
+    args.rows = j->rows;
+    args.columns = j->cols;
+    args.dtype = j->spec->dtype;
+    args.fp32_scales = j->spec->fp32_scales;
+    args.epsilon = j->spec->epsilon;
+    args.amax_limit = te_dtype_max(j->weight->dtype);
+    args.e4m3_max_256 = j->spec->e4m3_max_256;
+    if (j->spec->kind == TE_QUANT_BLOCK && j->spec->fp32_scales) { /* not the reciprocals of the rounded reciprocals */
+        args.multiplier = te__empty_like(j->copy->scale, TE_F32);
+        if (!args.multiplier) return te_error_code(te);
+    }
+    if (j->amax_tensor) result = te_tensor_copy(j->copy->amax, j->amax_tensor);
+    if (result == TE_OK) result = te_shard_scales(te, &args);
+    if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, false, j->copy->scale, args.multiplier);
+    if (result == TE_OK && both) result = te__slice_cast(j, j->col, j->shard_col, true, j->col->scale, NULL);
     return result;
 }
 
-/* Kinds with scales by tile: amaxes of all tiles of all weights in one buffer, one reduction, then scales and codes. */
-static te_result te__master_tiles(te__master_run *r, te_quant_kind kind, int64_t tile_rows, int64_t tile_cols, bool both) {
-    te_tensor *buffer;
-    te_result result = TE_OK;
-    int64_t total = 0, at = 0;
-    int i;
-    TE__MASTER_EACH(r, kind, i) {
-        const te__master_job *j = &r->job[i];
-        total += te__div_up(j->rows, tile_rows) * te__div_up(j->cols, tile_cols) + (both ? te__div_up(j->rows, tile_cols) * te__div_up(j->cols, tile_rows) : 0);
-    }
-    if (total == 0) return TE_OK;
-    buffer = te_tensor_zeros(r->te, TE_F32, 1, &total);
-    if (!buffer) return te_error_code(r->te);
-    TE__MASTER_EACH(r, kind, i) {
-        te__master_job *j = &r->job[i];
-        j->amax = te__master_view(buffer, at, te__div_up(j->rows, tile_rows), te__div_up(j->cols, tile_cols));
-        if (!j->amax) return te_error_code(r->te);
-        at += te__numel(j->amax);
-        if (j->slice && result == TE_OK) result = te__slice_amax(j, j->amax, tile_rows, tile_cols);
-        if (!both) continue;
-        j->amax_col = te__master_view(buffer, at, te__div_up(j->rows, tile_cols), te__div_up(j->cols, tile_rows));
-        if (!j->amax_col) return te_error_code(r->te);
-        at += te__numel(j->amax_col);
-        if (j->slice && result == TE_OK) result = te__slice_amax(j, j->amax_col, tile_cols, tile_rows);
-    }
-    if (result == TE_OK) result = te_all_reduce(r->w->group, buffer, TE_REDUCE_MAX);
-    TE__MASTER_EACH(r, kind, i) {
-        te__master_job *j = &r->job[i];
-        te_shard_scales_args args = TE_ZERO;
-        if (result != TE_OK) break;
-        args.scaling = te__scaling_kind(j->copy);
-        args.amax = j->amax;
-        args.amax_col = j->amax_col;
-        args.amax_tensor = j->amax_tensor;
-        args.row_scale = j->copy->scale;
-        args.col_scale = both ? j->col->scale : NULL;
-        args.rows = j->rows;
-        args.columns = j->cols;
-        args.dtype = j->spec->dtype;
-        args.fp32_scales = j->spec->fp32_scales;
-        if (kind == TE_QUANT_BLOCK && args.fp32_scales) {
-            args.multiplier = j->multiplier = te__empty_like(j->copy->scale, TE_F32);
-            if (!j->multiplier) return te_error_code(r->te);
-        }
-        args.epsilon = j->spec->epsilon;
-        args.amax_limit = te_dtype_max(j->weight->dtype);
-        args.e4m3_max_256 = j->spec->e4m3_max_256;
-        if (j->amax_tensor) result = te_tensor_copy(te__master_scalar(j->copy->amax, 0), j->amax_tensor);
-        if (result == TE_OK) result = te_shard_scales(r->te, &args);
-        if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, false, j->copy->scale, NULL);
-        if (result == TE_OK && both) result = te__slice_cast(j, j->col, j->shard_col, true, j->col->scale, NULL);
-    }
-    return result;
-}
-
-static te_result te__master_identity(te__master_run *r) {
-    te_result result = TE_OK;
-    int i;
-    TE__MASTER_EACH(r, TE_QUANT_IDENTITY, i) {
-        te__master_job *j = &r->job[i];
-        te_tensor *dst, *src;
-        if (!j->slice || result != TE_OK) continue;
-        dst = te__alias(j->shard ? j->shard : j->copy->data);
-        src = te__alias(j->slice);
-        if (!dst || !src) return te_error_code(r->te);
-        dst->dtype = j->copy->data->dtype;
-        dst->ndim = src->ndim = 1;
-        dst->shape[0] = src->shape[0] = te__numel(j->slice);
-        dst->stride[0] = src->stride[0] = 1;
-        if (!j->shard) dst->offset += j->start * te__dtype_size(dst->dtype);
-        result = te_tensor_copy(dst, src);
-    }
-    return result;
+static te_result te__master_identity(const te__master_job *j) {
+    te_tensor *dst, *src;
+    if (!j->slice) return TE_OK;
+    dst = te__alias(j->shard ? j->shard : j->copy->data);
+    src = te__alias(j->slice);
+    if (!dst || !src) return te_error_code(j->weight->te);
+    dst->dtype = j->copy->data->dtype;
+    dst->ndim = src->ndim = 1;
+    dst->shape[0] = src->shape[0] = te__numel(j->slice);
+    dst->stride[0] = src->stride[0] = 1;
+    if (!j->shard) dst->offset += j->start * te__dtype_size(dst->dtype);
+    return te_tensor_copy(dst, src);
 }
 
 /* ---- the whole ---- */
 
-static void te__master_add(te__master_run *r, int i, int which, const te__quant_spec *spec) {
+static te_result te__master_add(te__master_run *r, int i, int which, const te__quant_spec *spec) {
     te__master_job *j = &r->job[r->num_jobs++];
     const te_master_weights *w = r->w;
+    te_tensor *master = w->master_weights[i];
     j->weight = w->model_weights[i];
     j->spec = spec;
     j->which = which;
     j->copy = te__copy_of(j->weight, which);
     j->col = &j->weight->quantized->col;
-    j->shard = w->shard_weights && w->master_weights[i] ? w->shard_weights[i] : NULL;
-    j->shard_col = w->shard_columnwise && w->master_weights[i] ? w->shard_columnwise[i] : NULL;
     j->rows = te__rows(j->weight);
     j->cols = te__cols(j->weight);
-    j->start = w->master_weights[i] ? w->start_offsets[i] : 0;
-    /* rounded as a model trained in that format would have it */
-    j->slice = w->master_weights[i] && te__numel(w->master_weights[i]) > 0 ? te_tensor_cast(w->master_weights[i], j->weight->dtype) : NULL;
+    if (!master || te__numel(master) == 0) return TE_OK;
+    j->shard = w->shard_weights ? w->shard_weights[i] : NULL;
+    j->shard_col = w->shard_columnwise ? w->shard_columnwise[i] : NULL;
+    j->start = w->start_offsets[i];
+    j->slice = te_tensor_cast(master, j->weight->dtype); /* rounded as a model trained in that format would have it */
+    return j->slice ? TE_OK : te_error_code(r->te);
+}
+
+/* What can fail on this rank alone, up to the meeting. */
+static te_result te__master_prepare(te__master_run *r) {
+    te_result result = TE_OK;
+    int64_t total = 0, n;
+    int i;
+    for (i = 0; i < r->w->count && result == TE_OK; i++) {
+        const te__quantized *q = r->w->model_weights[i]->quantized;
+        const te__quant_spec *spec = &q->quantizer->spec;
+        if (q->kind != TE_QUANT_HYBRID) {
+            result = te__master_add(r, i, q->row.data ? TE_ROWWISE : TE_COLUMNWISE, spec);
+            continue;
+        }
+        if (q->row.data) result = te__master_add(r, i, TE_ROWWISE, spec->row);
+        if (q->col.data && result == TE_OK) result = te__master_add(r, i, TE_COLUMNWISE, spec->col);
+    }
+    for (i = 0; i < r->num_jobs; i++) total += te__master_place(&r->job[i], NULL, 0);
+    total = te__max(total, 1); /* ranks meet in any case */
+    if (result == TE_OK) r->buffer = te_tensor_zeros(r->te, TE_F32, 1, &total);
+    if (!r->buffer) return te_error_code(r->te);
+    for (i = 0, total = 0; i < r->num_jobs && result == TE_OK; i++, total += n) {
+        n = te__master_place(&r->job[i], r->buffer, total);
+        result = n < 0 ? te_error_code(r->te) : te__master_measure(&r->job[i]);
+    }
+    return result;
+}
+
+static te_result te__master_write(te__master_run *r) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < r->num_jobs && result == TE_OK; i++) {
+        te__master_job *j = &r->job[i];
+        if (!r->te->warming) te_quantized_clear_init_value(j->weight);
+        if (j->spec->kind == TE_QUANT_IDENTITY)
+            result = te__master_identity(j);
+        else
+            result = te__is_tensor_scaled(j->spec->kind) ? te__master_per_tensor(j) : te__master_by_tile(j);
+        if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight))
+            te__copy_release(&j->weight->quantized->col); /* stale; the next forward makes it anew */
+    }
+    return result;
 }
 
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w) {
     te__master_run run = TE_ZERO;
     te_result result = TE_OK;
-    size_t bytes;
+    size_t bytes = 0;
     int i, jobs = 0;
     if (!te || !w) return TE_ERR_STATE;
     if (w->count < 0 || (w->count > 0 && (!w->model_weights || !w->master_weights || !w->start_offsets)))
-        return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: %d weights; three lists of as many entries are needed", w->count);
+        result = te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: %d weights; three lists of as many entries are needed", w->count);
     for (i = 0; i < w->count && result == TE_OK; i++) result = te__master_check(te, w, i, &jobs);
-    if (result != TE_OK || jobs == 0) return result;
     run.te = te;
     run.w = w;
-    bytes = (size_t)jobs * sizeof(te__master_job);
-    run.job = (te__master_job *)te__alloc_zero(te, bytes);
-    if (!run.job) return TE_ERR_OUT_OF_MEMORY;
+    if (result == TE_OK) {
+        bytes = ((size_t)jobs + 1) * sizeof(te__master_job);
+        run.job = (te__master_job *)te__alloc_zero(te, bytes);
+        if (!run.job) result = TE_ERR_OUT_OF_MEMORY;
+    }
     te__frame_begin(te);
     te->tape.no_grad++;
-    for (i = 0; i < w->count; i++) {
-        te__quantized *q = w->model_weights[i]->quantized;
-        const te__quant_spec *spec = &q->quantizer->spec;
-        te_quantized_clear_init_value(w->model_weights[i]);
-        if (q->kind == TE_QUANT_HYBRID) {
-            if (q->row.data) te__master_add(&run, i, TE_ROWWISE, spec->row);
-            if (q->col.data) te__master_add(&run, i, TE_COLUMNWISE, spec->col);
-        } else
-            te__master_add(&run, i, q->row.data ? TE_ROWWISE : TE_COLUMNWISE, spec);
-        if (te->error_code != TE_OK) result = te->error_code;
-    }
-    if (result == TE_OK) result = te__master_delayed(&run);
-    if (result == TE_OK) result = te__master_current(&run);
-    if (result == TE_OK) result = te__master_tiles(&run, TE_QUANT_BLOCK, 128, 128, false);
-    if (result == TE_OK) result = te__master_tiles(&run, TE_QUANT_MXFP8, 1, 32, true);
-    if (result == TE_OK && te__master_next(&run, TE_QUANT_NVFP4, 0) < run.num_jobs) {
-        result = te__master_amaxes(&run, TE_QUANT_NVFP4) ? TE_OK : te_error_code(te);
-        if (result == TE_OK) result = te__master_tiles(&run, TE_QUANT_NVFP4, 16, 16, false);
-    }
-    if (result == TE_OK) result = te__master_identity(&run);
-    for (i = 0; i < run.num_jobs && result == TE_OK && !w->manual_post_processing; i++) { /* stale from here on; the next forward makes them anew */
-        te__quantized *q = run.job[i].weight->quantized;
-        if (run.job[i].which == TE_ROWWISE && q->kind != TE_QUANT_HYBRID && te__copies_agree(&q->row)) te__copy_release(&q->col);
-    }
+    if (result == TE_OK) result = te__master_prepare(&run);
+    result = result == TE_OK ? te_all_reduce(w->group, run.buffer, TE_REDUCE_MAX) : te__refuse(w->group, TE__ALL_REDUCE, result);
+    if (result == TE_OK) result = te__master_write(&run);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
-    te__free(te, run.job, bytes);
+    if (run.job) te__free(te, run.job, bytes);
     return result;
 }
-#undef TE__MASTER_EACH
 
 TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w) { return te_quantize_master_weights(te, w); }
 
@@ -30274,8 +30407,7 @@ TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *mod
         if (!model_weights[i] || model_weights[i]->te != te) return te__fail(te, TE_ERR_INVALID, "te_post_all_gather_processing: weight %d is NULL or of another context", i);
     }
     for (i = 0; i < count && result == TE_OK; i++) {
-        te_tensor *x = model_weights[i];
-        if (x->quantized && x->quantized->row.data && x->quantized->kind != TE_QUANT_HYBRID && te__copies_agree(&x->quantized->row)) result = te__quant_add_columnwise(x);
+        if (model_weights[i]->quantized && te__column_follows(model_weights[i])) result = te__quant_add_columnwise(model_weights[i]);
     }
     return result;
 }
@@ -31047,7 +31179,16 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
         return NULL;
     }
     if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale) { /* from here on the module's history scales it */
-        te__spec_close(&q->spec);
+        if (q->refs > 1) { /* other tensors keep to the scale that they have */
+            te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
+            if (!own) return NULL;
+            own->te = weight->te;
+            own->refs = 1;
+            own->spec = q->spec;
+            q->refs--;
+            weight->quantized->quantizer = q = own;
+        } else
+            te__spec_close(&q->spec);
         q->spec.scale = te_tensor_retain(spec->scale);
         q->spec.amax = te_tensor_retain(spec->amax);
     }
@@ -31172,6 +31313,7 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     saved[0] = te__wants_grad(weight) ? xq : NULL;
     if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(x) ? w : NULL;
+    if (saved[1] && w->quantized && keep == TE_ROWWISE && w->quantized->row.data) saved[1] = te__quant_keep(w, keep); /* one that is stored quantized has both */
     saved[2] = weight;
     state.fuse_wgrad = g && g->fuse_wgrad;
     state.overwrite_main_grad = g && g->microbatch == TE_MICROBATCH_FIRST;
@@ -31531,7 +31673,7 @@ static te_result te__init_normal(te_tensor *x, const te_init *init) {
     args.seed = x->te->seed;
     args.offset = te__rng_next(x->te);
     result = args.dst ? te_random(x->te, &args) : te_error_code(x->te);
-    if (result == TE_OK && x->quantized) result = te__primary_assign(x, args.dst);
+    if (result == TE_OK && x->quantized) result = te__primary_start(x, args.dst);
     te__frame_end(x->te, NULL, 0);
     return result;
 }
@@ -32217,8 +32359,9 @@ typedef struct te__adam_param {
     te_tensor *param; /* these four are retained */
     te_tensor *m, *v; /* f32 */
     te_tensor *master; /* f32, or NULL */
-    uint64_t version; /* of the parameter's memory when `master` spoke for it */
+    uint64_t version; /* of the parameter when `master` spoke for it */
     bool listed;      /* takes part in the step under way */
+    bool untouched;   /* nobody else had written the parameter when that step began */
 } te__adam_param;
 
 struct te_optimizer {
@@ -32249,7 +32392,7 @@ static te_result te__adam_take_master(te__adam_param *p) {
     te_tensor *value = p->param;
     te_result result;
     te__frame_begin(te);
-    if (p->param->quantized && p->param->quantized->init_value) { /* the value that quantizing has not touched yet */
+    if (p->param->quantized && te__primary_has_start(p->param)) { /* the value that quantizing has not touched yet */
         value = te__empty_like(p->param, p->param->dtype);
         if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
     } else if (p->param->quantized)
@@ -32465,7 +32608,10 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     te = opt->te;
     if (te->error_code != TE_OK) return te->error_code;
     split = opt->desc.decay_matrices_only && opt->desc.weight_decay > 0.0f;
-    for (i = 0; i < opt->num_params; i++) opt->params[i].listed = false;
+    for (i = 0; i < opt->num_params; i++) {
+        opt->params[i].listed = false;
+        opt->params[i].untouched = opt->params[i].version == te__param_version(opt->params[i].param);
+    }
     result = te__adam_collect(opt, true, !split, &n);
     decayed = n;
     if (split && result == TE_OK) result = te__adam_collect(opt, false, false, &n);
@@ -32481,11 +32627,11 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay);
     if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f);
     if (result == TE_OK) result = te__adam_requantize(opt);
-    if (te->warming) return result; /* leaves counts and gradients as they were */
-    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. */
+    /* Also a step that failed, or that a warm-up did not run, gives parameters a new version; it has written master and parameter alike, or
+     * neither. A parameter that took no part may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
-        if (opt->params[i].listed) opt->params[i].version = te__param_version(opt->params[i].param);
-    if (result != TE_OK) return result;
+        if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+    if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
@@ -33358,7 +33504,7 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
         const te__quant_copy *copy = i ? &x->quantized->col : &x->quantized->row;
         te_tensor *part[3];
         snprintf(name, sizeof(name), "%s.%s.data", path, copies[i]);
-        if (i && c->file && !te_safetensors_find(c->file, name) && x->quantized->row.data && te__copies_agree(&x->quantized->row)) {
+        if (i && c->file && copy->data && !te_safetensors_find(c->file, name) && te__column_follows(x)) {
             if (!te__grow(c->te, (void **)&c->turn, &c->cap_turn, c->num_turn, sizeof(te_tensor *))) return false;
             c->turn[c->num_turn++] = x;
             continue;
@@ -33463,6 +33609,7 @@ typedef struct te__ckpt_plan {
     te__ckpt have; /* what the model has; each will be read */
     te__ckpt_new *fresh;
     int num_fresh, cap_fresh;
+    te_tensor **value; /* [have.num_values], read; of the scope */
     bool has_rng, has_opt;
     uint64_t seed, offset, steps;
     double lr;
@@ -33565,6 +33712,13 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     int i;
     /* What needs memory comes first, and can be taken back. */
     if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
+    p->value = (te_tensor **)te__alloc_zero(te, ((size_t)p->have.num_values + 1) * sizeof(te_tensor *));
+    if (!p->value) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < p->have.num_values; i++) {
+        te_tensor *x = te_safetensors_read(f, p->have.values[i].name);
+        p->value[i] = x ? te_tensor_cast(x, p->have.values[i].tensor->dtype) : NULL;
+        if (!p->value[i]) return te_error_code(te);
+    }
     for (i = 0; i < p->num_fresh; i++) {
         p->fresh[i].tensor = te_safetensors_read(f, p->fresh[i].entry);
         if (!te_module_add_buffer(p->fresh[i].m, p->fresh[i].name, p->fresh[i].tensor)) {
@@ -33574,16 +33728,7 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     }
     for (i = 0; i < p->have.num_items && result == TE_OK; i++)
         result = te_safetensors_read_into(f, p->have.items[i].name, (te_tensor *)p->have.items[i].tensor);
-    for (i = 0; i < p->have.num_values && result == TE_OK; i++) {
-        te_tensor *x = (te_tensor *)p->have.values[i].tensor, *value;
-        te__frame_begin(te);
-        te->tape.no_grad++;
-        value = te_safetensors_read(f, p->have.values[i].name);
-        if (value) value = te_tensor_cast(value, x->dtype);
-        result = value ? te__primary_assign(x, value) : te_error_code(te);
-        te->tape.no_grad--;
-        te__frame_end(te, NULL, 0);
-    }
+    for (i = 0; i < p->have.num_values && result == TE_OK; i++) result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
     if (opt) te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
@@ -33606,6 +33751,7 @@ TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, 
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
+    if (p.value) te__free(te, p.value, ((size_t)p.have.num_values + 1) * sizeof(te_tensor *));
     te__ckpt_close(&p.have);
     te_safetensors_close(f);
     te__frame_end(te, NULL, 0);

@@ -28,7 +28,8 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
 
 /* A checkpoint is one safetensors file: every parameter and buffer of `m` by path, the optimizer's states
- * ("optimizer/<path>.exp_avg" ...), the scaling state of delayed recipes, the random state, and `metadata`. Written to a
+ * ("optimizer/<path>.exp_avg" ...), the scaling state of delayed recipes, the random state, and `metadata`. Of a weight that is stored
+ * quantized it has the codes and scales of each copy ("<path>.row.data", ".row.scale", ".col.data" ...). Written to a
  * temporary file beside it, synced and renamed: a failure leaves the previous file whole. Syncs. m and opt may be NULL. */
 typedef struct te_metadata {
     const char *key, *value;
@@ -37,7 +38,7 @@ TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, 
                                     int num_metadata);
 /* Reads it back. Every name, shape and format is checked, and all memory taken, before the first byte changes: any error
  * but the disk's own leaves all as it was. Entries of the file that the model lacks are ignored with a warning; those that
- * the file lacks are errors. */
+ * the file lacks are errors. For a weight that is stored quantized the file may have a plain one of any float format, which is quantized. */
 TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* The value of one metadata entry of a file into buffer; TE_ERR_INVALID if there is none. */
 TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size);

@@ -71,6 +71,10 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
 
+/* A counter in device memory for kernels whose last block finishes for all (te_last_block): 0 between kernels. A context's kernels run one
+ * after another, so that one serves them all. */
+static unsigned *te__plan_counter(const te__plan *p) { return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter; }
+
 /* Device memory that lives until the plan has been queued; the pool hands it out again in stream order. 256-byte aligned. */
 static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     te__buffer *b;

@@ -129,6 +129,7 @@ typedef struct te__plan {
     bool baseline; /* only kernels marked te:baseline can be had, without options */
     bool explain;  /* nothing will run: addresses mean nothing */
     bool native, deterministic;
+    void *counter; /* te__plan_counter */
     te_result result; /* TE_OK, or why planning stopped */
     const char *why;
     size_t workspace_bytes;

@@ -200,6 +200,7 @@ struct te__cuda {
     unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces that uploads pass through */
     te__cu_handle staged[TE__STAGES]; /* the copy out of a piece is done */
     uint64_t uploads;
+    void *counter; /* te__plan_counter */
     te__map_slot *maps;
     struct te__cache *cache; /* cuda/cache.c */
 };
@@ -241,6 +242,7 @@ static void te__cuda_device_close(te_ctx *te) {
         for (i = 0; i < TE__STAGES; i++)
             if (c->staged[i]) te__cu.EventDestroy(c->staged[i]);
         if (c->stage) te__cu.MemFreeHost(c->stage);
+        if (c->counter) te__cu.MemFree((te__cu_address)(uintptr_t)c->counter);
         if (c->own_stream) te__cu.StreamDestroy(c->stream);
         te__cuda_leave(pushed);
     }
@@ -306,6 +308,15 @@ static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     return TE_OK;
 }
 
+/* Within te's CUcontext. */
+static te_result te__cuda_take_counter(te_ctx *te) {
+    te__cu_address address = 0;
+    te__cu_result code = te__cu.MemAlloc(&address, 256);
+    if (!code) te->cuda->counter = (void *)(uintptr_t)address;
+    if (!code) code = te__cu.MemsetD8Async(address, 0, 256, te->cuda->stream);
+    return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
+}
+
 /* Fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
     te__text why = TE_ZERO;
@@ -335,6 +346,7 @@ static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context,
     if (result == TE_OK) result = te__cuda_enter(te, &pushed);
     if (result == TE_OK) {
         result = te__cuda_take_stream(te, cu_stream);
+        if (result == TE_OK) result = te__cuda_take_counter(te);
         te__cuda_leave(pushed);
     }
     if (result != TE_OK) te__cuda_device_close(te);

@@ -59,6 +59,7 @@ static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     p->sm = te->cuda->sm;
     p->num_sms = te->cuda->num_sms;
     p->hopper = te->cuda->sm == 90;
+    p->counter = te->cuda->counter;
     p->baseline = false;
 }
 

@@ -171,6 +171,17 @@ TE_DEV float te_block_max(float v, float *scratch) {
     __syncthreads();
     return v;
 }
+// True in every thread of the block that gets here last; what the others wrote before is visible to it. The counter, 0 between kernels,
+// is 0 again then (te__plan_counter).
+TE_DEV bool te_last_block(te_u32 *counter) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
+}
 // amax = max(amax, v) for v >= 0, atomically and in any order with one result: non-negative floats order like their bits. NaN never
 // arrives here: fmaxf drops it.
 TE_DEV void te_atomic_amax(float *amax, float v) { atomicMax((int *)amax, __float_as_int(v)); }

@@ -476,55 +476,51 @@ static bool te__column_follows(const te_tensor *x) {
     return x->quantized->row.data && x->quantized->kind != TE_QUANT_HYBRID && te__copies_agree(&x->quantized->row);
 }
 
-/* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date. */
+/* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date, in its memory. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
-    te__quant_copy *row = &q->row, fresh;
-    te__quant_spec spec;
+    te__quant_copy *row = &q->row, *col = &q->col;
     te_ctx *te = x->te;
-    te_result result;
-    bool warming = te->warming;
+    te_result result = TE_OK;
+    bool warming = te->warming, is_new = !col->data;
     int64_t m = te__rows(x), n = te__cols(x);
     if (!te__column_follows(x))
         return te__fail(te, TE_ERR_STATE, "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
                         row->data ? "a row-wise one of this kind: each holds numbers of its own" : "a tensor without a row-wise one");
-    memset(&spec, 0, sizeof(spec));
-    memset(&fresh, 0, sizeof(fresh));
-    spec.kind = row->kind;
-    spec.dtype = row->data->dtype;
-    spec.two_dimensional = row->two_dimensional;
-    spec.no_sign_mask = row->no_sign_mask;
-    spec.e4m3_max_256 = row->e4m3_max_256;
     te__frame_begin(te);
     te->warming = false; /* it outlives a warm-up, so it is really made */
     if (row->kind == TE_QUANT_IDENTITY) {
-        fresh = *row;
-        te__copy_retain(&fresh);
-        result = TE_OK;
+        if (!is_new) result = te_tensor_copy(col->data, row->data);
+        else {
+            *col = *row;
+            te__copy_retain(col);
+        }
     } else {
-        te_transpose_args turn = TE_ZERO;
-        result = te__copy_open(te, &fresh, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
+        te_transpose_args turn = TE_ZERO, scales = TE_ZERO;
+        if (is_new) {
+            te__quant_spec spec;
+            memset(&spec, 0, sizeof(spec));
+            spec.kind = row->kind;
+            spec.dtype = row->data->dtype;
+            spec.two_dimensional = row->two_dimensional;
+            spec.no_sign_mask = row->no_sign_mask;
+            spec.e4m3_max_256 = row->e4m3_max_256;
+            result = te__copy_open(te, col, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
+            if (result == TE_OK) te__copies_share(q);
+        }
         turn.src = row->data;
-        turn.dst = fresh.data;
+        turn.dst = col->data;
         turn.rows = m;
         turn.columns = n;
+        scales.src = row->scale;
+        scales.dst = col->scale;
+        scales.rows = te__div_up(m, 128);
+        scales.columns = te__div_up(n, 128);
         if (result == TE_OK) result = te_transpose(te, &turn);
-        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) {
-            te_transpose_args scales = TE_ZERO;
-            scales.src = row->scale;
-            scales.dst = fresh.scale;
-            scales.rows = te__div_up(m, 128);
-            scales.columns = te__div_up(n, 128);
-            result = te_transpose(te, &scales);
-        }
-        if (result == TE_OK && row->kind == TE_QUANT_NVFP4) result = te__nvfp4_turn_scales(te, row, &fresh, m, n);
+        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) result = te_transpose(te, &scales);
+        if (result == TE_OK && row->kind == TE_QUANT_NVFP4) result = te__nvfp4_turn_scales(te, row, col, m, n);
+        if (result != TE_OK && is_new) te__copy_release(col);
     }
-    if (result == TE_OK) {
-        te__copy_release(&q->col);
-        q->col = fresh;
-        te__copies_share(q);
-    } else
-        te__copy_release(&fresh);
     te->warming = warming;
     te__frame_end(te, NULL, 0);
     return result;

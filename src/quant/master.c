@@ -322,12 +322,12 @@ static te_result te__master_write(te__master_run *r) {
     int i;
     for (i = 0; i < r->num_jobs && result == TE_OK; i++) {
         te__master_job *j = &r->job[i];
-        te_quantized_clear_init_value(j->weight);
+        if (!r->te->warming) te_quantized_clear_init_value(j->weight);
         if (j->spec->kind == TE_QUANT_IDENTITY)
             result = te__master_identity(j);
         else
             result = te__is_tensor_scaled(j->spec->kind) ? te__master_per_tensor(j) : te__master_by_tile(j);
-        if (result == TE_OK && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight))
+        if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight))
             te__copy_release(&j->weight->quantized->col); /* stale; the next forward makes it anew */
     }
     return result;

@@ -137,6 +137,7 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     te_ctx *te;
     int64_t bytes;
     te_result result;
+    bool warming;
     if (!x || !new_raw) return TE_ERR_STATE;
     te = x->te;
     if (!te__same_ctx(new_raw, te, "te_replace_raw_data")) return te_error_code(te);
@@ -154,6 +155,8 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     if (te_dtype_bits(row->data->dtype) > 8 && (uintptr_t)te__data(new_raw) % (uintptr_t)te__dtype_size(row->data->dtype) != 0)
         return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory begins at an odd byte; %s needs a multiple of %d", te_dtype_name(row->data->dtype),
                         (int)te__dtype_size(row->data->dtype));
+    warming = te->warming;
+    te->warming = false; /* it outlives a warm-up, so the codes are really copied */
     te__frame_begin(te);
     from = te__as_bytes(row->data, bytes);
     to = te__as_bytes(new_raw, bytes);
@@ -170,5 +173,6 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
         te__quant_set_version(x, version);
     }
     te__frame_end(te, NULL, 0);
+    te->warming = warming;
     return result;
 }

@@ -130,7 +130,7 @@ static void te__scaling_open(te_ctx *te, te__scaling *s, int num_gemms) {
 static void te__inspection_close(te__scaling *s) {
     int i;
     if (!s->inspection) return;
-    for (i = 0; i < TE__MAX_GEMMS * TE__INSPECTED_TYPES; i++) te__measured_close(&s->inspection->slot[i / TE__INSPECTED_TYPES][i % TE__INSPECTED_TYPES]);
+    for (i = 0; i < (int)TE__MAX_GEMMS * TE__INSPECTED_TYPES; i++) te__measured_close(&s->inspection->slot[i / TE__INSPECTED_TYPES][i % TE__INSPECTED_TYPES]);
     te__free(s->te, s->inspection, sizeof(*s->inspection));
     s->inspection = NULL;
 }

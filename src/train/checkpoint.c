@@ -41,7 +41,7 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
         const te__quant_copy *copy = i ? &x->quantized->col : &x->quantized->row;
         te_tensor *part[3];
         snprintf(name, sizeof(name), "%s.%s.data", path, copies[i]);
-        if (i && c->file && !te_safetensors_find(c->file, name) && te__column_follows(x)) {
+        if (i && c->file && copy->data && !te_safetensors_find(c->file, name) && te__column_follows(x)) {
             if (!te__grow(c->te, (void **)&c->turn, &c->cap_turn, c->num_turn, sizeof(te_tensor *))) return false;
             c->turn[c->num_turn++] = x;
             continue;
@@ -146,6 +146,7 @@ typedef struct te__ckpt_plan {
     te__ckpt have; /* what the model has; each will be read */
     te__ckpt_new *fresh;
     int num_fresh, cap_fresh;
+    te_tensor **value; /* [have.num_values], read; of the scope */
     bool has_rng, has_opt;
     uint64_t seed, offset, steps;
     double lr;
@@ -248,6 +249,13 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     int i;
     /* What needs memory comes first, and can be taken back. */
     if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
+    p->value = (te_tensor **)te__alloc_zero(te, ((size_t)p->have.num_values + 1) * sizeof(te_tensor *));
+    if (!p->value) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < p->have.num_values; i++) {
+        te_tensor *x = te_safetensors_read(f, p->have.values[i].name);
+        p->value[i] = x ? te_tensor_cast(x, p->have.values[i].tensor->dtype) : NULL;
+        if (!p->value[i]) return te_error_code(te);
+    }
     for (i = 0; i < p->num_fresh; i++) {
         p->fresh[i].tensor = te_safetensors_read(f, p->fresh[i].entry);
         if (!te_module_add_buffer(p->fresh[i].m, p->fresh[i].name, p->fresh[i].tensor)) {
@@ -257,16 +265,7 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     }
     for (i = 0; i < p->have.num_items && result == TE_OK; i++)
         result = te_safetensors_read_into(f, p->have.items[i].name, (te_tensor *)p->have.items[i].tensor);
-    for (i = 0; i < p->have.num_values && result == TE_OK; i++) {
-        te_tensor *x = (te_tensor *)p->have.values[i].tensor, *value;
-        te__frame_begin(te);
-        te->tape.no_grad++;
-        value = te_safetensors_read(f, p->have.values[i].name);
-        if (value) value = te_tensor_cast(value, x->dtype);
-        result = value ? te__primary_start(x, value) : te_error_code(te);
-        te->tape.no_grad--;
-        te__frame_end(te, NULL, 0);
-    }
+    for (i = 0; i < p->have.num_values && result == TE_OK; i++) result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
     if (opt) te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
@@ -289,6 +288,7 @@ TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, 
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
+    if (p.value) te__free(te, p.value, ((size_t)p.have.num_values + 1) * sizeof(te_tensor *));
     te__ckpt_close(&p.have);
     te_safetensors_close(f);
     te__frame_end(te, NULL, 0);

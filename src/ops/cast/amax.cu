@@ -1,5 +1,5 @@
-// ops/cast/amax.cu: amax = max(amax, max |x|), NaN ignored, infinity kept. amax_zero clears it first where it should not be kept. Or, for a
-// reader that takes the largest itself: partial[block] = the maximum of what the block has seen.
+// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the block that ends last
+// makes amax of them, unless a reader takes the largest itself.
 //
 //   x   | head | vector 0 | vector 1 | ...                                       | tail |
 //              |<- block 0: 2048 vectors of 16 bytes ->|<- block 1 ->| ... |<- block 0 again ...
@@ -55,7 +55,10 @@ extern "C" __global__ void __launch_bounds__(512) te_amax(const __grid_constant_
     if (blockIdx.x == 0 && threadIdx.x < a.n - inside) // head and tail: fewer than 16 elements
         largest = fmaxf(largest, fabsf(te_load(a.x, threadIdx.x < a.head ? threadIdx.x : inside + threadIdx.x, X_DT)));
     largest = te_block_max(largest, scratch);
-    if (threadIdx.x != 0) return;
-    if (a.partial) a.partial[blockIdx.x] = largest;
-    else if (largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);
+    if (threadIdx.x == 0) a.partial[blockIdx.x] = largest;
+    if (!a.amax || !te_last_block(a.counter)) return;
+    largest = 0.0f;
+    for (int b = threadIdx.x; b < gridDim.x; b += 512) largest = fmaxf(largest, __ldcg(a.partial + b));
+    largest = te_block_max(largest, scratch);
+    if (threadIdx.x == 0 && (!a.keep || largest > *a.amax)) *a.amax = largest;
 }

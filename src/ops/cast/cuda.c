@@ -35,14 +35,12 @@ static void te__plan_amax_pass(te__plan *p, const te__amax_kargs *args, int64_t 
 static te_result te__cuda_plan_amax(te__plan *p, const te_amax_args *a) {
     te__amax_kargs args = te__amax_kargs_of(a->x, a->noop);
     int64_t blocks = te__amax_blocks(p, &args);
-    if (blocks == 1 && !a->keep) {
-        args.partial = (float *)te__data(a->amax); /* the only part is the whole */
-    } else {
-        args.amax = (float *)te__data(a->amax);
-        if (!a->keep) *TE__KARGS(p, te__plan_launch(p, "cast", "amax_zero"), te__amax_kargs) = args;
-    }
+    args.partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
+    args.amax = (float *)te__data(a->amax);
+    args.counter = te__plan_counter(p);
+    args.keep = a->keep;
     te__plan_amax_pass(p, &args, blocks);
-    te__plan_why(p, "one pass, one atomic maximum a block");
+    te__plan_why(p, "one pass, the last block takes the largest");
     return TE_OK;
 }
 

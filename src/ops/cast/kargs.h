@@ -3,13 +3,15 @@
 
 typedef struct te__amax_kargs {
     const void *x;
-    float *amax;       /* [1], or NULL with partial */
-    float *partial;    /* [blocks]: each writes its maximum there in place of amax; or NULL */
+    float *partial;    /* [blocks]: each writes its maximum there */
+    float *amax;       /* [1]: the last block's, of all of them; or NULL */
+    unsigned *counter; /* of te_last_block */
     const float *noop; /* [1], or NULL */
     long long n;
     long long vectors; /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */
     int head;
     int x_dt;
+    int keep; /* the maximum with what amax holds */
 } te__amax_kargs;
 
 typedef struct te__scale_from_amax_kargs {

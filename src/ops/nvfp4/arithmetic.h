@@ -46,7 +46,7 @@ TE__BOTH void te__nvfp4_flip(float v[16], uint32_t signs) {
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-    for (int i = 0; i < 16; i++) v[i] = te__bits_f32(te__f32_bits(v[i]) ^ (signs >> i & 1u) << 31);
+    for (int i = 0; i < 16; i++) v[i] = signs >> i & 1u ? -v[i] : v[i];
 }
 
 /* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The product is exact. */

@@ -18,20 +18,25 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
     args.per_row = a->amax_row && te__numel(a->amax_row) != 1;
     args.rht = te__nvfp4_transform(a->rht && a->amax_col, a->no_sign_mask);
     args.vector = te__nvfp4_aligned(a->x, args.n * te__dtype_size(a->x->dtype), 4 * te__dtype_size(a->x->dtype));
-    if (!a->keep) {
+    args.keep = a->keep;
+    if (!a->keep && (args.per_row || args.pieces == 0)) {
         l = te__plan_launch(p, "nvfp4", "nvfp4_amax_zero");
         te__launch_size(l, te__max(1, args.per_row ? te__div_up(args.m, 256) : 1), 1, 1, 256, 0);
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
     if (args.pieces > 0) {
+        int64_t blocks = te__div_up(args.pieces, 8);
+        args.row_part = (float *)te__plan_workspace(p, 2 * blocks * (int64_t)sizeof(float));
+        args.col_part = args.row_part + blocks;
+        args.counter = te__plan_counter(p);
         l = te__plan_launch(p, "nvfp4", "nvfp4_amax");
         te__launch_option(l, "X_DT", args.x_dt);
         te__launch_option(l, "RHT", args.rht);
         te__launch_option(l, "PER_ROW", args.per_row);
-        te__launch_size(l, te__div_up(args.pieces, 8), 1, 1, 256, 0);
+        te__launch_size(l, blocks, 1, 1, 256, 0);
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
-    te__plan_why(p, args.rht ? "one pass; the transform in registers, 16 rows of four columns a thread" : "one pass, one atomic maximum a block");
+    te__plan_why(p, args.rht ? "one pass; the transform in registers, 16 rows of four columns a thread" : "one pass, the last block takes the largest");
     return TE_OK;
 }
 

@@ -3,6 +3,8 @@
 typedef struct te__nvfp4_amax_kargs {
     const void *x;       /* [m, n] */
     float *row, *col;    /* [1], or row [m]; either may be NULL */
+    float *row_part, *col_part; /* [blocks]: of which the last block makes row [1] and col */
+    unsigned *counter;   /* of te_last_block */
     const float *noop;
     long long m, n;
     unsigned across;     /* pieces of 128 columns */
@@ -11,6 +13,7 @@ typedef struct te__nvfp4_amax_kargs {
     int per_row;         /* row is [m] */
     int rht;             /* of what col is the amax: 0 x itself, 1 transformed, 2 transformed without signs */
     int vector;          /* rows of x start at multiples of four elements */
+    int keep;            /* the maximum with what row and col hold */
 } te__nvfp4_amax_kargs;
 
 /* A block does one tile of 128 rows and 256 bytes of x. */

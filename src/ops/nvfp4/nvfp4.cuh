@@ -81,6 +81,33 @@ TE_DEV float te_nvfp4_multiplier(te_u8 d, const te_nvfp4_tensor &s) {
     return fminf(te__rcp_f32(te_nvfp4_step(d, s)), TE_FLT_MAX); // no NaN: a step is finite and not negative
 }
 
+// max |.| of both halves of words of 16-bit floats, NaN if there is one. The result's signs mean nothing.
+TE_DEV te_u32 te_nvfp4_max2(te_u32 a, te_u32 b, int dt) {
+    te_u32 r;
+#if __CUDA_ARCH__ >= 860
+    if (dt == TE_BF16) asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#else
+    a &= 0x7fff7fffu, b &= 0x7fff7fffu;
+    if (dt == TE_BF16) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#endif
+    return r;
+}
+// An element of a word: its f32, or one of its halves.
+TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {
+    if (dt == TE_F32) return __uint_as_float(w);
+    if (dt == TE_BF16) return __uint_as_float(__byte_perm(w, 0, half ? 0x3244 : 0x1044));
+    return te_f16_to_f32((te_u16)(w >> (16 * half)));
+}
+// max |v|, NaN if there is one.
+TE_DEV float te_nvfp4_amax(const float v[16]) {
+    float amax = fabsf(v[0]);
+#pragma unroll
+    for (int i = 1; i < 16; i++) amax = te_nvfp4_max_nan(amax, fabsf(v[i]));
+    return amax;
+}
+
 // How one copy is rounded.
 struct te_nvfp4_rounding {
     bool stochastic;
@@ -110,13 +137,12 @@ TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_
         sum = __fadd_rn(sum, te__nvfp4_loss(v[i], te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i), step, how.four == TE_4OVER6_MSE));
     return sum;
 }
-// One block of 16: its codes and its scale. tile_code: the scale of the tile that it belongs to, or -1. block: its number in the copy.
-TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], const te_nvfp4_tensor &s, int tile_code, te_u64 block, te_u8 *scale) {
+// One block of 16: its codes and its scale. amax: te_nvfp4_amax's. tile_code: the scale of the tile that it belongs to, or -1. block: its
+// number in the copy. multipliers: of the 128 block scales of the tensor, or NULL.
+TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const float *multipliers, int tile_code,
+                            te_u64 block, te_u8 *scale) {
     te_u32 random[4];
     if (how.stochastic) te__philox(how.seed, how.offset, block, random);
-    float amax = fabsf(v[0]);
-#pragma unroll
-    for (int i = 1; i < 16; i++) amax = te_nvfp4_max_nan(amax, fabsf(v[i]));
     bool nan = amax != amax;
     if (nan) amax = te_nvfp4_largest(v);
     te_u8 d = (te_u8)tile_code;
@@ -128,7 +154,7 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], con
         }
     }
     *scale = d;
-    return te_nvfp4_codes(how, v, te_nvfp4_multiplier(d, s), random, nan);
+    return te_nvfp4_codes(how, v, multipliers ? multipliers[d] : te_nvfp4_multiplier(d, s), random, nan);
 }
 
 // The transform of what the column-wise copy is made of: 1 with signs, 2 without.

@@ -6,7 +6,8 @@
 //    16    |  a piece: one warp    |     each thread holds 16 rows of its four columns: whole groups of the transform
 //   rows   +-----------------------+
 //
-// A maximum has no order: atomics give the same bits always. Most warps find a larger one there already, and need none.
+// The block that ends last takes the largest of all blocks. Rows' own maxima meet by atomics, which give the same bits always, after
+// nvfp4_amax_zero; most warps find a larger one there already, and need none.
 //
 // Launch: block 256, grid: eight pieces a block, those of a row of pieces next to each other. Any size, any alignment.
 //
@@ -97,10 +98,21 @@ extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_
     }
     if (a.row && !PER_ROW) {
         of_row = te_block_max(of_row, scratch);
-        if (threadIdx.x == 0) te_nvfp4_raise(a.row, of_row);
+        if (threadIdx.x == 0) a.row_part[blockIdx.x] = of_row;
     }
     if (a.col) {
         of_col = te_block_max(of_col, scratch);
-        if (threadIdx.x == 0) te_nvfp4_raise(a.col, of_col);
+        if (threadIdx.x == 0) a.col_part[blockIdx.x] = of_col;
     }
+    if ((PER_ROW && !a.col) || !te_last_block(a.counter)) return;
+    of_row = of_col = 0.0f;
+    for (int b = threadIdx.x; b < gridDim.x; b += 256) {
+        if (a.row && !PER_ROW) of_row = fmaxf(of_row, __ldcg(a.row_part + b));
+        if (a.col) of_col = fmaxf(of_col, __ldcg(a.col_part + b));
+    }
+    of_row = te_block_max(of_row, scratch);
+    of_col = te_block_max(of_col, scratch);
+    if (threadIdx.x != 0) return;
+    if (a.row && !PER_ROW && (!a.keep || of_row > *a.row)) *a.row = of_row;
+    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;
 }

@@ -1,4 +1,4 @@
-// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes = 0, unless the noop flag is up.
+// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.
 //
 // Launch: block 256, grid: as many threads as amax_row has elements; at least one block.
 //

@@ -37,16 +37,20 @@
 #define TE_STRIDE 272 // bytes of a row of the tile
 #define TE_TURNED 72  // bytes of a column of the turned codes
 
-// 16 neighbours of a row of the tile.
-TE_DEV void te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {
-    te_load8(p, 0, dt, v);
-    te_load8(p, 8, dt, v + 8);
-}
-// An element of a word of the tile.
-TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {
-    if (dt == TE_F32) return __uint_as_float(w);
-    if (dt == TE_BF16) return __uint_as_float(__byte_perm(w, 0, half ? 0x3244 : 0x1044));
-    return te_f16_to_f32((te_u16)(w >> (16 * half)));
+// 16 neighbours of a row of the tile, and the largest magnitude among them.
+TE_DEV float te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {
+    if (dt == TE_F32) {
+        te_load8(p, 0, dt, v);
+        te_load8(p, 8, dt, v + 8);
+        return te_nvfp4_amax(v);
+    }
+    uint4 lo = *(const uint4 *)p, hi = *(const uint4 *)(p + 16);
+    te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, most = w[0];
+#pragma unroll
+    for (int i = 1; i < 8; i++) most = te_nvfp4_max2(most, w[i], dt);
+#pragma unroll
+    for (int i = 0; i < 16; i++) v[i] = te_nvfp4_of_word(w[i >> 1], i & 1, dt);
+    return te_nvfp4_max_nan(fabsf(te_nvfp4_of_word(most, 0, dt)), fabsf(te_nvfp4_of_word(most, 1, dt)));
 }
 TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
 #pragma unroll
@@ -59,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
     __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
     __shared__ int tile_code[64]; // the scales of 16 x 16 blocks
     __shared__ te_nvfp4_tensor of_tensor[2];
+    __shared__ float multipliers[2][128]; // of the block scales that there are, for rows and for columns
     const int size = X_DT == TE_F32 ? 4 : 2, columns = 256 / size, chunks = columns / 32;
     int t = threadIdx.x, lane = t & 31;
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
@@ -95,6 +100,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
     }
     float noop = a.noop ? *a.noop : 0.0f;
     if (t < 2) of_tensor[t] = te_nvfp4_tensor_of(t ? *a.amax_col : *a.amax_row, a.code_max); // divisions: once a block
+    __syncthreads();
+    multipliers[t >> 7][t & 127] = te_nvfp4_multiplier((te_u8)(t & 127), of_tensor[t >> 7]);
     te_cp_async_wait<0>();
     if (noop == 1.0f) return;
     __syncthreads();
@@ -106,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         for (int i = t; i < 128 * groups; i += 256) { // lanes: 16 rows of two blocks
             float v[16];
             int block = i >> 4, r = block / groups * 16 + (i & 15), j = block % groups;
-            te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
-            float largest = te_nvfp4_largest(v);
+            float largest = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
+            if (largest != largest) largest = te_nvfp4_largest(v);
 #pragma unroll
             for (int d = 8; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
             te_u8 code = te_nvfp4_block_code(largest, of_row, 1.0f);
@@ -142,8 +149,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
             for (int h = 0; h < 2; h++) {
                 float v[16];
                 int j = 2 * chunk + h;
-                te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
-                uint2 u = te_nvfp4_block(by_row, v, of_row, TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,
+                float amax = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
+                uint2 u = te_nvfp4_block(by_row, v, amax, of_row, a.per_row ? NULL : multipliers[0], TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,
                                          (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
                 code[2 * h] = u.x, code[2 * h + 1] = u.y;
             }
@@ -165,19 +172,34 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
     if (!a.col) return;
     te_nvfp4_tensor of_col = of_tensor[1];
 
-    // One column at a time: the words are read twice, which costs less than the registers that would keep them.
+    // 16 words of one column, or of two neighbours
 #pragma unroll 1
-    for (int i = t; i < 2048 / size; i += 256) {
-        int word = i & 63, g = i >> 6 & 7, half = i >> 9, c = size == 4 ? word : 2 * word + half;
-        float v[16];
-        te_u8 scale;
+    for (int i = t; i < 512; i += 256) {
+        int word = i & 63, g = i >> 6;
+        te_u32 w[16], most = 0; // the transform leaves no registers for the words: they are read once more
+        const te_u8 *from = tile + 16 * g * TE_STRIDE + 4 * word;
+        if (!RHT) {
 #pragma unroll
-        for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(*(const te_u32 *)(tile + (16 * g + r) * TE_STRIDE + 4 * word), half, X_DT);
-        te_nvfp4_transform(v, RHT);
-        uint2 u = te_nvfp4_block(by_col, v, of_col, TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,
-                                 (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);
-        *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;
-        turned[c * TE_TURNED + 64 + g] = scale;
+            for (int r = 0; r < 16; r++) w[r] = *(const te_u32 *)(from + r * TE_STRIDE);
+            most = w[0];
+            if (X_DT != TE_F32)
+#pragma unroll
+                for (int r = 1; r < 16; r++) most = te_nvfp4_max2(most, w[r], X_DT);
+        }
+#pragma unroll 1
+        for (int half = 0; half < 4 / size; half++) {
+            int c = size == 4 ? word : 2 * word + half;
+            float v[16];
+            te_u8 scale;
+#pragma unroll
+            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(RHT ? *(const te_u32 *)(from + r * TE_STRIDE) : w[r], half, X_DT);
+            te_nvfp4_transform(v, RHT);
+            float amax = X_DT == TE_F32 || RHT ? te_nvfp4_amax(v) : fabsf(te_nvfp4_of_word(most, half, X_DT));
+            uint2 u = te_nvfp4_block(by_col, v, amax, of_col, multipliers[1], TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,
+                                     (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);
+            *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;
+            turned[c * TE_TURNED + 64 + g] = scale;
+        }
     }
     __syncthreads();
     te_i64 bytes = (a.ldc + 1) >> 1;

@@ -155,6 +155,7 @@ static te_result te__linear_forward(te_module *m, te_forward_args *args) {
 static void te__linear_destroy(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
     te__gemm_slot_close(&s->gemm);
+    te__linear_orphan(m->te, &s->scaling);
     te__scaling_close(&s->scaling);
 }
 static te_result te__linear_reset(te_module *m) {
@@ -291,6 +292,7 @@ static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *arg
 static void te__layernorm_linear_destroy(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
     te__gemm_slot_close(&s->gemm);
+    te__linear_orphan(m->te, &s->scaling);
     te__scaling_close(&s->scaling);
 }
 static te_result te__layernorm_linear_reset(te_module *m) {
@@ -358,6 +360,7 @@ static void te__layernorm_mlp_destroy(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
     te__gemm_slot_close(&s->fc1);
     te__gemm_slot_close(&s->fc2);
+    te__linear_orphan(m->te, &s->scaling);
     te__scaling_close(&s->scaling);
 }
 static te_result te__layernorm_mlp_reset(te_module *m) {

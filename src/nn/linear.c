@@ -49,6 +49,9 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     }
     if (!needs[0] && !needs[1]) return TE_OK;
     dyq = dy;
+    if (s->quantize_grad && !s->scaling)
+        return te__fail(te, TE_ERR_STATE, "linear: its module was destroyed between the forward and the backward pass, and the scales of its gradients with it; destroy "
+                        "modules after te_backward");
     if (s->quantize_grad) {
         te__quant_spec spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
         dyq = te__quantize_operand(dy, &spec);
@@ -72,6 +75,16 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         if (!main_grad) dx[1] = gemm.d;
     }
     return result;
+}
+
+/* The module that owns `scaling` goes: backward passes that are still to come must not ask it. */
+static void te__linear_orphan(te_ctx *te, const te__scaling *scaling) {
+    int i;
+    for (i = 0; i < te->tape.num_nodes; i++) {
+        te__node *node = te->tape.nodes[i];
+        te__linear_state *s = node && node->backward == te__linear_backward ? (te__linear_state *)node->state : NULL;
+        if (s && s->scaling == scaling) s->scaling = NULL;
+    }
 }
 
 /* A weight that is stored quantized must have been made for the recipe in force. */

@@ -3,17 +3,17 @@
 
 /* Asks a custom recipe's factory about every slot, once. */
 static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
+    te__custom_slots *slots;
     te_result result = TE_OK;
     int gemm, slot;
-    if (s->custom && s->custom->factory == r->factory && s->custom->user == r->user) return TE_OK;
-    te__custom_slots_close(s);
-    s->custom = (te__custom_slots *)te__alloc_zero(te, sizeof(te__custom_slots));
-    if (!s->custom) return TE_ERR_OUT_OF_MEMORY;
-    s->custom->factory = r->factory;
-    s->custom->user = r->user;
+    if (te__custom_slots_of(s, r)) return TE_OK;
+    slots = (te__custom_slots *)te__alloc_zero(te, sizeof(te__custom_slots));
+    if (!slots) return TE_ERR_OUT_OF_MEMORY;
+    slots->factory = r->factory;
+    slots->user = r->user;
     for (gemm = 0; gemm < s->num_gemms && result == TE_OK; gemm++)
         for (slot = 0; slot < 3 && result == TE_OK; slot++) {
-            te__custom_slot *c = slot < 2 ? &s->custom->forward[gemm][slot] : &s->custom->backward[gemm];
+            te__custom_slot *c = slot < 2 ? &slots->forward[gemm][slot] : &slots->backward[gemm];
             te_quantizer_desc desc = TE_ZERO;
             te_quantizer_role role = TE_ZERO;
             role.module_type = module_type;
@@ -32,17 +32,23 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
                     result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
                                       "change te_recipe.format, or give the quantizer a scale of its own", te_dtype_name(desc.dtype), te_dtype_name(dtype));
                 desc.dtype = dtype;
-                c->own_scale = s->custom->any_own_scale = true;
+                c->own_scale = slots->any_own_scale = true;
             }
             if (result == TE_OK) result = te__spec_open_whole(te, &desc, &c->spec, c->child, "recipe custom");
         }
-    if (result != TE_OK) te__custom_slots_close(s);
-    return result;
+    if (result != TE_OK) {
+        te__custom_slots_close(te, slots);
+        return result;
+    }
+    slots->next = s->custom;
+    s->custom = slots;
+    return TE_OK;
 }
 
 /* Do modules keep scales and histories under this recipe? */
 static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
-    return r->kind == TE_RECIPE_DELAYED || (r->kind == TE_RECIPE_CUSTOM && s->custom && s->custom->any_own_scale);
+    const te__custom_slots *custom = r->kind == TE_RECIPE_CUSTOM ? te__custom_slots_of(s, r) : NULL;
+    return r->kind == TE_RECIPE_DELAYED || (custom && custom->any_own_scale);
 }
 
 /* ---- the delayed update ---- */
@@ -100,7 +106,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     for (s = first; s; s = s->next) count += TE__ALIKE(s);
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
     list = (te_tensor **)te__alloc(te, bytes);
-    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    if (!list) return te__refuse(group, TE__ALL_REDUCE, TE_ERR_OUT_OF_MEMORY);
     for (s = first; s; s = s->next) {
         te__slots *slots = te__slots_of(s, backward);
         if (!TE__ALIKE(s)) continue;
@@ -121,7 +127,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
         gather.count = count;
         gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
         result = reduced ? te_delayed_gather(te, &gather) : te_error_code(te);
-        if (result == TE_OK) result = te_all_reduce(group, reduced, TE_REDUCE_MAX);
+        result = result == TE_OK ? te_all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
         args.reduced = reduced;
     }
     if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_delayed_update(te, &args);
@@ -195,7 +201,8 @@ static te__quant_spec te__slot_spec(te__scaling *s, const te_recipe *r, bool bac
     const te__custom_slot *custom = NULL;
     te__quant_spec spec;
     if (r->kind == TE_RECIPE_CUSTOM) {
-        custom = backward ? &s->custom->backward[gemm] : &s->custom->forward[gemm][slot];
+        te__custom_slots *c = te__custom_slots_of(s, r);
+        custom = backward ? &c->backward[gemm] : &c->forward[gemm][slot];
         spec = custom->spec;
     } else
         spec = te__recipe_spec(r, backward, slot, s->group);

@@ -153,7 +153,7 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         scale.epsilon = spec->epsilon;
         scale.power_of_two = spec->power_of_two;
         result = scale.scale ? te_amax(te, &amax) : te_error_code(te);
-        if (result == TE_OK) result = te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX);
+        result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
         if (result == TE_OK) result = te_scale_from_amax(te, &scale);
         if (result != TE_OK) return result;
         cast.scale = scale.scale;
@@ -169,16 +169,30 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
     te_ctx *te = x->te;
     te_nvfp4_amax_args amax = TE_ZERO;
     te_nvfp4_quantize_args cast = TE_ZERO;
-    te_result result;
+    te_tensor *whole[2] = {NULL, NULL}; /* what a group reduces: a collective may fail, and then the copies stay as they are */
+    te_result result = TE_OK;
+    int i;
     amax.x = x;
     amax.amax_row = row ? row->amax : NULL;
     amax.amax_col = col && !(row && col->amax == row->amax) ? col->amax : NULL;
     amax.rht = spec->rht;
     amax.no_sign_mask = spec->no_sign_mask;
     amax.noop = noop;
+    for (i = 0; i < 2 && te_group_size(spec->group) > 1; i++) {
+        te_tensor **slot = i ? &amax.amax_col : &amax.amax_row, *own = *slot;
+        if (!own || (i == 0 && spec->row_scaled)) continue;
+        *slot = te__empty_1d(te, TE_F32, 1);
+        if (!*slot) return te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
+        if (noop) result = te_tensor_copy(*slot, own);
+        if (result != TE_OK) return te__refuse(spec->group, TE__ALL_REDUCE, result);
+        whole[i] = own;
+    }
     result = te_nvfp4_amax(te, &amax);
-    if (result == TE_OK && amax.amax_row && !spec->row_scaled) result = te_all_reduce(spec->group, amax.amax_row, TE_REDUCE_MAX);
-    if (result == TE_OK && amax.amax_col) result = te_all_reduce(spec->group, amax.amax_col, TE_REDUCE_MAX);
+    if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
+    for (i = 0; i < 2 && result == TE_OK; i++)
+        if (whole[i]) result = te_all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);
+    for (i = 0; i < 2 && result == TE_OK; i++)
+        if (whole[i]) result = te_tensor_copy(whole[i], i ? amax.amax_col : amax.amax_row);
     if (result != TE_OK) return result;
     cast.x = x;
     if (row) {
@@ -257,6 +271,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         }
         return result;
     case TE_QUANT_CUSTOM: {
+        const char *why;
         te__quant_copy made[2];
         memset(made, 0, sizeof(made));
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
@@ -265,12 +280,19 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
             *fresh = *c;
             fresh->data = fresh->scale = NULL;
             result = spec->custom.quantize(spec->custom.user, x, which, &fresh->data, &fresh->scale);
-            if (result == TE_OK && !fresh->data) result = TE_ERR_STATE;
+            if (result == TE_OK && !fresh->data) {
+                result = TE_ERR_STATE;
+                why = "no data";
+            } else if (result == TE_OK && (fresh->data->te != te || (fresh->scale && fresh->scale->te != te))) {
+                result = TE_ERR_INVALID;
+                why = "a tensor of another context";
+            } else
+                why = te_result_name(result);
             te_tensor_retain(fresh->data);
             te_tensor_retain(fresh->scale);
             if (result != TE_OK)
                 te__fail(te, result, "custom quantizer \"%s\": its quantize function returned %s for the %s copy; nothing was changed", spec->custom.name,
-                         result == TE_ERR_STATE ? "no data" : te_result_name(result), which == TE_ROWWISE ? "row-wise" : "column-wise");
+                         why, which == TE_ROWWISE ? "row-wise" : "column-wise");
         }
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
             te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];

@@ -195,7 +195,8 @@ TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst,
         return te__fail(q->te, TE_ERR_SHAPE, "te_quantize_into: the input is %s and the destination %s; they must be equal", te__shape_text(x, a), te__shape_text(dst, b));
     if (!te__copy_fits(&dst->quantized->row, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE, te__rows(dst)) ||
         !te__copy_fits(&dst->quantized->col, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE, te__rows(dst)))
-        return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one (%s) in kind, code format or layout",
+        return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one (%s) in kind, code format or layout; "
+                        "te_quantizer_make_empty makes one that fits",
                         te__quant_kind_name(dst->quantized->kind), te__quant_kind_name(q->spec.kind));
     if (noop_flag && (q->spec.kind >= TE_QUANT_IDENTITY || !te__is_one_f32(noop_flag)))
         return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: noop_flag is an f32 [1] on the device, for quantizers of the FP8 and FP4 kinds");

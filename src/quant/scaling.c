@@ -17,6 +17,7 @@ typedef struct te__custom_slot {
     bool own_scale; /* delayed, with the module's scale and history */
 } te__custom_slot;
 typedef struct te__custom_slots {
+    struct te__custom_slots *next; /* a backward pass asks for those of its forward, whatever ran in between */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
     bool any_own_scale;
@@ -134,23 +135,31 @@ static void te__inspection_close(te__scaling *s) {
     s->inspection = NULL;
 }
 
-static void te__custom_slots_close(te__scaling *s) {
+static void te__custom_slots_close(te_ctx *te, te__custom_slots *slots) {
     int gemm, slot;
-    if (!s->custom) return;
     for (gemm = 0; gemm < TE__MAX_GEMMS; gemm++)
         for (slot = 0; slot < 3; slot++) {
-            te__custom_slot *c = slot < 2 ? &s->custom->forward[gemm][slot] : &s->custom->backward[gemm];
+            te__custom_slot *c = slot < 2 ? &slots->forward[gemm][slot] : &slots->backward[gemm];
             te__spec_close(&c->spec);
             te__spec_close(&c->child[0]);
             te__spec_close(&c->child[1]);
         }
-    te__free(s->te, s->custom, sizeof(*s->custom));
-    s->custom = NULL;
+    te__free(te, slots, sizeof(*slots));
+}
+/* What the factory of this recipe has said, or NULL. */
+static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
+    te__custom_slots *slots = s->custom;
+    while (slots && !(slots->factory == r->factory && slots->user == r->user)) slots = slots->next;
+    return slots;
 }
 static void te__scaling_close(te__scaling *s) {
     te__scaling **p;
     if (!s->te) return;
-    te__custom_slots_close(s);
+    while (s->custom) {
+        te__custom_slots *slots = s->custom;
+        s->custom = slots->next;
+        te__custom_slots_close(s->te, slots);
+    }
     te__inspection_close(s);
     for (p = &s->te->scaling; *p; p = &(*p)->next)
         if (*p == s) {

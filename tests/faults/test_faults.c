@@ -9,7 +9,8 @@
  *     NULL, and calls after an error              here; core/tensor.tensor_first_error_is_kept
  *     parts of a module that are replaced         here
  *     calls out of order                          here; core/tape.tape_misuse_is_refused, quant/recipe.quantizer_and_autocast_misuse
- *     NaN and infinity in a quantizer             here; quant/recipe (values, scales of delayed scaling), ops/cast (every code)
+ *     what recipes and quantizers refuse          faults/quant
+ *     NaN and infinity in a quantizer             here; faults/quant; quant/recipe (values, scales of delayed scaling), ops/cast (every code)
  *     no driver, an old one, a broken one         faults/machine; cuda/driver (devices, errors)
  *     no NVRTC, an old one, a new one             faults/machine; sys/sys.library_search, cuda/jit.jit_without_nvrtc
  *     kernels that do not compile                 faults/machine; cuda/jit.jit_refusals
@@ -22,60 +23,14 @@
  *     a checkpoint of another model               train/checkpoint.checkpoint_that_does_not_fit_changes_nothing
  *     a full disk                                 faults/machine; io/safetensors, sys/file.disk_full, cuda/cache.cache_full_disk
  *     Ctrl-C and kill -9 while training           faults/train_gpt */
-#include "model.h"
+#include "refused.h"
 
 #include <limits.h>
-
-/* ---- after an error -------------------------------------------------------------------------------------------- */
-
-/* The first error has this code and holds these words (b and c may be NULL). Until it is cleared, training goes on without effect and
- * without harm, and the story stays what it was. */
-static void refused_at(int line, te_ctx *te, model *m, te_result code, const char *a, const char *b, const char *c) {
-    if (te_error_code(te) != code || !strstr(te_error(te), a) || (b && !strstr(te_error(te), b)) || (c && !strstr(te_error(te), c)))
-        test_fail(__FILE__, line, "expected %s with \"%s\", \"%s\", \"%s\"; got %s \"%s\"", te_result_name(code), a, b ? b : "", c ? c : "",
-                  te_result_name(te_error_code(te)), te_error(te));
-    if (te_ok(te)) return;
-    size_t n = strlen(te_error(te)) + 1;
-    char *story = (char *)test_alloc(n);
-    memcpy(story, te_error(te), n);
-    if (m) {
-        uint64_t hash = te_ctx_is_cuda(te) ? 0 : model_hash(m);
-        model_step(te, m);
-        CHECK(te_ctx_is_cuda(te) || model_hash(m) == hash);
-        CHECK_EQ_INT(te_optimizer_steps(m->adam), 0);
-    }
-    CHECK(strcmp(te_error(te), story) == 0);
-    te_clear_error(te);
-}
-#define REFUSED(call, code, a, b, c)                             \
-    do {                                                         \
-        test_case("%s", #call);                                  \
-        CHECK(!(call));                                          \
-        refused_at(__LINE__, te, &bystander, code, a, b, c);     \
-    } while (0)
-/* The same, of a function that returns a result. */
-#define REFUSES(call, code, a, b, c)                             \
-    do {                                                         \
-        test_case("%s", #call);                                  \
-        CHECK_EQ_INT(call, code);                                \
-        refused_at(__LINE__, te, &bystander, code, a, b, c);     \
-    } while (0)
 
 static te_tensor *zeros_of(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) { return te_tensor_zeros(te, dtype, ndim, shape); }
 #define F32(...) zeros_of(te, TE_F32, SHAPE(__VA_ARGS__))
 #define BF16(...) zeros_of(te, TE_BF16, SHAPE(__VA_ARGS__))
 #define I32(...) zeros_of(te, TE_I32, SHAPE(__VA_ARGS__))
-
-/* A model that takes a first step only when the test is over: it must have been spared. */
-static model new_bystander(te_ctx *te) { return model_create(te, TE_RECIPE_CURRENT, true); }
-static void release_bystander(te_ctx *te, model *m) {
-    CHECK_OK(te);
-    double loss = model_step(te, m);
-    CHECK_OK(te);
-    CHECK_MSG(loss > 0 && loss < 50, "the loss is %g", loss);
-    CHECK_EQ_INT(te_optimizer_steps(m->adam), 1);
-    model_destroy(m);
-}
 
 /* ---- modules --------------------------------------------------------------------------------------------------- */
 

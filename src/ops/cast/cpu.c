@@ -233,7 +233,7 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
                 for (n = band * 32; n < last; n++) memcpy(to + n * ldd * 4, from + n * 4, 4);
             }
         }
-        for (n = band * 32; n < last; n++) memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
+        for (n = band * 32; n < last && ldd > a->rows; n++) memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
     }
 }
 /* The same of 4-bit elements, the even one in the low half of a byte; rows are padded to whole bytes. */

@@ -1574,7 +1574,8 @@ typedef struct te_module_class {
     te_result (*reset_parameters)(te_module *self); /* may be NULL */
 } te_module_class;
 
-/* Owned by the caller until it is given to a parent (te_module_add_child); te_module_destroy releases a whole tree. */
+/* Owned by the caller until it is given to a parent (te_module_add_child); te_module_destroy releases a whole tree; not
+ * between a forward under autocast and its backward pass, which would be refused (TE_ERR_STATE). */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
 TE_API void te_module_destroy(te_module *m);
 TE_API void *te_module_state(te_module *m);
@@ -11721,7 +11722,8 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// The block that ends last takes the largest of all blocks. Rows' own maxima meet by atomics, which give the same bits always, after",
     "// nvfp4_amax_zero; most warps find a larger one there already, and need none.",
     "//",
-    "// Launch: block 256, grid: eight pieces a block, those of a row of pieces next to each other. Any size, any alignment.",
+    "// Launch: block 256, grid: at most as many blocks as run at once; each takes eight neighbouring pieces at a time until none is left. Any size,",
+    "// any alignment.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3 RHT=0 PER_ROW=0",
@@ -11759,55 +11761,56 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "",
     "extern \"C\" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_constant__ te__nvfp4_amax_kargs a) {",
     "    __shared__ float scratch[32];",
-    "    te_i64 piece = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);",
-    "    te_i64 down = a.pieces >> 32 ? piece / a.across : (te_i64)((te_u32)piece / a.across);",
-    "    te_i64 row = down * 16, col = (piece - down * a.across) * 128 + (threadIdx.x & 31) * 4;",
-    "    te_u32 w[16][4];",
-    "    if (a.vector && row + 16 <= a.m && col + 4 <= a.n && piece < a.pieces) {",
+    "    if (a.noop && *a.noop == 1.0f) return;",
+    "    float of_row = 0.0f, of_col = 0.0f;",
+    "#pragma unroll 1",
+    "    for (te_i64 first = (te_i64)blockIdx.x * 8; first < a.pieces; first += (te_i64)gridDim.x * 8) {",
+    "        te_i64 piece = first + (threadIdx.x >> 5);",
+    "        te_i64 down = a.pieces >> 32 ? piece / a.across : (te_i64)((te_u32)piece / a.across);",
+    "        te_i64 row = down * 16, col = (piece - down * a.across) * 128 + (threadIdx.x & 31) * 4;",
+    "        te_u32 w[16][4];",
+    "        if (a.vector && row + 16 <= a.m && col + 4 <= a.n && piece < a.pieces) {",
     "#pragma unroll",
-    "        for (int r = 0; r < 16; r++) te_nvfp4_load4(a.x, (row + r) * a.n + col, X_DT, w[r]);",
-    "    } else {",
+    "            for (int r = 0; r < 16; r++) te_nvfp4_load4(a.x, (row + r) * a.n + col, X_DT, w[r]);",
+    "        } else {",
     "#pragma unroll",
-    "        for (int r = 0; r < 16; r++) {",
+    "            for (int r = 0; r < 16; r++) {",
     "#pragma unroll",
-    "            for (int k = 0; k < 4; k++) w[r][k] = 0;",
+    "                for (int k = 0; k < 4; k++) w[r][k] = 0;",
+    "#pragma unroll",
+    "                for (int k = 0; k < 4; k++) {",
+    "                    if (piece >= a.pieces || row + r >= a.m || col + k >= a.n) continue;",
+    "                    te_i64 at = (row + r) * a.n + col + k;",
+    "                    if (X_DT == TE_F32) w[r][k] = ((const te_u32 *)a.x)[at];",
+    "                    else w[r][k >> 1] |= (te_u32)((const te_u16 *)a.x)[at] << (16 * (k & 1));",
+    "                }",
+    "            }",
+    "        }",
+    "        if (PER_ROW || !RHT || a.row) {",
+    "#pragma unroll",
+    "            for (int r = 0; r < 16; r++) {",
+    "                float largest = 0.0f;",
+    "#pragma unroll",
+    "                for (int k = 0; k < 4; k++) largest = fmaxf(largest, fabsf(te_nvfp4_element(w[r], k, X_DT)));",
+    "                of_row = fmaxf(of_row, largest);",
+    "                if (PER_ROW) { // non-negative floats order like their bits",
+    "                    te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));",
+    "                    if ((threadIdx.x & 31) == 0 && row + r < a.m && piece < a.pieces) te_nvfp4_raise(a.row + row + r, __uint_as_float(all));",
+    "                }",
+    "            }",
+    "        }",
+    "        if (RHT) {",
     "#pragma unroll",
     "            for (int k = 0; k < 4; k++) {",
-    "                if (piece >= a.pieces || row + r >= a.m || col + k >= a.n) continue;",
-    "                te_i64 at = (row + r) * a.n + col + k;",
-    "                if (X_DT == TE_F32) w[r][k] = ((const te_u32 *)a.x)[at];",
-    "                else w[r][k >> 1] |= (te_u32)((const te_u16 *)a.x)[at] << (16 * (k & 1));",
+    "                float v[16];",
+    "#pragma unroll",
+    "                for (int r = 0; r < 16; r++) v[r] = te_nvfp4_element(w[r], k, X_DT);",
+    "                te_nvfp4_transform(v, RHT);",
+    "                of_col = fmaxf(of_col, te_nvfp4_largest(v));",
     "            }",
     "        }",
     "    }",
-    "    if (a.noop && *a.noop == 1.0f) return;",
-    "",
-    "    float of_row = 0.0f, of_col = 0.0f;",
-    "    if (PER_ROW || !RHT || a.row) {",
-    "#pragma unroll",
-    "        for (int r = 0; r < 16; r++) {",
-    "            float largest = 0.0f;",
-    "#pragma unroll",
-    "            for (int k = 0; k < 4; k++) largest = fmaxf(largest, fabsf(te_nvfp4_element(w[r], k, X_DT)));",
-    "            of_row = fmaxf(of_row, largest);",
-    "            if (PER_ROW) { // non-negative floats order like their bits",
-    "                te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));",
-    "                if ((threadIdx.x & 31) == 0 && row + r < a.m && piece < a.pieces) te_nvfp4_raise(a.row + row + r, __uint_as_float(all));",
-    "            }",
-    "        }",
-    "    }",
-    "    if (RHT) {",
-    "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) {",
-    "            float v[16];",
-    "#pragma unroll",
-    "            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_element(w[r], k, X_DT);",
-    "            te_nvfp4_transform(v, RHT);",
-    "            of_col = fmaxf(of_col, te_nvfp4_largest(v));",
-    "        }",
-    "    } else {",
-    "        of_col = of_row;",
-    "    }",
+    "    if (!RHT) of_col = of_row;",
     "    if (a.row && !PER_ROW) {",
     "        of_row = te_block_max(of_row, scratch);",
     "        if (threadIdx.x == 0) a.row_part[blockIdx.x] = of_row;",
@@ -13294,7 +13297,7 @@ static const te__source te__sources[] = {
     {"ops/nvfp4/arithmetic.h", te__source_76, 81},
     {"ops/nvfp4/kargs.h", te__source_77, 59},
     {"ops/nvfp4/nvfp4.cuh", te__source_78, 164},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_79, 118},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_79, 120},
     {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_80, 14},
     {"ops/nvfp4/nvfp4_dequantize.cu", te__source_81, 76},
     {"ops/nvfp4/nvfp4_quantize.cu", te__source_82, 226},
@@ -20697,7 +20700,7 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
                 for (n = band * 32; n < last; n++) memcpy(to + n * ldd * 4, from + n * 4, 4);
             }
         }
-        for (n = band * 32; n < last; n++) memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
+        for (n = band * 32; n < last && ldd > a->rows; n++) memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
     }
 }
 /* The same of 4-bit elements, the even one in the low half of a byte; rows are padded to whole bytes. */
@@ -22883,7 +22886,7 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
     if (args.pieces > 0) {
-        int64_t blocks = te__div_up(args.pieces, 8);
+        int64_t blocks = te__min(te__div_up(args.pieces, 8), 3 * te__max(p->num_sms, 1));
         args.row_part = (float *)te__plan_workspace(p, 2 * blocks * (int64_t)sizeof(float));
         args.col_part = args.row_part + blocks;
         args.counter = te__plan_counter(p);
@@ -28484,7 +28487,7 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         scale.epsilon = spec->epsilon;
         scale.power_of_two = spec->power_of_two;
         result = scale.scale ? te_amax(te, &amax) : te_error_code(te);
-        if (result == TE_OK) result = te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX);
+        result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
         if (result == TE_OK) result = te_scale_from_amax(te, &scale);
         if (result != TE_OK) return result;
         cast.scale = scale.scale;
@@ -28500,16 +28503,30 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
     te_ctx *te = x->te;
     te_nvfp4_amax_args amax = TE_ZERO;
     te_nvfp4_quantize_args cast = TE_ZERO;
-    te_result result;
+    te_tensor *whole[2] = {NULL, NULL}; /* what a group reduces: a collective may fail, and then the copies stay as they are */
+    te_result result = TE_OK;
+    int i;
     amax.x = x;
     amax.amax_row = row ? row->amax : NULL;
     amax.amax_col = col && !(row && col->amax == row->amax) ? col->amax : NULL;
     amax.rht = spec->rht;
     amax.no_sign_mask = spec->no_sign_mask;
     amax.noop = noop;
+    for (i = 0; i < 2 && te_group_size(spec->group) > 1; i++) {
+        te_tensor **slot = i ? &amax.amax_col : &amax.amax_row, *own = *slot;
+        if (!own || (i == 0 && spec->row_scaled)) continue;
+        *slot = te__empty_1d(te, TE_F32, 1);
+        if (!*slot) return te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
+        if (noop) result = te_tensor_copy(*slot, own);
+        if (result != TE_OK) return te__refuse(spec->group, TE__ALL_REDUCE, result);
+        whole[i] = own;
+    }
     result = te_nvfp4_amax(te, &amax);
-    if (result == TE_OK && amax.amax_row && !spec->row_scaled) result = te_all_reduce(spec->group, amax.amax_row, TE_REDUCE_MAX);
-    if (result == TE_OK && amax.amax_col) result = te_all_reduce(spec->group, amax.amax_col, TE_REDUCE_MAX);
+    if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
+    for (i = 0; i < 2 && result == TE_OK; i++)
+        if (whole[i]) result = te_all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);
+    for (i = 0; i < 2 && result == TE_OK; i++)
+        if (whole[i]) result = te_tensor_copy(whole[i], i ? amax.amax_col : amax.amax_row);
     if (result != TE_OK) return result;
     cast.x = x;
     if (row) {
@@ -28588,6 +28605,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         }
         return result;
     case TE_QUANT_CUSTOM: {
+        const char *why;
         te__quant_copy made[2];
         memset(made, 0, sizeof(made));
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
@@ -28596,12 +28614,19 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
             *fresh = *c;
             fresh->data = fresh->scale = NULL;
             result = spec->custom.quantize(spec->custom.user, x, which, &fresh->data, &fresh->scale);
-            if (result == TE_OK && !fresh->data) result = TE_ERR_STATE;
+            if (result == TE_OK && !fresh->data) {
+                result = TE_ERR_STATE;
+                why = "no data";
+            } else if (result == TE_OK && (fresh->data->te != te || (fresh->scale && fresh->scale->te != te))) {
+                result = TE_ERR_INVALID;
+                why = "a tensor of another context";
+            } else
+                why = te_result_name(result);
             te_tensor_retain(fresh->data);
             te_tensor_retain(fresh->scale);
             if (result != TE_OK)
                 te__fail(te, result, "custom quantizer \"%s\": its quantize function returned %s for the %s copy; nothing was changed", spec->custom.name,
-                         result == TE_ERR_STATE ? "no data" : te_result_name(result), which == TE_ROWWISE ? "row-wise" : "column-wise");
+                         why, which == TE_ROWWISE ? "row-wise" : "column-wise");
         }
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
             te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
@@ -29043,7 +29068,8 @@ TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst,
         return te__fail(q->te, TE_ERR_SHAPE, "te_quantize_into: the input is %s and the destination %s; they must be equal", te__shape_text(x, a), te__shape_text(dst, b));
     if (!te__copy_fits(&dst->quantized->row, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE, te__rows(dst)) ||
         !te__copy_fits(&dst->quantized->col, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE, te__rows(dst)))
-        return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one (%s) in kind, code format or layout",
+        return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one (%s) in kind, code format or layout; "
+                        "te_quantizer_make_empty makes one that fits",
                         te__quant_kind_name(dst->quantized->kind), te__quant_kind_name(q->spec.kind));
     if (noop_flag && (q->spec.kind >= TE_QUANT_IDENTITY || !te__is_one_f32(noop_flag)))
         return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: noop_flag is an f32 [1] on the device, for quantizers of the FP8 and FP4 kinds");
@@ -29369,6 +29395,7 @@ typedef struct te__custom_slot {
     bool own_scale; /* delayed, with the module's scale and history */
 } te__custom_slot;
 typedef struct te__custom_slots {
+    struct te__custom_slots *next; /* a backward pass asks for those of its forward, whatever ran in between */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
     bool any_own_scale;
@@ -29486,23 +29513,31 @@ static void te__inspection_close(te__scaling *s) {
     s->inspection = NULL;
 }
 
-static void te__custom_slots_close(te__scaling *s) {
+static void te__custom_slots_close(te_ctx *te, te__custom_slots *slots) {
     int gemm, slot;
-    if (!s->custom) return;
     for (gemm = 0; gemm < TE__MAX_GEMMS; gemm++)
         for (slot = 0; slot < 3; slot++) {
-            te__custom_slot *c = slot < 2 ? &s->custom->forward[gemm][slot] : &s->custom->backward[gemm];
+            te__custom_slot *c = slot < 2 ? &slots->forward[gemm][slot] : &slots->backward[gemm];
             te__spec_close(&c->spec);
             te__spec_close(&c->child[0]);
             te__spec_close(&c->child[1]);
         }
-    te__free(s->te, s->custom, sizeof(*s->custom));
-    s->custom = NULL;
+    te__free(te, slots, sizeof(*slots));
+}
+/* What the factory of this recipe has said, or NULL. */
+static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
+    te__custom_slots *slots = s->custom;
+    while (slots && !(slots->factory == r->factory && slots->user == r->user)) slots = slots->next;
+    return slots;
 }
 static void te__scaling_close(te__scaling *s) {
     te__scaling **p;
     if (!s->te) return;
-    te__custom_slots_close(s);
+    while (s->custom) {
+        te__custom_slots *slots = s->custom;
+        s->custom = slots->next;
+        te__custom_slots_close(s->te, slots);
+    }
     te__inspection_close(s);
     for (p = &s->te->scaling; *p; p = &(*p)->next)
         if (*p == s) {
@@ -29522,17 +29557,17 @@ static void te__scaling_close(te__scaling *s) {
 
 /* Asks a custom recipe's factory about every slot, once. */
 static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
+    te__custom_slots *slots;
     te_result result = TE_OK;
     int gemm, slot;
-    if (s->custom && s->custom->factory == r->factory && s->custom->user == r->user) return TE_OK;
-    te__custom_slots_close(s);
-    s->custom = (te__custom_slots *)te__alloc_zero(te, sizeof(te__custom_slots));
-    if (!s->custom) return TE_ERR_OUT_OF_MEMORY;
-    s->custom->factory = r->factory;
-    s->custom->user = r->user;
+    if (te__custom_slots_of(s, r)) return TE_OK;
+    slots = (te__custom_slots *)te__alloc_zero(te, sizeof(te__custom_slots));
+    if (!slots) return TE_ERR_OUT_OF_MEMORY;
+    slots->factory = r->factory;
+    slots->user = r->user;
     for (gemm = 0; gemm < s->num_gemms && result == TE_OK; gemm++)
         for (slot = 0; slot < 3 && result == TE_OK; slot++) {
-            te__custom_slot *c = slot < 2 ? &s->custom->forward[gemm][slot] : &s->custom->backward[gemm];
+            te__custom_slot *c = slot < 2 ? &slots->forward[gemm][slot] : &slots->backward[gemm];
             te_quantizer_desc desc = TE_ZERO;
             te_quantizer_role role = TE_ZERO;
             role.module_type = module_type;
@@ -29551,17 +29586,23 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
                     result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
                                       "change te_recipe.format, or give the quantizer a scale of its own", te_dtype_name(desc.dtype), te_dtype_name(dtype));
                 desc.dtype = dtype;
-                c->own_scale = s->custom->any_own_scale = true;
+                c->own_scale = slots->any_own_scale = true;
             }
             if (result == TE_OK) result = te__spec_open_whole(te, &desc, &c->spec, c->child, "recipe custom");
         }
-    if (result != TE_OK) te__custom_slots_close(s);
-    return result;
+    if (result != TE_OK) {
+        te__custom_slots_close(te, slots);
+        return result;
+    }
+    slots->next = s->custom;
+    s->custom = slots;
+    return TE_OK;
 }
 
 /* Do modules keep scales and histories under this recipe? */
 static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
-    return r->kind == TE_RECIPE_DELAYED || (r->kind == TE_RECIPE_CUSTOM && s->custom && s->custom->any_own_scale);
+    const te__custom_slots *custom = r->kind == TE_RECIPE_CUSTOM ? te__custom_slots_of(s, r) : NULL;
+    return r->kind == TE_RECIPE_DELAYED || (custom && custom->any_own_scale);
 }
 
 /* ---- the delayed update ---- */
@@ -29619,7 +29660,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     for (s = first; s; s = s->next) count += TE__ALIKE(s);
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
     list = (te_tensor **)te__alloc(te, bytes);
-    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    if (!list) return te__refuse(group, TE__ALL_REDUCE, TE_ERR_OUT_OF_MEMORY);
     for (s = first; s; s = s->next) {
         te__slots *slots = te__slots_of(s, backward);
         if (!TE__ALIKE(s)) continue;
@@ -29640,7 +29681,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
         gather.count = count;
         gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
         result = reduced ? te_delayed_gather(te, &gather) : te_error_code(te);
-        if (result == TE_OK) result = te_all_reduce(group, reduced, TE_REDUCE_MAX);
+        result = result == TE_OK ? te_all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
         args.reduced = reduced;
     }
     if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_delayed_update(te, &args);
@@ -29714,7 +29755,8 @@ static te__quant_spec te__slot_spec(te__scaling *s, const te_recipe *r, bool bac
     const te__custom_slot *custom = NULL;
     te__quant_spec spec;
     if (r->kind == TE_RECIPE_CUSTOM) {
-        custom = backward ? &s->custom->backward[gemm] : &s->custom->forward[gemm][slot];
+        te__custom_slots *c = te__custom_slots_of(s, r);
+        custom = backward ? &c->backward[gemm] : &c->forward[gemm][slot];
         spec = custom->spec;
     } else
         spec = te__recipe_spec(r, backward, slot, s->group);
@@ -31146,6 +31188,9 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     }
     if (!needs[0] && !needs[1]) return TE_OK;
     dyq = dy;
+    if (s->quantize_grad && !s->scaling)
+        return te__fail(te, TE_ERR_STATE, "linear: its module was destroyed between the forward and the backward pass, and the scales of its gradients with it; destroy "
+                        "modules after te_backward");
     if (s->quantize_grad) {
         te__quant_spec spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
         dyq = te__quantize_operand(dy, &spec);
@@ -31169,6 +31214,16 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         if (!main_grad) dx[1] = gemm.d;
     }
     return result;
+}
+
+/* The module that owns `scaling` goes: backward passes that are still to come must not ask it. */
+static void te__linear_orphan(te_ctx *te, const te__scaling *scaling) {
+    int i;
+    for (i = 0; i < te->tape.num_nodes; i++) {
+        te__node *node = te->tape.nodes[i];
+        te__linear_state *s = node && node->backward == te__linear_backward ? (te__linear_state *)node->state : NULL;
+        if (s && s->scaling == scaling) s->scaling = NULL;
+    }
 }
 
 /* A weight that is stored quantized must have been made for the recipe in force. */
@@ -31812,6 +31867,7 @@ static te_result te__linear_forward(te_module *m, te_forward_args *args) {
 static void te__linear_destroy(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
     te__gemm_slot_close(&s->gemm);
+    te__linear_orphan(m->te, &s->scaling);
     te__scaling_close(&s->scaling);
 }
 static te_result te__linear_reset(te_module *m) {
@@ -31948,6 +32004,7 @@ static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *arg
 static void te__layernorm_linear_destroy(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
     te__gemm_slot_close(&s->gemm);
+    te__linear_orphan(m->te, &s->scaling);
     te__scaling_close(&s->scaling);
 }
 static te_result te__layernorm_linear_reset(te_module *m) {
@@ -32015,6 +32072,7 @@ static void te__layernorm_mlp_destroy(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
     te__gemm_slot_close(&s->fc1);
     te__gemm_slot_close(&s->fc2);
+    te__linear_orphan(m->te, &s->scaling);
     te__scaling_close(&s->scaling);
 }
 static te_result te__layernorm_mlp_reset(te_module *m) {

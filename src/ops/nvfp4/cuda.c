@@ -25,7 +25,7 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
     if (args.pieces > 0) {
-        int64_t blocks = te__div_up(args.pieces, 8);
+        int64_t blocks = te__min(te__div_up(args.pieces, 8), 3 * te__max(p->num_sms, 1));
         args.row_part = (float *)te__plan_workspace(p, 2 * blocks * (int64_t)sizeof(float));
         args.col_part = args.row_part + blocks;
         args.counter = te__plan_counter(p);

@@ -9,7 +9,8 @@
 // The block that ends last takes the largest of all blocks. Rows' own maxima meet by atomics, which give the same bits always, after
 // nvfp4_amax_zero; most warps find a larger one there already, and need none.
 //
-// Launch: block 256, grid: eight pieces a block, those of a row of pieces next to each other. Any size, any alignment.
+// Launch: block 256, grid: at most as many blocks as run at once; each takes eight neighbouring pieces at a time until none is left. Any size,
+// any alignment.
 //
 // te:baseline
 // te:row X_DT=3 RHT=0 PER_ROW=0
@@ -47,55 +48,56 @@ TE_DEV void te_nvfp4_raise(float *amax, float v) {
 
 extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_constant__ te__nvfp4_amax_kargs a) {
     __shared__ float scratch[32];
-    te_i64 piece = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);
-    te_i64 down = a.pieces >> 32 ? piece / a.across : (te_i64)((te_u32)piece / a.across);
-    te_i64 row = down * 16, col = (piece - down * a.across) * 128 + (threadIdx.x & 31) * 4;
-    te_u32 w[16][4];
-    if (a.vector && row + 16 <= a.m && col + 4 <= a.n && piece < a.pieces) {
+    if (a.noop && *a.noop == 1.0f) return;
+    float of_row = 0.0f, of_col = 0.0f;
+#pragma unroll 1
+    for (te_i64 first = (te_i64)blockIdx.x * 8; first < a.pieces; first += (te_i64)gridDim.x * 8) {
+        te_i64 piece = first + (threadIdx.x >> 5);
+        te_i64 down = a.pieces >> 32 ? piece / a.across : (te_i64)((te_u32)piece / a.across);
+        te_i64 row = down * 16, col = (piece - down * a.across) * 128 + (threadIdx.x & 31) * 4;
+        te_u32 w[16][4];
+        if (a.vector && row + 16 <= a.m && col + 4 <= a.n && piece < a.pieces) {
 #pragma unroll
-        for (int r = 0; r < 16; r++) te_nvfp4_load4(a.x, (row + r) * a.n + col, X_DT, w[r]);
-    } else {
+            for (int r = 0; r < 16; r++) te_nvfp4_load4(a.x, (row + r) * a.n + col, X_DT, w[r]);
+        } else {
 #pragma unroll
-        for (int r = 0; r < 16; r++) {
+            for (int r = 0; r < 16; r++) {
 #pragma unroll
-            for (int k = 0; k < 4; k++) w[r][k] = 0;
+                for (int k = 0; k < 4; k++) w[r][k] = 0;
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    if (piece >= a.pieces || row + r >= a.m || col + k >= a.n) continue;
+                    te_i64 at = (row + r) * a.n + col + k;
+                    if (X_DT == TE_F32) w[r][k] = ((const te_u32 *)a.x)[at];
+                    else w[r][k >> 1] |= (te_u32)((const te_u16 *)a.x)[at] << (16 * (k & 1));
+                }
+            }
+        }
+        if (PER_ROW || !RHT || a.row) {
+#pragma unroll
+            for (int r = 0; r < 16; r++) {
+                float largest = 0.0f;
+#pragma unroll
+                for (int k = 0; k < 4; k++) largest = fmaxf(largest, fabsf(te_nvfp4_element(w[r], k, X_DT)));
+                of_row = fmaxf(of_row, largest);
+                if (PER_ROW) { // non-negative floats order like their bits
+                    te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
+                    if ((threadIdx.x & 31) == 0 && row + r < a.m && piece < a.pieces) te_nvfp4_raise(a.row + row + r, __uint_as_float(all));
+                }
+            }
+        }
+        if (RHT) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                if (piece >= a.pieces || row + r >= a.m || col + k >= a.n) continue;
-                te_i64 at = (row + r) * a.n + col + k;
-                if (X_DT == TE_F32) w[r][k] = ((const te_u32 *)a.x)[at];
-                else w[r][k >> 1] |= (te_u32)((const te_u16 *)a.x)[at] << (16 * (k & 1));
+                float v[16];
+#pragma unroll
+                for (int r = 0; r < 16; r++) v[r] = te_nvfp4_element(w[r], k, X_DT);
+                te_nvfp4_transform(v, RHT);
+                of_col = fmaxf(of_col, te_nvfp4_largest(v));
             }
         }
     }
-    if (a.noop && *a.noop == 1.0f) return;
-
-    float of_row = 0.0f, of_col = 0.0f;
-    if (PER_ROW || !RHT || a.row) {
-#pragma unroll
-        for (int r = 0; r < 16; r++) {
-            float largest = 0.0f;
-#pragma unroll
-            for (int k = 0; k < 4; k++) largest = fmaxf(largest, fabsf(te_nvfp4_element(w[r], k, X_DT)));
-            of_row = fmaxf(of_row, largest);
-            if (PER_ROW) { // non-negative floats order like their bits
-                te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
-                if ((threadIdx.x & 31) == 0 && row + r < a.m && piece < a.pieces) te_nvfp4_raise(a.row + row + r, __uint_as_float(all));
-            }
-        }
-    }
-    if (RHT) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float v[16];
-#pragma unroll
-            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_element(w[r], k, X_DT);
-            te_nvfp4_transform(v, RHT);
-            of_col = fmaxf(of_col, te_nvfp4_largest(v));
-        }
-    } else {
-        of_col = of_row;
-    }
+    if (!RHT) of_col = of_row;
     if (a.row && !PER_ROW) {
         of_row = te_block_max(of_row, scratch);
         if (threadIdx.x == 0) a.row_part[blockIdx.x] = of_row;

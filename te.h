@@ -74,11 +74,11 @@
  *     TE_LOG             1 errors, 2 warnings (default), 3 information, 4 debugging
  *     TE_THREADS         threads of the CPU backend; default: the processors of the machine
  *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te
- *     TE_CACHE_READONLY  1: entries are read and never written
- *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it
+ *     TE_CACHE_READONLY  more such folders, separated as in PATH: searched first, never written
+ *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it; nothing else is tried then
+ *     TE_LIBCUDA_PATH    the same of the driver's libcuda
  *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
  *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed
- *     TE_NCCL_PATH       the NCCL library, or the folder that holds it
  *
  *
  * Shape letters
@@ -101,7 +101,7 @@
  *     autograd    the tape
  *     ops         raw operations with explicit outputs
  *     dist        groups of ranks that compute together
- *     quant       recipes, autocast, quantizers
+ *     quant       quantizers, recipes, autocast, inspection, quantized weights
  *     functions   differentiable functions
  *     module      the module tree
  *     nn          Linear ... TransformerLayer

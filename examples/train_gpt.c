@@ -42,7 +42,7 @@ static double now(void) {
     X(int, kv_heads, "2", "4", "heads of keys and values")    \
     X(int, seq, "128", "1024", "bytes of context")            \
     X(int, batch, "16", "8", "sequences a step")              \
-    X(double, lr, "1e-3", "4e-4", "highest learning rate")    \
+    X(double, lr, "1e-3", "2e-4", "highest learning rate")    \
     X(int, seed, "1234", "1234", "of weights and batches")    \
     X(int, sample, "300", "300", "bytes to write at the end")
 #define FIELD(type, name, cpu, gpu, help) type name;

@@ -417,10 +417,10 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.fp8_quantize.scale = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 10), c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1);
         bench_call(b, "quantize e4m3 both copies", shape, &c, e * 4);
     }
-    BENCH(FP8_QUANTIZE, "quantize e4m3 current scaling, both copies") { /* x is read twice */
+    BENCH(FP8_QUANTIZE, "quantize e4m3 current scaling both copies") { /* x is read twice */
         c.args.fp8_quantize.x = x, c.args.fp8_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.fp8_quantize.col = empty(b, TE_F8E4M3, n, m);
         c.args.fp8_quantize.current = true, c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1);
-        bench_call(b, "quantize e4m3 current scaling, both copies", shape, &c, e * 6);
+        bench_call(b, "quantize e4m3 current scaling both copies", shape, &c, e * 6);
     }
     BENCH(TRANSPOSE, "transpose e2m1") {
         c.args.transpose.src = empty(b, TE_F4E2M1, m, n), c.args.transpose.dst = empty(b, TE_F4E2M1, n, m);
@@ -465,13 +465,13 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.mxfp8_dequantize.columnwise = true;
         bench_call(b, "dequantize mxfp8 columnwise", shape, &c, e * 3 + e / 32);
     }
-    BENCH(NVFP4_AMAX, "nvfp4 amaxes, before and after the transform") {
+    BENCH(NVFP4_AMAX, "nvfp4 amaxes plain and transformed") {
         c.args.nvfp4_amax.x = x, c.args.nvfp4_amax.amax_row = te__empty_1d(te, TE_F32, 1), c.args.nvfp4_amax.amax_col = te__empty_1d(te, TE_F32, 1);
         c.args.nvfp4_amax.rht = true;
-        bench_reads(b, "nvfp4 amaxes, before and after the transform", shape, &c, e * 2);
+        bench_reads(b, "nvfp4 amaxes plain and transformed", shape, &c, e * 2);
     }
     for (int kind = 0; kind < 4; kind++) {
-        static const char *const text[] = {"quantize nvfp4 both copies", "quantize nvfp4 both copies, transformed", "quantize nvfp4 both copies, stochastic", "quantize nvfp4 16x16, both copies"};
+        static const char *const text[] = {"quantize nvfp4 both copies", "quantize nvfp4 both copies transformed", "quantize nvfp4 both copies stochastic", "quantize nvfp4 16x16 both copies"};
         BENCH(NVFP4_QUANTIZE, text[kind]) {
             te_nvfp4_quantize_args *a = &c.args.nvfp4_quantize;
             a->x = x, a->row = empty(b, TE_F4E2M1, m, n), a->col = empty(b, TE_F4E2M1, n, m);

@@ -58,6 +58,17 @@ TE_DEV te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
 #endif
 }
 TE_DEV float te_fp8_to_f32(te_u8 c, int dt) { return dt == TE_F8E4M3 ? te__e4m3_to_f32(c) : te__e5m2_to_f32(c); }
+// Two codes, the low byte first. Every FP8 value is an f16.
+TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
+#if TE_HAS_FP8_CVT
+    te_u32 h;
+    if (dt == TE_F8E4M3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((te_u16)codes));
+    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(h) : "h"((te_u16)codes));
+    *lo = te_f16_to_f32((te_u16)h), *hi = te_f16_to_f32((te_u16)(h >> 16));
+#else
+    *lo = te_fp8_to_f32((te_u8)codes, dt), *hi = te_fp8_to_f32((te_u8)(codes >> 8), dt);
+#endif
+}
 
 // Element i of an array in format dt, as f32. With a literal dt the switch folds away.
 TE_DEV float te_load(const void *p, te_i64 i, int dt) {

@@ -2,17 +2,6 @@
 #pragma once
 #include "device/base.cuh"
 
-// Two codes, the low byte first. Every FP8 value is an f16.
-TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
-#if TE_HAS_FP8_CVT
-    te_u32 h;
-    if (dt == TE_F8E4M3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((te_u16)codes));
-    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(h) : "h"((te_u16)codes));
-    *lo = te_f16_to_f32((te_u16)h), *hi = te_f16_to_f32((te_u16)(h >> 16));
-#else
-    *lo = te_fp8_to_f32((te_u8)codes, dt), *hi = te_fp8_to_f32((te_u8)(codes >> 8), dt);
-#endif
-}
 TE_DEV void te_fp8x8_to_f32(te_u32 low, te_u32 high, int dt, float v[8]) {
     te_fp8x2_to_f32(low, dt, v + 0, v + 1);
     te_fp8x2_to_f32(low >> 16, dt, v + 2, v + 3);

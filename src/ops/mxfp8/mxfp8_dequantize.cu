@@ -19,18 +19,6 @@
 #define BLOCKS 3
 #endif
 
-// Two codes, the low byte first. Every FP8 value is an f16.
-TE_DEV void te_mx_decode2(te_u32 codes, int dt, float *lo, float *hi) {
-#if TE_HAS_FP8_CVT
-    te_u32 h;
-    if (dt == TE_F8E4M3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((te_u16)codes));
-    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(h) : "h"((te_u16)codes));
-    *lo = te_f16_to_f32((te_u16)h), *hi = te_f16_to_f32((te_u16)(h >> 16));
-#else
-    *lo = te_fp8_to_f32((te_u8)codes, dt), *hi = te_fp8_to_f32((te_u8)(codes >> 8), dt);
-#endif
-}
-
 // Where the scale of a line's group stands; te__mx_scale_at of op.c says the same to the host.
 TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {
     if (swizzled) return (line / 128 * (groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
@@ -70,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_dequantize(co
     for (int r = 0; r < 4; r++) {
         float v[8];
 #pragma unroll
-        for (int h = 0; h < 4; h++) te_mx_decode2((h < 2 ? code[r].x : code[r].y) >> (16 * (h & 1)), Q_DT, v + 2 * h, v + 2 * h + 1);
+        for (int h = 0; h < 4; h++) te_fp8x2_to_f32((h < 2 ? code[r].x : code[r].y) >> (16 * (h & 1)), Q_DT, v + 2 * h, v + 2 * h + 1);
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], a.columnwise ? factor[k] : factor[r]);
         if (whole) {

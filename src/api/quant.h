@@ -48,7 +48,7 @@ typedef struct te_quantizer_desc {
     bool with_rht;              /* NVFP4: random Hadamard transform of the column-wise copy */
     bool no_random_sign_mask;   /* NVFP4: the transform without its signs */
     bool stochastic_rounding;   /* NVFP4: with the context's random state, which advances by two */
-    bool row_scaled;            /* NVFP4: an amax for each row in place of one; the row-wise copy alone */
+    bool row_scaled;            /* NVFP4: the row-wise copy has an amax for each row in place of one */
     te_4over6_error four_over_six; /* NVFP4 */
     bool e4m3_max_256;          /* NVFP4: block scales reach 256, not 448: room for 4-over-6 */
     const struct te_quantizer_desc *rowwise_quantizer, *columnwise_quantizer; /* hybrid: read during the call */
@@ -215,7 +215,8 @@ typedef struct te_quant_stats {
 } te_quant_stats;
 
 /* on: from here every quantization of a module's operand (input, weight, gradient of the output) is measured, which decodes it
- * once more and reads it; what was measured before is forgotten. Values are the same as without. Off, it costs nothing. */
+ * once more and reads it; what was measured before is forgotten. Values are the same as without. Weights that are stored quantized
+ * have no high-precision value to compare with, and no slot. Off, it costs nothing. */
 TE_API te_result te_quant_inspect(te_ctx *te, bool on);
 /* The latest measurement of every slot, modules in the order of their making; waits for the device. Return false to stop. */
 typedef bool (*te_quant_stats_fn)(void *user, const te_quantizer_role *role, const te_quant_stats *stats);

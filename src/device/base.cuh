@@ -15,6 +15,12 @@ typedef unsigned long long te_u64;
 typedef long long te_i64;
 
 #define TE_DEV __device__ __forceinline__
+// What embedded PTX calls in place of holding it many times: conversions of formats that come at run time (te_ptx defines TE_SMALL).
+#ifdef TE_SMALL
+#define TE_DEV_CALL static __device__ __noinline__
+#else
+#define TE_DEV_CALL TE_DEV
+#endif
 #define TE_WARP 32
 #define TE_FLT_MAX 3.402823466e+38f
 #define TE_INF __int_as_float(0x7f800000)
@@ -44,7 +50,7 @@ TE_DEV te_u16 te_f32_to_f16(float f) {
     return h;
 }
 // Two f32 to two fp8 codes, `a` in the low byte. The cvt instruction saturates finite and infinite values alike and keeps NaN.
-TE_DEV te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
+TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
 #if TE_HAS_FP8_CVT
     te_u16 r;
     if (dt == TE_F8E4M3)
@@ -57,7 +63,7 @@ TE_DEV te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
     return (te_u16)(te__f32_to_e5m2(a) | te__f32_to_e5m2(b) << 8);
 #endif
 }
-TE_DEV float te_fp8_to_f32(te_u8 c, int dt) { return dt == TE_F8E4M3 ? te__e4m3_to_f32(c) : te__e5m2_to_f32(c); }
+TE_DEV_CALL float te_fp8_to_f32(te_u8 c, int dt) { return dt == TE_F8E4M3 ? te__e4m3_to_f32(c) : te__e5m2_to_f32(c); }
 // Two codes, the low byte first. Every FP8 value is an f16.
 TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
 #if TE_HAS_FP8_CVT
@@ -71,7 +77,7 @@ TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
 }
 
 // Element i of an array in format dt, as f32. With a literal dt the switch folds away.
-TE_DEV float te_load(const void *p, te_i64 i, int dt) {
+TE_DEV_CALL float te_load(const void *p, te_i64 i, int dt) {
     switch (dt) {
     case TE_F32: return ((const float *)p)[i];
     case TE_F16: return te_f16_to_f32(((const te_u16 *)p)[i]);
@@ -84,7 +90,7 @@ TE_DEV float te_load(const void *p, te_i64 i, int dt) {
     default: return 0.0f;
     }
 }
-TE_DEV void te_store(void *p, te_i64 i, int dt, float f) {
+TE_DEV_CALL void te_store(void *p, te_i64 i, int dt, float f) {
     switch (dt) {
     case TE_F32: ((float *)p)[i] = f; break;
     case TE_F16: ((te_u16 *)p)[i] = te_f32_to_f16(f); break;

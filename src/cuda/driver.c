@@ -15,6 +15,7 @@ typedef struct te__cu_launch_attribute { /* CUlaunchAttribute */
     union {
         unsigned char bytes[64];
         unsigned cluster[3];
+        int cooperative;
     } value;
 } te__cu_launch_attribute;
 typedef struct te__cu_launch_config { /* CUlaunchConfig */
@@ -34,6 +35,7 @@ enum {
     TE__CU_SM_MINOR = 76,
     TE__CU_SHARED_OPTIN = 97,
     TE__CU_FUNC_MAX_SHARED = 8,
+    TE__CU_LAUNCH_COOPERATIVE = 2,
     TE__CU_LAUNCH_CLUSTER = 4,
     TE__CU_EVENT_NO_TIMING = 2
 };

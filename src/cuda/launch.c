@@ -86,19 +86,26 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
     const char *function_name = "cuLaunchKernel";
     params[0] = l->args;
-    if (l->cluster > 1) {
-        te__cu_launch_attribute attribute = TE_ZERO;
+    if (l->cluster > 1 || l->cooperative) {
+        te__cu_launch_attribute attribute[2];
         te__cu_launch_config config = TE_ZERO;
-        attribute.id = TE__CU_LAUNCH_CLUSTER;
-        attribute.value.cluster[0] = l->cluster;
-        attribute.value.cluster[1] = attribute.value.cluster[2] = 1;
+        memset(attribute, 0, sizeof(attribute));
+        if (l->cluster > 1) {
+            attribute[0].id = TE__CU_LAUNCH_CLUSTER;
+            attribute[0].value.cluster[0] = l->cluster;
+            attribute[0].value.cluster[1] = attribute[0].value.cluster[2] = 1;
+            config.num_attributes++;
+        }
+        if (l->cooperative) {
+            attribute[config.num_attributes].id = TE__CU_LAUNCH_COOPERATIVE;
+            attribute[config.num_attributes++].value.cooperative = 1;
+        }
         memcpy(config.grid, l->grid, sizeof(config.grid));
         config.block[0] = l->threads;
         config.block[1] = config.block[2] = 1;
         config.shared_bytes = l->shared_bytes;
         config.stream = te->cuda->stream;
-        config.attributes = &attribute;
-        config.num_attributes = 1;
+        config.attributes = attribute;
         code = te__cu.LaunchKernelEx ? te__cu.LaunchKernelEx(&config, function, params, NULL) : TE__CU_NOT_FOUND;
         function_name = "cuLaunchKernelEx";
     } else {

@@ -200,6 +200,22 @@ TE_DEV bool te_last_block(te_u32 *counter) {
     __syncthreads();
     return last;
 }
+// Returns once every block of a cooperative launch has come here; what their threads 0 wrote before is visible. counter[1] counts the times.
+TE_DEV void te_grid_wait(te_u32 *counter) {
+    if (threadIdx.x == 0) {
+        volatile te_u32 *times = counter + 1;
+        te_u32 before = *times;
+        __threadfence();
+        if (atomicInc(counter, gridDim.x - 1) == gridDim.x - 1) {
+            __threadfence();
+            *times = before + 1;
+        } else {
+            while (*times == before) {}
+        }
+        __threadfence();
+    }
+    __syncthreads();
+}
 // amax = max(amax, v) for v >= 0, atomically and in any order with one result: non-negative floats order like their bits. NaN never
 // arrives here: fmaxf drops it.
 TE_DEV void te_atomic_amax(float *amax, float v) { atomicMax((int *)amax, __float_as_int(v)); }

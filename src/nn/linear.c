@@ -230,7 +230,7 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     saved[0] = te__wants_grad(weight) ? xq : NULL;
     if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(x) ? w : NULL;
-    if (saved[1] && w->quantized && keep == TE_ROWWISE && w->quantized->row.data) saved[1] = te__quant_keep(w, keep); /* one that is stored quantized has both */
+    if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     saved[2] = weight;
     state.fuse_wgrad = g && g->fuse_wgrad;
     state.overwrite_main_grad = g && g->microbatch == TE_MICROBATCH_FIRST;

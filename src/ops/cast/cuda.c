@@ -109,12 +109,18 @@ static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_delayed_gath
     return TE_OK;
 }
 
+/* Tiles cover the padding too. One also when there is nothing to cast: scale_inv is written all the same. */
+static int64_t te__cast_tiles_m(const te_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128)); }
+static int64_t te__cast_tiles_n(const te_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 64)); }
+
 static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_args *a) {
     te__amax_kargs amax = TE_ZERO;
     te__launch *l;
     te__fp8_quantize_kargs *k;
-    int64_t tiles_m, partials = 0;
-    if (a->current && te__numel(a->x) > 0) {
+    int64_t partials = 0, tiles_m = te__cast_tiles_m(a), tiles_n = te__cast_tiles_n(a);
+    int64_t tiles = tiles_m * tiles_n;
+    bool at_once = a->current && tiles <= p->num_sms; /* a block a multiprocessor is always possible */
+    if (a->current && !at_once) {
         amax = te__amax_kargs_of(a->x, a->noop);
         partials = te__min(te__amax_blocks(p, &amax), 1024); /* four a thread of the cast */
         amax.partial = (float *)te__plan_workspace(p, partials * (int64_t)sizeof(float));
@@ -122,7 +128,13 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     }
     l = te__plan_launch(p, "cast", "fp8_quantize");
     k = TE__KARGS(p, l, te__fp8_quantize_kargs);
-    k->current = a->current;
+    if (at_once) {
+        partials = tiles;
+        amax.partial = (float *)te__plan_workspace(p, partials * (int64_t)sizeof(float));
+        k->counter = te__plan_counter(p);
+        l->cooperative = true;
+    }
+    k->current = at_once ? 2 : a->current;
     k->partial = amax.partial;
     k->partials = (unsigned)partials;
     k->epsilon = a->epsilon;
@@ -144,15 +156,15 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     k->vector_x = te__cast_aligned(a->x, k->n, 16);
     k->vector_row = a->row && te__cast_aligned(a->row, k->ld, 8);
     k->vector_col = a->col && te__cast_aligned(a->col, k->ldc, 16);
-    /* Tiles cover the padding too. One also when there is nothing to cast: scale_inv is written all the same. */
-    tiles_m = te__max(1, te__div_up(te__max(k->m, k->ldc), 128));
-    k->tiles_n = (unsigned)te__max(1, te__div_up(te__max(k->n, k->ld), 64));
+    k->tiles_n = (unsigned)tiles_n;
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "CURRENT", k->current);
-    te__launch_size(l, tiles_m * k->tiles_n, 1, 1, 256, 0);
+    te__launch_size(l, tiles, 1, 1, 256, 0);
     p->native = p->sm >= 89;
-    if (a->current)
+    if (at_once)
+        te__plan_why(p, p->native ? "amax and cast in one launch; cvt instructions" : "amax and cast in one launch; FP8 rounding in integer arithmetic, exactly");
+    else if (a->current)
         te__plan_why(p, p->native ? "amax, then the cast; cvt instructions" : "amax, then the cast; FP8 rounding in integer arithmetic, exactly");
     else
         te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");

@@ -10,7 +10,8 @@
 // amax = max |x| before scaling (NaN drops out of fmaxf), one atomic a block; scale_inv = 1 / scale, correctly rounded.
 //
 // current: amax.cu has left a maximum of each of its blocks; every block here takes the largest and makes the scale of it. Tiles then go
-// from the last to the first: the end of x is what that pass has left in the cache.
+// from the last to the first: the end of x is what that pass has left in the cache. Where all tiles run at once, a cooperative launch does
+// without that pass: blocks leave their own tile's maximum, wait for each other, and go on with x in their registers.
 //
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other; at least one. Any size, any alignment.
 //
@@ -23,6 +24,8 @@
 // te:row X_DT=3 Y_DT=4 CURRENT=1
 // te:row X_DT=3 Y_DT=5 CURRENT=1
 // te:row X_DT=1 Y_DT=4 CURRENT=1
+// te:row X_DT=3 Y_DT=4 CURRENT=2
+// te:row X_DT=3 Y_DT=5 CURRENT=2
 #include "ops/cast/kargs.h"
 #include "device/tile.cuh"
 #ifndef X_DT
@@ -41,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(256) te_fp8_quantize(const __grid_c
 
     // The loads come first, with nothing between them: they are all on their way before the first is waited for.
     float v[4][8], largest = 0.0f, part[4], scale;
-    if (CURRENT) {
+    if (CURRENT == 1) {
 #pragma unroll
         for (int r = 0; r < 4; r++) part[r] = threadIdx.x + r * 256 < a.partials ? a.partial[threadIdx.x + r * 256] : 0.0f;
     }
@@ -56,6 +59,17 @@ extern "C" __global__ void __launch_bounds__(256) te_fp8_quantize(const __grid_c
             for (int k = 0; k < 8; k++) v[r][k] = row + r < a.m && col + k < a.n ? te_load(a.x, (row + r) * a.n + col + k, X_DT) : 0.0f;
     }
     if (a.noop && *a.noop == 1.0f) return;
+    if (CURRENT == 2) {
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+#pragma unroll
+            for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[r][k]));
+        largest = te_block_max(largest, scratch);
+        if (threadIdx.x == 0) a.partial[blockIdx.x] = largest;
+        te_grid_wait(a.counter);
+#pragma unroll
+        for (int r = 0; r < 4; r++) part[r] = threadIdx.x + r * 256 < a.partials ? __ldcg(a.partial + threadIdx.x + r * 256) : 0.0f;
+    }
     if (CURRENT) {
         float amax = te_block_max(fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3])), scratch);
         scale = te__block_scale(amax, a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);

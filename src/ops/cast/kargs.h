@@ -45,12 +45,14 @@ typedef struct te__fp8_quantize_kargs {
     const float *scale;
     float *scale_inv, *amax; /* [1], or NULL */
     const float *noop;
-    const float *partial; /* [partials]: the scale is made from the largest of them if `current` */
+    float *partial;    /* [partials]: the scale is made from the largest of them if `current` */
+    unsigned *counter; /* of te_grid_wait, if `current` is 2 */
     long long m, n, ld, ldc;
     unsigned tiles_n; /* tiles along n */
     unsigned partials; /* at most 1024 */
     float fp8_max, epsilon; /* of the scale made here */
-    int current, power_of_two;
+    int current;       /* 0 scale is given, 1 amax.cu has made the partial maxima, 2 they are made here */
+    int power_of_two;
     int x_dt, y_dt;
     int vector_x;   /* rows of x start at multiples of 16 bytes */
     int vector_row; /* rows of `row` start at multiples of 8 bytes */

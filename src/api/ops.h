@@ -314,6 +314,7 @@ typedef struct te_nvfp4_quantize_args {
     te_4over6_error four_over_six;
     bool e4m3_max_256;
     bool swizzled;
+    bool measure; /* amax_row and amax_col are written first, as te_nvfp4_amax does without keep */
     const te_tensor *noop;
 } te_nvfp4_quantize_args;
 

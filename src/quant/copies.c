@@ -187,7 +187,8 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
         if (result != TE_OK) return te__refuse(spec->group, TE__ALL_REDUCE, result);
         whole[i] = own;
     }
-    result = te_nvfp4_amax(te, &amax);
+    cast.measure = !whole[0] && !whole[1]; /* nobody else has a say: the cast does it all */
+    if (!cast.measure) result = te_nvfp4_amax(te, &amax);
     if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
     for (i = 0; i < 2 && result == TE_OK; i++)
         if (whole[i]) result = te_all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);

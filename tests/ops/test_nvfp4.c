@@ -788,3 +788,36 @@ TE_TEST(nvfp4_errors) {
     te_nvfp4_dequantize(te, &d);
     CHECK_OK(te);
 }
+
+/* One call that measures gives what te_nvfp4_amax and a cast that reads give: small enough for one launch on a GPU, and larger. */
+TE_TEST_DEVICES(nvfp4_measure_is_amax_and_cast) {
+    static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {127, 129}, {256, 384}, {1000, 1536}, {4096, 640}};
+    for (int i = 0; i < COUNT(shapes); i++)
+        for (int kind = 0; kind < 4; kind++) { /* plain; transformed; tiles; rows' own amaxes */
+            int64_t m = shapes[i][0], n = shapes[i][1], rows = kind == 3 ? m : 1;
+            int64_t up_m = (m + 127) / 128 * 128, up_n = (n + 127) / 128 * 128, groups_m = ((m + 15) / 16 + 3) / 4 * 4, groups_n = ((n + 15) / 16 + 3) / 4 * 4;
+            test_case("%dx%d kind %d", (int)m, (int)n, kind);
+            te_scope_begin(te);
+            te_tensor *out[2][6];
+            te_tensor *x = test_tensor(te, TE_BF16, 2, shapes[i], test_specials(m * n, 11));
+            for (int call = 0; call < 2; call++) {
+                te_nvfp4_quantize_args a = {0};
+                te_nvfp4_amax_args amax = {0};
+                a.x = amax.x = x;
+                a.row = out[call][0] = te_tensor_zeros(te, TE_F4E2M1, SHAPE(m, (n + 31) / 32 * 32));
+                a.col = out[call][1] = te_tensor_zeros(te, TE_F4E2M1, SHAPE(n, (m + 31) / 32 * 32));
+                a.row_scale = out[call][2] = te_tensor_zeros(te, TE_F8E4M3, SHAPE(up_m, groups_n));
+                a.col_scale = out[call][3] = te_tensor_zeros(te, TE_F8E4M3, SHAPE(up_n, groups_m));
+                a.amax_row = amax.amax_row = out[call][4] = te_tensor_full(te, TE_F32, SHAPE(rows), 7);
+                a.amax_col = amax.amax_col = out[call][5] = te_tensor_full(te, TE_F32, SHAPE(1), 7);
+                a.rht = amax.rht = kind == 1;
+                a.two_dimensional = kind == 2;
+                a.measure = call == 1;
+                if (call == 0) CHECK_EQ_INT(te_nvfp4_amax(te, &amax), TE_OK);
+                CHECK_EQ_INT(te_nvfp4_quantize(te, &a), TE_OK);
+            }
+            for (int k = 0; k < 6; k++) CHECK_BYTES("output", test_read_bytes(out[1][k]), test_read_bytes(out[0][k]), te_tensor_bytes(out[0][k]));
+            CHECK_OK(te);
+            te_scope_end(te);
+        }
+}

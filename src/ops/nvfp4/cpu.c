@@ -200,6 +200,11 @@ static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_nvfp4_quantize_args
     te__nvfp4_job j;
     int64_t n = te__cols(a->x), strips;
     if (te__nvfp4_noop(a->noop)) return TE_OK;
+    if (a->measure) {
+        te_nvfp4_amax_args measures = te__nvfp4_measures(a);
+        te_result result = te__cpu_nvfp4_amax(te, &measures);
+        if (result != TE_OK) return result;
+    }
     j.a = a;
     j.m = te__rows(a->x);
     te__nvfp4_copy_of(&j.row, a, a->row, a->row_scale, j.m, n);

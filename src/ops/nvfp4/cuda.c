@@ -41,13 +41,21 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
 }
 
 static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quantize_args *a) {
-    int64_t size = te__dtype_size(a->x->dtype), columns = 256 / size, reach_m, reach_n;
+    int64_t size = te__dtype_size(a->x->dtype), columns = 256 / size, reach_m, reach_n, tiles;
+    bool at_once;
     te__launch *l;
     te__nvfp4_quantize_kargs *k;
     reach_m = te__round_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128);
     reach_n = te__round_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 128);
-    if (reach_m == 0 || reach_n == 0) return TE_OK;
-    if (!te__nvfp4_first_amax(a)) return TE_OK;
+    tiles = reach_m / 128 * (reach_n / columns);
+    /* A block a multiprocessor is always possible. */
+    at_once = a->measure && tiles > 0 && tiles <= p->num_sms && !(a->amax_row && te__numel(a->amax_row) != 1);
+    if (a->measure && !at_once) {
+        te_nvfp4_amax_args measures = te__nvfp4_measures(a);
+        te_result result = te__cuda_plan_nvfp4_amax(p, &measures);
+        if (result != TE_OK) return result;
+    }
+    if (tiles == 0 || !te__nvfp4_first_amax(a)) return TE_OK;
     l = te__plan_launch(p, "nvfp4", "nvfp4_quantize");
     k = TE__KARGS(p, l, te__nvfp4_quantize_kargs);
     k->x = te__data(a->x);
@@ -69,6 +77,13 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     k->col_groups = te__nvfp4_groups(k->m);
     k->amax_row = (const float *)te__data(te__nvfp4_first_amax(a));
     k->amax_col = a->two_dimensional || !a->amax_col ? k->amax_row : (const float *)te__data(a->amax_col);
+    if (at_once) {
+        k->out_row = (float *)te__data(a->amax_row);
+        k->out_col = (float *)te__data(a->amax_col);
+        k->part = (float *)te__plan_workspace(p, 2 * tiles * (int64_t)sizeof(float));
+        k->counter = te__plan_counter(p);
+        l->cooperative = true;
+    }
     k->per_row = a->amax_row && te__numel(a->amax_row) != 1;
     k->noop = (const float *)te__data(a->noop);
     k->seed = a->seed;
@@ -87,8 +102,9 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     te__launch_option(l, "RHT", k->rht);
     te__launch_option(l, "STOCHASTIC", k->stochastic);
     te__launch_option(l, "FOUR", k->four);
-    te__launch_size(l, reach_m / 128 * (int64_t)k->tiles_n, 1, 1, 256, 0);
-    te__plan_why(p, "one read of x, a tile in shared memory, both copies from it");
+    te__launch_option(l, "MEASURE", at_once);
+    te__launch_size(l, tiles, 1, 1, 256, 0);
+    te__plan_why(p, at_once ? "one read of x, a tile in shared memory, amaxes and both copies from it" : "one read of x, a tile in shared memory, both copies from it");
     return TE_OK;
 }
 

@@ -23,7 +23,10 @@ typedef struct te__nvfp4_quantize_kargs {
     unsigned char *row_scale;    /* [round_up(m, 128), row_groups] */
     unsigned char *col;          /* [n, ldc] codes, or NULL */
     unsigned char *col_scale;    /* [round_up(n, 128), col_groups] */
-    const float *amax_row, *amax_col;
+    const float *amax_row, *amax_col; /* of the two copies; may be the same. Not read with part */
+    float *out_row, *out_col;   /* with part: where the amaxes go, or NULL */
+    float *part;                /* [2, blocks], MEASURE: the amaxes are made here */
+    unsigned *counter;          /* of te_grid_wait, with part */
     const float *noop;
     long long m, n, ld, ldc, row_groups, col_groups;
     unsigned long long seed, offset;

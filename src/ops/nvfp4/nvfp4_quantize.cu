@@ -10,20 +10,24 @@
 //
 // The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond the edges of x the tile
 // holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.
-// Blocks of 16 x 16: a pass over the tile before, for the 64 scales.
+// Blocks of 16 x 16: a pass over the tile before, for the 64 scales. MEASURE, a cooperative launch: a pass for the amaxes before all, and all
+// blocks wait for each other's.
 //
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
 //
 // te:baseline
-// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0
-// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0
-// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=1 FOUR=0
-// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=1 FOUR=0
-// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=0
-// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=1
-// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=2
-// te:row X_DT=1 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0
-// te:row X_DT=2 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0
+// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=0
+// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=1 FOUR=0 MEASURE=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=1 FOUR=0 MEASURE=0
+// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=1 MEASURE=0
+// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=2 MEASURE=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=1
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=1 FOUR=0 MEASURE=1
+// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=1
+// te:row X_DT=1 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0
+// te:row X_DT=2 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=0
 #include "device/mma.cuh"
 #include "ops/nvfp4/nvfp4.cuh"
 #ifndef X_DT
@@ -32,6 +36,7 @@
 #define RHT a.rht
 #define STOCHASTIC a.stochastic
 #define FOUR a.four
+#define MEASURE (a.part != nullptr)
 #endif
 
 #define TE_STRIDE 272 // bytes of a row of the tile
@@ -99,7 +104,37 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         }
     }
     float noop = a.noop ? *a.noop : 0.0f;
-    if (t < 2) of_tensor[t] = te_nvfp4_tensor_of(t ? *a.amax_col : *a.amax_row, a.code_max); // divisions: once a block
+    if (MEASURE) {
+        __shared__ float scratch[32];
+        float of_row = 0.0f, of_col = 0.0f;
+        te_cp_async_wait<0>();
+        if (noop == 1.0f) return;
+        __syncthreads();
+#pragma unroll 1
+        for (int i = t; i < 2048 / size; i += 256) { // 16 rows of a column
+            const te_u8 *from = tile + 16 * (i >> 6 & 7) * TE_STRIDE + 4 * (i & 63);
+            float v[16];
+#pragma unroll
+            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(*(const te_u32 *)(from + r * TE_STRIDE), i >> 9, X_DT);
+            of_row = fmaxf(of_row, te_nvfp4_largest(v));
+            if (RHT) te_nvfp4_transform(v, RHT), of_col = fmaxf(of_col, te_nvfp4_largest(v));
+        }
+        of_row = te_block_max(of_row, scratch);
+        of_col = te_block_max(of_col, scratch);
+        if (t == 0) a.part[blockIdx.x] = of_row, a.part[gridDim.x + blockIdx.x] = of_col;
+        te_grid_wait(a.counter);
+        of_row = of_col = 0.0f;
+        for (int b = t; b < gridDim.x; b += 256) of_row = fmaxf(of_row, __ldcg(a.part + b)), of_col = fmaxf(of_col, __ldcg(a.part + gridDim.x + b));
+        of_row = te_block_max(of_row, scratch);
+        of_col = RHT ? te_block_max(of_col, scratch) : of_row;
+        if (t < 2) of_tensor[t] = te_nvfp4_tensor_of(t ? of_col : of_row, a.code_max);
+        if (t == 0 && blockIdx.x == 0) {
+            if (a.out_row) *a.out_row = of_row;
+            if (a.out_col) *a.out_col = of_col;
+        }
+    } else if (t < 2) {
+        of_tensor[t] = te_nvfp4_tensor_of(t ? *a.amax_col : *a.amax_row, a.code_max); // divisions: once a block
+    }
     __syncthreads();
     multipliers[t >> 7][t & 127] = te_nvfp4_multiplier((te_u8)(t & 127), of_tensor[t >> 7]);
     te_cp_async_wait<0>();

@@ -89,7 +89,23 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a)
     te__touch(a->row_scale);
     te__touch(a->col);
     te__touch(a->col_scale);
+    if (a->measure) {
+        te__touch((te_tensor *)a->amax_row);
+        te__touch((te_tensor *)a->amax_col);
+    }
     return TE_OK;
+}
+
+/* The amaxes that a cast with `measure` makes first. */
+static te_nvfp4_amax_args te__nvfp4_measures(const te_nvfp4_quantize_args *a) {
+    te_nvfp4_amax_args m = TE_ZERO;
+    m.x = a->x;
+    m.amax_row = (te_tensor *)a->amax_row;
+    m.amax_col = (te_tensor *)a->amax_col;
+    m.rht = a->rht && a->col;
+    m.no_sign_mask = a->no_sign_mask;
+    m.noop = a->noop;
+    return m;
 }
 
 static te_result te__check_nvfp4_dequantize(te_ctx *te, te_nvfp4_dequantize_args *a) {

@@ -1,7 +1,7 @@
 /* te.h: NVIDIA TransformerEngine in one C header
  * ==============================================
  *
- * Builds and trains transformers in FP8, from C or C++. On a machine with an NVIDIA driver it runs kernels of its own; on
+ * Builds and trains transformers in FP8 and FP4, from C or C++. On a machine with an NVIDIA driver it runs kernels of its own; on
  * any other it runs the same models on the CPU. It needs no CUDA toolkit, no cuBLAS, no cuDNN, no Python. MIT licence.
  *
  *
@@ -72,13 +72,15 @@
  *
  *     TE_DEVICE          "cpu", "cuda:0" ...: the device when te_ctx_desc names none
  *     TE_LOG             1 errors, 2 warnings (default), 3 information, 4 debugging
- *     TE_THREADS         threads of the CPU backend; default: the processors of the machine
- *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te
+ *     TE_THREADS         threads of the CPU backend, at most 64; default: the processors of the machine
+ *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te; empty: none
  *     TE_CACHE_READONLY  more such folders, separated as in PATH: searched first, never written
  *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it; nothing else is tried then
  *     TE_LIBCUDA_PATH    the same of the driver's libcuda
  *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
  *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed
+ *
+ * Without TE_NVRTC_PATH, libnvrtc is also looked for where CUDA_HOME, CUDA_PATH, CUDA_ROOT, VIRTUAL_ENV, CONDA_PREFIX and PATH point.
  *
  *
  * Shape letters

@@ -277,8 +277,8 @@ static void bench_scaled_gemm(bench *b, int64_t m, int64_t n, int64_t k) {
 static void bench_host(bench *b) {
     static const te_quant_kind kinds[] = {TE_QUANT_DELAYED, TE_QUANT_CURRENT, TE_QUANT_BLOCK, TE_QUANT_MXFP8, TE_QUANT_NVFP4};
     enum { CALLS = 100, ROUNDS = 15 };
-    int64_t size = 256;
-    int i, k, round;
+    static const int64_t sizes[] = {256, 4096}; /* the GPU idle, and busy all the time */
+    int i, k, round, s;
     if (!wanted(b, "host time of a quantizer call")) return;
     { /* the driver's own share: the same kernel, planned once */
         te__plan *p = (te__plan *)malloc(sizeof *p);
@@ -304,31 +304,34 @@ static void bench_host(bench *b) {
         }
         free(p);
     }
-    for (i = 0; i < 5; i++) {
-        te_quantizer_desc desc = TE_ZERO;
-        te_quantizer *q;
-        te_tensor *x, *y;
-        int64_t shape[2];
-        float times[ROUNDS];
-        shape[0] = shape[1] = size;
-        desc.kind = kinds[i];
-        te_scope_begin(b->te);
-        q = te_quantizer_create(b->te, &desc);
-        x = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
-        y = q ? te_quantize(q, x) : NULL;
-        for (round = 0; round < ROUNDS && y; round++) {
-            double began;
-            te_synchronize(b->te);
-            began = te__time_now();
-            for (k = 0; k < CALLS; k++) te_quantize_into(q, x, y, NULL);
-            times[round] = (float)((te__time_now() - began) / CALLS);
+    for (i = 0; i < 5; i++)
+        for (s = 0; s < 2; s++) {
+            te_quantizer_desc desc = TE_ZERO;
+            te_quantizer *q;
+            te_tensor *x, *y;
+            int64_t shape[2];
+            float times[ROUNDS];
+            char text[64];
+            shape[0] = shape[1] = sizes[s];
+            desc.kind = kinds[i];
+            te_scope_begin(b->te);
+            q = te_quantizer_create(b->te, &desc);
+            x = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
+            y = q ? te_quantize(q, x) : NULL;
+            for (round = 0; round < ROUNDS && y; round++) {
+                double began;
+                te_synchronize(b->te);
+                began = te__time_now();
+                for (k = 0; k < CALLS; k++) te_quantize_into(q, x, y, NULL);
+                times[round] = (float)((te__time_now() - began) / CALLS);
+            }
+            if (!y) times[ROUNDS / 2] = 0;
+            else qsort(times, ROUNDS, sizeof(float), by_value);
+            snprintf(text, sizeof text, "%s %dx%d", te__quant_kind_name(kinds[i]), (int)sizes[s], (int)sizes[s]);
+            report(b, "host time of a quantizer call", text, (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, 0, "us");
+            te_quantizer_destroy(q);
+            te_scope_end(b->te);
         }
-        if (!y) times[ROUNDS / 2] = 0;
-        else qsort(times, ROUNDS, sizeof(float), by_value);
-        report(b, "host time of a quantizer call", te__quant_kind_name(kinds[i]), (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, 0, "us");
-        te_quantizer_destroy(q);
-        te_scope_end(b->te);
-    }
 }
 
 /* ---- what moves memory ---- */
@@ -470,15 +473,16 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.nvfp4_amax.rht = true;
         bench_reads(b, "nvfp4 amaxes plain and transformed", shape, &c, e * 2);
     }
-    for (int kind = 0; kind < 4; kind++) {
-        static const char *const text[] = {"quantize nvfp4 both copies", "quantize nvfp4 both copies transformed", "quantize nvfp4 both copies stochastic", "quantize nvfp4 16x16 both copies"};
+    for (int kind = 0; kind < 5; kind++) {
+        static const char *const text[] = {"quantize nvfp4 both copies", "quantize nvfp4 both copies transformed", "quantize nvfp4 both copies stochastic", "quantize nvfp4 16x16 both copies", "quantize nvfp4 both copies transformed, its amaxes too"};
         BENCH(NVFP4_QUANTIZE, text[kind]) {
             te_nvfp4_quantize_args *a = &c.args.nvfp4_quantize;
             a->x = x, a->row = empty(b, TE_F4E2M1, m, n), a->col = empty(b, TE_F4E2M1, n, m);
             a->row_scale = empty(b, TE_F8E4M3, m, n / 16), a->col_scale = empty(b, TE_F8E4M3, n, m / 16);
             a->amax_row = a->amax_col = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 5);
-            a->rht = kind == 1 || kind == 2, a->stochastic_rounding = kind == 2, a->two_dimensional = kind == 3;
-            bench_call(b, text[kind], shape, &c, e * 3 + e / 8);
+            a->rht = kind == 1 || kind == 2 || kind == 4, a->stochastic_rounding = kind == 2, a->two_dimensional = kind == 3;
+            if (kind == 4) a->measure = true, a->amax_row = te__empty_1d(te, TE_F32, 1), a->amax_col = te__empty_1d(te, TE_F32, 1);
+            bench_call(b, text[kind], shape, &c, e * (kind == 4 ? 5 : 3) + e / 8);
         }
     }
     BENCH(AMAX, "amax") {

@@ -75,6 +75,15 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
  * after another, so that one serves them all. */
 static unsigned *te__plan_counter(const te__plan *p) { return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter; }
 
+/* How many blocks of a cooperative launch there may be: all run at once if the kernel's launch bounds allow `per_sm` of them on a
+ * multiprocessor. The smaller chips of each generation have room for 1,536 threads and 100 KB of shared memory. shared: of a block, static too. */
+static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
+    bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
+    int64_t memory = small_chip ? 100 * 1024 : p->sm == 80 ? 164 * 1024 : 228 * 1024;
+    per_sm = te__min(per_sm, te__min((small_chip ? 1536 : 2048) / threads, memory / (shared + 1024)));
+    return te__max(per_sm, 1) * te__max(p->num_sms, 1);
+}
+
 /* Device memory that lives until the plan has been queued; the pool hands it out again in stream order. 256-byte aligned. */
 static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     te__buffer *b;

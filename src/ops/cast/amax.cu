@@ -1,5 +1,5 @@
 // ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the block that ends last
-// makes amax of them, unless a reader takes the largest itself.
+// makes amax of them.
 //
 //   x   | head | vector 0 | vector 1 | ...                                       | tail |
 //              |<- block 0: 2048 vectors of 16 bytes ->|<- block 1 ->| ... |<- block 0 again ...
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(512) te_amax(const __grid_constant_
         largest = fmaxf(largest, fabsf(te_load(a.x, threadIdx.x < a.head ? threadIdx.x : inside + threadIdx.x, X_DT)));
     largest = te_block_max(largest, scratch);
     if (threadIdx.x == 0) a.partial[blockIdx.x] = largest;
-    if (!a.amax || !te_last_block(a.counter)) return;
+    if (!te_last_block(a.counter)) return;
     largest = 0.0f;
     for (int b = threadIdx.x; b < gridDim.x; b += 512) largest = fmaxf(largest, __ldcg(a.partial + b));
     largest = te_block_max(largest, scratch);

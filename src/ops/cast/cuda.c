@@ -7,39 +7,24 @@ static bool te__cast_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
 
 typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
 
-/* Everything of an amax kernel but where its result goes. */
-static te__amax_kargs te__amax_kargs_of(const te_tensor *x, const te_tensor *noop) {
-    te__amax_kargs k = TE_ZERO;
-    int64_t size = te__dtype_size(x->dtype);
-    k.x = te__data(x);
-    k.noop = (const float *)te__data(noop);
-    k.n = te__numel(x);
-    k.head = (int)te__min(k.n, (int64_t)((0 - (uintptr_t)k.x) & 15u) / size);
-    k.vectors = (k.n - k.head) * size / 16;
-    k.x_dt = x->dtype;
-    return k;
-}
-/* As many blocks of 512 as run at once: each goes on until nothing is left, and finishes once. The smaller chips of each generation have
- * room for 1,536 threads, the others for 2,048. */
-static int64_t te__amax_blocks(const te__plan *p, const te__amax_kargs *k) {
-    int a_multiprocessor = p->sm == 86 || p->sm == 89 || p->sm == 120 ? 3 : 4;
-    return te__max(1, te__min(te__div_up(k->vectors, 2048), a_multiprocessor * te__max(p->num_sms, 1)));
-}
-static void te__plan_amax_pass(te__plan *p, const te__amax_kargs *args, int64_t blocks) {
-    te__launch *l = te__plan_launch(p, "cast", "amax");
-    te__launch_option(l, "X_DT", args->x_dt);
-    te__launch_size(l, blocks, 1, 1, 512, 0);
-    *TE__KARGS(p, l, te__amax_kargs) = *args;
-}
-
+/* As many blocks of 512 as run at once: each goes on until nothing is left, and finishes once. */
 static te_result te__cuda_plan_amax(te__plan *p, const te_amax_args *a) {
-    te__amax_kargs args = te__amax_kargs_of(a->x, a->noop);
-    int64_t blocks = te__amax_blocks(p, &args);
-    args.partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
-    args.amax = (float *)te__data(a->amax);
-    args.counter = te__plan_counter(p);
-    args.keep = a->keep;
-    te__plan_amax_pass(p, &args, blocks);
+    te__launch *l = te__plan_launch(p, "cast", "amax");
+    te__amax_kargs *k = TE__KARGS(p, l, te__amax_kargs);
+    int64_t size = te__dtype_size(a->x->dtype), blocks;
+    k->x = te__data(a->x);
+    k->noop = (const float *)te__data(a->noop);
+    k->n = te__numel(a->x);
+    k->head = (int)te__min(k->n, (int64_t)((0 - (uintptr_t)k->x) & 15u) / size);
+    k->vectors = (k->n - k->head) * size / 16;
+    k->x_dt = a->x->dtype;
+    blocks = te__max(1, te__min(te__div_up(k->vectors, 2048), te__plan_resident(p, 512, 0, 4)));
+    k->partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
+    k->amax = (float *)te__data(a->amax);
+    k->counter = te__plan_counter(p);
+    k->keep = a->keep;
+    te__launch_option(l, "X_DT", k->x_dt);
+    te__launch_size(l, blocks, 1, 1, 512, 0);
     te__plan_why(p, "one pass, the last block takes the largest");
     return TE_OK;
 }
@@ -114,29 +99,17 @@ static int64_t te__cast_tiles_m(const te_fp8_quantize_args *a) { return te__max(
 static int64_t te__cast_tiles_n(const te_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 64)); }
 
 static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_args *a) {
-    te__amax_kargs amax = TE_ZERO;
-    te__launch *l;
-    te__fp8_quantize_kargs *k;
-    int64_t partials = 0, tiles_m = te__cast_tiles_m(a), tiles_n = te__cast_tiles_n(a);
-    int64_t tiles = tiles_m * tiles_n;
-    bool at_once = a->current && tiles <= p->num_sms; /* a block a multiprocessor is always possible */
-    if (a->current && !at_once) {
-        amax = te__amax_kargs_of(a->x, a->noop);
-        partials = te__min(te__amax_blocks(p, &amax), 1024); /* four a thread of the cast */
-        amax.partial = (float *)te__plan_workspace(p, partials * (int64_t)sizeof(float));
-        te__plan_amax_pass(p, &amax, partials);
-    }
-    l = te__plan_launch(p, "cast", "fp8_quantize");
-    k = TE__KARGS(p, l, te__fp8_quantize_kargs);
-    if (at_once) {
-        partials = tiles;
-        amax.partial = (float *)te__plan_workspace(p, partials * (int64_t)sizeof(float));
+    te__launch *l = te__plan_launch(p, "cast", "fp8_quantize");
+    te__fp8_quantize_kargs *k = TE__KARGS(p, l, te__fp8_quantize_kargs);
+    int64_t tiles_m = te__cast_tiles_m(a), tiles_n = te__cast_tiles_n(a), tiles = tiles_m * tiles_n;
+    int64_t blocks = a->current ? te__min(tiles, te__plan_resident(p, 256, 9 * 1024, TE__CAST_RESIDENT)) : tiles;
+    if (a->current) {
+        k->partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
         k->counter = te__plan_counter(p);
         l->cooperative = true;
     }
-    k->current = at_once ? 2 : a->current;
-    k->partial = amax.partial;
-    k->partials = (unsigned)partials;
+    k->current = a->current;
+    k->tiles = (unsigned)tiles;
     k->epsilon = a->epsilon;
     k->power_of_two = a->power_of_two;
     k->x = te__data(a->x);
@@ -160,12 +133,10 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "CURRENT", k->current);
-    te__launch_size(l, tiles, 1, 1, 256, 0);
+    te__launch_size(l, blocks, 1, 1, 256, 0);
     p->native = p->sm >= 89;
-    if (at_once)
+    if (a->current)
         te__plan_why(p, p->native ? "amax and cast in one launch; cvt instructions" : "amax and cast in one launch; FP8 rounding in integer arithmetic, exactly");
-    else if (a->current)
-        te__plan_why(p, p->native ? "amax, then the cast; cvt instructions" : "amax, then the cast; FP8 rounding in integer arithmetic, exactly");
     else
         te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");
     return TE_OK;

@@ -4,7 +4,7 @@
 typedef struct te__amax_kargs {
     const void *x;
     float *partial;    /* [blocks]: each writes its maximum there */
-    float *amax;       /* [1]: the last block's, of all of them; or NULL */
+    float *amax;       /* [1]: the last block's, of all of them */
     unsigned *counter; /* of te_last_block */
     const float *noop; /* [1], or NULL */
     long long n;
@@ -37,7 +37,8 @@ typedef struct te__delayed_kargs {
     int most_recent, states;
 } te__delayed_kargs;
 
-/* A block does one tile of 128 rows and 64 columns. */
+/* A tile has 128 rows and 64 columns. */
+#define TE__CAST_RESIDENT 3 /* blocks that run on a multiprocessor at once, when they make the scale themselves */
 typedef struct te__fp8_quantize_kargs {
     const void *x; /* [m, n] */
     void *row;     /* [m, ld], or NULL */
@@ -45,13 +46,12 @@ typedef struct te__fp8_quantize_kargs {
     const float *scale;
     float *scale_inv, *amax; /* [1], or NULL */
     const float *noop;
-    float *partial;    /* [partials]: the scale is made from the largest of them if `current` */
-    unsigned *counter; /* of te_grid_wait, if `current` is 2 */
+    float *partial;    /* [blocks], if `current`: maxima */
+    unsigned *counter; /* of te_grid_wait, if `current` */
     long long m, n, ld, ldc;
-    unsigned tiles_n; /* tiles along n */
-    unsigned partials; /* at most 1024 */
-    float fp8_max, epsilon; /* of the scale made here */
-    int current;       /* 0 scale is given, 1 amax.cu has made the partial maxima, 2 they are made here */
+    unsigned tiles, tiles_n; /* in all, along n */
+    float fp8_max, epsilon;  /* of the scale made here */
+    int current;             /* the scale is made here, of x */
     int power_of_two;
     int x_dt, y_dt;
     int vector_x;   /* rows of x start at multiples of 16 bytes */

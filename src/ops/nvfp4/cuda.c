@@ -41,15 +41,16 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
 }
 
 static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quantize_args *a) {
-    int64_t size = te__dtype_size(a->x->dtype), columns = 256 / size, reach_m, reach_n, tiles;
+    enum { PER_SM = 4, SHARED = 128 * (272 + 72) + 2048 }; /* of the kernel */
+    int64_t size = te__dtype_size(a->x->dtype), columns = 256 / size, reach_m, reach_n, tiles, blocks;
     bool at_once;
     te__launch *l;
     te__nvfp4_quantize_kargs *k;
     reach_m = te__round_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128);
     reach_n = te__round_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 128);
     tiles = reach_m / 128 * (reach_n / columns);
-    /* A block a multiprocessor is always possible. */
-    at_once = a->measure && tiles > 0 && tiles <= p->num_sms && !(a->amax_row && te__numel(a->amax_row) != 1);
+    at_once = a->measure && tiles > 0 && !(a->amax_row && te__numel(a->amax_row) != 1);
+    blocks = at_once ? te__min(tiles, te__plan_resident(p, 256, SHARED, PER_SM)) : tiles;
     if (a->measure && !at_once) {
         te_nvfp4_amax_args measures = te__nvfp4_measures(a);
         te_result result = te__cuda_plan_nvfp4_amax(p, &measures);
@@ -80,7 +81,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     if (at_once) {
         k->out_row = (float *)te__data(a->amax_row);
         k->out_col = (float *)te__data(a->amax_col);
-        k->part = (float *)te__plan_workspace(p, 2 * tiles * (int64_t)sizeof(float));
+        k->part = (float *)te__plan_workspace(p, 2 * blocks * (int64_t)sizeof(float));
         k->counter = te__plan_counter(p);
         l->cooperative = true;
     }
@@ -88,6 +89,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     k->noop = (const float *)te__data(a->noop);
     k->seed = a->seed;
     k->offset = a->offset;
+    k->tiles = (unsigned)tiles;
     k->tiles_n = (unsigned)(reach_n / columns);
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     k->x_dt = a->x->dtype;
@@ -103,8 +105,8 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     te__launch_option(l, "STOCHASTIC", k->stochastic);
     te__launch_option(l, "FOUR", k->four);
     te__launch_option(l, "MEASURE", at_once);
-    te__launch_size(l, tiles, 1, 1, 256, 0);
-    te__plan_why(p, at_once ? "one read of x, a tile in shared memory, amaxes and both copies from it" : "one read of x, a tile in shared memory, both copies from it");
+    te__launch_size(l, blocks, 1, 1, 256, 0);
+    te__plan_why(p, at_once ? "one launch: amaxes, then both copies of each tile in shared memory" : "one read of x, a tile in shared memory, both copies from it");
     return TE_OK;
 }
 

@@ -16,7 +16,7 @@ typedef struct te__nvfp4_amax_kargs {
     int keep;            /* the maximum with what row and col hold */
 } te__nvfp4_amax_kargs;
 
-/* A block does one tile of 128 rows and 256 bytes of x. */
+/* A tile has 128 rows and 256 bytes of each. */
 typedef struct te__nvfp4_quantize_kargs {
     const void *x;               /* [m, n] */
     unsigned char *row;          /* [m, ld] codes, or NULL */
@@ -25,12 +25,12 @@ typedef struct te__nvfp4_quantize_kargs {
     unsigned char *col_scale;    /* [round_up(n, 128), col_groups] */
     const float *amax_row, *amax_col; /* of the two copies; may be the same. Not read with part */
     float *out_row, *out_col;   /* with part: where the amaxes go, or NULL */
-    float *part;                /* [2, blocks], MEASURE: the amaxes are made here */
+    float *part;                /* [2, blocks]: the amaxes are made here (MEASURE) */
     unsigned *counter;          /* of te_grid_wait, with part */
     const float *noop;
     long long m, n, ld, ldc, row_groups, col_groups;
     unsigned long long seed, offset;
-    unsigned tiles_n;
+    unsigned tiles, tiles_n; /* in all, along n */
     float code_max;   /* the largest block scale: 448 or 256 */
     int x_dt;
     int per_row;      /* amax_row is [m] */

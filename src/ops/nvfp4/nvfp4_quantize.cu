@@ -10,10 +10,10 @@
 //
 // The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond the edges of x the tile
 // holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.
-// Blocks of 16 x 16: a pass over the tile before, for the 64 scales. MEASURE, a cooperative launch: a pass for the amaxes before all, and all
-// blocks wait for each other's.
+// Blocks of 16 x 16: a pass over the tile before, for the 64 scales. MEASURE, a cooperative launch: blocks walk up their tiles for the amaxes,
+// wait for each other's, and cast on the way down, the last tile first: it is in shared memory still.
 //
-// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
+// Launch: block 256, grid: tiles, those of a row of tiles next to each other; MEASURE: any number that runs at once. Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0
@@ -39,6 +39,8 @@
 #define MEASURE (a.part != nullptr)
 #endif
 
+#define TE_SIZE (X_DT == TE_F32 ? 4 : 2)
+#define TE_COLUMNS (256 / TE_SIZE) // of a tile
 #define TE_STRIDE 272 // bytes of a row of the tile
 #define TE_TURNED 72  // bytes of a column of the turned codes
 
@@ -63,23 +65,30 @@ TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
         if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
-    __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
-    __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
-    __shared__ int tile_code[64]; // the scales of 16 x 16 blocks
-    __shared__ te_nvfp4_tensor of_tensor[2];
-    __shared__ float multipliers[2][128]; // of the block scales that there are, for rows and for columns
-    const int size = X_DT == TE_F32 ? 4 : 2, columns = 256 / size, chunks = columns / 32;
-    int t = threadIdx.x, lane = t & 31;
-    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
-    te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * columns;
-    te_i64 row_blocks = te_div_up(a.n, 16), col_blocks = te_div_up(a.m, 16), rows_padded = te_div_up(a.m, 128) * 128;
-    te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1};
+// A tile of x, and the shared memory that it is worked on in.
+struct te_nvfp4_tile {
+    te_u8 *tile, *turned;
+    int *tile_code; // the scales of 16 x 16 blocks
+    const te_nvfp4_tensor *of_tensor;
+    const float (*multipliers)[128]; // of the block scales that there are, for rows and for columns
+    te_i64 first_row, first_col;
 
-    if (a.vector_x && first_row + 128 <= a.m && first_col + columns <= a.n) {
-        const te_u8 *from = (const te_u8 *)a.x + ((first_row + (t >> 4)) * a.n + first_col) * size + 16 * (t & 15);
+    TE_DEV void place(const te__nvfp4_quantize_kargs &a, te_u32 at) {
+        te_u32 tile_m = at / a.tiles_n;
+        first_row = (te_i64)tile_m * 128, first_col = (te_i64)(at - tile_m * a.tiles_n) * TE_COLUMNS;
+    }
+    TE_DEV void load(const te__nvfp4_quantize_kargs &a) const;
+    TE_DEV void measure(const te__nvfp4_quantize_kargs &a, float &of_row, float &of_col) const;
+    TE_DEV void cast(const te__nvfp4_quantize_kargs &a) const;
+};
+
+// Asks for the tile: te_cp_async_wait<0>() and a barrier before it is read.
+TE_DEV void te_nvfp4_tile::load(const te__nvfp4_quantize_kargs &a) const {
+    int t = threadIdx.x;
+    if (a.vector_x && first_row + 128 <= a.m && first_col + TE_COLUMNS <= a.n) {
+        const te_u8 *from = (const te_u8 *)a.x + ((first_row + (t >> 4)) * a.n + first_col) * TE_SIZE + 16 * (t & 15);
         te_u32 to = (te_u32)__cvta_generic_to_shared(tile + (t >> 4) * TE_STRIDE + 16 * (t & 15));
-        te_i64 step = 16 * size * a.n;
+        te_i64 step = 16 * TE_SIZE * a.n;
 #pragma unroll
         for (int i = 0; i < 8; i++, from += step) te_cp_async16(to + i * 16 * TE_STRIDE, from, 16);
         te_cp_async_commit();
@@ -87,68 +96,51 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
 #pragma unroll 1
         for (int i = 0; i < 8; i++) {
             int r = (t >> 4) + 16 * i, piece = t & 15;
-            te_i64 left = (a.n - first_col) * size - 16 * piece;
+            te_i64 left = (a.n - first_col) * TE_SIZE - 16 * piece;
             int bytes = first_row + r < a.m && left > 0 ? (int)(left < 16 ? left : 16) : 0;
-            const te_u8 *from = (const te_u8 *)a.x + ((first_row + r) * a.n + first_col) * size + 16 * piece;
+            const te_u8 *from = (const te_u8 *)a.x + ((first_row + r) * a.n + first_col) * TE_SIZE + 16 * piece;
             te_cp_async16((te_u32)__cvta_generic_to_shared(tile + r * TE_STRIDE + 16 * piece), bytes ? from : (const te_u8 *)a.x, bytes);
         }
         te_cp_async_commit();
     } else {
 #pragma unroll 1
-        for (int i = t; i < 128 * columns; i += 256) {
-            int r = i / columns, c = i - r * columns;
+        for (int i = t; i < 128 * TE_COLUMNS; i += 256) {
+            int r = i / TE_COLUMNS, c = i - r * TE_COLUMNS;
             bool there = first_row + r < a.m && first_col + c < a.n;
             te_i64 at = (first_row + r) * a.n + first_col + c;
-            if (size == 4) *(te_u32 *)(tile + r * TE_STRIDE + 4 * c) = there ? ((const te_u32 *)a.x)[at] : 0;
+            if (TE_SIZE == 4) *(te_u32 *)(tile + r * TE_STRIDE + 4 * c) = there ? ((const te_u32 *)a.x)[at] : 0;
             else *(te_u16 *)(tile + r * TE_STRIDE + 2 * c) = there ? ((const te_u16 *)a.x)[at] : (te_u16)0;
         }
     }
-    float noop = a.noop ? *a.noop : 0.0f;
-    if (MEASURE) {
-        __shared__ float scratch[32];
-        float of_row = 0.0f, of_col = 0.0f;
-        te_cp_async_wait<0>();
-        if (noop == 1.0f) return;
-        __syncthreads();
+}
+
+// Raises the maxima by the tile's: of x, and of its transformed columns.
+TE_DEV void te_nvfp4_tile::measure(const te__nvfp4_quantize_kargs &a, float &of_row, float &of_col) const {
 #pragma unroll 1
-        for (int i = t; i < 2048 / size; i += 256) { // 16 rows of a column
-            const te_u8 *from = tile + 16 * (i >> 6 & 7) * TE_STRIDE + 4 * (i & 63);
-            float v[16];
+    for (int i = threadIdx.x; i < 2048 / TE_SIZE; i += 256) { // 16 rows of a column
+        const te_u8 *from = tile + 16 * (i >> 6 & 7) * TE_STRIDE + 4 * (i & 63);
+        float v[16];
 #pragma unroll
-            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(*(const te_u32 *)(from + r * TE_STRIDE), i >> 9, X_DT);
-            of_row = fmaxf(of_row, te_nvfp4_largest(v));
-            if (RHT) te_nvfp4_transform(v, RHT), of_col = fmaxf(of_col, te_nvfp4_largest(v));
-        }
-        of_row = te_block_max(of_row, scratch);
-        of_col = te_block_max(of_col, scratch);
-        if (t == 0) a.part[blockIdx.x] = of_row, a.part[gridDim.x + blockIdx.x] = of_col;
-        te_grid_wait(a.counter);
-        of_row = of_col = 0.0f;
-        for (int b = t; b < gridDim.x; b += 256) of_row = fmaxf(of_row, __ldcg(a.part + b)), of_col = fmaxf(of_col, __ldcg(a.part + gridDim.x + b));
-        of_row = te_block_max(of_row, scratch);
-        of_col = RHT ? te_block_max(of_col, scratch) : of_row;
-        if (t < 2) of_tensor[t] = te_nvfp4_tensor_of(t ? of_col : of_row, a.code_max);
-        if (t == 0 && blockIdx.x == 0) {
-            if (a.out_row) *a.out_row = of_row;
-            if (a.out_col) *a.out_col = of_col;
-        }
-    } else if (t < 2) {
-        of_tensor[t] = te_nvfp4_tensor_of(t ? *a.amax_col : *a.amax_row, a.code_max); // divisions: once a block
+        for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(*(const te_u32 *)(from + r * TE_STRIDE), i >> 9, X_DT);
+        of_row = fmaxf(of_row, te_nvfp4_largest(v));
+        if (RHT) te_nvfp4_transform(v, RHT), of_col = fmaxf(of_col, te_nvfp4_largest(v));
     }
-    __syncthreads();
-    multipliers[t >> 7][t & 127] = te_nvfp4_multiplier((te_u8)(t & 127), of_tensor[t >> 7]);
-    te_cp_async_wait<0>();
-    if (noop == 1.0f) return;
-    __syncthreads();
+}
+
+TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
+    int t = threadIdx.x, lane = t & 31;
+    const int chunks = TE_COLUMNS / 32;
+    te_i64 row_blocks = te_div_up(a.n, 16), col_blocks = te_div_up(a.m, 16), rows_padded = te_div_up(a.m, 128) * 128;
+    te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1};
     te_nvfp4_tensor of_row = of_tensor[0];
 
     if (TWO) {
-        const int groups = columns / 16; // of a row of the tile
+        const int groups = TE_COLUMNS / 16; // of a row of the tile
 #pragma unroll 1
         for (int i = t; i < 128 * groups; i += 256) { // lanes: 16 rows of two blocks
             float v[16];
             int block = i >> 4, r = block / groups * 16 + (i & 15), j = block % groups;
-            float largest = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
+            float largest = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * TE_SIZE, X_DT, v);
             if (largest != largest) largest = te_nvfp4_largest(v);
 #pragma unroll
             for (int d = 8; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
@@ -184,8 +176,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
             for (int h = 0; h < 2; h++) {
                 float v[16];
                 int j = 2 * chunk + h;
-                float amax = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * size, X_DT, v);
-                uint2 u = te_nvfp4_block(by_row, v, amax, of_row, a.per_row ? NULL : multipliers[0], TWO ? tile_code[(r >> 4) * (columns / 16) + j] : -1,
+                float amax = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * TE_SIZE, X_DT, v);
+                uint2 u = te_nvfp4_block(by_row, v, amax, of_row, a.per_row ? NULL : multipliers[0], TWO ? tile_code[(r >> 4) * (TE_COLUMNS / 16) + j] : -1,
                                          (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
                 code[2 * h] = u.x, code[2 * h + 1] = u.y;
             }
@@ -222,15 +214,15 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
                 for (int r = 1; r < 16; r++) most = te_nvfp4_max2(most, w[r], X_DT);
         }
 #pragma unroll 1
-        for (int half = 0; half < 4 / size; half++) {
-            int c = size == 4 ? word : 2 * word + half;
+        for (int half = 0; half < 4 / TE_SIZE; half++) {
+            int c = TE_SIZE == 4 ? word : 2 * word + half;
             float v[16];
             te_u8 scale;
 #pragma unroll
             for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(RHT ? *(const te_u32 *)(from + r * TE_STRIDE) : w[r], half, X_DT);
             te_nvfp4_transform(v, RHT);
             float amax = X_DT == TE_F32 || RHT ? te_nvfp4_amax(v) : fabsf(te_nvfp4_of_word(most, half, X_DT));
-            uint2 u = te_nvfp4_block(by_col, v, amax, of_col, multipliers[1], TWO ? tile_code[g * (columns / 16) + (c >> 4)] : -1,
+            uint2 u = te_nvfp4_block(by_col, v, amax, of_col, multipliers[1], TWO ? tile_code[g * (TE_COLUMNS / 16) + (c >> 4)] : -1,
                                      (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);
             *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;
             turned[c * TE_TURNED + 64 + g] = scale;
@@ -239,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
     __syncthreads();
     te_i64 bytes = (a.ldc + 1) >> 1;
 #pragma unroll 1
-    for (int i = t; i < 4 * columns; i += 256) {
+    for (int i = t; i < 4 * TE_COLUMNS; i += 256) {
         int c = i >> 2, chunk = i & 3;
         te_i64 n = first_col + c, m = first_row + 32 * chunk;
         if (n >= a.n || m >= a.ldc) continue;
@@ -249,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         if (a.vector_col && m + 32 <= a.ldc) *(uint4 *)to = make_uint4(code[0], code[1], code[2], code[3]);
         else te_nvfp4_bytes(to, code, bytes - (m >> 1), 16);
     }
-    for (int i = t; i < 2 * columns; i += 256) { // tiles reach up to round_up(n, 128) columns and further
+    for (int i = t; i < 2 * TE_COLUMNS; i += 256) { // tiles reach up to round_up(n, 128) columns and further
         int c = i >> 1;
         te_i64 n = first_col + c, group = (first_row >> 4) + 4 * (i & 1);
         if (n >= te_div_up(a.n, 128) * 128 || group >= a.col_groups) continue;
@@ -257,5 +249,62 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         te_u8 *to = a.col_scale + te__nvfp4_scale_at(n, group, a.col_groups, a.swizzled);
         if (a.vector_col) *(te_u32 *)to = scales;
         else te_nvfp4_bytes(to, &scales, 4, 4);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
+    __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
+    __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
+    __shared__ int tile_code[64];
+    __shared__ te_nvfp4_tensor of_tensor[2];
+    __shared__ float multipliers[2][128];
+    te_nvfp4_tile x = {tile, turned, tile_code, of_tensor, multipliers, 0, 0};
+    int t = threadIdx.x;
+    te_u32 at = blockIdx.x;
+    x.place(a, at);
+    x.load(a);
+    if (a.noop && *a.noop == 1.0f) return;
+    if (MEASURE) {
+        __shared__ float scratch[32];
+        float of_row = 0.0f, of_col = 0.0f;
+#pragma unroll 1
+        for (;;) {
+            te_cp_async_wait<0>();
+            __syncthreads();
+            x.measure(a, of_row, of_col);
+            if (at + gridDim.x >= a.tiles) break;
+            at += gridDim.x;
+            x.place(a, at);
+            __syncthreads();
+            x.load(a);
+        }
+        of_row = te_block_max(of_row, scratch);
+        of_col = te_block_max(of_col, scratch);
+        if (t == 0) a.part[blockIdx.x] = of_row, a.part[gridDim.x + blockIdx.x] = of_col;
+        te_grid_wait(a.counter);
+        of_row = of_col = 0.0f;
+        for (int b = t; b < gridDim.x; b += 256) of_row = fmaxf(of_row, __ldcg(a.part + b)), of_col = fmaxf(of_col, __ldcg(a.part + gridDim.x + b));
+        of_row = te_block_max(of_row, scratch);
+        of_col = RHT ? te_block_max(of_col, scratch) : of_row;
+        if (t < 2) of_tensor[t] = te_nvfp4_tensor_of(t ? of_col : of_row, a.code_max);
+        if (t == 0 && blockIdx.x == 0) {
+            if (a.out_row) *a.out_row = of_row;
+            if (a.out_col) *a.out_col = of_col;
+        }
+    } else if (t < 2) {
+        of_tensor[t] = te_nvfp4_tensor_of(t ? *a.amax_col : *a.amax_row, a.code_max); // divisions: once a block
+    }
+    __syncthreads();
+    multipliers[t >> 7][t & 127] = te_nvfp4_multiplier((te_u8)(t & 127), of_tensor[t >> 7]);
+#pragma unroll 1
+    for (;;) {
+        te_cp_async_wait<0>();
+        __syncthreads();
+        x.cast(a);
+        if (!MEASURE || at < gridDim.x) break;
+        at -= gridDim.x;
+        x.place(a, at);
+        __syncthreads();
+        x.load(a);
     }
 }

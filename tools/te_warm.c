@@ -193,7 +193,8 @@ int main(int argc, char **argv) {
     }
     desc.device = "cpu";
     for (i = 0; i < num_archs; i++) {
-        te_recipe delayed = te_recipe_delayed_scaling(), current = te_recipe_current_scaling();
+        te_recipe recipe[] = {te_recipe_delayed_scaling(), te_recipe_current_scaling(), te_recipe_block_scaling(), te_recipe_mxfp8(), te_recipe_nvfp4()};
+        size_t r;
         te = te_ctx_create(&desc);
         planner = *te->device;
         planner.run = plan_only;
@@ -201,8 +202,7 @@ int main(int argc, char **argv) {
         planned_sm = archs[i];
         num_noted = 0;
         plan_step(te, &s, NULL);
-        plan_step(te, &s, &delayed);
-        plan_step(te, &s, &current);
+        for (r = 0; r < sizeof recipe / sizeof *recipe && te_ok(te); r++) plan_step(te, &s, &recipe[r]);
         if (!te_ok(te)) {
             fprintf(stderr, "te_warm: %s\n", te_error(te));
             failed++;

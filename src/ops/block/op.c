@@ -250,7 +250,7 @@ static te_result te__cuda_plan_block_quantize(te__plan *p, const te_block_quanti
     k->vector_x = te__block_aligned(a->x, 16);
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_size(l, tiles_m * tiles_n, 1, 1, 256, 0);
+    te__launch_size(l, tiles_m * tiles_n, 1, 1, 512, 0);
     p->native = p->sm >= 89;
     te__plan_why(p, p->native ? "one pass for scales and both copies; cvt instructions"
                               : "one pass for scales and both copies; FP8 rounding in integer arithmetic, which gives the same bits");

@@ -273,13 +273,13 @@ static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_block_dequ
     k->q_dt = a->q->dtype;
     k->y_dt = a->y->dtype;
     k->two_dimensional = a->two_dimensional;
-    k->vector_q = te__block_aligned(a->q, 8);
+    k->vector_q = te__block_aligned(a->q, a->columnwise ? 16 : 8);
     k->vector_y = te__block_aligned(a->y, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     if (a->columnwise) {
         k->tiles_n = (unsigned)te__div_up(k->n, 128);
-        te__launch_size(l, te__div_up(k->m, 64) * k->tiles_n, 1, 1, 256, 0);
+        te__launch_size(l, te__div_up(k->m, 128) * k->tiles_n, 1, 1, 256, 0);
     } else {
         te__launch_size(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 1, 1, 256, 0);
     }

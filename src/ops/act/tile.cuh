@@ -64,11 +64,9 @@ TE_DEV void te_act_turn(te_u32 *tile, const te_u32 code[4][2]) {
 // The largest of a warp to amax, by one atomic if it has something to say: `seen` is what was there when the block began, and most find a
 // larger one. All lanes take part.
 TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
-    te_u32 most;
     if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is written
     if (dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));
-    asm("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(__float_as_uint(largest))); // not negative: they order like their bits
-    largest = __uint_as_float(most);
+    largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))); // not negative: they order like their bits
     if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);
 }
 

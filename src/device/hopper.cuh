@@ -38,11 +38,12 @@ TE_DEV void te_cluster_sync() {
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-// Arrives at the barrier that lies at the same address in block `rank` of the cluster.
+// Arrives at the barrier that lies at the same address in block `rank` of the cluster. Orders what TMA and wgmma did, which have been waited for;
+// not this thread's own writes to other blocks: release at the scope of a cluster costs a fence of the whole device.
 TE_DEV void te_mbar_arrive_at(te_u32 bar, te_u32 rank) {
     asm volatile("{ .reg .b32 there;\n"
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(bar),
+                 "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(bar),
                  "r"(rank)
                  : "memory");
 }

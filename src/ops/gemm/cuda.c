@@ -58,6 +58,7 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
     double best_cost = 0.0;
     int i, s;
     for (i = 0; i < count; i++) {
+        if (getenv("TE_FORCE") && i != atoi(getenv("TE_FORCE"))) continue;
         for (s = 0; s < TE__COUNT(splits); s++) {
             double cost = te__gemm_cost(p, &kinds[i], a->m, a->n, slabs, splits[s]);
             if (s > 0 && (slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) break;

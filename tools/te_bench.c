@@ -1,7 +1,10 @@
 /* te_bench: how fast, as ratios against what this machine's own libraries reach in the same run: cuBLASLt (opened at run time, if it is
  * there) for products, a device-to-device copy for everything that moves memory.
  *
- *     te_bench [--csv FILE] [WORD ...]     rows whose name has one of the words: gemm, "gemm bf16", epilogue, odd, norm, adam ..
+ *     te_bench [--csv FILE] [--profile] [WORD ...]
+ *
+ * WORD: only rows whose name has one of them: gemm, "gemm bf16", epilogue, odd, norm, adam, layer .. --profile: below each row of a layer, the time of
+ * each kernel.
  *
  * Every figure is the median of at least 15 runs between CUDA events, on random normal data, with the L2 cache flushed before each run:
  * by writing, which leaves it as full of lines to be written back as a call that writes leaves it; before calls that only read, by writing
@@ -21,6 +24,7 @@ typedef struct bench {
     double copy_rate; /* bytes a second, read and written */
     const char **words;
     int num_words;
+    bool profile;
     FILE *csv;
     struct cublaslt *lt;
 } bench;
@@ -104,9 +108,117 @@ static void report_bytes(bench *b, const char *name, const char *shape, double s
     report(b, name, shape, seconds, bytes / seconds * 1e-9, b->copy_rate * 1e-9, "GB/s");
 }
 
+/* ---- where the time of many launches goes: --profile ---- */
+
+enum { MAX_PROFILED = 4096 };
+typedef struct profiled {
+    te__cu_handle function, start, end;
+} profiled;
+static profiled profile_row[MAX_PROFILED];
+static int num_profiled;
+static te__driver real_driver;
+
+/* A row for a launch that starts now; NULL: there is no room, and the sum at the end will tell. */
+static profiled *profile_begin(te__cu_handle function, te__cu_handle stream) {
+    profiled *r = &profile_row[num_profiled];
+    if (num_profiled == MAX_PROFILED) return NULL;
+    if (!r->start) real_driver.EventCreate(&r->start, 0);
+    if (!r->end) real_driver.EventCreate(&r->end, 0);
+    r->function = function;
+    num_profiled++;
+    real_driver.EventRecord(r->start, stream);
+    return r;
+}
+static te__cu_result profile_launch(te__cu_handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
+                                    te__cu_handle stream, void **params, void **extra) {
+    profiled *r = profile_begin(function, stream);
+    te__cu_result code = real_driver.LaunchKernel(function, gx, gy, gz, bx, by, bz, shared_bytes, stream, params, extra);
+    if (r) real_driver.EventRecord(r->end, stream);
+    return code;
+}
+static te__cu_result profile_launch_ex(const te__cu_launch_config *config, te__cu_handle function, void **params, void **extra) {
+    profiled *r = profile_begin(function, config->stream);
+    te__cu_result code = real_driver.LaunchKernelEx(config, function, params, extra);
+    if (r) real_driver.EventRecord(r->end, config->stream);
+    return code;
+}
+
+static void profile_name(te__cu_handle function, char text[TE__LAUNCH_TEXT]) {
+    int i;
+    snprintf(text, TE__LAUNCH_TEXT, "?");
+    for (i = 0; i < TE__JIT_BUCKETS; i++) {
+        const te__jit_entry *e;
+        for (e = te__jit_table[i]; e; e = e->next)
+            if (e->function == function) {
+                te__launch l = TE_ZERO;
+                l.family = e->family;
+                l.kernel = e->kernel;
+                l.num_options = e->num_options;
+                memcpy(l.option, e->option, sizeof l.option);
+                te__launch_text(&l, text);
+                return;
+            }
+    }
+}
+
+/* One run with an event before and after each launch; launches of the same kernel are added up, longest first. Copies and fills by the driver
+ * are none. What lies between the launches counts as well in the time of the whole: the events themselves, or a GPU that waits for the host. */
+static void profile(bench *b, work_fn work, void *arg) {
+    typedef struct total {
+        te__cu_handle function;
+        double seconds;
+        int launches;
+    } total;
+    static total totals[256];
+    int i, k, count = 0;
+    double sum = 0, whole;
+    bool pushed;
+    if (te__cuda_enter(b->te, &pushed) != TE_OK) return;
+    real_driver = te__cu;
+    num_profiled = 0;
+    te__cu.LaunchKernel = profile_launch;
+    if (te__cu.LaunchKernelEx) te__cu.LaunchKernelEx = profile_launch_ex;
+    real_driver.EventRecord(b->start, b->te->cuda->stream);
+    work(b, arg);
+    real_driver.EventRecord(b->end, b->te->cuda->stream);
+    te__cu = real_driver;
+    te_synchronize(b->te);
+    {
+        float milliseconds = 0;
+        te__cu.EventElapsedTime(&milliseconds, b->start, b->end);
+        whole = milliseconds * 1e-3;
+    }
+    for (i = 0; i < num_profiled; i++) {
+        float milliseconds = 0;
+        te__cu.EventElapsedTime(&milliseconds, profile_row[i].start, profile_row[i].end);
+        for (k = 0; k < count && totals[k].function != profile_row[i].function; k++) continue;
+        if (k == (int)(sizeof totals / sizeof *totals)) continue;
+        if (k == count) {
+            memset(&totals[k], 0, sizeof totals[k]);
+            totals[count++].function = profile_row[i].function;
+        }
+        totals[k].seconds += milliseconds * 1e-3;
+        totals[k].launches++;
+        sum += milliseconds * 1e-3;
+    }
+    te__cuda_leave(pushed);
+    for (i = 1; i < count; i++) /* insertion sort */
+        for (k = i; k > 0 && totals[k].seconds > totals[k - 1].seconds; k--) {
+            total t = totals[k];
+            totals[k] = totals[k - 1];
+            totals[k - 1] = t;
+        }
+    for (i = 0; i < count; i++) {
+        char text[TE__LAUNCH_TEXT];
+        profile_name(totals[i].function, text);
+        printf("    %9.1f us %5.1f %% %4d x  %s\n", totals[i].seconds * 1e6, 100 * totals[i].seconds / sum, totals[i].launches, text);
+    }
+    printf("    %9.1f us in %d launches, %.1f us with what is between them\n", sum * 1e6, num_profiled, whole * 1e6);
+}
+
 /* ---- cuBLASLt, the denominator ---- */
 
-enum { LT_R_32F = 0, LT_R_16BF = 14, LT_R_8F_E4M3 = 28, LT_COMPUTE_32F = 68, LT_OP_T = 1, LT_OP_N = 0, LT_TRANSA = 3, LT_TRANSB = 4, LT_FAST_ACCUM = 25,
+enum { LT_R_32F = 0, LT_R_16BF = 14, LT_R_8F_E4M3 = 28, LT_COMPUTE_32F = 68, LT_COMPUTE_TF32 = 77, LT_OP_T = 1, LT_OP_N = 0, LT_TRANSA = 3, LT_TRANSB = 4, LT_FAST_ACCUM = 25,
        LT_A_SCALE = 17, LT_B_SCALE = 18, LT_A_SCALE_MODE = 31, LT_B_SCALE_MODE = 32, LT_SCALE_SCALAR = 0, LT_SCALE_VEC128 = 4, LT_SCALE_BLOCK128 = 5, LT_MAX_WORKSPACE = 1 };
 typedef struct lt_heuristic {
     uint64_t algo[8];
@@ -193,7 +305,7 @@ static bool lt_prepare(bench *b, product *p) {
     size_t bytes;
     void *preference = NULL, *scale;
     cublaslt *lt = b->lt;
-    if (!lt || lt->MatmulDescCreate(&p->desc, LT_COMPUTE_32F, LT_R_32F)) return false;
+    if (!lt || lt->MatmulDescCreate(&p->desc, g->a->dtype == TE_F32 ? LT_COMPUTE_TF32 : LT_COMPUTE_32F, LT_R_32F)) return false;
     bytes = te_tensor_bytes(lt->workspace);
     lt->MatmulDescSetAttribute(p->desc, LT_TRANSA, &ta, sizeof ta);
     lt->MatmulDescSetAttribute(p->desc, LT_TRANSB, &tb, sizeof tb);
@@ -814,6 +926,123 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     te_scope_end(b->te);
 }
 
+/* ---- a layer ---- */
+
+/* In place of attention, whose speed is no matter here: it gives its query on, and random gradients of key and value back. */
+typedef struct no_attention {
+    te_tensor *dk, *dv;
+} no_attention;
+static te_result no_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs, te_tensor **grad_inputs, const bool *needs) {
+    const no_attention *s = (const no_attention *)state;
+    (void)saved, (void)needs;
+    int64_t shape[4];
+    shape[0] = s->dk->shape[0], shape[1] = s->dk->shape[1], shape[3] = s->dk->shape[3];
+    shape[2] = te_tensor_numel(grad_outputs[0]) / (shape[0] * shape[1] * shape[3]);
+    grad_inputs[0] = te_tensor_view(grad_outputs[0], 4, shape);
+    grad_inputs[1] = s->dk;
+    grad_inputs[2] = s->dv;
+    return te_error_code(te);
+}
+static te_result no_attention_forward(te_module *self, te_forward_args *args) {
+    te_ctx *te = te_module_ctx(self);
+    te_node_desc node = TE_ZERO;
+    te_tensor *inputs[3], *q = args->input;
+    int64_t shape[3];
+    shape[0] = q->shape[0], shape[1] = q->shape[1], shape[2] = q->shape[2] * q->shape[3];
+    te_no_grad_begin(te);
+    args->outputs[0] = te_tensor_view(q, 3, shape);
+    te_no_grad_end(te);
+    args->num_outputs = 1;
+    inputs[0] = q, inputs[1] = args->key, inputs[2] = args->value;
+    node.name = "no attention";
+    node.inputs = inputs, node.num_inputs = 3;
+    node.outputs = args->outputs, node.num_outputs = 1;
+    node.state = args->user, node.state_size = sizeof(no_attention);
+    node.backward = no_attention_backward;
+    return te_record(te, &node);
+}
+
+typedef struct layer_step {
+    te_module *layer;
+    te_tensor *x, *dy;
+    te_rotary_desc rotary;
+    no_attention core;
+    const te_recipe *recipe; /* NULL: bf16 */
+} layer_step;
+
+/* Forward and backward, weights quantized anew, as the first microbatch of a step does. */
+static void run_layer(bench *b, void *arg) {
+    layer_step *s = (layer_step *)arg;
+    te_autocast_desc autocast = TE_ZERO;
+    te_forward_args args = TE_ZERO;
+    te_tensor *y;
+    te_scope_begin(b->te);
+    args.input = s->x;
+    args.is_first_microbatch = TE_MICROBATCH_FIRST;
+    args.rotary = &s->rotary;
+    args.user = &s->core;
+    autocast.recipe = s->recipe;
+    autocast.disabled = !s->recipe;
+    te_autocast_begin(b->te, &autocast);
+    y = te_forward_with(s->layer, &args);
+    te_autocast_end(b->te);
+    te_backward_from(y, s->dy);
+    te_module_zero_grad(s->layer);
+    te_tensor_zero_grad(s->x);
+    te_scope_end(b->te);
+}
+
+/* Llama-8B's, without its attention core, over our bf16. */
+static void bench_layer(bench *b, int64_t tokens) {
+    static const struct {
+        const char *name;
+        te_recipe (*recipe)(void);
+    } rows[] = {{"layer bf16", NULL}, {"layer fp8 current scaling", te_recipe_current_scaling}, {"layer fp8 delayed scaling", te_recipe_delayed_scaling},
+                {"layer fp8 block scaling", te_recipe_block_scaling}, {"layer mxfp8", te_recipe_mxfp8}, {"layer nvfp4", te_recipe_nvfp4}};
+    enum { HIDDEN = 4096, FFN = 14336, HEADS = 32, GROUPS = 8, CHANNELS = HIDDEN / HEADS };
+    const double flops = 6.0 * (double)tokens * HIDDEN * (HIDDEN * 2.0 + 2.0 * GROUPS * CHANNELS + 3.0 * FFN);
+    te_transformer_layer_desc desc = TE_ZERO;
+    layer_step plain = TE_ZERO;
+    te_module *core;
+    char shape[64];
+    int64_t sizes[4];
+    int i;
+    bool any = false;
+    for (i = 0; i < (int)(sizeof rows / sizeof *rows); i++) any |= wanted(b, rows[i].name);
+    if (!any) return;
+    te_scope_begin(b->te);
+    desc.hidden_size = HIDDEN;
+    desc.ffn_hidden_size = FFN;
+    desc.num_attention_heads = HEADS;
+    desc.num_gqa_groups = GROUPS;
+    desc.normalization = TE_RMSNORM;
+    desc.activation = TE_SWIGLU;
+    desc.no_bias = true;
+    plain.layer = te_transformer_layer_create(b->te, &desc);
+    core = te_module_find(plain.layer, "self_attention.core_attention");
+    if (core) te_module_set_forward(core, no_attention_forward);
+    sizes[0] = tokens, sizes[1] = 1, sizes[2] = HIDDEN;
+    plain.x = te_tensor_set_requires_grad(te_tensor_normal(b->te, TE_BF16, 3, sizes, 0, 1), true);
+    plain.dy = te_tensor_normal(b->te, TE_BF16, 3, sizes, 0, 1);
+    sizes[2] = GROUPS, sizes[3] = CHANNELS;
+    plain.core.dk = te_tensor_normal(b->te, TE_BF16, 4, sizes, 0, 1);
+    plain.core.dv = te_tensor_normal(b->te, TE_BF16, 4, sizes, 0, 1);
+    snprintf(shape, sizeof shape, "Llama-8B, %lld", (long long)tokens);
+    for (i = 0; i < (int)(sizeof rows / sizeof *rows) && te_ok(b->te); i++) {
+        layer_step step = plain;
+        te_recipe recipe;
+        double seconds[2] = {1, 0};
+        if (!wanted(b, rows[i].name)) continue;
+        if (rows[i].recipe) recipe = rows[i].recipe(), step.recipe = &recipe;
+        if (!rows[i].recipe) seconds[0] = measure(b, run_layer, &step);
+        else measure_both(b, run_layer, &step, run_layer, &plain, seconds);
+        report(b, rows[i].name, shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s");
+        if (b->profile) profile(b, run_layer, &step);
+    }
+    te_module_destroy(plain.layer);
+    te_scope_end(b->te);
+}
+
 int main(int argc, char **argv) {
     bench b = TE_ZERO;
     cublaslt lt = TE_ZERO;
@@ -826,8 +1055,10 @@ int main(int argc, char **argv) {
     for (i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--csv") == 0 && i + 1 < argc)
             b.csv = fopen(argv[++i], "w");
+        else if (strcmp(argv[i], "--profile") == 0)
+            b.profile = true;
         else if (argv[i][0] == '-') {
-            fprintf(stderr, "te_bench: %s\nusage: te_bench [--csv FILE] [WORD ...]\n", argv[i]);
+            fprintf(stderr, "te_bench: %s\nusage: te_bench [--csv FILE] [--profile] [WORD ...]\n", argv[i]);
             return 2;
         } else
             argv[b.num_words++] = argv[i];
@@ -872,6 +1103,7 @@ int main(int argc, char **argv) {
     bench_memory(&b, 8192, 8192);
     bench_adam(&b, 500, 1 << 20);
     bench_cross_entropy(&b, 8192, 128256);
+    bench_layer(&b, 8192);
     bench_attention(&b, 4, 32, 32, 4096, 128, true);
     bench_attention(&b, 4, 32, 32, 4096, 64, true);
     bench_attention(&b, 2, 32, 8, 8192, 128, false);

@@ -95,14 +95,14 @@ static bool wanted(const bench *b, const char *name) {
 static void report(bench *b, const char *name, const char *shape, double seconds, double ours, double theirs, const char *unit) {
     char ratio[32] = "-";
     if (!te_ok(b->te)) {
-        printf("%-34s %-20s failed: %s\n", name, shape, te_error(b->te));
+        printf("%-42s %-20s failed: %s\n", name, shape, te_error(b->te));
         te_clear_error(b->te);
         return;
     }
     if (theirs > 0) snprintf(ratio, sizeof ratio, "%.2f", ours / theirs);
-    printf("%-34s %-20s %10.1f us %9.1f %-8s %9.1f  %s\n", name, shape, seconds * 1e6, ours, unit, theirs, ratio);
+    printf("%-42s %-20s %10.1f us %9.1f %-8s %9.1f  %s\n", name, shape, seconds * 1e6, ours, unit, theirs, ratio);
     fflush(stdout);
-    if (b->csv) fprintf(b->csv, "%s,%s,%.3f,%.2f,%.2f,%s,%s\n", name, shape, seconds * 1e6, ours, theirs, unit, ratio);
+    if (b->csv) fprintf(b->csv, "\"%s\",\"%s\",%.3f,%.2f,%.2f,%s,%s\n", name, shape, seconds * 1e6, ours, theirs, unit, ratio);
 }
 static void report_bytes(bench *b, const char *name, const char *shape, double seconds, double bytes) {
     report(b, name, shape, seconds, bytes / seconds * 1e-9, b->copy_rate * 1e-9, "GB/s");
@@ -410,8 +410,8 @@ static void family_add(family *f, const char *shape, double ratio) {
 static void family_report(bench *b, const family *f) {
     double mean = f->count ? exp(f->logarithms / f->count) : 0;
     if (!f->count) return;
-    printf("%-34s %d shapes: geometric mean %.3f, least %.3f (%s)\n", f->name, f->count, mean, f->least, f->least_shape);
-    if (b->csv) fprintf(b->csv, "%s,geometric mean of %d shapes,,,,,%.3f\n%s,least: %s,,,,,%.3f\n", f->name, f->count, mean, f->name, f->least_shape, f->least);
+    printf("%-42s %d shapes: geometric mean %.3f, least %.3f (%s)\n", f->name, f->count, mean, f->least, f->least_shape);
+    if (b->csv) fprintf(b->csv, "\"%s\",geometric mean of %d shapes,,,,,%.3f\n\"%s\",least: %s,,,,,%.3f\n", f->name, f->count, mean, f->name, f->least_shape, f->least);
 }
 
 /* Against cuBLASLt. */
@@ -425,10 +425,10 @@ static void bench_product(bench *b, family *f, te_quant_kind kind, bool b_2d, la
         p.args.split_accumulator |= split;
         p.args.accumulate = accumulate;
         if (!lt_prepare(b, &p)) {
-            if (b->lt) printf("%-34s %-20s cuBLASLt has no such product (status %d)\n", f->name, shape, p.status);
+            if (b->lt) printf("%-42s %-20s cuBLASLt has no such product (status %d)\n", f->name, shape, p.status);
             seconds[0] = measure(b, run_ours, &p);
         } else if ((difference = lt_difference(b, &p)) > 0.02 || p.status) {
-            printf("%-34s %-20s cuBLASLt's D is another: status %d, relative difference %.3g\n", f->name, shape, p.status, difference);
+            printf("%-42s %-20s cuBLASLt's D is another: status %d, relative difference %.3g\n", f->name, shape, p.status, difference);
             seconds[0] = measure(b, run_ours, &p);
         } else
             measure_both(b, run_ours, &p, run_theirs, &p, seconds);
@@ -503,7 +503,7 @@ static void bench_epilogues(bench *b) {
         const char *name;
         te_quant_kind kind;
         layout backward;
-    } operands[] = {{"bf16", TE_QUANT_NONE, NN}, {"fp8", TE_QUANT_CURRENT, TN}, {"fp8 1x128 by 128x128", TE_QUANT_BLOCK, TN}};
+    } operands[] = {{"bf16", TE_QUANT_NONE, NN}, {"fp8", TE_QUANT_CURRENT, TN}, {"fp8 blocks", TE_QUANT_BLOCK, TN}};
     static const int64_t sizes[][3] = {{8192, 14336, 4096}, {8192, 16384, 4096}, {8192, 4096, 4096}};
     int o, e, i;
     for (o = 0; o < 3; o++)
@@ -542,7 +542,7 @@ static void bench_odd(bench *b) {
         layout l;
         bool split;
     } kinds[] = {{"odd bf16 TN", TE_QUANT_NONE, TN, false}, {"odd bf16 NN", TE_QUANT_NONE, NN, false}, {"odd bf16 NT", TE_QUANT_NONE, NT, false},
-                 {"odd fp8 fast", TE_QUANT_CURRENT, TN, false}, {"odd fp8 split", TE_QUANT_CURRENT, TN, true}, {"odd fp8 1x128 by 128x128", TE_QUANT_BLOCK, TN, true}};
+                 {"odd fp8 fast", TE_QUANT_CURRENT, TN, false}, {"odd fp8 split", TE_QUANT_CURRENT, TN, true}, {"odd fp8 blocks", TE_QUANT_BLOCK, TN, true}};
     int i, kind;
     for (kind = 0; kind < (int)(sizeof kinds / sizeof *kinds); kind++) {
         family f = TE_ZERO;
@@ -565,7 +565,7 @@ static void bench_odd(bench *b) {
             te_scope_end(b->te);
         }
         family_report(b, &f);
-        if (f.count) printf("%-34s at most %.2f times the padded shape's time\n", f.name, 1 / f.least);
+        if (f.count) printf("%-42s at most %.2f times the padded shape's time\n", f.name, 1 / f.least);
     }
 }
 
@@ -1027,7 +1027,7 @@ static void bench_layer(bench *b, int64_t tokens) {
     sizes[2] = GROUPS, sizes[3] = CHANNELS;
     plain.core.dk = te_tensor_normal(b->te, TE_BF16, 4, sizes, 0, 1);
     plain.core.dv = te_tensor_normal(b->te, TE_BF16, 4, sizes, 0, 1);
-    snprintf(shape, sizeof shape, "Llama-8B, %lld", (long long)tokens);
+    snprintf(shape, sizeof shape, "Llama-8B %lld", (long long)tokens);
     for (i = 0; i < (int)(sizeof rows / sizeof *rows) && te_ok(b->te); i++) {
         layer_step step = plain;
         te_recipe recipe;
@@ -1091,7 +1091,7 @@ int main(int argc, char **argv) {
     te__drop(pair[1]);
     printf("%s, te.h %d.%d.%d, %s; copy %.0f GB/s (read and written)\n", b.te->cuda->name, TE_VERSION_MAJOR, TE_VERSION_MINOR, TE_VERSION_PATCH,
            b.lt ? lt.path : "no cuBLASLt here: products have nothing to compare with", b.copy_rate * 1e-9);
-    printf("%-34s %-20s %13s %18s %9s  ratio\n", "what", "shape", "time", "ours", "theirs");
+    printf("%-42s %-20s %13s %18s %9s  ratio\n", "what", "shape", "time", "ours", "theirs");
     if (b.csv) fprintf(b.csv, "what,shape,microseconds,ours,theirs,unit,ratio\n");
     bench_gemm(&b);
     bench_decoded(&b, "gemm mxfp8", TE_QUANT_MXFP8);

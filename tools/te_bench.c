@@ -12,6 +12,7 @@
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #include "te.h"
+#include <time.h>
 
 /* ---- timing ---- */
 
@@ -91,8 +92,8 @@ static bool wanted(const bench *b, const char *name) {
     return b->num_words == 0;
 }
 
-/* `ours` and `theirs` in the same unit; theirs 0: nothing to compare with. */
-static void report(bench *b, const char *name, const char *shape, double seconds, double ours, double theirs, const char *unit) {
+/* `ours` and `theirs` (0: there is nothing) in the same unit; against: what theirs is. */
+static void report_against(bench *b, const char *name, const char *shape, double seconds, double ours, double theirs, const char *unit, const char *against) {
     char ratio[32] = "-";
     if (!te_ok(b->te)) {
         printf("%-42s %-20s failed: %s\n", name, shape, te_error(b->te));
@@ -102,10 +103,14 @@ static void report(bench *b, const char *name, const char *shape, double seconds
     if (theirs > 0) snprintf(ratio, sizeof ratio, "%.2f", ours / theirs);
     printf("%-42s %-20s %10.1f us %9.1f %-8s %9.1f  %s\n", name, shape, seconds * 1e6, ours, unit, theirs, ratio);
     fflush(stdout);
-    if (b->csv) fprintf(b->csv, "\"%s\",\"%s\",%.3f,%.2f,%.2f,%s,%s\n", name, shape, seconds * 1e6, ours, theirs, unit, ratio);
+    if (b->csv && theirs > 0) fprintf(b->csv, "\"%s\",\"%s\",%.3f,%.4g,%s,%s,%.4g,%.3f\n", name, shape, seconds * 1e6, ours, unit, against, theirs, ours / theirs);
+    if (b->csv && theirs <= 0) fprintf(b->csv, "\"%s\",\"%s\",%.3f,%.4g,%s,,,\n", name, shape, seconds * 1e6, ours, unit);
+}
+static void report(bench *b, const char *name, const char *shape, double seconds, double ours, const char *unit) {
+    report_against(b, name, shape, seconds, ours, 0, unit, "");
 }
 static void report_bytes(bench *b, const char *name, const char *shape, double seconds, double bytes) {
-    report(b, name, shape, seconds, bytes / seconds * 1e-9, b->copy_rate * 1e-9, "GB/s");
+    report_against(b, name, shape, seconds, bytes / seconds * 1e-9, b->copy_rate * 1e-9, "GB/s", "copy");
 }
 
 /* ---- where the time of many launches goes: --profile ---- */
@@ -228,6 +233,7 @@ typedef struct lt_heuristic {
     int reserved[4];
 } lt_heuristic;
 typedef struct cublaslt {
+    size_t (*GetVersion)(void);
     int (*Create)(void **handle);
     int (*MatmulDescCreate)(void **desc, int compute, int scale);
     int (*MatmulDescSetAttribute)(void *desc, int attribute, const void *value, size_t bytes);
@@ -242,6 +248,7 @@ typedef struct cublaslt {
     void *handle;
     te_tensor *workspace;
     char path[1024];
+    char version[32];
 } cublaslt;
 
 static bool lt_open(cublaslt *lt) {
@@ -253,6 +260,7 @@ static bool lt_open(cublaslt *lt) {
     snprintf(lt->path, sizeof lt->path, "%s", lib.path);
 #define LT_FUNCTION(name) \
     if (!te__dl_function(lib.handle, "cublasLt" #name, &lt->name)) return false;
+    LT_FUNCTION(GetVersion)
     LT_FUNCTION(Create)
     LT_FUNCTION(MatmulDescCreate)
     LT_FUNCTION(MatmulDescSetAttribute)
@@ -264,6 +272,7 @@ static bool lt_open(cublaslt *lt) {
     LT_FUNCTION(MatmulAlgoGetHeuristic)
     LT_FUNCTION(Matmul)
 #undef LT_FUNCTION
+    snprintf(lt->version, sizeof lt->version, "cuBLASLt %d.%d", (int)(lt->GetVersion() / 10000), (int)(lt->GetVersion() / 100 % 100));
     return lt->Create(&lt->handle) == 0;
 }
 
@@ -407,11 +416,10 @@ static void family_add(family *f, const char *shape, double ratio) {
     }
     f->logarithms += log(ratio);
 }
-static void family_report(bench *b, const family *f) {
+static void family_report(const family *f) {
     double mean = f->count ? exp(f->logarithms / f->count) : 0;
     if (!f->count) return;
     printf("%-42s %d shapes: geometric mean %.3f, least %.3f (%s)\n", f->name, f->count, mean, f->least, f->least_shape);
-    if (b->csv) fprintf(b->csv, "\"%s\",geometric mean of %d shapes,,,,,%.3f\n\"%s\",least: %s,,,,,%.3f\n", f->name, f->count, mean, f->name, f->least_shape, f->least);
 }
 
 /* Against cuBLASLt. */
@@ -434,7 +442,7 @@ static void bench_product(bench *b, family *f, te_quant_kind kind, bool b_2d, la
             measure_both(b, run_ours, &p, run_theirs, &p, seconds);
     }
     if (te_ok(b->te) && seconds[1] > 0) family_add(f, shape, seconds[1] / seconds[0]);
-    report(b, f->name, shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s");
+    report_against(b, f->name, shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s", "cuBLASLt");
     te_scope_end(b->te);
 }
 
@@ -445,7 +453,7 @@ static void bench_products(bench *b, const char *name, te_quant_kind kind, bool 
     if (!wanted(b, name)) return;
     f.name = name;
     for (i = 0; i < NUM_SHAPES; i++) bench_product(b, &f, kind, b_2d, l, TE_BF16, out, split, accumulate, shapes[i][0], shapes[i][1], shapes[i][2]);
-    family_report(b, &f);
+    family_report(&f);
 }
 
 static void bench_gemm(bench *b) {
@@ -469,11 +477,11 @@ static void bench_gemm(bench *b) {
 }
 
 /* Two products of ours, alike but for something: `changed` over `plain`. */
-static void bench_against_ours(bench *b, family *f, const char *shape, product *changed, product *plain) {
+static void bench_against_ours(bench *b, family *f, const char *shape, product *changed, product *plain, const char *against) {
     double seconds[2] = {1, 1}, flops = 2.0 * (double)changed->args.m * (double)changed->args.n * (double)changed->args.k;
     measure_both(b, run_ours, changed, run_ours, plain, seconds);
     if (te_ok(b->te)) family_add(f, shape, seconds[1] / seconds[0]);
-    report(b, f->name, shape, seconds[0], flops / seconds[0] * 1e-12, flops / seconds[1] * 1e-12, "TFLOP/s");
+    report_against(b, f->name, shape, seconds[0], flops / seconds[0] * 1e-12, flops / seconds[1] * 1e-12, "TFLOP/s", against);
 }
 
 /* MXFP8 and NVFP4, which are decoded, over our bf16. */
@@ -489,10 +497,10 @@ static void bench_decoded(bench *b, const char *name, te_quant_kind kind) {
         shape_text(shape, m, n, k);
         te_scope_begin(b->te);
         if (product_open(b, &scaled, kind, false, TN, TE_BF16, TE_BF16, m, n, k) && product_open(b, &plain, TE_QUANT_NONE, false, TN, TE_BF16, TE_BF16, m, n, k))
-            bench_against_ours(b, &f, shape, &scaled, &plain);
+            bench_against_ours(b, &f, shape, &scaled, &plain, "our bf16");
         te_scope_end(b->te);
     }
-    family_report(b, &f);
+    family_report(&f);
 }
 
 /* What an epilogue costs: over the same product without it. */
@@ -524,11 +532,11 @@ static void bench_epilogues(bench *b) {
                     if (e != BIAS) p.args.aux = te_tensor_normal(b->te, TE_BF16, 2, plain.args.d->shape, 0, 1);
                     p.args.epilogue = e == BIAS ? TE_EPILOGUE_NONE : e == GELU ? TE_EPILOGUE_GELU : TE_EPILOGUE_DGELU;
                     if (e == DGELU_BIAS_GRADIENT) p.bias_gradient = te__empty_1d(b->te, TE_BF16, n);
-                    bench_against_ours(b, &f, shape, &p, &plain);
+                    bench_against_ours(b, &f, shape, &p, &plain, "without it");
                 }
                 te_scope_end(b->te);
             }
-            family_report(b, &f);
+            family_report(&f);
         }
 }
 
@@ -560,11 +568,11 @@ static void bench_odd(bench *b) {
                 padded.args.split_accumulator |= kinds[kind].split;
                 measure_both(b, run_ours, &p, run_ours, &padded, seconds);
                 if (te_ok(b->te)) family_add(&f, shape, seconds[1] / seconds[0]);
-                report(b, f.name, shape, seconds[0], 1e-3 / seconds[0], 1e-3 / seconds[1], "per ms");
+                report_against(b, f.name, shape, seconds[0], 1e-3 / seconds[0], 1e-3 / seconds[1], "per ms", "padded");
             }
             te_scope_end(b->te);
         }
-        family_report(b, &f);
+        family_report(&f);
         if (f.count) printf("%-42s at most %.2f times the padded shape's time\n", f.name, 1 / f.least);
     }
 }
@@ -597,7 +605,7 @@ static void bench_host(bench *b) {
             te__plan_end(p);
             te__cuda_leave(pushed);
             qsort(times, ROUNDS, sizeof(float), by_value);
-            report(b, "host time of a quantizer call", "a launch alone", (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, 0, "us");
+            report(b, "host time of a quantizer call", "a launch alone", (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, "us");
         }
         free(p);
     }
@@ -625,7 +633,7 @@ static void bench_host(bench *b) {
             if (!y) times[ROUNDS / 2] = 0;
             else qsort(times, ROUNDS, sizeof(float), by_value);
             snprintf(text, sizeof text, "%s %dx%d", te__quant_kind_name(kinds[i]), (int)sizes[s], (int)sizes[s]);
-            report(b, "host time of a quantizer call", text, (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, 0, "us");
+            report(b, "host time of a quantizer call", text, (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, "us");
             te_quantizer_destroy(q);
             te_scope_end(b->te);
         }
@@ -914,7 +922,7 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     c.args.attn_fwd.q = tq, c.args.attn_fwd.k = tk, c.args.attn_fwd.v = tv, c.args.attn_fwd.o = o, c.args.attn_fwd.lse = lse;
     c.args.attn_fwd.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     seconds = measure(b, run_call, &c);
-    report(b, "attention forward", shape, seconds, flops / seconds * 1e-12, 0, "TFLOP/s");
+    report(b, "attention forward", shape, seconds, flops / seconds * 1e-12, "TFLOP/s");
     memset(&c, 0, sizeof c);
     c.op = TE_OP_ATTN_BWD;
     c.args.attn_bwd.q = tq, c.args.attn_bwd.k = tk, c.args.attn_bwd.v = tv, c.args.attn_bwd.o = o, c.args.attn_bwd.lse = lse;
@@ -922,7 +930,7 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     c.args.attn_bwd.dq = te_tensor_empty(b->te, TE_BF16, 4, q), c.args.attn_bwd.dk = te_tensor_empty(b->te, TE_BF16, 4, kv), c.args.attn_bwd.dv = te_tensor_empty(b->te, TE_BF16, 4, kv);
     c.args.attn_bwd.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     seconds = measure(b, run_call, &c);
-    report(b, "attention backward", shape, seconds, 2.5 * flops / seconds * 1e-12, 0, "TFLOP/s");
+    report(b, "attention backward", shape, seconds, 2.5 * flops / seconds * 1e-12, "TFLOP/s");
     te_scope_end(b->te);
 }
 
@@ -1036,11 +1044,25 @@ static void bench_layer(bench *b, int64_t tokens) {
         if (rows[i].recipe) recipe = rows[i].recipe(), step.recipe = &recipe;
         if (!rows[i].recipe) seconds[0] = measure(b, run_layer, &step);
         else measure_both(b, run_layer, &step, run_layer, &plain, seconds);
-        report(b, rows[i].name, shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s");
+        report_against(b, rows[i].name, shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s", "our bf16");
         if (b->profile) profile(b, run_layer, &step);
     }
     te_module_destroy(plain.layer);
     te_scope_end(b->te);
+}
+
+/* What the figures are of. */
+static void bench_head(bench *b) {
+    const te__nvrtc *nvrtc = te__nvrtc_open(te__driver_major(), NULL);
+    char text[512], date[16] = "";
+    time_t now = time(NULL);
+    strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
+    snprintf(text, sizeof text, "%s, driver %d.%d, NVRTC %d.%d, %s, te.h %d.%d.%d, copy %.0f GB/s (read and written), %s", b->te->cuda->name, te__cu.version / 1000,
+             te__cu.version / 10 % 100, nvrtc ? nvrtc->major : 0, nvrtc ? nvrtc->minor : 0, b->lt ? b->lt->version : "no cuBLASLt", TE_VERSION_MAJOR, TE_VERSION_MINOR,
+             TE_VERSION_PATCH, b->copy_rate * 1e-9, date);
+    printf("%s\n", text);
+    printf("%-42s %-20s %13s %18s %9s  ratio\n", "what", "shape", "time", "ours", "theirs");
+    if (b->csv) fprintf(b->csv, "# %s\nwhat,shape,microseconds,ours,unit,against,theirs,ratio\n", text);
 }
 
 int main(int argc, char **argv) {
@@ -1089,10 +1111,7 @@ int main(int argc, char **argv) {
     b.copy_rate = 2.0 * (double)bytes / measure(&b, run_copy, pair);
     te__drop(pair[0]);
     te__drop(pair[1]);
-    printf("%s, te.h %d.%d.%d, %s; copy %.0f GB/s (read and written)\n", b.te->cuda->name, TE_VERSION_MAJOR, TE_VERSION_MINOR, TE_VERSION_PATCH,
-           b.lt ? lt.path : "no cuBLASLt here: products have nothing to compare with", b.copy_rate * 1e-9);
-    printf("%-42s %-20s %13s %18s %9s  ratio\n", "what", "shape", "time", "ours", "theirs");
-    if (b.csv) fprintf(b.csv, "what,shape,microseconds,ours,theirs,unit,ratio\n");
+    bench_head(&b);
     bench_gemm(&b);
     bench_decoded(&b, "gemm mxfp8", TE_QUANT_MXFP8);
     bench_decoded(&b, "gemm nvfp4", TE_QUANT_NVFP4);

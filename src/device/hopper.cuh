@@ -48,6 +48,18 @@ TE_DEV void te_mbar_arrive_at(te_u32 bar, te_u32 rank) {
                  : "memory");
 }
 
+// Four floats that lie at `at` in block `rank` of the cluster.
+TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {
+    float4 v;
+    asm volatile("{ .reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at), "r"(rank)
+                 : "memory");
+    return v;
+}
+
 // ---- TMA ---------------------------------------------------------------------------------------------------------------
 
 TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }

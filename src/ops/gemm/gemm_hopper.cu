@@ -14,6 +14,9 @@
 // A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then
 // empty when both blocks' warps have given it back.
 //
+// SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,
+// and adds up the rows that are its own, from all blocks in order.
+//
 // D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two buffers of each warpgroup, and clip at D's edges by
 // themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer two chunks before. Other D
 // (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh.
@@ -22,9 +25,10 @@
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.
 //
 // Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =
-//          128 WAVES, or 64; BM + BN <= 384), CLUSTER (1, 2), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK
+//          128 WAVES, or 64; BM + BN <= 384), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0
+//          if left out), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK
 //          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE).
-// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16
+// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16
 //         bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 // te:arch 90a
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
@@ -37,6 +41,9 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0
 // te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
@@ -67,6 +74,9 @@
 #ifndef D_DT
 #define D_DT 1
 #endif
+#ifndef SPLIT
+#define SPLIT 0
+#endif
 
 #define BM (WAVES ? 128 * WAVES : 64)
 #define SUMS (WAVES ? WAVES : 1)  // accumulators of a warpgroup, each 64 x WN
@@ -75,19 +85,21 @@
 #define SLAB 128                     // bytes of k
 #define BK (FP8 ? 128 : 64)          // elements of k
 #define SLOT ((BM + BN) * SLAB)
-#define SHARE_A (CLUSTER == 2 && BM > BN)
-#define SHARE_B (CLUSTER == 2 && BM <= BN)
+#define SHARE_A (CLUSTER == 2 && !SPLIT && BM > BN)
+#define SHARE_B (CLUSTER == 2 && !SPLIT && BM <= BN)
+#define SHARE (SHARE_A || SHARE_B)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
-#define STAGES (192 * 1024 / SLOT - B_1D)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
+#define STAGES ((TE__GEMM_HOPPER_SHARED - 4 * BUFFER - 32) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
 #define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
+#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once
 #define LOADS (STORE && (STORE & 16 || (STORE & 32 && D_DT != 1)))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
-static_assert(STAGES * (SLOT + SCALES) + 4 * BUFFER + 16 * STAGES + 32 + 1024 <= TE__GEMM_HOPPER_SHARED, "shared memory");
+static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
 
@@ -140,8 +152,8 @@ struct te_work {
     te_i64 row, col, k0;
     int split, slabs;
     TE_DEV te_work(const te__gemm_kargs &a, te_u32 work, te_u32 rank) {
-        te_u32 tile = work / a.splits, tm, tn;
-        split = (int)(work - tile * a.splits);
+        te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;
+        split = SPLIT ? (int)rank : (int)(work - tile * a.splits);
         te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);
         if (SHARE_B) tm = 2 * tm + rank;
         if (SHARE_A) tn = 2 * tn + rank;
@@ -180,6 +192,19 @@ TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], con
         for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);
     }
 }
+
+// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last take its scale.
+struct te_ahead {
+    float of_rows[2 * SUMS], of_tile;
+    TE_DEV void ask(const te__gemm_kargs &a, te_i64 block, te_i64 line, te_i64 col) {
+        of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.block_b, 1, a.ld_block_b, col < a.n ? col : 0, block);
+#pragma unroll
+        for (int i = 0; i < 2 * SUMS; i++) {
+            te_i64 at = line + i / 2 * 64 + i % 2 * 8;
+            of_rows[i] = te_gemm_block_scale(a.block_a, A_2D, a.ld_block_a, at < a.m ? at : a.m - 1, block);
+        }
+    }
+};
 
 // ---- D by TMA: what a warpgroup knows on its way out --------------------------------------------------------------------
 
@@ -311,11 +336,11 @@ struct te_way_out {
 
 extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
     extern __shared__ __align__(1024) char shared[];
-    char *base = shared + (-te_smem(shared) & 1023);
+    char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 4 * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
     te_u32 loads = empty + 8 * STAGES, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits), first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
 
     if (threadIdx.x == 0) {
         te_tma_prefetch_map(a.a_map);
@@ -323,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (STORE) te_tma_prefetch_map(a.d_map);
         for (int i = 0; i < STAGES; i++) {
             te_mbar_init(full + 8 * i, 1);
-            te_mbar_init(empty + 8 * i, 8 * CLUSTER); // one lane of each warp that multiplies
+            te_mbar_init(empty + 8 * i, SHARE ? 16 : 8); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 4; i++) te_mbar_init(loads + 8 * i, 1);
         te_mbar_init_done();
@@ -368,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
-        if (CLUSTER > 1 && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);
+        if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);
     };
 
     for (te_u32 work = first; work < works; work += step) {
@@ -382,19 +407,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #pragma unroll
         for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
 #endif
+#if BLOCK
+        te_ahead ahead;
+        ahead.ask(a.g, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
+#endif
 #pragma unroll 1
         for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
             te_u32 slot = slots + ring.slot * SLOT;
             te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);
 #if BLOCK
-            // Read here, used after the products. Rows beyond the last one take its scale.
-            te_i64 kb = w.k0 / 128 + slab, line = row + warp % 4 * 16 + lane / 4;
-            float of_rows[SUMS][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col < a.g.n ? w.col : 0, kb);
+            float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply
 #pragma unroll
-            for (int i = 0; i < 2 * SUMS; i++) {
-                te_i64 at = line + i / 2 * 64 + i % 2 * 8;
-                of_rows[i / 2][i % 2] = te_gemm_block_scale(a.g.block_a, A_2D, a.g.ld_block_a, at < a.g.m ? at : a.g.m - 1, kb);
-            }
+            for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];
+            if (slab + 1 < w.slabs) ahead.ask(a.g, w.k0 / 128 + slab + 1, row + warp % 4 * 16 + lane / 4, w.col);
             const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) : nullptr;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
@@ -444,6 +469,30 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
 #if STORE
         out.finish(acc, (int)row, (int)col, w.split);
+#elif SPLIT
+        te_u32 sums = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;
+        te_meet<256>(1); // the other warpgroup reads its last slab no more
+#pragma unroll
+        for (int v = 0; v < SUMS; v++)
+#pragma unroll
+            for (int i = 0; i < WN / 4; i++) // two neighbours in row g, two in row g + 8
+                te_sts8(sums + ((64 * v + i % 2 * 8) * SUM_ROW + i / 2 * 8) * 4, acc[v][2 * i], acc[v][2 * i + 1]);
+        te_cluster_sync();
+        float scale = te_gemm_scale(a.g);
+        const int across = BN / 8, mine = BM / CLUSTER; // pieces of a row; rows
+#pragma unroll 1
+        for (int piece = threadIdx.x - 128; piece < mine * across; piece += 256) {
+            int r = (int)rank * mine + piece / across, c = piece % across * 8;
+            float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, bias[8];
+            if (w.row + r >= a.g.m || w.col + c >= a.g.n) continue;
+#pragma unroll
+            for (int from = 0; from < CLUSTER; from++) {
+                float4 u = te_cluster_load4(slots + (r * SUM_ROW + c) * 4, from), x = te_cluster_load4(slots + (r * SUM_ROW + c + 4) * 4, from);
+                sum[0] += u.x, sum[1] += u.y, sum[2] += u.z, sum[3] += u.w, sum[4] += x.x, sum[5] += x.y, sum[6] += x.z, sum[7] += x.w;
+            }
+            te_gemm_bias8(a.g, w.col + c, bias);
+            te_gemm_finish8(a.g, scale, bias, w.row + r, w.col + c, sum);
+        }
 #else
         te__gemm_kargs e = a.g;
         char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;

@@ -45,6 +45,17 @@ typedef struct te__gemm_decode_kargs {
     int swizzled;
 } te__gemm_decode_kargs;
 
+/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */
+typedef struct te__gemm_align_side {
+    const unsigned char *from; /* NULL and no rows: nothing to do */
+    unsigned char *out;        /* [rows, ld_out] */
+    long long rows, bytes;     /* of a row */
+    long long ld, ld_out;      /* ld_out a multiple of 16 */
+} te__gemm_align_side;
+typedef struct te__gemm_align_kargs {
+    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
+} te__gemm_align_kargs;
+
 /* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */
 enum {
     TE__GEMM_STORE = 1,
@@ -55,9 +66,8 @@ enum {
     TE__GEMM_STORE_ADD = 32 /* to D */
 };
 
-/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), 32 KB on D's way out, barriers, and room to start at a multiple of
- * 1024. */
-#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 192 + 1024)
+/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
+#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
 #ifdef __CUDACC__

@@ -369,5 +369,10 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     }
     te__free(te, job.a.packed, bytes_a);
     te__free(te, job.b.packed, bytes_b);
-    return job.a.packed && job.b.packed ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    if (!job.a.packed || !job.b.packed) return TE_ERR_OUT_OF_MEMORY;
+    if (g->bias_gradient) {
+        te_column_sum_args sum = te__gemm_column_sum(g);
+        return te__cpu_column_sum(te, &sum);
+    }
+    return TE_OK;
 }

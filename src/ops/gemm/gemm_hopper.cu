@@ -14,18 +14,22 @@
 // A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then
 // empty when both blocks' warps have given it back.
 //
+// PINGPONG: each of the two has tiles of 128 x BN of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies
+// the other writes its D.
+//
 // SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,
 // and adds up the rows that are its own, from all blocks in order.
 //
-// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two buffers of each warpgroup, and clip at D's edges by
-// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer two chunks before. Other D
-// (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh.
+// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by
+// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before. Other
+// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh. The bias gradient leaves as a sum
+// over each warp's rows of a tile, to be added up by gemm_bias_gradient.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.
 //
 // Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =
-//          128 WAVES, or 64; BM + BN <= 384), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0
+//          128 WAVES, or 64; BM + BN <= 384), PINGPONG (0 if left out; WAVES = 1, BN = 128 or 192), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0
 //          if left out), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK
 //          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE).
 // Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16
@@ -34,6 +38,13 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=81 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=3 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=0 PROMOTE=1 STORE=81 D_DT=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=17 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
@@ -77,9 +88,12 @@
 #ifndef SPLIT
 #define SPLIT 0
 #endif
+#ifndef PINGPONG
+#define PINGPONG 0
+#endif
 
 #define BM (WAVES ? 128 * WAVES : 64)
-#define SUMS (WAVES ? WAVES : 1)  // accumulators of a warpgroup, each 64 x WN
+#define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN
 #define WN (WAVES ? BN : BN / 2)
 #define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype
 #define SLAB 128                     // bytes of k
@@ -91,16 +105,18 @@
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
-#define STAGES ((TE__GEMM_HOPPER_SHARED - 4 * BUFFER - 32) / (SLOT + SCALES + 16))
+#define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup
+#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8)) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
 #define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
 #define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once
-#define LOADS (STORE && (STORE & 16 || (STORE & 32 && D_DT != 1)))
+#define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
+static_assert(!PINGPONG || (WAVES == 1 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
 static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
 
 #if A_DT == 2
@@ -128,6 +144,8 @@ static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same
 #define B_FLAG_1 ", 0"
 #if BN == 256 && WAVES
 #define MULTIPLY TE_WGMMA_256
+#elif BN == 192
+#define MULTIPLY TE_WGMMA_192
 #elif BN == 128 && !WAVES
 #define MULTIPLY TE_WGMMA_64
 #else
@@ -139,6 +157,10 @@ struct te_ring {
     int slot, parity;
     TE_DEV void next() {
         if (++slot == STAGES) slot = 0, parity ^= 1;
+    }
+    TE_DEV void skip(int slabs) {
+        int at = slot + slabs;
+        parity ^= at / STAGES & 1, slot = at % STAGES;
     }
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
@@ -195,14 +217,28 @@ TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], con
 
 // Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last take its scale.
 struct te_ahead {
+    const float *rows, *tile;
+    int at[2 * SUMS]; // of the rows' scales
     float of_rows[2 * SUMS], of_tile;
-    TE_DEV void ask(const te__gemm_kargs &a, te_i64 block, te_i64 line, te_i64 col) {
-        of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.block_b, 1, a.ld_block_b, col < a.n ? col : 0, block);
+    TE_DEV te_ahead(const te__gemm_kargs &a, te_i64 block, te_i64 line, te_i64 col) : of_tile(1.0f) {
+        rows = a.block_a + block * (A_2D ? 1 : a.ld_block_a);
+        tile = a.block_b + (col < a.n ? col >> 7 : 0) * a.ld_block_b + block;
 #pragma unroll
         for (int i = 0; i < 2 * SUMS; i++) {
-            te_i64 at = line + i / 2 * 64 + i % 2 * 8;
-            of_rows[i] = te_gemm_block_scale(a.block_a, A_2D, a.ld_block_a, at < a.m ? at : a.m - 1, block);
+            te_i64 l = line + i / 2 * 64 + i % 2 * 8;
+            if (l >= a.m) l = a.m - 1;
+            at[i] = (int)(A_2D ? (l >> 7) * a.ld_block_a : l);
         }
+        ask();
+    }
+    TE_DEV void ask() {
+        if (!B_1D) of_tile = *tile;
+#pragma unroll
+        for (int i = 0; i < 2 * SUMS; i++) of_rows[i] = rows[at[i]];
+    }
+    TE_DEV void next(const te__gemm_kargs &a) {
+        rows += A_2D ? 1 : a.ld_block_a, tile++;
+        ask();
     }
 };
 
@@ -210,33 +246,38 @@ struct te_ahead {
 
 struct te_way_out {
     const te__gemm_hopper_kargs &a;
-    te_u32 buffers, loads; // two chunks of shared memory; two barriers: what was loaded into them is there
-    int group, lane, parity;
+    te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there
+    int group, lane;
+    te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
     bool leader; // the thread that speaks to TMA
     float scale;
-    float2 bias[WN / 64]; // lane 4 g + t: of columns 64 i + 8 g + 2 t and the next
+    float2 bias[(WN + 63) / 64]; // lane 4 g + t: of columns 64 i + 8 g + 2 t and the next
 
     TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)
-        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), parity(0), leader(threadIdx.x % 128 == 0),
+        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),
           scale(te_gemm_scale(args.g)) {}
 
-    TE_DEV void ask(int chunk, int row, int col) const { // for what the chunk needs of aux or D
-        te_u32 bar = loads + 8 * (chunk & 1);
+    // Chunks go down before they go on to the next columns.
+    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * 64; }
+    static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
+    TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
+    TE_DEV void ask(te_u32 at, int row, int col) const { // for what a chunk needs of aux or D
+        te_u32 bar = loads + 8 * (at % BUFFERS);
         te_mbar_expect(bar, BUFFER);
-        te_tma_load3(buffers + (chunk & 1) * BUFFER, STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);
+        te_tma_load3(buffer_of(at), STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);
     }
 
-    // Before the products: what can be asked for already.
+    // While the first products are under way: what can be asked for already.
     TE_DEV void begin(int row, int col) {
         if (LOADS && leader) {
             te_bulk_wait_read<0>();
-            ask(0, row, col);
-            if (CHUNKS > 1) ask(1, row, col + CHUNK);
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk));
         }
         __syncwarp();
         if (STORE & 2) {
 #pragma unroll
-            for (int i = 0; i < WN / 64; i++) {
+            for (int i = 0; i < (WN + 63) / 64; i++) {
                 te_i64 at = col + 64 * i + 8 * (lane >> 2) + 2 * (lane & 3);
                 bias[i].x = at < a.g.n ? te_gemm_load(a.g.bias, at, a.g.bias_dt) : 0.0f;
                 bias[i].y = at + 1 < a.g.n ? te_gemm_load(a.g.bias, at + 1, a.g.bias_dt) : 0.0f;
@@ -249,12 +290,27 @@ struct te_way_out {
         int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
         return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
     }
+    // ... and its two f32 of columns 8 j ..; eight rows on: + 8 * 128.
+    TE_DEV te_u32 pair(te_u32 buffer, int j) const {
+        int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
+        return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
+    }
+    TE_DEV void get(te_u32 buffer, int j, float v[8]) const {
+        if (D_DT == 1) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) te_lds8(pair(buffer, j + i / 2) + i % 2 * 8 * 128, v[2 * i], v[2 * i + 1]);
+            return;
+        }
+        te_u32 r[4];
+        te_ldmatrix4(r, word(buffer, j));
+#pragma unroll
+        for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, v[2 * i], v[2 * i + 1]);
+    }
     TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {
         if (D_DT == 1) {
-            int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
 #pragma unroll
             for (int j = 0; j < CHUNK / 8; j++) {
-                te_u32 at = buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
+                te_u32 at = pair(buffer, j);
                 te_sts8(at, v[4 * j], v[4 * j + 1]);
                 te_sts8(at + 8 * 128, v[4 * j + 2], v[4 * j + 3]);
             }
@@ -268,37 +324,60 @@ struct te_way_out {
             te_stmatrix4(word(buffer, j), r);
         }
     }
-    TE_DEV void send(const void *map, te_u32 buffer, int row, int col, int split) const {
+    TE_DEV void send(const void *map, bool add, te_u32 buffer, int row, int col, int split) const {
         te_async_fence();
         te_meet<128>(1 + group);
         if (leader) {
-            if (STORE & 32 && D_DT == 1) te_tma_add3(map, buffer, col, row, split);
+            if (add) te_tma_add3(map, buffer, col, row, split);
             else te_tma_store3(map, buffer, col, row, split);
             te_bulk_commit();
         }
         __syncwarp();
     }
 
+    // Sums of the chunk's columns over this warp's rows of it, as they are stored.
+    TE_DEV void add_up(const float (&v)[CHUNK / 2], int row, float (&sums)[CHUNK / 4]) const {
+        int first = row + threadIdx.x % 128 / 32 * 16 + (lane >> 2);
+        bool lo = first < a.g.m, hi = first + 8 < a.g.m;
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; j++) {
+            float x[4];
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                if (D_DT == 1) x[e] = v[4 * j + e], x[e + 1] = v[4 * j + e + 1];
+                else te_gemm_unpack(te_gemm_pack(v[4 * j + e], v[4 * j + e + 1], D_DT), D_DT, x[e], x[e + 1]);
+            }
+#pragma unroll
+            for (int e = 0; e < 2; e++) sums[2 * j + e] += (lo ? x[e] : 0.0f) + (hi ? x[e + 2] : 0.0f);
+        }
+    }
+    TE_DEV void store_sums(float (&sums)[CHUNK / 4], int row, int col) const {
+#pragma unroll
+        for (int i = 0; i < CHUNK / 4; i++)
+#pragma unroll
+            for (int d = 4; d < 32; d *= 2) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], d);
+        float *to = a.g.row_sums + ((te_i64)(row / (64 * SUMS)) * 4 + threadIdx.x % 128 / 32) * a.g.n;
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; j++) { // lane 4 j + t has the columns of chunk column 8 j
+            te_i64 at = col + 8 * j + 2 * (lane & 3);
+            if (lane >> 2 != j % 8 || row >= a.g.m) continue;
+            if (at < a.g.n) to[at] = sums[2 * j];
+            if (at + 1 < a.g.n) to[at + 1] = sums[2 * j + 1];
+        }
+    }
+
     // acc to rows `row` .. and columns `col` .. of D.
     TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {
+        float sums[CHUNK / 4];
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            const int sum = chunk / (WN / CHUNK), first = chunk % (WN / CHUNK) * CHUNK;
-            int at_row = row + 64 * sum, at_col = col + first;
-            te_u32 buffer = buffers + (chunk & 1) * BUFFER;
-            float v[CHUNK / 2], old[CHUNK / 2];
+            const int sum = chunk % SUMS, first = col_of(chunk);
+            int at_row = row + row_of(chunk), at_col = col + first;
+            float v[CHUNK / 2];
             if (LOADS) {
-                te_mbar_wait(loads + 8 * (chunk & 1), parity);
-                if (chunk & 1 || CHUNKS == 1) parity ^= 1;
-#pragma unroll
-                for (int j = 0; j < CHUNK / 8; j += 2) {
-                    te_u32 r[4];
-                    te_ldmatrix4(r, word(buffer, j));
-#pragma unroll
-                    for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, old[4 * j + 2 * i], old[4 * j + 2 * i + 1]);
-                }
+                te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);
             } else {
-                if (leader) te_bulk_wait_read<(STORE & 8) ? 0 : 1>();
+                if (leader) te_bulk_wait_read<BUFFERS - (STORE & 8 ? 2 : 1)>();
                 te_meet<128>(1 + group);
             }
 #pragma unroll
@@ -312,24 +391,40 @@ struct te_way_out {
                 for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);
             }
             if (STORE & 8) {
-                put(buffers, v);
-                send(a.aux_map, buffers, at_row, at_col, split);
-                buffer = buffers + BUFFER;
+                put(buffer_of(turn), v);
+                send(a.aux_map, false, buffer_of(turn), at_row, at_col, split);
+                turn++;
             }
+            if (STORE & 4) {
 #pragma unroll
-            for (int i = 0; i < CHUNK / 2; i++) {
-                if (STORE & 4) v[i] = te_gemm_gelu(v[i]);
-                if (STORE & 16) v[i] *= te_gemm_dgelu(old[i]);
-                if (STORE & 32 && LOADS) v[i] += old[i];
+                for (int i = 0; i < CHUNK / 2; i++) v[i] = te_gemm_gelu(v[i]);
+            }
+            if (LOADS) {
+#pragma unroll
+                for (int j = 0; j < CHUNK / 8; j += 2) { // rows g and g + 8 of columns 8 j .., then of columns 8 j + 8 ..
+                    float old[8];
+                    get(buffer_of(turn), j, old);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[4 * j + i] = STORE & 16 ? v[4 * j + i] * te_gemm_dgelu(old[i]) : v[4 * j + i] + old[i];
+                }
+            }
+            if (STORE & 64) {
+                if (sum == 0) {
+#pragma unroll
+                    for (int i = 0; i < CHUNK / 4; i++) sums[i] = 0.0f;
+                }
+                add_up(v, at_row, sums);
+                if (sum == SUMS - 1) store_sums(sums, row, at_col);
             }
             if (LOADS) __syncwarp(); // all of the warp have read what they now write over
-            put(buffer, v);
-            send(a.d_map, buffer, at_row, at_col, split);
-            if (LOADS && leader && chunk + 2 < CHUNKS) {
-                te_bulk_wait_read<0>();
-                ask(chunk + 2, row + 64 * ((chunk + 2) / (WN / CHUNK)), col + (chunk + 2) % (WN / CHUNK) * CHUNK);
+            put(buffer_of(turn), v);
+            send(a.d_map, STORE & 32 && !LOADS, buffer_of(turn), at_row, at_col, split);
+            if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {
+                te_bulk_wait_read<1>(); // the chunk before has left its buffer
+                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS));
             }
             __syncwarp();
+            turn++;
         }
     }
 };
@@ -337,7 +432,7 @@ struct te_way_out {
 extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
-    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 4 * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
+    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
     te_u32 loads = empty + 8 * STAGES, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits), first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
@@ -348,9 +443,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (STORE) te_tma_prefetch_map(a.d_map);
         for (int i = 0; i < STAGES; i++) {
             te_mbar_init(full + 8 * i, 1);
-            te_mbar_init(empty + 8 * i, SHARE ? 16 : 8); // one lane of each warp that multiplies
+            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
-        for (int i = 0; i < 4; i++) te_mbar_init(loads + 8 * i, 1);
+        for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
         te_mbar_init_done();
     }
     if (CLUSTER > 1) te_cluster_sync();
@@ -387,29 +482,30 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     group--;
     // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
-    int rows = WAVES ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;
+    int rows = WAVES && !PINGPONG ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;
 #if STORE
-    te_way_out out(a, staged + group * 2 * BUFFER, loads + group * 16, group);
+    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);
 #endif
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
         if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);
     };
 
-    for (te_u32 work = first; work < works; work += step) {
+    te_u32 number = 0;
+    for (te_u32 work = first; work < works; work += step, number++) {
         te_work w(a.g, work, rank);
+        if (PINGPONG && (number & 1) != group) {
+            ring.skip(w.slabs);
+            continue;
+        }
         te_i64 row = w.row + rows, col = w.col + columns;
         float acc[SUMS][WN / 2];
-#if STORE
-        out.begin((int)row, (int)col);
-#endif
 #if PROMOTE
 #pragma unroll
         for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
 #endif
 #if BLOCK
-        te_ahead ahead;
-        ahead.ask(a.g, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
+        te_ahead ahead(a.g, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
 #endif
 #pragma unroll 1
         for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
@@ -419,7 +515,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply
 #pragma unroll
             for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];
-            if (slab + 1 < w.slabs) ahead.ask(a.g, w.k0 / 128 + slab + 1, row + warp % 4 * 16 + lane / 4, w.col);
             const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) : nullptr;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
@@ -431,6 +526,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #pragma unroll
                 for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (GROUP >> 4) + s * step_a, db + s * step_b, s != 0);
                 te_wgmma_commit();
+#if BLOCK
+                if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);
+#endif
+#if STORE
+                if (v == 0 && slab == 0) out.begin((int)row, (int)col);
+#endif
                 te_wgmma_wait<0>();
                 te_wgmma_keep(part);
                 if (!B_1D && v == SUMS - 1) release(ring.slot);
@@ -457,6 +558,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 for (int v = 0; v < SUMS; v++)
                     MULTIPLY(TYPES, FLAGS, acc[v], da + v * (GROUP >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);
             te_wgmma_commit();
+#if STORE
+            if (slab == 0) out.begin((int)row, (int)col);
+#endif
             te_wgmma_wait<1>(); // the slab before this one is done with
             if (slab) release(ring.before());
 #endif

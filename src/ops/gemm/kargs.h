@@ -9,6 +9,7 @@ typedef struct te__gemm_kargs {
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n] */
+    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
@@ -63,7 +64,8 @@ enum {
     TE__GEMM_STORE_GELU = 4,
     TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
     TE__GEMM_STORE_DGELU = 16,
-    TE__GEMM_STORE_ADD = 32 /* to D */
+    TE__GEMM_STORE_ADD = 32, /* to D */
+    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
 };
 
 /* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
@@ -78,5 +80,5 @@ enum {
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[3]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;

@@ -5868,6 +5868,41 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    } while (!done);",
     "}",
     "",
+    "// ---- clusters: blocks that see each other's shared memory ----------------------------------------------------------------",
+    "",
+    "TE_DEV te_u32 te_cluster_rank() {",
+    "    te_u32 r;",
+    "    asm volatile(\"mov.u32 %0, %%cluster_ctarank;\" : \"=r\"(r));",
+    "    return r;",
+    "}",
+    "// Every thread of every block of the cluster; what they wrote before is visible after.",
+    "TE_DEV void te_cluster_sync() {",
+    "    asm volatile(\"barrier.cluster.arrive.release.aligned;\\n\"",
+    "                 \"barrier.cluster.wait.acquire.aligned;\" ::",
+    "                     : \"memory\");",
+    "}",
+    "// Arrives at the barrier that lies at the same address in block `rank` of the cluster. Orders what TMA and wgmma did, which have been waited for;",
+    "// not this thread's own writes to other blocks: release at the scope of a cluster costs a fence of the whole device.",
+    "TE_DEV void te_mbar_arrive_at(te_u32 bar, te_u32 rank) {",
+    "    asm volatile(\"{ .reg .b32 there;\\n\"",
+    "                 \"mapa.shared::cluster.u32 there, %0, %1;\\n\"",
+    "                 \"mbarrier.arrive.shared::cluster.b64 _, [there]; }\" ::\"r\"(bar),",
+    "                 \"r\"(rank)",
+    "                 : \"memory\");",
+    "}",
+    "",
+    "// Four floats that lie at `at` in block `rank` of the cluster.",
+    "TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {",
+    "    float4 v;",
+    "    asm volatile(\"{ .reg .b32 there;\\n\"",
+    "                 \"mapa.shared::cluster.u32 there, %4, %5;\\n\"",
+    "                 \"ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }\"",
+    "                 : \"=f\"(v.x), \"=f\"(v.y), \"=f\"(v.z), \"=f\"(v.w)",
+    "                 : \"r\"(at), \"r\"(rank)",
+    "                 : \"memory\");",
+    "    return v;",
+    "}",
+    "",
     "// ---- TMA ---------------------------------------------------------------------------------------------------------------",
     "",
     "TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile(\"prefetch.tensormap [%0];\" ::\"l\"(map) : \"memory\"); }",
@@ -5877,6 +5912,32 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "                 \"r\"(x), \"r\"(y), \"r\"(bar)",
     "                 : \"memory\");",
     "}",
+    "// The same into every block of the cluster whose bit is set in `blocks`, at the same address and with the same barrier in each.",
+    "TE_DEV void te_tma_load2_to(te_u32 dst, const void *map, int x, int y, te_u32 bar, te_u16 blocks) {",
+    "    asm volatile(\"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;\" ::\"r\"(dst),",
+    "                 \"l\"(map), \"r\"(x), \"r\"(y), \"r\"(bar), \"h\"(blocks)",
+    "                 : \"memory\");",
+    "}",
+    "TE_DEV void te_tma_load3(te_u32 dst, const void *map, int x, int y, int z, te_u32 bar) {",
+    "    asm volatile(\"cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];\" ::\"r\"(dst), \"l\"(map),",
+    "                 \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(bar)",
+    "                 : \"memory\");",
+    "}",
+    "// Shared memory to the map's box at (x, y, z), or added to it; what lies outside is not written. Before: te_async_fence() by all that wrote,",
+    "// and a barrier.",
+    "TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {",
+    "    asm volatile(\"cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\" ::\"l\"(map), \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(src)",
+    "                 : \"memory\");",
+    "}",
+    "TE_DEV void te_tma_add3(const void *map, te_u32 src, int x, int y, int z) {",
+    "    asm volatile(\"cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];\" ::\"l\"(map), \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(src)",
+    "                 : \"memory\");",
+    "}",
+    "TE_DEV void te_bulk_commit() { asm volatile(\"cp.async.bulk.commit_group;\" ::: \"memory\"); }",
+    "// Until at most N of this thread's latest groups of stores have yet to read shared memory.",
+    "template <int N> TE_DEV void te_bulk_wait_read() { asm volatile(\"cp.async.bulk.wait_group.read %0;\" ::\"n\"(N) : \"memory\"); }",
+    "// What this thread wrote to shared memory is there for TMA and wgmma, once a barrier follows.",
+    "TE_DEV void te_async_fence() { asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\"); }",
     "",
     "// `bytes` (a multiple of 16) from src to dst, both at multiples of 16; they count towards bar.",
     "TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {",
@@ -5888,6 +5949,15 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "",
     "template <int N> TE_DEV void te_registers_up() { asm volatile(\"setmaxnreg.inc.sync.aligned.u32 %0;\" ::\"n\"(N)); }",
     "template <int N> TE_DEV void te_registers_down() { asm volatile(\"setmaxnreg.dec.sync.aligned.u32 %0;\" ::\"n\"(N)); }",
+    "",
+    "// COUNT threads (whole warps) meet at the barrier `id`, 1 to 15.",
+    "template <int COUNT> TE_DEV void te_meet(int id) { asm volatile(\"bar.sync %0, %1;\" ::\"r\"(id), \"n\"(COUNT) : \"memory\"); }",
+    "",
+    "// Four 8x8 matrices of 16-bit words to shared memory, the other way round than te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the",
+    "// rows of matrix i.",
+    "TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {",
+    "    asm volatile(\"stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\" ::\"r\"(row), \"r\"(r[0]), \"r\"(r[1]), \"r\"(r[2]), \"r\"(r[3]) : \"memory\");",
+    "}",
     "",
     "// ---- wgmma -------------------------------------------------------------------------------------------------------------",
     "// One warpgroup: D [64, N] += A [64, 32 bytes of k] B [32 bytes of k, N], A and B in shared memory behind descriptors. Warp w has rows",
@@ -5910,9 +5980,11 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    for (int i = 0; i < N; i++) asm volatile(\"\" : \"+f\"(d[i])::\"memory\");",
     "}",
     "",
-    "#define TE__REGISTERS_64 \\",
+    "#define TE__REGISTERS_32 \\",
     "    \"%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, \" \\",
-    "    \"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, \" \\",
+    "    \"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31\"",
+    "#define TE__REGISTERS_64 \\",
+    "    TE__REGISTERS_32 \", \" \\",
     "    \"%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, \" \\",
     "    \"%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63\"",
     "#define TE__REGISTERS_128 \\",
@@ -5923,11 +5995,15 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    \"%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127\"",
     "#define TE__FLOATS_8(d, i) \\",
     "    \"+f\"(d[i]), \"+f\"(d[i + 1]), \"+f\"(d[i + 2]), \"+f\"(d[i + 3]), \"+f\"(d[i + 4]), \"+f\"(d[i + 5]), \"+f\"(d[i + 6]), \"+f\"(d[i + 7])",
-    "#define TE__FLOATS_64(d, i)                                                                                          \\",
-    "    TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8), TE__FLOATS_8(d, i + 16), TE__FLOATS_8(d, i + 24), TE__FLOATS_8(d, i + 32), \\",
-    "        TE__FLOATS_8(d, i + 40), TE__FLOATS_8(d, i + 48), TE__FLOATS_8(d, i + 56)",
+    "#define TE__FLOATS_32(d, i) TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8), TE__FLOATS_8(d, i + 16), TE__FLOATS_8(d, i + 24)",
+    "#define TE__FLOATS_64(d, i) TE__FLOATS_32(d, i), TE__FLOATS_32(d, i + 32)",
     "",
     "// types: \"k16.f32.bf16.bf16\" ...; flags: \", 1, 1\" and for 16-bit types also \", trans-a, trans-b\" (1: MN-major). keep 0: D = A B.",
+    "#define TE_WGMMA_64(types, flags, d, a, b, keep)                                                                            \\",
+    "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %34, 0;\\n\"                                                                \\",
+    "                 \"wgmma.mma_async.sync.aligned.m64n64\" types \" {\" TE__REGISTERS_32 \"}, %32, %33, p\" flags \"; }\"             \\",
+    "                 : TE__FLOATS_32(d, 0)                                                                                      \\",
+    "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
     "#define TE_WGMMA_128(types, flags, d, a, b, keep)                                                                           \\",
     "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %66, 0;\\n\"                                                                \\",
     "                 \"wgmma.mma_async.sync.aligned.m64n128\" types \" {\" TE__REGISTERS_64 \"}, %64, %65, p\" flags \"; }\"            \\",
@@ -5967,6 +6043,7 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "TE_DEV void te_sts16(te_u32 dst, uint4 v) {",
     "    asm volatile(\"st.shared.v4.b32 [%0], {%1, %2, %3, %4};\" ::\"r\"(dst), \"r\"(v.x), \"r\"(v.y), \"r\"(v.z), \"r\"(v.w) : \"memory\");",
     "}",
+    "TE_DEV void te_sts8(te_u32 dst, float x, float y) { asm volatile(\"st.shared.v2.f32 [%0], {%1, %2};\" ::\"r\"(dst), \"f\"(x), \"f\"(y) : \"memory\"); }",
     "TE_DEV te_u32 te_lds4(te_u32 src) {",
     "    te_u32 r;",
     "    asm volatile(\"ld.shared.b32 %0, [%1];\" : \"=r\"(r) : \"r\"(src));",
@@ -8574,15 +8651,29 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "",
     "// ---- one value -------------------------------------------------------------------------------------------------------",
     "",
-    "// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it.",
-    "TE_DEV float te_gemm_gelu(float x) { return x * (0.5f + 0.5f * tanhf(x * (0.79788456f + 0.03567741f * x * x))); }",
+    "// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it, by 0.5 + 0.5 tanh(u) = sigmoid(2 u): one exponential and one reciprocal,",
+    "// and no cancellation where x is far below 0.",
+    "TE_DEV float te_gemm_sigmoid2u(float x) { return __fdividef(1.0f, 1.0f + __expf(-2.0f * x * (0.79788456f + 0.03567741f * x * x))); }",
+    "TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }",
     "TE_DEV float te_gemm_dgelu(float x) {",
-    "    float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));",
-    "    return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);",
+    "    float s = te_gemm_sigmoid2u(x), xx = fminf(x * x, 1e4f); // beyond, s (1 - s) is 0",
+    "    return s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * xx);",
     "}",
     "// The scales that all of D has in common.",
     "TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {",
     "    return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);",
+    "}",
+    "",
+    "// Two neighbours as one word of f16 or bf16, and back.",
+    "TE_DEV te_u32 te_gemm_pack(float lo, float hi, int dt) {",
+    "    te_u32 r;",
+    "    if (dt == TE_BF16) asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(hi), \"f\"(lo));",
+    "    else asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(hi), \"f\"(lo));",
+    "    return r;",
+    "}",
+    "TE_DEV void te_gemm_unpack(te_u32 w, int dt, float &lo, float &hi) {",
+    "    lo = dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);",
+    "    hi = dt == TE_BF16 ? __uint_as_float(w & 0xffff0000u) : te_f16_to_f32((te_u16)(w >> 16));",
     "}",
     "",
     "// The block scale of line `line` (a row of A, a column of B) in block `block` of k.",
@@ -8702,7 +8793,60 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_41[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_41[] = { /* ops/gemm/gemm_align.cu */
+    "// ops/gemm/gemm_align.cu: operands whose rows lie anywhere, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
+    "//",
+    "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted together. The word",
+    "//   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well comes from the L1 cache.",
+    "//",
+    "// Bytes beyond a row's last are 0. Words that reach beyond the first or last byte of the operand are read byte by byte.",
+    "//",
+    "// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256.",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/gemm/kargs.h\"",
+    "",
+    "// 16 bytes of shifted[0 .. 31] from byte `by` (0 .. 15) on.",
+    "TE_DEV uint4 te_align_shift(uint4 lo, uint4 hi, int by) {",
+    "    te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];",
+    "    if (by & 8) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 6; i++) w[i] = w[i + 2];",
+    "    }",
+    "    if (by & 4) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 5; i++) w[i] = w[i + 1];",
+    "    }",
+    "#pragma unroll",
+    "    for (int i = 0; i < 4; i++) out[i] = __funnelshift_r(w[i], w[i + 1], 8 * (by & 3));",
+    "    return make_uint4(out[0], out[1], out[2], out[3]);",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {",
+    "    const te__gemm_align_side &s = a.side[blockIdx.y];",
+    "    te_u32 per_row = (te_u32)(s.ld_out / 16);",
+    "    const te_u8 *end = s.from + (s.rows - 1) * s.ld + s.bytes;",
+    "    for (te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x; at < s.rows * per_row; at += (te_i64)gridDim.x * 256) {",
+    "        te_i64 row = at / per_row, col = (at - row * per_row) * 16;",
+    "        const te_u8 *from = s.from + row * s.ld + col;",
+    "        int by = (int)((te_u64)from & 15), n = s.bytes - col < 16 ? (int)(s.bytes - col) : 16;",
+    "        const te_u8 *word = from - by;",
+    "        uint4 u;",
+    "        if (n == 16 && word >= s.from && word + (by ? 32 : 16) <= end) {",
+    "            uint4 lo = *(const uint4 *)word;",
+    "            u = by ? te_align_shift(lo, *(const uint4 *)(word + 16), by) : lo;",
+    "        } else {",
+    "            te_u32 w[4] = {0, 0, 0, 0};",
+    "#pragma unroll",
+    "            for (int i = 0; i < 16; i++)",
+    "                if (i < n) w[i / 4] |= (te_u32)from[i] << (8 * (i % 4));",
+    "            u = make_uint4(w[0], w[1], w[2], w[3]);",
+    "        }",
+    "        *(uint4 *)(s.out + row * s.ld_out + col) = u;",
+    "    }",
+    "}",
+};
+static const char *const te__source_42[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: a code has at most 4",
     "// significant bits, an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.",
     "//",
@@ -8812,41 +8956,63 @@ static const char *const te__source_41[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
     "//       +-------+                 k: 64 values of 16 bits, 128 of 8) into a ring of slots, waiting on empty[slot]. The other two multiply:",
     "//    BM |  wg 1 |  64 * WAVES     each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and gives slots back.",
     "//       +-------+                 Blocks stay: block i does tiles i, i + gridDim.x, ... and slabs of the next tile arrive while the",
-    "//       |  wg 2 |                 accumulators of this one are written out.",
+    "//       |  wg 2 |                 accumulators of this one are written out. WAVES = 0: BM is 64, and each has half the columns.",
     "//       +-------+",
     "//",
     "// TMA lays slabs out in the 128-byte swizzle that wgmma reads, fills with zeros what lies outside the operands, and takes 16-bit operands as",
-    "// they lie: k-major boxes are 128 bytes of k by BM or BN rows, the others 64 elements of m or n by 64 of k, one box after the other.",
+    "// they lie: k-major boxes are 128 bytes of k by rows of A or B, the others 64 elements of m or n by 64 of k, one box after the other.",
+    "//",
+    "// CLUSTER = 2: two blocks do neighbouring tiles and have the larger operand of a tile in common: B of tiles above each other, or, if BM > BN,",
+    "// A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then",
+    "// empty when both blocks' warps have given it back.",
+    "//",
+    "// SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,",
+    "// and adds up the rows that are its own, from all blocks in order.",
+    "//",
+    "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two buffers of each warpgroup, and clip at D's edges by",
+    "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer two chunks before. Other D",
+    "// (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh.",
     "//",
     "// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the",
     "// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.",
     "//",
-    "// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (1, 2; BM =",
-    "//          128 WAVES, BM + BN <= 384), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK (te__gemm_block_kind, with",
-    "//          PROMOTE; 0 if left out).",
-    "// Launch: grid (blocks, 1, 1), any number; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16 bytes. Split s of",
-    "//          a tile does k from s * k_split on, to D + s * d_split. BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
+    "// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =",
+    "//          128 WAVES, or 64; BM + BN <= 384), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0",
+    "//          if left out), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK",
+    "//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE).",
+    "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16",
+    "//         bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "// te:arch 90a",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 PROMOTE=0",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 PROMOTE=1",
-    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 PROMOTE=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0",
+    "// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1",
+    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
     "#include \"device/hopper.cuh\"",
     "#include \"ops/gemm/epilogue.cuh\"",
     "",
@@ -8857,25 +9023,44 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_T 1",
     "#define BN 256",
     "#define WAVES 1",
+    "#define CLUSTER 1",
     "#define PROMOTE 0",
+    "#define STORE 0",
     "#endif",
     "#ifndef BLOCK",
     "#define BLOCK 0",
     "#endif",
+    "#ifndef D_DT",
+    "#define D_DT 1",
+    "#endif",
+    "#ifndef SPLIT",
+    "#define SPLIT 0",
+    "#endif",
     "",
-    "#define BM (128 * WAVES)",
+    "#define BM (WAVES ? 128 * WAVES : 64)",
+    "#define SUMS (WAVES ? WAVES : 1)  // accumulators of a warpgroup, each 64 x WN",
+    "#define WN (WAVES ? BN : BN / 2)",
     "#define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype",
     "#define SLAB 128                     // bytes of k",
     "#define BK (FP8 ? 128 : 64)          // elements of k",
     "#define SLOT ((BM + BN) * SLAB)",
+    "#define SHARE_A (CLUSTER == 2 && !SPLIT && BM > BN)",
+    "#define SHARE_B (CLUSTER == 2 && !SPLIT && BM <= BN)",
+    "#define SHARE (SHARE_A || SHARE_B)",
     "#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind",
     "#define A_2D (BLOCK == 3)",
-    "#define STAGES (192 * 1024 / SLOT - B_1D)",
     "#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab",
+    "#define STAGES ((TE__GEMM_HOPPER_SHARED - 4 * BUFFER - 32) / (SLOT + SCALES + 16))",
     "#define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major",
+    "#define BUFFER (64 * 128) // bytes of a chunk of D",
+    "#define CHUNK (D_DT == 1 ? 32 : 64) // columns of it",
+    "#define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile",
+    "#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once",
+    "#define LOADS (STORE && (STORE & 16 || (STORE & 32 && D_DT != 1)))",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
-    "static_assert(STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES + 16 * STAGES + 1024 <= TE__GEMM_HOPPER_SHARED, \"shared memory\");",
+    "static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), \"the sums take the slots' place\");",
     "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
+    "static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, \"both ways out use the same memory\");",
     "",
     "#if A_DT == 2",
     "#define TYPES \"k16.f32.f16.f16\"",
@@ -8900,8 +9085,10 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_FLAG_OF(t) B_FLAG_##t",
     "#define B_FLAG_0 \", 1\"",
     "#define B_FLAG_1 \", 0\"",
-    "#if BN == 256",
+    "#if BN == 256 && WAVES",
     "#define MULTIPLY TE_WGMMA_256",
+    "#elif BN == 128 && !WAVES",
+    "#define MULTIPLY TE_WGMMA_64",
     "#else",
     "#define MULTIPLY TE_WGMMA_128",
     "#endif",
@@ -8912,85 +9099,242 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "    TE_DEV void next() {",
     "        if (++slot == STAGES) slot = 0, parity ^= 1;",
     "    }",
+    "    TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }",
     "};",
     "",
-    "// The tile and the k of work item `work`.",
+    "// Work items are splits of tiles, of two tiles with CLUSTER.",
+    "TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }",
+    "TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }",
+    "",
+    "// The tile and the k of work item `work` for block `rank` of the cluster.",
     "struct te_work {",
     "    te_i64 row, col, k0;",
     "    int split, slabs;",
-    "    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work) {",
-    "        te_u32 tile = work / a.splits, tm, tn;",
-    "        split = (int)(work - tile * a.splits);",
-    "        te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);",
+    "    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work, te_u32 rank) {",
+    "        te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;",
+    "        split = SPLIT ? (int)rank : (int)(work - tile * a.splits);",
+    "        te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);",
+    "        if (SHARE_B) tm = 2 * tm + rank;",
+    "        if (SHARE_A) tn = 2 * tn + rank;",
     "        row = (te_i64)tm * BM, col = (te_i64)tn * BN, k0 = split * a.k_split;",
     "        slabs = (int)te_div_up(a.k - k0 < a.k_split ? a.k - k0 : a.k_split, BK);",
     "    }",
     "};",
     "",
-    "// One slab of an operand of R rows; x, y: coordinates along k and along m or n.",
-    "template <int R, int K_MAJOR> TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, te_u32 bar) {",
+    "// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks.",
+    "template <int R, int K_MAJOR, int SHARED> TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, te_u32 bar, te_u32 rank) {",
+    "    const int mine = SHARED ? R / 2 : R;",
+    "    int first = SHARED ? (int)rank * mine : 0;",
     "    if (K_MAJOR) {",
-    "        te_tma_load2(dst, map, k, row, bar);",
+    "        if (SHARED) te_tma_load2_to(dst + first * SLAB, map, k, row + first, bar, 3);",
+    "        else te_tma_load2(dst, map, k, row, bar);",
     "    } else {",
     "#pragma unroll",
-    "        for (int i = 0; i < R / 64; i++) te_tma_load2(dst + i * GROUP, map, row + 64 * i, k, bar);",
+    "        for (int i = 0; i < mine; i += 64) {",
+    "            if (SHARED) te_tma_load2_to(dst + (first + i) * SLAB, map, row + first + i, k, bar, 3);",
+    "            else te_tma_load2(dst + i * SLAB, map, row + i, k, bar);",
+    "        }",
     "    }",
     "}",
     "",
     "// acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the tile's columns, or NULL.",
-    "TE_DEV void te_add_scaled(float (&acc)[BN / 2], const float (&part)[BN / 2], const float of_rows[2], const float *of_columns) {",
+    "TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], const float *of_columns) {",
     "    if (!of_columns) {",
     "#pragma unroll",
-    "        for (int i = 0; i < BN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);",
+    "        for (int i = 0; i < WN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);",
     "        return;",
     "    }",
     "#pragma unroll",
-    "    for (int j = 0; j < BN / 8; j++) {",
+    "    for (int j = 0; j < WN / 8; j++) {",
     "        float2 c = *(const float2 *)(of_columns + 8 * j + threadIdx.x % 4 * 2);",
     "#pragma unroll",
     "        for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);",
     "    }",
     "}",
     "",
+    "// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last take its scale.",
+    "struct te_ahead {",
+    "    float of_rows[2 * SUMS], of_tile;",
+    "    TE_DEV void ask(const te__gemm_kargs &a, te_i64 block, te_i64 line, te_i64 col) {",
+    "        of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.block_b, 1, a.ld_block_b, col < a.n ? col : 0, block);",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2 * SUMS; i++) {",
+    "            te_i64 at = line + i / 2 * 64 + i % 2 * 8;",
+    "            of_rows[i] = te_gemm_block_scale(a.block_a, A_2D, a.ld_block_a, at < a.m ? at : a.m - 1, block);",
+    "        }",
+    "    }",
+    "};",
+    "",
+    "// ---- D by TMA: what a warpgroup knows on its way out --------------------------------------------------------------------",
+    "",
+    "struct te_way_out {",
+    "    const te__gemm_hopper_kargs &a;",
+    "    te_u32 buffers, loads; // two chunks of shared memory; two barriers: what was loaded into them is there",
+    "    int group, lane, parity;",
+    "    bool leader; // the thread that speaks to TMA",
+    "    float scale;",
+    "    float2 bias[WN / 64]; // lane 4 g + t: of columns 64 i + 8 g + 2 t and the next",
+    "",
+    "    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)",
+    "        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), parity(0), leader(threadIdx.x % 128 == 0),",
+    "          scale(te_gemm_scale(args.g)) {}",
+    "",
+    "    TE_DEV void ask(int chunk, int row, int col) const { // for what the chunk needs of aux or D",
+    "        te_u32 bar = loads + 8 * (chunk & 1);",
+    "        te_mbar_expect(bar, BUFFER);",
+    "        te_tma_load3(buffers + (chunk & 1) * BUFFER, STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);",
+    "    }",
+    "",
+    "    // Before the products: what can be asked for already.",
+    "    TE_DEV void begin(int row, int col) {",
+    "        if (LOADS && leader) {",
+    "            te_bulk_wait_read<0>();",
+    "            ask(0, row, col);",
+    "            if (CHUNKS > 1) ask(1, row, col + CHUNK);",
+    "        }",
+    "        __syncwarp();",
+    "        if (STORE & 2) {",
+    "#pragma unroll",
+    "            for (int i = 0; i < WN / 64; i++) {",
+    "                te_i64 at = col + 64 * i + 8 * (lane >> 2) + 2 * (lane & 3);",
+    "                bias[i].x = at < a.g.n ? te_gemm_load(a.g.bias, at, a.g.bias_dt) : 0.0f;",
+    "                bias[i].y = at + 1 < a.g.n ? te_gemm_load(a.g.bias, at + 1, a.g.bias_dt) : 0.0f;",
+    "            }",
+    "        }",
+    "    }",
+    "",
+    "    // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by lanes.",
+    "    TE_DEV te_u32 word(te_u32 buffer, int j) const {",
+    "        int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);",
+    "        return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);",
+    "    }",
+    "    TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {",
+    "        if (D_DT == 1) {",
+    "            int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;",
+    "#pragma unroll",
+    "            for (int j = 0; j < CHUNK / 8; j++) {",
+    "                te_u32 at = buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;",
+    "                te_sts8(at, v[4 * j], v[4 * j + 1]);",
+    "                te_sts8(at + 8 * 128, v[4 * j + 2], v[4 * j + 3]);",
+    "            }",
+    "            return;",
+    "        }",
+    "#pragma unroll",
+    "        for (int j = 0; j < CHUNK / 8; j += 2) {",
+    "            te_u32 r[4];",
+    "#pragma unroll",
+    "            for (int i = 0; i < 4; i++) r[i] = te_gemm_pack(v[4 * j + 2 * i], v[4 * j + 2 * i + 1], D_DT);",
+    "            te_stmatrix4(word(buffer, j), r);",
+    "        }",
+    "    }",
+    "    TE_DEV void send(const void *map, te_u32 buffer, int row, int col, int split) const {",
+    "        te_async_fence();",
+    "        te_meet<128>(1 + group);",
+    "        if (leader) {",
+    "            if (STORE & 32 && D_DT == 1) te_tma_add3(map, buffer, col, row, split);",
+    "            else te_tma_store3(map, buffer, col, row, split);",
+    "            te_bulk_commit();",
+    "        }",
+    "        __syncwarp();",
+    "    }",
+    "",
+    "    // acc to rows `row` .. and columns `col` .. of D.",
+    "    TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {",
+    "#pragma unroll",
+    "        for (int chunk = 0; chunk < CHUNKS; chunk++) {",
+    "            const int sum = chunk / (WN / CHUNK), first = chunk % (WN / CHUNK) * CHUNK;",
+    "            int at_row = row + 64 * sum, at_col = col + first;",
+    "            te_u32 buffer = buffers + (chunk & 1) * BUFFER;",
+    "            float v[CHUNK / 2], old[CHUNK / 2];",
+    "            if (LOADS) {",
+    "                te_mbar_wait(loads + 8 * (chunk & 1), parity);",
+    "                if (chunk & 1 || CHUNKS == 1) parity ^= 1;",
+    "#pragma unroll",
+    "                for (int j = 0; j < CHUNK / 8; j += 2) {",
+    "                    te_u32 r[4];",
+    "                    te_ldmatrix4(r, word(buffer, j));",
+    "#pragma unroll",
+    "                    for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, old[4 * j + 2 * i], old[4 * j + 2 * i + 1]);",
+    "                }",
+    "            } else {",
+    "                if (leader) te_bulk_wait_read<(STORE & 8) ? 0 : 1>();",
+    "                te_meet<128>(1 + group);",
+    "            }",
+    "#pragma unroll",
+    "            for (int j = 0; j < CHUNK / 8; j++) {",
+    "                float2 b = make_float2(0.0f, 0.0f);",
+    "                if (STORE & 2) {",
+    "                    int from = (first / 8 + j) % 8 * 4 + (lane & 3);",
+    "                    b.x = __shfl_sync(0xffffffffu, bias[first / 64].x, from), b.y = __shfl_sync(0xffffffffu, bias[first / 64].y, from);",
+    "                }",
+    "#pragma unroll",
+    "                for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);",
+    "            }",
+    "            if (STORE & 8) {",
+    "                put(buffers, v);",
+    "                send(a.aux_map, buffers, at_row, at_col, split);",
+    "                buffer = buffers + BUFFER;",
+    "            }",
+    "#pragma unroll",
+    "            for (int i = 0; i < CHUNK / 2; i++) {",
+    "                if (STORE & 4) v[i] = te_gemm_gelu(v[i]);",
+    "                if (STORE & 16) v[i] *= te_gemm_dgelu(old[i]);",
+    "                if (STORE & 32 && LOADS) v[i] += old[i];",
+    "            }",
+    "            if (LOADS) __syncwarp(); // all of the warp have read what they now write over",
+    "            put(buffer, v);",
+    "            send(a.d_map, buffer, at_row, at_col, split);",
+    "            if (LOADS && leader && chunk + 2 < CHUNKS) {",
+    "                te_bulk_wait_read<0>();",
+    "                ask(chunk + 2, row + 64 * ((chunk + 2) / (WN / CHUNK)), col + (chunk + 2) % (WN / CHUNK) * CHUNK);",
+    "            }",
+    "            __syncwarp();",
+    "        }",
+    "    }",
+    "};",
+    "",
     "extern \"C\" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {",
     "    extern __shared__ __align__(1024) char shared[];",
-    "    char *base = shared + (-te_smem(shared) & 1023);",
-    "    te_u32 slots = te_smem(base), full = slots + STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;",
+    "    char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system",
+    "    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 4 * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;",
+    "    te_u32 loads = empty + 8 * STAGES, rank = CLUSTER > 1 ? te_cluster_rank() : 0;",
     "    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
-    "    te_u32 works = (te_u32)(te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN)) * a.g.splits;",
+    "    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits), first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;",
     "",
     "    if (threadIdx.x == 0) {",
     "        te_tma_prefetch_map(a.a_map);",
     "        te_tma_prefetch_map(a.b_map);",
+    "        if (STORE) te_tma_prefetch_map(a.d_map);",
     "        for (int i = 0; i < STAGES; i++) {",
     "            te_mbar_init(full + 8 * i, 1);",
-    "            te_mbar_init(empty + 8 * i, 8); // one lane of each warp that multiplies",
+    "            te_mbar_init(empty + 8 * i, SHARE ? 16 : 8); // one lane of each warp that multiplies",
     "        }",
+    "        for (int i = 0; i < 4; i++) te_mbar_init(loads + 8 * i, 1);",
     "        te_mbar_init_done();",
     "    }",
-    "    __syncthreads();",
+    "    if (CLUSTER > 1) te_cluster_sync();",
+    "    else __syncthreads();",
     "",
     "    te_ring ring = {0, 0};",
     "    if (group == 0) {",
     "        te_registers_down<24>();",
     "        if (threadIdx.x == 0) {",
-    "            for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {",
-    "                te_work w(a.g, work);",
+    "            for (te_u32 work = first; work < works; work += step) {",
+    "                te_work w(a.g, work, rank);",
     "                for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
     "                    te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;",
     "                    int k = (int)w.k0 + slab * BK;",
     "                    te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);",
     "#if B_1D",
     "                    te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales",
-    "                    int bytes = columns < BN ? (int)columns * 4 : BN * 4;",
+    "                    int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;",
     "                    te_mbar_expect(bar, SLOT + bytes);",
-    "                    te_bulk_load(slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col,",
-    "                                 bytes, bar);",
+    "                    if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col, bytes, bar);",
     "#else",
     "                    te_mbar_expect(bar, SLOT);",
     "#endif",
-    "                    te_load_slab<BM, !A_T>(slot, a.a_map, k, (int)w.row, bar);",
-    "                    te_load_slab<BN, B_T>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar);",
+    "                    te_load_slab<BM, !A_T, SHARE_A>(slot, a.a_map, k, (int)w.row, bar, rank);",
+    "                    te_load_slab<BN, B_T, SHARE_B>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar, rank);",
     "                }",
     "            }",
     "        }",
@@ -8999,45 +9343,56 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "",
     "    te_registers_up<240>();",
     "    int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;",
-    "    char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;",
-    "    float scale = te_gemm_scale(a.g);",
-    "    // What a step of 32 bytes of k adds to a descriptor, and the first row of this warpgroup.",
-    "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128, rows = (group - 1) * 64 * WAVES;",
+    "    group--;",
+    "    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.",
+    "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;",
+    "    int rows = WAVES ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;",
+    "#if STORE",
+    "    te_way_out out(a, staged + group * 2 * BUFFER, loads + group * 16, group);",
+    "#endif",
+    "    auto release = [&](int slot) {",
+    "        if (lane == 0) te_mbar_arrive(empty + 8 * slot);",
+    "        if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);",
+    "    };",
     "",
-    "    for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {",
-    "        te_work w(a.g, work);",
-    "        float acc[WAVES][BN / 2];",
+    "    for (te_u32 work = first; work < works; work += step) {",
+    "        te_work w(a.g, work, rank);",
+    "        te_i64 row = w.row + rows, col = w.col + columns;",
+    "        float acc[SUMS][WN / 2];",
+    "#if STORE",
+    "        out.begin((int)row, (int)col);",
+    "#endif",
     "#if PROMOTE",
     "#pragma unroll",
-    "        for (int i = 0; i < WAVES * BN / 2; i++) acc[i / (BN / 2)][i % (BN / 2)] = 0.0f;",
+    "        for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;",
+    "#endif",
+    "#if BLOCK",
+    "        te_ahead ahead;",
+    "        ahead.ask(a.g, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);",
     "#endif",
     "#pragma unroll 1",
     "        for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
     "            te_u32 slot = slots + ring.slot * SLOT;",
-    "            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + BM * SLAB, GROUP);",
+    "            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);",
     "#if BLOCK",
-    "            // Read here, used after the products. Rows beyond the last one take its scale.",
-    "            te_i64 kb = w.k0 / 128 + slab, row = w.row + rows + warp % 4 * 16 + lane / 4;",
-    "            float of_rows[WAVES][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col, kb);",
+    "            float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply",
     "#pragma unroll",
-    "            for (int i = 0; i < 2 * WAVES; i++) {",
-    "                te_i64 at = row + i / 2 * 64 + i % 2 * 8;",
-    "                of_rows[i / 2][i % 2] = te_gemm_block_scale(a.g.block_a, A_2D, a.g.ld_block_a, at < a.g.m ? at : a.g.m - 1, kb);",
-    "            }",
-    "            const float *of_columns = B_1D ? (const float *)(base + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES) : nullptr;",
+    "            for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];",
+    "            if (slab + 1 < w.slabs) ahead.ask(a.g, w.k0 / 128 + slab + 1, row + warp % 4 * 16 + lane / 4, w.col);",
+    "            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) : nullptr;",
     "#endif",
     "            te_mbar_wait(full + 8 * ring.slot, ring.parity);",
     "#if PROMOTE",
     "#pragma unroll",
-    "            for (int v = 0; v < WAVES; v++) {",
-    "                float part[BN / 2];",
+    "            for (int v = 0; v < SUMS; v++) {",
+    "                float part[WN / 2];",
     "                te_wgmma_fence();",
     "#pragma unroll",
     "                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (GROUP >> 4) + s * step_a, db + s * step_b, s != 0);",
     "                te_wgmma_commit();",
     "                te_wgmma_wait<0>();",
     "                te_wgmma_keep(part);",
-    "                if (!B_1D && v == WAVES - 1 && lane == 0) te_mbar_arrive(empty + 8 * ring.slot);",
+    "                if (!B_1D && v == SUMS - 1) release(ring.slot);",
     "#if BLOCK",
     "                if (!B_1D) {",
     "#pragma unroll",
@@ -9046,48 +9401,81 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "                te_add_scaled(acc[v], part, of_rows[v], of_columns);",
     "#else",
     "#pragma unroll",
-    "                for (int i = 0; i < BN / 2; i++) acc[v][i] += part[i];",
+    "                for (int i = 0; i < WN / 2; i++) acc[v][i] += part[i];",
     "#endif",
     "            }",
     "#if B_1D",
     "            __syncwarp(); // every lane has read its scales",
-    "            if (lane == 0) te_mbar_arrive(empty + 8 * ring.slot);",
+    "            release(ring.slot);",
     "#endif",
     "#else",
     "            te_wgmma_fence();",
     "#pragma unroll",
     "            for (int s = 0; s < 4; s++)",
     "#pragma unroll",
-    "                for (int v = 0; v < WAVES; v++)",
+    "                for (int v = 0; v < SUMS; v++)",
     "                    MULTIPLY(TYPES, FLAGS, acc[v], da + v * (GROUP >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);",
     "            te_wgmma_commit();",
     "            te_wgmma_wait<1>(); // the slab before this one is done with",
-    "            if (slab && lane == 0) te_mbar_arrive(empty + 8 * (ring.slot ? ring.slot - 1 : STAGES - 1));",
+    "            if (slab) release(ring.before());",
     "#endif",
     "        }",
     "#if !PROMOTE",
     "        te_wgmma_wait<0>();",
     "#pragma unroll",
-    "        for (int v = 0; v < WAVES; v++) te_wgmma_keep(acc[v]);",
-    "        if (lane == 0) te_mbar_arrive(empty + 8 * (ring.slot ? ring.slot - 1 : STAGES - 1));",
+    "        for (int v = 0; v < SUMS; v++) te_wgmma_keep(acc[v]);",
+    "        release(ring.before());",
     "#endif",
+    "#if STORE",
+    "        out.finish(acc, (int)row, (int)col, w.split);",
+    "#elif SPLIT",
+    "        te_u32 sums = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;",
+    "        te_meet<256>(1); // the other warpgroup reads its last slab no more",
+    "#pragma unroll",
+    "        for (int v = 0; v < SUMS; v++)",
+    "#pragma unroll",
+    "            for (int i = 0; i < WN / 4; i++) // two neighbours in row g, two in row g + 8",
+    "                te_sts8(sums + ((64 * v + i % 2 * 8) * SUM_ROW + i / 2 * 8) * 4, acc[v][2 * i], acc[v][2 * i + 1]);",
+    "        te_cluster_sync();",
+    "        float scale = te_gemm_scale(a.g);",
+    "        const int across = BN / 8, mine = BM / CLUSTER; // pieces of a row; rows",
+    "#pragma unroll 1",
+    "        for (int piece = threadIdx.x - 128; piece < mine * across; piece += 256) {",
+    "            int r = (int)rank * mine + piece / across, c = piece % across * 8;",
+    "            float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, bias[8];",
+    "            if (w.row + r >= a.g.m || w.col + c >= a.g.n) continue;",
+    "#pragma unroll",
+    "            for (int from = 0; from < CLUSTER; from++) {",
+    "                float4 u = te_cluster_load4(slots + (r * SUM_ROW + c) * 4, from), x = te_cluster_load4(slots + (r * SUM_ROW + c + 4) * 4, from);",
+    "                sum[0] += u.x, sum[1] += u.y, sum[2] += u.z, sum[3] += u.w, sum[4] += x.x, sum[5] += x.y, sum[6] += x.z, sum[7] += x.w;",
+    "            }",
+    "            te_gemm_bias8(a.g, w.col + c, bias);",
+    "            te_gemm_finish8(a.g, scale, bias, w.row + r, w.col + c, sum);",
+    "        }",
+    "#else",
     "        te__gemm_kargs e = a.g;",
+    "        char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;",
+    "        float scale = te_gemm_scale(a.g);",
     "        if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;",
     "#pragma unroll 1",
-    "        for (int part = 0; part < WAVES * BN / 64; part++) { // a loop around the long half; the short half must name its registers",
+    "        for (int part = 0; part < SUMS * WN / 64; part++) { // a loop around the long half; the short half must name its registers",
     "#pragma unroll",
-    "            for (int p = 0; p < WAVES * BN / 64; p++)",
+    "            for (int p = 0; p < SUMS * WN / 64; p++)",
     "                if (p == part) {",
     "#pragma unroll",
-    "                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (BN / 64)][p % (BN / 64) * 32 + 4 * j]);",
+    "                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);",
     "                }",
-    "            te_i64 row = w.row + rows + part / (BN / 64) * 64 + warp % 4 * 16;",
-    "            te_gemm_stage_finish<64>(e, scale, stage, row, w.col + part % (BN / 64) * 64);",
+    "            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * 64 + warp % 4 * 16, col + part % (WN / 64) * 64);",
     "        }",
+    "#endif",
     "    }",
+    "#if STORE",
+    "    if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block",
+    "#endif",
+    "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_44[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -9472,7 +9860,7 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_44[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_45[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot.",
     "//",
@@ -9548,7 +9936,7 @@ static const char *const te__source_44[] = { /* ops/gemm/gemm_naive.cu */
     "        }",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_46[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, n]; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -9579,7 +9967,7 @@ static const char *const te__source_45[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_47[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -9627,9 +10015,29 @@ static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
     "    int swizzled;",
     "} te__gemm_decode_kargs;",
     "",
-    "/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple",
-    " * of 1024. */",
-    "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)",
+    "/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */",
+    "typedef struct te__gemm_align_side {",
+    "    const unsigned char *from; /* NULL and no rows: nothing to do */",
+    "    unsigned char *out;        /* [rows, ld_out] */",
+    "    long long rows, bytes;     /* of a row */",
+    "    long long ld, ld_out;      /* ld_out a multiple of 16 */",
+    "} te__gemm_align_side;",
+    "typedef struct te__gemm_align_kargs {",
+    "    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */",
+    "} te__gemm_align_kargs;",
+    "",
+    "/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */",
+    "enum {",
+    "    TE__GEMM_STORE = 1,",
+    "    TE__GEMM_STORE_BIAS = 2,",
+    "    TE__GEMM_STORE_GELU = 4,",
+    "    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */",
+    "    TE__GEMM_STORE_DGELU = 16,",
+    "    TE__GEMM_STORE_ADD = 32 /* to D */",
+    "};",
+    "",
+    "/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */",
+    "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)",
     "",
     "/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */",
     "#ifdef __CUDACC__",
@@ -9638,12 +10046,12 @@ static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
     "#define TE__ALIGN_64",
     "#endif",
     "typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {",
-    "    unsigned long long a_map[16], b_map[16];",
+    "    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];",
     "    te__gemm_kargs g;",
-    "    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */",
+    "    unsigned long long pad[3]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */",
     "} te__gemm_hopper_kargs;",
 };
-static const char *const te__source_47[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_48[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -9699,7 +10107,7 @@ static const char *const te__source_47[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_49[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -9721,7 +10129,7 @@ static const char *const te__source_48[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_50[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -9801,7 +10209,7 @@ static const char *const te__source_49[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/loss/kargs.h */
+static const char *const te__source_51[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -9845,7 +10253,7 @@ static const char *const te__source_50[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_51[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_52[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -9877,7 +10285,7 @@ static const char *const te__source_51[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_53[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers aligned to 16",
@@ -9908,7 +10316,7 @@ static const char *const te__source_52[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_54[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -9947,7 +10355,7 @@ static const char *const te__source_53[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_55[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -9962,7 +10370,7 @@ static const char *const te__source_54[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/math/axpby.cu */
+static const char *const te__source_56[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.",
@@ -10003,7 +10411,7 @@ static const char *const te__source_55[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_57[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: partial [chunks, n] of the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -10052,7 +10460,7 @@ static const char *const te__source_56[] = { /* ops/math/column_sum.cu */
     "    if (first + threadIdx.x < a.n) a.partial[chunk * a.n + first + threadIdx.x] = total;",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/math/column_sum_final.cu */
+static const char *const te__source_58[] = { /* ops/math/column_sum_final.cu */
     "// ops/math/column_sum_final.cu: out [n] = (accumulate ? out : 0) + the sum over the chunks of partial [chunks, n].",
     "//",
     "// Launch: block 256: 32 columns by 8 warps; warp w adds chunks w, w + 8 ..., then the warps are added in order. Grid: n / 32 up.",
@@ -10078,7 +10486,7 @@ static const char *const te__source_57[] = { /* ops/math/column_sum_final.cu */
     "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/math/copy.cu */
+static const char *const te__source_59[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -10193,7 +10601,7 @@ static const char *const te__source_58[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_60[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -10289,7 +10697,7 @@ static const char *const te__source_59[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_61[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -10321,7 +10729,7 @@ static const char *const te__source_60[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_62[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -10418,7 +10826,7 @@ static const char *const te__source_61[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/math/fill.cu */
+static const char *const te__source_63[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.",
@@ -10441,7 +10849,7 @@ static const char *const te__source_62[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/math/kargs.h */
+static const char *const te__source_64[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -10534,7 +10942,7 @@ static const char *const te__source_63[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_64[] = { /* ops/math/random.cu */
+static const char *const te__source_65[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. No alignment.",
@@ -10568,7 +10976,7 @@ static const char *const te__source_64[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/math/sum.cu */
+static const char *const te__source_66[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -10609,7 +11017,7 @@ static const char *const te__source_65[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_67[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -10626,7 +11034,7 @@ static const char *const te__source_66[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_68[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* A block does one tile of 128 rows and 128 columns. */",
@@ -10656,7 +11064,7 @@ static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_68[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 128 x 128: both casts divide it alike. Knows lanes; must not know formats.",
     "//",
     "//      128 columns                     a warp's 32 x 32                      lane l has",
@@ -10729,7 +11137,7 @@ static const char *const te__source_68[] = { /* ops/mxfp8/mxfp8.cuh */
     "    for (int k = 0; k < 8; k++) out[k] = __shfl_sync(TE_MX_ALL, f, (lane & 3) | k << 2);",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads one scale, and the warp hands them out.",
@@ -10803,7 +11211,7 @@ static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_71[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -10993,7 +11401,7 @@ static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/norm/kargs.h */
+static const char *const te__source_72[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -11034,7 +11442,7 @@ static const char *const te__source_71[] = { /* ops/norm/kargs.h */
     "    int accumulate;",
     "} te__norm_bwd_sum_kargs;",
 };
-static const char *const te__source_72[] = { /* ops/norm/norm.cuh */
+static const char *const te__source_73[] = { /* ops/norm/norm.cuh */
     "// ops/norm/norm.cuh: eight neighbours of a row as they lie in memory. Knows formats; nothing of norms' formulas.",
     "//",
     "// A row waits in registers between the passes over it. Sixteen-bit formats stay packed there: half the registers, and",
@@ -11071,7 +11479,7 @@ static const char *const te__source_72[] = { /* ops/norm/norm.cuh */
     "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_74[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -11278,7 +11686,7 @@ static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_74[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_75[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta: the rows of norm_bwd's partial sums, added in fixed order, rounded once.",
     "//",
     "//   a block has 32 columns; its 16 warps take rows w, w + 16, w + 32 .. and their sums are added in the order of w",
@@ -11310,7 +11718,7 @@ static const char *const te__source_74[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_store(out, column, dt, sum);",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_76[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)      two passes, so that large means cost no digits",
@@ -11461,7 +11869,7 @@ static const char *const te__source_75[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_76[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_77[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -11544,7 +11952,7 @@ static const char *const te__source_76[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_77[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_78[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -11608,7 +12016,7 @@ static const char *const te__source_77[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -11774,7 +12182,7 @@ static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -11896,7 +12304,7 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
@@ -11912,7 +12320,7 @@ static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -11990,7 +12398,7 @@ static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -12302,7 +12710,7 @@ static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/optim/adam.cu */
+static const char *const te__source_84[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -12382,7 +12790,7 @@ static const char *const te__source_83[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/optim/kargs.h */
+static const char *const te__source_85[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -12445,7 +12853,7 @@ static const char *const te__source_84[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_85[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_86[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -12469,7 +12877,7 @@ static const char *const te__source_85[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_87[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -12517,7 +12925,7 @@ static const char *const te__source_86[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_88[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -12535,7 +12943,7 @@ static const char *const te__source_87[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_89[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -12583,7 +12991,7 @@ static const char *const te__source_88[] = { /* ops/optim/multi.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_90[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.",
@@ -12628,7 +13036,7 @@ static const char *const te__source_89[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/rope/kargs.h */
+static const char *const te__source_91[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -12663,7 +13071,7 @@ static const char *const te__source_90[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_91[] = { /* ops/rope/rope.cu */
+static const char *const te__source_92[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -12792,7 +13200,7 @@ static const char *const te__source_91[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/shard/kargs.h */
+static const char *const te__source_93[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -12839,7 +13247,7 @@ static const char *const te__source_92[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_93[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_94[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -12856,7 +13264,7 @@ static const char *const te__source_93[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_94[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_95[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -12970,7 +13378,7 @@ static const char *const te__source_94[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_96[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -13097,7 +13505,7 @@ static const char *const te__source_95[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_97[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -13170,7 +13578,7 @@ static const char *const te__source_96[] = { /* ops/shard/shard_cast_transposed.
     "    }",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_98[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -13223,7 +13631,7 @@ static const char *const te__source_97[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/stats/kargs.h */
+static const char *const te__source_99[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -13245,7 +13653,7 @@ static const char *const te__source_98[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_99[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_100[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -13322,7 +13730,7 @@ static const char *const te__source_99[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_101[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -13371,8 +13779,8 @@ static const te__source te__sources[] = {
     {"base/philox.h", te__source_2, 91},
     {"base/scaling.h", te__source_3, 83},
     {"device/base.cuh", te__source_4, 226},
-    {"device/hopper.cuh", te__source_5, 97},
-    {"device/mma.cuh", te__source_6, 99},
+    {"device/hopper.cuh", te__source_5, 173},
+    {"device/mma.cuh", te__source_6, 100},
     {"device/tile.cuh", te__source_7, 57},
     {"ops/act/act.cuh", te__source_8, 82},
     {"ops/act/act_bwd.cu", te__source_9, 64},
@@ -13406,67 +13814,68 @@ static const te__source te__sources[] = {
     {"ops/cast/transpose_nibbles.cu", te__source_37, 49},
     {"ops/dropout/dropout_add.cu", te__source_38, 70},
     {"ops/dropout/kargs.h", te__source_39, 13},
-    {"ops/gemm/epilogue.cuh", te__source_40, 173},
-    {"ops/gemm/gemm_decode.cu", te__source_41, 108},
-    {"ops/gemm/gemm_hopper.cu", te__source_42, 273},
-    {"ops/gemm/gemm_mma.cu", te__source_43, 383},
-    {"ops/gemm/gemm_naive.cu", te__source_44, 74},
-    {"ops/gemm/gemm_reduce.cu", te__source_45, 29},
-    {"ops/gemm/kargs.h", te__source_46, 62},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_47, 54},
-    {"ops/loss/cross_entropy_count.cu", te__source_48, 20},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_49, 78},
-    {"ops/loss/kargs.h", te__source_50, 42},
-    {"ops/loss/loss.cuh", te__source_51, 30},
-    {"ops/loss/mse_bwd.cu", te__source_52, 29},
-    {"ops/loss/mse_fwd.cu", te__source_53, 37},
-    {"ops/loss/mse_sum.cu", te__source_54, 13},
-    {"ops/math/axpby.cu", te__source_55, 39},
-    {"ops/math/column_sum.cu", te__source_56, 47},
-    {"ops/math/column_sum_final.cu", te__source_57, 24},
-    {"ops/math/copy.cu", te__source_58, 113},
-    {"ops/math/embedding_bwd.cu", te__source_59, 94},
-    {"ops/math/embedding_fwd.cu", te__source_60, 30},
-    {"ops/math/embedding_sort.cu", te__source_61, 95},
-    {"ops/math/fill.cu", te__source_62, 21},
-    {"ops/math/kargs.h", te__source_63, 91},
-    {"ops/math/random.cu", te__source_64, 32},
-    {"ops/math/sum.cu", te__source_65, 39},
-    {"ops/math/sum_final.cu", te__source_66, 15},
-    {"ops/mxfp8/kargs.h", te__source_67, 28},
-    {"ops/mxfp8/mxfp8.cuh", te__source_68, 71},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_69, 72},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_70, 188},
-    {"ops/norm/kargs.h", te__source_71, 39},
-    {"ops/norm/norm.cuh", te__source_72, 35},
-    {"ops/norm/norm_bwd.cu", te__source_73, 205},
-    {"ops/norm/norm_bwd_sum.cu", te__source_74, 30},
-    {"ops/norm/norm_fwd.cu", te__source_75, 149},
-    {"ops/nvfp4/arithmetic.h", te__source_76, 81},
-    {"ops/nvfp4/kargs.h", te__source_77, 62},
-    {"ops/nvfp4/nvfp4.cuh", te__source_78, 164},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_79, 120},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_80, 14},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_81, 76},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_82, 310},
-    {"ops/optim/adam.cu", te__source_83, 78},
-    {"ops/optim/kargs.h", te__source_84, 61},
-    {"ops/optim/l2norm_final.cu", te__source_85, 22},
-    {"ops/optim/l2norm_partial.cu", te__source_86, 46},
-    {"ops/optim/l2norm_tensor.cu", te__source_87, 16},
-    {"ops/optim/multi.cuh", te__source_88, 46},
-    {"ops/optim/multi_scale.cu", te__source_89, 43},
-    {"ops/rope/kargs.h", te__source_90, 33},
-    {"ops/rope/rope.cu", te__source_91, 127},
-    {"ops/shard/kargs.h", te__source_92, 45},
-    {"ops/shard/shard.cuh", te__source_93, 15},
-    {"ops/shard/shard_amax.cu", te__source_94, 112},
-    {"ops/shard/shard_cast.cu", te__source_95, 125},
-    {"ops/shard/shard_cast_transposed.cu", te__source_96, 71},
-    {"ops/shard/shard_scales.cu", te__source_97, 51},
-    {"ops/stats/kargs.h", te__source_98, 20},
-    {"ops/stats/quant_error.cu", te__source_99, 75},
-    {"ops/stats/quant_error_final.cu", te__source_100, 41},
+    {"ops/gemm/epilogue.cuh", te__source_40, 187},
+    {"ops/gemm/gemm_align.cu", te__source_41, 51},
+    {"ops/gemm/gemm_decode.cu", te__source_42, 108},
+    {"ops/gemm/gemm_hopper.cu", te__source_43, 517},
+    {"ops/gemm/gemm_mma.cu", te__source_44, 383},
+    {"ops/gemm/gemm_naive.cu", te__source_45, 74},
+    {"ops/gemm/gemm_reduce.cu", te__source_46, 29},
+    {"ops/gemm/kargs.h", te__source_47, 82},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_48, 54},
+    {"ops/loss/cross_entropy_count.cu", te__source_49, 20},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_50, 78},
+    {"ops/loss/kargs.h", te__source_51, 42},
+    {"ops/loss/loss.cuh", te__source_52, 30},
+    {"ops/loss/mse_bwd.cu", te__source_53, 29},
+    {"ops/loss/mse_fwd.cu", te__source_54, 37},
+    {"ops/loss/mse_sum.cu", te__source_55, 13},
+    {"ops/math/axpby.cu", te__source_56, 39},
+    {"ops/math/column_sum.cu", te__source_57, 47},
+    {"ops/math/column_sum_final.cu", te__source_58, 24},
+    {"ops/math/copy.cu", te__source_59, 113},
+    {"ops/math/embedding_bwd.cu", te__source_60, 94},
+    {"ops/math/embedding_fwd.cu", te__source_61, 30},
+    {"ops/math/embedding_sort.cu", te__source_62, 95},
+    {"ops/math/fill.cu", te__source_63, 21},
+    {"ops/math/kargs.h", te__source_64, 91},
+    {"ops/math/random.cu", te__source_65, 32},
+    {"ops/math/sum.cu", te__source_66, 39},
+    {"ops/math/sum_final.cu", te__source_67, 15},
+    {"ops/mxfp8/kargs.h", te__source_68, 28},
+    {"ops/mxfp8/mxfp8.cuh", te__source_69, 71},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_70, 72},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_71, 188},
+    {"ops/norm/kargs.h", te__source_72, 39},
+    {"ops/norm/norm.cuh", te__source_73, 35},
+    {"ops/norm/norm_bwd.cu", te__source_74, 205},
+    {"ops/norm/norm_bwd_sum.cu", te__source_75, 30},
+    {"ops/norm/norm_fwd.cu", te__source_76, 149},
+    {"ops/nvfp4/arithmetic.h", te__source_77, 81},
+    {"ops/nvfp4/kargs.h", te__source_78, 62},
+    {"ops/nvfp4/nvfp4.cuh", te__source_79, 164},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_80, 120},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_81, 14},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_82, 76},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_83, 310},
+    {"ops/optim/adam.cu", te__source_84, 78},
+    {"ops/optim/kargs.h", te__source_85, 61},
+    {"ops/optim/l2norm_final.cu", te__source_86, 22},
+    {"ops/optim/l2norm_partial.cu", te__source_87, 46},
+    {"ops/optim/l2norm_tensor.cu", te__source_88, 16},
+    {"ops/optim/multi.cuh", te__source_89, 46},
+    {"ops/optim/multi_scale.cu", te__source_90, 43},
+    {"ops/rope/kargs.h", te__source_91, 33},
+    {"ops/rope/rope.cu", te__source_92, 127},
+    {"ops/shard/kargs.h", te__source_93, 45},
+    {"ops/shard/shard.cuh", te__source_94, 15},
+    {"ops/shard/shard_amax.cu", te__source_95, 112},
+    {"ops/shard/shard_cast.cu", te__source_96, 125},
+    {"ops/shard/shard_cast_transposed.cu", te__source_97, 71},
+    {"ops/shard/shard_scales.cu", te__source_98, 51},
+    {"ops/stats/kargs.h", te__source_99, 20},
+    {"ops/stats/quant_error.cu", te__source_100, 75},
+    {"ops/stats/quant_error_final.cu", te__source_101, 41},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -22297,9 +22706,29 @@ typedef struct te__gemm_decode_kargs {
     int swizzled;
 } te__gemm_decode_kargs;
 
-/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple
- * of 1024. */
-#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)
+/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */
+typedef struct te__gemm_align_side {
+    const unsigned char *from; /* NULL and no rows: nothing to do */
+    unsigned char *out;        /* [rows, ld_out] */
+    long long rows, bytes;     /* of a row */
+    long long ld, ld_out;      /* ld_out a multiple of 16 */
+} te__gemm_align_side;
+typedef struct te__gemm_align_kargs {
+    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
+} te__gemm_align_kargs;
+
+/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */
+enum {
+    TE__GEMM_STORE = 1,
+    TE__GEMM_STORE_BIAS = 2,
+    TE__GEMM_STORE_GELU = 4,
+    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
+    TE__GEMM_STORE_DGELU = 16,
+    TE__GEMM_STORE_ADD = 32 /* to D */
+};
+
+/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
+#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
 #ifdef __CUDACC__
@@ -22308,9 +22737,9 @@ typedef struct te__gemm_decode_kargs {
 #define TE__ALIGN_64
 #endif
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
-    unsigned long long a_map[16], b_map[16];
+    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[3]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
 
 /* ==== ops/gemm/op.c ============================================================================================= */
@@ -22872,21 +23301,31 @@ typedef struct te__gemm_tile_kind {
     double speed;
     int option; /* gemm_mma: TILE; gemm_hopper: WAVES */
     int threads;
+    int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
 } te__gemm_tile_kind;
 
 typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
     int64_t tiles, splits;
     int64_t k_split; /* k of one split */
+    bool together;   /* the splits of a tile are a cluster, and add up themselves */
 } te__gemm_choice;
 
-/* Times are in slabs of a 128 x 256 tile (0.5 us on an H200). A tile costs its slabs, and filling the pipeline and writing D about five
- * more; splitting k costs a second launch (six) and its partial sums' way through device memory (about 1.6 MB a slab). */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, int64_t m, int64_t n, int64_t slabs, int64_t splits) {
+/* How many tiles, clusters counting as one. */
+static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, int64_t n) {
+    return te__div_up(m, t->bm * (t->bm <= t->bn ? t->cluster : 1)) * te__div_up(n, t->bn * (t->bm > t->bn ? t->cluster : 1));
+}
+
+/* Times are in slabs of a 128 x 256 tile (0.6 us on an H200). A tile costs its slabs, and what is not hidden of writing D; filling the pipeline
+ * happens once. Splitting k costs a second launch (six) and its partial sums' way through device memory (about 1.6 MB a slab); within a cluster,
+ * an exchange, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of them. */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, int64_t m, int64_t n, int64_t slabs, int64_t splits, bool together) {
     double size = (double)t->bm * t->bn / (128.0 * 256.0);
-    int64_t rounds = te__div_up(te__div_up(m, t->bm) * te__div_up(n, t->bn) * splits, te__max(p->num_sms, 1));
-    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 5.0 * size);
-    if (splits > 1) cost += 6.0 + (double)m * (double)n * 4.0 * (double)(splits + 1) / 1.6e6;
+    int64_t at_once = together ? (splits > 2 ? p->num_sms * 31 / 32 : p->num_sms) / splits : p->num_sms / t->cluster;
+    int64_t rounds = te__div_up(te__gemm_cluster_tiles(t, m, n) * (together ? 1 : splits), te__max(at_once, 1));
+    double cost = 2.5 + (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 2.0 * size);
+    if (together) cost += 1.5 + 2.0 * size;
+    else if (splits > 1) cost += 6.0 + (double)m * (double)n * 4.0 * (double)(splits + 1) / 1.6e6;
     return cost;
 }
 
@@ -22903,8 +23342,8 @@ typedef struct te__gemm_problem {
     int block; /* te__gemm_block_kind, or 0 */
 } te__gemm_problem;
 
-/* bk: elements of k in a slab. */
-static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk) {
+/* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
+static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
     const te_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
@@ -22912,18 +23351,25 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
     int64_t slabs = te__div_up(a->k, bk);
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
-    int i, s;
-    for (i = 0; i < count; i++) {
-        for (s = 0; s < TE__COUNT(splits); s++) {
-            double cost = te__gemm_cost(p, &kinds[i], a->m, a->n, slabs, splits[s]);
-            if (s > 0 && (slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) break;
-            if (best.tile && cost >= best_cost) continue;
-            best.tile = &kinds[i];
-            best.splits = splits[s];
-            best_cost = cost;
-        }
-    }
-    best.tiles = te__div_up(a->m, best.tile->bm) * te__div_up(a->n, best.tile->bn);
+    int i, s, together;
+    for (i = 0; i < count; i++)
+        for (s = 0; s < TE__COUNT(splits); s++)
+            for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
+                int64_t each = te__div_up(slabs, splits[s]);
+                double cost = te__gemm_cost(p, &kinds[i], a->m, a->n, slabs, splits[s], together);
+                if (getenv("TE_FORCE") && i != atoi(getenv("TE_FORCE"))) continue;
+                if (getenv("TE_SPLIT") && (together != (atoi(getenv("TE_SPLIT")) < 0) || splits[s] != abs(atoi(getenv("TE_SPLIT"))))) continue;
+                if (s > 0 && slabs < SHORTEST * splits[s]) continue;
+                if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
+                             : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
+                    continue;
+                if (best.tile && cost >= best_cost) continue;
+                best.tile = &kinds[i];
+                best.splits = splits[s];
+                best.together = together != 0;
+                best_cost = cost;
+            }
+    best.tiles = te__gemm_cluster_tiles(best.tile, a->m, a->n);
     best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
     best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
     return best;
@@ -22984,12 +23430,13 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
 /* With splits, D becomes the partial sums: plain f32, one [m, n] a split. True, or the workspace could not be had. */
 static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice *c) {
     if (c->splits == 1) return true;
+    k->k_split = c->k_split;
+    k->splits = (int)c->splits;
+    if (c->together) return true;
     k->d = te__plan_workspace(p, c->splits * k->m * k->n * 4);
     k->d_dt = TE_F32;
     k->ldd = k->n;
     k->d_split = k->m * k->n;
-    k->k_split = c->k_split;
-    k->splits = (int)c->splits;
     k->scale_a = k->scale_b = NULL;
     k->rows_a = k->columns_b = 0;
     k->bias = NULL;
@@ -23011,11 +23458,9 @@ static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const t
     te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
 }
 
+static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te__dtype_size(x->dtype) % 16 == 0; }
 /* A and B, and their rows, start at multiples of 16 bytes. */
-static bool te__gemm_is_aligned(const te__gemm_problem *q) {
-    int64_t bytes = te__dtype_size(q->a.dtype);
-    return (uintptr_t)q->a.data % 16 == 0 && (uintptr_t)q->b.data % 16 == 0 && q->a.ld * bytes % 16 == 0 && q->b.ld * bytes % 16 == 0;
-}
+static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
 
 static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     te__launch_option(l, "A_DT", q->a.dtype);
@@ -23067,6 +23512,37 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
     return q->a.data != NULL && q->b.data != NULL;
 }
 
+/* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
+
+/* Operands that are not aligned are copied into the workspace. False: there was none. */
+static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
+    te__gemm_side *sides[2];
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
+    te__gemm_align_kargs *k = TE__KARGS(p, l, te__gemm_align_kargs);
+    int64_t pieces = 0;
+    int i;
+    sides[0] = &q->a;
+    sides[1] = &q->b;
+    for (i = 0; i < 2; i++) {
+        te__gemm_side *x = sides[i];
+        te__gemm_align_side *s = &k->side[i];
+        int64_t size = te__dtype_size(x->dtype), lines = i ? q->args->n : q->args->m;
+        if (te__gemm_side_is_aligned(x)) continue;
+        s->from = (const unsigned char *)x->data;
+        s->rows = x->k_major ? lines : q->args->k;
+        s->bytes = (x->k_major ? q->args->k : lines) * size;
+        s->ld = x->ld * size;
+        s->ld_out = te__round_up(s->bytes, 16);
+        s->out = (unsigned char *)te__plan_workspace(p, s->rows * s->ld_out);
+        if (!s->out) return false;
+        x->data = s->out;
+        x->ld = s->ld_out / size;
+        pieces = te__max(pieces, s->rows * (s->ld_out / 16));
+    }
+    te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
+    return true;
+}
+
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
@@ -23086,12 +23562,12 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     /* Plain first; the second list is for what needs more registers. Shared memory: four slots of 64 bytes of k. */
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256}, {128, 128, 0.9, 1, 128}, {64, 64, 0.6, 0, 128}};
-    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256}, {64, 64, 0.6, 0, 128}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
+    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
     bool promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
     bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
-    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype));
+    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype), false);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
@@ -23122,7 +23598,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 /* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
-    return p->hopper && q->a.dtype != TE_F32 && te__gemm_is_aligned(q) && te__max(te__max(a->m, a->n), a->k) <= INT_MAX &&
+    return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
@@ -23139,24 +23615,62 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
+/* How D is written, te__gemm_store: by TMA if its rows and those of aux are at multiples of 16 bytes, and at most one thing has to be read. */
+static int te__gemm_store_of(const te__gemm_kargs *k) {
+    int64_t size = te__dtype_size((te_dtype)k->d_dt);
+    bool aligned = (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
+    bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
+    if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
+    return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
+           (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);
+}
+/* The map of D or aux, in boxes of 128 bytes by 64 rows. */
+static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
+    int64_t size = te__dtype_size((te_dtype)k->d_dt);
+    uint64_t dims[3], strides[2];
+    uint32_t box[3];
+    dims[0] = (uint64_t)k->n;
+    dims[1] = (uint64_t)k->m;
+    dims[2] = (uint64_t)k->splits;
+    strides[0] = (uint64_t)(ld * size);
+    strides[1] = (uint64_t)(k->splits > 1 ? k->d_split * size : ld * size);
+    box[0] = (uint32_t)(128 / size);
+    box[1] = 64;
+    box[2] = 1;
+    return te__cuda_tensor_map(p, map, data, (te_dtype)k->d_dt, 3, dims, strides, box, 128);
+}
+
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384}, {256, 128, 0.97, 2, 384}, {128, 128, 0.8, 1, 384}};
-    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.85, 2, 384}, {128, 128, 0.7, 1, 384}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},  {128, 256, 0.99, 1, 384, 1}, {256, 128, 0.99, 2, 384, 2}, {128, 128, 0.94, 1, 384, 2},
+                                               {128, 128, 0.93, 1, 384, 1}, {64, 256, 0.7, 0, 384, 1},   {64, 128, 0.6, 0, 384, 1}};
+    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.95, 2, 384, 2}, {256, 128, 0.94, 2, 384, 1}, {128, 128, 0.86, 1, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
-    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype));
+    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
+    int64_t blocks;
+    int store;
     te__gemm_fill(&k->g, q);
+    if (!te__gemm_split(p, &k->g, &c)) return p->result;
+    store = c.together ? 0 : te__gemm_store_of(&k->g);
+    l->cluster = (unsigned)(c.together ? c.splits : c.tile->cluster);
     te__gemm_options(l, q);
     te__launch_option(l, "BN", c.tile->bn);
     te__launch_option(l, "WAVES", c.tile->option);
+    te__launch_option(l, "CLUSTER", (int)l->cluster);
+    if (c.together) te__launch_option(l, "SPLIT", 1);
     te__launch_option(l, "PROMOTE", promote);
-    te__launch_size(l, te__min(c.tiles * c.splits, te__max(p->num_sms, 1)), 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if (!te__gemm_split(p, &k->g, &c) || te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm) != TE_OK ||
-        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn) != TE_OK)
+    te__launch_option(l, "STORE", store);
+    if (store) te__launch_option(l, "D_DT", k->g.d_dt);
+    blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__max(p->num_sms / c.tile->cluster, 1));
+    te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
+    if (te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
+        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
+        (store && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
+        (k->g.aux && store && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
-    if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (c.splits > 1 && !c.together) te__gemm_plan_reduce(p, q, &c, k->g.d);
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
@@ -23165,6 +23679,13 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 }
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
+
+/* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
+static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
+    if (lines != 1 || (!x->k_major && x->ld != 1)) return;
+    x->k_major = true;
+    x->ld = te__round_up(k, 16);
+}
 
 static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
@@ -23178,12 +23699,17 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     q.b.dtype = a->b->dtype;
     q.b.ld = te__gemm_ld(a->b);
     q.b.k_major = a->b_transposed;
+    if (a->scaling_a < TE_SCALING_MXFP8) {
+        te__gemm_one_line(&q.a, a->m, a->k);
+        te__gemm_one_line(&q.b, a->n, a->k);
+    }
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    return te__gemm_fits_hopper(p, &q) ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
+    if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
+    return te__gemm_is_aligned(&q) || te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }
 
 /* ==== ops/norm/kargs.h ========================================================================================== */

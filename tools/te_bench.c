@@ -2,15 +2,17 @@
  * there) for products, a device-to-device copy for everything that moves memory.
  *
  *     te_bench [--csv FILE] [--profile] [WORD ...]
+ *     te_bench --tune [MxNxK | all] [tn | nn | nt] [f32] [bf16 | fp8 | fp8-split | fp8-1x128-128x128 | fp8-1x128-1x128 | mxfp8 | nvfp4]
  *
  * WORD: only rows whose name has one of them: gemm, "gemm bf16", epilogue, odd, norm, adam, layer .. --profile: below each row of a layer, the time of
- * each kernel.
+ * each kernel. --tune: every tile and number of splits that te_gemm's choice weighs, fastest first, with what it thinks of them.
  *
  * Every figure is the median of at least 15 runs between CUDA events, on random normal data, with the L2 cache flushed before each run:
  * by writing, which leaves it as full of lines to be written back as a call that writes leaves it; before calls that only read, by writing
  * and then reading, since such a call leaves none either. Clocks are left as they are. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
+#define TE__TUNE
 #include "te.h"
 #include <time.h>
 
@@ -542,8 +544,8 @@ static void bench_epilogues(bench *b) {
 
 /* Small and odd shapes, over the next multiples of 128 (k: 64): the padded shape's time over this one's. */
 static void bench_odd(bench *b) {
-    static const int64_t odd[][3] = {{1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {127, 129, 255}, {1, 4095, 4097}, {4097, 1, 4095}, {63, 2111, 7167}, {511, 4095, 4095}, {1000, 1000, 1000},
-                                     {4095, 4097, 4095}, {4096, 4096, 4095}, {4096, 4095, 4096}, {4095, 4096, 4096}, {8191, 6145, 4097}, {8192, 50257, 768}};
+    static const int64_t odd[][3] = {{4095, 4097, 4095}, {1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {127, 129, 255}, {1, 4095, 4097}, {4097, 1, 4095}, {63, 2111, 7167}, {511, 4095, 4095}, {1000, 1000, 1000},
+                                     {4096, 4096, 4095}, {4096, 4095, 4096}, {4095, 4096, 4096}, {8191, 6145, 4097}, {8192, 50257, 768}};
     static const struct {
         const char *name;
         te_quant_kind kind;
@@ -1000,6 +1002,24 @@ static void run_layer(bench *b, void *arg) {
     te_scope_end(b->te);
 }
 
+/* Seconds of the host for each launch of a step that the GPU has not begun to wait for. */
+static double layer_host_time(bench *b, layer_step *s) {
+    enum { RUNS = 15 };
+    float times[RUNS];
+    int i;
+    for (i = 0; i < RUNS; i++) {
+        uint64_t launches = (uint64_t)b->te->jit_stats.launches;
+        double began;
+        te_synchronize(b->te);
+        began = te__time_now();
+        run_layer(b, s);
+        times[i] = (float)((te__time_now() - began) / (double)te__max((uint64_t)b->te->jit_stats.launches - launches, 1));
+    }
+    te_synchronize(b->te);
+    qsort(times, RUNS, sizeof(float), by_value);
+    return (double)times[RUNS / 2];
+}
+
 /* Llama-8B's, without its attention core, over our bf16. */
 static void bench_layer(bench *b, int64_t tokens) {
     static const struct {
@@ -1045,10 +1065,140 @@ static void bench_layer(bench *b, int64_t tokens) {
         if (!rows[i].recipe) seconds[0] = measure(b, run_layer, &step);
         else measure_both(b, run_layer, &step, run_layer, &plain, seconds);
         report_against(b, rows[i].name, shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s", "our bf16");
+        seconds[0] = layer_host_time(b, &step);
+        report(b, "host time of a launch", rows[i].name, seconds[0], seconds[0] * 1e6, "us");
         if (b->profile) profile(b, run_layer, &step);
     }
     te_module_destroy(plain.layer);
     te_scope_end(b->te);
+}
+
+/* ---- alternatives of a product: --tune ---- */
+
+typedef struct alternative {
+    double seconds, cost; /* measured, and what the choice thinks in units of its own */
+    int index;
+    char text[TE__LAUNCH_TEXT + 32];
+} alternative;
+
+static void run_alternative(bench *b, void *arg) {
+    te__gemm_tune.count = 0;
+    run_ours(b, arg);
+}
+static int by_seconds(const void *a, const void *b) {
+    double x = ((const alternative *)a)->seconds, y = ((const alternative *)b)->seconds;
+    return (x > y) - (x < y);
+}
+
+/* Options of the product's own kernel and its splits, the operands' formats left out. */
+static void alternative_text(bench *b, const product *p, char *text, size_t size) {
+    te__plan *plan = (te__plan *)malloc(sizeof *plan);
+    bool pushed;
+    int i, o;
+    size_t used = 0;
+    text[0] = 0;
+    if (!plan) return;
+    if (te__cuda_enter(b->te, &pushed) == TE_OK) {
+        te__gemm_tune.count = 0;
+        te__cuda_plan(b->te, plan, TE_OP_GEMM, &p->args);
+        for (i = 0; i < plan->num_launches; i++) {
+            const te__launch *l = &plan->launch[i];
+            bool hopper = strcmp(l->kernel, "gemm_hopper") == 0;
+            int splits;
+            if (!hopper && strcmp(l->kernel, "gemm_mma") != 0) continue;
+            splits = hopper ? ((const te__gemm_hopper_kargs *)l->args)->g.splits : ((const te__gemm_kargs *)l->args)->splits;
+            used += (size_t)snprintf(text + used, size - used, "%s, splits %d, grid %u x %u", l->kernel, splits, l->grid[0], l->grid[1]);
+            for (o = 0; o < l->num_options && used < size; o++) {
+                const char *name = l->option[o].name;
+                if (strcmp(name, "A_DT") && strcmp(name, "B_DT") && strcmp(name, "A_T") && strcmp(name, "B_T"))
+                    used += (size_t)snprintf(text + used, size - used, ", %s %d", name, l->option[o].value);
+            }
+        }
+        te__plan_end(plan);
+        te__cuda_leave(pushed);
+    }
+    free(plan);
+}
+
+/* Every tile and number of splits that the choice weighs, fastest first; "*": the one that it picks. most: lines. */
+static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dtype out, bool split, int64_t m, int64_t n, int64_t k, int most) {
+    enum { MAX_ALTERNATIVES = 511 };
+    static alternative list[MAX_ALTERNATIVES];
+    double flops = 2.0 * (double)m * (double)n * (double)k, theirs = 0, picked = 0, cheapest = 0;
+    char shape[64], pick[sizeof list[0].text];
+    product p;
+    int i, count, shown = 0;
+    shape_text(shape, m, n, k);
+    te_scope_begin(b->te);
+    te__gemm_tune.take = -1;
+    if (product_open(b, &p, kind, b_2d, l, TE_BF16, out, m, n, k)) {
+        p.args.split_accumulator |= split;
+        alternative_text(b, &p, pick, sizeof pick);
+        count = (int)te__min(te__gemm_tune.count, MAX_ALTERNATIVES);
+        for (i = 0; i < count && te_ok(b->te); i++) {
+            te__gemm_tune.take = list[i].index = i;
+            alternative_text(b, &p, list[i].text, sizeof list[i].text);
+            list[i].cost = te__gemm_tune.cost[i];
+            list[i].seconds = measure(b, run_alternative, &p);
+            if (!cheapest || list[i].cost < cheapest) cheapest = list[i].cost;
+            if (strcmp(list[i].text, pick) == 0) picked = list[i].seconds;
+        }
+        te__gemm_tune.take = -1;
+        te__gemm_tune.count = 0;
+        if (lt_prepare(b, &p)) theirs = measure(b, run_theirs, &p);
+        qsort(list, (size_t)count, sizeof *list, by_seconds);
+        if (te_ok(b->te) && count)
+            printf("%s: picks %.1f us, %.0f TFLOP/s; best of %d: %.1f us, %.3f of that; cuBLASLt %.1f us (0: has none)\n", shape, picked * 1e6, flops / picked * 1e-12, count,
+                   list[0].seconds * 1e6, list[0].seconds / picked, theirs * 1e6);
+        for (i = 0; i < count && te_ok(b->te); i++) {
+            bool is_pick = strcmp(list[i].text, pick) == 0;
+            if (shown++ >= most && !is_pick) continue;
+            printf("  %c %8.1f us %7.1f TFLOP/s   cost %8.1f (%.2f)   %s\n", is_pick ? '*' : ' ', list[i].seconds * 1e6, flops / list[i].seconds * 1e-12, list[i].cost,
+                   list[i].cost / cheapest, list[i].text);
+        }
+    }
+    if (!te_ok(b->te)) {
+        printf("%s failed: %s\n", shape, te_error(b->te));
+        te_clear_error(b->te);
+    }
+    fflush(stdout);
+    te_scope_end(b->te);
+}
+
+/* Words: a shape as MxNxK, "all" (those of the other rows; the five fastest of each); tn, nn, nt; f32; a format. */
+static int tune(bench *b) {
+    static const struct {
+        const char *word;
+        te_quant_kind kind;
+        bool b_2d, split;
+    } formats[] = {{"bf16", TE_QUANT_NONE, false, false}, {"fp8", TE_QUANT_CURRENT, false, false}, {"fp8-split", TE_QUANT_CURRENT, false, true},
+                   {"fp8-1x128-128x128", TE_QUANT_BLOCK, true, true}, {"fp8-1x128-1x128", TE_QUANT_BLOCK, false, true}, {"mxfp8", TE_QUANT_MXFP8, false, false},
+                   {"nvfp4", TE_QUANT_NVFP4, false, false}};
+    static const char *const layouts[] = {"tn", "nn", "nt"};
+    int format = 0, i, w;
+    int64_t m = 0, n = 0, k = 0;
+    layout l = TN;
+    te_dtype out = TE_BF16;
+    for (w = 0; w < b->num_words; w++) {
+        const char *word = b->words[w];
+        long long x, y, z;
+        bool known = strcmp(word, "all") == 0;
+        if (sscanf(word, "%lldx%lldx%lld", &x, &y, &z) == 3 && x > 0 && y > 0 && z > 0) m = x, n = y, k = z, known = true;
+        for (i = 0; i < 3; i++)
+            if (strcmp(word, layouts[i]) == 0) l = (layout)i, known = true;
+        if (strcmp(word, "f32") == 0) out = TE_F32, known = true;
+        for (i = 0; i < (int)(sizeof formats / sizeof *formats); i++)
+            if (strcmp(word, formats[i].word) == 0) format = i, known = true;
+        if (!known) {
+            fprintf(stderr, "te_bench: --tune [MxNxK | all] [tn | nn | nt] [f32] [bf16 | fp8 | fp8-split | fp8-1x128-128x128 | fp8-1x128-1x128 | mxfp8 | nvfp4], not %s\n", word);
+            return 2;
+        }
+    }
+    if (formats[format].kind != TE_QUANT_NONE) l = TN;
+    for (i = 0; i < NUM_SHAPES && !m; i++)
+        tune_shape(b, formats[format].kind, formats[format].b_2d, l, out, formats[format].split, shapes[i][0], shapes[i][1], shapes[i][2], 5);
+    if (m) tune_shape(b, formats[format].kind, formats[format].b_2d, l, out, formats[format].split, m, n, k, 1000);
+    return 0;
 }
 
 /* What the figures are of. */
@@ -1065,22 +1215,41 @@ static void bench_head(bench *b) {
     if (b->csv) fprintf(b->csv, "# %s\nwhat,shape,microseconds,ours,unit,against,theirs,ratio\n", text);
 }
 
+static void measure_all(bench *b) {
+    bench_gemm(b);
+    bench_decoded(b, "gemm mxfp8", TE_QUANT_MXFP8);
+    bench_decoded(b, "gemm nvfp4", TE_QUANT_NVFP4);
+    bench_epilogues(b);
+    bench_odd(b);
+    bench_host(b);
+    bench_memory(b, 16384, 4096);
+    bench_memory(b, 8192, 8192);
+    bench_adam(b, 500, 1 << 20);
+    bench_cross_entropy(b, 8192, 128256);
+    bench_layer(b, 8192);
+    bench_attention(b, 4, 32, 32, 4096, 128, true);
+    bench_attention(b, 4, 32, 32, 4096, 64, true);
+    bench_attention(b, 2, 32, 8, 8192, 128, false);
+}
+
 int main(int argc, char **argv) {
     bench b = TE_ZERO;
     cublaslt lt = TE_ZERO;
     te_ctx_desc desc = TE_ZERO;
     te_tensor *pair[2];
     int64_t bytes;
-    bool pushed;
-    int i;
+    bool pushed, tunes = false;
+    int i, status = 0;
     b.words = (const char **)argv;
     for (i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--csv") == 0 && i + 1 < argc)
             b.csv = fopen(argv[++i], "w");
         else if (strcmp(argv[i], "--profile") == 0)
             b.profile = true;
+        else if (strcmp(argv[i], "--tune") == 0)
+            tunes = true;
         else if (argv[i][0] == '-') {
-            fprintf(stderr, "te_bench: %s\nusage: te_bench [--csv FILE] [--profile] [WORD ...]\n", argv[i]);
+            fprintf(stderr, "te_bench: %s\nusage: te_bench [--csv FILE] [--profile] [WORD ...]\n       te_bench --tune [MxNxK | all] [LAYOUT] [f32] [FORMAT]\n", argv[i]);
             return 2;
         } else
             argv[b.num_words++] = argv[i];
@@ -1112,22 +1281,10 @@ int main(int argc, char **argv) {
     te__drop(pair[0]);
     te__drop(pair[1]);
     bench_head(&b);
-    bench_gemm(&b);
-    bench_decoded(&b, "gemm mxfp8", TE_QUANT_MXFP8);
-    bench_decoded(&b, "gemm nvfp4", TE_QUANT_NVFP4);
-    bench_epilogues(&b);
-    bench_odd(&b);
-    bench_host(&b);
-    bench_memory(&b, 16384, 4096);
-    bench_memory(&b, 8192, 8192);
-    bench_adam(&b, 500, 1 << 20);
-    bench_cross_entropy(&b, 8192, 128256);
-    bench_layer(&b, 8192);
-    bench_attention(&b, 4, 32, 32, 4096, 128, true);
-    bench_attention(&b, 4, 32, 32, 4096, 64, true);
-    bench_attention(&b, 2, 32, 8, 8192, 128, false);
+    if (tunes) status = tune(&b);
+    else measure_all(&b);
     te_scope_end(b.te);
     te_ctx_destroy(b.te);
     if (b.csv) fclose(b.csv);
-    return 0;
+    return status;
 }

@@ -142,7 +142,7 @@ static void run_all(void) {
 }
 
 static void print_head(void) {
-    printf("%-28s %-58s", "kernel", "options");
+    printf("%-28s %-80s", "kernel", "options");
     for (int a = 0; a < NUM_ARCHS; a++) {
         char arch[24];
         te__nvrtc_arch(NULL, archs[a], arch, sizeof arch);
@@ -155,7 +155,7 @@ static int print_row(const row *r) {
     char name[192];
     int failures = 0, slowest = 0;
     snprintf(name, sizeof name, "%s/%s", r->family, r->kernel);
-    printf("%-28s %-58s", name, r->options[0] ? r->options : "(general)");
+    printf("%-28s %-80s", name, r->options[0] ? r->options : "(general)");
     for (int a = 0; a < NUM_ARCHS; a++) {
         const result *x = &r->results[a];
         char cell[16] = "-";

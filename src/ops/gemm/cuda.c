@@ -51,6 +51,22 @@ typedef struct te__gemm_problem {
     int block; /* te__gemm_block_kind, or 0 */
 } te__gemm_problem;
 
+/* For `te_bench --tune`, which has one alternative after the other taken: `take`, -1 for the best. */
+#ifdef TE__TUNE
+static struct te__gemm_tune {
+    int take, count;
+    double cost[512];
+} te__gemm_tune = {-1, 0, {0}};
+static bool te__gemm_skips(double cost) {
+    int index = te__gemm_tune.count < TE__COUNT(te__gemm_tune.cost) - 1 ? te__gemm_tune.count++ : te__gemm_tune.count;
+    te__gemm_tune.cost[index] = cost;
+    return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
+}
+#define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
+#else
+#define TE__GEMM_SKIPS(cost) false
+#endif
+
 /* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
 static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
     const te_gemm_args *a = q->args;
@@ -66,13 +82,11 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
             for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
                 int64_t each = te__div_up(slabs, splits[s]);
                 double cost = te__gemm_cost(p, &kinds[i], a->m, a->n, slabs, splits[s], together);
-                if (getenv("TE_FORCE") && i != atoi(getenv("TE_FORCE"))) continue;
-                if (getenv("TE_SPLIT") && (together != (atoi(getenv("TE_SPLIT")) < 0) || splits[s] != abs(atoi(getenv("TE_SPLIT"))))) continue;
                 if (s > 0 && slabs < SHORTEST * splits[s]) continue;
                 if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
                              : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
                     continue;
-                if (best.tile && cost >= best_cost) continue;
+                if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
                 best.tile = &kinds[i];
                 best.splits = splits[s];
                 best.together = together != 0;

@@ -877,6 +877,7 @@ typedef struct te_quant_error_args {
  *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
  *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
  *   aux      [m, n] of D's format
+ *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
  * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
@@ -891,7 +892,7 @@ typedef struct te_gemm_args {
     const te_tensor *scale_a, *scale_b;
     const te_tensor *bias;
     te_epilogue epilogue;
-    te_tensor *aux;
+    te_tensor *aux, *bias_gradient;
     te_scaling scaling_a, scaling_b;
     const te_tensor *amax_a, *amax_b;
     bool swizzled_scales;
@@ -5987,10 +5988,12 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    TE__REGISTERS_32 \", \" \\",
     "    \"%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, \" \\",
     "    \"%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63\"",
-    "#define TE__REGISTERS_128 \\",
+    "#define TE__REGISTERS_96 \\",
     "    TE__REGISTERS_64 \", \" \\",
     "    \"%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, \" \\",
-    "    \"%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, \" \\",
+    "    \"%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95\"",
+    "#define TE__REGISTERS_128 \\",
+    "    TE__REGISTERS_96 \", \" \\",
     "    \"%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, \" \\",
     "    \"%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127\"",
     "#define TE__FLOATS_8(d, i) \\",
@@ -6008,6 +6011,11 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %66, 0;\\n\"                                                                \\",
     "                 \"wgmma.mma_async.sync.aligned.m64n128\" types \" {\" TE__REGISTERS_64 \"}, %64, %65, p\" flags \"; }\"            \\",
     "                 : TE__FLOATS_64(d, 0)                                                                                      \\",
+    "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
+    "#define TE_WGMMA_192(types, flags, d, a, b, keep)                                                                           \\",
+    "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %98, 0;\\n\"                                                                \\",
+    "                 \"wgmma.mma_async.sync.aligned.m64n192\" types \" {\" TE__REGISTERS_96 \"}, %96, %97, p\" flags \"; }\"            \\",
+    "                 : TE__FLOATS_64(d, 0), TE__FLOATS_32(d, 64)                                                                \\",
     "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
     "#define TE_WGMMA_256(types, flags, d, a, b, keep)                                                                           \\",
     "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %130, 0;\\n\"                                                               \\",
@@ -6044,6 +6052,7 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "    asm volatile(\"st.shared.v4.b32 [%0], {%1, %2, %3, %4};\" ::\"r\"(dst), \"r\"(v.x), \"r\"(v.y), \"r\"(v.z), \"r\"(v.w) : \"memory\");",
     "}",
     "TE_DEV void te_sts8(te_u32 dst, float x, float y) { asm volatile(\"st.shared.v2.f32 [%0], {%1, %2};\" ::\"r\"(dst), \"f\"(x), \"f\"(y) : \"memory\"); }",
+    "TE_DEV void te_lds8(te_u32 src, float &x, float &y) { asm volatile(\"ld.shared.v2.f32 {%0, %1}, [%2];\" : \"=f\"(x), \"=f\"(y) : \"r\"(src)); }",
     "TE_DEV te_u32 te_lds4(te_u32 src) {",
     "    te_u32 r;",
     "    asm volatile(\"ld.shared.b32 %0, [%1];\" : \"=r\"(r) : \"r\"(src));",
@@ -8973,18 +8982,22 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "// A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then",
     "// empty when both blocks' warps have given it back.",
     "//",
+    "// PINGPONG: each of the two has tiles of 128 x BN of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies",
+    "// the other writes its D.",
+    "//",
     "// SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,",
     "// and adds up the rows that are its own, from all blocks in order.",
     "//",
-    "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two buffers of each warpgroup, and clip at D's edges by",
-    "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer two chunks before. Other D",
-    "// (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh.",
+    "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by",
+    "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before. Other",
+    "// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh. The bias gradient leaves as a sum",
+    "// over each warp's rows of a tile, to be added up by gemm_bias_gradient.",
     "//",
     "// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the",
     "// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.",
     "//",
     "// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =",
-    "//          128 WAVES, or 64; BM + BN <= 384), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0",
+    "//          128 WAVES, or 64; BM + BN <= 384), PINGPONG (0 if left out; WAVES = 1, BN = 128 or 192), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0",
     "//          if left out), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK",
     "//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE).",
     "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16",
@@ -8993,6 +9006,13 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=81 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=3 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=0 PROMOTE=1 STORE=81 D_DT=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=17 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1",
@@ -9011,6 +9031,8 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
     "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
     "#include \"device/hopper.cuh\"",
@@ -9036,9 +9058,12 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "#ifndef SPLIT",
     "#define SPLIT 0",
     "#endif",
+    "#ifndef PINGPONG",
+    "#define PINGPONG 0",
+    "#endif",
     "",
     "#define BM (WAVES ? 128 * WAVES : 64)",
-    "#define SUMS (WAVES ? WAVES : 1)  // accumulators of a warpgroup, each 64 x WN",
+    "#define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN",
     "#define WN (WAVES ? BN : BN / 2)",
     "#define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype",
     "#define SLAB 128                     // bytes of k",
@@ -9050,16 +9075,18 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind",
     "#define A_2D (BLOCK == 3)",
     "#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab",
-    "#define STAGES ((TE__GEMM_HOPPER_SHARED - 4 * BUFFER - 32) / (SLOT + SCALES + 16))",
+    "#define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup",
+    "#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8)) / (SLOT + SCALES + 16))",
     "#define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major",
     "#define BUFFER (64 * 128) // bytes of a chunk of D",
     "#define CHUNK (D_DT == 1 ? 32 : 64) // columns of it",
     "#define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile",
     "#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once",
-    "#define LOADS (STORE && (STORE & 16 || (STORE & 32 && D_DT != 1)))",
+    "#define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
     "static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), \"the sums take the slots' place\");",
     "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
+    "static_assert(!PINGPONG || (WAVES == 1 && !PROMOTE && !SPLIT), \"two waves of one warpgroup are a tile\");",
     "static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, \"both ways out use the same memory\");",
     "",
     "#if A_DT == 2",
@@ -9087,6 +9114,8 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_FLAG_1 \", 0\"",
     "#if BN == 256 && WAVES",
     "#define MULTIPLY TE_WGMMA_256",
+    "#elif BN == 192",
+    "#define MULTIPLY TE_WGMMA_192",
     "#elif BN == 128 && !WAVES",
     "#define MULTIPLY TE_WGMMA_64",
     "#else",
@@ -9098,6 +9127,10 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "    int slot, parity;",
     "    TE_DEV void next() {",
     "        if (++slot == STAGES) slot = 0, parity ^= 1;",
+    "    }",
+    "    TE_DEV void skip(int slabs) {",
+    "        int at = slot + slabs;",
+    "        parity ^= at / STAGES & 1, slot = at % STAGES;",
     "    }",
     "    TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }",
     "};",
@@ -9154,14 +9187,28 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "",
     "// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last take its scale.",
     "struct te_ahead {",
+    "    const float *rows, *tile;",
+    "    int at[2 * SUMS]; // of the rows' scales",
     "    float of_rows[2 * SUMS], of_tile;",
-    "    TE_DEV void ask(const te__gemm_kargs &a, te_i64 block, te_i64 line, te_i64 col) {",
-    "        of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.block_b, 1, a.ld_block_b, col < a.n ? col : 0, block);",
+    "    TE_DEV te_ahead(const te__gemm_kargs &a, te_i64 block, te_i64 line, te_i64 col) : of_tile(1.0f) {",
+    "        rows = a.block_a + block * (A_2D ? 1 : a.ld_block_a);",
+    "        tile = a.block_b + (col < a.n ? col >> 7 : 0) * a.ld_block_b + block;",
     "#pragma unroll",
     "        for (int i = 0; i < 2 * SUMS; i++) {",
-    "            te_i64 at = line + i / 2 * 64 + i % 2 * 8;",
-    "            of_rows[i] = te_gemm_block_scale(a.block_a, A_2D, a.ld_block_a, at < a.m ? at : a.m - 1, block);",
+    "            te_i64 l = line + i / 2 * 64 + i % 2 * 8;",
+    "            if (l >= a.m) l = a.m - 1;",
+    "            at[i] = (int)(A_2D ? (l >> 7) * a.ld_block_a : l);",
     "        }",
+    "        ask();",
+    "    }",
+    "    TE_DEV void ask() {",
+    "        if (!B_1D) of_tile = *tile;",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2 * SUMS; i++) of_rows[i] = rows[at[i]];",
+    "    }",
+    "    TE_DEV void next(const te__gemm_kargs &a) {",
+    "        rows += A_2D ? 1 : a.ld_block_a, tile++;",
+    "        ask();",
     "    }",
     "};",
     "",
@@ -9169,33 +9216,38 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "",
     "struct te_way_out {",
     "    const te__gemm_hopper_kargs &a;",
-    "    te_u32 buffers, loads; // two chunks of shared memory; two barriers: what was loaded into them is there",
-    "    int group, lane, parity;",
+    "    te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there",
+    "    int group, lane;",
+    "    te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity",
     "    bool leader; // the thread that speaks to TMA",
     "    float scale;",
-    "    float2 bias[WN / 64]; // lane 4 g + t: of columns 64 i + 8 g + 2 t and the next",
+    "    float2 bias[(WN + 63) / 64]; // lane 4 g + t: of columns 64 i + 8 g + 2 t and the next",
     "",
     "    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)",
-    "        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), parity(0), leader(threadIdx.x % 128 == 0),",
+    "        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),",
     "          scale(te_gemm_scale(args.g)) {}",
     "",
-    "    TE_DEV void ask(int chunk, int row, int col) const { // for what the chunk needs of aux or D",
-    "        te_u32 bar = loads + 8 * (chunk & 1);",
+    "    // Chunks go down before they go on to the next columns.",
+    "    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * 64; }",
+    "    static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }",
+    "    TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }",
+    "    TE_DEV void ask(te_u32 at, int row, int col) const { // for what a chunk needs of aux or D",
+    "        te_u32 bar = loads + 8 * (at % BUFFERS);",
     "        te_mbar_expect(bar, BUFFER);",
-    "        te_tma_load3(buffers + (chunk & 1) * BUFFER, STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);",
+    "        te_tma_load3(buffer_of(at), STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);",
     "    }",
     "",
-    "    // Before the products: what can be asked for already.",
+    "    // While the first products are under way: what can be asked for already.",
     "    TE_DEV void begin(int row, int col) {",
     "        if (LOADS && leader) {",
     "            te_bulk_wait_read<0>();",
-    "            ask(0, row, col);",
-    "            if (CHUNKS > 1) ask(1, row, col + CHUNK);",
+    "#pragma unroll",
+    "            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk));",
     "        }",
     "        __syncwarp();",
     "        if (STORE & 2) {",
     "#pragma unroll",
-    "            for (int i = 0; i < WN / 64; i++) {",
+    "            for (int i = 0; i < (WN + 63) / 64; i++) {",
     "                te_i64 at = col + 64 * i + 8 * (lane >> 2) + 2 * (lane & 3);",
     "                bias[i].x = at < a.g.n ? te_gemm_load(a.g.bias, at, a.g.bias_dt) : 0.0f;",
     "                bias[i].y = at + 1 < a.g.n ? te_gemm_load(a.g.bias, at + 1, a.g.bias_dt) : 0.0f;",
@@ -9208,12 +9260,27 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "        int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);",
     "        return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);",
     "    }",
+    "    // ... and its two f32 of columns 8 j ..; eight rows on: + 8 * 128.",
+    "    TE_DEV te_u32 pair(te_u32 buffer, int j) const {",
+    "        int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;",
+    "        return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;",
+    "    }",
+    "    TE_DEV void get(te_u32 buffer, int j, float v[8]) const {",
+    "        if (D_DT == 1) {",
+    "#pragma unroll",
+    "            for (int i = 0; i < 4; i++) te_lds8(pair(buffer, j + i / 2) + i % 2 * 8 * 128, v[2 * i], v[2 * i + 1]);",
+    "            return;",
+    "        }",
+    "        te_u32 r[4];",
+    "        te_ldmatrix4(r, word(buffer, j));",
+    "#pragma unroll",
+    "        for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, v[2 * i], v[2 * i + 1]);",
+    "    }",
     "    TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {",
     "        if (D_DT == 1) {",
-    "            int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;",
     "#pragma unroll",
     "            for (int j = 0; j < CHUNK / 8; j++) {",
-    "                te_u32 at = buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;",
+    "                te_u32 at = pair(buffer, j);",
     "                te_sts8(at, v[4 * j], v[4 * j + 1]);",
     "                te_sts8(at + 8 * 128, v[4 * j + 2], v[4 * j + 3]);",
     "            }",
@@ -9227,37 +9294,54 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "            te_stmatrix4(word(buffer, j), r);",
     "        }",
     "    }",
-    "    TE_DEV void send(const void *map, te_u32 buffer, int row, int col, int split) const {",
+    "    TE_DEV void send(const void *map, bool add, te_u32 buffer, int row, int col, int split) const {",
     "        te_async_fence();",
     "        te_meet<128>(1 + group);",
     "        if (leader) {",
-    "            if (STORE & 32 && D_DT == 1) te_tma_add3(map, buffer, col, row, split);",
+    "            if (add) te_tma_add3(map, buffer, col, row, split);",
     "            else te_tma_store3(map, buffer, col, row, split);",
     "            te_bulk_commit();",
     "        }",
     "        __syncwarp();",
     "    }",
     "",
+    "    // Adds up the chunk's columns over this warp's rows of it, as they are stored: lane 4 j + t gets those of columns 8 j + 2 t and the next.",
+    "    TE_DEV float2 column_sums(const float (&v)[CHUNK / 2], int row) const {",
+    "        int first = row + threadIdx.x % 128 / 32 * 16 + (lane >> 2);",
+    "        bool lo = first < a.g.m, hi = first + 8 < a.g.m;",
+    "        float2 mine = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "        for (int j = 0; j < CHUNK / 8; j++) {",
+    "            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};",
+    "#pragma unroll",
+    "            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);",
+    "            x[0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), x[1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);",
+    "#pragma unroll",
+    "            for (int d = 4; d < 32; d *= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], d), x[1] += __shfl_xor_sync(0xffffffffu, x[1], d);",
+    "            if (lane >> 2 == j) mine = make_float2(x[0], x[1]);",
+    "        }",
+    "        return mine;",
+    "    }",
+    "    TE_DEV void store_sums(float2 sums, int row, int col) const {",
+    "        te_i64 at = col + 8 * (lane >> 2) + 2 * (lane & 3);",
+    "        float *to = a.g.row_sums + ((te_i64)(row / (64 * SUMS)) * 4 + threadIdx.x % 128 / 32) * a.g.n;",
+    "        if (lane >> 2 >= CHUNK / 8 || row >= a.g.m) return;",
+    "        if (at < a.g.n) to[at] = sums.x;",
+    "        if (at + 1 < a.g.n) to[at + 1] = sums.y;",
+    "    }",
+    "",
     "    // acc to rows `row` .. and columns `col` .. of D.",
     "    TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {",
+    "        float2 sums = make_float2(0.0f, 0.0f);",
     "#pragma unroll",
     "        for (int chunk = 0; chunk < CHUNKS; chunk++) {",
-    "            const int sum = chunk / (WN / CHUNK), first = chunk % (WN / CHUNK) * CHUNK;",
-    "            int at_row = row + 64 * sum, at_col = col + first;",
-    "            te_u32 buffer = buffers + (chunk & 1) * BUFFER;",
-    "            float v[CHUNK / 2], old[CHUNK / 2];",
+    "            const int sum = chunk % SUMS, first = col_of(chunk);",
+    "            int at_row = row + row_of(chunk), at_col = col + first;",
+    "            float v[CHUNK / 2];",
     "            if (LOADS) {",
-    "                te_mbar_wait(loads + 8 * (chunk & 1), parity);",
-    "                if (chunk & 1 || CHUNKS == 1) parity ^= 1;",
-    "#pragma unroll",
-    "                for (int j = 0; j < CHUNK / 8; j += 2) {",
-    "                    te_u32 r[4];",
-    "                    te_ldmatrix4(r, word(buffer, j));",
-    "#pragma unroll",
-    "                    for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, old[4 * j + 2 * i], old[4 * j + 2 * i + 1]);",
-    "                }",
+    "                te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);",
     "            } else {",
-    "                if (leader) te_bulk_wait_read<(STORE & 8) ? 0 : 1>();",
+    "                if (leader) te_bulk_wait_read<BUFFERS - (STORE & 8 ? 2 : 1)>();",
     "                te_meet<128>(1 + group);",
     "            }",
     "#pragma unroll",
@@ -9271,24 +9355,37 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "                for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);",
     "            }",
     "            if (STORE & 8) {",
-    "                put(buffers, v);",
-    "                send(a.aux_map, buffers, at_row, at_col, split);",
-    "                buffer = buffers + BUFFER;",
+    "                put(buffer_of(turn), v);",
+    "                send(a.aux_map, false, buffer_of(turn), at_row, at_col, split);",
+    "                turn++;",
     "            }",
+    "            if (STORE & 4) {",
     "#pragma unroll",
-    "            for (int i = 0; i < CHUNK / 2; i++) {",
-    "                if (STORE & 4) v[i] = te_gemm_gelu(v[i]);",
-    "                if (STORE & 16) v[i] *= te_gemm_dgelu(old[i]);",
-    "                if (STORE & 32 && LOADS) v[i] += old[i];",
+    "                for (int i = 0; i < CHUNK / 2; i++) v[i] = te_gemm_gelu(v[i]);",
+    "            }",
+    "            if (LOADS) {",
+    "#pragma unroll",
+    "                for (int j = 0; j < CHUNK / 8; j += 2) { // rows g and g + 8 of columns 8 j .., then of columns 8 j + 8 ..",
+    "                    float old[8];",
+    "                    get(buffer_of(turn), j, old);",
+    "#pragma unroll",
+    "                    for (int i = 0; i < 8; i++) v[4 * j + i] = STORE & 16 ? v[4 * j + i] * te_gemm_dgelu(old[i]) : v[4 * j + i] + old[i];",
+    "                }",
+    "            }",
+    "            if (STORE & 64) {",
+    "                float2 more = column_sums(v, at_row);",
+    "                sums.x = sum ? sums.x + more.x : more.x, sums.y = sum ? sums.y + more.y : more.y;",
+    "                if (sum == SUMS - 1) store_sums(sums, row, at_col);",
     "            }",
     "            if (LOADS) __syncwarp(); // all of the warp have read what they now write over",
-    "            put(buffer, v);",
-    "            send(a.d_map, buffer, at_row, at_col, split);",
-    "            if (LOADS && leader && chunk + 2 < CHUNKS) {",
-    "                te_bulk_wait_read<0>();",
-    "                ask(chunk + 2, row + 64 * ((chunk + 2) / (WN / CHUNK)), col + (chunk + 2) % (WN / CHUNK) * CHUNK);",
+    "            put(buffer_of(turn), v);",
+    "            send(a.d_map, STORE & 32 && !LOADS, buffer_of(turn), at_row, at_col, split);",
+    "            if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {",
+    "                te_bulk_wait_read<1>(); // the chunk before has left its buffer",
+    "                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS));",
     "            }",
     "            __syncwarp();",
+    "            turn++;",
     "        }",
     "    }",
     "};",
@@ -9296,7 +9393,7 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "extern \"C\" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {",
     "    extern __shared__ __align__(1024) char shared[];",
     "    char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system",
-    "    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 4 * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;",
+    "    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;",
     "    te_u32 loads = empty + 8 * STAGES, rank = CLUSTER > 1 ? te_cluster_rank() : 0;",
     "    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
     "    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits), first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;",
@@ -9307,9 +9404,9 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "        if (STORE) te_tma_prefetch_map(a.d_map);",
     "        for (int i = 0; i < STAGES; i++) {",
     "            te_mbar_init(full + 8 * i, 1);",
-    "            te_mbar_init(empty + 8 * i, SHARE ? 16 : 8); // one lane of each warp that multiplies",
+    "            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies",
     "        }",
-    "        for (int i = 0; i < 4; i++) te_mbar_init(loads + 8 * i, 1);",
+    "        for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);",
     "        te_mbar_init_done();",
     "    }",
     "    if (CLUSTER > 1) te_cluster_sync();",
@@ -9346,29 +9443,30 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "    group--;",
     "    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.",
     "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;",
-    "    int rows = WAVES ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;",
+    "    int rows = WAVES && !PINGPONG ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;",
     "#if STORE",
-    "    te_way_out out(a, staged + group * 2 * BUFFER, loads + group * 16, group);",
+    "    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);",
     "#endif",
     "    auto release = [&](int slot) {",
     "        if (lane == 0) te_mbar_arrive(empty + 8 * slot);",
     "        if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);",
     "    };",
     "",
-    "    for (te_u32 work = first; work < works; work += step) {",
+    "    te_u32 number = 0;",
+    "    for (te_u32 work = first; work < works; work += step, number++) {",
     "        te_work w(a.g, work, rank);",
+    "        if (PINGPONG && (number & 1) != group) {",
+    "            ring.skip(w.slabs);",
+    "            continue;",
+    "        }",
     "        te_i64 row = w.row + rows, col = w.col + columns;",
     "        float acc[SUMS][WN / 2];",
-    "#if STORE",
-    "        out.begin((int)row, (int)col);",
-    "#endif",
     "#if PROMOTE",
     "#pragma unroll",
     "        for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;",
     "#endif",
     "#if BLOCK",
-    "        te_ahead ahead;",
-    "        ahead.ask(a.g, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);",
+    "        te_ahead ahead(a.g, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);",
     "#endif",
     "#pragma unroll 1",
     "        for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
@@ -9378,8 +9476,7 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "            float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply",
     "#pragma unroll",
     "            for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];",
-    "            if (slab + 1 < w.slabs) ahead.ask(a.g, w.k0 / 128 + slab + 1, row + warp % 4 * 16 + lane / 4, w.col);",
-    "            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) : nullptr;",
+    "            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;",
     "#endif",
     "            te_mbar_wait(full + 8 * ring.slot, ring.parity);",
     "#if PROMOTE",
@@ -9390,6 +9487,12 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "#pragma unroll",
     "                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (GROUP >> 4) + s * step_a, db + s * step_b, s != 0);",
     "                te_wgmma_commit();",
+    "#if BLOCK",
+    "                if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);",
+    "#endif",
+    "#if STORE",
+    "                if (v == 0 && slab == 0) out.begin((int)row, (int)col);",
+    "#endif",
     "                te_wgmma_wait<0>();",
     "                te_wgmma_keep(part);",
     "                if (!B_1D && v == SUMS - 1) release(ring.slot);",
@@ -9416,6 +9519,9 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "                for (int v = 0; v < SUMS; v++)",
     "                    MULTIPLY(TYPES, FLAGS, acc[v], da + v * (GROUP >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);",
     "            te_wgmma_commit();",
+    "#if STORE",
+    "            if (slab == 0) out.begin((int)row, (int)col);",
+    "#endif",
     "            te_wgmma_wait<1>(); // the slab before this one is done with",
     "            if (slab) release(ring.before());",
     "#endif",
@@ -9979,6 +10085,7 @@ static const char *const te__source_47[] = { /* ops/gemm/kargs.h */
     "    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */",
     "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */",
     "    const float *partial;           /* gemm_reduce: f32 [splits, m, n] */",
+    "    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */",
     "    long long m, n, k;",
     "    long long lda, ldb, ldd, ldaux; /* in elements */",
     "    long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */",
@@ -10033,7 +10140,8 @@ static const char *const te__source_47[] = { /* ops/gemm/kargs.h */
     "    TE__GEMM_STORE_GELU = 4,",
     "    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */",
     "    TE__GEMM_STORE_DGELU = 16,",
-    "    TE__GEMM_STORE_ADD = 32 /* to D */",
+    "    TE__GEMM_STORE_ADD = 32, /* to D */",
+    "    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */",
     "};",
     "",
     "/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */",
@@ -10048,7 +10156,7 @@ static const char *const te__source_47[] = { /* ops/gemm/kargs.h */
     "typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {",
     "    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];",
     "    te__gemm_kargs g;",
-    "    unsigned long long pad[3]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */",
+    "    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */",
     "} te__gemm_hopper_kargs;",
 };
 static const char *const te__source_48[] = { /* ops/loss/cross_entropy_bwd.cu */
@@ -13779,8 +13887,8 @@ static const te__source te__sources[] = {
     {"base/philox.h", te__source_2, 91},
     {"base/scaling.h", te__source_3, 83},
     {"device/base.cuh", te__source_4, 226},
-    {"device/hopper.cuh", te__source_5, 173},
-    {"device/mma.cuh", te__source_6, 100},
+    {"device/hopper.cuh", te__source_5, 180},
+    {"device/mma.cuh", te__source_6, 101},
     {"device/tile.cuh", te__source_7, 57},
     {"ops/act/act.cuh", te__source_8, 82},
     {"ops/act/act_bwd.cu", te__source_9, 64},
@@ -13817,11 +13925,11 @@ static const te__source te__sources[] = {
     {"ops/gemm/epilogue.cuh", te__source_40, 187},
     {"ops/gemm/gemm_align.cu", te__source_41, 51},
     {"ops/gemm/gemm_decode.cu", te__source_42, 108},
-    {"ops/gemm/gemm_hopper.cu", te__source_43, 517},
+    {"ops/gemm/gemm_hopper.cu", te__source_43, 614},
     {"ops/gemm/gemm_mma.cu", te__source_44, 383},
     {"ops/gemm/gemm_naive.cu", te__source_45, 74},
     {"ops/gemm/gemm_reduce.cu", te__source_46, 29},
-    {"ops/gemm/kargs.h", te__source_47, 82},
+    {"ops/gemm/kargs.h", te__source_47, 84},
     {"ops/loss/cross_entropy_bwd.cu", te__source_48, 54},
     {"ops/loss/cross_entropy_count.cu", te__source_49, 20},
     {"ops/loss/cross_entropy_fwd.cu", te__source_50, 78},
@@ -19768,27 +19876,28 @@ static te_result te__cuda_plan_sum(te__plan *p, const te_sum_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+/* out [n] = (accumulate ? out : 0) + the sums of the columns of x [m, n]. */
+static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, int64_t m, int64_t n, te_tensor *out, bool accumulate) {
     te__column_sum_kargs args = TE_ZERO;
     te__launch *l;
     int64_t chunks;
-    args.m = te__rows(a->x);
-    args.n = te__cols(a->x);
+    args.m = m;
+    args.n = n;
     if (args.n == 0) return TE_OK;
-    args.x = te__data(a->x);
-    args.out = te__data(a->out);
+    args.x = x;
+    args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
     /* About a thousand blocks fill any GPU; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
     chunks = te__max(1, te__min(te__div_up(args.m, 32), te__div_up(1024, args.column_blocks)));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));
-    args.x_dt = a->x->dtype;
-    args.out_dt = a->out->dtype;
-    args.accumulate = a->accumulate;
-    args.vector = te__math_aligned_rows(a->x, args.n);
+    args.x_dt = x_dt;
+    args.out_dt = out->dtype;
+    args.accumulate = accumulate;
+    args.vector = (uintptr_t)x % 16 == 0 && n * te__dtype_size(x_dt) % 16 == 0;
     args.partial = (float *)te__plan_workspace(p, args.chunks * args.n * 4);
     l = te__plan_launch(p, "math", "column_sum");
-    te__launch_option(l, "X_DT", a->x->dtype);
+    te__launch_option(l, "X_DT", x_dt);
     te__launch_size(l, args.chunks * args.column_blocks, 1, 1, 256, 0);
     *TE__KARGS(p, l, te__column_sum_kargs) = args;
     l = te__plan_launch(p, "math", "column_sum_final");
@@ -19796,6 +19905,9 @@ static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args 
     *TE__KARGS(p, l, te__column_sum_kargs) = args;
     te__plan_why(p, "partial sums of chunks of rows, added in their order");
     return TE_OK;
+}
+static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+    return te__plan_column_sum(p, te__data(a->x), a->x->dtype, te__rows(a->x), te__cols(a->x), a->out, a->accumulate);
 }
 
 /* ---- embedding ---- */
@@ -22670,6 +22782,7 @@ typedef struct te__gemm_kargs {
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n] */
+    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
@@ -22724,7 +22837,8 @@ enum {
     TE__GEMM_STORE_GELU = 4,
     TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
     TE__GEMM_STORE_DGELU = 16,
-    TE__GEMM_STORE_ADD = 32 /* to D */
+    TE__GEMM_STORE_ADD = 32, /* to D */
+    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
 };
 
 /* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
@@ -22739,7 +22853,7 @@ enum {
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[3]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
 
 /* ==== ops/gemm/op.c ============================================================================================= */
@@ -22886,7 +23000,22 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
             r = te__fail(te, TE_ERR_DTYPE, "gemm: aux is %s and D %s; they must be alike", te_dtype_name(a->aux->dtype), te_dtype_name(a->d->dtype));
     }
     if (r == TE_OK && a->bias) r = te__want_vector(te, "gemm", "bias", a->bias, a->n);
+    if (r == TE_OK && a->bias_gradient) {
+        r = te__want_vector(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
+        if (r == TE_OK && a->accumulate)
+            r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_column_sum");
+        if (r == TE_OK && (te__rows(a->d) != a->m || te__cols(a->d) != a->n || !te__is_contiguous(a->d)))
+            r = te__fail(te, TE_ERR_SHAPE, "gemm: with bias_gradient D must be a contiguous [%lld, %lld]", (long long)a->m, (long long)a->n);
+    }
     return r;
+}
+
+/* What bias_gradient is, of a D that has been written. */
+static te_column_sum_args te__gemm_column_sum(const te_gemm_args *a) {
+    te_column_sum_args sum = TE_ZERO;
+    sum.x = a->d;
+    sum.out = a->bias_gradient;
+    return sum;
 }
 
 static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
@@ -22908,6 +23037,7 @@ static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
     if (r != TE_OK) return r;
     te__touch(a->d);
     if (a->epilogue == TE_EPILOGUE_GELU) te__touch(a->aux);
+    te__touch(a->bias_gradient);
     return TE_OK;
 }
 
@@ -23252,11 +23382,16 @@ static void te__gemm_job_scale(te__gemm_job *job) {
         job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
 }
 
+static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_gemm_args *g) {
+    te_column_sum_args sum = te__gemm_column_sum(g);
+    return g->bias_gradient ? te__cpu_column_sum(te, &sum) : TE_OK;
+}
+
 static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     te__gemm_job job;
     int64_t block_a, block_b, i, j;
     size_t bytes_a, bytes_b;
-    if (g->m == 0 || g->n == 0) return TE_OK;
+    if (g->m == 0 || g->n == 0) return te__cpu_gemm_bias_gradient(te, g);
     memset(&job, 0, sizeof(job));
     job.args = g;
     job.ldd = te__gemm_ld(g->d);
@@ -23284,7 +23419,8 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     }
     te__free(te, job.a.packed, bytes_a);
     te__free(te, job.b.packed, bytes_b);
-    return job.a.packed && job.b.packed ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    if (!job.a.packed || !job.b.packed) return TE_ERR_OUT_OF_MEMORY;
+    return te__cpu_gemm_bias_gradient(te, g);
 }
 
 /* ==== ops/gemm/cuda.c =========================================================================================== */
@@ -23299,10 +23435,12 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     double speed;
-    int option; /* gemm_mma: TILE; gemm_hopper: WAVES */
+    int option; /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
     int threads;
     int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
 } te__gemm_tile_kind;
+
+enum { TE__GEMM_PINGPONG = 3 };
 
 typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
@@ -23316,16 +23454,18 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, in
     return te__div_up(m, t->bm * (t->bm <= t->bn ? t->cluster : 1)) * te__div_up(n, t->bn * (t->bm > t->bn ? t->cluster : 1));
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.6 us on an H200). A tile costs its slabs, and what is not hidden of writing D; filling the pipeline
- * happens once. Splitting k costs a second launch (six) and its partial sums' way through device memory (about 1.6 MB a slab); within a cluster,
- * an exchange, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of them. */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, int64_t m, int64_t n, int64_t slabs, int64_t splits, bool together) {
-    double size = (double)t->bm * t->bn / (128.0 * 256.0);
-    int64_t at_once = together ? (splits > 2 ? p->num_sms * 31 / 32 : p->num_sms) / splits : p->num_sms / t->cluster;
-    int64_t rounds = te__div_up(te__gemm_cluster_tiles(t, m, n) * (together ? 1 : splits), te__max(at_once, 1));
-    double cost = 2.5 + (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 2.0 * size);
-    if (together) cost += 1.5 + 2.0 * size;
-    else if (splits > 1) cost += 6.0 + (double)m * (double)n * 4.0 * (double)(splits + 1) / 1.6e6;
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
+ * is not hidden of writing D, and all of them cannot come faster than from device memory (2.4 MB a slab). Splitting k costs a second launch and
+ * its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters of 4 and 8 do not
+ * go into every group of them. work: of the epilogue, on 128 x 256 values, where nothing else runs meanwhile. */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_gemm_args *a, int64_t slabs, int64_t splits, bool together, double work) {
+    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(a->a->dtype), cost;
+    int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
+    int64_t rounds = te__div_up(te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), te__max(at_once, 1));
+    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3 + (1.0 + (t->option == TE__GEMM_PINGPONG ? 0.0 : work)) * size);
+    if (cost < bytes / 2.4e6) cost = bytes / 2.4e6;
+    if (together) cost += 1.5;
+    else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
     return cost;
 }
 
@@ -23342,6 +23482,22 @@ typedef struct te__gemm_problem {
     int block; /* te__gemm_block_kind, or 0 */
 } te__gemm_problem;
 
+/* For `te_bench --tune`, which has one alternative after the other taken: `take`, -1 for the best. */
+#ifdef TE__TUNE
+static struct te__gemm_tune {
+    int take, count;
+    double cost[512];
+} te__gemm_tune = {-1, 0, {0}};
+static bool te__gemm_skips(double cost) {
+    int index = te__gemm_tune.count < TE__COUNT(te__gemm_tune.cost) - 1 ? te__gemm_tune.count++ : te__gemm_tune.count;
+    te__gemm_tune.cost[index] = cost;
+    return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
+}
+#define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
+#else
+#define TE__GEMM_SKIPS(cost) false
+#endif
+
 /* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
 static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
     const te_gemm_args *a = q->args;
@@ -23349,6 +23505,7 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
+    double work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient ? 6.0 : 0.0;
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
     int i, s, together;
@@ -23356,14 +23513,12 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
         for (s = 0; s < TE__COUNT(splits); s++)
             for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
                 int64_t each = te__div_up(slabs, splits[s]);
-                double cost = te__gemm_cost(p, &kinds[i], a->m, a->n, slabs, splits[s], together);
-                if (getenv("TE_FORCE") && i != atoi(getenv("TE_FORCE"))) continue;
-                if (getenv("TE_SPLIT") && (together != (atoi(getenv("TE_SPLIT")) < 0) || splits[s] != abs(atoi(getenv("TE_SPLIT"))))) continue;
+                double cost = te__gemm_cost(p, &kinds[i], a, slabs, splits[s], together, work);
                 if (s > 0 && slabs < SHORTEST * splits[s]) continue;
                 if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
                              : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
                     continue;
-                if (best.tile && cost >= best_cost) continue;
+                if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
                 best.tile = &kinds[i];
                 best.splits = splits[s];
                 best.together = together != 0;
@@ -23543,6 +23698,15 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     return true;
 }
 
+/* ---- bias gradient ---------------------------------------------------------------------------------------------------- */
+
+/* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
+static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, const float *sums, int64_t rows) {
+    te_column_sum_args of_d = te__gemm_column_sum(a);
+    if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
+    return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
+}
+
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
@@ -23550,6 +23714,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
     te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
     te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
+    if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = false;
     te__gemm_why(p, q, "no NVRTC: plain f32 arithmetic from the embedded PTX, no tensor cores",
                  "no NVRTC: MXFP8 decoded exactly into bf16, then plain f32 arithmetic from the embedded PTX, no tensor cores",
@@ -23578,6 +23743,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, c.tiles, c.splits, 1, c.tile->threads, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
     if (!te__gemm_split(p, k, &c)) return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
+    if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = q->args->scaling_a < TE_SCALING_MXFP8 && (!fp8 || fp8_cores);
     te__gemm_why(p, q, "tensor cores (mma.sync)", "MXFP8 decoded exactly into bf16, then tensor cores (mma.sync)",
                  "NVFP4 decoded exactly into bf16, then tensor cores (mma.sync)");
@@ -23641,23 +23807,39 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},  {128, 256, 0.99, 1, 384, 1}, {256, 128, 0.99, 2, 384, 2}, {128, 128, 0.94, 1, 384, 2},
-                                               {128, 128, 0.93, 1, 384, 1}, {64, 256, 0.7, 0, 384, 1},   {64, 128, 0.6, 0, 384, 1}};
-    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.95, 2, 384, 2}, {256, 128, 0.94, 2, 384, 1}, {128, 128, 0.86, 1, 384, 1}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},
+                                               {128, 256, 0.985, 1, 384, 1},
+                                               {256, 128, 0.995, 2, 384, 2},
+                                               {128, 128, 0.935, 1, 384, 2},
+                                               {128, 128, 0.94, 1, 384, 1},
+                                               {128, 128, 0.95, TE__GEMM_PINGPONG, 384, 2},
+                                               {128, 192, 0.96, TE__GEMM_PINGPONG, 384, 2},
+                                               {64, 256, 0.8, 0, 384, 1},
+                                               {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind promoting[] = {
+        {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
-    int64_t blocks;
+    int64_t blocks, sum_rows = 0;
+    float *sums = NULL;
     int store;
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
+    if (a->bias_gradient && store && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
+        sum_rows = te__div_up(a->m, c.tile->option == TE__GEMM_PINGPONG || c.tile->option == 2 ? 128 : 64) * 4;
+        k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
+        if (!sums) return p->result;
+        store |= TE__GEMM_STORE_SUMS;
+    }
     l->cluster = (unsigned)(c.together ? c.splits : c.tile->cluster);
     te__gemm_options(l, q);
     te__launch_option(l, "BN", c.tile->bn);
-    te__launch_option(l, "WAVES", c.tile->option);
+    te__launch_option(l, "WAVES", c.tile->option == TE__GEMM_PINGPONG ? 1 : c.tile->option);
+    if (c.tile->option == TE__GEMM_PINGPONG) te__launch_option(l, "PINGPONG", 1);
     te__launch_option(l, "CLUSTER", (int)l->cluster);
     if (c.together) te__launch_option(l, "SPLIT", 1);
     te__launch_option(l, "PROMOTE", promote);
@@ -23671,6 +23853,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
         (k->g.aux && store && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
     if (c.splits > 1 && !c.together) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums, sum_rows)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
@@ -23689,7 +23872,7 @@ static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
 
 static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
-    if (a->m == 0 || a->n == 0) return TE_OK;
+    if (a->m == 0 || a->n == 0) return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;
     q.a.data = te__data(a->a);
     q.a.dtype = a->a->dtype;

@@ -8,10 +8,12 @@
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     double speed;
-    int option; /* gemm_mma: TILE; gemm_hopper: WAVES */
+    int option; /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
     int threads;
     int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
 } te__gemm_tile_kind;
+
+enum { TE__GEMM_PINGPONG = 3 };
 
 typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
@@ -25,16 +27,18 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, in
     return te__div_up(m, t->bm * (t->bm <= t->bn ? t->cluster : 1)) * te__div_up(n, t->bn * (t->bm > t->bn ? t->cluster : 1));
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.6 us on an H200). A tile costs its slabs, and what is not hidden of writing D; filling the pipeline
- * happens once. Splitting k costs a second launch (six) and its partial sums' way through device memory (about 1.6 MB a slab); within a cluster,
- * an exchange, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of them. */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, int64_t m, int64_t n, int64_t slabs, int64_t splits, bool together) {
-    double size = (double)t->bm * t->bn / (128.0 * 256.0);
-    int64_t at_once = together ? (splits > 2 ? p->num_sms * 31 / 32 : p->num_sms) / splits : p->num_sms / t->cluster;
-    int64_t rounds = te__div_up(te__gemm_cluster_tiles(t, m, n) * (together ? 1 : splits), te__max(at_once, 1));
-    double cost = 2.5 + (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 2.0 * size);
-    if (together) cost += 1.5 + 2.0 * size;
-    else if (splits > 1) cost += 6.0 + (double)m * (double)n * 4.0 * (double)(splits + 1) / 1.6e6;
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
+ * is not hidden of writing D, and all of them cannot come faster than from device memory (2.4 MB a slab). Splitting k costs a second launch and
+ * its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters of 4 and 8 do not
+ * go into every group of them. work: of the epilogue, on 128 x 256 values, where nothing else runs meanwhile. */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_gemm_args *a, int64_t slabs, int64_t splits, bool together, double work) {
+    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(a->a->dtype), cost;
+    int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
+    int64_t rounds = te__div_up(te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), te__max(at_once, 1));
+    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3 + (1.0 + (t->option == TE__GEMM_PINGPONG ? 0.0 : work)) * size);
+    if (cost < bytes / 2.4e6) cost = bytes / 2.4e6;
+    if (together) cost += 1.5;
+    else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
     return cost;
 }
 
@@ -74,6 +78,7 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
+    double work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient ? 6.0 : 0.0;
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
     int i, s, together;
@@ -81,7 +86,7 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
         for (s = 0; s < TE__COUNT(splits); s++)
             for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
                 int64_t each = te__div_up(slabs, splits[s]);
-                double cost = te__gemm_cost(p, &kinds[i], a->m, a->n, slabs, splits[s], together);
+                double cost = te__gemm_cost(p, &kinds[i], a, slabs, splits[s], together, work);
                 if (s > 0 && slabs < SHORTEST * splits[s]) continue;
                 if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
                              : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
@@ -266,6 +271,15 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     return true;
 }
 
+/* ---- bias gradient ---------------------------------------------------------------------------------------------------- */
+
+/* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
+static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, const float *sums, int64_t rows) {
+    te_column_sum_args of_d = te__gemm_column_sum(a);
+    if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
+    return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
+}
+
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
@@ -273,6 +287,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
     te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
     te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
+    if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = false;
     te__gemm_why(p, q, "no NVRTC: plain f32 arithmetic from the embedded PTX, no tensor cores",
                  "no NVRTC: MXFP8 decoded exactly into bf16, then plain f32 arithmetic from the embedded PTX, no tensor cores",
@@ -301,6 +316,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, c.tiles, c.splits, 1, c.tile->threads, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
     if (!te__gemm_split(p, k, &c)) return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
+    if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = q->args->scaling_a < TE_SCALING_MXFP8 && (!fp8 || fp8_cores);
     te__gemm_why(p, q, "tensor cores (mma.sync)", "MXFP8 decoded exactly into bf16, then tensor cores (mma.sync)",
                  "NVFP4 decoded exactly into bf16, then tensor cores (mma.sync)");
@@ -364,23 +380,39 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},  {128, 256, 0.99, 1, 384, 1}, {256, 128, 0.99, 2, 384, 2}, {128, 128, 0.94, 1, 384, 2},
-                                               {128, 128, 0.93, 1, 384, 1}, {64, 256, 0.7, 0, 384, 1},   {64, 128, 0.6, 0, 384, 1}};
-    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.95, 2, 384, 2}, {256, 128, 0.94, 2, 384, 1}, {128, 128, 0.86, 1, 384, 1}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},
+                                               {128, 256, 0.985, 1, 384, 1},
+                                               {256, 128, 0.995, 2, 384, 2},
+                                               {128, 128, 0.935, 1, 384, 2},
+                                               {128, 128, 0.94, 1, 384, 1},
+                                               {128, 128, 0.95, TE__GEMM_PINGPONG, 384, 2},
+                                               {128, 192, 0.96, TE__GEMM_PINGPONG, 384, 2},
+                                               {64, 256, 0.8, 0, 384, 1},
+                                               {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind promoting[] = {
+        {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
-    int64_t blocks;
+    int64_t blocks, sum_rows = 0;
+    float *sums = NULL;
     int store;
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
+    if (a->bias_gradient && store && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
+        sum_rows = te__div_up(a->m, c.tile->option == TE__GEMM_PINGPONG || c.tile->option == 2 ? 128 : 64) * 4;
+        k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
+        if (!sums) return p->result;
+        store |= TE__GEMM_STORE_SUMS;
+    }
     l->cluster = (unsigned)(c.together ? c.splits : c.tile->cluster);
     te__gemm_options(l, q);
     te__launch_option(l, "BN", c.tile->bn);
-    te__launch_option(l, "WAVES", c.tile->option);
+    te__launch_option(l, "WAVES", c.tile->option == TE__GEMM_PINGPONG ? 1 : c.tile->option);
+    if (c.tile->option == TE__GEMM_PINGPONG) te__launch_option(l, "PINGPONG", 1);
     te__launch_option(l, "CLUSTER", (int)l->cluster);
     if (c.together) te__launch_option(l, "SPLIT", 1);
     te__launch_option(l, "PROMOTE", promote);
@@ -394,6 +426,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
         (k->g.aux && store && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
     if (c.splits > 1 && !c.together) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums, sum_rows)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
@@ -412,7 +445,7 @@ static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
 
 static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
-    if (a->m == 0 || a->n == 0) return TE_OK;
+    if (a->m == 0 || a->n == 0) return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;
     q.a.data = te__data(a->a);
     q.a.dtype = a->a->dtype;

@@ -63,6 +63,8 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
 #include "device/hopper.cuh"
@@ -335,40 +337,34 @@ struct te_way_out {
         __syncwarp();
     }
 
-    // Sums of the chunk's columns over this warp's rows of it, as they are stored.
-    TE_DEV void add_up(const float (&v)[CHUNK / 2], int row, float (&sums)[CHUNK / 4]) const {
+    // Adds up the chunk's columns over this warp's rows of it, as they are stored: lane 4 j + t gets those of columns 8 j + 2 t and the next.
+    TE_DEV float2 column_sums(const float (&v)[CHUNK / 2], int row) const {
         int first = row + threadIdx.x % 128 / 32 * 16 + (lane >> 2);
         bool lo = first < a.g.m, hi = first + 8 < a.g.m;
+        float2 mine = make_float2(0.0f, 0.0f);
 #pragma unroll
         for (int j = 0; j < CHUNK / 8; j++) {
-            float x[4];
+            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};
 #pragma unroll
-            for (int e = 0; e < 4; e += 2) {
-                if (D_DT == 1) x[e] = v[4 * j + e], x[e + 1] = v[4 * j + e + 1];
-                else te_gemm_unpack(te_gemm_pack(v[4 * j + e], v[4 * j + e + 1], D_DT), D_DT, x[e], x[e + 1]);
-            }
+            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);
+            x[0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), x[1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);
 #pragma unroll
-            for (int e = 0; e < 2; e++) sums[2 * j + e] += (lo ? x[e] : 0.0f) + (hi ? x[e + 2] : 0.0f);
+            for (int d = 4; d < 32; d *= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], d), x[1] += __shfl_xor_sync(0xffffffffu, x[1], d);
+            if (lane >> 2 == j) mine = make_float2(x[0], x[1]);
         }
+        return mine;
     }
-    TE_DEV void store_sums(float (&sums)[CHUNK / 4], int row, int col) const {
-#pragma unroll
-        for (int i = 0; i < CHUNK / 4; i++)
-#pragma unroll
-            for (int d = 4; d < 32; d *= 2) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], d);
+    TE_DEV void store_sums(float2 sums, int row, int col) const {
+        te_i64 at = col + 8 * (lane >> 2) + 2 * (lane & 3);
         float *to = a.g.row_sums + ((te_i64)(row / (64 * SUMS)) * 4 + threadIdx.x % 128 / 32) * a.g.n;
-#pragma unroll
-        for (int j = 0; j < CHUNK / 8; j++) { // lane 4 j + t has the columns of chunk column 8 j
-            te_i64 at = col + 8 * j + 2 * (lane & 3);
-            if (lane >> 2 != j % 8 || row >= a.g.m) continue;
-            if (at < a.g.n) to[at] = sums[2 * j];
-            if (at + 1 < a.g.n) to[at + 1] = sums[2 * j + 1];
-        }
+        if (lane >> 2 >= CHUNK / 8 || row >= a.g.m) return;
+        if (at < a.g.n) to[at] = sums.x;
+        if (at + 1 < a.g.n) to[at + 1] = sums.y;
     }
 
     // acc to rows `row` .. and columns `col` .. of D.
     TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {
-        float sums[CHUNK / 4];
+        float2 sums = make_float2(0.0f, 0.0f);
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const int sum = chunk % SUMS, first = col_of(chunk);
@@ -409,11 +405,8 @@ struct te_way_out {
                 }
             }
             if (STORE & 64) {
-                if (sum == 0) {
-#pragma unroll
-                    for (int i = 0; i < CHUNK / 4; i++) sums[i] = 0.0f;
-                }
-                add_up(v, at_row, sums);
+                float2 more = column_sums(v, at_row);
+                sums.x = sum ? sums.x + more.x : more.x, sums.y = sum ? sums.y + more.y : more.y;
                 if (sum == SUMS - 1) store_sums(sums, row, at_col);
             }
             if (LOADS) __syncwarp(); // all of the warp have read what they now write over
@@ -515,7 +508,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply
 #pragma unroll
             for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];
-            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) : nullptr;
+            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
 #if PROMOTE

@@ -9379,7 +9379,7 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "            }",
     "            if (LOADS) __syncwarp(); // all of the warp have read what they now write over",
     "            put(buffer_of(turn), v);",
-    "            send(a.d_map, STORE & 32 && !LOADS, buffer_of(turn), at_row, at_col, split);",
+    "            send(a.d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);",
     "            if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {",
     "                te_bulk_wait_read<1>(); // the chunk before has left its buffer",
     "                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS));",
@@ -23513,6 +23513,7 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
         for (s = 0; s < TE__COUNT(splits); s++)
             for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
                 int64_t each = te__div_up(slabs, splits[s]);
+                if (kinds[i].bn == 192 && !q->b.k_major) continue; /* half of it is no whole number of boxes */
                 double cost = te__gemm_cost(p, &kinds[i], a, slabs, splits[s], together, work);
                 if (s > 0 && slabs < SHORTEST * splits[s]) continue;
                 if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]

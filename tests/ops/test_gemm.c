@@ -208,7 +208,7 @@ static void run_case(te_ctx *te, const gemm_case *c) {
     te_gemm(te, &g);
     REQUIRE_OK(te);
 
-    double *want = (double *)test_alloc((size_t)(m * n + 1) * sizeof(double)), *bound = (double *)test_alloc((size_t)(m * n + 1) * sizeof(double));
+    double *want = (double *)test_alloc((size_t)(m * n + n + 1) * sizeof(double)), *bound = (double *)test_alloc((size_t)(m * n + n + 1) * sizeof(double));
     double *pre = (double *)test_alloc((size_t)(m * n + 1) * sizeof(double)), *pre_bound = (double *)test_alloc((size_t)(m * n + 1) * sizeof(double));
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {

@@ -411,7 +411,7 @@ struct te_way_out {
             }
             if (LOADS) __syncwarp(); // all of the warp have read what they now write over
             put(buffer_of(turn), v);
-            send(a.d_map, STORE & 32 && !LOADS, buffer_of(turn), at_row, at_col, split);
+            send(a.d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);
             if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {
                 te_bulk_wait_read<1>(); // the chunk before has left its buffer
                 ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS));

@@ -109,6 +109,8 @@ template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.
 
 // COUNT threads (whole warps) meet at the barrier `id`, 1 to 15.
 template <int COUNT> TE_DEV void te_meet(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory"); }
+// Counts towards such a meeting without waiting for it.
+template <int COUNT> TE_DEV void te_meet_later(int id) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory"); }
 
 // Four 8x8 matrices of 16-bit words to shared memory, the other way round than te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the
 // rows of matrix i.

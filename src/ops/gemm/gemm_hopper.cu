@@ -484,6 +484,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);
     };
 
+    // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not
+    // the next one of its slot, and a barrier knows only odd from even.
+    if (PINGPONG && group == 1) te_meet_later<256>(3);
     te_u32 number = 0;
     for (te_u32 work = first; work < works; work += step, number++) {
         te_work w(a.g, work, rank);
@@ -493,6 +496,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         }
         te_i64 row = w.row + rows, col = w.col + columns;
         float acc[SUMS][WN / 2];
+        if (PINGPONG) te_meet<256>(3 + group);
 #if PROMOTE
 #pragma unroll
         for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
@@ -559,6 +563,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
         }
 #if !PROMOTE
+        if (PINGPONG) te_meet_later<256>(4 - group);
         te_wgmma_wait<0>();
 #pragma unroll
         for (int v = 0; v < SUMS; v++) te_wgmma_keep(acc[v]);

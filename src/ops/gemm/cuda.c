@@ -86,7 +86,6 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
         for (s = 0; s < TE__COUNT(splits); s++)
             for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
                 int64_t each = te__div_up(slabs, splits[s]);
-                if (kinds[i].bn == 192 && !q->b.k_major) continue; /* half of it is no whole number of boxes */
                 double cost = te__gemm_cost(p, &kinds[i], a, slabs, splits[s], together, work);
                 if (s > 0 && slabs < SHORTEST * splits[s]) continue;
                 if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
@@ -387,7 +386,6 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {128, 128, 0.935, 1, 384, 2},
                                                {128, 128, 0.94, 1, 384, 1},
                                                {128, 128, 0.95, TE__GEMM_PINGPONG, 384, 2},
-                                               {128, 192, 0.96, TE__GEMM_PINGPONG, 384, 2},
                                                {64, 256, 0.8, 0, 384, 1},
                                                {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind promoting[] = {

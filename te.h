@@ -8795,6 +8795,25 @@ static const char *const te__source_41[] = { /* ops/gemm/epilogue.cuh */
     "    *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);",
     "}",
     "",
+    "// Element by element, a lane beside the other; without more to do than scale and bias a row does not wait for the one before.",
+    "template <int COLS, int D_FORMAT> TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
+    "    int lane = threadIdx.x & 31;",
+    "    bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;",
+    "#pragma unroll",
+    "    for (int c = lane; c < COLS; c += 32) {",
+    "        te_i64 col = col0 + c, at = row0 * a.ldd + col;",
+    "        if (col >= a.n) continue;",
+    "        if (!plain) {",
+    "            for (int r = 0; r < 16 && row0 + r < a.m; r++) te_gemm_finish(a, scale, row0 + r, col, *(const float *)(stage + te_gemm_stage_at(r, c)));",
+    "            continue;",
+    "        }",
+    "        float bias = a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f;",
+    "#pragma unroll",
+    "        for (int r = 0; r < 16; r++, at += a.ldd)",
+    "            if (row0 + r < a.m) te_store(a.d, at, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));",
+    "    }",
+    "}",
+    "",
     "// The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it",
     "// returns.",
     "template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
@@ -8802,11 +8821,10 @@ static const char *const te__source_41[] = { /* ops/gemm/epilogue.cuh */
     "    int lane = threadIdx.x & 31, c = lane % lanes * 8;",
     "    te_i64 col = col0 + c;",
     "    __syncwarp();",
-    "    if (!a.vector) { // element by element, neighbours by neighbours",
-    "        for (int r = 0; r < 16 && row0 + r < a.m; r++)",
-    "#pragma unroll",
-    "            for (c = lane; c < COLS; c += 32)",
-    "                if (col0 + c < a.n) te_gemm_finish(a, scale, row0 + r, col0 + c, *(const float *)(stage + te_gemm_stage_at(r, c)));",
+    "    if (!a.vector) { // rows that start anywhere",
+    "        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0);",
+    "        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0);",
+    "        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0);",
     "    } else if (col < a.n) {",
     "        float bias[8];",
     "        te_gemm_bias8(a, col, bias);",
@@ -8862,10 +8880,12 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_align.cu */
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {",
     "    const te__gemm_align_side &s = a.side[blockIdx.y];",
-    "    te_u32 per_row = (te_u32)(s.ld_out / 16);",
+    "    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 bytes do not fit into a memory twice",
     "    const te_u8 *end = s.from + (s.rows - 1) * s.ld + s.bytes;",
-    "    for (te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x; at < s.rows * per_row; at += (te_i64)gridDim.x * 256) {",
-    "        te_i64 row = at / per_row, col = (at - row * per_row) * 16;",
+    "#pragma unroll 2",
+    "    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {",
+    "        te_u32 r = at / per_row;",
+    "        te_i64 row = r, col = (te_i64)(at - r * per_row) * 16;",
     "        const te_u8 *from = s.from + row * s.ld + col;",
     "        int by = (int)((te_u64)from & 15), n = s.bytes - col < 16 ? (int)(s.bytes - col) : 16;",
     "        const te_u8 *word = from - by;",
@@ -13939,8 +13959,8 @@ static const te__source te__sources[] = {
     {"ops/cast/transpose_nibbles.cu", te__source_38, 49},
     {"ops/dropout/dropout_add.cu", te__source_39, 70},
     {"ops/dropout/kargs.h", te__source_40, 13},
-    {"ops/gemm/epilogue.cuh", te__source_41, 208},
-    {"ops/gemm/gemm_align.cu", te__source_42, 51},
+    {"ops/gemm/epilogue.cuh", te__source_41, 226},
+    {"ops/gemm/gemm_align.cu", te__source_42, 53},
     {"ops/gemm/gemm_decode.cu", te__source_43, 108},
     {"ops/gemm/gemm_hopper.cu", te__source_44, 628},
     {"ops/gemm/gemm_mma.cu", te__source_45, 383},
@@ -23473,16 +23493,18 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, in
 }
 
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
- * is not hidden of writing D, and all of them cannot come faster than from device memory (2.4 MB a slab). Splitting k costs a second launch and
- * its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters of 4 and 8 do not
- * go into every group of them. work: of the epilogue, on 128 x 256 values, where nothing else runs meanwhile. */
+ * is not hidden of writing D, and all of them cannot come faster than from device memory: 2.4 MB a slab, 33 KB for one block. Splitting k costs a
+ * second launch and its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters
+ * of 4 and 8 do not go into every group of them. work: of the epilogue, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_gemm_args *a, int64_t slabs, int64_t splits, bool together, double work) {
-    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(a->a->dtype), cost;
+    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(a->a->dtype);
     int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
-    int64_t rounds = te__div_up(te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), te__max(at_once, 1));
-    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3 + (1.0 + (t->option == TE__GEMM_PINGPONG ? 0.0 : work)) * size);
-    if (cost < bytes / 2.4e6) cost = bytes / 2.4e6;
-    if (together) cost += 1.5;
+    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
+    int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
+    double tail = (1.0 + work) * size, cost, floor = bytes / te__min(2.4e6, 33e3 * (double)te__max(blocks, 1));
+    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
+    cost = te__max(cost, floor) + 0.1 * te__min(cost, floor);
+    if (together) cost += splits == 8 ? 5.0 : 1.5;
     else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
     return cost;
 }
@@ -23830,7 +23852,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {256, 128, 0.995, 2, 384, 2},
                                                {128, 128, 0.935, 1, 384, 2},
                                                {128, 128, 0.94, 1, 384, 1},
-                                               {128, 128, 0.95, TE__GEMM_PINGPONG, 384, 2},
+                                               {128, 128, 0.935, TE__GEMM_PINGPONG, 384, 2},
                                                {64, 256, 0.8, 0, 384, 1},
                                                {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind promoting[] = {
@@ -23880,6 +23902,9 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
+/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are. */
+static bool te__gemm_is_small(const te_gemm_args *a) { return (double)a->m * (double)a->n * (double)a->k <= 8e6; }
+
 /* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
 static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     if (lines != 1 || (!x->k_major && x->ld != 1)) return;
@@ -23908,7 +23933,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
+    if (!te__gemm_fits_hopper(p, &q) || (!te__gemm_is_aligned(&q) && te__gemm_is_small(a))) return te__gemm_plan_mma(p, &q);
     return te__gemm_is_aligned(&q) || te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }
 

@@ -171,6 +171,25 @@ TE_DEV void te_gemm_stage_put(char *stage, int col, const float d[4]) {
     *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);
 }
 
+// Element by element, a lane beside the other; without more to do than scale and bias a row does not wait for the one before.
+template <int COLS, int D_FORMAT> TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
+    int lane = threadIdx.x & 31;
+    bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;
+#pragma unroll
+    for (int c = lane; c < COLS; c += 32) {
+        te_i64 col = col0 + c, at = row0 * a.ldd + col;
+        if (col >= a.n) continue;
+        if (!plain) {
+            for (int r = 0; r < 16 && row0 + r < a.m; r++) te_gemm_finish(a, scale, row0 + r, col, *(const float *)(stage + te_gemm_stage_at(r, c)));
+            continue;
+        }
+        float bias = a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f;
+#pragma unroll
+        for (int r = 0; r < 16; r++, at += a.ldd)
+            if (row0 + r < a.m) te_store(a.d, at, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));
+    }
+}
+
 // The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it
 // returns.
 template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
@@ -178,11 +197,10 @@ template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, fl
     int lane = threadIdx.x & 31, c = lane % lanes * 8;
     te_i64 col = col0 + c;
     __syncwarp();
-    if (!a.vector) { // element by element, neighbours by neighbours
-        for (int r = 0; r < 16 && row0 + r < a.m; r++)
-#pragma unroll
-            for (c = lane; c < COLS; c += 32)
-                if (col0 + c < a.n) te_gemm_finish(a, scale, row0 + r, col0 + c, *(const float *)(stage + te_gemm_stage_at(r, c)));
+    if (!a.vector) { // rows that start anywhere
+        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0);
+        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0);
+        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0);
     } else if (col < a.n) {
         float bias[8];
         te_gemm_bias8(a, col, bias);

@@ -23504,7 +23504,7 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
     double tail = (1.0 + work) * size, cost, floor = bytes / te__min(2.4e6, 33e3 * (double)te__max(blocks, 1));
     cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = te__max(cost, floor) + 0.1 * te__min(cost, floor);
-    if (together) cost += splits == 8 ? 5.0 : 1.5;
+    if (together) cost += (splits == 8 ? 5.0 : 1.5) + 8.0 * (double)(rounds - 1); /* these blocks do not stay */
     else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
     return cost;
 }

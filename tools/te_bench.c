@@ -334,6 +334,151 @@ static void bench_host(bench *b) {
         }
 }
 
+/* ---- what raw operations, a layer and a graph cost the host ---- */
+
+typedef struct host_calls {
+    te_ctx *te;
+    te_gemm_args gemm;
+    te_norm_fwd_args norm;
+    te_norm_bwd_args norm_bwd;
+    te_act_fwd_args act;
+    te_act_bwd_args act_bwd;
+    te_module *layer;
+    te_optimizer *adam;
+    te_tensor *x;
+    te_recipe recipe;
+    bool quantized, step;
+    te_graph *graph;
+} host_calls;
+
+static void host_gemm(host_calls *h) { te_gemm(h->te, &h->gemm); }
+static void host_norm(host_calls *h) { te_rmsnorm_fwd(h->te, &h->norm); }
+static void host_norm_bwd(host_calls *h) { te_rmsnorm_bwd(h->te, &h->norm_bwd); }
+static void host_act(host_calls *h) { te_act_fwd(h->te, &h->act); }
+static void host_act_bwd(host_calls *h) { te_act_bwd(h->te, &h->act_bwd); }
+static void host_graph(host_calls *h) { te_graph_launch(h->graph); }
+static void host_layer(host_calls *h) {
+    te_autocast_desc cast = TE_ZERO;
+    te_tensor *y;
+    cast.recipe = &h->recipe;
+    cast.disabled = !h->quantized;
+    te_scope_begin(h->te);
+    te_autocast_begin(h->te, &cast);
+    y = te_forward(h->layer, h->x);
+    te_autocast_end(h->te);
+    te_backward_from(y, h->x);
+    if (h->step)
+        te_optimizer_step(h->adam);
+    else
+        te_module_zero_grad(h->layer);
+    te_tensor_zero_grad(h->x);
+    te_scope_end(h->te);
+}
+
+/* Median host seconds of one call, few enough at a time that none waits for room in the driver's queue. */
+static double host_time(host_calls *h, void (*call)(host_calls *), int calls) {
+    enum { ROUNDS = 15 };
+    float times[ROUNDS];
+    int round, k;
+    for (k = 0; k < 3; k++) call(h);
+    for (round = 0; round < ROUNDS; round++) {
+        double began;
+        te_synchronize(h->te);
+        began = te__time_now();
+        for (k = 0; k < calls; k++) call(h);
+        times[round] = (float)((te__time_now() - began) / calls);
+    }
+    te_synchronize(h->te);
+    qsort(times, ROUNDS, sizeof(float), by_value);
+    return (double)times[ROUNDS / 2];
+}
+
+static void bench_host_calls(bench *b) {
+    static const char what[] = "host time of a call";
+    static const char *const names[] = {"bf16", "delayed", "current", "block", "mxfp8", "nvfp4"};
+    static te_recipe (*const recipes[])(void) = {te_recipe_current_scaling, te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling,
+                                                 te_recipe_mxfp8, te_recipe_nvfp4};
+    static const struct {
+        const char *name;
+        void (*call)(host_calls *);
+    } raw[] = {{"te_gemm bf16", host_gemm}, {"te_rmsnorm_fwd", host_norm}, {"te_rmsnorm_bwd", host_norm_bwd}, {"te_act_fwd", host_act}, {"te_act_bwd", host_act_bwd}};
+    int64_t n = 512;
+    host_calls h = TE_ZERO;
+    te_transformer_layer_desc layer = TE_ZERO;
+    int64_t shape[3];
+    int i;
+    if (!wanted(b, what)) return;
+    te_scope_begin(b->te);
+    h.te = b->te;
+    h.gemm.a = te_tensor_normal(b->te, TE_BF16, 2, (shape[0] = shape[1] = n, shape), 0, 1);
+    h.gemm.b = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
+    h.gemm.d = te_tensor_empty(b->te, TE_BF16, 2, shape);
+    h.gemm.m = h.gemm.n = h.gemm.k = n;
+    h.gemm.b_transposed = true;
+    h.norm.x = h.norm_bwd.x = h.norm_bwd.dy = h.act.x = h.act_bwd.x = h.act_bwd.dy = h.gemm.a;
+    h.norm.gamma = h.norm_bwd.gamma = te_tensor_full(b->te, TE_BF16, 1, &n, 1.0);
+    h.norm.y = h.act.y = h.act_bwd.dx = h.norm_bwd.dx = h.gemm.d;
+    h.norm_bwd.rstd = h.norm.rstd = te_tensor_empty(b->te, TE_F32, 1, &n);
+    h.norm_bwd.dgamma = te_tensor_empty(b->te, TE_BF16, 1, &n);
+    h.act.activation = h.act_bwd.activation = TE_GELU;
+    for (i = 0; i < 5; i++) {
+        uint64_t before = te_jit_get_stats(b->te).launches;
+        double seconds;
+        char text[64];
+        raw[i].call(&h);
+        snprintf(text, sizeof text, "%s, %d launch%s", raw[i].name, (int)(te_jit_get_stats(b->te).launches - before),
+                 te_jit_get_stats(b->te).launches - before == 1 ? "" : "es");
+        seconds = host_time(&h, raw[i].call, 100);
+        report(b, what, text, seconds, seconds * 1e6, 0, "us");
+    }
+    layer.hidden_size = 512;
+    layer.ffn_hidden_size = 1024;
+    layer.num_attention_heads = 8;
+    layer.num_gqa_groups = 2;
+    layer.normalization = TE_RMSNORM;
+    layer.activation = TE_SWIGLU;
+    layer.no_bias = true;
+    h.layer = te_transformer_layer_create(b->te, &layer);
+    h.adam = te_fused_adam_create(b->te, h.layer, NULL);
+    shape[0] = 128;
+    shape[1] = 1;
+    shape[2] = 512;
+    h.x = te_tensor_normal(b->te, TE_BF16, 3, shape, 0, 1);
+    te_tensor_set_requires_grad(h.x, true);
+    for (i = 0; i < 6; i++) { /* forward and backward, by launch; then with the optimizer as a graph, by launch and whole */
+        uint64_t launches;
+        double seconds, whole;
+        char text[64];
+        h.recipe = recipes[i]();
+        h.quantized = i > 0;
+        h.step = false;
+        host_layer(&h);
+        launches = te_jit_get_stats(b->te).launches;
+        host_layer(&h);
+        launches = te_jit_get_stats(b->te).launches - launches;
+        seconds = host_time(&h, host_layer, 8) / (double)launches;
+        snprintf(text, sizeof text, "layer %s, by launch", names[i]);
+        report(b, what, text, seconds, seconds * 1e6, 0, "us");
+        h.step = true;
+        host_layer(&h);
+        te_graph_begin(b->te);
+        host_layer(&h);
+        h.graph = te_graph_end(b->te);
+        launches = te_jit_get_stats(b->te).launches;
+        te_graph_launch(h.graph);
+        launches = te_jit_get_stats(b->te).launches - launches;
+        whole = host_time(&h, host_graph, 8);
+        snprintf(text, sizeof text, "step %s, graph of %d", names[i], (int)launches);
+        report(b, what, text, whole, whole * 1e6, 0, "us");
+        snprintf(text, sizeof text, "step %s, by launch", names[i]);
+        report(b, what, text, whole / (double)launches, whole / (double)launches * 1e6, 0, "us");
+        te_graph_destroy(h.graph);
+    }
+    te_optimizer_destroy(h.adam);
+    te_module_destroy(h.layer);
+    te_scope_end(b->te);
+}
+
 /* ---- what moves memory ---- */
 
 static void run_copy(bench *b, void *arg) {
@@ -660,6 +805,7 @@ int main(int argc, char **argv) {
     bench_scaled_gemm(&b, 4096, 4096, 4096);
     bench_scaled_gemm(&b, 8192, 8192, 8192);
     bench_host(&b);
+    bench_host_calls(&b);
     bench_memory(&b, 16384, 4096);
     bench_memory(&b, 8192, 8192);
     bench_adam(&b, 500, 1 << 20);

@@ -343,19 +343,24 @@ typedef struct host_calls {
     te_norm_bwd_args norm_bwd;
     te_act_fwd_args act;
     te_act_bwd_args act_bwd;
-    te_module *layer;
-    te_optimizer *adam;
     te_tensor *x;
+    te_module *layer;
+    te_optimizer *adam; /* NULL: forward and backward alone */
     te_recipe recipe;
-    bool quantized, step;
+    bool quantized;
     te_graph *graph;
 } host_calls;
+typedef void (*host_fn)(host_calls *h);
 
 static void host_gemm(host_calls *h) { te_gemm(h->te, &h->gemm); }
 static void host_norm(host_calls *h) { te_rmsnorm_fwd(h->te, &h->norm); }
 static void host_norm_bwd(host_calls *h) { te_rmsnorm_bwd(h->te, &h->norm_bwd); }
 static void host_act(host_calls *h) { te_act_fwd(h->te, &h->act); }
 static void host_act_bwd(host_calls *h) { te_act_bwd(h->te, &h->act_bwd); }
+static void host_upload(host_calls *h) {
+    float numbers[64] = TE_ZERO;
+    te_tensor_copy_from_host(h->x, numbers);
+}
 static void host_graph(host_calls *h) { te_graph_launch(h->graph); }
 static void host_layer(host_calls *h) {
     te_autocast_desc cast = TE_ZERO;
@@ -367,7 +372,7 @@ static void host_layer(host_calls *h) {
     y = te_forward(h->layer, h->x);
     te_autocast_end(h->te);
     te_backward_from(y, h->x);
-    if (h->step)
+    if (h->adam)
         te_optimizer_step(h->adam);
     else
         te_module_zero_grad(h->layer);
@@ -375,8 +380,9 @@ static void host_layer(host_calls *h) {
     te_scope_end(h->te);
 }
 
-/* Median host seconds of one call, few enough at a time that none waits for room in the driver's queue. */
-static double host_time(host_calls *h, void (*call)(host_calls *), int calls) {
+/* Median seconds of one call: of the host, while the GPU has little to do or, `whole`, of both. Few calls at a time, so that none waits for
+ * room in a queue of the driver. */
+static double host_time(host_calls *h, host_fn call, int calls, bool whole) {
     enum { ROUNDS = 15 };
     float times[ROUNDS];
     int round, k;
@@ -386,31 +392,34 @@ static double host_time(host_calls *h, void (*call)(host_calls *), int calls) {
         te_synchronize(h->te);
         began = te__time_now();
         for (k = 0; k < calls; k++) call(h);
+        if (whole) te_synchronize(h->te);
         times[round] = (float)((te__time_now() - began) / calls);
     }
     te_synchronize(h->te);
     qsort(times, ROUNDS, sizeof(float), by_value);
     return (double)times[ROUNDS / 2];
 }
+static int host_launches(host_calls *h, host_fn call) {
+    uint64_t before = te_jit_get_stats(h->te).launches;
+    call(h);
+    return (int)(te_jit_get_stats(h->te).launches - before);
+}
 
 static void bench_host_calls(bench *b) {
     static const char what[] = "host time of a call";
-    static const char *const names[] = {"bf16", "delayed", "current", "block", "mxfp8", "nvfp4"};
-    static te_recipe (*const recipes[])(void) = {te_recipe_current_scaling, te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling,
-                                                 te_recipe_mxfp8, te_recipe_nvfp4};
     static const struct {
         const char *name;
-        void (*call)(host_calls *);
-    } raw[] = {{"te_gemm bf16", host_gemm}, {"te_rmsnorm_fwd", host_norm}, {"te_rmsnorm_bwd", host_norm_bwd}, {"te_act_fwd", host_act}, {"te_act_bwd", host_act_bwd}};
-    int64_t n = 512;
+        host_fn call;
+    } raw[] = {{"te_gemm bf16", host_gemm}, {"te_rmsnorm_fwd", host_norm}, {"te_rmsnorm_bwd", host_norm_bwd}, {"te_act_fwd", host_act}, {"te_act_bwd", host_act_bwd},
+               {"copy_from_host", host_upload}};
+    int64_t n = 512, small = 64, shape[2];
     host_calls h = TE_ZERO;
-    te_transformer_layer_desc layer = TE_ZERO;
-    int64_t shape[3];
     int i;
     if (!wanted(b, what)) return;
     te_scope_begin(b->te);
     h.te = b->te;
-    h.gemm.a = te_tensor_normal(b->te, TE_BF16, 2, (shape[0] = shape[1] = n, shape), 0, 1);
+    shape[0] = shape[1] = n;
+    h.gemm.a = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
     h.gemm.b = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
     h.gemm.d = te_tensor_empty(b->te, TE_BF16, 2, shape);
     h.gemm.m = h.gemm.n = h.gemm.k = n;
@@ -421,60 +430,69 @@ static void bench_host_calls(bench *b) {
     h.norm_bwd.rstd = h.norm.rstd = te_tensor_empty(b->te, TE_F32, 1, &n);
     h.norm_bwd.dgamma = te_tensor_empty(b->te, TE_BF16, 1, &n);
     h.act.activation = h.act_bwd.activation = TE_GELU;
-    for (i = 0; i < 5; i++) {
-        uint64_t before = te_jit_get_stats(b->te).launches;
-        double seconds;
+    h.x = te_tensor_empty(b->te, TE_F32, 1, &small);
+    for (i = 0; i < 6; i++) {
+        int launches = host_launches(&h, raw[i].call);
+        double seconds = host_time(&h, raw[i].call, 100, false);
         char text[64];
-        raw[i].call(&h);
-        snprintf(text, sizeof text, "%s, %d launch%s", raw[i].name, (int)(te_jit_get_stats(b->te).launches - before),
-                 te_jit_get_stats(b->te).launches - before == 1 ? "" : "es");
-        seconds = host_time(&h, raw[i].call, 100);
+        snprintf(text, sizeof text, "%s (%d)", raw[i].name, launches);
         report(b, what, text, seconds, seconds * 1e6, 0, "us");
     }
-    layer.hidden_size = 512;
-    layer.ffn_hidden_size = 1024;
-    layer.num_attention_heads = 8;
-    layer.num_gqa_groups = 2;
+    te_scope_end(b->te);
+}
+
+/* A training step of one layer by calls and by a graph: what it costs the host for each launch, and the whole. */
+static void bench_steps(bench *b, const char *size, int64_t hidden, int64_t ffn, int heads, int groups, int64_t s, int64_t batch) {
+    static const char what[] = "step of a layer";
+    static const char *const names[] = {"bf16", "delayed", "current", "block", "mxfp8", "nvfp4"};
+    static te_recipe (*const recipes[])(void) = {te_recipe_current_scaling, te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling,
+                                                 te_recipe_mxfp8, te_recipe_nvfp4};
+    te_transformer_layer_desc layer = TE_ZERO;
+    host_calls h = TE_ZERO;
+    int64_t shape[3];
+    int i;
+    if (!wanted(b, what)) return;
+    te_scope_begin(b->te);
+    layer.hidden_size = hidden;
+    layer.ffn_hidden_size = ffn;
+    layer.num_attention_heads = heads;
+    layer.num_gqa_groups = groups;
     layer.normalization = TE_RMSNORM;
     layer.activation = TE_SWIGLU;
     layer.no_bias = true;
+    h.te = b->te;
     h.layer = te_transformer_layer_create(b->te, &layer);
-    h.adam = te_fused_adam_create(b->te, h.layer, NULL);
-    shape[0] = 128;
-    shape[1] = 1;
-    shape[2] = 512;
-    h.x = te_tensor_normal(b->te, TE_BF16, 3, shape, 0, 1);
-    te_tensor_set_requires_grad(h.x, true);
-    for (i = 0; i < 6; i++) { /* forward and backward, by launch; then with the optimizer as a graph, by launch and whole */
-        uint64_t launches;
-        double seconds, whole;
+    shape[0] = s;
+    shape[1] = batch;
+    shape[2] = hidden;
+    h.x = te_tensor_set_requires_grad(te_tensor_normal(b->te, TE_BF16, 3, shape, 0, 1), true);
+    for (i = 0; i < 6; i++) {
+        double seconds, calls;
         char text[64];
+        int launches;
         h.recipe = recipes[i]();
         h.quantized = i > 0;
-        h.step = false;
+        h.adam = te_fused_adam_create(b->te, h.layer, NULL);
         host_layer(&h);
-        launches = te_jit_get_stats(b->te).launches;
-        host_layer(&h);
-        launches = te_jit_get_stats(b->te).launches - launches;
-        seconds = host_time(&h, host_layer, 8) / (double)launches;
-        snprintf(text, sizeof text, "layer %s, by launch", names[i]);
+        launches = host_launches(&h, host_layer);
+        seconds = host_time(&h, host_layer, 3, false) / launches;
+        snprintf(text, sizeof text, "%s %s host/launch", size, names[i]);
         report(b, what, text, seconds, seconds * 1e6, 0, "us");
-        h.step = true;
-        host_layer(&h);
+        calls = host_time(&h, host_layer, 8, true);
+        snprintf(text, sizeof text, "%s %s by calls", size, names[i]);
+        report(b, what, text, calls, calls * 1e6, 0, "us");
         te_graph_begin(b->te);
         host_layer(&h);
         h.graph = te_graph_end(b->te);
-        launches = te_jit_get_stats(b->te).launches;
-        te_graph_launch(h.graph);
-        launches = te_jit_get_stats(b->te).launches - launches;
-        whole = host_time(&h, host_graph, 8);
-        snprintf(text, sizeof text, "step %s, graph of %d", names[i], (int)launches);
-        report(b, what, text, whole, whole * 1e6, 0, "us");
-        snprintf(text, sizeof text, "step %s, by launch", names[i]);
-        report(b, what, text, whole / (double)launches, whole / (double)launches * 1e6, 0, "us");
+        seconds = host_time(&h, host_graph, 3, false);
+        snprintf(text, sizeof text, "%s %s graph, host", size, names[i]);
+        report(b, what, text, seconds, seconds * 1e6, 0, "us");
+        seconds = host_time(&h, host_graph, 8, true);
+        snprintf(text, sizeof text, "%s %s graph of %d", size, names[i], launches);
+        report(b, what, text, seconds, seconds * 1e6, calls * 1e6, "us");
         te_graph_destroy(h.graph);
+        te_optimizer_destroy(h.adam);
     }
-    te_optimizer_destroy(h.adam);
     te_module_destroy(h.layer);
     te_scope_end(b->te);
 }
@@ -806,6 +824,8 @@ int main(int argc, char **argv) {
     bench_scaled_gemm(&b, 8192, 8192, 8192);
     bench_host(&b);
     bench_host_calls(&b);
+    bench_steps(&b, "small", 512, 1024, 8, 2, 128, 1);
+    bench_steps(&b, "8B", 4096, 14336, 32, 8, 2048, 4);
     bench_memory(&b, 16384, 4096);
     bench_memory(&b, 8192, 8192);
     bench_adam(&b, 500, 1 << 20);

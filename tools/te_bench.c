@@ -383,7 +383,7 @@ static void host_layer(host_calls *h) {
 /* Median seconds of one call: of the host, while the GPU has little to do or, `whole`, of both. Few calls at a time, so that none waits for
  * room in a queue of the driver. */
 static double host_time(host_calls *h, host_fn call, int calls, bool whole) {
-    enum { ROUNDS = 15 };
+    enum { ROUNDS = 9 };
     float times[ROUNDS];
     int round, k;
     for (k = 0; k < 3; k++) call(h);
@@ -444,6 +444,7 @@ static void bench_host_calls(bench *b) {
 /* A training step of one layer by calls and by a graph: what it costs the host for each launch, and the whole. */
 static void bench_steps(bench *b, const char *size, int64_t hidden, int64_t ffn, int heads, int groups, int64_t s, int64_t batch) {
     static const char what[] = "step of a layer";
+    const bool launch_bound = s * batch < 1024; /* the GPU waits for the host */
     static const char *const names[] = {"bf16", "delayed", "current", "block", "mxfp8", "nvfp4"};
     static te_recipe (*const recipes[])(void) = {te_recipe_current_scaling, te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling,
                                                  te_recipe_mxfp8, te_recipe_nvfp4};
@@ -475,19 +476,23 @@ static void bench_steps(bench *b, const char *size, int64_t hidden, int64_t ffn,
         h.adam = te_fused_adam_create(b->te, h.layer, NULL);
         host_layer(&h);
         launches = host_launches(&h, host_layer);
-        seconds = host_time(&h, host_layer, 3, false) / launches;
-        snprintf(text, sizeof text, "%s %s host/launch", size, names[i]);
-        report(b, what, text, seconds, seconds * 1e6, 0, "us");
-        calls = host_time(&h, host_layer, 8, true);
+        if (launch_bound) {
+            seconds = host_time(&h, host_layer, 3, false) / launches;
+            snprintf(text, sizeof text, "%s %s host/launch", size, names[i]);
+            report(b, what, text, seconds, seconds * 1e6, 0, "us");
+        }
+        calls = host_time(&h, host_layer, launch_bound ? 20 : 4, true);
         snprintf(text, sizeof text, "%s %s by calls", size, names[i]);
         report(b, what, text, calls, calls * 1e6, 0, "us");
         te_graph_begin(b->te);
         host_layer(&h);
         h.graph = te_graph_end(b->te);
-        seconds = host_time(&h, host_graph, 3, false);
-        snprintf(text, sizeof text, "%s %s graph, host", size, names[i]);
-        report(b, what, text, seconds, seconds * 1e6, 0, "us");
-        seconds = host_time(&h, host_graph, 8, true);
+        if (launch_bound) {
+            seconds = host_time(&h, host_graph, 3, false);
+            snprintf(text, sizeof text, "%s %s graph, host", size, names[i]);
+            report(b, what, text, seconds, seconds * 1e6, 0, "us");
+        }
+        seconds = host_time(&h, host_graph, launch_bound ? 20 : 4, true);
         snprintf(text, sizeof text, "%s %s graph of %d", size, names[i], launches);
         report(b, what, text, seconds, seconds * 1e6, calls * 1e6, "us");
         te_graph_destroy(h.graph);

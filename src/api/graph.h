@@ -27,6 +27,9 @@
  * copying from host memory; making modules, optimizers and quantizers, or what they make when they first run: run the step once before;
  * TE_MICROBATCH_LATER whose FIRST is outside. An error in between leaves no graph: te_graph_end gives everything back and returns NULL.
  *
+ * On CUDA, while a capture is under way nobody may use the legacy default stream of the same CUcontext (in any thread): the driver then
+ * ends the capture, and te_graph_end says so.
+ *
  * On the CPU the operations are noted and run again one by one: the same rules, the same bits. */
 
 /* From here to te_graph_end calls are noted in place of being run. Syncs. Errors: TE_ERR_STATE inside a capture, a warm-up or an autocast region;

@@ -230,8 +230,8 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
         if (result != TE_OK) return result;
         if (!grad) continue;
         if (opt->te->capture && grad != te_tensor_main_grad(p->param) && grad->buffer && !grad->buffer->arena)
-            return te__refuse_capture(opt->te, "te_optimizer_step with a gradient that was there before and will be elsewhere next time",
-                                      "capture te_backward too, or use te_tensor_set_main_grad");
+            return te__refuse_capture(opt->te, "te_optimizer_step with a gradient from before, which will be elsewhere next time",
+                                      "forget gradients before te_graph_begin and capture te_backward too, or use te_tensor_set_main_grad");
         stale = p->version != te__param_version(p->param);
         if (p->master && (stale || p->behind) && !opt->te->warming) {
             if (opt->te->capture && !(stale && te__adam_written_inside(p->param)))

@@ -299,6 +299,97 @@ TE_TEST_DEVICES(graph_takes_up_written_parameters) {
     CHECK_OK(te);
 }
 
+/* What a graph uses, by itself: a random state and bias corrections from tensors do what the same numbers in args do. */
+TE_TEST_DEVICES(graph_numbers_from_tensors) {
+    enum { N = 64 };
+    const int64_t state[2] = {99, 40}, off = 3;
+    te_tensor *rng = te_tensor_from_host(te, TE_I64, SHAPE(2), state), *x = te_tensor_normal(te, TE_F32, SHAPE(N, N), 0, 1);
+    te_tensor *q = te_tensor_normal(te, TE_F32, SHAPE(N, 1, 1, N), 0, 1);
+    uint8_t first[6][N * N * 4], second[6][N * N * 4];
+    memset(first, 0, sizeof first);
+    memset(second, 0, sizeof second);
+    for (int run = 0; run < 2; run++) {
+        uint8_t (*out)[N * N * 4] = run ? second : first;
+        uint64_t seed = run ? 1 : 99, offset = run ? (uint64_t)off : 43;
+        te_tensor *y = te_tensor_zeros(te, TE_F32, SHAPE(N, N));
+        const te_tensor *from = run ? rng : NULL;
+        te_random_args random = {0};
+        random.dst = y;
+        random.b = 1;
+        random.kind = TE_RANDOM_NORMAL;
+        random.seed = seed, random.offset = offset, random.rng = from;
+        CHECK_EQ_INT(te_random(te, &random), TE_OK);
+        te_tensor_to_host(y, out[0]);
+        te_dropout_add_fwd_args drop = {0};
+        drop.x = x, drop.y = y, drop.p = 0.3f;
+        drop.seed = seed, drop.offset = offset, drop.rng = from;
+        CHECK_EQ_INT(te_dropout_add_fwd(te, &drop), TE_OK);
+        te_tensor_to_host(y, out[1]);
+        te_dropout_add_bwd_args back = {0};
+        back.dy = x, back.dx = y, back.p = 0.3f;
+        back.seed = seed, back.offset = offset, back.rng = from;
+        CHECK_EQ_INT(te_dropout_add_bwd(te, &back), TE_OK);
+        te_tensor_to_host(y, out[2]);
+        te_attn_fwd_args attn = {0};
+        te_tensor *o = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
+        attn.q = attn.k = attn.v = q, attn.o = o, attn.dropout_p = 0.3f;
+        attn.lse = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, N));
+        attn.seed = seed, attn.offset = offset, attn.rng = from;
+        CHECK_EQ_INT(te_attn_fwd(te, &attn), TE_OK);
+        te_tensor_to_host(o, out[3]);
+        te_attn_bwd_args grad = {0};
+        grad.q = grad.k = grad.v = q, grad.o = o, grad.lse = attn.lse, grad.d_o = q, grad.dropout_p = 0.3f;
+        grad.dq = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
+        grad.dk = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
+        grad.dv = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
+        grad.seed = seed, grad.offset = offset, grad.rng = from;
+        CHECK_EQ_INT(te_attn_bwd(te, &grad), TE_OK);
+        te_tensor_to_host(grad.dv, out[4]);
+        te_nvfp4_quantize_args cast = {0};
+        cast.x = x, cast.stochastic_rounding = cast.measure = true;
+        cast.row = te_tensor_zeros(te, TE_F4E2M1, SHAPE(N, N)), cast.row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
+        cast.col = te_tensor_zeros(te, TE_F4E2M1, SHAPE(N, N)), cast.col_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
+        cast.amax_row = te_tensor_zeros(te, TE_F32, SHAPE(1)), cast.amax_col = te_tensor_zeros(te, TE_F32, SHAPE(1));
+        cast.seed = seed, cast.offset = offset, cast.rng = from;
+        CHECK_EQ_INT(te_nvfp4_quantize(te, &cast), TE_OK);
+        te_tensor_to_host(cast.row, out[5]);
+        te_tensor_to_host(cast.col, out[5] + N * N / 2);
+    }
+    for (int i = 0; i < 6; i++) {
+        test_case("operation %d", i);
+        CHECK_BYTES("result", second[i], first[i], sizeof first[i]);
+    }
+    te_random_args random = {0};
+    random.dst = x;
+    random.b = 1;
+    random.rng = x;
+    CHECK_EQ_INT(te_random(te, &random), TE_ERR_DTYPE);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "rng is f32; i64 is needed");
+
+    float rows[2][N];
+    for (int run = 0; run < 2; run++) {
+        const float unbias[2] = {(float)(1 / (1 - pow((double)0.9f, 7))), (float)(1 / (1 - pow((double)0.99f, 7)))}, rate = 0.01f;
+        float *v = test_normal(N, 3);
+        te_adam_tensor t = {0};
+        te_adam_args adam = {0};
+        t.grad = te_tensor_full(te, TE_F32, SHAPE(N), 0.5);
+        t.param = test_tensor(te, TE_F32, SHAPE(N), v);
+        t.m = te_tensor_full(te, TE_F32, SHAPE(N), 0.25);
+        t.v = te_tensor_full(te, TE_F32, SHAPE(N), 0.125);
+        adam.tensors = &t;
+        adam.num_tensors = 1;
+        adam.beta1 = 0.9f, adam.beta2 = 0.99f, adam.eps = 1e-8f, adam.lr = run ? 5 : rate, adam.step = run ? 1 : 7;
+        if (run) adam.bias_correction = te_tensor_from_host(te, TE_F32, SHAPE(2), unbias), adam.lr_device = te_tensor_from_host(te, TE_F32, SHAPE(1), &rate);
+        CHECK_EQ_INT(te_adam(te, &adam), TE_OK);
+        te_tensor_to_host(t.param, rows[run]);
+        if (!run) continue;
+        adam.bias_correction = adam.lr_device;
+        CHECK_EQ_INT(te_adam(te, &adam), TE_ERR_SHAPE);
+    }
+    CHECK_BYTES("adam", rows[1], rows[0], sizeof rows[0]);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "bias_correction");
+}
+
 /* ---- memory ---- */
 
 TE_TEST_DEVICES(graph_keeps_its_memory) {
@@ -380,6 +471,14 @@ static void no_first_scales(trainer *t) {
     te_forward(t->gpt, t->ids[0]);
     te_autocast_end(t->te);
 }
+static void no_old_gradient(trainer *t) {
+    te_graph *none = te_graph_end(t->te); /* begun anew, after a gradient has been left behind */
+    te_graph_destroy(none);
+    te_backward(te_sum_all(te_module_parameter(te_module_child(t->gpt, 0), "weight")));
+    te_graph_begin(t->te);
+    te_optimizer_step(t->adam);
+    te_optimizer_zero_grad(t->adam);
+}
 static void no_open_region(trainer *t) { te_autocast_begin(t->te, NULL); }
 static void no_shape(trainer *t) { te_add(t->loss, te_module_parameter(te_module_child(t->gpt, 0), "weight")); }
 static void no_memory(trainer *t) { CHECK(!te_tensor_empty(t->te, TE_F32, SHAPE((int64_t)1 << 50))); }
@@ -407,6 +506,7 @@ TE_TEST_DEVICES(graph_refusals) {
         {no_quantizer, TE_ERR_STATE, "te_quantizer_create", "before te_graph_begin"},
         {no_later, TE_ERR_STATE, "is_first_microbatch is LATER inside", "one capture"},
         {no_first_scales, TE_ERR_STATE, "the scales of a delayed recipe", "run the step once"},
+        {no_old_gradient, TE_ERR_STATE, "with a gradient from before", "forget gradients before te_graph_begin"},
         {no_open_region, TE_ERR_STATE, "te_graph_end: inside an autocast region", "te_autocast_end"},
         {no_shape, TE_ERR_SHAPE, "te_add", ""},
         {no_memory, TE_ERR_OUT_OF_MEMORY, "out of memory", ""},

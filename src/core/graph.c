@@ -67,12 +67,11 @@ static void te__graph_free(te_graph *g) {
         free(g);
 }
 
-/* Ends a capture that comes to nothing. */
+/* A capture comes to nothing; the device has ended it. */
 static void te__capture_drop(te_ctx *te) {
     te_graph *g = te->capture;
     int i;
     te->capture = NULL;
-    te->device->capture_end(te, NULL);
     for (i = 0; i < g->num_vars; i++) { /* gradients that nobody will compute */
         te_tensor_release(g->vars[i]->grad);
         g->vars[i]->grad = NULL;
@@ -98,7 +97,10 @@ static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
 
 /* The context goes. */
 static void te__graphs_leave(te_ctx *te) {
-    if (te->capture) te__capture_drop(te);
+    if (te->capture) {
+        te->device->capture_end(te, NULL);
+        te__capture_drop(te);
+    }
     if (te->graphs) te->device->synchronize(te);
     while (te->graphs) {
         te_graph *g = te->graphs;
@@ -143,7 +145,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     g->state = te_tensor_retain(te_tensor_empty(te, TE_U8, 1, &bytes));
     g->rng = g->state ? te_tensor_retain(te__graph_view(g, TE_I64, 0, TE__GRAPH_RNG_WORDS)) : NULL;
     te__frame_end(te, NULL, 0);
-    result = g->rng ? te->device->capture_begin(te) : te_error_code(te);
+    result = te->error_code == TE_OK ? te->device->capture_begin(te) : te->error_code;
     if (result == TE_OK) return TE_OK;
     te->capture = NULL;
     te__graph_empty(te, g);
@@ -164,7 +166,7 @@ static void te__graph_sort_held(te_graph *g) {
 
 TE_API te_graph *te_graph_end(te_ctx *te) {
     te_graph *g;
-    te_result result = TE_OK;
+    bool whole;
     int i;
     if (!te) return NULL;
     g = te->capture;
@@ -180,21 +182,19 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
     te->rng_offset = g->rng_begin;
     g->launches = te->jit_stats.launches - g->launches;
     te->jit_stats.launches -= g->launches;
-    if (te->error_code == TE_OK) {
-        te->capture = NULL;
-        result = te->device->capture_end(te, g);
-        if (result == TE_OK) {
-            for (i = 0; i < g->num_vars; i++) te__var_release(te, g->vars[i]);
-            g->num_vars = 0;
-            te__graph_sort_held(g);
-            g->next = te->graphs;
-            te->graphs = g;
-            return g;
-        }
-        te->capture = g;
+    whole = te->error_code == TE_OK;
+    whole = te->device->capture_end(te, whole ? g : NULL) == TE_OK && whole;
+    if (!whole) {
+        te__capture_drop(te);
+        return NULL;
     }
-    te__capture_drop(te);
-    return NULL;
+    for (i = 0; i < g->num_vars; i++) te__var_release(te, g->vars[i]);
+    g->num_vars = 0;
+    te__graph_sort_held(g);
+    te->capture = NULL;
+    g->next = te->graphs;
+    te->graphs = g;
+    return g;
 }
 
 TE_API te_result te_graph_launch(te_graph *g) {

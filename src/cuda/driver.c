@@ -15,7 +15,7 @@ typedef struct te__cu_launch_attribute { /* CUlaunchAttribute */
     union {
         unsigned char bytes[64];
         unsigned cluster[3];
-        int cooperative;
+        int cooperative, programmatic;
     } value;
 } te__cu_launch_attribute;
 typedef struct te__cu_launch_config { /* CUlaunchConfig */
@@ -37,6 +37,7 @@ enum {
     TE__CU_FUNC_MAX_SHARED = 8,
     TE__CU_LAUNCH_COOPERATIVE = 2,
     TE__CU_LAUNCH_CLUSTER = 4,
+    TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
     TE__CU_EVENT_NO_TIMING = 2,
     TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be taken and kernels loaded in between */
 };
@@ -179,7 +180,7 @@ static te_result te__driver_open(te__text *why) {
 
 /* ---- a context's device -------------------------------------------------------------------------------------- */
 
-enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20 };
+enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
 
 /* Everything that a tensor map depends on; no padding, so that memcmp compares it. */
 typedef struct te__map_key {
@@ -418,7 +419,8 @@ static te_result te__cuda_stage_open(te_ctx *te) {
     return TE_OK;
 }
 
-/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. */
+/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. The driver does the same
+ * by itself for a little that is not pinned, and never waits for room. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
@@ -429,6 +431,13 @@ static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t 
     if (bytes == 0) return TE_OK;
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
+    if (bytes <= TE__SMALL_UPLOAD) {
+        unsigned char small[TE__SMALL_UPLOAD]; /* what the caller brings may be pinned */
+        memcpy(small, src, bytes);
+        code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, small, bytes, c->stream);
+        te__cuda_leave(pushed);
+        return code ? te__cu_fail(te, "copy to the device: cuMemcpyHtoDAsync", code) : TE_OK;
+    }
     if (!c->stage) result = te__cuda_stage_open(te);
     for (done = 0; result == TE_OK && done < bytes; done += n) {
         int piece = (int)(c->uploads % TE__STAGES);

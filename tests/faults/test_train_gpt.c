@@ -305,9 +305,9 @@ TE_TEST(every_recipe_trains_and_shows_itself) {
         CHECK_MSG(size > 0 && !strcmp(losses, contents(in(inspected, "loss.csv"), &size_inspected)) && size == size_inspected, "other losses");
         check_inspection(contents(in(inspected, "inspect.csv"), NULL), 3, kind == TE_RECIPE_NVFP4 ? 10 : 20);
 
-        test_case("%s --graph", name); /* inspected steps are made by calls, the others are launches */
+        test_case("%s --graph", name);
         two[6] = test_path("captured");
-        two[8] = "--graph";
+        two[7] = "--graph";
         CHECK_EQ_INT(wait_for(spawn(two), 30), 0);
         CHECK_MSG(!strcmp(losses, contents(in("captured", "loss.csv"), NULL)), "other losses");
         const char *svg = contents(in(inspected, "inspect.svg"), &size);

@@ -520,6 +520,7 @@ TE_TEST(driver_launch_details) {
     l->cluster = 2;
     l->shared_bytes = 200000;
     CHECK(run_plan(te, &p) == TE_OK);
+    CHECK(fake.last_follows == 1); /* te_fill begins with te_follow */
     CHECK(fake.last_cluster == 2 && fake.last.shared_bytes == 200000 && fake.last.block[0] == 128 && fake.attributes == 1 && fake.last_shared == 200000);
     l = begin_plan(te, &p);
     l->shared_bytes = 150000;
@@ -532,6 +533,16 @@ TE_TEST(driver_launch_details) {
     fake.refuse = 1;
     CHECK(run_plan(te, &p) == TE_ERR_DEVICE);
     CHECK_ERROR(te, TE_ERR_DEVICE, "kernel math/fill, grid 5 x 1 x 1, block 128");
+    l = begin_plan(te, &p);
+    l->cooperative = true;
+    CHECK(run_plan(te, &p) == TE_OK && fake.last_follows == 0); /* it needs the whole GPU */
+    te__cu.version = 12020;
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    fake.last_follows = 1;
+    begin_plan(te, &p);
+    CHECK(run_plan(te, &p) == TE_OK && fake.last_follows == 1); /* not through LaunchKernelEx: a capture of this driver knows no such launch */
+    te_graph_destroy(te_graph_end(te));
+    CHECK_OK(te);
     te_ctx_destroy(te);
 }
 

@@ -16,6 +16,7 @@
 #include "api/module.h"
 #include "api/nn.h"
 #include "api/train.h"
+#include "api/graph.h"
 #include "api/io.h"
 #include "api/report.h"
 
@@ -116,7 +117,9 @@
 #include "ops/optim/op.c"
 #include "ops/optim/cpu.c"
 #include "ops/optim/cuda.c"
+#include "ops/record.c"
 #include "ops/table.c"
+#include "core/graph.c"
 #include "core/context.c"
 #include "core/tape.c"
 #include "core/access.c"

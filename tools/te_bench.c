@@ -447,7 +447,7 @@ static void bench_products(bench *b, const char *name, te_quant_kind kind, bool 
     int i;
     if (!wanted(b, name)) return;
     f.name = name;
-    for (i = getenv("TE_SMALL") ? 8 : 0; i < NUM_SHAPES; i++) bench_product(b, &f, kind, b_2d, l, TE_BF16, out, split, accumulate, shapes[i][0], shapes[i][1], shapes[i][2]);
+    for (i = 0; i < NUM_SHAPES; i++) bench_product(b, &f, kind, b_2d, l, TE_BF16, out, split, accumulate, shapes[i][0], shapes[i][1], shapes[i][2]);
     family_report(&f);
 }
 
@@ -632,6 +632,174 @@ static void bench_host(bench *b) {
             te_quantizer_destroy(q);
             te_scope_end(b->te);
         }
+}
+
+/* ---- what raw operations, a layer and a graph cost the host ---- */
+
+typedef struct host_calls {
+    te_ctx *te;
+    te_gemm_args gemm;
+    te_norm_fwd_args norm;
+    te_norm_bwd_args norm_bwd;
+    te_act_fwd_args act;
+    te_act_bwd_args act_bwd;
+    te_tensor *x;
+    te_module *layer;
+    te_optimizer *adam; /* NULL: forward and backward alone */
+    te_recipe recipe;
+    bool quantized;
+    te_graph *graph;
+} host_calls;
+typedef void (*host_fn)(host_calls *h);
+
+static void host_gemm(host_calls *h) { te_gemm(h->te, &h->gemm); }
+static void host_norm(host_calls *h) { te_rmsnorm_fwd(h->te, &h->norm); }
+static void host_norm_bwd(host_calls *h) { te_rmsnorm_bwd(h->te, &h->norm_bwd); }
+static void host_act(host_calls *h) { te_act_fwd(h->te, &h->act); }
+static void host_act_bwd(host_calls *h) { te_act_bwd(h->te, &h->act_bwd); }
+static void host_upload(host_calls *h) {
+    float numbers[64] = TE_ZERO;
+    te_tensor_copy_from_host(h->x, numbers);
+}
+static void host_graph(host_calls *h) { te_graph_launch(h->graph); }
+static void host_layer(host_calls *h) {
+    te_autocast_desc cast = TE_ZERO;
+    te_tensor *y;
+    cast.recipe = &h->recipe;
+    cast.disabled = !h->quantized;
+    te_scope_begin(h->te);
+    te_autocast_begin(h->te, &cast);
+    y = te_forward(h->layer, h->x);
+    te_autocast_end(h->te);
+    te_backward_from(y, h->x);
+    if (h->adam)
+        te_optimizer_step(h->adam);
+    else
+        te_module_zero_grad(h->layer);
+    te_tensor_zero_grad(h->x);
+    te_scope_end(h->te);
+}
+
+/* Median seconds of one call: of the host, while the GPU has little to do or, `whole`, of both. Few calls at a time, so that none waits for
+ * room in a queue of the driver. */
+static double host_time(host_calls *h, host_fn call, int calls, bool whole) {
+    enum { ROUNDS = 9 };
+    float times[ROUNDS];
+    int round, k;
+    for (k = 0; k < 3; k++) call(h);
+    for (round = 0; round < ROUNDS; round++) {
+        double began;
+        te_synchronize(h->te);
+        began = te__time_now();
+        for (k = 0; k < calls; k++) call(h);
+        if (whole) te_synchronize(h->te);
+        times[round] = (float)((te__time_now() - began) / calls);
+    }
+    te_synchronize(h->te);
+    qsort(times, ROUNDS, sizeof(float), by_value);
+    return (double)times[ROUNDS / 2];
+}
+static int host_launches(host_calls *h, host_fn call) {
+    uint64_t before = te_jit_get_stats(h->te).launches;
+    call(h);
+    return (int)(te_jit_get_stats(h->te).launches - before);
+}
+
+static void bench_host_calls(bench *b) {
+    static const char what[] = "host time of a call";
+    static const struct {
+        const char *name;
+        host_fn call;
+    } raw[] = {{"te_gemm bf16", host_gemm}, {"te_rmsnorm_fwd", host_norm}, {"te_rmsnorm_bwd", host_norm_bwd}, {"te_act_fwd", host_act}, {"te_act_bwd", host_act_bwd},
+               {"copy_from_host", host_upload}};
+    int64_t n = 512, small = 64, shape[2];
+    host_calls h = TE_ZERO;
+    int i;
+    if (!wanted(b, what)) return;
+    te_scope_begin(b->te);
+    h.te = b->te;
+    shape[0] = shape[1] = n;
+    h.gemm.a = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
+    h.gemm.b = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
+    h.gemm.d = te_tensor_empty(b->te, TE_BF16, 2, shape);
+    h.gemm.m = h.gemm.n = h.gemm.k = n;
+    h.gemm.b_transposed = true;
+    h.norm.x = h.norm_bwd.x = h.norm_bwd.dy = h.act.x = h.act_bwd.x = h.act_bwd.dy = h.gemm.a;
+    h.norm.gamma = h.norm_bwd.gamma = te_tensor_full(b->te, TE_BF16, 1, &n, 1.0);
+    h.norm.y = h.act.y = h.act_bwd.dx = h.norm_bwd.dx = h.gemm.d;
+    h.norm_bwd.rstd = h.norm.rstd = te_tensor_empty(b->te, TE_F32, 1, &n);
+    h.norm_bwd.dgamma = te_tensor_empty(b->te, TE_BF16, 1, &n);
+    h.act.activation = h.act_bwd.activation = TE_GELU;
+    h.x = te_tensor_empty(b->te, TE_F32, 1, &small);
+    for (i = 0; i < 6; i++) {
+        int launches = host_launches(&h, raw[i].call);
+        double seconds = host_time(&h, raw[i].call, 100, false);
+        char text[64];
+        snprintf(text, sizeof text, "%s (%d)", raw[i].name, launches);
+        report(b, what, text, seconds, seconds * 1e6, "us");
+    }
+    te_scope_end(b->te);
+}
+
+/* A training step of one layer by calls and by a graph: what it costs the host for each launch, and the whole. */
+static void bench_steps(bench *b, const char *size, int64_t hidden, int64_t ffn, int heads, int groups, int64_t s, int64_t batch) {
+    static const char what[] = "step of a layer";
+    const bool launch_bound = s * batch < 1024; /* the GPU waits for the host */
+    static const char *const names[] = {"bf16", "delayed", "current", "block", "mxfp8", "nvfp4"};
+    static te_recipe (*const recipes[])(void) = {te_recipe_current_scaling, te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling,
+                                                 te_recipe_mxfp8, te_recipe_nvfp4};
+    te_transformer_layer_desc layer = TE_ZERO;
+    host_calls h = TE_ZERO;
+    int64_t shape[3];
+    int i;
+    if (!wanted(b, what)) return;
+    te_scope_begin(b->te);
+    layer.hidden_size = hidden;
+    layer.ffn_hidden_size = ffn;
+    layer.num_attention_heads = heads;
+    layer.num_gqa_groups = groups;
+    layer.normalization = TE_RMSNORM;
+    layer.activation = TE_SWIGLU;
+    layer.no_bias = true;
+    h.te = b->te;
+    h.layer = te_transformer_layer_create(b->te, &layer);
+    shape[0] = s;
+    shape[1] = batch;
+    shape[2] = hidden;
+    h.x = te_tensor_set_requires_grad(te_tensor_normal(b->te, TE_BF16, 3, shape, 0, 1), true);
+    for (i = 0; i < 6; i++) {
+        double seconds, calls;
+        char text[64];
+        int launches;
+        h.recipe = recipes[i]();
+        h.quantized = i > 0;
+        h.adam = te_fused_adam_create(b->te, h.layer, NULL);
+        host_layer(&h);
+        launches = host_launches(&h, host_layer);
+        if (launch_bound) {
+            seconds = host_time(&h, host_layer, 3, false) / launches;
+            snprintf(text, sizeof text, "%s %s host/launch", size, names[i]);
+            report(b, what, text, seconds, seconds * 1e6, "us");
+        }
+        calls = host_time(&h, host_layer, launch_bound ? 20 : 4, true);
+        snprintf(text, sizeof text, "%s %s by calls", size, names[i]);
+        report(b, what, text, calls, calls * 1e6, "us");
+        te_graph_begin(b->te);
+        host_layer(&h);
+        h.graph = te_graph_end(b->te);
+        if (launch_bound) {
+            seconds = host_time(&h, host_graph, 3, false);
+            snprintf(text, sizeof text, "%s %s graph, host", size, names[i]);
+            report(b, what, text, seconds, seconds * 1e6, "us");
+        }
+        seconds = host_time(&h, host_graph, launch_bound ? 20 : 4, true);
+        snprintf(text, sizeof text, "%s %s graph of %d", size, names[i], launches);
+        report_against(b, what, text, seconds, calls * 1e3, seconds * 1e3, "ms", "graph");
+        te_graph_destroy(h.graph);
+        te_optimizer_destroy(h.adam);
+    }
+    te_module_destroy(h.layer);
+    te_scope_end(b->te);
 }
 
 /* ---- what moves memory ---- */
@@ -1215,6 +1383,9 @@ static void measure_all(bench *b) {
     bench_epilogues(b);
     bench_odd(b);
     bench_host(b);
+    bench_host_calls(b);
+    bench_steps(b, "small", 512, 1024, 8, 2, 128, 1);
+    bench_steps(b, "8B", 4096, 14336, 32, 8, 2048, 4);
     bench_memory(b, 16384, 4096);
     bench_memory(b, 8192, 8192);
     bench_adam(b, 500, 1 << 20);

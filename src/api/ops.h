@@ -6,6 +6,9 @@
  * formats compiles a kernel (or loads it from the cache); workspace comes from the context's pool. Every operation gives
  * the same bits again on the same device.
  *
+ * rng, where an operation draws random numbers: optional i64 [2], a random state on the device; seed is its first number, and its second is
+ * added to offset.
+ *
  * Unless said otherwise: float tensors are f32, f16 or bf16; sums are taken in f32 or better; results are rounded once.
  * M is the product of the leading sizes and N the last size. "optional" fields may be NULL. */
 
@@ -89,6 +92,7 @@ typedef struct te_random_args {
     te_random_kind kind;
     float a, b;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_random_args;
 
 /* out = alpha * x + beta * y, in f32. Same shape; y optional (then beta is not read); out may be x or y. Formats may
@@ -311,6 +315,7 @@ typedef struct te_nvfp4_quantize_args {
     bool no_sign_mask;
     bool stochastic_rounding;
     uint64_t seed, offset;
+    const te_tensor *rng;
     te_4over6_error four_over_six;
     bool e4m3_max_256;
     bool swizzled;
@@ -565,6 +570,7 @@ typedef struct te_attn_fwd_args {
     float softmax_scale;               /* 0 => 1 / sqrt(d) */
     float dropout_p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_attn_fwd_args;
 
 /* dq, dk, dv (shapes of q, k, v) from d_o and what the forward read and wrote. Deterministic. */
@@ -578,6 +584,7 @@ typedef struct te_attn_bwd_args {
     float softmax_scale;
     float dropout_p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_attn_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
@@ -589,6 +596,7 @@ typedef struct te_dropout_add_fwd_args {
     te_tensor *y;
     float p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_dropout_add_fwd_args;
 /* dx = keep(dy) / (1 - p). (The gradient of residual is dy, that of bias the column sum of dx.) */
 typedef struct te_dropout_add_bwd_args {
@@ -596,6 +604,7 @@ typedef struct te_dropout_add_bwd_args {
     te_tensor *dx;
     float p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_dropout_add_bwd_args;
 
 /* ---- loss ---------------------------------------------------------------------------------------------------- */
@@ -635,7 +644,8 @@ typedef struct te_mse_bwd_args {
  * then the step works on it and param = round(master). All of one entry have the same size.
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + wd * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
- * when not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. */
+ * when not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. bias_correction: optional f32 [2], 1/bc1 and 1/bc2, replaces
+ * what step and no_bias_correction say. */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
@@ -647,7 +657,7 @@ typedef struct te_adam_args {
     int64_t step; /* 1 for the first */
     bool l2_mode; /* weight decay goes into the gradient (Adam) in place of AdamW */
     bool no_bias_correction;
-    const te_tensor *grad_scale, *found_inf, *lr_device;
+    const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_adam_args;
 
 /* norm f32 [1] = sqrt(sum over all tensors of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors].

@@ -118,6 +118,7 @@ static te_result te__cuda_plan_random(te__plan *p, const te_random_args *a) {
     k->n = te__numel(a->dst);
     k->seed = a->seed;
     k->offset = a->offset;
+    k->rng = te__data(a->rng);
     k->a = a->a;
     k->b = a->b;
     k->below_b = te__random_below(a);

@@ -28,6 +28,21 @@ typedef struct te__gemm_kargs {
 /* Shapes of the blocks of A and B. */
 typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
 
+/* Products by groups: what is added to the arguments of one product; groups.cuh makes those of one group out of both. */
+typedef struct te__gemm_grouping {
+    const void *sizes;     /* [count], or [count + 1] offsets */
+    long long b_elements;  /* of B, from one group to the next; along k: of D */
+    long long block_b;     /* scales of B from one group to the next */
+    int count;
+    int dt;                /* of sizes: i32 or i64 */
+    int offsets, along_k;
+    int each_a, each_b;    /* scale_a, scale_b: one for each group */
+} te__gemm_grouping;
+typedef struct te__gemm_grouped_kargs {
+    te__gemm_kargs g; /* m (along k: k) of all groups */
+    te__gemm_grouping groups;
+} te__gemm_grouped_kargs;
+
 /* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */
 typedef struct te__gemm_decode_side {
     const unsigned char *codes, *scale;

@@ -10,6 +10,7 @@ typedef struct te__gemm_tile_kind {
     double speed;
     int option; /* gemm_mma: TILE; gemm_hopper: WAVES */
     int threads;
+    int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
 } te__gemm_tile_kind;
 
 typedef struct te__gemm_choice {
@@ -18,11 +19,16 @@ typedef struct te__gemm_choice {
     int64_t k_split; /* k of one split */
 } te__gemm_choice;
 
+/* How many tiles, clusters counting as one. */
+static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, int64_t n) {
+    return te__div_up(m, t->bm * (t->bm <= t->bn ? t->cluster : 1)) * te__div_up(n, t->bn * (t->bm > t->bn ? t->cluster : 1));
+}
+
 /* Times are in slabs of a 128 x 256 tile (0.5 us on an H200). A tile costs its slabs, and filling the pipeline and writing D about five
  * more; splitting k costs a second launch (six) and its partial sums' way through device memory (about 1.6 MB a slab). */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, int64_t m, int64_t n, int64_t slabs, int64_t splits) {
     double size = (double)t->bm * t->bn / (128.0 * 256.0);
-    int64_t rounds = te__div_up(te__div_up(m, t->bm) * te__div_up(n, t->bn) * splits, te__max(p->num_sms, 1));
+    int64_t rounds = te__div_up(te__gemm_cluster_tiles(t, m, n) * splits, te__max(p->num_sms / t->cluster, 1));
     double cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 5.0 * size);
     if (splits > 1) cost += 6.0 + (double)m * (double)n * 4.0 * (double)(splits + 1) / 1.6e6;
     return cost;
@@ -61,7 +67,7 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
             best_cost = cost;
         }
     }
-    best.tiles = te__div_up(a->m, best.tile->bm) * te__div_up(a->n, best.tile->bn);
+    best.tiles = te__gemm_cluster_tiles(best.tile, a->m, a->n);
     best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
     best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
     return best;
@@ -224,8 +230,8 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     /* Plain first; the second list is for what needs more registers. Shared memory: four slots of 64 bytes of k. */
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256}, {128, 128, 0.9, 1, 128}, {64, 64, 0.6, 0, 128}};
-    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256}, {64, 64, 0.6, 0, 128}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
+    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
     bool promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
     bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
@@ -260,7 +266,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 /* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
-    return p->hopper && q->a.dtype != TE_F32 && te__gemm_is_aligned(q) && te__max(te__max(a->m, a->n), a->k) <= INT_MAX &&
+    return p->hopper && q->a.dtype != TE_F32 && te__gemm_is_aligned(q) && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
@@ -277,22 +283,57 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
+/* How D is written, te__gemm_store: by TMA if its rows and those of aux are at multiples of 16 bytes, and at most one thing has to be read. */
+static int te__gemm_store_of(const te__gemm_kargs *k) {
+    int64_t size = te__dtype_size((te_dtype)k->d_dt);
+    bool aligned = (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
+    bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
+    if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
+    return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
+           (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);
+}
+/* The map of D or aux, in boxes of 128 bytes by 64 rows. */
+static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
+    int64_t size = te__dtype_size((te_dtype)k->d_dt);
+    uint64_t dims[3], strides[2];
+    uint32_t box[3];
+    dims[0] = (uint64_t)k->n;
+    dims[1] = (uint64_t)k->m;
+    dims[2] = (uint64_t)k->splits;
+    strides[0] = (uint64_t)(ld * size);
+    strides[1] = (uint64_t)(k->splits > 1 ? k->d_split * size : ld * size);
+    box[0] = (uint32_t)(128 / size);
+    box[1] = 64;
+    box[2] = 1;
+    return te__cuda_tensor_map(p, map, data, (te_dtype)k->d_dt, 3, dims, strides, box, 128);
+}
+
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384}, {256, 128, 0.97, 2, 384}, {128, 128, 0.8, 1, 384}};
-    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.85, 2, 384}, {128, 128, 0.7, 1, 384}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},  {128, 256, 0.97, 1, 384, 1}, {256, 128, 0.98, 2, 384, 2}, {128, 128, 0.82, 1, 384, 2},
+                                               {128, 128, 0.78, 1, 384, 1}, {64, 256, 0.55, 0, 384, 1},  {64, 128, 0.45, 0, 384, 1}};
+    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.87, 2, 384, 2}, {256, 128, 0.85, 2, 384, 1}, {128, 128, 0.7, 1, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype));
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
+    int store;
     te__gemm_fill(&k->g, q);
+    if (!te__gemm_split(p, &k->g, &c)) return p->result;
+    store = te__gemm_store_of(&k->g);
     te__gemm_options(l, q);
     te__launch_option(l, "BN", c.tile->bn);
     te__launch_option(l, "WAVES", c.tile->option);
+    te__launch_option(l, "CLUSTER", c.tile->cluster);
     te__launch_option(l, "PROMOTE", promote);
-    te__launch_size(l, te__min(c.tiles * c.splits, te__max(p->num_sms, 1)), 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if (!te__gemm_split(p, &k->g, &c) || te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm) != TE_OK ||
-        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn) != TE_OK)
+    te__launch_option(l, "STORE", store);
+    if (store) te__launch_option(l, "D_DT", k->g.d_dt);
+    l->cluster = (unsigned)c.tile->cluster;
+    te__launch_size(l, c.tile->cluster * te__min(c.tiles * c.splits, te__max(p->num_sms / c.tile->cluster, 1)), 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
+    if (te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
+        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
+        (store && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
+        (k->g.aux && store && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->g.d);
     p->native = a->scaling_a < TE_SCALING_MXFP8;

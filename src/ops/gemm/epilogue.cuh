@@ -44,15 +44,29 @@ TE_DEV void te_gemm_store8(void *p, te_i64 i, int dt, const float v[8]) {
 
 // ---- one value -------------------------------------------------------------------------------------------------------
 
-// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it.
-TE_DEV float te_gemm_gelu(float x) { return x * (0.5f + 0.5f * tanhf(x * (0.79788456f + 0.03567741f * x * x))); }
+// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it, by 0.5 + 0.5 tanh(u) = sigmoid(2 u): one exponential and one reciprocal,
+// and no cancellation where x is far below 0.
+TE_DEV float te_gemm_sigmoid2u(float x) { return __fdividef(1.0f, 1.0f + __expf(-2.0f * x * (0.79788456f + 0.03567741f * x * x))); }
+TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
 TE_DEV float te_gemm_dgelu(float x) {
-    float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));
-    return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);
+    float s = te_gemm_sigmoid2u(x), xx = fminf(x * x, 1e4f); // beyond, s (1 - s) is 0
+    return s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * xx);
 }
 // The scales that all of D has in common.
 TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {
     return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);
+}
+
+// Two neighbours as one word of f16 or bf16, and back.
+TE_DEV te_u32 te_gemm_pack(float lo, float hi, int dt) {
+    te_u32 r;
+    if (dt == TE_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+TE_DEV void te_gemm_unpack(te_u32 w, int dt, float &lo, float &hi) {
+    lo = dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);
+    hi = dt == TE_BF16 ? __uint_as_float(w & 0xffff0000u) : te_f16_to_f32((te_u16)(w >> 16));
 }
 
 // The block scale of line `line` (a row of A, a column of B) in block `block` of k.

@@ -4,34 +4,49 @@
 //       +-------+                 k: 64 values of 16 bits, 128 of 8) into a ring of slots, waiting on empty[slot]. The other two multiply:
 //    BM |  wg 1 |  64 * WAVES     each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and gives slots back.
 //       +-------+                 Blocks stay: block i does tiles i, i + gridDim.x, ... and slabs of the next tile arrive while the
-//       |  wg 2 |                 accumulators of this one are written out.
+//       |  wg 2 |                 accumulators of this one are written out. WAVES = 0: BM is 64, and each has half the columns.
 //       +-------+
 //
 // TMA lays slabs out in the 128-byte swizzle that wgmma reads, fills with zeros what lies outside the operands, and takes 16-bit operands as
-// they lie: k-major boxes are 128 bytes of k by BM or BN rows, the others 64 elements of m or n by 64 of k, one box after the other.
+// they lie: k-major boxes are 128 bytes of k by rows of A or B, the others 64 elements of m or n by 64 of k, one box after the other.
+//
+// CLUSTER = 2: two blocks do neighbouring tiles and have the larger operand of a tile in common: B of tiles above each other, or, if BM > BN,
+// A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then
+// empty when both blocks' warps have given it back.
+//
+// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two buffers of each warpgroup, and clip at D's edges by
+// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer two chunks before. Other D
+// (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.
 //
-// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (1, 2; BM =
-//          128 WAVES, BM + BN <= 384), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK (te__gemm_block_kind, with
-//          PROMOTE; 0 if left out).
-// Launch: grid (blocks, 1, 1), any number; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16 bytes. Split s of
-//          a tile does k from s * k_split on, to D + s * d_split. BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
+// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =
+//          128 WAVES, or 64; BM + BN <= 384), CLUSTER (1, 2), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK
+//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE).
+// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16
+//         bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 // te:arch 90a
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 PROMOTE=0
-// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 PROMOTE=0
-// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 PROMOTE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=0
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 PROMOTE=1
-// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 PROMOTE=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 PROMOTE=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 PROMOTE=1
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 PROMOTE=1
-// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 PROMOTE=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0
+// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
 #include "device/hopper.cuh"
 #include "ops/gemm/epilogue.cuh"
 
@@ -42,25 +57,39 @@
 #define B_T 1
 #define BN 256
 #define WAVES 1
+#define CLUSTER 1
 #define PROMOTE 0
+#define STORE 0
 #endif
 #ifndef BLOCK
 #define BLOCK 0
 #endif
+#ifndef D_DT
+#define D_DT 1
+#endif
 
-#define BM (128 * WAVES)
+#define BM (WAVES ? 128 * WAVES : 64)
+#define SUMS (WAVES ? WAVES : 1)  // accumulators of a warpgroup, each 64 x WN
+#define WN (WAVES ? BN : BN / 2)
 #define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype
 #define SLAB 128                     // bytes of k
 #define BK (FP8 ? 128 : 64)          // elements of k
 #define SLOT ((BM + BN) * SLAB)
+#define SHARE_A (CLUSTER == 2 && BM > BN)
+#define SHARE_B (CLUSTER == 2 && BM <= BN)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
 #define STAGES (192 * 1024 / SLOT - B_1D)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
+#define BUFFER (64 * 128) // bytes of a chunk of D
+#define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
+#define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
+#define LOADS (STORE && (STORE & 16 || (STORE & 32 && D_DT != 1)))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
-static_assert(STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES + 16 * STAGES + 1024 <= TE__GEMM_HOPPER_SHARED, "shared memory");
+static_assert(STAGES * (SLOT + SCALES) + 4 * BUFFER + 16 * STAGES + 32 + 1024 <= TE__GEMM_HOPPER_SHARED, "shared memory");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
+static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
 
 #if A_DT == 2
 #define TYPES "k16.f32.f16.f16"
@@ -85,8 +114,10 @@ static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 #define B_FLAG_OF(t) B_FLAG_##t
 #define B_FLAG_0 ", 1"
 #define B_FLAG_1 ", 0"
-#if BN == 256
+#if BN == 256 && WAVES
 #define MULTIPLY TE_WGMMA_256
+#elif BN == 128 && !WAVES
+#define MULTIPLY TE_WGMMA_64
 #else
 #define MULTIPLY TE_WGMMA_128
 #endif
@@ -97,85 +128,229 @@ struct te_ring {
     TE_DEV void next() {
         if (++slot == STAGES) slot = 0, parity ^= 1;
     }
+    TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
-// The tile and the k of work item `work`.
+// Work items are splits of tiles, of two tiles with CLUSTER.
+TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
+TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
+
+// The tile and the k of work item `work` for block `rank` of the cluster.
 struct te_work {
     te_i64 row, col, k0;
     int split, slabs;
-    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work) {
+    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work, te_u32 rank) {
         te_u32 tile = work / a.splits, tm, tn;
         split = (int)(work - tile * a.splits);
-        te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);
+        te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);
+        if (SHARE_B) tm = 2 * tm + rank;
+        if (SHARE_A) tn = 2 * tn + rank;
         row = (te_i64)tm * BM, col = (te_i64)tn * BN, k0 = split * a.k_split;
         slabs = (int)te_div_up(a.k - k0 < a.k_split ? a.k - k0 : a.k_split, BK);
     }
 };
 
-// One slab of an operand of R rows; x, y: coordinates along k and along m or n.
-template <int R, int K_MAJOR> TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, te_u32 bar) {
+// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks.
+template <int R, int K_MAJOR, int SHARED> TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, te_u32 bar, te_u32 rank) {
+    const int mine = SHARED ? R / 2 : R;
+    int first = SHARED ? (int)rank * mine : 0;
     if (K_MAJOR) {
-        te_tma_load2(dst, map, k, row, bar);
+        if (SHARED) te_tma_load2_to(dst + first * SLAB, map, k, row + first, bar, 3);
+        else te_tma_load2(dst, map, k, row, bar);
     } else {
 #pragma unroll
-        for (int i = 0; i < R / 64; i++) te_tma_load2(dst + i * GROUP, map, row + 64 * i, k, bar);
+        for (int i = 0; i < mine; i += 64) {
+            if (SHARED) te_tma_load2_to(dst + (first + i) * SLAB, map, row + first + i, k, bar, 3);
+            else te_tma_load2(dst + i * SLAB, map, row + i, k, bar);
+        }
     }
 }
 
 // acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the tile's columns, or NULL.
-TE_DEV void te_add_scaled(float (&acc)[BN / 2], const float (&part)[BN / 2], const float of_rows[2], const float *of_columns) {
+TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], const float *of_columns) {
     if (!of_columns) {
 #pragma unroll
-        for (int i = 0; i < BN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);
+        for (int i = 0; i < WN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);
         return;
     }
 #pragma unroll
-    for (int j = 0; j < BN / 8; j++) {
+    for (int j = 0; j < WN / 8; j++) {
         float2 c = *(const float2 *)(of_columns + 8 * j + threadIdx.x % 4 * 2);
 #pragma unroll
         for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);
     }
 }
 
+// ---- D by TMA: what a warpgroup knows on its way out --------------------------------------------------------------------
+
+struct te_way_out {
+    const te__gemm_hopper_kargs &a;
+    te_u32 buffers, loads; // two chunks of shared memory; two barriers: what was loaded into them is there
+    int group, lane, parity;
+    bool leader; // the thread that speaks to TMA
+    float scale;
+    float2 bias[WN / 64]; // lane 4 g + t: of columns 64 i + 8 g + 2 t and the next
+
+    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)
+        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), parity(0), leader(threadIdx.x % 128 == 0),
+          scale(te_gemm_scale(args.g)) {}
+
+    TE_DEV void ask(int chunk, int row, int col) const { // for what the chunk needs of aux or D
+        te_u32 bar = loads + 8 * (chunk & 1);
+        te_mbar_expect(bar, BUFFER);
+        te_tma_load3(buffers + (chunk & 1) * BUFFER, STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);
+    }
+
+    // Before the products: what can be asked for already.
+    TE_DEV void begin(int row, int col) {
+        if (LOADS && leader) {
+            te_bulk_wait_read<0>();
+            ask(0, row, col);
+            if (CHUNKS > 1) ask(1, row, col + CHUNK);
+        }
+        __syncwarp();
+        if (STORE & 2) {
+#pragma unroll
+            for (int i = 0; i < WN / 64; i++) {
+                te_i64 at = col + 64 * i + 8 * (lane >> 2) + 2 * (lane & 3);
+                bias[i].x = at < a.g.n ? te_gemm_load(a.g.bias, at, a.g.bias_dt) : 0.0f;
+                bias[i].y = at + 1 < a.g.n ? te_gemm_load(a.g.bias, at + 1, a.g.bias_dt) : 0.0f;
+            }
+        }
+    }
+
+    // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by lanes.
+    TE_DEV te_u32 word(te_u32 buffer, int j) const {
+        int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
+        return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
+    }
+    TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {
+        if (D_DT == 1) {
+            int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
+#pragma unroll
+            for (int j = 0; j < CHUNK / 8; j++) {
+                te_u32 at = buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
+                te_sts8(at, v[4 * j], v[4 * j + 1]);
+                te_sts8(at + 8 * 128, v[4 * j + 2], v[4 * j + 3]);
+            }
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; j += 2) {
+            te_u32 r[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) r[i] = te_gemm_pack(v[4 * j + 2 * i], v[4 * j + 2 * i + 1], D_DT);
+            te_stmatrix4(word(buffer, j), r);
+        }
+    }
+    TE_DEV void send(const void *map, te_u32 buffer, int row, int col, int split) const {
+        te_async_fence();
+        te_meet<128>(1 + group);
+        if (leader) {
+            if (STORE & 32 && D_DT == 1) te_tma_add3(map, buffer, col, row, split);
+            else te_tma_store3(map, buffer, col, row, split);
+            te_bulk_commit();
+        }
+        __syncwarp();
+    }
+
+    // acc to rows `row` .. and columns `col` .. of D.
+    TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            const int sum = chunk / (WN / CHUNK), first = chunk % (WN / CHUNK) * CHUNK;
+            int at_row = row + 64 * sum, at_col = col + first;
+            te_u32 buffer = buffers + (chunk & 1) * BUFFER;
+            float v[CHUNK / 2], old[CHUNK / 2];
+            if (LOADS) {
+                te_mbar_wait(loads + 8 * (chunk & 1), parity);
+                if (chunk & 1 || CHUNKS == 1) parity ^= 1;
+#pragma unroll
+                for (int j = 0; j < CHUNK / 8; j += 2) {
+                    te_u32 r[4];
+                    te_ldmatrix4(r, word(buffer, j));
+#pragma unroll
+                    for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, old[4 * j + 2 * i], old[4 * j + 2 * i + 1]);
+                }
+            } else {
+                if (leader) te_bulk_wait_read<(STORE & 8) ? 0 : 1>();
+                te_meet<128>(1 + group);
+            }
+#pragma unroll
+            for (int j = 0; j < CHUNK / 8; j++) {
+                float2 b = make_float2(0.0f, 0.0f);
+                if (STORE & 2) {
+                    int from = (first / 8 + j) % 8 * 4 + (lane & 3);
+                    b.x = __shfl_sync(0xffffffffu, bias[first / 64].x, from), b.y = __shfl_sync(0xffffffffu, bias[first / 64].y, from);
+                }
+#pragma unroll
+                for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);
+            }
+            if (STORE & 8) {
+                put(buffers, v);
+                send(a.aux_map, buffers, at_row, at_col, split);
+                buffer = buffers + BUFFER;
+            }
+#pragma unroll
+            for (int i = 0; i < CHUNK / 2; i++) {
+                if (STORE & 4) v[i] = te_gemm_gelu(v[i]);
+                if (STORE & 16) v[i] *= te_gemm_dgelu(old[i]);
+                if (STORE & 32 && LOADS) v[i] += old[i];
+            }
+            if (LOADS) __syncwarp(); // all of the warp have read what they now write over
+            put(buffer, v);
+            send(a.d_map, buffer, at_row, at_col, split);
+            if (LOADS && leader && chunk + 2 < CHUNKS) {
+                te_bulk_wait_read<0>();
+                ask(chunk + 2, row + 64 * ((chunk + 2) / (WN / CHUNK)), col + (chunk + 2) % (WN / CHUNK) * CHUNK);
+            }
+            __syncwarp();
+        }
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
     extern __shared__ __align__(1024) char shared[];
     char *base = shared + (-te_smem(shared) & 1023);
-    te_u32 slots = te_smem(base), full = slots + STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;
+    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 4 * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
+    te_u32 loads = empty + 8 * STAGES, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    te_u32 works = (te_u32)(te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN)) * a.g.splits;
+    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
 
     if (threadIdx.x == 0) {
         te_tma_prefetch_map(a.a_map);
         te_tma_prefetch_map(a.b_map);
+        if (STORE) te_tma_prefetch_map(a.d_map);
         for (int i = 0; i < STAGES; i++) {
             te_mbar_init(full + 8 * i, 1);
-            te_mbar_init(empty + 8 * i, 8); // one lane of each warp that multiplies
+            te_mbar_init(empty + 8 * i, 8 * CLUSTER); // one lane of each warp that multiplies
         }
+        for (int i = 0; i < 4; i++) te_mbar_init(loads + 8 * i, 1);
         te_mbar_init_done();
     }
-    __syncthreads();
+    if (CLUSTER > 1) te_cluster_sync();
+    else __syncthreads();
 
     te_ring ring = {0, 0};
     if (group == 0) {
         te_registers_down<24>();
         if (threadIdx.x == 0) {
-            for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {
-                te_work w(a.g, work);
+            for (te_u32 work = first; work < works; work += step) {
+                te_work w(a.g, work, rank);
                 for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
                     te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
                     int k = (int)w.k0 + slab * BK;
                     te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
 #if B_1D
                     te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales
-                    int bytes = columns < BN ? (int)columns * 4 : BN * 4;
+                    int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;
                     te_mbar_expect(bar, SLOT + bytes);
-                    te_bulk_load(slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col,
-                                 bytes, bar);
+                    if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col, bytes, bar);
 #else
                     te_mbar_expect(bar, SLOT);
 #endif
-                    te_load_slab<BM, !A_T>(slot, a.a_map, k, (int)w.row, bar);
-                    te_load_slab<BN, B_T>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar);
+                    te_load_slab<BM, !A_T, SHARE_A>(slot, a.a_map, k, (int)w.row, bar, rank);
+                    te_load_slab<BN, B_T, SHARE_B>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar, rank);
                 }
             }
         }
@@ -184,45 +359,56 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 
     te_registers_up<240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
-    char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;
-    float scale = te_gemm_scale(a.g);
-    // What a step of 32 bytes of k adds to a descriptor, and the first row of this warpgroup.
-    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128, rows = (group - 1) * 64 * WAVES;
+    group--;
+    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.
+    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
+    int rows = WAVES ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;
+#if STORE
+    te_way_out out(a, staged + group * 2 * BUFFER, loads + group * 16, group);
+#endif
+    auto release = [&](int slot) {
+        if (lane == 0) te_mbar_arrive(empty + 8 * slot);
+        if (CLUSTER > 1 && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);
+    };
 
-    for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {
-        te_work w(a.g, work);
-        float acc[WAVES][BN / 2];
+    for (te_u32 work = first; work < works; work += step) {
+        te_work w(a.g, work, rank);
+        te_i64 row = w.row + rows, col = w.col + columns;
+        float acc[SUMS][WN / 2];
+#if STORE
+        out.begin((int)row, (int)col);
+#endif
 #if PROMOTE
 #pragma unroll
-        for (int i = 0; i < WAVES * BN / 2; i++) acc[i / (BN / 2)][i % (BN / 2)] = 0.0f;
+        for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
 #endif
 #pragma unroll 1
         for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
             te_u32 slot = slots + ring.slot * SLOT;
-            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + BM * SLAB, GROUP);
+            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);
 #if BLOCK
             // Read here, used after the products. Rows beyond the last one take its scale.
-            te_i64 kb = w.k0 / 128 + slab, row = w.row + rows + warp % 4 * 16 + lane / 4;
-            float of_rows[WAVES][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col, kb);
+            te_i64 kb = w.k0 / 128 + slab, line = row + warp % 4 * 16 + lane / 4;
+            float of_rows[SUMS][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col < a.g.n ? w.col : 0, kb);
 #pragma unroll
-            for (int i = 0; i < 2 * WAVES; i++) {
-                te_i64 at = row + i / 2 * 64 + i % 2 * 8;
+            for (int i = 0; i < 2 * SUMS; i++) {
+                te_i64 at = line + i / 2 * 64 + i % 2 * 8;
                 of_rows[i / 2][i % 2] = te_gemm_block_scale(a.g.block_a, A_2D, a.g.ld_block_a, at < a.g.m ? at : a.g.m - 1, kb);
             }
-            const float *of_columns = B_1D ? (const float *)(base + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES) : nullptr;
+            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) : nullptr;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
 #if PROMOTE
 #pragma unroll
-            for (int v = 0; v < WAVES; v++) {
-                float part[BN / 2];
+            for (int v = 0; v < SUMS; v++) {
+                float part[WN / 2];
                 te_wgmma_fence();
 #pragma unroll
                 for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (GROUP >> 4) + s * step_a, db + s * step_b, s != 0);
                 te_wgmma_commit();
                 te_wgmma_wait<0>();
                 te_wgmma_keep(part);
-                if (!B_1D && v == WAVES - 1 && lane == 0) te_mbar_arrive(empty + 8 * ring.slot);
+                if (!B_1D && v == SUMS - 1) release(ring.slot);
 #if BLOCK
                 if (!B_1D) {
 #pragma unroll
@@ -231,43 +417,52 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 te_add_scaled(acc[v], part, of_rows[v], of_columns);
 #else
 #pragma unroll
-                for (int i = 0; i < BN / 2; i++) acc[v][i] += part[i];
+                for (int i = 0; i < WN / 2; i++) acc[v][i] += part[i];
 #endif
             }
 #if B_1D
             __syncwarp(); // every lane has read its scales
-            if (lane == 0) te_mbar_arrive(empty + 8 * ring.slot);
+            release(ring.slot);
 #endif
 #else
             te_wgmma_fence();
 #pragma unroll
             for (int s = 0; s < 4; s++)
 #pragma unroll
-                for (int v = 0; v < WAVES; v++)
+                for (int v = 0; v < SUMS; v++)
                     MULTIPLY(TYPES, FLAGS, acc[v], da + v * (GROUP >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);
             te_wgmma_commit();
             te_wgmma_wait<1>(); // the slab before this one is done with
-            if (slab && lane == 0) te_mbar_arrive(empty + 8 * (ring.slot ? ring.slot - 1 : STAGES - 1));
+            if (slab) release(ring.before());
 #endif
         }
 #if !PROMOTE
         te_wgmma_wait<0>();
 #pragma unroll
-        for (int v = 0; v < WAVES; v++) te_wgmma_keep(acc[v]);
-        if (lane == 0) te_mbar_arrive(empty + 8 * (ring.slot ? ring.slot - 1 : STAGES - 1));
+        for (int v = 0; v < SUMS; v++) te_wgmma_keep(acc[v]);
+        release(ring.before());
 #endif
+#if STORE
+        out.finish(acc, (int)row, (int)col, w.split);
+#else
         te__gemm_kargs e = a.g;
+        char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;
+        float scale = te_gemm_scale(a.g);
         if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;
 #pragma unroll 1
-        for (int part = 0; part < WAVES * BN / 64; part++) { // a loop around the long half; the short half must name its registers
+        for (int part = 0; part < SUMS * WN / 64; part++) { // a loop around the long half; the short half must name its registers
 #pragma unroll
-            for (int p = 0; p < WAVES * BN / 64; p++)
+            for (int p = 0; p < SUMS * WN / 64; p++)
                 if (p == part) {
 #pragma unroll
-                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (BN / 64)][p % (BN / 64) * 32 + 4 * j]);
+                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);
                 }
-            te_i64 row = w.row + rows + part / (BN / 64) * 64 + warp % 4 * 16;
-            te_gemm_stage_finish<64>(e, scale, stage, row, w.col + part % (BN / 64) * 64);
+            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * 64 + warp % 4 * 16, col + part % (WN / 64) * 64);
         }
+#endif
     }
+#if STORE
+    if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block
+#endif
+    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then
 }

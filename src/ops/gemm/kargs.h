@@ -60,9 +60,19 @@ typedef struct te__gemm_decode_kargs {
     int swizzled;
 } te__gemm_decode_kargs;
 
-/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple
- * of 1024. */
-#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)
+/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */
+enum {
+    TE__GEMM_STORE = 1,
+    TE__GEMM_STORE_BIAS = 2,
+    TE__GEMM_STORE_GELU = 4,
+    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
+    TE__GEMM_STORE_DGELU = 16,
+    TE__GEMM_STORE_ADD = 32 /* to D */
+};
+
+/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), 32 KB on D's way out, barriers, and room to start at a multiple of
+ * 1024. */
+#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 192 + 1024)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
 #ifdef __CUDACC__
@@ -71,7 +81,7 @@ typedef struct te__gemm_decode_kargs {
 #define TE__ALIGN_64
 #endif
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
-    unsigned long long a_map[16], b_map[16];
+    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[3]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;

@@ -50,6 +50,13 @@ TE_DEV void te_mbar_arrive_at(te_u32 bar, te_u32 rank) {
 // ---- TMA ---------------------------------------------------------------------------------------------------------------
 
 TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// A map in device memory that a kernel changes: its dimension DIM (of 0 and 1) ends at `size`, a positive number. (PTX 8.3)
+template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {
+    asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(DIM), "r"(size) : "memory");
+}
+// After the changes; and, by the thread that is to use the map, before.
+TE_DEV void te_tma_map_release() { asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory"); }
+TE_DEV void te_tma_map_acquire(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory"); }
 // The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. What lies outside is filled with zeros.
 TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),

@@ -21,9 +21,15 @@
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.
 //
+// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has found out where groups lie, which tiles they have, and has made maps
+// that end with a group: along rows of D and aux, so that the last tile of a group leaves the next one's rows alone; along k of A and B, so
+// that the last slab ends in zeros. Otherwise a tile is a tile: rows (or k) are counted through all groups. A warpgroup all of whose rows are
+// beyond the group's end only gives slots back, and so groups cost what their rows rounded up to 64 do.
+//
 // Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =
 //          128 WAVES, or 64; BM + BN <= 384), CLUSTER (1, 2), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK
-//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE).
+//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE), GROUPED (0 if left out;
+//          along rows clusters share A always).
 // Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16
 //         bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 // te:arch 90a
@@ -47,8 +53,19 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=17 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1 GROUPED=2
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=33 D_DT=3 GROUPED=2
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1 GROUPED=2
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=2
 #include "device/hopper.cuh"
-#include "ops/gemm/epilogue.cuh"
+#include "ops/gemm/groups.cuh"
 
 #ifndef A_DT // the rows above name every option; these stand in for them in an editor
 #define A_DT 3
@@ -67,6 +84,9 @@
 #ifndef D_DT
 #define D_DT 1
 #endif
+#ifndef GROUPED
+#define GROUPED 0
+#endif
 
 #define BM (WAVES ? 128 * WAVES : 64)
 #define SUMS (WAVES ? WAVES : 1)  // accumulators of a warpgroup, each 64 x WN
@@ -75,8 +95,8 @@
 #define SLAB 128                     // bytes of k
 #define BK (FP8 ? 128 : 64)          // elements of k
 #define SLOT ((BM + BN) * SLAB)
-#define SHARE_A (CLUSTER == 2 && BM > BN)
-#define SHARE_B (CLUSTER == 2 && BM <= BN)
+#define SHARE_A (CLUSTER == 2 && (BM > BN || GROUPED == 1))
+#define SHARE_B (CLUSTER == 2 && !SHARE_A)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
 #define STAGES (192 * 1024 / SLOT - B_1D)
@@ -89,6 +109,8 @@
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(STAGES * (SLOT + SCALES) + 4 * BUFFER + 16 * STAGES + 32 + 1024 <= TE__GEMM_HOPPER_SHARED, "shared memory");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
+static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
+static_assert(!GROUPED || !BLOCK || (GROUPED == 1 && BLOCK == 2), "blocks of groups");
 static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
 
 #if A_DT == 2
@@ -122,6 +144,14 @@ static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same
 #define MULTIPLY TE_WGMMA_128
 #endif
 
+#if GROUPED == 1
+#define TE_GROUP_OF(w) ((int)(w).group)
+#define TE_GROUP_BLOCKS(w) ((w).group * all.groups.block_b)
+#else
+#define TE_GROUP_OF(w) 0
+#define TE_GROUP_BLOCKS(w) 0
+#endif
+
 // Slabs go by as (slot, parity of the slot's phase): the same walk for the warpgroup that fills and those that empty.
 struct te_ring {
     int slot, parity;
@@ -135,11 +165,44 @@ struct te_ring {
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
+#if GROUPED
+typedef te__gemm_hopper_grouped_kargs te_arguments;
+// A block goes through its work upwards, and so through the groups.
+struct te_work {
+    te_i64 row, col, k0;
+    int split, slabs; // split: of d_map, whose third dimension are the groups of D
+    te_u32 group;
+    te_i64 rows_end;
+
+    TE_DEV te_work() : group(0) {}
+    TE_DEV void open(const te_arguments &all, te_u32 work, te_u32 rank) {
+        const te__gemm_kargs &a = all.h.g;
+        const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row
+        int4 at = rows[group];
+        te_u32 tm, tn;
+        while (work >= (te_u32)at.w) at = rows[++group];
+        te_gemm_raster(work - (te_u32)at.z, GROUPED == 1 ? (te_u32)(at.y - at.x + BM - 1) / BM : te_tiles_m(a), te_tiles_n(a), tm, tn);
+        if (SHARE_B) tm = 2 * tm + rank;
+        if (SHARE_A) tn = 2 * tn + rank;
+        row = (te_i64)tm * BM, col = (te_i64)tn * BN;
+        if (GROUPED == 1) {
+            row += at.x, rows_end = at.y, k0 = 0, split = 0;
+            slabs = (int)te_div_up(a.k, BK);
+        } else {
+            rows_end = a.m, split = (int)group;
+            slabs = (at.y - at.x + BK - 1) / BK, k0 = at.x;
+            if (!slabs) slabs = 1, k0 = 0x7fffffff - 1024; // nothing: a slab of zeros, from beyond the end
+        }
+    }
+};
+#else
+typedef te__gemm_hopper_kargs te_arguments;
 // The tile and the k of work item `work` for block `rank` of the cluster.
 struct te_work {
     te_i64 row, col, k0;
     int split, slabs;
-    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work, te_u32 rank) {
+    TE_DEV void open(const te_arguments &all, te_u32 work, te_u32 rank) {
+        const te__gemm_kargs &a = all.g;
         te_u32 tile = work / a.splits, tm, tn;
         split = (int)(work - tile * a.splits);
         te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);
@@ -149,18 +212,23 @@ struct te_work {
         slabs = (int)te_div_up(a.k - k0 < a.k_split ? a.k - k0 : a.k_split, BK);
     }
 };
+#endif
 
-// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks.
-template <int R, int K_MAJOR, int SHARED> TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, te_u32 bar, te_u32 rank) {
+// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks. STACKED: of
+// matrix `z` of several, and not shared.
+template <int R, int K_MAJOR, int SHARED, int STACKED>
+TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_u32 bar, te_u32 rank) {
     const int mine = SHARED ? R / 2 : R;
     int first = SHARED ? (int)rank * mine : 0;
     if (K_MAJOR) {
         if (SHARED) te_tma_load2_to(dst + first * SLAB, map, k, row + first, bar, 3);
+        else if (STACKED) te_tma_load3(dst, map, k, row, z, bar);
         else te_tma_load2(dst, map, k, row, bar);
     } else {
 #pragma unroll
         for (int i = 0; i < mine; i += 64) {
             if (SHARED) te_tma_load2_to(dst + (first + i) * SLAB, map, row + first + i, k, bar, 3);
+            else if (STACKED) te_tma_load3(dst + i * SLAB, map, row + i, k, z, bar);
             else te_tma_load2(dst + i * SLAB, map, row + i, k, bar);
         }
     }
@@ -185,6 +253,7 @@ TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], con
 
 struct te_way_out {
     const te__gemm_hopper_kargs &a;
+    const void *d_map, *aux_map, *bias_from;
     te_u32 buffers, loads; // two chunks of shared memory; two barriers: what was loaded into them is there
     int group, lane, parity;
     bool leader; // the thread that speaks to TMA
@@ -192,29 +261,29 @@ struct te_way_out {
     float2 bias[WN / 64]; // lane 4 g + t: of columns 64 i + 8 g + 2 t and the next
 
     TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)
-        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), parity(0), leader(threadIdx.x % 128 == 0),
-          scale(te_gemm_scale(args.g)) {}
+        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31),
+          parity(0), leader(threadIdx.x % 128 == 0), scale(te_gemm_scale(args.g)) {}
 
-    TE_DEV void ask(int chunk, int row, int col) const { // for what the chunk needs of aux or D
+    TE_DEV void ask(int chunk, int row, int col, int split) const { // for what the chunk needs of aux or D
         te_u32 bar = loads + 8 * (chunk & 1);
         te_mbar_expect(bar, BUFFER);
-        te_tma_load3(buffers + (chunk & 1) * BUFFER, STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);
+        te_tma_load3(buffers + (chunk & 1) * BUFFER, STORE & 16 ? aux_map : d_map, col, row, split, bar);
     }
 
     // Before the products: what can be asked for already.
-    TE_DEV void begin(int row, int col) {
+    TE_DEV void begin(int row, int col, int split) {
         if (LOADS && leader) {
             te_bulk_wait_read<0>();
-            ask(0, row, col);
-            if (CHUNKS > 1) ask(1, row, col + CHUNK);
+            ask(0, row, col, split);
+            if (CHUNKS > 1) ask(1, row, col + CHUNK, split);
         }
         __syncwarp();
         if (STORE & 2) {
 #pragma unroll
             for (int i = 0; i < WN / 64; i++) {
                 te_i64 at = col + 64 * i + 8 * (lane >> 2) + 2 * (lane & 3);
-                bias[i].x = at < a.g.n ? te_gemm_load(a.g.bias, at, a.g.bias_dt) : 0.0f;
-                bias[i].y = at + 1 < a.g.n ? te_gemm_load(a.g.bias, at + 1, a.g.bias_dt) : 0.0f;
+                bias[i].x = at < a.g.n ? te_gemm_load(bias_from, at, a.g.bias_dt) : 0.0f;
+                bias[i].y = at + 1 < a.g.n ? te_gemm_load(bias_from, at + 1, a.g.bias_dt) : 0.0f;
             }
         }
     }
@@ -288,7 +357,7 @@ struct te_way_out {
             }
             if (STORE & 8) {
                 put(buffers, v);
-                send(a.aux_map, buffers, at_row, at_col, split);
+                send(aux_map, buffers, at_row, at_col, split);
                 buffer = buffers + BUFFER;
             }
 #pragma unroll
@@ -299,23 +368,34 @@ struct te_way_out {
             }
             if (LOADS) __syncwarp(); // all of the warp have read what they now write over
             put(buffer, v);
-            send(a.d_map, buffer, at_row, at_col, split);
+            send(d_map, buffer, at_row, at_col, split);
             if (LOADS && leader && chunk + 2 < CHUNKS) {
                 te_bulk_wait_read<0>();
-                ask(chunk + 2, row + 64 * ((chunk + 2) / (WN / CHUNK)), col + (chunk + 2) % (WN / CHUNK) * CHUNK);
+                ask(chunk + 2, row + 64 * ((chunk + 2) / (WN / CHUNK)), col + (chunk + 2) % (WN / CHUNK) * CHUNK, split);
             }
             __syncwarp();
         }
     }
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
+extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {
+#if GROUPED
+    const te__gemm_hopper_kargs &a = all.h;
+#else
+    const te__gemm_hopper_kargs &a = all;
+#endif
     extern __shared__ __align__(1024) char shared[];
     char *base = shared + (-te_smem(shared) & 1023);
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 4 * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
     te_u32 loads = empty + 8 * STAGES, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+#if GROUPED
+    te_u32 works = all.rows[all.groups.count - 1].tiles_end, group_before = ~0u;
+#else
+    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits;
+#endif
+    te_u32 first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+    const void *a_map = a.a_map, *b_map = a.b_map;
 
     if (threadIdx.x == 0) {
         te_tma_prefetch_map(a.a_map);
@@ -332,11 +412,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     else __syncthreads();
 
     te_ring ring = {0, 0};
+    te_work w;
     if (group == 0) {
         te_registers_down<24>();
         if (threadIdx.x == 0) {
             for (te_u32 work = first; work < works; work += step) {
-                te_work w(a.g, work, rank);
+                w.open(all, work, rank);
+#if GROUPED == 2
+                if (w.group != group_before) {
+                    group_before = w.group;
+                    a_map = all.maps + w.group * 32, b_map = all.maps + w.group * 32 + 16;
+                    te_tma_map_acquire(a_map);
+                    te_tma_map_acquire(b_map);
+                }
+#endif
                 for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
                     te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
                     int k = (int)w.k0 + slab * BK;
@@ -349,8 +438,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #else
                     te_mbar_expect(bar, SLOT);
 #endif
-                    te_load_slab<BM, !A_T, SHARE_A>(slot, a.a_map, k, (int)w.row, bar, rank);
-                    te_load_slab<BN, B_T, SHARE_B>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar, rank);
+                    te_load_slab<BM, !A_T, SHARE_A, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
+                    te_load_slab<BN, B_T, SHARE_B, GROUPED == 1>(slot + BM * SLAB, b_map, k, (int)w.col, TE_GROUP_OF(w), bar, rank);
                 }
             }
         }
@@ -372,11 +461,35 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     };
 
     for (te_u32 work = first; work < works; work += step) {
-        te_work w(a.g, work, rank);
+        w.open(all, work, rank);
         te_i64 row = w.row + rows, col = w.col + columns;
+#if GROUPED
+        if (row >= w.rows_end || col >= a.g.n) { // nothing of it is this group's
+            for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
+                te_mbar_wait(full + 8 * ring.slot, ring.parity);
+                release(ring.slot);
+            }
+            continue;
+        }
+#endif
         float acc[SUMS][WN / 2];
 #if STORE
-        out.begin((int)row, (int)col);
+#if GROUPED
+        if (w.group != group_before) {
+            group_before = w.group;
+            out.scale = te_group_scale(all, w.group);
+            if (GROUPED == 1) {
+                out.d_map = all.maps + w.group * 32, out.aux_map = all.maps + w.group * 32 + 16;
+                if (STORE & 2) out.bias_from = te_gemm_at(a.g.bias, w.group * a.g.n, a.g.bias_dt);
+                if (out.leader) {
+                    te_tma_map_acquire(out.d_map);
+                    if (STORE & 24) te_tma_map_acquire(out.aux_map);
+                }
+                __syncwarp();
+            }
+        }
+#endif
+        out.begin((int)row, (int)col, w.split);
 #endif
 #if PROMOTE
 #pragma unroll
@@ -389,7 +502,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #if BLOCK
             // Read here, used after the products. Rows beyond the last one take its scale.
             te_i64 kb = w.k0 / 128 + slab, line = row + warp % 4 * 16 + lane / 4;
-            float of_rows[SUMS][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col < a.g.n ? w.col : 0, kb);
+            float of_rows[SUMS][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b + TE_GROUP_BLOCKS(w), 1, a.g.ld_block_b, w.col < a.g.n ? w.col : 0, kb);
 #pragma unroll
             for (int i = 0; i < 2 * SUMS; i++) {
                 te_i64 at = line + i / 2 * 64 + i % 2 * 8;
@@ -447,8 +560,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #else
         te__gemm_kargs e = a.g;
         char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;
+#if GROUPED
+        float scale = te_group_scale(all, w.group);
+        e.m = w.rows_end;
+        if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * all.groups.b_elements, e.d_dt);
+        if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
+#else
         float scale = te_gemm_scale(a.g);
         if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;
+#endif
 #pragma unroll 1
         for (int part = 0; part < SUMS * WN / 64; part++) { // a loop around the long half; the short half must name its registers
 #pragma unroll

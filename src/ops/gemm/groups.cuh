@@ -111,3 +111,9 @@ TE_DEV bool te_group_open(const te__gemm_grouped_kargs &a, int bm, int bn, te_u3
     tile_of_group = group.tile;
     return true;
 }
+
+// The scale of one group's D.
+template <typename T> TE_DEV float te_group_scale(const T &all, te_u32 group) {
+    const te__gemm_kargs &g = all.h.g;
+    return (g.scale_a ? g.scale_a[all.groups.each_a ? group : 0] : 1.0f) * (g.scale_b ? g.scale_b[all.groups.each_b ? group : 0] : 1.0f);
+}

@@ -85,3 +85,28 @@ typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     te__gemm_kargs g;
     unsigned long long pad[3]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
+
+/* gemm_groups: sizes to where each group lies and which tiles it has, and maps that end where it ends. */
+typedef struct te__gemm_group_row {
+    int begin, end;                    /* rows, or values of k */
+    unsigned tiles_begin, tiles_end;   /* tiles (pairs of them, in clusters), those of all groups in a row */
+} te__gemm_group_row;
+typedef struct te__gemm_groups_kargs {
+    unsigned long long map[2][16]; /* of all groups */
+    int dim[2];                    /* the dimension that ends with the group: 0 or 1; -1: no map */
+    te__gemm_grouping groups;
+    long long total;               /* rows, or values of k */
+    unsigned per_row;              /* tiles that share rows; along k: all of a group */
+    int bm;
+    int skip_empty;                /* along k: empty groups have no tiles */
+    int pad;
+    te__gemm_group_row *rows;      /* out: [count] */
+    unsigned long long *maps;      /* out: [count][2][16] */
+} te__gemm_groups_kargs;
+
+typedef struct TE__ALIGN_64 te__gemm_hopper_grouped_kargs {
+    te__gemm_hopper_kargs h;
+    te__gemm_grouping groups;
+    const te__gemm_group_row *rows;
+    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */
+} te__gemm_hopper_grouped_kargs;

@@ -299,6 +299,33 @@ TE_TEST_DEVICES(grouped_wrong_sizes) {
     }
 }
 
+/* Which kernels each kind gets on which GPU, without one. */
+TE_TEST(grouped_plans) {
+    static const char *const devices[] = {"sm_80", "sm_89", "sm_90", "sm_100", "sm_120"};
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int d = 0; d < COUNT(devices); d++)
+        for (int along_k = 0; along_k < 2; along_k++)
+            for (int f = 0; f < 2; f++) {
+                te_dtype dtype = f ? TE_F8E4M3 : TE_BF16;
+                bool hopper = !strcmp(devices[d], "sm_90"), cores = hopper || !strcmp(devices[d], "sm_89") || !strcmp(devices[d], "sm_120");
+                te_explanation e;
+                te_grouped_gemm_args g;
+                memset(&g, 0, sizeof g);
+                test_case("%s %s along_k=%d", devices[d], te_dtype_name(dtype), along_k);
+                g.groups = 4, g.m = 512, g.n = 1024, g.k = 2048;
+                g.along_k = along_k, g.a_transposed = along_k && !f, g.b_transposed = f;
+                g.a = te_tensor_describe(te, dtype, SHAPE(g.a_transposed ? 2048 : 512, g.a_transposed ? 512 : 2048));
+                g.b = te_tensor_describe(te, dtype, SHAPE((along_k ? 1 : 4) * (f ? 1024 : 2048), f ? 2048 : 1024));
+                g.d = te_tensor_describe(te, TE_F32, SHAPE(along_k ? 4 * 512 : 512, 1024));
+                g.sizes = te_tensor_describe(te, TE_I32, SHAPE(4));
+                CHECK(te_explain(te, TE_OP_GROUPED_GEMM, &g, devices[d], &e) == TE_OK && e.supported && e.deterministic);
+                CHECK_STR(e.kernels, hopper ? "gemm/gemm_groups" : "gemm/gemm_mma");
+                if (hopper) CHECK_STR(e.kernels, along_k ? "GROUPED=2" : "GROUPED=1");
+                CHECK(e.native == (!f || cores));
+            }
+}
+
 TE_TEST_DEVICES(grouped_complaints) {
     te_tensor *a = te_tensor_zeros(te, TE_BF16, SHAPE(10, 6)), *b = te_tensor_zeros(te, TE_BF16, SHAPE(2, 5, 6)), *d = te_tensor_zeros(te, TE_BF16, SHAPE(10, 5));
     te_tensor *sizes = te_tensor_zeros(te, TE_I32, SHAPE(2)), *e4m3 = te_tensor_zeros(te, TE_F8E4M3, SHAPE(10, 6));

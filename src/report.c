@@ -99,7 +99,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
             plan.explain = true;
             plan.sm = sm;
             plan.num_sms = te__arch_sms(sm);
-            plan.hopper = sm == 90;
+            plan.hopper = plan.edits_maps = sm == 90;
             result = te__ops[op].plan(&plan, &copy);
             if (result == TE_OK) result = plan.result;
         } else

@@ -183,5 +183,5 @@ static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_grouped_gemm_a
     q.b.k_major = a->b_transposed;
     if (te__gemm_is_block(a->scaling_a)) q.block = TE__GEMM_1D_2D;
     if (a->k == 0 || p->baseline) return te__grouped_plan_naive(p, a, &q);
-    return te__gemm_fits_hopper(p, &q) && a->groups <= INT_MAX - 1024 ? te__grouped_plan_hopper(p, a, &q) : te__grouped_plan_mma(p, a, &q);
+    return p->edits_maps && te__gemm_fits_hopper(p, &q) ? te__grouped_plan_hopper(p, a, &q) : te__grouped_plan_mma(p, a, &q);
 }

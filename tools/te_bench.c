@@ -864,8 +864,8 @@ static void bench_grouped(bench *b) {
             snprintf(shape, sizeof shape, "%lld: %lldx%lldx%lld", (long long)groups, (long long)(along_k ? other : total), (long long)n, (long long)(along_k ? total : other));
             te_scope_begin(b->te);
             if (along_k) /* as many operations for a D of the same size */
-                opened = product_open(b, &dense, q, true, NT, TE_BF16, TE_F32, groups * other, n, total / groups) &&
-                         product_open(b, &stack, q, true, NT, TE_BF16, TE_F32, 128, n, total);
+                opened = product_open(b, &dense, q, true, q ? TN : NT, TE_BF16, TE_F32, groups * other, n, total / groups) &&
+                         product_open(b, &stack, q, true, q ? TN : NT, TE_BF16, TE_F32, 128, n, total);
             else
                 opened = product_open(b, &dense, q, true, kinds[kind].l, TE_BF16, TE_BF16, total, n, other) &&
                          product_open(b, &stack, q, true, kinds[kind].l, TE_BF16, TE_BF16, 128, kinds[kind].l == TN ? groups * n : n, kinds[kind].l == TN ? other : groups * other);

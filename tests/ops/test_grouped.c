@@ -261,6 +261,69 @@ TE_TEST_DEVICES(grouped_many_tiles) {
         }
 }
 
+/* Clusters: wide D, groups of more rows than a tile has, and fewer. */
+TE_TEST_DEVICES(grouped_wide) {
+    static const int64_t sizes[] = {520, 0, 70, 300, 128, 1, 256, 400};
+    if (!te_ctx_is_cuda(te)) SKIP("for the GPU's schedule; the CPU has none");
+    for (int turn = 0; turn < 8; turn++) {
+        grouped_case c = any_case(0, turn & 2 ? 3 : 0, turn);
+        c.sizes = sizes, c.spare = 9;
+        c.n = turn & 1 ? 2056 : 1920, c.m = 0, c.k = 144, c.pad = 8;
+        c.b_transposed = turn & 2 || turn & 4;
+        c.epilogue = turn == 4 ? TE_EPILOGUE_DGELU : turn == 5 ? TE_EPILOGUE_GELU : TE_EPILOGUE_NONE;
+        c.bias = turn & 1 ? TE_BF16 : TE_DTYPE_NONE;
+        c.accumulate = turn == 0 || turn == 7;
+        c.d = turn == 3 ? TE_F32 : TE_BF16;
+        run_case(te, &c);
+    }
+    for (int turn = 0; turn < 2; turn++) {
+        grouped_case c = any_case(0, 3, turn);
+        c.sizes = sizes, c.spare = 3;
+        c.n = 1920, c.m = 0, c.k = 272, c.pad = 0;
+        c.blocks = c.b_transposed = true;
+        c.scaled = c.each = c.accumulate = false;
+        run_case(te, &c);
+    }
+}
+
+/* Groups of both operands along rows of memory that TMA can read: they start and end at any element of a row. */
+static void along_rows_of_memory(te_ctx *te, const int64_t *sizes, int64_t groups) {
+    for (int f = 0; f < 4; f += 3)
+        for (int turn = 0; turn < 3; turn++) {
+            grouped_case c = any_case(0, f, turn);
+            int64_t total = 0;
+            for (int64_t g = 0; g < groups; g++) total += sizes[g];
+            c.sizes = sizes, c.groups = groups, c.spare = up(total, 16) - total;
+            c.along_k = true, c.b_transposed = true;
+            c.m = 136, c.n = 72, c.k = 0, c.pad = 16;
+            run_case(te, &c);
+        }
+}
+TE_TEST_DEVICES(grouped_along_memory_16) {
+    static const int64_t sizes[] = {80, 0, 16, 160};
+    along_rows_of_memory(te, sizes, 4);
+}
+TE_TEST_DEVICES(grouped_along_memory_8) {
+    static const int64_t sizes[] = {200, 8, 0, 24, 24};
+    along_rows_of_memory(te, sizes, 5);
+}
+TE_TEST_DEVICES(grouped_along_memory_short) {
+    static const int64_t sizes[] = {16, 16, 0, 16};
+    along_rows_of_memory(te, sizes, 4);
+}
+TE_TEST_DEVICES(grouped_along_memory_first_one) {
+    static const int64_t sizes[] = {1, 0, 0, 159};
+    along_rows_of_memory(te, sizes, 4);
+}
+TE_TEST_DEVICES(grouped_along_memory_odd) {
+    static const int64_t sizes[] = {83, 130, 0, 43};
+    along_rows_of_memory(te, sizes, 4);
+}
+TE_TEST_DEVICES(grouped_along_memory_alone) {
+    static const int64_t sizes[] = {3};
+    along_rows_of_memory(te, sizes, 1);
+}
+
 /* No columns, no k, no groups, no room. */
 TE_TEST_DEVICES(grouped_empty) {
     for (int turn = 0; turn < 10; turn++) {

@@ -23,8 +23,8 @@
 //
 // GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has found out where groups lie, which tiles they have, and has made maps
 // that end with a group: along rows of D and aux, so that the last tile of a group leaves the next one's rows alone; along k of A and B, so
-// that the last slab ends in zeros. Otherwise a tile is a tile: rows (or k) are counted through all groups. A warpgroup all of whose rows are
-// beyond the group's end only gives slots back, and so groups cost what their rows rounded up to 64 do.
+// that the last slab ends in zeros. Otherwise a tile is a tile: rows (or k) are counted through all groups. The warpgroups take the
+// rows of a tile in turns of 64; what lies beyond the group's end is not multiplied, and if that is half of a tile (WAVES = 2) not read either.
 //
 // Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =
 //          128 WAVES, or 64; BM + BN <= 384), CLUSTER (1, 2), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK
@@ -53,13 +53,14 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=17 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1 GROUPED=2
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=33 D_DT=3 GROUPED=2
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1 GROUPED=2
@@ -103,6 +104,10 @@
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
+// Rows from one accumulator of a warpgroup to the next. Groups along rows: the warpgroups take turns, so that what is left of a group at its end
+// keeps both busy.
+#define STEP (GROUPED == 1 ? 128 : 64)
+#define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
 #define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
 #define LOADS (STORE && (STORE & 16 || (STORE & 32 && D_DT != 1)))
@@ -175,6 +180,8 @@ struct te_work {
     te_i64 rows_end;
 
     TE_DEV te_work() : group(0) {}
+    // There are rows for a second accumulator, or a second half of A, above the first ones, which start at `from`.
+    TE_DEV bool tall(te_i64 from) const { return from + 128 < rows_end; }
     TE_DEV void open(const te_arguments &all, te_u32 work, te_u32 rank) {
         const te__gemm_kargs &a = all.h.g;
         const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row
@@ -201,6 +208,7 @@ typedef te__gemm_hopper_kargs te_arguments;
 struct te_work {
     te_i64 row, col, k0;
     int split, slabs;
+    TE_DEV bool tall(te_i64) const { return true; }
     TE_DEV void open(const te_arguments &all, te_u32 work, te_u32 rank) {
         const te__gemm_kargs &a = all.g;
         te_u32 tile = work / a.splits, tm, tn;
@@ -328,7 +336,7 @@ struct te_way_out {
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const int sum = chunk / (WN / CHUNK), first = chunk % (WN / CHUNK) * CHUNK;
-            int at_row = row + 64 * sum, at_col = col + first;
+            int at_row = row + STEP * sum, at_col = col + first;
             te_u32 buffer = buffers + (chunk & 1) * BUFFER;
             float v[CHUNK / 2], old[CHUNK / 2];
             if (LOADS) {
@@ -371,7 +379,7 @@ struct te_way_out {
             send(d_map, buffer, at_row, at_col, split);
             if (LOADS && leader && chunk + 2 < CHUNKS) {
                 te_bulk_wait_read<0>();
-                ask(chunk + 2, row + 64 * ((chunk + 2) / (WN / CHUNK)), col + (chunk + 2) % (WN / CHUNK) * CHUNK, split);
+                ask(chunk + 2, row + STEP * ((chunk + 2) / (WN / CHUNK)), col + (chunk + 2) % (WN / CHUNK) * CHUNK, split);
             }
             __syncwarp();
         }
@@ -436,9 +444,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     te_mbar_expect(bar, SLOT + bytes);
                     if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col, bytes, bar);
 #else
-                    te_mbar_expect(bar, SLOT);
+                    te_mbar_expect(bar, HALVES && !w.tall(w.row) ? SLOT - BM / 2 * SLAB : SLOT);
 #endif
+#if HALVES
+                    for (te_u32 half = CLUSTER > 1 ? rank : 0; half < (w.tall(w.row) ? 2 : 1); half += CLUSTER) {
+                        te_u32 dst = slot + half * (BM / 2 * SLAB);
+                        if (SHARE_A) te_tma_load2_to(dst, a_map, k, (int)w.row + 128 * half, bar, 3);
+                        else te_tma_load2(dst, a_map, k, (int)w.row + 128 * half, bar);
+                    }
+#else
                     te_load_slab<BM, !A_T, SHARE_A, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
+#endif
                     te_load_slab<BN, B_T, SHARE_B, GROUPED == 1>(slot + BM * SLAB, b_map, k, (int)w.col, TE_GROUP_OF(w), bar, rank);
                 }
             }
@@ -451,7 +467,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     group--;
     // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
-    int rows = WAVES ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;
+    int rows = !WAVES ? 0 : group * (STEP == 128 ? 64 : 64 * WAVES), columns = WAVES ? 0 : group * WN;
 #if STORE
     te_way_out out(a, staged + group * 2 * BUFFER, loads + group * 16, group);
 #endif
@@ -491,7 +507,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
         out.begin((int)row, (int)col, w.split);
 #endif
-#if PROMOTE
+#if PROMOTE || HALVES
 #pragma unroll
         for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
 #endif
@@ -505,7 +521,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             float of_rows[SUMS][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b + TE_GROUP_BLOCKS(w), 1, a.g.ld_block_b, w.col < a.g.n ? w.col : 0, kb);
 #pragma unroll
             for (int i = 0; i < 2 * SUMS; i++) {
-                te_i64 at = line + i / 2 * 64 + i % 2 * 8;
+                te_i64 at = line + i / 2 * STEP + i % 2 * 8;
                 of_rows[i / 2][i % 2] = te_gemm_block_scale(a.g.block_a, A_2D, a.g.ld_block_a, at < a.g.m ? at : a.g.m - 1, kb);
             }
             const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) : nullptr;
@@ -515,13 +531,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #pragma unroll
             for (int v = 0; v < SUMS; v++) {
                 float part[WN / 2];
+                if (HALVES && v && !w.tall(row)) break;
                 te_wgmma_fence();
 #pragma unroll
-                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (GROUP >> 4) + s * step_a, db + s * step_b, s != 0);
+                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, s != 0);
                 te_wgmma_commit();
                 te_wgmma_wait<0>();
                 te_wgmma_keep(part);
-                if (!B_1D && v == SUMS - 1) release(ring.slot);
+                if (!B_1D && (v == SUMS - 1 || (HALVES && !w.tall(row)))) release(ring.slot);
 #if BLOCK
                 if (!B_1D) {
 #pragma unroll
@@ -539,11 +556,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
 #else
             te_wgmma_fence();
+#if HALVES
+            if (!w.tall(row)) {
 #pragma unroll
-            for (int s = 0; s < 4; s++)
+                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, acc[0], da + s * step_a, db + s * step_b, (slab | s) != 0);
+            } else
+#endif
+            {
 #pragma unroll
-                for (int v = 0; v < SUMS; v++)
-                    MULTIPLY(TYPES, FLAGS, acc[v], da + v * (GROUP >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);
+                for (int s = 0; s < 4; s++)
+#pragma unroll
+                    for (int v = 0; v < SUMS; v++)
+                        MULTIPLY(TYPES, FLAGS, acc[v], da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);
+            }
             te_wgmma_commit();
             te_wgmma_wait<1>(); // the slab before this one is done with
             if (slab) release(ring.before());
@@ -577,7 +602,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #pragma unroll
                     for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);
                 }
-            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * 64 + warp % 4 * 16, col + part % (WN / 64) * 64);
+            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);
         }
 #endif
     }

@@ -35,12 +35,13 @@ static te_result te__grouped_plan_naive(te__plan *p, const te_grouped_gemm_args 
 
 /* ---- the choice of a tile: from what the host knows, as if the groups were alike ------------------------------------------- */
 
-static const te__gemm_tile_kind *te__grouped_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te_grouped_gemm_args *a, int64_t bk) {
+/* granule: rows that cost something when one of them is there. */
+static const te__gemm_tile_kind *te__grouped_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
     const te__gemm_tile_kind *best = NULL;
     double best_cost = 0.0;
     int i;
     for (i = 0; i < count; i++) {
-        int64_t step = kinds[i].bm, m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
+        int64_t step = te__min(kinds[i].bm, granule), m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
         double cost = te__gemm_cost(p, &kinds[i], a->groups * te__round_up(m, step), a->n, te__div_up(k, bk), 1);
         if (best && cost >= best_cost) continue;
         best = &kinds[i];
@@ -59,7 +60,7 @@ static te_result te__grouped_plan_mma(te__plan *p, const te_grouped_gemm_args *a
     bool starts_within_rows = a->along_k && (q->a.k_major || q->b.k_major); /* of memory, at any element */
     bool aligned = te__gemm_is_aligned(q) && !starts_within_rows, promote = fp8 && fp8_cores && a->split_accumulator && !q->block;
     bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
-    const te__gemm_tile_kind *t = te__grouped_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), a, 64 / te__dtype_size(q->a.dtype));
+    const te__gemm_tile_kind *t = te__grouped_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), a, 64 / te__dtype_size(q->a.dtype), 128);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
     te__grouped_fill(TE__KARGS(p, l, te__gemm_grouped_kargs), a, q);
     te__gemm_options(l, q);
@@ -113,16 +114,15 @@ static void te__grouped_plan_groups(te__plan *p, const te_grouped_gemm_args *a, 
 }
 
 static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
-    /* Clusters share A along rows: tiles beside each other belong to one group. */
-    static const te__gemm_tile_kind rows[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.97, 1, 384, 1}, {128, 128, 0.78, 1, 384, 1}, {64, 256, 0.55, 0, 384, 1}, {64, 128, 0.45, 0, 384, 1}};
-    static const te__gemm_tile_kind rows_promoting[] = {{256, 128, 0.87, 2, 384, 2}, {128, 128, 0.7, 1, 384, 1}};
+    /* Clusters share A along rows: tiles beside each other belong to one group. Tiles of 256 rows there do what rows of the group are in them. */
+    static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {64, 256, 0.55, 0, 384, 1}, {64, 128, 0.45, 0, 384, 1}};
     static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.97, 1, 384, 1}, {128, 128, 0.78, 1, 384, 1}, {64, 256, 0.55, 0, 384, 1}, {64, 128, 0.45, 0, 384, 1}};
     static const te__gemm_tile_kind sums_promoting[] = {{256, 128, 0.87, 2, 384, 2}, {256, 128, 0.85, 2, 384, 1}, {128, 128, 0.7, 1, 384, 1}};
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block), shares_a;
+    const te__gemm_tile_kind *kinds = !a->along_k ? rows : promote ? sums_promoting : sums;
+    int count = !a->along_k ? promote ? 2 : TE__COUNT(rows) : promote ? TE__COUNT(sums_promoting) : TE__COUNT(sums);
     int64_t bk = 128 / te__dtype_size(q->a.dtype), down, across;
-    const te__gemm_tile_kind *t = a->along_k ? promote ? te__grouped_choose(p, sums_promoting, TE__COUNT(sums_promoting), a, bk) : te__grouped_choose(p, sums, TE__COUNT(sums), a, bk)
-                                  : promote  ? te__grouped_choose(p, rows_promoting, TE__COUNT(rows_promoting), a, bk)
-                                             : te__grouped_choose(p, rows, TE__COUNT(rows), a, bk);
+    const te__gemm_tile_kind *t = te__grouped_choose(p, kinds, count, a, bk, a->along_k ? 256 : 64);
     te__launch *prepare = te__plan_launch(p, "gemm", "gemm_groups"), *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_groups_kargs *g = TE__KARGS(p, prepare, te__gemm_groups_kargs);
     te__gemm_hopper_grouped_kargs *k = TE__KARGS(p, l, te__gemm_hopper_grouped_kargs);
@@ -153,7 +153,7 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
     l->cluster = (unsigned)t->cluster;
     te__launch_size(l, t->cluster * te__min(te__grouped_tiles(a, down, t->bn * (shares_a ? t->cluster : 1)), te__max(p->num_sms / t->cluster, 1)), 1, 1,
                     t->threads, TE__GEMM_HOPPER_SHARED);
-    if (te__gemm_map(p, k->h.a_map, &q->a, a->m, a->k, t->bm / (shares_a ? 2 : 1)) != TE_OK ||
+    if (te__gemm_map(p, k->h.a_map, &q->a, a->m, a->k, t->bm / (shares_a || (!a->along_k && t->bm == 256) ? 2 : 1)) != TE_OK ||
         (a->along_k ? te__gemm_map(p, k->h.b_map, &q->b, a->n, a->k, t->bn / (t->cluster > 1 && !shares_a ? 2 : 1))
                     : te__grouped_stack_map(p, k->h.b_map, a, &q->b, t->bn)) != TE_OK ||
         (store && te__gemm_out_map(p, k->h.d_map, &out, out.d, out.ldd) != TE_OK) ||

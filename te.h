@@ -877,6 +877,7 @@ typedef struct te_quant_error_args {
  *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
  *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
  *   aux      [m, n] of D's format
+ *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
  * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
@@ -891,7 +892,7 @@ typedef struct te_gemm_args {
     const te_tensor *scale_a, *scale_b;
     const te_tensor *bias;
     te_epilogue epilogue;
-    te_tensor *aux;
+    te_tensor *aux, *bias_gradient;
     te_scaling scaling_a, scaling_b;
     const te_tensor *amax_a, *amax_b;
     bool swizzled_scales;
@@ -5881,13 +5882,26 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "                 \"barrier.cluster.wait.acquire.aligned;\" ::",
     "                     : \"memory\");",
     "}",
-    "// Arrives at the barrier that lies at the same address in block `rank` of the cluster.",
+    "// Arrives at the barrier that lies at the same address in block `rank` of the cluster. Orders what TMA and wgmma did, which have been waited for;",
+    "// not this thread's own writes to other blocks: release at the scope of a cluster costs a fence of the whole device.",
     "TE_DEV void te_mbar_arrive_at(te_u32 bar, te_u32 rank) {",
     "    asm volatile(\"{ .reg .b32 there;\\n\"",
     "                 \"mapa.shared::cluster.u32 there, %0, %1;\\n\"",
-    "                 \"mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }\" ::\"r\"(bar),",
+    "                 \"mbarrier.arrive.shared::cluster.b64 _, [there]; }\" ::\"r\"(bar),",
     "                 \"r\"(rank)",
     "                 : \"memory\");",
+    "}",
+    "",
+    "// Four floats that lie at `at` in block `rank` of the cluster.",
+    "TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {",
+    "    float4 v;",
+    "    asm volatile(\"{ .reg .b32 there;\\n\"",
+    "                 \"mapa.shared::cluster.u32 there, %4, %5;\\n\"",
+    "                 \"ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }\"",
+    "                 : \"=f\"(v.x), \"=f\"(v.y), \"=f\"(v.z), \"=f\"(v.w)",
+    "                 : \"r\"(at), \"r\"(rank)",
+    "                 : \"memory\");",
+    "    return v;",
     "}",
     "",
     "// ---- TMA ---------------------------------------------------------------------------------------------------------------",
@@ -5939,6 +5953,8 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "",
     "// COUNT threads (whole warps) meet at the barrier `id`, 1 to 15.",
     "template <int COUNT> TE_DEV void te_meet(int id) { asm volatile(\"bar.sync %0, %1;\" ::\"r\"(id), \"n\"(COUNT) : \"memory\"); }",
+    "// Counts towards such a meeting without waiting for it.",
+    "template <int COUNT> TE_DEV void te_meet_later(int id) { asm volatile(\"bar.arrive %0, %1;\" ::\"r\"(id), \"n\"(COUNT) : \"memory\"); }",
     "",
     "// Four 8x8 matrices of 16-bit words to shared memory, the other way round than te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the",
     "// rows of matrix i.",
@@ -5974,10 +5990,12 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    TE__REGISTERS_32 \", \" \\",
     "    \"%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, \" \\",
     "    \"%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63\"",
-    "#define TE__REGISTERS_128 \\",
+    "#define TE__REGISTERS_96 \\",
     "    TE__REGISTERS_64 \", \" \\",
     "    \"%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, \" \\",
-    "    \"%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, \" \\",
+    "    \"%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95\"",
+    "#define TE__REGISTERS_128 \\",
+    "    TE__REGISTERS_96 \", \" \\",
     "    \"%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, \" \\",
     "    \"%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127\"",
     "#define TE__FLOATS_8(d, i) \\",
@@ -5995,6 +6013,11 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %66, 0;\\n\"                                                                \\",
     "                 \"wgmma.mma_async.sync.aligned.m64n128\" types \" {\" TE__REGISTERS_64 \"}, %64, %65, p\" flags \"; }\"            \\",
     "                 : TE__FLOATS_64(d, 0)                                                                                      \\",
+    "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
+    "#define TE_WGMMA_192(types, flags, d, a, b, keep)                                                                           \\",
+    "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %98, 0;\\n\"                                                                \\",
+    "                 \"wgmma.mma_async.sync.aligned.m64n192\" types \" {\" TE__REGISTERS_96 \"}, %96, %97, p\" flags \"; }\"            \\",
+    "                 : TE__FLOATS_64(d, 0), TE__FLOATS_32(d, 64)                                                                \\",
     "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
     "#define TE_WGMMA_256(types, flags, d, a, b, keep)                                                                           \\",
     "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %130, 0;\\n\"                                                               \\",
@@ -6031,6 +6054,7 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "    asm volatile(\"st.shared.v4.b32 [%0], {%1, %2, %3, %4};\" ::\"r\"(dst), \"r\"(v.x), \"r\"(v.y), \"r\"(v.z), \"r\"(v.w) : \"memory\");",
     "}",
     "TE_DEV void te_sts8(te_u32 dst, float x, float y) { asm volatile(\"st.shared.v2.f32 [%0], {%1, %2};\" ::\"r\"(dst), \"f\"(x), \"f\"(y) : \"memory\"); }",
+    "TE_DEV void te_lds8(te_u32 src, float &x, float &y) { asm volatile(\"ld.shared.v2.f32 {%0, %1}, [%2];\" : \"=f\"(x), \"=f\"(y) : \"r\"(src)); }",
     "TE_DEV te_u32 te_lds4(te_u32 src) {",
     "    te_u32 r;",
     "    asm volatile(\"ld.shared.b32 %0, [%1];\" : \"=r\"(r) : \"r\"(src));",
@@ -8780,7 +8804,60 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_41[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_41[] = { /* ops/gemm/gemm_align.cu */
+    "// ops/gemm/gemm_align.cu: operands whose rows lie anywhere, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
+    "//",
+    "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted together. The word",
+    "//   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well comes from the L1 cache.",
+    "//",
+    "// Bytes beyond a row's last are 0. Words that reach beyond the first or last byte of the operand are read byte by byte.",
+    "//",
+    "// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256.",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/gemm/kargs.h\"",
+    "",
+    "// 16 bytes of shifted[0 .. 31] from byte `by` (0 .. 15) on.",
+    "TE_DEV uint4 te_align_shift(uint4 lo, uint4 hi, int by) {",
+    "    te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];",
+    "    if (by & 8) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 6; i++) w[i] = w[i + 2];",
+    "    }",
+    "    if (by & 4) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 5; i++) w[i] = w[i + 1];",
+    "    }",
+    "#pragma unroll",
+    "    for (int i = 0; i < 4; i++) out[i] = __funnelshift_r(w[i], w[i + 1], 8 * (by & 3));",
+    "    return make_uint4(out[0], out[1], out[2], out[3]);",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {",
+    "    const te__gemm_align_side &s = a.side[blockIdx.y];",
+    "    te_u32 per_row = (te_u32)(s.ld_out / 16);",
+    "    const te_u8 *end = s.from + (s.rows - 1) * s.ld + s.bytes;",
+    "    for (te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x; at < s.rows * per_row; at += (te_i64)gridDim.x * 256) {",
+    "        te_i64 row = at / per_row, col = (at - row * per_row) * 16;",
+    "        const te_u8 *from = s.from + row * s.ld + col;",
+    "        int by = (int)((te_u64)from & 15), n = s.bytes - col < 16 ? (int)(s.bytes - col) : 16;",
+    "        const te_u8 *word = from - by;",
+    "        uint4 u;",
+    "        if (n == 16 && word >= s.from && word + (by ? 32 : 16) <= end) {",
+    "            uint4 lo = *(const uint4 *)word;",
+    "            u = by ? te_align_shift(lo, *(const uint4 *)(word + 16), by) : lo;",
+    "        } else {",
+    "            te_u32 w[4] = {0, 0, 0, 0};",
+    "#pragma unroll",
+    "            for (int i = 0; i < 16; i++)",
+    "                if (i < n) w[i / 4] |= (te_u32)from[i] << (8 * (i % 4));",
+    "            u = make_uint4(w[0], w[1], w[2], w[3]);",
+    "        }",
+    "        *(uint4 *)(s.out + row * s.ld_out + col) = u;",
+    "    }",
+    "}",
+};
+static const char *const te__source_42[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: a code has at most 4",
     "// significant bits, an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.",
     "//",
@@ -8890,7 +8967,7 @@ static const char *const te__source_41[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_43[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
@@ -8907,22 +8984,37 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "// A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then",
     "// empty when both blocks' warps have given it back.",
     "//",
-    "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two buffers of each warpgroup, and clip at D's edges by",
-    "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer two chunks before. Other D",
-    "// (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh.",
+    "// PINGPONG: each of the two has tiles of 128 x BN of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies",
+    "// the other writes its D.",
+    "//",
+    "// SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,",
+    "// and adds up the rows that are its own, from all blocks in order.",
+    "//",
+    "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by",
+    "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before. Other",
+    "// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh. The bias gradient leaves as a sum",
+    "// over each warp's rows of a tile, to be added up by gemm_bias_gradient.",
     "//",
     "// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the",
     "// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.",
     "//",
     "// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =",
-    "//          128 WAVES, or 64; BM + BN <= 384), CLUSTER (1, 2), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK",
+    "//          128 WAVES, or 64; BM + BN <= 384), PINGPONG (0 if left out; WAVES = 1, BN = 128 or 192), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0",
+    "//          if left out), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK",
     "//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE).",
-    "// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16",
+    "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16",
     "//         bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "// te:arch 90a",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=81 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=3 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=0 PROMOTE=1 STORE=81 D_DT=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=17 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1",
@@ -8930,6 +9022,9 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0",
     "// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3",
@@ -8938,6 +9033,8 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
     "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
     "#include \"device/hopper.cuh\"",
@@ -8960,28 +9057,38 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "#ifndef D_DT",
     "#define D_DT 1",
     "#endif",
+    "#ifndef SPLIT",
+    "#define SPLIT 0",
+    "#endif",
+    "#ifndef PINGPONG",
+    "#define PINGPONG 0",
+    "#endif",
     "",
     "#define BM (WAVES ? 128 * WAVES : 64)",
-    "#define SUMS (WAVES ? WAVES : 1)  // accumulators of a warpgroup, each 64 x WN",
+    "#define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN",
     "#define WN (WAVES ? BN : BN / 2)",
     "#define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype",
     "#define SLAB 128                     // bytes of k",
     "#define BK (FP8 ? 128 : 64)          // elements of k",
     "#define SLOT ((BM + BN) * SLAB)",
-    "#define SHARE_A (CLUSTER == 2 && BM > BN)",
-    "#define SHARE_B (CLUSTER == 2 && BM <= BN)",
+    "#define SHARE_A (CLUSTER == 2 && !SPLIT && BM > BN)",
+    "#define SHARE_B (CLUSTER == 2 && !SPLIT && BM <= BN)",
+    "#define SHARE (SHARE_A || SHARE_B)",
     "#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind",
     "#define A_2D (BLOCK == 3)",
-    "#define STAGES (192 * 1024 / SLOT - B_1D)",
     "#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab",
+    "#define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup",
+    "#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8)) / (SLOT + SCALES + 16))",
     "#define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major",
     "#define BUFFER (64 * 128) // bytes of a chunk of D",
     "#define CHUNK (D_DT == 1 ? 32 : 64) // columns of it",
     "#define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile",
-    "#define LOADS (STORE && (STORE & 16 || (STORE & 32 && D_DT != 1)))",
+    "#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once",
+    "#define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
-    "static_assert(STAGES * (SLOT + SCALES) + 4 * BUFFER + 16 * STAGES + 32 + 1024 <= TE__GEMM_HOPPER_SHARED, \"shared memory\");",
+    "static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), \"the sums take the slots' place\");",
     "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
+    "static_assert(!PINGPONG || (WAVES == 1 && !PROMOTE && !SPLIT), \"two waves of one warpgroup are a tile\");",
     "static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, \"both ways out use the same memory\");",
     "",
     "#if A_DT == 2",
@@ -9009,6 +9116,8 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_FLAG_1 \", 0\"",
     "#if BN == 256 && WAVES",
     "#define MULTIPLY TE_WGMMA_256",
+    "#elif BN == 192",
+    "#define MULTIPLY TE_WGMMA_192",
     "#elif BN == 128 && !WAVES",
     "#define MULTIPLY TE_WGMMA_64",
     "#else",
@@ -9020,6 +9129,10 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "    int slot, parity;",
     "    TE_DEV void next() {",
     "        if (++slot == STAGES) slot = 0, parity ^= 1;",
+    "    }",
+    "    TE_DEV void skip(int slabs) {",
+    "        int at = slot + slabs;",
+    "        parity ^= at / STAGES & 1, slot = at % STAGES;",
     "    }",
     "    TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }",
     "};",
@@ -9033,8 +9146,8 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "    te_i64 row, col, k0;",
     "    int split, slabs;",
     "    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work, te_u32 rank) {",
-    "        te_u32 tile = work / a.splits, tm, tn;",
-    "        split = (int)(work - tile * a.splits);",
+    "        te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;",
+    "        split = SPLIT ? (int)rank : (int)(work - tile * a.splits);",
     "        te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);",
     "        if (SHARE_B) tm = 2 * tm + rank;",
     "        if (SHARE_A) tn = 2 * tn + rank;",
@@ -9074,37 +9187,69 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "    }",
     "}",
     "",
+    "// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last take its scale.",
+    "struct te_ahead {",
+    "    const float *rows, *tile;",
+    "    int at[2 * SUMS]; // of the rows' scales",
+    "    float of_rows[2 * SUMS], of_tile;",
+    "    TE_DEV te_ahead(const te__gemm_kargs &a, te_i64 block, te_i64 line, te_i64 col) : of_tile(1.0f) {",
+    "        rows = a.block_a + block * (A_2D ? 1 : a.ld_block_a);",
+    "        tile = a.block_b + (col < a.n ? col >> 7 : 0) * a.ld_block_b + block;",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2 * SUMS; i++) {",
+    "            te_i64 l = line + i / 2 * 64 + i % 2 * 8;",
+    "            if (l >= a.m) l = a.m - 1;",
+    "            at[i] = (int)(A_2D ? (l >> 7) * a.ld_block_a : l);",
+    "        }",
+    "        ask();",
+    "    }",
+    "    TE_DEV void ask() {",
+    "        if (!B_1D) of_tile = *tile;",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2 * SUMS; i++) of_rows[i] = rows[at[i]];",
+    "    }",
+    "    TE_DEV void next(const te__gemm_kargs &a) {",
+    "        rows += A_2D ? 1 : a.ld_block_a, tile++;",
+    "        ask();",
+    "    }",
+    "};",
+    "",
     "// ---- D by TMA: what a warpgroup knows on its way out --------------------------------------------------------------------",
     "",
     "struct te_way_out {",
     "    const te__gemm_hopper_kargs &a;",
-    "    te_u32 buffers, loads; // two chunks of shared memory; two barriers: what was loaded into them is there",
-    "    int group, lane, parity;",
+    "    te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there",
+    "    int group, lane;",
+    "    te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity",
     "    bool leader; // the thread that speaks to TMA",
     "    float scale;",
-    "    float2 bias[WN / 64]; // lane 4 g + t: of columns 64 i + 8 g + 2 t and the next",
+    "    float2 bias[(WN + 63) / 64]; // lane 4 g + t: of columns 64 i + 8 g + 2 t and the next",
     "",
     "    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)",
-    "        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), parity(0), leader(threadIdx.x % 128 == 0),",
+    "        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),",
     "          scale(te_gemm_scale(args.g)) {}",
     "",
-    "    TE_DEV void ask(int chunk, int row, int col) const { // for what the chunk needs of aux or D",
-    "        te_u32 bar = loads + 8 * (chunk & 1);",
+    "    // Chunks go down before they go on to the next columns.",
+    "    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * 64; }",
+    "    static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }",
+    "    TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }",
+    "    TE_DEV void ask(te_u32 at, int row, int col) const { // for what a chunk needs of aux or D",
+    "        te_u32 bar = loads + 8 * (at % BUFFERS);",
     "        te_mbar_expect(bar, BUFFER);",
-    "        te_tma_load3(buffers + (chunk & 1) * BUFFER, STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);",
+    "        te_tma_load3(buffer_of(at), STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);",
     "    }",
     "",
-    "    // Before the products: what can be asked for already.",
+    "    // While the first products are under way: what can be asked for already.",
     "    TE_DEV void begin(int row, int col) {",
     "        if (LOADS && leader) {",
     "            te_bulk_wait_read<0>();",
-    "            ask(0, row, col);",
-    "            if (CHUNKS > 1) ask(1, row, col + CHUNK);",
+    "#pragma unroll",
+    "            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk));",
     "        }",
     "        __syncwarp();",
     "        if (STORE & 2) {",
     "#pragma unroll",
-    "            for (int i = 0; i < WN / 64; i++) {",
+    "            for (int i = 0; i < (WN + 63) / 64; i++) {",
     "                te_i64 at = col + 64 * i + 8 * (lane >> 2) + 2 * (lane & 3);",
     "                bias[i].x = at < a.g.n ? te_gemm_load(a.g.bias, at, a.g.bias_dt) : 0.0f;",
     "                bias[i].y = at + 1 < a.g.n ? te_gemm_load(a.g.bias, at + 1, a.g.bias_dt) : 0.0f;",
@@ -9117,12 +9262,27 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "        int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);",
     "        return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);",
     "    }",
+    "    // ... and its two f32 of columns 8 j ..; eight rows on: + 8 * 128.",
+    "    TE_DEV te_u32 pair(te_u32 buffer, int j) const {",
+    "        int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;",
+    "        return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;",
+    "    }",
+    "    TE_DEV void get(te_u32 buffer, int j, float v[8]) const {",
+    "        if (D_DT == 1) {",
+    "#pragma unroll",
+    "            for (int i = 0; i < 4; i++) te_lds8(pair(buffer, j + i / 2) + i % 2 * 8 * 128, v[2 * i], v[2 * i + 1]);",
+    "            return;",
+    "        }",
+    "        te_u32 r[4];",
+    "        te_ldmatrix4(r, word(buffer, j));",
+    "#pragma unroll",
+    "        for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, v[2 * i], v[2 * i + 1]);",
+    "    }",
     "    TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {",
     "        if (D_DT == 1) {",
-    "            int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;",
     "#pragma unroll",
     "            for (int j = 0; j < CHUNK / 8; j++) {",
-    "                te_u32 at = buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;",
+    "                te_u32 at = pair(buffer, j);",
     "                te_sts8(at, v[4 * j], v[4 * j + 1]);",
     "                te_sts8(at + 8 * 128, v[4 * j + 2], v[4 * j + 3]);",
     "            }",
@@ -9136,37 +9296,54 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "            te_stmatrix4(word(buffer, j), r);",
     "        }",
     "    }",
-    "    TE_DEV void send(const void *map, te_u32 buffer, int row, int col, int split) const {",
+    "    TE_DEV void send(const void *map, bool add, te_u32 buffer, int row, int col, int split) const {",
     "        te_async_fence();",
     "        te_meet<128>(1 + group);",
     "        if (leader) {",
-    "            if (STORE & 32 && D_DT == 1) te_tma_add3(map, buffer, col, row, split);",
+    "            if (add) te_tma_add3(map, buffer, col, row, split);",
     "            else te_tma_store3(map, buffer, col, row, split);",
     "            te_bulk_commit();",
     "        }",
     "        __syncwarp();",
     "    }",
     "",
+    "    // Adds up the chunk's columns over this warp's rows of it, as they are stored: lane 4 j + t gets those of columns 8 j + 2 t and the next.",
+    "    TE_DEV float2 column_sums(const float (&v)[CHUNK / 2], int row) const {",
+    "        int first = row + threadIdx.x % 128 / 32 * 16 + (lane >> 2);",
+    "        bool lo = first < a.g.m, hi = first + 8 < a.g.m;",
+    "        float2 mine = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "        for (int j = 0; j < CHUNK / 8; j++) {",
+    "            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};",
+    "#pragma unroll",
+    "            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);",
+    "            x[0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), x[1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);",
+    "#pragma unroll",
+    "            for (int d = 4; d < 32; d *= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], d), x[1] += __shfl_xor_sync(0xffffffffu, x[1], d);",
+    "            if (lane >> 2 == j) mine = make_float2(x[0], x[1]);",
+    "        }",
+    "        return mine;",
+    "    }",
+    "    TE_DEV void store_sums(float2 sums, int row, int col) const {",
+    "        te_i64 at = col + 8 * (lane >> 2) + 2 * (lane & 3);",
+    "        float *to = a.g.row_sums + ((te_i64)(row / (64 * SUMS)) * 4 + threadIdx.x % 128 / 32) * a.g.n;",
+    "        if (lane >> 2 >= CHUNK / 8 || row >= a.g.m) return;",
+    "        if (at < a.g.n) to[at] = sums.x;",
+    "        if (at + 1 < a.g.n) to[at + 1] = sums.y;",
+    "    }",
+    "",
     "    // acc to rows `row` .. and columns `col` .. of D.",
     "    TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {",
+    "        float2 sums = make_float2(0.0f, 0.0f);",
     "#pragma unroll",
     "        for (int chunk = 0; chunk < CHUNKS; chunk++) {",
-    "            const int sum = chunk / (WN / CHUNK), first = chunk % (WN / CHUNK) * CHUNK;",
-    "            int at_row = row + 64 * sum, at_col = col + first;",
-    "            te_u32 buffer = buffers + (chunk & 1) * BUFFER;",
-    "            float v[CHUNK / 2], old[CHUNK / 2];",
+    "            const int sum = chunk % SUMS, first = col_of(chunk);",
+    "            int at_row = row + row_of(chunk), at_col = col + first;",
+    "            float v[CHUNK / 2];",
     "            if (LOADS) {",
-    "                te_mbar_wait(loads + 8 * (chunk & 1), parity);",
-    "                if (chunk & 1 || CHUNKS == 1) parity ^= 1;",
-    "#pragma unroll",
-    "                for (int j = 0; j < CHUNK / 8; j += 2) {",
-    "                    te_u32 r[4];",
-    "                    te_ldmatrix4(r, word(buffer, j));",
-    "#pragma unroll",
-    "                    for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, old[4 * j + 2 * i], old[4 * j + 2 * i + 1]);",
-    "                }",
+    "                te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);",
     "            } else {",
-    "                if (leader) te_bulk_wait_read<(STORE & 8) ? 0 : 1>();",
+    "                if (leader) te_bulk_wait_read<BUFFERS - (STORE & 8 ? 2 : 1)>();",
     "                te_meet<128>(1 + group);",
     "            }",
     "#pragma unroll",
@@ -9180,35 +9357,48 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "                for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);",
     "            }",
     "            if (STORE & 8) {",
-    "                put(buffers, v);",
-    "                send(a.aux_map, buffers, at_row, at_col, split);",
-    "                buffer = buffers + BUFFER;",
+    "                put(buffer_of(turn), v);",
+    "                send(a.aux_map, false, buffer_of(turn), at_row, at_col, split);",
+    "                turn++;",
     "            }",
+    "            if (STORE & 4) {",
     "#pragma unroll",
-    "            for (int i = 0; i < CHUNK / 2; i++) {",
-    "                if (STORE & 4) v[i] = te_gemm_gelu(v[i]);",
-    "                if (STORE & 16) v[i] *= te_gemm_dgelu(old[i]);",
-    "                if (STORE & 32 && LOADS) v[i] += old[i];",
+    "                for (int i = 0; i < CHUNK / 2; i++) v[i] = te_gemm_gelu(v[i]);",
+    "            }",
+    "            if (LOADS) {",
+    "#pragma unroll",
+    "                for (int j = 0; j < CHUNK / 8; j += 2) { // rows g and g + 8 of columns 8 j .., then of columns 8 j + 8 ..",
+    "                    float old[8];",
+    "                    get(buffer_of(turn), j, old);",
+    "#pragma unroll",
+    "                    for (int i = 0; i < 8; i++) v[4 * j + i] = STORE & 16 ? v[4 * j + i] * te_gemm_dgelu(old[i]) : v[4 * j + i] + old[i];",
+    "                }",
+    "            }",
+    "            if (STORE & 64) {",
+    "                float2 more = column_sums(v, at_row);",
+    "                sums.x = sum ? sums.x + more.x : more.x, sums.y = sum ? sums.y + more.y : more.y;",
+    "                if (sum == SUMS - 1) store_sums(sums, row, at_col);",
     "            }",
     "            if (LOADS) __syncwarp(); // all of the warp have read what they now write over",
-    "            put(buffer, v);",
-    "            send(a.d_map, buffer, at_row, at_col, split);",
-    "            if (LOADS && leader && chunk + 2 < CHUNKS) {",
-    "                te_bulk_wait_read<0>();",
-    "                ask(chunk + 2, row + 64 * ((chunk + 2) / (WN / CHUNK)), col + (chunk + 2) % (WN / CHUNK) * CHUNK);",
+    "            put(buffer_of(turn), v);",
+    "            send(a.d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);",
+    "            if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {",
+    "                te_bulk_wait_read<1>(); // the chunk before has left its buffer",
+    "                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS));",
     "            }",
     "            __syncwarp();",
+    "            turn++;",
     "        }",
     "    }",
     "};",
     "",
     "extern \"C\" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {",
     "    extern __shared__ __align__(1024) char shared[];",
-    "    char *base = shared + (-te_smem(shared) & 1023);",
-    "    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 4 * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;",
+    "    char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system",
+    "    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;",
     "    te_u32 loads = empty + 8 * STAGES, rank = CLUSTER > 1 ? te_cluster_rank() : 0;",
     "    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
-    "    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;",
+    "    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits), first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;",
     "",
     "    if (threadIdx.x == 0) {",
     "        te_tma_prefetch_map(a.a_map);",
@@ -9216,9 +9406,9 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "        if (STORE) te_tma_prefetch_map(a.d_map);",
     "        for (int i = 0; i < STAGES; i++) {",
     "            te_mbar_init(full + 8 * i, 1);",
-    "            te_mbar_init(empty + 8 * i, 8 * CLUSTER); // one lane of each warp that multiplies",
+    "            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies",
     "        }",
-    "        for (int i = 0; i < 4; i++) te_mbar_init(loads + 8 * i, 1);",
+    "        for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);",
     "        te_mbar_init_done();",
     "    }",
     "    if (CLUSTER > 1) te_cluster_sync();",
@@ -9255,40 +9445,44 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "    group--;",
     "    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.",
     "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;",
-    "    int rows = WAVES ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;",
+    "    int rows = WAVES && !PINGPONG ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;",
     "#if STORE",
-    "    te_way_out out(a, staged + group * 2 * BUFFER, loads + group * 16, group);",
+    "    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);",
     "#endif",
     "    auto release = [&](int slot) {",
     "        if (lane == 0) te_mbar_arrive(empty + 8 * slot);",
-    "        if (CLUSTER > 1 && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);",
+    "        if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);",
     "    };",
     "",
-    "    for (te_u32 work = first; work < works; work += step) {",
+    "    // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not",
+    "    // the next one of its slot, and a barrier knows only odd from even.",
+    "    if (PINGPONG && group == 1) te_meet_later<256>(3);",
+    "    te_u32 number = 0;",
+    "    for (te_u32 work = first; work < works; work += step, number++) {",
     "        te_work w(a.g, work, rank);",
+    "        if (PINGPONG && (number & 1) != group) {",
+    "            ring.skip(w.slabs);",
+    "            continue;",
+    "        }",
     "        te_i64 row = w.row + rows, col = w.col + columns;",
     "        float acc[SUMS][WN / 2];",
-    "#if STORE",
-    "        out.begin((int)row, (int)col);",
-    "#endif",
+    "        if (PINGPONG) te_meet<256>(3 + group);",
     "#if PROMOTE",
     "#pragma unroll",
     "        for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;",
+    "#endif",
+    "#if BLOCK",
+    "        te_ahead ahead(a.g, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);",
     "#endif",
     "#pragma unroll 1",
     "        for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
     "            te_u32 slot = slots + ring.slot * SLOT;",
     "            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);",
     "#if BLOCK",
-    "            // Read here, used after the products. Rows beyond the last one take its scale.",
-    "            te_i64 kb = w.k0 / 128 + slab, line = row + warp % 4 * 16 + lane / 4;",
-    "            float of_rows[SUMS][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col < a.g.n ? w.col : 0, kb);",
+    "            float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply",
     "#pragma unroll",
-    "            for (int i = 0; i < 2 * SUMS; i++) {",
-    "                te_i64 at = line + i / 2 * 64 + i % 2 * 8;",
-    "                of_rows[i / 2][i % 2] = te_gemm_block_scale(a.g.block_a, A_2D, a.g.ld_block_a, at < a.g.m ? at : a.g.m - 1, kb);",
-    "            }",
-    "            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) : nullptr;",
+    "            for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];",
+    "            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;",
     "#endif",
     "            te_mbar_wait(full + 8 * ring.slot, ring.parity);",
     "#if PROMOTE",
@@ -9299,6 +9493,12 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "#pragma unroll",
     "                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (GROUP >> 4) + s * step_a, db + s * step_b, s != 0);",
     "                te_wgmma_commit();",
+    "#if BLOCK",
+    "                if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);",
+    "#endif",
+    "#if STORE",
+    "                if (v == 0 && slab == 0) out.begin((int)row, (int)col);",
+    "#endif",
     "                te_wgmma_wait<0>();",
     "                te_wgmma_keep(part);",
     "                if (!B_1D && v == SUMS - 1) release(ring.slot);",
@@ -9325,11 +9525,15 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "                for (int v = 0; v < SUMS; v++)",
     "                    MULTIPLY(TYPES, FLAGS, acc[v], da + v * (GROUP >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);",
     "            te_wgmma_commit();",
+    "#if STORE",
+    "            if (slab == 0) out.begin((int)row, (int)col);",
+    "#endif",
     "            te_wgmma_wait<1>(); // the slab before this one is done with",
     "            if (slab) release(ring.before());",
     "#endif",
     "        }",
     "#if !PROMOTE",
+    "        if (PINGPONG) te_meet_later<256>(4 - group);",
     "        te_wgmma_wait<0>();",
     "#pragma unroll",
     "        for (int v = 0; v < SUMS; v++) te_wgmma_keep(acc[v]);",
@@ -9337,6 +9541,30 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "#endif",
     "#if STORE",
     "        out.finish(acc, (int)row, (int)col, w.split);",
+    "#elif SPLIT",
+    "        te_u32 sums = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;",
+    "        te_meet<256>(1); // the other warpgroup reads its last slab no more",
+    "#pragma unroll",
+    "        for (int v = 0; v < SUMS; v++)",
+    "#pragma unroll",
+    "            for (int i = 0; i < WN / 4; i++) // two neighbours in row g, two in row g + 8",
+    "                te_sts8(sums + ((64 * v + i % 2 * 8) * SUM_ROW + i / 2 * 8) * 4, acc[v][2 * i], acc[v][2 * i + 1]);",
+    "        te_cluster_sync();",
+    "        float scale = te_gemm_scale(a.g);",
+    "        const int across = BN / 8, mine = BM / CLUSTER; // pieces of a row; rows",
+    "#pragma unroll 1",
+    "        for (int piece = threadIdx.x - 128; piece < mine * across; piece += 256) {",
+    "            int r = (int)rank * mine + piece / across, c = piece % across * 8;",
+    "            float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, bias[8];",
+    "            if (w.row + r >= a.g.m || w.col + c >= a.g.n) continue;",
+    "#pragma unroll",
+    "            for (int from = 0; from < CLUSTER; from++) {",
+    "                float4 u = te_cluster_load4(slots + (r * SUM_ROW + c) * 4, from), x = te_cluster_load4(slots + (r * SUM_ROW + c + 4) * 4, from);",
+    "                sum[0] += u.x, sum[1] += u.y, sum[2] += u.z, sum[3] += u.w, sum[4] += x.x, sum[5] += x.y, sum[6] += x.z, sum[7] += x.w;",
+    "            }",
+    "            te_gemm_bias8(a.g, w.col + c, bias);",
+    "            te_gemm_finish8(a.g, scale, bias, w.row + r, w.col + c, sum);",
+    "        }",
     "#else",
     "        te__gemm_kargs e = a.g;",
     "        char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;",
@@ -9360,7 +9588,7 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_44[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -9745,7 +9973,7 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_44[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_45[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot.",
     "//",
@@ -9821,7 +10049,7 @@ static const char *const te__source_44[] = { /* ops/gemm/gemm_naive.cu */
     "        }",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_46[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, n]; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -9852,7 +10080,7 @@ static const char *const te__source_45[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_47[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -9864,6 +10092,7 @@ static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
     "    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */",
     "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */",
     "    const float *partial;           /* gemm_reduce: f32 [splits, m, n] */",
+    "    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */",
     "    long long m, n, k;",
     "    long long lda, ldb, ldd, ldaux; /* in elements */",
     "    long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */",
@@ -9900,6 +10129,17 @@ static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
     "    int swizzled;",
     "} te__gemm_decode_kargs;",
     "",
+    "/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */",
+    "typedef struct te__gemm_align_side {",
+    "    const unsigned char *from; /* NULL and no rows: nothing to do */",
+    "    unsigned char *out;        /* [rows, ld_out] */",
+    "    long long rows, bytes;     /* of a row */",
+    "    long long ld, ld_out;      /* ld_out a multiple of 16 */",
+    "} te__gemm_align_side;",
+    "typedef struct te__gemm_align_kargs {",
+    "    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */",
+    "} te__gemm_align_kargs;",
+    "",
     "/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */",
     "enum {",
     "    TE__GEMM_STORE = 1,",
@@ -9907,12 +10147,12 @@ static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
     "    TE__GEMM_STORE_GELU = 4,",
     "    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */",
     "    TE__GEMM_STORE_DGELU = 16,",
-    "    TE__GEMM_STORE_ADD = 32 /* to D */",
+    "    TE__GEMM_STORE_ADD = 32, /* to D */",
+    "    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */",
     "};",
     "",
-    "/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), 32 KB on D's way out, barriers, and room to start at a multiple of",
-    " * 1024. */",
-    "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 192 + 1024)",
+    "/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */",
+    "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)",
     "",
     "/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */",
     "#ifdef __CUDACC__",
@@ -9923,10 +10163,10 @@ static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
     "typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {",
     "    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];",
     "    te__gemm_kargs g;",
-    "    unsigned long long pad[3]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */",
+    "    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */",
     "} te__gemm_hopper_kargs;",
 };
-static const char *const te__source_47[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_48[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -9982,7 +10222,7 @@ static const char *const te__source_47[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_49[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -10004,7 +10244,7 @@ static const char *const te__source_48[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_50[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -10084,7 +10324,7 @@ static const char *const te__source_49[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/loss/kargs.h */
+static const char *const te__source_51[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -10128,7 +10368,7 @@ static const char *const te__source_50[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_51[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_52[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -10160,7 +10400,7 @@ static const char *const te__source_51[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_53[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers aligned to 16",
@@ -10191,7 +10431,7 @@ static const char *const te__source_52[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_54[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -10230,7 +10470,7 @@ static const char *const te__source_53[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_55[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -10245,7 +10485,7 @@ static const char *const te__source_54[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/math/axpby.cu */
+static const char *const te__source_56[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.",
@@ -10286,7 +10526,7 @@ static const char *const te__source_55[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_57[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: partial [chunks, n] of the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -10335,7 +10575,7 @@ static const char *const te__source_56[] = { /* ops/math/column_sum.cu */
     "    if (first + threadIdx.x < a.n) a.partial[chunk * a.n + first + threadIdx.x] = total;",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/math/column_sum_final.cu */
+static const char *const te__source_58[] = { /* ops/math/column_sum_final.cu */
     "// ops/math/column_sum_final.cu: out [n] = (accumulate ? out : 0) + the sum over the chunks of partial [chunks, n].",
     "//",
     "// Launch: block 256: 32 columns by 8 warps; warp w adds chunks w, w + 8 ..., then the warps are added in order. Grid: n / 32 up.",
@@ -10361,7 +10601,7 @@ static const char *const te__source_57[] = { /* ops/math/column_sum_final.cu */
     "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/math/copy.cu */
+static const char *const te__source_59[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -10476,7 +10716,7 @@ static const char *const te__source_58[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_60[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -10572,7 +10812,7 @@ static const char *const te__source_59[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_61[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -10604,7 +10844,7 @@ static const char *const te__source_60[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_62[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -10701,7 +10941,7 @@ static const char *const te__source_61[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/math/fill.cu */
+static const char *const te__source_63[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.",
@@ -10724,7 +10964,7 @@ static const char *const te__source_62[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/math/kargs.h */
+static const char *const te__source_64[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -10817,7 +11057,7 @@ static const char *const te__source_63[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_64[] = { /* ops/math/random.cu */
+static const char *const te__source_65[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. No alignment.",
@@ -10851,7 +11091,7 @@ static const char *const te__source_64[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/math/sum.cu */
+static const char *const te__source_66[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -10892,7 +11132,7 @@ static const char *const te__source_65[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_67[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -10909,7 +11149,7 @@ static const char *const te__source_66[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_68[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* A block does one tile of 128 rows and 128 columns. */",
@@ -10939,7 +11179,7 @@ static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_68[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 128 x 128: both casts divide it alike. Knows lanes; must not know formats.",
     "//",
     "//      128 columns                     a warp's 32 x 32                      lane l has",
@@ -11012,7 +11252,7 @@ static const char *const te__source_68[] = { /* ops/mxfp8/mxfp8.cuh */
     "    for (int k = 0; k < 8; k++) out[k] = __shfl_sync(TE_MX_ALL, f, (lane & 3) | k << 2);",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads one scale, and the warp hands them out.",
@@ -11086,7 +11326,7 @@ static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_71[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -11276,7 +11516,7 @@ static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/norm/kargs.h */
+static const char *const te__source_72[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -11317,7 +11557,7 @@ static const char *const te__source_71[] = { /* ops/norm/kargs.h */
     "    int accumulate;",
     "} te__norm_bwd_sum_kargs;",
 };
-static const char *const te__source_72[] = { /* ops/norm/norm.cuh */
+static const char *const te__source_73[] = { /* ops/norm/norm.cuh */
     "// ops/norm/norm.cuh: eight neighbours of a row as they lie in memory. Knows formats; nothing of norms' formulas.",
     "//",
     "// A row waits in registers between the passes over it. Sixteen-bit formats stay packed there: half the registers, and",
@@ -11354,7 +11594,7 @@ static const char *const te__source_72[] = { /* ops/norm/norm.cuh */
     "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_74[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -11561,7 +11801,7 @@ static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_74[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_75[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta: the rows of norm_bwd's partial sums, added in fixed order, rounded once.",
     "//",
     "//   a block has 32 columns; its 16 warps take rows w, w + 16, w + 32 .. and their sums are added in the order of w",
@@ -11593,7 +11833,7 @@ static const char *const te__source_74[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_store(out, column, dt, sum);",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_76[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)      two passes, so that large means cost no digits",
@@ -11744,7 +11984,7 @@ static const char *const te__source_75[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_76[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_77[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -11827,7 +12067,7 @@ static const char *const te__source_76[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_77[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_78[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -11891,7 +12131,7 @@ static const char *const te__source_77[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -12057,7 +12297,7 @@ static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -12179,7 +12419,7 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
@@ -12195,7 +12435,7 @@ static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -12273,7 +12513,7 @@ static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -12585,7 +12825,7 @@ static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/optim/adam.cu */
+static const char *const te__source_84[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -12665,7 +12905,7 @@ static const char *const te__source_83[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/optim/kargs.h */
+static const char *const te__source_85[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -12728,7 +12968,7 @@ static const char *const te__source_84[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_85[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_86[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -12752,7 +12992,7 @@ static const char *const te__source_85[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_87[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -12800,7 +13040,7 @@ static const char *const te__source_86[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_88[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -12818,7 +13058,7 @@ static const char *const te__source_87[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_89[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -12866,7 +13106,7 @@ static const char *const te__source_88[] = { /* ops/optim/multi.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_90[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.",
@@ -12911,7 +13151,7 @@ static const char *const te__source_89[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/rope/kargs.h */
+static const char *const te__source_91[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -12946,7 +13186,7 @@ static const char *const te__source_90[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_91[] = { /* ops/rope/rope.cu */
+static const char *const te__source_92[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -13075,7 +13315,7 @@ static const char *const te__source_91[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/shard/kargs.h */
+static const char *const te__source_93[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -13122,7 +13362,7 @@ static const char *const te__source_92[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_93[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_94[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -13139,7 +13379,7 @@ static const char *const te__source_93[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_94[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_95[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -13253,7 +13493,7 @@ static const char *const te__source_94[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_96[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -13380,7 +13620,7 @@ static const char *const te__source_95[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_97[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -13453,7 +13693,7 @@ static const char *const te__source_96[] = { /* ops/shard/shard_cast_transposed.
     "    }",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_98[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -13506,7 +13746,7 @@ static const char *const te__source_97[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/stats/kargs.h */
+static const char *const te__source_99[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -13528,7 +13768,7 @@ static const char *const te__source_98[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_99[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_100[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -13605,7 +13845,7 @@ static const char *const te__source_99[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_101[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -13654,8 +13894,8 @@ static const te__source te__sources[] = {
     {"base/philox.h", te__source_2, 91},
     {"base/scaling.h", te__source_3, 83},
     {"device/base.cuh", te__source_4, 226},
-    {"device/hopper.cuh", te__source_5, 160},
-    {"device/mma.cuh", te__source_6, 100},
+    {"device/hopper.cuh", te__source_5, 182},
+    {"device/mma.cuh", te__source_6, 101},
     {"device/tile.cuh", te__source_7, 57},
     {"ops/act/act.cuh", te__source_8, 82},
     {"ops/act/act_bwd.cu", te__source_9, 64},
@@ -13690,66 +13930,67 @@ static const te__source te__sources[] = {
     {"ops/dropout/dropout_add.cu", te__source_38, 70},
     {"ops/dropout/kargs.h", te__source_39, 13},
     {"ops/gemm/epilogue.cuh", te__source_40, 187},
-    {"ops/gemm/gemm_decode.cu", te__source_41, 108},
-    {"ops/gemm/gemm_hopper.cu", te__source_42, 468},
-    {"ops/gemm/gemm_mma.cu", te__source_43, 383},
-    {"ops/gemm/gemm_naive.cu", te__source_44, 74},
-    {"ops/gemm/gemm_reduce.cu", te__source_45, 29},
-    {"ops/gemm/kargs.h", te__source_46, 72},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_47, 54},
-    {"ops/loss/cross_entropy_count.cu", te__source_48, 20},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_49, 78},
-    {"ops/loss/kargs.h", te__source_50, 42},
-    {"ops/loss/loss.cuh", te__source_51, 30},
-    {"ops/loss/mse_bwd.cu", te__source_52, 29},
-    {"ops/loss/mse_fwd.cu", te__source_53, 37},
-    {"ops/loss/mse_sum.cu", te__source_54, 13},
-    {"ops/math/axpby.cu", te__source_55, 39},
-    {"ops/math/column_sum.cu", te__source_56, 47},
-    {"ops/math/column_sum_final.cu", te__source_57, 24},
-    {"ops/math/copy.cu", te__source_58, 113},
-    {"ops/math/embedding_bwd.cu", te__source_59, 94},
-    {"ops/math/embedding_fwd.cu", te__source_60, 30},
-    {"ops/math/embedding_sort.cu", te__source_61, 95},
-    {"ops/math/fill.cu", te__source_62, 21},
-    {"ops/math/kargs.h", te__source_63, 91},
-    {"ops/math/random.cu", te__source_64, 32},
-    {"ops/math/sum.cu", te__source_65, 39},
-    {"ops/math/sum_final.cu", te__source_66, 15},
-    {"ops/mxfp8/kargs.h", te__source_67, 28},
-    {"ops/mxfp8/mxfp8.cuh", te__source_68, 71},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_69, 72},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_70, 188},
-    {"ops/norm/kargs.h", te__source_71, 39},
-    {"ops/norm/norm.cuh", te__source_72, 35},
-    {"ops/norm/norm_bwd.cu", te__source_73, 205},
-    {"ops/norm/norm_bwd_sum.cu", te__source_74, 30},
-    {"ops/norm/norm_fwd.cu", te__source_75, 149},
-    {"ops/nvfp4/arithmetic.h", te__source_76, 81},
-    {"ops/nvfp4/kargs.h", te__source_77, 62},
-    {"ops/nvfp4/nvfp4.cuh", te__source_78, 164},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_79, 120},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_80, 14},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_81, 76},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_82, 310},
-    {"ops/optim/adam.cu", te__source_83, 78},
-    {"ops/optim/kargs.h", te__source_84, 61},
-    {"ops/optim/l2norm_final.cu", te__source_85, 22},
-    {"ops/optim/l2norm_partial.cu", te__source_86, 46},
-    {"ops/optim/l2norm_tensor.cu", te__source_87, 16},
-    {"ops/optim/multi.cuh", te__source_88, 46},
-    {"ops/optim/multi_scale.cu", te__source_89, 43},
-    {"ops/rope/kargs.h", te__source_90, 33},
-    {"ops/rope/rope.cu", te__source_91, 127},
-    {"ops/shard/kargs.h", te__source_92, 45},
-    {"ops/shard/shard.cuh", te__source_93, 15},
-    {"ops/shard/shard_amax.cu", te__source_94, 112},
-    {"ops/shard/shard_cast.cu", te__source_95, 125},
-    {"ops/shard/shard_cast_transposed.cu", te__source_96, 71},
-    {"ops/shard/shard_scales.cu", te__source_97, 51},
-    {"ops/stats/kargs.h", te__source_98, 20},
-    {"ops/stats/quant_error.cu", te__source_99, 75},
-    {"ops/stats/quant_error_final.cu", te__source_100, 41},
+    {"ops/gemm/gemm_align.cu", te__source_41, 51},
+    {"ops/gemm/gemm_decode.cu", te__source_42, 108},
+    {"ops/gemm/gemm_hopper.cu", te__source_43, 619},
+    {"ops/gemm/gemm_mma.cu", te__source_44, 383},
+    {"ops/gemm/gemm_naive.cu", te__source_45, 74},
+    {"ops/gemm/gemm_reduce.cu", te__source_46, 29},
+    {"ops/gemm/kargs.h", te__source_47, 84},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_48, 54},
+    {"ops/loss/cross_entropy_count.cu", te__source_49, 20},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_50, 78},
+    {"ops/loss/kargs.h", te__source_51, 42},
+    {"ops/loss/loss.cuh", te__source_52, 30},
+    {"ops/loss/mse_bwd.cu", te__source_53, 29},
+    {"ops/loss/mse_fwd.cu", te__source_54, 37},
+    {"ops/loss/mse_sum.cu", te__source_55, 13},
+    {"ops/math/axpby.cu", te__source_56, 39},
+    {"ops/math/column_sum.cu", te__source_57, 47},
+    {"ops/math/column_sum_final.cu", te__source_58, 24},
+    {"ops/math/copy.cu", te__source_59, 113},
+    {"ops/math/embedding_bwd.cu", te__source_60, 94},
+    {"ops/math/embedding_fwd.cu", te__source_61, 30},
+    {"ops/math/embedding_sort.cu", te__source_62, 95},
+    {"ops/math/fill.cu", te__source_63, 21},
+    {"ops/math/kargs.h", te__source_64, 91},
+    {"ops/math/random.cu", te__source_65, 32},
+    {"ops/math/sum.cu", te__source_66, 39},
+    {"ops/math/sum_final.cu", te__source_67, 15},
+    {"ops/mxfp8/kargs.h", te__source_68, 28},
+    {"ops/mxfp8/mxfp8.cuh", te__source_69, 71},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_70, 72},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_71, 188},
+    {"ops/norm/kargs.h", te__source_72, 39},
+    {"ops/norm/norm.cuh", te__source_73, 35},
+    {"ops/norm/norm_bwd.cu", te__source_74, 205},
+    {"ops/norm/norm_bwd_sum.cu", te__source_75, 30},
+    {"ops/norm/norm_fwd.cu", te__source_76, 149},
+    {"ops/nvfp4/arithmetic.h", te__source_77, 81},
+    {"ops/nvfp4/kargs.h", te__source_78, 62},
+    {"ops/nvfp4/nvfp4.cuh", te__source_79, 164},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_80, 120},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_81, 14},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_82, 76},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_83, 310},
+    {"ops/optim/adam.cu", te__source_84, 78},
+    {"ops/optim/kargs.h", te__source_85, 61},
+    {"ops/optim/l2norm_final.cu", te__source_86, 22},
+    {"ops/optim/l2norm_partial.cu", te__source_87, 46},
+    {"ops/optim/l2norm_tensor.cu", te__source_88, 16},
+    {"ops/optim/multi.cuh", te__source_89, 46},
+    {"ops/optim/multi_scale.cu", te__source_90, 43},
+    {"ops/rope/kargs.h", te__source_91, 33},
+    {"ops/rope/rope.cu", te__source_92, 127},
+    {"ops/shard/kargs.h", te__source_93, 45},
+    {"ops/shard/shard.cuh", te__source_94, 15},
+    {"ops/shard/shard_amax.cu", te__source_95, 112},
+    {"ops/shard/shard_cast.cu", te__source_96, 125},
+    {"ops/shard/shard_cast_transposed.cu", te__source_97, 71},
+    {"ops/shard/shard_scales.cu", te__source_98, 51},
+    {"ops/stats/kargs.h", te__source_99, 20},
+    {"ops/stats/quant_error.cu", te__source_100, 75},
+    {"ops/stats/quant_error_final.cu", te__source_101, 41},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -19642,27 +19883,28 @@ static te_result te__cuda_plan_sum(te__plan *p, const te_sum_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+/* out [n] = (accumulate ? out : 0) + the sums of the columns of x [m, n]. */
+static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, int64_t m, int64_t n, te_tensor *out, bool accumulate) {
     te__column_sum_kargs args = TE_ZERO;
     te__launch *l;
     int64_t chunks;
-    args.m = te__rows(a->x);
-    args.n = te__cols(a->x);
+    args.m = m;
+    args.n = n;
     if (args.n == 0) return TE_OK;
-    args.x = te__data(a->x);
-    args.out = te__data(a->out);
+    args.x = x;
+    args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
     /* About a thousand blocks fill any GPU; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
     chunks = te__max(1, te__min(te__div_up(args.m, 32), te__div_up(1024, args.column_blocks)));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));
-    args.x_dt = a->x->dtype;
-    args.out_dt = a->out->dtype;
-    args.accumulate = a->accumulate;
-    args.vector = te__math_aligned_rows(a->x, args.n);
+    args.x_dt = x_dt;
+    args.out_dt = out->dtype;
+    args.accumulate = accumulate;
+    args.vector = (uintptr_t)x % 16 == 0 && n * te__dtype_size(x_dt) % 16 == 0;
     args.partial = (float *)te__plan_workspace(p, args.chunks * args.n * 4);
     l = te__plan_launch(p, "math", "column_sum");
-    te__launch_option(l, "X_DT", a->x->dtype);
+    te__launch_option(l, "X_DT", x_dt);
     te__launch_size(l, args.chunks * args.column_blocks, 1, 1, 256, 0);
     *TE__KARGS(p, l, te__column_sum_kargs) = args;
     l = te__plan_launch(p, "math", "column_sum_final");
@@ -19670,6 +19912,9 @@ static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args 
     *TE__KARGS(p, l, te__column_sum_kargs) = args;
     te__plan_why(p, "partial sums of chunks of rows, added in their order");
     return TE_OK;
+}
+static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+    return te__plan_column_sum(p, te__data(a->x), a->x->dtype, te__rows(a->x), te__cols(a->x), a->out, a->accumulate);
 }
 
 /* ---- embedding ---- */
@@ -22544,6 +22789,7 @@ typedef struct te__gemm_kargs {
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n] */
+    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
@@ -22580,6 +22826,17 @@ typedef struct te__gemm_decode_kargs {
     int swizzled;
 } te__gemm_decode_kargs;
 
+/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */
+typedef struct te__gemm_align_side {
+    const unsigned char *from; /* NULL and no rows: nothing to do */
+    unsigned char *out;        /* [rows, ld_out] */
+    long long rows, bytes;     /* of a row */
+    long long ld, ld_out;      /* ld_out a multiple of 16 */
+} te__gemm_align_side;
+typedef struct te__gemm_align_kargs {
+    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
+} te__gemm_align_kargs;
+
 /* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */
 enum {
     TE__GEMM_STORE = 1,
@@ -22587,12 +22844,12 @@ enum {
     TE__GEMM_STORE_GELU = 4,
     TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
     TE__GEMM_STORE_DGELU = 16,
-    TE__GEMM_STORE_ADD = 32 /* to D */
+    TE__GEMM_STORE_ADD = 32, /* to D */
+    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
 };
 
-/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), 32 KB on D's way out, barriers, and room to start at a multiple of
- * 1024. */
-#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 192 + 1024)
+/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
+#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
 #ifdef __CUDACC__
@@ -22603,7 +22860,7 @@ enum {
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[3]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
 
 /* ==== ops/gemm/op.c ============================================================================================= */
@@ -22750,7 +23007,22 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
             r = te__fail(te, TE_ERR_DTYPE, "gemm: aux is %s and D %s; they must be alike", te_dtype_name(a->aux->dtype), te_dtype_name(a->d->dtype));
     }
     if (r == TE_OK && a->bias) r = te__want_vector(te, "gemm", "bias", a->bias, a->n);
+    if (r == TE_OK && a->bias_gradient) {
+        r = te__want_vector(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
+        if (r == TE_OK && a->accumulate)
+            r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_column_sum");
+        if (r == TE_OK && (te__rows(a->d) != a->m || te__cols(a->d) != a->n || !te__is_contiguous(a->d)))
+            r = te__fail(te, TE_ERR_SHAPE, "gemm: with bias_gradient D must be a contiguous [%lld, %lld]", (long long)a->m, (long long)a->n);
+    }
     return r;
+}
+
+/* What bias_gradient is, of a D that has been written. */
+static te_column_sum_args te__gemm_column_sum(const te_gemm_args *a) {
+    te_column_sum_args sum = TE_ZERO;
+    sum.x = a->d;
+    sum.out = a->bias_gradient;
+    return sum;
 }
 
 static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
@@ -22772,6 +23044,7 @@ static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
     if (r != TE_OK) return r;
     te__touch(a->d);
     if (a->epilogue == TE_EPILOGUE_GELU) te__touch(a->aux);
+    te__touch(a->bias_gradient);
     return TE_OK;
 }
 
@@ -23116,11 +23389,16 @@ static void te__gemm_job_scale(te__gemm_job *job) {
         job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
 }
 
+static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_gemm_args *g) {
+    te_column_sum_args sum = te__gemm_column_sum(g);
+    return g->bias_gradient ? te__cpu_column_sum(te, &sum) : TE_OK;
+}
+
 static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     te__gemm_job job;
     int64_t block_a, block_b, i, j;
     size_t bytes_a, bytes_b;
-    if (g->m == 0 || g->n == 0) return TE_OK;
+    if (g->m == 0 || g->n == 0) return te__cpu_gemm_bias_gradient(te, g);
     memset(&job, 0, sizeof(job));
     job.args = g;
     job.ldd = te__gemm_ld(g->d);
@@ -23148,7 +23426,8 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     }
     te__free(te, job.a.packed, bytes_a);
     te__free(te, job.b.packed, bytes_b);
-    return job.a.packed && job.b.packed ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    if (!job.a.packed || !job.b.packed) return TE_ERR_OUT_OF_MEMORY;
+    return te__cpu_gemm_bias_gradient(te, g);
 }
 
 /* ==== ops/gemm/cuda.c =========================================================================================== */
@@ -23163,15 +23442,18 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     double speed;
-    int option; /* gemm_mma: TILE; gemm_hopper: WAVES */
+    int option; /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
     int threads;
     int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
 } te__gemm_tile_kind;
+
+enum { TE__GEMM_PINGPONG = 3 };
 
 typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
     int64_t tiles, splits;
     int64_t k_split; /* k of one split */
+    bool together;   /* the splits of a tile are a cluster, and add up themselves */
 } te__gemm_choice;
 
 /* How many tiles, clusters counting as one. */
@@ -23179,13 +23461,18 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, in
     return te__div_up(m, t->bm * (t->bm <= t->bn ? t->cluster : 1)) * te__div_up(n, t->bn * (t->bm > t->bn ? t->cluster : 1));
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.5 us on an H200). A tile costs its slabs, and filling the pipeline and writing D about five
- * more; splitting k costs a second launch (six) and its partial sums' way through device memory (about 1.6 MB a slab). */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, int64_t m, int64_t n, int64_t slabs, int64_t splits) {
-    double size = (double)t->bm * t->bn / (128.0 * 256.0);
-    int64_t rounds = te__div_up(te__gemm_cluster_tiles(t, m, n) * splits, te__max(p->num_sms / t->cluster, 1));
-    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 5.0 * size);
-    if (splits > 1) cost += 6.0 + (double)m * (double)n * 4.0 * (double)(splits + 1) / 1.6e6;
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
+ * is not hidden of writing D, and all of them cannot come faster than from device memory (2.4 MB a slab). Splitting k costs a second launch and
+ * its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters of 4 and 8 do not
+ * go into every group of them. work: of the epilogue, on 128 x 256 values, where nothing else runs meanwhile. */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_gemm_args *a, int64_t slabs, int64_t splits, bool together, double work) {
+    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(a->a->dtype), cost;
+    int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
+    int64_t rounds = te__div_up(te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), te__max(at_once, 1));
+    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3 + (1.0 + (t->option == TE__GEMM_PINGPONG ? 0.0 : work)) * size);
+    if (cost < bytes / 2.4e6) cost = bytes / 2.4e6;
+    if (together) cost += 1.5;
+    else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
     return cost;
 }
 
@@ -23202,26 +23489,49 @@ typedef struct te__gemm_problem {
     int block; /* te__gemm_block_kind, or 0 */
 } te__gemm_problem;
 
-/* bk: elements of k in a slab. */
-static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk) {
+/* For `te_bench --tune`, which has one alternative after the other taken: `take`, -1 for the best. */
+#ifdef TE__TUNE
+static struct te__gemm_tune {
+    int take, count;
+    double cost[512];
+} te__gemm_tune = {-1, 0, {0}};
+static bool te__gemm_skips(double cost) {
+    int index = te__gemm_tune.count < TE__COUNT(te__gemm_tune.cost) - 1 ? te__gemm_tune.count++ : te__gemm_tune.count;
+    te__gemm_tune.cost[index] = cost;
+    return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
+}
+#define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
+#else
+#define TE__GEMM_SKIPS(cost) false
+#endif
+
+/* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
+static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
     const te_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
+    double work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient ? 6.0 : 0.0;
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
-    int i, s;
-    for (i = 0; i < count; i++) {
-        for (s = 0; s < TE__COUNT(splits); s++) {
-            double cost = te__gemm_cost(p, &kinds[i], a->m, a->n, slabs, splits[s]);
-            if (s > 0 && (slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) break;
-            if (best.tile && cost >= best_cost) continue;
-            best.tile = &kinds[i];
-            best.splits = splits[s];
-            best_cost = cost;
-        }
-    }
+    int i, s, together;
+    for (i = 0; i < count; i++)
+        for (s = 0; s < TE__COUNT(splits); s++)
+            for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
+                int64_t each = te__div_up(slabs, splits[s]);
+                if (kinds[i].bn == 192 && !q->b.k_major) continue; /* half of it is no whole number of boxes */
+                double cost = te__gemm_cost(p, &kinds[i], a, slabs, splits[s], together, work);
+                if (s > 0 && slabs < SHORTEST * splits[s]) continue;
+                if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
+                             : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
+                    continue;
+                if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
+                best.tile = &kinds[i];
+                best.splits = splits[s];
+                best.together = together != 0;
+                best_cost = cost;
+            }
     best.tiles = te__gemm_cluster_tiles(best.tile, a->m, a->n);
     best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
     best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
@@ -23283,12 +23593,13 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
 /* With splits, D becomes the partial sums: plain f32, one [m, n] a split. True, or the workspace could not be had. */
 static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice *c) {
     if (c->splits == 1) return true;
+    k->k_split = c->k_split;
+    k->splits = (int)c->splits;
+    if (c->together) return true;
     k->d = te__plan_workspace(p, c->splits * k->m * k->n * 4);
     k->d_dt = TE_F32;
     k->ldd = k->n;
     k->d_split = k->m * k->n;
-    k->k_split = c->k_split;
-    k->splits = (int)c->splits;
     k->scale_a = k->scale_b = NULL;
     k->rows_a = k->columns_b = 0;
     k->bias = NULL;
@@ -23310,11 +23621,9 @@ static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const t
     te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
 }
 
+static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te__dtype_size(x->dtype) % 16 == 0; }
 /* A and B, and their rows, start at multiples of 16 bytes. */
-static bool te__gemm_is_aligned(const te__gemm_problem *q) {
-    int64_t bytes = te__dtype_size(q->a.dtype);
-    return (uintptr_t)q->a.data % 16 == 0 && (uintptr_t)q->b.data % 16 == 0 && q->a.ld * bytes % 16 == 0 && q->b.ld * bytes % 16 == 0;
-}
+static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
 
 static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     te__launch_option(l, "A_DT", q->a.dtype);
@@ -23366,6 +23675,46 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
     return q->a.data != NULL && q->b.data != NULL;
 }
 
+/* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
+
+/* Operands that are not aligned are copied into the workspace. False: there was none. */
+static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
+    te__gemm_side *sides[2];
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
+    te__gemm_align_kargs *k = TE__KARGS(p, l, te__gemm_align_kargs);
+    int64_t pieces = 0;
+    int i;
+    sides[0] = &q->a;
+    sides[1] = &q->b;
+    for (i = 0; i < 2; i++) {
+        te__gemm_side *x = sides[i];
+        te__gemm_align_side *s = &k->side[i];
+        int64_t size = te__dtype_size(x->dtype), lines = i ? q->args->n : q->args->m;
+        if (te__gemm_side_is_aligned(x)) continue;
+        s->from = (const unsigned char *)x->data;
+        s->rows = x->k_major ? lines : q->args->k;
+        s->bytes = (x->k_major ? q->args->k : lines) * size;
+        s->ld = x->ld * size;
+        s->ld_out = te__round_up(s->bytes, 16);
+        s->out = (unsigned char *)te__plan_workspace(p, s->rows * s->ld_out);
+        if (!s->out) return false;
+        x->data = s->out;
+        x->ld = s->ld_out / size;
+        pieces = te__max(pieces, s->rows * (s->ld_out / 16));
+    }
+    te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
+    return true;
+}
+
+/* ---- bias gradient ---------------------------------------------------------------------------------------------------- */
+
+/* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
+static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, const float *sums, int64_t rows) {
+    te_column_sum_args of_d = te__gemm_column_sum(a);
+    if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
+    return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
+}
+
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
@@ -23373,6 +23722,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
     te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
     te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
+    if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = false;
     te__gemm_why(p, q, "no NVRTC: plain f32 arithmetic from the embedded PTX, no tensor cores",
                  "no NVRTC: MXFP8 decoded exactly into bf16, then plain f32 arithmetic from the embedded PTX, no tensor cores",
@@ -23390,7 +23740,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
     bool promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
     bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
-    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype));
+    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype), false);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
@@ -23401,6 +23751,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, c.tiles, c.splits, 1, c.tile->threads, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
     if (!te__gemm_split(p, k, &c)) return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
+    if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = q->args->scaling_a < TE_SCALING_MXFP8 && (!fp8 || fp8_cores);
     te__gemm_why(p, q, "tensor cores (mma.sync)", "MXFP8 decoded exactly into bf16, then tensor cores (mma.sync)",
                  "NVFP4 decoded exactly into bf16, then tensor cores (mma.sync)");
@@ -23421,7 +23772,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 /* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
-    return p->hopper && q->a.dtype != TE_F32 && te__gemm_is_aligned(q) && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
+    return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
@@ -23464,33 +23815,53 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},  {128, 256, 0.97, 1, 384, 1}, {256, 128, 0.98, 2, 384, 2}, {128, 128, 0.82, 1, 384, 2},
-                                               {128, 128, 0.78, 1, 384, 1}, {64, 256, 0.55, 0, 384, 1},  {64, 128, 0.45, 0, 384, 1}};
-    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.87, 2, 384, 2}, {256, 128, 0.85, 2, 384, 1}, {128, 128, 0.7, 1, 384, 1}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},
+                                               {128, 256, 0.985, 1, 384, 1},
+                                               {256, 128, 0.995, 2, 384, 2},
+                                               {128, 128, 0.935, 1, 384, 2},
+                                               {128, 128, 0.94, 1, 384, 1},
+                                               {128, 128, 0.95, TE__GEMM_PINGPONG, 384, 2},
+                                               {128, 192, 0.96, TE__GEMM_PINGPONG, 384, 2},
+                                               {64, 256, 0.8, 0, 384, 1},
+                                               {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind promoting[] = {
+        {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
-    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype));
+    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
+    int64_t blocks, sum_rows = 0;
+    float *sums = NULL;
     int store;
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
-    store = te__gemm_store_of(&k->g);
+    store = c.together ? 0 : te__gemm_store_of(&k->g);
+    if (a->bias_gradient && store && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
+        sum_rows = te__div_up(a->m, c.tile->option == TE__GEMM_PINGPONG || c.tile->option == 2 ? 128 : 64) * 4;
+        k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
+        if (!sums) return p->result;
+        store |= TE__GEMM_STORE_SUMS;
+    }
+    l->cluster = (unsigned)(c.together ? c.splits : c.tile->cluster);
     te__gemm_options(l, q);
     te__launch_option(l, "BN", c.tile->bn);
-    te__launch_option(l, "WAVES", c.tile->option);
-    te__launch_option(l, "CLUSTER", c.tile->cluster);
+    te__launch_option(l, "WAVES", c.tile->option == TE__GEMM_PINGPONG ? 1 : c.tile->option);
+    if (c.tile->option == TE__GEMM_PINGPONG) te__launch_option(l, "PINGPONG", 1);
+    te__launch_option(l, "CLUSTER", (int)l->cluster);
+    if (c.together) te__launch_option(l, "SPLIT", 1);
     te__launch_option(l, "PROMOTE", promote);
     te__launch_option(l, "STORE", store);
     if (store) te__launch_option(l, "D_DT", k->g.d_dt);
-    l->cluster = (unsigned)c.tile->cluster;
-    te__launch_size(l, c.tile->cluster * te__min(c.tiles * c.splits, te__max(p->num_sms / c.tile->cluster, 1)), 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
+    blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__max(p->num_sms / c.tile->cluster, 1));
+    te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
     if (te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
         te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
         (store && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
         (k->g.aux && store && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
-    if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (c.splits > 1 && !c.together) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums, sum_rows)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
@@ -23500,9 +23871,16 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
+/* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
+static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
+    if (lines != 1 || (!x->k_major && x->ld != 1)) return;
+    x->k_major = true;
+    x->ld = te__round_up(k, 16);
+}
+
 static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
-    if (a->m == 0 || a->n == 0) return TE_OK;
+    if (a->m == 0 || a->n == 0) return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;
     q.a.data = te__data(a->a);
     q.a.dtype = a->a->dtype;
@@ -23512,12 +23890,17 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     q.b.dtype = a->b->dtype;
     q.b.ld = te__gemm_ld(a->b);
     q.b.k_major = a->b_transposed;
+    if (a->scaling_a < TE_SCALING_MXFP8) {
+        te__gemm_one_line(&q.a, a->m, a->k);
+        te__gemm_one_line(&q.b, a->n, a->k);
+    }
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    return te__gemm_fits_hopper(p, &q) ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
+    if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
+    return te__gemm_is_aligned(&q) || te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }
 
 /* ==== ops/norm/kargs.h ========================================================================================== */

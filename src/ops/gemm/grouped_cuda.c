@@ -35,14 +35,21 @@ static te_result te__grouped_plan_naive(te__plan *p, const te_grouped_gemm_args 
 
 /* ---- the choice of a tile: from what the host knows, as if the groups were alike ------------------------------------------- */
 
-/* granule: rows that cost something when one of them is there. */
+/* Times in slabs of a 128 x 256 tile, as te__gemm_cost has them. granule: rows that cost something when one of them is there. */
+static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
+    int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
+    int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
+    double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0); /* of a tile, on average */
+    int64_t rounds = te__div_up(a->groups * down * te__round_up(across, a->along_k ? 1 : t->cluster), te__max(p->num_sms, 1));
+    return (double)rounds * ((double)te__div_up(k, bk) * size / t->speed + 0.3 + size);
+}
+
 static const te__gemm_tile_kind *te__grouped_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
     const te__gemm_tile_kind *best = NULL;
     double best_cost = 0.0;
     int i;
     for (i = 0; i < count; i++) {
-        int64_t step = te__min(kinds[i].bm, granule), m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
-        double cost = te__gemm_cost(p, &kinds[i], a->groups * te__round_up(m, step), a->n, te__div_up(k, bk), 1);
+        double cost = te__grouped_cost(p, &kinds[i], a, bk, granule);
         if (best && cost >= best_cost) continue;
         best = &kinds[i];
         best_cost = cost;
@@ -115,9 +122,9 @@ static void te__grouped_plan_groups(te__plan *p, const te_grouped_gemm_args *a, 
 
 static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
     /* Clusters share A along rows: tiles beside each other belong to one group. Tiles of 256 rows there do what rows of the group are in them. */
-    static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {64, 256, 0.55, 0, 384, 1}, {64, 128, 0.45, 0, 384, 1}};
-    static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.97, 1, 384, 1}, {128, 128, 0.78, 1, 384, 1}, {64, 256, 0.55, 0, 384, 1}, {64, 128, 0.45, 0, 384, 1}};
-    static const te__gemm_tile_kind sums_promoting[] = {{256, 128, 0.87, 2, 384, 2}, {256, 128, 0.85, 2, 384, 1}, {128, 128, 0.7, 1, 384, 1}};
+    static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.97, 2, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.985, 1, 384, 1}, {128, 128, 0.94, 1, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind sums_promoting[] = {{256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}};
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block), shares_a;
     const te__gemm_tile_kind *kinds = !a->along_k ? rows : promote ? sums_promoting : sums;
     int count = !a->along_k ? promote ? 2 : TE__COUNT(rows) : promote ? TE__COUNT(sums_promoting) : TE__COUNT(sums);
@@ -183,5 +190,5 @@ static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_grouped_gemm_a
     q.b.k_major = a->b_transposed;
     if (te__gemm_is_block(a->scaling_a)) q.block = TE__GEMM_1D_2D;
     if (a->k == 0 || p->baseline) return te__grouped_plan_naive(p, a, &q);
-    return p->edits_maps && te__gemm_fits_hopper(p, &q) ? te__grouped_plan_hopper(p, a, &q) : te__grouped_plan_mma(p, a, &q);
+    return p->edits_maps && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q) ? te__grouped_plan_hopper(p, a, &q) : te__grouped_plan_mma(p, a, &q);
 }

@@ -1283,7 +1283,7 @@ static void bench_grouped(bench *b) {
             report_against(b, f.name, shape, seconds[0], flops / seconds[0] * 1e-12, flops / seconds[1] * 1e-12, "TFLOP/s", "our dense");
             te_scope_end(b->te);
         }
-        family_report(b, &f);
+        family_report(&f);
     }
 }
 

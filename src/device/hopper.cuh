@@ -60,6 +60,16 @@ TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {
     return v;
 }
 
+// A word to the same address in block `rank` of the cluster: four bytes that count towards the barrier there. (PTX 8.1)
+TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
+    asm volatile("{ .reg .b32 to, there;\n"
+                 "mapa.shared::cluster.u32 to, %0, %3;\n"
+                 "mapa.shared::cluster.u32 there, %2, %3;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [there]; }" ::"r"(at),
+                 "r"(value), "r"(bar), "r"(rank)
+                 : "memory");
+}
+
 // ---- TMA ---------------------------------------------------------------------------------------------------------------
 
 TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }

@@ -32,6 +32,9 @@
 // that end with a group: along rows of D and aux, so that the last tile of a group leaves the next one's rows alone; along k of A and B, so
 // that the last slab ends in zeros. Otherwise a tile is a tile: rows (or k) are counted through all groups. Along rows the warpgroups take the
 // rows of a tile in turns of 64; what lies beyond the group's end is not multiplied, and if that is half of a tile (WAVES = 2) not read either.
+// Tiles cost what rows, or k, they have: a block (the first of a cluster) draws a number when it starts a tile, and does the tile of that number
+// next. The number comes to those who multiply with the first slab, and to the other block of a cluster by mail.
+//
 // TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0
 // before the first slab is multiplied.
 //
@@ -132,7 +135,7 @@
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup
-#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8)) / (SLOT + SCALES + 16))
+#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (GROUPED ? ENTRIES * 16 : 0)) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
@@ -140,12 +143,14 @@
 #define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
 #define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there
 #define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
+#define ENTRIES 16 // of numbers of tiles, for GROUPED
 #define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 static_assert(!PINGPONG || (WAVES == 1 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
+static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
 static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
 static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
 static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
@@ -196,6 +201,10 @@ struct te_ring {
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
+// Entries of 16 bytes: mail of the first block of a cluster to the other, a number; the number of the tile whose first slab is in slot i; the
+// barrier that tells of the mail. The one block is at most a ring, and the tile to come, ahead of the other.
+TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 16; }
+
 // Work items are splits of tiles, of two tiles with CLUSTER.
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
@@ -205,7 +214,7 @@ typedef te__gemm_hopper_grouped_kargs te_arguments;
 // The tile and the k of work item `work` for block `rank` of the cluster. group: the one of the item before; a block goes through its work
 // upwards, and so through the groups.
 struct te_work {
-    te_i64 row, col, k0, rows_end;
+    int row, col, k0, rows_end;
     int split, slabs; // split: the third coordinate of D, which are the groups if they lie along k
     int before;       // elements of the first slab that are the group's before
     te_u32 group;
@@ -219,20 +228,20 @@ struct te_work {
         te_gemm_raster(work - (te_u32)at.z, GROUPED == 1 ? (te_u32)(at.y - at.x + BM - 1) / BM : te_tiles_m(a), te_tiles_n(a), tm, tn);
         if (SHARE_B) tm = 2 * tm + rank;
         if (SHARE_A) tn = 2 * tn + rank;
-        row = (te_i64)tm * BM, col = (te_i64)tn * BN;
+        row = (int)tm * BM, col = (int)tn * BN;
         if (GROUPED == 1) {
             row += at.x, rows_end = at.y, k0 = 0, split = 0;
             slabs = (int)te_div_up(a.k, BK);
         } else {
-            rows_end = a.m, split = (int)group;
+            rows_end = (int)a.m, split = (int)group;
             if (INSIDE) before = at.x & (FP8 ? 15 : 7);
             k0 = at.x - before;
-            slabs = (int)(at.y - k0 + BK - 1) / BK;
-            if (at.x == at.y) slabs = 1, k0 = te_div_up(a.k, BK) * BK, before = 0; // nothing: a slab of zeros, from beyond the end
+            slabs = (at.y - k0 + BK - 1) / BK;
+            if (at.x == at.y) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0; // nothing: a slab of zeros, from beyond the end
         }
     }
     // There are rows for a second accumulator, or a second half of A, above the first ones, which start at `from`.
-    TE_DEV bool tall(te_i64 from) const { return from + 128 < rows_end; }
+    TE_DEV bool tall(int from) const { return from + 128 < rows_end; }
 };
 #define TE_GROUP(w) ((int)(w).group)
 #else
@@ -520,7 +529,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
-    te_u32 loads = empty + 8 * STAGES, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
+    te_u32 loads = empty + 8 * STAGES, ids = loads + 2 * BUFFERS * 8, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 #if GROUPED
     te_u32 works = all.rows[all.groups.count - 1].tiles_end, group_before = ~0u;
@@ -539,6 +548,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
+        for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(ids, i) + 8, 1);
         te_mbar_init_done();
     }
     if (CLUSTER > 1) te_cluster_sync();
@@ -546,9 +556,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 
     te_ring ring = {0, 0};
     if (group == 0) {
-        te_registers_down<24>();
+        te_registers_down<GROUPED ? 40 : 24>();
         if (threadIdx.x == 0) {
+#if GROUPED
+            unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;
+            for (te_u32 work = first, next = 0; work < works; work = next, number++) {
+                if (rank == 0) next = step + atomicAdd(counter, 1u); // the answer takes until the first slab is asked for
+#else
             for (te_u32 work = first; work < works; work += step) {
+#endif
                 te_work w(all, work, rank, at_group);
 #if GROUPED == 2
                 if (w.group != group_before) {
@@ -562,6 +578,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
                     int k = (int)w.k0 + slab * BK;
                     te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+#if GROUPED
+                    if (slab == 0) te_sts4(te_entry(ids, ring.slot) + 4, work);
+#endif
 #if B_1D
                     te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales
                     int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;
@@ -580,13 +599,28 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     te_load_slab<BM, !A_T, SHARE_A, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
 #endif
                     te_load_slab<BN, B_T, SHARE_B, GROUPED == 1>(slot + BM * SLAB, b_map, k, (int)w.col, TE_GROUP(w), bar, rank);
+#if GROUPED
+                    if (CLUSTER > 1 && rank == 0 && slab == 0) te_store_at(te_entry(ids, number), next, te_entry(ids, number) + 8, 1);
+#endif
                 }
+#if GROUPED
+                if (CLUSTER > 1 && rank == 1) {
+                    te_mbar_expect(te_entry(ids, number) + 8, 4);
+                    te_mbar_wait(te_entry(ids, number) + 8, number / ENTRIES & 1);
+                    next = te_lds4(te_entry(ids, number));
+                }
+#endif
             }
+#if GROUPED
+            te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+            te_sts4(te_entry(ids, ring.slot) + 4, ~0u); // no more
+            te_mbar_arrive(full + 8 * ring.slot);
+#endif
         }
         return;
     }
 
-    te_registers_up<240>();
+    te_registers_up<GROUPED ? 232 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
     // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.
@@ -601,13 +635,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     };
 
     te_u32 number = 0;
-    for (te_u32 work = first; work < works; work += step, number++) {
+    for (te_u32 work = first;; work += step, number++) {
+#if GROUPED
+        te_mbar_wait(full + 8 * ring.slot, ring.parity);
+        work = te_lds4(te_entry(ids, ring.slot) + 4);
+#endif
+        if (work >= works) break;
         te_work w(all, work, rank, at_group);
         if (PINGPONG && (number & 1) != group) {
             ring.skip(w.slabs);
             continue;
         }
-        te_i64 row = w.row + rows, col = w.col + columns;
+        auto row = w.row + rows, col = w.col + columns;
 #if GROUPED
         // Once a slab has come: nothing of it may be another group's.
         auto clear = [&](int slab) {

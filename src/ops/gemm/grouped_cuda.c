@@ -116,7 +116,7 @@ static void te__grouped_plan_groups(te__plan *p, const te_grouped_gemm_args *a, 
     k->per_row = (unsigned)per_row;
     k->bm = (int)bm;
     k->skip_empty = a->accumulate;
-    k->rows = (te__gemm_group_row *)te__plan_workspace(p, a->groups * (int64_t)sizeof(te__gemm_group_row));
+    k->rows = (te__gemm_group_row *)te__plan_workspace(p, (a->groups + 1) * (int64_t)sizeof(te__gemm_group_row));
     k->maps = (unsigned long long *)te__plan_workspace(p, a->groups * 2 * 128);
 }
 

@@ -112,7 +112,7 @@ typedef struct te__gemm_groups_kargs {
     int bm;
     int skip_empty;                /* along k: empty groups have no tiles */
     int pad;
-    te__gemm_group_row *rows;      /* out: [count] */
+    te__gemm_group_row *rows;      /* out: [count], and behind them, in `begin`, a counter: 0 */
     unsigned long long *maps;      /* out: [count][2][16] */
 } te__gemm_groups_kargs;
 

@@ -90,7 +90,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     result = te__ops[op].check(te, &copy);
     if (result == TE_OK && !sm && (device || !te->cuda)) {
         out->supported = out->native = out->deterministic = true;
-        snprintf(out->kernels, sizeof(out->kernels), "%s: the reference in C", te__ops[op].family);
+        snprintf(out->kernels, sizeof(out->kernels), "%s/: the reference in C", te__ops[op].family);
         snprintf(out->why, sizeof(out->why), "The CPU backend is the reference: every operation, every format, any shape.");
         return TE_OK;
     }
@@ -100,7 +100,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
             plan.explain = true;
             plan.sm = sm;
             plan.num_sms = te__arch_sms(sm);
-            plan.hopper = sm == 90;
+            plan.hopper = plan.edits_maps = sm == 90;
             result = te__ops[op].plan(&plan, &copy);
             if (result == TE_OK) result = plan.result;
         } else

@@ -558,6 +558,47 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.nvfp4_dequantize.columnwise = c->args.nvfp4_dequantize.rht = true;
         c->tolerance = 0;
         break;
+        CALL(56, GROUPED_GEMM, "grouped gemm along rows, one group empty")
+        c->args.grouped_gemm.a = call_normal(te, dtype, 2, mk, 1);
+        c->args.grouped_gemm.b = call_normal(te, dtype, 3, (const int64_t[]){4, N, K}, 2);
+        c->args.grouped_gemm.b_transposed = true;
+        c->args.grouped_gemm.bias = call_normal(te, dtype, 2, (const int64_t[]){4, N}, 3);
+        c->args.grouped_gemm.sizes = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){70, 0, 19, 41});
+        c->args.grouped_gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.grouped_gemm.groups = 4;
+        c->args.grouped_gemm.m = M;
+        c->args.grouped_gemm.n = N;
+        c->args.grouped_gemm.k = K;
+        if (dtype == TE_F32) c->tolerance = 1e-3;
+        break;
+        CALL(57, GROUPED_GEMM, "grouped gemm along k, added to f32 sums")
+        c->args.grouped_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){K, M}, 1);
+        c->args.grouped_gemm.b = call_normal(te, dtype, 2, (const int64_t[]){K, N}, 2);
+        c->args.grouped_gemm.a_transposed = true;
+        c->args.grouped_gemm.sizes = te_tensor_from_host(te, TE_I64, 1, (const int64_t[]){3}, (const int64_t[]){65, 0, 71});
+        c->args.grouped_gemm.d = call_out(c, te, TE_F32, 3, (const int64_t[]){3, M, N});
+        c->args.grouped_gemm.groups = 3;
+        c->args.grouped_gemm.m = M;
+        c->args.grouped_gemm.n = N;
+        c->args.grouped_gemm.k = K;
+        c->args.grouped_gemm.along_k = c->args.grouped_gemm.accumulate = true;
+        if (dtype == TE_F32) c->tolerance = 1e-3;
+        break;
+        CALL(58, GROUPED_GEMM, "grouped gemm of fp8 codes, a scale for each group")
+        c->args.grouped_gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
+        c->args.grouped_gemm.b = call_normal(te, TE_F8E4M3, 3, (const int64_t[]){2, N, 144}, 2);
+        c->args.grouped_gemm.b_transposed = true;
+        c->args.grouped_gemm.scale_a = te_tensor_full(te, TE_F32, 1, (const int64_t[]){2}, 0.5);
+        c->args.grouped_gemm.scale_b = te_tensor_full(te, TE_F32, 1, (const int64_t[]){2}, 0.25);
+        c->args.grouped_gemm.offsets = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 50, 130});
+        c->args.grouped_gemm.split_accumulator = true;
+        c->args.grouped_gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.grouped_gemm.groups = 2;
+        c->args.grouped_gemm.m = M;
+        c->args.grouped_gemm.n = N;
+        c->args.grouped_gemm.k = 136;
+        if (dtype == TE_F32) c->tolerance = 1e-3;
+        break;
     default: return false;
     }
 #undef CALL

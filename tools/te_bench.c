@@ -1376,6 +1376,85 @@ static void bench_head(bench *b) {
     if (b->csv) fprintf(b->csv, "# %s\nwhat,shape,microseconds,ours,unit,against,theirs,ratio\n", text);
 }
 
+/* ---- products by groups, over our dense product of as many operations ---- */
+
+typedef struct grouped {
+    te_grouped_gemm_args args;
+} grouped;
+static void run_grouped(bench *b, void *arg) { te_grouped_gemm(b->te, &((grouped *)arg)->args); }
+
+/* Uneven sizes, one in seven 0, hardly any of them a multiple of a tile; together `total`. */
+static te_tensor *uneven_sizes(bench *b, int64_t groups, int64_t total) {
+    int32_t *sizes = (int32_t *)calloc((size_t)groups, sizeof *sizes);
+    int64_t weights = 0, given = 0, g;
+    te_tensor *x = NULL;
+    for (g = 0; g < groups; g++) weights += g % 7 == 3 ? 0 : 4 + g * 37 % 9;
+    for (g = 0; g < groups && sizes; g++) given += sizes[g] = (int32_t)(g % 7 == 3 ? 0 : (4 + g * 37 % 9) * total / weights);
+    if (sizes) {
+        sizes[0] += (int32_t)(total - given);
+        x = te_tensor_from_host(b->te, TE_I32, 1, &groups, sizes);
+    }
+    free(sizes);
+    return x;
+}
+
+static void bench_grouped(bench *b) {
+    static const struct {
+        const char *name;
+        te_quant_kind kind;
+        layout l;
+        bool split, along_k;
+    } kinds[] = {{"grouped bf16 TN", TE_QUANT_NONE, TN, false, false}, {"grouped bf16 NN", TE_QUANT_NONE, NN, false, false},
+                 {"grouped bf16 NT += f32", TE_QUANT_NONE, NT, false, true}, {"grouped fp8 fast", TE_QUANT_CURRENT, TN, false, false},
+                 {"grouped fp8 split", TE_QUANT_CURRENT, TN, true, false}, {"grouped fp8 split += f32", TE_QUANT_CURRENT, NT, true, true},
+                 {"grouped fp8 1x128 by 128x128", TE_QUANT_BLOCK, TN, true, false}};
+    /* groups, rows of all, n, k of each; along k: k of all, n, m of each */
+    static const int64_t sizes[][4] = {{8, 16384, 4096, 4096}, {8, 16384, 14336, 4096}, {64, 32768, 4096, 2048}, {64, 32768, 2048, 7168}, {64, 8192, 2048, 7168}};
+    int i, kind;
+    for (kind = 0; kind < (int)(sizeof kinds / sizeof *kinds); kind++) {
+        family f = TE_ZERO;
+        f.name = kinds[kind].name;
+        for (i = 0; i < (int)(sizeof sizes / sizeof *sizes) && wanted(b, f.name); i++) {
+            const int64_t groups = sizes[i][0], total = sizes[i][1], n = sizes[i][2], other = sizes[i][3];
+            bool along_k = kinds[kind].along_k, opened;
+            te_quant_kind q = kinds[kind].kind;
+            double seconds[2] = {1, 1}, flops = 2.0 * (double)total * (double)n * (double)other;
+            product dense, stack; /* the groups' B is the stack's */
+            grouped g;
+            char shape[64];
+            memset(&g, 0, sizeof g);
+            snprintf(shape, sizeof shape, "%lld: %lldx%lldx%lld", (long long)groups, (long long)(along_k ? other : total), (long long)n, (long long)(along_k ? total : other));
+            te_scope_begin(b->te);
+            if (along_k) /* as many operations for a D of the same size */
+                opened = product_open(b, &dense, q, true, q ? TN : NT, TE_BF16, TE_F32, groups * other, n, total / groups) &&
+                         product_open(b, &stack, q, true, q ? TN : NT, TE_BF16, TE_F32, 128, n, total);
+            else
+                opened = product_open(b, &dense, q, true, kinds[kind].l, TE_BF16, TE_BF16, total, n, other) &&
+                         product_open(b, &stack, q, true, kinds[kind].l, TE_BF16, TE_BF16, 128, kinds[kind].l == TN ? groups * n : n, kinds[kind].l == TN ? other : groups * other);
+            if (opened) {
+                int64_t as_k[2];
+                as_k[0] = q ? other : total, as_k[1] = q ? total : other;
+                g.args.a = along_k ? te_tensor_view((te_tensor *)dense.args.a, 2, as_k) : dense.args.a;
+                g.args.b = stack.args.b;
+                g.args.d = dense.args.d;
+                g.args.sizes = uneven_sizes(b, groups, total);
+                g.args.groups = groups, g.args.m = along_k ? other : total, g.args.n = n, g.args.k = along_k ? total : other;
+                g.args.along_k = along_k;
+                g.args.a_transposed = dense.args.a_transposed, g.args.b_transposed = dense.args.b_transposed;
+                g.args.scale_a = dense.args.scale_a, g.args.scale_b = stack.args.scale_b;
+                g.args.scaling_a = dense.args.scaling_a, g.args.scaling_b = dense.args.scaling_b;
+                dense.args.split_accumulator = g.args.split_accumulator = kinds[kind].split;
+                dense.args.accumulate = g.args.accumulate = along_k;
+                measure_both(b, run_grouped, &g, run_ours, &dense, seconds);
+                if (te_ok(b->te)) family_add(&f, shape, seconds[1] / seconds[0]);
+            }
+            report_against(b, f.name, shape, seconds[0], flops / seconds[0] * 1e-12, flops / seconds[1] * 1e-12, "TFLOP/s", "our dense");
+            te_scope_end(b->te);
+        }
+        family_report(&f);
+    }
+}
+
 static void measure_all(bench *b) {
     bench_gemm(b);
     bench_decoded(b, "gemm mxfp8", TE_QUANT_MXFP8);
@@ -1394,6 +1473,7 @@ static void measure_all(bench *b) {
     bench_attention(b, 4, 32, 32, 4096, 128, true);
     bench_attention(b, 4, 32, 32, 4096, 64, true);
     bench_attention(b, 2, 32, 8, 8192, 128, false);
+    bench_grouped(b);
 }
 
 int main(int argc, char **argv) {

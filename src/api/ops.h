@@ -41,6 +41,7 @@
     X(nvfp4_quantize, NVFP4_QUANTIZE, nvfp4)           \
     X(nvfp4_dequantize, NVFP4_DEQUANTIZE, nvfp4)       \
     X(gemm, GEMM, gemm)                                \
+    X(grouped_gemm, GROUPED_GEMM, gemm)                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \
     X(rmsnorm_fwd, RMSNORM_FWD, norm)                  \
@@ -444,6 +445,38 @@ typedef struct te_gemm_args {
     bool swizzled_scales;
     bool e4m3_max_256_a, e4m3_max_256_b;
 } te_gemm_args;
+
+/* Products of many matrices at once, one for each group (an expert and its tokens), whose sizes only the device knows: no host wait.
+ *   along rows  D rows of g = epilogue(scale_a scale_b op(A) rows of g times op(B[g]) + bias[g]) + ...: a forward pass, or its dgrad
+ *               A [m, lda], the rows of group 0, then those of group 1, ...; D [m, ldd] likewise
+ *               B [groups, n, ldb] (b_transposed) or [groups, k, ldb];  bias [groups, n], optional;  aux [m, n] of D's format
+ *   along_k     D[g] = scale_a scale_b op(A) op(B) over the values of k of g + ...: wgrad
+ *               op(A) m x k, op(B) k x n: as te_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of
+ *               an empty group is 0, or stays when accumulating
+ *   sizes       i32 or i64 [groups]: rows, or values of k, of each group: any numbers from 0 up, no padding;
+ *   offsets     or, in their place, i32 or i64 [groups + 1]: where each group starts, and the last one ends, upwards
+ *   m, n, k     m (along_k: k) is how many rows there are at most: groups may leave some at the end, which nobody reads or writes. Where the
+ *               device finds more, or less than none, groups are cut at m and at 0: nothing beyond the tensors is touched
+ *   formats     A and B f32, f16, bf16 (alike), or e4m3/e5m2 in any mix but e5m2 x e5m2, contiguous along k. FP8 along_k takes plain
+ *               transposed copies, [m, lda] and [n, ldb]: groups start at any column.  D f32, f16, bf16
+ *   scaling     TENSOR: scale_a, scale_b f32 [1] or [groups], optional.  Along rows also A BLOCK_1D with B BLOCK_2D: scale_a as
+ *               te_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)]
+ * All else as te_gemm has it. */
+typedef struct te_grouped_gemm_args {
+    const te_tensor *a, *b;
+    te_tensor *d;
+    const te_tensor *sizes, *offsets;
+    int64_t groups, m, n, k;
+    bool along_k;
+    bool a_transposed, b_transposed;
+    bool accumulate;
+    bool split_accumulator;
+    const te_tensor *scale_a, *scale_b;
+    const te_tensor *bias;
+    te_epilogue epilogue;
+    te_tensor *aux;
+    te_scaling scaling_a, scaling_b;
+} te_grouped_gemm_args;
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */
 

@@ -139,6 +139,7 @@ typedef struct te__plan {
     te_ctx *te;
     int sm, num_sms;
     bool hopper;   /* sm_90a kernels can be had */
+    bool edits_maps; /* and those that change tensor maps: PTX 8.3, which NVRTC has from 12.3 on */
     bool baseline; /* only kernels marked te:baseline can be had, without options */
     bool explain;  /* nothing will run: addresses mean nothing */
     bool native, deterministic;

@@ -60,9 +60,26 @@ TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {
     return v;
 }
 
+// A word to the same address in block `rank` of the cluster: four bytes that count towards the barrier there. (PTX 8.1)
+TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
+    asm volatile("{ .reg .b32 to, there;\n"
+                 "mapa.shared::cluster.u32 to, %0, %3;\n"
+                 "mapa.shared::cluster.u32 there, %2, %3;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [there]; }" ::"r"(at),
+                 "r"(value), "r"(bar), "r"(rank)
+                 : "memory");
+}
+
 // ---- TMA ---------------------------------------------------------------------------------------------------------------
 
 TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// A map in device memory that a kernel changes: its dimension DIM (of 0 and 1) ends at `size`, a positive number. (PTX 8.3)
+template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {
+    asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(DIM), "r"(size) : "memory");
+}
+// After the changes; and, by the thread that is to use the map, before.
+TE_DEV void te_tma_map_release() { asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory"); }
+TE_DEV void te_tma_map_acquire(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory"); }
 // The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. What lies outside is filled with zeros.
 TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),

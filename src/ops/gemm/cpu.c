@@ -129,7 +129,7 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
 static void te__gemm_operand_scale(te__gemm_operand *x, const te_tensor *scale, te_scaling scaling, bool swizzled) {
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
-    x->scale_ld = te__gemm_scale_ld(scaling, !x->k_major, x->size, x->k);
+    x->scale_ld = x->scale ? te__cols(scale) : 0; /* of the whole tensor's, where the operand is one group's part */
     x->swizzled = swizzled;
 }
 

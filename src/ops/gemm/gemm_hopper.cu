@@ -28,10 +28,21 @@
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.
 //
+// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has found out where groups lie, which tiles they have, and has made maps
+// that end with a group: along rows of D and aux, so that the last tile of a group leaves the next one's rows alone; along k of A and B, so
+// that the last slab ends in zeros. Otherwise a tile is a tile: rows (or k) are counted through all groups. Along rows the warpgroups take the
+// rows of a tile in turns of 64; what lies beyond the group's end is not multiplied, and if that is half of a tile (WAVES = 2) not read either.
+// Tiles cost what rows, or k, they have: a block (the first of a cluster) draws a number when it starts a tile, and does the tile of that number
+// next. The number comes to those who multiply with the first slab, and to the other block of a cluster by mail.
+//
+// TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0
+// before the first slab is multiplied.
+//
 // Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =
 //          128 WAVES, or 64; BM + BN <= 384), PINGPONG (0 if left out; WAVES = 1, BN = 128), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0
 //          if left out), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK
-//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE).
+//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE), GROUPED (0
+//          if left out; without PINGPONG and SPLIT; along rows clusters share A always).
 // Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16
 //         bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 // te:arch 90a
@@ -65,8 +76,21 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1 GROUPED=2
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=33 D_DT=3 GROUPED=2
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1 GROUPED=2
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=2
 #include "device/hopper.cuh"
-#include "ops/gemm/epilogue.cuh"
+#include "ops/gemm/groups.cuh"
 
 #ifndef A_DT // the rows above name every option; these stand in for them in an editor
 #define A_DT 3
@@ -91,6 +115,9 @@
 #ifndef PINGPONG
 #define PINGPONG 0
 #endif
+#ifndef GROUPED
+#define GROUPED 0
+#endif
 
 #define BM (WAVES ? 128 * WAVES : 64)
 #define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN
@@ -99,24 +126,32 @@
 #define SLAB 128                     // bytes of k
 #define BK (FP8 ? 128 : 64)          // elements of k
 #define SLOT ((BM + BN) * SLAB)
-#define SHARE_A (CLUSTER == 2 && !SPLIT && BM > BN)
-#define SHARE_B (CLUSTER == 2 && !SPLIT && BM <= BN)
+#define SHARE_A (CLUSTER == 2 && !SPLIT && (BM > BN || GROUPED == 1))
+#define SHARE_B (CLUSTER == 2 && !SPLIT && !SHARE_A)
 #define SHARE (SHARE_A || SHARE_B)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup
-#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8)) / (SLOT + SCALES + 16))
+#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
 #define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
+#define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
+#define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there
+#define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
+#define ENTRIES 16 // for GROUPED: see te_entry
+#define LATE 1
 #define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
+static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
+static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
+static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
 static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
 
 #if A_DT == 2
@@ -163,15 +198,72 @@ struct te_ring {
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
+// Entries of 48 bytes. Mail of the first block of a cluster to the other: a number, and at + 8 the barrier that tells of it; the one block is at
+// most a ring, and the tile to come, ahead of the other. At + 16 the work whose first slab is in slot i, for those who multiply: they need not
+// ask device memory for it.
+TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }
+
 // Work items are splits of tiles, of two tiles with CLUSTER.
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
+#if GROUPED
+typedef te__gemm_hopper_grouped_kargs te_arguments;
+// The tile and the k of work item `work` for block `rank` of the cluster. group: the one of the item before; a block goes through its work
+// upwards, and so through the groups.
+struct te_work {
+    int row, col, rows_end, slabs, k0;
+    int split;  // the third coordinate of D, which are the groups if they lie along k
+    int before; // elements of the first slab that are the group's before
+    int group;  // -1: there is no more work
+    TE_DEV explicit te_work(te_u32 entry) {
+        uint4 u = te_lds16(entry + 16), v = te_lds16(entry + 32);
+        row = (int)u.x, col = (int)u.y, rows_end = (int)u.z, slabs = (int)u.w;
+        k0 = (int)v.x, split = (int)v.y, before = (int)v.z, group = (int)v.w;
+    }
+    TE_DEV void put(te_u32 entry) const {
+        te_sts16(entry + 16, make_uint4((te_u32)row, (te_u32)col, (te_u32)rows_end, (te_u32)slabs));
+        te_sts16(entry + 32, make_uint4((te_u32)k0, (te_u32)split, (te_u32)before, (te_u32)group));
+    }
+    TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &group_) : before(0) {
+        const te__gemm_kargs &a = all.h.g;
+        const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row
+        int4 at = rows[group_];
+        te_u32 tm, tn;
+        while (work >= (te_u32)at.w) at = rows[++group_];
+        group = (int)group_;
+        te_u32 tile = work - (te_u32)at.z, across = te_tiles_n(a), down = GROUPED == 1 ? (te_u32)(at.y - at.x) / BM : te_tiles_m(a);
+        if (GROUPED == 2 || !LATE) te_gemm_raster(tile, GROUPED == 1 ? (te_u32)(at.y - at.x + BM - 1) / BM : down, across, tm, tn);
+        else if (tile < down * across) te_gemm_raster(tile, down, across, tm, tn);
+        else tm = down, tn = tile - down * across; // the rows that are left over come last, when B is in the L2 cache
+        if (SHARE_B) tm = 2 * tm + rank;
+        if (SHARE_A) tn = 2 * tn + rank;
+        row = (int)tm * BM, col = (int)tn * BN;
+        if (GROUPED == 1) {
+            row += at.x, rows_end = at.y, k0 = 0, split = 0;
+            slabs = (int)te_div_up(a.k, BK);
+        } else {
+            rows_end = (int)a.m, split = group;
+            if (INSIDE) before = at.x & (FP8 ? 15 : 7);
+            k0 = at.x - before;
+            slabs = (at.y - k0 + BK - 1) / BK;
+            if (at.x == at.y) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0; // nothing: a slab of zeros, from beyond the end
+        }
+    }
+    // There are rows for a second accumulator, or a second half of A, above the first ones, which start at `from`.
+    TE_DEV bool tall(int from) const { return from + 128 < rows_end; }
+};
+#define TE_GROUP(w) ((w).group)
+#else
+typedef te__gemm_hopper_kargs te_arguments;
+#define TE_GROUP(w) 0
 // The tile and the k of work item `work` for block `rank` of the cluster.
 struct te_work {
     te_i64 row, col, k0;
     int split, slabs;
-    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work, te_u32 rank) {
+    TE_DEV bool tall(te_i64) const { return true; }
+    TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &) {
+        const te__gemm_kargs &a = all.g;
         te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;
         split = SPLIT ? (int)rank : (int)(work - tile * a.splits);
         te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);
@@ -181,20 +273,39 @@ struct te_work {
         slabs = (int)te_div_up(a.k - k0 < a.k_split ? a.k - k0 : a.k_split, BK);
     }
 };
+#endif
 
-// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks.
-template <int R, int K_MAJOR, int SHARED> TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, te_u32 bar, te_u32 rank) {
+// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks. STACKED: of
+// matrix z of several, and not shared.
+template <int R, int K_MAJOR, int SHARED, int STACKED>
+TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_u32 bar, te_u32 rank) {
     const int mine = SHARED ? R / 2 : R;
     int first = SHARED ? (int)rank * mine : 0;
     if (K_MAJOR) {
         if (SHARED) te_tma_load2_to(dst + first * SLAB, map, k, row + first, bar, 3);
+        else if (STACKED) te_tma_load3(dst, map, k, row, z, bar);
         else te_tma_load2(dst, map, k, row, bar);
     } else {
 #pragma unroll
         for (int i = 0; i < mine; i += 64) {
             if (SHARED) te_tma_load2_to(dst + (first + i) * SLAB, map, row + first + i, k, bar, 3);
+            else if (STACKED) te_tma_load3(dst + i * SLAB, map, row + i, k, z, bar);
             else te_tma_load2(dst + i * SLAB, map, row + i, k, bar);
         }
+    }
+}
+
+// The first `n` values of k of a slab of R rows become 0; n is less than 16 bytes. By 256 threads.
+template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
+    if (K_MAJOR) { // they lie in the first piece of each row, wherever the swizzle has put it
+        for (int r = threadIdx.x & 255; r < R; r += 256) {
+            te_u32 *w = (te_u32 *)(slab + r * SLAB + ((r & 7) << 4));
+            int bytes = n * (FP8 ? 1 : 2);
+#pragma unroll
+            for (int i = 0; i < 4; i++) w[i] = bytes >= 4 * i + 4 ? 0 : bytes <= 4 * i ? w[i] : w[i] >> (bytes & 3) * 8 << (bytes & 3) * 8;
+        }
+    } else { // they are the first rows of each box
+        for (int i = threadIdx.x & 255; i < R / 64 * n * 8; i += 256) *(uint4 *)(slab + i / (n * 8) * GROUP + i % (n * 8) * 16) = make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -218,12 +329,12 @@ struct te_ahead {
     const float *rows, *tile;
     int at[2 * SUMS]; // of the rows' scales
     float of_rows[2 * SUMS], of_tile;
-    TE_DEV te_ahead(const te__gemm_kargs &a, te_i64 block, te_i64 line, te_i64 col) : of_tile(1.0f) {
+    TE_DEV te_ahead(const te__gemm_kargs &a, const float *block_b, te_i64 block, te_i64 line, te_i64 col) : of_tile(1.0f) {
         rows = a.block_a + block * (A_2D ? 1 : a.ld_block_a);
-        tile = a.block_b + (col < a.n ? col >> 7 : 0) * a.ld_block_b + block;
+        tile = block_b + (col < a.n ? col >> 7 : 0) * a.ld_block_b + block;
 #pragma unroll
         for (int i = 0; i < 2 * SUMS; i++) {
-            te_i64 l = line + i / 2 * 64 + i % 2 * 8;
+            te_i64 l = line + i / 2 * STEP + i % 2 * 8;
             if (l >= a.m) l = a.m - 1;
             at[i] = (int)(A_2D ? (l >> 7) * a.ld_block_a : l);
         }
@@ -244,6 +355,7 @@ struct te_ahead {
 
 struct te_way_out {
     const te__gemm_hopper_kargs &a;
+    const void *d_map, *aux_map, *bias_from;
     te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there
     int group, lane;
     te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
@@ -252,25 +364,47 @@ struct te_way_out {
     te_u32 bias[WN / 64][2]; // as it lies in memory; lane 4 g + t: of columns 64 i + 8 g + 2 t and the next
 
     TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)
-        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),
+        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),
           scale(te_gemm_scale(args.g)) {}
 
+#if GROUPED
+    bool tall, fresh; // the second accumulator has rows; nobody has acquired the group's maps
+    float scale_b;    // apart, until it is needed: nobody waits for device memory before the first products are under way
+    TE_DEV void enter(const te_arguments &all, int of) {
+        scale = a.g.scale_a ? a.g.scale_a[all.groups.each_a ? of : 0] : 1.0f;
+        scale_b = a.g.scale_b ? a.g.scale_b[all.groups.each_b ? of : 0] : 1.0f;
+        if (GROUPED == 2) return;
+        d_map = all.maps + of * 32, aux_map = all.maps + of * 32 + 16;
+        if (STORE & 2) bias_from = te_gemm_at(a.g.bias, of * a.g.n, a.g.bias_dt);
+        fresh = true;
+    }
+#else
+    static const bool tall = true;
+#endif
+
     // Chunks go down before they go on to the next columns.
-    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * 64; }
+    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
     static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
     TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
-    TE_DEV void ask(te_u32 at, int row, int col) const { // for what a chunk needs of aux or D
+    TE_DEV void ask(te_u32 at, int row, int col, int split) const { // for what a chunk needs of aux or D
         te_u32 bar = loads + 8 * (at % BUFFERS);
         te_mbar_expect(bar, BUFFER);
-        te_tma_load3(buffer_of(at), STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);
+        te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);
     }
 
     // While the first products are under way: what can be asked for already.
-    TE_DEV void begin(int row, int col) {
+    TE_DEV void begin(int row, int col, int split) {
+#if GROUPED == 1
+        if (fresh && leader) {
+            te_tma_map_acquire(d_map);
+            if (STORE & 24) te_tma_map_acquire(aux_map);
+        }
+        fresh = false;
+#endif
         if (LOADS && leader) {
             te_bulk_wait_read<0>();
 #pragma unroll
-            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk));
+            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);
         }
         __syncwarp();
         if (STORE & 2) {
@@ -278,7 +412,7 @@ struct te_way_out {
             for (int i = 0; i < 2 * WN / 64; i++) { // nothing waits for them here
                 te_i64 at = col + 64 * (i / 2) + 8 * (lane >> 2) + 2 * (lane & 3) + i % 2;
                 bias[i / 2][i % 2] = 0;
-                if (at < a.g.n) bias[i / 2][i % 2] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)a.g.bias)[at] : ((const te_u16 *)a.g.bias)[at];
+                if (at < a.g.n) bias[i / 2][i % 2] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];
             }
         }
     }
@@ -365,8 +499,12 @@ struct te_way_out {
     // acc to rows `row` .. and columns `col` .. of D.
     TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {
         float2 sums = make_float2(0.0f, 0.0f);
+#if GROUPED
+        float scale = this->scale * scale_b;
+#endif
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // what was asked for is waited for
             const int sum = chunk % SUMS, first = col_of(chunk);
             int at_row = row + row_of(chunk), at_col = col + first;
             float v[CHUNK / 2];
@@ -388,7 +526,7 @@ struct te_way_out {
             }
             if (STORE & 8) {
                 put(buffer_of(turn), v);
-                send(a.aux_map, false, buffer_of(turn), at_row, at_col, split);
+                send(aux_map, false, buffer_of(turn), at_row, at_col, split);
                 turn++;
             }
             if (STORE & 4) {
@@ -419,10 +557,10 @@ struct te_way_out {
             }
             if (LOADS) __syncwarp(); // all of the warp have read what they now write over
             put(buffer_of(turn), v);
-            send(a.d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);
+            send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);
             if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {
                 te_bulk_wait_read<1>(); // the chunk before has left its buffer
-                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS));
+                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS), split);
             }
             __syncwarp();
             turn++;
@@ -430,13 +568,25 @@ struct te_way_out {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
+extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {
+#if GROUPED
+    const te__gemm_hopper_kargs &a = all.h;
+#else
+    const te__gemm_hopper_kargs &a = all;
+#endif
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
-    te_u32 loads = empty + 8 * STAGES, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
+    te_u32 loads = empty + 8 * STAGES, entries = (loads + 2 * BUFFERS * 8 + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits), first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+#if GROUPED
+    te_u32 works = all.rows[all.groups.count - 1].tiles_end;
+    int group_before = -1;
+#else
+    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits);
+#endif
+    te_u32 first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, at_group = 0;
+    const void *a_map = a.a_map, *b_map = a.b_map;
 
     if (threadIdx.x == 0) {
         te_tma_prefetch_map(a.a_map);
@@ -447,6 +597,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
+        for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(entries, i) + 8, 1);
         te_mbar_init_done();
     }
     if (CLUSTER > 1) te_cluster_sync();
@@ -454,36 +605,76 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 
     te_ring ring = {0, 0};
     if (group == 0) {
-        te_registers_down<24>();
+        te_registers_down<GROUPED ? 56 : 24>();
         if (threadIdx.x == 0) {
+#if GROUPED
+            unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;
+            for (te_u32 work = first, next = 0; work < works; work = next, number++) {
+                if (rank == 0) next = step + atomicAdd(counter, 1u); // the answer takes until the first slab is asked for
+#else
             for (te_u32 work = first; work < works; work += step) {
-                te_work w(a.g, work, rank);
+#endif
+                te_work w(all, work, rank, at_group);
+#if GROUPED == 2
+                if (w.group != group_before) {
+                    group_before = w.group;
+                    a_map = all.maps + w.group * 32, b_map = all.maps + w.group * 32 + 16;
+                    te_tma_map_acquire(a_map);
+                    te_tma_map_acquire(b_map);
+                }
+#endif
                 for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
                     te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
                     int k = (int)w.k0 + slab * BK;
                     te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+#if GROUPED
+                    if (slab == 0) w.put(te_entry(entries, ring.slot));
+#endif
 #if B_1D
                     te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales
                     int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;
                     te_mbar_expect(bar, SLOT + bytes);
                     if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col, bytes, bar);
 #else
-                    te_mbar_expect(bar, SLOT);
+                    te_mbar_expect(bar, HALVES && !w.tall(w.row) ? SLOT - BM / 2 * SLAB : SLOT);
 #endif
-                    te_load_slab<BM, !A_T, SHARE_A>(slot, a.a_map, k, (int)w.row, bar, rank);
-                    te_load_slab<BN, B_T, SHARE_B>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar, rank);
+#if HALVES
+                    for (te_u32 half = CLUSTER > 1 ? rank : 0; half < (w.tall(w.row) ? 2 : 1); half += CLUSTER) {
+                        te_u32 dst = slot + half * (BM / 2 * SLAB);
+                        if (SHARE_A) te_tma_load2_to(dst, a_map, k, (int)w.row + 128 * half, bar, 3);
+                        else te_tma_load2(dst, a_map, k, (int)w.row + 128 * half, bar);
+                    }
+#else
+                    te_load_slab<BM, !A_T, SHARE_A, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
+#endif
+                    te_load_slab<BN, B_T, SHARE_B, GROUPED == 1>(slot + BM * SLAB, b_map, k, (int)w.col, TE_GROUP(w), bar, rank);
+#if GROUPED
+                    if (CLUSTER > 1 && rank == 0 && slab == 0) te_store_at(te_entry(entries, number), next, te_entry(entries, number) + 8, 1);
+#endif
                 }
+#if GROUPED
+                if (CLUSTER > 1 && rank == 1) {
+                    te_mbar_expect(te_entry(entries, number) + 8, 4);
+                    te_mbar_wait(te_entry(entries, number) + 8, number / ENTRIES & 1);
+                    next = te_lds4(te_entry(entries, number));
+                }
+#endif
             }
+#if GROUPED
+            te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+            te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // group: there is no more
+            te_mbar_arrive(full + 8 * ring.slot);
+#endif
         }
         return;
     }
 
-    te_registers_up<240>();
+    te_registers_up<GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
     // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
-    int rows = WAVES && !PINGPONG ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;
+    int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if STORE
     te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);
 #endif
@@ -496,22 +687,59 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     // the next one of its slot, and a barrier knows only odd from even.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
     te_u32 number = 0;
-    for (te_u32 work = first; work < works; work += step, number++) {
-        te_work w(a.g, work, rank);
+    for (te_u32 work = first;; work += step, number++) {
+#if GROUPED
+        te_mbar_wait(full + 8 * ring.slot, ring.parity);
+        te_work w(te_entry(entries, ring.slot));
+        if (w.group < 0) break;
+#else
+        if (work >= works) break;
+        te_work w(all, work, rank, at_group);
+#endif
         if (PINGPONG && (number & 1) != group) {
             ring.skip(w.slabs);
             continue;
         }
-        te_i64 row = w.row + rows, col = w.col + columns;
+        auto row = w.row + rows, col = w.col + columns;
+#if GROUPED
+        // Once a slab has come: nothing of it may be another group's.
+        auto clear = [&](int slab) {
+            if (!INSIDE || slab || !w.before) return;
+            char *slot = base + ring.slot * SLOT;
+            te_clear_start<BM, !A_T>(slot, w.before);
+            te_clear_start<BN, B_T>(slot + BM * SLAB, w.before);
+            te_async_fence();
+            te_meet<256>(3);
+        };
+        if (row >= w.rows_end || col >= a.g.n) { // nothing to multiply
+            for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
+                te_mbar_wait(full + 8 * ring.slot, ring.parity);
+                clear(slab);
+                release(ring.slot);
+            }
+            continue;
+        }
+#if STORE
+        if (w.group != group_before) {
+            group_before = w.group;
+            out.enter(all, w.group);
+        }
+        out.tall = w.tall(row);
+#endif
+#endif
         float acc[SUMS][WN / 2];
         int begin = w.slabs > 4 ? 4 : 0; // by then the last tile's chunks have left
         if (PINGPONG) te_meet<256>(3 + group);
-#if PROMOTE
+#if PROMOTE || HALVES
 #pragma unroll
         for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
 #endif
 #if BLOCK
-        te_ahead ahead(a.g, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
+#if GROUPED
+        te_ahead ahead(a.g, a.g.block_b + w.group * all.groups.block_b, 0, row + warp % 4 * 16 + lane / 4, w.col);
+#else
+        te_ahead ahead(a.g, a.g.block_b, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
+#endif
 #endif
 #pragma unroll 1
         for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
@@ -524,23 +752,27 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
+#if GROUPED
+            clear(slab);
+#endif
 #if PROMOTE
 #pragma unroll
             for (int v = 0; v < SUMS; v++) {
                 float part[WN / 2];
+                if (HALVES && v && !w.tall(row)) break;
                 te_wgmma_fence();
 #pragma unroll
-                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (GROUP >> 4) + s * step_a, db + s * step_b, s != 0);
+                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, s != 0);
                 te_wgmma_commit();
 #if BLOCK
                 if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);
 #endif
 #if STORE
-                if (v == 0 && slab == begin) out.begin((int)row, (int)col);
+                if (v == 0 && slab == begin) out.begin((int)row, (int)col, w.split);
 #endif
                 te_wgmma_wait<0>();
                 te_wgmma_keep(part);
-                if (!B_1D && v == SUMS - 1) release(ring.slot);
+                if (!B_1D && (v == SUMS - 1 || (HALVES && !w.tall(row)))) release(ring.slot);
 #if BLOCK
                 if (!B_1D) {
 #pragma unroll
@@ -558,14 +790,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
 #else
             te_wgmma_fence();
+#if HALVES
+            if (!w.tall(row)) {
 #pragma unroll
-            for (int s = 0; s < 4; s++)
+                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, acc[0], da + s * step_a, db + s * step_b, (slab | s) != 0);
+            } else
+#endif
+            {
 #pragma unroll
-                for (int v = 0; v < SUMS; v++)
-                    MULTIPLY(TYPES, FLAGS, acc[v], da + v * (GROUP >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);
+                for (int s = 0; s < 4; s++)
+#pragma unroll
+                    for (int v = 0; v < SUMS; v++)
+                        MULTIPLY(TYPES, FLAGS, acc[v], da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);
+            }
             te_wgmma_commit();
 #if STORE
-            if (slab == begin) out.begin((int)row, (int)col);
+            if (slab == begin) out.begin((int)row, (int)col, w.split);
 #endif
             te_wgmma_wait<1>(); // the slab before this one is done with
             if (slab) release(ring.before());
@@ -607,8 +847,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #else
         te__gemm_kargs e = a.g;
         char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;
+#if GROUPED
+        float scale = te_group_scale(all, w.group);
+        e.m = w.rows_end;
+        if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * all.groups.b_elements, e.d_dt);
+        if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
+#else
         float scale = te_gemm_scale(a.g);
         if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;
+#endif
 #pragma unroll 1
         for (int part = 0; part < SUMS * WN / 64; part++) { // a loop around the long half; the short half must name its registers
 #pragma unroll
@@ -617,7 +864,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #pragma unroll
                     for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);
                 }
-            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * 64 + warp % 4 * 16, col + part % (WN / 64) * 64);
+            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);
         }
 #endif
     }

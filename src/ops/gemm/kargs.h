@@ -29,6 +29,21 @@ typedef struct te__gemm_kargs {
 /* Shapes of the blocks of A and B. */
 typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
 
+/* Products by groups: what is added to the arguments of one product; groups.cuh makes those of one group out of both. */
+typedef struct te__gemm_grouping {
+    const void *sizes;     /* [count], or [count + 1] offsets */
+    long long b_elements;  /* of B, from one group to the next; along k: of D */
+    long long block_b;     /* scales of B from one group to the next */
+    int count;
+    int dt;                /* of sizes: i32 or i64 */
+    int offsets, along_k;
+    int each_a, each_b;    /* scale_a, scale_b: one for each group */
+} te__gemm_grouping;
+typedef struct te__gemm_grouped_kargs {
+    te__gemm_kargs g; /* m (along k: k) of all groups */
+    te__gemm_grouping groups;
+} te__gemm_grouped_kargs;
+
 /* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */
 typedef struct te__gemm_decode_side {
     const unsigned char *codes, *scale;
@@ -82,3 +97,28 @@ typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     te__gemm_kargs g;
     unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
+
+/* gemm_groups: sizes to where each group lies and which tiles it has, and maps that end where it ends. */
+typedef struct te__gemm_group_row {
+    int begin, end;                    /* rows, or values of k */
+    unsigned tiles_begin, tiles_end;   /* tiles (pairs of them, in clusters), those of all groups in a row */
+} te__gemm_group_row;
+typedef struct te__gemm_groups_kargs {
+    unsigned long long map[2][16]; /* of all groups */
+    int dim[2];                    /* the dimension that ends with the group: 0 or 1; -1: no map */
+    te__gemm_grouping groups;
+    long long total;               /* rows, or values of k */
+    unsigned per_row;              /* tiles that share rows; along k: all of a group */
+    int bm;
+    int skip_empty;                /* along k: empty groups have no tiles */
+    int pad;
+    te__gemm_group_row *rows;      /* out: [count], and behind them, in `begin`, a counter: 0 */
+    unsigned long long *maps;      /* out: [count][2][16] */
+} te__gemm_groups_kargs;
+
+typedef struct TE__ALIGN_64 te__gemm_hopper_grouped_kargs {
+    te__gemm_hopper_kargs h;
+    te__gemm_grouping groups;
+    const te__gemm_group_row *rows;
+    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */
+} te__gemm_hopper_grouped_kargs;

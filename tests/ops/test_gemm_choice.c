@@ -47,6 +47,7 @@ static void run_choice(te_ctx *te, const choice_case *c, te_gemm_args g, int tak
     te_gemm(te, &g);
     te__gemm_tune.take = -1;
     REQUIRE_OK(te);
+    if (!out) return;
     out[0] = test_read(g.d);
     out[1] = c->aux ? test_read(g.aux) : NULL;
     out[2] = c->bias_gradient ? test_read(g.bias_gradient) : NULL;
@@ -94,6 +95,9 @@ TE_TEST_DEVICES(gemm_every_choice) {
         run_choice(te, c, g, -1, want);
         alternatives = te__gemm_tune.count;
         CHECK_MSG(alternatives > 0, "no alternatives were counted");
+        te_warmup_begin(te); /* compiles them all at once */
+        for (int take = 0; take < alternatives; take++) run_choice(te, c, g, take, NULL);
+        te_warmup_end(te);
         for (int take = 0; take < alternatives; take++) {
             int64_t bad = 0;
             test_case("case %d, alternative %d", i, take);
@@ -101,9 +105,11 @@ TE_TEST_DEVICES(gemm_every_choice) {
             for (int o = 0; o < 3 && want[o]; o++)
                 for (int64_t e = 0; e < (o == 2 ? c->n : c->m * c->n); e++) {
                     /* sqrt(k) is the size of a sum of products of normal numbers. Two roundings to D may differ by one of its steps, 2^-7 of bf16's
-                     * value; sums of fp8 products keep 14 bits; a column's sum collects m such steps, of either sign. */
+                     * value. Each of the k / 32 additions of fp8 products loses 2^-14 of the sum, on either side; f32 next to nothing; and what is
+                     * between goes through GELU, whose slope is at most 1.2. A column's sum collects m such differences, of either sign. */
                     double size = sqrt((double)c->k) * (o == 2 ? sqrt((double)c->m) : 1), error = fabs((double)got[o][e] - (double)want[o][e]);
-                    if (!(error <= 8e-3 * fabs((double)want[o][e]) + 2e-3 * size)) {
+                    double step = te__is_fp8(c->a) ? 1.2 * (double)c->k / 32 * 1.3e-4 : 2e-3;
+                    if (!(error <= 8e-3 * fabs((double)want[o][e]) + te__max(step, 2e-3) * size)) {
                         CHECK_MSG(bad++, "output %d, element %lld (row %lld): %g, and %g by the choice", o, (long long)e, (long long)(e / c->n), (double)got[o][e],
                                   (double)want[o][e]);
                         break;

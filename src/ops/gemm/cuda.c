@@ -28,16 +28,18 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, in
 }
 
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
- * is not hidden of writing D, and all of them cannot come faster than from device memory (2.4 MB a slab). Splitting k costs a second launch and
- * its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters of 4 and 8 do not
- * go into every group of them. work: of the epilogue, on 128 x 256 values, where nothing else runs meanwhile. */
+ * is not hidden of writing D, and all of them cannot come faster than from device memory: 2.4 MB a slab, 33 KB for one block. Splitting k costs a
+ * second launch and its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters
+ * of 4 and 8 do not go into every group of them. work: of the epilogue, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_gemm_args *a, int64_t slabs, int64_t splits, bool together, double work) {
-    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(a->a->dtype), cost;
+    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(a->a->dtype);
     int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
-    int64_t rounds = te__div_up(te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), te__max(at_once, 1));
-    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3 + (1.0 + (t->option == TE__GEMM_PINGPONG ? 0.0 : work)) * size);
-    if (cost < bytes / 2.4e6) cost = bytes / 2.4e6;
-    if (together) cost += 1.5;
+    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
+    int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
+    double tail = (1.0 + work) * size, cost, floor = bytes / te__min(2.4e6, 33e3 * (double)te__max(blocks, 1));
+    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
+    cost = te__max(cost, floor) + 0.1 * te__min(cost, floor);
+    if (together) cost += (splits == 8 ? 5.0 : 1.5) + 8.0 * (double)(rounds - 1); /* these blocks do not stay */
     else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
     return cost;
 }
@@ -86,7 +88,6 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
         for (s = 0; s < TE__COUNT(splits); s++)
             for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
                 int64_t each = te__div_up(slabs, splits[s]);
-                if (kinds[i].bn == 192 && !q->b.k_major) continue; /* half of it is no whole number of boxes */
                 double cost = te__gemm_cost(p, &kinds[i], a, slabs, splits[s], together, work);
                 if (s > 0 && slabs < SHORTEST * splits[s]) continue;
                 if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
@@ -386,8 +387,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {256, 128, 0.995, 2, 384, 2},
                                                {128, 128, 0.935, 1, 384, 2},
                                                {128, 128, 0.94, 1, 384, 1},
-                                               {128, 128, 0.95, TE__GEMM_PINGPONG, 384, 2},
-                                               {128, 192, 0.96, TE__GEMM_PINGPONG, 384, 2},
+                                               {128, 128, 0.935, TE__GEMM_PINGPONG, 384, 2},
                                                {64, 256, 0.8, 0, 384, 1},
                                                {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind promoting[] = {
@@ -437,6 +437,9 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
+/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are. */
+static bool te__gemm_is_small(const te_gemm_args *a) { return (double)a->m * (double)a->n * (double)a->k <= 8e6; }
+
 /* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
 static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     if (lines != 1 || (!x->k_major && x->ld != 1)) return;
@@ -465,6 +468,6 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
+    if (!te__gemm_fits_hopper(p, &q) || (!te__gemm_is_aligned(&q) && te__gemm_is_small(a))) return te__gemm_plan_mma(p, &q);
     return te__gemm_is_aligned(&q) || te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }

@@ -28,10 +28,12 @@ TE_DEV uint4 te_align_shift(uint4 lo, uint4 hi, int by) {
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {
     const te__gemm_align_side &s = a.side[blockIdx.y];
-    te_u32 per_row = (te_u32)(s.ld_out / 16);
+    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 bytes do not fit into a memory twice
     const te_u8 *end = s.from + (s.rows - 1) * s.ld + s.bytes;
-    for (te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x; at < s.rows * per_row; at += (te_i64)gridDim.x * 256) {
-        te_i64 row = at / per_row, col = (at - row * per_row) * 16;
+#pragma unroll 2
+    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {
+        te_u32 r = at / per_row;
+        te_i64 row = r, col = (te_i64)(at - r * per_row) * 16;
         const te_u8 *from = s.from + row * s.ld + col;
         int by = (int)((te_u64)from & 15), n = s.bytes - col < 16 ? (int)(s.bytes - col) : 16;
         const te_u8 *word = from - by;

@@ -14,7 +14,7 @@
 // A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then
 // empty when both blocks' warps have given it back.
 //
-// PINGPONG: each of the two has tiles of 128 x BN of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies
+// PINGPONG: each of the two has tiles of 128 x 128 of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies
 // the other writes its D.
 //
 // SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,
@@ -39,7 +39,7 @@
 // before the first slab is multiplied.
 //
 // Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =
-//          128 WAVES, or 64; BM + BN <= 384), PINGPONG (0 if left out; WAVES = 1, BN = 128 or 192), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0
+//          128 WAVES, or 64; BM + BN <= 384), PINGPONG (0 if left out; WAVES = 1, BN = 128), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0
 //          if left out), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK
 //          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE), GROUPED (0
 //          if left out; without PINGPONG and SPLIT; along rows clusters share A always).
@@ -51,8 +51,6 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=81 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=3 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=0 PROMOTE=1 STORE=81 D_DT=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=17 D_DT=3
@@ -150,7 +148,7 @@
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
-static_assert(!PINGPONG || (WAVES == 1 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
+static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
 static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
 static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
 static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
@@ -181,8 +179,6 @@ static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same
 #define B_FLAG_1 ", 0"
 #if BN == 256 && WAVES
 #define MULTIPLY TE_WGMMA_256
-#elif BN == 192
-#define MULTIPLY TE_WGMMA_192
 #elif BN == 128 && !WAVES
 #define MULTIPLY TE_WGMMA_64
 #else
@@ -365,7 +361,7 @@ struct te_way_out {
     te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
     bool leader; // the thread that speaks to TMA
     float scale;
-    float2 bias[(WN + 63) / 64]; // lane 4 g + t: of columns 64 i + 8 g + 2 t and the next
+    te_u32 bias[WN / 64][2]; // as it lies in memory; lane 4 g + t: of columns 64 i + 8 g + 2 t and the next
 
     TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)
         : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),
@@ -413,12 +409,16 @@ struct te_way_out {
         __syncwarp();
         if (STORE & 2) {
 #pragma unroll
-            for (int i = 0; i < (WN + 63) / 64; i++) {
-                te_i64 at = col + 64 * i + 8 * (lane >> 2) + 2 * (lane & 3);
-                bias[i].x = at < a.g.n ? te_gemm_load(bias_from, at, a.g.bias_dt) : 0.0f;
-                bias[i].y = at + 1 < a.g.n ? te_gemm_load(bias_from, at + 1, a.g.bias_dt) : 0.0f;
+            for (int i = 0; i < 2 * WN / 64; i++) { // nothing waits for them here
+                te_i64 at = col + 64 * (i / 2) + 8 * (lane >> 2) + 2 * (lane & 3) + i % 2;
+                bias[i / 2][i % 2] = 0;
+                if (at < a.g.n) bias[i / 2][i % 2] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];
             }
         }
+    }
+    TE_DEV float bias_of(te_u32 raw, int from) const {
+        te_u32 w = __shfl_sync(0xffffffffu, raw, from);
+        return a.g.bias_dt == TE_F32 ? __uint_as_float(w) : a.g.bias_dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);
     }
 
     // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by lanes.
@@ -519,7 +519,7 @@ struct te_way_out {
                 float2 b = make_float2(0.0f, 0.0f);
                 if (STORE & 2) {
                     int from = (first / 8 + j) % 8 * 4 + (lane & 3);
-                    b.x = __shfl_sync(0xffffffffu, bias[first / 64].x, from), b.y = __shfl_sync(0xffffffffu, bias[first / 64].y, from);
+                    b.x = bias_of(bias[first / 64][0], from), b.y = bias_of(bias[first / 64][1], from);
                 }
 #pragma unroll
                 for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);
@@ -531,7 +531,10 @@ struct te_way_out {
             }
             if (STORE & 4) {
 #pragma unroll
-                for (int i = 0; i < CHUNK / 2; i++) v[i] = te_gemm_gelu(v[i]);
+                for (int i = 0; i < CHUNK / 2; i += 2) {
+                    float2 s = te_gemm_sigmoid2u(v[i], v[i + 1]);
+                    v[i] *= s.x, v[i + 1] *= s.y;
+                }
             }
             if (LOADS) {
 #pragma unroll
@@ -539,7 +542,12 @@ struct te_way_out {
                     float old[8];
                     get(buffer_of(turn), j, old);
 #pragma unroll
-                    for (int i = 0; i < 8; i++) v[4 * j + i] = STORE & 16 ? v[4 * j + i] * te_gemm_dgelu(old[i]) : v[4 * j + i] + old[i];
+                    for (int i = 0; i < 8; i += 2) {
+                        float *x = &v[4 * j + i];
+                        float2 s = te_gemm_sigmoid2u(old[i], old[i + 1]);
+                        if (STORE & 16) x[0] *= te_gemm_dgelu(old[i], s.x), x[1] *= te_gemm_dgelu(old[i + 1], s.y);
+                        if (STORE & 32 && D_DT != 1) x[0] += old[i], x[1] += old[i + 1];
+                    }
                 }
             }
             if (STORE & 64) {
@@ -675,6 +683,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);
     };
 
+    // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not
+    // the next one of its slot, and a barrier knows only odd from even.
+    if (PINGPONG && group == 1) te_meet_later<256>(3);
     te_u32 number = 0;
     for (te_u32 work = first;; work += step, number++) {
 #if GROUPED
@@ -717,6 +728,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
 #endif
         float acc[SUMS][WN / 2];
+        int begin = w.slabs > 4 ? 4 : 0; // by then the last tile's chunks have left
+        if (PINGPONG) te_meet<256>(3 + group);
 #if PROMOTE || HALVES
 #pragma unroll
         for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
@@ -755,7 +768,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);
 #endif
 #if STORE
-                if (v == 0 && slab == 0) out.begin((int)row, (int)col, w.split);
+                if (v == 0 && slab == begin) out.begin((int)row, (int)col, w.split);
 #endif
                 te_wgmma_wait<0>();
                 te_wgmma_keep(part);
@@ -792,13 +805,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             }
             te_wgmma_commit();
 #if STORE
-            if (slab == 0) out.begin((int)row, (int)col, w.split);
+            if (slab == begin) out.begin((int)row, (int)col, w.split);
 #endif
             te_wgmma_wait<1>(); // the slab before this one is done with
             if (slab) release(ring.before());
 #endif
         }
 #if !PROMOTE
+        if (PINGPONG) te_meet_later<256>(4 - group);
         te_wgmma_wait<0>();
 #pragma unroll
         for (int v = 0; v < SUMS; v++) te_wgmma_keep(acc[v]);

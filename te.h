@@ -877,6 +877,7 @@ typedef struct te_quant_error_args {
  *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
  *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
  *   aux      [m, n] of D's format
+ *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
  * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
@@ -891,7 +892,7 @@ typedef struct te_gemm_args {
     const te_tensor *scale_a, *scale_b;
     const te_tensor *bias;
     te_epilogue epilogue;
-    te_tensor *aux;
+    te_tensor *aux, *bias_gradient;
     te_scaling scaling_a, scaling_b;
     const te_tensor *amax_a, *amax_b;
     bool swizzled_scales;
@@ -5664,6 +5665,13 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(f));",
     "    return h;",
     "}",
+    "// Two f32 to two numbers of a 16-bit format, `a` in the low half: one instruction in place of three.",
+    "TE_DEV te_u32 te_f32x2_to_half(float a, float b, int dt) {",
+    "    te_u32 r;",
+    "    if (dt == TE_BF16) asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(b), \"f\"(a));",
+    "    else asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(b), \"f\"(a));",
+    "    return r;",
+    "}",
     "// Two f32 to two fp8 codes, `a` in the low byte. The cvt instruction saturates finite and infinite values alike and keeps NaN.",
     "TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {",
     "#if TE_HAS_FP8_CVT",
@@ -5754,11 +5762,7 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    } else if (dt == TE_BF16 || dt == TE_F16) {",
     "        te_u32 w[4];",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) {",
-    "            te_u16 lo = dt == TE_BF16 ? te_f32_to_bf16(in[2 * k]) : te_f32_to_f16(in[2 * k]);",
-    "            te_u16 hi = dt == TE_BF16 ? te_f32_to_bf16(in[2 * k + 1]) : te_f32_to_f16(in[2 * k + 1]);",
-    "            w[k] = lo | (te_u32)hi << 16;",
-    "        }",
+    "        for (int k = 0; k < 4; k++) w[k] = te_f32x2_to_half(in[2 * k], in[2 * k + 1], dt);",
     "        *(uint4 *)((te_u16 *)p + i) = make_uint4(w[0], w[1], w[2], w[3]);",
     "    } else {",
     "        te_u32 w[2];",
@@ -5840,7 +5844,51 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "TE_DEV te_i64 te_div_up(te_i64 a, te_i64 b) { return (a + b - 1) / b; }",
     "TE_DEV float te_sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + expf(-x)); }",
 };
-static const char *const te__source_5[] = { /* device/hopper.cuh */
+static const char *const te__source_5[] = { /* device/eight.cuh */
+    "// device/eight.cuh: eight neighbours of a row, kept as they lie in memory. Knows formats and where an array ends; must not know what is done",
+    "// with the elements.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "",
+    "// Eight elements as they lie in memory: 16-bit formats stay as they are until they are used, which halves the registers of a tile.",
+    "template <bool packed> struct te_eight {",
+    "    te_u32 w[packed ? 4 : 8];",
+    "};",
+    "template <bool packed> TE_DEV te_eight<packed> te_eight_load(const void *p, te_i64 i, int dt) {",
+    "    te_eight<packed> e;",
+    "    if constexpr (packed) {",
+    "        uint4 u = *(const uint4 *)((const te_u16 *)p + i);",
+    "        e.w[0] = u.x, e.w[1] = u.y, e.w[2] = u.z, e.w[3] = u.w;",
+    "    } else {",
+    "        float v[8];",
+    "        te_load8(p, i, dt, v);",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) e.w[k] = __float_as_uint(v[k]);",
+    "    }",
+    "    return e;",
+    "}",
+    "// The same of any alignment; only n of them exist, the others are 0.",
+    "template <bool packed> TE_DEV te_eight<packed> te_eight_part(const void *p, te_i64 i, int dt, te_i64 n) {",
+    "    te_eight<packed> e;",
+    "#pragma unroll",
+    "    for (int k = 0; k < (packed ? 4 : 8); k++) e.w[k] = 0;",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) {",
+    "        if (k >= n) break;",
+    "        if constexpr (packed) e.w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));",
+    "        else e.w[k] = __float_as_uint(te_load(p, i + k, dt));",
+    "    }",
+    "    return e;",
+    "}",
+    "template <bool packed> TE_DEV float te_eight_get(const te_eight<packed> &e, int k, int dt) {",
+    "    if constexpr (packed) {",
+    "        te_u16 h = (te_u16)(e.w[k >> 1] >> (16 * (k & 1)));",
+    "        return dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);",
+    "    }",
+    "    return __uint_as_float(e.w[packed ? 0 : k]);",
+    "}",
+};
+static const char *const te__source_6[] = { /* device/hopper.cuh */
     "// device/hopper.cuh: what sm_90a alone has: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither operations nor tiles.",
     "#pragma once",
     "#include \"device/mma.cuh\"",
@@ -5868,6 +5916,41 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    } while (!done);",
     "}",
     "",
+    "// ---- clusters: blocks that see each other's shared memory ----------------------------------------------------------------",
+    "",
+    "TE_DEV te_u32 te_cluster_rank() {",
+    "    te_u32 r;",
+    "    asm volatile(\"mov.u32 %0, %%cluster_ctarank;\" : \"=r\"(r));",
+    "    return r;",
+    "}",
+    "// Every thread of every block of the cluster; what they wrote before is visible after.",
+    "TE_DEV void te_cluster_sync() {",
+    "    asm volatile(\"barrier.cluster.arrive.release.aligned;\\n\"",
+    "                 \"barrier.cluster.wait.acquire.aligned;\" ::",
+    "                     : \"memory\");",
+    "}",
+    "// Arrives at the barrier that lies at the same address in block `rank` of the cluster. Orders what TMA and wgmma did, which have been waited for;",
+    "// not this thread's own writes to other blocks: release at the scope of a cluster costs a fence of the whole device.",
+    "TE_DEV void te_mbar_arrive_at(te_u32 bar, te_u32 rank) {",
+    "    asm volatile(\"{ .reg .b32 there;\\n\"",
+    "                 \"mapa.shared::cluster.u32 there, %0, %1;\\n\"",
+    "                 \"mbarrier.arrive.shared::cluster.b64 _, [there]; }\" ::\"r\"(bar),",
+    "                 \"r\"(rank)",
+    "                 : \"memory\");",
+    "}",
+    "",
+    "// Four floats that lie at `at` in block `rank` of the cluster.",
+    "TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {",
+    "    float4 v;",
+    "    asm volatile(\"{ .reg .b32 there;\\n\"",
+    "                 \"mapa.shared::cluster.u32 there, %4, %5;\\n\"",
+    "                 \"ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }\"",
+    "                 : \"=f\"(v.x), \"=f\"(v.y), \"=f\"(v.z), \"=f\"(v.w)",
+    "                 : \"r\"(at), \"r\"(rank)",
+    "                 : \"memory\");",
+    "    return v;",
+    "}",
+    "",
     "// ---- TMA ---------------------------------------------------------------------------------------------------------------",
     "",
     "TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile(\"prefetch.tensormap [%0];\" ::\"l\"(map) : \"memory\"); }",
@@ -5877,6 +5960,32 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "                 \"r\"(x), \"r\"(y), \"r\"(bar)",
     "                 : \"memory\");",
     "}",
+    "// The same into every block of the cluster whose bit is set in `blocks`, at the same address and with the same barrier in each.",
+    "TE_DEV void te_tma_load2_to(te_u32 dst, const void *map, int x, int y, te_u32 bar, te_u16 blocks) {",
+    "    asm volatile(\"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;\" ::\"r\"(dst),",
+    "                 \"l\"(map), \"r\"(x), \"r\"(y), \"r\"(bar), \"h\"(blocks)",
+    "                 : \"memory\");",
+    "}",
+    "TE_DEV void te_tma_load3(te_u32 dst, const void *map, int x, int y, int z, te_u32 bar) {",
+    "    asm volatile(\"cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];\" ::\"r\"(dst), \"l\"(map),",
+    "                 \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(bar)",
+    "                 : \"memory\");",
+    "}",
+    "// Shared memory to the map's box at (x, y, z), or added to it; what lies outside is not written. Before: te_async_fence() by all that wrote,",
+    "// and a barrier.",
+    "TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {",
+    "    asm volatile(\"cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\" ::\"l\"(map), \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(src)",
+    "                 : \"memory\");",
+    "}",
+    "TE_DEV void te_tma_add3(const void *map, te_u32 src, int x, int y, int z) {",
+    "    asm volatile(\"cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];\" ::\"l\"(map), \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(src)",
+    "                 : \"memory\");",
+    "}",
+    "TE_DEV void te_bulk_commit() { asm volatile(\"cp.async.bulk.commit_group;\" ::: \"memory\"); }",
+    "// Until at most N of this thread's latest groups of stores have yet to read shared memory.",
+    "template <int N> TE_DEV void te_bulk_wait_read() { asm volatile(\"cp.async.bulk.wait_group.read %0;\" ::\"n\"(N) : \"memory\"); }",
+    "// What this thread wrote to shared memory is there for TMA and wgmma, once a barrier follows.",
+    "TE_DEV void te_async_fence() { asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\"); }",
     "",
     "// `bytes` (a multiple of 16) from src to dst, both at multiples of 16; they count towards bar.",
     "TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {",
@@ -5888,6 +5997,17 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "",
     "template <int N> TE_DEV void te_registers_up() { asm volatile(\"setmaxnreg.inc.sync.aligned.u32 %0;\" ::\"n\"(N)); }",
     "template <int N> TE_DEV void te_registers_down() { asm volatile(\"setmaxnreg.dec.sync.aligned.u32 %0;\" ::\"n\"(N)); }",
+    "",
+    "// COUNT threads (whole warps) meet at the barrier `id`, 1 to 15.",
+    "template <int COUNT> TE_DEV void te_meet(int id) { asm volatile(\"bar.sync %0, %1;\" ::\"r\"(id), \"n\"(COUNT) : \"memory\"); }",
+    "// Counts towards such a meeting without waiting for it.",
+    "template <int COUNT> TE_DEV void te_meet_later(int id) { asm volatile(\"bar.arrive %0, %1;\" ::\"r\"(id), \"n\"(COUNT) : \"memory\"); }",
+    "",
+    "// Four 8x8 matrices of 16-bit words to shared memory, the other way round than te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the",
+    "// rows of matrix i.",
+    "TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {",
+    "    asm volatile(\"stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\" ::\"r\"(row), \"r\"(r[0]), \"r\"(r[1]), \"r\"(r[2]), \"r\"(r[3]) : \"memory\");",
+    "}",
     "",
     "// ---- wgmma -------------------------------------------------------------------------------------------------------------",
     "// One warpgroup: D [64, N] += A [64, 32 bytes of k] B [32 bytes of k, N], A and B in shared memory behind descriptors. Warp w has rows",
@@ -5910,9 +6030,11 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    for (int i = 0; i < N; i++) asm volatile(\"\" : \"+f\"(d[i])::\"memory\");",
     "}",
     "",
-    "#define TE__REGISTERS_64 \\",
+    "#define TE__REGISTERS_32 \\",
     "    \"%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, \" \\",
-    "    \"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, \" \\",
+    "    \"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31\"",
+    "#define TE__REGISTERS_64 \\",
+    "    TE__REGISTERS_32 \", \" \\",
     "    \"%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, \" \\",
     "    \"%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63\"",
     "#define TE__REGISTERS_128 \\",
@@ -5923,11 +6045,15 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    \"%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127\"",
     "#define TE__FLOATS_8(d, i) \\",
     "    \"+f\"(d[i]), \"+f\"(d[i + 1]), \"+f\"(d[i + 2]), \"+f\"(d[i + 3]), \"+f\"(d[i + 4]), \"+f\"(d[i + 5]), \"+f\"(d[i + 6]), \"+f\"(d[i + 7])",
-    "#define TE__FLOATS_64(d, i)                                                                                          \\",
-    "    TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8), TE__FLOATS_8(d, i + 16), TE__FLOATS_8(d, i + 24), TE__FLOATS_8(d, i + 32), \\",
-    "        TE__FLOATS_8(d, i + 40), TE__FLOATS_8(d, i + 48), TE__FLOATS_8(d, i + 56)",
+    "#define TE__FLOATS_32(d, i) TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8), TE__FLOATS_8(d, i + 16), TE__FLOATS_8(d, i + 24)",
+    "#define TE__FLOATS_64(d, i) TE__FLOATS_32(d, i), TE__FLOATS_32(d, i + 32)",
     "",
     "// types: \"k16.f32.bf16.bf16\" ...; flags: \", 1, 1\" and for 16-bit types also \", trans-a, trans-b\" (1: MN-major). keep 0: D = A B.",
+    "#define TE_WGMMA_64(types, flags, d, a, b, keep)                                                                            \\",
+    "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %34, 0;\\n\"                                                                \\",
+    "                 \"wgmma.mma_async.sync.aligned.m64n64\" types \" {\" TE__REGISTERS_32 \"}, %32, %33, p\" flags \"; }\"             \\",
+    "                 : TE__FLOATS_32(d, 0)                                                                                      \\",
+    "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
     "#define TE_WGMMA_128(types, flags, d, a, b, keep)                                                                           \\",
     "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %66, 0;\\n\"                                                                \\",
     "                 \"wgmma.mma_async.sync.aligned.m64n128\" types \" {\" TE__REGISTERS_64 \"}, %64, %65, p\" flags \"; }\"            \\",
@@ -5939,7 +6065,7 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "                 : TE__FLOATS_64(d, 0), TE__FLOATS_64(d, 64)                                                                \\",
     "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
 };
-static const char *const te__source_6[] = { /* device/mma.cuh */
+static const char *const te__source_7[] = { /* device/mma.cuh */
     "// device/mma.cuh: matrix products as Ampere and everything later has them: cp.async, ldmatrix, mma.sync. Knows neither operations nor tiles.",
     "//",
     "// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t; a \"word\" is 32 bits of neighbours along k (one f32, two 16-bit or four 8-bit values):",
@@ -5967,6 +6093,8 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "TE_DEV void te_sts16(te_u32 dst, uint4 v) {",
     "    asm volatile(\"st.shared.v4.b32 [%0], {%1, %2, %3, %4};\" ::\"r\"(dst), \"r\"(v.x), \"r\"(v.y), \"r\"(v.z), \"r\"(v.w) : \"memory\");",
     "}",
+    "TE_DEV void te_sts8(te_u32 dst, float x, float y) { asm volatile(\"st.shared.v2.f32 [%0], {%1, %2};\" ::\"r\"(dst), \"f\"(x), \"f\"(y) : \"memory\"); }",
+    "TE_DEV void te_lds8(te_u32 src, float &x, float &y) { asm volatile(\"ld.shared.v2.f32 {%0, %1}, [%2];\" : \"=f\"(x), \"=f\"(y) : \"r\"(src)); }",
     "TE_DEV te_u32 te_lds4(te_u32 src) {",
     "    te_u32 r;",
     "    asm volatile(\"ld.shared.b32 %0, [%1];\" : \"=r\"(r) : \"r\"(src));",
@@ -6040,7 +6168,7 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "#define TE_HAS_FP8_MMA 0",
     "#endif",
 };
-static const char *const te__source_7[] = { /* device/tile.cuh */
+static const char *const te__source_8[] = { /* device/tile.cuh */
     "// device/tile.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must",
     "// not know what they mean.",
     "//",
@@ -6099,25 +6227,26 @@ static const char *const te__source_7[] = { /* device/tile.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_8[] = { /* ops/act/act.cuh */
+static const char *const te__source_9[] = { /* ops/act/act.cuh */
     "// ops/act/act.cuh: the activations and their derivatives, for one element. Knows formulas; nothing of memory.",
     "//",
     "//   plain   y = f(x)                    dx = dy f'(x)",
     "//   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)",
     "//",
-    "// Memory feeds an H200 one element of a plain bf16 activation for every 27 instructions, so the sigmoid has no branch and no slow path.",
+    "// Memory feeds an H200 one element of a plain bf16 activation for every 27 instructions, one of 20 if FP8 is written: the sigmoid has no",
+    "// branch, and no slow path.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
     "TE_DEV bool te_act_gated(int act) { return act >= TE_GEGLU; }",
     "",
-    "// 1 / (1 + exp(-x)) to about one unit in the last place: the reciprocal's approximation and one Newton step, which is right for",
-    "// 1 <= d < 2^126; beyond, the result is below the normal numbers and taken as 0.",
+    "// 1 / (1 + exp(-x)) to a few units in the last place: an exponential and a reciprocal as the multiprocessor has them. Beyond the numbers",
+    "// the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.",
     "TE_DEV float te_act_sigmoid(float x) {",
-    "    float d = 1.0f + expf(-x), r;",
-    "    asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(d));",
-    "    r = fmaf(r, fmaf(-d, r, 1.0f), r);",
-    "    return d >= 8.50705917e37f ? 0.0f : r; // NaN goes through",
+    "    float e, s;",
+    "    asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(e) : \"f\"(-1.44269504f * x));",
+    "    asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(s) : \"f\"(1.0f + e));",
+    "    return s;",
     "}",
     "",
     "// f and f' of the nonlinearity that `act` puts on x, or on the first half of a gated input. `slope` may stay unused: it folds away then.",
@@ -6183,7 +6312,7 @@ static const char *const te__source_8[] = { /* ops/act/act.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_9[] = { /* ops/act/act_bwd.cu */
+static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "// ops/act/act_bwd.cu: activations, backward. Formulas: act.cuh.",
     "//",
     "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]",
@@ -6249,7 +6378,7 @@ static const char *const te__source_9[] = { /* ops/act/act_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_10[] = { /* ops/act/act_fwd.cu */
+static const char *const te__source_11[] = { /* ops/act/act_fwd.cu */
     "// ops/act/act_fwd.cu: activations, forward, into a float format or FP8. Formulas: act.cuh.",
     "//",
     "//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), amax = max |y|, columns n .. ld-1 are 0",
@@ -6331,7 +6460,7 @@ static const char *const te__source_10[] = { /* ops/act/act_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_11[] = { /* ops/act/kargs.h */
+static const char *const te__source_12[] = { /* ops/act/kargs.h */
     "/* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y [m, ld] = f(x), x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y are written as 0. */",
@@ -6354,7 +6483,7 @@ static const char *const te__source_11[] = { /* ops/act/kargs.h */
     "    int dy_dt, x_dt, dx_dt, act;",
     "} te__act_bwd_kargs;",
 };
-static const char *const te__source_12[] = { /* ops/attn/attn.cuh */
+static const char *const te__source_13[] = { /* ops/attn/attn.cuh */
     "// ops/attn/attn.cuh: what all attention kernels share: which keys a row sees, and dropout. Knows no tiles.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -6434,7 +6563,7 @@ static const char *const te__source_12[] = { /* ops/attn/attn.cuh */
     "    return keep;",
     "}",
 };
-static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dkv.cu */
+static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dkv.cu */
     "// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats, sizes and strides,",
     "// in f32.",
     "//",
@@ -6498,7 +6627,7 @@ static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dkv.cu */
     "    te_attn_put(a.dv, at.b, at.h, first, a.s_kv, a.d_v, dv, a.keep_scale);",
     "}",
 };
-static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
+static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "// ops/attn/attn_bwd_dkv_mma.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, in bf16 or f16 on the tensor cores",
     "// of sm_80 and later (mma.sync).",
     "//",
@@ -6673,7 +6802,7 @@ static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(a.dv, at.b, at.h, 2), 2 * a.dv.s, first, a.s_kv, a.d_v);",
     "}",
 };
-static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dq.cu */
+static const char *const te__source_16[] = { /* ops/attn/attn_bwd_dq.cu */
     "// ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the",
@@ -6728,7 +6857,7 @@ static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dq.cu */
     "    te_attn_put(a.dq, at.b, at.h, first, a.s_q, a.d, acc, a.scale);",
     "}",
 };
-static const char *const te__source_16[] = { /* ops/attn/attn_bwd_dq_mma.cu */
+static const char *const te__source_17[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "// ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).",
     "//",
     "//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by",
@@ -6849,7 +6978,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "    te_put<DT, D, M>(q, dq, scale, te_attn_head(a.dq, at.b, at.h, 2), 2 * a.dq.s, first, a.s_q, a.d);",
     "}",
 };
-static const char *const te__source_17[] = { /* ops/attn/attn_delta.cu */
+static const char *const te__source_18[] = { /* ops/attn/attn_delta.cu */
     "// ops/attn/attn_delta.cu: what the backward needs of each query row before it starts, one warp a row:",
     "//   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout)",
     "//   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0 everywhere.",
@@ -6878,7 +7007,7 @@ static const char *const te__source_17[] = { /* ops/attn/attn_delta.cu */
     "    }",
     "}",
 };
-static const char *const te__source_18[] = { /* ops/attn/attn_fwd.cu */
+static const char *const te__source_19[] = { /* ops/attn/attn_fwd.cu */
     "// ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s matrix.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been",
@@ -6942,7 +7071,7 @@ static const char *const te__source_18[] = { /* ops/attn/attn_fwd.cu */
     "    te_attn_put(a.o, at.b, at.h, first, a.s_q, a.d_v, acc, 1.0f);",
     "}",
 };
-static const char *const te__source_19[] = { /* ops/attn/attn_fwd_mma.cu */
+static const char *const te__source_20[] = { /* ops/attn/attn_fwd_mma.cu */
     "// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), as",
     "// FlashAttention-2 (Dao, 2023) goes about it.",
     "//",
@@ -7112,7 +7241,7 @@ static const char *const te__source_19[] = { /* ops/attn/attn_fwd_mma.cu */
     "    te_put<DT, D, M>(q, o, inverse, te_attn_head(a.o, at.b, at.h, 2), 2 * a.o.s, first, a.s_q, a.d_v);",
     "}",
 };
-static const char *const te__source_20[] = { /* ops/attn/general.cuh */
+static const char *const te__source_21[] = { /* ops/attn/general.cuh */
     "// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.",
     "//",
     "// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a",
@@ -7187,7 +7316,7 @@ static const char *const te__source_20[] = { /* ops/attn/general.cuh */
     "            if (first + r < end && lane + 32 * t < d) te_store(x.p, te_attn_at(x, b, h, first + r) + lane + 32 * t, x.dt, acc[r][t] * scale);",
     "}",
 };
-static const char *const te__source_21[] = { /* ops/attn/kargs.h */
+static const char *const te__source_22[] = { /* ops/attn/kargs.h */
     "/* ops/attn/kargs.h: what the attention kernels are told. Read by both compilers. */",
     "#ifndef TE__ATTN_KARGS_H",
     "#define TE__ATTN_KARGS_H",
@@ -7227,7 +7356,7 @@ static const char *const te__source_21[] = { /* ops/attn/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_22[] = { /* ops/attn/tile.cuh */
+static const char *const te__source_23[] = { /* ops/attn/tile.cuh */
     "// ops/attn/tile.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.",
     "//",
     "// A row is D / 8 pieces of 16 bytes and one piece of nothing: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in",
@@ -7417,7 +7546,7 @@ static const char *const te__source_22[] = { /* ops/attn/tile.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_23[] = { /* ops/block/block.cuh */
+static const char *const te__source_24[] = { /* ops/block/block.cuh */
     "// ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -7451,7 +7580,7 @@ static const char *const te__source_23[] = { /* ops/block/block.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_24[] = { /* ops/block/block_dequantize.cu */
+static const char *const te__source_25[] = { /* ops/block/block_dequantize.cu */
     "// ops/block/block_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the row-wise copy, q [m, ld].",
     "//",
     "//   1-D blocks   element (i, j) has scale_inv[j / 128][i]",
@@ -7512,7 +7641,7 @@ static const char *const te__source_24[] = { /* ops/block/block_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_25[] = { /* ops/block/block_dequantize_col.cu */
+static const char *const te__source_26[] = { /* ops/block/block_dequantize_col.cu */
     "// ops/block/block_dequantize_col.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the column-wise copy, q [n, ld].",
     "//",
     "//   1-D blocks   element (i, j) of y has scale_inv[i / 128][j]",
@@ -7584,7 +7713,7 @@ static const char *const te__source_25[] = { /* ops/block/block_dequantize_col.c
     "        }",
     "}",
 };
-static const char *const te__source_26[] = { /* ops/block/block_quantize.cu */
+static const char *const te__source_27[] = { /* ops/block/block_quantize.cu */
     "// ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column (column-wise copy, transposed), or",
     "// for each 128 x 128: scales and both copies from one read of x.",
     "//",
@@ -7610,53 +7739,18 @@ static const char *const te__source_26[] = { /* ops/block/block_quantize.cu */
     "// te:row X_DT=1 Y_DT=4",
     "// te:row X_DT=1 Y_DT=5",
     "#include \"ops/block/kargs.h\"",
+    "#include \"device/eight.cuh\"",
     "#include \"device/tile.cuh\"",
     "#include \"base/scaling.h\"",
     "#ifdef X_DT",
     "#define PACKED (X_DT != TE_F32)",
+    "#define BLOCKS (PACKED && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 900) ? 3 : 1) // a multiprocessor should hold, where the registers suffice",
     "#else",
     "#define X_DT a.x_dt",
     "#define Y_DT a.y_dt",
     "#define PACKED false",
+    "#define BLOCKS 1",
     "#endif",
-    "",
-    "// Eight elements as they lie in memory: 16-bit formats stay as they are until they are used, which halves the registers of a tile.",
-    "template <bool packed> struct te_eight {",
-    "    te_u32 w[packed ? 4 : 8];",
-    "};",
-    "template <bool packed> TE_DEV te_eight<packed> te_eight_load(const void *p, te_i64 i, int dt) {",
-    "    te_eight<packed> e;",
-    "    if constexpr (packed) {",
-    "        uint4 u = *(const uint4 *)((const te_u16 *)p + i);",
-    "        e.w[0] = u.x, e.w[1] = u.y, e.w[2] = u.z, e.w[3] = u.w;",
-    "    } else {",
-    "        float v[8];",
-    "        te_load8(p, i, dt, v);",
-    "#pragma unroll",
-    "        for (int k = 0; k < 8; k++) e.w[k] = __float_as_uint(v[k]);",
-    "    }",
-    "    return e;",
-    "}",
-    "// The same of any alignment; only n of them exist, the others are 0.",
-    "template <bool packed> TE_DEV te_eight<packed> te_eight_part(const void *p, te_i64 i, int dt, te_i64 n) {",
-    "    te_eight<packed> e;",
-    "#pragma unroll",
-    "    for (int k = 0; k < (packed ? 4 : 8); k++) e.w[k] = 0;",
-    "#pragma unroll",
-    "    for (int k = 0; k < 8; k++) {",
-    "        if (k >= n) break;",
-    "        if constexpr (packed) e.w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));",
-    "        else e.w[k] = __float_as_uint(te_load(p, i + k, dt));",
-    "    }",
-    "    return e;",
-    "}",
-    "template <bool packed> TE_DEV float te_eight_get(const te_eight<packed> &e, int k, int dt) {",
-    "    if constexpr (packed) {",
-    "        te_u16 h = (te_u16)(e.w[k >> 1] >> (16 * (k & 1)));",
-    "        return dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);",
-    "    }",
-    "    return __uint_as_float(e.w[packed ? 0 : k]);",
-    "}",
     "",
     "// One step of a maximum across lanes: those whose index differs in `lane_bit` share 2n values; each keeps n, the upper ones where its bit is set.",
     "template <int n> TE_DEV void te_halve(float *v, int lane_bit) {",
@@ -7668,7 +7762,7 @@ static const char *const te__source_26[] = { /* ops/block/block_quantize.cu */
     "    }",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(256, BLOCKS) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {",
     "    __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS];",
     "    __shared__ __align__(16) float col_scale[128];",
     "    __shared__ float scratch[32];",
@@ -7812,7 +7906,7 @@ static const char *const te__source_26[] = { /* ops/block/block_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_27[] = { /* ops/block/kargs.h */
+static const char *const te__source_28[] = { /* ops/block/kargs.h */
     "/* ops/block/kargs.h: arguments of the block-scaling kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* A thread block does one tile of 128 rows and 128 columns. */",
@@ -7845,7 +7939,7 @@ static const char *const te__source_27[] = { /* ops/block/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__block_dequantize_kargs;",
 };
-static const char *const te__source_28[] = { /* ops/cast/amax.cu */
+static const char *const te__source_29[] = { /* ops/cast/amax.cu */
     "// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the block that ends last",
     "// makes amax of them.",
     "//",
@@ -7911,7 +8005,7 @@ static const char *const te__source_28[] = { /* ops/cast/amax.cu */
     "    if (threadIdx.x == 0 && (!a.keep || largest > *a.amax)) *a.amax = largest;",
     "}",
 };
-static const char *const te__source_29[] = { /* ops/cast/delayed_gather.cu */
+static const char *const te__source_30[] = { /* ops/cast/delayed_gather.cu */
     "// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, one after the other.",
     "//",
     "// Launch: block 256, grid: slots of the table / 256 up: one slot a thread.",
@@ -7926,7 +8020,7 @@ static const char *const te__source_29[] = { /* ops/cast/delayed_gather.cu */
     "    a.amaxes[slot] = a.history[state][slot - a.first[state]];",
     "}",
 };
-static const char *const te__source_30[] = { /* ops/cast/delayed_update.cu */
+static const char *const te__source_31[] = { /* ops/cast/delayed_update.cu */
     "// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale [n]; see te__delayed_slot",
     "// in cpu.c.",
     "//",
@@ -7968,7 +8062,7 @@ static const char *const te__source_30[] = { /* ops/cast/delayed_update.cu */
     "    }",
     "}",
 };
-static const char *const te__source_31[] = { /* ops/cast/fp8_dequantize.cu */
+static const char *const te__source_32[] = { /* ops/cast/fp8_dequantize.cu */
     "// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].",
     "//",
     "// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.",
@@ -8029,7 +8123,7 @@ static const char *const te__source_31[] = { /* ops/cast/fp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_32[] = { /* ops/cast/fp8_quantize.cu */
+static const char *const te__source_33[] = { /* ops/cast/fp8_quantize.cu */
     "// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -8190,7 +8284,7 @@ static const char *const te__source_32[] = { /* ops/cast/fp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_33[] = { /* ops/cast/kargs.h */
+static const char *const te__source_34[] = { /* ops/cast/kargs.h */
     "/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000",
     " * bytes each. */",
     "",
@@ -8272,7 +8366,7 @@ static const char *const te__source_33[] = { /* ops/cast/kargs.h */
     "    int vector_dst; /* rows of dst start at multiples of 16 bytes */",
     "} te__transpose_kargs;",
 };
-static const char *const te__source_34[] = { /* ops/cast/list.cuh */
+static const char *const te__source_35[] = { /* ops/cast/list.cuh */
     "// ops/cast/list.cuh: which state of a table a slot belongs to. Knows the table's layout; must not know what is done with the slot.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -8289,7 +8383,7 @@ static const char *const te__source_34[] = { /* ops/cast/list.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_35[] = { /* ops/cast/scale_from_amax.cu */
+static const char *const te__source_36[] = { /* ops/cast/scale_from_amax.cu */
     "// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners (base/scaling.h).",
     "//",
     "// Launch: block 256, grid: n / 256 up.",
@@ -8306,7 +8400,7 @@ static const char *const te__source_35[] = { /* ops/cast/scale_from_amax.cu */
     "    if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);",
     "}",
 };
-static const char *const te__source_36[] = { /* ops/cast/transpose.cu */
+static const char *const te__source_37[] = { /* ops/cast/transpose.cu */
     "// ops/cast/transpose.cu: dst [n, ldd] = the transpose of the first n columns of src [m, lds]; columns m .. ldd-1 of dst are 0.",
     "//",
     "//            64 columns (tx: 8 each)",
@@ -8389,7 +8483,7 @@ static const char *const te__source_36[] = { /* ops/cast/transpose.cu */
     "    te_tile_store(tile, a.dst, a.ldd, first_row, first_col, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_37[] = { /* ops/cast/transpose_nibbles.cu */
+static const char *const te__source_38[] = { /* ops/cast/transpose_nibbles.cu */
     "// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in",
     "// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.",
     "//",
@@ -8440,7 +8534,7 @@ static const char *const te__source_37[] = { /* ops/cast/transpose_nibbles.cu */
     "    te_tile_store(tile, a.dst, a.ldd, (te_i64)tile_m * 128, first_col, a.n, 1, a.vector_dst);",
     "}",
 };
-static const char *const te__source_38[] = { /* ops/dropout/dropout_add.cu */
+static const char *const te__source_39[] = { /* ops/dropout/dropout_add.cu */
     "// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.",
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
@@ -8512,7 +8606,7 @@ static const char *const te__source_38[] = { /* ops/dropout/dropout_add.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_39[] = { /* ops/dropout/kargs.h */
+static const char *const te__source_40[] = { /* ops/dropout/kargs.h */
     "/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */",
@@ -8527,7 +8621,7 @@ static const char *const te__source_39[] = { /* ops/dropout/kargs.h */
     "    int x_dt, bias_dt, residual_dt, y_dt;",
     "} te__dropout_add_kargs;",
 };
-static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
+static const char *const te__source_41[] = { /* ops/gemm/epilogue.cuh */
     "// ops/gemm/epilogue.cuh: what becomes of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
@@ -8574,15 +8668,45 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "",
     "// ---- one value -------------------------------------------------------------------------------------------------------",
     "",
-    "// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it.",
-    "TE_DEV float te_gemm_gelu(float x) { return x * (0.5f + 0.5f * tanhf(x * (0.79788456f + 0.03567741f * x * x))); }",
-    "TE_DEV float te_gemm_dgelu(float x) {",
-    "    float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));",
-    "    return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);",
+    "// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it, by 0.5 + 0.5 tanh(u) = sigmoid(2 u): one exponential and one reciprocal,",
+    "// and no cancellation where x is far below 0.",
+    "TE_DEV float te_gemm_exp2(float x) {",
+    "    float r;",
+    "    asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x));",
+    "    return r;",
     "}",
+    "// exp(-2 u), at most 2^60: beyond, the sigmoid is as good as 0, and products of two stay finite.",
+    "TE_DEV float te_gemm_exp_minus_2u(float x) {",
+    "    float xx = x * x;",
+    "    return te_gemm_exp2(fminf(x * (-2.3022082f - 0.10294324f * xx), 60.0f));",
+    "}",
+    "TE_DEV float te_gemm_sigmoid2u(float x) { return __fdividef(1.0f, 1.0f + te_gemm_exp_minus_2u(x)); }",
+    "// Of two, for one reciprocal: special functions are a quarter as fast as the others.",
+    "TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {",
+    "    float a = 1.0f + te_gemm_exp_minus_2u(x), b = 1.0f + te_gemm_exp_minus_2u(y), r = __fdividef(1.0f, a * b);",
+    "    return make_float2(r * b, r * a);",
+    "}",
+    "TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }",
+    "TE_DEV float te_gemm_dgelu(float x, float s) {",
+    "    float xx = fminf(x * x, 1e4f); // beyond, s (1 - s) is 0",
+    "    return s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * xx);",
+    "}",
+    "TE_DEV float te_gemm_dgelu(float x) { return te_gemm_dgelu(x, te_gemm_sigmoid2u(x)); }",
     "// The scales that all of D has in common.",
     "TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {",
     "    return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);",
+    "}",
+    "",
+    "// Two neighbours as one word of f16 or bf16, and back.",
+    "TE_DEV te_u32 te_gemm_pack(float lo, float hi, int dt) {",
+    "    te_u32 r;",
+    "    if (dt == TE_BF16) asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(hi), \"f\"(lo));",
+    "    else asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(hi), \"f\"(lo));",
+    "    return r;",
+    "}",
+    "TE_DEV void te_gemm_unpack(te_u32 w, int dt, float &lo, float &hi) {",
+    "    lo = dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);",
+    "    hi = dt == TE_BF16 ? __uint_as_float(w & 0xffff0000u) : te_f16_to_f32((te_u16)(w >> 16));",
     "}",
     "",
     "// The block scale of line `line` (a row of A, a column of B) in block `block` of k.",
@@ -8671,6 +8795,25 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "    *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);",
     "}",
     "",
+    "// Element by element, a lane beside the other; without more to do than scale and bias a row does not wait for the one before.",
+    "template <int COLS, int D_FORMAT> TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
+    "    int lane = threadIdx.x & 31;",
+    "    bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;",
+    "#pragma unroll",
+    "    for (int c = lane; c < COLS; c += 32) {",
+    "        te_i64 col = col0 + c, at = row0 * a.ldd + col;",
+    "        if (col >= a.n) continue;",
+    "        if (!plain) {",
+    "            for (int r = 0; r < 16 && row0 + r < a.m; r++) te_gemm_finish(a, scale, row0 + r, col, *(const float *)(stage + te_gemm_stage_at(r, c)));",
+    "            continue;",
+    "        }",
+    "        float bias = a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f;",
+    "#pragma unroll",
+    "        for (int r = 0; r < 16; r++, at += a.ldd)",
+    "            if (row0 + r < a.m) te_store(a.d, at, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));",
+    "    }",
+    "}",
+    "",
     "// The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it",
     "// returns.",
     "template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
@@ -8678,7 +8821,11 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "    int lane = threadIdx.x & 31, c = lane % lanes * 8;",
     "    te_i64 col = col0 + c;",
     "    __syncwarp();",
-    "    if (col < a.n) {",
+    "    if (!a.vector) { // rows that start anywhere",
+    "        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0);",
+    "        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0);",
+    "        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0);",
+    "    } else if (col < a.n) {",
     "        float bias[8];",
     "        te_gemm_bias8(a, col, bias);",
     "#pragma unroll 1",
@@ -8702,7 +8849,62 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_41[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_42[] = { /* ops/gemm/gemm_align.cu */
+    "// ops/gemm/gemm_align.cu: operands whose rows lie anywhere, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
+    "//",
+    "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted together. The word",
+    "//   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well comes from the L1 cache.",
+    "//",
+    "// Bytes beyond a row's last are 0. Words that reach beyond the first or last byte of the operand are read byte by byte.",
+    "//",
+    "// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256.",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/gemm/kargs.h\"",
+    "",
+    "// 16 bytes of shifted[0 .. 31] from byte `by` (0 .. 15) on.",
+    "TE_DEV uint4 te_align_shift(uint4 lo, uint4 hi, int by) {",
+    "    te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];",
+    "    if (by & 8) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 6; i++) w[i] = w[i + 2];",
+    "    }",
+    "    if (by & 4) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 5; i++) w[i] = w[i + 1];",
+    "    }",
+    "#pragma unroll",
+    "    for (int i = 0; i < 4; i++) out[i] = __funnelshift_r(w[i], w[i + 1], 8 * (by & 3));",
+    "    return make_uint4(out[0], out[1], out[2], out[3]);",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {",
+    "    const te__gemm_align_side &s = a.side[blockIdx.y];",
+    "    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 bytes do not fit into a memory twice",
+    "    const te_u8 *end = s.from + (s.rows - 1) * s.ld + s.bytes;",
+    "#pragma unroll 2",
+    "    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {",
+    "        te_u32 r = at / per_row;",
+    "        te_i64 row = r, col = (te_i64)(at - r * per_row) * 16;",
+    "        const te_u8 *from = s.from + row * s.ld + col;",
+    "        int by = (int)((te_u64)from & 15), n = s.bytes - col < 16 ? (int)(s.bytes - col) : 16;",
+    "        const te_u8 *word = from - by;",
+    "        uint4 u;",
+    "        if (n == 16 && word >= s.from && word + (by ? 32 : 16) <= end) {",
+    "            uint4 lo = *(const uint4 *)word;",
+    "            u = by ? te_align_shift(lo, *(const uint4 *)(word + 16), by) : lo;",
+    "        } else {",
+    "            te_u32 w[4] = {0, 0, 0, 0};",
+    "#pragma unroll",
+    "            for (int i = 0; i < 16; i++)",
+    "                if (i < n) w[i / 4] |= (te_u32)from[i] << (8 * (i % 4));",
+    "            u = make_uint4(w[0], w[1], w[2], w[3]);",
+    "        }",
+    "        *(uint4 *)(s.out + row * s.ld_out + col) = u;",
+    "    }",
+    "}",
+};
+static const char *const te__source_43[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: a code has at most 4",
     "// significant bits, an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.",
     "//",
@@ -8812,41 +9014,74 @@ static const char *const te__source_41[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_44[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
     "//       +-------+                 k: 64 values of 16 bits, 128 of 8) into a ring of slots, waiting on empty[slot]. The other two multiply:",
     "//    BM |  wg 1 |  64 * WAVES     each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and gives slots back.",
     "//       +-------+                 Blocks stay: block i does tiles i, i + gridDim.x, ... and slabs of the next tile arrive while the",
-    "//       |  wg 2 |                 accumulators of this one are written out.",
+    "//       |  wg 2 |                 accumulators of this one are written out. WAVES = 0: BM is 64, and each has half the columns.",
     "//       +-------+",
     "//",
     "// TMA lays slabs out in the 128-byte swizzle that wgmma reads, fills with zeros what lies outside the operands, and takes 16-bit operands as",
-    "// they lie: k-major boxes are 128 bytes of k by BM or BN rows, the others 64 elements of m or n by 64 of k, one box after the other.",
+    "// they lie: k-major boxes are 128 bytes of k by rows of A or B, the others 64 elements of m or n by 64 of k, one box after the other.",
+    "//",
+    "// CLUSTER = 2: two blocks do neighbouring tiles and have the larger operand of a tile in common: B of tiles above each other, or, if BM > BN,",
+    "// A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then",
+    "// empty when both blocks' warps have given it back.",
+    "//",
+    "// PINGPONG: each of the two has tiles of 128 x 128 of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies",
+    "// the other writes its D.",
+    "//",
+    "// SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,",
+    "// and adds up the rows that are its own, from all blocks in order.",
+    "//",
+    "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by",
+    "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before. Other",
+    "// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh. The bias gradient leaves as a sum",
+    "// over each warp's rows of a tile, to be added up by gemm_bias_gradient.",
     "//",
     "// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the",
     "// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.",
     "//",
-    "// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (1, 2; BM =",
-    "//          128 WAVES, BM + BN <= 384), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK (te__gemm_block_kind, with",
-    "//          PROMOTE; 0 if left out).",
-    "// Launch: grid (blocks, 1, 1), any number; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16 bytes. Split s of",
-    "//          a tile does k from s * k_split on, to D + s * d_split. BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
+    "// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =",
+    "//          128 WAVES, or 64; BM + BN <= 384), PINGPONG (0 if left out; WAVES = 1, BN = 128), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0",
+    "//          if left out), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK",
+    "//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE).",
+    "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16",
+    "//         bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "// te:arch 90a",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 PROMOTE=0",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 PROMOTE=1",
-    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 PROMOTE=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=81 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=0 PROMOTE=1 STORE=81 D_DT=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=17 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0",
+    "// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1",
+    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
     "#include \"device/hopper.cuh\"",
     "#include \"ops/gemm/epilogue.cuh\"",
     "",
@@ -8857,25 +9092,49 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_T 1",
     "#define BN 256",
     "#define WAVES 1",
+    "#define CLUSTER 1",
     "#define PROMOTE 0",
+    "#define STORE 0",
     "#endif",
     "#ifndef BLOCK",
     "#define BLOCK 0",
     "#endif",
+    "#ifndef D_DT",
+    "#define D_DT 1",
+    "#endif",
+    "#ifndef SPLIT",
+    "#define SPLIT 0",
+    "#endif",
+    "#ifndef PINGPONG",
+    "#define PINGPONG 0",
+    "#endif",
     "",
-    "#define BM (128 * WAVES)",
+    "#define BM (WAVES ? 128 * WAVES : 64)",
+    "#define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN",
+    "#define WN (WAVES ? BN : BN / 2)",
     "#define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype",
     "#define SLAB 128                     // bytes of k",
     "#define BK (FP8 ? 128 : 64)          // elements of k",
     "#define SLOT ((BM + BN) * SLAB)",
+    "#define SHARE_A (CLUSTER == 2 && !SPLIT && BM > BN)",
+    "#define SHARE_B (CLUSTER == 2 && !SPLIT && BM <= BN)",
+    "#define SHARE (SHARE_A || SHARE_B)",
     "#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind",
     "#define A_2D (BLOCK == 3)",
-    "#define STAGES (192 * 1024 / SLOT - B_1D)",
     "#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab",
+    "#define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup",
+    "#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8)) / (SLOT + SCALES + 16))",
     "#define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major",
+    "#define BUFFER (64 * 128) // bytes of a chunk of D",
+    "#define CHUNK (D_DT == 1 ? 32 : 64) // columns of it",
+    "#define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile",
+    "#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once",
+    "#define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
-    "static_assert(STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES + 16 * STAGES + 1024 <= TE__GEMM_HOPPER_SHARED, \"shared memory\");",
+    "static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), \"the sums take the slots' place\");",
     "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
+    "static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), \"two waves of one warpgroup are a tile\");",
+    "static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, \"both ways out use the same memory\");",
     "",
     "#if A_DT == 2",
     "#define TYPES \"k16.f32.f16.f16\"",
@@ -8900,8 +9159,10 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_FLAG_OF(t) B_FLAG_##t",
     "#define B_FLAG_0 \", 1\"",
     "#define B_FLAG_1 \", 0\"",
-    "#if BN == 256",
+    "#if BN == 256 && WAVES",
     "#define MULTIPLY TE_WGMMA_256",
+    "#elif BN == 128 && !WAVES",
+    "#define MULTIPLY TE_WGMMA_64",
     "#else",
     "#define MULTIPLY TE_WGMMA_128",
     "#endif",
@@ -8912,85 +9173,322 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "    TE_DEV void next() {",
     "        if (++slot == STAGES) slot = 0, parity ^= 1;",
     "    }",
+    "    TE_DEV void skip(int slabs) {",
+    "        int at = slot + slabs;",
+    "        parity ^= at / STAGES & 1, slot = at % STAGES;",
+    "    }",
+    "    TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }",
     "};",
     "",
-    "// The tile and the k of work item `work`.",
+    "// Work items are splits of tiles, of two tiles with CLUSTER.",
+    "TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }",
+    "TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }",
+    "",
+    "// The tile and the k of work item `work` for block `rank` of the cluster.",
     "struct te_work {",
     "    te_i64 row, col, k0;",
     "    int split, slabs;",
-    "    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work) {",
-    "        te_u32 tile = work / a.splits, tm, tn;",
-    "        split = (int)(work - tile * a.splits);",
-    "        te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);",
+    "    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work, te_u32 rank) {",
+    "        te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;",
+    "        split = SPLIT ? (int)rank : (int)(work - tile * a.splits);",
+    "        te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);",
+    "        if (SHARE_B) tm = 2 * tm + rank;",
+    "        if (SHARE_A) tn = 2 * tn + rank;",
     "        row = (te_i64)tm * BM, col = (te_i64)tn * BN, k0 = split * a.k_split;",
     "        slabs = (int)te_div_up(a.k - k0 < a.k_split ? a.k - k0 : a.k_split, BK);",
     "    }",
     "};",
     "",
-    "// One slab of an operand of R rows; x, y: coordinates along k and along m or n.",
-    "template <int R, int K_MAJOR> TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, te_u32 bar) {",
+    "// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks.",
+    "template <int R, int K_MAJOR, int SHARED> TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, te_u32 bar, te_u32 rank) {",
+    "    const int mine = SHARED ? R / 2 : R;",
+    "    int first = SHARED ? (int)rank * mine : 0;",
     "    if (K_MAJOR) {",
-    "        te_tma_load2(dst, map, k, row, bar);",
+    "        if (SHARED) te_tma_load2_to(dst + first * SLAB, map, k, row + first, bar, 3);",
+    "        else te_tma_load2(dst, map, k, row, bar);",
     "    } else {",
     "#pragma unroll",
-    "        for (int i = 0; i < R / 64; i++) te_tma_load2(dst + i * GROUP, map, row + 64 * i, k, bar);",
+    "        for (int i = 0; i < mine; i += 64) {",
+    "            if (SHARED) te_tma_load2_to(dst + (first + i) * SLAB, map, row + first + i, k, bar, 3);",
+    "            else te_tma_load2(dst + i * SLAB, map, row + i, k, bar);",
+    "        }",
     "    }",
     "}",
     "",
     "// acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the tile's columns, or NULL.",
-    "TE_DEV void te_add_scaled(float (&acc)[BN / 2], const float (&part)[BN / 2], const float of_rows[2], const float *of_columns) {",
+    "TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], const float *of_columns) {",
     "    if (!of_columns) {",
     "#pragma unroll",
-    "        for (int i = 0; i < BN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);",
+    "        for (int i = 0; i < WN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);",
     "        return;",
     "    }",
     "#pragma unroll",
-    "    for (int j = 0; j < BN / 8; j++) {",
+    "    for (int j = 0; j < WN / 8; j++) {",
     "        float2 c = *(const float2 *)(of_columns + 8 * j + threadIdx.x % 4 * 2);",
     "#pragma unroll",
     "        for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);",
     "    }",
     "}",
     "",
+    "// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last take its scale.",
+    "struct te_ahead {",
+    "    const float *rows, *tile;",
+    "    int at[2 * SUMS]; // of the rows' scales",
+    "    float of_rows[2 * SUMS], of_tile;",
+    "    TE_DEV te_ahead(const te__gemm_kargs &a, te_i64 block, te_i64 line, te_i64 col) : of_tile(1.0f) {",
+    "        rows = a.block_a + block * (A_2D ? 1 : a.ld_block_a);",
+    "        tile = a.block_b + (col < a.n ? col >> 7 : 0) * a.ld_block_b + block;",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2 * SUMS; i++) {",
+    "            te_i64 l = line + i / 2 * 64 + i % 2 * 8;",
+    "            if (l >= a.m) l = a.m - 1;",
+    "            at[i] = (int)(A_2D ? (l >> 7) * a.ld_block_a : l);",
+    "        }",
+    "        ask();",
+    "    }",
+    "    TE_DEV void ask() {",
+    "        if (!B_1D) of_tile = *tile;",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2 * SUMS; i++) of_rows[i] = rows[at[i]];",
+    "    }",
+    "    TE_DEV void next(const te__gemm_kargs &a) {",
+    "        rows += A_2D ? 1 : a.ld_block_a, tile++;",
+    "        ask();",
+    "    }",
+    "};",
+    "",
+    "// ---- D by TMA: what a warpgroup knows on its way out --------------------------------------------------------------------",
+    "",
+    "struct te_way_out {",
+    "    const te__gemm_hopper_kargs &a;",
+    "    te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there",
+    "    int group, lane;",
+    "    te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity",
+    "    bool leader; // the thread that speaks to TMA",
+    "    float scale;",
+    "    te_u32 bias[WN / 64][2]; // as it lies in memory; lane 4 g + t: of columns 64 i + 8 g + 2 t and the next",
+    "",
+    "    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)",
+    "        : a(args), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),",
+    "          scale(te_gemm_scale(args.g)) {}",
+    "",
+    "    // Chunks go down before they go on to the next columns.",
+    "    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * 64; }",
+    "    static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }",
+    "    TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }",
+    "    TE_DEV void ask(te_u32 at, int row, int col) const { // for what a chunk needs of aux or D",
+    "        te_u32 bar = loads + 8 * (at % BUFFERS);",
+    "        te_mbar_expect(bar, BUFFER);",
+    "        te_tma_load3(buffer_of(at), STORE & 16 ? a.aux_map : a.d_map, col, row, 0, bar);",
+    "    }",
+    "",
+    "    // While the first products are under way: what can be asked for already.",
+    "    TE_DEV void begin(int row, int col) {",
+    "        if (LOADS && leader) {",
+    "            te_bulk_wait_read<0>();",
+    "#pragma unroll",
+    "            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk));",
+    "        }",
+    "        __syncwarp();",
+    "        if (STORE & 2) {",
+    "#pragma unroll",
+    "            for (int i = 0; i < 2 * WN / 64; i++) { // nothing waits for them here",
+    "                te_i64 at = col + 64 * (i / 2) + 8 * (lane >> 2) + 2 * (lane & 3) + i % 2;",
+    "                bias[i / 2][i % 2] = 0;",
+    "                if (at < a.g.n) bias[i / 2][i % 2] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)a.g.bias)[at] : ((const te_u16 *)a.g.bias)[at];",
+    "            }",
+    "        }",
+    "    }",
+    "    TE_DEV float bias_of(te_u32 raw, int from) const {",
+    "        te_u32 w = __shfl_sync(0xffffffffu, raw, from);",
+    "        return a.g.bias_dt == TE_F32 ? __uint_as_float(w) : a.g.bias_dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);",
+    "    }",
+    "",
+    "    // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by lanes.",
+    "    TE_DEV te_u32 word(te_u32 buffer, int j) const {",
+    "        int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);",
+    "        return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);",
+    "    }",
+    "    // ... and its two f32 of columns 8 j ..; eight rows on: + 8 * 128.",
+    "    TE_DEV te_u32 pair(te_u32 buffer, int j) const {",
+    "        int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;",
+    "        return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;",
+    "    }",
+    "    TE_DEV void get(te_u32 buffer, int j, float v[8]) const {",
+    "        if (D_DT == 1) {",
+    "#pragma unroll",
+    "            for (int i = 0; i < 4; i++) te_lds8(pair(buffer, j + i / 2) + i % 2 * 8 * 128, v[2 * i], v[2 * i + 1]);",
+    "            return;",
+    "        }",
+    "        te_u32 r[4];",
+    "        te_ldmatrix4(r, word(buffer, j));",
+    "#pragma unroll",
+    "        for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, v[2 * i], v[2 * i + 1]);",
+    "    }",
+    "    TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {",
+    "        if (D_DT == 1) {",
+    "#pragma unroll",
+    "            for (int j = 0; j < CHUNK / 8; j++) {",
+    "                te_u32 at = pair(buffer, j);",
+    "                te_sts8(at, v[4 * j], v[4 * j + 1]);",
+    "                te_sts8(at + 8 * 128, v[4 * j + 2], v[4 * j + 3]);",
+    "            }",
+    "            return;",
+    "        }",
+    "#pragma unroll",
+    "        for (int j = 0; j < CHUNK / 8; j += 2) {",
+    "            te_u32 r[4];",
+    "#pragma unroll",
+    "            for (int i = 0; i < 4; i++) r[i] = te_gemm_pack(v[4 * j + 2 * i], v[4 * j + 2 * i + 1], D_DT);",
+    "            te_stmatrix4(word(buffer, j), r);",
+    "        }",
+    "    }",
+    "    TE_DEV void send(const void *map, bool add, te_u32 buffer, int row, int col, int split) const {",
+    "        te_async_fence();",
+    "        te_meet<128>(1 + group);",
+    "        if (leader) {",
+    "            if (add) te_tma_add3(map, buffer, col, row, split);",
+    "            else te_tma_store3(map, buffer, col, row, split);",
+    "            te_bulk_commit();",
+    "        }",
+    "        __syncwarp();",
+    "    }",
+    "",
+    "    // Adds up the chunk's columns over this warp's rows of it, as they are stored: lane 4 j + t gets those of columns 8 j + 2 t and the next.",
+    "    TE_DEV float2 column_sums(const float (&v)[CHUNK / 2], int row) const {",
+    "        int first = row + threadIdx.x % 128 / 32 * 16 + (lane >> 2);",
+    "        bool lo = first < a.g.m, hi = first + 8 < a.g.m;",
+    "        float2 mine = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "        for (int j = 0; j < CHUNK / 8; j++) {",
+    "            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};",
+    "#pragma unroll",
+    "            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);",
+    "            x[0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), x[1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);",
+    "#pragma unroll",
+    "            for (int d = 4; d < 32; d *= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], d), x[1] += __shfl_xor_sync(0xffffffffu, x[1], d);",
+    "            if (lane >> 2 == j) mine = make_float2(x[0], x[1]);",
+    "        }",
+    "        return mine;",
+    "    }",
+    "    TE_DEV void store_sums(float2 sums, int row, int col) const {",
+    "        te_i64 at = col + 8 * (lane >> 2) + 2 * (lane & 3);",
+    "        float *to = a.g.row_sums + ((te_i64)(row / (64 * SUMS)) * 4 + threadIdx.x % 128 / 32) * a.g.n;",
+    "        if (lane >> 2 >= CHUNK / 8 || row >= a.g.m) return;",
+    "        if (at < a.g.n) to[at] = sums.x;",
+    "        if (at + 1 < a.g.n) to[at + 1] = sums.y;",
+    "    }",
+    "",
+    "    // acc to rows `row` .. and columns `col` .. of D.",
+    "    TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {",
+    "        float2 sums = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "        for (int chunk = 0; chunk < CHUNKS; chunk++) {",
+    "            const int sum = chunk % SUMS, first = col_of(chunk);",
+    "            int at_row = row + row_of(chunk), at_col = col + first;",
+    "            float v[CHUNK / 2];",
+    "            if (LOADS) {",
+    "                te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);",
+    "            } else {",
+    "                if (leader) te_bulk_wait_read<BUFFERS - (STORE & 8 ? 2 : 1)>();",
+    "                te_meet<128>(1 + group);",
+    "            }",
+    "#pragma unroll",
+    "            for (int j = 0; j < CHUNK / 8; j++) {",
+    "                float2 b = make_float2(0.0f, 0.0f);",
+    "                if (STORE & 2) {",
+    "                    int from = (first / 8 + j) % 8 * 4 + (lane & 3);",
+    "                    b.x = bias_of(bias[first / 64][0], from), b.y = bias_of(bias[first / 64][1], from);",
+    "                }",
+    "#pragma unroll",
+    "                for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);",
+    "            }",
+    "            if (STORE & 8) {",
+    "                put(buffer_of(turn), v);",
+    "                send(a.aux_map, false, buffer_of(turn), at_row, at_col, split);",
+    "                turn++;",
+    "            }",
+    "            if (STORE & 4) {",
+    "#pragma unroll",
+    "                for (int i = 0; i < CHUNK / 2; i += 2) {",
+    "                    float2 s = te_gemm_sigmoid2u(v[i], v[i + 1]);",
+    "                    v[i] *= s.x, v[i + 1] *= s.y;",
+    "                }",
+    "            }",
+    "            if (LOADS) {",
+    "#pragma unroll",
+    "                for (int j = 0; j < CHUNK / 8; j += 2) { // rows g and g + 8 of columns 8 j .., then of columns 8 j + 8 ..",
+    "                    float old[8];",
+    "                    get(buffer_of(turn), j, old);",
+    "#pragma unroll",
+    "                    for (int i = 0; i < 8; i += 2) {",
+    "                        float *x = &v[4 * j + i];",
+    "                        float2 s = te_gemm_sigmoid2u(old[i], old[i + 1]);",
+    "                        if (STORE & 16) x[0] *= te_gemm_dgelu(old[i], s.x), x[1] *= te_gemm_dgelu(old[i + 1], s.y);",
+    "                        if (STORE & 32 && D_DT != 1) x[0] += old[i], x[1] += old[i + 1];",
+    "                    }",
+    "                }",
+    "            }",
+    "            if (STORE & 64) {",
+    "                float2 more = column_sums(v, at_row);",
+    "                sums.x = sum ? sums.x + more.x : more.x, sums.y = sum ? sums.y + more.y : more.y;",
+    "                if (sum == SUMS - 1) store_sums(sums, row, at_col);",
+    "            }",
+    "            if (LOADS) __syncwarp(); // all of the warp have read what they now write over",
+    "            put(buffer_of(turn), v);",
+    "            send(a.d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);",
+    "            if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {",
+    "                te_bulk_wait_read<1>(); // the chunk before has left its buffer",
+    "                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS));",
+    "            }",
+    "            __syncwarp();",
+    "            turn++;",
+    "        }",
+    "    }",
+    "};",
+    "",
     "extern \"C\" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {",
     "    extern __shared__ __align__(1024) char shared[];",
-    "    char *base = shared + (-te_smem(shared) & 1023);",
-    "    te_u32 slots = te_smem(base), full = slots + STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;",
+    "    char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system",
+    "    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;",
+    "    te_u32 loads = empty + 8 * STAGES, rank = CLUSTER > 1 ? te_cluster_rank() : 0;",
     "    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
-    "    te_u32 works = (te_u32)(te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN)) * a.g.splits;",
+    "    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits), first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;",
     "",
     "    if (threadIdx.x == 0) {",
     "        te_tma_prefetch_map(a.a_map);",
     "        te_tma_prefetch_map(a.b_map);",
+    "        if (STORE) te_tma_prefetch_map(a.d_map);",
     "        for (int i = 0; i < STAGES; i++) {",
     "            te_mbar_init(full + 8 * i, 1);",
-    "            te_mbar_init(empty + 8 * i, 8); // one lane of each warp that multiplies",
+    "            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies",
     "        }",
+    "        for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);",
     "        te_mbar_init_done();",
     "    }",
-    "    __syncthreads();",
+    "    if (CLUSTER > 1) te_cluster_sync();",
+    "    else __syncthreads();",
     "",
     "    te_ring ring = {0, 0};",
     "    if (group == 0) {",
     "        te_registers_down<24>();",
     "        if (threadIdx.x == 0) {",
-    "            for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {",
-    "                te_work w(a.g, work);",
+    "            for (te_u32 work = first; work < works; work += step) {",
+    "                te_work w(a.g, work, rank);",
     "                for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
     "                    te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;",
     "                    int k = (int)w.k0 + slab * BK;",
     "                    te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);",
     "#if B_1D",
     "                    te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales",
-    "                    int bytes = columns < BN ? (int)columns * 4 : BN * 4;",
+    "                    int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;",
     "                    te_mbar_expect(bar, SLOT + bytes);",
-    "                    te_bulk_load(slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col,",
-    "                                 bytes, bar);",
+    "                    if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col, bytes, bar);",
     "#else",
     "                    te_mbar_expect(bar, SLOT);",
     "#endif",
-    "                    te_load_slab<BM, !A_T>(slot, a.a_map, k, (int)w.row, bar);",
-    "                    te_load_slab<BN, B_T>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar);",
+    "                    te_load_slab<BM, !A_T, SHARE_A>(slot, a.a_map, k, (int)w.row, bar, rank);",
+    "                    te_load_slab<BN, B_T, SHARE_B>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar, rank);",
     "                }",
     "            }",
     "        }",
@@ -8999,45 +9497,67 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "",
     "    te_registers_up<240>();",
     "    int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;",
-    "    char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;",
-    "    float scale = te_gemm_scale(a.g);",
-    "    // What a step of 32 bytes of k adds to a descriptor, and the first row of this warpgroup.",
-    "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128, rows = (group - 1) * 64 * WAVES;",
+    "    group--;",
+    "    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.",
+    "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;",
+    "    int rows = WAVES && !PINGPONG ? group * 64 * WAVES : 0, columns = WAVES ? 0 : group * WN;",
+    "#if STORE",
+    "    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);",
+    "#endif",
+    "    auto release = [&](int slot) {",
+    "        if (lane == 0) te_mbar_arrive(empty + 8 * slot);",
+    "        if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);",
+    "    };",
     "",
-    "    for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {",
-    "        te_work w(a.g, work);",
-    "        float acc[WAVES][BN / 2];",
+    "    // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not",
+    "    // the next one of its slot, and a barrier knows only odd from even.",
+    "    if (PINGPONG && group == 1) te_meet_later<256>(3);",
+    "    te_u32 number = 0;",
+    "    for (te_u32 work = first; work < works; work += step, number++) {",
+    "        te_work w(a.g, work, rank);",
+    "        if (PINGPONG && (number & 1) != group) {",
+    "            ring.skip(w.slabs);",
+    "            continue;",
+    "        }",
+    "        te_i64 row = w.row + rows, col = w.col + columns;",
+    "        float acc[SUMS][WN / 2];",
+    "        int begin = w.slabs > 4 ? 4 : 0; // by then the last tile's chunks have left",
+    "        if (PINGPONG) te_meet<256>(3 + group);",
     "#if PROMOTE",
     "#pragma unroll",
-    "        for (int i = 0; i < WAVES * BN / 2; i++) acc[i / (BN / 2)][i % (BN / 2)] = 0.0f;",
+    "        for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;",
+    "#endif",
+    "#if BLOCK",
+    "        te_ahead ahead(a.g, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);",
     "#endif",
     "#pragma unroll 1",
     "        for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
     "            te_u32 slot = slots + ring.slot * SLOT;",
-    "            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + BM * SLAB, GROUP);",
+    "            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);",
     "#if BLOCK",
-    "            // Read here, used after the products. Rows beyond the last one take its scale.",
-    "            te_i64 kb = w.k0 / 128 + slab, row = w.row + rows + warp % 4 * 16 + lane / 4;",
-    "            float of_rows[WAVES][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col, kb);",
+    "            float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply",
     "#pragma unroll",
-    "            for (int i = 0; i < 2 * WAVES; i++) {",
-    "                te_i64 at = row + i / 2 * 64 + i % 2 * 8;",
-    "                of_rows[i / 2][i % 2] = te_gemm_block_scale(a.g.block_a, A_2D, a.g.ld_block_a, at < a.g.m ? at : a.g.m - 1, kb);",
-    "            }",
-    "            const float *of_columns = B_1D ? (const float *)(base + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES) : nullptr;",
+    "            for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];",
+    "            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;",
     "#endif",
     "            te_mbar_wait(full + 8 * ring.slot, ring.parity);",
     "#if PROMOTE",
     "#pragma unroll",
-    "            for (int v = 0; v < WAVES; v++) {",
-    "                float part[BN / 2];",
+    "            for (int v = 0; v < SUMS; v++) {",
+    "                float part[WN / 2];",
     "                te_wgmma_fence();",
     "#pragma unroll",
     "                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (GROUP >> 4) + s * step_a, db + s * step_b, s != 0);",
     "                te_wgmma_commit();",
+    "#if BLOCK",
+    "                if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);",
+    "#endif",
+    "#if STORE",
+    "                if (v == 0 && slab == begin) out.begin((int)row, (int)col);",
+    "#endif",
     "                te_wgmma_wait<0>();",
     "                te_wgmma_keep(part);",
-    "                if (!B_1D && v == WAVES - 1 && lane == 0) te_mbar_arrive(empty + 8 * ring.slot);",
+    "                if (!B_1D && v == SUMS - 1) release(ring.slot);",
     "#if BLOCK",
     "                if (!B_1D) {",
     "#pragma unroll",
@@ -9046,48 +9566,85 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "                te_add_scaled(acc[v], part, of_rows[v], of_columns);",
     "#else",
     "#pragma unroll",
-    "                for (int i = 0; i < BN / 2; i++) acc[v][i] += part[i];",
+    "                for (int i = 0; i < WN / 2; i++) acc[v][i] += part[i];",
     "#endif",
     "            }",
     "#if B_1D",
     "            __syncwarp(); // every lane has read its scales",
-    "            if (lane == 0) te_mbar_arrive(empty + 8 * ring.slot);",
+    "            release(ring.slot);",
     "#endif",
     "#else",
     "            te_wgmma_fence();",
     "#pragma unroll",
     "            for (int s = 0; s < 4; s++)",
     "#pragma unroll",
-    "                for (int v = 0; v < WAVES; v++)",
+    "                for (int v = 0; v < SUMS; v++)",
     "                    MULTIPLY(TYPES, FLAGS, acc[v], da + v * (GROUP >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);",
     "            te_wgmma_commit();",
+    "#if STORE",
+    "            if (slab == begin) out.begin((int)row, (int)col);",
+    "#endif",
     "            te_wgmma_wait<1>(); // the slab before this one is done with",
-    "            if (slab && lane == 0) te_mbar_arrive(empty + 8 * (ring.slot ? ring.slot - 1 : STAGES - 1));",
+    "            if (slab) release(ring.before());",
     "#endif",
     "        }",
     "#if !PROMOTE",
+    "        if (PINGPONG) te_meet_later<256>(4 - group);",
     "        te_wgmma_wait<0>();",
     "#pragma unroll",
-    "        for (int v = 0; v < WAVES; v++) te_wgmma_keep(acc[v]);",
-    "        if (lane == 0) te_mbar_arrive(empty + 8 * (ring.slot ? ring.slot - 1 : STAGES - 1));",
+    "        for (int v = 0; v < SUMS; v++) te_wgmma_keep(acc[v]);",
+    "        release(ring.before());",
     "#endif",
+    "#if STORE",
+    "        out.finish(acc, (int)row, (int)col, w.split);",
+    "#elif SPLIT",
+    "        te_u32 sums = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;",
+    "        te_meet<256>(1); // the other warpgroup reads its last slab no more",
+    "#pragma unroll",
+    "        for (int v = 0; v < SUMS; v++)",
+    "#pragma unroll",
+    "            for (int i = 0; i < WN / 4; i++) // two neighbours in row g, two in row g + 8",
+    "                te_sts8(sums + ((64 * v + i % 2 * 8) * SUM_ROW + i / 2 * 8) * 4, acc[v][2 * i], acc[v][2 * i + 1]);",
+    "        te_cluster_sync();",
+    "        float scale = te_gemm_scale(a.g);",
+    "        const int across = BN / 8, mine = BM / CLUSTER; // pieces of a row; rows",
+    "#pragma unroll 1",
+    "        for (int piece = threadIdx.x - 128; piece < mine * across; piece += 256) {",
+    "            int r = (int)rank * mine + piece / across, c = piece % across * 8;",
+    "            float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, bias[8];",
+    "            if (w.row + r >= a.g.m || w.col + c >= a.g.n) continue;",
+    "#pragma unroll",
+    "            for (int from = 0; from < CLUSTER; from++) {",
+    "                float4 u = te_cluster_load4(slots + (r * SUM_ROW + c) * 4, from), x = te_cluster_load4(slots + (r * SUM_ROW + c + 4) * 4, from);",
+    "                sum[0] += u.x, sum[1] += u.y, sum[2] += u.z, sum[3] += u.w, sum[4] += x.x, sum[5] += x.y, sum[6] += x.z, sum[7] += x.w;",
+    "            }",
+    "            te_gemm_bias8(a.g, w.col + c, bias);",
+    "            te_gemm_finish8(a.g, scale, bias, w.row + r, w.col + c, sum);",
+    "        }",
+    "#else",
     "        te__gemm_kargs e = a.g;",
+    "        char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;",
+    "        float scale = te_gemm_scale(a.g);",
     "        if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;",
     "#pragma unroll 1",
-    "        for (int part = 0; part < WAVES * BN / 64; part++) { // a loop around the long half; the short half must name its registers",
+    "        for (int part = 0; part < SUMS * WN / 64; part++) { // a loop around the long half; the short half must name its registers",
     "#pragma unroll",
-    "            for (int p = 0; p < WAVES * BN / 64; p++)",
+    "            for (int p = 0; p < SUMS * WN / 64; p++)",
     "                if (p == part) {",
     "#pragma unroll",
-    "                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (BN / 64)][p % (BN / 64) * 32 + 4 * j]);",
+    "                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);",
     "                }",
-    "            te_i64 row = w.row + rows + part / (BN / 64) * 64 + warp % 4 * 16;",
-    "            te_gemm_stage_finish<64>(e, scale, stage, row, w.col + part % (BN / 64) * 64);",
+    "            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * 64 + warp % 4 * 16, col + part % (WN / 64) * 64);",
     "        }",
+    "#endif",
     "    }",
+    "#if STORE",
+    "    if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block",
+    "#endif",
+    "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_45[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -9472,7 +10029,7 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_44[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_46[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot.",
     "//",
@@ -9548,7 +10105,7 @@ static const char *const te__source_44[] = { /* ops/gemm/gemm_naive.cu */
     "        }",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_47[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, n]; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -9579,7 +10136,7 @@ static const char *const te__source_45[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_48[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -9591,6 +10148,7 @@ static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
     "    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */",
     "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */",
     "    const float *partial;           /* gemm_reduce: f32 [splits, m, n] */",
+    "    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */",
     "    long long m, n, k;",
     "    long long lda, ldb, ldd, ldaux; /* in elements */",
     "    long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */",
@@ -9627,9 +10185,30 @@ static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
     "    int swizzled;",
     "} te__gemm_decode_kargs;",
     "",
-    "/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple",
-    " * of 1024. */",
-    "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)",
+    "/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */",
+    "typedef struct te__gemm_align_side {",
+    "    const unsigned char *from; /* NULL and no rows: nothing to do */",
+    "    unsigned char *out;        /* [rows, ld_out] */",
+    "    long long rows, bytes;     /* of a row */",
+    "    long long ld, ld_out;      /* ld_out a multiple of 16 */",
+    "} te__gemm_align_side;",
+    "typedef struct te__gemm_align_kargs {",
+    "    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */",
+    "} te__gemm_align_kargs;",
+    "",
+    "/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */",
+    "enum {",
+    "    TE__GEMM_STORE = 1,",
+    "    TE__GEMM_STORE_BIAS = 2,",
+    "    TE__GEMM_STORE_GELU = 4,",
+    "    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */",
+    "    TE__GEMM_STORE_DGELU = 16,",
+    "    TE__GEMM_STORE_ADD = 32, /* to D */",
+    "    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */",
+    "};",
+    "",
+    "/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */",
+    "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)",
     "",
     "/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */",
     "#ifdef __CUDACC__",
@@ -9638,12 +10217,12 @@ static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
     "#define TE__ALIGN_64",
     "#endif",
     "typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {",
-    "    unsigned long long a_map[16], b_map[16];",
+    "    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];",
     "    te__gemm_kargs g;",
-    "    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */",
+    "    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */",
     "} te__gemm_hopper_kargs;",
 };
-static const char *const te__source_47[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_49[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -9699,7 +10278,7 @@ static const char *const te__source_47[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_50[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -9721,7 +10300,7 @@ static const char *const te__source_48[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_51[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -9801,7 +10380,7 @@ static const char *const te__source_49[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/loss/kargs.h */
+static const char *const te__source_52[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -9845,7 +10424,7 @@ static const char *const te__source_50[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_51[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_53[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -9877,7 +10456,7 @@ static const char *const te__source_51[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_54[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers aligned to 16",
@@ -9908,7 +10487,7 @@ static const char *const te__source_52[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_55[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -9947,7 +10526,7 @@ static const char *const te__source_53[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_56[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -9962,7 +10541,7 @@ static const char *const te__source_54[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/math/axpby.cu */
+static const char *const te__source_57[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.",
@@ -10003,7 +10582,7 @@ static const char *const te__source_55[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_58[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: partial [chunks, n] of the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -10052,7 +10631,7 @@ static const char *const te__source_56[] = { /* ops/math/column_sum.cu */
     "    if (first + threadIdx.x < a.n) a.partial[chunk * a.n + first + threadIdx.x] = total;",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/math/column_sum_final.cu */
+static const char *const te__source_59[] = { /* ops/math/column_sum_final.cu */
     "// ops/math/column_sum_final.cu: out [n] = (accumulate ? out : 0) + the sum over the chunks of partial [chunks, n].",
     "//",
     "// Launch: block 256: 32 columns by 8 warps; warp w adds chunks w, w + 8 ..., then the warps are added in order. Grid: n / 32 up.",
@@ -10078,7 +10657,7 @@ static const char *const te__source_57[] = { /* ops/math/column_sum_final.cu */
     "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/math/copy.cu */
+static const char *const te__source_60[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -10193,7 +10772,7 @@ static const char *const te__source_58[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_61[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -10289,7 +10868,7 @@ static const char *const te__source_59[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_62[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -10321,7 +10900,7 @@ static const char *const te__source_60[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_63[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -10418,7 +10997,7 @@ static const char *const te__source_61[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/math/fill.cu */
+static const char *const te__source_64[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.",
@@ -10441,7 +11020,7 @@ static const char *const te__source_62[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/math/kargs.h */
+static const char *const te__source_65[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -10534,7 +11113,7 @@ static const char *const te__source_63[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_64[] = { /* ops/math/random.cu */
+static const char *const te__source_66[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. No alignment.",
@@ -10568,7 +11147,7 @@ static const char *const te__source_64[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/math/sum.cu */
+static const char *const te__source_67[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -10609,7 +11188,7 @@ static const char *const te__source_65[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_68[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -10626,10 +11205,13 @@ static const char *const te__source_66[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_69[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
-    "/* A block does one tile of 128 rows and 128 columns. */",
+    "/* What a block does. */",
+    "#define TE__MX_ROWS 32",
+    "#define TE__MX_COLS 256",
+    "",
     "typedef struct te__mxfp8_quantize_kargs {",
     "    const void *x; /* [m, n] */",
     "    void *row;     /* [m, ld], or NULL */",
@@ -10637,15 +11219,14 @@ static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
     "    unsigned char *row_scale, *col_scale;",
     "    const float *noop; /* [1], or NULL */",
     "    long long m, n, ld, ldc;",
+    "    long long scale_rows, scale_cols; /* m and n up to multiples of 128: the scales' padding is written too */",
     "    int x_dt, y_dt;",
     "    int two_dimensional, swizzled;",
     "    int vector_x;      /* rows of x start at multiples of 16 bytes */",
     "    int vector_row;    /* rows of `row` start at multiples of 8 bytes */",
     "    int vector_col;    /* rows of `col`, too */",
-    "    int vector_scales; /* both scales start at multiples of 4 bytes */",
     "} te__mxfp8_quantize_kargs;",
     "",
-    "/* A block does one tile of 128 rows and 128 columns. */",
     "typedef struct te__mxfp8_dequantize_kargs {",
     "    const void *q; /* [m, ld] */",
     "    const unsigned char *scale;",
@@ -10656,85 +11237,56 @@ static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_68[] = { /* ops/mxfp8/mxfp8.cuh */
-    "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 128 x 128: both casts divide it alike. Knows lanes; must not know formats.",
+static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8.cuh */
+    "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 32 rows and 256 columns: both casts divide it alike. Knows lanes; must not know",
+    "// formats.",
     "//",
-    "//      128 columns                     a warp's 32 x 32                      lane l has",
-    "//   +----+----+----+----+             8 columns each, 4 lanes side by side     columns 8 (l % 4) .. + 7",
-    "//   | w0 | w1 | w2 | w3 |           +-----+-----+-----+-----+                  of rows 4 (l / 4) .. + 3,",
-    "//   +----+----+----+----+  128      |  0  |  1  |  2  |  3  |  4 rows          the scale of row l,",
-    "//   | w4 | w5 | w6 | w7 |  rows     +-----+-----+-----+-----+                  the scale of column 8 (l % 4) + l / 4",
-    "//   +----+----+----+----+           |  4  |  5  |  6  |  7  |",
-    "//   :    :    :    :    :           :     :     :     :     :",
+    "//                256 columns: 8 a lane",
+    "//            +----+----+----+----+-  -+----+----+",
+    "//    warp 0  | 0  | 1  | 2  | 3  | .. | 30 | 31 |   4 rows a warp: a lane has 8 columns of 4 rows",
+    "//    warp 1  | 0  | 1  |                        |",
+    "//     ...    :                                  :   32 rows: a group of each column",
+    "//    warp 7  | 0  |                             |",
+    "//            +----+----+----+----+-  -+----+----+",
+    "//              a group of a row",
     "//",
-    "// A warp has whole groups along both directions: no maximum leaves it, and every 8-byte access of codes fills whole sectors.",
+    "// All that a warp reads or writes at once is one piece of a row; tiles are small, so that many are on their way at a time.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
     "#define TE_MX_ALL 0xffffffffu",
     "",
     "struct te_mx_place {",
-    "    te_u32 tile_m, tile_n;    // of the block",
-    "    int lane, warp_m, warp_n; // of the thread",
-    "    int row, col;             // its first element, within the tile",
-    "    int scale_row, scale_col; // the row and the column whose scales are its own",
+    "    te_i64 first_row, first_col; // of the block",
+    "    int lane, warp;",
+    "    te_i64 row, col; // the thread's first element",
+    "",
+    "    // Grid: tiles along n; tiles along m in y and, since there may be more than y can count, in z.",
+    "    TE_DEV te_mx_place() {",
+    "        first_row = (te_i64)(blockIdx.z * gridDim.y + blockIdx.y) * TE__MX_ROWS, first_col = (te_i64)blockIdx.x * TE__MX_COLS;",
+    "        lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "        row = first_row + warp * 4, col = first_col + lane * 8;",
+    "    }",
     "};",
     "",
-    "// Grid: tiles along n; tiles along m in y and, since there may be more than y can count, in z. What is the same for the whole block so",
-    "// stays in uniform registers; a division would take it out of them.",
-    "TE_DEV te_mx_place te_mx_place_of_thread() {",
-    "    te_mx_place p;",
-    "    p.tile_m = blockIdx.z * gridDim.y + blockIdx.y, p.tile_n = blockIdx.x;",
-    "    p.lane = threadIdx.x & 31, p.warp_m = threadIdx.x >> 7, p.warp_n = threadIdx.x >> 5 & 3;",
-    "    p.row = p.warp_m * 32 + (p.lane >> 2) * 4, p.scale_row = p.warp_m * 32 + p.lane;",
-    "    p.col = p.warp_n * 32 + (p.lane & 3) * 8, p.scale_col = p.col + (p.lane >> 2);",
-    "    return p;",
+    "// Of `size` rows or columns, those from `at` on: 0 to `most`.",
+    "TE_DEV int te_mx_left(te_i64 size, te_i64 at, int most) {",
+    "    te_i64 left = size - at;",
+    "    return left > most ? most : left < 0 ? 0 : (int)left;",
     "}",
-    "// Of `size` rows or columns, those from the tile's first on: 0 to 128.",
-    "TE_DEV int te_mx_left(te_i64 size, te_u32 tile) {",
-    "    te_i64 left = size - (te_i64)tile * 128;",
-    "    return left > 128 ? 128 : left < 0 ? 0 : (int)left;",
-    "}",
-    "// The thread's first element in an array of rows of ld elements.",
-    "TE_DEV te_i64 te_mx_offset(const te_mx_place &p, te_i64 ld) { return ((te_i64)p.tile_m * 128 + p.row) * ld + (te_i64)p.tile_n * 128 + p.col; }",
     "",
-    "// The maximum over the tile's row `lane`, from each lane's maxima of its own four rows. Every step hands over the half that the other",
-    "// lane will finish: three exchanges in place of eight.",
-    "TE_DEV float te_mx_row_max(const float v[4], int lane) {",
-    "    bool up = lane & 2;",
-    "    float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));",
-    "    float b = fmaxf(up ? v[3] : v[1], __shfl_xor_sync(TE_MX_ALL, up ? v[1] : v[3], 2));",
-    "    up = lane & 1;",
-    "    return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));",
-    "}",
-    "// The same over column 8 (lane % 4) + lane / 4, from the maxima of each lane's eight columns: seven exchanges.",
-    "TE_DEV float te_mx_col_max(const float v[8], int lane) {",
-    "    float a[4], b[2];",
-    "    bool up = lane & 16;",
-    "#pragma unroll",
-    "    for (int k = 0; k < 4; k++) a[k] = fmaxf(up ? v[k + 4] : v[k], __shfl_xor_sync(TE_MX_ALL, up ? v[k] : v[k + 4], 16));",
-    "    up = lane & 8;",
-    "#pragma unroll",
-    "    for (int k = 0; k < 2; k++) b[k] = fmaxf(up ? a[k + 2] : a[k], __shfl_xor_sync(TE_MX_ALL, up ? a[k] : a[k + 2], 8));",
-    "    up = lane & 4;",
-    "    return fmaxf(up ? b[1] : b[0], __shfl_xor_sync(TE_MX_ALL, up ? b[0] : b[1], 4));",
-    "}",
-    "// Back again: what belongs to the thread's own rows and columns, from the lanes that have it.",
-    "TE_DEV void te_mx_spread_rows(float f, int lane, float out[4]) {",
-    "#pragma unroll",
-    "    for (int r = 0; r < 4; r++) out[r] = __shfl_sync(TE_MX_ALL, f, (lane & 28) | r);",
-    "}",
-    "TE_DEV void te_mx_spread_cols(float f, int lane, float out[8]) {",
-    "#pragma unroll",
-    "    for (int k = 0; k < 8; k++) out[k] = __shfl_sync(TE_MX_ALL, f, (lane & 3) | k << 2);",
+    "// Where the scale of a line's group stands; te__mx_scale_at of op.c says the same to the host. lines: up to 128; groups: up to 4.",
+    "TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {",
+    "    if (swizzled) return (line / 128 * (groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;",
+    "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_71[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
-    "// mxfp8.cuh has the picture. A lane reads one scale, and the warp hands them out.",
+    "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
     "//",
-    "// Launch: block 512, grid: tiles of 128 x 128, along n in x, along m in y and z. Any size, any alignment of at least an element.",
+    "// Launch: block 256, grid: tiles, along n in x, along m in y and z. Any size, any alignment of at least an element.",
     "//",
     "// te:baseline",
     "// te:row Q_DT=4 Y_DT=3",
@@ -10746,23 +11298,14 @@ static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "#ifndef Q_DT",
     "#define Q_DT a.q_dt",
     "#define Y_DT a.y_dt",
-    "#define BLOCKS 2 /* a multiprocessor should hold: room for registers */",
-    "#else",
-    "#define BLOCKS 3",
     "#endif",
     "",
-    "// Where the scale of a line's group stands; te__mx_scale_at of op.c says the same to the host.",
-    "TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {",
-    "    if (swizzled) return (line / 128 * (groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;",
-    "    return columnwise ? group * lines + line : line * groups + group;",
-    "}",
-    "",
-    "extern \"C\" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {",
-    "    te_mx_place p = te_mx_place_of_thread();",
-    "    int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);",
-    "    if (rows == 0) return;",
-    "    const te_u8 *q = (const te_u8 *)a.q + te_mx_offset(p, a.ld);",
-    "    bool whole = a.vector && p.row + 4 <= rows && p.col + 8 <= cols;",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {",
+    "    te_mx_place p;",
+    "    int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);",
+    "    if (rows == 0 || cols == 0) return;",
+    "    const te_u8 *q = (const te_u8 *)a.q + p.row * a.ld + p.col;",
+    "    bool whole = a.vector && rows == 4 && cols == 8;",
     "    uint2 code[4] = {};",
     "#pragma unroll",
     "    for (int r = 0; r < 4; r++) {",
@@ -10771,21 +11314,23 @@ static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "        } else {",
     "#pragma unroll",
     "            for (int k = 0; k < 8; k++)",
-    "                if (p.row + r < rows && p.col + k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));",
+    "                if (r < rows && k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));",
     "        }",
     "    }",
-    "    // The padding of the scales covers the block's tile, whatever x covers of it.",
-    "    te_i64 tiles_m = te_div_up(a.m, 128), tiles_n = te_div_up(a.n, 128);",
+    "    // The padding of the scales, to 128 lines, covers the thread's rows and columns. Its lines lie evenly in both layouts.",
+    "    te_i64 lines_m = te_div_up(a.m, 128) * 128, lines_n = te_div_up(a.n, 128) * 128, first, step = 16;",
+    "    if (a.columnwise) first = te_mx_scale_at(p.col, p.row / 32, lines_n, lines_m / 32, true, a.swizzled);",
+    "    else first = te_mx_scale_at(p.row, p.col / 32, lines_m, lines_n / 32, false, a.swizzled);",
+    "    if (!a.swizzled) step = a.columnwise ? 1 : lines_n / 32;",
+    "    te_u32 e[8] = {};",
+    "#pragma unroll",
+    "    for (int i = 0; i < 8; i++)",
+    "        if (i < 4 || a.columnwise) e[i] = a.scale[first + i * step];",
     "    float factor[8]; // of the thread's columns, or in the first four of its rows",
-    "    if (a.columnwise) {",
-    "        te_i64 at = te_mx_scale_at((te_i64)p.tile_n * 128 + p.scale_col, (te_i64)p.tile_m * 4 + p.warp_m, tiles_n * 128, tiles_m * 4, true, a.swizzled);",
-    "        te_mx_spread_cols(te__e8m0_to_f32(a.scale[at]), p.lane, factor);",
-    "    } else {",
-    "        te_i64 at = te_mx_scale_at((te_i64)p.tile_m * 128 + p.scale_row, (te_i64)p.tile_n * 4 + p.warp_n, tiles_m * 128, tiles_n * 4, false, a.swizzled);",
-    "        te_mx_spread_rows(te__e8m0_to_f32(a.scale[at]), p.lane, factor);",
-    "    }",
+    "#pragma unroll",
+    "    for (int i = 0; i < 8; i++) factor[i] = te__e8m0_to_f32((te_u8)e[i]);",
     "",
-    "    te_i64 at = te_mx_offset(p, a.n);",
+    "    te_i64 at = p.row * a.n + p.col;",
     "#pragma unroll",
     "    for (int r = 0; r < 4; r++) {",
     "        float v[8];",
@@ -10798,22 +11343,22 @@ static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "        } else {",
     "#pragma unroll",
     "            for (int k = 0; k < 8; k++)",
-    "                if (p.row + r < rows && p.col + k < cols) te_store(a.y, at + r * a.n + k, Y_DT, v[k]);",
+    "                if (r < rows && k < cols) te_store(a.y, at + r * a.n + k, Y_DT, v[k]);",
     "        }",
     "    }",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_72[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
-    "// mxfp8.cuh has the picture: 16 warps, each a tile of 32 x 32, all in registers. Only the scales meet in shared memory, so that they",
-    "// leave in words: as the 512 bytes of 128 x 4 scales that the swizzled layout is made of, plain or not.",
+    "// mxfp8.cuh has the picture. x stays in registers. Four neighbouring lanes have a group of each of their rows; the maxima of columns meet in",
+    "// shared memory, where a thread takes one column, and its factor goes back the same way.",
     "//",
-    "// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns: that is how all padding",
-    "// is written.",
+    "// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns and the padding of the",
+    "// scales: that is how all padding is written.",
     "//",
-    "// Launch: block 512, grid: tiles of 128 x 128, along n in x, along m in y and z. Any size, any alignment of at least an element.",
+    "// Launch: block 256, grid: tiles, along n in x, along m in y and z. Any size, any alignment of at least an element.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3 Y_DT=4",
@@ -10828,8 +11373,8 @@ static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "#define X_DT a.x_dt",
     "#define Y_DT a.y_dt",
     "#define BLOCKS 1 /* a multiprocessor should hold: room for registers */",
-    "#else",
-    "#define BLOCKS (TE_HAS_FP8_CVT ? 2 : 1)",
+    "#elif !defined(BLOCKS)",
+    "#define BLOCKS (!TE_HAS_FP8_CVT ? 2 : X_DT == TE_F32 ? 4 : 5)",
     "#endif",
     "",
     "// Eight elements as they lie in memory: 4 words of 16-bit formats, 8 of f32.",
@@ -10865,41 +11410,54 @@ static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    return c;",
     "}",
     "",
-    "// The maxima of |x| over the thread's rows and columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a time, as",
-    "// they lie.",
-    "TE_DEV void te_mx_local_max(const te_u32 w[4][8], int dt, float row_most[4], float col_most[8]) {",
+    "// The maxima of |x| over the thread's rows, or over its columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a",
+    "// time, as they lie.",
+    "TE_DEV void te_mx_rows_most(const te_u32 w[4][8], int dt, float most[4]) {",
     "#pragma unroll",
-    "    for (int k = 0; k < 8; k++) col_most[k] = row_most[k & 3] = 0.0f;",
-    "    if (dt == TE_F32) {",
+    "    for (int r = 0; r < 4; r++) {",
+    "        if (dt == TE_F32) {",
+    "            most[r] = 0.0f;",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
+    "            for (int k = 0; k < 8; k++) most[r] = fmaxf(most[r], fabsf(__uint_as_float(w[r][k])));",
+    "        } else {",
+    "            te_u32 pair = 0;",
     "#pragma unroll",
-    "            for (int k = 0; k < 8; k++) {",
-    "                float magnitude = fabsf(__uint_as_float(w[r][k]));",
-    "                row_most[r] = fmaxf(row_most[r], magnitude), col_most[k] = fmaxf(col_most[k], magnitude);",
-    "            }",
-    "    } else {",
-    "        te_u32 col[4] = {};",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) {",
-    "            te_u32 row = 0;",
-    "#pragma unroll",
-    "            for (int h = 0; h < 4; h++) {",
-    "                te_u32 pair = w[r][h] & 0x7fff7fffu;",
-    "                row = te_mx_max2(row, pair, dt), col[h] = te_mx_max2(col[h], pair, dt);",
-    "            }",
-    "            row_most[r] = fmaxf(te_mx_half(row, 0, dt), te_mx_half(row, 1, dt));",
+    "            for (int h = 0; h < 4; h++) pair = te_mx_max2(pair, w[r][h] & 0x7fff7fffu, dt);",
+    "            most[r] = fmaxf(te_mx_half(pair, 0, dt), te_mx_half(pair, 1, dt));",
     "        }",
-    "#pragma unroll",
-    "        for (int k = 0; k < 8; k++) col_most[k] = te_mx_half(col[k >> 1], k & 1, dt);",
     "    }",
+    "}",
+    "TE_DEV void te_mx_columns_most(const te_u32 w[4][8], int dt, float most[8]) {",
+    "#pragma unroll",
+    "    for (int h = 0; h < 4; h++) {",
+    "        if (dt == TE_F32) {",
+    "#pragma unroll",
+    "            for (int k = h; k < 8; k += 4) {",
+    "                most[k] = 0.0f;",
+    "#pragma unroll",
+    "                for (int r = 0; r < 4; r++) most[k] = fmaxf(most[k], fabsf(__uint_as_float(w[r][k])));",
+    "            }",
+    "        } else {",
+    "            te_u32 pair = 0;",
+    "#pragma unroll",
+    "            for (int r = 0; r < 4; r++) pair = te_mx_max2(pair, w[r][h] & 0x7fff7fffu, dt);",
+    "            most[2 * h] = te_mx_half(pair, 0, dt), most[2 * h + 1] = te_mx_half(pair, 1, dt);",
+    "        }",
+    "    }",
+    "}",
+    "// The maximum over row lane % 4 of the four lanes of a group. Every step hands over the half that the other lane will finish.",
+    "TE_DEV float te_mx_group_most(const float v[4], int lane) {",
+    "    bool up = lane & 2;",
+    "    float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));",
+    "    float b = fmaxf(up ? v[3] : v[1], __shfl_xor_sync(TE_MX_ALL, up ? v[1] : v[3], 2));",
+    "    up = lane & 1;",
+    "    return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));",
     "}",
     "",
     "// The codes of the thread's elements for one copy; `there` columns have a place in it. `scale` holds a factor for each column, or one in",
     "// its first four for each row.",
     "TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_u32 w[4][8], int dt, const float scale[8],",
     "                              bool columnwise, int y_dt) {",
-    "    uint2 code[4];",
     "#pragma unroll",
     "    for (int r = 0; r < 4; r++) {",
     "        te_u32 c[4];",
@@ -10909,91 +11467,82 @@ static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "            float hi = __fmul_rn(te_mx_value(w[r], 2 * h + 1, dt), columnwise ? scale[2 * h + 1] : scale[r]);",
     "            c[h] = te_f32x2_to_fp8(lo, hi, y_dt);",
     "        }",
-    "        code[r] = make_uint2(c[0] | c[1] << 16, c[2] | c[3] << 16);",
-    "    }",
-    "    if (vector && rows >= 4 && there >= 8) {",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) *(uint2 *)(to + r * ld) = code[r];",
-    "    } else {",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
+    "        c[0] |= c[1] << 16, c[1] = c[2] | c[3] << 16;",
+    "        if (r >= rows) continue;",
+    "        if (vector && there == 8) {",
+    "            *(uint2 *)(to + r * ld) = make_uint2(c[0], c[1]);",
+    "        } else {",
     "#pragma unroll",
     "            for (int k = 0; k < 8; k++)",
-    "                if (r < rows && k < there) to[r * ld + k] = (te_u8)((k < 4 ? code[r].x : code[r].y) >> (8 * (k & 3)));",
+    "                if (k < there) to[r * ld + k] = (te_u8)(c[k >> 2] >> (8 * (k & 3)));",
+    "        }",
     "    }",
     "}",
     "",
-    "TE_DEV void te_mx_store_word(te_u8 *to, te_u32 w, bool vector) {",
-    "    if (vector) {",
-    "        *(te_u32 *)to = w;",
-    "    } else {",
-    "#pragma unroll",
-    "        for (int b = 0; b < 4; b++) to[b] = (te_u8)(w >> (8 * b));",
-    "    }",
-    "}",
-    "",
-    "extern \"C\" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {",
-    "    __shared__ te_u32 row_scales[128], col_scales[128]; // 128 lines x 4 groups, swizzled: word line % 32 * 4 + line / 32, byte group",
-    "    te_mx_place p = te_mx_place_of_thread();",
-    "    int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);",
-    "    if (rows == 0) return;",
-    "    te_i64 at = te_mx_offset(p, a.n);",
+    "extern \"C\" __global__ void __launch_bounds__(256, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {",
+    "    __shared__ __align__(16) float part[8][TE__MX_COLS]; // maxima over each warp's rows",
+    "    __shared__ __align__(16) te_u16 factors[TE__MX_COLS]; // upper halves: a power of two has no other",
+    "    te_mx_place p;",
+    "    int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);",
     "    te_u32 w[4][8] = {};",
-    "    if (a.vector_x && p.row + 4 <= rows && p.col + 8 <= cols) {",
+    "    // The loads come first, with nothing between them: they are all on their way before the first is waited for.",
+    "    if (a.vector_x && rows == 4 && cols == 8) {",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) te_mx_load8(a.x, at + r * a.n, X_DT, w[r]);",
+    "        for (int r = 0; r < 4; r++) te_mx_load8(a.x, (p.row + r) * a.n + p.col, X_DT, w[r]);",
     "    } else {",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) te_mx_load_some(a.x, at + r * a.n, p.row + r < rows ? cols - p.col : 0, X_DT, w[r]);",
+    "        for (int r = 0; r < 4; r++) te_mx_load_some(a.x, (p.row + r) * a.n + p.col, r < rows ? cols : 0, X_DT, w[r]);",
     "    }",
     "    if (a.noop && *a.noop == 1.0f) return;",
+    "    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE, scale[8];",
     "",
-    "    float row_most[4], col_most[8], scale[8];",
-    "    te_mx_local_max(w, X_DT, row_most, col_most);",
-    "    float row_amax = te_mx_row_max(row_most, p.lane), col_amax = te_mx_col_max(col_most, p.lane);",
-    "    if (a.two_dimensional) row_amax = col_amax = te_warp_max(row_amax);",
-    "",
-    "    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE;",
-    "    te_u8 row_e = te__mxfp8_exponent(row_amax, max_inverse), col_e = te__mxfp8_exponent(col_amax, max_inverse);",
-    "    // A tile's scale is repeated for the rows and columns that exist, and for no other.",
-    "    ((te_u8 *)row_scales)[p.lane * 16 + p.warp_m * 4 + p.warp_n] = p.scale_row < rows ? row_e : (te_u8)0;",
-    "    ((te_u8 *)col_scales)[(p.scale_col & 31) * 16 + p.warp_n * 4 + p.warp_m] = p.scale_col < cols ? col_e : (te_u8)0;",
-    "",
+    "    if (a.col || a.two_dimensional) {",
+    "        float most[8], amax = 0.0f;",
+    "        te_mx_columns_most(w, X_DT, most);",
+    "#pragma unroll",
+    "        for (int h = 0; h < 2; h++)",
+    "            *(float4 *)(part[p.warp] + p.lane * 8 + 4 * h) = make_float4(most[4 * h], most[4 * h + 1], most[4 * h + 2], most[4 * h + 3]);",
+    "        __syncthreads();",
+    "#pragma unroll",
+    "        for (int i = 0; i < 8; i++) amax = fmaxf(amax, part[i][threadIdx.x]);",
+    "        if (a.two_dimensional) amax = te_warp_max(amax);",
+    "        te_u8 e = te__mxfp8_exponent(amax, max_inverse);",
+    "        factors[threadIdx.x] = (te_u16)(__float_as_uint(te__mxfp8_multiplier(e)) >> 16);",
+    "        // A tile's scale is repeated for the rows and columns that exist, and for no other.",
+    "        te_i64 col = p.first_col + threadIdx.x, row = p.first_row + p.lane, group = p.first_row / 32;",
+    "        if (a.col && col < a.scale_cols && p.first_row < a.scale_rows)",
+    "            a.col_scale[te_mx_scale_at(col, group, a.scale_cols, a.scale_rows / 32, true, a.swizzled)] = col < a.n ? e : (te_u8)0;",
+    "        group = p.first_col / 32 + p.warp;",
+    "        if (a.two_dimensional && a.row && row < a.scale_rows && group * 32 < a.scale_cols)",
+    "            a.row_scale[te_mx_scale_at(row, group, a.scale_rows, a.scale_cols / 32, false, a.swizzled)] = row < a.m ? e : (te_u8)0;",
+    "        __syncthreads();",
+    "    }",
     "    if (a.row) {",
-    "        te_mx_spread_rows(te__mxfp8_multiplier(row_e), p.lane, scale);",
-    "        te_mx_store_codes((te_u8 *)a.row + te_mx_offset(p, a.ld), a.ld, rows - p.row, te_mx_left(a.ld, p.tile_n) - p.col, a.vector_row, w, X_DT,",
-    "                          scale, false, Y_DT);",
+    "        if (a.two_dimensional) {",
+    "            scale[0] = scale[1] = scale[2] = scale[3] = __uint_as_float((te_u32)factors[p.lane * 8] << 16);",
+    "        } else {",
+    "            float most[4];",
+    "            te_mx_rows_most(w, X_DT, most);",
+    "            te_u8 e = te__mxfp8_exponent(te_mx_group_most(most, p.lane), max_inverse);",
+    "            te_i64 row = p.row + p.lane % 4, group = p.first_col / 32 + p.lane / 4;",
+    "            if (row < a.scale_rows && group * 32 < a.scale_cols)",
+    "                a.row_scale[te_mx_scale_at(row, group, a.scale_rows, a.scale_cols / 32, false, a.swizzled)] = e;",
+    "            float mine = te__mxfp8_multiplier(e);",
+    "#pragma unroll",
+    "            for (int r = 0; r < 4; r++) scale[r] = __shfl_sync(TE_MX_ALL, mine, (p.lane & 28) | r);",
+    "        }",
+    "        te_mx_store_codes((te_u8 *)a.row + p.row * a.ld + p.col, a.ld, rows, te_mx_left(a.ld, p.col, 8), a.vector_row, w, X_DT, scale, false, Y_DT);",
     "    }",
     "    if (a.col) {",
-    "        te_mx_spread_cols(te__mxfp8_multiplier(col_e), p.lane, scale);",
-    "        te_mx_store_codes((te_u8 *)a.col + te_mx_offset(p, a.ldc), a.ldc, rows - p.row, te_mx_left(a.ldc, p.tile_n) - p.col, a.vector_col, w, X_DT,",
-    "                          scale, true, Y_DT);",
-    "    }",
-    "",
-    "    __syncthreads();",
-    "    if (cols == 0) return; // there is padding of codes here, but not of scales",
-    "    te_u32 tiles_m = (te_u32)te_div_up(a.m, 128), tiles_n = (te_u32)te_div_up(a.n, 128);",
-    "    int t = threadIdx.x & 127, line = t & 31, part = t >> 5;",
-    "    if (a.row && threadIdx.x < 128) {",
-    "        te_i64 plain = ((te_i64)p.tile_m * 128 + t) * tiles_n + p.tile_n, swizzled = ((te_i64)p.tile_m * tiles_n + p.tile_n) * 128 + t;",
-    "        te_mx_store_word(a.row_scale + (a.swizzled ? swizzled : plain) * 4, row_scales[a.swizzled ? t : line * 4 + part], a.vector_scales);",
-    "    }",
-    "    if (a.col && threadIdx.x >= 128 && threadIdx.x < 256) {",
-    "        te_i64 plain = (((te_i64)p.tile_m * 4 + part) * tiles_n + p.tile_n) * 32 + line, swizzled = ((te_i64)p.tile_n * tiles_m + p.tile_m) * 128 + t;",
-    "        te_u32 word = col_scales[t];",
-    "        if (!a.swizzled) { // four neighbouring columns of group `part`",
-    "            word = 0;",
+    "        uint4 u = *(const uint4 *)(factors + p.lane * 8);",
+    "        te_u32 pair[4] = {u.x, u.y, u.z, u.w};",
     "#pragma unroll",
-    "            for (int b = 0; b < 4; b++) {",
-    "                int column = line * 4 + b;",
-    "                word |= (col_scales[(column & 31) * 4 + (column >> 5)] >> (8 * part) & 0xffu) << (8 * b);",
-    "            }",
-    "        }",
-    "        te_mx_store_word(a.col_scale + (a.swizzled ? swizzled : plain) * 4, word, a.vector_scales);",
+    "        for (int k = 0; k < 8; k++) scale[k] = __uint_as_float(k & 1 ? pair[k >> 1] & 0xffff0000u : pair[k >> 1] << 16);",
+    "        te_mx_store_codes((te_u8 *)a.col + p.row * a.ldc + p.col, a.ldc, rows, te_mx_left(a.ldc, p.col, 8), a.vector_col, w, X_DT, scale, true, Y_DT);",
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/norm/kargs.h */
+static const char *const te__source_73[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -11034,7 +11583,7 @@ static const char *const te__source_71[] = { /* ops/norm/kargs.h */
     "    int accumulate;",
     "} te__norm_bwd_sum_kargs;",
 };
-static const char *const te__source_72[] = { /* ops/norm/norm.cuh */
+static const char *const te__source_74[] = { /* ops/norm/norm.cuh */
     "// ops/norm/norm.cuh: eight neighbours of a row as they lie in memory. Knows formats; nothing of norms' formulas.",
     "//",
     "// A row waits in registers between the passes over it. Sixteen-bit formats stay packed there: half the registers, and",
@@ -11071,7 +11620,7 @@ static const char *const te__source_72[] = { /* ops/norm/norm.cuh */
     "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_75[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -11278,7 +11827,7 @@ static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_74[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_76[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta: the rows of norm_bwd's partial sums, added in fixed order, rounded once.",
     "//",
     "//   a block has 32 columns; its 16 warps take rows w, w + 16, w + 32 .. and their sums are added in the order of w",
@@ -11310,7 +11859,7 @@ static const char *const te__source_74[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_store(out, column, dt, sum);",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_77[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)      two passes, so that large means cost no digits",
@@ -11461,7 +12010,7 @@ static const char *const te__source_75[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_76[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_78[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -11544,7 +12093,7 @@ static const char *const te__source_76[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_77[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_79[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -11608,7 +12157,7 @@ static const char *const te__source_77[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -11774,7 +12323,7 @@ static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -11896,7 +12445,7 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
@@ -11912,7 +12461,7 @@ static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_83[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -11990,7 +12539,7 @@ static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_84[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -12302,7 +12851,7 @@ static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/optim/adam.cu */
+static const char *const te__source_85[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -12312,7 +12861,13 @@ static const char *const te__source_83[] = { /* ops/optim/adam.cu */
     "// p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as on the CPU. The usual",
     "// pairs of formats have code of their own, chosen by the block; all others go element by element.",
     "//",
-    "// Launch: block 256, grid: chunks of 4096 elements, four groups of four a thread. found_inf != 0: nothing is written.",
+    "// The floor is 28 bytes an element (bf16 parameter and gradient, f32 master and moments) at the rate of a copy. What comes near it is many",
+    "// blocks that live shortly: a thread loads its four elements of each array, computes, stores and is gone. Loops over larger chunks, more",
+    "// elements a thread, bulk copies through shared memory and hints to the caches were all slower.",
+    "//",
+    "// One H200, 2026-11-21, te_bench adam: 500 x 1048576 0.98 of copy.",
+    "//",
+    "// Launch: block 256, grid: chunks of 1024 elements, four a thread. found_inf != 0: nothing is written.",
     "//",
     "// te:baseline",
     "#include \"ops/optim/kargs.h\"",
@@ -12333,29 +12888,29 @@ static const char *const te__source_83[] = { /* ops/optim/adam.cu */
     "    }",
     "};",
     "",
-    "// Groups of four elements from `begin` on, while whole ones are left before `end`; returns where it stopped.",
+    "// The thread's four elements of the chunk at `begin`, if they are all before `end`; returns where the whole groups of the chunk stop.",
     "template <int G, int P, bool MASTER>",
-    "TE_DEV te_i64 te_adam_groups(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {",
-    "    te_i64 whole = begin + (end - begin) / 4 * 4;",
-    "#pragma unroll 1",
-    "    for (te_i64 i = begin + threadIdx.x * 4; i < whole; i += 1024) {",
-    "        te_raw4<G> g = te_raw4_load<G>(a.grad[t], i);",
-    "        te_raw4<TE_F32> m = te_raw4_load<TE_F32>(a.m[t], i), v = te_raw4_load<TE_F32>(a.v[t], i), master = {};",
-    "        te_raw4<P> param = {};",
-    "        if constexpr (MASTER) master = te_raw4_load<TE_F32>(a.master[t], i);",
-    "        else param = te_raw4_load<P>(a.param[t], i);",
-    "        float p4[4], m4[4], v4[4];",
+    "TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {",
+    "    te_i64 whole = begin + (end - begin) / 4 * 4, i = begin + threadIdx.x * 4;",
+    "    if (i >= whole) return whole;",
+    "    void *param = a.param[t];",
+    "    float *m_at = a.m[t], *v_at = a.v[t], *master_at = a.master[t];",
+    "    te_raw4<G> g = te_raw4_load<G>(a.grad[t], i);",
+    "    te_raw4<TE_F32> m = te_raw4_load<TE_F32>(m_at, i), v = te_raw4_load<TE_F32>(v_at, i), master = {};",
+    "    te_raw4<P> before = {};",
+    "    if constexpr (MASTER) master = te_raw4_load<TE_F32>(master_at, i);",
+    "    else before = te_raw4_load<P>(param, i);",
+    "    float p4[4], m4[4], v4[4];",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) {",
-    "            p4[k] = MASTER ? te_raw4_get(master, k) : te_raw4_get(param, k);",
-    "            m4[k] = te_raw4_get(m, k), v4[k] = te_raw4_get(v, k);",
-    "            step(te_raw4_get(g, k), p4[k], m4[k], v4[k]);",
-    "        }",
-    "        te_store4<TE_F32>(a.m[t], i, m4);",
-    "        te_store4<TE_F32>(a.v[t], i, v4);",
-    "        if constexpr (MASTER) te_store4<TE_F32>(a.master[t], i, p4);",
-    "        te_store4<P>(a.param[t], i, p4);",
+    "    for (int k = 0; k < 4; k++) {",
+    "        p4[k] = MASTER ? te_raw4_get(master, k) : te_raw4_get(before, k);",
+    "        m4[k] = te_raw4_get(m, k), v4[k] = te_raw4_get(v, k);",
+    "        step(te_raw4_get(g, k), p4[k], m4[k], v4[k]);",
     "    }",
+    "    te_store4<TE_F32>(m_at, i, m4);",
+    "    te_store4<TE_F32>(v_at, i, v4);",
+    "    if constexpr (MASTER) te_store4<TE_F32>(master_at, i, p4);",
+    "    te_store4<P>(param, i, p4);",
     "    return whole;",
     "}",
     "",
@@ -12367,11 +12922,11 @@ static const char *const te__source_83[] = { /* ops/optim/adam.cu */
     "    int g_dt = a.grad_dt[t], p_dt = a.param_dt[t];",
     "    bool master = a.master[t] != 0;",
     "    if (a.vector[t]) {",
-    "        if (g_dt == TE_F32 && p_dt == TE_F32 && !master) begin = te_adam_groups<TE_F32, TE_F32, false>(a, step, t, begin, end);",
-    "        else if (g_dt == TE_F32 && p_dt == TE_BF16 && master) begin = te_adam_groups<TE_F32, TE_BF16, true>(a, step, t, begin, end);",
-    "        else if (g_dt == TE_BF16 && p_dt == TE_BF16 && master) begin = te_adam_groups<TE_BF16, TE_BF16, true>(a, step, t, begin, end);",
-    "        else if (g_dt == TE_BF16 && p_dt == TE_BF16) begin = te_adam_groups<TE_BF16, TE_BF16, false>(a, step, t, begin, end);",
-    "        else if (g_dt == TE_F16 && p_dt == TE_F16 && master) begin = te_adam_groups<TE_F16, TE_F16, true>(a, step, t, begin, end);",
+    "        if (g_dt == TE_F32 && p_dt == TE_F32 && !master) begin = te_adam_group<TE_F32, TE_F32, false>(a, step, t, begin, end);",
+    "        else if (g_dt == TE_F32 && p_dt == TE_BF16 && master) begin = te_adam_group<TE_F32, TE_BF16, true>(a, step, t, begin, end);",
+    "        else if (g_dt == TE_BF16 && p_dt == TE_BF16 && master) begin = te_adam_group<TE_BF16, TE_BF16, true>(a, step, t, begin, end);",
+    "        else if (g_dt == TE_BF16 && p_dt == TE_BF16) begin = te_adam_group<TE_BF16, TE_BF16, false>(a, step, t, begin, end);",
+    "        else if (g_dt == TE_F16 && p_dt == TE_F16 && master) begin = te_adam_group<TE_F16, TE_F16, true>(a, step, t, begin, end);",
     "    }",
     "    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) { // what is left: a tail, or everything",
     "        float p = master ? a.master[t][i] : te_load(a.param[t], i, p_dt), m = a.m[t][i], v = a.v[t][i];",
@@ -12382,14 +12937,14 @@ static const char *const te__source_83[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/optim/kargs.h */
+static const char *const te__source_86[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
     " * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */",
     "",
     "#define TE__ADAM_MAX 70",
-    "#define TE__ADAM_CHUNK 4096",
+    "#define TE__ADAM_CHUNK 1024",
     "typedef struct te__adam_kargs {",
     "    const void *grad[TE__ADAM_MAX];",
     "    void *param[TE__ADAM_MAX];",
@@ -12445,7 +13000,7 @@ static const char *const te__source_84[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_85[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_87[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -12469,7 +13024,7 @@ static const char *const te__source_85[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_88[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -12517,7 +13072,7 @@ static const char *const te__source_86[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_89[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -12535,7 +13090,7 @@ static const char *const te__source_87[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_90[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -12576,14 +13131,11 @@ static const char *const te__source_88[] = { /* ops/optim/multi.cuh */
     "    if constexpr (DT == TE_F32) {",
     "        *(float4 *)((float *)p + i) = make_float4(v[0], v[1], v[2], v[3]);",
     "    } else {",
-    "        te_u16 h[4];",
-    "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) h[k] = DT == TE_BF16 ? te_f32_to_bf16(v[k]) : te_f32_to_f16(v[k]);",
-    "        *(uint2 *)((te_u16 *)p + i) = make_uint2(h[0] | (te_u32)h[1] << 16, h[2] | (te_u32)h[3] << 16);",
+    "        *(uint2 *)((te_u16 *)p + i) = make_uint2(te_f32x2_to_half(v[0], v[1], DT), te_f32x2_to_half(v[2], v[3], DT));",
     "    }",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_91[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.",
@@ -12628,7 +13180,7 @@ static const char *const te__source_89[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/rope/kargs.h */
+static const char *const te__source_92[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -12663,7 +13215,7 @@ static const char *const te__source_90[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_91[] = { /* ops/rope/rope.cu */
+static const char *const te__source_93[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -12792,7 +13344,7 @@ static const char *const te__source_91[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/shard/kargs.h */
+static const char *const te__source_94[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -12839,7 +13391,7 @@ static const char *const te__source_92[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_93[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_95[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -12856,7 +13408,7 @@ static const char *const te__source_93[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_94[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_96[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -12970,7 +13522,7 @@ static const char *const te__source_94[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_97[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -13097,7 +13649,7 @@ static const char *const te__source_95[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_98[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -13170,7 +13722,7 @@ static const char *const te__source_96[] = { /* ops/shard/shard_cast_transposed.
     "    }",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_99[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -13223,7 +13775,7 @@ static const char *const te__source_97[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/stats/kargs.h */
+static const char *const te__source_100[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -13245,7 +13797,7 @@ static const char *const te__source_98[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_99[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_101[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -13322,7 +13874,7 @@ static const char *const te__source_99[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_102[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -13370,103 +13922,105 @@ static const te__source te__sources[] = {
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 91},
     {"base/scaling.h", te__source_3, 83},
-    {"device/base.cuh", te__source_4, 226},
-    {"device/hopper.cuh", te__source_5, 97},
-    {"device/mma.cuh", te__source_6, 99},
-    {"device/tile.cuh", te__source_7, 57},
-    {"ops/act/act.cuh", te__source_8, 82},
-    {"ops/act/act_bwd.cu", te__source_9, 64},
-    {"ops/act/act_fwd.cu", te__source_10, 80},
-    {"ops/act/kargs.h", te__source_11, 21},
-    {"ops/attn/attn.cuh", te__source_12, 78},
-    {"ops/attn/attn_bwd_dkv.cu", te__source_13, 62},
-    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_14, 173},
-    {"ops/attn/attn_bwd_dq.cu", te__source_15, 53},
-    {"ops/attn/attn_bwd_dq_mma.cu", te__source_16, 119},
-    {"ops/attn/attn_delta.cu", te__source_17, 27},
-    {"ops/attn/attn_fwd.cu", te__source_18, 62},
-    {"ops/attn/attn_fwd_mma.cu", te__source_19, 168},
-    {"ops/attn/general.cuh", te__source_20, 73},
-    {"ops/attn/kargs.h", te__source_21, 38},
-    {"ops/attn/tile.cuh", te__source_22, 188},
-    {"ops/block/block.cuh", te__source_23, 32},
-    {"ops/block/block_dequantize.cu", te__source_24, 59},
-    {"ops/block/block_dequantize_col.cu", te__source_25, 70},
-    {"ops/block/block_quantize.cu", te__source_26, 226},
-    {"ops/block/kargs.h", te__source_27, 31},
-    {"ops/cast/amax.cu", te__source_28, 64},
-    {"ops/cast/delayed_gather.cu", te__source_29, 13},
-    {"ops/cast/delayed_update.cu", te__source_30, 40},
-    {"ops/cast/fp8_dequantize.cu", te__source_31, 59},
-    {"ops/cast/fp8_quantize.cu", te__source_32, 159},
-    {"ops/cast/kargs.h", te__source_33, 80},
-    {"ops/cast/list.cuh", te__source_34, 15},
-    {"ops/cast/scale_from_amax.cu", te__source_35, 15},
-    {"ops/cast/transpose.cu", te__source_36, 81},
-    {"ops/cast/transpose_nibbles.cu", te__source_37, 49},
-    {"ops/dropout/dropout_add.cu", te__source_38, 70},
-    {"ops/dropout/kargs.h", te__source_39, 13},
-    {"ops/gemm/epilogue.cuh", te__source_40, 173},
-    {"ops/gemm/gemm_decode.cu", te__source_41, 108},
-    {"ops/gemm/gemm_hopper.cu", te__source_42, 273},
-    {"ops/gemm/gemm_mma.cu", te__source_43, 383},
-    {"ops/gemm/gemm_naive.cu", te__source_44, 74},
-    {"ops/gemm/gemm_reduce.cu", te__source_45, 29},
-    {"ops/gemm/kargs.h", te__source_46, 62},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_47, 54},
-    {"ops/loss/cross_entropy_count.cu", te__source_48, 20},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_49, 78},
-    {"ops/loss/kargs.h", te__source_50, 42},
-    {"ops/loss/loss.cuh", te__source_51, 30},
-    {"ops/loss/mse_bwd.cu", te__source_52, 29},
-    {"ops/loss/mse_fwd.cu", te__source_53, 37},
-    {"ops/loss/mse_sum.cu", te__source_54, 13},
-    {"ops/math/axpby.cu", te__source_55, 39},
-    {"ops/math/column_sum.cu", te__source_56, 47},
-    {"ops/math/column_sum_final.cu", te__source_57, 24},
-    {"ops/math/copy.cu", te__source_58, 113},
-    {"ops/math/embedding_bwd.cu", te__source_59, 94},
-    {"ops/math/embedding_fwd.cu", te__source_60, 30},
-    {"ops/math/embedding_sort.cu", te__source_61, 95},
-    {"ops/math/fill.cu", te__source_62, 21},
-    {"ops/math/kargs.h", te__source_63, 91},
-    {"ops/math/random.cu", te__source_64, 32},
-    {"ops/math/sum.cu", te__source_65, 39},
-    {"ops/math/sum_final.cu", te__source_66, 15},
-    {"ops/mxfp8/kargs.h", te__source_67, 28},
-    {"ops/mxfp8/mxfp8.cuh", te__source_68, 71},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_69, 72},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_70, 188},
-    {"ops/norm/kargs.h", te__source_71, 39},
-    {"ops/norm/norm.cuh", te__source_72, 35},
-    {"ops/norm/norm_bwd.cu", te__source_73, 205},
-    {"ops/norm/norm_bwd_sum.cu", te__source_74, 30},
-    {"ops/norm/norm_fwd.cu", te__source_75, 149},
-    {"ops/nvfp4/arithmetic.h", te__source_76, 81},
-    {"ops/nvfp4/kargs.h", te__source_77, 62},
-    {"ops/nvfp4/nvfp4.cuh", te__source_78, 164},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_79, 120},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_80, 14},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_81, 76},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_82, 310},
-    {"ops/optim/adam.cu", te__source_83, 78},
-    {"ops/optim/kargs.h", te__source_84, 61},
-    {"ops/optim/l2norm_final.cu", te__source_85, 22},
-    {"ops/optim/l2norm_partial.cu", te__source_86, 46},
-    {"ops/optim/l2norm_tensor.cu", te__source_87, 16},
-    {"ops/optim/multi.cuh", te__source_88, 46},
-    {"ops/optim/multi_scale.cu", te__source_89, 43},
-    {"ops/rope/kargs.h", te__source_90, 33},
-    {"ops/rope/rope.cu", te__source_91, 127},
-    {"ops/shard/kargs.h", te__source_92, 45},
-    {"ops/shard/shard.cuh", te__source_93, 15},
-    {"ops/shard/shard_amax.cu", te__source_94, 112},
-    {"ops/shard/shard_cast.cu", te__source_95, 125},
-    {"ops/shard/shard_cast_transposed.cu", te__source_96, 71},
-    {"ops/shard/shard_scales.cu", te__source_97, 51},
-    {"ops/stats/kargs.h", te__source_98, 20},
-    {"ops/stats/quant_error.cu", te__source_99, 75},
-    {"ops/stats/quant_error_final.cu", te__source_100, 41},
+    {"device/base.cuh", te__source_4, 229},
+    {"device/eight.cuh", te__source_5, 42},
+    {"device/hopper.cuh", te__source_6, 175},
+    {"device/mma.cuh", te__source_7, 101},
+    {"device/tile.cuh", te__source_8, 57},
+    {"ops/act/act.cuh", te__source_9, 83},
+    {"ops/act/act_bwd.cu", te__source_10, 64},
+    {"ops/act/act_fwd.cu", te__source_11, 80},
+    {"ops/act/kargs.h", te__source_12, 21},
+    {"ops/attn/attn.cuh", te__source_13, 78},
+    {"ops/attn/attn_bwd_dkv.cu", te__source_14, 62},
+    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_15, 173},
+    {"ops/attn/attn_bwd_dq.cu", te__source_16, 53},
+    {"ops/attn/attn_bwd_dq_mma.cu", te__source_17, 119},
+    {"ops/attn/attn_delta.cu", te__source_18, 27},
+    {"ops/attn/attn_fwd.cu", te__source_19, 62},
+    {"ops/attn/attn_fwd_mma.cu", te__source_20, 168},
+    {"ops/attn/general.cuh", te__source_21, 73},
+    {"ops/attn/kargs.h", te__source_22, 38},
+    {"ops/attn/tile.cuh", te__source_23, 188},
+    {"ops/block/block.cuh", te__source_24, 32},
+    {"ops/block/block_dequantize.cu", te__source_25, 59},
+    {"ops/block/block_dequantize_col.cu", te__source_26, 70},
+    {"ops/block/block_quantize.cu", te__source_27, 191},
+    {"ops/block/kargs.h", te__source_28, 31},
+    {"ops/cast/amax.cu", te__source_29, 64},
+    {"ops/cast/delayed_gather.cu", te__source_30, 13},
+    {"ops/cast/delayed_update.cu", te__source_31, 40},
+    {"ops/cast/fp8_dequantize.cu", te__source_32, 59},
+    {"ops/cast/fp8_quantize.cu", te__source_33, 159},
+    {"ops/cast/kargs.h", te__source_34, 80},
+    {"ops/cast/list.cuh", te__source_35, 15},
+    {"ops/cast/scale_from_amax.cu", te__source_36, 15},
+    {"ops/cast/transpose.cu", te__source_37, 81},
+    {"ops/cast/transpose_nibbles.cu", te__source_38, 49},
+    {"ops/dropout/dropout_add.cu", te__source_39, 70},
+    {"ops/dropout/kargs.h", te__source_40, 13},
+    {"ops/gemm/epilogue.cuh", te__source_41, 226},
+    {"ops/gemm/gemm_align.cu", te__source_42, 53},
+    {"ops/gemm/gemm_decode.cu", te__source_43, 108},
+    {"ops/gemm/gemm_hopper.cu", te__source_44, 628},
+    {"ops/gemm/gemm_mma.cu", te__source_45, 383},
+    {"ops/gemm/gemm_naive.cu", te__source_46, 74},
+    {"ops/gemm/gemm_reduce.cu", te__source_47, 29},
+    {"ops/gemm/kargs.h", te__source_48, 84},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_49, 54},
+    {"ops/loss/cross_entropy_count.cu", te__source_50, 20},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_51, 78},
+    {"ops/loss/kargs.h", te__source_52, 42},
+    {"ops/loss/loss.cuh", te__source_53, 30},
+    {"ops/loss/mse_bwd.cu", te__source_54, 29},
+    {"ops/loss/mse_fwd.cu", te__source_55, 37},
+    {"ops/loss/mse_sum.cu", te__source_56, 13},
+    {"ops/math/axpby.cu", te__source_57, 39},
+    {"ops/math/column_sum.cu", te__source_58, 47},
+    {"ops/math/column_sum_final.cu", te__source_59, 24},
+    {"ops/math/copy.cu", te__source_60, 113},
+    {"ops/math/embedding_bwd.cu", te__source_61, 94},
+    {"ops/math/embedding_fwd.cu", te__source_62, 30},
+    {"ops/math/embedding_sort.cu", te__source_63, 95},
+    {"ops/math/fill.cu", te__source_64, 21},
+    {"ops/math/kargs.h", te__source_65, 91},
+    {"ops/math/random.cu", te__source_66, 32},
+    {"ops/math/sum.cu", te__source_67, 39},
+    {"ops/math/sum_final.cu", te__source_68, 15},
+    {"ops/mxfp8/kargs.h", te__source_69, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_70, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_71, 65},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_72, 192},
+    {"ops/norm/kargs.h", te__source_73, 39},
+    {"ops/norm/norm.cuh", te__source_74, 35},
+    {"ops/norm/norm_bwd.cu", te__source_75, 205},
+    {"ops/norm/norm_bwd_sum.cu", te__source_76, 30},
+    {"ops/norm/norm_fwd.cu", te__source_77, 149},
+    {"ops/nvfp4/arithmetic.h", te__source_78, 81},
+    {"ops/nvfp4/kargs.h", te__source_79, 62},
+    {"ops/nvfp4/nvfp4.cuh", te__source_80, 164},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_81, 120},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_82, 14},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_83, 76},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_84, 310},
+    {"ops/optim/adam.cu", te__source_85, 84},
+    {"ops/optim/kargs.h", te__source_86, 61},
+    {"ops/optim/l2norm_final.cu", te__source_87, 22},
+    {"ops/optim/l2norm_partial.cu", te__source_88, 46},
+    {"ops/optim/l2norm_tensor.cu", te__source_89, 16},
+    {"ops/optim/multi.cuh", te__source_90, 43},
+    {"ops/optim/multi_scale.cu", te__source_91, 43},
+    {"ops/rope/kargs.h", te__source_92, 33},
+    {"ops/rope/rope.cu", te__source_93, 127},
+    {"ops/shard/kargs.h", te__source_94, 45},
+    {"ops/shard/shard.cuh", te__source_95, 15},
+    {"ops/shard/shard_amax.cu", te__source_96, 112},
+    {"ops/shard/shard_cast.cu", te__source_97, 125},
+    {"ops/shard/shard_cast_transposed.cu", te__source_98, 71},
+    {"ops/shard/shard_scales.cu", te__source_99, 51},
+    {"ops/stats/kargs.h", te__source_100, 20},
+    {"ops/stats/quant_error.cu", te__source_101, 75},
+    {"ops/stats/quant_error_final.cu", te__source_102, 41},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -19359,27 +19913,28 @@ static te_result te__cuda_plan_sum(te__plan *p, const te_sum_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+/* out [n] = (accumulate ? out : 0) + the sums of the columns of x [m, n]. */
+static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, int64_t m, int64_t n, te_tensor *out, bool accumulate) {
     te__column_sum_kargs args = TE_ZERO;
     te__launch *l;
     int64_t chunks;
-    args.m = te__rows(a->x);
-    args.n = te__cols(a->x);
+    args.m = m;
+    args.n = n;
     if (args.n == 0) return TE_OK;
-    args.x = te__data(a->x);
-    args.out = te__data(a->out);
+    args.x = x;
+    args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
     /* About a thousand blocks fill any GPU; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
     chunks = te__max(1, te__min(te__div_up(args.m, 32), te__div_up(1024, args.column_blocks)));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));
-    args.x_dt = a->x->dtype;
-    args.out_dt = a->out->dtype;
-    args.accumulate = a->accumulate;
-    args.vector = te__math_aligned_rows(a->x, args.n);
+    args.x_dt = x_dt;
+    args.out_dt = out->dtype;
+    args.accumulate = accumulate;
+    args.vector = (uintptr_t)x % 16 == 0 && n * te__dtype_size(x_dt) % 16 == 0;
     args.partial = (float *)te__plan_workspace(p, args.chunks * args.n * 4);
     l = te__plan_launch(p, "math", "column_sum");
-    te__launch_option(l, "X_DT", a->x->dtype);
+    te__launch_option(l, "X_DT", x_dt);
     te__launch_size(l, args.chunks * args.column_blocks, 1, 1, 256, 0);
     *TE__KARGS(p, l, te__column_sum_kargs) = args;
     l = te__plan_launch(p, "math", "column_sum_final");
@@ -19387,6 +19942,9 @@ static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args 
     *TE__KARGS(p, l, te__column_sum_kargs) = args;
     te__plan_why(p, "partial sums of chunks of rows, added in their order");
     return TE_OK;
+}
+static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+    return te__plan_column_sum(p, te__data(a->x), a->x->dtype, te__rows(a->x), te__cols(a->x), a->out, a->accumulate);
 }
 
 /* ---- embedding ---- */
@@ -20500,7 +21058,10 @@ static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_block_dequ
 
 /* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
-/* A block does one tile of 128 rows and 128 columns. */
+/* What a block does. */
+#define TE__MX_ROWS 32
+#define TE__MX_COLS 256
+
 typedef struct te__mxfp8_quantize_kargs {
     const void *x; /* [m, n] */
     void *row;     /* [m, ld], or NULL */
@@ -20508,15 +21069,14 @@ typedef struct te__mxfp8_quantize_kargs {
     unsigned char *row_scale, *col_scale;
     const float *noop; /* [1], or NULL */
     long long m, n, ld, ldc;
+    long long scale_rows, scale_cols; /* m and n up to multiples of 128: the scales' padding is written too */
     int x_dt, y_dt;
     int two_dimensional, swizzled;
     int vector_x;      /* rows of x start at multiples of 16 bytes */
     int vector_row;    /* rows of `row` start at multiples of 8 bytes */
     int vector_col;    /* rows of `col`, too */
-    int vector_scales; /* both scales start at multiples of 4 bytes */
 } te__mxfp8_quantize_kargs;
 
-/* A block does one tile of 128 rows and 128 columns. */
 typedef struct te__mxfp8_dequantize_kargs {
     const void *q; /* [m, ld] */
     const unsigned char *scale;
@@ -20795,16 +21355,16 @@ static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && ld * te__dtype_size(x->dtype) % bytes == 0;
 }
 
-/* A block for each tile of 128 x 128. */
-static void te__mx_grid(te__launch *l, int64_t tiles_m, int64_t tiles_n) {
-    int64_t most = 65535; /* what y and z can count */
-    te__launch_size(l, tiles_n, te__min(tiles_m, most), te__div_up(tiles_m, most), 512, 0);
+/* A block for each tile that is wanted of m x n. */
+static void te__mx_grid(te__launch *l, int64_t m, int64_t n) {
+    int64_t most = 65535 /* what y and z can count */, tiles_m = te__div_up(m, TE__MX_ROWS);
+    te__launch_size(l, te__div_up(n, TE__MX_COLS), te__min(tiles_m, most), te__div_up(tiles_m, most), 256, 0);
 }
 
 static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quantize_args *a) {
     te__mxfp8_quantize_kargs args = TE_ZERO;
     te__launch *l;
-    int64_t tiles_m, tiles_n;
+    int64_t wide; /* codes and scales, with their padding */
     args.x = te__data(a->x);
     args.row = te__data(a->row);
     args.col = te__data(a->col);
@@ -20822,19 +21382,18 @@ static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quanti
     args.vector_x = te__mx_rows_aligned(a->x, args.n, 16);
     args.vector_row = a->row && te__mx_rows_aligned(a->row, args.ld, 8);
     args.vector_col = a->col && te__mx_rows_aligned(a->col, args.ldc, 8);
-    args.vector_scales = te__is_aligned(a->row_scale, 4) && te__is_aligned(a->col_scale, 4);
-    /* Tiles cover the padding of the codes too; that of the scales lies within the tiles of x. */
-    tiles_m = te__div_up(args.m, 128);
-    tiles_n = te__div_up(te__max(args.n, te__max(args.ld, args.ldc)), 128);
-    if (tiles_m * tiles_n == 0) return TE_OK;
+    args.scale_rows = te__round_up(args.m, 128);
+    args.scale_cols = te__round_up(args.n, 128);
+    wide = te__max(args.scale_cols, te__max(args.ld, args.ldc));
+    if (args.m == 0 || wide == 0) return TE_OK;
     l = te__plan_launch(p, "mxfp8", "mxfp8_quantize");
     *TE__KARGS(p, l, te__mxfp8_quantize_kargs) = args;
     te__launch_option(l, "X_DT", args.x_dt);
     te__launch_option(l, "Y_DT", args.y_dt);
-    te__mx_grid(l, tiles_m, tiles_n);
+    te__mx_grid(l, args.scale_rows, wide);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one read of x, a warp a 32 x 32 tile; cvt instructions"
-                              : "one read of x, a warp a 32 x 32 tile; FP8 rounding in integer arithmetic, which gives the same bits");
+    te__plan_why(p, p->native ? "one read of x, tiles of 32 x 256; cvt instructions"
+                              : "one read of x, tiles of 32 x 256; FP8 rounding in integer arithmetic, which gives the same bits");
     return TE_OK;
 }
 
@@ -20857,9 +21416,9 @@ static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_mxfp8_dequ
     k->vector = te__mx_rows_aligned(a->q, k->ld, 8) && te__mx_rows_aligned(a->y, k->n, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__mx_grid(l, te__div_up(k->m, 128), te__div_up(k->n, 128));
+    te__mx_grid(l, k->m, k->n);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one pass, a warp a 32 x 32 tile; cvt instructions" : "one pass, a warp a 32 x 32 tile; FP8 decoded in integer arithmetic, exactly");
+    te__plan_why(p, p->native ? "one pass, tiles of 32 x 256; cvt instructions" : "one pass, tiles of 32 x 256; FP8 decoded in integer arithmetic, exactly");
     return TE_OK;
 }
 
@@ -22261,6 +22820,7 @@ typedef struct te__gemm_kargs {
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n] */
+    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
@@ -22297,9 +22857,30 @@ typedef struct te__gemm_decode_kargs {
     int swizzled;
 } te__gemm_decode_kargs;
 
-/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple
- * of 1024. */
-#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)
+/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */
+typedef struct te__gemm_align_side {
+    const unsigned char *from; /* NULL and no rows: nothing to do */
+    unsigned char *out;        /* [rows, ld_out] */
+    long long rows, bytes;     /* of a row */
+    long long ld, ld_out;      /* ld_out a multiple of 16 */
+} te__gemm_align_side;
+typedef struct te__gemm_align_kargs {
+    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
+} te__gemm_align_kargs;
+
+/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */
+enum {
+    TE__GEMM_STORE = 1,
+    TE__GEMM_STORE_BIAS = 2,
+    TE__GEMM_STORE_GELU = 4,
+    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
+    TE__GEMM_STORE_DGELU = 16,
+    TE__GEMM_STORE_ADD = 32, /* to D */
+    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
+};
+
+/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
+#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
 #ifdef __CUDACC__
@@ -22308,9 +22889,9 @@ typedef struct te__gemm_decode_kargs {
 #define TE__ALIGN_64
 #endif
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
-    unsigned long long a_map[16], b_map[16];
+    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
 
 /* ==== ops/gemm/op.c ============================================================================================= */
@@ -22457,7 +23038,22 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
             r = te__fail(te, TE_ERR_DTYPE, "gemm: aux is %s and D %s; they must be alike", te_dtype_name(a->aux->dtype), te_dtype_name(a->d->dtype));
     }
     if (r == TE_OK && a->bias) r = te__want_vector(te, "gemm", "bias", a->bias, a->n);
+    if (r == TE_OK && a->bias_gradient) {
+        r = te__want_vector(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
+        if (r == TE_OK && a->accumulate)
+            r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_column_sum");
+        if (r == TE_OK && (te__rows(a->d) != a->m || te__cols(a->d) != a->n || !te__is_contiguous(a->d)))
+            r = te__fail(te, TE_ERR_SHAPE, "gemm: with bias_gradient D must be a contiguous [%lld, %lld]", (long long)a->m, (long long)a->n);
+    }
     return r;
+}
+
+/* What bias_gradient is, of a D that has been written. */
+static te_column_sum_args te__gemm_column_sum(const te_gemm_args *a) {
+    te_column_sum_args sum = TE_ZERO;
+    sum.x = a->d;
+    sum.out = a->bias_gradient;
+    return sum;
 }
 
 static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
@@ -22479,6 +23075,7 @@ static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
     if (r != TE_OK) return r;
     te__touch(a->d);
     if (a->epilogue == TE_EPILOGUE_GELU) te__touch(a->aux);
+    te__touch(a->bias_gradient);
     return TE_OK;
 }
 
@@ -22823,11 +23420,16 @@ static void te__gemm_job_scale(te__gemm_job *job) {
         job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
 }
 
+static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_gemm_args *g) {
+    te_column_sum_args sum = te__gemm_column_sum(g);
+    return g->bias_gradient ? te__cpu_column_sum(te, &sum) : TE_OK;
+}
+
 static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     te__gemm_job job;
     int64_t block_a, block_b, i, j;
     size_t bytes_a, bytes_b;
-    if (g->m == 0 || g->n == 0) return TE_OK;
+    if (g->m == 0 || g->n == 0) return te__cpu_gemm_bias_gradient(te, g);
     memset(&job, 0, sizeof(job));
     job.args = g;
     job.ldd = te__gemm_ld(g->d);
@@ -22855,7 +23457,8 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     }
     te__free(te, job.a.packed, bytes_a);
     te__free(te, job.b.packed, bytes_b);
-    return job.a.packed && job.b.packed ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    if (!job.a.packed || !job.b.packed) return TE_ERR_OUT_OF_MEMORY;
+    return te__cpu_gemm_bias_gradient(te, g);
 }
 
 /* ==== ops/gemm/cuda.c =========================================================================================== */
@@ -22870,23 +23473,39 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     double speed;
-    int option; /* gemm_mma: TILE; gemm_hopper: WAVES */
+    int option; /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
     int threads;
+    int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
 } te__gemm_tile_kind;
+
+enum { TE__GEMM_PINGPONG = 3 };
 
 typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
     int64_t tiles, splits;
     int64_t k_split; /* k of one split */
+    bool together;   /* the splits of a tile are a cluster, and add up themselves */
 } te__gemm_choice;
 
-/* Times are in slabs of a 128 x 256 tile (0.5 us on an H200). A tile costs its slabs, and filling the pipeline and writing D about five
- * more; splitting k costs a second launch (six) and its partial sums' way through device memory (about 1.6 MB a slab). */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, int64_t m, int64_t n, int64_t slabs, int64_t splits) {
-    double size = (double)t->bm * t->bn / (128.0 * 256.0);
-    int64_t rounds = te__div_up(te__div_up(m, t->bm) * te__div_up(n, t->bn) * splits, te__max(p->num_sms, 1));
-    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 5.0 * size);
-    if (splits > 1) cost += 6.0 + (double)m * (double)n * 4.0 * (double)(splits + 1) / 1.6e6;
+/* How many tiles, clusters counting as one. */
+static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, int64_t n) {
+    return te__div_up(m, t->bm * (t->bm <= t->bn ? t->cluster : 1)) * te__div_up(n, t->bn * (t->bm > t->bn ? t->cluster : 1));
+}
+
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
+ * is not hidden of writing D, and all of them cannot come faster than from device memory: 2.4 MB a slab, 33 KB for one block. Splitting k costs a
+ * second launch and its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters
+ * of 4 and 8 do not go into every group of them. work: of the epilogue, on 128 x 256 values. */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_gemm_args *a, int64_t slabs, int64_t splits, bool together, double work) {
+    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(a->a->dtype);
+    int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
+    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
+    int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
+    double tail = (1.0 + work) * size, cost, floor = bytes / te__min(2.4e6, 33e3 * (double)te__max(blocks, 1));
+    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
+    cost = te__max(cost, floor) + 0.1 * te__min(cost, floor);
+    if (together) cost += (splits == 8 ? 5.0 : 1.5) + 8.0 * (double)(rounds - 1); /* these blocks do not stay */
+    else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
     return cost;
 }
 
@@ -22903,27 +23522,49 @@ typedef struct te__gemm_problem {
     int block; /* te__gemm_block_kind, or 0 */
 } te__gemm_problem;
 
-/* bk: elements of k in a slab. */
-static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk) {
+/* For `te_bench --tune`, which has one alternative after the other taken: `take`, -1 for the best. */
+#ifdef TE__TUNE
+static struct te__gemm_tune {
+    int take, count;
+    double cost[512];
+} te__gemm_tune = {-1, 0, {0}};
+static bool te__gemm_skips(double cost) {
+    int index = te__gemm_tune.count < TE__COUNT(te__gemm_tune.cost) - 1 ? te__gemm_tune.count++ : te__gemm_tune.count;
+    te__gemm_tune.cost[index] = cost;
+    return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
+}
+#define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
+#else
+#define TE__GEMM_SKIPS(cost) false
+#endif
+
+/* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
+static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
     const te_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
+    double work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient ? 6.0 : 0.0;
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
-    int i, s;
-    for (i = 0; i < count; i++) {
-        for (s = 0; s < TE__COUNT(splits); s++) {
-            double cost = te__gemm_cost(p, &kinds[i], a->m, a->n, slabs, splits[s]);
-            if (s > 0 && (slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) break;
-            if (best.tile && cost >= best_cost) continue;
-            best.tile = &kinds[i];
-            best.splits = splits[s];
-            best_cost = cost;
-        }
-    }
-    best.tiles = te__div_up(a->m, best.tile->bm) * te__div_up(a->n, best.tile->bn);
+    int i, s, together;
+    for (i = 0; i < count; i++)
+        for (s = 0; s < TE__COUNT(splits); s++)
+            for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
+                int64_t each = te__div_up(slabs, splits[s]);
+                double cost = te__gemm_cost(p, &kinds[i], a, slabs, splits[s], together, work);
+                if (s > 0 && slabs < SHORTEST * splits[s]) continue;
+                if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
+                             : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
+                    continue;
+                if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
+                best.tile = &kinds[i];
+                best.splits = splits[s];
+                best.together = together != 0;
+                best_cost = cost;
+            }
+    best.tiles = te__gemm_cluster_tiles(best.tile, a->m, a->n);
     best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
     best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
     return best;
@@ -22984,12 +23625,13 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
 /* With splits, D becomes the partial sums: plain f32, one [m, n] a split. True, or the workspace could not be had. */
 static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice *c) {
     if (c->splits == 1) return true;
+    k->k_split = c->k_split;
+    k->splits = (int)c->splits;
+    if (c->together) return true;
     k->d = te__plan_workspace(p, c->splits * k->m * k->n * 4);
     k->d_dt = TE_F32;
     k->ldd = k->n;
     k->d_split = k->m * k->n;
-    k->k_split = c->k_split;
-    k->splits = (int)c->splits;
     k->scale_a = k->scale_b = NULL;
     k->rows_a = k->columns_b = 0;
     k->bias = NULL;
@@ -23011,11 +23653,9 @@ static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const t
     te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
 }
 
+static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te__dtype_size(x->dtype) % 16 == 0; }
 /* A and B, and their rows, start at multiples of 16 bytes. */
-static bool te__gemm_is_aligned(const te__gemm_problem *q) {
-    int64_t bytes = te__dtype_size(q->a.dtype);
-    return (uintptr_t)q->a.data % 16 == 0 && (uintptr_t)q->b.data % 16 == 0 && q->a.ld * bytes % 16 == 0 && q->b.ld * bytes % 16 == 0;
-}
+static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
 
 static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     te__launch_option(l, "A_DT", q->a.dtype);
@@ -23067,6 +23707,46 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
     return q->a.data != NULL && q->b.data != NULL;
 }
 
+/* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
+
+/* Operands that are not aligned are copied into the workspace. False: there was none. */
+static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
+    te__gemm_side *sides[2];
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
+    te__gemm_align_kargs *k = TE__KARGS(p, l, te__gemm_align_kargs);
+    int64_t pieces = 0;
+    int i;
+    sides[0] = &q->a;
+    sides[1] = &q->b;
+    for (i = 0; i < 2; i++) {
+        te__gemm_side *x = sides[i];
+        te__gemm_align_side *s = &k->side[i];
+        int64_t size = te__dtype_size(x->dtype), lines = i ? q->args->n : q->args->m;
+        if (te__gemm_side_is_aligned(x)) continue;
+        s->from = (const unsigned char *)x->data;
+        s->rows = x->k_major ? lines : q->args->k;
+        s->bytes = (x->k_major ? q->args->k : lines) * size;
+        s->ld = x->ld * size;
+        s->ld_out = te__round_up(s->bytes, 16);
+        s->out = (unsigned char *)te__plan_workspace(p, s->rows * s->ld_out);
+        if (!s->out) return false;
+        x->data = s->out;
+        x->ld = s->ld_out / size;
+        pieces = te__max(pieces, s->rows * (s->ld_out / 16));
+    }
+    te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
+    return true;
+}
+
+/* ---- bias gradient ---------------------------------------------------------------------------------------------------- */
+
+/* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
+static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, const float *sums, int64_t rows) {
+    te_column_sum_args of_d = te__gemm_column_sum(a);
+    if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
+    return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
+}
+
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
@@ -23074,6 +23754,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
     te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
     te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
+    if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = false;
     te__gemm_why(p, q, "no NVRTC: plain f32 arithmetic from the embedded PTX, no tensor cores",
                  "no NVRTC: MXFP8 decoded exactly into bf16, then plain f32 arithmetic from the embedded PTX, no tensor cores",
@@ -23086,12 +23767,12 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     /* Plain first; the second list is for what needs more registers. Shared memory: four slots of 64 bytes of k. */
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256}, {128, 128, 0.9, 1, 128}, {64, 64, 0.6, 0, 128}};
-    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256}, {64, 64, 0.6, 0, 128}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
+    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
     bool promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
     bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
-    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype));
+    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype), false);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
@@ -23102,6 +23783,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, c.tiles, c.splits, 1, c.tile->threads, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
     if (!te__gemm_split(p, k, &c)) return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
+    if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = q->args->scaling_a < TE_SCALING_MXFP8 && (!fp8 || fp8_cores);
     te__gemm_why(p, q, "tensor cores (mma.sync)", "MXFP8 decoded exactly into bf16, then tensor cores (mma.sync)",
                  "NVFP4 decoded exactly into bf16, then tensor cores (mma.sync)");
@@ -23122,7 +23804,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 /* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
-    return p->hopper && q->a.dtype != TE_F32 && te__gemm_is_aligned(q) && te__max(te__max(a->m, a->n), a->k) <= INT_MAX &&
+    return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
@@ -23139,24 +23821,78 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
+/* How D is written, te__gemm_store: by TMA if its rows and those of aux are at multiples of 16 bytes, and at most one thing has to be read. */
+static int te__gemm_store_of(const te__gemm_kargs *k) {
+    int64_t size = te__dtype_size((te_dtype)k->d_dt);
+    bool aligned = (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
+    bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
+    if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
+    return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
+           (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);
+}
+/* The map of D or aux, in boxes of 128 bytes by 64 rows. */
+static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
+    int64_t size = te__dtype_size((te_dtype)k->d_dt);
+    uint64_t dims[3], strides[2];
+    uint32_t box[3];
+    dims[0] = (uint64_t)k->n;
+    dims[1] = (uint64_t)k->m;
+    dims[2] = (uint64_t)k->splits;
+    strides[0] = (uint64_t)(ld * size);
+    strides[1] = (uint64_t)(k->splits > 1 ? k->d_split * size : ld * size);
+    box[0] = (uint32_t)(128 / size);
+    box[1] = 64;
+    box[2] = 1;
+    return te__cuda_tensor_map(p, map, data, (te_dtype)k->d_dt, 3, dims, strides, box, 128);
+}
+
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384}, {256, 128, 0.97, 2, 384}, {128, 128, 0.8, 1, 384}};
-    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.85, 2, 384}, {128, 128, 0.7, 1, 384}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},
+                                               {128, 256, 0.985, 1, 384, 1},
+                                               {256, 128, 0.995, 2, 384, 2},
+                                               {128, 128, 0.935, 1, 384, 2},
+                                               {128, 128, 0.94, 1, 384, 1},
+                                               {128, 128, 0.935, TE__GEMM_PINGPONG, 384, 2},
+                                               {64, 256, 0.8, 0, 384, 1},
+                                               {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind promoting[] = {
+        {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
-    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype));
+    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
+    int64_t blocks, sum_rows = 0;
+    float *sums = NULL;
+    int store;
     te__gemm_fill(&k->g, q);
+    if (!te__gemm_split(p, &k->g, &c)) return p->result;
+    store = c.together ? 0 : te__gemm_store_of(&k->g);
+    if (a->bias_gradient && store && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
+        sum_rows = te__div_up(a->m, c.tile->option == TE__GEMM_PINGPONG || c.tile->option == 2 ? 128 : 64) * 4;
+        k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
+        if (!sums) return p->result;
+        store |= TE__GEMM_STORE_SUMS;
+    }
+    l->cluster = (unsigned)(c.together ? c.splits : c.tile->cluster);
     te__gemm_options(l, q);
     te__launch_option(l, "BN", c.tile->bn);
-    te__launch_option(l, "WAVES", c.tile->option);
+    te__launch_option(l, "WAVES", c.tile->option == TE__GEMM_PINGPONG ? 1 : c.tile->option);
+    if (c.tile->option == TE__GEMM_PINGPONG) te__launch_option(l, "PINGPONG", 1);
+    te__launch_option(l, "CLUSTER", (int)l->cluster);
+    if (c.together) te__launch_option(l, "SPLIT", 1);
     te__launch_option(l, "PROMOTE", promote);
-    te__launch_size(l, te__min(c.tiles * c.splits, te__max(p->num_sms, 1)), 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if (!te__gemm_split(p, &k->g, &c) || te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm) != TE_OK ||
-        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn) != TE_OK)
+    te__launch_option(l, "STORE", store);
+    if (store) te__launch_option(l, "D_DT", k->g.d_dt);
+    blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__max(p->num_sms / c.tile->cluster, 1));
+    te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
+    if (te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
+        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
+        (store && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
+        (k->g.aux && store && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
-    if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (c.splits > 1 && !c.together) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums, sum_rows)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
@@ -23166,9 +23902,19 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
+/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are. */
+static bool te__gemm_is_small(const te_gemm_args *a) { return (double)a->m * (double)a->n * (double)a->k <= 8e6; }
+
+/* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
+static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
+    if (lines != 1 || (!x->k_major && x->ld != 1)) return;
+    x->k_major = true;
+    x->ld = te__round_up(k, 16);
+}
+
 static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
-    if (a->m == 0 || a->n == 0) return TE_OK;
+    if (a->m == 0 || a->n == 0) return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;
     q.a.data = te__data(a->a);
     q.a.dtype = a->a->dtype;
@@ -23178,12 +23924,17 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     q.b.dtype = a->b->dtype;
     q.b.ld = te__gemm_ld(a->b);
     q.b.k_major = a->b_transposed;
+    if (a->scaling_a < TE_SCALING_MXFP8) {
+        te__gemm_one_line(&q.a, a->m, a->k);
+        te__gemm_one_line(&q.b, a->n, a->k);
+    }
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    return te__gemm_fits_hopper(p, &q) ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
+    if (!te__gemm_fits_hopper(p, &q) || (!te__gemm_is_aligned(&q) && te__gemm_is_small(a))) return te__gemm_plan_mma(p, &q);
+    return te__gemm_is_aligned(&q) || te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }
 
 /* ==== ops/norm/kargs.h ========================================================================================== */
@@ -25599,7 +26350,7 @@ static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_mse_bwd_args *a) {
  * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */
 
 #define TE__ADAM_MAX 70
-#define TE__ADAM_CHUNK 4096
+#define TE__ADAM_CHUNK 1024
 typedef struct te__adam_kargs {
     const void *grad[TE__ADAM_MAX];
     void *param[TE__ADAM_MAX];
@@ -26022,7 +26773,7 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
         chunks += more;
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
-    te__plan_why(p, "70 tensors a launch, 4,096 elements a block");
+    te__plan_why(p, "70 tensors a launch, 1,024 elements a block, four a thread");
     return TE_OK;
 }
 

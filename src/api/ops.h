@@ -423,6 +423,7 @@ typedef struct te_quant_error_args {
  *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
  *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
  *   aux      [m, n] of D's format
+ *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
  * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
@@ -437,7 +438,7 @@ typedef struct te_gemm_args {
     const te_tensor *scale_a, *scale_b;
     const te_tensor *bias;
     te_epilogue epilogue;
-    te_tensor *aux;
+    te_tensor *aux, *bias_gradient;
     te_scaling scaling_a, scaling_b;
     const te_tensor *amax_a, *amax_b;
     bool swizzled_scales;

@@ -23,53 +23,18 @@
 // te:row X_DT=1 Y_DT=4
 // te:row X_DT=1 Y_DT=5
 #include "ops/block/kargs.h"
+#include "device/eight.cuh"
 #include "device/tile.cuh"
 #include "base/scaling.h"
 #ifdef X_DT
 #define PACKED (X_DT != TE_F32)
+#define BLOCKS (PACKED && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 900) ? 3 : 1) // a multiprocessor should hold, where the registers suffice
 #else
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
 #define PACKED false
+#define BLOCKS 1
 #endif
-
-// Eight elements as they lie in memory: 16-bit formats stay as they are until they are used, which halves the registers of a tile.
-template <bool packed> struct te_eight {
-    te_u32 w[packed ? 4 : 8];
-};
-template <bool packed> TE_DEV te_eight<packed> te_eight_load(const void *p, te_i64 i, int dt) {
-    te_eight<packed> e;
-    if constexpr (packed) {
-        uint4 u = *(const uint4 *)((const te_u16 *)p + i);
-        e.w[0] = u.x, e.w[1] = u.y, e.w[2] = u.z, e.w[3] = u.w;
-    } else {
-        float v[8];
-        te_load8(p, i, dt, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) e.w[k] = __float_as_uint(v[k]);
-    }
-    return e;
-}
-// The same of any alignment; only n of them exist, the others are 0.
-template <bool packed> TE_DEV te_eight<packed> te_eight_part(const void *p, te_i64 i, int dt, te_i64 n) {
-    te_eight<packed> e;
-#pragma unroll
-    for (int k = 0; k < (packed ? 4 : 8); k++) e.w[k] = 0;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        if (k >= n) break;
-        if constexpr (packed) e.w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));
-        else e.w[k] = __float_as_uint(te_load(p, i + k, dt));
-    }
-    return e;
-}
-template <bool packed> TE_DEV float te_eight_get(const te_eight<packed> &e, int k, int dt) {
-    if constexpr (packed) {
-        te_u16 h = (te_u16)(e.w[k >> 1] >> (16 * (k & 1)));
-        return dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);
-    }
-    return __uint_as_float(e.w[packed ? 0 : k]);
-}
 
 // One step of a maximum across lanes: those whose index differs in `lane_bit` share 2n values; each keeps n, the upper ones where its bit is set.
 template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
@@ -81,7 +46,7 @@ template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {
     __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ __align__(16) float col_scale[128];
     __shared__ float scratch[32];

@@ -4,7 +4,7 @@
  * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */
 
 #define TE__ADAM_MAX 70
-#define TE__ADAM_CHUNK 4096
+#define TE__ADAM_CHUNK 1024
 typedef struct te__adam_kargs {
     const void *grad[TE__ADAM_MAX];
     void *param[TE__ADAM_MAX];

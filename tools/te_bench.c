@@ -794,7 +794,7 @@ static void bench_steps(bench *b, const char *size, int64_t hidden, int64_t ffn,
         }
         seconds = host_time(&h, host_graph, launch_bound ? 20 : 4, true);
         snprintf(text, sizeof text, "%s %s graph of %d", size, names[i], launches);
-        report_against(b, what, text, seconds, calls * 1e3, seconds * 1e3, "ms", "graph");
+        report_against(b, what, text, seconds, seconds * 1e6, calls * 1e6, "us", "calls");
         te_graph_destroy(h.graph);
         te_optimizer_destroy(h.adam);
     }

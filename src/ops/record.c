@@ -3,7 +3,8 @@
  *
  * A capture outlives the tensors that it was given: a kept call has copies of them, of its own, and of every list. */
 
-/* T(field): a tensor, or NULL. L(field, n): a list of n pointers to tensors. An operation without a line does not compile. */
+/* T(field): a tensor, or NULL. L(field, n): a list of n pointers to tensors. An operation without a line does not compile; a field that is
+ * missing fails tests/nn/test_graph.c. */
 #define TE__ARGS_copy(T, L) T(src) T(dst)
 #define TE__ARGS_fill(T, L) T(dst)
 #define TE__ARGS_random(T, L) T(dst) T(rng)
@@ -40,7 +41,7 @@
 #define TE__ARGS_act_bwd(T, L) T(dy) T(x) T(dx)
 #define TE__ARGS_rope(T, L) T(x) T(y) T(start_positions)
 #define TE__ARGS_qkv_rope(T, L) T(qkv) T(q) T(k) T(v) T(start_positions)
-#define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_qkv_rope(T, L)
+#define TE__ARGS_qkv_rope_bwd(T, L) T(qkv) T(q) T(k) T(v) T(start_positions)
 #define TE__ARGS_attn_fwd(T, L) T(q) T(k) T(v) T(o) T(lse) T(rng)
 #define TE__ARGS_attn_bwd(T, L) T(q) T(k) T(v) T(o) T(lse) T(d_o) T(dq) T(dk) T(dv) T(rng)
 #define TE__ARGS_dropout_add_fwd(T, L) T(x) T(bias) T(residual) T(y) T(rng)

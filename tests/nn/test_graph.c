@@ -654,3 +654,62 @@ TE_TEST(graph_without_memory) {
         CHECK(whole);
     }
 }
+
+/* ---- what a capture holds ---- */
+
+/* The text of a file of the repository, or NULL. */
+static const char *repository_file(const char *path) {
+    FILE *f = fopen(path, "rb");
+    size_t room = 1 << 20;
+    char *text = (char *)test_alloc(room);
+    size_t n = f ? fread(text, 1, room - 1, f) : 0;
+    if (f) fclose(f);
+    return n ? text : NULL;
+}
+/* The line of ops/record.c for the operations whose args are struct te_NAME_args: NAME itself, or the first typedef of it. */
+static const char *fields_listed(const char *record, const char *ops, const char *name) {
+    char key[128], alias[64] = "";
+    const char *at;
+    snprintf(key, sizeof key, "#define TE__ARGS_%s(T, L)", name);
+    if ((at = strstr(record, key)) != NULL) return at;
+    snprintf(key, sizeof key, "typedef te_%s_args te_", name);
+    at = strstr(ops, key);
+    if (!at || sscanf(at + strlen(key), "%63[a-z0-9_]", alias) != 1 || strlen(alias) < 6) return NULL;
+    alias[strlen(alias) - 5] = 0; /* without _args */
+    snprintf(key, sizeof key, "#define TE__ARGS_%s(T, L)", alias);
+    return strstr(record, key);
+}
+
+/* Every tensor in every args struct of api/ops.h is listed in ops/record.c: one that is not would be gone when the graph is launched. */
+TE_TEST(graph_knows_every_tensor) {
+    const char *ops = repository_file("src/api/ops.h"), *record = repository_file("src/ops/record.c");
+    int structs = 0, fields = 0;
+    if (!ops || !record) SKIP("not run from the repository");
+    for (const char *at = ops; (at = strstr(at, "typedef struct te_")) != NULL; at++) {
+        char name[64] = "", line[512];
+        const char *end = strstr(at, "\n}"), *listed, *stop;
+        if (sscanf(at, "typedef struct te_%63[a-z0-9_]", name) != 1 || strlen(name) < 6 || strcmp(name + strlen(name) - 5, "_args") != 0) continue;
+        name[strlen(name) - 5] = 0;
+        listed = fields_listed(record, ops, name);
+        stop = listed ? strchr(listed, '\n') : NULL;
+        test_case("te_%s_args", name);
+        CHECK(stop != NULL);
+        if (!stop) continue;
+        structs++;
+        snprintf(line, sizeof line, "%.*s", (int)(stop - listed), listed);
+        for (const char *p = strchr(at, '\n'); p && p < end; p = strchr(p + 1, '\n')) {
+            const char *semicolon = strchr(p + 1, ';'), *star = strstr(p + 1, "te_tensor *"), *tuple = strstr(p + 1, "te_adam_tensor *");
+            if (!star || (tuple && tuple < star)) star = tuple;
+            if (!star || !semicolon || star > semicolon) continue;
+            for (star = strchr(star, '*'); star && star < semicolon; star = strchr(star + 1, '*')) {
+                char field[64], tensor[80], list[80];
+                if (sscanf(star, "*%63[a-z0-9_]", field) != 1 || !strcmp(field, "const")) continue; /* *const *name: the second star */
+                snprintf(tensor, sizeof tensor, "T(%s)", field);
+                snprintf(list, sizeof list, "L(%s,", field);
+                CHECK_MSG(strstr(line, tensor) || strstr(line, list), "%s is not listed: %s", field, line);
+                fields++;
+            }
+        }
+    }
+    CHECK_MSG(structs >= 40 && fields >= 200, "%d structs, %d fields", structs, fields);
+}

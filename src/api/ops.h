@@ -484,7 +484,9 @@ typedef struct te_grouped_gemm_args {
  * RMSNorm: mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
- *               te_quantize: the f32 result is quantized without an intermediate rounding */
+ *               te_quantize: the f32 result is quantized without an intermediate rounding
+ *   y_amax      f32 [1], for a float y, optional: becomes max |y|, of y as it is stored, as te_amax would find it (NaN left out)
+ *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
     te_tensor *y, *mean, *rstd;
@@ -492,6 +494,7 @@ typedef struct te_norm_fwd_args {
     bool zero_centered_gamma;
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
+    te_tensor *y_amax, *y_col;
 } te_norm_fwd_args;
 typedef te_norm_fwd_args te_layernorm_fwd_args;
 typedef te_norm_fwd_args te_rmsnorm_fwd_args;

@@ -995,6 +995,38 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
             bench_call(b, row[i].backward, shape, &c, e * 4 + out * 2);
         }
     }
+    BENCH(ACT_FWD, "gelu forward") {
+        c.args.act_fwd.x = x, c.args.act_fwd.y = empty(b, TE_BF16, m, n), c.args.act_fwd.activation = TE_GELU;
+        bench_call(b, "gelu forward", shape, &c, e * 4);
+    }
+    BENCH(ACT_BWD, "gelu backward") {
+        c.args.act_bwd.x = x, c.args.act_bwd.dy = dy, c.args.act_bwd.dx = empty(b, TE_BF16, m, n), c.args.act_bwd.activation = TE_GELU;
+        bench_call(b, "gelu backward", shape, &c, e * 6);
+    }
+    for (int kind = 0; kind < 4; kind++) { /* FP8 by a given scale; the gated ones halve or double what the others keep */
+        static const char *const forward[] = {"gelu forward e4m3 rowwise", "gelu forward e4m3 both copies", "swiglu forward e4m3 rowwise", "swiglu forward e4m3 both copies"};
+        static const char *const backward[] = {"gelu backward e5m2 both copies", "gelu backward e5m2 both copies, bias", "swiglu backward e5m2 both copies", "gelu backward bf16, bias"};
+        te_tensor *scale = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 10);
+        BENCH(ACT_FWD, forward[kind]) {
+            te_act_fwd_args *a = &c.args.act_fwd;
+            int64_t wide = kind < 2 ? n : n / 2;
+            a->x = x, a->y = empty(b, TE_F8E4M3, m, wide), a->col = kind & 1 ? empty(b, TE_F8E4M3, wide, m) : NULL, a->activation = kind < 2 ? TE_GELU : TE_SWIGLU;
+            a->scale = scale, a->scale_inv = te__empty_1d(te, TE_F32, 1), a->amax = te__empty_1d(te, TE_F32, 1);
+            te_tensor_fill(a->amax, 0);
+            bench_call(b, forward[kind], shape, &c, e * 2 + (double)m * (double)wide * (kind & 1 ? 2 : 1));
+        }
+        BENCH(ACT_BWD, backward[kind]) {
+            te_act_bwd_args *a = &c.args.act_bwd;
+            te_dtype format = kind == 3 ? TE_BF16 : TE_F8E5M2;
+            int64_t wide = kind == 2 ? n / 2 : n;
+            a->x = x, a->dy = normal(b, TE_BF16, m, wide), a->dx = empty(b, format, m, n), a->activation = kind == 2 ? TE_SWIGLU : TE_GELU;
+            if (kind < 3) a->col = empty(b, format, n, m), a->scale = scale, a->scale_inv = te__empty_1d(te, TE_F32, 1);
+            if (kind & 1) a->dbias = te__empty_1d(te, TE_BF16, n);
+            a->amax = te__empty_1d(te, TE_F32, 1);
+            te_tensor_fill(a->amax, 0);
+            bench_call(b, backward[kind], shape, &c, e * 4 + (double)m * (double)wide * 2);
+        }
+    }
     BENCH(DROPOUT_ADD_FWD, "residual add") {
         c.args.dropout_add_fwd.x = x, c.args.dropout_add_fwd.residual = dy, c.args.dropout_add_fwd.y = empty(b, TE_BF16, m, n);
         bench_call(b, "residual add", shape, &c, e * 6);

@@ -514,7 +514,10 @@ typedef te_norm_bwd_args te_rmsnorm_bwd_args;
 
 TE_API bool te_activation_is_gated(te_activation activation);
 
-/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], as in te_norm_fwd. */
+/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], as in te_norm_fwd.
+ *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
+ *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
+ *         pass of its own to find it */
 typedef struct te_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
@@ -523,14 +526,21 @@ typedef struct te_act_fwd_args {
     float alpha; /* clamped SwiGLU; 0 => 1.702 */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
+    te_tensor *col;
 } te_act_fwd_args;
 
-/* dx = dy * act'(x), the shape of x. */
+/* dx = dy * act'(x), the shape of x; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in te_act_fwd.
+ *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
+ *   accumulate  dbias is added to */
 typedef struct te_act_bwd_args {
     const te_tensor *dy, *x;
     te_tensor *dx;
     te_activation activation;
     float limit, alpha;
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+    te_tensor *col, *dbias;
+    bool accumulate;
 } te_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */

@@ -3,6 +3,14 @@
 #pragma once
 #include "device/base.cuh"
 
+// The larger halves of two words of a 16-bit format: of a number and NaN, the number.
+TE_DEV te_u32 te_half2_max(te_u32 a, te_u32 b, int dt) {
+    te_u32 c;
+    if (dt == TE_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    else asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
 // Eight elements as they lie in memory: 16-bit formats stay as they are until they are used, which halves the registers of a tile.
 template <bool packed> struct te_eight {
     te_u32 w[packed ? 4 : 8];

@@ -243,7 +243,8 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     memcpy(shape, x->shape, sizeof(shape));
     if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
     te__frame_begin(te);
-    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec, TE_ROWWISE, false) : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec, TE_ROWWISE | (spec->usage & TE_COLUMNWISE), false)
+             : te_tensor_empty(te, x->dtype, x->ndim, shape);
     if (!y) return te__frame_return(te, NULL);
     args.x = x;
     args.y = spec ? y->quantized->row.data : y;
@@ -252,9 +253,9 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
         args.scale = spec->scale;
         args.amax = spec->amax;
         args.scale_inv = y->quantized->row.scale;
+        args.col = y->quantized->col.data;
     }
     result = te_act_fwd(te, &args);
-    if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);
     if (result == TE_OK) y = te__record("activate", y, te__act_backward, &activation, sizeof(activation), &x, 1, &x, 1);
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }

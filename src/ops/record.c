@@ -33,7 +33,7 @@
 #define TE__ARGS_nvfp4_dequantize(T, L) T(q) T(scale) T(amax) T(y)
 #define TE__ARGS_gemm(T, L) T(a) T(b) T(d) T(scale_a) T(scale_b) T(bias) T(aux) T(bias_gradient) T(amax_a) T(amax_b)
 #define TE__ARGS_grouped_gemm(T, L) T(a) T(b) T(d) T(sizes) T(offsets) T(scale_a) T(scale_b) T(bias) T(aux)
-#define TE__ARGS_layernorm_fwd(T, L) T(x) T(gamma) T(beta) T(y) T(mean) T(rstd) T(scale) T(scale_inv) T(amax)
+#define TE__ARGS_layernorm_fwd(T, L) T(x) T(gamma) T(beta) T(y) T(mean) T(rstd) T(scale) T(scale_inv) T(amax) T(y_amax) T(y_col)
 #define TE__ARGS_layernorm_bwd(T, L) T(dy) T(x) T(gamma) T(mean) T(rstd) T(add) T(dx) T(dgamma) T(dbeta)
 #define TE__ARGS_rmsnorm_fwd(T, L) TE__ARGS_layernorm_fwd(T, L)
 #define TE__ARGS_rmsnorm_bwd(T, L) TE__ARGS_layernorm_bwd(T, L)

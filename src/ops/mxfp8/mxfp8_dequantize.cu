@@ -39,9 +39,15 @@ extern "C" __global__ void __launch_bounds__(256) te_mxfp8_dequantize(const __gr
     else first = te_mx_scale_at(p.row, p.col / 32, lines_m, lines_n / 32, false, a.swizzled);
     if (!a.swizzled) step = a.columnwise ? 1 : lines_n / 32;
     te_u32 e[8] = {};
+    if (step == 1 && ((te_u64)a.scale & 7) == 0) { // plain scales of eight columns
+        uint2 u = *(const uint2 *)(a.scale + first);
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (i < 4 || a.columnwise) e[i] = a.scale[first + i * step];
+        for (int i = 0; i < 8; i++) e[i] = (i < 4 ? u.x : u.y) >> (8 * (i & 3));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < 4 || a.columnwise) e[i] = a.scale[first + i * step];
+    }
     float factor[8]; // of the thread's columns, or in the first four of its rows
 #pragma unroll
     for (int i = 0; i < 8; i++) factor[i] = te__e8m0_to_f32((te_u8)e[i]);

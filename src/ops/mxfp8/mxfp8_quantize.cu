@@ -16,14 +16,15 @@
 // te:row X_DT=2 Y_DT=5
 // te:row X_DT=1 Y_DT=4
 // te:row X_DT=1 Y_DT=5
+#include "device/eight.cuh"
 #include "ops/mxfp8/kargs.h"
 #include "ops/mxfp8/mxfp8.cuh"
 #ifndef X_DT
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
 #define BLOCKS 1 /* a multiprocessor should hold: room for registers */
-#elif !defined(BLOCKS)
-#define BLOCKS (!TE_HAS_FP8_CVT ? 2 : X_DT == TE_F32 ? 4 : 5)
+#else
+#define BLOCKS (!TE_HAS_FP8_CVT ? 2 : X_DT == TE_F32 ? 4 : __CUDA_ARCH__ < 1000 ? 6 : 5)
 #endif
 
 // Eight elements as they lie in memory: 4 words of 16-bit formats, 8 of f32.
@@ -51,14 +52,6 @@ TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
 }
 TE_DEV float te_mx_value(const te_u32 w[8], int k, int dt) { return dt == TE_F32 ? __uint_as_float(w[k]) : te_mx_half(w[k >> 1], k & 1, dt); }
 
-// The larger of two pairs of magnitudes: of a number and NaN, the number.
-TE_DEV te_u32 te_mx_max2(te_u32 a, te_u32 b, int dt) {
-    te_u32 c;
-    if (dt == TE_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    else asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
-
 // The maxima of |x| over the thread's rows, or over its columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a
 // time, as they lie.
 TE_DEV void te_mx_rows_most(const te_u32 w[4][8], int dt, float most[4]) {
@@ -71,7 +64,7 @@ TE_DEV void te_mx_rows_most(const te_u32 w[4][8], int dt, float most[4]) {
         } else {
             te_u32 pair = 0;
 #pragma unroll
-            for (int h = 0; h < 4; h++) pair = te_mx_max2(pair, w[r][h] & 0x7fff7fffu, dt);
+            for (int h = 0; h < 4; h++) pair = te_half2_max(pair, w[r][h] & 0x7fff7fffu, dt);
             most[r] = fmaxf(te_mx_half(pair, 0, dt), te_mx_half(pair, 1, dt));
         }
     }
@@ -89,7 +82,7 @@ TE_DEV void te_mx_columns_most(const te_u32 w[4][8], int dt, float most[8]) {
         } else {
             te_u32 pair = 0;
 #pragma unroll
-            for (int r = 0; r < 4; r++) pair = te_mx_max2(pair, w[r][h] & 0x7fff7fffu, dt);
+            for (int r = 0; r < 4; r++) pair = te_half2_max(pair, w[r][h] & 0x7fff7fffu, dt);
             most[2 * h] = te_mx_half(pair, 0, dt), most[2 * h + 1] = te_mx_half(pair, 1, dt);
         }
     }

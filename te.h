@@ -945,7 +945,9 @@ typedef struct te_grouped_gemm_args {
  * RMSNorm: mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
- *               te_quantize: the f32 result is quantized without an intermediate rounding */
+ *               te_quantize: the f32 result is quantized without an intermediate rounding
+ *   y_amax      f32 [1], for a float y, optional: becomes max |y|, of y as it is stored, as te_amax would find it (NaN left out)
+ *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
     te_tensor *y, *mean, *rstd;
@@ -953,6 +955,7 @@ typedef struct te_norm_fwd_args {
     bool zero_centered_gamma;
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
+    te_tensor *y_amax, *y_col;
 } te_norm_fwd_args;
 typedef te_norm_fwd_args te_layernorm_fwd_args;
 typedef te_norm_fwd_args te_rmsnorm_fwd_args;
@@ -972,7 +975,10 @@ typedef te_norm_bwd_args te_rmsnorm_bwd_args;
 
 TE_API bool te_activation_is_gated(te_activation activation);
 
-/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], as in te_norm_fwd. */
+/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], as in te_norm_fwd.
+ *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
+ *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
+ *         pass of its own to find it */
 typedef struct te_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
@@ -981,14 +987,21 @@ typedef struct te_act_fwd_args {
     float alpha; /* clamped SwiGLU; 0 => 1.702 */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
+    te_tensor *col;
 } te_act_fwd_args;
 
-/* dx = dy * act'(x), the shape of x. */
+/* dx = dy * act'(x), the shape of x; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in te_act_fwd.
+ *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
+ *   accumulate  dbias is added to */
 typedef struct te_act_bwd_args {
     const te_tensor *dy, *x;
     te_tensor *dx;
     te_activation activation;
     float limit, alpha;
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+    te_tensor *col, *dbias;
+    bool accumulate;
 } te_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
@@ -5205,6 +5218,11 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 /* A counter in device memory for kernels whose last block finishes for all (te_last_block): 0 between kernels. A context's kernels run one
  * after another, so that one serves them all. */
 static unsigned *te__plan_counter(const te__plan *p) { return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter; }
+/* The same for groups of blocks, TE__PLAN_COUNTERS of them, each with a last one. Behind the words of te_last_block and te_grid_wait. */
+enum { TE__PLAN_COUNTERS = 32 };
+static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
+/* A float for the largest of all blocks: 0 between kernels too. */
+static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
 /* How many blocks of a cooperative launch there may be: all run at once if the kernel's launch bounds allow `per_sm` of them on a
  * multiprocessor. The smaller chips of each generation have room for 1,536 threads and 100 KB of shared memory. shared: of a block, static too. */
@@ -6130,6 +6148,14 @@ static const char *const te__source_5[] = { /* device/eight.cuh */
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
+    "// The larger halves of two words of a 16-bit format: of a number and NaN, the number.",
+    "TE_DEV te_u32 te_half2_max(te_u32 a, te_u32 b, int dt) {",
+    "    te_u32 c;",
+    "    if (dt == TE_BF16) asm(\"max.bf16x2 %0, %1, %2;\" : \"=r\"(c) : \"r\"(a), \"r\"(b));",
+    "    else asm(\"max.f16x2 %0, %1, %2;\" : \"=r\"(c) : \"r\"(a), \"r\"(b));",
+    "    return c;",
+    "}",
+    "",
     "// Eight elements as they lie in memory: 16-bit formats stay as they are until they are used, which halves the registers of a tile.",
     "template <bool packed> struct te_eight {",
     "    te_u32 w[packed ? 4 : 8];",
@@ -6471,7 +6497,109 @@ static const char *const te__source_7[] = { /* device/mma.cuh */
     "#define TE_HAS_FP8_MMA 0",
     "#endif",
 };
-static const char *const te__source_8[] = { /* device/tile.cuh */
+static const char *const te__source_8[] = { /* device/raw8.cuh */
+    "// device/raw8.cuh: eight neighbours of a row as they lie in memory, and how they come. Knows formats; nothing of what is made of them.",
+    "//",
+    "// A row waits in registers between the passes over it. Sixteen-bit formats stay packed there: half the registers, and",
+    "// unpacking costs one instruction an element.",
+    "#pragma once",
+    "#include \"device/mma.cuh\"",
+    "",
+    "template <int DT> constexpr int te_size = DT == TE_F32 ? 4 : 2; // bytes of an element",
+    "",
+    "template <int DT> struct te_raw8 {",
+    "    te_u32 w[DT == TE_F32 ? 8 : 4];",
+    "};",
+    "",
+    "// p + i is aligned to 16 bytes, and nothing writes there while the kernel runs: the compiler may move the load up.",
+    "template <int DT> TE_DEV te_raw8<DT> te_raw8_load(const void *p, te_i64 i) {",
+    "    te_raw8<DT> r;",
+    "    const char *q = (const char *)p + i * te_size<DT>;",
+    "#pragma unroll",
+    "    for (int k = 0; k < (DT == TE_F32 ? 8 : 4); k += 4)",
+    "        asm(\"ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(r.w[k]), \"=r\"(r.w[k + 1]), \"=r\"(r.w[k + 2]), \"=r\"(r.w[k + 3]) : \"l\"(q + 4 * k));",
+    "    return r;",
+    "}",
+    "// The same of what is read once: it leaves the L1 cache to what all rows share.",
+    "template <int DT> TE_DEV te_raw8<DT> te_raw8_load_once(const void *p, te_i64 i) {",
+    "    te_raw8<DT> r;",
+    "    const char *q = (const char *)p + i * te_size<DT>;",
+    "#pragma unroll",
+    "    for (int k = 0; k < (DT == TE_F32 ? 8 : 4); k += 4)",
+    "        asm(\"ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(r.w[k]), \"=r\"(r.w[k + 1]), \"=r\"(r.w[k + 2]), \"=r\"(r.w[k + 3]) : \"l\"(q + 4 * k));",
+    "    return r;",
+    "}",
+    "// The same, where it stands: the compiler would rather have all of a loop's loads at its beginning, and no registers for them.",
+    "template <int DT> TE_DEV te_raw8<DT> te_raw8_load_here(const void *p, te_i64 i) {",
+    "    te_raw8<DT> r;",
+    "    const char *q = (const char *)p + i * te_size<DT>;",
+    "#pragma unroll",
+    "    for (int k = 0; k < (DT == TE_F32 ? 8 : 4); k += 4)",
+    "        asm volatile(\"ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(r.w[k]), \"=r\"(r.w[k + 1]), \"=r\"(r.w[k + 2]), \"=r\"(r.w[k + 3]) : \"l\"(q + 4 * k) : \"memory\");",
+    "    return r;",
+    "}",
+    "template <int DT> TE_DEV te_raw8<DT> te_raw8_zero() {",
+    "    te_raw8<DT> r;",
+    "#pragma unroll",
+    "    for (int j = 0; j < (DT == TE_F32 ? 8 : 4); j++) r.w[j] = 0;",
+    "    return r;",
+    "}",
+    "// Element j, a literal once the loop around it is unrolled.",
+    "template <int DT> TE_DEV float te_raw8_get(const te_raw8<DT> &r, int j) {",
+    "    if constexpr (DT == TE_F32) return __int_as_float((int)r.w[j]);",
+    "    if constexpr (DT == TE_BF16) return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));",
+    "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
+    "}",
+    "// The largest |v| of eight; NaN drops out.",
+    "TE_DEV float te_largest8(const float v[8]) {",
+    "    float m[4];",
+    "#pragma unroll",
+    "    for (int j = 0; j < 4; j++) m[j] = fmaxf(fabsf(v[j]), fabsf(v[j + 4]));",
+    "    return fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));",
+    "}",
+    "// Both sums over a warp at once: half of it goes on with x and half with y, which takes seven shuffles in place of ten.",
+    "TE_DEV float2 te_warp_sum2(float2 v) {",
+    "    bool second = threadIdx.x & 16;",
+    "    float mine = second ? v.y : v.x;",
+    "    mine += __shfl_xor_sync(0xffffffffu, second ? v.x : v.y, 16);",
+    "#pragma unroll",
+    "    for (int d = 8; d; d >>= 1) mine += __shfl_xor_sync(0xffffffffu, mine, d);",
+    "    return make_float2(__shfl_sync(0xffffffffu, mine, 0), __shfl_sync(0xffffffffu, mine, 16));",
+    "}",
+    "// Keeps the compiler from carrying unpacked elements from one pass to the next: they take twice the registers.",
+    "template <int DT, int N> TE_DEV void te_raw8_seal(te_raw8<DT> (&r)[N]) {",
+    "#pragma unroll",
+    "    for (int i = 0; i < N; i++)",
+    "#pragma unroll",
+    "        for (int j = 0; j < (DT == TE_F32 ? 8 : 4); j++) asm volatile(\"\" : \"+r\"(r[i].w[j]));",
+    "}",
+    "",
+    "// A queue of pieces of rows in shared memory, in which every thread finds again what it fetched itself, so that no barrier is needed:",
+    "// slot s has PIECES of them for each of THREADS threads, 16 bytes of neighbouring threads next to each other.",
+    "template <int DT, int PIECES, int THREADS> struct te_raw8_queue {",
+    "    static constexpr int parts = DT == TE_F32 ? 2 : 1;",
+    "    static constexpr int slot_bytes = PIECES * parts * THREADS * 16;",
+    "    te_u32 mine; // where the thread's first 16 bytes go",
+    "    TE_DEV te_u32 at(int slot, int piece, int part) const { return mine + slot * slot_bytes + (piece * parts + part) * (THREADS * 16); }",
+    "    TE_DEV void clear(int slots) const {",
+    "        for (int i = 0; i < slots * PIECES * parts; i++) te_sts16(mine + i * (THREADS * 16), make_uint4(0, 0, 0, 0));",
+    "    }",
+    "    TE_DEV void fetch(int slot, int piece, const char *p) const {",
+    "#pragma unroll",
+    "        for (int k = 0; k < parts; k++) te_cp_async16(at(slot, piece, k), p + 16 * k, 16);",
+    "    }",
+    "    TE_DEV te_raw8<DT> get(int slot, int piece) const {",
+    "        te_raw8<DT> r;",
+    "#pragma unroll",
+    "        for (int k = 0; k < parts; k++)",
+    "            asm volatile(\"ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\"",
+    "                         : \"=r\"(r.w[4 * k]), \"=r\"(r.w[4 * k + 1]), \"=r\"(r.w[4 * k + 2]), \"=r\"(r.w[4 * k + 3])",
+    "                         : \"r\"(at(slot, piece, k)));",
+    "        return r;",
+    "    }",
+    "};",
+};
+static const char *const te__source_9[] = { /* device/tile.cuh */
     "// device/tile.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must",
     "// not know what they mean.",
     "//",
@@ -6509,12 +6637,13 @@ static const char *const te__source_8[] = { /* device/tile.cuh */
     "}",
     "",
     "// Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond",
-    "// `cols` columns and ld rows. 256 threads; the caller has synchronised.",
-    "TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector) {",
+    "// `cols` columns and ld rows. 256 threads, of which this is number t; the caller has synchronised.",
+    "TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector,",
+    "                          int t = threadIdx.x) {",
     "    int per_chunk = 16 / size;",
     "#pragma unroll",
     "    for (int pass = 0; pass < 2; pass++) {",
-    "        int column = pass * 32 + (threadIdx.x >> 3), chunk = threadIdx.x & 7;",
+    "        int column = pass * 32 + (t >> 3), chunk = t & 7;",
     "        te_i64 row = first_row + chunk * per_chunk;",
     "        if (first_col + column >= cols || row >= ld) continue;",
     "        uint4 u = te_tile_get(tile, column, chunk);",
@@ -6530,7 +6659,7 @@ static const char *const te__source_8[] = { /* device/tile.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_9[] = { /* ops/act/act.cuh */
+static const char *const te__source_10[] = { /* ops/act/act.cuh */
     "// ops/act/act.cuh: the activations and their derivatives, for one element. Knows formulas; nothing of memory.",
     "//",
     "//   plain   y = f(x)                    dx = dy f'(x)",
@@ -6541,13 +6670,20 @@ static const char *const te__source_9[] = { /* ops/act/act.cuh */
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
-    "TE_DEV bool te_act_gated(int act) { return act >= TE_GEGLU; }",
+    "#ifdef ACT",
+    "#define TE_ACT_CALL TE_DEV",
+    "#else",
+    "#define TE_ACT_CALL static __device__ __noinline__ // code of all activations: once",
+    "#endif",
     "",
-    "// 1 / (1 + exp(-x)) to a few units in the last place: an exponential and a reciprocal as the multiprocessor has them. Beyond the numbers",
-    "// the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.",
-    "TE_DEV float te_act_sigmoid(float x) {",
+    "TE_DEV constexpr bool te_act_gated(int act) { return act >= TE_GEGLU; }",
+    "",
+    "// sigmoid(x) = 1 / (1 + 2^t), t = -x log2(e), to a few units in the last place: an exponential and a reciprocal as the multiprocessor has",
+    "// them. Beyond the numbers the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.",
+    "#define TE_LOG2E 1.44269504f",
+    "TE_DEV float te_act_sigmoid2(float t) {",
     "    float e, s;",
-    "    asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(e) : \"f\"(-1.44269504f * x));",
+    "    asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(e) : \"f\"(t));",
     "    asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(s) : \"f\"(1.0f + e));",
     "    return s;",
     "}",
@@ -6555,12 +6691,12 @@ static const char *const te__source_9[] = { /* ops/act/act.cuh */
     "// f and f' of the nonlinearity that `act` puts on x, or on the first half of a gated input. `slope` may stay unused: it folds away then.",
     "//",
     "// GELU is the tanh form, with 0.5 + 0.5 tanh(u) = sigmoid(2 u): cheaper, and without the cancellation on the left.",
-    "TE_DEV float te_act(int act, float x, float *slope) {",
+    "TE_ACT_CALL float te_act(int act, float x, float *slope) {",
     "    float s;",
     "    switch (act) {",
     "    case TE_GELU:",
     "    case TE_GEGLU:",
-    "        s = te_act_sigmoid(2.0f * x * (0.79788456f + 0.03567741f * x * x));",
+    "        s = te_act_sigmoid2(x * (-2.0f * TE_LOG2E * 0.79788456f + -2.0f * TE_LOG2E * 0.03567741f * (x * x)));",
     "        *slope = s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x);",
     "        return x * s;",
     "    case TE_RELU:",
@@ -6569,61 +6705,91 @@ static const char *const te__source_9[] = { /* ops/act/act.cuh */
     "    case TE_SREGLU: *slope = fmaxf(2.0f * x, 0.0f); return x > 0.0f ? x * x : 0.0f;",
     "    case TE_SILU:",
     "    case TE_SWIGLU:",
-    "        s = te_act_sigmoid(x);",
+    "        s = te_act_sigmoid2(-TE_LOG2E * x);",
     "        *slope = s + x * s * (1.0f - s);",
     "        return x * s;",
     "    case TE_QGELU:",
     "    case TE_QGEGLU:",
-    "        s = te_act_sigmoid(1.702f * x);",
+    "        s = te_act_sigmoid2(-1.702f * TE_LOG2E * x);",
     "        *slope = s + 1.702f * x * s * (1.0f - s);",
     "        return x * s;",
     "    default: // TE_GLU",
-    "        s = te_act_sigmoid(x);",
+    "        s = te_act_sigmoid2(-TE_LOG2E * x);",
     "        *slope = s * (1.0f - s);",
     "        return s;",
     "    }",
     "}",
     "",
     "// f(a) b.",
-    "TE_DEV float te_act_gate(int act, float a, float b, float limit, float alpha) {",
+    "TE_ACT_CALL float te_act_gate(int act, float a, float b, float limit, float alpha) {",
     "    float slope;",
     "    if (act != TE_CLAMPED_SWIGLU) return te_act(act, a, &slope) * b;",
     "    a = fminf(a, limit);",
-    "    return a * te_act_sigmoid(alpha * a) * (fminf(fmaxf(b, -limit), limit) + 1.0f);",
+    "    return a * te_act_sigmoid2(-TE_LOG2E * alpha * a) * (fminf(fmaxf(b, -limit), limit) + 1.0f);",
     "}",
-    "TE_DEV void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float *da, float *db) {",
+    "TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float *da, float *db) {",
     "    if (act != TE_CLAMPED_SWIGLU) {",
     "        float slope, f = te_act(act, a, &slope);",
     "        *da = dy * slope * b;",
     "        *db = dy * f;",
     "        return;",
     "    }",
-    "    float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + 1.0f, s = te_act_sigmoid(alpha * c);",
+    "    float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + 1.0f, s = te_act_sigmoid2(-TE_LOG2E * alpha * c);",
     "    *da = a <= limit ? dy * (s + alpha * c * s * (1.0f - s)) * d : 0.0f;",
     "    *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;",
     "}",
     "",
-    "// i = row * width + column, in 32 bits where they suffice: a 64-bit division costs as much as an activation.",
+    "// i = row * width + column.",
     "TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {",
-    "    if (((te_u64)i | (te_u64)width) >> 32) {",
-    "        *row = i / width;",
-    "        *column = i - *row * width;",
+    "    *row = i / width;",
+    "    *column = i - *row * width;",
+    "}",
+    "// The same of a width and an i that are multiples of 8, by te__act_divisor of cuda.c: a division costs as much as an activation.",
+    "TE_DEV void te_act_split8(te_i64 i, te_i64 width, te_u32 magic, int shift, te_i64 *row, te_i64 *column) {",
+    "    if (shift < 0) {",
+    "        te_act_split(i, width, row, column);",
     "    } else {",
-    "        te_u32 r = (te_u32)i / (te_u32)width;",
-    "        *row = r;",
-    "        *column = (te_u32)i - r * (te_u32)width;",
+    "        *row = __umulhi((te_u32)(i >> 3), magic) >> shift;",
+    "        *column = i - *row * width;",
     "    }",
     "}",
 };
-static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
+static const char *const te__source_11[] = { /* ops/act/act_bias.cu */
+    "// ops/act/act_bias.cu: dbias [n] = the sum over the tiles of act_bwd_tile of partial [tiles, n], or that added to it.",
+    "//",
+    "// Launch: block 256: 32 columns by 8 warps; warp w adds tiles w, w + 8 ..., then the warps are added in order. Grid: n / 32 up.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/act/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_act_bias(const __grid_constant__ te__act_bias_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float part[8][32];",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_i64 col = (te_i64)blockIdx.x * 32 + lane;",
+    "    float sum = 0.0f;",
+    "    if (col < a.n) {",
+    "#pragma unroll 8",
+    "        for (te_i64 t = warp; t < a.tiles; t += 8) sum += a.partial[t * a.n + col];",
+    "    }",
+    "    part[warp][lane] = sum;",
+    "    __syncthreads();",
+    "    if (warp != 0 || col >= a.n) return;",
+    "    for (int w = 1; w < 8; w++) sum += part[w][lane];",
+    "    if (a.accumulate) sum += te_load(a.dbias, col, a.dbias_dt);",
+    "    te_store(a.dbias, col, a.dbias_dt, sum);",
+    "}",
+};
+static const char *const te__source_12[] = { /* ops/act/act_bwd.cu */
     "// ops/act/act_bwd.cu: activations, backward. Formulas: act.cuh.",
     "//",
-    "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]",
+    "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);   amax = max |dx|",
     "//",
     "// Elements of dy go to threads as those of y do in act_fwd.cu.",
     "//",
-    "// Launch: block of 256 threads, grid ceil(m * n / 2048). With options: n a multiple of 8, all pointers aligned to 16 bytes. Without:",
-    "// anything.",
+    "// Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options: n a multiple of 8, all",
+    "// pointers aligned to 16 bytes (FP8: 8), and what is not gated is one long row. Without: anything.",
     "//",
     "// te:baseline",
     "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3",
@@ -6633,67 +6799,208 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "// te:row ACT=8 DY_DT=1 X_DT=1 DX_DT=1",
     "// te:row ACT=6 DY_DT=3 X_DT=3 DX_DT=3",
     "// te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=3",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=4",
     "#include \"ops/act/act.cuh\"",
     "#include \"ops/act/kargs.h\"",
+    "#include \"ops/act/tile.cuh\"",
+    "",
+    "// Eight elements of dx on their way: measured, scaled.",
+    "TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float v[8], float *largest) {",
+    "    if (a.amax) {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) *largest = fmaxf(*largest, fabsf(v[j]));",
+    "    }",
+    "    if (dt == TE_F8E4M3 || dt == TE_F8E5M2) {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) v[j] *= scale;",
+    "    }",
+    "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {",
+    "    te_follow();",
+    "    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f;",
     "    te_i64 row, column;",
+    "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);",
     "#ifdef ACT",
     "    te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;",
-    "    if (i >= a.m * a.n) return;",
-    "    float dy[8], x[8], dx[8];",
-    "    te_load8(a.dy, i, DY_DT, dy);",
-    "    if (te_act_gated(ACT)) {",
-    "        float gate[8], dgate[8];",
-    "        te_act_split(i, a.n, &row, &column);",
-    "        te_i64 at = row * 2 * a.n + column;",
-    "        te_load8(a.x, at, X_DT, x);",
-    "        te_load8(a.x, at + a.n, X_DT, gate);",
+    "    if (i < a.m * a.n) {",
+    "        float dy[8], x[8], dx[8];",
+    "        te_load8(a.dy, i, DY_DT, dy);",
+    "        if (te_act_gated(ACT)) {",
+    "            float gate[8], dgate[8];",
+    "            te_act_split8(i, a.n, a.divisor.magic, a.divisor.shift, &row, &column);",
+    "            te_i64 at = row * 2 * a.n + column;",
+    "            te_load8(a.x, at, X_DT, x);",
+    "            te_load8(a.x, at + a.n, X_DT, gate);",
     "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, &dx[j], &dgate[j]);",
-    "        te_store8(a.dx, at, DX_DT, dx);",
-    "        te_store8(a.dx, at + a.n, DX_DT, dgate);",
-    "    } else {",
-    "        te_load8(a.x, i, X_DT, x);",
+    "            for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, &dx[j], &dgate[j]);",
+    "            te_act_finish(a, DX_DT, scale, dx, &largest);",
+    "            te_act_finish(a, DX_DT, scale, dgate, &largest);",
+    "            te_store8(a.dx, at, DX_DT, dx);",
+    "            te_store8(a.dx, at + a.n, DX_DT, dgate);",
+    "        } else {",
+    "            te_load8(a.x, i, X_DT, x);",
     "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) {",
-    "            float slope;",
-    "            te_act(ACT, x[j], &slope);",
-    "            dx[j] = dy[j] * slope;",
+    "            for (int j = 0; j < 8; j++) {",
+    "                float slope;",
+    "                te_act(ACT, x[j], &slope);",
+    "                dx[j] = dy[j] * slope;",
+    "            }",
+    "            te_act_finish(a, DX_DT, scale, dx, &largest);",
+    "            te_store8(a.dx, i, DX_DT, dx);",
     "        }",
-    "        te_store8(a.dx, i, DX_DT, dx);",
     "    }",
     "#else",
     "    te_i64 first = (te_i64)blockIdx.x * 2048 + threadIdx.x;",
     "    for (te_i64 i = first; i < first + 2048 && i < a.m * a.n; i += 256) {",
-    "        float dy = te_load(a.dy, i, a.dy_dt), da, db;",
+    "        float dy = te_load(a.dy, i, a.dy_dt), da, db = 0.0f;",
+    "        te_i64 at = i;",
     "        if (te_act_gated(a.act)) {",
     "            te_act_split(i, a.n, &row, &column);",
-    "            te_i64 at = row * 2 * a.n + column;",
+    "            at = row * 2 * a.n + column;",
     "            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.n, a.x_dt), dy, a.limit, a.alpha, &da, &db);",
-    "            te_store(a.dx, at, a.dx_dt, da);",
-    "            te_store(a.dx, at + a.n, a.dx_dt, db);",
+    "            te_store(a.dx, at + a.n, a.dx_dt, a.scale ? db * scale : db);",
     "        } else {",
     "            te_act(a.act, te_load(a.x, i, a.x_dt), &da);",
-    "            te_store(a.dx, i, a.dx_dt, dy * da);",
+    "            da *= dy;",
     "        }",
+    "        te_store(a.dx, at, a.dx_dt, a.scale ? da * scale : da);",
+    "        largest = fmaxf(largest, fmaxf(fabsf(da), fabsf(db)));",
     "    }",
     "#endif",
+    "    if (a.amax) te_act_amax(a.amax, seen, largest, a.dx_dt);",
     "}",
 };
-static const char *const te__source_11[] = { /* ops/act/act_fwd.cu */
+static const char *const te__source_13[] = { /* ops/act/act_bwd_tile.cu */
+    "// ops/act/act_bwd_tile.cu: activations, backward, with what a tile alone can give: codes of dx along columns too, and sums of its columns",
+    "// (the gradient of a bias). Formulas: act.cuh; tiles: tile.cuh.",
+    "//",
+    "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]",
+    "//   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;   amax = max |dx|",
+    "//   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded",
+    "//",
+    "// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They go on over `ld` and `ldc`: that is how padding",
+    "// is written.",
+    "//",
+    "// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=4 BIAS=0",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5 BIAS=1",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=5 BIAS=1",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3 BIAS=1",
+    "// te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0",
+    "// te:row ACT=6 DY_DT=1 X_DT=1 DX_DT=1 BIAS=1",
+    "#include \"ops/act/act.cuh\"",
+    "#include \"ops/act/kargs.h\"",
+    "#include \"ops/act/tile.cuh\"",
+    "#ifdef ACT",
+    "constexpr int unroll = 8;",
+    "#define PACKED_DY (DY_DT != TE_F32)",
+    "#define PACKED (X_DT != TE_F32)",
+    "#define GATED (ACT >= TE_GEGLU)",
+    "#else",
+    "constexpr int unroll = 1; // the general row: less code",
+    "#define ACT a.act",
+    "#define DY_DT a.dy_dt",
+    "#define X_DT a.x_dt",
+    "#define DX_DT a.dx_dt",
+    "#define PACKED_DY false",
+    "#define PACKED false",
+    "#define GATED true",
+    "#define BIAS (a.partial != nullptr)",
+    "#endif",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_act_bwd_tile(const __grid_constant__ te__act_bwd_kargs a) {",
+    "    te_follow();",
+    "    constexpr int halves = GATED ? 2 : 1;",
+    "    __shared__ __align__(16) te_u32 tile[halves * TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    te_act_place p(a.tiles_n);",
+    "    bool gated = te_act_gated(ACT), fp8 = DX_DT == TE_F8E4M3 || DX_DT == TE_F8E5M2;",
+    "    te_i64 left = a.m - p.row, cols = a.n - p.col, width = gated ? 2 * a.n : a.n, at = p.row * width + p.col;",
+    "    int rows = left > 4 ? 4 : left < 0 ? 0 : (int)left;",
+    "    te_eight<PACKED_DY> dy[4];",
+    "    te_eight<PACKED> x[4], gate[4];",
+    "    te_act_load<PACKED_DY>(a.dy, p.row * a.n + p.col, a.n, DY_DT, rows, cols, a.vector_x, dy);",
+    "    te_act_load<PACKED>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);",
+    "    if (gated) te_act_load<PACKED>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);",
+    "    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, sum[halves][8] = {};",
+    "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);",
+    "    te_u32 code[halves][4][2] = {};",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "        float dx[halves][8];",
+    "#pragma unroll unroll",
+    "        for (int k = 0; k < 8; k++) {",
+    "            float g = te_eight_get<PACKED_DY>(dy[r], k, DY_DT), u = te_eight_get<PACKED>(x[r], k, X_DT);",
+    "            if (gated) {",
+    "                te_act_gate_grad(ACT, u, te_eight_get<PACKED>(gate[r], k, X_DT), g, a.limit, a.alpha, &dx[0][k], &dx[halves - 1][k]);",
+    "            } else {",
+    "                te_act(ACT, u, &dx[0][k]);",
+    "                dx[0][k] *= g;",
+    "            }",
+    "#pragma unroll",
+    "            for (int h = 0; h < halves; h++) {",
+    "                if (h == 1 && !gated) break;",
+    "                largest = fmaxf(largest, fabsf(dx[h][k]));",
+    "                if (BIAS) sum[h][k] += dx[h][k];",
+    "                if (!fp8) continue;",
+    "                dx[h][k] *= scale;",
+    "                if (r >= rows || k >= cols) dx[h][k] = 0.0f; // also when the scale is not a number",
+    "            }",
+    "        }",
+    "#pragma unroll",
+    "        for (int h = 0; h < halves; h++) {",
+    "            if (h == 1 && !gated) break;",
+    "            // Only the last half is followed by padding.",
+    "            te_i64 to = (p.row + r) * a.ld + h * a.n + p.col, there = h == 1 || !gated ? a.ld - h * a.n - p.col : cols;",
+    "            if (!fp8) {",
+    "                if (r < rows) te_act_store(a.dx, to, DX_DT, there, a.vector_dx, dx[h]);",
+    "                continue;",
+    "            }",
+    "#pragma unroll",
+    "            for (int i = 0; i < 2; i++)",
+    "                code[h][r][i] = te_f32x2_to_fp8(dx[h][4 * i], dx[h][4 * i + 1], DX_DT) | (te_u32)te_f32x2_to_fp8(dx[h][4 * i + 2], dx[h][4 * i + 3], DX_DT) << 16;",
+    "            if (a.dx && r < rows) te_act_store_codes((te_u8 *)a.dx + to, there, a.vector_dx, code[h][r]);",
+    "        }",
+    "    }",
+    "    if (a.col) {",
+    "#pragma unroll",
+    "        for (int h = 0; h < halves; h++) te_act_turn(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, code[h]);",
+    "        __syncthreads();",
+    "#pragma unroll",
+    "        for (int h = 0; h < halves; h++) {",
+    "            if (h == 1 && !gated) break;",
+    "            te_tile_store(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, (te_u8 *)a.col + h * a.n * a.ldc, a.ldc, p.first_row, p.first_col, a.n, 1, a.vector_col);",
+    "        }",
+    "    }",
+    "    if (BIAS && p.first_row < a.m) {",
+    "        __syncthreads(); // the tiles are read",
+    "#pragma unroll",
+    "        for (int h = 0; h < halves; h++) {",
+    "            if (h == 1 && !gated) break;",
+    "            te_act_column_sums(sum[h], (float *)tile, a.partial + p.tile_m * width + h * a.n + p.first_col, a.n - p.first_col);",
+    "        }",
+    "    }",
+    "    if (a.amax) te_act_amax(a.amax, seen, largest, DX_DT);",
+    "}",
+};
+static const char *const te__source_14[] = { /* ops/act/act_fwd.cu */
     "// ops/act/act_fwd.cu: activations, forward, into a float format or FP8. Formulas: act.cuh.",
     "//",
-    "//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), amax = max |y|, columns n .. ld-1 are 0",
+    "//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;   amax = max |y|",
     "//",
-    "// With options, a thread computes eight neighbours of y:",
+    "// With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight that lie 2048 apart: its loads come first.",
     "//",
     "//       block 0: [thread 0: y 0..7][thread 1: y 8..15] ..   block 1: [y 2048..] ..",
     "//",
     "// without, eight elements that lie 256 apart, so that each step of a warp reads neighbours.",
     "//",
-    "// Launch: block of 256 threads, grid ceil(m * ld / 2048). With options: n and ld multiples of 8, x aligned to 16 bytes, y to 16 (8 for",
-    "// FP8), and what is neither gated nor quantized is one long row: m = 1, ld = n. Without: anything.",
+    "// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples",
+    "// of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.",
     "//",
     "// te:baseline",
     "// te:row ACT=1 X_DT=3 Y_DT=3",
@@ -6708,41 +7015,55 @@ static const char *const te__source_11[] = { /* ops/act/act_fwd.cu */
     "// te:row ACT=12 X_DT=3 Y_DT=4",
     "#include \"ops/act/act.cuh\"",
     "#include \"ops/act/kargs.h\"",
+    "#include \"ops/act/tile.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_constant__ te__act_fwd_kargs a) {",
-    "    __shared__ float scratch[32];",
-    "    float scale = a.scale ? *a.scale : 1.0f, largest = 0.0f, slope;",
-    "    te_i64 row, column;",
+    "    te_follow();",
+    "    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, slope;",
+    "    te_i64 row;",
     "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);",
     "#ifdef ACT",
     "    constexpr bool quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;",
-    "    te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;",
-    "    if (i < a.m * a.ld) {",
-    "        float x[8], gate[8], y[8] = {};",
-    "        row = 0, column = i;",
-    "        if (te_act_gated(ACT) || quantized) te_act_split(i, a.ld, &row, &column);",
-    "        if (column < a.n) {",
-    "            if (te_act_gated(ACT)) {",
-    "                te_load8(a.x, row * 2 * a.n + column, X_DT, x);",
-    "                te_load8(a.x, row * 2 * a.n + a.n + column, X_DT, gate);",
-    "            } else {",
-    "                te_load8(a.x, row * a.n + column, X_DT, x);",
-    "            }",
+    "    constexpr int vectors = te_act_gated(ACT) ? 1 : 2;",
+    "    te_i64 i = (te_i64)blockIdx.x * (vectors * 2048) + threadIdx.x * 8, column[2];",
+    "    te_eight<X_DT != TE_F32> x[2];",
+    "#pragma unroll",
+    "    for (int k = 0; k < 2; k++) {",
+    "        te_i64 at = i + k * 2048;",
+    "        if (te_act_gated(ACT) && k == 1) { // the gate",
+    "            if (i < a.m * a.ld && column[0] < a.n) x[1] = te_eight_load<X_DT != TE_F32>(a.x, row * 2 * a.n + a.n + column[0], X_DT);",
+    "            break;",
+    "        }",
+    "        row = 0, column[k] = at;",
+    "        if (te_act_gated(ACT) || a.m > 1) te_act_split8(at, a.ld, a.divisor.magic, a.divisor.shift, &row, &column[k]);",
+    "        if (at < a.m * a.ld && column[k] < a.n) x[k] = te_eight_load<X_DT != TE_F32>(a.x, row * (te_act_gated(ACT) ? 2 : 1) * a.n + column[k], X_DT);",
+    "    }",
+    "#pragma unroll",
+    "    for (int k = 0; k < vectors; k++) {",
+    "        float y[8] = {};",
+    "        if (i + k * 2048 >= a.m * a.ld) break;",
+    "        if (column[k] < a.n) {",
     "#pragma unroll",
     "            for (int j = 0; j < 8; j++) {",
-    "                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, x[j], gate[j], a.limit, a.alpha) : te_act(ACT, x[j], &slope);",
-    "                if (quantized) {",
-    "                    largest = fmaxf(largest, fabsf(y[j]));",
-    "                    y[j] *= scale;",
-    "                }",
+    "                float u = te_eight_get<X_DT != TE_F32>(x[k], j, X_DT);",
+    "                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<X_DT != TE_F32>(x[1], j, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);",
+    "            }",
+    "            if (a.amax) {",
+    "#pragma unroll",
+    "                for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(y[j]));",
+    "            }",
+    "            if (quantized) {",
+    "#pragma unroll",
+    "                for (int j = 0; j < 8; j++) y[j] *= scale;",
     "            }",
     "        }",
-    "        te_store8(a.y, i, Y_DT, y);",
+    "        te_store8(a.y, i + k * 2048, Y_DT, y);",
     "    }",
     "#else",
     "    te_i64 first = (te_i64)blockIdx.x * 2048 + threadIdx.x;",
     "    for (te_i64 i = first; i < first + 2048 && i < a.m * a.ld; i += 256) {",
     "        float y = 0.0f;",
+    "        te_i64 column;",
     "        te_act_split(i, a.ld, &row, &column);",
     "        if (column < a.n) {",
     "            if (te_act_gated(a.act)) {",
@@ -6756,37 +7077,228 @@ static const char *const te__source_11[] = { /* ops/act/act_fwd.cu */
     "        te_store(a.y, i, a.y_dt, a.scale ? y * scale : y);",
     "    }",
     "#endif",
-    "    if (a.amax) {",
-    "        largest = te_block_max(largest, scratch);",
-    "        // One atomic for each block that has something to say: most find a larger amax there already.",
-    "        if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
-    "    }",
+    "    if (a.amax) te_act_amax(a.amax, seen, largest, a.y_dt);",
     "}",
 };
-static const char *const te__source_12[] = { /* ops/act/kargs.h */
+static const char *const te__source_15[] = { /* ops/act/act_fwd_tile.cu */
+    "// ops/act/act_fwd_tile.cu: activations, forward, into FP8 that is read along columns too: codes row-wise and transposed from one read of x.",
+    "// Formulas: act.cuh; tiles: tile.cuh.",
+    "//",
+    "//   y = f(x) or f(a) b;   q = saturate(y * scale), amax = max |y|;   row [m, ld] and col [n, ldc], padded with 0",
+    "//",
+    "// Tiles cover `ld` columns and `ldc` rows: that is how padding is written.",
+    "//",
+    "// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row ACT=8 X_DT=3 Y_DT=4",
+    "// te:row ACT=1 X_DT=3 Y_DT=4",
+    "// te:row ACT=12 X_DT=3 Y_DT=4",
+    "// te:row ACT=8 X_DT=2 Y_DT=5",
+    "// te:row ACT=6 X_DT=1 Y_DT=4",
+    "#include \"ops/act/act.cuh\"",
+    "#include \"ops/act/kargs.h\"",
+    "#include \"ops/act/tile.cuh\"",
+    "#ifdef ACT",
+    "constexpr int unroll = 8;",
+    "#define PACKED (X_DT != TE_F32)",
+    "#else",
+    "constexpr int unroll = 1; // the general row: less code",
+    "#define ACT a.act",
+    "#define X_DT a.x_dt",
+    "#define Y_DT a.y_dt",
+    "#define PACKED false",
+    "#endif",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_constant__ te__act_fwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    te_act_place p(a.tiles_n);",
+    "    te_i64 left = a.m - p.row, cols = a.n - p.col, width = te_act_gated(ACT) ? 2 * a.n : a.n, at = p.row * width + p.col;",
+    "    int rows = left > 4 ? 4 : left < 0 ? 0 : (int)left;",
+    "    te_eight<PACKED> x[4], gate[4];",
+    "    te_act_load<PACKED>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);",
+    "    if (te_act_gated(ACT)) te_act_load<PACKED>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);",
+    "    float scale = *a.scale, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, slope;",
+    "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);",
+    "    te_u32 code[4][2];",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "        float y[8];",
+    "#pragma unroll unroll",
+    "        for (int k = 0; k < 8; k++) {",
+    "            float u = te_eight_get<PACKED>(x[r], k, X_DT);",
+    "            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<PACKED>(gate[r], k, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);",
+    "            largest = fmaxf(largest, fabsf(y[k]));",
+    "            y[k] *= scale;",
+    "            if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is not a number",
+    "        }",
+    "#pragma unroll",
+    "        for (int h = 0; h < 2; h++) code[r][h] = te_f32x2_to_fp8(y[4 * h], y[4 * h + 1], Y_DT) | (te_u32)te_f32x2_to_fp8(y[4 * h + 2], y[4 * h + 3], Y_DT) << 16;",
+    "        if (a.y && r < rows) te_act_store_codes((te_u8 *)a.y + (p.row + r) * a.ld + p.col, a.ld - p.col, a.vector_y, code[r]);",
+    "    }",
+    "    if (a.col) {",
+    "        te_act_turn(tile, code);",
+    "        __syncthreads();",
+    "        te_tile_store(tile, a.col, a.ldc, p.first_row, p.first_col, a.n, 1, a.vector_col);",
+    "    }",
+    "    if (a.amax) te_act_amax(a.amax, seen, largest, Y_DT);",
+    "}",
+};
+static const char *const te__source_16[] = { /* ops/act/kargs.h */
     "/* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "/* Division of i / 8 < 2^31 by a width / 8: the upper word of its product with `magic`, shifted. shift < 0: the number of elements is beyond. */",
+    "typedef struct te__act_divisor {",
+    "    unsigned magic;",
+    "    int shift;",
+    "} te__act_divisor;",
     "",
     "/* y [m, ld] = f(x), x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y are written as 0. */",
     "typedef struct te__act_fwd_kargs {",
     "    const void *x;",
-    "    void *y;",
+    "    void *y;             /* [m, ld], or NULL */",
+    "    void *col;           /* [n, ldc]: the codes transposed, or NULL */",
     "    const float *scale;      /* [1], or NULL: y is not quantized */",
     "    float *scale_inv, *amax; /* [1], or NULL */",
-    "    long long m, n, ld;",
+    "    long long m, n, ld, ldc;",
+    "    unsigned tiles_n;        /* of act_fwd_tile: tiles along n */",
+    "    te__act_divisor divisor; /* of act_fwd with options: by ld */",
     "    float limit, alpha;",
     "    int x_dt, y_dt, act;",
+    "    int vector_x;   /* all rows of x, and of its halves, start at multiples of 16 bytes */",
+    "    int vector_y;   /* rows of y start at multiples of 16 bytes, of 8 if it is FP8 */",
+    "    int vector_col; /* rows of col start at multiples of 16 bytes */",
     "} te__act_fwd_kargs;",
     "",
-    "/* dx = dy f'(x): dy [m, n]; x and dx [m, n] or, gated, [m, 2n]. */",
+    "/* dx = dy f'(x): dy [m, n]; x [m, n] or, gated, [m, 2n]; dx [m, ld], ld at least as wide as x and wider only as FP8. */",
     "typedef struct te__act_bwd_kargs {",
     "    const void *dy, *x;",
-    "    void *dx;",
-    "    long long m, n;",
+    "    void *dx;                /* or NULL */",
+    "    void *col;               /* [n or 2n, ldc]: the codes transposed, or NULL */",
+    "    const float *scale;      /* [1], or NULL: dx is not quantized */",
+    "    float *scale_inv, *amax; /* [1], or NULL */",
+    "    float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */",
+    "    long long m, n, ld, ldc;",
+    "    unsigned tiles_n;        /* of act_bwd_tile: tiles along n */",
+    "    te__act_divisor divisor; /* of act_bwd with options: by n */",
     "    float limit, alpha;",
     "    int dy_dt, x_dt, dx_dt, act;",
+    "    int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */",
+    "    int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */",
+    "    int vector_col; /* rows of col start at multiples of 16 bytes */",
     "} te__act_bwd_kargs;",
+    "",
+    "/* dbias [n] = the sum over the tiles of partial [tiles, n], or that added to it. */",
+    "typedef struct te__act_bias_kargs {",
+    "    const float *partial;",
+    "    void *dbias;",
+    "    long long tiles, n;",
+    "    int dbias_dt, accumulate;",
+    "} te__act_bias_kargs;",
 };
-static const char *const te__source_13[] = { /* ops/attn/attn.cuh */
+static const char *const te__source_17[] = { /* ops/act/tile.cuh */
+    "// ops/act/tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results leave: rows, their transpose, sums of columns.",
+    "// Knows where elements lie; must not know what was computed.",
+    "//",
+    "//            64 columns (tx = t % 8: 8 each)",
+    "//          +-------------------------+",
+    "//   128    | ty = t / 8: 4 rows      |",
+    "//   rows   |    x eight columns      |",
+    "//          +-------------------------+",
+    "#pragma once",
+    "#include \"device/eight.cuh\"",
+    "#include \"device/tile.cuh\"",
+    "",
+    "struct te_act_place {",
+    "    te_u32 tile_m;",
+    "    te_i64 first_row, first_col, row, col;",
+    "    TE_DEV te_act_place(te_u32 tiles_n) {",
+    "        tile_m = blockIdx.x / tiles_n;",
+    "        first_row = (te_i64)tile_m * 128, first_col = (te_i64)(blockIdx.x - tile_m * tiles_n) * TE_TILE_COLUMNS;",
+    "        row = first_row + (threadIdx.x >> 3) * 4, col = first_col + (threadIdx.x & 7) * 8;",
+    "    }",
+    "};",
+    "",
+    "// Four rows of eight elements of p [.., ld], from element `at` on; of them `rows` and `there` exist, the others are 0.",
+    "template <bool packed> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector, te_eight<packed> v[4]) {",
+    "    if (vector && rows == 4 && there >= 8) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) v[r] = te_eight_load<packed>(p, at + r * ld, dt);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) v[r] = te_eight_part<packed>(p, at + r * ld, dt, r < rows ? there : 0);",
+    "    }",
+    "}",
+    "",
+    "// Eight numbers of a row as FP8 codes, to words and to y.",
+    "TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u32 code[2]) {",
+    "    if (vector && there >= 8) {",
+    "        *(uint2 *)to = make_uint2(code[0], code[1]);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++)",
+    "            if (k < there) to[k] = (te_u8)(code[k >> 2] >> (8 * (k & 3)));",
+    "    }",
+    "}",
+    "TE_DEV void te_act_store(void *y, te_i64 at, int dt, te_i64 there, bool vector, const float v[8]) {",
+    "    if (vector && there >= 8) {",
+    "        te_store8(y, at, dt, v);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++)",
+    "            if (k < there) te_store(y, at + k, dt, v[k]);",
+    "    }",
+    "}",
+    "// The codes of four rows to the tile that will be read as columns.",
+    "TE_DEV void te_act_turn(te_u32 *tile, const te_u32 code[4][2]) {",
+    "#pragma unroll",
+    "    for (int h = 0; h < 2; h++) {",
+    "        te_u32 in[4] = {code[0][h], code[1][h], code[2][h], code[3][h]}, out[4];",
+    "        te_transpose_bytes(in, out);",
+    "#pragma unroll",
+    "        for (int j = 0; j < 4; j++) te_tile_put(tile, threadIdx.x & 7, threadIdx.x >> 3, 4 * h + j, out[j]);",
+    "    }",
+    "}",
+    "",
+    "// The largest of a warp to amax, by one atomic if it has something to say: `seen` is what was there when the block began, and most find a",
+    "// larger one. All lanes take part.",
+    "TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {",
+    "    te_u32 most;",
+    "    if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is written",
+    "    if (dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));",
+    "    asm(\"redux.sync.max.u32 %0, %1, 0xffffffff;\" : \"=r\"(most) : \"r\"(__float_as_uint(largest))); // not negative: they order like their bits",
+    "    largest = __uint_as_float(most);",
+    "    if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);",
+    "}",
+    "",
+    "// Lanes that differ in one bit share 2n sums; each keeps n, the upper ones where its bit is set.",
+    "template <int n> TE_DEV void te_act_add_halves(float *v, int lane_bit) {",
+    "    bool upper = threadIdx.x & lane_bit;",
+    "#pragma unroll",
+    "    for (int i = 0; i < n; i++) {",
+    "        float other = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + n], lane_bit);",
+    "        v[i] = (upper ? v[i + n] : v[i]) + other;",
+    "    }",
+    "}",
+    "// The sums of the tile's columns, from each thread's sums of its rows; sums: 8 x 64 floats of shared memory. Writes those before `cols`.",
+    "TE_DEV void te_act_column_sums(float v[8], float *sums, float *to, te_i64 cols) {",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_act_add_halves<4>(v, 16);",
+    "    te_act_add_halves<2>(v, 8);",
+    "    int column = (lane & 7) * 8 + (lane >> 4) * 4 + (lane >> 3 & 1) * 2;",
+    "    *(float2 *)(sums + warp * TE_TILE_COLUMNS + column) = make_float2(v[0], v[1]);",
+    "    __syncthreads();",
+    "    if (threadIdx.x < TE_TILE_COLUMNS && threadIdx.x < cols) {",
+    "        float sum = 0.0f;",
+    "#pragma unroll",
+    "        for (int w = 0; w < 8; w++) sum += sums[w * TE_TILE_COLUMNS + threadIdx.x];",
+    "        to[threadIdx.x] = sum;",
+    "    }",
+    "    __syncthreads();",
+    "}",
+};
+static const char *const te__source_18[] = { /* ops/attn/attn.cuh */
     "// ops/attn/attn.cuh: what all attention kernels share: which keys a row sees, and dropout. Knows no tiles.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -6868,7 +7380,7 @@ static const char *const te__source_13[] = { /* ops/attn/attn.cuh */
     "    return keep;",
     "}",
 };
-static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dkv.cu */
+static const char *const te__source_19[] = { /* ops/attn/attn_bwd_dkv.cu */
     "// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats, sizes and strides,",
     "// in f32.",
     "//",
@@ -6933,7 +7445,7 @@ static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dkv.cu */
     "    te_attn_put(a.dv, at.b, at.h, first, a.s_kv, a.d_v, dv, a.keep_scale);",
     "}",
 };
-static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
+static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "// ops/attn/attn_bwd_dkv_mma.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, in bf16 or f16 on the tensor cores",
     "// of sm_80 and later (mma.sync).",
     "//",
@@ -7109,7 +7621,7 @@ static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(a.dv, at.b, at.h, 2), 2 * a.dv.s, first, a.s_kv, a.d_v);",
     "}",
 };
-static const char *const te__source_16[] = { /* ops/attn/attn_bwd_dq.cu */
+static const char *const te__source_21[] = { /* ops/attn/attn_bwd_dq.cu */
     "// ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the",
@@ -7165,7 +7677,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn_bwd_dq.cu */
     "    te_attn_put(a.dq, at.b, at.h, first, a.s_q, a.d, acc, a.scale);",
     "}",
 };
-static const char *const te__source_17[] = { /* ops/attn/attn_bwd_dq_mma.cu */
+static const char *const te__source_22[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "// ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).",
     "//",
     "//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by",
@@ -7287,7 +7799,7 @@ static const char *const te__source_17[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "    te_put<DT, D, M>(q, dq, scale, te_attn_head(a.dq, at.b, at.h, 2), 2 * a.dq.s, first, a.s_q, a.d);",
     "}",
 };
-static const char *const te__source_18[] = { /* ops/attn/attn_delta.cu */
+static const char *const te__source_23[] = { /* ops/attn/attn_delta.cu */
     "// ops/attn/attn_delta.cu: what the backward needs of each query row before it starts, one warp a row:",
     "//   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout)",
     "//   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0 everywhere.",
@@ -7317,7 +7829,7 @@ static const char *const te__source_18[] = { /* ops/attn/attn_delta.cu */
     "    }",
     "}",
 };
-static const char *const te__source_19[] = { /* ops/attn/attn_fwd.cu */
+static const char *const te__source_24[] = { /* ops/attn/attn_fwd.cu */
     "// ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s matrix.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been",
@@ -7382,7 +7894,7 @@ static const char *const te__source_19[] = { /* ops/attn/attn_fwd.cu */
     "    te_attn_put(a.o, at.b, at.h, first, a.s_q, a.d_v, acc, 1.0f);",
     "}",
 };
-static const char *const te__source_20[] = { /* ops/attn/attn_fwd_mma.cu */
+static const char *const te__source_25[] = { /* ops/attn/attn_fwd_mma.cu */
     "// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), as",
     "// FlashAttention-2 (Dao, 2023) goes about it.",
     "//",
@@ -7553,7 +8065,7 @@ static const char *const te__source_20[] = { /* ops/attn/attn_fwd_mma.cu */
     "    te_put<DT, D, M>(q, o, inverse, te_attn_head(a.o, at.b, at.h, 2), 2 * a.o.s, first, a.s_q, a.d_v);",
     "}",
 };
-static const char *const te__source_21[] = { /* ops/attn/general.cuh */
+static const char *const te__source_26[] = { /* ops/attn/general.cuh */
     "// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.",
     "//",
     "// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a",
@@ -7628,7 +8140,7 @@ static const char *const te__source_21[] = { /* ops/attn/general.cuh */
     "            if (first + r < end && lane + 32 * t < d) te_store(x.p, te_attn_at(x, b, h, first + r) + lane + 32 * t, x.dt, acc[r][t] * scale);",
     "}",
 };
-static const char *const te__source_22[] = { /* ops/attn/kargs.h */
+static const char *const te__source_27[] = { /* ops/attn/kargs.h */
     "/* ops/attn/kargs.h: what the attention kernels are told. Read by both compilers. */",
     "#ifndef TE__ATTN_KARGS_H",
     "#define TE__ATTN_KARGS_H",
@@ -7669,7 +8181,7 @@ static const char *const te__source_22[] = { /* ops/attn/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_23[] = { /* ops/attn/tile.cuh */
+static const char *const te__source_28[] = { /* ops/attn/tile.cuh */
     "// ops/attn/tile.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.",
     "//",
     "// A row is D / 8 pieces of 16 bytes and one piece of nothing: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in",
@@ -7859,7 +8371,7 @@ static const char *const te__source_23[] = { /* ops/attn/tile.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_24[] = { /* ops/block/block.cuh */
+static const char *const te__source_29[] = { /* ops/block/block.cuh */
     "// ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -7893,7 +8405,7 @@ static const char *const te__source_24[] = { /* ops/block/block.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_25[] = { /* ops/block/block_dequantize.cu */
+static const char *const te__source_30[] = { /* ops/block/block_dequantize.cu */
     "// ops/block/block_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the row-wise copy, q [m, ld].",
     "//",
     "//   1-D blocks   element (i, j) has scale_inv[j / 128][i]",
@@ -7955,19 +8467,19 @@ static const char *const te__source_25[] = { /* ops/block/block_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_26[] = { /* ops/block/block_dequantize_col.cu */
+static const char *const te__source_31[] = { /* ops/block/block_dequantize_col.cu */
     "// ops/block/block_dequantize_col.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the column-wise copy, q [n, ld].",
     "//",
     "//   1-D blocks   element (i, j) of y has scale_inv[i / 128][j]",
     "//   2-D blocks   element (i, j) of y has scale_inv[j / 128][i / 128]",
     "//",
-    "//            64 rows of y (tx: 8 each)",
+    "//            128 rows of y (tx: 16 each)",
     "//          +-------------------------+                  +------- 128 columns -------+",
-    "//   128    | ty: 4 columns of y      |  ->  tile.cuh -> | 4 x 8 a thread, decoded   |  64 rows of y",
-    "//   columns|                         |                  +---------------------------+",
-    "//          +-------------------------+",
+    "//   128    | ty: 4 columns of y      |  ->  tile.cuh -> | 8 a thread, decoded, of   |  128 rows of y",
+    "//   columns|                         |                  | every 16th row            |",
+    "//          +-------------------------+                  +---------------------------+",
     "//",
-    "// Launch: block 256, grid: tiles of 64 rows and 128 columns of y, those of the same rows next to each other. Any size, any alignment.",
+    "// Launch: block 256, grid: tiles of 128 rows and 128 columns of y, those of the same rows next to each other. Any size, any alignment.",
     "//",
     "// te:baseline",
     "// te:row Q_DT=4 Y_DT=3",
@@ -7983,68 +8495,74 @@ static const char *const te__source_26[] = { /* ops/block/block_dequantize_col.c
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_block_dequantize_col(const __grid_constant__ te__block_dequantize_kargs a) {",
     "    te_follow();",
-    "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS]; // 64 rows of y each",
     "    __shared__ __align__(16) float scale[128]; // of each column of y",
     "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;",
     "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
-    "    te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 128;",
-    "    uint2 code[4];",
+    "    te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * 128;",
+    "    te_u32 code[4][4]; // 16 rows of four columns",
     "#pragma unroll",
-    "    for (int r = 0; r < 4; r++) {",
-    "        te_i64 line = first_col + ty * 4 + r, at = first_row + tx * 8, there = line < a.n ? a.m - at : 0;",
-    "        if (a.vector_q && there >= 8) code[r] = *(const uint2 *)((const te_u8 *)a.q + line * a.ld + at);",
-    "        else code[r] = te_codes_part(a.q, line * a.ld + at, there);",
+    "    for (int c = 0; c < 4; c++) {",
+    "        te_i64 line = first_col + ty * 4 + c, at = first_row + tx * 16, there = line < a.n ? a.m - at : 0;",
+    "        if (a.vector_q && there >= 16) {",
+    "            uint4 u = *(const uint4 *)((const te_u8 *)a.q + line * a.ld + at);",
+    "            code[c][0] = u.x, code[c][1] = u.y, code[c][2] = u.z, code[c][3] = u.w;",
+    "        } else {",
+    "#pragma unroll",
+    "            for (int h = 0; h < 2; h++) {",
+    "                uint2 u = te_codes_part(a.q, line * a.ld + at + 8 * h, there - 8 * h);",
+    "                code[c][2 * h] = u.x, code[c][2 * h + 1] = u.y;",
+    "            }",
+    "        }",
     "    }",
     "    if (threadIdx.x < 128) {",
-    "        te_i64 col = first_col + threadIdx.x, block = first_row >> 7;",
-    "        scale[threadIdx.x] = col < a.n ? a.scale_inv[a.two_dimensional ? tile_n * a.ld_scale + block : block * a.ld_scale + col] : 0.0f;",
+    "        te_i64 col = first_col + threadIdx.x;",
+    "        scale[threadIdx.x] = col < a.n ? a.scale_inv[a.two_dimensional ? tile_n * a.ld_scale + tile_m : tile_m * a.ld_scale + col] : 0.0f;",
     "    }",
     "#pragma unroll",
-    "    for (int h = 0; h < 2; h++) {",
-    "        te_u32 in[4], out[4];",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) in[r] = h ? code[r].y : code[r].x;",
+    "    for (int h = 0; h < 4; h++) {",
+    "        te_u32 in[4] = {code[0][h], code[1][h], code[2][h], code[3][h]}, out[4];",
     "        te_transpose_bytes(in, out);",
     "#pragma unroll",
-    "        for (int j = 0; j < 4; j++) te_tile_put(tile, tx, ty, 4 * h + j, out[j]);",
+    "        for (int j = 0; j < 4; j++)",
+    "            te_tile_put(tile + (tx >> 2) * TE_TILE_COLUMNS * TE_TILE_WORDS, (tx & 3) * 2 + (h >> 1), ty, 4 * (h & 1) + j, out[j]);",
     "    }",
     "    __syncthreads();",
+    "    int chunk = threadIdx.x & 15; // of the columns",
+    "    te_i64 col = first_col + chunk * 8;",
+    "    float s[8];",
+    "    te_load8(scale, chunk * 8, TE_F32, s);",
+    "    if (col >= a.n) return;",
     "#pragma unroll",
-    "    for (int pass = 0; pass < 2; pass++)",
+    "    for (int pass = 0; pass < 8; pass++) {",
+    "        int line = pass * 16 + (threadIdx.x >> 4);",
+    "        te_i64 row = first_row + line;",
+    "        float v[8];",
+    "        if (row >= a.m) break;",
+    "        uint2 u = te_tile_get2(tile + (line >> 6) * TE_TILE_COLUMNS * TE_TILE_WORDS, line & 63, chunk);",
+    "        te_fp8x8_to_f32(u.x, u.y, Q_DT, v);",
     "#pragma unroll",
-    "        for (int h = 0; h < 2; h++) {",
-    "            // Eight lanes store 128 neighbouring bytes (of 16-bit numbers). Odd lines begin with their second half: the two lines that",
-    "            // are read together then lie in different banks.",
-    "            int line = pass * 32 + ty, chunk = (h ^ (ty & 1)) * 8 + tx;",
-    "            te_i64 row = first_row + line, col = first_col + chunk * 8;",
-    "            float v[8], s[8];",
-    "            if (row >= a.m || col >= a.n) continue;",
-    "            uint2 u = te_tile_get2(tile, line, chunk);",
-    "            te_fp8x8_to_f32(u.x, u.y, Q_DT, v);",
-    "            te_load8(scale, chunk * 8, TE_F32, s);",
-    "#pragma unroll",
-    "            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], s[k]);",
-    "            te_store_part(a.y, row * a.n + col, Y_DT, v, a.n - col, a.vector_y);",
-    "        }",
+    "        for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], s[k]);",
+    "        te_store_part(a.y, row * a.n + col, Y_DT, v, a.n - col, a.vector_y);",
+    "    }",
     "}",
 };
-static const char *const te__source_27[] = { /* ops/block/block_quantize.cu */
+static const char *const te__source_32[] = { /* ops/block/block_quantize.cu */
     "// ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column (column-wise copy, transposed), or",
     "// for each 128 x 128: scales and both copies from one read of x.",
     "//",
-    "//            128 columns: two halves of 64 (tx: 8 of each)",
-    "//          +-------------------------+-------------------------+     thread (tx = t % 8, ty = t / 8) keeps 4 x 16 elements of x in registers",
-    "//   128    | ty: 4 rows              |                         |     row amax     across the 8 tx of a row, by shuffles",
-    "//   rows   |    8 elements           |    8 elements           |     column amax  across the 4 ty of a warp, then 8 warps in shared memory",
-    "//          +-------------------------+-------------------------+     both copies  scaled and rounded from the same registers",
+    "//            128 columns: tx, 8 of each",
+    "//          +-------------------------+     thread (tx = t % 16, ty = t / 16) keeps 4 x 8 elements of x in registers",
+    "//   128    | ty: 4 rows              |     row amax     across the 16 tx of a row, by shuffles",
+    "//   rows   |    8 elements           |     column amax  across the 2 ty of a warp, then 16 warps in shared memory",
+    "//          +-------------------------+     both copies  scaled and rounded from the same registers",
     "//",
-    "// Row-wise codes: neighbouring lanes swap halves, so that a lane stores 16 bytes. Column-wise codes: a word is one column of 4 rows, which goes",
-    "// through shared memory (tile.cuh) to stores of 16 bytes.",
+    "// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (tile.cuh) to stores of 16 bytes.",
     "//",
     "// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: that is how padding is written.",
     "// Tiles that hold nothing but padding have no scales.",
     "//",
-    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
+    "// Launch: block 512, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3 Y_DT=4",
@@ -8059,7 +8577,7 @@ static const char *const te__source_27[] = { /* ops/block/block_quantize.cu */
     "#include \"base/scaling.h\"",
     "#ifdef X_DT",
     "#define PACKED (X_DT != TE_F32)",
-    "#define BLOCKS (PACKED && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 900) ? 3 : 1) // a multiprocessor should hold, where the registers suffice",
+    "#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1) // a multiprocessor should hold, where the registers suffice",
     "#else",
     "#define X_DT a.x_dt",
     "#define Y_DT a.y_dt",
@@ -8077,48 +8595,60 @@ static const char *const te__source_27[] = { /* ops/block/block_quantize.cu */
     "    }",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256, BLOCKS) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {",
+    "    te_follow();",
     "    __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS];",
     "    __shared__ __align__(16) float col_scale[128];",
     "    __shared__ float scratch[32];",
-    "    float *part = (float *)tile; // [8 warps][128 columns] of amaxes, before the tile is filled",
-    "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3, lane = threadIdx.x & 31;",
+    "    float *part = (float *)tile; // [16 warps][128 columns] of amaxes, before the tile is filled",
+    "    int tx = threadIdx.x & 15, ty = threadIdx.x >> 4, lane = threadIdx.x & 31;",
     "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
     "    te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * 128;",
     "    te_i64 row = first_row + ty * 4, col = first_col + tx * 8;",
     "    bool scaled = first_row < a.m && first_col < a.n; // else all of it is padding",
     "",
     "    // The loads come first, with nothing between them: they are all on their way before the first is waited for.",
-    "    te_eight<PACKED> x[4][2];",
-    "    if (a.vector_x && row + 4 <= a.m && col + 72 <= a.n) {",
+    "    te_eight<PACKED> x[4];",
+    "    if (a.vector_x && row + 4 <= a.m && col + 8 <= a.n) {",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
-    "#pragma unroll",
-    "            for (int h = 0; h < 2; h++) x[r][h] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col + 64 * h, X_DT);",
+    "        for (int r = 0; r < 4; r++) x[r] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col, X_DT);",
     "    } else {",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
-    "#pragma unroll",
-    "            for (int h = 0; h < 2; h++) {",
-    "                te_i64 at = (row + r) * a.n + col + 64 * h, there = row + r < a.m ? a.n - col - 64 * h : 0;",
-    "                if (a.vector_x && there >= 8) x[r][h] = te_eight_load<PACKED>(a.x, at, X_DT);",
-    "                else x[r][h] = te_eight_part<PACKED>(a.x, at, X_DT, there);",
-    "            }",
+    "        for (int r = 0; r < 4; r++) {",
+    "            te_i64 at = (row + r) * a.n + col, there = row + r < a.m ? a.n - col : 0;",
+    "            if (a.vector_x && there >= 8) x[r] = te_eight_load<PACKED>(a.x, at, X_DT);",
+    "            else x[r] = te_eight_part<PACKED>(a.x, at, X_DT, there);",
+    "        }",
     "    }",
     "    if (a.noop && *a.noop == 1.0f) return;",
     "    float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;",
     "",
-    "    // NaN drops out of fmaxf.",
-    "    float row_amax[4] = {0.0f, 0.0f, 0.0f, 0.0f}, col_amax[16];",
+    "    // NaN drops out of every maximum. 16-bit formats are compared two at a time, as they lie.",
+    "    float row_amax[4] = {}, col_amax[8] = {};",
+    "    if constexpr (PACKED) {",
+    "        te_u32 rows[4] = {}, columns[4] = {};",
     "#pragma unroll",
-    "    for (int c = 0; c < 16; c++) {",
-    "        col_amax[c] = 0.0f;",
+    "        for (int r = 0; r < 4; r++)",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) {",
-    "            float v = fabsf(te_eight_get<PACKED>(x[r][c >> 3], c & 7, X_DT));",
-    "            row_amax[r] = fmaxf(row_amax[r], v);",
-    "            col_amax[c] = fmaxf(col_amax[c], v);",
+    "            for (int h = 0; h < 4; h++) {",
+    "                te_u32 pair = x[r].w[h] & 0x7fff7fffu;",
+    "                rows[r] = te_half2_max(rows[r], pair, X_DT), columns[h] = te_half2_max(columns[h], pair, X_DT);",
+    "            }",
+    "#pragma unroll",
+    "        for (int i = 0; i < 4; i++) {",
+    "            te_eight<PACKED> most = {{rows[i], columns[i], 0, 0}};",
+    "            row_amax[i] = fmaxf(te_eight_get<PACKED>(most, 0, X_DT), te_eight_get<PACKED>(most, 1, X_DT));",
+    "            col_amax[2 * i] = te_eight_get<PACKED>(most, 2, X_DT), col_amax[2 * i + 1] = te_eight_get<PACKED>(most, 3, X_DT);",
     "        }",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int c = 0; c < 8; c++)",
+    "#pragma unroll",
+    "            for (int r = 0; r < 4; r++) {",
+    "                float v = fabsf(te_eight_get<PACKED>(x[r], c, X_DT));",
+    "                row_amax[r] = fmaxf(row_amax[r], v);",
+    "                col_amax[c] = fmaxf(col_amax[c], v);",
+    "            }",
     "    }",
     "",
     "    float row_scale; // of one of the thread's four rows: `mine`",
@@ -8138,23 +8668,23 @@ static const char *const te__source_27[] = { /* ops/block/block_quantize.cu */
     "        }",
     "    } else {",
     "        if (a.col) {",
-    "            te_halve<8>(col_amax, 8);",
     "            te_halve<4>(col_amax, 16);",
-    "            int c = (lane & 8) * 8 + tx * 8 + (lane & 16) / 4; // four neighbours from here on",
+    "            int c = tx * 8 + (lane & 16) / 4; // four neighbours from here on",
     "            *(float4 *)(part + (threadIdx.x >> 5) * 128 + c) = make_float4(col_amax[0], col_amax[1], col_amax[2], col_amax[3]);",
     "        }",
     "        te_halve<2>(row_amax, 1);",
     "        te_halve<1>(row_amax, 2);",
     "        row_amax[0] = fmaxf(row_amax[0], __shfl_xor_sync(0xffffffffu, row_amax[0], 4));",
+    "        row_amax[0] = fmaxf(row_amax[0], __shfl_xor_sync(0xffffffffu, row_amax[0], 8));",
     "        row_scale = te__block_scale(row_amax[0], fp8_max, a.epsilon, a.limit, a.power_of_two);",
-    "        if (scaled && a.row && !(lane & 4) && row + mine < a.ld_row_scale)",
+    "        if (scaled && a.row && !(lane & 12) && row + mine < a.ld_row_scale)",
     "            a.row_scale[tile_n * a.ld_row_scale + row + mine] = row + mine < a.m ? te__rcp_f32(row_scale) : 0.0f;",
     "        if (a.col) {",
     "            __syncthreads();",
     "            if (threadIdx.x < 128) {",
     "                float amax = 0.0f;",
     "#pragma unroll",
-    "                for (int w = 0; w < 8; w++) amax = fmaxf(amax, part[w * 128 + threadIdx.x]);",
+    "                for (int w = 0; w < 16; w++) amax = fmaxf(amax, part[w * 128 + threadIdx.x]);",
     "                float scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);",
     "                te_i64 c = first_col + threadIdx.x;",
     "                col_scale[threadIdx.x] = scale;",
@@ -8165,63 +8695,49 @@ static const char *const te__source_27[] = { /* ops/block/block_quantize.cu */
     "",
     "    if (a.row) {",
     "        te_u8 *q = (te_u8 *)a.row;",
-    "        bool odd = lane & 1;",
-    "        te_i64 to = first_col + (odd ? 64 : 0) + (tx & 6) * 8; // 16 columns from here on, after the swap",
     "#pragma unroll",
     "        for (int r = 0; r < 4; r++) {",
-    "            float scale = __shfl_sync(0xffffffffu, row_scale, (lane & 24) | r >> 1 | (r & 1) << 1);",
-    "            te_u32 code[2][2];",
-    "#pragma unroll",
-    "            for (int h = 0; h < 2; h++)",
-    "#pragma unroll",
-    "                for (int w = 0; w < 2; w++) {",
-    "                    float v[4];",
-    "#pragma unroll",
-    "                    for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_eight_get<PACKED>(x[r][h], 4 * w + k, X_DT), scale);",
-    "                    code[h][w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
-    "                }",
-    "            te_u32 got[2], out[4];",
+    "            float scale = __shfl_sync(0xffffffffu, row_scale, (lane & 16) | r >> 1 | (r & 1) << 1);",
+    "            te_u32 code[2];",
     "#pragma unroll",
     "            for (int w = 0; w < 2; w++) {",
-    "                got[w] = __shfl_xor_sync(0xffffffffu, odd ? code[0][w] : code[1][w], 1);",
-    "                out[w] = odd ? got[w] : code[0][w];",
-    "                out[2 + w] = odd ? code[1][w] : got[w];",
+    "                float v[4];",
+    "#pragma unroll",
+    "                for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_eight_get<PACKED>(x[r], 4 * w + k, X_DT), scale);",
+    "                code[w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
     "            }",
     "            if (row + r >= a.m) continue; // no return: the others still shuffle",
-    "            if (a.vector_row && to + 16 <= a.ld) {",
-    "                *(uint4 *)(q + (row + r) * a.ld + to) = make_uint4(out[0], out[1], out[2], out[3]);",
+    "            if (a.vector_row && col + 8 <= a.ld) {",
+    "                *(uint2 *)(q + (row + r) * a.ld + col) = make_uint2(code[0], code[1]);",
     "            } else {",
     "#pragma unroll",
-    "                for (int k = 0; k < 16; k++)",
-    "                    if (to + k < a.ld) q[(row + r) * a.ld + to + k] = (te_u8)(out[k >> 2] >> (8 * (k & 3)));",
+    "                for (int k = 0; k < 8; k++)",
+    "                    if (col + k < a.ld) q[(row + r) * a.ld + col + k] = (te_u8)(code[k >> 2] >> (8 * (k & 3)));",
     "            }",
     "        }",
     "    }",
     "    if (a.col) {",
     "        __syncthreads(); // the scales of the columns are there, and `part` has been read",
     "#pragma unroll",
-    "        for (int h = 0; h < 2; h++)",
+    "        for (int f = 0; f < 2; f++) {",
+    "            float4 scale = *(const float4 *)(col_scale + tx * 8 + 4 * f);",
+    "            float s[4] = {scale.x, scale.y, scale.z, scale.w};",
     "#pragma unroll",
-    "            for (int f = 0; f < 2; f++) {",
-    "                float4 scale = *(const float4 *)(col_scale + 64 * h + tx * 8 + 4 * f);",
-    "                float s[4] = {scale.x, scale.y, scale.z, scale.w};",
+    "            for (int k = 0; k < 4; k++) {",
+    "                float v[4];",
     "#pragma unroll",
-    "                for (int k = 0; k < 4; k++) {",
-    "                    float v[4];",
-    "#pragma unroll",
-    "                    for (int r = 0; r < 4; r++) v[r] = __fmul_rn(te_eight_get<PACKED>(x[r][h], 4 * f + k, X_DT), s[k]);",
-    "                    te_u32 word = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
-    "                    te_tile_put(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, tx, ty, 4 * f + k, word);",
-    "                }",
+    "                for (int r = 0; r < 4; r++) v[r] = __fmul_rn(te_eight_get<PACKED>(x[r], 4 * f + k, X_DT), s[k]);",
+    "                te_u32 word = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
+    "                te_tile_put(tile + (tx >> 3) * TE_TILE_COLUMNS * TE_TILE_WORDS, tx & 7, ty, 4 * f + k, word);",
     "            }",
+    "        }",
     "        __syncthreads();",
-    "#pragma unroll",
-    "        for (int h = 0; h < 2; h++)",
-    "            te_tile_store(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, a.col, a.ldc, first_row, first_col + 64 * h, a.n, 1, a.vector_col);",
+    "        int half = threadIdx.x >> 8; // of the block, and of the columns",
+    "        te_tile_store(tile + half * TE_TILE_COLUMNS * TE_TILE_WORDS, a.col, a.ldc, first_row, first_col + 64 * half, a.n, 1, a.vector_col, threadIdx.x & 255);",
     "    }",
     "}",
 };
-static const char *const te__source_28[] = { /* ops/block/kargs.h */
+static const char *const te__source_33[] = { /* ops/block/kargs.h */
     "/* ops/block/kargs.h: arguments of the block-scaling kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* A thread block does one tile of 128 rows and 128 columns. */",
@@ -8250,11 +8766,11 @@ static const char *const te__source_28[] = { /* ops/block/kargs.h */
     "    unsigned tiles_n; /* column-wise: tiles along n */",
     "    int q_dt, y_dt;",
     "    int two_dimensional;",
-    "    int vector_q; /* rows of q start at multiples of 8 bytes */",
+    "    int vector_q; /* rows of q start at multiples of 8 bytes; column-wise: of 16 */",
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__block_dequantize_kargs;",
 };
-static const char *const te__source_29[] = { /* ops/cast/amax.cu */
+static const char *const te__source_34[] = { /* ops/cast/amax.cu */
     "// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the block that ends last",
     "// makes amax of them.",
     "//",
@@ -8321,7 +8837,7 @@ static const char *const te__source_29[] = { /* ops/cast/amax.cu */
     "    if (threadIdx.x == 0 && (!a.keep || largest > *a.amax)) *a.amax = largest;",
     "}",
 };
-static const char *const te__source_30[] = { /* ops/cast/delayed_gather.cu */
+static const char *const te__source_35[] = { /* ops/cast/delayed_gather.cu */
     "// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, one after the other.",
     "//",
     "// Launch: block 256, grid: slots of the table / 256 up: one slot a thread.",
@@ -8337,7 +8853,7 @@ static const char *const te__source_30[] = { /* ops/cast/delayed_gather.cu */
     "    a.amaxes[slot] = a.history[state][slot - a.first[state]];",
     "}",
 };
-static const char *const te__source_31[] = { /* ops/cast/delayed_update.cu */
+static const char *const te__source_36[] = { /* ops/cast/delayed_update.cu */
     "// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale [n]; see te__delayed_slot",
     "// in cpu.c.",
     "//",
@@ -8380,7 +8896,7 @@ static const char *const te__source_31[] = { /* ops/cast/delayed_update.cu */
     "    }",
     "}",
 };
-static const char *const te__source_32[] = { /* ops/cast/fp8_dequantize.cu */
+static const char *const te__source_37[] = { /* ops/cast/fp8_dequantize.cu */
     "// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].",
     "//",
     "// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.",
@@ -8442,7 +8958,7 @@ static const char *const te__source_32[] = { /* ops/cast/fp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_33[] = { /* ops/cast/fp8_quantize.cu */
+static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -8604,7 +9120,7 @@ static const char *const te__source_33[] = { /* ops/cast/fp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_34[] = { /* ops/cast/kargs.h */
+static const char *const te__source_39[] = { /* ops/cast/kargs.h */
     "/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000",
     " * bytes each. */",
     "",
@@ -8686,7 +9202,7 @@ static const char *const te__source_34[] = { /* ops/cast/kargs.h */
     "    int vector_dst; /* rows of dst start at multiples of 16 bytes */",
     "} te__transpose_kargs;",
 };
-static const char *const te__source_35[] = { /* ops/cast/list.cuh */
+static const char *const te__source_40[] = { /* ops/cast/list.cuh */
     "// ops/cast/list.cuh: which state of a table a slot belongs to. Knows the table's layout; must not know what is done with the slot.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -8703,7 +9219,7 @@ static const char *const te__source_35[] = { /* ops/cast/list.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_36[] = { /* ops/cast/scale_from_amax.cu */
+static const char *const te__source_41[] = { /* ops/cast/scale_from_amax.cu */
     "// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners (base/scaling.h).",
     "//",
     "// Launch: block 256, grid: n / 256 up.",
@@ -8721,7 +9237,7 @@ static const char *const te__source_36[] = { /* ops/cast/scale_from_amax.cu */
     "    if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);",
     "}",
 };
-static const char *const te__source_37[] = { /* ops/cast/transpose.cu */
+static const char *const te__source_42[] = { /* ops/cast/transpose.cu */
     "// ops/cast/transpose.cu: dst [n, ldd] = the transpose of the first n columns of src [m, lds]; columns m .. ldd-1 of dst are 0.",
     "//",
     "//            64 columns (tx: 8 each)",
@@ -8805,7 +9321,7 @@ static const char *const te__source_37[] = { /* ops/cast/transpose.cu */
     "    te_tile_store(tile, a.dst, a.ldd, first_row, first_col, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_38[] = { /* ops/cast/transpose_nibbles.cu */
+static const char *const te__source_43[] = { /* ops/cast/transpose_nibbles.cu */
     "// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in",
     "// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.",
     "//",
@@ -8857,7 +9373,7 @@ static const char *const te__source_38[] = { /* ops/cast/transpose_nibbles.cu */
     "    te_tile_store(tile, a.dst, a.ldd, (te_i64)tile_m * 128, first_col, a.n, 1, a.vector_dst);",
     "}",
 };
-static const char *const te__source_39[] = { /* ops/dropout/dropout_add.cu */
+static const char *const te__source_44[] = { /* ops/dropout/dropout_add.cu */
     "// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.",
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
@@ -8932,7 +9448,7 @@ static const char *const te__source_39[] = { /* ops/dropout/dropout_add.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_40[] = { /* ops/dropout/kargs.h */
+static const char *const te__source_45[] = { /* ops/dropout/kargs.h */
     "/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */",
@@ -8948,7 +9464,7 @@ static const char *const te__source_40[] = { /* ops/dropout/kargs.h */
     "    int x_dt, bias_dt, residual_dt, y_dt;",
     "} te__dropout_add_kargs;",
 };
-static const char *const te__source_41[] = { /* ops/gemm/epilogue.cuh */
+static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "// ops/gemm/epilogue.cuh: what becomes of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
@@ -9176,7 +9692,7 @@ static const char *const te__source_41[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_42[] = { /* ops/gemm/gemm_align.cu */
+static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
     "// ops/gemm/gemm_align.cu: operands whose rows lie anywhere, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
     "//",
     "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted together. The word",
@@ -9206,6 +9722,7 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_align.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {",
+    "    te_follow();",
     "    const te__gemm_align_side &s = a.side[blockIdx.y];",
     "    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 bytes do not fit into a memory twice",
     "    const te_u8 *end = s.from + (s.rows - 1) * s.ld + s.bytes;",
@@ -9231,7 +9748,7 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_align.cu */
     "    }",
     "}",
 };
-static const char *const te__source_43[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_48[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: a code has at most 4",
     "// significant bits, an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.",
     "//",
@@ -9342,7 +9859,7 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_44[] = { /* ops/gemm/gemm_grouped_naive.cu */
+static const char *const te__source_49[] = { /* ops/gemm/gemm_grouped_naive.cu */
     "// ops/gemm/gemm_grouped_naive.cu: te_grouped_gemm in plain f32 FMAs: every format, layout, size and alignment, either kind of groups.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot. naive.cuh has the tile, groups.cuh the groups.",
     "//",
@@ -9354,12 +9871,13 @@ static const char *const te__source_44[] = { /* ops/gemm/gemm_grouped_naive.cu *
     "#include \"ops/gemm/naive.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_grouped_naive(const __grid_constant__ te__gemm_grouped_kargs a) {",
+    "    te_follow();",
     "    te__gemm_kargs g;",
     "    te_u32 tile;",
     "    if (te_group_open(a, TILE, TILE, blockIdx.x, g, tile)) te_naive_tile(g, tile);",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/gemm/gemm_groups.cu */
+static const char *const te__source_50[] = { /* ops/gemm/gemm_groups.cu */
     "// ops/gemm/gemm_groups.cu: before gemm_hopper by groups: sizes, which only the device knows, to where each group lies, which tiles it has, and",
     "// tensor maps that end where it ends: what TMA then reads or writes beyond is zero, or is not written, and no tile needs to know of it.",
     "//",
@@ -9369,6 +9887,7 @@ static const char *const te__source_45[] = { /* ops/gemm/gemm_groups.cu */
     "#include \"ops/gemm/groups.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(32) te_gemm_groups(const __grid_constant__ te__gemm_groups_kargs a) {",
+    "    te_follow();",
     "    te_i64 before = 0, tiles_before = 0;",
     "    if (threadIdx.x == 0) a.rows[a.groups.count].begin = 0; // how many numbers have been drawn",
     "    for (te_u32 first = 0; first < (te_u32)a.groups.count; first += 32) {",
@@ -9398,7 +9917,7 @@ static const char *const te__source_45[] = { /* ops/gemm/gemm_groups.cu */
     "    te_tma_map_release();",
     "}",
 };
-static const char *const te__source_46[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
@@ -9970,6 +10489,7 @@ static const char *const te__source_46[] = { /* ops/gemm/gemm_hopper.cu */
     "};",
     "",
     "extern \"C\" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {",
+    "    te_follow();",
     "#if GROUPED",
     "    const te__gemm_hopper_kargs &a = all.h;",
     "#else",
@@ -10275,7 +10795,7 @@ static const char *const te__source_46[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_47[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_52[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -10583,11 +11103,13 @@ static const char *const te__source_47[] = { /* ops/gemm/gemm_mma.cu */
     "",
     "#if GROUPED",
     "extern \"C\" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_grouped_kargs all) {",
+    "    te_follow();",
     "    te__gemm_kargs a;",
     "    te_u32 tile;",
     "    if (!te_group_open(all, BM, BN, blockIdx.x, a, tile)) return;",
     "#else",
     "extern \"C\" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {",
+    "    te_follow();",
     "    te_u32 tile = blockIdx.x;",
     "#endif",
     "    extern __shared__ __align__(128) char shared[];",
@@ -10679,7 +11201,7 @@ static const char *const te__source_47[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_53[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot.",
     "// naive.cuh has the tile.",
@@ -10689,9 +11211,12 @@ static const char *const te__source_48[] = { /* ops/gemm/gemm_naive.cu */
     "// te:baseline",
     "#include \"ops/gemm/naive.cuh\"",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_constant__ te__gemm_kargs a) { te_naive_tile(a, blockIdx.x); }",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_constant__ te__gemm_kargs a) {",
+    "    te_follow();",
+    "    te_naive_tile(a, blockIdx.x);",
+    "}",
 };
-static const char *const te__source_49[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_54[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, n]; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -10723,7 +11248,7 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/gemm/groups.cuh */
+static const char *const te__source_55[] = { /* ops/gemm/groups.cuh */
     "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
     "// the arguments of an ordinary one. Every warp finds out for itself: the sizes of 32 groups are added up in five steps.",
     "#pragma once",
@@ -10844,7 +11369,7 @@ static const char *const te__source_50[] = { /* ops/gemm/groups.cuh */
     "    return (g.scale_a ? g.scale_a[all.groups.each_a ? group : 0] : 1.0f) * (g.scale_b ? g.scale_b[all.groups.each_b ? group : 0] : 1.0f);",
     "}",
 };
-static const char *const te__source_51[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_56[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -10970,7 +11495,7 @@ static const char *const te__source_51[] = { /* ops/gemm/kargs.h */
     "    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */",
     "} te__gemm_hopper_grouped_kargs;",
 };
-static const char *const te__source_52[] = { /* ops/gemm/naive.cuh */
+static const char *const te__source_57[] = { /* ops/gemm/naive.cuh */
     "// ops/gemm/naive.cuh: one tile of D by plain f32 FMAs: every format, layout, size and alignment.",
     "//",
     "//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3.",
@@ -11043,7 +11568,7 @@ static const char *const te__source_52[] = { /* ops/gemm/naive.cuh */
     "        }",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_58[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -11100,7 +11625,7 @@ static const char *const te__source_53[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_59[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -11123,7 +11648,7 @@ static const char *const te__source_54[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_60[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -11204,7 +11729,7 @@ static const char *const te__source_55[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/loss/kargs.h */
+static const char *const te__source_61[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -11248,7 +11773,7 @@ static const char *const te__source_56[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_57[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_62[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -11280,7 +11805,7 @@ static const char *const te__source_57[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_63[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers aligned to 16",
@@ -11312,7 +11837,7 @@ static const char *const te__source_58[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_64[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -11352,7 +11877,7 @@ static const char *const te__source_59[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_65[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -11368,7 +11893,7 @@ static const char *const te__source_60[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/math/axpby.cu */
+static const char *const te__source_66[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.",
@@ -11410,82 +11935,127 @@ static const char *const te__source_61[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/math/column_sum.cu */
-    "// ops/math/column_sum.cu: partial [chunks, n] of the sums over the rows of x [m, n].",
+static const char *const te__source_67[] = { /* ops/math/column_sum.cu */
+    "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
     "//          +--------------------------------------------+",
-    "//   chunk  | warp w adds rows w, w + 8, w + 16 ...       |   then the eight warps are added in order",
+    "//   chunk  | warp w adds rows w, w + 8, w + 16 ...       |   then the eight warps are added in order: a row of partial [chunks, n]",
     "//          +--------------------------------------------+",
     "//",
-    "// Launch: block 256, grid: column_blocks * chunks, column block fastest. `vector`: te_load8 may read whole groups.",
+    "// Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of all the group's columns: four",
+    "// sums over every fourth chunk, which are then added in order. That is one launch, and bits that depend on the shape alone.",
+    "//",
+    "// Launch: block 256, grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple of 8, and rows of x",
+    "// start at multiples of 16 bytes.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3",
+    "// te:row X_DT=2",
     "// te:row X_DT=1",
-    "#include \"device/base.cuh\"",
+    "#include \"device/raw8.cuh\"",
     "#include \"ops/math/kargs.h\"",
-    "#ifndef X_DT",
-    "#define X_DT a.x_dt",
+    "#ifdef X_DT",
+    "#define RESIDENT 4",
+    "#else",
+    "#define RESIDENT 1",
     "#endif",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_column_sum(const __grid_constant__ te__column_sum_kargs a) {",
-    "    __shared__ float part[8][256];",
-    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
-    "    te_u32 chunk = blockIdx.x / a.column_blocks;",
-    "    te_i64 first = (te_i64)(blockIdx.x - chunk * a.column_blocks) * 256, col = first + lane * 8;",
-    "    te_i64 begin = chunk * a.chunk, end = begin + a.chunk < a.m ? begin + a.chunk : a.m;",
-    "    float sum[8] = {};",
-    "    if (a.vector && col + 8 <= a.n) {",
-    "#pragma unroll 4",
-    "        for (te_i64 row = begin + warp; row < end; row += 8) {",
-    "            float v[8];",
-    "            te_load8(a.x, row * a.n + col, X_DT, v);",
-    "#pragma unroll",
-    "            for (int k = 0; k < 8; k++) sum[k] += v[k];",
-    "        }",
-    "    } else {",
-    "        for (te_i64 row = begin + warp; row < end; row += 8)",
-    "#pragma unroll",
-    "            for (int k = 0; k < 8; k++)",
-    "                if (col + k < a.n) sum[k] += te_load(a.x, row * a.n + col + k, X_DT);",
+    "// True in every thread of the block that ends last of `count`; it sees what all of them wrote. The counter is 0 again then.",
+    "TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {",
+    "    __shared__ bool last;",
+    "    __syncthreads();",
+    "    if (threadIdx.x == 0) {",
+    "        __threadfence();",
+    "        last = atomicInc(counter, count - 1) == count - 1;",
+    "        __threadfence();",
     "    }",
+    "    __syncthreads();",
+    "    return last;",
+    "}",
+    "",
+    "// Four columns of a row of partial; 0 beyond its end.",
+    "TE_DEV float4 te_column_part(const te__column_sum_kargs &a, te_i64 chunk, te_i64 col) {",
+    "    const float *p = a.partial + chunk * a.n + col;",
+    "    if (chunk >= a.chunks) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "#ifdef X_DT",
+    "    return col < a.n ? __ldcg((const float4 *)p) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "#else",
+    "    return make_float4(col < a.n ? __ldcg(p) : 0.0f, col + 1 < a.n ? __ldcg(p + 1) : 0.0f, col + 2 < a.n ? __ldcg(p + 2) : 0.0f,",
+    "                       col + 3 < a.n ? __ldcg(p + 3) : 0.0f);",
+    "#endif",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256, RESIDENT) te_column_sum(const __grid_constant__ te__column_sum_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) float part[8][256];",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_u32 chunk = blockIdx.x / a.column_blocks, column_block = blockIdx.x - chunk * a.column_blocks;",
+    "    te_i64 col = (te_i64)column_block * 256 + lane * 8, begin = chunk * a.chunk, end = begin + a.chunk < a.m ? begin + a.chunk : a.m;",
+    "    te_i64 row = begin + warp;",
+    "    float sum[8] = {};",
+    "#ifdef X_DT",
+    "    if (col < a.n) {",
+    "        te_i64 stride = 8 * a.n * te_size<X_DT>;",
+    "        const char *at = (const char *)a.x + (row * a.n + col) * te_size<X_DT>;",
+    "        for (; row + 56 < end; row += 64, at += 8 * stride) {",
+    "            te_raw8<X_DT> x[8];",
+    "#pragma unroll",
+    "            for (int r = 0; r < 8; r++) x[r] = te_raw8_load_once<X_DT>(at + r * stride, 0);",
+    "#pragma unroll",
+    "            for (int r = 0; r < 8; r++)",
+    "#pragma unroll",
+    "                for (int k = 0; k < 8; k++) sum[k] += te_raw8_get(x[r], k);",
+    "        }",
+    "        te_raw8<X_DT> x[8]; // what is left, all at once as well",
+    "#pragma unroll",
+    "        for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw8_load_once<X_DT>(at + r * stride, 0) : te_raw8_zero<X_DT>();",
+    "#pragma unroll",
+    "        for (int r = 0; r < 8; r++)",
+    "            if (row + 8 * r < end)",
+    "#pragma unroll",
+    "                for (int k = 0; k < 8; k++) sum[k] += te_raw8_get(x[r], k);",
+    "    }",
+    "#else",
+    "    for (; row < end; row += 8)",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++)",
+    "            if (col + k < a.n) sum[k] += te_load(a.x, row * a.n + col + k, a.x_dt);",
+    "#endif",
     "#pragma unroll",
     "    for (int k = 0; k < 8; k++) part[warp][k * 32 + lane] = sum[k]; // not lane * 8 + k: that would be one bank for four lanes",
     "    __syncthreads();",
     "    float total = 0.0f;",
     "#pragma unroll",
     "    for (int w = 0; w < 8; w++) total += part[w][(threadIdx.x & 7) * 32 + (threadIdx.x >> 3)];",
-    "    if (first + threadIdx.x < a.n) a.partial[chunk * a.n + first + threadIdx.x] = total;",
-    "}",
-};
-static const char *const te__source_63[] = { /* ops/math/column_sum_final.cu */
-    "// ops/math/column_sum_final.cu: out [n] = (accumulate ? out : 0) + the sum over the chunks of partial [chunks, n].",
-    "//",
-    "// Launch: block 256: 32 columns by 8 warps; warp w adds chunks w, w + 8 ..., then the warps are added in order. Grid: n / 32 up.",
-    "//",
-    "// te:baseline",
-    "#include \"device/base.cuh\"",
-    "#include \"ops/math/kargs.h\"",
+    "    col = (te_i64)column_block * 256 + threadIdx.x;",
+    "    if (col < a.n) a.partial[chunk * a.n + col] = total;",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_column_sum_final(const __grid_constant__ te__column_sum_kargs a) {",
-    "    __shared__ float part[8][32];",
-    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
-    "    te_i64 col = (te_i64)blockIdx.x * 32 + lane;",
-    "    float sum = 0.0f;",
-    "    if (col < a.n) {",
-    "#pragma unroll 8",
-    "        for (te_i64 c = warp; c < a.chunks; c += 8) sum += a.partial[c * a.n + col];",
+    "    te_u32 group = column_block % a.groups, members = (a.column_blocks - group + a.groups - 1) / a.groups;",
+    "    if (!te_last_of(a.counters + group, members * (te_u32)a.chunks)) return;",
+    "    for (te_i64 first = (te_i64)group * 256; first < a.n; first += (te_i64)a.groups * 256) {",
+    "        int quad = threadIdx.x & 63, turn = threadIdx.x >> 6;",
+    "        float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "        for (te_i64 r = turn; r < a.chunks; r += 40) {",
+    "            float4 v[10];",
+    "#pragma unroll",
+    "            for (int k = 0; k < 10; k++) v[k] = te_column_part(a, r + 4 * k, first + 4 * quad);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 10; k++) all.x += v[k].x, all.y += v[k].y, all.z += v[k].z, all.w += v[k].w;",
+    "        }",
+    "        *(float4 *)&part[turn][4 * quad] = all;",
+    "        __syncthreads();",
+    "        col = first + threadIdx.x;",
+    "        total = ((part[0][threadIdx.x] + part[1][threadIdx.x]) + part[2][threadIdx.x]) + part[3][threadIdx.x];",
+    "        if (col < a.n) {",
+    "            if (a.accumulate) total += te_load(a.out, col, a.out_dt);",
+    "            te_store(a.out, col, a.out_dt, total);",
+    "        }",
+    "        __syncthreads();",
     "    }",
-    "    part[warp][lane] = sum;",
-    "    __syncthreads();",
-    "    if (warp != 0 || col >= a.n) return;",
-    "    for (int w = 1; w < 8; w++) sum += part[w][lane];",
-    "    if (a.accumulate) sum += te_load(a.out, col, a.out_dt);",
-    "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_64[] = { /* ops/math/copy.cu */
+static const char *const te__source_68[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -11601,7 +12171,7 @@ static const char *const te__source_64[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_69[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -11698,7 +12268,7 @@ static const char *const te__source_65[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_70[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -11731,7 +12301,7 @@ static const char *const te__source_66[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_71[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -11829,7 +12399,7 @@ static const char *const te__source_67[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/math/fill.cu */
+static const char *const te__source_72[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.",
@@ -11853,7 +12423,7 @@ static const char *const te__source_68[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/math/kargs.h */
+static const char *const te__source_73[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -11910,18 +12480,18 @@ static const char *const te__source_69[] = { /* ops/math/kargs.h */
     "    int vector;",
     "} te__sum_kargs;",
     "",
-    "/* column_sum: block (column block, row chunk) adds its rows into partial [chunks, n]. */",
+    "/* Block (column block, row chunk) adds its rows into partial [chunks, n]; the last one of a group of column blocks adds those up. */",
     "typedef struct te__column_sum_kargs {",
     "    const void *x; /* [m, n] */",
     "    float *partial;",
     "    void *out; /* [n] */",
+    "    unsigned *counters; /* [groups]: 0 between kernels */",
     "    long long m, n;",
     "    long long chunk; /* rows of a chunk */",
     "    long long chunks;",
-    "    unsigned column_blocks;",
+    "    unsigned column_blocks, groups;",
     "    int x_dt, out_dt;",
     "    int accumulate;",
-    "    int vector; /* rows of x start at multiples of 16 bytes */",
     "} te__column_sum_kargs;",
     "",
     "typedef struct te__embedding_fwd_kargs {",
@@ -11947,7 +12517,7 @@ static const char *const te__source_69[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_70[] = { /* ops/math/random.cu */
+static const char *const te__source_74[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. No alignment.",
@@ -11984,7 +12554,7 @@ static const char *const te__source_70[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/sum.cu */
+static const char *const te__source_75[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -12026,7 +12596,7 @@ static const char *const te__source_71[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_76[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -12044,7 +12614,7 @@ static const char *const te__source_72[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_77[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* What a block does. */",
@@ -12076,7 +12646,7 @@ static const char *const te__source_73[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_74[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_78[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 32 rows and 256 columns: both casts divide it alike. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -12120,7 +12690,7 @@ static const char *const te__source_74[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_79[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -12140,6 +12710,7 @@ static const char *const te__source_75[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "#endif",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {",
+    "    te_follow();",
     "    te_mx_place p;",
     "    int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);",
     "    if (rows == 0 || cols == 0) return;",
@@ -12162,9 +12733,15 @@ static const char *const te__source_75[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    else first = te_mx_scale_at(p.row, p.col / 32, lines_m, lines_n / 32, false, a.swizzled);",
     "    if (!a.swizzled) step = a.columnwise ? 1 : lines_n / 32;",
     "    te_u32 e[8] = {};",
+    "    if (step == 1 && ((te_u64)a.scale & 7) == 0) { // plain scales of eight columns",
+    "        uint2 u = *(const uint2 *)(a.scale + first);",
     "#pragma unroll",
-    "    for (int i = 0; i < 8; i++)",
-    "        if (i < 4 || a.columnwise) e[i] = a.scale[first + i * step];",
+    "        for (int i = 0; i < 8; i++) e[i] = (i < 4 ? u.x : u.y) >> (8 * (i & 3));",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 8; i++)",
+    "            if (i < 4 || a.columnwise) e[i] = a.scale[first + i * step];",
+    "    }",
     "    float factor[8]; // of the thread's columns, or in the first four of its rows",
     "#pragma unroll",
     "    for (int i = 0; i < 8; i++) factor[i] = te__e8m0_to_f32((te_u8)e[i]);",
@@ -12187,7 +12764,7 @@ static const char *const te__source_75[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_80[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -12206,14 +12783,15 @@ static const char *const te__source_76[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// te:row X_DT=2 Y_DT=5",
     "// te:row X_DT=1 Y_DT=4",
     "// te:row X_DT=1 Y_DT=5",
+    "#include \"device/eight.cuh\"",
     "#include \"ops/mxfp8/kargs.h\"",
     "#include \"ops/mxfp8/mxfp8.cuh\"",
     "#ifndef X_DT",
     "#define X_DT a.x_dt",
     "#define Y_DT a.y_dt",
     "#define BLOCKS 1 /* a multiprocessor should hold: room for registers */",
-    "#elif !defined(BLOCKS)",
-    "#define BLOCKS (!TE_HAS_FP8_CVT ? 2 : X_DT == TE_F32 ? 4 : 5)",
+    "#else",
+    "#define BLOCKS (!TE_HAS_FP8_CVT ? 2 : X_DT == TE_F32 ? 4 : __CUDA_ARCH__ < 1000 ? 6 : 5)",
     "#endif",
     "",
     "// Eight elements as they lie in memory: 4 words of 16-bit formats, 8 of f32.",
@@ -12241,14 +12819,6 @@ static const char *const te__source_76[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "}",
     "TE_DEV float te_mx_value(const te_u32 w[8], int k, int dt) { return dt == TE_F32 ? __uint_as_float(w[k]) : te_mx_half(w[k >> 1], k & 1, dt); }",
     "",
-    "// The larger of two pairs of magnitudes: of a number and NaN, the number.",
-    "TE_DEV te_u32 te_mx_max2(te_u32 a, te_u32 b, int dt) {",
-    "    te_u32 c;",
-    "    if (dt == TE_BF16) asm(\"max.bf16x2 %0, %1, %2;\" : \"=r\"(c) : \"r\"(a), \"r\"(b));",
-    "    else asm(\"max.f16x2 %0, %1, %2;\" : \"=r\"(c) : \"r\"(a), \"r\"(b));",
-    "    return c;",
-    "}",
-    "",
     "// The maxima of |x| over the thread's rows, or over its columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a",
     "// time, as they lie.",
     "TE_DEV void te_mx_rows_most(const te_u32 w[4][8], int dt, float most[4]) {",
@@ -12261,7 +12831,7 @@ static const char *const te__source_76[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "        } else {",
     "            te_u32 pair = 0;",
     "#pragma unroll",
-    "            for (int h = 0; h < 4; h++) pair = te_mx_max2(pair, w[r][h] & 0x7fff7fffu, dt);",
+    "            for (int h = 0; h < 4; h++) pair = te_half2_max(pair, w[r][h] & 0x7fff7fffu, dt);",
     "            most[r] = fmaxf(te_mx_half(pair, 0, dt), te_mx_half(pair, 1, dt));",
     "        }",
     "    }",
@@ -12279,7 +12849,7 @@ static const char *const te__source_76[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "        } else {",
     "            te_u32 pair = 0;",
     "#pragma unroll",
-    "            for (int r = 0; r < 4; r++) pair = te_mx_max2(pair, w[r][h] & 0x7fff7fffu, dt);",
+    "            for (int r = 0; r < 4; r++) pair = te_half2_max(pair, w[r][h] & 0x7fff7fffu, dt);",
     "            most[2 * h] = te_mx_half(pair, 0, dt), most[2 * h + 1] = te_mx_half(pair, 1, dt);",
     "        }",
     "    }",
@@ -12319,6 +12889,7 @@ static const char *const te__source_76[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {",
+    "    te_follow();",
     "    __shared__ __align__(16) float part[8][TE__MX_COLS]; // maxima over each warp's rows",
     "    __shared__ __align__(16) te_u16 factors[TE__MX_COLS]; // upper halves: a power of two has no other",
     "    te_mx_place p;",
@@ -12381,7 +12952,7 @@ static const char *const te__source_76[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_77[] = { /* ops/norm/kargs.h */
+static const char *const te__source_81[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -12392,25 +12963,21 @@ static const char *const te__source_77[] = { /* ops/norm/kargs.h */
     "    void *y;           /* [m, ld]; columns n .. ld-1 are written as 0 */",
     "    float *mean, *rstd;        /* [m], or NULL */",
     "    const float *scale;        /* [1], or NULL: y is not quantized */",
-    "    float *scale_inv, *amax;   /* [1], or NULL */",
+    "    float *scale_inv;          /* [1], or NULL */",
+    "    float *amax;               /* [1], or NULL: keeps what is larger */",
     "    long long m, n, ld;",
     "    float eps;",
     "    int x_dt, gamma_dt, beta_dt, y_dt;",
     "    int layernorm;     /* 0: RMSNorm */",
     "    int zero_centered; /* gamma' = gamma + 1 */",
-    "    int warp_rows;     /* with CHUNKS: each warp of a block has a row of its own */",
     "} te__norm_fwd_kargs;",
     "",
-    "/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */",
-    "typedef struct te__norm_bwd_kargs {",
-    "    const void *dy, *x, *gamma, *add; /* add may be NULL */",
-    "    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */",
-    "    void *dx;",
-    "    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */",
-    "    long long m, n;",
-    "    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;",
-    "    int layernorm, zero_centered;",
-    "} te__norm_bwd_kargs;",
+    "/* The end of y_amax. */",
+    "typedef struct te__norm_amax_kargs {",
+    "    float *amax;   /* [1]: te__plan_largest */",
+    "    float *y_amax; /* [1] */",
+    "    int y_dt;",
+    "} te__norm_amax_kargs;",
     "",
     "/* dgamma and dbeta from the partial sums. */",
     "typedef struct te__norm_bwd_sum_kargs {",
@@ -12421,45 +12988,41 @@ static const char *const te__source_77[] = { /* ops/norm/kargs.h */
     "    int dgamma_dt, dbeta_dt;",
     "    int accumulate;",
     "} te__norm_bwd_sum_kargs;",
+    "",
+    "/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */",
+    "typedef struct te__norm_bwd_kargs {",
+    "    const void *dy, *x, *gamma, *add; /* add may be NULL */",
+    "    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */",
+    "    void *dx;",
+    "    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */",
+    "    long long m, n;",
+    "    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;",
+    "    int layernorm, zero_centered;",
+    "    unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */",
+    "    te__norm_bwd_sum_kargs sum;",
+    "} te__norm_bwd_kargs;",
 };
-static const char *const te__source_78[] = { /* ops/norm/norm.cuh */
-    "// ops/norm/norm.cuh: eight neighbours of a row as they lie in memory. Knows formats; nothing of norms' formulas.",
+static const char *const te__source_82[] = { /* ops/norm/norm_amax.cu */
+    "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
+    "// then, for the next kernel.",
     "//",
-    "// A row waits in registers between the passes over it. Sixteen-bit formats stay packed there: half the registers, and",
-    "// unpacking costs one instruction an element.",
-    "#pragma once",
+    "// Launch: one block of 32 threads.",
+    "//",
+    "// te:baseline",
     "#include \"device/base.cuh\"",
+    "#include \"ops/norm/kargs.h\"",
     "",
-    "template <int DT> struct te_raw8 {",
-    "    te_u32 w[DT == TE_F32 ? 8 : 4];",
-    "};",
-    "",
-    "// p + i is aligned to 16 bytes.",
-    "template <int DT> TE_DEV te_raw8<DT> te_raw8_load(const void *p, te_i64 i) {",
-    "    te_raw8<DT> r;",
-    "    const uint4 *q = (const uint4 *)((const char *)p + i * (DT == TE_F32 ? 4 : 2));",
-    "    uint4 u = q[0];",
-    "    r.w[0] = u.x, r.w[1] = u.y, r.w[2] = u.z, r.w[3] = u.w;",
-    "    if constexpr (DT == TE_F32) {",
-    "        u = q[1];",
-    "        r.w[4] = u.x, r.w[5] = u.y, r.w[6] = u.z, r.w[7] = u.w;",
-    "    }",
-    "    return r;",
-    "}",
-    "template <int DT> TE_DEV te_raw8<DT> te_raw8_zero() {",
-    "    te_raw8<DT> r;",
-    "#pragma unroll",
-    "    for (int j = 0; j < (DT == TE_F32 ? 8 : 4); j++) r.w[j] = 0;",
-    "    return r;",
-    "}",
-    "// Element j, a literal once the loop around it is unrolled.",
-    "template <int DT> TE_DEV float te_raw8_get(const te_raw8<DT> &r, int j) {",
-    "    if constexpr (DT == TE_F32) return __int_as_float((int)r.w[j]);",
-    "    if constexpr (DT == TE_BF16) return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));",
-    "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
+    "extern \"C\" __global__ void __launch_bounds__(32) te_norm_amax(const __grid_constant__ te__norm_amax_kargs a) {",
+    "    te_follow();",
+    "    if (threadIdx.x != 0) return;",
+    "    float largest = *a.amax;",
+    "    if (a.y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest));",
+    "    if (a.y_dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));",
+    "    *a.y_amax = largest;",
+    "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_83[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -12479,17 +13042,214 @@ static const char *const te__source_79[] = { /* ops/norm/norm_bwd.cu */
     "// `partial` is summed in place.",
     "//",
     "// te:baseline",
-    "// te:row CHUNKS=1 SUMS_SHARED=0 LAYERNORM=1 X_DT=3 W_DT=3",
-    "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=0 X_DT=3 W_DT=3",
-    "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=1 X_DT=3 W_DT=3",
-    "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=1 X_DT=1 W_DT=1",
-    "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=0 X_DT=2 W_DT=1",
-    "// te:row CHUNKS=4 SUMS_SHARED=1 LAYERNORM=1 X_DT=3 W_DT=3",
-    "// te:row CHUNKS=4 SUMS_SHARED=1 LAYERNORM=0 X_DT=2 W_DT=1",
-    "#include \"ops/norm/kargs.h\"",
-    "#include \"ops/norm/norm.cuh\"",
+    "// te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=4 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=4 SUMS_SHARED=0 ADD=1 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=2 WARPS=16 FULL=1 GROUPS=1 STAGES=3 SUMS_SHARED=0 ADD=1 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=2 WARPS=10 FULL=0 GROUPS=1 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=3 WARPS=16 FULL=1 GROUPS=1 STAGES=2 SUMS_SHARED=1 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=4 WARPS=16 FULL=1 GROUPS=1 STAGES=1 SUMS_SHARED=1 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=4 WARPS=16 FULL=1 GROUPS=1 STAGES=2 SUMS_SHARED=1 ADD=0 LAYERNORM=0 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=2 WARPS=4 FULL=0 GROUPS=4 STAGES=3 SUMS_SHARED=0 ADD=1 LAYERNORM=1 X_DT=1 W_DT=1",
+    "// te:row CHUNKS=2 WARPS=1 FULL=0 GROUPS=16 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
+    "#include \"device/raw8.cuh\"",
+    "#include \"ops/norm/norm_parts.cuh\"",
     "",
-    "// Both sums at once, with one barrier: scratch alternates from row to row, so that nobody overwrites what others still read.",
+    "#ifdef CHUNKS",
+    "",
+    "#define KINDS (LAYERNORM ? 2 : 1)",
+    "#define STREAMS (ADD ? 3 : 2) // x, dy, add",
+    "#define THREADS (WARPS * 32)  // of a row",
+    "",
+    "// A thread's share of the sums over rows: kind 0 is dgamma, 1 is dbeta.",
+    "struct te_norm_sums {",
+    "#if SUMS_SHARED",
+    "    float4 *sums; // [KINDS][CHUNKS][2][THREADS] behind the queue: neighbouring threads touch neighbouring banks",
+    "    TE_DEV float4 &at(int kind, int c, int half) const { return sums[((kind * CHUNKS + c) * 2 + half) * THREADS]; }",
+    "    TE_DEV void clear() {",
+    "        for (int i = 0; i < KINDS * CHUNKS * 2; i++) sums[i * THREADS] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "    }",
+    "    TE_DEV void get(int kind, int c, float v[8]) const {",
+    "        float4 p = at(kind, c, 0), q = at(kind, c, 1);",
+    "        v[0] = p.x, v[1] = p.y, v[2] = p.z, v[3] = p.w, v[4] = q.x, v[5] = q.y, v[6] = q.z, v[7] = q.w;",
+    "    }",
+    "    TE_DEV void put(int kind, int c, const float v[8]) const {",
+    "        at(kind, c, 0) = make_float4(v[0], v[1], v[2], v[3]);",
+    "        at(kind, c, 1) = make_float4(v[4], v[5], v[6], v[7]);",
+    "    }",
+    "#else",
+    "    float sums[KINDS][CHUNKS][8];",
+    "    TE_DEV void clear() {",
+    "#pragma unroll",
+    "        for (int i = 0; i < KINDS * CHUNKS * 8; i++) sums[i / (CHUNKS * 8)][i / 8 % CHUNKS][i % 8] = 0.0f;",
+    "    }",
+    "    TE_DEV void get(int kind, int c, float v[8]) const {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) v[j] = sums[kind][c][j];",
+    "    }",
+    "    TE_DEV void put(int kind, int c, const float v[8]) {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) sums[kind][c][j] = v[j];",
+    "    }",
+    "#endif",
+    "};",
+    "",
+    "// Both sums over the row, and with them the only barrier of a row's threads: scratch alternates from row to row, so that nobody overwrites",
+    "// what others still read.",
+    "TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {",
+    "    int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;",
+    "    if (LAYERNORM) v = te_warp_sum2(v);",
+    "    else v.x = te_warp_sum(v.x);",
+    "    if (WARPS == 1) return v;",
+    "    if (lane == 0) scratch[0][warp] = v.x, scratch[1][warp] = v.y;",
+    "    if (GROUPS == 1) __syncthreads();",
+    "    else asm volatile(\"bar.sync %0, %1;\" ::\"r\"(1 + group), \"n\"(THREADS) : \"memory\");",
+    "    v = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "    for (int w = 0; w < WARPS; w++) {",
+    "        v.x += scratch[0][w];",
+    "        if (LAYERNORM) v.y += scratch[1][w];",
+    "    }",
+    "    return v;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) float scratch[GROUPS][2][2][WARPS];",
+    "    extern __shared__ __align__(16) te_u32 te_norm_shared[];",
+    "    te_raw8_queue<X_DT, STREAMS * CHUNKS, THREADS * GROUPS> queue = {te_smem(te_norm_shared) + threadIdx.x * 16};",
+    "    int group = threadIdx.x / THREADS, t = threadIdx.x % THREADS, vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3), turn = 0, slot = 0;",
+    "    float one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;",
+    "    te_i64 first = (te_i64)blockIdx.x * GROUPS + group, step = (te_i64)gridDim.x * GROUPS;",
+    "",
+    "    const char *x_at = (const char *)a.x + (first * a.n + 8 * t) * te_size<X_DT>; // of the next row to be fetched",
+    "    te_i64 dy_off = (const char *)a.dy - (const char *)a.x, add_off = (const char *)a.add - (const char *)a.x, ahead = first;",
+    "    auto fetch = [&](int s) {",
+    "        if (ahead < a.m) {",
+    "#pragma unroll",
+    "            for (int c = 0; c < CHUNKS; c++) {",
+    "                if (!FULL && t + c * THREADS >= vectors) continue;",
+    "                const char *from = x_at + c * THREADS * 8 * te_size<X_DT>;",
+    "                queue.fetch(s, c, from);",
+    "                queue.fetch(s, CHUNKS + c, from + dy_off);",
+    "                if (ADD) queue.fetch(s, 2 * CHUNKS + c, from + add_off);",
+    "            }",
+    "        }",
+    "        te_cp_async_commit();",
+    "        ahead += step, x_at += step * a.n * te_size<X_DT>;",
+    "    };",
+    "    if (!FULL) queue.clear(STAGES);",
+    "#pragma unroll",
+    "    for (int s = 0; s < STAGES; s++) fetch(s);",
+    "",
+    "    te_norm_sums sums;",
+    "#if SUMS_SHARED",
+    "    sums.sums = (float4 *)((char *)te_norm_shared + STAGES * queue.slot_bytes) + threadIdx.x;",
+    "#endif",
+    "    sums.clear();",
+    "    float gamma[CHUNKS][8];",
+    "#pragma unroll",
+    "    for (int c = 0; c < CHUNKS; c++) {",
+    "        bool there = FULL || t + c * THREADS < vectors;",
+    "        te_raw8<W_DT> g = there ? te_raw8_load<W_DT>(a.gamma, 8 * (t + c * THREADS)) : te_raw8_zero<W_DT>();",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) gamma[c][j] = te_raw8_get(g, j) + (a.zero_centered ? 1.0f : 0.0f);",
+    "    }",
+    "",
+    "    float next_mean = 0.0f, next_rstd = 0.0f;",
+    "    if (first < a.m) {",
+    "        next_rstd = a.rstd[first];",
+    "        if (LAYERNORM) next_mean = a.mean[first];",
+    "    }",
+    "    for (te_i64 row = first; row < a.m; row += step, turn ^= 1) {",
+    "        float mean = next_mean, rstd = next_rstd;",
+    "        if (row + step < a.m) {",
+    "            next_rstd = a.rstd[row + step];",
+    "            if (LAYERNORM) next_mean = a.mean[row + step];",
+    "        }",
+    "        // d = x - mean and g = dy gamma': xhat is d rstd. Where a row has no vector, x, dy and gamma are 0.",
+    "        float2 s = make_float2(0.0f, 0.0f);",
+    "        te_raw8<X_DT> x[CHUNKS], dy[CHUNKS];",
+    "        te_cp_async_wait<STAGES - 1>();",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) x[c] = queue.get(slot, c), dy[c] = queue.get(slot, CHUNKS + c);",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) {",
+    "            float2 part = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "            for (int j = 0; j < 8; j++) {",
+    "                float d = te_raw8_get(x[c], j), g = te_raw8_get(dy[c], j) * gamma[c][j];",
+    "                if (LAYERNORM) d -= mean, part.y += g;",
+    "                part.x = fmaf(g, d, part.x);",
+    "            }",
+    "            s.x += part.x, s.y += part.y;",
+    "        }",
+    "        if (!ADD) fetch(slot); // the thread has read all that was there",
+    "        s = te_norm_sum2(s, scratch[group][turn], group);",
+    "        // dx = rstd (g - mean(g xhat) xhat - mean(g))",
+    "        float c1 = s.x * one_nth * rstd * rstd * rstd, c2 = s.y * one_nth * rstd;",
+    "        char *to = (char *)a.dx + (row * a.n + 8 * t) * te_size<X_DT>;",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) {",
+    "            if (!FULL && t + c * THREADS >= vectors) continue;",
+    "            te_raw8<X_DT> add;",
+    "            if (ADD) add = queue.get(slot, 2 * CHUNKS + c);",
+    "            float dx[8], dgamma[8], dbeta[8];",
+    "            sums.get(0, c, dgamma);",
+    "            if (LAYERNORM) sums.get(1, c, dbeta);",
+    "#pragma unroll",
+    "            for (int j = 0; j < 8; j++) {",
+    "                float d = te_raw8_get(x[c], j), v = te_raw8_get(dy[c], j);",
+    "                if (LAYERNORM) d -= mean, dbeta[j] += v;",
+    "                dgamma[j] = fmaf(v * rstd, d, dgamma[j]);",
+    "                dx[j] = fmaf(-c1, d, LAYERNORM ? fmaf(v * gamma[c][j], rstd, -c2) : v * gamma[c][j] * rstd);",
+    "                if (ADD) dx[j] += te_raw8_get(add, j);",
+    "            }",
+    "            te_store8(to + c * THREADS * 8 * te_size<X_DT>, 0, X_DT, dx);",
+    "            sums.put(0, c, dgamma);",
+    "            if (LAYERNORM) sums.put(1, c, dbeta);",
+    "        }",
+    "        if (ADD) fetch(slot);",
+    "        slot = slot + 1 == STAGES ? 0 : slot + 1;",
+    "    }",
+    "    if (!a.partial) return;",
+    "    te_cp_async_wait<0>();",
+    "#if GROUPS > 1",
+    "    // The groups' sums, in their order, through what the queue no longer needs.",
+    "    float4 *shared = (float4 *)te_norm_shared + t;",
+    "    for (int g = 1; g < GROUPS; g++) {",
+    "        __syncthreads();",
+    "#pragma unroll",
+    "        for (int i = 0; i < KINDS * CHUNKS * 2; i++) {",
+    "            float *v = &sums.sums[i / (CHUNKS * 2)][i / 2 % CHUNKS][i % 2 * 4];",
+    "            if (group == g) shared[i * THREADS] = make_float4(v[0], v[1], v[2], v[3]);",
+    "        }",
+    "        __syncthreads();",
+    "#pragma unroll",
+    "        for (int i = 0; i < KINDS * CHUNKS * 2; i++) {",
+    "            float *v = &sums.sums[i / (CHUNKS * 2)][i / 2 % CHUNKS][i % 2 * 4];",
+    "            float4 u = group == 0 ? shared[i * THREADS] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "            v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w;",
+    "        }",
+    "    }",
+    "#endif",
+    "#pragma unroll",
+    "    for (int k = 0; k < KINDS; k++)",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) {",
+    "            if (group != 0 || (!FULL && t + c * THREADS >= vectors)) continue;",
+    "            float out[8];",
+    "            sums.get(k, c, out);",
+    "            te_store8(a.partial, ((te_i64)blockIdx.x * KINDS + k) * a.n + 8 * (t + c * THREADS), TE_F32, out);",
+    "        }",
+    "    if (!a.counter) return;",
+    "    __syncthreads();",
+    "    te_grid_wait(a.counter);",
+    "    te_u32 units = (te_u32)((a.n + 127) / 128);",
+    "    for (te_u32 u = blockIdx.x; u < KINDS * units; u += gridDim.x) te_norm_add_parts<4>(a.sum, u / units, u % units, (float *)te_norm_shared);",
+    "}",
+    "",
+    "#else",
+    "",
     "TE_DEV float2 te_norm_sum2(float2 v, float2 *scratch) {",
     "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;",
     "    v = make_float2(te_warp_sum(v.x), te_warp_sum(v.y));",
@@ -12500,135 +13260,8 @@ static const char *const te__source_79[] = { /* ops/norm/norm_bwd.cu */
     "    return make_float2(te_warp_sum(v.x), te_warp_sum(v.y));",
     "}",
     "",
-    "#ifdef CHUNKS",
-    "",
-    "#define KINDS (LAYERNORM ? 2 : 1)",
-    "",
-    "// One thread's share of the sums over rows: kind 0 is dgamma, 1 is dbeta.",
-    "struct te_norm_sums {",
-    "#if SUMS_SHARED",
-    "    float4 *sums; // [KINDS][CHUNKS][2][threads]: neighbouring threads touch neighbouring banks",
-    "    TE_DEV float4 &at(int kind, int c, int half) const { return sums[((kind * CHUNKS + c) * 2 + half) * blockDim.x + threadIdx.x]; }",
-    "    TE_DEV void clear() {",
-    "        extern __shared__ float4 te_norm_shared[];",
-    "        sums = te_norm_shared;",
-    "        for (int k = 0; k < KINDS; k++)",
-    "            for (int c = 0; c < CHUNKS; c++) at(k, c, 0) = at(k, c, 1) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
-    "    }",
-    "    TE_DEV void add(int kind, int c, const float v[8]) {",
-    "#pragma unroll",
-    "        for (int h = 0; h < 2; h++) {",
-    "            float4 s = at(kind, c, h);",
-    "            at(kind, c, h) = make_float4(s.x + v[4 * h], s.y + v[4 * h + 1], s.z + v[4 * h + 2], s.w + v[4 * h + 3]);",
-    "        }",
-    "    }",
-    "    TE_DEV void get(int kind, int c, float v[8]) const {",
-    "#pragma unroll",
-    "        for (int h = 0; h < 2; h++) {",
-    "            float4 s = at(kind, c, h);",
-    "            v[4 * h] = s.x, v[4 * h + 1] = s.y, v[4 * h + 2] = s.z, v[4 * h + 3] = s.w;",
-    "        }",
-    "    }",
-    "#else",
-    "    float sums[KINDS][CHUNKS][8];",
-    "    TE_DEV void clear() {",
-    "#pragma unroll",
-    "        for (int i = 0; i < KINDS * CHUNKS * 8; i++) sums[i / (CHUNKS * 8)][i / 8 % CHUNKS][i % 8] = 0.0f;",
-    "    }",
-    "    TE_DEV void add(int kind, int c, const float v[8]) {",
-    "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) sums[kind][c][j] += v[j];",
-    "    }",
-    "    TE_DEV void get(int kind, int c, float v[8]) const {",
-    "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) v[j] = sums[kind][c][j];",
-    "    }",
-    "#endif",
-    "};",
-    "",
-    "// What a thread holds of one row.",
-    "struct te_norm_row {",
-    "    te_raw8<X_DT> x[CHUNKS], dy[CHUNKS];",
-    "    float mean, rstd;",
-    "};",
-    "TE_DEV void te_norm_fetch(const te__norm_bwd_kargs &a, te_i64 row, te_norm_row *r) {",
-    "    int vectors = (int)(a.n >> 3);",
-    "#pragma unroll",
-    "    for (int c = 0; c < CHUNKS; c++) {",
-    "        int v = threadIdx.x + c * blockDim.x;",
-    "        bool here = row < a.m && v < vectors;",
-    "        r->x[c] = here ? te_raw8_load<X_DT>(a.x, row * a.n + 8 * v) : te_raw8_zero<X_DT>();",
-    "        r->dy[c] = here ? te_raw8_load<X_DT>(a.dy, row * a.n + 8 * v) : te_raw8_zero<X_DT>();",
-    "    }",
-    "    r->mean = LAYERNORM && row < a.m ? a.mean[row] : 0.0f;",
-    "    r->rstd = row < a.m ? a.rstd[row] : 0.0f;",
-    "}",
-    "",
     "extern \"C\" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {",
-    "    __shared__ float2 scratch[2][32];",
-    "    int vectors = (int)(a.n >> 3), turn = 0;",
-    "    float centre = a.zero_centered ? 1.0f : 0.0f;",
-    "    te_norm_sums sums;",
-    "    te_norm_row now;",
-    "    sums.clear();",
-    "    te_norm_fetch(a, blockIdx.x, &now);",
-    "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x, turn ^= 1) {",
-    "        te_norm_row next;",
-    "        te_norm_fetch(a, row + gridDim.x, &next);",
-    "        float2 s = make_float2(0.0f, 0.0f);",
-    "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            int v = threadIdx.x + c * blockDim.x;",
-    "            if (v >= vectors) continue;",
-    "            te_raw8<W_DT> gamma = te_raw8_load<W_DT>(a.gamma, 8 * v); // near by: cheaper than registers",
-    "#pragma unroll",
-    "            for (int j = 0; j < 8; j++) {",
-    "                float xhat = (te_raw8_get(now.x[c], j) - now.mean) * now.rstd;",
-    "                float g = te_raw8_get(now.dy[c], j) * (te_raw8_get(gamma, j) + centre);",
-    "                s.x = fmaf(g, xhat, s.x);",
-    "                if (LAYERNORM) s.y += g;",
-    "            }",
-    "        }",
-    "        s = te_norm_sum2(s, scratch[turn]);",
-    "        float c1 = s.x / (float)a.n, c2 = s.y / (float)a.n;",
-    "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            int v = threadIdx.x + c * blockDim.x;",
-    "            if (v >= vectors) continue;",
-    "            te_raw8<W_DT> gamma = te_raw8_load<W_DT>(a.gamma, 8 * v);",
-    "            float dx[8], dgamma[8], dbeta[8], add[8] = {};",
-    "            if (a.add) te_load8(a.add, row * a.n + 8 * v, X_DT, add);",
-    "#pragma unroll",
-    "            for (int j = 0; j < 8; j++) {",
-    "                float xhat = (te_raw8_get(now.x[c], j) - now.mean) * now.rstd;",
-    "                dbeta[j] = te_raw8_get(now.dy[c], j);",
-    "                dgamma[j] = dbeta[j] * xhat;",
-    "                float g = dbeta[j] * (te_raw8_get(gamma, j) + centre);",
-    "                if (LAYERNORM) g -= c2;",
-    "                dx[j] = fmaf(now.rstd, fmaf(-c1, xhat, g), add[j]);",
-    "            }",
-    "            te_store8(a.dx, row * a.n + 8 * v, X_DT, dx);",
-    "            sums.add(0, c, dgamma);",
-    "            if (LAYERNORM) sums.add(1, c, dbeta);",
-    "        }",
-    "        now = next;",
-    "    }",
-    "    if (!a.partial) return;",
-    "#pragma unroll",
-    "    for (int k = 0; k < KINDS; k++)",
-    "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            int v = threadIdx.x + c * blockDim.x;",
-    "            if (v >= vectors) continue;",
-    "            float out[8];",
-    "            sums.get(k, c, out);",
-    "            te_store8(a.partial, ((te_i64)blockIdx.x * KINDS + k) * a.n + 8 * v, TE_F32, out);",
-    "        }",
-    "}",
-    "",
-    "#else",
-    "",
-    "extern \"C\" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {",
+    "    te_follow();",
     "    __shared__ float2 scratch[2][32];",
     "    int turn = 0;",
     "    float centre = a.zero_centered ? 1.0f : 0.0f;",
@@ -12666,153 +13299,190 @@ static const char *const te__source_79[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_80[] = { /* ops/norm/norm_bwd_sum.cu */
-    "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta: the rows of norm_bwd's partial sums, added in fixed order, rounded once.",
-    "//",
-    "//   a block has 32 columns; its 16 warps take rows w, w + 16, w + 32 .. and their sums are added in the order of w",
+static const char *const te__source_84[] = { /* ops/norm/norm_bwd_sum.cu */
+    "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
     "//",
     "// te:baseline",
-    "#include \"device/base.cuh\"",
-    "#include \"ops/norm/kargs.h\"",
+    "#include \"ops/norm/norm_parts.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(512) te_norm_bwd_sum(const __grid_constant__ te__norm_bwd_sum_kargs a) {",
-    "    __shared__ float sums[16][32];",
-    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
-    "    void *out = blockIdx.y ? a.dbeta : a.dgamma;",
-    "    int dt = blockIdx.y ? a.dbeta_dt : a.dgamma_dt;",
-    "    te_i64 column = (te_i64)blockIdx.x * 32 + lane;",
-    "    if (!out) return;",
-    "    float sum = 0.0f;",
-    "    if (column < a.n) {",
-    "#pragma unroll 4",
-    "        for (te_i64 r = warp; r < a.parts; r += 16) sum += a.partial[(r * a.kinds + blockIdx.y) * a.n + column];",
-    "    }",
-    "    sums[warp][lane] = sum;",
-    "    __syncthreads();",
-    "    if (warp || column >= a.n) return;",
-    "#pragma unroll",
-    "    for (int w = 1; w < 16; w++) sum += sums[w][lane];",
-    "    if (a.accumulate) sum += te_load(out, column, dt);",
-    "    te_store(out, column, dt, sum);",
+    "    te_follow();",
+    "    __shared__ float sums[512];",
+    "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_85[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
-    "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)      two passes, so that large means cost no digits",
+    "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
     "//   RMSNorm    mean = 0,          rstd = 1 / sqrt(sum x^2 / n + eps)",
     "//   y = (x - mean) * rstd * gamma' + beta;   FP8: q = saturate(y * scale), amax = max |y|",
     "//",
-    "//   with CHUNKS, a row lives in registers; T threads, vectors of 8, n = 8 V:",
+    "//   with CHUNKS, a row lives in the registers of WARPS warps; T = 32 WARPS threads, vectors of 8, n = 8 V:",
     "//",
-    "//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          V <= T * CHUNKS",
+    "//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          V <= T * CHUNKS, FULL: V = T * CHUNKS",
     "//       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]",
     "//",
-    "// Launch: block of 32 .. 512 threads (256 with less than 4 chunks), a multiple of 32; grid: any, blocks step through the rows.",
-    "// With CHUNKS: n and ld multiples of 8; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); V <= CHUNKS * T with T the block, or",
-    "// 32 if warp_rows. Without: any n, any alignment.",
+    "// A row is read once and its statistics take one pass and one barrier. Each warp sums x - s and its squares, with s the mean of the warp's",
+    "// first vectors, and the warps' means and squares are then merged (Chan, Golub, LeVeque): a mean that is large beside the spread costs no",
+    "// digits. A warp takes 16 bytes a lane CHUNKS times before it waits, and several rows are on their way on a multiprocessor: RESIDENT blocks.",
+    "// PACKED: elements stay packed from pass to pass, and weights are loaded where they are used, which leaves room for more blocks.",
+    "//",
+    "// One H200, 2026-11-21, te_bench, 16384x4096 bf16, of copy: LayerNorm 0.88, RMSNorm 0.87, RMSNorm to FP8 with amax 0.87, before rows lost",
+    "// their loop and FP8 outputs were PACKED.",
+    "//",
+    "// Launch: CHUNKS: a block for every row, of 32 WARPS threads; WARPS = 1: 128 threads, a block for every four rows. n and ld multiples",
+    "// of 8 (FULL: ld = n); x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8). Without: any n, any alignment; block of up to 512, a",
+    "// multiple of 32; grid: any, blocks step through the rows.",
     "//",
     "// te:baseline",
-    "// te:row CHUNKS=2 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3",
-    "// te:row CHUNKS=4 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3",
-    "// te:row CHUNKS=4 LAYERNORM=1 X_DT=3 W_DT=1 Y_DT=3",
-    "// te:row CHUNKS=4 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
-    "// te:row CHUNKS=4 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
-    "// te:row CHUNKS=8 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
-    "// te:row CHUNKS=8 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
-    "// te:row CHUNKS=1 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
-    "// te:row CHUNKS=2 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=4",
-    "// te:row CHUNKS=2 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=9 PACKED=1 AMAX=1 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=9 PACKED=1 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=9 PACKED=1 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=2 FULL=1 RESIDENT=12 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=2 FULL=1 RESIDENT=18 PACKED=1 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=8 FULL=1 RESIDENT=3 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=8 FULL=1 RESIDENT=4 PACKED=1 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=16 FULL=1 RESIDENT=2 PACKED=1 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=2 WARPS=1 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=1 LAYERNORM=1 X_DT=3 W_DT=1 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=5 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
+    "// te:row CHUNKS=8 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
+    "#include \"device/raw8.cuh\"",
     "#include \"ops/norm/kargs.h\"",
-    "#include \"ops/norm/norm.cuh\"",
     "",
     "TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {",
     "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);",
     "}",
-    "// One atomic for each block that has something to say: most find a larger amax there already.",
-    "TE_DEV void te_norm_amax(const te__norm_fwd_kargs &a, float v) {",
-    "    if (v > *(volatile float *)a.amax) te_atomic_amax(a.amax, v);",
+    "// What was the largest |y| when the block began, of all that had ended: most blocks have nothing to add to it in the end.",
+    "TE_DEV float te_norm_known(const te__norm_fwd_kargs &a) { return a.amax ? *(volatile float *)a.amax : 0.0f; }",
+    "TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, float known) {",
+    "    largest = te_warp_max(largest);",
+    "    if (a.amax && (threadIdx.x & 31) == 0 && largest > known) te_atomic_amax(a.amax, largest);",
     "}",
     "",
     "#ifdef CHUNKS",
     "",
+    "#define THREADS (WARPS * 32)      /* of a row */",
+    "#define ROWS (WARPS == 1 ? 4 : 1) /* of a block */",
     "constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;",
+    "constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(CHUNKS >= 4 ? 512 : 256) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
-    "    __shared__ float scratch[32];",
-    "    bool by_warp = a.warp_rows;",
-    "    int threads = by_warp ? 32 : blockDim.x, t = by_warp ? threadIdx.x & 31 : threadIdx.x;",
-    "    int rows = by_warp ? blockDim.x >> 5 : 1;",
-    "    int vectors = (int)(a.n >> 3);",
-    "    float scale = te_quantized ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f;",
-    "    auto total = [&](float v) { return by_warp ? te_warp_sum(v) : te_block_sum(v, scratch); };",
+    "// How many elements of a row warp w holds in its first `chunks` vectors.",
+    "TE_DEV float te_norm_count(int w, int vectors, int chunks) {",
+    "    if (FULL) return (float)(chunks * 256);",
+    "    int count = 0;",
+    "#pragma unroll",
+    "    for (int c = 0; c < chunks; c++) count += min(max(vectors - (w + c * WARPS) * 32, 0), 32);",
+    "    return (float)(8 * count);",
+    "}",
+    "TE_DEV float te_norm_inverse(float count) { return 1.0f / fmaxf(count, 1.0f); }",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) float scratch[2][WARPS];",
+    "    int lane = threadIdx.x & 31, warp = WARPS == 1 ? 0 : threadIdx.x >> 5, t = WARPS == 1 ? lane : threadIdx.x;",
+    "    int vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3);",
+    "    te_i64 row = WARPS == 1 ? (te_i64)blockIdx.x * ROWS + (threadIdx.x >> 5) : blockIdx.x;",
+    "    if (WARPS == 1 && row >= a.m) return;",
+    "    const char *from = (const char *)a.x + (row * a.n + 8 * t) * te_size<X_DT>;",
+    "    te_raw8<X_DT> x[CHUNKS];",
+    "#pragma unroll",
+    "    for (int c = 0; c < CHUNKS; c++)",
+    "        x[c] = FULL || t + c * THREADS < vectors ? te_raw8_load_once<X_DT>(from, c * THREADS * 8) : te_raw8_zero<X_DT>();",
+    "    float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f, known = AMAX ? te_norm_known(a) : 0.0f;",
+    "    float one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;",
     "    te_norm_scale_inv(a);",
     "",
-    "    for (te_i64 row = (te_i64)blockIdx.x * rows + (by_warp ? threadIdx.x >> 5 : 0); row < a.m; row += (te_i64)gridDim.x * rows) {",
-    "        te_raw8<X_DT> x[CHUNKS];",
-    "        float mean = 0.0f, sum = 0.0f;",
+    "    // One pass, over what is left of the elements without the mean of the warp's first ones: these alone give the row a variance that is at",
+    "    // least 1 / (CHUNKS - 1) of what the difference of the two means takes away from the sum of squares.",
+    "    float shift = 0.0f, mean = 0.0f, squares = 0.0f;",
+    "    if (LAYERNORM) {",
     "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            int v = t + c * threads;",
-    "            x[c] = v < vectors ? te_raw8_load<X_DT>(a.x, row * a.n + 8 * v) : te_raw8_zero<X_DT>();",
+    "        for (int j = 0; j < 8; j++) shift += te_raw8_get(x[0], j);",
+    "        shift = te_warp_sum(shift) * te_norm_inverse(te_norm_count(warp, vectors, 1));",
+    "    }",
+    "#pragma unroll",
+    "    for (int c = 0; c < CHUNKS; c++) {",
+    "        if (!FULL && t + c * THREADS >= vectors) continue;",
+    "        float2 part = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) {",
+    "            float d = te_raw8_get(x[c], j);",
+    "            if (LAYERNORM) d -= shift, part.x += d;",
+    "            part.y = fmaf(d, d, part.y);",
     "        }",
+    "        mean += part.x, squares += part.y;",
+    "    }",
+    "    if (LAYERNORM) {",
+    "        float share = te_norm_inverse(te_norm_count(warp, vectors, CHUNKS));",
+    "        float2 both = te_warp_sum2(make_float2(mean, squares));",
+    "        squares = fmaf(both.x * -share, both.x, both.y);",
+    "        mean = fmaf(both.x, share, shift);",
+    "    } else {",
+    "        squares = te_warp_sum(squares);",
+    "    }",
+    "    if (WARPS > 1) {",
+    "        if (lane == 0) scratch[0][warp] = mean, scratch[1][warp] = squares;",
+    "        __syncthreads();",
+    "        squares = mean = 0.0f;",
     "        if (LAYERNORM) {",
     "#pragma unroll",
-    "            for (int c = 0; c < CHUNKS; c++)",
-    "#pragma unroll",
-    "                for (int j = 0; j < 8; j++) sum += te_raw8_get(x[c], j);",
-    "            mean = total(sum) / (float)a.n;",
-    "            sum = 0.0f;",
+    "            for (int w = 0; w < WARPS; w++) mean = fmaf(scratch[0][w], te_norm_count(w, vectors, CHUNKS), mean);",
+    "            mean *= one_nth;",
     "        }",
     "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            if (t + c * threads >= vectors) continue;",
-    "#pragma unroll",
-    "            for (int j = 0; j < 8; j++) {",
-    "                float d = te_raw8_get(x[c], j) - mean;",
-    "                sum = fmaf(d, d, sum);",
+    "        for (int w = 0; w < WARPS; w++) {",
+    "            squares += scratch[1][w];",
+    "            if (LAYERNORM) { // their mean is not the row's",
+    "                float d = scratch[0][w] - mean;",
+    "                squares = fmaf(te_norm_count(w, vectors, CHUNKS) * d, d, squares);",
     "            }",
     "        }",
-    "        float rstd = __frsqrt_rn(total(sum) / (float)a.n + a.eps);",
-    "        if (t == 0) {",
-    "            if (LAYERNORM && a.mean) a.mean[row] = mean;",
-    "            if (a.rstd) a.rstd[row] = rstd;",
-    "        }",
+    "    }",
+    "    if (PACKED) te_raw8_seal(x);",
+    "    float rstd = __frsqrt_rn(squares * one_nth + a.eps), rest = (shift - mean) * rstd;",
+    "    if (t == 0) {",
+    "        if (LAYERNORM && a.mean) a.mean[row] = mean;",
+    "        if (a.rstd) a.rstd[row] = rstd;",
+    "    }",
+    "    char *to = (char *)a.y + (row * a.ld + 8 * t) * te_y_size;",
     "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            int v = t + c * threads;",
-    "            if (v >= vectors) continue;",
-    "            te_raw8<W_DT> g = te_raw8_load<W_DT>(a.gamma, 8 * v);",
-    "            te_raw8<W_DT> b = LAYERNORM && a.beta ? te_raw8_load<W_DT>(a.beta, 8 * v) : te_raw8_zero<W_DT>();",
-    "            float y[8];",
+    "    for (int c = 0; c < CHUNKS; c++) {",
+    "        int v = t + c * THREADS;",
+    "        if (!FULL && v >= vectors) continue;",
+    "        te_raw8<W_DT> g = PACKED ? te_raw8_load_here<W_DT>(a.gamma, 8 * v) : te_raw8_load<W_DT>(a.gamma, 8 * v), b = te_raw8_zero<W_DT>();",
+    "        if (LAYERNORM && a.beta) b = PACKED ? te_raw8_load_here<W_DT>(a.beta, 8 * v) : te_raw8_load<W_DT>(a.beta, 8 * v);",
+    "        float y[8];",
     "#pragma unroll",
-    "            for (int j = 0; j < 8; j++) {",
-    "                y[j] = fmaf((te_raw8_get(x[c], j) - mean) * rstd, te_raw8_get(g, j) + centre, te_raw8_get(b, j));",
-    "                if (te_quantized) {",
-    "                    largest = fmaxf(largest, fabsf(y[j]));",
-    "                    y[j] *= scale;",
-    "                }",
-    "            }",
-    "            te_store8(a.y, row * a.ld + 8 * v, Y_DT, y);",
+    "        for (int j = 0; j < 8; j++) {",
+    "            float gamma = ZERO_CENTERED ? te_raw8_get(g, j) + 1.0f : te_raw8_get(g, j), d = te_raw8_get(x[c], j);",
+    "            y[j] = LAYERNORM ? fmaf(fmaf(d - shift, rstd, rest), gamma, te_raw8_get(b, j)) : d * rstd * gamma;",
     "        }",
+    "        if (AMAX) largest = fmaxf(largest, te_largest8(y));",
     "        if (te_quantized) {",
-    "            const float zeros[8] = {};",
-    "            for (te_i64 v = vectors + t; v < a.ld >> 3; v += threads) te_store8(a.y, row * a.ld + 8 * v, Y_DT, zeros);",
+    "#pragma unroll",
+    "            for (int j = 0; j < 8; j++) y[j] *= scale;",
     "        }",
+    "        te_store8(to + c * (THREADS * 8 * te_y_size), 0, Y_DT, y);",
     "    }",
-    "    if (a.amax) {",
-    "        largest = by_warp ? te_warp_max(largest) : te_block_max(largest, scratch);",
-    "        if (t == 0) te_norm_amax(a, largest);",
+    "    if (te_quantized && !FULL) {",
+    "        const float zeros[8] = {};",
+    "        for (te_i64 v = vectors + t; v < a.ld >> 3; v += THREADS) te_store8(a.y, row * a.ld + 8 * v, Y_DT, zeros);",
     "    }",
+    "    if (AMAX) te_norm_finish(a, largest, known);",
     "}",
     "",
     "#else",
     "",
     "extern \"C\" __global__ void __launch_bounds__(512) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
-    "    float scale = a.scale ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f;",
+    "    float scale = a.scale ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f, known = te_norm_known(a);",
     "    te_norm_scale_inv(a);",
     "",
     "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
@@ -12841,15 +13511,62 @@ static const char *const te__source_81[] = { /* ops/norm/norm_fwd.cu */
     "            te_store(a.y, row * a.ld + i, a.y_dt, a.scale ? y * scale : y);",
     "        }",
     "    }",
-    "    if (a.amax) {",
-    "        largest = te_block_max(largest, scratch);",
-    "        if (threadIdx.x == 0) te_norm_amax(a, largest);",
-    "    }",
+    "    te_norm_finish(a, largest, known);",
     "}",
     "",
     "#endif",
 };
-static const char *const te__source_82[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_86[] = { /* ops/norm/norm_parts.cuh */
+    "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for all who add them up. Knows te__norm_bwd_sum_kargs.",
+    "//",
+    "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 takes rows w, w + 16, w + 32 .., and the shares are added in the order of w",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/norm/kargs.h\"",
+    "",
+    "// One unit of dgamma (kind 0) or dbeta (1), with all of the block's threads; sums: 512 V floats of shared memory. V = 4: n is a multiple of 4.",
+    "template <int V> TE_DEV void te_norm_add_parts(const te__norm_bwd_sum_kargs &a, int kind, te_i64 unit, float *sums) {",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;",
+    "    void *out = kind ? a.dbeta : a.dgamma;",
+    "    int dt = kind ? a.dbeta_dt : a.dgamma_dt;",
+    "    te_i64 first = unit * 32 * V, column = first + lane * V, stride = a.kinds * a.n;",
+    "    if (!out) return;",
+    "    for (int share = warp; share < 16; share += warps) {",
+    "        const float *from = a.partial + kind * a.n + column;",
+    "        float sum[V] = {};",
+    "        for (te_i64 r = share; r < a.parts && column < a.n; r += 9 * 16) {",
+    "            float v[9][V];",
+    "#pragma unroll",
+    "            for (int k = 0; k < 9; k++) {",
+    "                const float *p = from + (r + 16 * k) * stride;",
+    "                bool there = r + 16 * k < a.parts;",
+    "                if constexpr (V == 4) {",
+    "                    float4 u = there ? __ldcg((const float4 *)p) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "                    v[k][0] = u.x, v[k][1] = u.y, v[k][2] = u.z, v[k][3] = u.w;",
+    "                } else {",
+    "                    v[k][0] = there ? __ldcg(p) : 0.0f;",
+    "                }",
+    "            }",
+    "#pragma unroll",
+    "            for (int k = 0; k < 9; k++)",
+    "#pragma unroll",
+    "                for (int j = 0; j < V; j++) sum[j] += v[k][j];",
+    "        }",
+    "#pragma unroll",
+    "        for (int j = 0; j < V; j++) sums[share * 32 * V + lane * V + j] = sum[j];",
+    "    }",
+    "    __syncthreads();",
+    "    for (int c = threadIdx.x; c < 32 * V && first + c < a.n; c += blockDim.x) {",
+    "        float sum = sums[c];",
+    "#pragma unroll",
+    "        for (int share = 1; share < 16; share++) sum += sums[share * 32 * V + c];",
+    "        if (a.accumulate) sum += te_load(out, first + c, dt);",
+    "        te_store(out, first + c, dt, sum);",
+    "    }",
+    "    __syncthreads();",
+    "}",
+};
+static const char *const te__source_87[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -12932,7 +13649,7 @@ static const char *const te__source_82[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_83[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_88[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -12997,7 +13714,7 @@ static const char *const te__source_83[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_84[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_89[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -13030,29 +13747,46 @@ static const char *const te__source_84[] = { /* ops/nvfp4/nvfp4.cuh */
     "}",
     "// Four magnitudes y (>= 0, no NaN) to the low 16 bits, the first in the lowest four. E2M1's codes are piecewise linear: 2 y up to 2, then y + 2,",
     "// then y / 2 + 4 up to 6. The three pieces are cut out exactly and added to 2^23, where the sum rounds to integers, to nearest even, and so",
-    "// to even codes; only one of the pieces is ever at a fraction. Times 16 makes room for the next code.",
-    "TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {",
+    "// to even codes, or, `down`, to the code below; only one of the pieces is ever at a fraction. Times 16 makes room for the next code.",
+    "template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) { return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c); }",
+    "template <bool down> TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {",
     "    float r = 8388608.0f;",
     "#pragma unroll",
     "    for (int k = 3; k >= 0; k--) {",
     "        if (k < 3) r = __fmaf_rn(r, 16.0f, -15.0f * 8388608.0f);",
-    "        r = __fmaf_rn(te_nvfp4_mul_sat(y[k], 0.5f), 4.0f, r);",
-    "        r = __fmaf_rn(te_nvfp4_fma_sat(y[k], 0.5f, -1.0f), 2.0f, r);",
-    "        r = __fmaf_rn(te_nvfp4_fma_sat(y[k], 0.5f, -2.0f), 1.0f, r);",
+    "        r = te_nvfp4_add<down>(te_nvfp4_mul_sat(y[k], 0.5f), 4.0f, r);",
+    "        r = te_nvfp4_add<down>(te_nvfp4_fma_sat(y[k], 0.5f, -1.0f), 2.0f, r);",
+    "        r = te_nvfp4_add<down>(te_nvfp4_fma_sat(y[k], 0.5f, -2.0f), 1.0f, r);",
     "    }",
     "    return __float_as_uint(r);",
+    "}",
+    "// The signs of eight numbers, where their codes have them.",
+    "TE_DEV te_u32 te_nvfp4_signs8(const float v[8]) {",
+    "    te_u32 w[8];",
+    "#pragma unroll",
+    "    for (int i = 0; i < 8; i++) w[i] = __float_as_uint(v[i]);",
+    "    te_u32 even = __byte_perm(__byte_perm(w[0], w[2], 0x0073), __byte_perm(w[4], w[6], 0x0073), 0x5410);",
+    "    te_u32 odd = __byte_perm(__byte_perm(w[1], w[3], 0x0073), __byte_perm(w[5], w[7], 0x0073), 0x5410);",
+    "    return (even >> 4 & 0x08080808u) | (odd & 0x80808080u);",
     "}",
     "// Eight codes of v * multiplier, the first in the lowest four bits. No NaN.",
     "TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {",
     "    float y[8];",
     "#pragma unroll",
     "    for (int i = 0; i < 8; i++) y[i] = __fmul_rn(fabsf(v[i]), multiplier);",
-    "    te_u32 codes = __byte_perm(te_nvfp4_pack4(y), te_nvfp4_pack4(y + 4), 0x5410), w[8];",
+    "    return __byte_perm(te_nvfp4_pack4<false>(y), te_nvfp4_pack4<false>(y + 4), 0x5410) | te_nvfp4_signs8(v);",
+    "}",
+    "// The same, rounded as te__nvfp4_stochastic does, by eight bytes k of `random`: the code below |y| + k / 256 of the step there. The step is half",
+    "// the power of two at or below |y|, 0.5 below 2 (above 8 it does not matter); k / 512, exactly, is what 16384 + k / 512 has at its end.",
+    "TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {",
+    "    float t[8];",
     "#pragma unroll",
-    "    for (int i = 0; i < 8; i++) w[i] = __float_as_uint(v[i]);",
-    "    te_u32 even = __byte_perm(__byte_perm(w[0], w[2], 0x0073), __byte_perm(w[4], w[6], 0x0073), 0x5410);",
-    "    te_u32 odd = __byte_perm(__byte_perm(w[1], w[3], 0x0073), __byte_perm(w[5], w[7], 0x0073), 0x5410);",
-    "    return codes | (even >> 4 & 0x08080808u) | (odd & 0x80808080u);",
+    "    for (int i = 0; i < 8; i++) {",
+    "        float y = __fmul_rn(fabsf(v[i]), multiplier), twice = __uint_as_float(__float_as_uint(fmaxf(y, 1.0f)) & 0x7f800000u);",
+    "        float k = __uint_as_float(__byte_perm(random[i >> 2], 0x46800000u, 0x7650 | (i & 3))) - 16384.0f;",
+    "        t[i] = __fmaf_rn(k, twice, y);",
+    "    }",
+    "    return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);",
     "}",
     "",
     "// te__nvfp4_block_code, _step and _multiplier, with what depends on the tensor alone taken out of the loop, and by the cvt instructions where",
@@ -13126,15 +13860,16 @@ static const char *const te__source_84[] = { /* ops/nvfp4/nvfp4.cuh */
     "TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {",
     "    return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);",
     "}",
-    "// Codes one at a time: stochastic ones, and blocks that hold a NaN.",
+    "// Codes one at a time: of blocks that hold a NaN, or, for stochastic rounding, what is infinite times its multiplier.",
     "TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {",
     "    te_u32 w[2] = {0, 0};",
     "#pragma unroll",
     "    for (int i = 0; i < 16; i++) w[i >> 3] |= (te_u32)te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i) << (4 * (i & 7));",
     "    return make_uint2(w[0], w[1]);",
     "}",
-    "TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4], bool nan) {",
-    "    if (how.stochastic || nan) return te_nvfp4_slow(how, v, multiplier, random);",
+    "TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4], bool slow) {",
+    "    if (slow) return te_nvfp4_slow(how, v, multiplier, random);",
+    "    if (how.stochastic) return make_uint2(te_nvfp4_pack8_stochastic(v, multiplier, random), te_nvfp4_pack8_stochastic(v + 8, multiplier, random + 2));",
     "    return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));",
     "}",
     "// What the block scale d loses of 16 elements.",
@@ -13162,7 +13897,8 @@ static const char *const te__source_84[] = { /* ops/nvfp4/nvfp4.cuh */
     "        }",
     "    }",
     "    *scale = d;",
-    "    return te_nvfp4_codes(how, v, multipliers ? multipliers[d] : te_nvfp4_multiplier(d, s), random, nan);",
+    "    float multiplier = multipliers ? multipliers[d] : te_nvfp4_multiplier(d, s);",
+    "    return te_nvfp4_codes(how, v, multiplier, random, nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));",
     "}",
     "",
     "// The transform of what the column-wise copy is made of: 1 with signs, 2 without.",
@@ -13171,7 +13907,7 @@ static const char *const te__source_84[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_85[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_90[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -13294,7 +14030,7 @@ static const char *const te__source_85[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_91[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
@@ -13311,7 +14047,7 @@ static const char *const te__source_86[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_92[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -13390,7 +14126,7 @@ static const char *const te__source_87[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_93[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -13703,7 +14439,7 @@ static const char *const te__source_88[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/optim/adam.cu */
+static const char *const te__source_94[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -13767,6 +14503,7 @@ static const char *const te__source_89[] = { /* ops/optim/adam.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_adam(const __grid_constant__ te__adam_kargs a) {",
+    "    te_follow();",
     "    if (a.found_inf && *a.found_inf != 0.0f) return;",
     "    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a.unbias ? a.unbias[0] : a.unbias1,",
     "                         a.unbias ? a.unbias[1] : a.unbias2, a};",
@@ -13790,7 +14527,7 @@ static const char *const te__source_89[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/optim/kargs.h */
+static const char *const te__source_95[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -13854,7 +14591,7 @@ static const char *const te__source_90[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_91[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_96[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -13879,7 +14616,7 @@ static const char *const te__source_91[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_97[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -13928,7 +14665,7 @@ static const char *const te__source_92[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_98[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -13947,7 +14684,7 @@ static const char *const te__source_93[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_94[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_99[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -13992,7 +14729,7 @@ static const char *const te__source_94[] = { /* ops/optim/multi.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_100[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.",
@@ -14038,7 +14775,7 @@ static const char *const te__source_95[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/rope/kargs.h */
+static const char *const te__source_101[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -14073,7 +14810,7 @@ static const char *const te__source_96[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_97[] = { /* ops/rope/rope.cu */
+static const char *const te__source_102[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -14203,7 +14940,7 @@ static const char *const te__source_97[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/shard/kargs.h */
+static const char *const te__source_103[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -14250,7 +14987,7 @@ static const char *const te__source_98[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_99[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_104[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -14267,7 +15004,7 @@ static const char *const te__source_99[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_105[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -14382,7 +15119,7 @@ static const char *const te__source_100[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_106[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -14510,7 +15247,7 @@ static const char *const te__source_101[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_107[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -14584,7 +15321,7 @@ static const char *const te__source_102[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_108[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -14638,7 +15375,7 @@ static const char *const te__source_103[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/stats/kargs.h */
+static const char *const te__source_109[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -14660,7 +15397,7 @@ static const char *const te__source_104[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_105[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_110[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -14738,7 +15475,7 @@ static const char *const te__source_105[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_111[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -14788,108 +15525,113 @@ static const te__source te__sources[] = {
     {"base/philox.h", te__source_2, 99},
     {"base/scaling.h", te__source_3, 83},
     {"device/base.cuh", te__source_4, 239},
-    {"device/eight.cuh", te__source_5, 42},
+    {"device/eight.cuh", te__source_5, 50},
     {"device/hopper.cuh", te__source_6, 192},
     {"device/mma.cuh", te__source_7, 107},
-    {"device/tile.cuh", te__source_8, 57},
-    {"ops/act/act.cuh", te__source_9, 83},
-    {"ops/act/act_bwd.cu", te__source_10, 64},
-    {"ops/act/act_fwd.cu", te__source_11, 80},
-    {"ops/act/kargs.h", te__source_12, 21},
-    {"ops/attn/attn.cuh", te__source_13, 80},
-    {"ops/attn/attn_bwd_dkv.cu", te__source_14, 63},
-    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_15, 174},
-    {"ops/attn/attn_bwd_dq.cu", te__source_16, 54},
-    {"ops/attn/attn_bwd_dq_mma.cu", te__source_17, 120},
-    {"ops/attn/attn_delta.cu", te__source_18, 28},
-    {"ops/attn/attn_fwd.cu", te__source_19, 63},
-    {"ops/attn/attn_fwd_mma.cu", te__source_20, 169},
-    {"ops/attn/general.cuh", te__source_21, 73},
-    {"ops/attn/kargs.h", te__source_22, 39},
-    {"ops/attn/tile.cuh", te__source_23, 188},
-    {"ops/block/block.cuh", te__source_24, 32},
-    {"ops/block/block_dequantize.cu", te__source_25, 60},
-    {"ops/block/block_dequantize_col.cu", te__source_26, 71},
-    {"ops/block/block_quantize.cu", te__source_27, 191},
-    {"ops/block/kargs.h", te__source_28, 31},
-    {"ops/cast/amax.cu", te__source_29, 65},
-    {"ops/cast/delayed_gather.cu", te__source_30, 14},
-    {"ops/cast/delayed_update.cu", te__source_31, 41},
-    {"ops/cast/fp8_dequantize.cu", te__source_32, 60},
-    {"ops/cast/fp8_quantize.cu", te__source_33, 160},
-    {"ops/cast/kargs.h", te__source_34, 80},
-    {"ops/cast/list.cuh", te__source_35, 15},
-    {"ops/cast/scale_from_amax.cu", te__source_36, 16},
-    {"ops/cast/transpose.cu", te__source_37, 82},
-    {"ops/cast/transpose_nibbles.cu", te__source_38, 50},
-    {"ops/dropout/dropout_add.cu", te__source_39, 73},
-    {"ops/dropout/kargs.h", te__source_40, 14},
-    {"ops/gemm/epilogue.cuh", te__source_41, 226},
-    {"ops/gemm/gemm_align.cu", te__source_42, 53},
-    {"ops/gemm/gemm_decode.cu", te__source_43, 109},
-    {"ops/gemm/gemm_grouped_naive.cu", te__source_44, 15},
-    {"ops/gemm/gemm_groups.cu", te__source_45, 37},
-    {"ops/gemm/gemm_hopper.cu", te__source_46, 875},
-    {"ops/gemm/gemm_mma.cu", te__source_47, 402},
-    {"ops/gemm/gemm_naive.cu", te__source_48, 10},
-    {"ops/gemm/gemm_reduce.cu", te__source_49, 30},
-    {"ops/gemm/groups.cuh", te__source_50, 119},
-    {"ops/gemm/kargs.h", te__source_51, 124},
-    {"ops/gemm/naive.cuh", te__source_52, 71},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_53, 55},
-    {"ops/loss/cross_entropy_count.cu", te__source_54, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_55, 79},
-    {"ops/loss/kargs.h", te__source_56, 42},
-    {"ops/loss/loss.cuh", te__source_57, 30},
-    {"ops/loss/mse_bwd.cu", te__source_58, 30},
-    {"ops/loss/mse_fwd.cu", te__source_59, 38},
-    {"ops/loss/mse_sum.cu", te__source_60, 14},
-    {"ops/math/axpby.cu", te__source_61, 40},
-    {"ops/math/column_sum.cu", te__source_62, 47},
-    {"ops/math/column_sum_final.cu", te__source_63, 24},
-    {"ops/math/copy.cu", te__source_64, 114},
-    {"ops/math/embedding_bwd.cu", te__source_65, 95},
-    {"ops/math/embedding_fwd.cu", te__source_66, 31},
-    {"ops/math/embedding_sort.cu", te__source_67, 96},
-    {"ops/math/fill.cu", te__source_68, 22},
-    {"ops/math/kargs.h", te__source_69, 92},
-    {"ops/math/random.cu", te__source_70, 35},
-    {"ops/math/sum.cu", te__source_71, 40},
-    {"ops/math/sum_final.cu", te__source_72, 16},
-    {"ops/mxfp8/kargs.h", te__source_73, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_74, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_75, 65},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_76, 192},
-    {"ops/norm/kargs.h", te__source_77, 39},
-    {"ops/norm/norm.cuh", te__source_78, 35},
-    {"ops/norm/norm_bwd.cu", te__source_79, 205},
-    {"ops/norm/norm_bwd_sum.cu", te__source_80, 30},
-    {"ops/norm/norm_fwd.cu", te__source_81, 149},
-    {"ops/nvfp4/arithmetic.h", te__source_82, 81},
-    {"ops/nvfp4/kargs.h", te__source_83, 63},
-    {"ops/nvfp4/nvfp4.cuh", te__source_84, 172},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_85, 121},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_86, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_87, 77},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_88, 311},
-    {"ops/optim/adam.cu", te__source_89, 85},
-    {"ops/optim/kargs.h", te__source_90, 62},
-    {"ops/optim/l2norm_final.cu", te__source_91, 23},
-    {"ops/optim/l2norm_partial.cu", te__source_92, 47},
-    {"ops/optim/l2norm_tensor.cu", te__source_93, 17},
-    {"ops/optim/multi.cuh", te__source_94, 43},
-    {"ops/optim/multi_scale.cu", te__source_95, 44},
-    {"ops/rope/kargs.h", te__source_96, 33},
-    {"ops/rope/rope.cu", te__source_97, 128},
-    {"ops/shard/kargs.h", te__source_98, 45},
-    {"ops/shard/shard.cuh", te__source_99, 15},
-    {"ops/shard/shard_amax.cu", te__source_100, 113},
-    {"ops/shard/shard_cast.cu", te__source_101, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_102, 72},
-    {"ops/shard/shard_scales.cu", te__source_103, 52},
-    {"ops/stats/kargs.h", te__source_104, 20},
-    {"ops/stats/quant_error.cu", te__source_105, 76},
-    {"ops/stats/quant_error_final.cu", te__source_106, 42},
+    {"device/raw8.cuh", te__source_8, 100},
+    {"device/tile.cuh", te__source_9, 58},
+    {"ops/act/act.cuh", te__source_10, 93},
+    {"ops/act/act_bias.cu", te__source_11, 25},
+    {"ops/act/act_bwd.cu", te__source_12, 89},
+    {"ops/act/act_bwd_tile.cu", te__source_13, 114},
+    {"ops/act/act_fwd.cu", te__source_14, 90},
+    {"ops/act/act_fwd_tile.cu", te__source_15, 63},
+    {"ops/act/kargs.h", te__source_16, 50},
+    {"ops/act/tile.cuh", te__source_17, 99},
+    {"ops/attn/attn.cuh", te__source_18, 80},
+    {"ops/attn/attn_bwd_dkv.cu", te__source_19, 63},
+    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_20, 174},
+    {"ops/attn/attn_bwd_dq.cu", te__source_21, 54},
+    {"ops/attn/attn_bwd_dq_mma.cu", te__source_22, 120},
+    {"ops/attn/attn_delta.cu", te__source_23, 28},
+    {"ops/attn/attn_fwd.cu", te__source_24, 63},
+    {"ops/attn/attn_fwd_mma.cu", te__source_25, 169},
+    {"ops/attn/general.cuh", te__source_26, 73},
+    {"ops/attn/kargs.h", te__source_27, 39},
+    {"ops/attn/tile.cuh", te__source_28, 188},
+    {"ops/block/block.cuh", te__source_29, 32},
+    {"ops/block/block_dequantize.cu", te__source_30, 60},
+    {"ops/block/block_dequantize_col.cu", te__source_31, 78},
+    {"ops/block/block_quantize.cu", te__source_32, 188},
+    {"ops/block/kargs.h", te__source_33, 31},
+    {"ops/cast/amax.cu", te__source_34, 65},
+    {"ops/cast/delayed_gather.cu", te__source_35, 14},
+    {"ops/cast/delayed_update.cu", te__source_36, 41},
+    {"ops/cast/fp8_dequantize.cu", te__source_37, 60},
+    {"ops/cast/fp8_quantize.cu", te__source_38, 160},
+    {"ops/cast/kargs.h", te__source_39, 80},
+    {"ops/cast/list.cuh", te__source_40, 15},
+    {"ops/cast/scale_from_amax.cu", te__source_41, 16},
+    {"ops/cast/transpose.cu", te__source_42, 82},
+    {"ops/cast/transpose_nibbles.cu", te__source_43, 50},
+    {"ops/dropout/dropout_add.cu", te__source_44, 73},
+    {"ops/dropout/kargs.h", te__source_45, 14},
+    {"ops/gemm/epilogue.cuh", te__source_46, 226},
+    {"ops/gemm/gemm_align.cu", te__source_47, 54},
+    {"ops/gemm/gemm_decode.cu", te__source_48, 109},
+    {"ops/gemm/gemm_grouped_naive.cu", te__source_49, 16},
+    {"ops/gemm/gemm_groups.cu", te__source_50, 38},
+    {"ops/gemm/gemm_hopper.cu", te__source_51, 876},
+    {"ops/gemm/gemm_mma.cu", te__source_52, 404},
+    {"ops/gemm/gemm_naive.cu", te__source_53, 13},
+    {"ops/gemm/gemm_reduce.cu", te__source_54, 30},
+    {"ops/gemm/groups.cuh", te__source_55, 119},
+    {"ops/gemm/kargs.h", te__source_56, 124},
+    {"ops/gemm/naive.cuh", te__source_57, 71},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_58, 55},
+    {"ops/loss/cross_entropy_count.cu", te__source_59, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_60, 79},
+    {"ops/loss/kargs.h", te__source_61, 42},
+    {"ops/loss/loss.cuh", te__source_62, 30},
+    {"ops/loss/mse_bwd.cu", te__source_63, 30},
+    {"ops/loss/mse_fwd.cu", te__source_64, 38},
+    {"ops/loss/mse_sum.cu", te__source_65, 14},
+    {"ops/math/axpby.cu", te__source_66, 40},
+    {"ops/math/column_sum.cu", te__source_67, 118},
+    {"ops/math/copy.cu", te__source_68, 114},
+    {"ops/math/embedding_bwd.cu", te__source_69, 95},
+    {"ops/math/embedding_fwd.cu", te__source_70, 31},
+    {"ops/math/embedding_sort.cu", te__source_71, 96},
+    {"ops/math/fill.cu", te__source_72, 22},
+    {"ops/math/kargs.h", te__source_73, 92},
+    {"ops/math/random.cu", te__source_74, 35},
+    {"ops/math/sum.cu", te__source_75, 40},
+    {"ops/math/sum_final.cu", te__source_76, 16},
+    {"ops/mxfp8/kargs.h", te__source_77, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_78, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_79, 72},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_80, 186},
+    {"ops/norm/kargs.h", te__source_81, 48},
+    {"ops/norm/norm_amax.cu", te__source_82, 18},
+    {"ops/norm/norm_bwd.cu", te__source_83, 275},
+    {"ops/norm/norm_bwd_sum.cu", te__source_84, 12},
+    {"ops/norm/norm_fwd.cu", te__source_85, 201},
+    {"ops/norm/norm_parts.cuh", te__source_86, 48},
+    {"ops/nvfp4/arithmetic.h", te__source_87, 81},
+    {"ops/nvfp4/kargs.h", te__source_88, 63},
+    {"ops/nvfp4/nvfp4.cuh", te__source_89, 191},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_90, 121},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_91, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_92, 77},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_93, 311},
+    {"ops/optim/adam.cu", te__source_94, 86},
+    {"ops/optim/kargs.h", te__source_95, 62},
+    {"ops/optim/l2norm_final.cu", te__source_96, 23},
+    {"ops/optim/l2norm_partial.cu", te__source_97, 47},
+    {"ops/optim/l2norm_tensor.cu", te__source_98, 17},
+    {"ops/optim/multi.cuh", te__source_99, 43},
+    {"ops/optim/multi_scale.cu", te__source_100, 44},
+    {"ops/rope/kargs.h", te__source_101, 33},
+    {"ops/rope/rope.cu", te__source_102, 128},
+    {"ops/shard/kargs.h", te__source_103, 45},
+    {"ops/shard/shard.cuh", te__source_104, 15},
+    {"ops/shard/shard_amax.cu", te__source_105, 113},
+    {"ops/shard/shard_cast.cu", te__source_106, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_107, 72},
+    {"ops/shard/shard_scales.cu", te__source_108, 52},
+    {"ops/stats/kargs.h", te__source_109, 20},
+    {"ops/stats/quant_error.cu", te__source_110, 76},
+    {"ops/stats/quant_error_final.cu", te__source_111, 42},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -20106,18 +20848,18 @@ typedef struct te__sum_kargs {
     int vector;
 } te__sum_kargs;
 
-/* column_sum: block (column block, row chunk) adds its rows into partial [chunks, n]. */
+/* Block (column block, row chunk) adds its rows into partial [chunks, n]; the last one of a group of column blocks adds those up. */
 typedef struct te__column_sum_kargs {
     const void *x; /* [m, n] */
     float *partial;
     void *out; /* [n] */
+    unsigned *counters; /* [groups]: 0 between kernels */
     long long m, n;
     long long chunk; /* rows of a chunk */
     long long chunks;
-    unsigned column_blocks;
+    unsigned column_blocks, groups;
     int x_dt, out_dt;
     int accumulate;
-    int vector; /* rows of x start at multiples of 16 bytes */
 } te__column_sum_kargs;
 
 typedef struct te__embedding_fwd_kargs {
@@ -20900,23 +21642,21 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     args.x = x;
     args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
-    /* About a thousand blocks fill any GPU; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
-    chunks = te__max(1, te__min(te__div_up(args.m, 32), te__div_up(1024, args.column_blocks)));
+    /* As many blocks as 132 multiprocessors run at once; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
+    chunks = te__max(1, te__min(te__div_up(args.m, 32), 528 / args.column_blocks));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));
+    args.groups = (unsigned)te__min(args.column_blocks, TE__PLAN_COUNTERS);
     args.x_dt = x_dt;
     args.out_dt = out->dtype;
     args.accumulate = accumulate;
-    args.vector = (uintptr_t)x % 16 == 0 && n * te__dtype_size(x_dt) % 16 == 0;
     args.partial = (float *)te__plan_workspace(p, args.chunks * args.n * 4);
+    args.counters = te__plan_counters(p);
     l = te__plan_launch(p, "math", "column_sum");
-    te__launch_option(l, "X_DT", x_dt);
+    if (args.n % 8 == 0 && (uintptr_t)x % 16 == 0 && !p->baseline) te__launch_option(l, "X_DT", x_dt);
     te__launch_size(l, args.chunks * args.column_blocks, 1, 1, 256, 0);
     *TE__KARGS(p, l, te__column_sum_kargs) = args;
-    l = te__plan_launch(p, "math", "column_sum_final");
-    te__launch_size(l, te__div_up(args.n, 32), 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__column_sum_kargs) = args;
-    te__plan_why(p, "partial sums of chunks of rows, added in their order");
+    te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
     return TE_OK;
 }
 static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
@@ -21734,7 +22474,7 @@ typedef struct te__block_dequantize_kargs {
     unsigned tiles_n; /* column-wise: tiles along n */
     int q_dt, y_dt;
     int two_dimensional;
-    int vector_q; /* rows of q start at multiples of 8 bytes */
+    int vector_q; /* rows of q start at multiples of 8 bytes; column-wise: of 16 */
     int vector_y; /* rows of y start at multiples of 16 bytes */
 } te__block_dequantize_kargs;
 
@@ -21992,7 +22732,7 @@ static te_result te__cuda_plan_block_quantize(te__plan *p, const te_block_quanti
     k->vector_x = te__block_aligned(a->x, 16);
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_size(l, tiles_m * tiles_n, 1, 1, 256, 0);
+    te__launch_size(l, tiles_m * tiles_n, 1, 1, 512, 0);
     p->native = p->sm >= 89;
     te__plan_why(p, p->native ? "one pass for scales and both copies; cvt instructions"
                               : "one pass for scales and both copies; FP8 rounding in integer arithmetic, which gives the same bits");
@@ -22015,13 +22755,13 @@ static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_block_dequ
     k->q_dt = a->q->dtype;
     k->y_dt = a->y->dtype;
     k->two_dimensional = a->two_dimensional;
-    k->vector_q = te__block_aligned(a->q, 8);
+    k->vector_q = te__block_aligned(a->q, a->columnwise ? 16 : 8);
     k->vector_y = te__block_aligned(a->y, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     if (a->columnwise) {
         k->tiles_n = (unsigned)te__div_up(k->n, 128);
-        te__launch_size(l, te__div_up(k->m, 64) * k->tiles_n, 1, 1, 256, 0);
+        te__launch_size(l, te__div_up(k->m, 128) * k->tiles_n, 1, 1, 256, 0);
     } else {
         te__launch_size(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 1, 1, 256, 0);
     }
@@ -25364,25 +26104,21 @@ typedef struct te__norm_fwd_kargs {
     void *y;           /* [m, ld]; columns n .. ld-1 are written as 0 */
     float *mean, *rstd;        /* [m], or NULL */
     const float *scale;        /* [1], or NULL: y is not quantized */
-    float *scale_inv, *amax;   /* [1], or NULL */
+    float *scale_inv;          /* [1], or NULL */
+    float *amax;               /* [1], or NULL: keeps what is larger */
     long long m, n, ld;
     float eps;
     int x_dt, gamma_dt, beta_dt, y_dt;
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
-    int warp_rows;     /* with CHUNKS: each warp of a block has a row of its own */
 } te__norm_fwd_kargs;
 
-/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */
-typedef struct te__norm_bwd_kargs {
-    const void *dy, *x, *gamma, *add; /* add may be NULL */
-    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */
-    void *dx;
-    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */
-    long long m, n;
-    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
-    int layernorm, zero_centered;
-} te__norm_bwd_kargs;
+/* The end of y_amax. */
+typedef struct te__norm_amax_kargs {
+    float *amax;   /* [1]: te__plan_largest */
+    float *y_amax; /* [1] */
+    int y_dt;
+} te__norm_amax_kargs;
 
 /* dgamma and dbeta from the partial sums. */
 typedef struct te__norm_bwd_sum_kargs {
@@ -25394,9 +26130,37 @@ typedef struct te__norm_bwd_sum_kargs {
     int accumulate;
 } te__norm_bwd_sum_kargs;
 
+/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */
+typedef struct te__norm_bwd_kargs {
+    const void *dy, *x, *gamma, *add; /* add may be NULL */
+    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */
+    void *dx;
+    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */
+    long long m, n;
+    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
+    int layernorm, zero_centered;
+    unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */
+    te__norm_bwd_sum_kargs sum;
+} te__norm_bwd_kargs;
+
 /* ==== ops/norm/op.c ============================================================================================= */
 
 /* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which backend runs. */
+
+static te_result te__check_norm_amax(te_ctx *te, const char *op, const te_norm_fwd_args *a) {
+    if (te__is_fp8(a->y->dtype)) return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
+    return te__want_f32(te, op, "y_amax", a->y_amax, 1);
+}
+static te_result te__check_norm_col(te_ctx *te, const char *op, const te_norm_fwd_args *a, int64_t m, int64_t n) {
+    char text[TE__SHAPE_TEXT];
+    te_result r = te__want(te, op, "y_col", a->y_col);
+    if (r != TE_OK) return r;
+    if (!te__is_fp8(a->y->dtype) || a->y_col->dtype != a->y->dtype)
+        return te__fail(te, TE_ERR_DTYPE, "%s: y_col is %s and y is %s; they must be of one FP8 format", op, te_dtype_name(a->y_col->dtype), te_dtype_name(a->y->dtype));
+    if (te__rows(a->y_col) != n || te__cols(a->y_col) < m)
+        return te__fail(te, TE_ERR_SHAPE, "%s: y_col is %s; it must be [%lld, %lld or more]", op, te__shape_text(a->y_col, text), (long long)n, (long long)m);
+    return TE_OK;
+}
 
 static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layernorm) {
     const char *op = layernorm ? "layernorm_fwd" : "rmsnorm_fwd";
@@ -25413,7 +26177,13 @@ static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layern
     if (r == TE_OK) r = te__want_output(te, op, a->y, a->scale, a->scale_inv, a->amax, m, n, a->x);
     if (r == TE_OK && a->mean) r = te__want_f32(te, op, "mean", a->mean, m);
     if (r == TE_OK && a->rstd) r = te__want_f32(te, op, "rstd", a->rstd, m);
-    return r;
+    if (r == TE_OK && a->y_amax) r = te__check_norm_amax(te, op, a);
+    if (r == TE_OK && a->y_col) r = te__check_norm_col(te, op, a, m, n);
+    if (r != TE_OK) return r;
+    te__touch(a->y);
+    te__touch(a->y_amax);
+    te__touch(a->y_col);
+    return TE_OK;
 }
 
 static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layernorm) {
@@ -25433,6 +26203,16 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
     if (r == TE_OK && layernorm) r = te__want_f32(te, op, "mean", a->mean, m);
     if (r == TE_OK) r = te__want_f32(te, op, "rstd", a->rstd, m);
     return r;
+}
+
+/* y_col as cast's transpose sees it. */
+static te_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
+    te_transpose_args t = TE_ZERO;
+    t.src = a->y;
+    t.dst = a->y_col;
+    t.rows = te__rows(a->x);
+    t.columns = te__cols(a->x);
+    return t;
 }
 
 static te_result te__check_layernorm_fwd(te_ctx *te, te_layernorm_fwd_args *a) { return te__check_norm_fwd(te, a, true); }
@@ -25497,7 +26277,7 @@ typedef struct te__norm_fwd_job {
     bool layernorm;
     int64_t n, ld;
     const float *gamma, *beta;
-    float scale, *amax; /* of each row, or NULL */
+    float scale, *amax; /* of each row, of the f32 result or, for y_amax, of y as it is stored; or NULL */
 } te__norm_fwd_job;
 
 static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
@@ -25534,6 +26314,10 @@ static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
             for (k = 0; k < count; k++) run[k] *= job->scale;
         }
         te__store_row(y, a->y->dtype, row * job->ld + i, count, run);
+        if (a->y_amax) {
+            te__load_row(y, a->y->dtype, row * job->ld + i, count, run);
+            for (k = 0; k < count; k++) amax = fabsf(run[k]) > amax ? fabsf(run[k]) : amax;
+        }
     }
     if (job->ld > n) memset((uint8_t *)y + row * job->ld + n, 0, (size_t)(job->ld - n));
     if (job->amax) job->amax[row] = amax;
@@ -25543,14 +26327,21 @@ static void te__norm_fwd_rows(void *user, int64_t begin, int64_t end) {
     for (row = begin; row < end; row++) te__norm_fwd_row((const te__norm_fwd_job *)user, row);
 }
 
+/* y_col is what the transpose of the codes would be. */
+static te_result te__norm_transpose(te_ctx *te, const te_norm_fwd_args *a) {
+    te_transpose_args t = te__norm_transpose_args(a);
+    return te__cpu_transpose(te, &t);
+}
+
 static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool layernorm) {
     te__norm_fwd_job job = TE_ZERO;
     int64_t m = te__rows(a->x), n = te__cols(a->x), row;
     float *weights, *amax = NULL;
-    if (m == 0 || n == 0) return TE_OK;
+    if (a->y_amax) *(float *)te__data(a->y_amax) = 0.0f;
+    if (m == 0 || n == 0) return a->y_col ? te__norm_transpose(te, a) : TE_OK;
     weights = te__norm_weights(te, a->gamma, a->beta, a->zero_centered_gamma, n);
-    if (weights && a->amax) amax = (float *)te__alloc(te, (size_t)m * sizeof(float));
-    if (!weights || (a->amax && !amax)) {
+    if (weights && (a->amax || a->y_amax)) amax = (float *)te__alloc(te, (size_t)m * sizeof(float));
+    if (!weights || ((a->amax || a->y_amax) && !amax)) {
         te__free(te, weights, (size_t)(2 * n) * sizeof(float));
         return TE_ERR_OUT_OF_MEMORY;
     }
@@ -25563,15 +26354,15 @@ static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool la
     job.scale = a->scale ? *(const float *)te__data(a->scale) : 1.0f;
     job.amax = amax;
     te__parallel_for(te, m, te__max(1, 16384 / n), te__norm_fwd_rows, &job);
-    if (a->amax) {
-        float *out = (float *)te__data(a->amax);
+    if (amax) {
+        float *out = (float *)te__data(a->amax ? a->amax : a->y_amax);
         for (row = 0; row < m; row++)
             if (amax[row] > *out) *out = amax[row];
     }
     if (a->scale_inv) *(float *)te__data(a->scale_inv) = 1.0f / job.scale;
     te__free(te, amax, (size_t)m * sizeof(float));
     te__free(te, weights, (size_t)(2 * n) * sizeof(float));
-    return TE_OK;
+    return a->y_col ? te__norm_transpose(te, a) : TE_OK;
 }
 
 /* ---- backward ---- */
@@ -25679,83 +26470,157 @@ static te_result te__cpu_rmsnorm_bwd(te_ctx *te, const te_rmsnorm_bwd_args *a) {
 /* ops/norm/cuda.c: LayerNorm and RMSNorm, which kernel and how it is launched. Knows plans; must not know the driver. */
 
 /* Threads for the general kernels: one for every four elements of a row, so that short rows make small blocks. */
-static int te__norm_threads(int64_t n) { return (int)te__min(512, te__round_up(te__div_up(n, 4), 32)); }
+static int te__norm_threads(int64_t n) { return (int)te__min(512, te__max(32, te__round_up(te__div_up(n, 4), 32))); }
+
+/* How norm_fwd and norm_bwd hold a row of n elements: WARPS x 32 threads with CHUNKS vectors of 8 each. */
+typedef struct te__norm_tiling {
+    int warps, chunks;
+    bool full; /* without a vector to spare */
+} te__norm_tiling;
+
+/* As few warps as hold a row with `most` vectors a thread, of those the first that share it out evenly. None: warps is 0. */
+static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
+    te__norm_tiling t = TE_ZERO;
+    int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
+    if (fewest > 16) return t;
+    t.warps = fewest;
+    t.chunks = (int)te__div_up(vectors, fewest * 32);
+    for (w = fewest; w <= te__min(16, 2 * fewest); w++)
+        if (vectors % (w * 32) == 0) {
+            t.warps = w;
+            t.chunks = (int)(vectors / (w * 32));
+            t.full = true;
+            break;
+        }
+    return t;
+}
 
 static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, bool layernorm) {
-    int64_t m = te__rows(a->x), n = te__cols(a->x), ld = te__cols(a->y), vectors = n / 8;
+    int64_t m = te__rows(a->x), n = te__cols(a->x), ld = te__cols(a->y);
+    te__norm_tiling t = te__norm_tile(n / 8, 4);
     te__launch *l;
     te__norm_fwd_kargs *k;
-    bool in_registers = !p->baseline && n % 8 == 0 && ld % 8 == 0 && vectors <= 4096 && (!a->beta || a->beta->dtype == a->gamma->dtype) &&
-                        te__is_aligned(a->x, 16) && te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
-                        te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
-    if (m == 0 || n == 0) return TE_OK;
-    l = te__plan_launch(p, "norm", "norm_fwd");
-    k = TE__KARGS(p, l, te__norm_fwd_kargs);
-    k->x = te__data(a->x);
-    k->gamma = te__data(a->gamma);
-    k->beta = te__data(a->beta);
-    k->y = te__data(a->y);
-    k->mean = (float *)te__data(a->mean);
-    k->rstd = (float *)te__data(a->rstd);
-    k->scale = (const float *)te__data(a->scale);
-    k->scale_inv = (float *)te__data(a->scale_inv);
-    k->amax = (float *)te__data(a->amax);
-    k->m = m;
-    k->n = n;
-    k->ld = ld;
-    k->eps = a->eps;
-    k->x_dt = a->x->dtype;
-    k->gamma_dt = a->gamma->dtype;
-    k->beta_dt = a->beta ? (int)a->beta->dtype : 0;
-    k->y_dt = a->y->dtype;
-    k->layernorm = layernorm;
-    k->zero_centered = a->zero_centered_gamma;
-    if (in_registers) {
-        /* Rows of up to 1024 elements: one a warp. Longer ones: as many vectors a thread as blocks of at most 512 threads need. */
-        int chunks = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : vectors <= 512 ? 2 : vectors <= 2048 ? 4 : 8;
-        k->warp_rows = vectors <= 128;
-        te__launch_option(l, "CHUNKS", chunks);
-        te__launch_option(l, "LAYERNORM", layernorm);
-        te__launch_option(l, "X_DT", a->x->dtype);
-        te__launch_option(l, "W_DT", a->gamma->dtype);
-        te__launch_option(l, "Y_DT", a->y->dtype);
-        if (k->warp_rows)
-            te__launch_size(l, te__min(te__div_up(m, 8), INT_MAX), 1, 1, 256, 0);
-        else
-            te__launch_size(l, te__min(m, INT_MAX), 1, 1, (int)te__round_up(te__div_up(vectors, chunks), 32), 0);
-        te__plan_why(p, k->warp_rows ? "a warp holds a row in registers" : "a block holds a row in registers");
-    } else {
-        te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__norm_threads(n), 0);
-        te__plan_why(p, "general: a block reads its row once for each pass");
+    bool in_registers;
+    if (t.warps == 0) t = te__norm_tile(n / 8, 8);
+    in_registers = !p->baseline && t.warps > 0 && n % 8 == 0 && ld % 8 == 0 && m < INT_MAX && (!a->beta || a->beta->dtype == a->gamma->dtype) &&
+                   te__is_aligned(a->x, 16) && te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
+                   te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
+    if (m > 0 && n > 0) {
+        l = te__plan_launch(p, "norm", "norm_fwd");
+        k = TE__KARGS(p, l, te__norm_fwd_kargs);
+        k->x = te__data(a->x);
+        k->gamma = te__data(a->gamma);
+        k->beta = te__data(a->beta);
+        k->y = te__data(a->y);
+        k->mean = (float *)te__data(a->mean);
+        k->rstd = (float *)te__data(a->rstd);
+        k->scale = (const float *)te__data(a->scale);
+        k->scale_inv = (float *)te__data(a->scale_inv);
+        k->amax = a->y_amax ? te__plan_largest(p) : (float *)te__data(a->amax);
+        k->m = m;
+        k->n = n;
+        k->ld = ld;
+        k->eps = a->eps;
+        k->x_dt = a->x->dtype;
+        k->gamma_dt = a->gamma->dtype;
+        k->beta_dt = a->beta ? (int)a->beta->dtype : 0;
+        k->y_dt = a->y->dtype;
+        k->layernorm = layernorm;
+        k->zero_centered = a->zero_centered_gamma;
+        if (in_registers) {
+            /* Warps that run at once on a multiprocessor; a row of more than 8,192 elements wants two blocks there. */
+            bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
+            bool packed = quantized || a->y_amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
+            int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;
+            te__launch_option(l, "CHUNKS", t.chunks);
+            te__launch_option(l, "WARPS", t.warps);
+            te__launch_option(l, "FULL", full);
+            te__launch_option(l, "RESIDENT", tuned ? (packed ? 36 : 24) / warps : 1);
+            te__launch_option(l, "PACKED", tuned && packed);
+            te__launch_option(l, "AMAX", k->amax != NULL);
+            te__launch_option(l, "ZERO_CENTERED", a->zero_centered_gamma);
+            te__launch_option(l, "LAYERNORM", layernorm);
+            te__launch_option(l, "X_DT", a->x->dtype);
+            te__launch_option(l, "W_DT", a->gamma->dtype);
+            te__launch_option(l, "Y_DT", a->y->dtype);
+            te__launch_size(l, te__div_up(m, rows), 1, 1, warps * 32, 0);
+        } else {
+            te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__norm_threads(n), 0);
+        }
     }
-    return TE_OK;
+    if (a->y_amax) {
+        te__norm_amax_kargs *last;
+        l = te__plan_launch(p, "norm", "norm_amax");
+        last = TE__KARGS(p, l, te__norm_amax_kargs);
+        last->amax = te__plan_largest(p);
+        last->y_amax = (float *)te__data(a->y_amax);
+        last->y_dt = a->y->dtype;
+    }
+    if (a->y_col) {
+        te_transpose_args turn = te__norm_transpose_args(a);
+        te__cuda_plan_transpose(p, &turn);
+    }
+    te__plan_why(p, in_registers ? "rows in registers" : "general: a block reads its row once for each pass");
+    return p->result;
 }
 
 /* Shared memory that one block may have, in bytes (CUDA programming guide, technical specifications). */
 static int64_t te__norm_shared_limit(int sm) { return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024; }
 
+/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES on their way, the sums over rows in registers or not. */
+typedef struct te__norm_bwd_tiling {
+    te__norm_tiling row;
+    int groups, stages;
+    bool sums_shared;
+    int64_t shared; /* bytes */
+} te__norm_bwd_tiling;
+
+static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds, int64_t limit, te__norm_bwd_tiling *t) {
+    int64_t stage, sums;
+    t->row = te__norm_tile(n / 8, 2);
+    t->sums_shared = t->row.warps == 0;
+    if (t->sums_shared) t->row = te__norm_tile(n / 8, 4);
+    if (t->row.warps == 0) return false;
+    t->groups = t->row.warps > 8 ? 1 : 16 / t->row.warps;
+    stage = (int64_t)t->row.warps * 32 * t->row.chunks * t->groups * 8 * element * streams;
+    sums = t->sums_shared ? (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds : 0;
+    for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
+    t->shared = t->stages * stage + sums;
+    /* Behind the rows the queue's memory holds the sums of a group, or of norm_parts.cuh. */
+    if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
+    t->shared = te__max(t->shared, 8192);
+    return t->shared <= limit;
+}
+
 static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, bool layernorm) {
-    int64_t m = te__rows(a->x), n = te__cols(a->x), vectors = n / 8, kinds = layernorm ? 2 : 1, blocks, shared = 0;
-    int threads, chunks = vectors <= 32 ? 1 : vectors <= 1024 ? 2 : 4;
-    bool sums = a->dgamma || a->dbeta, in_shared = vectors > 1024, fast;
-    float *partial = NULL;
+    int64_t m = te__rows(a->x), n = te__cols(a->x), kinds = layernorm ? 2 : 1, blocks;
+    bool wanted = a->dgamma || a->dbeta, fast, at_once = false;
+    te__norm_bwd_sum_kargs sum = TE_ZERO;
+    te__norm_bwd_tiling t = TE_ZERO;
     te_dtype dt = a->x->dtype;
     if (n == 0) return TE_OK;
-    threads = (int)te__round_up(te__div_up(vectors, chunks), 32);
-    if (in_shared) shared = kinds * chunks * threads * 8 * (int64_t)sizeof(float);
     fast = !p->baseline && n % 8 == 0 && dt == a->dy->dtype && dt == a->dx->dtype && (!a->add || dt == a->add->dtype) && te__is_aligned(a->x, 16) &&
-           te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16) && te__is_aligned(a->add, 16) && te__is_aligned(a->gamma, 16) && vectors <= 2048 &&
-           (!in_shared || (dt != TE_F32 && shared <= te__norm_shared_limit(p->sm)));
-    if (!fast) threads = te__norm_threads(n);
-    /* Enough blocks for 512 threads on each multiprocessor. */
-    blocks = te__min(m, (int64_t)p->num_sms * te__max(1, te__min(16, 512 / threads)));
-    if (sums) {
-        partial = (float *)te__plan_workspace(p, blocks * kinds * n * (int64_t)sizeof(float));
+           te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16) && te__is_aligned(a->add, 16) && te__is_aligned(a->gamma, 16) &&
+           te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
+    /* From the shape alone, so that the bits are too: as many parts as an H100 has multiprocessors. */
+    blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
+    if (!fast) blocks = te__min(m, 528);
+    if (wanted) {
+        sum.partial = (float *)te__plan_workspace(p, blocks * kinds * n * (int64_t)sizeof(float));
         if (p->result != TE_OK) return p->result;
+        sum.dgamma = te__data(a->dgamma);
+        sum.dbeta = te__data(a->dbeta);
+        sum.parts = blocks;
+        sum.n = n;
+        sum.kinds = (int)kinds;
+        sum.dgamma_dt = a->dgamma ? (int)a->dgamma->dtype : 0;
+        sum.dbeta_dt = a->dbeta ? (int)a->dbeta->dtype : 0;
+        sum.accumulate = a->accumulate;
     }
     if (m > 0) {
         te__launch *l = te__plan_launch(p, "norm", "norm_bwd");
         te__norm_bwd_kargs *k = TE__KARGS(p, l, te__norm_bwd_kargs);
+        int threads = fast ? t.row.warps * 32 * t.groups : te__norm_threads(n);
         k->dy = te__data(a->dy);
         k->x = te__data(a->x);
         k->gamma = te__data(a->gamma);
@@ -25763,7 +26628,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->mean = (const float *)te__data(a->mean);
         k->rstd = (const float *)te__data(a->rstd);
         k->dx = te__data(a->dx);
-        k->partial = partial;
+        k->partial = (float *)sum.partial;
         k->m = m;
         k->n = n;
         k->dy_dt = a->dy->dtype;
@@ -25774,26 +26639,28 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
         if (fast) {
-            te__launch_option(l, "CHUNKS", chunks);
-            te__launch_option(l, "SUMS_SHARED", in_shared);
+            te__launch_option(l, "CHUNKS", t.row.chunks);
+            te__launch_option(l, "WARPS", t.row.warps);
+            te__launch_option(l, "FULL", t.row.full);
+            te__launch_option(l, "GROUPS", t.groups);
+            te__launch_option(l, "STAGES", t.stages);
+            te__launch_option(l, "SUMS_SHARED", t.sums_shared);
+            te__launch_option(l, "ADD", a->add != NULL);
             te__launch_option(l, "LAYERNORM", layernorm);
             te__launch_option(l, "X_DT", dt);
             te__launch_option(l, "W_DT", a->gamma->dtype);
+            at_once = wanted && te__plan_resident(p, threads, t.shared, 1) >= blocks;
         }
-        te__launch_size(l, blocks, 1, 1, threads, fast ? shared : 0);
+        if (at_once) {
+            k->sum = sum;
+            k->counter = te__plan_counter(p);
+            l->cooperative = true;
+        }
+        te__launch_size(l, blocks, 1, 1, threads, fast ? t.shared : 0);
     }
-    if (sums) {
+    if (wanted && !at_once) {
         te__launch *l = te__plan_launch(p, "norm", "norm_bwd_sum");
-        te__norm_bwd_sum_kargs *k = TE__KARGS(p, l, te__norm_bwd_sum_kargs);
-        k->partial = partial;
-        k->dgamma = te__data(a->dgamma);
-        k->dbeta = te__data(a->dbeta);
-        k->parts = blocks;
-        k->n = n;
-        k->kinds = (int)kinds;
-        k->dgamma_dt = a->dgamma ? (int)a->dgamma->dtype : 0;
-        k->dbeta_dt = a->dbeta ? (int)a->dbeta->dtype : 0;
-        k->accumulate = a->accumulate;
+        *TE__KARGS(p, l, te__norm_bwd_sum_kargs) = sum;
         te__launch_size(l, te__div_up(n, 32), kinds, 1, 512, 0);
     }
     te__plan_why(p, fast ? "rows in registers; sums over rows go through partial sums in fixed order"
@@ -25810,25 +26677,54 @@ static te_result te__cuda_plan_rmsnorm_bwd(te__plan *p, const te_rmsnorm_bwd_arg
 
 /* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
+/* Division of i / 8 < 2^31 by a width / 8: the upper word of its product with `magic`, shifted. shift < 0: the number of elements is beyond. */
+typedef struct te__act_divisor {
+    unsigned magic;
+    int shift;
+} te__act_divisor;
+
 /* y [m, ld] = f(x), x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y are written as 0. */
 typedef struct te__act_fwd_kargs {
     const void *x;
-    void *y;
+    void *y;             /* [m, ld], or NULL */
+    void *col;           /* [n, ldc]: the codes transposed, or NULL */
     const float *scale;      /* [1], or NULL: y is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
-    long long m, n, ld;
+    long long m, n, ld, ldc;
+    unsigned tiles_n;        /* of act_fwd_tile: tiles along n */
+    te__act_divisor divisor; /* of act_fwd with options: by ld */
     float limit, alpha;
     int x_dt, y_dt, act;
+    int vector_x;   /* all rows of x, and of its halves, start at multiples of 16 bytes */
+    int vector_y;   /* rows of y start at multiples of 16 bytes, of 8 if it is FP8 */
+    int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_fwd_kargs;
 
-/* dx = dy f'(x): dy [m, n]; x and dx [m, n] or, gated, [m, 2n]. */
+/* dx = dy f'(x): dy [m, n]; x [m, n] or, gated, [m, 2n]; dx [m, ld], ld at least as wide as x and wider only as FP8. */
 typedef struct te__act_bwd_kargs {
     const void *dy, *x;
-    void *dx;
-    long long m, n;
+    void *dx;                /* or NULL */
+    void *col;               /* [n or 2n, ldc]: the codes transposed, or NULL */
+    const float *scale;      /* [1], or NULL: dx is not quantized */
+    float *scale_inv, *amax; /* [1], or NULL */
+    float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */
+    long long m, n, ld, ldc;
+    unsigned tiles_n;        /* of act_bwd_tile: tiles along n */
+    te__act_divisor divisor; /* of act_bwd with options: by n */
     float limit, alpha;
     int dy_dt, x_dt, dx_dt, act;
+    int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */
+    int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */
+    int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_bwd_kargs;
+
+/* dbias [n] = the sum over the tiles of partial [tiles, n], or that added to it. */
+typedef struct te__act_bias_kargs {
+    const float *partial;
+    void *dbias;
+    long long tiles, n;
+    int dbias_dt, accumulate;
+} te__act_bias_kargs;
 
 /* ==== ops/act/op.c ============================================================================================== */
 
@@ -25845,6 +26741,43 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
+/* What is written for x [m, n]: `out` of floats [m, n], or codes [m, ld]; of codes, `col` [n, ldc] beside or in place of it. */
+static te_result te__act_check_output(te_ctx *te, const char *op, const char *name, te_tensor *out, te_tensor *col, const te_tensor *scale,
+                                      te_tensor *scale_inv, te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te_result r = TE_OK;
+    if (out || !col) r = te__want(te, op, name, out);
+    if (r == TE_OK && amax) r = te__want_f32(te, op, "amax", amax, 1);
+    if (r != TE_OK) return r;
+    if (out && te__is_float(out->dtype)) {
+        if (scale || scale_inv || col)
+            return te__fail(te, TE_ERR_INVALID, "%s: scale, scale_inv and col belong to an e4m3 or e5m2 %s, and %s is %s", op, name, name, te_dtype_name(out->dtype));
+        r = te__want_matrix(te, op, name, out, m, n, "x", x);
+    } else {
+        if (out && !te__is_fp8(out->dtype))
+            return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16, bf16, e4m3 or e5m2 is needed", op, name, te_dtype_name(out->dtype));
+        if (out && (te__rows(out) != m || te__cols(out) < n))
+            return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and x is %s; %s must be [%lld, %lld or more]", op, name, te__shape_text(out, a),
+                            te__shape_text(x, b), name, (long long)m, (long long)n);
+        if (col) r = te__want(te, op, "col", col);
+        if (r == TE_OK && col && !te__is_fp8(col->dtype))
+            r = te__fail(te, TE_ERR_DTYPE, "%s: col is %s; e4m3 or e5m2 is needed", op, te_dtype_name(col->dtype));
+        if (r == TE_OK && col && out && col->dtype != out->dtype)
+            r = te__fail(te, TE_ERR_DTYPE, "%s: %s is %s and col is %s; both hold the same codes", op, name, te_dtype_name(out->dtype), te_dtype_name(col->dtype));
+        if (r == TE_OK && col && (te__rows(col) != n || te__cols(col) < m))
+            r = te__fail(te, TE_ERR_SHAPE, "%s: col is %s and x is %s; col must be [%lld, %lld or more]", op, te__shape_text(col, a), te__shape_text(x, b),
+                         (long long)n, (long long)m);
+        if (r == TE_OK) r = te__want_f32(te, op, "scale", scale, 1);
+        if (r == TE_OK && scale_inv) r = te__want_f32(te, op, "scale_inv", scale_inv, 1);
+    }
+    if (r != TE_OK) return r;
+    te__touch(out);
+    te__touch(col);
+    te__touch(scale_inv);
+    te__touch(amax);
+    return TE_OK;
+}
+
 static te_result te__check_act_fwd(te_ctx *te, te_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
     int64_t n;
@@ -25857,7 +26790,7 @@ static te_result te__check_act_fwd(te_ctx *te, te_act_fwd_args *a) {
             return te__fail(te, TE_ERR_SHAPE, "act_fwd: x is %s; a gated activation needs an even last size: two halves", te__shape_text(a->x, text));
         n /= 2;
     }
-    return te__want_output(te, "act_fwd", a->y, a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
+    return te__act_check_output(te, "act_fwd", "y", a->y, a->col, a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
 }
 
 static te_result te__check_act_bwd(te_ctx *te, te_act_bwd_args *a) {
@@ -25865,10 +26798,13 @@ static te_result te__check_act_bwd(te_ctx *te, te_act_bwd_args *a) {
     int64_t n;
     if (r == TE_OK) r = te__want_float(te, "act_bwd", "dy", a->dy);
     if (r == TE_OK) r = te__want_float(te, "act_bwd", "x", a->x);
-    if (r == TE_OK) r = te__want_like(te, "act_bwd", "dx", a->dx, "x", a->x);
     if (r != TE_OK) return r;
     n = te__cols(a->dy);
-    return te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
+    r = te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
+    if (r == TE_OK && a->dbias) r = te__want_vector(te, "act_bwd", "dbias", a->dbias, te__cols(a->x));
+    if (r == TE_OK) r = te__act_check_output(te, "act_bwd", "dx", a->dx, a->col, a->scale, a->scale_inv, a->amax, te__rows(a->x), te__cols(a->x), a->x);
+    if (r == TE_OK) te__touch(a->dbias);
+    return r;
 }
 
 /* ==== ops/act/cpu.c ============================================================================================= */
@@ -25913,210 +26849,338 @@ static float te__act_one(te_activation act, float x, float *slope) {
 /* fminf and fmaxf drop a NaN, as the GPU's do. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* ---- forward ---- */
+/* What is done with a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is wanted, of
+ * TE__ACT_BAND rows, whose codes are turned together; with sums of columns it goes on over all bands. */
+enum { TE__ACT_BAND = 64 };
 
-/* Units of at most TE__ACT_RUN columns of one row of y, pad columns included. */
-typedef struct te__act_fwd_job {
-    const te_act_fwd_args *a;
-    bool gated;
-    int64_t n, ld, runs; /* runs: units of a row */
-    float scale, *amax;  /* of each unit, or NULL */
-} te__act_fwd_job;
+typedef struct te__act_job {
+    const te_act_fwd_args *fwd; /* the one or the other */
+    const te_act_bwd_args *bwd;
+    te_activation act;
+    float limit, alpha, scale;
+    bool gated, quantized;
+    const te_tensor *x;
+    te_tensor *out, *col, *dbias;
+    te_dtype format;        /* of out and col */
+    int64_t m, n;           /* elements of y or dy */
+    int64_t ld, ldc;        /* of out, of col */
+    int64_t tall, wide, runs, units;
+    float *amax;            /* of each unit, or NULL */
+} te__act_job;
 
-static void te__act_fwd_unit(const te__act_fwd_job *job, int64_t unit) {
-    const te_act_fwd_args *a = job->a;
-    const void *x = te__data(a->x);
-    float u[TE__ACT_RUN], gate[TE__ACT_RUN], slope, amax = 0.0f;
-    int64_t row = unit / job->runs, first = unit % job->runs * TE__ACT_RUN, k;
-    int64_t width = te__min(TE__ACT_RUN, job->ld - first), count = te__max(0, te__min(width, job->n - first));
-    int64_t at = row * (job->gated ? 2 * job->n : job->n) + first;
-    if (count > 0) te__load_row(x, a->x->dtype, at, count, u);
-    if (job->gated && count > 0) te__load_row(x, a->x->dtype, at + job->n, count, gate);
-    if (a->activation == TE_CLAMPED_SWIGLU)
+static void te__act_values(const te__act_job *j, const float *gate, int64_t count, float *u) {
+    float slope;
+    int64_t k;
+    if (j->act == TE_CLAMPED_SWIGLU)
         for (k = 0; k < count; k++) {
-            float c = fminf(u[k], a->limit);
-            u[k] = c * te__act_sigmoid(a->alpha * c) * (te__act_clamp(gate[k], a->limit) + 1.0f);
+            float c = fminf(u[k], j->limit);
+            u[k] = c * te__act_sigmoid(j->alpha * c) * (te__act_clamp(gate[k], j->limit) + 1.0f);
         }
-    else if (job->gated)
-        for (k = 0; k < count; k++) u[k] = te__act_one(a->activation, u[k], &slope) * gate[k];
+    else if (j->gated)
+        for (k = 0; k < count; k++) u[k] = te__act_one(j->act, u[k], &slope) * gate[k];
     else
-        for (k = 0; k < count; k++) u[k] = te__act_one(a->activation, u[k], &slope);
-    if (a->scale) {
-        for (k = 0; k < count; k++) amax = fabsf(u[k]) > amax ? fabsf(u[k]) : amax;
-        for (k = 0; k < count; k++) u[k] *= job->scale;
-    }
-    for (k = count; k < width; k++) u[k] = 0.0f;
-    te__store_row(te__data(a->y), a->y->dtype, row * job->ld + first, width, u);
-    if (job->amax) job->amax[unit] = amax;
+        for (k = 0; k < count; k++) u[k] = te__act_one(j->act, u[k], &slope);
 }
-static void te__act_fwd_units(void *user, int64_t begin, int64_t end) {
-    int64_t unit;
-    for (unit = begin; unit < end; unit++) te__act_fwd_unit((const te__act_fwd_job *)user, unit);
-}
-
-static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
-    te__act_fwd_job job = TE_ZERO;
-    int64_t m = te__rows(a->x), units, i;
-    job.a = a;
-    job.gated = te_activation_is_gated(a->activation);
-    job.n = job.gated ? te__cols(a->x) / 2 : te__cols(a->x);
-    job.ld = te__cols(a->y);
-    if (m == 0 || job.n == 0) return TE_OK;
-    if (!job.gated && job.ld == job.n) { /* one long row */
-        job.n = job.ld = m * job.n;
-        m = 1;
-    }
-    job.runs = te__div_up(job.ld, TE__ACT_RUN);
-    job.scale = a->scale ? *(const float *)te__data(a->scale) : 1.0f;
-    units = m * job.runs;
-    if (a->amax) {
-        job.amax = (float *)te__alloc(te, (size_t)units * sizeof(float));
-        if (!job.amax) return TE_ERR_OUT_OF_MEMORY;
-    }
-    te__parallel_for(te, units, 4, te__act_fwd_units, &job);
-    if (a->amax) {
-        float *amax = (float *)te__data(a->amax);
-        for (i = 0; i < units; i++)
-            if (job.amax[i] > *amax) *amax = job.amax[i];
-        te__free(te, job.amax, (size_t)units * sizeof(float));
-    }
-    if (a->scale_inv) *(float *)te__data(a->scale_inv) = 1.0f / job.scale;
-    return TE_OK;
-}
-
-/* ---- backward ---- */
-
-typedef struct te__act_bwd_job {
-    const te_act_bwd_args *a;
-    bool gated;
-    int64_t n, runs;
-} te__act_bwd_job;
-
-static void te__act_bwd_unit(const te__act_bwd_job *job, int64_t unit) {
-    const te_act_bwd_args *a = job->a;
-    float dy[TE__ACT_RUN], u[TE__ACT_RUN], gate[TE__ACT_RUN], slope, f;
-    int64_t row = unit / job->runs, first = unit % job->runs * TE__ACT_RUN, count = te__min(TE__ACT_RUN, job->n - first), k;
-    int64_t at = row * (job->gated ? 2 * job->n : job->n) + first;
-    te__load_row(te__data(a->dy), a->dy->dtype, row * job->n + first, count, dy);
-    te__load_row(te__data(a->x), a->x->dtype, at, count, u);
-    if (!job->gated) {
+/* dx in place of u and gate. */
+static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count, float *u, float *gate) {
+    float slope, f;
+    int64_t k;
+    if (j->act == TE_CLAMPED_SWIGLU)
         for (k = 0; k < count; k++) {
-            te__act_one(a->activation, u[k], &slope);
-            u[k] = dy[k] * slope;
-        }
-        te__store_row(te__data(a->dx), a->dx->dtype, at, count, u);
-        return;
-    }
-    te__load_row(te__data(a->x), a->x->dtype, at + job->n, count, gate);
-    if (a->activation == TE_CLAMPED_SWIGLU)
-        for (k = 0; k < count; k++) {
-            float c = fminf(u[k], a->limit), d = te__act_clamp(gate[k], a->limit) + 1.0f, s = te__act_sigmoid(a->alpha * c);
-            bool inside = gate[k] >= -a->limit && gate[k] <= a->limit;
-            u[k] = u[k] <= a->limit ? dy[k] * (s + a->alpha * c * s * (1.0f - s)) * d : 0.0f;
+            float c = fminf(u[k], j->limit), d = te__act_clamp(gate[k], j->limit) + 1.0f, s = te__act_sigmoid(j->alpha * c);
+            bool inside = gate[k] >= -j->limit && gate[k] <= j->limit;
+            u[k] = u[k] <= j->limit ? dy[k] * (s + j->alpha * c * s * (1.0f - s)) * d : 0.0f;
             gate[k] = inside ? dy[k] * c * s : 0.0f;
         }
-    else
+    else if (j->gated)
         for (k = 0; k < count; k++) {
-            f = te__act_one(a->activation, u[k], &slope);
+            f = te__act_one(j->act, u[k], &slope);
             u[k] = dy[k] * slope * gate[k];
             gate[k] = dy[k] * f;
         }
-    te__store_row(te__data(a->dx), a->dx->dtype, at, count, u);
-    te__store_row(te__data(a->dx), a->dx->dtype, at + job->n, count, gate);
+    else
+        for (k = 0; k < count; k++) {
+            te__act_one(j->act, u[k], &slope);
+            u[k] = dy[k] * slope;
+        }
 }
-static void te__act_bwd_units(void *user, int64_t begin, int64_t end) {
+
+/* The results of `count` columns from `first` on: v[0], and of a gated backward v[1], the second half of dx. */
+static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
+    float dy[TE__ACT_RUN];
+    int64_t at = row * (j->gated ? 2 * j->n : j->n) + first;
+    if (count <= 0) return;
+    te__load_row(te__data(j->x), j->x->dtype, at, count, v[0]);
+    if (j->gated) te__load_row(te__data(j->x), j->x->dtype, at + j->n, count, v[1]);
+    if (j->fwd) {
+        te__act_values(j, v[1], count, v[0]);
+    } else {
+        te__load_row(te__data(j->bwd->dy), j->bwd->dy->dtype, row * j->n + first, count, dy);
+        te__act_slopes(j, dy, count, v[0], v[1]);
+    }
+}
+
+/* The codes of a band to columns first .. first + count - 1 of a half of the transpose, rows from `row` on. */
+static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count, int64_t row) {
+    uint8_t *to = (uint8_t *)te__data(j->col) + (half * j->n + first) * j->ldc + row;
+    int64_t rows = te__min(TE__ACT_BAND, j->ldc - row), k, r;
+    for (k = 0; k < count; k++)
+        for (r = 0; r < rows; r++) to[k * j->ldc + r] = code[r * TE__ACT_BAND + k];
+}
+
+static void te__act_unit(const te__act_job *j, int64_t unit) {
+    uint8_t code[2][TE__ACT_BAND * TE__ACT_BAND];
+    float v[2][TE__ACT_RUN], amax = 0.0f;
+    double sum[2][TE__ACT_BAND];
+    int halves = j->bwd && j->gated ? 2 : 1, h;
+    int64_t first = unit % j->runs * j->wide, count = te__max(0, te__min(j->wide, j->n - first)), row = unit / j->runs * j->tall, end, r, k;
+    end = j->dbias ? te__max(j->m, j->ldc) : te__min(row + j->tall, te__max(j->m, j->ldc));
+    if (j->dbias) memset(sum, 0, sizeof(sum));
+    for (; row < end; row += j->tall) {
+        for (r = 0; r < te__min(j->tall, end - row); r++) {
+            bool there = row + r < j->m;
+            if (there) te__act_run(j, row + r, first, count, v);
+            for (h = 0; h < halves; h++) {
+                /* Only the last half is followed by padding. */
+                int64_t last = j->ld - h * j->n - first, width = h == halves - 1 ? te__max(0, te__min(j->wide, last)) : count;
+                for (k = there ? count : 0; k < j->wide; k++) v[h][k] = 0.0f;
+                if (j->amax)
+                    for (k = 0; k < count; k++) amax = fabsf(v[h][k]) > amax ? fabsf(v[h][k]) : amax;
+                if (j->dbias)
+                    for (k = 0; k < count; k++) sum[h][k] += v[h][k];
+                if (j->quantized && there)
+                    for (k = 0; k < count; k++) v[h][k] *= j->scale;
+                if (j->out && there) te__store_row(te__data(j->out), j->format, (row + r) * j->ld + h * j->n + first, width, v[h]);
+                if (j->col) te__store_row(code[h], j->format, r * TE__ACT_BAND, j->wide, v[h]);
+            }
+        }
+        for (h = 0; h < halves && j->col; h++) te__act_turn(j, code[h], h, first, count, row);
+    }
+    for (h = 0; h < halves && j->dbias; h++) {
+        if (j->bwd->accumulate) te__load_row(te__data(j->dbias), j->dbias->dtype, h * j->n + first, count, v[h]);
+        for (k = 0; k < count; k++) v[h][k] = (float)(sum[h][k] + (j->bwd->accumulate ? v[h][k] : 0.0f));
+        te__store_row(te__data(j->dbias), j->dbias->dtype, h * j->n + first, count, v[h]);
+    }
+    if (j->amax) j->amax[unit] = amax;
+}
+static void te__act_units(void *user, int64_t begin, int64_t end) {
     int64_t unit;
-    for (unit = begin; unit < end; unit++) te__act_bwd_unit((const te__act_bwd_job *)user, unit);
+    for (unit = begin; unit < end; unit++) te__act_unit((const te__act_job *)user, unit);
+}
+
+static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale, te_tensor *scale_inv, te_tensor *amax) {
+    int halves = j->bwd && j->gated ? 2 : 1;
+    int64_t wide, i;
+    bool bands = j->col || j->dbias;
+    j->format = j->out ? j->out->dtype : j->col->dtype;
+    j->quantized = te__is_fp8(j->format);
+    j->ld = j->out ? te__cols(j->out) : halves * j->n;
+    j->ldc = j->col ? te__cols(j->col) : 0;
+    j->scale = scale ? *(const float *)te__data(scale) : 1.0f;
+    if (j->n == 0 || (te__max(j->m, j->ldc) == 0 && !j->dbias)) return TE_OK;
+    if (!j->gated && !bands && j->ld == j->n) { /* one long row */
+        j->n = j->ld = j->m * j->n;
+        j->m = 1;
+    }
+    wide = te__max(j->n, j->ld - (halves - 1) * j->n); /* what a half covers, padding included */
+    j->tall = bands ? TE__ACT_BAND : 1;
+    j->wide = bands ? TE__ACT_BAND : TE__ACT_RUN;
+    j->runs = te__div_up(wide, j->wide);
+    j->units = j->dbias ? j->runs : te__div_up(te__max(j->m, j->ldc), j->tall) * j->runs;
+    if (amax) {
+        j->amax = (float *)te__alloc(te, (size_t)j->units * sizeof(float));
+        if (!j->amax) return TE_ERR_OUT_OF_MEMORY;
+    }
+    te__parallel_for(te, j->units, bands ? 1 : 4, te__act_units, j);
+    if (amax) {
+        float largest = 0.0f, *to = (float *)te__data(amax);
+        for (i = 0; i < j->units; i++)
+            if (j->amax[i] > largest) largest = j->amax[i];
+        te__free(te, j->amax, (size_t)j->units * sizeof(float));
+        if (j->format == TE_BF16) largest = te__bf16_to_f32(te__f32_to_bf16(largest)); /* of what is written */
+        if (j->format == TE_F16) largest = te__f16_to_f32(te__f32_to_f16(largest));
+        if (largest > *to) *to = largest;
+    }
+    if (scale_inv) *(float *)te__data(scale_inv) = 1.0f / j->scale;
+    return TE_OK;
+}
+
+static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
+    te__act_job job = TE_ZERO;
+    job.fwd = a;
+    job.act = a->activation;
+    job.limit = a->limit;
+    job.alpha = a->alpha;
+    job.gated = te_activation_is_gated(a->activation);
+    job.x = a->x;
+    job.out = a->y;
+    job.col = a->col;
+    job.m = te__rows(a->x);
+    job.n = job.gated ? te__cols(a->x) / 2 : te__cols(a->x);
+    return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
 static te_result te__cpu_act_bwd(te_ctx *te, const te_act_bwd_args *a) {
-    te__act_bwd_job job = TE_ZERO;
-    int64_t m = te__rows(a->dy);
-    job.a = a;
+    te__act_job job = TE_ZERO;
+    job.bwd = a;
+    job.act = a->activation;
+    job.limit = a->limit;
+    job.alpha = a->alpha;
     job.gated = te_activation_is_gated(a->activation);
+    job.x = a->x;
+    job.out = a->dx;
+    job.col = a->col;
+    job.dbias = a->dbias;
+    job.m = te__rows(a->dy);
     job.n = te__cols(a->dy);
-    if (m == 0 || job.n == 0) return TE_OK;
-    if (!job.gated) {
-        job.n *= m;
-        m = 1;
-    }
-    job.runs = te__div_up(job.n, TE__ACT_RUN);
-    te__parallel_for(te, m * job.runs, 4, te__act_bwd_units, &job);
-    return TE_OK;
+    return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
 /* ==== ops/act/cuda.c ============================================================================================ */
 
 /* ops/act/cuda.c: the activations, which kernel and how it is launched. Knows plans; must not know the driver. */
 
+/* x, and all rows of ld elements from it on, start at multiples of `bytes`. */
+static bool te__act_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
+    return te__is_aligned(x, (uintptr_t)bytes) && (!x || ld * te__dtype_size(x->dtype) % bytes == 0);
+}
+
+/* Tiles of 128 x 64 over rows up to m and columns up to n; returns those along n. */
+static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
+    int64_t tiles_n = te__div_up(n, 64);
+    te__launch_size(l, te__div_up(m, 128) * tiles_n, 1, 1, 256, 0);
+    return (unsigned)tiles_n;
+}
+
+/* What divides numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic = floor(2^(31+l) / d) + 1 has 32 bits,
+ * and is exact enough for 31. */
+static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
+    te__act_divisor d = TE_ZERO;
+    int l = 1;
+    d.shift = -1;
+    if (width % 8 || width / 8 < 2 || all / 8 >= (int64_t)1 << 31) return d;
+    while ((int64_t)1 << l < width / 8) l++;
+    d.magic = (unsigned)(((uint64_t)1 << (31 + l)) / (uint64_t)(width / 8) + 1);
+    d.shift = l - 1;
+    return d;
+}
+
 static te_result te__cuda_plan_act_fwd(te__plan *p, const te_act_fwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector;
-    int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = te__cols(a->y);
+    const te_tensor *y = a->y ? a->y : a->col;
+    int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
+    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or as many as a store takes */
     te__launch *l;
     te__act_fwd_kargs *k;
-    if (m == 0 || n == 0) return TE_OK;
-    if (!gated && ld == n) { /* one long row */
+    if (n == 0 || te__max(m, ldc) == 0) return TE_OK;
+    if (!gated && ld == n && !a->col) { /* one long row */
         n = ld = m * n;
         m = 1;
     }
-    vector = !p->baseline && n % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
-    l = te__plan_launch(p, "act", "act_fwd");
+    vector = !p->baseline && n % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, (uintptr_t)unit);
+    l = te__plan_launch(p, "act", a->col ? "act_fwd_tile" : "act_fwd");
     k = TE__KARGS(p, l, te__act_fwd_kargs);
     k->x = te__data(a->x);
     k->y = te__data(a->y);
+    k->col = te__data(a->col);
     k->scale = (const float *)te__data(a->scale);
     k->scale_inv = (float *)te__data(a->scale_inv);
     k->amax = (float *)te__data(a->amax);
     k->m = m;
     k->n = n;
     k->ld = ld;
+    k->ldc = ldc;
     k->limit = a->limit;
     k->alpha = a->alpha;
     k->x_dt = a->x->dtype;
-    k->y_dt = a->y->dtype;
+    k->y_dt = y->dtype;
     k->act = a->activation;
-    if (vector) {
+    k->vector_x = te__act_aligned(a->x, n, 16);
+    k->vector_y = te__act_aligned(a->y, ld, unit);
+    k->vector_col = te__act_aligned(a->col, ldc, 16);
+    if (vector || a->col) {
         te__launch_option(l, "ACT", a->activation);
-        te__launch_option(l, "X_DT", a->x->dtype);
-        te__launch_option(l, "Y_DT", a->y->dtype);
+        te__launch_option(l, "X_DT", k->x_dt);
+        te__launch_option(l, "Y_DT", k->y_dt);
     }
-    te__launch_size(l, te__div_up(m * ld, 2048), 1, 1, 256, 0);
-    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    if (a->col) {
+        k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld));
+        te__plan_why(p, "tiles of 128 x 64: codes of rows and of columns from one read of x");
+    } else {
+        k->divisor = te__act_divisor_of(ld, m * ld);
+        te__launch_size(l, te__div_up(m * ld, vector && !gated ? 4096 : 2048), 1, 1, 256, 0);
+        te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    }
     return TE_OK;
 }
 
 static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
-    bool gated = te_activation_is_gated(a->activation), vector;
-    int64_t m = te__rows(a->dy), n = te__cols(a->dy);
+    bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
+    const te_tensor *dx = a->dx ? a->dx : a->col;
+    int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width, ldc = a->col ? te__cols(a->col) : 0;
+    int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16;
     te__launch *l;
     te__act_bwd_kargs *k;
-    if (m == 0 || n == 0) return TE_OK;
-    if (!gated) {
+    float *partial = NULL;
+    if (n == 0) return TE_OK;
+    any = te__max(m, ldc) > 0;
+    tiled = a->col || a->dbias || ld != width;
+    if (!gated && !tiled) {
         n *= m;
         m = 1;
+        width = ld = n;
     }
-    vector = !p->baseline && n % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, 16);
-    l = te__plan_launch(p, "act", "act_bwd");
-    k = TE__KARGS(p, l, te__act_bwd_kargs);
-    k->dy = te__data(a->dy);
-    k->x = te__data(a->x);
-    k->dx = te__data(a->dx);
-    k->m = m;
-    k->n = n;
-    k->limit = a->limit;
-    k->alpha = a->alpha;
-    k->dy_dt = a->dy->dtype;
-    k->x_dt = a->x->dtype;
-    k->dx_dt = a->dx->dtype;
-    k->act = a->activation;
-    if (vector) {
-        te__launch_option(l, "ACT", a->activation);
-        te__launch_option(l, "DY_DT", a->dy->dtype);
-        te__launch_option(l, "X_DT", a->x->dtype);
-        te__launch_option(l, "DX_DT", a->dx->dtype);
+    vector = !p->baseline && n % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, (uintptr_t)unit);
+    if (a->dbias) partial = (float *)te__plan_workspace(p, te__div_up(m, 128) * width * 4);
+    if (any) {
+        l = te__plan_launch(p, "act", tiled ? "act_bwd_tile" : "act_bwd");
+        k = TE__KARGS(p, l, te__act_bwd_kargs);
+        k->dy = te__data(a->dy);
+        k->x = te__data(a->x);
+        k->dx = te__data(a->dx);
+        k->col = te__data(a->col);
+        k->scale = (const float *)te__data(a->scale);
+        k->scale_inv = (float *)te__data(a->scale_inv);
+        k->amax = (float *)te__data(a->amax);
+        k->partial = partial;
+        k->m = m;
+        k->n = n;
+        k->ld = ld;
+        k->ldc = ldc;
+        k->limit = a->limit;
+        k->alpha = a->alpha;
+        k->dy_dt = a->dy->dtype;
+        k->x_dt = a->x->dtype;
+        k->dx_dt = dx->dtype;
+        k->act = a->activation;
+        k->vector_x = te__act_aligned(a->dy, n, 16) && te__act_aligned(a->x, n, 16);
+        k->vector_dx = te__act_aligned(a->dx, ld, unit) && te__act_aligned(a->dx, n, unit);
+        k->vector_col = te__act_aligned(a->col, ldc, 16);
+        if (vector || tiled) {
+            te__launch_option(l, "ACT", a->activation);
+            te__launch_option(l, "DY_DT", k->dy_dt);
+            te__launch_option(l, "X_DT", k->x_dt);
+            te__launch_option(l, "DX_DT", k->dx_dt);
+        }
+        k->divisor = te__act_divisor_of(n, m * n);
+        if (tiled) te__launch_option(l, "BIAS", partial != NULL);
+        if (tiled) k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld - width + n));
+        else te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
     }
-    te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
-    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    if (a->dbias) {
+        te__act_bias_kargs *sum;
+        l = te__plan_launch(p, "act", "act_bias");
+        sum = TE__KARGS(p, l, te__act_bias_kargs);
+        sum->partial = partial;
+        sum->dbias = te__data(a->dbias);
+        sum->tiles = te__div_up(m, 128);
+        sum->n = width;
+        sum->dbias_dt = a->dbias->dtype;
+        sum->accumulate = a->accumulate;
+        te__launch_size(l, te__div_up(width, 32), 1, 1, 256, 0);
+    }
+    te__plan_why(p, tiled ? "tiles of 128 x 64: codes of rows and of columns, sums of columns from one read" :
+                 vector ? "eight elements a thread" : "general: one element at a time");
     return TE_OK;
 }
 
@@ -28314,7 +29378,8 @@ static te_result te__cuda_plan_multi_scale(te__plan *p, const te_multi_scale_arg
  *
  * A capture outlives the tensors that it was given: a kept call has copies of them, of its own, and of every list. */
 
-/* T(field): a tensor, or NULL. L(field, n): a list of n pointers to tensors. An operation without a line does not compile. */
+/* T(field): a tensor, or NULL. L(field, n): a list of n pointers to tensors. An operation without a line does not compile; a field that is
+ * missing fails tests/nn/test_graph.c. */
 #define TE__ARGS_copy(T, L) T(src) T(dst)
 #define TE__ARGS_fill(T, L) T(dst)
 #define TE__ARGS_random(T, L) T(dst) T(rng)
@@ -28343,15 +29408,15 @@ static te_result te__cuda_plan_multi_scale(te__plan *p, const te_multi_scale_arg
 #define TE__ARGS_nvfp4_dequantize(T, L) T(q) T(scale) T(amax) T(y)
 #define TE__ARGS_gemm(T, L) T(a) T(b) T(d) T(scale_a) T(scale_b) T(bias) T(aux) T(bias_gradient) T(amax_a) T(amax_b)
 #define TE__ARGS_grouped_gemm(T, L) T(a) T(b) T(d) T(sizes) T(offsets) T(scale_a) T(scale_b) T(bias) T(aux)
-#define TE__ARGS_layernorm_fwd(T, L) T(x) T(gamma) T(beta) T(y) T(mean) T(rstd) T(scale) T(scale_inv) T(amax)
+#define TE__ARGS_layernorm_fwd(T, L) T(x) T(gamma) T(beta) T(y) T(mean) T(rstd) T(scale) T(scale_inv) T(amax) T(y_amax) T(y_col)
 #define TE__ARGS_layernorm_bwd(T, L) T(dy) T(x) T(gamma) T(mean) T(rstd) T(add) T(dx) T(dgamma) T(dbeta)
 #define TE__ARGS_rmsnorm_fwd(T, L) TE__ARGS_layernorm_fwd(T, L)
 #define TE__ARGS_rmsnorm_bwd(T, L) TE__ARGS_layernorm_bwd(T, L)
-#define TE__ARGS_act_fwd(T, L) T(x) T(y) T(scale) T(scale_inv) T(amax)
-#define TE__ARGS_act_bwd(T, L) T(dy) T(x) T(dx)
+#define TE__ARGS_act_fwd(T, L) T(x) T(y) T(scale) T(scale_inv) T(amax) T(col)
+#define TE__ARGS_act_bwd(T, L) T(dy) T(x) T(dx) T(scale) T(scale_inv) T(amax) T(col) T(dbias)
 #define TE__ARGS_rope(T, L) T(x) T(y) T(start_positions)
 #define TE__ARGS_qkv_rope(T, L) T(qkv) T(q) T(k) T(v) T(start_positions)
-#define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_qkv_rope(T, L)
+#define TE__ARGS_qkv_rope_bwd(T, L) T(qkv) T(q) T(k) T(v) T(start_positions)
 #define TE__ARGS_attn_fwd(T, L) T(q) T(k) T(v) T(o) T(lse) T(rng)
 #define TE__ARGS_attn_bwd(T, L) T(q) T(k) T(v) T(o) T(lse) T(d_o) T(dq) T(dk) T(dv) T(rng)
 #define TE__ARGS_dropout_add_fwd(T, L) T(x) T(bias) T(residual) T(y) T(rng)
@@ -32684,7 +33749,8 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     memcpy(shape, x->shape, sizeof(shape));
     if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
     te__frame_begin(te);
-    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec, TE_ROWWISE, false) : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec, TE_ROWWISE | (spec->usage & TE_COLUMNWISE), false)
+             : te_tensor_empty(te, x->dtype, x->ndim, shape);
     if (!y) return te__frame_return(te, NULL);
     args.x = x;
     args.y = spec ? y->quantized->row.data : y;
@@ -32693,9 +33759,9 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
         args.scale = spec->scale;
         args.amax = spec->amax;
         args.scale_inv = y->quantized->row.scale;
+        args.col = y->quantized->col.data;
     }
     result = te_act_fwd(te, &args);
-    if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);
     if (result == TE_OK) y = te__record("activate", y, te__act_backward, &activation, sizeof(activation), &x, 1, &x, 1);
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }
@@ -36052,7 +37118,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     result = te__ops[op].check(te, &copy);
     if (result == TE_OK && !sm && (device || !te->cuda)) {
         out->supported = out->native = out->deterministic = true;
-        snprintf(out->kernels, sizeof(out->kernels), "%s: the reference in C", te__ops[op].family);
+        snprintf(out->kernels, sizeof(out->kernels), "%s/: the reference in C", te__ops[op].family);
         snprintf(out->why, sizeof(out->why), "The CPU backend is the reference: every operation, every format, any shape.");
         return TE_OK;
     }

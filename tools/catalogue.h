@@ -599,7 +599,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.grouped_gemm.n = N;
         c->args.grouped_gemm.k = 136;
         if (dtype == TE_F32) c->tolerance = 1e-3;
-        CALL(56, ACT_FWD, "squared reglu to fp8, both copies")
+        CALL(59, ACT_FWD, "squared reglu to fp8, both copies")
         c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
         c->args.act_fwd.y = call_out(c, te, TE_F8E4M3, 2, row);
         c->args.act_fwd.col = call_out(c, te, TE_F8E4M3, 2, nm);
@@ -608,7 +608,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.act_fwd.scale_inv = call_out(c, te, TE_F32, 1, one);
         c->args.act_fwd.amax = call_out(c, te, TE_F32, 1, one);
         break;
-        CALL(57, ACT_BWD, "squared relu backward to fp8, both copies, bias gradient")
+        CALL(60, ACT_BWD, "squared relu backward to fp8, both copies, bias gradient")
         c->args.act_bwd.dy = call_normal(te, dtype, 2, mn, 1);
         c->args.act_bwd.x = call_normal(te, dtype, 2, mn, 2);
         c->args.act_bwd.dx = call_out(c, te, TE_F8E4M3, 2, row);

@@ -27,6 +27,7 @@ TE_DEV uint4 te_align_shift(uint4 lo, uint4 hi, int by) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {
+    te_follow();
     const te__gemm_align_side &s = a.side[blockIdx.y];
     te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 bytes do not fit into a memory twice
     const te_u8 *end = s.from + (s.rows - 1) * s.ld + s.bytes;

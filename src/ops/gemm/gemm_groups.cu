@@ -7,6 +7,7 @@
 #include "ops/gemm/groups.cuh"
 
 extern "C" __global__ void __launch_bounds__(32) te_gemm_groups(const __grid_constant__ te__gemm_groups_kargs a) {
+    te_follow();
     te_i64 before = 0, tiles_before = 0;
     if (threadIdx.x == 0) a.rows[a.groups.count].begin = 0; // how many numbers have been drawn
     for (te_u32 first = 0; first < (te_u32)a.groups.count; first += 32) {

@@ -569,6 +569,7 @@ struct te_way_out {
 };
 
 extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {
+    te_follow();
 #if GROUPED
     const te__gemm_hopper_kargs &a = all.h;
 #else

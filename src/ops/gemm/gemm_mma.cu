@@ -305,11 +305,13 @@ struct te_block_scales {
 
 #if GROUPED
 extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_grouped_kargs all) {
+    te_follow();
     te__gemm_kargs a;
     te_u32 tile;
     if (!te_group_open(all, BM, BN, blockIdx.x, a, tile)) return;
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {
+    te_follow();
     te_u32 tile = blockIdx.x;
 #endif
     extern __shared__ __align__(128) char shared[];

@@ -7,4 +7,7 @@
 // te:baseline
 #include "ops/gemm/naive.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_constant__ te__gemm_kargs a) { te_naive_tile(a, blockIdx.x); }
+extern "C" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_constant__ te__gemm_kargs a) {
+    te_follow();
+    te_naive_tile(a, blockIdx.x);
+}

@@ -61,6 +61,7 @@ TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, i
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_adam(const __grid_constant__ te__adam_kargs a) {
+    te_follow();
     if (a.found_inf && *a.found_inf != 0.0f) return;
     te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a.unbias ? a.unbias[0] : a.unbias1,
                          a.unbias ? a.unbias[1] : a.unbias2, a};

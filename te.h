@@ -108,6 +108,7 @@
  *     module      the module tree
  *     nn          Linear ... TransformerLayer
  *     train       optimizers, checkpoints
+ *     graph       a step noted once and launched again and again
  *     io          safetensors
  *     report      what was found, what was done, what would be done
  */
@@ -257,6 +258,7 @@ typedef struct te_module te_module;
 typedef struct te_optimizer te_optimizer;
 typedef struct te_quantizer te_quantizer;
 typedef struct te_group te_group;
+typedef struct te_graph te_graph;
 
 /* ==== api/context.h ============================================================================================= */
 
@@ -465,6 +467,9 @@ TE_API bool te_grad_enabled(const te_ctx *te);
  * formats compiles a kernel (or loads it from the cache); workspace comes from the context's pool. Every operation gives
  * the same bits again on the same device.
  *
+ * rng, where an operation draws random numbers: optional i64 [2], a random state on the device; seed is its first number, and its second is
+ * added to offset.
+ *
  * Unless said otherwise: float tensors are f32, f16 or bf16; sums are taken in f32 or better; results are rounded once.
  * M is the product of the leading sizes and N the last size. "optional" fields may be NULL. */
 
@@ -497,6 +502,7 @@ TE_API bool te_grad_enabled(const te_ctx *te);
     X(nvfp4_quantize, NVFP4_QUANTIZE, nvfp4)           \
     X(nvfp4_dequantize, NVFP4_DEQUANTIZE, nvfp4)       \
     X(gemm, GEMM, gemm)                                \
+    X(grouped_gemm, GROUPED_GEMM, gemm)                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \
     X(rmsnorm_fwd, RMSNORM_FWD, norm)                  \
@@ -548,6 +554,7 @@ typedef struct te_random_args {
     te_random_kind kind;
     float a, b;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_random_args;
 
 /* out = alpha * x + beta * y, in f32. Same shape; y optional (then beta is not read); out may be x or y. Formats may
@@ -770,6 +777,7 @@ typedef struct te_nvfp4_quantize_args {
     bool no_sign_mask;
     bool stochastic_rounding;
     uint64_t seed, offset;
+    const te_tensor *rng;
     te_4over6_error four_over_six;
     bool e4m3_max_256;
     bool swizzled;
@@ -877,6 +885,7 @@ typedef struct te_quant_error_args {
  *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
  *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
  *   aux      [m, n] of D's format
+ *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
  * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
@@ -891,12 +900,44 @@ typedef struct te_gemm_args {
     const te_tensor *scale_a, *scale_b;
     const te_tensor *bias;
     te_epilogue epilogue;
-    te_tensor *aux;
+    te_tensor *aux, *bias_gradient;
     te_scaling scaling_a, scaling_b;
     const te_tensor *amax_a, *amax_b;
     bool swizzled_scales;
     bool e4m3_max_256_a, e4m3_max_256_b;
 } te_gemm_args;
+
+/* Products of many matrices at once, one for each group (an expert and its tokens), whose sizes only the device knows: no host wait.
+ *   along rows  D rows of g = epilogue(scale_a scale_b op(A) rows of g times op(B[g]) + bias[g]) + ...: a forward pass, or its dgrad
+ *               A [m, lda], the rows of group 0, then those of group 1, ...; D [m, ldd] likewise
+ *               B [groups, n, ldb] (b_transposed) or [groups, k, ldb];  bias [groups, n], optional;  aux [m, n] of D's format
+ *   along_k     D[g] = scale_a scale_b op(A) op(B) over the values of k of g + ...: wgrad
+ *               op(A) m x k, op(B) k x n: as te_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of
+ *               an empty group is 0, or stays when accumulating
+ *   sizes       i32 or i64 [groups]: rows, or values of k, of each group: any numbers from 0 up, no padding;
+ *   offsets     or, in their place, i32 or i64 [groups + 1]: where each group starts, and the last one ends, upwards
+ *   m, n, k     m (along_k: k) is how many rows there are at most: groups may leave some at the end, which nobody reads or writes. Where the
+ *               device finds more, or less than none, groups are cut at m and at 0: nothing beyond the tensors is touched
+ *   formats     A and B f32, f16, bf16 (alike), or e4m3/e5m2 in any mix but e5m2 x e5m2, contiguous along k. FP8 along_k takes plain
+ *               transposed copies, [m, lda] and [n, ldb]: groups start at any column.  D f32, f16, bf16
+ *   scaling     TENSOR: scale_a, scale_b f32 [1] or [groups], optional.  Along rows also A BLOCK_1D with B BLOCK_2D: scale_a as
+ *               te_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)]
+ * All else as te_gemm has it. */
+typedef struct te_grouped_gemm_args {
+    const te_tensor *a, *b;
+    te_tensor *d;
+    const te_tensor *sizes, *offsets;
+    int64_t groups, m, n, k;
+    bool along_k;
+    bool a_transposed, b_transposed;
+    bool accumulate;
+    bool split_accumulator;
+    const te_tensor *scale_a, *scale_b;
+    const te_tensor *bias;
+    te_epilogue epilogue;
+    te_tensor *aux;
+    te_scaling scaling_a, scaling_b;
+} te_grouped_gemm_args;
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */
 
@@ -904,7 +945,9 @@ typedef struct te_gemm_args {
  * RMSNorm: mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
- *               te_quantize: the f32 result is quantized without an intermediate rounding */
+ *               te_quantize: the f32 result is quantized without an intermediate rounding
+ *   y_amax      f32 [1], for a float y, optional: becomes max |y|, of y as it is stored, as te_amax would find it (NaN left out)
+ *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
     te_tensor *y, *mean, *rstd;
@@ -912,6 +955,7 @@ typedef struct te_norm_fwd_args {
     bool zero_centered_gamma;
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
+    te_tensor *y_amax, *y_col;
 } te_norm_fwd_args;
 typedef te_norm_fwd_args te_layernorm_fwd_args;
 typedef te_norm_fwd_args te_rmsnorm_fwd_args;
@@ -931,7 +975,10 @@ typedef te_norm_bwd_args te_rmsnorm_bwd_args;
 
 TE_API bool te_activation_is_gated(te_activation activation);
 
-/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], as in te_norm_fwd. */
+/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], as in te_norm_fwd.
+ *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
+ *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
+ *         pass of its own to find it */
 typedef struct te_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
@@ -940,14 +987,21 @@ typedef struct te_act_fwd_args {
     float alpha; /* clamped SwiGLU; 0 => 1.702 */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
+    te_tensor *col;
 } te_act_fwd_args;
 
-/* dx = dy * act'(x), the shape of x. */
+/* dx = dy * act'(x), the shape of x; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in te_act_fwd.
+ *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
+ *   accumulate  dbias is added to */
 typedef struct te_act_bwd_args {
     const te_tensor *dy, *x;
     te_tensor *dx;
     te_activation activation;
     float limit, alpha;
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+    te_tensor *col, *dbias;
+    bool accumulate;
 } te_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
@@ -1023,6 +1077,7 @@ typedef struct te_attn_fwd_args {
     float softmax_scale;               /* 0 => 1 / sqrt(d) */
     float dropout_p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_attn_fwd_args;
 
 /* dq, dk, dv (shapes of q, k, v) from d_o and what the forward read and wrote. Deterministic. */
@@ -1036,6 +1091,7 @@ typedef struct te_attn_bwd_args {
     float softmax_scale;
     float dropout_p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_attn_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
@@ -1047,6 +1103,7 @@ typedef struct te_dropout_add_fwd_args {
     te_tensor *y;
     float p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_dropout_add_fwd_args;
 /* dx = keep(dy) / (1 - p). (The gradient of residual is dy, that of bias the column sum of dx.) */
 typedef struct te_dropout_add_bwd_args {
@@ -1054,6 +1111,7 @@ typedef struct te_dropout_add_bwd_args {
     te_tensor *dx;
     float p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_dropout_add_bwd_args;
 
 /* ---- loss ---------------------------------------------------------------------------------------------------- */
@@ -1093,7 +1151,8 @@ typedef struct te_mse_bwd_args {
  * then the step works on it and param = round(master). All of one entry have the same size.
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + wd * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
- * when not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. */
+ * when not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. bias_correction: optional f32 [2], 1/bc1 and 1/bc2, replaces
+ * what step and no_bias_correction say. */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
@@ -1105,7 +1164,7 @@ typedef struct te_adam_args {
     int64_t step; /* 1 for the first */
     bool l2_mode; /* weight decay goes into the gradient (Adam) in place of AdamW */
     bool no_bias_correction;
-    const te_tensor *grad_scale, *found_inf, *lr_device;
+    const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_adam_args;
 
 /* norm f32 [1] = sqrt(sum over all tensors of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors].
@@ -1821,6 +1880,54 @@ TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, 
 /* The value of one metadata entry of a file into buffer; TE_ERR_INVALID if there is none. */
 TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size);
 
+/* ==== api/graph.h =============================================================================================== */
+
+/* api/graph.h: graphs: a sequence of calls noted once and launched again and again, at the cost of one call.
+ *
+ *     for (int i = 0; i < 2; i++) step();   // once or more as usual: kernels get compiled, scales and states made
+ *     te_graph_begin(te);
+ *     step();                               // noted; nothing runs
+ *     te_graph *graph = te_graph_end(te);
+ *     for (;;) {
+ *         te_tensor_copy_from_host(x, next_batch);    // x: a tensor from before te_graph_begin that step() reads
+ *         te_graph_launch(graph);                     // what step() would do now, to the bit
+ *         use(te_tensor_item(loss));                  // loss: a tensor that step() made and retained
+ *     }
+ *     te_graph_destroy(graph);
+ *
+ * What is noted is the work of the device. A launch does it again with the same shapes, on the same memory, in the same order. Of the host's
+ * state these move on with each launch, as if the calls were made: the random state (te_seed between launches counts), an optimizer's count
+ * of steps and its learning rate (that of te_optimizer_set_lr at the launch), and what tells quantized copies and masters that weights were written.
+ * Everything else that the host decides is decided once: which modules run, shapes, recipes, te_microbatch, te_module_train, factors and
+ * other numbers in args (raw operations read what must change from tensors: rng, lr_device, bias_correction). Functions of the user's
+ * that ran in between (modules, quantizers, backward functions) do not run again.
+ *
+ * Memory. Tensors from before stay where they are, and the graph keeps their memory even if they are released: write new data into it
+ * (te_tensor_copy_from_host, te_tensor_copy). Tensors made in between are the graph's: uninitialised until the first launch, and
+ * written anew by each; those that were retained, or whose scope is still open, can be read. What was released in between is used again inside the
+ * graph alone. A parameter that had no gradient gets a new one from each launch; to one that had, each launch adds.
+ *
+ * Refused in between, with the way out in the message: waiting and reading back (te_synchronize, te_tensor_to_host, te_tensor_item ...);
+ * copying from host memory; making modules, optimizers and quantizers, or what they make when they first run: run the step once before;
+ * TE_MICROBATCH_LATER whose FIRST is outside. An error in between leaves no graph: te_graph_end gives everything back and returns NULL.
+ *
+ * On CUDA, while a capture is under way nobody may use the legacy default stream of the same CUcontext (in any thread): the driver then
+ * ends the capture, and te_graph_end says so.
+ *
+ * On the CPU the operations are noted and run again one by one: the same rules, the same bits. */
+
+/* From here to te_graph_end calls are noted in place of being run. Syncs. Errors: TE_ERR_STATE inside a capture, a warm-up or an autocast region;
+ * TE_ERR_LIBRARY for a driver without graphs. */
+TE_API te_result te_graph_begin(te_ctx *te);
+/* The graph, ready to be launched; owned by the caller. The random state and optimizers are as they were at te_graph_begin. NULL with the
+ * error if anything was refused in between, and after te_graph_begin failed. */
+TE_API te_graph *te_graph_end(te_ctx *te);
+/* Runs it once, on the context's stream. Asynchronous on CUDA; no host wait. Errors: TE_ERR_STATE inside a capture, or if an optimizer that it
+ * steps was destroyed. */
+TE_API te_result te_graph_launch(te_graph *graph);
+/* Its memory goes back, as far as no tensor holds it. Syncs. NULL is fine. A context destroys its graphs itself; then they can only be destroyed. */
+TE_API void te_graph_destroy(te_graph *graph);
+
 /* ==== api/io.h ================================================================================================== */
 
 /* api/io.h: safetensors files. Parsed as if an enemy wrote them: every size and offset is checked against the file before
@@ -2145,6 +2252,14 @@ TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_
         k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
     }
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+/* A random state in device memory, in place of what the host said: {seed, offset}; the host's offset is added. NULL: there is none. */
+TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {
+    const uint64_t *words = (const uint64_t *)state;
+    if (!words) return;
+    *seed = words[0];
+    *offset += words[1];
 }
 
 /* [0, 1) in steps of 2^-24. */
@@ -3961,6 +4076,8 @@ typedef struct te__buffer {
     uint64_t version;
     void (*release)(void *user); /* foreign memory */
     void *user;
+    struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
+    uint64_t held, written;  /* the last captures that hold it, and that wrote it */
 } te__buffer;
 
 /* A free block waits in a list of blocks of the same capacity. */
@@ -3978,6 +4095,15 @@ typedef struct te__pool {
     te__free_block *spare; /* list nodes for reuse */
     te_memory_stats stats;
 } te__pool;
+
+/* The memory of a graph: what was free in it when the capture ended stays free, for its kernels alone write there. Outlives the graph while
+ * buffers of it live; they then go to the context's pool. */
+typedef struct te__arena {
+    int refs; /* the graph and every living buffer */
+    bool open; /* the graph is there */
+    uint64_t launches; /* each writes the buffers that live on */
+    te__pool pool;     /* its lists */
+} te__arena;
 
 /* ---- tensors ---- */
 
@@ -4066,6 +4192,7 @@ typedef struct te__launch {
     unsigned grid[3], threads, shared_bytes;
     unsigned cluster; /* blocks of a cluster along x; 0: none */
     bool cooperative; /* all blocks run at once, or the launch fails: for te_grid_wait */
+    bool follows;     /* cuda/jit.c: the kernel begins with te_follow, so it may start while the one before ends */
     void *args; /* the kernel's argument struct */
     uint32_t args_bytes;
     bool args_on_heap;
@@ -4075,6 +4202,7 @@ typedef struct te__plan {
     te_ctx *te;
     int sm, num_sms;
     bool hopper;   /* sm_90a kernels can be had */
+    bool edits_maps; /* and those that change tensor maps: PTX 8.3, which NVRTC has from 12.3 on */
     bool baseline; /* only kernels marked te:baseline can be had, without options */
     bool explain;  /* nothing will run: addresses mean nothing */
     bool native, deterministic;
@@ -4111,6 +4239,10 @@ typedef struct te__device {
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes);
     te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
     void (*close)(te_ctx *te);
+    te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
+    te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
+    te_result (*graph_launch)(te_ctx *te, te_graph *g);
+    void (*graph_close)(te_ctx *te, te_graph *g);
 } te__device;
 
 typedef struct te__cuda te__cuda;           /* cuda/driver.c */
@@ -4141,6 +4273,46 @@ typedef struct te__scope {
     int first_tensor; /* in te->live */
     int first_node;   /* in te->tape */
 } te__scope;
+
+/* ---- graphs ---- */
+
+/* Something on the host that moves on with each launch: an optimizer's count of steps. The functions get the owner and `data`. */
+typedef struct te__graph_part {
+    void *owner;
+    void *data; /* `bytes` of host memory, the graph's */
+    size_t bytes;
+    te_result (*before)(te_graph *g, void *owner, void *data); /* a launch: may run operations, and fills its words of the state */
+    void (*after)(te_graph *g, void *owner, void *data);
+    void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: takes back what it counted */
+} te__graph_part;
+
+/* The state of a graph: numbers that the host knows anew before each launch, in device memory. Word 0 and 1: the random state. */
+enum { TE__GRAPH_WORDS = 512, TE__GRAPH_RNG_WORDS = 2 };
+
+struct te_graph {
+    te_ctx *te; /* NULL: the context is gone */
+    te_graph *next; /* te->graphs */
+    te_allocator host_allocator;
+    uint64_t id;
+    bool failed; /* something went wrong in the capture */
+    const char *broken; /* why it cannot be launched any more, or NULL */
+    te__arena *arena;
+    te__buffer **held; /* what its operations use and others made; those that it writes come first */
+    int num_held, cap_held, num_written;
+    te_tensor *state, *rng; /* u8 [8 * TE__GRAPH_WORDS], and its first two words as i64 [2] */
+    uint64_t word[TE__GRAPH_WORDS];
+    int num_words;
+    bool draws; /* random numbers */
+    uint64_t rng_begin, rng_used;
+    te__graph_part *parts;
+    int num_parts, cap_parts;
+    te__var **vars; /* leaves that got a gradient in the capture */
+    int num_vars, cap_vars;
+    struct te__call *records; /* CPU: ops/record.c */
+    int num_records, cap_records;
+    void *exec; /* CUDA: CUgraphExec */
+    uint64_t launches; /* that one launch of it makes */
+};
 
 /* ---- autocast ---- */
 
@@ -4192,6 +4364,9 @@ struct te_ctx {
     int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;
     int64_t live_buffers;
+    te_graph *capture; /* between te_graph_begin and te_graph_end */
+    te_graph *graphs;  /* those that are there */
+    uint64_t captures; /* so far */
     int num_described; /* tensors of te_tensor_describe that are alive */
 };
 
@@ -4242,6 +4417,7 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     va_start(args, format);
     vsnprintf(text + used, sizeof(text) - used, format, args);
     va_end(args);
+    if (te->capture) te->capture->failed = true;
     if (te->error_code != TE_OK) {
         te__log(te, TE_LOG_DEBUG, "after the first error: %s", text);
         return code;
@@ -4253,6 +4429,22 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     te__log(te, TE_LOG_INFO, "error: %s", text);
     return code;
 }
+
+/* What a capture cannot note. */
+static te_result te__refuse_capture(te_ctx *te, const char *what, const char *instead) {
+    return te__fail(te, TE_ERR_STATE, "%s between te_graph_begin and te_graph_end, where nothing runs: %s", what, instead);
+}
+static te_result te__refuse_wait(te_ctx *te) {
+    return te__refuse_capture(te, "waiting for the device", "te_synchronize after te_graph_launch");
+}
+static te_result te__refuse_download(te_ctx *te) {
+    return te__refuse_capture(te, "reading a tensor back (te_tensor_to_host, te_tensor_to_f32, te_tensor_item)", "retain it and read it after te_graph_launch");
+}
+static te_result te__refuse_upload(te_ctx *te) {
+    return te__refuse_capture(te, "copying from host memory (te_tensor_from_host, te_tensor_copy_from_host)",
+                              "make the tensor before te_graph_begin and copy into it before each te_graph_launch");
+}
+#define TE__RUN_FIRST "run the step once, or te_warmup_begin/te_warmup_end around it, before te_graph_begin"
 
 TE_API bool te_ok(const te_ctx *te) { return te && te->error_code == TE_OK; }
 TE_API const char *te_error(const te_ctx *te) {
@@ -4332,7 +4524,7 @@ static void te__free_string(te_ctx *te, char *s) {
 
 /* ==== core/memory.c ============================================================================================= */
 
-/* core/memory.c: the caching pool of device memory, and reference-counted buffers from it. Knows the device only through its
+/* core/memory.c: the caching pool of device memory, arenas beside it, and reference-counted buffers from both. Knows the device only through its
  * table of functions. All work of a context is ordered by its one stream, so a block may be handed out again as soon as it
  * is released. */
 
@@ -4393,28 +4585,73 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
                     te->device_name, te__bytes_text(bytes, asked), room, te__bytes_text(te->pool.stats.allocated, held));
 }
 
-/* A block of at least `bytes`; *capacity is what te__pool_release wants back. */
-static void *te__pool_alloc(te_ctx *te, size_t bytes, size_t *capacity) {
-    te__pool *pool = &te->pool;
-    size_t want = te__pool_capacity(bytes);
-    int i = te__pool_find(pool, want);
-    void *data = NULL;
-    pool->stats.allocs++;
-    /* A cached block up to a quarter larger is good enough; more would starve the sizes above. */
-    for (; i < pool->num_lists && pool->lists[i].capacity <= want + want / 4; i++) {
+/* A cached block of at least *want bytes, which becomes its capacity; NULL if there is none. Up to a quarter larger is good enough; more
+ * would starve the sizes above. */
+static void *te__pool_take(te__pool *pool, size_t *want) {
+    size_t most = *want + *want / 4;
+    int i = te__pool_find(pool, *want);
+    for (; i < pool->num_lists && pool->lists[i].capacity <= most; i++) {
         te__free_block *b = pool->lists[i].first;
         if (!b) continue;
         pool->lists[i].first = b->next;
         b->next = pool->spare;
         pool->spare = b;
-        data = b->data;
-        want = pool->lists[i].capacity;
-        break;
+        *want = pool->lists[i].capacity;
+        return b->data;
     }
+    return NULL;
+}
+
+/* The list of blocks of this capacity, made if there is none; -1 for want of host memory. */
+static int te__pool_list(te_ctx *te, te__pool *pool, size_t capacity) {
+    int i = te__pool_find(pool, capacity);
+    if (i < pool->num_lists && pool->lists[i].capacity == capacity) return i;
+    if (!te__try_grow(te, (void **)&pool->lists, &pool->cap_lists, pool->num_lists, sizeof(te__free_list))) return -1;
+    memmove(pool->lists + i + 1, pool->lists + i, (size_t)(pool->num_lists - i) * sizeof(te__free_list));
+    pool->lists[i].capacity = capacity;
+    pool->lists[i].first = NULL;
+    pool->num_lists++;
+    return i;
+}
+static bool te__pool_add_spare(te_ctx *te, te__pool *pool) {
+    te__free_block *b = (te__free_block *)te__try_alloc(te, sizeof(te__free_block));
+    if (!b) return false;
+    b->next = pool->spare;
+    pool->spare = b;
+    return true;
+}
+/* Keeps a free block. False for want of host memory. */
+static bool te__pool_put(te_ctx *te, te__pool *pool, void *data, size_t capacity) {
+    int i = te__pool_list(te, pool, capacity);
+    te__free_block *b;
+    if (i < 0 || (!pool->spare && !te__pool_add_spare(te, pool))) return false;
+    b = pool->spare;
+    pool->spare = b->next;
+    b->data = data;
+    b->next = pool->lists[i].first;
+    pool->lists[i].first = b;
+    return true;
+}
+/* Releasing never fails: a block that cannot be kept for want of host memory goes back to the device. */
+static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
+    if (te__pool_put(te, &te->pool, data, capacity)) return;
+    te->device->release(te, data, capacity);
+    te->pool.stats.reserved -= capacity;
+}
+
+/* A block of at least `bytes`; *capacity is what te__pool_release wants back. arena: where it will go back to, or NULL; what that takes of host
+ * memory is taken now, for a graph goes on writing its blocks and they can go nowhere else. */
+static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
+    te__pool *pool = &te->pool;
+    size_t want = te__pool_capacity(bytes);
+    void *data = arena ? te__pool_take(&arena->pool, &want) : NULL;
+    bool adopt = arena && !data;
+    pool->stats.allocs++;
+    if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* what is cached may be what is missing */
-            te->device->synchronize(te);
+        if (!data) { /* what is cached may be what is missing; te_graph_begin has waited already */
+            if (!te->capture) te->device->synchronize(te);
             te__pool_trim(te);
             data = te->device->alloc(te, want);
         }
@@ -4426,44 +4663,27 @@ static void *te__pool_alloc(te_ctx *te, size_t bytes, size_t *capacity) {
         pool->stats.reserved += want;
         if (pool->stats.reserved > pool->stats.peak_reserved) pool->stats.peak_reserved = pool->stats.reserved;
     }
+    if (adopt && (te__pool_list(te, &arena->pool, want) < 0 || !te__pool_add_spare(te, &arena->pool))) {
+        te__pool_keep(te, data, want);
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: the memory of a graph", te__no_memory_text);
+        return NULL;
+    }
     pool->stats.allocated += want;
     if (pool->stats.allocated > pool->stats.peak_allocated) pool->stats.peak_allocated = pool->stats.allocated;
     *capacity = want;
     return data;
 }
 
-/* Releasing never fails: a block that cannot be kept for want of host memory goes back to the device. */
-static void te__pool_release(te_ctx *te, void *data, size_t capacity) {
-    te__pool *pool = &te->pool;
-    int i = te__pool_find(pool, capacity);
-    te__free_block *b;
-    pool->stats.allocated -= capacity;
-    if (i == pool->num_lists || pool->lists[i].capacity != capacity) {
-        if (!te__try_grow(te, (void **)&pool->lists, &pool->cap_lists, pool->num_lists, sizeof(te__free_list))) goto give_back;
-        memmove(pool->lists + i + 1, pool->lists + i, (size_t)(pool->num_lists - i) * sizeof(te__free_list));
-        pool->lists[i].capacity = capacity;
-        pool->lists[i].first = NULL;
-        pool->num_lists++;
-    }
-    b = pool->spare;
-    if (b)
-        pool->spare = b->next;
+static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity) {
+    te->pool.stats.allocated -= capacity;
+    if (arena && arena->open)
+        te__pool_put(te, &arena->pool, data, capacity);
     else
-        b = (te__free_block *)te__try_alloc(te, sizeof(te__free_block));
-    if (!b) goto give_back;
-    b->data = data;
-    b->next = pool->lists[i].first;
-    pool->lists[i].first = b;
-    return;
-give_back:
-    te->device->release(te, data, capacity);
-    pool->stats.reserved -= capacity;
+        te__pool_keep(te, data, capacity);
 }
 
-static void te__pool_close(te_ctx *te) {
-    te__pool *pool = &te->pool;
+static void te__pool_free_lists(te_ctx *te, te__pool *pool) {
     te__free_block *b, *next;
-    te__pool_trim(te);
     for (b = pool->spare; b; b = next) {
         next = b->next;
         te__free(te, b, sizeof(*b));
@@ -4472,6 +4692,39 @@ static void te__pool_close(te_ctx *te) {
     pool->spare = NULL;
     pool->lists = NULL;
     pool->num_lists = pool->cap_lists = 0;
+}
+static void te__pool_close(te_ctx *te) {
+    te__pool_trim(te);
+    te__pool_free_lists(te, &te->pool);
+}
+
+/* ---- arenas ---- */
+
+static te__arena *te__arena_create(te_ctx *te) {
+    te__arena *a = (te__arena *)te__alloc_zero(te, sizeof(te__arena));
+    if (!a) return NULL;
+    a->refs = 1;
+    a->open = true;
+    return a;
+}
+static void te__arena_drop(te_ctx *te, te__arena *a) {
+    if (a && --a->refs == 0) te__free(te, a, sizeof(*a));
+}
+/* Its graph is gone and nothing runs: what is free goes to the context's pool, the rest will. */
+static void te__arena_close(te_ctx *te, te__arena *a) {
+    int i;
+    if (!a) return;
+    a->open = false;
+    for (i = 0; i < a->pool.num_lists; i++)
+        while (a->pool.lists[i].first) {
+            te__free_block *b = a->pool.lists[i].first;
+            a->pool.lists[i].first = b->next;
+            te__pool_keep(te, b->data, a->pool.lists[i].capacity);
+            b->next = a->pool.spare;
+            a->pool.spare = b;
+        }
+    te__pool_free_lists(te, &a->pool);
+    te__arena_drop(te, a);
 }
 
 TE_API te_memory_stats te_memory_get_stats(te_ctx *te) {
@@ -4488,7 +4741,7 @@ TE_API void te_memory_reset_peak(te_ctx *te) {
 }
 TE_API void te_memory_trim(te_ctx *te) {
     if (!te || !te->device) return;
-    te->device->synchronize(te);
+    if (te->device->synchronize(te) != TE_OK && te->capture) return;
     te__pool_trim(te);
 }
 
@@ -4502,11 +4755,14 @@ static te__buffer *te__buffer_create(te_ctx *te, size_t bytes) {
     b->bytes = bytes;
     b->version = 1;
     if (bytes) {
-        b->data = te__pool_alloc(te, bytes, &b->capacity);
+        te__arena *arena = te->capture ? te->capture->arena : NULL;
+        b->data = te__pool_alloc(te, arena, bytes, &b->capacity);
         if (!b->data) {
             te__free(te, b, sizeof(*b));
             return NULL;
         }
+        b->arena = arena;
+        if (arena) arena->refs++;
     }
     te->live_buffers++;
     return b;
@@ -4530,11 +4786,29 @@ static void te__buffer_release(te__buffer *b) {
     te_ctx *te;
     if (!b || --b->refs > 0) return;
     te = b->te;
-    if (b->capacity) te__pool_release(te, b->data, b->capacity);
+    if (b->capacity) te__pool_release(te, b->arena, b->data, b->capacity);
+    te__arena_drop(te, b->arena);
     if (b->release) b->release(b->user);
     te->live_buffers--;
     te__free(te, b, sizeof(*b));
 }
+
+/* Counts the writes; the launches of a graph are writes of all that it has left behind. */
+static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b->arena ? b->arena->launches : 0); }
+
+/* A capture will use what b holds, at each launch: it stays until the graph goes. The graph's own memory stays in any case. */
+static te_result te__capture_hold(te_graph *g, te__buffer *b) {
+    if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
+    if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *))) return TE_ERR_OUT_OF_MEMORY;
+    g->held[g->num_held++] = b;
+    b->held = g->id;
+    b->refs++;
+    return TE_OK;
+}
+/* References beside that of a capture under way. */
+static int te__buffer_users(const te__buffer *b) { return b->refs - (b->te->capture && b->held == b->te->capture->id); }
+/* Was it there before the capture under way began? */
+static bool te__is_outside(const te__buffer *b) { return b->te->capture && b->arena != b->te->capture->arena; }
 
 /* ==== core/tensor.c ============================================================================================= */
 
@@ -4605,7 +4879,9 @@ static void *te__data(const te_tensor *x) {
 }
 /* Somebody wrote, or is about to write, the memory of x. */
 static void te__touch(te_tensor *x) {
-    if (x && x->buffer) x->buffer->version++;
+    if (!x || !x->buffer) return;
+    x->buffer->version++;
+    if (x->te->capture) x->buffer->written = x->te->capture->id;
 }
 
 /* "[4, 128, 64]" into a buffer of TE__SHAPE_TEXT bytes. */
@@ -4942,6 +5218,11 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 /* A counter in device memory for kernels whose last block finishes for all (te_last_block): 0 between kernels. A context's kernels run one
  * after another, so that one serves them all. */
 static unsigned *te__plan_counter(const te__plan *p) { return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter; }
+/* The same for groups of blocks, TE__PLAN_COUNTERS of them, each with a last one. Behind the words of te_last_block and te_grid_wait. */
+enum { TE__PLAN_COUNTERS = 32 };
+static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
+/* A float for the largest of all blocks: 0 between kernels too. */
+static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
 /* How many blocks of a cooperative launch there may be: all run at once if the kernel's launch bounds allow `per_sm` of them on a
  * multiprocessor. The smaller chips of each generation have room for 1,536 threads and 100 KB of shared memory. shared: of a block, static too. */
@@ -5468,6 +5749,14 @@ static const char *const te__source_2[] = { /* base/philox.h */
     "    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;",
     "}",
     "",
+    "/* A random state in device memory, in place of what the host said: {seed, offset}; the host's offset is added. NULL: there is none. */",
+    "TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {",
+    "    const uint64_t *words = (const uint64_t *)state;",
+    "    if (!words) return;",
+    "    *seed = words[0];",
+    "    *offset += words[1];",
+    "}",
+    "",
     "/* [0, 1) in steps of 2^-24. */",
     "TE__BOTH float te__uniform01(uint32_t x) { return (float)(int32_t)(x >> 8) * 5.9604644775390625e-8f; }",
     "",
@@ -5646,6 +5935,16 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "#define TE_HAS_FP8_CVT 0",
     "#endif",
     "",
+    "// The first statement of a kernel: waits until the kernels before it in the stream have ended and their writes are there. A kernel that has it is",
+    "// launched so that it may be brought onto the GPU while the one before it ends (programmatic dependent launch), and must touch no memory",
+    "// but its arguments before. One H200, 2026-11-21, te_bench \"step of a layer\": a small layer by calls 0.78 .. 0.88 of the time, by a graph 0.96 .. 0.99; nothing",
+    "// for large ones. Letting the next kernel come still earlier (griddepcontrol.launch_dependents) took 0.93 of the small and 1.01 .. 1.05 of the large ones.",
+    "TE_DEV void te_follow() {",
+    "#if __CUDA_ARCH__ >= 900",
+    "    asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");",
+    "#endif",
+    "}",
+    "",
     "// ---- one element ---------------------------------------------------------------------------------------------------",
     "",
     "TE_DEV float te_bf16_to_f32(te_u16 h) { return __int_as_float((int)((te_u32)h << 16)); }",
@@ -5663,6 +5962,13 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    te_u16 h;",
     "    asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(f));",
     "    return h;",
+    "}",
+    "// Two f32 to two numbers of a 16-bit format, `a` in the low half: one instruction in place of three.",
+    "TE_DEV te_u32 te_f32x2_to_half(float a, float b, int dt) {",
+    "    te_u32 r;",
+    "    if (dt == TE_BF16) asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(b), \"f\"(a));",
+    "    else asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(b), \"f\"(a));",
+    "    return r;",
     "}",
     "// Two f32 to two fp8 codes, `a` in the low byte. The cvt instruction saturates finite and infinite values alike and keeps NaN.",
     "TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {",
@@ -5754,11 +6060,7 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    } else if (dt == TE_BF16 || dt == TE_F16) {",
     "        te_u32 w[4];",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) {",
-    "            te_u16 lo = dt == TE_BF16 ? te_f32_to_bf16(in[2 * k]) : te_f32_to_f16(in[2 * k]);",
-    "            te_u16 hi = dt == TE_BF16 ? te_f32_to_bf16(in[2 * k + 1]) : te_f32_to_f16(in[2 * k + 1]);",
-    "            w[k] = lo | (te_u32)hi << 16;",
-    "        }",
+    "        for (int k = 0; k < 4; k++) w[k] = te_f32x2_to_half(in[2 * k], in[2 * k + 1], dt);",
     "        *(uint4 *)((te_u16 *)p + i) = make_uint4(w[0], w[1], w[2], w[3]);",
     "    } else {",
     "        te_u32 w[2];",
@@ -5840,7 +6142,59 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "TE_DEV te_i64 te_div_up(te_i64 a, te_i64 b) { return (a + b - 1) / b; }",
     "TE_DEV float te_sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + expf(-x)); }",
 };
-static const char *const te__source_5[] = { /* device/hopper.cuh */
+static const char *const te__source_5[] = { /* device/eight.cuh */
+    "// device/eight.cuh: eight neighbours of a row, kept as they lie in memory. Knows formats and where an array ends; must not know what is done",
+    "// with the elements.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "",
+    "// The larger halves of two words of a 16-bit format: of a number and NaN, the number.",
+    "TE_DEV te_u32 te_half2_max(te_u32 a, te_u32 b, int dt) {",
+    "    te_u32 c;",
+    "    if (dt == TE_BF16) asm(\"max.bf16x2 %0, %1, %2;\" : \"=r\"(c) : \"r\"(a), \"r\"(b));",
+    "    else asm(\"max.f16x2 %0, %1, %2;\" : \"=r\"(c) : \"r\"(a), \"r\"(b));",
+    "    return c;",
+    "}",
+    "",
+    "// Eight elements as they lie in memory: 16-bit formats stay as they are until they are used, which halves the registers of a tile.",
+    "template <bool packed> struct te_eight {",
+    "    te_u32 w[packed ? 4 : 8];",
+    "};",
+    "template <bool packed> TE_DEV te_eight<packed> te_eight_load(const void *p, te_i64 i, int dt) {",
+    "    te_eight<packed> e;",
+    "    if constexpr (packed) {",
+    "        uint4 u = *(const uint4 *)((const te_u16 *)p + i);",
+    "        e.w[0] = u.x, e.w[1] = u.y, e.w[2] = u.z, e.w[3] = u.w;",
+    "    } else {",
+    "        float v[8];",
+    "        te_load8(p, i, dt, v);",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) e.w[k] = __float_as_uint(v[k]);",
+    "    }",
+    "    return e;",
+    "}",
+    "// The same of any alignment; only n of them exist, the others are 0.",
+    "template <bool packed> TE_DEV te_eight<packed> te_eight_part(const void *p, te_i64 i, int dt, te_i64 n) {",
+    "    te_eight<packed> e;",
+    "#pragma unroll",
+    "    for (int k = 0; k < (packed ? 4 : 8); k++) e.w[k] = 0;",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) {",
+    "        if (k >= n) break;",
+    "        if constexpr (packed) e.w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));",
+    "        else e.w[k] = __float_as_uint(te_load(p, i + k, dt));",
+    "    }",
+    "    return e;",
+    "}",
+    "template <bool packed> TE_DEV float te_eight_get(const te_eight<packed> &e, int k, int dt) {",
+    "    if constexpr (packed) {",
+    "        te_u16 h = (te_u16)(e.w[k >> 1] >> (16 * (k & 1)));",
+    "        return dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);",
+    "    }",
+    "    return __uint_as_float(e.w[packed ? 0 : k]);",
+    "}",
+};
+static const char *const te__source_6[] = { /* device/hopper.cuh */
     "// device/hopper.cuh: what sm_90a alone has: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither operations nor tiles.",
     "#pragma once",
     "#include \"device/mma.cuh\"",
@@ -5868,15 +6222,93 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    } while (!done);",
     "}",
     "",
+    "// ---- clusters: blocks that see each other's shared memory ----------------------------------------------------------------",
+    "",
+    "TE_DEV te_u32 te_cluster_rank() {",
+    "    te_u32 r;",
+    "    asm volatile(\"mov.u32 %0, %%cluster_ctarank;\" : \"=r\"(r));",
+    "    return r;",
+    "}",
+    "// Every thread of every block of the cluster; what they wrote before is visible after.",
+    "TE_DEV void te_cluster_sync() {",
+    "    asm volatile(\"barrier.cluster.arrive.release.aligned;\\n\"",
+    "                 \"barrier.cluster.wait.acquire.aligned;\" ::",
+    "                     : \"memory\");",
+    "}",
+    "// Arrives at the barrier that lies at the same address in block `rank` of the cluster. Orders what TMA and wgmma did, which have been waited for;",
+    "// not this thread's own writes to other blocks: release at the scope of a cluster costs a fence of the whole device.",
+    "TE_DEV void te_mbar_arrive_at(te_u32 bar, te_u32 rank) {",
+    "    asm volatile(\"{ .reg .b32 there;\\n\"",
+    "                 \"mapa.shared::cluster.u32 there, %0, %1;\\n\"",
+    "                 \"mbarrier.arrive.shared::cluster.b64 _, [there]; }\" ::\"r\"(bar),",
+    "                 \"r\"(rank)",
+    "                 : \"memory\");",
+    "}",
+    "",
+    "// Four floats that lie at `at` in block `rank` of the cluster.",
+    "TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {",
+    "    float4 v;",
+    "    asm volatile(\"{ .reg .b32 there;\\n\"",
+    "                 \"mapa.shared::cluster.u32 there, %4, %5;\\n\"",
+    "                 \"ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }\"",
+    "                 : \"=f\"(v.x), \"=f\"(v.y), \"=f\"(v.z), \"=f\"(v.w)",
+    "                 : \"r\"(at), \"r\"(rank)",
+    "                 : \"memory\");",
+    "    return v;",
+    "}",
+    "",
+    "// A word to the same address in block `rank` of the cluster: four bytes that count towards the barrier there. (PTX 8.1)",
+    "TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {",
+    "    asm volatile(\"{ .reg .b32 to, there;\\n\"",
+    "                 \"mapa.shared::cluster.u32 to, %0, %3;\\n\"",
+    "                 \"mapa.shared::cluster.u32 there, %2, %3;\\n\"",
+    "                 \"st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [there]; }\" ::\"r\"(at),",
+    "                 \"r\"(value), \"r\"(bar), \"r\"(rank)",
+    "                 : \"memory\");",
+    "}",
+    "",
     "// ---- TMA ---------------------------------------------------------------------------------------------------------------",
     "",
     "TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile(\"prefetch.tensormap [%0];\" ::\"l\"(map) : \"memory\"); }",
+    "// A map in device memory that a kernel changes: its dimension DIM (of 0 and 1) ends at `size`, a positive number. (PTX 8.3)",
+    "template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {",
+    "    asm volatile(\"tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;\" ::\"l\"(map), \"n\"(DIM), \"r\"(size) : \"memory\");",
+    "}",
+    "// After the changes; and, by the thread that is to use the map, before.",
+    "TE_DEV void te_tma_map_release() { asm volatile(\"fence.proxy.tensormap::generic.release.gpu;\" ::: \"memory\"); }",
+    "TE_DEV void te_tma_map_acquire(const void *map) { asm volatile(\"fence.proxy.tensormap::generic.acquire.gpu [%0], 128;\" ::\"l\"(map) : \"memory\"); }",
     "// The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. What lies outside is filled with zeros.",
     "TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {",
     "    asm volatile(\"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\" ::\"r\"(dst), \"l\"(map),",
     "                 \"r\"(x), \"r\"(y), \"r\"(bar)",
     "                 : \"memory\");",
     "}",
+    "// The same into every block of the cluster whose bit is set in `blocks`, at the same address and with the same barrier in each.",
+    "TE_DEV void te_tma_load2_to(te_u32 dst, const void *map, int x, int y, te_u32 bar, te_u16 blocks) {",
+    "    asm volatile(\"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;\" ::\"r\"(dst),",
+    "                 \"l\"(map), \"r\"(x), \"r\"(y), \"r\"(bar), \"h\"(blocks)",
+    "                 : \"memory\");",
+    "}",
+    "TE_DEV void te_tma_load3(te_u32 dst, const void *map, int x, int y, int z, te_u32 bar) {",
+    "    asm volatile(\"cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];\" ::\"r\"(dst), \"l\"(map),",
+    "                 \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(bar)",
+    "                 : \"memory\");",
+    "}",
+    "// Shared memory to the map's box at (x, y, z), or added to it; what lies outside is not written. Before: te_async_fence() by all that wrote,",
+    "// and a barrier.",
+    "TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {",
+    "    asm volatile(\"cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\" ::\"l\"(map), \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(src)",
+    "                 : \"memory\");",
+    "}",
+    "TE_DEV void te_tma_add3(const void *map, te_u32 src, int x, int y, int z) {",
+    "    asm volatile(\"cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];\" ::\"l\"(map), \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(src)",
+    "                 : \"memory\");",
+    "}",
+    "TE_DEV void te_bulk_commit() { asm volatile(\"cp.async.bulk.commit_group;\" ::: \"memory\"); }",
+    "// Until at most N of this thread's latest groups of stores have yet to read shared memory.",
+    "template <int N> TE_DEV void te_bulk_wait_read() { asm volatile(\"cp.async.bulk.wait_group.read %0;\" ::\"n\"(N) : \"memory\"); }",
+    "// What this thread wrote to shared memory is there for TMA and wgmma, once a barrier follows.",
+    "TE_DEV void te_async_fence() { asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\"); }",
     "",
     "// `bytes` (a multiple of 16) from src to dst, both at multiples of 16; they count towards bar.",
     "TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {",
@@ -5888,6 +6320,17 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "",
     "template <int N> TE_DEV void te_registers_up() { asm volatile(\"setmaxnreg.inc.sync.aligned.u32 %0;\" ::\"n\"(N)); }",
     "template <int N> TE_DEV void te_registers_down() { asm volatile(\"setmaxnreg.dec.sync.aligned.u32 %0;\" ::\"n\"(N)); }",
+    "",
+    "// COUNT threads (whole warps) meet at the barrier `id`, 1 to 15.",
+    "template <int COUNT> TE_DEV void te_meet(int id) { asm volatile(\"bar.sync %0, %1;\" ::\"r\"(id), \"n\"(COUNT) : \"memory\"); }",
+    "// Counts towards such a meeting without waiting for it.",
+    "template <int COUNT> TE_DEV void te_meet_later(int id) { asm volatile(\"bar.arrive %0, %1;\" ::\"r\"(id), \"n\"(COUNT) : \"memory\"); }",
+    "",
+    "// Four 8x8 matrices of 16-bit words to shared memory, the other way round than te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the",
+    "// rows of matrix i.",
+    "TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {",
+    "    asm volatile(\"stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\" ::\"r\"(row), \"r\"(r[0]), \"r\"(r[1]), \"r\"(r[2]), \"r\"(r[3]) : \"memory\");",
+    "}",
     "",
     "// ---- wgmma -------------------------------------------------------------------------------------------------------------",
     "// One warpgroup: D [64, N] += A [64, 32 bytes of k] B [32 bytes of k, N], A and B in shared memory behind descriptors. Warp w has rows",
@@ -5910,9 +6353,11 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    for (int i = 0; i < N; i++) asm volatile(\"\" : \"+f\"(d[i])::\"memory\");",
     "}",
     "",
-    "#define TE__REGISTERS_64 \\",
+    "#define TE__REGISTERS_32 \\",
     "    \"%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, \" \\",
-    "    \"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, \" \\",
+    "    \"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31\"",
+    "#define TE__REGISTERS_64 \\",
+    "    TE__REGISTERS_32 \", \" \\",
     "    \"%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, \" \\",
     "    \"%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63\"",
     "#define TE__REGISTERS_128 \\",
@@ -5923,11 +6368,15 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    \"%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127\"",
     "#define TE__FLOATS_8(d, i) \\",
     "    \"+f\"(d[i]), \"+f\"(d[i + 1]), \"+f\"(d[i + 2]), \"+f\"(d[i + 3]), \"+f\"(d[i + 4]), \"+f\"(d[i + 5]), \"+f\"(d[i + 6]), \"+f\"(d[i + 7])",
-    "#define TE__FLOATS_64(d, i)                                                                                          \\",
-    "    TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8), TE__FLOATS_8(d, i + 16), TE__FLOATS_8(d, i + 24), TE__FLOATS_8(d, i + 32), \\",
-    "        TE__FLOATS_8(d, i + 40), TE__FLOATS_8(d, i + 48), TE__FLOATS_8(d, i + 56)",
+    "#define TE__FLOATS_32(d, i) TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8), TE__FLOATS_8(d, i + 16), TE__FLOATS_8(d, i + 24)",
+    "#define TE__FLOATS_64(d, i) TE__FLOATS_32(d, i), TE__FLOATS_32(d, i + 32)",
     "",
     "// types: \"k16.f32.bf16.bf16\" ...; flags: \", 1, 1\" and for 16-bit types also \", trans-a, trans-b\" (1: MN-major). keep 0: D = A B.",
+    "#define TE_WGMMA_64(types, flags, d, a, b, keep)                                                                            \\",
+    "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %34, 0;\\n\"                                                                \\",
+    "                 \"wgmma.mma_async.sync.aligned.m64n64\" types \" {\" TE__REGISTERS_32 \"}, %32, %33, p\" flags \"; }\"             \\",
+    "                 : TE__FLOATS_32(d, 0)                                                                                      \\",
+    "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
     "#define TE_WGMMA_128(types, flags, d, a, b, keep)                                                                           \\",
     "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %66, 0;\\n\"                                                                \\",
     "                 \"wgmma.mma_async.sync.aligned.m64n128\" types \" {\" TE__REGISTERS_64 \"}, %64, %65, p\" flags \"; }\"            \\",
@@ -5939,7 +6388,7 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "                 : TE__FLOATS_64(d, 0), TE__FLOATS_64(d, 64)                                                                \\",
     "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
 };
-static const char *const te__source_6[] = { /* device/mma.cuh */
+static const char *const te__source_7[] = { /* device/mma.cuh */
     "// device/mma.cuh: matrix products as Ampere and everything later has them: cp.async, ldmatrix, mma.sync. Knows neither operations nor tiles.",
     "//",
     "// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t; a \"word\" is 32 bits of neighbours along k (one f32, two 16-bit or four 8-bit values):",
@@ -5966,6 +6415,14 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "",
     "TE_DEV void te_sts16(te_u32 dst, uint4 v) {",
     "    asm volatile(\"st.shared.v4.b32 [%0], {%1, %2, %3, %4};\" ::\"r\"(dst), \"r\"(v.x), \"r\"(v.y), \"r\"(v.z), \"r\"(v.w) : \"memory\");",
+    "}",
+    "TE_DEV void te_sts8(te_u32 dst, float x, float y) { asm volatile(\"st.shared.v2.f32 [%0], {%1, %2};\" ::\"r\"(dst), \"f\"(x), \"f\"(y) : \"memory\"); }",
+    "TE_DEV void te_lds8(te_u32 src, float &x, float &y) { asm volatile(\"ld.shared.v2.f32 {%0, %1}, [%2];\" : \"=f\"(x), \"=f\"(y) : \"r\"(src)); }",
+    "TE_DEV void te_sts4(te_u32 dst, te_u32 v) { asm volatile(\"st.shared.b32 [%0], %1;\" ::\"r\"(dst), \"r\"(v) : \"memory\"); }",
+    "TE_DEV uint4 te_lds16(te_u32 src) {",
+    "    uint4 v;",
+    "    asm volatile(\"ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(v.x), \"=r\"(v.y), \"=r\"(v.z), \"=r\"(v.w) : \"r\"(src));",
+    "    return v;",
     "}",
     "TE_DEV te_u32 te_lds4(te_u32 src) {",
     "    te_u32 r;",
@@ -6040,7 +6497,109 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "#define TE_HAS_FP8_MMA 0",
     "#endif",
 };
-static const char *const te__source_7[] = { /* device/tile.cuh */
+static const char *const te__source_8[] = { /* device/raw8.cuh */
+    "// device/raw8.cuh: eight neighbours of a row as they lie in memory, and how they come. Knows formats; nothing of what is made of them.",
+    "//",
+    "// A row waits in registers between the passes over it. Sixteen-bit formats stay packed there: half the registers, and",
+    "// unpacking costs one instruction an element.",
+    "#pragma once",
+    "#include \"device/mma.cuh\"",
+    "",
+    "template <int DT> constexpr int te_size = DT == TE_F32 ? 4 : 2; // bytes of an element",
+    "",
+    "template <int DT> struct te_raw8 {",
+    "    te_u32 w[DT == TE_F32 ? 8 : 4];",
+    "};",
+    "",
+    "// p + i is aligned to 16 bytes, and nothing writes there while the kernel runs: the compiler may move the load up.",
+    "template <int DT> TE_DEV te_raw8<DT> te_raw8_load(const void *p, te_i64 i) {",
+    "    te_raw8<DT> r;",
+    "    const char *q = (const char *)p + i * te_size<DT>;",
+    "#pragma unroll",
+    "    for (int k = 0; k < (DT == TE_F32 ? 8 : 4); k += 4)",
+    "        asm(\"ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(r.w[k]), \"=r\"(r.w[k + 1]), \"=r\"(r.w[k + 2]), \"=r\"(r.w[k + 3]) : \"l\"(q + 4 * k));",
+    "    return r;",
+    "}",
+    "// The same of what is read once: it leaves the L1 cache to what all rows share.",
+    "template <int DT> TE_DEV te_raw8<DT> te_raw8_load_once(const void *p, te_i64 i) {",
+    "    te_raw8<DT> r;",
+    "    const char *q = (const char *)p + i * te_size<DT>;",
+    "#pragma unroll",
+    "    for (int k = 0; k < (DT == TE_F32 ? 8 : 4); k += 4)",
+    "        asm(\"ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(r.w[k]), \"=r\"(r.w[k + 1]), \"=r\"(r.w[k + 2]), \"=r\"(r.w[k + 3]) : \"l\"(q + 4 * k));",
+    "    return r;",
+    "}",
+    "// The same, where it stands: the compiler would rather have all of a loop's loads at its beginning, and no registers for them.",
+    "template <int DT> TE_DEV te_raw8<DT> te_raw8_load_here(const void *p, te_i64 i) {",
+    "    te_raw8<DT> r;",
+    "    const char *q = (const char *)p + i * te_size<DT>;",
+    "#pragma unroll",
+    "    for (int k = 0; k < (DT == TE_F32 ? 8 : 4); k += 4)",
+    "        asm volatile(\"ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(r.w[k]), \"=r\"(r.w[k + 1]), \"=r\"(r.w[k + 2]), \"=r\"(r.w[k + 3]) : \"l\"(q + 4 * k) : \"memory\");",
+    "    return r;",
+    "}",
+    "template <int DT> TE_DEV te_raw8<DT> te_raw8_zero() {",
+    "    te_raw8<DT> r;",
+    "#pragma unroll",
+    "    for (int j = 0; j < (DT == TE_F32 ? 8 : 4); j++) r.w[j] = 0;",
+    "    return r;",
+    "}",
+    "// Element j, a literal once the loop around it is unrolled.",
+    "template <int DT> TE_DEV float te_raw8_get(const te_raw8<DT> &r, int j) {",
+    "    if constexpr (DT == TE_F32) return __int_as_float((int)r.w[j]);",
+    "    if constexpr (DT == TE_BF16) return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));",
+    "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
+    "}",
+    "// The largest |v| of eight; NaN drops out.",
+    "TE_DEV float te_largest8(const float v[8]) {",
+    "    float m[4];",
+    "#pragma unroll",
+    "    for (int j = 0; j < 4; j++) m[j] = fmaxf(fabsf(v[j]), fabsf(v[j + 4]));",
+    "    return fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));",
+    "}",
+    "// Both sums over a warp at once: half of it goes on with x and half with y, which takes seven shuffles in place of ten.",
+    "TE_DEV float2 te_warp_sum2(float2 v) {",
+    "    bool second = threadIdx.x & 16;",
+    "    float mine = second ? v.y : v.x;",
+    "    mine += __shfl_xor_sync(0xffffffffu, second ? v.x : v.y, 16);",
+    "#pragma unroll",
+    "    for (int d = 8; d; d >>= 1) mine += __shfl_xor_sync(0xffffffffu, mine, d);",
+    "    return make_float2(__shfl_sync(0xffffffffu, mine, 0), __shfl_sync(0xffffffffu, mine, 16));",
+    "}",
+    "// Keeps the compiler from carrying unpacked elements from one pass to the next: they take twice the registers.",
+    "template <int DT, int N> TE_DEV void te_raw8_seal(te_raw8<DT> (&r)[N]) {",
+    "#pragma unroll",
+    "    for (int i = 0; i < N; i++)",
+    "#pragma unroll",
+    "        for (int j = 0; j < (DT == TE_F32 ? 8 : 4); j++) asm volatile(\"\" : \"+r\"(r[i].w[j]));",
+    "}",
+    "",
+    "// A queue of pieces of rows in shared memory, in which every thread finds again what it fetched itself, so that no barrier is needed:",
+    "// slot s has PIECES of them for each of THREADS threads, 16 bytes of neighbouring threads next to each other.",
+    "template <int DT, int PIECES, int THREADS> struct te_raw8_queue {",
+    "    static constexpr int parts = DT == TE_F32 ? 2 : 1;",
+    "    static constexpr int slot_bytes = PIECES * parts * THREADS * 16;",
+    "    te_u32 mine; // where the thread's first 16 bytes go",
+    "    TE_DEV te_u32 at(int slot, int piece, int part) const { return mine + slot * slot_bytes + (piece * parts + part) * (THREADS * 16); }",
+    "    TE_DEV void clear(int slots) const {",
+    "        for (int i = 0; i < slots * PIECES * parts; i++) te_sts16(mine + i * (THREADS * 16), make_uint4(0, 0, 0, 0));",
+    "    }",
+    "    TE_DEV void fetch(int slot, int piece, const char *p) const {",
+    "#pragma unroll",
+    "        for (int k = 0; k < parts; k++) te_cp_async16(at(slot, piece, k), p + 16 * k, 16);",
+    "    }",
+    "    TE_DEV te_raw8<DT> get(int slot, int piece) const {",
+    "        te_raw8<DT> r;",
+    "#pragma unroll",
+    "        for (int k = 0; k < parts; k++)",
+    "            asm volatile(\"ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\"",
+    "                         : \"=r\"(r.w[4 * k]), \"=r\"(r.w[4 * k + 1]), \"=r\"(r.w[4 * k + 2]), \"=r\"(r.w[4 * k + 3])",
+    "                         : \"r\"(at(slot, piece, k)));",
+    "        return r;",
+    "    }",
+    "};",
+};
+static const char *const te__source_9[] = { /* device/tile.cuh */
     "// device/tile.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must",
     "// not know what they mean.",
     "//",
@@ -6078,12 +6637,13 @@ static const char *const te__source_7[] = { /* device/tile.cuh */
     "}",
     "",
     "// Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond",
-    "// `cols` columns and ld rows. 256 threads; the caller has synchronised.",
-    "TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector) {",
+    "// `cols` columns and ld rows. 256 threads, of which this is number t; the caller has synchronised.",
+    "TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector,",
+    "                          int t = threadIdx.x) {",
     "    int per_chunk = 16 / size;",
     "#pragma unroll",
     "    for (int pass = 0; pass < 2; pass++) {",
-    "        int column = pass * 32 + (threadIdx.x >> 3), chunk = threadIdx.x & 7;",
+    "        int column = pass * 32 + (t >> 3), chunk = t & 7;",
     "        te_i64 row = first_row + chunk * per_chunk;",
     "        if (first_col + column >= cols || row >= ld) continue;",
     "        uint4 u = te_tile_get(tile, column, chunk);",
@@ -6099,36 +6659,44 @@ static const char *const te__source_7[] = { /* device/tile.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_8[] = { /* ops/act/act.cuh */
+static const char *const te__source_10[] = { /* ops/act/act.cuh */
     "// ops/act/act.cuh: the activations and their derivatives, for one element. Knows formulas; nothing of memory.",
     "//",
     "//   plain   y = f(x)                    dx = dy f'(x)",
     "//   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)",
     "//",
-    "// Memory feeds an H200 one element of a plain bf16 activation for every 27 instructions, so the sigmoid has no branch and no slow path.",
+    "// Memory feeds an H200 one element of a plain bf16 activation for every 27 instructions, one of 20 if FP8 is written: the sigmoid has no",
+    "// branch, and no slow path.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
-    "TE_DEV bool te_act_gated(int act) { return act >= TE_GEGLU; }",
+    "#ifdef ACT",
+    "#define TE_ACT_CALL TE_DEV",
+    "#else",
+    "#define TE_ACT_CALL static __device__ __noinline__ // code of all activations: once",
+    "#endif",
     "",
-    "// 1 / (1 + exp(-x)) to about one unit in the last place: the reciprocal's approximation and one Newton step, which is right for",
-    "// 1 <= d < 2^126; beyond, the result is below the normal numbers and taken as 0.",
-    "TE_DEV float te_act_sigmoid(float x) {",
-    "    float d = 1.0f + expf(-x), r;",
-    "    asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(d));",
-    "    r = fmaf(r, fmaf(-d, r, 1.0f), r);",
-    "    return d >= 8.50705917e37f ? 0.0f : r; // NaN goes through",
+    "TE_DEV constexpr bool te_act_gated(int act) { return act >= TE_GEGLU; }",
+    "",
+    "// sigmoid(x) = 1 / (1 + 2^t), t = -x log2(e), to a few units in the last place: an exponential and a reciprocal as the multiprocessor has",
+    "// them. Beyond the numbers the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.",
+    "#define TE_LOG2E 1.44269504f",
+    "TE_DEV float te_act_sigmoid2(float t) {",
+    "    float e, s;",
+    "    asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(e) : \"f\"(t));",
+    "    asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(s) : \"f\"(1.0f + e));",
+    "    return s;",
     "}",
     "",
     "// f and f' of the nonlinearity that `act` puts on x, or on the first half of a gated input. `slope` may stay unused: it folds away then.",
     "//",
     "// GELU is the tanh form, with 0.5 + 0.5 tanh(u) = sigmoid(2 u): cheaper, and without the cancellation on the left.",
-    "TE_DEV float te_act(int act, float x, float *slope) {",
+    "TE_ACT_CALL float te_act(int act, float x, float *slope) {",
     "    float s;",
     "    switch (act) {",
     "    case TE_GELU:",
     "    case TE_GEGLU:",
-    "        s = te_act_sigmoid(2.0f * x * (0.79788456f + 0.03567741f * x * x));",
+    "        s = te_act_sigmoid2(x * (-2.0f * TE_LOG2E * 0.79788456f + -2.0f * TE_LOG2E * 0.03567741f * (x * x)));",
     "        *slope = s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x);",
     "        return x * s;",
     "    case TE_RELU:",
@@ -6137,61 +6705,91 @@ static const char *const te__source_8[] = { /* ops/act/act.cuh */
     "    case TE_SREGLU: *slope = fmaxf(2.0f * x, 0.0f); return x > 0.0f ? x * x : 0.0f;",
     "    case TE_SILU:",
     "    case TE_SWIGLU:",
-    "        s = te_act_sigmoid(x);",
+    "        s = te_act_sigmoid2(-TE_LOG2E * x);",
     "        *slope = s + x * s * (1.0f - s);",
     "        return x * s;",
     "    case TE_QGELU:",
     "    case TE_QGEGLU:",
-    "        s = te_act_sigmoid(1.702f * x);",
+    "        s = te_act_sigmoid2(-1.702f * TE_LOG2E * x);",
     "        *slope = s + 1.702f * x * s * (1.0f - s);",
     "        return x * s;",
     "    default: // TE_GLU",
-    "        s = te_act_sigmoid(x);",
+    "        s = te_act_sigmoid2(-TE_LOG2E * x);",
     "        *slope = s * (1.0f - s);",
     "        return s;",
     "    }",
     "}",
     "",
     "// f(a) b.",
-    "TE_DEV float te_act_gate(int act, float a, float b, float limit, float alpha) {",
+    "TE_ACT_CALL float te_act_gate(int act, float a, float b, float limit, float alpha) {",
     "    float slope;",
     "    if (act != TE_CLAMPED_SWIGLU) return te_act(act, a, &slope) * b;",
     "    a = fminf(a, limit);",
-    "    return a * te_act_sigmoid(alpha * a) * (fminf(fmaxf(b, -limit), limit) + 1.0f);",
+    "    return a * te_act_sigmoid2(-TE_LOG2E * alpha * a) * (fminf(fmaxf(b, -limit), limit) + 1.0f);",
     "}",
-    "TE_DEV void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float *da, float *db) {",
+    "TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float *da, float *db) {",
     "    if (act != TE_CLAMPED_SWIGLU) {",
     "        float slope, f = te_act(act, a, &slope);",
     "        *da = dy * slope * b;",
     "        *db = dy * f;",
     "        return;",
     "    }",
-    "    float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + 1.0f, s = te_act_sigmoid(alpha * c);",
+    "    float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + 1.0f, s = te_act_sigmoid2(-TE_LOG2E * alpha * c);",
     "    *da = a <= limit ? dy * (s + alpha * c * s * (1.0f - s)) * d : 0.0f;",
     "    *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;",
     "}",
     "",
-    "// i = row * width + column, in 32 bits where they suffice: a 64-bit division costs as much as an activation.",
+    "// i = row * width + column.",
     "TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {",
-    "    if (((te_u64)i | (te_u64)width) >> 32) {",
-    "        *row = i / width;",
-    "        *column = i - *row * width;",
+    "    *row = i / width;",
+    "    *column = i - *row * width;",
+    "}",
+    "// The same of a width and an i that are multiples of 8, by te__act_divisor of cuda.c: a division costs as much as an activation.",
+    "TE_DEV void te_act_split8(te_i64 i, te_i64 width, te_u32 magic, int shift, te_i64 *row, te_i64 *column) {",
+    "    if (shift < 0) {",
+    "        te_act_split(i, width, row, column);",
     "    } else {",
-    "        te_u32 r = (te_u32)i / (te_u32)width;",
-    "        *row = r;",
-    "        *column = (te_u32)i - r * (te_u32)width;",
+    "        *row = __umulhi((te_u32)(i >> 3), magic) >> shift;",
+    "        *column = i - *row * width;",
     "    }",
     "}",
 };
-static const char *const te__source_9[] = { /* ops/act/act_bwd.cu */
+static const char *const te__source_11[] = { /* ops/act/act_bias.cu */
+    "// ops/act/act_bias.cu: dbias [n] = the sum over the tiles of act_bwd_tile of partial [tiles, n], or that added to it.",
+    "//",
+    "// Launch: block 256: 32 columns by 8 warps; warp w adds tiles w, w + 8 ..., then the warps are added in order. Grid: n / 32 up.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/act/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_act_bias(const __grid_constant__ te__act_bias_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float part[8][32];",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_i64 col = (te_i64)blockIdx.x * 32 + lane;",
+    "    float sum = 0.0f;",
+    "    if (col < a.n) {",
+    "#pragma unroll 8",
+    "        for (te_i64 t = warp; t < a.tiles; t += 8) sum += a.partial[t * a.n + col];",
+    "    }",
+    "    part[warp][lane] = sum;",
+    "    __syncthreads();",
+    "    if (warp != 0 || col >= a.n) return;",
+    "    for (int w = 1; w < 8; w++) sum += part[w][lane];",
+    "    if (a.accumulate) sum += te_load(a.dbias, col, a.dbias_dt);",
+    "    te_store(a.dbias, col, a.dbias_dt, sum);",
+    "}",
+};
+static const char *const te__source_12[] = { /* ops/act/act_bwd.cu */
     "// ops/act/act_bwd.cu: activations, backward. Formulas: act.cuh.",
     "//",
-    "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]",
+    "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);   amax = max |dx|",
     "//",
     "// Elements of dy go to threads as those of y do in act_fwd.cu.",
     "//",
-    "// Launch: block of 256 threads, grid ceil(m * n / 2048). With options: n a multiple of 8, all pointers aligned to 16 bytes. Without:",
-    "// anything.",
+    "// Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options: n a multiple of 8, all",
+    "// pointers aligned to 16 bytes (FP8: 8), and what is not gated is one long row. Without: anything.",
     "//",
     "// te:baseline",
     "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3",
@@ -6201,67 +6799,208 @@ static const char *const te__source_9[] = { /* ops/act/act_bwd.cu */
     "// te:row ACT=8 DY_DT=1 X_DT=1 DX_DT=1",
     "// te:row ACT=6 DY_DT=3 X_DT=3 DX_DT=3",
     "// te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=3",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=4",
     "#include \"ops/act/act.cuh\"",
     "#include \"ops/act/kargs.h\"",
+    "#include \"ops/act/tile.cuh\"",
+    "",
+    "// Eight elements of dx on their way: measured, scaled.",
+    "TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float v[8], float *largest) {",
+    "    if (a.amax) {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) *largest = fmaxf(*largest, fabsf(v[j]));",
+    "    }",
+    "    if (dt == TE_F8E4M3 || dt == TE_F8E5M2) {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) v[j] *= scale;",
+    "    }",
+    "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {",
+    "    te_follow();",
+    "    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f;",
     "    te_i64 row, column;",
+    "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);",
     "#ifdef ACT",
     "    te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;",
-    "    if (i >= a.m * a.n) return;",
-    "    float dy[8], x[8], dx[8];",
-    "    te_load8(a.dy, i, DY_DT, dy);",
-    "    if (te_act_gated(ACT)) {",
-    "        float gate[8], dgate[8];",
-    "        te_act_split(i, a.n, &row, &column);",
-    "        te_i64 at = row * 2 * a.n + column;",
-    "        te_load8(a.x, at, X_DT, x);",
-    "        te_load8(a.x, at + a.n, X_DT, gate);",
+    "    if (i < a.m * a.n) {",
+    "        float dy[8], x[8], dx[8];",
+    "        te_load8(a.dy, i, DY_DT, dy);",
+    "        if (te_act_gated(ACT)) {",
+    "            float gate[8], dgate[8];",
+    "            te_act_split8(i, a.n, a.divisor.magic, a.divisor.shift, &row, &column);",
+    "            te_i64 at = row * 2 * a.n + column;",
+    "            te_load8(a.x, at, X_DT, x);",
+    "            te_load8(a.x, at + a.n, X_DT, gate);",
     "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, &dx[j], &dgate[j]);",
-    "        te_store8(a.dx, at, DX_DT, dx);",
-    "        te_store8(a.dx, at + a.n, DX_DT, dgate);",
-    "    } else {",
-    "        te_load8(a.x, i, X_DT, x);",
+    "            for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, &dx[j], &dgate[j]);",
+    "            te_act_finish(a, DX_DT, scale, dx, &largest);",
+    "            te_act_finish(a, DX_DT, scale, dgate, &largest);",
+    "            te_store8(a.dx, at, DX_DT, dx);",
+    "            te_store8(a.dx, at + a.n, DX_DT, dgate);",
+    "        } else {",
+    "            te_load8(a.x, i, X_DT, x);",
     "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) {",
-    "            float slope;",
-    "            te_act(ACT, x[j], &slope);",
-    "            dx[j] = dy[j] * slope;",
+    "            for (int j = 0; j < 8; j++) {",
+    "                float slope;",
+    "                te_act(ACT, x[j], &slope);",
+    "                dx[j] = dy[j] * slope;",
+    "            }",
+    "            te_act_finish(a, DX_DT, scale, dx, &largest);",
+    "            te_store8(a.dx, i, DX_DT, dx);",
     "        }",
-    "        te_store8(a.dx, i, DX_DT, dx);",
     "    }",
     "#else",
     "    te_i64 first = (te_i64)blockIdx.x * 2048 + threadIdx.x;",
     "    for (te_i64 i = first; i < first + 2048 && i < a.m * a.n; i += 256) {",
-    "        float dy = te_load(a.dy, i, a.dy_dt), da, db;",
+    "        float dy = te_load(a.dy, i, a.dy_dt), da, db = 0.0f;",
+    "        te_i64 at = i;",
     "        if (te_act_gated(a.act)) {",
     "            te_act_split(i, a.n, &row, &column);",
-    "            te_i64 at = row * 2 * a.n + column;",
+    "            at = row * 2 * a.n + column;",
     "            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.n, a.x_dt), dy, a.limit, a.alpha, &da, &db);",
-    "            te_store(a.dx, at, a.dx_dt, da);",
-    "            te_store(a.dx, at + a.n, a.dx_dt, db);",
+    "            te_store(a.dx, at + a.n, a.dx_dt, a.scale ? db * scale : db);",
     "        } else {",
     "            te_act(a.act, te_load(a.x, i, a.x_dt), &da);",
-    "            te_store(a.dx, i, a.dx_dt, dy * da);",
+    "            da *= dy;",
     "        }",
+    "        te_store(a.dx, at, a.dx_dt, a.scale ? da * scale : da);",
+    "        largest = fmaxf(largest, fmaxf(fabsf(da), fabsf(db)));",
     "    }",
     "#endif",
+    "    if (a.amax) te_act_amax(a.amax, seen, largest, a.dx_dt);",
     "}",
 };
-static const char *const te__source_10[] = { /* ops/act/act_fwd.cu */
+static const char *const te__source_13[] = { /* ops/act/act_bwd_tile.cu */
+    "// ops/act/act_bwd_tile.cu: activations, backward, with what a tile alone can give: codes of dx along columns too, and sums of its columns",
+    "// (the gradient of a bias). Formulas: act.cuh; tiles: tile.cuh.",
+    "//",
+    "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]",
+    "//   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;   amax = max |dx|",
+    "//   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded",
+    "//",
+    "// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They go on over `ld` and `ldc`: that is how padding",
+    "// is written.",
+    "//",
+    "// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=4 BIAS=0",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5 BIAS=1",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=5 BIAS=1",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3 BIAS=1",
+    "// te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0",
+    "// te:row ACT=6 DY_DT=1 X_DT=1 DX_DT=1 BIAS=1",
+    "#include \"ops/act/act.cuh\"",
+    "#include \"ops/act/kargs.h\"",
+    "#include \"ops/act/tile.cuh\"",
+    "#ifdef ACT",
+    "constexpr int unroll = 8;",
+    "#define PACKED_DY (DY_DT != TE_F32)",
+    "#define PACKED (X_DT != TE_F32)",
+    "#define GATED (ACT >= TE_GEGLU)",
+    "#else",
+    "constexpr int unroll = 1; // the general row: less code",
+    "#define ACT a.act",
+    "#define DY_DT a.dy_dt",
+    "#define X_DT a.x_dt",
+    "#define DX_DT a.dx_dt",
+    "#define PACKED_DY false",
+    "#define PACKED false",
+    "#define GATED true",
+    "#define BIAS (a.partial != nullptr)",
+    "#endif",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_act_bwd_tile(const __grid_constant__ te__act_bwd_kargs a) {",
+    "    te_follow();",
+    "    constexpr int halves = GATED ? 2 : 1;",
+    "    __shared__ __align__(16) te_u32 tile[halves * TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    te_act_place p(a.tiles_n);",
+    "    bool gated = te_act_gated(ACT), fp8 = DX_DT == TE_F8E4M3 || DX_DT == TE_F8E5M2;",
+    "    te_i64 left = a.m - p.row, cols = a.n - p.col, width = gated ? 2 * a.n : a.n, at = p.row * width + p.col;",
+    "    int rows = left > 4 ? 4 : left < 0 ? 0 : (int)left;",
+    "    te_eight<PACKED_DY> dy[4];",
+    "    te_eight<PACKED> x[4], gate[4];",
+    "    te_act_load<PACKED_DY>(a.dy, p.row * a.n + p.col, a.n, DY_DT, rows, cols, a.vector_x, dy);",
+    "    te_act_load<PACKED>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);",
+    "    if (gated) te_act_load<PACKED>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);",
+    "    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, sum[halves][8] = {};",
+    "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);",
+    "    te_u32 code[halves][4][2] = {};",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "        float dx[halves][8];",
+    "#pragma unroll unroll",
+    "        for (int k = 0; k < 8; k++) {",
+    "            float g = te_eight_get<PACKED_DY>(dy[r], k, DY_DT), u = te_eight_get<PACKED>(x[r], k, X_DT);",
+    "            if (gated) {",
+    "                te_act_gate_grad(ACT, u, te_eight_get<PACKED>(gate[r], k, X_DT), g, a.limit, a.alpha, &dx[0][k], &dx[halves - 1][k]);",
+    "            } else {",
+    "                te_act(ACT, u, &dx[0][k]);",
+    "                dx[0][k] *= g;",
+    "            }",
+    "#pragma unroll",
+    "            for (int h = 0; h < halves; h++) {",
+    "                if (h == 1 && !gated) break;",
+    "                largest = fmaxf(largest, fabsf(dx[h][k]));",
+    "                if (BIAS) sum[h][k] += dx[h][k];",
+    "                if (!fp8) continue;",
+    "                dx[h][k] *= scale;",
+    "                if (r >= rows || k >= cols) dx[h][k] = 0.0f; // also when the scale is not a number",
+    "            }",
+    "        }",
+    "#pragma unroll",
+    "        for (int h = 0; h < halves; h++) {",
+    "            if (h == 1 && !gated) break;",
+    "            // Only the last half is followed by padding.",
+    "            te_i64 to = (p.row + r) * a.ld + h * a.n + p.col, there = h == 1 || !gated ? a.ld - h * a.n - p.col : cols;",
+    "            if (!fp8) {",
+    "                if (r < rows) te_act_store(a.dx, to, DX_DT, there, a.vector_dx, dx[h]);",
+    "                continue;",
+    "            }",
+    "#pragma unroll",
+    "            for (int i = 0; i < 2; i++)",
+    "                code[h][r][i] = te_f32x2_to_fp8(dx[h][4 * i], dx[h][4 * i + 1], DX_DT) | (te_u32)te_f32x2_to_fp8(dx[h][4 * i + 2], dx[h][4 * i + 3], DX_DT) << 16;",
+    "            if (a.dx && r < rows) te_act_store_codes((te_u8 *)a.dx + to, there, a.vector_dx, code[h][r]);",
+    "        }",
+    "    }",
+    "    if (a.col) {",
+    "#pragma unroll",
+    "        for (int h = 0; h < halves; h++) te_act_turn(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, code[h]);",
+    "        __syncthreads();",
+    "#pragma unroll",
+    "        for (int h = 0; h < halves; h++) {",
+    "            if (h == 1 && !gated) break;",
+    "            te_tile_store(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, (te_u8 *)a.col + h * a.n * a.ldc, a.ldc, p.first_row, p.first_col, a.n, 1, a.vector_col);",
+    "        }",
+    "    }",
+    "    if (BIAS && p.first_row < a.m) {",
+    "        __syncthreads(); // the tiles are read",
+    "#pragma unroll",
+    "        for (int h = 0; h < halves; h++) {",
+    "            if (h == 1 && !gated) break;",
+    "            te_act_column_sums(sum[h], (float *)tile, a.partial + p.tile_m * width + h * a.n + p.first_col, a.n - p.first_col);",
+    "        }",
+    "    }",
+    "    if (a.amax) te_act_amax(a.amax, seen, largest, DX_DT);",
+    "}",
+};
+static const char *const te__source_14[] = { /* ops/act/act_fwd.cu */
     "// ops/act/act_fwd.cu: activations, forward, into a float format or FP8. Formulas: act.cuh.",
     "//",
-    "//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), amax = max |y|, columns n .. ld-1 are 0",
+    "//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;   amax = max |y|",
     "//",
-    "// With options, a thread computes eight neighbours of y:",
+    "// With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight that lie 2048 apart: its loads come first.",
     "//",
     "//       block 0: [thread 0: y 0..7][thread 1: y 8..15] ..   block 1: [y 2048..] ..",
     "//",
     "// without, eight elements that lie 256 apart, so that each step of a warp reads neighbours.",
     "//",
-    "// Launch: block of 256 threads, grid ceil(m * ld / 2048). With options: n and ld multiples of 8, x aligned to 16 bytes, y to 16 (8 for",
-    "// FP8), and what is neither gated nor quantized is one long row: m = 1, ld = n. Without: anything.",
+    "// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples",
+    "// of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.",
     "//",
     "// te:baseline",
     "// te:row ACT=1 X_DT=3 Y_DT=3",
@@ -6276,41 +7015,55 @@ static const char *const te__source_10[] = { /* ops/act/act_fwd.cu */
     "// te:row ACT=12 X_DT=3 Y_DT=4",
     "#include \"ops/act/act.cuh\"",
     "#include \"ops/act/kargs.h\"",
+    "#include \"ops/act/tile.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_constant__ te__act_fwd_kargs a) {",
-    "    __shared__ float scratch[32];",
-    "    float scale = a.scale ? *a.scale : 1.0f, largest = 0.0f, slope;",
-    "    te_i64 row, column;",
+    "    te_follow();",
+    "    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, slope;",
+    "    te_i64 row;",
     "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);",
     "#ifdef ACT",
     "    constexpr bool quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;",
-    "    te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;",
-    "    if (i < a.m * a.ld) {",
-    "        float x[8], gate[8], y[8] = {};",
-    "        row = 0, column = i;",
-    "        if (te_act_gated(ACT) || quantized) te_act_split(i, a.ld, &row, &column);",
-    "        if (column < a.n) {",
-    "            if (te_act_gated(ACT)) {",
-    "                te_load8(a.x, row * 2 * a.n + column, X_DT, x);",
-    "                te_load8(a.x, row * 2 * a.n + a.n + column, X_DT, gate);",
-    "            } else {",
-    "                te_load8(a.x, row * a.n + column, X_DT, x);",
-    "            }",
+    "    constexpr int vectors = te_act_gated(ACT) ? 1 : 2;",
+    "    te_i64 i = (te_i64)blockIdx.x * (vectors * 2048) + threadIdx.x * 8, column[2];",
+    "    te_eight<X_DT != TE_F32> x[2];",
+    "#pragma unroll",
+    "    for (int k = 0; k < 2; k++) {",
+    "        te_i64 at = i + k * 2048;",
+    "        if (te_act_gated(ACT) && k == 1) { // the gate",
+    "            if (i < a.m * a.ld && column[0] < a.n) x[1] = te_eight_load<X_DT != TE_F32>(a.x, row * 2 * a.n + a.n + column[0], X_DT);",
+    "            break;",
+    "        }",
+    "        row = 0, column[k] = at;",
+    "        if (te_act_gated(ACT) || a.m > 1) te_act_split8(at, a.ld, a.divisor.magic, a.divisor.shift, &row, &column[k]);",
+    "        if (at < a.m * a.ld && column[k] < a.n) x[k] = te_eight_load<X_DT != TE_F32>(a.x, row * (te_act_gated(ACT) ? 2 : 1) * a.n + column[k], X_DT);",
+    "    }",
+    "#pragma unroll",
+    "    for (int k = 0; k < vectors; k++) {",
+    "        float y[8] = {};",
+    "        if (i + k * 2048 >= a.m * a.ld) break;",
+    "        if (column[k] < a.n) {",
     "#pragma unroll",
     "            for (int j = 0; j < 8; j++) {",
-    "                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, x[j], gate[j], a.limit, a.alpha) : te_act(ACT, x[j], &slope);",
-    "                if (quantized) {",
-    "                    largest = fmaxf(largest, fabsf(y[j]));",
-    "                    y[j] *= scale;",
-    "                }",
+    "                float u = te_eight_get<X_DT != TE_F32>(x[k], j, X_DT);",
+    "                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<X_DT != TE_F32>(x[1], j, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);",
+    "            }",
+    "            if (a.amax) {",
+    "#pragma unroll",
+    "                for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(y[j]));",
+    "            }",
+    "            if (quantized) {",
+    "#pragma unroll",
+    "                for (int j = 0; j < 8; j++) y[j] *= scale;",
     "            }",
     "        }",
-    "        te_store8(a.y, i, Y_DT, y);",
+    "        te_store8(a.y, i + k * 2048, Y_DT, y);",
     "    }",
     "#else",
     "    te_i64 first = (te_i64)blockIdx.x * 2048 + threadIdx.x;",
     "    for (te_i64 i = first; i < first + 2048 && i < a.m * a.ld; i += 256) {",
     "        float y = 0.0f;",
+    "        te_i64 column;",
     "        te_act_split(i, a.ld, &row, &column);",
     "        if (column < a.n) {",
     "            if (te_act_gated(a.act)) {",
@@ -6324,37 +7077,228 @@ static const char *const te__source_10[] = { /* ops/act/act_fwd.cu */
     "        te_store(a.y, i, a.y_dt, a.scale ? y * scale : y);",
     "    }",
     "#endif",
-    "    if (a.amax) {",
-    "        largest = te_block_max(largest, scratch);",
-    "        // One atomic for each block that has something to say: most find a larger amax there already.",
-    "        if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
-    "    }",
+    "    if (a.amax) te_act_amax(a.amax, seen, largest, a.y_dt);",
     "}",
 };
-static const char *const te__source_11[] = { /* ops/act/kargs.h */
+static const char *const te__source_15[] = { /* ops/act/act_fwd_tile.cu */
+    "// ops/act/act_fwd_tile.cu: activations, forward, into FP8 that is read along columns too: codes row-wise and transposed from one read of x.",
+    "// Formulas: act.cuh; tiles: tile.cuh.",
+    "//",
+    "//   y = f(x) or f(a) b;   q = saturate(y * scale), amax = max |y|;   row [m, ld] and col [n, ldc], padded with 0",
+    "//",
+    "// Tiles cover `ld` columns and `ldc` rows: that is how padding is written.",
+    "//",
+    "// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.",
+    "//",
+    "// te:baseline",
+    "// te:row ACT=8 X_DT=3 Y_DT=4",
+    "// te:row ACT=1 X_DT=3 Y_DT=4",
+    "// te:row ACT=12 X_DT=3 Y_DT=4",
+    "// te:row ACT=8 X_DT=2 Y_DT=5",
+    "// te:row ACT=6 X_DT=1 Y_DT=4",
+    "#include \"ops/act/act.cuh\"",
+    "#include \"ops/act/kargs.h\"",
+    "#include \"ops/act/tile.cuh\"",
+    "#ifdef ACT",
+    "constexpr int unroll = 8;",
+    "#define PACKED (X_DT != TE_F32)",
+    "#else",
+    "constexpr int unroll = 1; // the general row: less code",
+    "#define ACT a.act",
+    "#define X_DT a.x_dt",
+    "#define Y_DT a.y_dt",
+    "#define PACKED false",
+    "#endif",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_constant__ te__act_fwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    te_act_place p(a.tiles_n);",
+    "    te_i64 left = a.m - p.row, cols = a.n - p.col, width = te_act_gated(ACT) ? 2 * a.n : a.n, at = p.row * width + p.col;",
+    "    int rows = left > 4 ? 4 : left < 0 ? 0 : (int)left;",
+    "    te_eight<PACKED> x[4], gate[4];",
+    "    te_act_load<PACKED>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);",
+    "    if (te_act_gated(ACT)) te_act_load<PACKED>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);",
+    "    float scale = *a.scale, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, slope;",
+    "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);",
+    "    te_u32 code[4][2];",
+    "#pragma unroll",
+    "    for (int r = 0; r < 4; r++) {",
+    "        float y[8];",
+    "#pragma unroll unroll",
+    "        for (int k = 0; k < 8; k++) {",
+    "            float u = te_eight_get<PACKED>(x[r], k, X_DT);",
+    "            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<PACKED>(gate[r], k, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);",
+    "            largest = fmaxf(largest, fabsf(y[k]));",
+    "            y[k] *= scale;",
+    "            if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is not a number",
+    "        }",
+    "#pragma unroll",
+    "        for (int h = 0; h < 2; h++) code[r][h] = te_f32x2_to_fp8(y[4 * h], y[4 * h + 1], Y_DT) | (te_u32)te_f32x2_to_fp8(y[4 * h + 2], y[4 * h + 3], Y_DT) << 16;",
+    "        if (a.y && r < rows) te_act_store_codes((te_u8 *)a.y + (p.row + r) * a.ld + p.col, a.ld - p.col, a.vector_y, code[r]);",
+    "    }",
+    "    if (a.col) {",
+    "        te_act_turn(tile, code);",
+    "        __syncthreads();",
+    "        te_tile_store(tile, a.col, a.ldc, p.first_row, p.first_col, a.n, 1, a.vector_col);",
+    "    }",
+    "    if (a.amax) te_act_amax(a.amax, seen, largest, Y_DT);",
+    "}",
+};
+static const char *const te__source_16[] = { /* ops/act/kargs.h */
     "/* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "/* Division of i / 8 < 2^31 by a width / 8: the upper word of its product with `magic`, shifted. shift < 0: the number of elements is beyond. */",
+    "typedef struct te__act_divisor {",
+    "    unsigned magic;",
+    "    int shift;",
+    "} te__act_divisor;",
     "",
     "/* y [m, ld] = f(x), x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y are written as 0. */",
     "typedef struct te__act_fwd_kargs {",
     "    const void *x;",
-    "    void *y;",
+    "    void *y;             /* [m, ld], or NULL */",
+    "    void *col;           /* [n, ldc]: the codes transposed, or NULL */",
     "    const float *scale;      /* [1], or NULL: y is not quantized */",
     "    float *scale_inv, *amax; /* [1], or NULL */",
-    "    long long m, n, ld;",
+    "    long long m, n, ld, ldc;",
+    "    unsigned tiles_n;        /* of act_fwd_tile: tiles along n */",
+    "    te__act_divisor divisor; /* of act_fwd with options: by ld */",
     "    float limit, alpha;",
     "    int x_dt, y_dt, act;",
+    "    int vector_x;   /* all rows of x, and of its halves, start at multiples of 16 bytes */",
+    "    int vector_y;   /* rows of y start at multiples of 16 bytes, of 8 if it is FP8 */",
+    "    int vector_col; /* rows of col start at multiples of 16 bytes */",
     "} te__act_fwd_kargs;",
     "",
-    "/* dx = dy f'(x): dy [m, n]; x and dx [m, n] or, gated, [m, 2n]. */",
+    "/* dx = dy f'(x): dy [m, n]; x [m, n] or, gated, [m, 2n]; dx [m, ld], ld at least as wide as x and wider only as FP8. */",
     "typedef struct te__act_bwd_kargs {",
     "    const void *dy, *x;",
-    "    void *dx;",
-    "    long long m, n;",
+    "    void *dx;                /* or NULL */",
+    "    void *col;               /* [n or 2n, ldc]: the codes transposed, or NULL */",
+    "    const float *scale;      /* [1], or NULL: dx is not quantized */",
+    "    float *scale_inv, *amax; /* [1], or NULL */",
+    "    float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */",
+    "    long long m, n, ld, ldc;",
+    "    unsigned tiles_n;        /* of act_bwd_tile: tiles along n */",
+    "    te__act_divisor divisor; /* of act_bwd with options: by n */",
     "    float limit, alpha;",
     "    int dy_dt, x_dt, dx_dt, act;",
+    "    int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */",
+    "    int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */",
+    "    int vector_col; /* rows of col start at multiples of 16 bytes */",
     "} te__act_bwd_kargs;",
+    "",
+    "/* dbias [n] = the sum over the tiles of partial [tiles, n], or that added to it. */",
+    "typedef struct te__act_bias_kargs {",
+    "    const float *partial;",
+    "    void *dbias;",
+    "    long long tiles, n;",
+    "    int dbias_dt, accumulate;",
+    "} te__act_bias_kargs;",
 };
-static const char *const te__source_12[] = { /* ops/attn/attn.cuh */
+static const char *const te__source_17[] = { /* ops/act/tile.cuh */
+    "// ops/act/tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results leave: rows, their transpose, sums of columns.",
+    "// Knows where elements lie; must not know what was computed.",
+    "//",
+    "//            64 columns (tx = t % 8: 8 each)",
+    "//          +-------------------------+",
+    "//   128    | ty = t / 8: 4 rows      |",
+    "//   rows   |    x eight columns      |",
+    "//          +-------------------------+",
+    "#pragma once",
+    "#include \"device/eight.cuh\"",
+    "#include \"device/tile.cuh\"",
+    "",
+    "struct te_act_place {",
+    "    te_u32 tile_m;",
+    "    te_i64 first_row, first_col, row, col;",
+    "    TE_DEV te_act_place(te_u32 tiles_n) {",
+    "        tile_m = blockIdx.x / tiles_n;",
+    "        first_row = (te_i64)tile_m * 128, first_col = (te_i64)(blockIdx.x - tile_m * tiles_n) * TE_TILE_COLUMNS;",
+    "        row = first_row + (threadIdx.x >> 3) * 4, col = first_col + (threadIdx.x & 7) * 8;",
+    "    }",
+    "};",
+    "",
+    "// Four rows of eight elements of p [.., ld], from element `at` on; of them `rows` and `there` exist, the others are 0.",
+    "template <bool packed> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector, te_eight<packed> v[4]) {",
+    "    if (vector && rows == 4 && there >= 8) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) v[r] = te_eight_load<packed>(p, at + r * ld, dt);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) v[r] = te_eight_part<packed>(p, at + r * ld, dt, r < rows ? there : 0);",
+    "    }",
+    "}",
+    "",
+    "// Eight numbers of a row as FP8 codes, to words and to y.",
+    "TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u32 code[2]) {",
+    "    if (vector && there >= 8) {",
+    "        *(uint2 *)to = make_uint2(code[0], code[1]);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++)",
+    "            if (k < there) to[k] = (te_u8)(code[k >> 2] >> (8 * (k & 3)));",
+    "    }",
+    "}",
+    "TE_DEV void te_act_store(void *y, te_i64 at, int dt, te_i64 there, bool vector, const float v[8]) {",
+    "    if (vector && there >= 8) {",
+    "        te_store8(y, at, dt, v);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++)",
+    "            if (k < there) te_store(y, at + k, dt, v[k]);",
+    "    }",
+    "}",
+    "// The codes of four rows to the tile that will be read as columns.",
+    "TE_DEV void te_act_turn(te_u32 *tile, const te_u32 code[4][2]) {",
+    "#pragma unroll",
+    "    for (int h = 0; h < 2; h++) {",
+    "        te_u32 in[4] = {code[0][h], code[1][h], code[2][h], code[3][h]}, out[4];",
+    "        te_transpose_bytes(in, out);",
+    "#pragma unroll",
+    "        for (int j = 0; j < 4; j++) te_tile_put(tile, threadIdx.x & 7, threadIdx.x >> 3, 4 * h + j, out[j]);",
+    "    }",
+    "}",
+    "",
+    "// The largest of a warp to amax, by one atomic if it has something to say: `seen` is what was there when the block began, and most find a",
+    "// larger one. All lanes take part.",
+    "TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {",
+    "    te_u32 most;",
+    "    if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is written",
+    "    if (dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));",
+    "    asm(\"redux.sync.max.u32 %0, %1, 0xffffffff;\" : \"=r\"(most) : \"r\"(__float_as_uint(largest))); // not negative: they order like their bits",
+    "    largest = __uint_as_float(most);",
+    "    if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);",
+    "}",
+    "",
+    "// Lanes that differ in one bit share 2n sums; each keeps n, the upper ones where its bit is set.",
+    "template <int n> TE_DEV void te_act_add_halves(float *v, int lane_bit) {",
+    "    bool upper = threadIdx.x & lane_bit;",
+    "#pragma unroll",
+    "    for (int i = 0; i < n; i++) {",
+    "        float other = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + n], lane_bit);",
+    "        v[i] = (upper ? v[i + n] : v[i]) + other;",
+    "    }",
+    "}",
+    "// The sums of the tile's columns, from each thread's sums of its rows; sums: 8 x 64 floats of shared memory. Writes those before `cols`.",
+    "TE_DEV void te_act_column_sums(float v[8], float *sums, float *to, te_i64 cols) {",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_act_add_halves<4>(v, 16);",
+    "    te_act_add_halves<2>(v, 8);",
+    "    int column = (lane & 7) * 8 + (lane >> 4) * 4 + (lane >> 3 & 1) * 2;",
+    "    *(float2 *)(sums + warp * TE_TILE_COLUMNS + column) = make_float2(v[0], v[1]);",
+    "    __syncthreads();",
+    "    if (threadIdx.x < TE_TILE_COLUMNS && threadIdx.x < cols) {",
+    "        float sum = 0.0f;",
+    "#pragma unroll",
+    "        for (int w = 0; w < 8; w++) sum += sums[w * TE_TILE_COLUMNS + threadIdx.x];",
+    "        to[threadIdx.x] = sum;",
+    "    }",
+    "    __syncthreads();",
+    "}",
+};
+static const char *const te__source_18[] = { /* ops/attn/attn.cuh */
     "// ops/attn/attn.cuh: what all attention kernels share: which keys a row sees, and dropout. Knows no tiles.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -6407,7 +7351,9 @@ static const char *const te__source_12[] = { /* ops/attn/attn.cuh */
     "// Whether the four elements of one Philox block are kept: bit w is element 4 block + w.",
     "TE_DEV te_u32 te_attn_keeps4(const te__attn_kargs &a, te_u64 block) {",
     "    te_u32 bits[4], keep = 0;",
-    "    te__philox(a.seed, a.offset, block, bits);",
+    "    uint64_t seed = a.seed, offset = a.offset;",
+    "    te__rng_read(a.rng, &seed, &offset);",
+    "    te__philox(seed, offset, block, bits);",
     "#pragma unroll",
     "    for (int w = 0; w < 4; w++) keep |= (te__uniform01(bits[w]) >= a.dropout_p ? 1u : 0u) << w;",
     "    return keep;",
@@ -6434,7 +7380,7 @@ static const char *const te__source_12[] = { /* ops/attn/attn.cuh */
     "    return keep;",
     "}",
 };
-static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dkv.cu */
+static const char *const te__source_19[] = { /* ops/attn/attn_bwd_dkv.cu */
     "// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats, sizes and strides,",
     "// in f32.",
     "//",
@@ -6447,6 +7393,7 @@ static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dkv.cu */
     "#include \"ops/attn/general.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __grid_constant__ te__attn_kargs a) {",
+    "    te_follow();",
     "    extern __shared__ float4 te_shared[];",
     "    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
     "    const te_attn_place at((a.s_kv + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.groups, false);",
@@ -6498,7 +7445,7 @@ static const char *const te__source_13[] = { /* ops/attn/attn_bwd_dkv.cu */
     "    te_attn_put(a.dv, at.b, at.h, first, a.s_kv, a.d_v, dv, a.keep_scale);",
     "}",
 };
-static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
+static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "// ops/attn/attn_bwd_dkv_mma.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, in bf16 or f16 on the tensor cores",
     "// of sm_80 and later (mma.sync).",
     "//",
@@ -6572,6 +7519,7 @@ static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "};",
     "",
     "extern \"C\" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_attn_bwd_dkv_mma(const __grid_constant__ te__attn_kargs a) {",
+    "    te_follow();",
     "    extern __shared__ uint4 te_shared[];",
     "    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
     "    const te_attn_place at((a.s_kv + BN - 1) / BN, a.groups, false);",
@@ -6673,7 +7621,7 @@ static const char *const te__source_14[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(a.dv, at.b, at.h, 2), 2 * a.dv.s, first, a.s_kv, a.d_v);",
     "}",
 };
-static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dq.cu */
+static const char *const te__source_21[] = { /* ops/attn/attn_bwd_dq.cu */
     "// ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the",
@@ -6685,6 +7633,7 @@ static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dq.cu */
     "#include \"ops/attn/general.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid_constant__ te__attn_kargs a) {",
+    "    te_follow();",
     "    extern __shared__ float4 te_shared[];",
     "    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
     "    const te_attn_place at((a.s_q + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.heads, true);",
@@ -6728,7 +7677,7 @@ static const char *const te__source_15[] = { /* ops/attn/attn_bwd_dq.cu */
     "    te_attn_put(a.dq, at.b, at.h, first, a.s_q, a.d, acc, a.scale);",
     "}",
 };
-static const char *const te__source_16[] = { /* ops/attn/attn_bwd_dq_mma.cu */
+static const char *const te__source_22[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "// ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).",
     "//",
     "//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by",
@@ -6777,6 +7726,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "};",
     "",
     "extern \"C\" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_attn_bwd_dq_mma(const __grid_constant__ te__attn_kargs a) {",
+    "    te_follow();",
     "    extern __shared__ uint4 te_shared[];",
     "    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
     "    const te_attn_place at((a.s_q + BM - 1) / BM, a.heads, true);",
@@ -6849,7 +7799,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "    te_put<DT, D, M>(q, dq, scale, te_attn_head(a.dq, at.b, at.h, 2), 2 * a.dq.s, first, a.s_q, a.d);",
     "}",
 };
-static const char *const te__source_17[] = { /* ops/attn/attn_delta.cu */
+static const char *const te__source_23[] = { /* ops/attn/attn_delta.cu */
     "// ops/attn/attn_delta.cu: what the backward needs of each query row before it starts, one warp a row:",
     "//   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout)",
     "//   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0 everywhere.",
@@ -6860,6 +7810,7 @@ static const char *const te__source_17[] = { /* ops/attn/attn_delta.cu */
     "#include \"ops/attn/attn.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256, 4) te_attn_delta(const __grid_constant__ te__attn_kargs a) {",
+    "    te_follow();",
     "    const int lane = threadIdx.x & 31;",
     "    const te_i64 row = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5), head = row / a.s_pad;",
     "    const int i = (int)(row - head * a.s_pad), b = (int)(head / a.heads), h = (int)(head - (te_i64)b * a.heads);",
@@ -6878,7 +7829,7 @@ static const char *const te__source_17[] = { /* ops/attn/attn_delta.cu */
     "    }",
     "}",
 };
-static const char *const te__source_18[] = { /* ops/attn/attn_fwd.cu */
+static const char *const te__source_24[] = { /* ops/attn/attn_fwd.cu */
     "// ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s matrix.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been",
@@ -6890,6 +7841,7 @@ static const char *const te__source_18[] = { /* ops/attn/attn_fwd.cu */
     "#include \"ops/attn/general.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_constant__ te__attn_kargs a) {",
+    "    te_follow();",
     "    extern __shared__ float4 te_shared[];",
     "    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
     "    const te_attn_place at((a.s_q + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.heads, true);",
@@ -6942,7 +7894,7 @@ static const char *const te__source_18[] = { /* ops/attn/attn_fwd.cu */
     "    te_attn_put(a.o, at.b, at.h, first, a.s_q, a.d_v, acc, 1.0f);",
     "}",
 };
-static const char *const te__source_19[] = { /* ops/attn/attn_fwd_mma.cu */
+static const char *const te__source_25[] = { /* ops/attn/attn_fwd_mma.cu */
     "// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), as",
     "// FlashAttention-2 (Dao, 2023) goes about it.",
     "//",
@@ -6999,6 +7951,7 @@ static const char *const te__source_19[] = { /* ops/attn/attn_fwd_mma.cu */
     "};",
     "",
     "extern \"C\" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_attn_fwd_mma(const __grid_constant__ te__attn_kargs a) {",
+    "    te_follow();",
     "    extern __shared__ uint4 te_shared[];",
     "    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
     "    const te_attn_place at((a.s_q + BM - 1) / BM, a.heads, true);",
@@ -7112,7 +8065,7 @@ static const char *const te__source_19[] = { /* ops/attn/attn_fwd_mma.cu */
     "    te_put<DT, D, M>(q, o, inverse, te_attn_head(a.o, at.b, at.h, 2), 2 * a.o.s, first, a.s_q, a.d_v);",
     "}",
 };
-static const char *const te__source_20[] = { /* ops/attn/general.cuh */
+static const char *const te__source_26[] = { /* ops/attn/general.cuh */
     "// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.",
     "//",
     "// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a",
@@ -7187,7 +8140,7 @@ static const char *const te__source_20[] = { /* ops/attn/general.cuh */
     "            if (first + r < end && lane + 32 * t < d) te_store(x.p, te_attn_at(x, b, h, first + r) + lane + 32 * t, x.dt, acc[r][t] * scale);",
     "}",
 };
-static const char *const te__source_21[] = { /* ops/attn/kargs.h */
+static const char *const te__source_27[] = { /* ops/attn/kargs.h */
     "/* ops/attn/kargs.h: what the attention kernels are told. Read by both compilers. */",
     "#ifndef TE__ATTN_KARGS_H",
     "#define TE__ATTN_KARGS_H",
@@ -7211,6 +8164,7 @@ static const char *const te__source_21[] = { /* ops/attn/kargs.h */
     "    float scale, scale2;  /* of the scores; times log2(e) */",
     "    float dropout_p, keep_scale; /* 1 / (1 - p) */",
     "    unsigned long long seed, offset;",
+    "    const void *rng; /* te__rng_read */",
     "} te__attn_kargs;",
     "",
     "/* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */",
@@ -7227,7 +8181,7 @@ static const char *const te__source_21[] = { /* ops/attn/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_22[] = { /* ops/attn/tile.cuh */
+static const char *const te__source_28[] = { /* ops/attn/tile.cuh */
     "// ops/attn/tile.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.",
     "//",
     "// A row is D / 8 pieces of 16 bytes and one piece of nothing: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in",
@@ -7417,7 +8371,7 @@ static const char *const te__source_22[] = { /* ops/attn/tile.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_23[] = { /* ops/block/block.cuh */
+static const char *const te__source_29[] = { /* ops/block/block.cuh */
     "// ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -7451,7 +8405,7 @@ static const char *const te__source_23[] = { /* ops/block/block.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_24[] = { /* ops/block/block_dequantize.cu */
+static const char *const te__source_30[] = { /* ops/block/block_dequantize.cu */
     "// ops/block/block_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the row-wise copy, q [m, ld].",
     "//",
     "//   1-D blocks   element (i, j) has scale_inv[j / 128][i]",
@@ -7475,6 +8429,7 @@ static const char *const te__source_24[] = { /* ops/block/block_dequantize.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_block_dequantize(const __grid_constant__ te__block_dequantize_kargs a) {",
+    "    te_follow();",
     "    te_i64 per_row = te_div_up(a.n, 8), groups = a.m * per_row, first = (te_i64)blockIdx.x * 1024 + threadIdx.x;",
     "    te_i64 row[4], col[4];",
     "    uint2 code[4];",
@@ -7512,19 +8467,19 @@ static const char *const te__source_24[] = { /* ops/block/block_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_25[] = { /* ops/block/block_dequantize_col.cu */
+static const char *const te__source_31[] = { /* ops/block/block_dequantize_col.cu */
     "// ops/block/block_dequantize_col.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the column-wise copy, q [n, ld].",
     "//",
     "//   1-D blocks   element (i, j) of y has scale_inv[i / 128][j]",
     "//   2-D blocks   element (i, j) of y has scale_inv[j / 128][i / 128]",
     "//",
-    "//            64 rows of y (tx: 8 each)",
+    "//            128 rows of y (tx: 16 each)",
     "//          +-------------------------+                  +------- 128 columns -------+",
-    "//   128    | ty: 4 columns of y      |  ->  tile.cuh -> | 4 x 8 a thread, decoded   |  64 rows of y",
-    "//   columns|                         |                  +---------------------------+",
-    "//          +-------------------------+",
+    "//   128    | ty: 4 columns of y      |  ->  tile.cuh -> | 8 a thread, decoded, of   |  128 rows of y",
+    "//   columns|                         |                  | every 16th row            |",
+    "//          +-------------------------+                  +---------------------------+",
     "//",
-    "// Launch: block 256, grid: tiles of 64 rows and 128 columns of y, those of the same rows next to each other. Any size, any alignment.",
+    "// Launch: block 256, grid: tiles of 128 rows and 128 columns of y, those of the same rows next to each other. Any size, any alignment.",
     "//",
     "// te:baseline",
     "// te:row Q_DT=4 Y_DT=3",
@@ -7539,68 +8494,75 @@ static const char *const te__source_25[] = { /* ops/block/block_dequantize_col.c
     "#endif",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_block_dequantize_col(const __grid_constant__ te__block_dequantize_kargs a) {",
-    "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    te_follow();",
+    "    __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS]; // 64 rows of y each",
     "    __shared__ __align__(16) float scale[128]; // of each column of y",
     "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;",
     "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
-    "    te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 128;",
-    "    uint2 code[4];",
+    "    te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * 128;",
+    "    te_u32 code[4][4]; // 16 rows of four columns",
     "#pragma unroll",
-    "    for (int r = 0; r < 4; r++) {",
-    "        te_i64 line = first_col + ty * 4 + r, at = first_row + tx * 8, there = line < a.n ? a.m - at : 0;",
-    "        if (a.vector_q && there >= 8) code[r] = *(const uint2 *)((const te_u8 *)a.q + line * a.ld + at);",
-    "        else code[r] = te_codes_part(a.q, line * a.ld + at, there);",
+    "    for (int c = 0; c < 4; c++) {",
+    "        te_i64 line = first_col + ty * 4 + c, at = first_row + tx * 16, there = line < a.n ? a.m - at : 0;",
+    "        if (a.vector_q && there >= 16) {",
+    "            uint4 u = *(const uint4 *)((const te_u8 *)a.q + line * a.ld + at);",
+    "            code[c][0] = u.x, code[c][1] = u.y, code[c][2] = u.z, code[c][3] = u.w;",
+    "        } else {",
+    "#pragma unroll",
+    "            for (int h = 0; h < 2; h++) {",
+    "                uint2 u = te_codes_part(a.q, line * a.ld + at + 8 * h, there - 8 * h);",
+    "                code[c][2 * h] = u.x, code[c][2 * h + 1] = u.y;",
+    "            }",
+    "        }",
     "    }",
     "    if (threadIdx.x < 128) {",
-    "        te_i64 col = first_col + threadIdx.x, block = first_row >> 7;",
-    "        scale[threadIdx.x] = col < a.n ? a.scale_inv[a.two_dimensional ? tile_n * a.ld_scale + block : block * a.ld_scale + col] : 0.0f;",
+    "        te_i64 col = first_col + threadIdx.x;",
+    "        scale[threadIdx.x] = col < a.n ? a.scale_inv[a.two_dimensional ? tile_n * a.ld_scale + tile_m : tile_m * a.ld_scale + col] : 0.0f;",
     "    }",
     "#pragma unroll",
-    "    for (int h = 0; h < 2; h++) {",
-    "        te_u32 in[4], out[4];",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) in[r] = h ? code[r].y : code[r].x;",
+    "    for (int h = 0; h < 4; h++) {",
+    "        te_u32 in[4] = {code[0][h], code[1][h], code[2][h], code[3][h]}, out[4];",
     "        te_transpose_bytes(in, out);",
     "#pragma unroll",
-    "        for (int j = 0; j < 4; j++) te_tile_put(tile, tx, ty, 4 * h + j, out[j]);",
+    "        for (int j = 0; j < 4; j++)",
+    "            te_tile_put(tile + (tx >> 2) * TE_TILE_COLUMNS * TE_TILE_WORDS, (tx & 3) * 2 + (h >> 1), ty, 4 * (h & 1) + j, out[j]);",
     "    }",
     "    __syncthreads();",
+    "    int chunk = threadIdx.x & 15; // of the columns",
+    "    te_i64 col = first_col + chunk * 8;",
+    "    float s[8];",
+    "    te_load8(scale, chunk * 8, TE_F32, s);",
+    "    if (col >= a.n) return;",
     "#pragma unroll",
-    "    for (int pass = 0; pass < 2; pass++)",
+    "    for (int pass = 0; pass < 8; pass++) {",
+    "        int line = pass * 16 + (threadIdx.x >> 4);",
+    "        te_i64 row = first_row + line;",
+    "        float v[8];",
+    "        if (row >= a.m) break;",
+    "        uint2 u = te_tile_get2(tile + (line >> 6) * TE_TILE_COLUMNS * TE_TILE_WORDS, line & 63, chunk);",
+    "        te_fp8x8_to_f32(u.x, u.y, Q_DT, v);",
     "#pragma unroll",
-    "        for (int h = 0; h < 2; h++) {",
-    "            // Eight lanes store 128 neighbouring bytes (of 16-bit numbers). Odd lines begin with their second half: the two lines that",
-    "            // are read together then lie in different banks.",
-    "            int line = pass * 32 + ty, chunk = (h ^ (ty & 1)) * 8 + tx;",
-    "            te_i64 row = first_row + line, col = first_col + chunk * 8;",
-    "            float v[8], s[8];",
-    "            if (row >= a.m || col >= a.n) continue;",
-    "            uint2 u = te_tile_get2(tile, line, chunk);",
-    "            te_fp8x8_to_f32(u.x, u.y, Q_DT, v);",
-    "            te_load8(scale, chunk * 8, TE_F32, s);",
-    "#pragma unroll",
-    "            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], s[k]);",
-    "            te_store_part(a.y, row * a.n + col, Y_DT, v, a.n - col, a.vector_y);",
-    "        }",
+    "        for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], s[k]);",
+    "        te_store_part(a.y, row * a.n + col, Y_DT, v, a.n - col, a.vector_y);",
+    "    }",
     "}",
 };
-static const char *const te__source_26[] = { /* ops/block/block_quantize.cu */
+static const char *const te__source_32[] = { /* ops/block/block_quantize.cu */
     "// ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column (column-wise copy, transposed), or",
     "// for each 128 x 128: scales and both copies from one read of x.",
     "//",
-    "//            128 columns: two halves of 64 (tx: 8 of each)",
-    "//          +-------------------------+-------------------------+     thread (tx = t % 8, ty = t / 8) keeps 4 x 16 elements of x in registers",
-    "//   128    | ty: 4 rows              |                         |     row amax     across the 8 tx of a row, by shuffles",
-    "//   rows   |    8 elements           |    8 elements           |     column amax  across the 4 ty of a warp, then 8 warps in shared memory",
-    "//          +-------------------------+-------------------------+     both copies  scaled and rounded from the same registers",
+    "//            128 columns: tx, 8 of each",
+    "//          +-------------------------+     thread (tx = t % 16, ty = t / 16) keeps 4 x 8 elements of x in registers",
+    "//   128    | ty: 4 rows              |     row amax     across the 16 tx of a row, by shuffles",
+    "//   rows   |    8 elements           |     column amax  across the 2 ty of a warp, then 16 warps in shared memory",
+    "//          +-------------------------+     both copies  scaled and rounded from the same registers",
     "//",
-    "// Row-wise codes: neighbouring lanes swap halves, so that a lane stores 16 bytes. Column-wise codes: a word is one column of 4 rows, which goes",
-    "// through shared memory (tile.cuh) to stores of 16 bytes.",
+    "// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (tile.cuh) to stores of 16 bytes.",
     "//",
     "// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: that is how padding is written.",
     "// Tiles that hold nothing but padding have no scales.",
     "//",
-    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
+    "// Launch: block 512, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3 Y_DT=4",
@@ -7610,53 +8572,18 @@ static const char *const te__source_26[] = { /* ops/block/block_quantize.cu */
     "// te:row X_DT=1 Y_DT=4",
     "// te:row X_DT=1 Y_DT=5",
     "#include \"ops/block/kargs.h\"",
+    "#include \"device/eight.cuh\"",
     "#include \"device/tile.cuh\"",
     "#include \"base/scaling.h\"",
     "#ifdef X_DT",
     "#define PACKED (X_DT != TE_F32)",
+    "#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1) // a multiprocessor should hold, where the registers suffice",
     "#else",
     "#define X_DT a.x_dt",
     "#define Y_DT a.y_dt",
     "#define PACKED false",
+    "#define BLOCKS 1",
     "#endif",
-    "",
-    "// Eight elements as they lie in memory: 16-bit formats stay as they are until they are used, which halves the registers of a tile.",
-    "template <bool packed> struct te_eight {",
-    "    te_u32 w[packed ? 4 : 8];",
-    "};",
-    "template <bool packed> TE_DEV te_eight<packed> te_eight_load(const void *p, te_i64 i, int dt) {",
-    "    te_eight<packed> e;",
-    "    if constexpr (packed) {",
-    "        uint4 u = *(const uint4 *)((const te_u16 *)p + i);",
-    "        e.w[0] = u.x, e.w[1] = u.y, e.w[2] = u.z, e.w[3] = u.w;",
-    "    } else {",
-    "        float v[8];",
-    "        te_load8(p, i, dt, v);",
-    "#pragma unroll",
-    "        for (int k = 0; k < 8; k++) e.w[k] = __float_as_uint(v[k]);",
-    "    }",
-    "    return e;",
-    "}",
-    "// The same of any alignment; only n of them exist, the others are 0.",
-    "template <bool packed> TE_DEV te_eight<packed> te_eight_part(const void *p, te_i64 i, int dt, te_i64 n) {",
-    "    te_eight<packed> e;",
-    "#pragma unroll",
-    "    for (int k = 0; k < (packed ? 4 : 8); k++) e.w[k] = 0;",
-    "#pragma unroll",
-    "    for (int k = 0; k < 8; k++) {",
-    "        if (k >= n) break;",
-    "        if constexpr (packed) e.w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));",
-    "        else e.w[k] = __float_as_uint(te_load(p, i + k, dt));",
-    "    }",
-    "    return e;",
-    "}",
-    "template <bool packed> TE_DEV float te_eight_get(const te_eight<packed> &e, int k, int dt) {",
-    "    if constexpr (packed) {",
-    "        te_u16 h = (te_u16)(e.w[k >> 1] >> (16 * (k & 1)));",
-    "        return dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);",
-    "    }",
-    "    return __uint_as_float(e.w[packed ? 0 : k]);",
-    "}",
     "",
     "// One step of a maximum across lanes: those whose index differs in `lane_bit` share 2n values; each keeps n, the upper ones where its bit is set.",
     "template <int n> TE_DEV void te_halve(float *v, int lane_bit) {",
@@ -7668,48 +8595,60 @@ static const char *const te__source_26[] = { /* ops/block/block_quantize.cu */
     "    }",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {",
+    "    te_follow();",
     "    __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS];",
     "    __shared__ __align__(16) float col_scale[128];",
     "    __shared__ float scratch[32];",
-    "    float *part = (float *)tile; // [8 warps][128 columns] of amaxes, before the tile is filled",
-    "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3, lane = threadIdx.x & 31;",
+    "    float *part = (float *)tile; // [16 warps][128 columns] of amaxes, before the tile is filled",
+    "    int tx = threadIdx.x & 15, ty = threadIdx.x >> 4, lane = threadIdx.x & 31;",
     "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
     "    te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * 128;",
     "    te_i64 row = first_row + ty * 4, col = first_col + tx * 8;",
     "    bool scaled = first_row < a.m && first_col < a.n; // else all of it is padding",
     "",
     "    // The loads come first, with nothing between them: they are all on their way before the first is waited for.",
-    "    te_eight<PACKED> x[4][2];",
-    "    if (a.vector_x && row + 4 <= a.m && col + 72 <= a.n) {",
+    "    te_eight<PACKED> x[4];",
+    "    if (a.vector_x && row + 4 <= a.m && col + 8 <= a.n) {",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
-    "#pragma unroll",
-    "            for (int h = 0; h < 2; h++) x[r][h] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col + 64 * h, X_DT);",
+    "        for (int r = 0; r < 4; r++) x[r] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col, X_DT);",
     "    } else {",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
-    "#pragma unroll",
-    "            for (int h = 0; h < 2; h++) {",
-    "                te_i64 at = (row + r) * a.n + col + 64 * h, there = row + r < a.m ? a.n - col - 64 * h : 0;",
-    "                if (a.vector_x && there >= 8) x[r][h] = te_eight_load<PACKED>(a.x, at, X_DT);",
-    "                else x[r][h] = te_eight_part<PACKED>(a.x, at, X_DT, there);",
-    "            }",
+    "        for (int r = 0; r < 4; r++) {",
+    "            te_i64 at = (row + r) * a.n + col, there = row + r < a.m ? a.n - col : 0;",
+    "            if (a.vector_x && there >= 8) x[r] = te_eight_load<PACKED>(a.x, at, X_DT);",
+    "            else x[r] = te_eight_part<PACKED>(a.x, at, X_DT, there);",
+    "        }",
     "    }",
     "    if (a.noop && *a.noop == 1.0f) return;",
     "    float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;",
     "",
-    "    // NaN drops out of fmaxf.",
-    "    float row_amax[4] = {0.0f, 0.0f, 0.0f, 0.0f}, col_amax[16];",
+    "    // NaN drops out of every maximum. 16-bit formats are compared two at a time, as they lie.",
+    "    float row_amax[4] = {}, col_amax[8] = {};",
+    "    if constexpr (PACKED) {",
+    "        te_u32 rows[4] = {}, columns[4] = {};",
     "#pragma unroll",
-    "    for (int c = 0; c < 16; c++) {",
-    "        col_amax[c] = 0.0f;",
+    "        for (int r = 0; r < 4; r++)",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) {",
-    "            float v = fabsf(te_eight_get<PACKED>(x[r][c >> 3], c & 7, X_DT));",
-    "            row_amax[r] = fmaxf(row_amax[r], v);",
-    "            col_amax[c] = fmaxf(col_amax[c], v);",
+    "            for (int h = 0; h < 4; h++) {",
+    "                te_u32 pair = x[r].w[h] & 0x7fff7fffu;",
+    "                rows[r] = te_half2_max(rows[r], pair, X_DT), columns[h] = te_half2_max(columns[h], pair, X_DT);",
+    "            }",
+    "#pragma unroll",
+    "        for (int i = 0; i < 4; i++) {",
+    "            te_eight<PACKED> most = {{rows[i], columns[i], 0, 0}};",
+    "            row_amax[i] = fmaxf(te_eight_get<PACKED>(most, 0, X_DT), te_eight_get<PACKED>(most, 1, X_DT));",
+    "            col_amax[2 * i] = te_eight_get<PACKED>(most, 2, X_DT), col_amax[2 * i + 1] = te_eight_get<PACKED>(most, 3, X_DT);",
     "        }",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int c = 0; c < 8; c++)",
+    "#pragma unroll",
+    "            for (int r = 0; r < 4; r++) {",
+    "                float v = fabsf(te_eight_get<PACKED>(x[r], c, X_DT));",
+    "                row_amax[r] = fmaxf(row_amax[r], v);",
+    "                col_amax[c] = fmaxf(col_amax[c], v);",
+    "            }",
     "    }",
     "",
     "    float row_scale; // of one of the thread's four rows: `mine`",
@@ -7729,23 +8668,23 @@ static const char *const te__source_26[] = { /* ops/block/block_quantize.cu */
     "        }",
     "    } else {",
     "        if (a.col) {",
-    "            te_halve<8>(col_amax, 8);",
     "            te_halve<4>(col_amax, 16);",
-    "            int c = (lane & 8) * 8 + tx * 8 + (lane & 16) / 4; // four neighbours from here on",
+    "            int c = tx * 8 + (lane & 16) / 4; // four neighbours from here on",
     "            *(float4 *)(part + (threadIdx.x >> 5) * 128 + c) = make_float4(col_amax[0], col_amax[1], col_amax[2], col_amax[3]);",
     "        }",
     "        te_halve<2>(row_amax, 1);",
     "        te_halve<1>(row_amax, 2);",
     "        row_amax[0] = fmaxf(row_amax[0], __shfl_xor_sync(0xffffffffu, row_amax[0], 4));",
+    "        row_amax[0] = fmaxf(row_amax[0], __shfl_xor_sync(0xffffffffu, row_amax[0], 8));",
     "        row_scale = te__block_scale(row_amax[0], fp8_max, a.epsilon, a.limit, a.power_of_two);",
-    "        if (scaled && a.row && !(lane & 4) && row + mine < a.ld_row_scale)",
+    "        if (scaled && a.row && !(lane & 12) && row + mine < a.ld_row_scale)",
     "            a.row_scale[tile_n * a.ld_row_scale + row + mine] = row + mine < a.m ? te__rcp_f32(row_scale) : 0.0f;",
     "        if (a.col) {",
     "            __syncthreads();",
     "            if (threadIdx.x < 128) {",
     "                float amax = 0.0f;",
     "#pragma unroll",
-    "                for (int w = 0; w < 8; w++) amax = fmaxf(amax, part[w * 128 + threadIdx.x]);",
+    "                for (int w = 0; w < 16; w++) amax = fmaxf(amax, part[w * 128 + threadIdx.x]);",
     "                float scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);",
     "                te_i64 c = first_col + threadIdx.x;",
     "                col_scale[threadIdx.x] = scale;",
@@ -7756,63 +8695,49 @@ static const char *const te__source_26[] = { /* ops/block/block_quantize.cu */
     "",
     "    if (a.row) {",
     "        te_u8 *q = (te_u8 *)a.row;",
-    "        bool odd = lane & 1;",
-    "        te_i64 to = first_col + (odd ? 64 : 0) + (tx & 6) * 8; // 16 columns from here on, after the swap",
     "#pragma unroll",
     "        for (int r = 0; r < 4; r++) {",
-    "            float scale = __shfl_sync(0xffffffffu, row_scale, (lane & 24) | r >> 1 | (r & 1) << 1);",
-    "            te_u32 code[2][2];",
-    "#pragma unroll",
-    "            for (int h = 0; h < 2; h++)",
-    "#pragma unroll",
-    "                for (int w = 0; w < 2; w++) {",
-    "                    float v[4];",
-    "#pragma unroll",
-    "                    for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_eight_get<PACKED>(x[r][h], 4 * w + k, X_DT), scale);",
-    "                    code[h][w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
-    "                }",
-    "            te_u32 got[2], out[4];",
+    "            float scale = __shfl_sync(0xffffffffu, row_scale, (lane & 16) | r >> 1 | (r & 1) << 1);",
+    "            te_u32 code[2];",
     "#pragma unroll",
     "            for (int w = 0; w < 2; w++) {",
-    "                got[w] = __shfl_xor_sync(0xffffffffu, odd ? code[0][w] : code[1][w], 1);",
-    "                out[w] = odd ? got[w] : code[0][w];",
-    "                out[2 + w] = odd ? code[1][w] : got[w];",
+    "                float v[4];",
+    "#pragma unroll",
+    "                for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_eight_get<PACKED>(x[r], 4 * w + k, X_DT), scale);",
+    "                code[w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
     "            }",
     "            if (row + r >= a.m) continue; // no return: the others still shuffle",
-    "            if (a.vector_row && to + 16 <= a.ld) {",
-    "                *(uint4 *)(q + (row + r) * a.ld + to) = make_uint4(out[0], out[1], out[2], out[3]);",
+    "            if (a.vector_row && col + 8 <= a.ld) {",
+    "                *(uint2 *)(q + (row + r) * a.ld + col) = make_uint2(code[0], code[1]);",
     "            } else {",
     "#pragma unroll",
-    "                for (int k = 0; k < 16; k++)",
-    "                    if (to + k < a.ld) q[(row + r) * a.ld + to + k] = (te_u8)(out[k >> 2] >> (8 * (k & 3)));",
+    "                for (int k = 0; k < 8; k++)",
+    "                    if (col + k < a.ld) q[(row + r) * a.ld + col + k] = (te_u8)(code[k >> 2] >> (8 * (k & 3)));",
     "            }",
     "        }",
     "    }",
     "    if (a.col) {",
     "        __syncthreads(); // the scales of the columns are there, and `part` has been read",
     "#pragma unroll",
-    "        for (int h = 0; h < 2; h++)",
+    "        for (int f = 0; f < 2; f++) {",
+    "            float4 scale = *(const float4 *)(col_scale + tx * 8 + 4 * f);",
+    "            float s[4] = {scale.x, scale.y, scale.z, scale.w};",
     "#pragma unroll",
-    "            for (int f = 0; f < 2; f++) {",
-    "                float4 scale = *(const float4 *)(col_scale + 64 * h + tx * 8 + 4 * f);",
-    "                float s[4] = {scale.x, scale.y, scale.z, scale.w};",
+    "            for (int k = 0; k < 4; k++) {",
+    "                float v[4];",
     "#pragma unroll",
-    "                for (int k = 0; k < 4; k++) {",
-    "                    float v[4];",
-    "#pragma unroll",
-    "                    for (int r = 0; r < 4; r++) v[r] = __fmul_rn(te_eight_get<PACKED>(x[r][h], 4 * f + k, X_DT), s[k]);",
-    "                    te_u32 word = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
-    "                    te_tile_put(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, tx, ty, 4 * f + k, word);",
-    "                }",
+    "                for (int r = 0; r < 4; r++) v[r] = __fmul_rn(te_eight_get<PACKED>(x[r], 4 * f + k, X_DT), s[k]);",
+    "                te_u32 word = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
+    "                te_tile_put(tile + (tx >> 3) * TE_TILE_COLUMNS * TE_TILE_WORDS, tx & 7, ty, 4 * f + k, word);",
     "            }",
+    "        }",
     "        __syncthreads();",
-    "#pragma unroll",
-    "        for (int h = 0; h < 2; h++)",
-    "            te_tile_store(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, a.col, a.ldc, first_row, first_col + 64 * h, a.n, 1, a.vector_col);",
+    "        int half = threadIdx.x >> 8; // of the block, and of the columns",
+    "        te_tile_store(tile + half * TE_TILE_COLUMNS * TE_TILE_WORDS, a.col, a.ldc, first_row, first_col + 64 * half, a.n, 1, a.vector_col, threadIdx.x & 255);",
     "    }",
     "}",
 };
-static const char *const te__source_27[] = { /* ops/block/kargs.h */
+static const char *const te__source_33[] = { /* ops/block/kargs.h */
     "/* ops/block/kargs.h: arguments of the block-scaling kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* A thread block does one tile of 128 rows and 128 columns. */",
@@ -7841,11 +8766,11 @@ static const char *const te__source_27[] = { /* ops/block/kargs.h */
     "    unsigned tiles_n; /* column-wise: tiles along n */",
     "    int q_dt, y_dt;",
     "    int two_dimensional;",
-    "    int vector_q; /* rows of q start at multiples of 8 bytes */",
+    "    int vector_q; /* rows of q start at multiples of 8 bytes; column-wise: of 16 */",
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__block_dequantize_kargs;",
 };
-static const char *const te__source_28[] = { /* ops/cast/amax.cu */
+static const char *const te__source_34[] = { /* ops/cast/amax.cu */
     "// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the block that ends last",
     "// makes amax of them.",
     "//",
@@ -7879,6 +8804,7 @@ static const char *const te__source_28[] = { /* ops/cast/amax.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(512) te_amax(const __grid_constant__ te__amax_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    const int size = X_DT == TE_F32 ? 4 : 2;",
     "    const uint4 *body = (const uint4 *)((const te_u8 *)a.x + a.head * size);",
@@ -7911,7 +8837,7 @@ static const char *const te__source_28[] = { /* ops/cast/amax.cu */
     "    if (threadIdx.x == 0 && (!a.keep || largest > *a.amax)) *a.amax = largest;",
     "}",
 };
-static const char *const te__source_29[] = { /* ops/cast/delayed_gather.cu */
+static const char *const te__source_35[] = { /* ops/cast/delayed_gather.cu */
     "// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, one after the other.",
     "//",
     "// Launch: block 256, grid: slots of the table / 256 up: one slot a thread.",
@@ -7920,13 +8846,14 @@ static const char *const te__source_29[] = { /* ops/cast/delayed_gather.cu */
     "#include \"ops/cast/list.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_delayed_gather(const __grid_constant__ te__delayed_kargs a) {",
+    "    te_follow();",
     "    te_u32 slot = blockIdx.x * 256 + threadIdx.x;",
     "    if (slot >= a.first[a.states]) return;",
     "    int state = te_state_of(a, slot);",
     "    a.amaxes[slot] = a.history[state][slot - a.first[state]];",
     "}",
 };
-static const char *const te__source_30[] = { /* ops/cast/delayed_update.cu */
+static const char *const te__source_36[] = { /* ops/cast/delayed_update.cu */
     "// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale [n]; see te__delayed_slot",
     "// in cpu.c.",
     "//",
@@ -7942,6 +8869,7 @@ static const char *const te__source_30[] = { /* ops/cast/delayed_update.cu */
     "#include \"ops/cast/list.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_delayed_update(const __grid_constant__ te__delayed_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    int state = te_state_of(a, blockIdx.x);",
     "    te_u32 slot = blockIdx.x - a.first[state];",
@@ -7968,7 +8896,7 @@ static const char *const te__source_30[] = { /* ops/cast/delayed_update.cu */
     "    }",
     "}",
 };
-static const char *const te__source_31[] = { /* ops/cast/fp8_dequantize.cu */
+static const char *const te__source_37[] = { /* ops/cast/fp8_dequantize.cu */
     "// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].",
     "//",
     "// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.",
@@ -7994,6 +8922,7 @@ static const char *const te__source_31[] = { /* ops/cast/fp8_dequantize.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_fp8_dequantize(const __grid_constant__ te__fp8_dequantize_kargs a) {",
+    "    te_follow();",
     "    te_i64 per_row = te_div_up(a.n, 8), groups = a.m * per_row, first = (te_i64)blockIdx.x * 1024 + threadIdx.x;",
     "    float scale_inv = *a.scale_inv, v[8];",
     "    te_i64 row[4], col[4];",
@@ -8029,7 +8958,7 @@ static const char *const te__source_31[] = { /* ops/cast/fp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_32[] = { /* ops/cast/fp8_quantize.cu */
+static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -8144,6 +9073,7 @@ static const char *const te__source_32[] = { /* ops/cast/fp8_quantize.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(const __grid_constant__ te__fp8_quantize_kargs a) {",
+    "    te_follow();",
     "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
     "    __shared__ float scratch[32];",
     "    float v[4][8], largest = 0.0f, scale;",
@@ -8190,7 +9120,7 @@ static const char *const te__source_32[] = { /* ops/cast/fp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_33[] = { /* ops/cast/kargs.h */
+static const char *const te__source_39[] = { /* ops/cast/kargs.h */
     "/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000",
     " * bytes each. */",
     "",
@@ -8272,7 +9202,7 @@ static const char *const te__source_33[] = { /* ops/cast/kargs.h */
     "    int vector_dst; /* rows of dst start at multiples of 16 bytes */",
     "} te__transpose_kargs;",
 };
-static const char *const te__source_34[] = { /* ops/cast/list.cuh */
+static const char *const te__source_40[] = { /* ops/cast/list.cuh */
     "// ops/cast/list.cuh: which state of a table a slot belongs to. Knows the table's layout; must not know what is done with the slot.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -8289,7 +9219,7 @@ static const char *const te__source_34[] = { /* ops/cast/list.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_35[] = { /* ops/cast/scale_from_amax.cu */
+static const char *const te__source_41[] = { /* ops/cast/scale_from_amax.cu */
     "// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners (base/scaling.h).",
     "//",
     "// Launch: block 256, grid: n / 256 up.",
@@ -8299,6 +9229,7 @@ static const char *const te__source_35[] = { /* ops/cast/scale_from_amax.cu */
     "#include \"ops/cast/kargs.h\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_scale_from_amax(const __grid_constant__ te__scale_from_amax_kargs a) {",
+    "    te_follow();",
     "    te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x;",
     "    if (i >= a.n) return;",
     "    float scale = te__block_scale(a.amax[i], a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);",
@@ -8306,7 +9237,7 @@ static const char *const te__source_35[] = { /* ops/cast/scale_from_amax.cu */
     "    if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);",
     "}",
 };
-static const char *const te__source_36[] = { /* ops/cast/transpose.cu */
+static const char *const te__source_42[] = { /* ops/cast/transpose.cu */
     "// ops/cast/transpose.cu: dst [n, ldd] = the transpose of the first n columns of src [m, lds]; columns m .. ldd-1 of dst are 0.",
     "//",
     "//            64 columns (tx: 8 each)",
@@ -8355,6 +9286,7 @@ static const char *const te__source_36[] = { /* ops/cast/transpose.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_transpose(const __grid_constant__ te__transpose_kargs a) {",
+    "    te_follow();",
     "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
     "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3, rows = 4 / SIZE; // rows of a word",
     "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
@@ -8389,7 +9321,7 @@ static const char *const te__source_36[] = { /* ops/cast/transpose.cu */
     "    te_tile_store(tile, a.dst, a.ldd, first_row, first_col, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_37[] = { /* ops/cast/transpose_nibbles.cu */
+static const char *const te__source_43[] = { /* ops/cast/transpose_nibbles.cu */
     "// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in",
     "// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.",
     "//",
@@ -8406,6 +9338,7 @@ static const char *const te__source_37[] = { /* ops/cast/transpose_nibbles.cu */
     "#include \"device/tile.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_transpose_nibbles(const __grid_constant__ te__transpose_kargs a) {",
+    "    te_follow();",
     "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
     "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;",
     "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
@@ -8440,7 +9373,7 @@ static const char *const te__source_37[] = { /* ops/cast/transpose_nibbles.cu */
     "    te_tile_store(tile, a.dst, a.ldd, (te_i64)tile_m * 128, first_col, a.n, 1, a.vector_dst);",
     "}",
 };
-static const char *const te__source_38[] = { /* ops/dropout/dropout_add.cu */
+static const char *const te__source_44[] = { /* ops/dropout/dropout_add.cu */
     "// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.",
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
@@ -8467,6 +9400,9 @@ static const char *const te__source_38[] = { /* ops/dropout/dropout_add.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_constant__ te__dropout_add_kargs a) {",
+    "    te_follow();",
+    "    uint64_t seed = a.seed, offset = a.offset;",
+    "    te__rng_read(a.rng, &seed, &offset);",
     "#ifdef X_DT",
     "    te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;",
     "    if (i >= a.count) return;",
@@ -8481,8 +9417,8 @@ static const char *const te__source_38[] = { /* ops/dropout/dropout_add.cu */
     "    if (a.residual) te_load8(a.residual, i, X_DT, t);",
     "    if (a.p > 0.0f) {",
     "        te_u32 words[8];",
-    "        te__philox(a.seed, a.offset, (te_u64)i / 4, words);",
-    "        te__philox(a.seed, a.offset, (te_u64)i / 4 + 1, words + 4);",
+    "        te__philox(seed, offset, (te_u64)i / 4, words);",
+    "        te__philox(seed, offset, (te_u64)i / 4 + 1, words + 4);",
     "#pragma unroll",
     "        for (int j = 0; j < 8; j++) v[j] = te_dropout_keep(a, v[j], words[j]);",
     "    }",
@@ -8497,7 +9433,7 @@ static const char *const te__source_38[] = { /* ops/dropout/dropout_add.cu */
     "        te_i64 first = (te_i64)blockIdx.x * 2048 + half * 1024 + threadIdx.x * 4;",
     "        if (first >= a.count) return;",
     "        te_u32 words[4];",
-    "        if (a.p > 0.0f) te__philox(a.seed, a.offset, (te_u64)first / 4, words);",
+    "        if (a.p > 0.0f) te__philox(seed, offset, (te_u64)first / 4, words);",
     "#pragma unroll 1",
     "        for (int j = 0; j < 4; j++) {",
     "            te_i64 i = first + j;",
@@ -8512,7 +9448,7 @@ static const char *const te__source_38[] = { /* ops/dropout/dropout_add.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_39[] = { /* ops/dropout/kargs.h */
+static const char *const te__source_45[] = { /* ops/dropout/kargs.h */
     "/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */",
@@ -8523,11 +9459,12 @@ static const char *const te__source_39[] = { /* ops/dropout/kargs.h */
     "    void *y;",
     "    long long count, n; /* elements; size of a row */",
     "    unsigned long long seed, offset;",
+    "    const void *rng; /* te__rng_read */",
     "    float p, keep_scale; /* keep_scale = 1 / (1 - p) */",
     "    int x_dt, bias_dt, residual_dt, y_dt;",
     "} te__dropout_add_kargs;",
 };
-static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
+static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "// ops/gemm/epilogue.cuh: what becomes of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
@@ -8574,15 +9511,45 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "",
     "// ---- one value -------------------------------------------------------------------------------------------------------",
     "",
-    "// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it.",
-    "TE_DEV float te_gemm_gelu(float x) { return x * (0.5f + 0.5f * tanhf(x * (0.79788456f + 0.03567741f * x * x))); }",
-    "TE_DEV float te_gemm_dgelu(float x) {",
-    "    float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));",
-    "    return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);",
+    "// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it, by 0.5 + 0.5 tanh(u) = sigmoid(2 u): one exponential and one reciprocal,",
+    "// and no cancellation where x is far below 0.",
+    "TE_DEV float te_gemm_exp2(float x) {",
+    "    float r;",
+    "    asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x));",
+    "    return r;",
     "}",
+    "// exp(-2 u), at most 2^60: beyond, the sigmoid is as good as 0, and products of two stay finite.",
+    "TE_DEV float te_gemm_exp_minus_2u(float x) {",
+    "    float xx = x * x;",
+    "    return te_gemm_exp2(fminf(x * (-2.3022082f - 0.10294324f * xx), 60.0f));",
+    "}",
+    "TE_DEV float te_gemm_sigmoid2u(float x) { return __fdividef(1.0f, 1.0f + te_gemm_exp_minus_2u(x)); }",
+    "// Of two, for one reciprocal: special functions are a quarter as fast as the others.",
+    "TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {",
+    "    float a = 1.0f + te_gemm_exp_minus_2u(x), b = 1.0f + te_gemm_exp_minus_2u(y), r = __fdividef(1.0f, a * b);",
+    "    return make_float2(r * b, r * a);",
+    "}",
+    "TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }",
+    "TE_DEV float te_gemm_dgelu(float x, float s) {",
+    "    float xx = fminf(x * x, 1e4f); // beyond, s (1 - s) is 0",
+    "    return s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * xx);",
+    "}",
+    "TE_DEV float te_gemm_dgelu(float x) { return te_gemm_dgelu(x, te_gemm_sigmoid2u(x)); }",
     "// The scales that all of D has in common.",
     "TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {",
     "    return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);",
+    "}",
+    "",
+    "// Two neighbours as one word of f16 or bf16, and back.",
+    "TE_DEV te_u32 te_gemm_pack(float lo, float hi, int dt) {",
+    "    te_u32 r;",
+    "    if (dt == TE_BF16) asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(hi), \"f\"(lo));",
+    "    else asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(hi), \"f\"(lo));",
+    "    return r;",
+    "}",
+    "TE_DEV void te_gemm_unpack(te_u32 w, int dt, float &lo, float &hi) {",
+    "    lo = dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);",
+    "    hi = dt == TE_BF16 ? __uint_as_float(w & 0xffff0000u) : te_f16_to_f32((te_u16)(w >> 16));",
     "}",
     "",
     "// The block scale of line `line` (a row of A, a column of B) in block `block` of k.",
@@ -8671,6 +9638,25 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "    *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);",
     "}",
     "",
+    "// Element by element, a lane beside the other; without more to do than scale and bias a row does not wait for the one before.",
+    "template <int COLS, int D_FORMAT> TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
+    "    int lane = threadIdx.x & 31;",
+    "    bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;",
+    "#pragma unroll",
+    "    for (int c = lane; c < COLS; c += 32) {",
+    "        te_i64 col = col0 + c, at = row0 * a.ldd + col;",
+    "        if (col >= a.n) continue;",
+    "        if (!plain) {",
+    "            for (int r = 0; r < 16 && row0 + r < a.m; r++) te_gemm_finish(a, scale, row0 + r, col, *(const float *)(stage + te_gemm_stage_at(r, c)));",
+    "            continue;",
+    "        }",
+    "        float bias = a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f;",
+    "#pragma unroll",
+    "        for (int r = 0; r < 16; r++, at += a.ldd)",
+    "            if (row0 + r < a.m) te_store(a.d, at, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));",
+    "    }",
+    "}",
+    "",
     "// The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it",
     "// returns.",
     "template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
@@ -8678,7 +9664,11 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "    int lane = threadIdx.x & 31, c = lane % lanes * 8;",
     "    te_i64 col = col0 + c;",
     "    __syncwarp();",
-    "    if (col < a.n) {",
+    "    if (!a.vector) { // rows that start anywhere",
+    "        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0);",
+    "        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0);",
+    "        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0);",
+    "    } else if (col < a.n) {",
     "        float bias[8];",
     "        te_gemm_bias8(a, col, bias);",
     "#pragma unroll 1",
@@ -8702,7 +9692,63 @@ static const char *const te__source_40[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_41[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
+    "// ops/gemm/gemm_align.cu: operands whose rows lie anywhere, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
+    "//",
+    "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted together. The word",
+    "//   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well comes from the L1 cache.",
+    "//",
+    "// Bytes beyond a row's last are 0. Words that reach beyond the first or last byte of the operand are read byte by byte.",
+    "//",
+    "// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256.",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/gemm/kargs.h\"",
+    "",
+    "// 16 bytes of shifted[0 .. 31] from byte `by` (0 .. 15) on.",
+    "TE_DEV uint4 te_align_shift(uint4 lo, uint4 hi, int by) {",
+    "    te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];",
+    "    if (by & 8) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 6; i++) w[i] = w[i + 2];",
+    "    }",
+    "    if (by & 4) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 5; i++) w[i] = w[i + 1];",
+    "    }",
+    "#pragma unroll",
+    "    for (int i = 0; i < 4; i++) out[i] = __funnelshift_r(w[i], w[i + 1], 8 * (by & 3));",
+    "    return make_uint4(out[0], out[1], out[2], out[3]);",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {",
+    "    te_follow();",
+    "    const te__gemm_align_side &s = a.side[blockIdx.y];",
+    "    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 bytes do not fit into a memory twice",
+    "    const te_u8 *end = s.from + (s.rows - 1) * s.ld + s.bytes;",
+    "#pragma unroll 2",
+    "    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {",
+    "        te_u32 r = at / per_row;",
+    "        te_i64 row = r, col = (te_i64)(at - r * per_row) * 16;",
+    "        const te_u8 *from = s.from + row * s.ld + col;",
+    "        int by = (int)((te_u64)from & 15), n = s.bytes - col < 16 ? (int)(s.bytes - col) : 16;",
+    "        const te_u8 *word = from - by;",
+    "        uint4 u;",
+    "        if (n == 16 && word >= s.from && word + (by ? 32 : 16) <= end) {",
+    "            uint4 lo = *(const uint4 *)word;",
+    "            u = by ? te_align_shift(lo, *(const uint4 *)(word + 16), by) : lo;",
+    "        } else {",
+    "            te_u32 w[4] = {0, 0, 0, 0};",
+    "#pragma unroll",
+    "            for (int i = 0; i < 16; i++)",
+    "                if (i < n) w[i / 4] |= (te_u32)from[i] << (8 * (i % 4));",
+    "            u = make_uint4(w[0], w[1], w[2], w[3]);",
+    "        }",
+    "        *(uint4 *)(s.out + row * s.ld_out + col) = u;",
+    "    }",
+    "}",
+};
+static const char *const te__source_48[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: a code has at most 4",
     "// significant bits, an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.",
     "//",
@@ -8795,6 +9841,7 @@ static const char *const te__source_41[] = { /* ops/gemm/gemm_decode.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_decode(const __grid_constant__ te__gemm_decode_kargs a) {",
+    "    te_follow();",
     "    const te__gemm_decode_side &s = a.side[blockIdx.y];",
     "    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 values do not fit into a memory twice",
     "    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {",
@@ -8812,43 +9859,158 @@ static const char *const te__source_41[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_49[] = { /* ops/gemm/gemm_grouped_naive.cu */
+    "// ops/gemm/gemm_grouped_naive.cu: te_grouped_gemm in plain f32 FMAs: every format, layout, size and alignment, either kind of groups.",
+    "// The oracle of the tensor-core kernels, and what runs where those cannot. naive.cuh has the tile, groups.cuh the groups.",
+    "//",
+    "// Launch: grid (tiles, 1, 1), one block a tile; along rows at least as many as there can be, along k exactly; block 256; no dynamic shared",
+    "// memory; no alignment.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/gemm/groups.cuh\"",
+    "#include \"ops/gemm/naive.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_grouped_naive(const __grid_constant__ te__gemm_grouped_kargs a) {",
+    "    te_follow();",
+    "    te__gemm_kargs g;",
+    "    te_u32 tile;",
+    "    if (te_group_open(a, TILE, TILE, blockIdx.x, g, tile)) te_naive_tile(g, tile);",
+    "}",
+};
+static const char *const te__source_50[] = { /* ops/gemm/gemm_groups.cu */
+    "// ops/gemm/gemm_groups.cu: before gemm_hopper by groups: sizes, which only the device knows, to where each group lies, which tiles it has, and",
+    "// tensor maps that end where it ends: what TMA then reads or writes beyond is zero, or is not written, and no tile needs to know of it.",
+    "//",
+    "// Launch: grid (1, 1, 1), block 32: a lane does groups lane, lane + 32, ...",
+    "// te:arch 90a",
+    "#include \"device/hopper.cuh\"",
+    "#include \"ops/gemm/groups.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(32) te_gemm_groups(const __grid_constant__ te__gemm_groups_kargs a) {",
+    "    te_follow();",
+    "    te_i64 before = 0, tiles_before = 0;",
+    "    if (threadIdx.x == 0) a.rows[a.groups.count].begin = 0; // how many numbers have been drawn",
+    "    for (te_u32 first = 0; first < (te_u32)a.groups.count; first += 32) {",
+    "        te_u32 g = first + threadIdx.x;",
+    "        te_i64 begin, end;",
+    "        te_group_range(a.groups, g, a.total, before, begin, end);",
+    "        te_i64 tiles = a.groups.along_k ? (a.skip_empty && begin == end ? 0 : a.per_row) : (end - begin + a.bm - 1) / a.bm * a.per_row;",
+    "        if (g >= (te_u32)a.groups.count) tiles = 0;",
+    "        te_i64 tiles_end = tiles_before + te_warp_scan(tiles);",
+    "        if (g < (te_u32)a.groups.count) {",
+    "            te__gemm_group_row row = {(int)begin, (int)end, (te_u32)(tiles_end - tiles), (te_u32)tiles_end};",
+    "            a.rows[g] = row;",
+    "#pragma unroll",
+    "            for (int i = 0; i < 2; i++) {",
+    "                if (a.dim[i] < 0) continue;",
+    "                te_u64 *map = a.maps + (g * 2 + i) * 16;",
+    "#pragma unroll",
+    "                for (int w = 0; w < 16; w++) map[w] = a.map[i][w];",
+    "                int size = end > 0 ? (int)end : 1; // of a group at the very start without anything, whom nobody asks for its first",
+    "                if (a.dim[i]) te_tma_map_end<1>(map, size);",
+    "                else te_tma_map_end<0>(map, size);",
+    "            }",
+    "        }",
+    "        before = __shfl_sync(0xffffffffu, end, 31);",
+    "        tiles_before = __shfl_sync(0xffffffffu, tiles_end, 31);",
+    "    }",
+    "    te_tma_map_release();",
+    "}",
+};
+static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
     "//       +-------+                 k: 64 values of 16 bits, 128 of 8) into a ring of slots, waiting on empty[slot]. The other two multiply:",
     "//    BM |  wg 1 |  64 * WAVES     each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and gives slots back.",
     "//       +-------+                 Blocks stay: block i does tiles i, i + gridDim.x, ... and slabs of the next tile arrive while the",
-    "//       |  wg 2 |                 accumulators of this one are written out.",
+    "//       |  wg 2 |                 accumulators of this one are written out. WAVES = 0: BM is 64, and each has half the columns.",
     "//       +-------+",
     "//",
     "// TMA lays slabs out in the 128-byte swizzle that wgmma reads, fills with zeros what lies outside the operands, and takes 16-bit operands as",
-    "// they lie: k-major boxes are 128 bytes of k by BM or BN rows, the others 64 elements of m or n by 64 of k, one box after the other.",
+    "// they lie: k-major boxes are 128 bytes of k by rows of A or B, the others 64 elements of m or n by 64 of k, one box after the other.",
+    "//",
+    "// CLUSTER = 2: two blocks do neighbouring tiles and have the larger operand of a tile in common: B of tiles above each other, or, if BM > BN,",
+    "// A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then",
+    "// empty when both blocks' warps have given it back.",
+    "//",
+    "// PINGPONG: each of the two has tiles of 128 x 128 of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies",
+    "// the other writes its D.",
+    "//",
+    "// SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,",
+    "// and adds up the rows that are its own, from all blocks in order.",
+    "//",
+    "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by",
+    "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before. Other",
+    "// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh. The bias gradient leaves as a sum",
+    "// over each warp's rows of a tile, to be added up by gemm_bias_gradient.",
     "//",
     "// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the",
     "// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.",
     "//",
-    "// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (1, 2; BM =",
-    "//          128 WAVES, BM + BN <= 384), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK (te__gemm_block_kind, with",
-    "//          PROMOTE; 0 if left out).",
-    "// Launch: grid (blocks, 1, 1), any number; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16 bytes. Split s of",
-    "//          a tile does k from s * k_split on, to D + s * d_split. BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
+    "// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has found out where groups lie, which tiles they have, and has made maps",
+    "// that end with a group: along rows of D and aux, so that the last tile of a group leaves the next one's rows alone; along k of A and B, so",
+    "// that the last slab ends in zeros. Otherwise a tile is a tile: rows (or k) are counted through all groups. Along rows the warpgroups take the",
+    "// rows of a tile in turns of 64; what lies beyond the group's end is not multiplied, and if that is half of a tile (WAVES = 2) not read either.",
+    "// Tiles cost what rows, or k, they have: a block (the first of a cluster) draws a number when it starts a tile, and does the tile of that number",
+    "// next. The number comes to those who multiply with the first slab, and to the other block of a cluster by mail.",
+    "//",
+    "// TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0",
+    "// before the first slab is multiplied.",
+    "//",
+    "// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =",
+    "//          128 WAVES, or 64; BM + BN <= 384), PINGPONG (0 if left out; WAVES = 1, BN = 128), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0",
+    "//          if left out), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK",
+    "//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE), GROUPED (0",
+    "//          if left out; without PINGPONG and SPLIT; along rows clusters share A always).",
+    "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16",
+    "//         bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "// te:arch 90a",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 PROMOTE=0",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=0",
-    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 PROMOTE=1",
-    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 PROMOTE=1",
-    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 PROMOTE=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=81 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=0 PROMOTE=1 STORE=81 D_DT=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=17 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0",
+    "// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1",
+    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 GROUPED=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3 GROUPED=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3 GROUPED=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1 GROUPED=2",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=33 D_DT=3 GROUPED=2",
+    "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1 GROUPED=2",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=2",
     "#include \"device/hopper.cuh\"",
-    "#include \"ops/gemm/epilogue.cuh\"",
+    "#include \"ops/gemm/groups.cuh\"",
     "",
     "#ifndef A_DT // the rows above name every option; these stand in for them in an editor",
     "#define A_DT 3",
@@ -8857,25 +10019,60 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_T 1",
     "#define BN 256",
     "#define WAVES 1",
+    "#define CLUSTER 1",
     "#define PROMOTE 0",
+    "#define STORE 0",
     "#endif",
     "#ifndef BLOCK",
     "#define BLOCK 0",
     "#endif",
+    "#ifndef D_DT",
+    "#define D_DT 1",
+    "#endif",
+    "#ifndef SPLIT",
+    "#define SPLIT 0",
+    "#endif",
+    "#ifndef PINGPONG",
+    "#define PINGPONG 0",
+    "#endif",
+    "#ifndef GROUPED",
+    "#define GROUPED 0",
+    "#endif",
     "",
-    "#define BM (128 * WAVES)",
+    "#define BM (WAVES ? 128 * WAVES : 64)",
+    "#define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN",
+    "#define WN (WAVES ? BN : BN / 2)",
     "#define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype",
     "#define SLAB 128                     // bytes of k",
     "#define BK (FP8 ? 128 : 64)          // elements of k",
     "#define SLOT ((BM + BN) * SLAB)",
+    "#define SHARE_A (CLUSTER == 2 && !SPLIT && (BM > BN || GROUPED == 1))",
+    "#define SHARE_B (CLUSTER == 2 && !SPLIT && !SHARE_A)",
+    "#define SHARE (SHARE_A || SHARE_B)",
     "#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind",
     "#define A_2D (BLOCK == 3)",
-    "#define STAGES (192 * 1024 / SLOT - B_1D)",
     "#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab",
+    "#define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup",
+    "#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))",
     "#define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major",
+    "#define BUFFER (64 * 128) // bytes of a chunk of D",
+    "#define CHUNK (D_DT == 1 ? 32 : 64) // columns of it",
+    "#define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile",
+    "#define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next",
+    "#define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there",
+    "#define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory",
+    "#define ENTRIES 16 // for GROUPED: see te_entry",
+    "#define LATE 1",
+    "#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once",
+    "#define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
-    "static_assert(STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES + 16 * STAGES + 1024 <= TE__GEMM_HOPPER_SHARED, \"shared memory\");",
+    "static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), \"the sums take the slots' place\");",
     "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
+    "static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), \"two waves of one warpgroup are a tile\");",
+    "static_assert(!GROUPED || STAGES + 2 <= ENTRIES, \"mail\");",
+    "static_assert(GROUPED != 1 || !A_T, \"groups along rows are rows of A\");",
+    "static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), \"what groups cannot have\");",
+    "static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, \"both ways out use the same memory\");",
     "",
     "#if A_DT == 2",
     "#define TYPES \"k16.f32.f16.f16\"",
@@ -8900,8 +10097,10 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_FLAG_OF(t) B_FLAG_##t",
     "#define B_FLAG_0 \", 1\"",
     "#define B_FLAG_1 \", 0\"",
-    "#if BN == 256",
+    "#if BN == 256 && WAVES",
     "#define MULTIPLY TE_WGMMA_256",
+    "#elif BN == 128 && !WAVES",
+    "#define MULTIPLY TE_WGMMA_64",
     "#else",
     "#define MULTIPLY TE_WGMMA_128",
     "#endif",
@@ -8912,132 +10111,589 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "    TE_DEV void next() {",
     "        if (++slot == STAGES) slot = 0, parity ^= 1;",
     "    }",
+    "    TE_DEV void skip(int slabs) {",
+    "        int at = slot + slabs;",
+    "        parity ^= at / STAGES & 1, slot = at % STAGES;",
+    "    }",
+    "    TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }",
     "};",
     "",
-    "// The tile and the k of work item `work`.",
+    "// Entries of 48 bytes. Mail of the first block of a cluster to the other: a number, and at + 8 the barrier that tells of it; the one block is at",
+    "// most a ring, and the tile to come, ahead of the other. At + 16 the work whose first slab is in slot i, for those who multiply: they need not",
+    "// ask device memory for it.",
+    "TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }",
+    "",
+    "// Work items are splits of tiles, of two tiles with CLUSTER.",
+    "TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }",
+    "TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }",
+    "",
+    "#if GROUPED",
+    "typedef te__gemm_hopper_grouped_kargs te_arguments;",
+    "// The tile and the k of work item `work` for block `rank` of the cluster. group: the one of the item before; a block goes through its work",
+    "// upwards, and so through the groups.",
+    "struct te_work {",
+    "    int row, col, rows_end, slabs, k0;",
+    "    int split;  // the third coordinate of D, which are the groups if they lie along k",
+    "    int before; // elements of the first slab that are the group's before",
+    "    int group;  // -1: there is no more work",
+    "    TE_DEV explicit te_work(te_u32 entry) {",
+    "        uint4 u = te_lds16(entry + 16), v = te_lds16(entry + 32);",
+    "        row = (int)u.x, col = (int)u.y, rows_end = (int)u.z, slabs = (int)u.w;",
+    "        k0 = (int)v.x, split = (int)v.y, before = (int)v.z, group = (int)v.w;",
+    "    }",
+    "    TE_DEV void put(te_u32 entry) const {",
+    "        te_sts16(entry + 16, make_uint4((te_u32)row, (te_u32)col, (te_u32)rows_end, (te_u32)slabs));",
+    "        te_sts16(entry + 32, make_uint4((te_u32)k0, (te_u32)split, (te_u32)before, (te_u32)group));",
+    "    }",
+    "    TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &group_) : before(0) {",
+    "        const te__gemm_kargs &a = all.h.g;",
+    "        const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row",
+    "        int4 at = rows[group_];",
+    "        te_u32 tm, tn;",
+    "        while (work >= (te_u32)at.w) at = rows[++group_];",
+    "        group = (int)group_;",
+    "        te_u32 tile = work - (te_u32)at.z, across = te_tiles_n(a), down = GROUPED == 1 ? (te_u32)(at.y - at.x) / BM : te_tiles_m(a);",
+    "        if (GROUPED == 2 || !LATE) te_gemm_raster(tile, GROUPED == 1 ? (te_u32)(at.y - at.x + BM - 1) / BM : down, across, tm, tn);",
+    "        else if (tile < down * across) te_gemm_raster(tile, down, across, tm, tn);",
+    "        else tm = down, tn = tile - down * across; // the rows that are left over come last, when B is in the L2 cache",
+    "        if (SHARE_B) tm = 2 * tm + rank;",
+    "        if (SHARE_A) tn = 2 * tn + rank;",
+    "        row = (int)tm * BM, col = (int)tn * BN;",
+    "        if (GROUPED == 1) {",
+    "            row += at.x, rows_end = at.y, k0 = 0, split = 0;",
+    "            slabs = (int)te_div_up(a.k, BK);",
+    "        } else {",
+    "            rows_end = (int)a.m, split = group;",
+    "            if (INSIDE) before = at.x & (FP8 ? 15 : 7);",
+    "            k0 = at.x - before;",
+    "            slabs = (at.y - k0 + BK - 1) / BK;",
+    "            if (at.x == at.y) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0; // nothing: a slab of zeros, from beyond the end",
+    "        }",
+    "    }",
+    "    // There are rows for a second accumulator, or a second half of A, above the first ones, which start at `from`.",
+    "    TE_DEV bool tall(int from) const { return from + 128 < rows_end; }",
+    "};",
+    "#define TE_GROUP(w) ((w).group)",
+    "#else",
+    "typedef te__gemm_hopper_kargs te_arguments;",
+    "#define TE_GROUP(w) 0",
+    "// The tile and the k of work item `work` for block `rank` of the cluster.",
     "struct te_work {",
     "    te_i64 row, col, k0;",
     "    int split, slabs;",
-    "    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work) {",
-    "        te_u32 tile = work / a.splits, tm, tn;",
-    "        split = (int)(work - tile * a.splits);",
-    "        te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);",
+    "    TE_DEV bool tall(te_i64) const { return true; }",
+    "    TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &) {",
+    "        const te__gemm_kargs &a = all.g;",
+    "        te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;",
+    "        split = SPLIT ? (int)rank : (int)(work - tile * a.splits);",
+    "        te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);",
+    "        if (SHARE_B) tm = 2 * tm + rank;",
+    "        if (SHARE_A) tn = 2 * tn + rank;",
     "        row = (te_i64)tm * BM, col = (te_i64)tn * BN, k0 = split * a.k_split;",
     "        slabs = (int)te_div_up(a.k - k0 < a.k_split ? a.k - k0 : a.k_split, BK);",
     "    }",
     "};",
+    "#endif",
     "",
-    "// One slab of an operand of R rows; x, y: coordinates along k and along m or n.",
-    "template <int R, int K_MAJOR> TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, te_u32 bar) {",
+    "// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks. STACKED: of",
+    "// matrix z of several, and not shared.",
+    "template <int R, int K_MAJOR, int SHARED, int STACKED>",
+    "TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_u32 bar, te_u32 rank) {",
+    "    const int mine = SHARED ? R / 2 : R;",
+    "    int first = SHARED ? (int)rank * mine : 0;",
     "    if (K_MAJOR) {",
-    "        te_tma_load2(dst, map, k, row, bar);",
+    "        if (SHARED) te_tma_load2_to(dst + first * SLAB, map, k, row + first, bar, 3);",
+    "        else if (STACKED) te_tma_load3(dst, map, k, row, z, bar);",
+    "        else te_tma_load2(dst, map, k, row, bar);",
     "    } else {",
     "#pragma unroll",
-    "        for (int i = 0; i < R / 64; i++) te_tma_load2(dst + i * GROUP, map, row + 64 * i, k, bar);",
+    "        for (int i = 0; i < mine; i += 64) {",
+    "            if (SHARED) te_tma_load2_to(dst + (first + i) * SLAB, map, row + first + i, k, bar, 3);",
+    "            else if (STACKED) te_tma_load3(dst + i * SLAB, map, row + i, k, z, bar);",
+    "            else te_tma_load2(dst + i * SLAB, map, row + i, k, bar);",
+    "        }",
+    "    }",
+    "}",
+    "",
+    "// The first `n` values of k of a slab of R rows become 0; n is less than 16 bytes. By 256 threads.",
+    "template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {",
+    "    if (K_MAJOR) { // they lie in the first piece of each row, wherever the swizzle has put it",
+    "        for (int r = threadIdx.x & 255; r < R; r += 256) {",
+    "            te_u32 *w = (te_u32 *)(slab + r * SLAB + ((r & 7) << 4));",
+    "            int bytes = n * (FP8 ? 1 : 2);",
+    "#pragma unroll",
+    "            for (int i = 0; i < 4; i++) w[i] = bytes >= 4 * i + 4 ? 0 : bytes <= 4 * i ? w[i] : w[i] >> (bytes & 3) * 8 << (bytes & 3) * 8;",
+    "        }",
+    "    } else { // they are the first rows of each box",
+    "        for (int i = threadIdx.x & 255; i < R / 64 * n * 8; i += 256) *(uint4 *)(slab + i / (n * 8) * GROUP + i % (n * 8) * 16) = make_uint4(0, 0, 0, 0);",
     "    }",
     "}",
     "",
     "// acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the tile's columns, or NULL.",
-    "TE_DEV void te_add_scaled(float (&acc)[BN / 2], const float (&part)[BN / 2], const float of_rows[2], const float *of_columns) {",
+    "TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], const float *of_columns) {",
     "    if (!of_columns) {",
     "#pragma unroll",
-    "        for (int i = 0; i < BN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);",
+    "        for (int i = 0; i < WN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);",
     "        return;",
     "    }",
     "#pragma unroll",
-    "    for (int j = 0; j < BN / 8; j++) {",
+    "    for (int j = 0; j < WN / 8; j++) {",
     "        float2 c = *(const float2 *)(of_columns + 8 * j + threadIdx.x % 4 * 2);",
     "#pragma unroll",
     "        for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);",
     "    }",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {",
+    "// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last take its scale.",
+    "struct te_ahead {",
+    "    const float *rows, *tile;",
+    "    int at[2 * SUMS]; // of the rows' scales",
+    "    float of_rows[2 * SUMS], of_tile;",
+    "    TE_DEV te_ahead(const te__gemm_kargs &a, const float *block_b, te_i64 block, te_i64 line, te_i64 col) : of_tile(1.0f) {",
+    "        rows = a.block_a + block * (A_2D ? 1 : a.ld_block_a);",
+    "        tile = block_b + (col < a.n ? col >> 7 : 0) * a.ld_block_b + block;",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2 * SUMS; i++) {",
+    "            te_i64 l = line + i / 2 * STEP + i % 2 * 8;",
+    "            if (l >= a.m) l = a.m - 1;",
+    "            at[i] = (int)(A_2D ? (l >> 7) * a.ld_block_a : l);",
+    "        }",
+    "        ask();",
+    "    }",
+    "    TE_DEV void ask() {",
+    "        if (!B_1D) of_tile = *tile;",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2 * SUMS; i++) of_rows[i] = rows[at[i]];",
+    "    }",
+    "    TE_DEV void next(const te__gemm_kargs &a) {",
+    "        rows += A_2D ? 1 : a.ld_block_a, tile++;",
+    "        ask();",
+    "    }",
+    "};",
+    "",
+    "// ---- D by TMA: what a warpgroup knows on its way out --------------------------------------------------------------------",
+    "",
+    "struct te_way_out {",
+    "    const te__gemm_hopper_kargs &a;",
+    "    const void *d_map, *aux_map, *bias_from;",
+    "    te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there",
+    "    int group, lane;",
+    "    te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity",
+    "    bool leader; // the thread that speaks to TMA",
+    "    float scale;",
+    "    te_u32 bias[WN / 64][2]; // as it lies in memory; lane 4 g + t: of columns 64 i + 8 g + 2 t and the next",
+    "",
+    "    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)",
+    "        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),",
+    "          scale(te_gemm_scale(args.g)) {}",
+    "",
+    "#if GROUPED",
+    "    bool tall, fresh; // the second accumulator has rows; nobody has acquired the group's maps",
+    "    float scale_b;    // apart, until it is needed: nobody waits for device memory before the first products are under way",
+    "    TE_DEV void enter(const te_arguments &all, int of) {",
+    "        scale = a.g.scale_a ? a.g.scale_a[all.groups.each_a ? of : 0] : 1.0f;",
+    "        scale_b = a.g.scale_b ? a.g.scale_b[all.groups.each_b ? of : 0] : 1.0f;",
+    "        if (GROUPED == 2) return;",
+    "        d_map = all.maps + of * 32, aux_map = all.maps + of * 32 + 16;",
+    "        if (STORE & 2) bias_from = te_gemm_at(a.g.bias, of * a.g.n, a.g.bias_dt);",
+    "        fresh = true;",
+    "    }",
+    "#else",
+    "    static const bool tall = true;",
+    "#endif",
+    "",
+    "    // Chunks go down before they go on to the next columns.",
+    "    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }",
+    "    static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }",
+    "    TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }",
+    "    TE_DEV void ask(te_u32 at, int row, int col, int split) const { // for what a chunk needs of aux or D",
+    "        te_u32 bar = loads + 8 * (at % BUFFERS);",
+    "        te_mbar_expect(bar, BUFFER);",
+    "        te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);",
+    "    }",
+    "",
+    "    // While the first products are under way: what can be asked for already.",
+    "    TE_DEV void begin(int row, int col, int split) {",
+    "#if GROUPED == 1",
+    "        if (fresh && leader) {",
+    "            te_tma_map_acquire(d_map);",
+    "            if (STORE & 24) te_tma_map_acquire(aux_map);",
+    "        }",
+    "        fresh = false;",
+    "#endif",
+    "        if (LOADS && leader) {",
+    "            te_bulk_wait_read<0>();",
+    "#pragma unroll",
+    "            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);",
+    "        }",
+    "        __syncwarp();",
+    "        if (STORE & 2) {",
+    "#pragma unroll",
+    "            for (int i = 0; i < 2 * WN / 64; i++) { // nothing waits for them here",
+    "                te_i64 at = col + 64 * (i / 2) + 8 * (lane >> 2) + 2 * (lane & 3) + i % 2;",
+    "                bias[i / 2][i % 2] = 0;",
+    "                if (at < a.g.n) bias[i / 2][i % 2] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];",
+    "            }",
+    "        }",
+    "    }",
+    "    TE_DEV float bias_of(te_u32 raw, int from) const {",
+    "        te_u32 w = __shfl_sync(0xffffffffu, raw, from);",
+    "        return a.g.bias_dt == TE_F32 ? __uint_as_float(w) : a.g.bias_dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);",
+    "    }",
+    "",
+    "    // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by lanes.",
+    "    TE_DEV te_u32 word(te_u32 buffer, int j) const {",
+    "        int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);",
+    "        return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);",
+    "    }",
+    "    // ... and its two f32 of columns 8 j ..; eight rows on: + 8 * 128.",
+    "    TE_DEV te_u32 pair(te_u32 buffer, int j) const {",
+    "        int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;",
+    "        return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;",
+    "    }",
+    "    TE_DEV void get(te_u32 buffer, int j, float v[8]) const {",
+    "        if (D_DT == 1) {",
+    "#pragma unroll",
+    "            for (int i = 0; i < 4; i++) te_lds8(pair(buffer, j + i / 2) + i % 2 * 8 * 128, v[2 * i], v[2 * i + 1]);",
+    "            return;",
+    "        }",
+    "        te_u32 r[4];",
+    "        te_ldmatrix4(r, word(buffer, j));",
+    "#pragma unroll",
+    "        for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, v[2 * i], v[2 * i + 1]);",
+    "    }",
+    "    TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {",
+    "        if (D_DT == 1) {",
+    "#pragma unroll",
+    "            for (int j = 0; j < CHUNK / 8; j++) {",
+    "                te_u32 at = pair(buffer, j);",
+    "                te_sts8(at, v[4 * j], v[4 * j + 1]);",
+    "                te_sts8(at + 8 * 128, v[4 * j + 2], v[4 * j + 3]);",
+    "            }",
+    "            return;",
+    "        }",
+    "#pragma unroll",
+    "        for (int j = 0; j < CHUNK / 8; j += 2) {",
+    "            te_u32 r[4];",
+    "#pragma unroll",
+    "            for (int i = 0; i < 4; i++) r[i] = te_gemm_pack(v[4 * j + 2 * i], v[4 * j + 2 * i + 1], D_DT);",
+    "            te_stmatrix4(word(buffer, j), r);",
+    "        }",
+    "    }",
+    "    TE_DEV void send(const void *map, bool add, te_u32 buffer, int row, int col, int split) const {",
+    "        te_async_fence();",
+    "        te_meet<128>(1 + group);",
+    "        if (leader) {",
+    "            if (add) te_tma_add3(map, buffer, col, row, split);",
+    "            else te_tma_store3(map, buffer, col, row, split);",
+    "            te_bulk_commit();",
+    "        }",
+    "        __syncwarp();",
+    "    }",
+    "",
+    "    // Adds up the chunk's columns over this warp's rows of it, as they are stored: lane 4 j + t gets those of columns 8 j + 2 t and the next.",
+    "    TE_DEV float2 column_sums(const float (&v)[CHUNK / 2], int row) const {",
+    "        int first = row + threadIdx.x % 128 / 32 * 16 + (lane >> 2);",
+    "        bool lo = first < a.g.m, hi = first + 8 < a.g.m;",
+    "        float2 mine = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "        for (int j = 0; j < CHUNK / 8; j++) {",
+    "            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};",
+    "#pragma unroll",
+    "            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);",
+    "            x[0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), x[1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);",
+    "#pragma unroll",
+    "            for (int d = 4; d < 32; d *= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], d), x[1] += __shfl_xor_sync(0xffffffffu, x[1], d);",
+    "            if (lane >> 2 == j) mine = make_float2(x[0], x[1]);",
+    "        }",
+    "        return mine;",
+    "    }",
+    "    TE_DEV void store_sums(float2 sums, int row, int col) const {",
+    "        te_i64 at = col + 8 * (lane >> 2) + 2 * (lane & 3);",
+    "        float *to = a.g.row_sums + ((te_i64)(row / (64 * SUMS)) * 4 + threadIdx.x % 128 / 32) * a.g.n;",
+    "        if (lane >> 2 >= CHUNK / 8 || row >= a.g.m) return;",
+    "        if (at < a.g.n) to[at] = sums.x;",
+    "        if (at + 1 < a.g.n) to[at + 1] = sums.y;",
+    "    }",
+    "",
+    "    // acc to rows `row` .. and columns `col` .. of D.",
+    "    TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {",
+    "        float2 sums = make_float2(0.0f, 0.0f);",
+    "#if GROUPED",
+    "        float scale = this->scale * scale_b;",
+    "#endif",
+    "#pragma unroll",
+    "        for (int chunk = 0; chunk < CHUNKS; chunk++) {",
+    "            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // what was asked for is waited for",
+    "            const int sum = chunk % SUMS, first = col_of(chunk);",
+    "            int at_row = row + row_of(chunk), at_col = col + first;",
+    "            float v[CHUNK / 2];",
+    "            if (LOADS) {",
+    "                te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);",
+    "            } else {",
+    "                if (leader) te_bulk_wait_read<BUFFERS - (STORE & 8 ? 2 : 1)>();",
+    "                te_meet<128>(1 + group);",
+    "            }",
+    "#pragma unroll",
+    "            for (int j = 0; j < CHUNK / 8; j++) {",
+    "                float2 b = make_float2(0.0f, 0.0f);",
+    "                if (STORE & 2) {",
+    "                    int from = (first / 8 + j) % 8 * 4 + (lane & 3);",
+    "                    b.x = bias_of(bias[first / 64][0], from), b.y = bias_of(bias[first / 64][1], from);",
+    "                }",
+    "#pragma unroll",
+    "                for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);",
+    "            }",
+    "            if (STORE & 8) {",
+    "                put(buffer_of(turn), v);",
+    "                send(aux_map, false, buffer_of(turn), at_row, at_col, split);",
+    "                turn++;",
+    "            }",
+    "            if (STORE & 4) {",
+    "#pragma unroll",
+    "                for (int i = 0; i < CHUNK / 2; i += 2) {",
+    "                    float2 s = te_gemm_sigmoid2u(v[i], v[i + 1]);",
+    "                    v[i] *= s.x, v[i + 1] *= s.y;",
+    "                }",
+    "            }",
+    "            if (LOADS) {",
+    "#pragma unroll",
+    "                for (int j = 0; j < CHUNK / 8; j += 2) { // rows g and g + 8 of columns 8 j .., then of columns 8 j + 8 ..",
+    "                    float old[8];",
+    "                    get(buffer_of(turn), j, old);",
+    "#pragma unroll",
+    "                    for (int i = 0; i < 8; i += 2) {",
+    "                        float *x = &v[4 * j + i];",
+    "                        float2 s = te_gemm_sigmoid2u(old[i], old[i + 1]);",
+    "                        if (STORE & 16) x[0] *= te_gemm_dgelu(old[i], s.x), x[1] *= te_gemm_dgelu(old[i + 1], s.y);",
+    "                        if (STORE & 32 && D_DT != 1) x[0] += old[i], x[1] += old[i + 1];",
+    "                    }",
+    "                }",
+    "            }",
+    "            if (STORE & 64) {",
+    "                float2 more = column_sums(v, at_row);",
+    "                sums.x = sum ? sums.x + more.x : more.x, sums.y = sum ? sums.y + more.y : more.y;",
+    "                if (sum == SUMS - 1) store_sums(sums, row, at_col);",
+    "            }",
+    "            if (LOADS) __syncwarp(); // all of the warp have read what they now write over",
+    "            put(buffer_of(turn), v);",
+    "            send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);",
+    "            if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {",
+    "                te_bulk_wait_read<1>(); // the chunk before has left its buffer",
+    "                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS), split);",
+    "            }",
+    "            __syncwarp();",
+    "            turn++;",
+    "        }",
+    "    }",
+    "};",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {",
+    "    te_follow();",
+    "#if GROUPED",
+    "    const te__gemm_hopper_kargs &a = all.h;",
+    "#else",
+    "    const te__gemm_hopper_kargs &a = all;",
+    "#endif",
     "    extern __shared__ __align__(1024) char shared[];",
-    "    char *base = shared + (-te_smem(shared) & 1023);",
-    "    te_u32 slots = te_smem(base), full = slots + STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;",
+    "    char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system",
+    "    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;",
+    "    te_u32 loads = empty + 8 * STAGES, entries = (loads + 2 * BUFFERS * 8 + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;",
     "    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
-    "    te_u32 works = (te_u32)(te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN)) * a.g.splits;",
+    "#if GROUPED",
+    "    te_u32 works = all.rows[all.groups.count - 1].tiles_end;",
+    "    int group_before = -1;",
+    "#else",
+    "    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits);",
+    "#endif",
+    "    te_u32 first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, at_group = 0;",
+    "    const void *a_map = a.a_map, *b_map = a.b_map;",
     "",
     "    if (threadIdx.x == 0) {",
     "        te_tma_prefetch_map(a.a_map);",
     "        te_tma_prefetch_map(a.b_map);",
+    "        if (STORE) te_tma_prefetch_map(a.d_map);",
     "        for (int i = 0; i < STAGES; i++) {",
     "            te_mbar_init(full + 8 * i, 1);",
-    "            te_mbar_init(empty + 8 * i, 8); // one lane of each warp that multiplies",
+    "            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies",
     "        }",
+    "        for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);",
+    "        for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(entries, i) + 8, 1);",
     "        te_mbar_init_done();",
     "    }",
-    "    __syncthreads();",
+    "    if (CLUSTER > 1) te_cluster_sync();",
+    "    else __syncthreads();",
     "",
     "    te_ring ring = {0, 0};",
     "    if (group == 0) {",
-    "        te_registers_down<24>();",
+    "        te_registers_down<GROUPED ? 56 : 24>();",
     "        if (threadIdx.x == 0) {",
-    "            for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {",
-    "                te_work w(a.g, work);",
+    "#if GROUPED",
+    "            unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;",
+    "            for (te_u32 work = first, next = 0; work < works; work = next, number++) {",
+    "                if (rank == 0) next = step + atomicAdd(counter, 1u); // the answer takes until the first slab is asked for",
+    "#else",
+    "            for (te_u32 work = first; work < works; work += step) {",
+    "#endif",
+    "                te_work w(all, work, rank, at_group);",
+    "#if GROUPED == 2",
+    "                if (w.group != group_before) {",
+    "                    group_before = w.group;",
+    "                    a_map = all.maps + w.group * 32, b_map = all.maps + w.group * 32 + 16;",
+    "                    te_tma_map_acquire(a_map);",
+    "                    te_tma_map_acquire(b_map);",
+    "                }",
+    "#endif",
     "                for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
     "                    te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;",
     "                    int k = (int)w.k0 + slab * BK;",
     "                    te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);",
+    "#if GROUPED",
+    "                    if (slab == 0) w.put(te_entry(entries, ring.slot));",
+    "#endif",
     "#if B_1D",
     "                    te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales",
-    "                    int bytes = columns < BN ? (int)columns * 4 : BN * 4;",
+    "                    int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;",
     "                    te_mbar_expect(bar, SLOT + bytes);",
-    "                    te_bulk_load(slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col,",
-    "                                 bytes, bar);",
+    "                    if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col, bytes, bar);",
     "#else",
-    "                    te_mbar_expect(bar, SLOT);",
+    "                    te_mbar_expect(bar, HALVES && !w.tall(w.row) ? SLOT - BM / 2 * SLAB : SLOT);",
     "#endif",
-    "                    te_load_slab<BM, !A_T>(slot, a.a_map, k, (int)w.row, bar);",
-    "                    te_load_slab<BN, B_T>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar);",
+    "#if HALVES",
+    "                    for (te_u32 half = CLUSTER > 1 ? rank : 0; half < (w.tall(w.row) ? 2 : 1); half += CLUSTER) {",
+    "                        te_u32 dst = slot + half * (BM / 2 * SLAB);",
+    "                        if (SHARE_A) te_tma_load2_to(dst, a_map, k, (int)w.row + 128 * half, bar, 3);",
+    "                        else te_tma_load2(dst, a_map, k, (int)w.row + 128 * half, bar);",
+    "                    }",
+    "#else",
+    "                    te_load_slab<BM, !A_T, SHARE_A, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);",
+    "#endif",
+    "                    te_load_slab<BN, B_T, SHARE_B, GROUPED == 1>(slot + BM * SLAB, b_map, k, (int)w.col, TE_GROUP(w), bar, rank);",
+    "#if GROUPED",
+    "                    if (CLUSTER > 1 && rank == 0 && slab == 0) te_store_at(te_entry(entries, number), next, te_entry(entries, number) + 8, 1);",
+    "#endif",
     "                }",
+    "#if GROUPED",
+    "                if (CLUSTER > 1 && rank == 1) {",
+    "                    te_mbar_expect(te_entry(entries, number) + 8, 4);",
+    "                    te_mbar_wait(te_entry(entries, number) + 8, number / ENTRIES & 1);",
+    "                    next = te_lds4(te_entry(entries, number));",
+    "                }",
+    "#endif",
     "            }",
+    "#if GROUPED",
+    "            te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);",
+    "            te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // group: there is no more",
+    "            te_mbar_arrive(full + 8 * ring.slot);",
+    "#endif",
     "        }",
     "        return;",
     "    }",
     "",
-    "    te_registers_up<240>();",
+    "    te_registers_up<GROUPED ? 224 : 240>();",
     "    int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;",
-    "    char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;",
-    "    float scale = te_gemm_scale(a.g);",
-    "    // What a step of 32 bytes of k adds to a descriptor, and the first row of this warpgroup.",
-    "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128, rows = (group - 1) * 64 * WAVES;",
+    "    group--;",
+    "    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.",
+    "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;",
+    "    int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;",
+    "#if STORE",
+    "    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);",
+    "#endif",
+    "    auto release = [&](int slot) {",
+    "        if (lane == 0) te_mbar_arrive(empty + 8 * slot);",
+    "        if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);",
+    "    };",
     "",
-    "    for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {",
-    "        te_work w(a.g, work);",
-    "        float acc[WAVES][BN / 2];",
-    "#if PROMOTE",
+    "    // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not",
+    "    // the next one of its slot, and a barrier knows only odd from even.",
+    "    if (PINGPONG && group == 1) te_meet_later<256>(3);",
+    "    te_u32 number = 0;",
+    "    for (te_u32 work = first;; work += step, number++) {",
+    "#if GROUPED",
+    "        te_mbar_wait(full + 8 * ring.slot, ring.parity);",
+    "        te_work w(te_entry(entries, ring.slot));",
+    "        if (w.group < 0) break;",
+    "#else",
+    "        if (work >= works) break;",
+    "        te_work w(all, work, rank, at_group);",
+    "#endif",
+    "        if (PINGPONG && (number & 1) != group) {",
+    "            ring.skip(w.slabs);",
+    "            continue;",
+    "        }",
+    "        auto row = w.row + rows, col = w.col + columns;",
+    "#if GROUPED",
+    "        // Once a slab has come: nothing of it may be another group's.",
+    "        auto clear = [&](int slab) {",
+    "            if (!INSIDE || slab || !w.before) return;",
+    "            char *slot = base + ring.slot * SLOT;",
+    "            te_clear_start<BM, !A_T>(slot, w.before);",
+    "            te_clear_start<BN, B_T>(slot + BM * SLAB, w.before);",
+    "            te_async_fence();",
+    "            te_meet<256>(3);",
+    "        };",
+    "        if (row >= w.rows_end || col >= a.g.n) { // nothing to multiply",
+    "            for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
+    "                te_mbar_wait(full + 8 * ring.slot, ring.parity);",
+    "                clear(slab);",
+    "                release(ring.slot);",
+    "            }",
+    "            continue;",
+    "        }",
+    "#if STORE",
+    "        if (w.group != group_before) {",
+    "            group_before = w.group;",
+    "            out.enter(all, w.group);",
+    "        }",
+    "        out.tall = w.tall(row);",
+    "#endif",
+    "#endif",
+    "        float acc[SUMS][WN / 2];",
+    "        int begin = w.slabs > 4 ? 4 : 0; // by then the last tile's chunks have left",
+    "        if (PINGPONG) te_meet<256>(3 + group);",
+    "#if PROMOTE || HALVES",
     "#pragma unroll",
-    "        for (int i = 0; i < WAVES * BN / 2; i++) acc[i / (BN / 2)][i % (BN / 2)] = 0.0f;",
+    "        for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;",
+    "#endif",
+    "#if BLOCK",
+    "#if GROUPED",
+    "        te_ahead ahead(a.g, a.g.block_b + w.group * all.groups.block_b, 0, row + warp % 4 * 16 + lane / 4, w.col);",
+    "#else",
+    "        te_ahead ahead(a.g, a.g.block_b, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);",
+    "#endif",
     "#endif",
     "#pragma unroll 1",
     "        for (int slab = 0; slab < w.slabs; slab++, ring.next()) {",
     "            te_u32 slot = slots + ring.slot * SLOT;",
-    "            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + BM * SLAB, GROUP);",
+    "            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);",
     "#if BLOCK",
-    "            // Read here, used after the products. Rows beyond the last one take its scale.",
-    "            te_i64 kb = w.k0 / 128 + slab, row = w.row + rows + warp % 4 * 16 + lane / 4;",
-    "            float of_rows[WAVES][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col, kb);",
+    "            float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply",
     "#pragma unroll",
-    "            for (int i = 0; i < 2 * WAVES; i++) {",
-    "                te_i64 at = row + i / 2 * 64 + i % 2 * 8;",
-    "                of_rows[i / 2][i % 2] = te_gemm_block_scale(a.g.block_a, A_2D, a.g.ld_block_a, at < a.g.m ? at : a.g.m - 1, kb);",
-    "            }",
-    "            const float *of_columns = B_1D ? (const float *)(base + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES) : nullptr;",
+    "            for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];",
+    "            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;",
     "#endif",
     "            te_mbar_wait(full + 8 * ring.slot, ring.parity);",
+    "#if GROUPED",
+    "            clear(slab);",
+    "#endif",
     "#if PROMOTE",
     "#pragma unroll",
-    "            for (int v = 0; v < WAVES; v++) {",
-    "                float part[BN / 2];",
+    "            for (int v = 0; v < SUMS; v++) {",
+    "                float part[WN / 2];",
+    "                if (HALVES && v && !w.tall(row)) break;",
     "                te_wgmma_fence();",
     "#pragma unroll",
-    "                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (GROUP >> 4) + s * step_a, db + s * step_b, s != 0);",
+    "                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, s != 0);",
     "                te_wgmma_commit();",
+    "#if BLOCK",
+    "                if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);",
+    "#endif",
+    "#if STORE",
+    "                if (v == 0 && slab == begin) out.begin((int)row, (int)col, w.split);",
+    "#endif",
     "                te_wgmma_wait<0>();",
     "                te_wgmma_keep(part);",
-    "                if (!B_1D && v == WAVES - 1 && lane == 0) te_mbar_arrive(empty + 8 * ring.slot);",
+    "                if (!B_1D && (v == SUMS - 1 || (HALVES && !w.tall(row)))) release(ring.slot);",
     "#if BLOCK",
     "                if (!B_1D) {",
     "#pragma unroll",
@@ -9046,48 +10702,100 @@ static const char *const te__source_42[] = { /* ops/gemm/gemm_hopper.cu */
     "                te_add_scaled(acc[v], part, of_rows[v], of_columns);",
     "#else",
     "#pragma unroll",
-    "                for (int i = 0; i < BN / 2; i++) acc[v][i] += part[i];",
+    "                for (int i = 0; i < WN / 2; i++) acc[v][i] += part[i];",
     "#endif",
     "            }",
     "#if B_1D",
     "            __syncwarp(); // every lane has read its scales",
-    "            if (lane == 0) te_mbar_arrive(empty + 8 * ring.slot);",
+    "            release(ring.slot);",
     "#endif",
     "#else",
     "            te_wgmma_fence();",
+    "#if HALVES",
+    "            if (!w.tall(row)) {",
     "#pragma unroll",
-    "            for (int s = 0; s < 4; s++)",
+    "                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, acc[0], da + s * step_a, db + s * step_b, (slab | s) != 0);",
+    "            } else",
+    "#endif",
+    "            {",
     "#pragma unroll",
-    "                for (int v = 0; v < WAVES; v++)",
-    "                    MULTIPLY(TYPES, FLAGS, acc[v], da + v * (GROUP >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);",
+    "                for (int s = 0; s < 4; s++)",
+    "#pragma unroll",
+    "                    for (int v = 0; v < SUMS; v++)",
+    "                        MULTIPLY(TYPES, FLAGS, acc[v], da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);",
+    "            }",
     "            te_wgmma_commit();",
+    "#if STORE",
+    "            if (slab == begin) out.begin((int)row, (int)col, w.split);",
+    "#endif",
     "            te_wgmma_wait<1>(); // the slab before this one is done with",
-    "            if (slab && lane == 0) te_mbar_arrive(empty + 8 * (ring.slot ? ring.slot - 1 : STAGES - 1));",
+    "            if (slab) release(ring.before());",
     "#endif",
     "        }",
     "#if !PROMOTE",
+    "        if (PINGPONG) te_meet_later<256>(4 - group);",
     "        te_wgmma_wait<0>();",
     "#pragma unroll",
-    "        for (int v = 0; v < WAVES; v++) te_wgmma_keep(acc[v]);",
-    "        if (lane == 0) te_mbar_arrive(empty + 8 * (ring.slot ? ring.slot - 1 : STAGES - 1));",
+    "        for (int v = 0; v < SUMS; v++) te_wgmma_keep(acc[v]);",
+    "        release(ring.before());",
     "#endif",
-    "        te__gemm_kargs e = a.g;",
-    "        if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;",
-    "#pragma unroll 1",
-    "        for (int part = 0; part < WAVES * BN / 64; part++) { // a loop around the long half; the short half must name its registers",
+    "#if STORE",
+    "        out.finish(acc, (int)row, (int)col, w.split);",
+    "#elif SPLIT",
+    "        te_u32 sums = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;",
+    "        te_meet<256>(1); // the other warpgroup reads its last slab no more",
     "#pragma unroll",
-    "            for (int p = 0; p < WAVES * BN / 64; p++)",
+    "        for (int v = 0; v < SUMS; v++)",
+    "#pragma unroll",
+    "            for (int i = 0; i < WN / 4; i++) // two neighbours in row g, two in row g + 8",
+    "                te_sts8(sums + ((64 * v + i % 2 * 8) * SUM_ROW + i / 2 * 8) * 4, acc[v][2 * i], acc[v][2 * i + 1]);",
+    "        te_cluster_sync();",
+    "        float scale = te_gemm_scale(a.g);",
+    "        const int across = BN / 8, mine = BM / CLUSTER; // pieces of a row; rows",
+    "#pragma unroll 1",
+    "        for (int piece = threadIdx.x - 128; piece < mine * across; piece += 256) {",
+    "            int r = (int)rank * mine + piece / across, c = piece % across * 8;",
+    "            float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, bias[8];",
+    "            if (w.row + r >= a.g.m || w.col + c >= a.g.n) continue;",
+    "#pragma unroll",
+    "            for (int from = 0; from < CLUSTER; from++) {",
+    "                float4 u = te_cluster_load4(slots + (r * SUM_ROW + c) * 4, from), x = te_cluster_load4(slots + (r * SUM_ROW + c + 4) * 4, from);",
+    "                sum[0] += u.x, sum[1] += u.y, sum[2] += u.z, sum[3] += u.w, sum[4] += x.x, sum[5] += x.y, sum[6] += x.z, sum[7] += x.w;",
+    "            }",
+    "            te_gemm_bias8(a.g, w.col + c, bias);",
+    "            te_gemm_finish8(a.g, scale, bias, w.row + r, w.col + c, sum);",
+    "        }",
+    "#else",
+    "        te__gemm_kargs e = a.g;",
+    "        char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;",
+    "#if GROUPED",
+    "        float scale = te_group_scale(all, w.group);",
+    "        e.m = w.rows_end;",
+    "        if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * all.groups.b_elements, e.d_dt);",
+    "        if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);",
+    "#else",
+    "        float scale = te_gemm_scale(a.g);",
+    "        if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;",
+    "#endif",
+    "#pragma unroll 1",
+    "        for (int part = 0; part < SUMS * WN / 64; part++) { // a loop around the long half; the short half must name its registers",
+    "#pragma unroll",
+    "            for (int p = 0; p < SUMS * WN / 64; p++)",
     "                if (p == part) {",
     "#pragma unroll",
-    "                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (BN / 64)][p % (BN / 64) * 32 + 4 * j]);",
+    "                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);",
     "                }",
-    "            te_i64 row = w.row + rows + part / (BN / 64) * 64 + warp % 4 * 16;",
-    "            te_gemm_stage_finish<64>(e, scale, stage, row, w.col + part % (BN / 64) * 64);",
+    "            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);",
     "        }",
+    "#endif",
     "    }",
+    "#if STORE",
+    "    if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block",
+    "#endif",
+    "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_52[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -9105,8 +10813,9 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
     "//",
     "// Options: A_DT, B_DT (te_dtype; of one size), A_T (A lies k x m), B_T (B lies n x k), TILE (see below),",
     "//          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32),",
-    "//          BLOCK (te__gemm_block_kind, fp8; 0 if left out).",
-    "// Launch: grid (tiles, splits, 1); split s does k from s * k_split (BLOCK: a multiple of 128) on, to D + s * d_split. By TILE:",
+    "//          BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, either kind: groups.cuh finds the group and the tile of a",
+    "//          block, and what is left is an ordinary product; 0 if left out).",
+    "// Launch: grid (tiles, splits, 1), GROUPED: (tiles that there can be, 1, 1); split s does k from s * k_split (BLOCK: a multiple of 128) on, to D + s * d_split. By TILE:",
     "//          TILE   BM x BN     warps of      block   shared",
     "//          0      64 x 64     32 x 32       128     32 KB",
     "//          1      128 x 128   64 x 64       128     64 KB",
@@ -9128,8 +10837,15 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0",
     "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=3 TILE=3 ALIGNED=0 PROMOTE=0",
     "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=1 TILE=0 ALIGNED=0 PROMOTE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=2 ALIGNED=1 PROMOTE=0 GROUPED=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1",
+    "// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=0 PROMOTE=1 GROUPED=1",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=1",
     "#include \"device/mma.cuh\"",
-    "#include \"ops/gemm/epilogue.cuh\"",
+    "#include \"ops/gemm/groups.cuh\"",
     "",
     "#ifndef A_DT // the rows above name every option; these stand in for them in an editor",
     "#define A_DT 3",
@@ -9142,6 +10858,9 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
     "#endif",
     "#ifndef BLOCK",
     "#define BLOCK 0",
+    "#endif",
+    "#ifndef GROUPED",
+    "#define GROUPED 0",
     "#endif",
     "",
     "#if TILE == 0",
@@ -9382,10 +11101,20 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
     "",
     "// ---- the kernel ------------------------------------------------------------------------------------------------------",
     "",
+    "#if GROUPED",
+    "extern \"C\" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_grouped_kargs all) {",
+    "    te_follow();",
+    "    te__gemm_kargs a;",
+    "    te_u32 tile;",
+    "    if (!te_group_open(all, BM, BN, blockIdx.x, a, tile)) return;",
+    "#else",
     "extern \"C\" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {",
+    "    te_follow();",
+    "    te_u32 tile = blockIdx.x;",
+    "#endif",
     "    extern __shared__ __align__(128) char shared[];",
     "    te_u32 tm, tn;",
-    "    te_gemm_raster(blockIdx.x, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);",
+    "    te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);",
     "    te_i64 row0 = (te_i64)tm * BM, col0 = (te_i64)tn * BN;",
     "    te_i64 k0 = blockIdx.y * a.k_split, k1 = a.k - k0 < a.k_split ? a.k : k0 + a.k_split;",
     "    te_u32 slots = te_smem(shared);",
@@ -9472,19 +11201,309 @@ static const char *const te__source_43[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_44[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_53[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot.",
+    "// naive.cuh has the tile.",
+    "//",
+    "// Launch: grid (tiles, 1, 1), one block a tile; block 256; no dynamic shared memory; no alignment.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/gemm/naive.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_constant__ te__gemm_kargs a) {",
+    "    te_follow();",
+    "    te_naive_tile(a, blockIdx.x);",
+    "}",
+};
+static const char *const te__source_54[] = { /* ops/gemm/gemm_reduce.cu */
+    "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
+    "// partial f32 [splits, m, n]; the sum runs over s upwards, so the bits do not depend on which block came first.",
+    "//",
+    "// Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No alignment.",
+    "//",
+    "// te:arch 80",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/gemm/epilogue.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_constant__ te__gemm_kargs a) {",
+    "    te_follow();",
+    "    te_u32 per_row = (te_u32)te_div_up(a.n, 8), all = (te_u32)a.m * per_row; // 32 bits: D is small where k is split",
+    "    float scale = te_gemm_scale(a);",
+    "    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {",
+    "        te_i64 row = at / per_row, col = (te_i64)(at - (te_u32)row * per_row) * 8;",
+    "        const float *p = a.partial + row * a.n + col;",
+    "        float v[8] = {}, bias[8];",
+    "        bool whole = col + 8 <= a.n && a.n % 4 == 0; // n % 4: every row of partial starts at a multiple of 16 bytes",
+    "        for (int s = 0; s < a.splits; s++, p += a.m * a.n) {",
+    "            if (whole) {",
+    "                float4 u = *(const float4 *)p, w = *(const float4 *)(p + 4);",
+    "                v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;",
+    "            } else {",
+    "                for (int i = 0; i < 8 && col + i < a.n; i++) v[i] += p[i];",
+    "            }",
+    "        }",
+    "        te_gemm_bias8(a, col, bias);",
+    "        te_gemm_finish8(a, scale, bias, row, col, v);",
+    "    }",
+    "}",
+};
+static const char *const te__source_55[] = { /* ops/gemm/groups.cuh */
+    "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
+    "// the arguments of an ordinary one. Every warp finds out for itself: the sizes of 32 groups are added up in five steps.",
+    "#pragma once",
+    "#include \"ops/gemm/epilogue.cuh\"",
+    "",
+    "struct te_group {",
+    "    te_i64 begin, end; // rows, or values of k",
+    "    te_u32 index;",
+    "    te_u32 tile; // of this group's, counted from 0",
+    "};",
+    "",
+    "// Sums over the lanes up to this one.",
+    "TE_DEV te_i64 te_warp_scan(te_i64 v) {",
+    "    int lane = threadIdx.x & 31;",
+    "#pragma unroll",
+    "    for (int d = 1; d < 32; d <<= 1) {",
+    "        te_i64 below = __shfl_up_sync(0xffffffffu, v, d);",
+    "        if (lane >= d) v += below;",
+    "    }",
+    "    return v;",
+    "}",
+    "TE_DEV te_i64 te_clamp(te_i64 v, te_i64 low, te_i64 high) { return v < low ? low : v > high ? high : v; }",
+    "",
+    "// Group `g`, one for each lane, 32 in a row; before: where the first of them starts. Groups end at `total` at the latest; those beyond the last",
+    "// are empty. The whole warp calls.",
+    "TE_DEV void te_group_range(const te__gemm_grouping &s, te_u32 g, te_i64 total, te_i64 before, te_i64 &begin, te_i64 &end) {",
+    "    bool there = g < (te_u32)s.count;",
+    "    if (s.offsets) {",
+    "        begin = te_clamp(te_load_index(s.sizes, there ? g : s.count, s.dt), 0, total);",
+    "        end = te_clamp(te_load_index(s.sizes, there ? g + 1 : s.count, s.dt), begin, total);",
+    "    } else {",
+    "        te_i64 size = there ? te_clamp(te_load_index(s.sizes, g, s.dt), 0, total) : 0, sum = before + te_warp_scan(size);",
+    "        begin = te_clamp(sum - size, 0, total);",
+    "        end = te_clamp(sum, 0, total);",
+    "    }",
+    "}",
+    "",
+    "// Along rows: the group that has tile `tile`, when a group of m rows has ceil(m / bm) times `columns` tiles. False: there are fewer.",
+    "TE_DEV bool te_group_of_tile(const te__gemm_grouping &s, te_i64 total, int bm, te_u32 columns, te_u32 tile, te_group &out) {",
+    "    te_i64 before = 0, tiles_before = 0;",
+    "    for (te_u32 first = 0; first < (te_u32)s.count; first += 32) {",
+    "        te_i64 begin, end;",
+    "        te_group_range(s, first + (threadIdx.x & 31), total, before, begin, end);",
+    "        te_i64 tiles = (end - begin + bm - 1) / bm * columns, tiles_end = tiles_before + te_warp_scan(tiles);",
+    "        te_u32 found = __ballot_sync(0xffffffffu, tile < tiles_end);",
+    "        if (found) {",
+    "            int lane = __ffs((int)found) - 1;",
+    "            out.begin = __shfl_sync(0xffffffffu, begin, lane);",
+    "            out.end = __shfl_sync(0xffffffffu, end, lane);",
+    "            out.index = first + lane;",
+    "            out.tile = tile - (te_u32)__shfl_sync(0xffffffffu, tiles_end - tiles, lane);",
+    "            return true;",
+    "        }",
+    "        before = __shfl_sync(0xffffffffu, end, 31);",
+    "        tiles_before = __shfl_sync(0xffffffffu, tiles_end, 31);",
+    "    }",
+    "    return false;",
+    "}",
+    "",
+    "// Along k: the group that has tile `tile` when each has `tiles`.",
+    "TE_DEV void te_group_along_k(const te__gemm_grouping &s, te_i64 total, te_u32 tiles, te_u32 tile, te_group &out) {",
+    "    te_i64 before = 0, begin = 0, end = 0;",
+    "    out.index = tile / tiles;",
+    "    out.tile = tile - out.index * tiles;",
+    "    for (te_u32 first = 0; first <= out.index; first += 32) {",
+    "        te_group_range(s, first + (threadIdx.x & 31), total, before, begin, end);",
+    "        before = __shfl_sync(0xffffffffu, end, 31);",
+    "    }",
+    "    out.begin = __shfl_sync(0xffffffffu, begin, out.index & 31);",
+    "    out.end = __shfl_sync(0xffffffffu, end, out.index & 31);",
+    "}",
+    "",
+    "TE_DEV int te_gemm_size(int dt) { return dt == TE_F32 ? 4 : dt == TE_F16 || dt == TE_BF16 ? 2 : 1; }",
+    "TE_DEV const void *te_gemm_at(const void *p, te_i64 element, int dt) { return (const char *)p + element * te_gemm_size(dt); }",
+    "",
+    "// The product of one group.",
+    "TE_DEV te__gemm_kargs te_group_product(const te__gemm_grouped_kargs &a, const te_group &group) {",
+    "    te__gemm_kargs g = a.g;",
+    "    te_i64 size = group.end - group.begin;",
+    "    if (a.groups.along_k) {",
+    "        g.a = te_gemm_at(g.a, group.begin * (g.a_t ? g.lda : 1), g.a_dt);",
+    "        g.b = te_gemm_at(g.b, group.begin * (g.b_t ? 1 : g.ldb), g.b_dt);",
+    "        g.d = (void *)te_gemm_at(g.d, group.index * a.groups.b_elements, g.d_dt);",
+    "        g.k = size;",
+    "    } else {",
+    "        g.a = te_gemm_at(g.a, group.begin * g.lda, g.a_dt);",
+    "        g.b = te_gemm_at(g.b, group.index * a.groups.b_elements, g.b_dt);",
+    "        g.d = (void *)te_gemm_at(g.d, group.begin * g.ldd, g.d_dt);",
+    "        if (g.aux) g.aux = (void *)te_gemm_at(g.aux, group.begin * g.ldaux, g.d_dt);",
+    "        if (g.bias) g.bias = te_gemm_at(g.bias, group.index * g.n, g.bias_dt);",
+    "        g.block_a += group.begin; // 1-D: lines are neighbours",
+    "        g.block_b += group.index * a.groups.block_b;",
+    "        g.m = size;",
+    "    }",
+    "    if (a.groups.each_a) g.scale_a += group.index;",
+    "    if (a.groups.each_b) g.scale_b += group.index;",
+    "    return g;",
+    "}",
+    "",
+    "// What the block with tile `tile` of all has to do, with tiles of bm x bn; false: nothing, since there are fewer tiles, or nothing to add to D.",
+    "TE_DEV bool te_group_open(const te__gemm_grouped_kargs &a, int bm, int bn, te_u32 tile, te__gemm_kargs &g, te_u32 &tile_of_group) {",
+    "    te_group group;",
+    "    te_u32 columns = (te_u32)te_div_up(a.g.n, bn);",
+    "    if (a.groups.along_k) {",
+    "        te_group_along_k(a.groups, a.g.k, (te_u32)te_div_up(a.g.m, bm) * columns, tile, group);",
+    "        if (a.g.accumulate && group.begin == group.end) return false;",
+    "    } else if (!te_group_of_tile(a.groups, a.g.m, bm, columns, tile, group)) {",
+    "        return false;",
+    "    }",
+    "    g = te_group_product(a, group);",
+    "    tile_of_group = group.tile;",
+    "    return true;",
+    "}",
+    "",
+    "// The scale of one group's D.",
+    "template <typename T> TE_DEV float te_group_scale(const T &all, te_u32 group) {",
+    "    const te__gemm_kargs &g = all.h.g;",
+    "    return (g.scale_a ? g.scale_a[all.groups.each_a ? group : 0] : 1.0f) * (g.scale_b ? g.scale_b[all.groups.each_b ? group : 0] : 1.0f);",
+    "}",
+};
+static const char *const te__source_56[] = { /* ops/gemm/kargs.h */
+    "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
+    "typedef struct te__gemm_kargs {",
+    "    const void *a, *b; /* op(A) m x k: element (i, p) at i * lda + p, or p * lda + i if a_t */",
+    "    void *d;           /* [m, ldd] */",
+    "    void *aux;         /* [m, ldaux] of d_dt, or NULL */",
+    "    const void *bias;  /* [n], or NULL */",
+    "    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */",
+    "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */",
+    "    const float *partial;           /* gemm_reduce: f32 [splits, m, n] */",
+    "    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */",
+    "    long long m, n, k;",
+    "    long long lda, ldb, ldd, ldaux; /* in elements */",
+    "    long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */",
+    "    long long d_split;        /* elements of D from one split to the next */",
+    "    long long ld_block_a, ld_block_b;",
+    "    float factor_a, factor_b; /* scale_a and scale_b are multiplied with these */",
+    "    int a_dt, b_dt, d_dt, bias_dt;",
+    "    int a_t, b_t; /* a_t: A lies k x m; b_t: B lies n x k */",
+    "    int epilogue; /* te_epilogue */",
+    "    int accumulate;",
+    "    int splits;",
+    "    int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */",
+    "    int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */",
+    "    int block;             /* 0: no block scales; te__gemm_block_kind */",
+    "} te__gemm_kargs;",
+    "",
+    "/* Shapes of the blocks of A and B. */",
+    "typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;",
+    "",
+    "/* Products by groups: what is added to the arguments of one product; groups.cuh makes those of one group out of both. */",
+    "typedef struct te__gemm_grouping {",
+    "    const void *sizes;     /* [count], or [count + 1] offsets */",
+    "    long long b_elements;  /* of B, from one group to the next; along k: of D */",
+    "    long long block_b;     /* scales of B from one group to the next */",
+    "    int count;",
+    "    int dt;                /* of sizes: i32 or i64 */",
+    "    int offsets, along_k;",
+    "    int each_a, each_b;    /* scale_a, scale_b: one for each group */",
+    "} te__gemm_grouping;",
+    "typedef struct te__gemm_grouped_kargs {",
+    "    te__gemm_kargs g; /* m (along k: k) of all groups */",
+    "    te__gemm_grouping groups;",
+    "} te__gemm_grouped_kargs;",
+    "",
+    "/* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */",
+    "typedef struct te__gemm_decode_side {",
+    "    const unsigned char *codes, *scale;",
+    "    unsigned short *out; /* [rows, ld_out], columns beyond the last become 0 */",
+    "    long long rows, columns;",
+    "    long long ld, ld_out; /* in elements; ld_out a multiple of 16 */",
+    "    long long ld_scale;   /* swizzled: groups, a multiple of 4 */",
+    "    int dt;               /* of the codes */",
+    "    int down;             /* groups run down the columns, not along the rows */",
+    "    int aligned;          /* 16 codes from a multiple of 16 on can be read at once */",
+    "    int pad;",
+    "} te__gemm_decode_side;",
+    "typedef struct te__gemm_decode_kargs {",
+    "    te__gemm_decode_side side[2]; /* A and B; block y of the grid does side y */",
+    "    int swizzled;",
+    "} te__gemm_decode_kargs;",
+    "",
+    "/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */",
+    "typedef struct te__gemm_align_side {",
+    "    const unsigned char *from; /* NULL and no rows: nothing to do */",
+    "    unsigned char *out;        /* [rows, ld_out] */",
+    "    long long rows, bytes;     /* of a row */",
+    "    long long ld, ld_out;      /* ld_out a multiple of 16 */",
+    "} te__gemm_align_side;",
+    "typedef struct te__gemm_align_kargs {",
+    "    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */",
+    "} te__gemm_align_kargs;",
+    "",
+    "/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */",
+    "enum {",
+    "    TE__GEMM_STORE = 1,",
+    "    TE__GEMM_STORE_BIAS = 2,",
+    "    TE__GEMM_STORE_GELU = 4,",
+    "    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */",
+    "    TE__GEMM_STORE_DGELU = 16,",
+    "    TE__GEMM_STORE_ADD = 32, /* to D */",
+    "    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */",
+    "};",
+    "",
+    "/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */",
+    "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)",
+    "",
+    "/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */",
+    "#ifdef __CUDACC__",
+    "#define TE__ALIGN_64 __align__(64)",
+    "#else",
+    "#define TE__ALIGN_64",
+    "#endif",
+    "typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {",
+    "    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];",
+    "    te__gemm_kargs g;",
+    "    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */",
+    "} te__gemm_hopper_kargs;",
+    "",
+    "/* gemm_groups: sizes to where each group lies and which tiles it has, and maps that end where it ends. */",
+    "typedef struct te__gemm_group_row {",
+    "    int begin, end;                    /* rows, or values of k */",
+    "    unsigned tiles_begin, tiles_end;   /* tiles (pairs of them, in clusters), those of all groups in a row */",
+    "} te__gemm_group_row;",
+    "typedef struct te__gemm_groups_kargs {",
+    "    unsigned long long map[2][16]; /* of all groups */",
+    "    int dim[2];                    /* the dimension that ends with the group: 0 or 1; -1: no map */",
+    "    te__gemm_grouping groups;",
+    "    long long total;               /* rows, or values of k */",
+    "    unsigned per_row;              /* tiles that share rows; along k: all of a group */",
+    "    int bm;",
+    "    int skip_empty;                /* along k: empty groups have no tiles */",
+    "    int pad;",
+    "    te__gemm_group_row *rows;      /* out: [count], and behind them, in `begin`, a counter: 0 */",
+    "    unsigned long long *maps;      /* out: [count][2][16] */",
+    "} te__gemm_groups_kargs;",
+    "",
+    "typedef struct TE__ALIGN_64 te__gemm_hopper_grouped_kargs {",
+    "    te__gemm_hopper_kargs h;",
+    "    te__gemm_grouping groups;",
+    "    const te__gemm_group_row *rows;",
+    "    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */",
+    "} te__gemm_hopper_grouped_kargs;",
+};
+static const char *const te__source_57[] = { /* ops/gemm/naive.cuh */
+    "// ops/gemm/naive.cuh: one tile of D by plain f32 FMAs: every format, layout, size and alignment.",
     "//",
     "//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3.",
     "//      +-------------+              A and B pass through shared memory as f32, 16 values of k at a time; k runs upwards, so that the",
     "//   64 | x 0..15     |              bits depend on nothing but the operands.",
     "// rows | y 0..15     |",
     "//      +-------------+              Block scales: the sums of each 128 k are scaled and added up. (MXFP8 and NVFP4 come decoded.)",
-    "//",
-    "// Launch: grid (tiles, 1, 1), one block a tile; block 256; no dynamic shared memory; no alignment.",
-    "//",
-    "// te:baseline",
+    "#pragma once",
     "#include \"device/base.cuh\"",
     "#include \"ops/gemm/epilogue.cuh\"",
     "",
@@ -9502,10 +11521,11 @@ static const char *const te__source_44[] = { /* ops/gemm/gemm_naive.cu */
     "    }",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_naive(const __grid_constant__ te__gemm_kargs a) {",
+    "// The whole block computes tile `tile` of D.",
+    "TE_DEV void te_naive_tile(const te__gemm_kargs &a, te_u32 tile) {",
     "    __shared__ __align__(16) float as[SLAB][TILE + 4], bs[SLAB][TILE + 4];",
     "    te_u32 tm, tn;",
-    "    te_gemm_raster(blockIdx.x, (te_u32)te_div_up(a.m, TILE), (te_u32)te_div_up(a.n, TILE), tm, tn);",
+    "    te_gemm_raster(tile, (te_u32)te_div_up(a.m, TILE), (te_u32)te_div_up(a.n, TILE), tm, tn);",
     "    te_i64 row0 = (te_i64)tm * TILE, col0 = (te_i64)tn * TILE;",
     "    int x = threadIdx.x % 16, y = threadIdx.x / 16;",
     "    float acc[4][4] = {}, total[4][4] = {}; // total: of the blocks of k that are done",
@@ -9548,102 +11568,7 @@ static const char *const te__source_44[] = { /* ops/gemm/gemm_naive.cu */
     "        }",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/gemm/gemm_reduce.cu */
-    "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
-    "// partial f32 [splits, m, n]; the sum runs over s upwards, so the bits do not depend on which block came first.",
-    "//",
-    "// Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No alignment.",
-    "//",
-    "// te:arch 80",
-    "#include \"device/base.cuh\"",
-    "#include \"ops/gemm/epilogue.cuh\"",
-    "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_constant__ te__gemm_kargs a) {",
-    "    te_u32 per_row = (te_u32)te_div_up(a.n, 8), all = (te_u32)a.m * per_row; // 32 bits: D is small where k is split",
-    "    float scale = te_gemm_scale(a);",
-    "    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {",
-    "        te_i64 row = at / per_row, col = (te_i64)(at - (te_u32)row * per_row) * 8;",
-    "        const float *p = a.partial + row * a.n + col;",
-    "        float v[8] = {}, bias[8];",
-    "        bool whole = col + 8 <= a.n && a.n % 4 == 0; // n % 4: every row of partial starts at a multiple of 16 bytes",
-    "        for (int s = 0; s < a.splits; s++, p += a.m * a.n) {",
-    "            if (whole) {",
-    "                float4 u = *(const float4 *)p, w = *(const float4 *)(p + 4);",
-    "                v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;",
-    "            } else {",
-    "                for (int i = 0; i < 8 && col + i < a.n; i++) v[i] += p[i];",
-    "            }",
-    "        }",
-    "        te_gemm_bias8(a, col, bias);",
-    "        te_gemm_finish8(a, scale, bias, row, col, v);",
-    "    }",
-    "}",
-};
-static const char *const te__source_46[] = { /* ops/gemm/kargs.h */
-    "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
-    "",
-    "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
-    "typedef struct te__gemm_kargs {",
-    "    const void *a, *b; /* op(A) m x k: element (i, p) at i * lda + p, or p * lda + i if a_t */",
-    "    void *d;           /* [m, ldd] */",
-    "    void *aux;         /* [m, ldaux] of d_dt, or NULL */",
-    "    const void *bias;  /* [n], or NULL */",
-    "    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */",
-    "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */",
-    "    const float *partial;           /* gemm_reduce: f32 [splits, m, n] */",
-    "    long long m, n, k;",
-    "    long long lda, ldb, ldd, ldaux; /* in elements */",
-    "    long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */",
-    "    long long d_split;        /* elements of D from one split to the next */",
-    "    long long ld_block_a, ld_block_b;",
-    "    float factor_a, factor_b; /* scale_a and scale_b are multiplied with these */",
-    "    int a_dt, b_dt, d_dt, bias_dt;",
-    "    int a_t, b_t; /* a_t: A lies k x m; b_t: B lies n x k */",
-    "    int epilogue; /* te_epilogue */",
-    "    int accumulate;",
-    "    int splits;",
-    "    int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */",
-    "    int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */",
-    "    int block;             /* 0: no block scales; te__gemm_block_kind */",
-    "} te__gemm_kargs;",
-    "",
-    "/* Shapes of the blocks of A and B. */",
-    "typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;",
-    "",
-    "/* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */",
-    "typedef struct te__gemm_decode_side {",
-    "    const unsigned char *codes, *scale;",
-    "    unsigned short *out; /* [rows, ld_out], columns beyond the last become 0 */",
-    "    long long rows, columns;",
-    "    long long ld, ld_out; /* in elements; ld_out a multiple of 16 */",
-    "    long long ld_scale;   /* swizzled: groups, a multiple of 4 */",
-    "    int dt;               /* of the codes */",
-    "    int down;             /* groups run down the columns, not along the rows */",
-    "    int aligned;          /* 16 codes from a multiple of 16 on can be read at once */",
-    "    int pad;",
-    "} te__gemm_decode_side;",
-    "typedef struct te__gemm_decode_kargs {",
-    "    te__gemm_decode_side side[2]; /* A and B; block y of the grid does side y */",
-    "    int swizzled;",
-    "} te__gemm_decode_kargs;",
-    "",
-    "/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple",
-    " * of 1024. */",
-    "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)",
-    "",
-    "/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */",
-    "#ifdef __CUDACC__",
-    "#define TE__ALIGN_64 __align__(64)",
-    "#else",
-    "#define TE__ALIGN_64",
-    "#endif",
-    "typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {",
-    "    unsigned long long a_map[16], b_map[16];",
-    "    te__gemm_kargs g;",
-    "    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */",
-    "} te__gemm_hopper_kargs;",
-};
-static const char *const te__source_47[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_58[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -9661,6 +11586,7 @@ static const char *const te__source_47[] = { /* ops/loss/cross_entropy_bwd.cu */
     "#include \"ops/loss/loss.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_cross_entropy_bwd(const __grid_constant__ te__cross_entropy_bwd_kargs a) {",
+    "    te_follow();",
     "    float everywhere = a.smoothing / (float)a.v, count = a.count ? fmaxf(*a.count, 1.0f) : 1.0f;",
     "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
     "        te_i64 first = row * a.v, t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.v);",
@@ -9699,7 +11625,7 @@ static const char *const te__source_47[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_59[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -9709,6 +11635,7 @@ static const char *const te__source_48[] = { /* ops/loss/cross_entropy_count.cu 
     "#include \"ops/loss/loss.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(1024) te_cross_entropy_count(const __grid_constant__ te__cross_entropy_count_kargs a) {",
+    "    te_follow();",
     "    __shared__ te_u32 counts[32];",
     "    te_u32 n = 0;",
     "    for (te_i64 i = threadIdx.x; i < a.m; i += 1024) n += te_loss_target(a.target, i, a.target_dt, a.ignore_index, a.v) >= 0;",
@@ -9721,7 +11648,7 @@ static const char *const te__source_48[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_60[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -9768,6 +11695,7 @@ static const char *const te__source_49[] = { /* ops/loss/cross_entropy_fwd.cu */
     "#endif",
     "",
     "extern \"C\" __global__ void __launch_bounds__(512) te_cross_entropy_fwd(const __grid_constant__ te__cross_entropy_fwd_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
     "        te_i64 first = row * a.v;",
@@ -9801,7 +11729,7 @@ static const char *const te__source_49[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/loss/kargs.h */
+static const char *const te__source_61[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -9845,7 +11773,7 @@ static const char *const te__source_50[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_51[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_62[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -9877,7 +11805,7 @@ static const char *const te__source_51[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_63[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers aligned to 16",
@@ -9891,6 +11819,7 @@ static const char *const te__source_52[] = { /* ops/loss/mse_bwd.cu */
     "#include \"ops/loss/kargs.h\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_mse_bwd(const __grid_constant__ te__mse_kargs a) {",
+    "    te_follow();",
     "    float factor = 2.0f * *a.dloss / (float)a.count;",
     "#ifdef X_DT",
     "    te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;",
@@ -9908,7 +11837,7 @@ static const char *const te__source_52[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_64[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -9923,6 +11852,7 @@ static const char *const te__source_53[] = { /* ops/loss/mse_fwd.cu */
     "#include \"ops/loss/kargs.h\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_mse_fwd(const __grid_constant__ te__mse_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    float sum = 0.0f;",
     "    te_i64 stride = (te_i64)gridDim.x * 2048;",
@@ -9947,7 +11877,7 @@ static const char *const te__source_53[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_65[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -9957,12 +11887,13 @@ static const char *const te__source_54[] = { /* ops/loss/mse_sum.cu */
     "#include \"ops/loss/kargs.h\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(1024) te_mse_sum(const __grid_constant__ te__mse_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    float sum = te_block_sum(threadIdx.x < a.parts ? a.partial[threadIdx.x] : 0.0f, scratch);",
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/math/axpby.cu */
+static const char *const te__source_66[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.",
@@ -9980,6 +11911,7 @@ static const char *const te__source_55[] = { /* ops/math/axpby.cu */
     "#endif",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_axpby(const __grid_constant__ te__axpby_kargs a) {",
+    "    te_follow();",
     "    te_i64 first = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;",
     "    float alpha = a.alpha_device ? __fmul_rn(a.alpha, *a.alpha_device) : a.alpha, x[8], y[8];",
     "    if (a.divide_device && *a.divide_device > 1.0f) alpha = __fdiv_rn(alpha, *a.divide_device);",
@@ -10003,82 +11935,127 @@ static const char *const te__source_55[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/math/column_sum.cu */
-    "// ops/math/column_sum.cu: partial [chunks, n] of the sums over the rows of x [m, n].",
+static const char *const te__source_67[] = { /* ops/math/column_sum.cu */
+    "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
     "//          +--------------------------------------------+",
-    "//   chunk  | warp w adds rows w, w + 8, w + 16 ...       |   then the eight warps are added in order",
+    "//   chunk  | warp w adds rows w, w + 8, w + 16 ...       |   then the eight warps are added in order: a row of partial [chunks, n]",
     "//          +--------------------------------------------+",
     "//",
-    "// Launch: block 256, grid: column_blocks * chunks, column block fastest. `vector`: te_load8 may read whole groups.",
+    "// Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of all the group's columns: four",
+    "// sums over every fourth chunk, which are then added in order. That is one launch, and bits that depend on the shape alone.",
+    "//",
+    "// Launch: block 256, grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple of 8, and rows of x",
+    "// start at multiples of 16 bytes.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3",
+    "// te:row X_DT=2",
     "// te:row X_DT=1",
-    "#include \"device/base.cuh\"",
+    "#include \"device/raw8.cuh\"",
     "#include \"ops/math/kargs.h\"",
-    "#ifndef X_DT",
-    "#define X_DT a.x_dt",
+    "#ifdef X_DT",
+    "#define RESIDENT 4",
+    "#else",
+    "#define RESIDENT 1",
     "#endif",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_column_sum(const __grid_constant__ te__column_sum_kargs a) {",
-    "    __shared__ float part[8][256];",
-    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
-    "    te_u32 chunk = blockIdx.x / a.column_blocks;",
-    "    te_i64 first = (te_i64)(blockIdx.x - chunk * a.column_blocks) * 256, col = first + lane * 8;",
-    "    te_i64 begin = chunk * a.chunk, end = begin + a.chunk < a.m ? begin + a.chunk : a.m;",
-    "    float sum[8] = {};",
-    "    if (a.vector && col + 8 <= a.n) {",
-    "#pragma unroll 4",
-    "        for (te_i64 row = begin + warp; row < end; row += 8) {",
-    "            float v[8];",
-    "            te_load8(a.x, row * a.n + col, X_DT, v);",
-    "#pragma unroll",
-    "            for (int k = 0; k < 8; k++) sum[k] += v[k];",
-    "        }",
-    "    } else {",
-    "        for (te_i64 row = begin + warp; row < end; row += 8)",
-    "#pragma unroll",
-    "            for (int k = 0; k < 8; k++)",
-    "                if (col + k < a.n) sum[k] += te_load(a.x, row * a.n + col + k, X_DT);",
+    "// True in every thread of the block that ends last of `count`; it sees what all of them wrote. The counter is 0 again then.",
+    "TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {",
+    "    __shared__ bool last;",
+    "    __syncthreads();",
+    "    if (threadIdx.x == 0) {",
+    "        __threadfence();",
+    "        last = atomicInc(counter, count - 1) == count - 1;",
+    "        __threadfence();",
     "    }",
+    "    __syncthreads();",
+    "    return last;",
+    "}",
+    "",
+    "// Four columns of a row of partial; 0 beyond its end.",
+    "TE_DEV float4 te_column_part(const te__column_sum_kargs &a, te_i64 chunk, te_i64 col) {",
+    "    const float *p = a.partial + chunk * a.n + col;",
+    "    if (chunk >= a.chunks) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "#ifdef X_DT",
+    "    return col < a.n ? __ldcg((const float4 *)p) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "#else",
+    "    return make_float4(col < a.n ? __ldcg(p) : 0.0f, col + 1 < a.n ? __ldcg(p + 1) : 0.0f, col + 2 < a.n ? __ldcg(p + 2) : 0.0f,",
+    "                       col + 3 < a.n ? __ldcg(p + 3) : 0.0f);",
+    "#endif",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256, RESIDENT) te_column_sum(const __grid_constant__ te__column_sum_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) float part[8][256];",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_u32 chunk = blockIdx.x / a.column_blocks, column_block = blockIdx.x - chunk * a.column_blocks;",
+    "    te_i64 col = (te_i64)column_block * 256 + lane * 8, begin = chunk * a.chunk, end = begin + a.chunk < a.m ? begin + a.chunk : a.m;",
+    "    te_i64 row = begin + warp;",
+    "    float sum[8] = {};",
+    "#ifdef X_DT",
+    "    if (col < a.n) {",
+    "        te_i64 stride = 8 * a.n * te_size<X_DT>;",
+    "        const char *at = (const char *)a.x + (row * a.n + col) * te_size<X_DT>;",
+    "        for (; row + 56 < end; row += 64, at += 8 * stride) {",
+    "            te_raw8<X_DT> x[8];",
+    "#pragma unroll",
+    "            for (int r = 0; r < 8; r++) x[r] = te_raw8_load_once<X_DT>(at + r * stride, 0);",
+    "#pragma unroll",
+    "            for (int r = 0; r < 8; r++)",
+    "#pragma unroll",
+    "                for (int k = 0; k < 8; k++) sum[k] += te_raw8_get(x[r], k);",
+    "        }",
+    "        te_raw8<X_DT> x[8]; // what is left, all at once as well",
+    "#pragma unroll",
+    "        for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw8_load_once<X_DT>(at + r * stride, 0) : te_raw8_zero<X_DT>();",
+    "#pragma unroll",
+    "        for (int r = 0; r < 8; r++)",
+    "            if (row + 8 * r < end)",
+    "#pragma unroll",
+    "                for (int k = 0; k < 8; k++) sum[k] += te_raw8_get(x[r], k);",
+    "    }",
+    "#else",
+    "    for (; row < end; row += 8)",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++)",
+    "            if (col + k < a.n) sum[k] += te_load(a.x, row * a.n + col + k, a.x_dt);",
+    "#endif",
     "#pragma unroll",
     "    for (int k = 0; k < 8; k++) part[warp][k * 32 + lane] = sum[k]; // not lane * 8 + k: that would be one bank for four lanes",
     "    __syncthreads();",
     "    float total = 0.0f;",
     "#pragma unroll",
     "    for (int w = 0; w < 8; w++) total += part[w][(threadIdx.x & 7) * 32 + (threadIdx.x >> 3)];",
-    "    if (first + threadIdx.x < a.n) a.partial[chunk * a.n + first + threadIdx.x] = total;",
-    "}",
-};
-static const char *const te__source_57[] = { /* ops/math/column_sum_final.cu */
-    "// ops/math/column_sum_final.cu: out [n] = (accumulate ? out : 0) + the sum over the chunks of partial [chunks, n].",
-    "//",
-    "// Launch: block 256: 32 columns by 8 warps; warp w adds chunks w, w + 8 ..., then the warps are added in order. Grid: n / 32 up.",
-    "//",
-    "// te:baseline",
-    "#include \"device/base.cuh\"",
-    "#include \"ops/math/kargs.h\"",
+    "    col = (te_i64)column_block * 256 + threadIdx.x;",
+    "    if (col < a.n) a.partial[chunk * a.n + col] = total;",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_column_sum_final(const __grid_constant__ te__column_sum_kargs a) {",
-    "    __shared__ float part[8][32];",
-    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
-    "    te_i64 col = (te_i64)blockIdx.x * 32 + lane;",
-    "    float sum = 0.0f;",
-    "    if (col < a.n) {",
-    "#pragma unroll 8",
-    "        for (te_i64 c = warp; c < a.chunks; c += 8) sum += a.partial[c * a.n + col];",
+    "    te_u32 group = column_block % a.groups, members = (a.column_blocks - group + a.groups - 1) / a.groups;",
+    "    if (!te_last_of(a.counters + group, members * (te_u32)a.chunks)) return;",
+    "    for (te_i64 first = (te_i64)group * 256; first < a.n; first += (te_i64)a.groups * 256) {",
+    "        int quad = threadIdx.x & 63, turn = threadIdx.x >> 6;",
+    "        float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "        for (te_i64 r = turn; r < a.chunks; r += 40) {",
+    "            float4 v[10];",
+    "#pragma unroll",
+    "            for (int k = 0; k < 10; k++) v[k] = te_column_part(a, r + 4 * k, first + 4 * quad);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 10; k++) all.x += v[k].x, all.y += v[k].y, all.z += v[k].z, all.w += v[k].w;",
+    "        }",
+    "        *(float4 *)&part[turn][4 * quad] = all;",
+    "        __syncthreads();",
+    "        col = first + threadIdx.x;",
+    "        total = ((part[0][threadIdx.x] + part[1][threadIdx.x]) + part[2][threadIdx.x]) + part[3][threadIdx.x];",
+    "        if (col < a.n) {",
+    "            if (a.accumulate) total += te_load(a.out, col, a.out_dt);",
+    "            te_store(a.out, col, a.out_dt, total);",
+    "        }",
+    "        __syncthreads();",
     "    }",
-    "    part[warp][lane] = sum;",
-    "    __syncthreads();",
-    "    if (warp != 0 || col >= a.n) return;",
-    "    for (int w = 1; w < 8; w++) sum += part[w][lane];",
-    "    if (a.accumulate) sum += te_load(a.out, col, a.out_dt);",
-    "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/math/copy.cu */
+static const char *const te__source_68[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -10163,6 +12140,7 @@ static const char *const te__source_58[] = { /* ops/math/copy.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_copy(const __grid_constant__ te__copy_kargs a) {",
+    "    te_follow();",
     "    te_i64 first = (te_i64)blockIdx.x * 1024 + threadIdx.x;",
     "    switch (RAW) {",
     "    case 16: te_copy_units<uint4>(a, first); return;",
@@ -10193,7 +12171,7 @@ static const char *const te__source_58[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_69[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -10248,6 +12226,7 @@ static const char *const te__source_59[] = { /* ops/math/embedding_bwd.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_embedding_bwd(const __grid_constant__ te__embedding_bwd_kargs a) {",
+    "    te_follow();",
     "    te_i64 warp = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);",
     "    te_i64 id = a.splits == 1 ? warp : (te_i64)((te_u32)warp / a.splits); // more splits than one come with a small vocabulary",
     "    int lane = threadIdx.x & 31;",
@@ -10289,7 +12268,7 @@ static const char *const te__source_59[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_70[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -10305,6 +12284,7 @@ static const char *const te__source_60[] = { /* ops/math/embedding_fwd.cu */
     "#endif",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_embedding_fwd(const __grid_constant__ te__embedding_fwd_kargs a) {",
+    "    te_follow();",
     "    te_i64 token = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);",
     "    int lane = threadIdx.x & 31;",
     "    if (token >= a.tokens) return;",
@@ -10321,7 +12301,7 @@ static const char *const te__source_60[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_71[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -10343,6 +12323,7 @@ static const char *const te__source_61[] = { /* ops/math/embedding_sort.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(1024) te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {",
+    "    te_follow();",
     "    __shared__ te_u32 place[32][TE__EMBEDDING_BUCKET];",
     "    __shared__ te_u32 below[32];",
     "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
@@ -10418,7 +12399,7 @@ static const char *const te__source_61[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/math/fill.cu */
+static const char *const te__source_72[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.",
@@ -10428,6 +12409,7 @@ static const char *const te__source_62[] = { /* ops/math/fill.cu */
     "#include \"ops/math/kargs.h\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_fill(const __grid_constant__ te__fill_kargs a) {",
+    "    te_follow();",
     "    te_u8 *dst = (te_u8 *)a.dst;",
     "    te_i64 begin = (te_i64)blockIdx.x * 16384, end = begin + 16384 < a.bytes ? begin + 16384 : a.bytes;",
     "    te_i64 whole = a.vector ? (end - begin) / 16 : 0;",
@@ -10441,7 +12423,7 @@ static const char *const te__source_62[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/math/kargs.h */
+static const char *const te__source_73[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -10469,6 +12451,7 @@ static const char *const te__source_63[] = { /* ops/math/kargs.h */
     "    void *dst;",
     "    long long n;",
     "    unsigned long long seed, offset;",
+    "    const void *rng; /* te__rng_read */",
     "    float a, b;",
     "    float below_b; /* the largest f32 under b */",
     "    int kind;      /* te_random_kind */",
@@ -10497,18 +12480,18 @@ static const char *const te__source_63[] = { /* ops/math/kargs.h */
     "    int vector;",
     "} te__sum_kargs;",
     "",
-    "/* column_sum: block (column block, row chunk) adds its rows into partial [chunks, n]. */",
+    "/* Block (column block, row chunk) adds its rows into partial [chunks, n]; the last one of a group of column blocks adds those up. */",
     "typedef struct te__column_sum_kargs {",
     "    const void *x; /* [m, n] */",
     "    float *partial;",
     "    void *out; /* [n] */",
+    "    unsigned *counters; /* [groups]: 0 between kernels */",
     "    long long m, n;",
     "    long long chunk; /* rows of a chunk */",
     "    long long chunks;",
-    "    unsigned column_blocks;",
+    "    unsigned column_blocks, groups;",
     "    int x_dt, out_dt;",
     "    int accumulate;",
-    "    int vector; /* rows of x start at multiples of 16 bytes */",
     "} te__column_sum_kargs;",
     "",
     "typedef struct te__embedding_fwd_kargs {",
@@ -10534,7 +12517,7 @@ static const char *const te__source_63[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_64[] = { /* ops/math/random.cu */
+static const char *const te__source_74[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. No alignment.",
@@ -10549,11 +12532,14 @@ static const char *const te__source_64[] = { /* ops/math/random.cu */
     "#endif",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_random(const __grid_constant__ te__random_kargs a) {",
+    "    te_follow();",
     "    te_i64 block = (te_i64)blockIdx.x * 256 + threadIdx.x;",
     "    te_u32 word[4];",
     "    float v[4];",
     "    if (block * 4 >= a.n) return;",
-    "    te__philox(a.seed, a.offset, (te_u64)block, word);",
+    "    uint64_t seed = a.seed, offset = a.offset;",
+    "    te__rng_read(a.rng, &seed, &offset);",
+    "    te__philox(seed, offset, (te_u64)block, word);",
     "    if (a.kind == TE_RANDOM_NORMAL) {",
     "        te__normal2(word[0], word[1], v);",
     "        te__normal2(word[2], word[3], v + 2);",
@@ -10568,7 +12554,7 @@ static const char *const te__source_64[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/math/sum.cu */
+static const char *const te__source_75[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -10588,6 +12574,7 @@ static const char *const te__source_65[] = { /* ops/math/sum.cu */
     "#endif",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_sum(const __grid_constant__ te__sum_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    te_i64 begin = (te_i64)blockIdx.x * TE__SUM_CHUNK, end = begin + TE__SUM_CHUNK < a.n ? begin + TE__SUM_CHUNK : a.n;",
     "    float sum = 0.0f;",
@@ -10609,7 +12596,7 @@ static const char *const te__source_65[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_76[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -10619,6 +12606,7 @@ static const char *const te__source_66[] = { /* ops/math/sum_final.cu */
     "#include \"ops/math/kargs.h\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(1024) te_sum_final(const __grid_constant__ te__sum_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    float sum = 0.0f;",
     "    for (te_i64 i = threadIdx.x; i < a.partials; i += 1024) sum += a.partial[i];",
@@ -10626,10 +12614,13 @@ static const char *const te__source_66[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_77[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
-    "/* A block does one tile of 128 rows and 128 columns. */",
+    "/* What a block does. */",
+    "#define TE__MX_ROWS 32",
+    "#define TE__MX_COLS 256",
+    "",
     "typedef struct te__mxfp8_quantize_kargs {",
     "    const void *x; /* [m, n] */",
     "    void *row;     /* [m, ld], or NULL */",
@@ -10637,15 +12628,14 @@ static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
     "    unsigned char *row_scale, *col_scale;",
     "    const float *noop; /* [1], or NULL */",
     "    long long m, n, ld, ldc;",
+    "    long long scale_rows, scale_cols; /* m and n up to multiples of 128: the scales' padding is written too */",
     "    int x_dt, y_dt;",
     "    int two_dimensional, swizzled;",
     "    int vector_x;      /* rows of x start at multiples of 16 bytes */",
     "    int vector_row;    /* rows of `row` start at multiples of 8 bytes */",
     "    int vector_col;    /* rows of `col`, too */",
-    "    int vector_scales; /* both scales start at multiples of 4 bytes */",
     "} te__mxfp8_quantize_kargs;",
     "",
-    "/* A block does one tile of 128 rows and 128 columns. */",
     "typedef struct te__mxfp8_dequantize_kargs {",
     "    const void *q; /* [m, ld] */",
     "    const unsigned char *scale;",
@@ -10656,85 +12646,56 @@ static const char *const te__source_67[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_68[] = { /* ops/mxfp8/mxfp8.cuh */
-    "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 128 x 128: both casts divide it alike. Knows lanes; must not know formats.",
+static const char *const te__source_78[] = { /* ops/mxfp8/mxfp8.cuh */
+    "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 32 rows and 256 columns: both casts divide it alike. Knows lanes; must not know",
+    "// formats.",
     "//",
-    "//      128 columns                     a warp's 32 x 32                      lane l has",
-    "//   +----+----+----+----+             8 columns each, 4 lanes side by side     columns 8 (l % 4) .. + 7",
-    "//   | w0 | w1 | w2 | w3 |           +-----+-----+-----+-----+                  of rows 4 (l / 4) .. + 3,",
-    "//   +----+----+----+----+  128      |  0  |  1  |  2  |  3  |  4 rows          the scale of row l,",
-    "//   | w4 | w5 | w6 | w7 |  rows     +-----+-----+-----+-----+                  the scale of column 8 (l % 4) + l / 4",
-    "//   +----+----+----+----+           |  4  |  5  |  6  |  7  |",
-    "//   :    :    :    :    :           :     :     :     :     :",
+    "//                256 columns: 8 a lane",
+    "//            +----+----+----+----+-  -+----+----+",
+    "//    warp 0  | 0  | 1  | 2  | 3  | .. | 30 | 31 |   4 rows a warp: a lane has 8 columns of 4 rows",
+    "//    warp 1  | 0  | 1  |                        |",
+    "//     ...    :                                  :   32 rows: a group of each column",
+    "//    warp 7  | 0  |                             |",
+    "//            +----+----+----+----+-  -+----+----+",
+    "//              a group of a row",
     "//",
-    "// A warp has whole groups along both directions: no maximum leaves it, and every 8-byte access of codes fills whole sectors.",
+    "// All that a warp reads or writes at once is one piece of a row; tiles are small, so that many are on their way at a time.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
     "#define TE_MX_ALL 0xffffffffu",
     "",
     "struct te_mx_place {",
-    "    te_u32 tile_m, tile_n;    // of the block",
-    "    int lane, warp_m, warp_n; // of the thread",
-    "    int row, col;             // its first element, within the tile",
-    "    int scale_row, scale_col; // the row and the column whose scales are its own",
+    "    te_i64 first_row, first_col; // of the block",
+    "    int lane, warp;",
+    "    te_i64 row, col; // the thread's first element",
+    "",
+    "    // Grid: tiles along n; tiles along m in y and, since there may be more than y can count, in z.",
+    "    TE_DEV te_mx_place() {",
+    "        first_row = (te_i64)(blockIdx.z * gridDim.y + blockIdx.y) * TE__MX_ROWS, first_col = (te_i64)blockIdx.x * TE__MX_COLS;",
+    "        lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "        row = first_row + warp * 4, col = first_col + lane * 8;",
+    "    }",
     "};",
     "",
-    "// Grid: tiles along n; tiles along m in y and, since there may be more than y can count, in z. What is the same for the whole block so",
-    "// stays in uniform registers; a division would take it out of them.",
-    "TE_DEV te_mx_place te_mx_place_of_thread() {",
-    "    te_mx_place p;",
-    "    p.tile_m = blockIdx.z * gridDim.y + blockIdx.y, p.tile_n = blockIdx.x;",
-    "    p.lane = threadIdx.x & 31, p.warp_m = threadIdx.x >> 7, p.warp_n = threadIdx.x >> 5 & 3;",
-    "    p.row = p.warp_m * 32 + (p.lane >> 2) * 4, p.scale_row = p.warp_m * 32 + p.lane;",
-    "    p.col = p.warp_n * 32 + (p.lane & 3) * 8, p.scale_col = p.col + (p.lane >> 2);",
-    "    return p;",
+    "// Of `size` rows or columns, those from `at` on: 0 to `most`.",
+    "TE_DEV int te_mx_left(te_i64 size, te_i64 at, int most) {",
+    "    te_i64 left = size - at;",
+    "    return left > most ? most : left < 0 ? 0 : (int)left;",
     "}",
-    "// Of `size` rows or columns, those from the tile's first on: 0 to 128.",
-    "TE_DEV int te_mx_left(te_i64 size, te_u32 tile) {",
-    "    te_i64 left = size - (te_i64)tile * 128;",
-    "    return left > 128 ? 128 : left < 0 ? 0 : (int)left;",
-    "}",
-    "// The thread's first element in an array of rows of ld elements.",
-    "TE_DEV te_i64 te_mx_offset(const te_mx_place &p, te_i64 ld) { return ((te_i64)p.tile_m * 128 + p.row) * ld + (te_i64)p.tile_n * 128 + p.col; }",
     "",
-    "// The maximum over the tile's row `lane`, from each lane's maxima of its own four rows. Every step hands over the half that the other",
-    "// lane will finish: three exchanges in place of eight.",
-    "TE_DEV float te_mx_row_max(const float v[4], int lane) {",
-    "    bool up = lane & 2;",
-    "    float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));",
-    "    float b = fmaxf(up ? v[3] : v[1], __shfl_xor_sync(TE_MX_ALL, up ? v[1] : v[3], 2));",
-    "    up = lane & 1;",
-    "    return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));",
-    "}",
-    "// The same over column 8 (lane % 4) + lane / 4, from the maxima of each lane's eight columns: seven exchanges.",
-    "TE_DEV float te_mx_col_max(const float v[8], int lane) {",
-    "    float a[4], b[2];",
-    "    bool up = lane & 16;",
-    "#pragma unroll",
-    "    for (int k = 0; k < 4; k++) a[k] = fmaxf(up ? v[k + 4] : v[k], __shfl_xor_sync(TE_MX_ALL, up ? v[k] : v[k + 4], 16));",
-    "    up = lane & 8;",
-    "#pragma unroll",
-    "    for (int k = 0; k < 2; k++) b[k] = fmaxf(up ? a[k + 2] : a[k], __shfl_xor_sync(TE_MX_ALL, up ? a[k] : a[k + 2], 8));",
-    "    up = lane & 4;",
-    "    return fmaxf(up ? b[1] : b[0], __shfl_xor_sync(TE_MX_ALL, up ? b[0] : b[1], 4));",
-    "}",
-    "// Back again: what belongs to the thread's own rows and columns, from the lanes that have it.",
-    "TE_DEV void te_mx_spread_rows(float f, int lane, float out[4]) {",
-    "#pragma unroll",
-    "    for (int r = 0; r < 4; r++) out[r] = __shfl_sync(TE_MX_ALL, f, (lane & 28) | r);",
-    "}",
-    "TE_DEV void te_mx_spread_cols(float f, int lane, float out[8]) {",
-    "#pragma unroll",
-    "    for (int k = 0; k < 8; k++) out[k] = __shfl_sync(TE_MX_ALL, f, (lane & 3) | k << 2);",
+    "// Where the scale of a line's group stands; te__mx_scale_at of op.c says the same to the host. lines: up to 128; groups: up to 4.",
+    "TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {",
+    "    if (swizzled) return (line / 128 * (groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;",
+    "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_79[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
-    "// mxfp8.cuh has the picture. A lane reads one scale, and the warp hands them out.",
+    "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
     "//",
-    "// Launch: block 512, grid: tiles of 128 x 128, along n in x, along m in y and z. Any size, any alignment of at least an element.",
+    "// Launch: block 256, grid: tiles, along n in x, along m in y and z. Any size, any alignment of at least an element.",
     "//",
     "// te:baseline",
     "// te:row Q_DT=4 Y_DT=3",
@@ -10746,23 +12707,15 @@ static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "#ifndef Q_DT",
     "#define Q_DT a.q_dt",
     "#define Y_DT a.y_dt",
-    "#define BLOCKS 2 /* a multiprocessor should hold: room for registers */",
-    "#else",
-    "#define BLOCKS 3",
     "#endif",
     "",
-    "// Where the scale of a line's group stands; te__mx_scale_at of op.c says the same to the host.",
-    "TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {",
-    "    if (swizzled) return (line / 128 * (groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;",
-    "    return columnwise ? group * lines + line : line * groups + group;",
-    "}",
-    "",
-    "extern \"C\" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {",
-    "    te_mx_place p = te_mx_place_of_thread();",
-    "    int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);",
-    "    if (rows == 0) return;",
-    "    const te_u8 *q = (const te_u8 *)a.q + te_mx_offset(p, a.ld);",
-    "    bool whole = a.vector && p.row + 4 <= rows && p.col + 8 <= cols;",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {",
+    "    te_follow();",
+    "    te_mx_place p;",
+    "    int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);",
+    "    if (rows == 0 || cols == 0) return;",
+    "    const te_u8 *q = (const te_u8 *)a.q + p.row * a.ld + p.col;",
+    "    bool whole = a.vector && rows == 4 && cols == 8;",
     "    uint2 code[4] = {};",
     "#pragma unroll",
     "    for (int r = 0; r < 4; r++) {",
@@ -10771,21 +12724,29 @@ static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "        } else {",
     "#pragma unroll",
     "            for (int k = 0; k < 8; k++)",
-    "                if (p.row + r < rows && p.col + k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));",
+    "                if (r < rows && k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));",
     "        }",
     "    }",
-    "    // The padding of the scales covers the block's tile, whatever x covers of it.",
-    "    te_i64 tiles_m = te_div_up(a.m, 128), tiles_n = te_div_up(a.n, 128);",
-    "    float factor[8]; // of the thread's columns, or in the first four of its rows",
-    "    if (a.columnwise) {",
-    "        te_i64 at = te_mx_scale_at((te_i64)p.tile_n * 128 + p.scale_col, (te_i64)p.tile_m * 4 + p.warp_m, tiles_n * 128, tiles_m * 4, true, a.swizzled);",
-    "        te_mx_spread_cols(te__e8m0_to_f32(a.scale[at]), p.lane, factor);",
+    "    // The padding of the scales, to 128 lines, covers the thread's rows and columns. Its lines lie evenly in both layouts.",
+    "    te_i64 lines_m = te_div_up(a.m, 128) * 128, lines_n = te_div_up(a.n, 128) * 128, first, step = 16;",
+    "    if (a.columnwise) first = te_mx_scale_at(p.col, p.row / 32, lines_n, lines_m / 32, true, a.swizzled);",
+    "    else first = te_mx_scale_at(p.row, p.col / 32, lines_m, lines_n / 32, false, a.swizzled);",
+    "    if (!a.swizzled) step = a.columnwise ? 1 : lines_n / 32;",
+    "    te_u32 e[8] = {};",
+    "    if (step == 1 && ((te_u64)a.scale & 7) == 0) { // plain scales of eight columns",
+    "        uint2 u = *(const uint2 *)(a.scale + first);",
+    "#pragma unroll",
+    "        for (int i = 0; i < 8; i++) e[i] = (i < 4 ? u.x : u.y) >> (8 * (i & 3));",
     "    } else {",
-    "        te_i64 at = te_mx_scale_at((te_i64)p.tile_m * 128 + p.scale_row, (te_i64)p.tile_n * 4 + p.warp_n, tiles_m * 128, tiles_n * 4, false, a.swizzled);",
-    "        te_mx_spread_rows(te__e8m0_to_f32(a.scale[at]), p.lane, factor);",
+    "#pragma unroll",
+    "        for (int i = 0; i < 8; i++)",
+    "            if (i < 4 || a.columnwise) e[i] = a.scale[first + i * step];",
     "    }",
+    "    float factor[8]; // of the thread's columns, or in the first four of its rows",
+    "#pragma unroll",
+    "    for (int i = 0; i < 8; i++) factor[i] = te__e8m0_to_f32((te_u8)e[i]);",
     "",
-    "    te_i64 at = te_mx_offset(p, a.n);",
+    "    te_i64 at = p.row * a.n + p.col;",
     "#pragma unroll",
     "    for (int r = 0; r < 4; r++) {",
     "        float v[8];",
@@ -10798,22 +12759,22 @@ static const char *const te__source_69[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "        } else {",
     "#pragma unroll",
     "            for (int k = 0; k < 8; k++)",
-    "                if (p.row + r < rows && p.col + k < cols) te_store(a.y, at + r * a.n + k, Y_DT, v[k]);",
+    "                if (r < rows && k < cols) te_store(a.y, at + r * a.n + k, Y_DT, v[k]);",
     "        }",
     "    }",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_80[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
-    "// mxfp8.cuh has the picture: 16 warps, each a tile of 32 x 32, all in registers. Only the scales meet in shared memory, so that they",
-    "// leave in words: as the 512 bytes of 128 x 4 scales that the swizzled layout is made of, plain or not.",
+    "// mxfp8.cuh has the picture. x stays in registers. Four neighbouring lanes have a group of each of their rows; the maxima of columns meet in",
+    "// shared memory, where a thread takes one column, and its factor goes back the same way.",
     "//",
-    "// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns: that is how all padding",
-    "// is written.",
+    "// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns and the padding of the",
+    "// scales: that is how all padding is written.",
     "//",
-    "// Launch: block 512, grid: tiles of 128 x 128, along n in x, along m in y and z. Any size, any alignment of at least an element.",
+    "// Launch: block 256, grid: tiles, along n in x, along m in y and z. Any size, any alignment of at least an element.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3 Y_DT=4",
@@ -10822,6 +12783,7 @@ static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// te:row X_DT=2 Y_DT=5",
     "// te:row X_DT=1 Y_DT=4",
     "// te:row X_DT=1 Y_DT=5",
+    "#include \"device/eight.cuh\"",
     "#include \"ops/mxfp8/kargs.h\"",
     "#include \"ops/mxfp8/mxfp8.cuh\"",
     "#ifndef X_DT",
@@ -10829,7 +12791,7 @@ static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "#define Y_DT a.y_dt",
     "#define BLOCKS 1 /* a multiprocessor should hold: room for registers */",
     "#else",
-    "#define BLOCKS (TE_HAS_FP8_CVT ? 2 : 1)",
+    "#define BLOCKS (!TE_HAS_FP8_CVT ? 2 : X_DT == TE_F32 ? 4 : __CUDA_ARCH__ < 1000 ? 6 : 5)",
     "#endif",
     "",
     "// Eight elements as they lie in memory: 4 words of 16-bit formats, 8 of f32.",
@@ -10857,49 +12819,54 @@ static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "}",
     "TE_DEV float te_mx_value(const te_u32 w[8], int k, int dt) { return dt == TE_F32 ? __uint_as_float(w[k]) : te_mx_half(w[k >> 1], k & 1, dt); }",
     "",
-    "// The larger of two pairs of magnitudes: of a number and NaN, the number.",
-    "TE_DEV te_u32 te_mx_max2(te_u32 a, te_u32 b, int dt) {",
-    "    te_u32 c;",
-    "    if (dt == TE_BF16) asm(\"max.bf16x2 %0, %1, %2;\" : \"=r\"(c) : \"r\"(a), \"r\"(b));",
-    "    else asm(\"max.f16x2 %0, %1, %2;\" : \"=r\"(c) : \"r\"(a), \"r\"(b));",
-    "    return c;",
-    "}",
-    "",
-    "// The maxima of |x| over the thread's rows and columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a time, as",
-    "// they lie.",
-    "TE_DEV void te_mx_local_max(const te_u32 w[4][8], int dt, float row_most[4], float col_most[8]) {",
+    "// The maxima of |x| over the thread's rows, or over its columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a",
+    "// time, as they lie.",
+    "TE_DEV void te_mx_rows_most(const te_u32 w[4][8], int dt, float most[4]) {",
     "#pragma unroll",
-    "    for (int k = 0; k < 8; k++) col_most[k] = row_most[k & 3] = 0.0f;",
-    "    if (dt == TE_F32) {",
+    "    for (int r = 0; r < 4; r++) {",
+    "        if (dt == TE_F32) {",
+    "            most[r] = 0.0f;",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
+    "            for (int k = 0; k < 8; k++) most[r] = fmaxf(most[r], fabsf(__uint_as_float(w[r][k])));",
+    "        } else {",
+    "            te_u32 pair = 0;",
     "#pragma unroll",
-    "            for (int k = 0; k < 8; k++) {",
-    "                float magnitude = fabsf(__uint_as_float(w[r][k]));",
-    "                row_most[r] = fmaxf(row_most[r], magnitude), col_most[k] = fmaxf(col_most[k], magnitude);",
-    "            }",
-    "    } else {",
-    "        te_u32 col[4] = {};",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) {",
-    "            te_u32 row = 0;",
-    "#pragma unroll",
-    "            for (int h = 0; h < 4; h++) {",
-    "                te_u32 pair = w[r][h] & 0x7fff7fffu;",
-    "                row = te_mx_max2(row, pair, dt), col[h] = te_mx_max2(col[h], pair, dt);",
-    "            }",
-    "            row_most[r] = fmaxf(te_mx_half(row, 0, dt), te_mx_half(row, 1, dt));",
+    "            for (int h = 0; h < 4; h++) pair = te_half2_max(pair, w[r][h] & 0x7fff7fffu, dt);",
+    "            most[r] = fmaxf(te_mx_half(pair, 0, dt), te_mx_half(pair, 1, dt));",
     "        }",
-    "#pragma unroll",
-    "        for (int k = 0; k < 8; k++) col_most[k] = te_mx_half(col[k >> 1], k & 1, dt);",
     "    }",
+    "}",
+    "TE_DEV void te_mx_columns_most(const te_u32 w[4][8], int dt, float most[8]) {",
+    "#pragma unroll",
+    "    for (int h = 0; h < 4; h++) {",
+    "        if (dt == TE_F32) {",
+    "#pragma unroll",
+    "            for (int k = h; k < 8; k += 4) {",
+    "                most[k] = 0.0f;",
+    "#pragma unroll",
+    "                for (int r = 0; r < 4; r++) most[k] = fmaxf(most[k], fabsf(__uint_as_float(w[r][k])));",
+    "            }",
+    "        } else {",
+    "            te_u32 pair = 0;",
+    "#pragma unroll",
+    "            for (int r = 0; r < 4; r++) pair = te_half2_max(pair, w[r][h] & 0x7fff7fffu, dt);",
+    "            most[2 * h] = te_mx_half(pair, 0, dt), most[2 * h + 1] = te_mx_half(pair, 1, dt);",
+    "        }",
+    "    }",
+    "}",
+    "// The maximum over row lane % 4 of the four lanes of a group. Every step hands over the half that the other lane will finish.",
+    "TE_DEV float te_mx_group_most(const float v[4], int lane) {",
+    "    bool up = lane & 2;",
+    "    float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));",
+    "    float b = fmaxf(up ? v[3] : v[1], __shfl_xor_sync(TE_MX_ALL, up ? v[1] : v[3], 2));",
+    "    up = lane & 1;",
+    "    return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));",
     "}",
     "",
     "// The codes of the thread's elements for one copy; `there` columns have a place in it. `scale` holds a factor for each column, or one in",
     "// its first four for each row.",
     "TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_u32 w[4][8], int dt, const float scale[8],",
     "                              bool columnwise, int y_dt) {",
-    "    uint2 code[4];",
     "#pragma unroll",
     "    for (int r = 0; r < 4; r++) {",
     "        te_u32 c[4];",
@@ -10909,91 +12876,83 @@ static const char *const te__source_70[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "            float hi = __fmul_rn(te_mx_value(w[r], 2 * h + 1, dt), columnwise ? scale[2 * h + 1] : scale[r]);",
     "            c[h] = te_f32x2_to_fp8(lo, hi, y_dt);",
     "        }",
-    "        code[r] = make_uint2(c[0] | c[1] << 16, c[2] | c[3] << 16);",
-    "    }",
-    "    if (vector && rows >= 4 && there >= 8) {",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) *(uint2 *)(to + r * ld) = code[r];",
-    "    } else {",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
+    "        c[0] |= c[1] << 16, c[1] = c[2] | c[3] << 16;",
+    "        if (r >= rows) continue;",
+    "        if (vector && there == 8) {",
+    "            *(uint2 *)(to + r * ld) = make_uint2(c[0], c[1]);",
+    "        } else {",
     "#pragma unroll",
     "            for (int k = 0; k < 8; k++)",
-    "                if (r < rows && k < there) to[r * ld + k] = (te_u8)((k < 4 ? code[r].x : code[r].y) >> (8 * (k & 3)));",
+    "                if (k < there) to[r * ld + k] = (te_u8)(c[k >> 2] >> (8 * (k & 3)));",
+    "        }",
     "    }",
     "}",
     "",
-    "TE_DEV void te_mx_store_word(te_u8 *to, te_u32 w, bool vector) {",
-    "    if (vector) {",
-    "        *(te_u32 *)to = w;",
-    "    } else {",
-    "#pragma unroll",
-    "        for (int b = 0; b < 4; b++) to[b] = (te_u8)(w >> (8 * b));",
-    "    }",
-    "}",
-    "",
-    "extern \"C\" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {",
-    "    __shared__ te_u32 row_scales[128], col_scales[128]; // 128 lines x 4 groups, swizzled: word line % 32 * 4 + line / 32, byte group",
-    "    te_mx_place p = te_mx_place_of_thread();",
-    "    int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);",
-    "    if (rows == 0) return;",
-    "    te_i64 at = te_mx_offset(p, a.n);",
+    "extern \"C\" __global__ void __launch_bounds__(256, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) float part[8][TE__MX_COLS]; // maxima over each warp's rows",
+    "    __shared__ __align__(16) te_u16 factors[TE__MX_COLS]; // upper halves: a power of two has no other",
+    "    te_mx_place p;",
+    "    int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);",
     "    te_u32 w[4][8] = {};",
-    "    if (a.vector_x && p.row + 4 <= rows && p.col + 8 <= cols) {",
+    "    // The loads come first, with nothing between them: they are all on their way before the first is waited for.",
+    "    if (a.vector_x && rows == 4 && cols == 8) {",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) te_mx_load8(a.x, at + r * a.n, X_DT, w[r]);",
+    "        for (int r = 0; r < 4; r++) te_mx_load8(a.x, (p.row + r) * a.n + p.col, X_DT, w[r]);",
     "    } else {",
     "#pragma unroll",
-    "        for (int r = 0; r < 4; r++) te_mx_load_some(a.x, at + r * a.n, p.row + r < rows ? cols - p.col : 0, X_DT, w[r]);",
+    "        for (int r = 0; r < 4; r++) te_mx_load_some(a.x, (p.row + r) * a.n + p.col, r < rows ? cols : 0, X_DT, w[r]);",
     "    }",
     "    if (a.noop && *a.noop == 1.0f) return;",
+    "    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE, scale[8];",
     "",
-    "    float row_most[4], col_most[8], scale[8];",
-    "    te_mx_local_max(w, X_DT, row_most, col_most);",
-    "    float row_amax = te_mx_row_max(row_most, p.lane), col_amax = te_mx_col_max(col_most, p.lane);",
-    "    if (a.two_dimensional) row_amax = col_amax = te_warp_max(row_amax);",
-    "",
-    "    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE;",
-    "    te_u8 row_e = te__mxfp8_exponent(row_amax, max_inverse), col_e = te__mxfp8_exponent(col_amax, max_inverse);",
-    "    // A tile's scale is repeated for the rows and columns that exist, and for no other.",
-    "    ((te_u8 *)row_scales)[p.lane * 16 + p.warp_m * 4 + p.warp_n] = p.scale_row < rows ? row_e : (te_u8)0;",
-    "    ((te_u8 *)col_scales)[(p.scale_col & 31) * 16 + p.warp_n * 4 + p.warp_m] = p.scale_col < cols ? col_e : (te_u8)0;",
-    "",
+    "    if (a.col || a.two_dimensional) {",
+    "        float most[8], amax = 0.0f;",
+    "        te_mx_columns_most(w, X_DT, most);",
+    "#pragma unroll",
+    "        for (int h = 0; h < 2; h++)",
+    "            *(float4 *)(part[p.warp] + p.lane * 8 + 4 * h) = make_float4(most[4 * h], most[4 * h + 1], most[4 * h + 2], most[4 * h + 3]);",
+    "        __syncthreads();",
+    "#pragma unroll",
+    "        for (int i = 0; i < 8; i++) amax = fmaxf(amax, part[i][threadIdx.x]);",
+    "        if (a.two_dimensional) amax = te_warp_max(amax);",
+    "        te_u8 e = te__mxfp8_exponent(amax, max_inverse);",
+    "        factors[threadIdx.x] = (te_u16)(__float_as_uint(te__mxfp8_multiplier(e)) >> 16);",
+    "        // A tile's scale is repeated for the rows and columns that exist, and for no other.",
+    "        te_i64 col = p.first_col + threadIdx.x, row = p.first_row + p.lane, group = p.first_row / 32;",
+    "        if (a.col && col < a.scale_cols && p.first_row < a.scale_rows)",
+    "            a.col_scale[te_mx_scale_at(col, group, a.scale_cols, a.scale_rows / 32, true, a.swizzled)] = col < a.n ? e : (te_u8)0;",
+    "        group = p.first_col / 32 + p.warp;",
+    "        if (a.two_dimensional && a.row && row < a.scale_rows && group * 32 < a.scale_cols)",
+    "            a.row_scale[te_mx_scale_at(row, group, a.scale_rows, a.scale_cols / 32, false, a.swizzled)] = row < a.m ? e : (te_u8)0;",
+    "        __syncthreads();",
+    "    }",
     "    if (a.row) {",
-    "        te_mx_spread_rows(te__mxfp8_multiplier(row_e), p.lane, scale);",
-    "        te_mx_store_codes((te_u8 *)a.row + te_mx_offset(p, a.ld), a.ld, rows - p.row, te_mx_left(a.ld, p.tile_n) - p.col, a.vector_row, w, X_DT,",
-    "                          scale, false, Y_DT);",
+    "        if (a.two_dimensional) {",
+    "            scale[0] = scale[1] = scale[2] = scale[3] = __uint_as_float((te_u32)factors[p.lane * 8] << 16);",
+    "        } else {",
+    "            float most[4];",
+    "            te_mx_rows_most(w, X_DT, most);",
+    "            te_u8 e = te__mxfp8_exponent(te_mx_group_most(most, p.lane), max_inverse);",
+    "            te_i64 row = p.row + p.lane % 4, group = p.first_col / 32 + p.lane / 4;",
+    "            if (row < a.scale_rows && group * 32 < a.scale_cols)",
+    "                a.row_scale[te_mx_scale_at(row, group, a.scale_rows, a.scale_cols / 32, false, a.swizzled)] = e;",
+    "            float mine = te__mxfp8_multiplier(e);",
+    "#pragma unroll",
+    "            for (int r = 0; r < 4; r++) scale[r] = __shfl_sync(TE_MX_ALL, mine, (p.lane & 28) | r);",
+    "        }",
+    "        te_mx_store_codes((te_u8 *)a.row + p.row * a.ld + p.col, a.ld, rows, te_mx_left(a.ld, p.col, 8), a.vector_row, w, X_DT, scale, false, Y_DT);",
     "    }",
     "    if (a.col) {",
-    "        te_mx_spread_cols(te__mxfp8_multiplier(col_e), p.lane, scale);",
-    "        te_mx_store_codes((te_u8 *)a.col + te_mx_offset(p, a.ldc), a.ldc, rows - p.row, te_mx_left(a.ldc, p.tile_n) - p.col, a.vector_col, w, X_DT,",
-    "                          scale, true, Y_DT);",
-    "    }",
-    "",
-    "    __syncthreads();",
-    "    if (cols == 0) return; // there is padding of codes here, but not of scales",
-    "    te_u32 tiles_m = (te_u32)te_div_up(a.m, 128), tiles_n = (te_u32)te_div_up(a.n, 128);",
-    "    int t = threadIdx.x & 127, line = t & 31, part = t >> 5;",
-    "    if (a.row && threadIdx.x < 128) {",
-    "        te_i64 plain = ((te_i64)p.tile_m * 128 + t) * tiles_n + p.tile_n, swizzled = ((te_i64)p.tile_m * tiles_n + p.tile_n) * 128 + t;",
-    "        te_mx_store_word(a.row_scale + (a.swizzled ? swizzled : plain) * 4, row_scales[a.swizzled ? t : line * 4 + part], a.vector_scales);",
-    "    }",
-    "    if (a.col && threadIdx.x >= 128 && threadIdx.x < 256) {",
-    "        te_i64 plain = (((te_i64)p.tile_m * 4 + part) * tiles_n + p.tile_n) * 32 + line, swizzled = ((te_i64)p.tile_n * tiles_m + p.tile_m) * 128 + t;",
-    "        te_u32 word = col_scales[t];",
-    "        if (!a.swizzled) { // four neighbouring columns of group `part`",
-    "            word = 0;",
+    "        uint4 u = *(const uint4 *)(factors + p.lane * 8);",
+    "        te_u32 pair[4] = {u.x, u.y, u.z, u.w};",
     "#pragma unroll",
-    "            for (int b = 0; b < 4; b++) {",
-    "                int column = line * 4 + b;",
-    "                word |= (col_scales[(column & 31) * 4 + (column >> 5)] >> (8 * part) & 0xffu) << (8 * b);",
-    "            }",
-    "        }",
-    "        te_mx_store_word(a.col_scale + (a.swizzled ? swizzled : plain) * 4, word, a.vector_scales);",
+    "        for (int k = 0; k < 8; k++) scale[k] = __uint_as_float(k & 1 ? pair[k >> 1] & 0xffff0000u : pair[k >> 1] << 16);",
+    "        te_mx_store_codes((te_u8 *)a.col + p.row * a.ldc + p.col, a.ldc, rows, te_mx_left(a.ldc, p.col, 8), a.vector_col, w, X_DT, scale, true, Y_DT);",
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/norm/kargs.h */
+static const char *const te__source_81[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -11004,25 +12963,21 @@ static const char *const te__source_71[] = { /* ops/norm/kargs.h */
     "    void *y;           /* [m, ld]; columns n .. ld-1 are written as 0 */",
     "    float *mean, *rstd;        /* [m], or NULL */",
     "    const float *scale;        /* [1], or NULL: y is not quantized */",
-    "    float *scale_inv, *amax;   /* [1], or NULL */",
+    "    float *scale_inv;          /* [1], or NULL */",
+    "    float *amax;               /* [1], or NULL: keeps what is larger */",
     "    long long m, n, ld;",
     "    float eps;",
     "    int x_dt, gamma_dt, beta_dt, y_dt;",
     "    int layernorm;     /* 0: RMSNorm */",
     "    int zero_centered; /* gamma' = gamma + 1 */",
-    "    int warp_rows;     /* with CHUNKS: each warp of a block has a row of its own */",
     "} te__norm_fwd_kargs;",
     "",
-    "/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */",
-    "typedef struct te__norm_bwd_kargs {",
-    "    const void *dy, *x, *gamma, *add; /* add may be NULL */",
-    "    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */",
-    "    void *dx;",
-    "    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */",
-    "    long long m, n;",
-    "    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;",
-    "    int layernorm, zero_centered;",
-    "} te__norm_bwd_kargs;",
+    "/* The end of y_amax. */",
+    "typedef struct te__norm_amax_kargs {",
+    "    float *amax;   /* [1]: te__plan_largest */",
+    "    float *y_amax; /* [1] */",
+    "    int y_dt;",
+    "} te__norm_amax_kargs;",
     "",
     "/* dgamma and dbeta from the partial sums. */",
     "typedef struct te__norm_bwd_sum_kargs {",
@@ -11033,45 +12988,41 @@ static const char *const te__source_71[] = { /* ops/norm/kargs.h */
     "    int dgamma_dt, dbeta_dt;",
     "    int accumulate;",
     "} te__norm_bwd_sum_kargs;",
+    "",
+    "/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */",
+    "typedef struct te__norm_bwd_kargs {",
+    "    const void *dy, *x, *gamma, *add; /* add may be NULL */",
+    "    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */",
+    "    void *dx;",
+    "    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */",
+    "    long long m, n;",
+    "    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;",
+    "    int layernorm, zero_centered;",
+    "    unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */",
+    "    te__norm_bwd_sum_kargs sum;",
+    "} te__norm_bwd_kargs;",
 };
-static const char *const te__source_72[] = { /* ops/norm/norm.cuh */
-    "// ops/norm/norm.cuh: eight neighbours of a row as they lie in memory. Knows formats; nothing of norms' formulas.",
+static const char *const te__source_82[] = { /* ops/norm/norm_amax.cu */
+    "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
+    "// then, for the next kernel.",
     "//",
-    "// A row waits in registers between the passes over it. Sixteen-bit formats stay packed there: half the registers, and",
-    "// unpacking costs one instruction an element.",
-    "#pragma once",
+    "// Launch: one block of 32 threads.",
+    "//",
+    "// te:baseline",
     "#include \"device/base.cuh\"",
+    "#include \"ops/norm/kargs.h\"",
     "",
-    "template <int DT> struct te_raw8 {",
-    "    te_u32 w[DT == TE_F32 ? 8 : 4];",
-    "};",
-    "",
-    "// p + i is aligned to 16 bytes.",
-    "template <int DT> TE_DEV te_raw8<DT> te_raw8_load(const void *p, te_i64 i) {",
-    "    te_raw8<DT> r;",
-    "    const uint4 *q = (const uint4 *)((const char *)p + i * (DT == TE_F32 ? 4 : 2));",
-    "    uint4 u = q[0];",
-    "    r.w[0] = u.x, r.w[1] = u.y, r.w[2] = u.z, r.w[3] = u.w;",
-    "    if constexpr (DT == TE_F32) {",
-    "        u = q[1];",
-    "        r.w[4] = u.x, r.w[5] = u.y, r.w[6] = u.z, r.w[7] = u.w;",
-    "    }",
-    "    return r;",
-    "}",
-    "template <int DT> TE_DEV te_raw8<DT> te_raw8_zero() {",
-    "    te_raw8<DT> r;",
-    "#pragma unroll",
-    "    for (int j = 0; j < (DT == TE_F32 ? 8 : 4); j++) r.w[j] = 0;",
-    "    return r;",
-    "}",
-    "// Element j, a literal once the loop around it is unrolled.",
-    "template <int DT> TE_DEV float te_raw8_get(const te_raw8<DT> &r, int j) {",
-    "    if constexpr (DT == TE_F32) return __int_as_float((int)r.w[j]);",
-    "    if constexpr (DT == TE_BF16) return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));",
-    "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
+    "extern \"C\" __global__ void __launch_bounds__(32) te_norm_amax(const __grid_constant__ te__norm_amax_kargs a) {",
+    "    te_follow();",
+    "    if (threadIdx.x != 0) return;",
+    "    float largest = *a.amax;",
+    "    if (a.y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest));",
+    "    if (a.y_dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));",
+    "    *a.y_amax = largest;",
+    "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_83[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -11091,17 +13042,214 @@ static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
     "// `partial` is summed in place.",
     "//",
     "// te:baseline",
-    "// te:row CHUNKS=1 SUMS_SHARED=0 LAYERNORM=1 X_DT=3 W_DT=3",
-    "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=0 X_DT=3 W_DT=3",
-    "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=1 X_DT=3 W_DT=3",
-    "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=1 X_DT=1 W_DT=1",
-    "// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=0 X_DT=2 W_DT=1",
-    "// te:row CHUNKS=4 SUMS_SHARED=1 LAYERNORM=1 X_DT=3 W_DT=3",
-    "// te:row CHUNKS=4 SUMS_SHARED=1 LAYERNORM=0 X_DT=2 W_DT=1",
-    "#include \"ops/norm/kargs.h\"",
-    "#include \"ops/norm/norm.cuh\"",
+    "// te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=4 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=4 SUMS_SHARED=0 ADD=1 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=2 WARPS=16 FULL=1 GROUPS=1 STAGES=3 SUMS_SHARED=0 ADD=1 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=2 WARPS=10 FULL=0 GROUPS=1 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=3 WARPS=16 FULL=1 GROUPS=1 STAGES=2 SUMS_SHARED=1 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=4 WARPS=16 FULL=1 GROUPS=1 STAGES=1 SUMS_SHARED=1 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=4 WARPS=16 FULL=1 GROUPS=1 STAGES=2 SUMS_SHARED=1 ADD=0 LAYERNORM=0 X_DT=3 W_DT=3",
+    "// te:row CHUNKS=2 WARPS=4 FULL=0 GROUPS=4 STAGES=3 SUMS_SHARED=0 ADD=1 LAYERNORM=1 X_DT=1 W_DT=1",
+    "// te:row CHUNKS=2 WARPS=1 FULL=0 GROUPS=16 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
+    "#include \"device/raw8.cuh\"",
+    "#include \"ops/norm/norm_parts.cuh\"",
     "",
-    "// Both sums at once, with one barrier: scratch alternates from row to row, so that nobody overwrites what others still read.",
+    "#ifdef CHUNKS",
+    "",
+    "#define KINDS (LAYERNORM ? 2 : 1)",
+    "#define STREAMS (ADD ? 3 : 2) // x, dy, add",
+    "#define THREADS (WARPS * 32)  // of a row",
+    "",
+    "// A thread's share of the sums over rows: kind 0 is dgamma, 1 is dbeta.",
+    "struct te_norm_sums {",
+    "#if SUMS_SHARED",
+    "    float4 *sums; // [KINDS][CHUNKS][2][THREADS] behind the queue: neighbouring threads touch neighbouring banks",
+    "    TE_DEV float4 &at(int kind, int c, int half) const { return sums[((kind * CHUNKS + c) * 2 + half) * THREADS]; }",
+    "    TE_DEV void clear() {",
+    "        for (int i = 0; i < KINDS * CHUNKS * 2; i++) sums[i * THREADS] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "    }",
+    "    TE_DEV void get(int kind, int c, float v[8]) const {",
+    "        float4 p = at(kind, c, 0), q = at(kind, c, 1);",
+    "        v[0] = p.x, v[1] = p.y, v[2] = p.z, v[3] = p.w, v[4] = q.x, v[5] = q.y, v[6] = q.z, v[7] = q.w;",
+    "    }",
+    "    TE_DEV void put(int kind, int c, const float v[8]) const {",
+    "        at(kind, c, 0) = make_float4(v[0], v[1], v[2], v[3]);",
+    "        at(kind, c, 1) = make_float4(v[4], v[5], v[6], v[7]);",
+    "    }",
+    "#else",
+    "    float sums[KINDS][CHUNKS][8];",
+    "    TE_DEV void clear() {",
+    "#pragma unroll",
+    "        for (int i = 0; i < KINDS * CHUNKS * 8; i++) sums[i / (CHUNKS * 8)][i / 8 % CHUNKS][i % 8] = 0.0f;",
+    "    }",
+    "    TE_DEV void get(int kind, int c, float v[8]) const {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) v[j] = sums[kind][c][j];",
+    "    }",
+    "    TE_DEV void put(int kind, int c, const float v[8]) {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) sums[kind][c][j] = v[j];",
+    "    }",
+    "#endif",
+    "};",
+    "",
+    "// Both sums over the row, and with them the only barrier of a row's threads: scratch alternates from row to row, so that nobody overwrites",
+    "// what others still read.",
+    "TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {",
+    "    int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;",
+    "    if (LAYERNORM) v = te_warp_sum2(v);",
+    "    else v.x = te_warp_sum(v.x);",
+    "    if (WARPS == 1) return v;",
+    "    if (lane == 0) scratch[0][warp] = v.x, scratch[1][warp] = v.y;",
+    "    if (GROUPS == 1) __syncthreads();",
+    "    else asm volatile(\"bar.sync %0, %1;\" ::\"r\"(1 + group), \"n\"(THREADS) : \"memory\");",
+    "    v = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "    for (int w = 0; w < WARPS; w++) {",
+    "        v.x += scratch[0][w];",
+    "        if (LAYERNORM) v.y += scratch[1][w];",
+    "    }",
+    "    return v;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) float scratch[GROUPS][2][2][WARPS];",
+    "    extern __shared__ __align__(16) te_u32 te_norm_shared[];",
+    "    te_raw8_queue<X_DT, STREAMS * CHUNKS, THREADS * GROUPS> queue = {te_smem(te_norm_shared) + threadIdx.x * 16};",
+    "    int group = threadIdx.x / THREADS, t = threadIdx.x % THREADS, vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3), turn = 0, slot = 0;",
+    "    float one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;",
+    "    te_i64 first = (te_i64)blockIdx.x * GROUPS + group, step = (te_i64)gridDim.x * GROUPS;",
+    "",
+    "    const char *x_at = (const char *)a.x + (first * a.n + 8 * t) * te_size<X_DT>; // of the next row to be fetched",
+    "    te_i64 dy_off = (const char *)a.dy - (const char *)a.x, add_off = (const char *)a.add - (const char *)a.x, ahead = first;",
+    "    auto fetch = [&](int s) {",
+    "        if (ahead < a.m) {",
+    "#pragma unroll",
+    "            for (int c = 0; c < CHUNKS; c++) {",
+    "                if (!FULL && t + c * THREADS >= vectors) continue;",
+    "                const char *from = x_at + c * THREADS * 8 * te_size<X_DT>;",
+    "                queue.fetch(s, c, from);",
+    "                queue.fetch(s, CHUNKS + c, from + dy_off);",
+    "                if (ADD) queue.fetch(s, 2 * CHUNKS + c, from + add_off);",
+    "            }",
+    "        }",
+    "        te_cp_async_commit();",
+    "        ahead += step, x_at += step * a.n * te_size<X_DT>;",
+    "    };",
+    "    if (!FULL) queue.clear(STAGES);",
+    "#pragma unroll",
+    "    for (int s = 0; s < STAGES; s++) fetch(s);",
+    "",
+    "    te_norm_sums sums;",
+    "#if SUMS_SHARED",
+    "    sums.sums = (float4 *)((char *)te_norm_shared + STAGES * queue.slot_bytes) + threadIdx.x;",
+    "#endif",
+    "    sums.clear();",
+    "    float gamma[CHUNKS][8];",
+    "#pragma unroll",
+    "    for (int c = 0; c < CHUNKS; c++) {",
+    "        bool there = FULL || t + c * THREADS < vectors;",
+    "        te_raw8<W_DT> g = there ? te_raw8_load<W_DT>(a.gamma, 8 * (t + c * THREADS)) : te_raw8_zero<W_DT>();",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) gamma[c][j] = te_raw8_get(g, j) + (a.zero_centered ? 1.0f : 0.0f);",
+    "    }",
+    "",
+    "    float next_mean = 0.0f, next_rstd = 0.0f;",
+    "    if (first < a.m) {",
+    "        next_rstd = a.rstd[first];",
+    "        if (LAYERNORM) next_mean = a.mean[first];",
+    "    }",
+    "    for (te_i64 row = first; row < a.m; row += step, turn ^= 1) {",
+    "        float mean = next_mean, rstd = next_rstd;",
+    "        if (row + step < a.m) {",
+    "            next_rstd = a.rstd[row + step];",
+    "            if (LAYERNORM) next_mean = a.mean[row + step];",
+    "        }",
+    "        // d = x - mean and g = dy gamma': xhat is d rstd. Where a row has no vector, x, dy and gamma are 0.",
+    "        float2 s = make_float2(0.0f, 0.0f);",
+    "        te_raw8<X_DT> x[CHUNKS], dy[CHUNKS];",
+    "        te_cp_async_wait<STAGES - 1>();",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) x[c] = queue.get(slot, c), dy[c] = queue.get(slot, CHUNKS + c);",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) {",
+    "            float2 part = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "            for (int j = 0; j < 8; j++) {",
+    "                float d = te_raw8_get(x[c], j), g = te_raw8_get(dy[c], j) * gamma[c][j];",
+    "                if (LAYERNORM) d -= mean, part.y += g;",
+    "                part.x = fmaf(g, d, part.x);",
+    "            }",
+    "            s.x += part.x, s.y += part.y;",
+    "        }",
+    "        if (!ADD) fetch(slot); // the thread has read all that was there",
+    "        s = te_norm_sum2(s, scratch[group][turn], group);",
+    "        // dx = rstd (g - mean(g xhat) xhat - mean(g))",
+    "        float c1 = s.x * one_nth * rstd * rstd * rstd, c2 = s.y * one_nth * rstd;",
+    "        char *to = (char *)a.dx + (row * a.n + 8 * t) * te_size<X_DT>;",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) {",
+    "            if (!FULL && t + c * THREADS >= vectors) continue;",
+    "            te_raw8<X_DT> add;",
+    "            if (ADD) add = queue.get(slot, 2 * CHUNKS + c);",
+    "            float dx[8], dgamma[8], dbeta[8];",
+    "            sums.get(0, c, dgamma);",
+    "            if (LAYERNORM) sums.get(1, c, dbeta);",
+    "#pragma unroll",
+    "            for (int j = 0; j < 8; j++) {",
+    "                float d = te_raw8_get(x[c], j), v = te_raw8_get(dy[c], j);",
+    "                if (LAYERNORM) d -= mean, dbeta[j] += v;",
+    "                dgamma[j] = fmaf(v * rstd, d, dgamma[j]);",
+    "                dx[j] = fmaf(-c1, d, LAYERNORM ? fmaf(v * gamma[c][j], rstd, -c2) : v * gamma[c][j] * rstd);",
+    "                if (ADD) dx[j] += te_raw8_get(add, j);",
+    "            }",
+    "            te_store8(to + c * THREADS * 8 * te_size<X_DT>, 0, X_DT, dx);",
+    "            sums.put(0, c, dgamma);",
+    "            if (LAYERNORM) sums.put(1, c, dbeta);",
+    "        }",
+    "        if (ADD) fetch(slot);",
+    "        slot = slot + 1 == STAGES ? 0 : slot + 1;",
+    "    }",
+    "    if (!a.partial) return;",
+    "    te_cp_async_wait<0>();",
+    "#if GROUPS > 1",
+    "    // The groups' sums, in their order, through what the queue no longer needs.",
+    "    float4 *shared = (float4 *)te_norm_shared + t;",
+    "    for (int g = 1; g < GROUPS; g++) {",
+    "        __syncthreads();",
+    "#pragma unroll",
+    "        for (int i = 0; i < KINDS * CHUNKS * 2; i++) {",
+    "            float *v = &sums.sums[i / (CHUNKS * 2)][i / 2 % CHUNKS][i % 2 * 4];",
+    "            if (group == g) shared[i * THREADS] = make_float4(v[0], v[1], v[2], v[3]);",
+    "        }",
+    "        __syncthreads();",
+    "#pragma unroll",
+    "        for (int i = 0; i < KINDS * CHUNKS * 2; i++) {",
+    "            float *v = &sums.sums[i / (CHUNKS * 2)][i / 2 % CHUNKS][i % 2 * 4];",
+    "            float4 u = group == 0 ? shared[i * THREADS] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "            v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w;",
+    "        }",
+    "    }",
+    "#endif",
+    "#pragma unroll",
+    "    for (int k = 0; k < KINDS; k++)",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) {",
+    "            if (group != 0 || (!FULL && t + c * THREADS >= vectors)) continue;",
+    "            float out[8];",
+    "            sums.get(k, c, out);",
+    "            te_store8(a.partial, ((te_i64)blockIdx.x * KINDS + k) * a.n + 8 * (t + c * THREADS), TE_F32, out);",
+    "        }",
+    "    if (!a.counter) return;",
+    "    __syncthreads();",
+    "    te_grid_wait(a.counter);",
+    "    te_u32 units = (te_u32)((a.n + 127) / 128);",
+    "    for (te_u32 u = blockIdx.x; u < KINDS * units; u += gridDim.x) te_norm_add_parts<4>(a.sum, u / units, u % units, (float *)te_norm_shared);",
+    "}",
+    "",
+    "#else",
+    "",
     "TE_DEV float2 te_norm_sum2(float2 v, float2 *scratch) {",
     "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;",
     "    v = make_float2(te_warp_sum(v.x), te_warp_sum(v.y));",
@@ -11112,135 +13260,8 @@ static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
     "    return make_float2(te_warp_sum(v.x), te_warp_sum(v.y));",
     "}",
     "",
-    "#ifdef CHUNKS",
-    "",
-    "#define KINDS (LAYERNORM ? 2 : 1)",
-    "",
-    "// One thread's share of the sums over rows: kind 0 is dgamma, 1 is dbeta.",
-    "struct te_norm_sums {",
-    "#if SUMS_SHARED",
-    "    float4 *sums; // [KINDS][CHUNKS][2][threads]: neighbouring threads touch neighbouring banks",
-    "    TE_DEV float4 &at(int kind, int c, int half) const { return sums[((kind * CHUNKS + c) * 2 + half) * blockDim.x + threadIdx.x]; }",
-    "    TE_DEV void clear() {",
-    "        extern __shared__ float4 te_norm_shared[];",
-    "        sums = te_norm_shared;",
-    "        for (int k = 0; k < KINDS; k++)",
-    "            for (int c = 0; c < CHUNKS; c++) at(k, c, 0) = at(k, c, 1) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
-    "    }",
-    "    TE_DEV void add(int kind, int c, const float v[8]) {",
-    "#pragma unroll",
-    "        for (int h = 0; h < 2; h++) {",
-    "            float4 s = at(kind, c, h);",
-    "            at(kind, c, h) = make_float4(s.x + v[4 * h], s.y + v[4 * h + 1], s.z + v[4 * h + 2], s.w + v[4 * h + 3]);",
-    "        }",
-    "    }",
-    "    TE_DEV void get(int kind, int c, float v[8]) const {",
-    "#pragma unroll",
-    "        for (int h = 0; h < 2; h++) {",
-    "            float4 s = at(kind, c, h);",
-    "            v[4 * h] = s.x, v[4 * h + 1] = s.y, v[4 * h + 2] = s.z, v[4 * h + 3] = s.w;",
-    "        }",
-    "    }",
-    "#else",
-    "    float sums[KINDS][CHUNKS][8];",
-    "    TE_DEV void clear() {",
-    "#pragma unroll",
-    "        for (int i = 0; i < KINDS * CHUNKS * 8; i++) sums[i / (CHUNKS * 8)][i / 8 % CHUNKS][i % 8] = 0.0f;",
-    "    }",
-    "    TE_DEV void add(int kind, int c, const float v[8]) {",
-    "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) sums[kind][c][j] += v[j];",
-    "    }",
-    "    TE_DEV void get(int kind, int c, float v[8]) const {",
-    "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) v[j] = sums[kind][c][j];",
-    "    }",
-    "#endif",
-    "};",
-    "",
-    "// What a thread holds of one row.",
-    "struct te_norm_row {",
-    "    te_raw8<X_DT> x[CHUNKS], dy[CHUNKS];",
-    "    float mean, rstd;",
-    "};",
-    "TE_DEV void te_norm_fetch(const te__norm_bwd_kargs &a, te_i64 row, te_norm_row *r) {",
-    "    int vectors = (int)(a.n >> 3);",
-    "#pragma unroll",
-    "    for (int c = 0; c < CHUNKS; c++) {",
-    "        int v = threadIdx.x + c * blockDim.x;",
-    "        bool here = row < a.m && v < vectors;",
-    "        r->x[c] = here ? te_raw8_load<X_DT>(a.x, row * a.n + 8 * v) : te_raw8_zero<X_DT>();",
-    "        r->dy[c] = here ? te_raw8_load<X_DT>(a.dy, row * a.n + 8 * v) : te_raw8_zero<X_DT>();",
-    "    }",
-    "    r->mean = LAYERNORM && row < a.m ? a.mean[row] : 0.0f;",
-    "    r->rstd = row < a.m ? a.rstd[row] : 0.0f;",
-    "}",
-    "",
     "extern \"C\" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {",
-    "    __shared__ float2 scratch[2][32];",
-    "    int vectors = (int)(a.n >> 3), turn = 0;",
-    "    float centre = a.zero_centered ? 1.0f : 0.0f;",
-    "    te_norm_sums sums;",
-    "    te_norm_row now;",
-    "    sums.clear();",
-    "    te_norm_fetch(a, blockIdx.x, &now);",
-    "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x, turn ^= 1) {",
-    "        te_norm_row next;",
-    "        te_norm_fetch(a, row + gridDim.x, &next);",
-    "        float2 s = make_float2(0.0f, 0.0f);",
-    "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            int v = threadIdx.x + c * blockDim.x;",
-    "            if (v >= vectors) continue;",
-    "            te_raw8<W_DT> gamma = te_raw8_load<W_DT>(a.gamma, 8 * v); // near by: cheaper than registers",
-    "#pragma unroll",
-    "            for (int j = 0; j < 8; j++) {",
-    "                float xhat = (te_raw8_get(now.x[c], j) - now.mean) * now.rstd;",
-    "                float g = te_raw8_get(now.dy[c], j) * (te_raw8_get(gamma, j) + centre);",
-    "                s.x = fmaf(g, xhat, s.x);",
-    "                if (LAYERNORM) s.y += g;",
-    "            }",
-    "        }",
-    "        s = te_norm_sum2(s, scratch[turn]);",
-    "        float c1 = s.x / (float)a.n, c2 = s.y / (float)a.n;",
-    "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            int v = threadIdx.x + c * blockDim.x;",
-    "            if (v >= vectors) continue;",
-    "            te_raw8<W_DT> gamma = te_raw8_load<W_DT>(a.gamma, 8 * v);",
-    "            float dx[8], dgamma[8], dbeta[8], add[8] = {};",
-    "            if (a.add) te_load8(a.add, row * a.n + 8 * v, X_DT, add);",
-    "#pragma unroll",
-    "            for (int j = 0; j < 8; j++) {",
-    "                float xhat = (te_raw8_get(now.x[c], j) - now.mean) * now.rstd;",
-    "                dbeta[j] = te_raw8_get(now.dy[c], j);",
-    "                dgamma[j] = dbeta[j] * xhat;",
-    "                float g = dbeta[j] * (te_raw8_get(gamma, j) + centre);",
-    "                if (LAYERNORM) g -= c2;",
-    "                dx[j] = fmaf(now.rstd, fmaf(-c1, xhat, g), add[j]);",
-    "            }",
-    "            te_store8(a.dx, row * a.n + 8 * v, X_DT, dx);",
-    "            sums.add(0, c, dgamma);",
-    "            if (LAYERNORM) sums.add(1, c, dbeta);",
-    "        }",
-    "        now = next;",
-    "    }",
-    "    if (!a.partial) return;",
-    "#pragma unroll",
-    "    for (int k = 0; k < KINDS; k++)",
-    "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            int v = threadIdx.x + c * blockDim.x;",
-    "            if (v >= vectors) continue;",
-    "            float out[8];",
-    "            sums.get(k, c, out);",
-    "            te_store8(a.partial, ((te_i64)blockIdx.x * KINDS + k) * a.n + 8 * v, TE_F32, out);",
-    "        }",
-    "}",
-    "",
-    "#else",
-    "",
-    "extern \"C\" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {",
+    "    te_follow();",
     "    __shared__ float2 scratch[2][32];",
     "    int turn = 0;",
     "    float centre = a.zero_centered ? 1.0f : 0.0f;",
@@ -11278,153 +13299,190 @@ static const char *const te__source_73[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_74[] = { /* ops/norm/norm_bwd_sum.cu */
-    "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta: the rows of norm_bwd's partial sums, added in fixed order, rounded once.",
-    "//",
-    "//   a block has 32 columns; its 16 warps take rows w, w + 16, w + 32 .. and their sums are added in the order of w",
+static const char *const te__source_84[] = { /* ops/norm/norm_bwd_sum.cu */
+    "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
     "//",
     "// te:baseline",
-    "#include \"device/base.cuh\"",
-    "#include \"ops/norm/kargs.h\"",
+    "#include \"ops/norm/norm_parts.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(512) te_norm_bwd_sum(const __grid_constant__ te__norm_bwd_sum_kargs a) {",
-    "    __shared__ float sums[16][32];",
-    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
-    "    void *out = blockIdx.y ? a.dbeta : a.dgamma;",
-    "    int dt = blockIdx.y ? a.dbeta_dt : a.dgamma_dt;",
-    "    te_i64 column = (te_i64)blockIdx.x * 32 + lane;",
-    "    if (!out) return;",
-    "    float sum = 0.0f;",
-    "    if (column < a.n) {",
-    "#pragma unroll 4",
-    "        for (te_i64 r = warp; r < a.parts; r += 16) sum += a.partial[(r * a.kinds + blockIdx.y) * a.n + column];",
-    "    }",
-    "    sums[warp][lane] = sum;",
-    "    __syncthreads();",
-    "    if (warp || column >= a.n) return;",
-    "#pragma unroll",
-    "    for (int w = 1; w < 16; w++) sum += sums[w][lane];",
-    "    if (a.accumulate) sum += te_load(out, column, dt);",
-    "    te_store(out, column, dt, sum);",
+    "    te_follow();",
+    "    __shared__ float sums[512];",
+    "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_85[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
-    "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)      two passes, so that large means cost no digits",
+    "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
     "//   RMSNorm    mean = 0,          rstd = 1 / sqrt(sum x^2 / n + eps)",
     "//   y = (x - mean) * rstd * gamma' + beta;   FP8: q = saturate(y * scale), amax = max |y|",
     "//",
-    "//   with CHUNKS, a row lives in registers; T threads, vectors of 8, n = 8 V:",
+    "//   with CHUNKS, a row lives in the registers of WARPS warps; T = 32 WARPS threads, vectors of 8, n = 8 V:",
     "//",
-    "//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          V <= T * CHUNKS",
+    "//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          V <= T * CHUNKS, FULL: V = T * CHUNKS",
     "//       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]",
     "//",
-    "// Launch: block of 32 .. 512 threads (256 with less than 4 chunks), a multiple of 32; grid: any, blocks step through the rows.",
-    "// With CHUNKS: n and ld multiples of 8; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); V <= CHUNKS * T with T the block, or",
-    "// 32 if warp_rows. Without: any n, any alignment.",
+    "// A row is read once and its statistics take one pass and one barrier. Each warp sums x - s and its squares, with s the mean of the warp's",
+    "// first vectors, and the warps' means and squares are then merged (Chan, Golub, LeVeque): a mean that is large beside the spread costs no",
+    "// digits. A warp takes 16 bytes a lane CHUNKS times before it waits, and several rows are on their way on a multiprocessor: RESIDENT blocks.",
+    "// PACKED: elements stay packed from pass to pass, and weights are loaded where they are used, which leaves room for more blocks.",
+    "//",
+    "// One H200, 2026-11-21, te_bench, 16384x4096 bf16, of copy: LayerNorm 0.88, RMSNorm 0.87, RMSNorm to FP8 with amax 0.87, before rows lost",
+    "// their loop and FP8 outputs were PACKED.",
+    "//",
+    "// Launch: CHUNKS: a block for every row, of 32 WARPS threads; WARPS = 1: 128 threads, a block for every four rows. n and ld multiples",
+    "// of 8 (FULL: ld = n); x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8). Without: any n, any alignment; block of up to 512, a",
+    "// multiple of 32; grid: any, blocks step through the rows.",
     "//",
     "// te:baseline",
-    "// te:row CHUNKS=2 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3",
-    "// te:row CHUNKS=4 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3",
-    "// te:row CHUNKS=4 LAYERNORM=1 X_DT=3 W_DT=1 Y_DT=3",
-    "// te:row CHUNKS=4 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
-    "// te:row CHUNKS=4 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
-    "// te:row CHUNKS=8 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
-    "// te:row CHUNKS=8 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
-    "// te:row CHUNKS=1 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
-    "// te:row CHUNKS=2 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=4",
-    "// te:row CHUNKS=2 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=9 PACKED=1 AMAX=1 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=9 PACKED=1 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=9 PACKED=1 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=2 FULL=1 RESIDENT=12 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=2 FULL=1 RESIDENT=18 PACKED=1 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=8 FULL=1 RESIDENT=3 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=8 FULL=1 RESIDENT=4 PACKED=1 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=16 FULL=1 RESIDENT=2 PACKED=1 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=2 WARPS=1 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=1 LAYERNORM=1 X_DT=3 W_DT=1 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=5 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
+    "// te:row CHUNKS=8 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
+    "#include \"device/raw8.cuh\"",
     "#include \"ops/norm/kargs.h\"",
-    "#include \"ops/norm/norm.cuh\"",
     "",
     "TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {",
     "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);",
     "}",
-    "// One atomic for each block that has something to say: most find a larger amax there already.",
-    "TE_DEV void te_norm_amax(const te__norm_fwd_kargs &a, float v) {",
-    "    if (v > *(volatile float *)a.amax) te_atomic_amax(a.amax, v);",
+    "// What was the largest |y| when the block began, of all that had ended: most blocks have nothing to add to it in the end.",
+    "TE_DEV float te_norm_known(const te__norm_fwd_kargs &a) { return a.amax ? *(volatile float *)a.amax : 0.0f; }",
+    "TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, float known) {",
+    "    largest = te_warp_max(largest);",
+    "    if (a.amax && (threadIdx.x & 31) == 0 && largest > known) te_atomic_amax(a.amax, largest);",
     "}",
     "",
     "#ifdef CHUNKS",
     "",
+    "#define THREADS (WARPS * 32)      /* of a row */",
+    "#define ROWS (WARPS == 1 ? 4 : 1) /* of a block */",
     "constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;",
+    "constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(CHUNKS >= 4 ? 512 : 256) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
-    "    __shared__ float scratch[32];",
-    "    bool by_warp = a.warp_rows;",
-    "    int threads = by_warp ? 32 : blockDim.x, t = by_warp ? threadIdx.x & 31 : threadIdx.x;",
-    "    int rows = by_warp ? blockDim.x >> 5 : 1;",
-    "    int vectors = (int)(a.n >> 3);",
-    "    float scale = te_quantized ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f;",
-    "    auto total = [&](float v) { return by_warp ? te_warp_sum(v) : te_block_sum(v, scratch); };",
+    "// How many elements of a row warp w holds in its first `chunks` vectors.",
+    "TE_DEV float te_norm_count(int w, int vectors, int chunks) {",
+    "    if (FULL) return (float)(chunks * 256);",
+    "    int count = 0;",
+    "#pragma unroll",
+    "    for (int c = 0; c < chunks; c++) count += min(max(vectors - (w + c * WARPS) * 32, 0), 32);",
+    "    return (float)(8 * count);",
+    "}",
+    "TE_DEV float te_norm_inverse(float count) { return 1.0f / fmaxf(count, 1.0f); }",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) float scratch[2][WARPS];",
+    "    int lane = threadIdx.x & 31, warp = WARPS == 1 ? 0 : threadIdx.x >> 5, t = WARPS == 1 ? lane : threadIdx.x;",
+    "    int vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3);",
+    "    te_i64 row = WARPS == 1 ? (te_i64)blockIdx.x * ROWS + (threadIdx.x >> 5) : blockIdx.x;",
+    "    if (WARPS == 1 && row >= a.m) return;",
+    "    const char *from = (const char *)a.x + (row * a.n + 8 * t) * te_size<X_DT>;",
+    "    te_raw8<X_DT> x[CHUNKS];",
+    "#pragma unroll",
+    "    for (int c = 0; c < CHUNKS; c++)",
+    "        x[c] = FULL || t + c * THREADS < vectors ? te_raw8_load_once<X_DT>(from, c * THREADS * 8) : te_raw8_zero<X_DT>();",
+    "    float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f, known = AMAX ? te_norm_known(a) : 0.0f;",
+    "    float one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;",
     "    te_norm_scale_inv(a);",
     "",
-    "    for (te_i64 row = (te_i64)blockIdx.x * rows + (by_warp ? threadIdx.x >> 5 : 0); row < a.m; row += (te_i64)gridDim.x * rows) {",
-    "        te_raw8<X_DT> x[CHUNKS];",
-    "        float mean = 0.0f, sum = 0.0f;",
+    "    // One pass, over what is left of the elements without the mean of the warp's first ones: these alone give the row a variance that is at",
+    "    // least 1 / (CHUNKS - 1) of what the difference of the two means takes away from the sum of squares.",
+    "    float shift = 0.0f, mean = 0.0f, squares = 0.0f;",
+    "    if (LAYERNORM) {",
     "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            int v = t + c * threads;",
-    "            x[c] = v < vectors ? te_raw8_load<X_DT>(a.x, row * a.n + 8 * v) : te_raw8_zero<X_DT>();",
+    "        for (int j = 0; j < 8; j++) shift += te_raw8_get(x[0], j);",
+    "        shift = te_warp_sum(shift) * te_norm_inverse(te_norm_count(warp, vectors, 1));",
+    "    }",
+    "#pragma unroll",
+    "    for (int c = 0; c < CHUNKS; c++) {",
+    "        if (!FULL && t + c * THREADS >= vectors) continue;",
+    "        float2 part = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) {",
+    "            float d = te_raw8_get(x[c], j);",
+    "            if (LAYERNORM) d -= shift, part.x += d;",
+    "            part.y = fmaf(d, d, part.y);",
     "        }",
+    "        mean += part.x, squares += part.y;",
+    "    }",
+    "    if (LAYERNORM) {",
+    "        float share = te_norm_inverse(te_norm_count(warp, vectors, CHUNKS));",
+    "        float2 both = te_warp_sum2(make_float2(mean, squares));",
+    "        squares = fmaf(both.x * -share, both.x, both.y);",
+    "        mean = fmaf(both.x, share, shift);",
+    "    } else {",
+    "        squares = te_warp_sum(squares);",
+    "    }",
+    "    if (WARPS > 1) {",
+    "        if (lane == 0) scratch[0][warp] = mean, scratch[1][warp] = squares;",
+    "        __syncthreads();",
+    "        squares = mean = 0.0f;",
     "        if (LAYERNORM) {",
     "#pragma unroll",
-    "            for (int c = 0; c < CHUNKS; c++)",
-    "#pragma unroll",
-    "                for (int j = 0; j < 8; j++) sum += te_raw8_get(x[c], j);",
-    "            mean = total(sum) / (float)a.n;",
-    "            sum = 0.0f;",
+    "            for (int w = 0; w < WARPS; w++) mean = fmaf(scratch[0][w], te_norm_count(w, vectors, CHUNKS), mean);",
+    "            mean *= one_nth;",
     "        }",
     "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            if (t + c * threads >= vectors) continue;",
-    "#pragma unroll",
-    "            for (int j = 0; j < 8; j++) {",
-    "                float d = te_raw8_get(x[c], j) - mean;",
-    "                sum = fmaf(d, d, sum);",
+    "        for (int w = 0; w < WARPS; w++) {",
+    "            squares += scratch[1][w];",
+    "            if (LAYERNORM) { // their mean is not the row's",
+    "                float d = scratch[0][w] - mean;",
+    "                squares = fmaf(te_norm_count(w, vectors, CHUNKS) * d, d, squares);",
     "            }",
     "        }",
-    "        float rstd = __frsqrt_rn(total(sum) / (float)a.n + a.eps);",
-    "        if (t == 0) {",
-    "            if (LAYERNORM && a.mean) a.mean[row] = mean;",
-    "            if (a.rstd) a.rstd[row] = rstd;",
-    "        }",
+    "    }",
+    "    if (PACKED) te_raw8_seal(x);",
+    "    float rstd = __frsqrt_rn(squares * one_nth + a.eps), rest = (shift - mean) * rstd;",
+    "    if (t == 0) {",
+    "        if (LAYERNORM && a.mean) a.mean[row] = mean;",
+    "        if (a.rstd) a.rstd[row] = rstd;",
+    "    }",
+    "    char *to = (char *)a.y + (row * a.ld + 8 * t) * te_y_size;",
     "#pragma unroll",
-    "        for (int c = 0; c < CHUNKS; c++) {",
-    "            int v = t + c * threads;",
-    "            if (v >= vectors) continue;",
-    "            te_raw8<W_DT> g = te_raw8_load<W_DT>(a.gamma, 8 * v);",
-    "            te_raw8<W_DT> b = LAYERNORM && a.beta ? te_raw8_load<W_DT>(a.beta, 8 * v) : te_raw8_zero<W_DT>();",
-    "            float y[8];",
+    "    for (int c = 0; c < CHUNKS; c++) {",
+    "        int v = t + c * THREADS;",
+    "        if (!FULL && v >= vectors) continue;",
+    "        te_raw8<W_DT> g = PACKED ? te_raw8_load_here<W_DT>(a.gamma, 8 * v) : te_raw8_load<W_DT>(a.gamma, 8 * v), b = te_raw8_zero<W_DT>();",
+    "        if (LAYERNORM && a.beta) b = PACKED ? te_raw8_load_here<W_DT>(a.beta, 8 * v) : te_raw8_load<W_DT>(a.beta, 8 * v);",
+    "        float y[8];",
     "#pragma unroll",
-    "            for (int j = 0; j < 8; j++) {",
-    "                y[j] = fmaf((te_raw8_get(x[c], j) - mean) * rstd, te_raw8_get(g, j) + centre, te_raw8_get(b, j));",
-    "                if (te_quantized) {",
-    "                    largest = fmaxf(largest, fabsf(y[j]));",
-    "                    y[j] *= scale;",
-    "                }",
-    "            }",
-    "            te_store8(a.y, row * a.ld + 8 * v, Y_DT, y);",
+    "        for (int j = 0; j < 8; j++) {",
+    "            float gamma = ZERO_CENTERED ? te_raw8_get(g, j) + 1.0f : te_raw8_get(g, j), d = te_raw8_get(x[c], j);",
+    "            y[j] = LAYERNORM ? fmaf(fmaf(d - shift, rstd, rest), gamma, te_raw8_get(b, j)) : d * rstd * gamma;",
     "        }",
+    "        if (AMAX) largest = fmaxf(largest, te_largest8(y));",
     "        if (te_quantized) {",
-    "            const float zeros[8] = {};",
-    "            for (te_i64 v = vectors + t; v < a.ld >> 3; v += threads) te_store8(a.y, row * a.ld + 8 * v, Y_DT, zeros);",
+    "#pragma unroll",
+    "            for (int j = 0; j < 8; j++) y[j] *= scale;",
     "        }",
+    "        te_store8(to + c * (THREADS * 8 * te_y_size), 0, Y_DT, y);",
     "    }",
-    "    if (a.amax) {",
-    "        largest = by_warp ? te_warp_max(largest) : te_block_max(largest, scratch);",
-    "        if (t == 0) te_norm_amax(a, largest);",
+    "    if (te_quantized && !FULL) {",
+    "        const float zeros[8] = {};",
+    "        for (te_i64 v = vectors + t; v < a.ld >> 3; v += THREADS) te_store8(a.y, row * a.ld + 8 * v, Y_DT, zeros);",
     "    }",
+    "    if (AMAX) te_norm_finish(a, largest, known);",
     "}",
     "",
     "#else",
     "",
     "extern \"C\" __global__ void __launch_bounds__(512) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
-    "    float scale = a.scale ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f;",
+    "    float scale = a.scale ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f, known = te_norm_known(a);",
     "    te_norm_scale_inv(a);",
     "",
     "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
@@ -11453,15 +13511,62 @@ static const char *const te__source_75[] = { /* ops/norm/norm_fwd.cu */
     "            te_store(a.y, row * a.ld + i, a.y_dt, a.scale ? y * scale : y);",
     "        }",
     "    }",
-    "    if (a.amax) {",
-    "        largest = te_block_max(largest, scratch);",
-    "        if (threadIdx.x == 0) te_norm_amax(a, largest);",
-    "    }",
+    "    te_norm_finish(a, largest, known);",
     "}",
     "",
     "#endif",
 };
-static const char *const te__source_76[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_86[] = { /* ops/norm/norm_parts.cuh */
+    "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for all who add them up. Knows te__norm_bwd_sum_kargs.",
+    "//",
+    "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 takes rows w, w + 16, w + 32 .., and the shares are added in the order of w",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/norm/kargs.h\"",
+    "",
+    "// One unit of dgamma (kind 0) or dbeta (1), with all of the block's threads; sums: 512 V floats of shared memory. V = 4: n is a multiple of 4.",
+    "template <int V> TE_DEV void te_norm_add_parts(const te__norm_bwd_sum_kargs &a, int kind, te_i64 unit, float *sums) {",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;",
+    "    void *out = kind ? a.dbeta : a.dgamma;",
+    "    int dt = kind ? a.dbeta_dt : a.dgamma_dt;",
+    "    te_i64 first = unit * 32 * V, column = first + lane * V, stride = a.kinds * a.n;",
+    "    if (!out) return;",
+    "    for (int share = warp; share < 16; share += warps) {",
+    "        const float *from = a.partial + kind * a.n + column;",
+    "        float sum[V] = {};",
+    "        for (te_i64 r = share; r < a.parts && column < a.n; r += 9 * 16) {",
+    "            float v[9][V];",
+    "#pragma unroll",
+    "            for (int k = 0; k < 9; k++) {",
+    "                const float *p = from + (r + 16 * k) * stride;",
+    "                bool there = r + 16 * k < a.parts;",
+    "                if constexpr (V == 4) {",
+    "                    float4 u = there ? __ldcg((const float4 *)p) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "                    v[k][0] = u.x, v[k][1] = u.y, v[k][2] = u.z, v[k][3] = u.w;",
+    "                } else {",
+    "                    v[k][0] = there ? __ldcg(p) : 0.0f;",
+    "                }",
+    "            }",
+    "#pragma unroll",
+    "            for (int k = 0; k < 9; k++)",
+    "#pragma unroll",
+    "                for (int j = 0; j < V; j++) sum[j] += v[k][j];",
+    "        }",
+    "#pragma unroll",
+    "        for (int j = 0; j < V; j++) sums[share * 32 * V + lane * V + j] = sum[j];",
+    "    }",
+    "    __syncthreads();",
+    "    for (int c = threadIdx.x; c < 32 * V && first + c < a.n; c += blockDim.x) {",
+    "        float sum = sums[c];",
+    "#pragma unroll",
+    "        for (int share = 1; share < 16; share++) sum += sums[share * 32 * V + c];",
+    "        if (a.accumulate) sum += te_load(out, first + c, dt);",
+    "        te_store(out, first + c, dt, sum);",
+    "    }",
+    "    __syncthreads();",
+    "}",
+};
+static const char *const te__source_87[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -11544,7 +13649,7 @@ static const char *const te__source_76[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_77[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_88[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -11577,6 +13682,7 @@ static const char *const te__source_77[] = { /* ops/nvfp4/kargs.h */
     "    const float *noop;",
     "    long long m, n, ld, ldc, row_groups, col_groups;",
     "    unsigned long long seed, offset;",
+    "    const void *rng; /* te__rng_read */",
     "    unsigned tiles, tiles_n; /* in all, along n */",
     "    float code_max;   /* the largest block scale: 448 or 256 */",
     "    int x_dt;",
@@ -11608,7 +13714,7 @@ static const char *const te__source_77[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_89[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -11641,29 +13747,46 @@ static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
     "}",
     "// Four magnitudes y (>= 0, no NaN) to the low 16 bits, the first in the lowest four. E2M1's codes are piecewise linear: 2 y up to 2, then y + 2,",
     "// then y / 2 + 4 up to 6. The three pieces are cut out exactly and added to 2^23, where the sum rounds to integers, to nearest even, and so",
-    "// to even codes; only one of the pieces is ever at a fraction. Times 16 makes room for the next code.",
-    "TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {",
+    "// to even codes, or, `down`, to the code below; only one of the pieces is ever at a fraction. Times 16 makes room for the next code.",
+    "template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) { return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c); }",
+    "template <bool down> TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {",
     "    float r = 8388608.0f;",
     "#pragma unroll",
     "    for (int k = 3; k >= 0; k--) {",
     "        if (k < 3) r = __fmaf_rn(r, 16.0f, -15.0f * 8388608.0f);",
-    "        r = __fmaf_rn(te_nvfp4_mul_sat(y[k], 0.5f), 4.0f, r);",
-    "        r = __fmaf_rn(te_nvfp4_fma_sat(y[k], 0.5f, -1.0f), 2.0f, r);",
-    "        r = __fmaf_rn(te_nvfp4_fma_sat(y[k], 0.5f, -2.0f), 1.0f, r);",
+    "        r = te_nvfp4_add<down>(te_nvfp4_mul_sat(y[k], 0.5f), 4.0f, r);",
+    "        r = te_nvfp4_add<down>(te_nvfp4_fma_sat(y[k], 0.5f, -1.0f), 2.0f, r);",
+    "        r = te_nvfp4_add<down>(te_nvfp4_fma_sat(y[k], 0.5f, -2.0f), 1.0f, r);",
     "    }",
     "    return __float_as_uint(r);",
+    "}",
+    "// The signs of eight numbers, where their codes have them.",
+    "TE_DEV te_u32 te_nvfp4_signs8(const float v[8]) {",
+    "    te_u32 w[8];",
+    "#pragma unroll",
+    "    for (int i = 0; i < 8; i++) w[i] = __float_as_uint(v[i]);",
+    "    te_u32 even = __byte_perm(__byte_perm(w[0], w[2], 0x0073), __byte_perm(w[4], w[6], 0x0073), 0x5410);",
+    "    te_u32 odd = __byte_perm(__byte_perm(w[1], w[3], 0x0073), __byte_perm(w[5], w[7], 0x0073), 0x5410);",
+    "    return (even >> 4 & 0x08080808u) | (odd & 0x80808080u);",
     "}",
     "// Eight codes of v * multiplier, the first in the lowest four bits. No NaN.",
     "TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {",
     "    float y[8];",
     "#pragma unroll",
     "    for (int i = 0; i < 8; i++) y[i] = __fmul_rn(fabsf(v[i]), multiplier);",
-    "    te_u32 codes = __byte_perm(te_nvfp4_pack4(y), te_nvfp4_pack4(y + 4), 0x5410), w[8];",
+    "    return __byte_perm(te_nvfp4_pack4<false>(y), te_nvfp4_pack4<false>(y + 4), 0x5410) | te_nvfp4_signs8(v);",
+    "}",
+    "// The same, rounded as te__nvfp4_stochastic does, by eight bytes k of `random`: the code below |y| + k / 256 of the step there. The step is half",
+    "// the power of two at or below |y|, 0.5 below 2 (above 8 it does not matter); k / 512, exactly, is what 16384 + k / 512 has at its end.",
+    "TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {",
+    "    float t[8];",
     "#pragma unroll",
-    "    for (int i = 0; i < 8; i++) w[i] = __float_as_uint(v[i]);",
-    "    te_u32 even = __byte_perm(__byte_perm(w[0], w[2], 0x0073), __byte_perm(w[4], w[6], 0x0073), 0x5410);",
-    "    te_u32 odd = __byte_perm(__byte_perm(w[1], w[3], 0x0073), __byte_perm(w[5], w[7], 0x0073), 0x5410);",
-    "    return codes | (even >> 4 & 0x08080808u) | (odd & 0x80808080u);",
+    "    for (int i = 0; i < 8; i++) {",
+    "        float y = __fmul_rn(fabsf(v[i]), multiplier), twice = __uint_as_float(__float_as_uint(fmaxf(y, 1.0f)) & 0x7f800000u);",
+    "        float k = __uint_as_float(__byte_perm(random[i >> 2], 0x46800000u, 0x7650 | (i & 3))) - 16384.0f;",
+    "        t[i] = __fmaf_rn(k, twice, y);",
+    "    }",
+    "    return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);",
     "}",
     "",
     "// te__nvfp4_block_code, _step and _multiplier, with what depends on the tensor alone taken out of the loop, and by the cvt instructions where",
@@ -11724,20 +13847,29 @@ static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
     "    bool stochastic;",
     "    int four;",
     "    te_u64 seed, offset;",
+    "    const void *rng; // te__rng_read",
     "};",
+    "",
+    "// Read anew for each block: registers are dearer.",
+    "TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 random[4]) {",
+    "    uint64_t seed = how.seed, offset = how.offset;",
+    "    te__rng_read(how.rng, &seed, &offset);",
+    "    te__philox(seed, offset, block, random);",
+    "}",
     "",
     "TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {",
     "    return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);",
     "}",
-    "// Codes one at a time: stochastic ones, and blocks that hold a NaN.",
+    "// Codes one at a time: of blocks that hold a NaN, or, for stochastic rounding, what is infinite times its multiplier.",
     "TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {",
     "    te_u32 w[2] = {0, 0};",
     "#pragma unroll",
     "    for (int i = 0; i < 16; i++) w[i >> 3] |= (te_u32)te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i) << (4 * (i & 7));",
     "    return make_uint2(w[0], w[1]);",
     "}",
-    "TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4], bool nan) {",
-    "    if (how.stochastic || nan) return te_nvfp4_slow(how, v, multiplier, random);",
+    "TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4], bool slow) {",
+    "    if (slow) return te_nvfp4_slow(how, v, multiplier, random);",
+    "    if (how.stochastic) return make_uint2(te_nvfp4_pack8_stochastic(v, multiplier, random), te_nvfp4_pack8_stochastic(v + 8, multiplier, random + 2));",
     "    return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));",
     "}",
     "// What the block scale d loses of 16 elements.",
@@ -11753,7 +13885,7 @@ static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
     "TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const float *multipliers, int tile_code,",
     "                            te_u64 block, te_u8 *scale) {",
     "    te_u32 random[4];",
-    "    if (how.stochastic) te__philox(how.seed, how.offset, block, random);",
+    "    if (how.stochastic) te_nvfp4_draw(how, block, random);",
     "    bool nan = amax != amax;",
     "    if (nan) amax = te_nvfp4_largest(v);",
     "    te_u8 d = (te_u8)tile_code;",
@@ -11765,7 +13897,8 @@ static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
     "        }",
     "    }",
     "    *scale = d;",
-    "    return te_nvfp4_codes(how, v, multipliers ? multipliers[d] : te_nvfp4_multiplier(d, s), random, nan);",
+    "    float multiplier = multipliers ? multipliers[d] : te_nvfp4_multiplier(d, s);",
+    "    return te_nvfp4_codes(how, v, multiplier, random, nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));",
     "}",
     "",
     "// The transform of what the column-wise copy is made of: 1 with signs, 2 without.",
@@ -11774,7 +13907,7 @@ static const char *const te__source_78[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_90[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -11824,6 +13957,7 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_constant__ te__nvfp4_amax_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    if (a.noop && *a.noop == 1.0f) return;",
     "    float of_row = 0.0f, of_col = 0.0f;",
@@ -11896,7 +14030,7 @@ static const char *const te__source_79[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_91[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
@@ -11906,13 +14040,14 @@ static const char *const te__source_80[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "#include \"ops/nvfp4/kargs.h\"",
     "",
     "extern \"C\" __global__ void te_nvfp4_amax_zero(const __grid_constant__ te__nvfp4_amax_kargs a) {",
+    "    te_follow();",
     "    te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x;",
     "    if (a.noop && *a.noop == 1.0f) return;",
     "    if (a.row && i < (a.per_row ? a.m : 1)) a.row[i] = 0.0f;",
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_92[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -11937,6 +14072,7 @@ static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "#define TE_COLUMNS 65 // floats of a row of the tile",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __grid_constant__ te__nvfp4_dequantize_kargs a) {",
+    "    te_follow();",
     "    __shared__ float tile[64 * TE_COLUMNS];",
     "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
     "    te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 64;",
@@ -11990,7 +14126,7 @@ static const char *const te__source_81[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_93[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -12124,7 +14260,7 @@ static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    int t = threadIdx.x, lane = t & 31;",
     "    const int chunks = TE_COLUMNS / 32;",
     "    te_i64 row_blocks = te_div_up(a.n, 16), col_blocks = te_div_up(a.m, 16), rows_padded = te_div_up(a.m, 128) * 128;",
-    "    te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1};",
+    "    te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset, a.rng}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1, a.rng};",
     "    te_nvfp4_tensor of_row = of_tensor[0];",
     "",
     "    if (TWO) {",
@@ -12141,7 +14277,7 @@ static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "            if (FOUR) {",
     "                te_u8 stretched = te_nvfp4_block_code(largest, of_row, 1.5f);",
     "                te_u32 random[4];",
-    "                if (by_row.stochastic) te__philox(a.seed, a.offset, (te_u64)((first_row + r) * row_blocks + first_col / 16 + j), random);",
+    "                if (by_row.stochastic) te_nvfp4_draw(by_row, (te_u64)((first_row + r) * row_blocks + first_col / 16 + j), random);",
     "                float e6 = te_nvfp4_error(by_row, v, code, of_row, random), e4 = te_nvfp4_error(by_row, v, stretched, of_row, random);",
     "                float six = 0.0f, four = 0.0f;",
     "#pragma unroll",
@@ -12246,6 +14382,7 @@ static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {",
+    "    te_follow();",
     "    __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];",
     "    __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];",
     "    __shared__ int tile_code[64];",
@@ -12302,7 +14439,7 @@ static const char *const te__source_82[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/optim/adam.cu */
+static const char *const te__source_94[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -12312,14 +14449,20 @@ static const char *const te__source_83[] = { /* ops/optim/adam.cu */
     "// p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as on the CPU. The usual",
     "// pairs of formats have code of their own, chosen by the block; all others go element by element.",
     "//",
-    "// Launch: block 256, grid: chunks of 4096 elements, four groups of four a thread. found_inf != 0: nothing is written.",
+    "// The floor is 28 bytes an element (bf16 parameter and gradient, f32 master and moments) at the rate of a copy. What comes near it is many",
+    "// blocks that live shortly: a thread loads its four elements of each array, computes, stores and is gone. Loops over larger chunks, more",
+    "// elements a thread, bulk copies through shared memory and hints to the caches were all slower.",
+    "//",
+    "// One H200, 2026-11-21, te_bench adam: 500 x 1048576 0.98 of copy.",
+    "//",
+    "// Launch: block 256, grid: chunks of 1024 elements, four a thread. found_inf != 0: nothing is written.",
     "//",
     "// te:baseline",
     "#include \"ops/optim/kargs.h\"",
     "#include \"ops/optim/multi.cuh\"",
     "",
     "struct te_adam_step {",
-    "    float grad_scale, lr;",
+    "    float grad_scale, lr, unbias1, unbias2;",
     "    const te__adam_kargs &a;",
     "    TE_DEV void operator()(float g, float &p, float &m, float &v) const {",
     "        g = __fmul_rn(g, grad_scale);",
@@ -12327,51 +14470,53 @@ static const char *const te__source_83[] = { /* ops/optim/adam.cu */
     "        m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));",
     "        v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));",
     "        // A reciprocal, for a division of 0 takes the slow way round, and rows of embeddings are full of zeros.",
-    "        float update = __fmul_rn(__fmul_rn(a.unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(a.unbias2, v)), a.eps)));",
+    "        float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));",
     "        if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));",
     "        p = __fsub_rn(p, __fmul_rn(lr, update));",
     "    }",
     "};",
     "",
-    "// Groups of four elements from `begin` on, while whole ones are left before `end`; returns where it stopped.",
+    "// The thread's four elements of the chunk at `begin`, if they are all before `end`; returns where the whole groups of the chunk stop.",
     "template <int G, int P, bool MASTER>",
-    "TE_DEV te_i64 te_adam_groups(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {",
-    "    te_i64 whole = begin + (end - begin) / 4 * 4;",
-    "#pragma unroll 1",
-    "    for (te_i64 i = begin + threadIdx.x * 4; i < whole; i += 1024) {",
-    "        te_raw4<G> g = te_raw4_load<G>(a.grad[t], i);",
-    "        te_raw4<TE_F32> m = te_raw4_load<TE_F32>(a.m[t], i), v = te_raw4_load<TE_F32>(a.v[t], i), master = {};",
-    "        te_raw4<P> param = {};",
-    "        if constexpr (MASTER) master = te_raw4_load<TE_F32>(a.master[t], i);",
-    "        else param = te_raw4_load<P>(a.param[t], i);",
-    "        float p4[4], m4[4], v4[4];",
+    "TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {",
+    "    te_i64 whole = begin + (end - begin) / 4 * 4, i = begin + threadIdx.x * 4;",
+    "    if (i >= whole) return whole;",
+    "    void *param = a.param[t];",
+    "    float *m_at = a.m[t], *v_at = a.v[t], *master_at = a.master[t];",
+    "    te_raw4<G> g = te_raw4_load<G>(a.grad[t], i);",
+    "    te_raw4<TE_F32> m = te_raw4_load<TE_F32>(m_at, i), v = te_raw4_load<TE_F32>(v_at, i), master = {};",
+    "    te_raw4<P> before = {};",
+    "    if constexpr (MASTER) master = te_raw4_load<TE_F32>(master_at, i);",
+    "    else before = te_raw4_load<P>(param, i);",
+    "    float p4[4], m4[4], v4[4];",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) {",
-    "            p4[k] = MASTER ? te_raw4_get(master, k) : te_raw4_get(param, k);",
-    "            m4[k] = te_raw4_get(m, k), v4[k] = te_raw4_get(v, k);",
-    "            step(te_raw4_get(g, k), p4[k], m4[k], v4[k]);",
-    "        }",
-    "        te_store4<TE_F32>(a.m[t], i, m4);",
-    "        te_store4<TE_F32>(a.v[t], i, v4);",
-    "        if constexpr (MASTER) te_store4<TE_F32>(a.master[t], i, p4);",
-    "        te_store4<P>(a.param[t], i, p4);",
+    "    for (int k = 0; k < 4; k++) {",
+    "        p4[k] = MASTER ? te_raw4_get(master, k) : te_raw4_get(before, k);",
+    "        m4[k] = te_raw4_get(m, k), v4[k] = te_raw4_get(v, k);",
+    "        step(te_raw4_get(g, k), p4[k], m4[k], v4[k]);",
     "    }",
+    "    te_store4<TE_F32>(m_at, i, m4);",
+    "    te_store4<TE_F32>(v_at, i, v4);",
+    "    if constexpr (MASTER) te_store4<TE_F32>(master_at, i, p4);",
+    "    te_store4<P>(param, i, p4);",
     "    return whole;",
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_adam(const __grid_constant__ te__adam_kargs a) {",
+    "    te_follow();",
     "    if (a.found_inf && *a.found_inf != 0.0f) return;",
-    "    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a};",
+    "    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a.unbias ? a.unbias[0] : a.unbias1,",
+    "                         a.unbias ? a.unbias[1] : a.unbias2, a};",
     "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x);",
     "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_CHUNK, end = begin + TE__ADAM_CHUNK < a.n[t] ? begin + TE__ADAM_CHUNK : a.n[t];",
     "    int g_dt = a.grad_dt[t], p_dt = a.param_dt[t];",
     "    bool master = a.master[t] != 0;",
     "    if (a.vector[t]) {",
-    "        if (g_dt == TE_F32 && p_dt == TE_F32 && !master) begin = te_adam_groups<TE_F32, TE_F32, false>(a, step, t, begin, end);",
-    "        else if (g_dt == TE_F32 && p_dt == TE_BF16 && master) begin = te_adam_groups<TE_F32, TE_BF16, true>(a, step, t, begin, end);",
-    "        else if (g_dt == TE_BF16 && p_dt == TE_BF16 && master) begin = te_adam_groups<TE_BF16, TE_BF16, true>(a, step, t, begin, end);",
-    "        else if (g_dt == TE_BF16 && p_dt == TE_BF16) begin = te_adam_groups<TE_BF16, TE_BF16, false>(a, step, t, begin, end);",
-    "        else if (g_dt == TE_F16 && p_dt == TE_F16 && master) begin = te_adam_groups<TE_F16, TE_F16, true>(a, step, t, begin, end);",
+    "        if (g_dt == TE_F32 && p_dt == TE_F32 && !master) begin = te_adam_group<TE_F32, TE_F32, false>(a, step, t, begin, end);",
+    "        else if (g_dt == TE_F32 && p_dt == TE_BF16 && master) begin = te_adam_group<TE_F32, TE_BF16, true>(a, step, t, begin, end);",
+    "        else if (g_dt == TE_BF16 && p_dt == TE_BF16 && master) begin = te_adam_group<TE_BF16, TE_BF16, true>(a, step, t, begin, end);",
+    "        else if (g_dt == TE_BF16 && p_dt == TE_BF16) begin = te_adam_group<TE_BF16, TE_BF16, false>(a, step, t, begin, end);",
+    "        else if (g_dt == TE_F16 && p_dt == TE_F16 && master) begin = te_adam_group<TE_F16, TE_F16, true>(a, step, t, begin, end);",
     "    }",
     "    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) { // what is left: a tail, or everything",
     "        float p = master ? a.master[t][i] : te_load(a.param[t], i, p_dt), m = a.m[t][i], v = a.v[t][i];",
@@ -12382,14 +14527,14 @@ static const char *const te__source_83[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/optim/kargs.h */
+static const char *const te__source_95[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
     " * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */",
     "",
     "#define TE__ADAM_MAX 70",
-    "#define TE__ADAM_CHUNK 4096",
+    "#define TE__ADAM_CHUNK 1024",
     "typedef struct te__adam_kargs {",
     "    const void *grad[TE__ADAM_MAX];",
     "    void *param[TE__ADAM_MAX];",
@@ -12397,6 +14542,7 @@ static const char *const te__source_84[] = { /* ops/optim/kargs.h */
     "    float *master[TE__ADAM_MAX]; /* or NULL */",
     "    long long n[TE__ADAM_MAX];   /* elements */",
     "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */",
+    "    const float *unbias; /* [2]: takes the place of unbias1, unbias2; or NULL */",
     "    unsigned first[TE__ADAM_MAX];",
     "    unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];",
     "    unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */",
@@ -12445,7 +14591,7 @@ static const char *const te__source_84[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_85[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_96[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -12455,6 +14601,7 @@ static const char *const te__source_85[] = { /* ops/optim/l2norm_final.cu */
     "#include \"ops/optim/kargs.h\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(1024) te_l2norm_final(const __grid_constant__ te__l2norm_final_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    float sum = 0.0f;",
     "    for (int t = threadIdx.x; t < a.tensors; t += 1024) {",
@@ -12469,7 +14616,7 @@ static const char *const te__source_85[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_97[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -12496,6 +14643,7 @@ static const char *const te__source_86[] = { /* ops/optim/l2norm_partial.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_l2norm_partial(const __grid_constant__ te__l2norm_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x), dt = a.dt[t];",
     "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__NORM_CHUNK, end = begin + TE__NORM_CHUNK < a.n[t] ? begin + TE__NORM_CHUNK : a.n[t];",
@@ -12517,7 +14665,7 @@ static const char *const te__source_86[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_98[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -12527,6 +14675,7 @@ static const char *const te__source_87[] = { /* ops/optim/l2norm_tensor.cu */
     "#include \"ops/optim/kargs.h\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_l2norm_tensor(const __grid_constant__ te__l2norm_final_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    float sum = 0.0f;",
     "    te_u32 end = a.first_chunk[blockIdx.x + 1];",
@@ -12535,7 +14684,7 @@ static const char *const te__source_87[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_99[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -12576,14 +14725,11 @@ static const char *const te__source_88[] = { /* ops/optim/multi.cuh */
     "    if constexpr (DT == TE_F32) {",
     "        *(float4 *)((float *)p + i) = make_float4(v[0], v[1], v[2], v[3]);",
     "    } else {",
-    "        te_u16 h[4];",
-    "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) h[k] = DT == TE_BF16 ? te_f32_to_bf16(v[k]) : te_f32_to_f16(v[k]);",
-    "        *(uint2 *)((te_u16 *)p + i) = make_uint2(h[0] | (te_u32)h[1] << 16, h[2] | (te_u32)h[3] << 16);",
+    "        *(uint2 *)((te_u16 *)p + i) = make_uint2(te_f32x2_to_half(v[0], v[1], DT), te_f32x2_to_half(v[2], v[3], DT));",
     "    }",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_100[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.",
@@ -12608,6 +14754,7 @@ static const char *const te__source_89[] = { /* ops/optim/multi_scale.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_multi_scale(const __grid_constant__ te__multi_scale_kargs a) {",
+    "    te_follow();",
     "    float scale = a.scale_device ? __fmul_rn(a.scale, *a.scale_device) : a.scale;",
     "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x), in_dt = a.in_dt[t], out_dt = a.out_dt[t];",
     "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__SCALE_CHUNK, end = begin + TE__SCALE_CHUNK < a.n[t] ? begin + TE__SCALE_CHUNK : a.n[t];",
@@ -12628,7 +14775,7 @@ static const char *const te__source_89[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/rope/kargs.h */
+static const char *const te__source_101[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -12663,7 +14810,7 @@ static const char *const te__source_90[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_91[] = { /* ops/rope/rope.cu */
+static const char *const te__source_102[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -12774,6 +14921,7 @@ static const char *const te__source_91[] = { /* ops/rope/rope.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(TE__ROPE_THREADS, 4) te_rope(const __grid_constant__ te__rope_kargs a) {",
+    "    te_follow();",
     "    extern __shared__ float2 table[]; // (cos, sin) of each token's angles",
     "    const te_i64 first = (te_i64)blockIdx.x * a.tokens, left = (te_i64)a.batch * a.seq - first;",
     "    for (int at = threadIdx.x; at < a.tokens * a.half; at += TE__ROPE_THREADS) {",
@@ -12792,7 +14940,7 @@ static const char *const te__source_91[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/shard/kargs.h */
+static const char *const te__source_103[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -12839,7 +14987,7 @@ static const char *const te__source_92[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_93[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_104[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -12856,7 +15004,7 @@ static const char *const te__source_93[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_94[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_105[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -12912,6 +15060,7 @@ static const char *const te__source_94[] = { /* ops/shard/shard_amax.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_shard_amax(const __grid_constant__ te__shard_amax_kargs a) {",
+    "    te_follow();",
     "    __shared__ __align__(16) float part[8][256];",
     "    if (KIND == TE__SHARD_ANY) {",
     "        te_tile_each(a, &part[0][0]);",
@@ -12970,7 +15119,7 @@ static const char *const te__source_94[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_106[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -13024,6 +15173,7 @@ static const char *const te__source_95[] = { /* ops/shard/shard_cast.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_shard_cast(const __grid_constant__ te__shard_cast_kargs a) {",
+    "    te_follow();",
     "    __shared__ float scratch[32];",
     "    te_i64 group = (te_i64)blockIdx.x * 256 + threadIdx.x;",
     "    bool some = group < a.count;",
@@ -13097,7 +15247,7 @@ static const char *const te__source_95[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_107[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -13120,6 +15270,7 @@ static const char *const te__source_96[] = { /* ops/shard/shard_cast_transposed.
     "#endif",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_shard_cast_transposed(const __grid_constant__ te__shard_cast_kargs a) {",
+    "    te_follow();",
     "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
     "    __shared__ float scratch[32];",
     "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;",
@@ -13170,7 +15321,7 @@ static const char *const te__source_96[] = { /* ops/shard/shard_cast_transposed.
     "    }",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_108[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -13183,6 +15334,7 @@ static const char *const te__source_97[] = { /* ops/shard/shard_scales.cu */
     "#include \"ops/shard/kargs.h\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_shard_scales(const __grid_constant__ te__shard_scales_kargs a) {",
+    "    te_follow();",
     "    te_i64 at = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 4;",
     "    bool columnwise = at >= a.row_m * a.row_n;",
     "    if (columnwise) at -= a.row_m * a.row_n;",
@@ -13223,7 +15375,7 @@ static const char *const te__source_97[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/stats/kargs.h */
+static const char *const te__source_109[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -13245,7 +15397,7 @@ static const char *const te__source_98[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_99[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_110[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -13274,6 +15426,7 @@ static const char *const te__source_99[] = { /* ops/stats/quant_error.cu */
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_quant_error(const __grid_constant__ te__quant_error_kargs a) {",
+    "    te_follow();",
     "    __shared__ te__quant_error_partial part[8];",
     "    te_i64 begin = (te_i64)blockIdx.x * TE__STATS_CHUNK, end = begin + TE__STATS_CHUNK < a.n ? begin + TE__STATS_CHUNK : a.n;",
     "    te__quant_error_partial p = {};",
@@ -13322,7 +15475,7 @@ static const char *const te__source_99[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_111[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -13332,6 +15485,7 @@ static const char *const te__source_100[] = { /* ops/stats/quant_error_final.cu 
     "#include \"ops/stats/kargs.h\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_quant_error_final(const __grid_constant__ te__quant_error_kargs a) {",
+    "    te_follow();",
     "    __shared__ double sum[4][256];",
     "    __shared__ te_u64 count[TE__STATS_COUNTS][256];",
     "    __shared__ float scratch[32];",
@@ -13368,105 +15522,116 @@ static const char *const te__source_100[] = { /* ops/stats/quant_error_final.cu 
 static const te__source te__sources[] = {
     {"api/enums.h", te__source_0, 68},
     {"base/numbers.h", te__source_1, 150},
-    {"base/philox.h", te__source_2, 91},
+    {"base/philox.h", te__source_2, 99},
     {"base/scaling.h", te__source_3, 83},
-    {"device/base.cuh", te__source_4, 226},
-    {"device/hopper.cuh", te__source_5, 97},
-    {"device/mma.cuh", te__source_6, 99},
-    {"device/tile.cuh", te__source_7, 57},
-    {"ops/act/act.cuh", te__source_8, 82},
-    {"ops/act/act_bwd.cu", te__source_9, 64},
-    {"ops/act/act_fwd.cu", te__source_10, 80},
-    {"ops/act/kargs.h", te__source_11, 21},
-    {"ops/attn/attn.cuh", te__source_12, 78},
-    {"ops/attn/attn_bwd_dkv.cu", te__source_13, 62},
-    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_14, 173},
-    {"ops/attn/attn_bwd_dq.cu", te__source_15, 53},
-    {"ops/attn/attn_bwd_dq_mma.cu", te__source_16, 119},
-    {"ops/attn/attn_delta.cu", te__source_17, 27},
-    {"ops/attn/attn_fwd.cu", te__source_18, 62},
-    {"ops/attn/attn_fwd_mma.cu", te__source_19, 168},
-    {"ops/attn/general.cuh", te__source_20, 73},
-    {"ops/attn/kargs.h", te__source_21, 38},
-    {"ops/attn/tile.cuh", te__source_22, 188},
-    {"ops/block/block.cuh", te__source_23, 32},
-    {"ops/block/block_dequantize.cu", te__source_24, 59},
-    {"ops/block/block_dequantize_col.cu", te__source_25, 70},
-    {"ops/block/block_quantize.cu", te__source_26, 226},
-    {"ops/block/kargs.h", te__source_27, 31},
-    {"ops/cast/amax.cu", te__source_28, 64},
-    {"ops/cast/delayed_gather.cu", te__source_29, 13},
-    {"ops/cast/delayed_update.cu", te__source_30, 40},
-    {"ops/cast/fp8_dequantize.cu", te__source_31, 59},
-    {"ops/cast/fp8_quantize.cu", te__source_32, 159},
-    {"ops/cast/kargs.h", te__source_33, 80},
-    {"ops/cast/list.cuh", te__source_34, 15},
-    {"ops/cast/scale_from_amax.cu", te__source_35, 15},
-    {"ops/cast/transpose.cu", te__source_36, 81},
-    {"ops/cast/transpose_nibbles.cu", te__source_37, 49},
-    {"ops/dropout/dropout_add.cu", te__source_38, 70},
-    {"ops/dropout/kargs.h", te__source_39, 13},
-    {"ops/gemm/epilogue.cuh", te__source_40, 173},
-    {"ops/gemm/gemm_decode.cu", te__source_41, 108},
-    {"ops/gemm/gemm_hopper.cu", te__source_42, 273},
-    {"ops/gemm/gemm_mma.cu", te__source_43, 383},
-    {"ops/gemm/gemm_naive.cu", te__source_44, 74},
-    {"ops/gemm/gemm_reduce.cu", te__source_45, 29},
-    {"ops/gemm/kargs.h", te__source_46, 62},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_47, 54},
-    {"ops/loss/cross_entropy_count.cu", te__source_48, 20},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_49, 78},
-    {"ops/loss/kargs.h", te__source_50, 42},
-    {"ops/loss/loss.cuh", te__source_51, 30},
-    {"ops/loss/mse_bwd.cu", te__source_52, 29},
-    {"ops/loss/mse_fwd.cu", te__source_53, 37},
-    {"ops/loss/mse_sum.cu", te__source_54, 13},
-    {"ops/math/axpby.cu", te__source_55, 39},
-    {"ops/math/column_sum.cu", te__source_56, 47},
-    {"ops/math/column_sum_final.cu", te__source_57, 24},
-    {"ops/math/copy.cu", te__source_58, 113},
-    {"ops/math/embedding_bwd.cu", te__source_59, 94},
-    {"ops/math/embedding_fwd.cu", te__source_60, 30},
-    {"ops/math/embedding_sort.cu", te__source_61, 95},
-    {"ops/math/fill.cu", te__source_62, 21},
-    {"ops/math/kargs.h", te__source_63, 91},
-    {"ops/math/random.cu", te__source_64, 32},
-    {"ops/math/sum.cu", te__source_65, 39},
-    {"ops/math/sum_final.cu", te__source_66, 15},
-    {"ops/mxfp8/kargs.h", te__source_67, 28},
-    {"ops/mxfp8/mxfp8.cuh", te__source_68, 71},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_69, 72},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_70, 188},
-    {"ops/norm/kargs.h", te__source_71, 39},
-    {"ops/norm/norm.cuh", te__source_72, 35},
-    {"ops/norm/norm_bwd.cu", te__source_73, 205},
-    {"ops/norm/norm_bwd_sum.cu", te__source_74, 30},
-    {"ops/norm/norm_fwd.cu", te__source_75, 149},
-    {"ops/nvfp4/arithmetic.h", te__source_76, 81},
-    {"ops/nvfp4/kargs.h", te__source_77, 62},
-    {"ops/nvfp4/nvfp4.cuh", te__source_78, 164},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_79, 120},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_80, 14},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_81, 76},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_82, 310},
-    {"ops/optim/adam.cu", te__source_83, 78},
-    {"ops/optim/kargs.h", te__source_84, 61},
-    {"ops/optim/l2norm_final.cu", te__source_85, 22},
-    {"ops/optim/l2norm_partial.cu", te__source_86, 46},
-    {"ops/optim/l2norm_tensor.cu", te__source_87, 16},
-    {"ops/optim/multi.cuh", te__source_88, 46},
-    {"ops/optim/multi_scale.cu", te__source_89, 43},
-    {"ops/rope/kargs.h", te__source_90, 33},
-    {"ops/rope/rope.cu", te__source_91, 127},
-    {"ops/shard/kargs.h", te__source_92, 45},
-    {"ops/shard/shard.cuh", te__source_93, 15},
-    {"ops/shard/shard_amax.cu", te__source_94, 112},
-    {"ops/shard/shard_cast.cu", te__source_95, 125},
-    {"ops/shard/shard_cast_transposed.cu", te__source_96, 71},
-    {"ops/shard/shard_scales.cu", te__source_97, 51},
-    {"ops/stats/kargs.h", te__source_98, 20},
-    {"ops/stats/quant_error.cu", te__source_99, 75},
-    {"ops/stats/quant_error_final.cu", te__source_100, 41},
+    {"device/base.cuh", te__source_4, 239},
+    {"device/eight.cuh", te__source_5, 50},
+    {"device/hopper.cuh", te__source_6, 192},
+    {"device/mma.cuh", te__source_7, 107},
+    {"device/raw8.cuh", te__source_8, 100},
+    {"device/tile.cuh", te__source_9, 58},
+    {"ops/act/act.cuh", te__source_10, 93},
+    {"ops/act/act_bias.cu", te__source_11, 25},
+    {"ops/act/act_bwd.cu", te__source_12, 89},
+    {"ops/act/act_bwd_tile.cu", te__source_13, 114},
+    {"ops/act/act_fwd.cu", te__source_14, 90},
+    {"ops/act/act_fwd_tile.cu", te__source_15, 63},
+    {"ops/act/kargs.h", te__source_16, 50},
+    {"ops/act/tile.cuh", te__source_17, 99},
+    {"ops/attn/attn.cuh", te__source_18, 80},
+    {"ops/attn/attn_bwd_dkv.cu", te__source_19, 63},
+    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_20, 174},
+    {"ops/attn/attn_bwd_dq.cu", te__source_21, 54},
+    {"ops/attn/attn_bwd_dq_mma.cu", te__source_22, 120},
+    {"ops/attn/attn_delta.cu", te__source_23, 28},
+    {"ops/attn/attn_fwd.cu", te__source_24, 63},
+    {"ops/attn/attn_fwd_mma.cu", te__source_25, 169},
+    {"ops/attn/general.cuh", te__source_26, 73},
+    {"ops/attn/kargs.h", te__source_27, 39},
+    {"ops/attn/tile.cuh", te__source_28, 188},
+    {"ops/block/block.cuh", te__source_29, 32},
+    {"ops/block/block_dequantize.cu", te__source_30, 60},
+    {"ops/block/block_dequantize_col.cu", te__source_31, 78},
+    {"ops/block/block_quantize.cu", te__source_32, 188},
+    {"ops/block/kargs.h", te__source_33, 31},
+    {"ops/cast/amax.cu", te__source_34, 65},
+    {"ops/cast/delayed_gather.cu", te__source_35, 14},
+    {"ops/cast/delayed_update.cu", te__source_36, 41},
+    {"ops/cast/fp8_dequantize.cu", te__source_37, 60},
+    {"ops/cast/fp8_quantize.cu", te__source_38, 160},
+    {"ops/cast/kargs.h", te__source_39, 80},
+    {"ops/cast/list.cuh", te__source_40, 15},
+    {"ops/cast/scale_from_amax.cu", te__source_41, 16},
+    {"ops/cast/transpose.cu", te__source_42, 82},
+    {"ops/cast/transpose_nibbles.cu", te__source_43, 50},
+    {"ops/dropout/dropout_add.cu", te__source_44, 73},
+    {"ops/dropout/kargs.h", te__source_45, 14},
+    {"ops/gemm/epilogue.cuh", te__source_46, 226},
+    {"ops/gemm/gemm_align.cu", te__source_47, 54},
+    {"ops/gemm/gemm_decode.cu", te__source_48, 109},
+    {"ops/gemm/gemm_grouped_naive.cu", te__source_49, 16},
+    {"ops/gemm/gemm_groups.cu", te__source_50, 38},
+    {"ops/gemm/gemm_hopper.cu", te__source_51, 876},
+    {"ops/gemm/gemm_mma.cu", te__source_52, 404},
+    {"ops/gemm/gemm_naive.cu", te__source_53, 13},
+    {"ops/gemm/gemm_reduce.cu", te__source_54, 30},
+    {"ops/gemm/groups.cuh", te__source_55, 119},
+    {"ops/gemm/kargs.h", te__source_56, 124},
+    {"ops/gemm/naive.cuh", te__source_57, 71},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_58, 55},
+    {"ops/loss/cross_entropy_count.cu", te__source_59, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_60, 79},
+    {"ops/loss/kargs.h", te__source_61, 42},
+    {"ops/loss/loss.cuh", te__source_62, 30},
+    {"ops/loss/mse_bwd.cu", te__source_63, 30},
+    {"ops/loss/mse_fwd.cu", te__source_64, 38},
+    {"ops/loss/mse_sum.cu", te__source_65, 14},
+    {"ops/math/axpby.cu", te__source_66, 40},
+    {"ops/math/column_sum.cu", te__source_67, 118},
+    {"ops/math/copy.cu", te__source_68, 114},
+    {"ops/math/embedding_bwd.cu", te__source_69, 95},
+    {"ops/math/embedding_fwd.cu", te__source_70, 31},
+    {"ops/math/embedding_sort.cu", te__source_71, 96},
+    {"ops/math/fill.cu", te__source_72, 22},
+    {"ops/math/kargs.h", te__source_73, 92},
+    {"ops/math/random.cu", te__source_74, 35},
+    {"ops/math/sum.cu", te__source_75, 40},
+    {"ops/math/sum_final.cu", te__source_76, 16},
+    {"ops/mxfp8/kargs.h", te__source_77, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_78, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_79, 72},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_80, 186},
+    {"ops/norm/kargs.h", te__source_81, 48},
+    {"ops/norm/norm_amax.cu", te__source_82, 18},
+    {"ops/norm/norm_bwd.cu", te__source_83, 275},
+    {"ops/norm/norm_bwd_sum.cu", te__source_84, 12},
+    {"ops/norm/norm_fwd.cu", te__source_85, 201},
+    {"ops/norm/norm_parts.cuh", te__source_86, 48},
+    {"ops/nvfp4/arithmetic.h", te__source_87, 81},
+    {"ops/nvfp4/kargs.h", te__source_88, 63},
+    {"ops/nvfp4/nvfp4.cuh", te__source_89, 191},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_90, 121},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_91, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_92, 77},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_93, 311},
+    {"ops/optim/adam.cu", te__source_94, 86},
+    {"ops/optim/kargs.h", te__source_95, 62},
+    {"ops/optim/l2norm_final.cu", te__source_96, 23},
+    {"ops/optim/l2norm_partial.cu", te__source_97, 47},
+    {"ops/optim/l2norm_tensor.cu", te__source_98, 17},
+    {"ops/optim/multi.cuh", te__source_99, 43},
+    {"ops/optim/multi_scale.cu", te__source_100, 44},
+    {"ops/rope/kargs.h", te__source_101, 33},
+    {"ops/rope/rope.cu", te__source_102, 128},
+    {"ops/shard/kargs.h", te__source_103, 45},
+    {"ops/shard/shard.cuh", te__source_104, 15},
+    {"ops/shard/shard_amax.cu", te__source_105, 113},
+    {"ops/shard/shard_cast.cu", te__source_106, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_107, 72},
+    {"ops/shard/shard_scales.cu", te__source_108, 52},
+    {"ops/stats/kargs.h", te__source_109, 20},
+    {"ops/stats/quant_error.cu", te__source_110, 76},
+    {"ops/stats/quant_error_final.cu", te__source_111, 42},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -16707,6 +18872,24 @@ static te__kernel_marks te__kernel_marks_of(const char *text) {
     return m;
 }
 
+/* Does the kernel begin by waiting for those before it (device/base.cuh)? Then its launch need not. */
+static bool te__kernel_follows(const char *family, const char *kernel) {
+    static const char entry[] = "extern \"C\" __global__", first[] = "    te_follow();\n";
+    te__text why = TE_ZERO;
+    const te__kernels *k = te__kernels_get(&why);
+    const te__kernel_file *file;
+    char path[256];
+    snprintf(path, sizeof(path), "ops/%s/%s.cu", family, kernel);
+    file = k ? te__kernels_find(k, path) : NULL;
+    te__text_free(&why);
+    if (!file) return false;
+    for (const char *at = strstr(file->text, entry); at; at = strstr(at + 1, entry)) { /* a file may have one for each kind of options */
+        at = strstr(at, "{\n");
+        if (!at || strncmp(at + 2, first, sizeof(first) - 1) != 0) return false;
+    }
+    return true;
+}
+
 /* ---- units: a kernel and everything it includes -------------------------------------------------------------- */
 
 enum { TE__MAX_UNIT_FILES = 24 };
@@ -16850,7 +19033,7 @@ typedef struct te__cu_launch_attribute { /* CUlaunchAttribute */
     union {
         unsigned char bytes[64];
         unsigned cluster[3];
-        int cooperative;
+        int cooperative, programmatic;
     } value;
 } te__cu_launch_attribute;
 typedef struct te__cu_launch_config { /* CUlaunchConfig */
@@ -16872,7 +19055,9 @@ enum {
     TE__CU_FUNC_MAX_SHARED = 8,
     TE__CU_LAUNCH_COOPERATIVE = 2,
     TE__CU_LAUNCH_CLUSTER = 4,
-    TE__CU_EVENT_NO_TIMING = 2
+    TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
+    TE__CU_EVENT_NO_TIMING = 2,
+    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be taken and kernels loaded in between */
 };
 
 /* Every function of libcuda that te.h calls: must it be there, our name, symbol, result and arguments. */
@@ -17013,7 +19198,7 @@ static te_result te__driver_open(te__text *why) {
 
 /* ---- a context's device -------------------------------------------------------------------------------------- */
 
-enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20 };
+enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
 
 /* Everything that a tensor map depends on; no padding, so that memcmp compares it. */
 typedef struct te__map_key {
@@ -17230,7 +19415,7 @@ static void te__cuda_memory_info(te_ctx *te, size_t *free_bytes, size_t *total_b
 
 static te_result te__cuda_synchronize(te_ctx *te) {
     bool pushed;
-    te_result result = te__cuda_enter(te, &pushed);
+    te_result result = te->capture ? te__refuse_wait(te) : te__cuda_enter(te, &pushed);
     te__cu_result code;
     if (result != TE_OK) return result;
     code = te__cu.StreamSynchronize(te->cuda->stream);
@@ -17252,16 +19437,25 @@ static te_result te__cuda_stage_open(te_ctx *te) {
     return TE_OK;
 }
 
-/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. */
+/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. The driver does the same
+ * by itself for a little that is not pinned, and never waits for room. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
     size_t done, n;
     bool pushed;
     te_result result;
+    if (te->capture) return te__refuse_upload(te);
     if (bytes == 0) return TE_OK;
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
+    if (bytes <= TE__SMALL_UPLOAD) {
+        unsigned char small[TE__SMALL_UPLOAD]; /* what the caller brings may be pinned */
+        memcpy(small, src, bytes);
+        code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, small, bytes, c->stream);
+        te__cuda_leave(pushed);
+        return code ? te__cu_fail(te, "copy to the device: cuMemcpyHtoDAsync", code) : TE_OK;
+    }
     if (!c->stage) result = te__cuda_stage_open(te);
     for (done = 0; result == TE_OK && done < bytes; done += n) {
         int piece = (int)(c->uploads % TE__STAGES);
@@ -17283,6 +19477,7 @@ static te_result te__cuda_download(te_ctx *te, void *host, const void *src, size
     te__cu_result code;
     bool pushed;
     te_result result;
+    if (te->capture) return te__refuse_download(te);
     if (bytes == 0) return TE_OK;
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
@@ -17302,6 +19497,54 @@ static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
     code = te__cu.MemsetD8Async((te__cu_address)(uintptr_t)dst, 0, bytes, te->cuda->stream);
     te__cuda_leave(pushed);
     return code ? te__cu_fail(te, "cuMemsetD8Async", code) : TE_OK;
+}
+
+/* ---- graphs --------------------------------------------------------------------------------------------------- */
+
+static te_result te__cuda_capture_begin(te_ctx *te) {
+    te__cu_result code;
+    bool pushed;
+    te_result result;
+    if (!te__cu.StreamBeginCapture || !te__cu.StreamEndCapture || !te__cu.GraphInstantiate || !te__cu.GraphLaunch || !te__cu.GraphDestroy || !te__cu.GraphExecDestroy)
+        return te__fail(te, TE_ERR_LIBRARY, "te_graph_begin: the NVIDIA driver has no graphs: update it");
+    result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.StreamBeginCapture(te->cuda->stream, TE__CU_CAPTURE_RELAXED);
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, "te_graph_begin: cuStreamBeginCapture", code) : TE_OK;
+}
+static te_result te__cuda_capture_end(te_ctx *te, te_graph *g) {
+    te__cu_handle graph = NULL;
+    te__cu_result code;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.StreamEndCapture(te->cuda->stream, &graph);
+    if (g && code) result = te__cu_fail(te, "te_graph_end: cuStreamEndCapture", code);
+    if (g && !code) {
+        code = te__cu.GraphInstantiate(&g->exec, graph, 0);
+        if (code) result = te__cu_fail(te, "te_graph_end: cuGraphInstantiate", code);
+    }
+    if (graph) te__cu.GraphDestroy(graph);
+    te__cuda_leave(pushed);
+    return result;
+}
+static te_result te__cuda_graph_launch(te_ctx *te, te_graph *g) {
+    te__cu_result code;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.GraphLaunch(g->exec, te->cuda->stream);
+    if (!code && te->cuda->debug_sync) code = te__cu.StreamSynchronize(te->cuda->stream);
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, "te_graph_launch: cuGraphLaunch", code) : TE_OK;
+}
+static void te__cuda_graph_close(te_ctx *te, te_graph *g) {
+    bool pushed;
+    if (!g->exec || te__cuda_enter(te, &pushed) != TE_OK) return;
+    te__cu.GraphExecDestroy(g->exec);
+    g->exec = NULL;
+    te__cuda_leave(pushed);
 }
 
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
@@ -17852,6 +20095,7 @@ typedef struct te__jit_entry {
     te__option option[TE__MAX_OPTIONS];
     int num_options;
     bool baseline;         /* from the embedded PTX */
+    bool follows;          /* te__launch */
     unsigned shared_bytes; /* dynamic shared memory that launches may ask for */
 } te__jit_entry;
 
@@ -17906,7 +20150,7 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
 }
 
 /* Adds what was loaded; if another thread was faster, its entry stays and this module goes. False when memory is out. */
-static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, te__cu_handle module, te__cu_handle function) {
+static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows, te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
     bool added = false;
     if (e) {
@@ -17920,6 +20164,7 @@ static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool base
         memcpy(e->option, l->option, sizeof(e->option));
         e->num_options = l->num_options;
         e->baseline = baseline;
+        e->follows = follows;
         e->shared_bytes = TE__SHARED_FREE;
         bucket = &te__jit_table[e->hash % TE__JIT_BUCKETS];
         te__mutex_lock(&te__jit_mutex);
@@ -18099,6 +20344,7 @@ static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseli
     void *values[2];
     te__cu_handle module = NULL, function = NULL;
     te__cu_result code;
+    bool follows;
     values[0] = log;
     values[1] = (void *)(uintptr_t)(sizeof(log) - 1);
     code = te__cu.ModuleLoadDataEx(&module, image, 2, options, values);
@@ -18112,7 +20358,8 @@ static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseli
                  te__cu.version / 1000, te__cu.version % 1000 / 10, log, log[0] ? ": " : "");
         return quiet ? TE_ERR_DEVICE : te__cu_fail(te, call, code);
     }
-    if (!te__jit_insert(te->cuda->context, l, baseline, module, function))
+    follows = !baseline && te->cuda->sm >= 90 && te__cu.LaunchKernelEx && te__kernel_follows(l->family, l->kernel);
+    if (!te__jit_insert(te->cuda->context, l, baseline, follows, module, function))
         return te__fail(te, TE_ERR_OUT_OF_MEMORY, "the table of kernels: out of host memory");
     te->jit_stats.loaded++;
     return TE_OK;
@@ -18151,7 +20398,7 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
         te->cuda->cache->root[0] = 0;
     }
     if (j->missing) /* remembered, so that the next plan need not search the disk */
-        return te__jit_insert(te->cuda->context, j->launch, false, NULL, NULL) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+        return te__jit_insert(te->cuda->context, j->launch, false, false, NULL, NULL) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     return j->result == TE_OK ? result : te__fail(te, j->result, "%s", te__text_str(&j->why));
 }
 
@@ -18221,15 +20468,17 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
 
 /* The function that a launch names. baseline: the one from the embedded PTX. Within te's CUcontext. Compiles or reads files the first
  * time. */
-static te_result te__jit_get(te_ctx *te, const te__launch *l, bool baseline, te__cu_handle *function) {
+static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function) {
     te__jit_entry *e = te__jit_find(te->cuda->context, l, baseline);
     if (!e) {
-        te_result result = baseline ? te__jit_load_baseline(te, l) : te__jit_load(te, &l, 1);
+        const te__launch *one = l;
+        te_result result = baseline ? te__jit_load_baseline(te, l) : te__jit_load(te, &one, 1);
         if (result != TE_OK) return result;
         e = te__jit_find(te->cuda->context, l, baseline);
     }
     if (!e || !e->function) return te__jit_fail_missing(te, l);
     *function = e->function;
+    l->follows = e->follows;
     return l->shared_bytes > TE__SHARED_FREE ? te__jit_allow_shared(te, l, e) : TE_OK;
 }
 
@@ -18305,9 +20554,12 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 
 /* What planning may count on. A plan is first made as if every kernel could be had. */
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
+    const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
     p->num_sms = te->cuda->num_sms;
     p->hopper = te->cuda->sm == 90;
+    nvrtc = p->hopper ? te__nvrtc_open(te__driver_major(), NULL) : NULL;
+    p->edits_maps = p->hopper && (!nvrtc || nvrtc->major > 12 || nvrtc->minor >= 3);
     p->counter = te->cuda->counter;
     p->baseline = false;
 }
@@ -18335,8 +20587,10 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
     const char *function_name = "cuLaunchKernel";
     params[0] = l->args;
-    if (l->cluster > 1 || l->cooperative) {
-        te__cu_launch_attribute attribute[2];
+    /* Cooperative launches need the whole GPU; captures know of it since CUDA 12.3, but not at once. */
+    bool follows = l->follows && !l->cooperative && (!te->capture || te__cu.version >= 12040);
+    if (l->cluster > 1 || l->cooperative || follows) {
+        te__cu_launch_attribute attribute[3];
         te__cu_launch_config config = TE_ZERO;
         memset(attribute, 0, sizeof(attribute));
         if (l->cluster > 1) {
@@ -18349,6 +20603,10 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
             attribute[config.num_attributes].id = TE__CU_LAUNCH_COOPERATIVE;
             attribute[config.num_attributes++].value.cooperative = 1;
         }
+        if (follows) {
+            attribute[config.num_attributes].id = TE__CU_LAUNCH_PROGRAMMATIC;
+            attribute[config.num_attributes++].value.programmatic = 1;
+        }
         memcpy(config.grid, l->grid, sizeof(config.grid));
         config.block[0] = l->threads;
         config.block[1] = config.block[2] = 1;
@@ -18360,7 +20618,7 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     } else {
         code = te__cu.LaunchKernel(function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared_bytes, te->cuda->stream, params, NULL);
     }
-    if (!code && te->cuda->debug_sync) {
+    if (!code && te->cuda->debug_sync && !te->capture) {
         code = te__cu.StreamSynchronize(te->cuda->stream);
         function_name = "while it ran";
     }
@@ -18519,6 +20777,16 @@ static te_result te__want_output(te_ctx *te, const char *op, const te_tensor *y,
     return r;
 }
 
+/* An optional random state. */
+static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
+    te_result r = x ? te__want(te, op, "rng", x) : TE_OK;
+    if (!x || r != TE_OK) return r;
+    if (x->dtype != TE_I64) return te__fail(te, TE_ERR_DTYPE, "%s: rng is %s; i64 is needed", op, te_dtype_name(x->dtype));
+    r = te__want_numel(te, op, "rng", x, 2);
+    if (r == TE_OK && (uintptr_t)te__data(x) % 8) r = te__fail(te, TE_ERR_INVALID, "%s: rng is not at a multiple of 8 bytes", op);
+    return r;
+}
+
 /* The address of x's first element is a multiple of `bytes`. True for NULL: nothing will be read there. */
 static bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintptr_t)te__data(x) % bytes == 0; }
 
@@ -18551,6 +20819,7 @@ typedef struct te__random_kargs {
     void *dst;
     long long n;
     unsigned long long seed, offset;
+    const void *rng; /* te__rng_read */
     float a, b;
     float below_b; /* the largest f32 under b */
     int kind;      /* te_random_kind */
@@ -18579,18 +20848,18 @@ typedef struct te__sum_kargs {
     int vector;
 } te__sum_kargs;
 
-/* column_sum: block (column block, row chunk) adds its rows into partial [chunks, n]. */
+/* Block (column block, row chunk) adds its rows into partial [chunks, n]; the last one of a group of column blocks adds those up. */
 typedef struct te__column_sum_kargs {
     const void *x; /* [m, n] */
     float *partial;
     void *out; /* [n] */
+    unsigned *counters; /* [groups]: 0 between kernels */
     long long m, n;
     long long chunk; /* rows of a chunk */
     long long chunks;
-    unsigned column_blocks;
+    unsigned column_blocks, groups;
     int x_dt, out_dt;
     int accumulate;
-    int vector; /* rows of x start at multiples of 16 bytes */
 } te__column_sum_kargs;
 
 typedef struct te__embedding_fwd_kargs {
@@ -18767,8 +21036,9 @@ static te_result te__check_random(te_ctx *te, te_random_args *a) {
         return te__fail(te, TE_ERR_INVALID, a->kind == TE_RANDOM_UNIFORM ? "random: uniform from %g to %g: the range must be finite and upwards"
                                                                         : "random: normal with mean %g and standard deviation %g",
                         (double)a->a, (double)a->b);
-    te__touch(a->dst);
-    return TE_OK;
+    result = te__want_rng(te, "random", a->rng);
+    if (result == TE_OK) te__touch(a->dst);
+    return result;
 }
 /* Rounding could carry a uniform number onto b itself; it stops here. */
 static float te__random_below(const te_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
@@ -18984,6 +21254,7 @@ static void te__random_pieces(void *user, int64_t begin, int64_t end) {
 }
 static te_result te__cpu_random(te_ctx *te, const te_random_args *a) {
     te_random_args args = *a;
+    te__rng_read(te__data(a->rng), &args.seed, &args.offset);
     te__parallel_for(te, te__math_pieces(te__numel(a->dst)), 1, te__random_pieces, &args);
     return TE_OK;
 }
@@ -19298,6 +21569,7 @@ static te_result te__cuda_plan_random(te__plan *p, const te_random_args *a) {
     k->n = te__numel(a->dst);
     k->seed = a->seed;
     k->offset = a->offset;
+    k->rng = te__data(a->rng);
     k->a = a->a;
     k->b = a->b;
     k->below_b = te__random_below(a);
@@ -19359,34 +21631,36 @@ static te_result te__cuda_plan_sum(te__plan *p, const te_sum_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+/* out [n] = (accumulate ? out : 0) + the sums of the columns of x [m, n]. */
+static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, int64_t m, int64_t n, te_tensor *out, bool accumulate) {
     te__column_sum_kargs args = TE_ZERO;
     te__launch *l;
     int64_t chunks;
-    args.m = te__rows(a->x);
-    args.n = te__cols(a->x);
+    args.m = m;
+    args.n = n;
     if (args.n == 0) return TE_OK;
-    args.x = te__data(a->x);
-    args.out = te__data(a->out);
+    args.x = x;
+    args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
-    /* About a thousand blocks fill any GPU; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
-    chunks = te__max(1, te__min(te__div_up(args.m, 32), te__div_up(1024, args.column_blocks)));
+    /* As many blocks as 132 multiprocessors run at once; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
+    chunks = te__max(1, te__min(te__div_up(args.m, 32), 528 / args.column_blocks));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));
-    args.x_dt = a->x->dtype;
-    args.out_dt = a->out->dtype;
-    args.accumulate = a->accumulate;
-    args.vector = te__math_aligned_rows(a->x, args.n);
+    args.groups = (unsigned)te__min(args.column_blocks, TE__PLAN_COUNTERS);
+    args.x_dt = x_dt;
+    args.out_dt = out->dtype;
+    args.accumulate = accumulate;
     args.partial = (float *)te__plan_workspace(p, args.chunks * args.n * 4);
+    args.counters = te__plan_counters(p);
     l = te__plan_launch(p, "math", "column_sum");
-    te__launch_option(l, "X_DT", a->x->dtype);
+    if (args.n % 8 == 0 && (uintptr_t)x % 16 == 0 && !p->baseline) te__launch_option(l, "X_DT", x_dt);
     te__launch_size(l, args.chunks * args.column_blocks, 1, 1, 256, 0);
     *TE__KARGS(p, l, te__column_sum_kargs) = args;
-    l = te__plan_launch(p, "math", "column_sum_final");
-    te__launch_size(l, te__div_up(args.n, 32), 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__column_sum_kargs) = args;
-    te__plan_why(p, "partial sums of chunks of rows, added in their order");
+    te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
     return TE_OK;
+}
+static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+    return te__plan_column_sum(p, te__data(a->x), a->x->dtype, te__rows(a->x), te__cols(a->x), a->out, a->accumulate);
 }
 
 /* ---- embedding ---- */
@@ -20200,7 +22474,7 @@ typedef struct te__block_dequantize_kargs {
     unsigned tiles_n; /* column-wise: tiles along n */
     int q_dt, y_dt;
     int two_dimensional;
-    int vector_q; /* rows of q start at multiples of 8 bytes */
+    int vector_q; /* rows of q start at multiples of 8 bytes; column-wise: of 16 */
     int vector_y; /* rows of y start at multiples of 16 bytes */
 } te__block_dequantize_kargs;
 
@@ -20458,7 +22732,7 @@ static te_result te__cuda_plan_block_quantize(te__plan *p, const te_block_quanti
     k->vector_x = te__block_aligned(a->x, 16);
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_size(l, tiles_m * tiles_n, 1, 1, 256, 0);
+    te__launch_size(l, tiles_m * tiles_n, 1, 1, 512, 0);
     p->native = p->sm >= 89;
     te__plan_why(p, p->native ? "one pass for scales and both copies; cvt instructions"
                               : "one pass for scales and both copies; FP8 rounding in integer arithmetic, which gives the same bits");
@@ -20481,13 +22755,13 @@ static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_block_dequ
     k->q_dt = a->q->dtype;
     k->y_dt = a->y->dtype;
     k->two_dimensional = a->two_dimensional;
-    k->vector_q = te__block_aligned(a->q, 8);
+    k->vector_q = te__block_aligned(a->q, a->columnwise ? 16 : 8);
     k->vector_y = te__block_aligned(a->y, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     if (a->columnwise) {
         k->tiles_n = (unsigned)te__div_up(k->n, 128);
-        te__launch_size(l, te__div_up(k->m, 64) * k->tiles_n, 1, 1, 256, 0);
+        te__launch_size(l, te__div_up(k->m, 128) * k->tiles_n, 1, 1, 256, 0);
     } else {
         te__launch_size(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 1, 1, 256, 0);
     }
@@ -20500,7 +22774,10 @@ static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_block_dequ
 
 /* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
-/* A block does one tile of 128 rows and 128 columns. */
+/* What a block does. */
+#define TE__MX_ROWS 32
+#define TE__MX_COLS 256
+
 typedef struct te__mxfp8_quantize_kargs {
     const void *x; /* [m, n] */
     void *row;     /* [m, ld], or NULL */
@@ -20508,15 +22785,14 @@ typedef struct te__mxfp8_quantize_kargs {
     unsigned char *row_scale, *col_scale;
     const float *noop; /* [1], or NULL */
     long long m, n, ld, ldc;
+    long long scale_rows, scale_cols; /* m and n up to multiples of 128: the scales' padding is written too */
     int x_dt, y_dt;
     int two_dimensional, swizzled;
     int vector_x;      /* rows of x start at multiples of 16 bytes */
     int vector_row;    /* rows of `row` start at multiples of 8 bytes */
     int vector_col;    /* rows of `col`, too */
-    int vector_scales; /* both scales start at multiples of 4 bytes */
 } te__mxfp8_quantize_kargs;
 
-/* A block does one tile of 128 rows and 128 columns. */
 typedef struct te__mxfp8_dequantize_kargs {
     const void *q; /* [m, ld] */
     const unsigned char *scale;
@@ -20795,16 +23071,16 @@ static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && ld * te__dtype_size(x->dtype) % bytes == 0;
 }
 
-/* A block for each tile of 128 x 128. */
-static void te__mx_grid(te__launch *l, int64_t tiles_m, int64_t tiles_n) {
-    int64_t most = 65535; /* what y and z can count */
-    te__launch_size(l, tiles_n, te__min(tiles_m, most), te__div_up(tiles_m, most), 512, 0);
+/* A block for each tile that is wanted of m x n. */
+static void te__mx_grid(te__launch *l, int64_t m, int64_t n) {
+    int64_t most = 65535 /* what y and z can count */, tiles_m = te__div_up(m, TE__MX_ROWS);
+    te__launch_size(l, te__div_up(n, TE__MX_COLS), te__min(tiles_m, most), te__div_up(tiles_m, most), 256, 0);
 }
 
 static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quantize_args *a) {
     te__mxfp8_quantize_kargs args = TE_ZERO;
     te__launch *l;
-    int64_t tiles_m, tiles_n;
+    int64_t wide; /* codes and scales, with their padding */
     args.x = te__data(a->x);
     args.row = te__data(a->row);
     args.col = te__data(a->col);
@@ -20822,19 +23098,18 @@ static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quanti
     args.vector_x = te__mx_rows_aligned(a->x, args.n, 16);
     args.vector_row = a->row && te__mx_rows_aligned(a->row, args.ld, 8);
     args.vector_col = a->col && te__mx_rows_aligned(a->col, args.ldc, 8);
-    args.vector_scales = te__is_aligned(a->row_scale, 4) && te__is_aligned(a->col_scale, 4);
-    /* Tiles cover the padding of the codes too; that of the scales lies within the tiles of x. */
-    tiles_m = te__div_up(args.m, 128);
-    tiles_n = te__div_up(te__max(args.n, te__max(args.ld, args.ldc)), 128);
-    if (tiles_m * tiles_n == 0) return TE_OK;
+    args.scale_rows = te__round_up(args.m, 128);
+    args.scale_cols = te__round_up(args.n, 128);
+    wide = te__max(args.scale_cols, te__max(args.ld, args.ldc));
+    if (args.m == 0 || wide == 0) return TE_OK;
     l = te__plan_launch(p, "mxfp8", "mxfp8_quantize");
     *TE__KARGS(p, l, te__mxfp8_quantize_kargs) = args;
     te__launch_option(l, "X_DT", args.x_dt);
     te__launch_option(l, "Y_DT", args.y_dt);
-    te__mx_grid(l, tiles_m, tiles_n);
+    te__mx_grid(l, args.scale_rows, wide);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one read of x, a warp a 32 x 32 tile; cvt instructions"
-                              : "one read of x, a warp a 32 x 32 tile; FP8 rounding in integer arithmetic, which gives the same bits");
+    te__plan_why(p, p->native ? "one read of x, tiles of 32 x 256; cvt instructions"
+                              : "one read of x, tiles of 32 x 256; FP8 rounding in integer arithmetic, which gives the same bits");
     return TE_OK;
 }
 
@@ -20857,9 +23132,9 @@ static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_mxfp8_dequ
     k->vector = te__mx_rows_aligned(a->q, k->ld, 8) && te__mx_rows_aligned(a->y, k->n, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__mx_grid(l, te__div_up(k->m, 128), te__div_up(k->n, 128));
+    te__mx_grid(l, k->m, k->n);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one pass, a warp a 32 x 32 tile; cvt instructions" : "one pass, a warp a 32 x 32 tile; FP8 decoded in integer arithmetic, exactly");
+    te__plan_why(p, p->native ? "one pass, tiles of 32 x 256; cvt instructions" : "one pass, tiles of 32 x 256; FP8 decoded in integer arithmetic, exactly");
     return TE_OK;
 }
 
@@ -21654,6 +23929,7 @@ typedef struct te__nvfp4_quantize_kargs {
     const float *noop;
     long long m, n, ld, ldc, row_groups, col_groups;
     unsigned long long seed, offset;
+    const void *rng; /* te__rng_read */
     unsigned tiles, tiles_n; /* in all, along n */
     float code_max;   /* the largest block scale: 448 or 256 */
     int x_dt;
@@ -21763,6 +24039,7 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a)
         result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_row", a->amax_row, m);
     if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_col", a->amax_col, -1);
     if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_quantize", "noop", a->noop, 1);
+    if (result == TE_OK) result = te__want_rng(te, "nvfp4_quantize", a->rng);
     if (result != TE_OK) return result;
     if ((int)a->four_over_six < TE_4OVER6_OFF || (int)a->four_over_six > TE_4OVER6_MSE)
         return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: %d is not a te_4over6_error", (int)a->four_over_six);
@@ -21956,6 +24233,7 @@ static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_nvfp4_quantize_args *a
     c->how.four = (int)a->four_over_six;
     c->how.seed = a->seed;
     c->how.offset = a->offset;
+    te__rng_read(te__data(a->rng), &c->how.seed, &c->how.offset);
     c->swizzled = a->swizzled;
     c->blocks = te__div_up(cols, 16);
     if (!q) return;
@@ -22196,6 +24474,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     k->noop = (const float *)te__data(a->noop);
     k->seed = a->seed;
     k->offset = a->offset;
+    k->rng = te__data(a->rng);
     k->tiles = (unsigned)tiles;
     k->tiles_n = (unsigned)(reach_n / columns);
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
@@ -22261,6 +24540,7 @@ typedef struct te__gemm_kargs {
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n] */
+    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
@@ -22280,6 +24560,21 @@ typedef struct te__gemm_kargs {
 /* Shapes of the blocks of A and B. */
 typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
 
+/* Products by groups: what is added to the arguments of one product; groups.cuh makes those of one group out of both. */
+typedef struct te__gemm_grouping {
+    const void *sizes;     /* [count], or [count + 1] offsets */
+    long long b_elements;  /* of B, from one group to the next; along k: of D */
+    long long block_b;     /* scales of B from one group to the next */
+    int count;
+    int dt;                /* of sizes: i32 or i64 */
+    int offsets, along_k;
+    int each_a, each_b;    /* scale_a, scale_b: one for each group */
+} te__gemm_grouping;
+typedef struct te__gemm_grouped_kargs {
+    te__gemm_kargs g; /* m (along k: k) of all groups */
+    te__gemm_grouping groups;
+} te__gemm_grouped_kargs;
+
 /* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */
 typedef struct te__gemm_decode_side {
     const unsigned char *codes, *scale;
@@ -22297,9 +24592,30 @@ typedef struct te__gemm_decode_kargs {
     int swizzled;
 } te__gemm_decode_kargs;
 
-/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple
- * of 1024. */
-#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)
+/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */
+typedef struct te__gemm_align_side {
+    const unsigned char *from; /* NULL and no rows: nothing to do */
+    unsigned char *out;        /* [rows, ld_out] */
+    long long rows, bytes;     /* of a row */
+    long long ld, ld_out;      /* ld_out a multiple of 16 */
+} te__gemm_align_side;
+typedef struct te__gemm_align_kargs {
+    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
+} te__gemm_align_kargs;
+
+/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */
+enum {
+    TE__GEMM_STORE = 1,
+    TE__GEMM_STORE_BIAS = 2,
+    TE__GEMM_STORE_GELU = 4,
+    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
+    TE__GEMM_STORE_DGELU = 16,
+    TE__GEMM_STORE_ADD = 32, /* to D */
+    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
+};
+
+/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
+#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
 #ifdef __CUDACC__
@@ -22308,10 +24624,35 @@ typedef struct te__gemm_decode_kargs {
 #define TE__ALIGN_64
 #endif
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
-    unsigned long long a_map[16], b_map[16];
+    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
+
+/* gemm_groups: sizes to where each group lies and which tiles it has, and maps that end where it ends. */
+typedef struct te__gemm_group_row {
+    int begin, end;                    /* rows, or values of k */
+    unsigned tiles_begin, tiles_end;   /* tiles (pairs of them, in clusters), those of all groups in a row */
+} te__gemm_group_row;
+typedef struct te__gemm_groups_kargs {
+    unsigned long long map[2][16]; /* of all groups */
+    int dim[2];                    /* the dimension that ends with the group: 0 or 1; -1: no map */
+    te__gemm_grouping groups;
+    long long total;               /* rows, or values of k */
+    unsigned per_row;              /* tiles that share rows; along k: all of a group */
+    int bm;
+    int skip_empty;                /* along k: empty groups have no tiles */
+    int pad;
+    te__gemm_group_row *rows;      /* out: [count], and behind them, in `begin`, a counter: 0 */
+    unsigned long long *maps;      /* out: [count][2][16] */
+} te__gemm_groups_kargs;
+
+typedef struct TE__ALIGN_64 te__gemm_hopper_grouped_kargs {
+    te__gemm_hopper_kargs h;
+    te__gemm_grouping groups;
+    const te__gemm_group_row *rows;
+    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */
+} te__gemm_hopper_grouped_kargs;
 
 /* ==== ops/gemm/op.c ============================================================================================= */
 
@@ -22457,7 +24798,22 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
             r = te__fail(te, TE_ERR_DTYPE, "gemm: aux is %s and D %s; they must be alike", te_dtype_name(a->aux->dtype), te_dtype_name(a->d->dtype));
     }
     if (r == TE_OK && a->bias) r = te__want_vector(te, "gemm", "bias", a->bias, a->n);
+    if (r == TE_OK && a->bias_gradient) {
+        r = te__want_vector(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
+        if (r == TE_OK && a->accumulate)
+            r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_column_sum");
+        if (r == TE_OK && (te__rows(a->d) != a->m || te__cols(a->d) != a->n || !te__is_contiguous(a->d)))
+            r = te__fail(te, TE_ERR_SHAPE, "gemm: with bias_gradient D must be a contiguous [%lld, %lld]", (long long)a->m, (long long)a->n);
+    }
     return r;
+}
+
+/* What bias_gradient is, of a D that has been written. */
+static te_column_sum_args te__gemm_column_sum(const te_gemm_args *a) {
+    te_column_sum_args sum = TE_ZERO;
+    sum.x = a->d;
+    sum.out = a->bias_gradient;
+    return sum;
 }
 
 static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
@@ -22479,6 +24835,7 @@ static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
     if (r != TE_OK) return r;
     te__touch(a->d);
     if (a->epilogue == TE_EPILOGUE_GELU) te__touch(a->aux);
+    te__touch(a->bias_gradient);
     return TE_OK;
 }
 
@@ -22615,7 +24972,7 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
 static void te__gemm_operand_scale(te__gemm_operand *x, const te_tensor *scale, te_scaling scaling, bool swizzled) {
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
-    x->scale_ld = te__gemm_scale_ld(scaling, !x->k_major, x->size, x->k);
+    x->scale_ld = x->scale ? te__cols(scale) : 0; /* of the whole tensor's, where the operand is one group's part */
     x->swizzled = swizzled;
 }
 
@@ -22823,11 +25180,16 @@ static void te__gemm_job_scale(te__gemm_job *job) {
         job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
 }
 
+static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_gemm_args *g) {
+    te_column_sum_args sum = te__gemm_column_sum(g);
+    return g->bias_gradient ? te__cpu_column_sum(te, &sum) : TE_OK;
+}
+
 static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     te__gemm_job job;
     int64_t block_a, block_b, i, j;
     size_t bytes_a, bytes_b;
-    if (g->m == 0 || g->n == 0) return TE_OK;
+    if (g->m == 0 || g->n == 0) return te__cpu_gemm_bias_gradient(te, g);
     memset(&job, 0, sizeof(job));
     job.args = g;
     job.ldd = te__gemm_ld(g->d);
@@ -22855,7 +25217,8 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     }
     te__free(te, job.a.packed, bytes_a);
     te__free(te, job.b.packed, bytes_b);
-    return job.a.packed && job.b.packed ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    if (!job.a.packed || !job.b.packed) return TE_ERR_OUT_OF_MEMORY;
+    return te__cpu_gemm_bias_gradient(te, g);
 }
 
 /* ==== ops/gemm/cuda.c =========================================================================================== */
@@ -22870,23 +25233,39 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     double speed;
-    int option; /* gemm_mma: TILE; gemm_hopper: WAVES */
+    int option; /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
     int threads;
+    int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
 } te__gemm_tile_kind;
+
+enum { TE__GEMM_PINGPONG = 3 };
 
 typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
     int64_t tiles, splits;
     int64_t k_split; /* k of one split */
+    bool together;   /* the splits of a tile are a cluster, and add up themselves */
 } te__gemm_choice;
 
-/* Times are in slabs of a 128 x 256 tile (0.5 us on an H200). A tile costs its slabs, and filling the pipeline and writing D about five
- * more; splitting k costs a second launch (six) and its partial sums' way through device memory (about 1.6 MB a slab). */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, int64_t m, int64_t n, int64_t slabs, int64_t splits) {
-    double size = (double)t->bm * t->bn / (128.0 * 256.0);
-    int64_t rounds = te__div_up(te__div_up(m, t->bm) * te__div_up(n, t->bn) * splits, te__max(p->num_sms, 1));
-    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 5.0 * size);
-    if (splits > 1) cost += 6.0 + (double)m * (double)n * 4.0 * (double)(splits + 1) / 1.6e6;
+/* How many tiles, clusters counting as one. */
+static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, int64_t n) {
+    return te__div_up(m, t->bm * (t->bm <= t->bn ? t->cluster : 1)) * te__div_up(n, t->bn * (t->bm > t->bn ? t->cluster : 1));
+}
+
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
+ * is not hidden of writing D, and all of them cannot come faster than from device memory: 2.4 MB a slab, 33 KB for one block. Splitting k costs a
+ * second launch and its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters
+ * of 4 and 8 do not go into every group of them. work: of the epilogue, on 128 x 256 values. */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_gemm_args *a, int64_t slabs, int64_t splits, bool together, double work) {
+    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(a->a->dtype);
+    int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
+    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
+    int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
+    double tail = (1.0 + work) * size, cost, floor = bytes / te__min(2.4e6, 33e3 * (double)te__max(blocks, 1));
+    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
+    cost = te__max(cost, floor) + 0.1 * te__min(cost, floor);
+    if (together) cost += (splits == 8 ? 5.0 : 1.5) + 8.0 * (double)(rounds - 1); /* these blocks do not stay */
+    else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
     return cost;
 }
 
@@ -22903,27 +25282,49 @@ typedef struct te__gemm_problem {
     int block; /* te__gemm_block_kind, or 0 */
 } te__gemm_problem;
 
-/* bk: elements of k in a slab. */
-static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk) {
+/* For `te_bench --tune`, which has one alternative after the other taken: `take`, -1 for the best. */
+#ifdef TE__TUNE
+static struct te__gemm_tune {
+    int take, count;
+    double cost[512];
+} te__gemm_tune = {-1, 0, {0}};
+static bool te__gemm_skips(double cost) {
+    int index = te__gemm_tune.count < TE__COUNT(te__gemm_tune.cost) - 1 ? te__gemm_tune.count++ : te__gemm_tune.count;
+    te__gemm_tune.cost[index] = cost;
+    return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
+}
+#define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
+#else
+#define TE__GEMM_SKIPS(cost) false
+#endif
+
+/* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
+static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
     const te_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
+    double work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient ? 6.0 : 0.0;
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
-    int i, s;
-    for (i = 0; i < count; i++) {
-        for (s = 0; s < TE__COUNT(splits); s++) {
-            double cost = te__gemm_cost(p, &kinds[i], a->m, a->n, slabs, splits[s]);
-            if (s > 0 && (slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) break;
-            if (best.tile && cost >= best_cost) continue;
-            best.tile = &kinds[i];
-            best.splits = splits[s];
-            best_cost = cost;
-        }
-    }
-    best.tiles = te__div_up(a->m, best.tile->bm) * te__div_up(a->n, best.tile->bn);
+    int i, s, together;
+    for (i = 0; i < count; i++)
+        for (s = 0; s < TE__COUNT(splits); s++)
+            for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
+                int64_t each = te__div_up(slabs, splits[s]);
+                double cost = te__gemm_cost(p, &kinds[i], a, slabs, splits[s], together, work);
+                if (s > 0 && slabs < SHORTEST * splits[s]) continue;
+                if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
+                             : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
+                    continue;
+                if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
+                best.tile = &kinds[i];
+                best.splits = splits[s];
+                best.together = together != 0;
+                best_cost = cost;
+            }
+    best.tiles = te__gemm_cluster_tiles(best.tile, a->m, a->n);
     best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
     best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
     return best;
@@ -22984,12 +25385,13 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
 /* With splits, D becomes the partial sums: plain f32, one [m, n] a split. True, or the workspace could not be had. */
 static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice *c) {
     if (c->splits == 1) return true;
+    k->k_split = c->k_split;
+    k->splits = (int)c->splits;
+    if (c->together) return true;
     k->d = te__plan_workspace(p, c->splits * k->m * k->n * 4);
     k->d_dt = TE_F32;
     k->ldd = k->n;
     k->d_split = k->m * k->n;
-    k->k_split = c->k_split;
-    k->splits = (int)c->splits;
     k->scale_a = k->scale_b = NULL;
     k->rows_a = k->columns_b = 0;
     k->bias = NULL;
@@ -23011,11 +25413,9 @@ static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const t
     te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
 }
 
+static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te__dtype_size(x->dtype) % 16 == 0; }
 /* A and B, and their rows, start at multiples of 16 bytes. */
-static bool te__gemm_is_aligned(const te__gemm_problem *q) {
-    int64_t bytes = te__dtype_size(q->a.dtype);
-    return (uintptr_t)q->a.data % 16 == 0 && (uintptr_t)q->b.data % 16 == 0 && q->a.ld * bytes % 16 == 0 && q->b.ld * bytes % 16 == 0;
-}
+static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
 
 static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     te__launch_option(l, "A_DT", q->a.dtype);
@@ -23067,6 +25467,46 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
     return q->a.data != NULL && q->b.data != NULL;
 }
 
+/* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
+
+/* Operands that are not aligned are copied into the workspace. False: there was none. */
+static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
+    te__gemm_side *sides[2];
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
+    te__gemm_align_kargs *k = TE__KARGS(p, l, te__gemm_align_kargs);
+    int64_t pieces = 0;
+    int i;
+    sides[0] = &q->a;
+    sides[1] = &q->b;
+    for (i = 0; i < 2; i++) {
+        te__gemm_side *x = sides[i];
+        te__gemm_align_side *s = &k->side[i];
+        int64_t size = te__dtype_size(x->dtype), lines = i ? q->args->n : q->args->m;
+        if (te__gemm_side_is_aligned(x)) continue;
+        s->from = (const unsigned char *)x->data;
+        s->rows = x->k_major ? lines : q->args->k;
+        s->bytes = (x->k_major ? q->args->k : lines) * size;
+        s->ld = x->ld * size;
+        s->ld_out = te__round_up(s->bytes, 16);
+        s->out = (unsigned char *)te__plan_workspace(p, s->rows * s->ld_out);
+        if (!s->out) return false;
+        x->data = s->out;
+        x->ld = s->ld_out / size;
+        pieces = te__max(pieces, s->rows * (s->ld_out / 16));
+    }
+    te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
+    return true;
+}
+
+/* ---- bias gradient ---------------------------------------------------------------------------------------------------- */
+
+/* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
+static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, const float *sums, int64_t rows) {
+    te_column_sum_args of_d = te__gemm_column_sum(a);
+    if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
+    return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
+}
+
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
@@ -23074,6 +25514,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
     te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
     te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
+    if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = false;
     te__gemm_why(p, q, "no NVRTC: plain f32 arithmetic from the embedded PTX, no tensor cores",
                  "no NVRTC: MXFP8 decoded exactly into bf16, then plain f32 arithmetic from the embedded PTX, no tensor cores",
@@ -23086,12 +25527,12 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     /* Plain first; the second list is for what needs more registers. Shared memory: four slots of 64 bytes of k. */
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256}, {128, 128, 0.9, 1, 128}, {64, 64, 0.6, 0, 128}};
-    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256}, {64, 64, 0.6, 0, 128}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
+    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
     bool promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
     bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
-    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype));
+    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype), false);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
@@ -23102,6 +25543,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, c.tiles, c.splits, 1, c.tile->threads, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
     if (!te__gemm_split(p, k, &c)) return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
+    if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = q->args->scaling_a < TE_SCALING_MXFP8 && (!fp8 || fp8_cores);
     te__gemm_why(p, q, "tensor cores (mma.sync)", "MXFP8 decoded exactly into bf16, then tensor cores (mma.sync)",
                  "NVFP4 decoded exactly into bf16, then tensor cores (mma.sync)");
@@ -23122,7 +25564,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 /* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
-    return p->hopper && q->a.dtype != TE_F32 && te__gemm_is_aligned(q) && te__max(te__max(a->m, a->n), a->k) <= INT_MAX &&
+    return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
@@ -23139,24 +25581,78 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
+/* How D is written, te__gemm_store: by TMA if its rows and those of aux are at multiples of 16 bytes, and at most one thing has to be read. */
+static int te__gemm_store_of(const te__gemm_kargs *k) {
+    int64_t size = te__dtype_size((te_dtype)k->d_dt);
+    bool aligned = (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
+    bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
+    if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
+    return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
+           (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);
+}
+/* The map of D or aux, in boxes of 128 bytes by 64 rows. */
+static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
+    int64_t size = te__dtype_size((te_dtype)k->d_dt);
+    uint64_t dims[3], strides[2];
+    uint32_t box[3];
+    dims[0] = (uint64_t)k->n;
+    dims[1] = (uint64_t)k->m;
+    dims[2] = (uint64_t)k->splits;
+    strides[0] = (uint64_t)(ld * size);
+    strides[1] = (uint64_t)(k->splits > 1 ? k->d_split * size : ld * size);
+    box[0] = (uint32_t)(128 / size);
+    box[1] = 64;
+    box[2] = 1;
+    return te__cuda_tensor_map(p, map, data, (te_dtype)k->d_dt, 3, dims, strides, box, 128);
+}
+
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384}, {256, 128, 0.97, 2, 384}, {128, 128, 0.8, 1, 384}};
-    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.85, 2, 384}, {128, 128, 0.7, 1, 384}};
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},
+                                               {128, 256, 0.985, 1, 384, 1},
+                                               {256, 128, 0.995, 2, 384, 2},
+                                               {128, 128, 0.935, 1, 384, 2},
+                                               {128, 128, 0.94, 1, 384, 1},
+                                               {128, 128, 0.935, TE__GEMM_PINGPONG, 384, 2},
+                                               {64, 256, 0.8, 0, 384, 1},
+                                               {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind promoting[] = {
+        {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
-    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype));
+    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
+    int64_t blocks, sum_rows = 0;
+    float *sums = NULL;
+    int store;
     te__gemm_fill(&k->g, q);
+    if (!te__gemm_split(p, &k->g, &c)) return p->result;
+    store = c.together ? 0 : te__gemm_store_of(&k->g);
+    if (a->bias_gradient && store && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
+        sum_rows = te__div_up(a->m, c.tile->option == TE__GEMM_PINGPONG || c.tile->option == 2 ? 128 : 64) * 4;
+        k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
+        if (!sums) return p->result;
+        store |= TE__GEMM_STORE_SUMS;
+    }
+    l->cluster = (unsigned)(c.together ? c.splits : c.tile->cluster);
     te__gemm_options(l, q);
     te__launch_option(l, "BN", c.tile->bn);
-    te__launch_option(l, "WAVES", c.tile->option);
+    te__launch_option(l, "WAVES", c.tile->option == TE__GEMM_PINGPONG ? 1 : c.tile->option);
+    if (c.tile->option == TE__GEMM_PINGPONG) te__launch_option(l, "PINGPONG", 1);
+    te__launch_option(l, "CLUSTER", (int)l->cluster);
+    if (c.together) te__launch_option(l, "SPLIT", 1);
     te__launch_option(l, "PROMOTE", promote);
-    te__launch_size(l, te__min(c.tiles * c.splits, te__max(p->num_sms, 1)), 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if (!te__gemm_split(p, &k->g, &c) || te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm) != TE_OK ||
-        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn) != TE_OK)
+    te__launch_option(l, "STORE", store);
+    if (store) te__launch_option(l, "D_DT", k->g.d_dt);
+    blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__max(p->num_sms / c.tile->cluster, 1));
+    te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
+    if (te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
+        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
+        (store && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
+        (k->g.aux && store && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
-    if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (c.splits > 1 && !c.together) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums, sum_rows)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
@@ -23166,9 +25662,19 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
+/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are. */
+static bool te__gemm_is_small(const te_gemm_args *a) { return (double)a->m * (double)a->n * (double)a->k <= 8e6; }
+
+/* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
+static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
+    if (lines != 1 || (!x->k_major && x->ld != 1)) return;
+    x->k_major = true;
+    x->ld = te__round_up(k, 16);
+}
+
 static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
-    if (a->m == 0 || a->n == 0) return TE_OK;
+    if (a->m == 0 || a->n == 0) return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;
     q.a.data = te__data(a->a);
     q.a.dtype = a->a->dtype;
@@ -23178,12 +25684,412 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     q.b.dtype = a->b->dtype;
     q.b.ld = te__gemm_ld(a->b);
     q.b.k_major = a->b_transposed;
+    if (a->scaling_a < TE_SCALING_MXFP8) {
+        te__gemm_one_line(&q.a, a->m, a->k);
+        te__gemm_one_line(&q.b, a->n, a->k);
+    }
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    return te__gemm_fits_hopper(p, &q) ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
+    if (!te__gemm_fits_hopper(p, &q) || (!te__gemm_is_aligned(&q) && te__gemm_is_small(a))) return te__gemm_plan_mma(p, &q);
+    return te__gemm_is_aligned(&q) || te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
+}
+
+/* ==== ops/gemm/grouped_op.c ===================================================================================== */
+
+/* ops/gemm/grouped_op.c: the front door of products by groups: checks. Knows tensors; must not know which backend runs. */
+
+/* One group's product, as te_gemm has it, with all the rows or all the k there are: what both kinds have in common with it. */
+static te_gemm_args te__grouped_one(const te_grouped_gemm_args *a) {
+    te_gemm_args g = TE_ZERO;
+    g.a = a->a;
+    g.b = a->b;
+    g.d = a->d;
+    g.m = a->m;
+    g.n = a->n;
+    g.k = a->k;
+    g.a_transposed = a->a_transposed;
+    g.b_transposed = a->b_transposed;
+    g.accumulate = a->accumulate;
+    g.split_accumulator = a->split_accumulator;
+    g.scale_a = a->scale_a;
+    g.scale_b = a->scale_b;
+    g.bias = a->bias;
+    g.epilogue = a->epilogue;
+    g.aux = a->aux;
+    g.scaling_a = a->scaling_a;
+    g.scaling_b = a->scaling_b;
+    return g;
+}
+
+static te_result te__grouped_check_sizes(te_ctx *te, const te_grouped_gemm_args *a) {
+    const te_tensor *x = a->sizes ? a->sizes : a->offsets;
+    const char *name = a->sizes ? "sizes" : "offsets";
+    te_result r;
+    if (!a->sizes == !a->offsets)
+        return te__fail(te, TE_ERR_INVALID, "grouped_gemm: %s; one of them says how large the groups are",
+                        a->sizes ? "sizes and offsets are both given" : "sizes and offsets are NULL");
+    r = te__want(te, "grouped_gemm", name, x);
+    if (r == TE_OK && x->dtype != TE_I32 && x->dtype != TE_I64)
+        r = te__fail(te, TE_ERR_DTYPE, "grouped_gemm: %s is %s; i32 or i64 is needed", name, te_dtype_name(x->dtype));
+    return r == TE_OK ? te__want_numel(te, "grouped_gemm", name, x, a->groups + (a->offsets != NULL)) : r;
+}
+
+/* A stack of matrices, one for each group: exactly as many rows, since groups follow each other without a gap. */
+static te_result te__grouped_want_stack(te_ctx *te, const char *name, const te_tensor *x, int64_t groups, int64_t rows, int64_t cols) {
+    char text[TE__SHAPE_TEXT];
+    te_result r = te__gemm_want(te, name, x, groups * rows, cols, "one matrix for each group");
+    if (r == TE_OK && te__rows(x) != groups * rows)
+        r = te__fail(te, TE_ERR_SHAPE, "grouped_gemm: %s is %s; %lld groups of %lld rows are needed", name, te__shape_text(x, text), (long long)groups, (long long)rows);
+    return r;
+}
+
+static te_result te__grouped_check_scales(te_ctx *te, const te_grouped_gemm_args *a) {
+    te_result r = TE_OK;
+    if (a->scaling_a == TE_SCALING_TENSOR) {
+        if (a->scale_a) r = te__want_f32(te, "grouped_gemm", "scale_a", a->scale_a, te__numel(a->scale_a) == 1 ? 1 : a->groups);
+        if (r == TE_OK && a->scale_b) r = te__want_f32(te, "grouped_gemm", "scale_b", a->scale_b, te__numel(a->scale_b) == 1 ? 1 : a->groups);
+        return r;
+    }
+    if (a->along_k || a->scaling_a != TE_SCALING_BLOCK_1D || a->scaling_b != TE_SCALING_BLOCK_2D)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "grouped_gemm: A is scaled by %s and B by %s%s; groups take TENSOR, or along rows BLOCK_1D for A and BLOCK_2D for B",
+                        te__gemm_scaling_name(a->scaling_a), te__gemm_scaling_name(a->scaling_b), a->along_k ? ", along k" : "");
+    r = te__gemm_check_scale(te, "scale_a", a->scale_a, a->scaling_a, false, a->m, a->k);
+    if (r != TE_OK) return r;
+    if (!a->scale_b) return te__fail(te, TE_ERR_INVALID, "grouped_gemm: scale_b is NULL; BLOCK_2D codes mean nothing without their scales");
+    r = te__want_f32(te, "grouped_gemm", "scale_b", a->scale_b,
+                     a->groups * te__gemm_scale_rows(a->scaling_b, false, a->n, a->k) * te__gemm_scale_ld(a->scaling_b, false, a->n, a->k));
+    return r;
+}
+
+static te_result te__grouped_check_epilogue(te_ctx *te, const te_grouped_gemm_args *a, const te_gemm_args *one) {
+    te_gemm_args plain = *one;
+    te_result r;
+    if (a->along_k && (a->bias || a->epilogue != TE_EPILOGUE_NONE || a->aux))
+        return te__fail(te, TE_ERR_INVALID, "grouped_gemm: bias, aux and epilogues belong to groups along rows, and these lie along k");
+    plain.bias = NULL;
+    r = te__gemm_check_epilogue(te, &plain);
+    return r == TE_OK && a->bias ? te__want_vector(te, "grouped_gemm", "bias", a->bias, a->groups * a->n) : r;
+}
+
+static te_result te__check_grouped_gemm(te_ctx *te, te_grouped_gemm_args *a) {
+    te_gemm_args one = te__grouped_one(a);
+    te_result r;
+    if (a->groups < 0 || a->m < 0 || a->n < 0 || a->k < 0 || a->groups > INT_MAX)
+        return te__fail(te, TE_ERR_INVALID, "grouped_gemm: groups, m, n, k are %lld, %lld, %lld, %lld; sizes cannot be negative, nor groups that many",
+                        (long long)a->groups, (long long)a->m, (long long)a->n, (long long)a->k);
+    if (a->a_transposed && !a->along_k) return te__fail(te, TE_ERR_INVALID, "grouped_gemm: A is transposed; groups along rows are rows of A's memory");
+    r = a->a_transposed ? te__gemm_want(te, "A", a->a, a->k, a->m, "[k, m], transposed,") : te__gemm_want(te, "A", a->a, a->m, a->k, "[m, k]");
+    if (r == TE_OK && a->along_k)
+        r = a->b_transposed ? te__gemm_want(te, "B", a->b, a->n, a->k, "[n, k], transposed,") : te__gemm_want(te, "B", a->b, a->k, a->n, "[k, n]");
+    else if (r == TE_OK)
+        r = te__grouped_want_stack(te, "B", a->b, a->groups, a->b_transposed ? a->n : a->k, a->b_transposed ? a->k : a->n);
+    if (r == TE_OK) r = a->along_k ? te__grouped_want_stack(te, "D", a->d, a->groups, a->m, a->n) : te__gemm_want(te, "D", a->d, a->m, a->n, "[m, n]");
+    if (r == TE_OK) r = te__grouped_check_sizes(te, a);
+    if (r == TE_OK) r = te__gemm_check_pair(te, &one);
+    if (r == TE_OK) r = te__gemm_check_formats(te, &one);
+    if (r == TE_OK && !te__is_float(a->d->dtype))
+        r = te__fail(te, TE_ERR_DTYPE, "grouped_gemm: D is %s; f32, f16 or bf16 is needed", te_dtype_name(a->d->dtype));
+    if (r == TE_OK) r = te__grouped_check_epilogue(te, a, &one);
+    if (r == TE_OK) r = te__grouped_check_scales(te, a);
+    if (r != TE_OK) return r;
+    te__touch(a->d);
+    if (a->epilogue == TE_EPILOGUE_GELU) te__touch(a->aux);
+    return TE_OK;
+}
+
+/* ==== ops/gemm/grouped_cpu.c ==================================================================================== */
+
+/* ops/gemm/grouped_cpu.c: products by groups on the CPU: one te_gemm for each group. Knows tensors; must not know CUDA. */
+
+/* rows x cols elements of x as a matrix, from element (row, col) of its [M, N] view on. A tensor of the stack, for the length of a call. */
+static te_tensor te__grouped_part(const te_tensor *x, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+    te_tensor part = *x;
+    part.ndim = 2;
+    part.shape[0] = rows;
+    part.shape[1] = cols;
+    part.stride[0] = ld;
+    part.stride[1] = 1;
+    part.offset += (row * ld + col) * te__dtype_size(x->dtype);
+    return part;
+}
+
+/* Where group g ends, given where it starts; never beyond `total`. */
+static int64_t te__grouped_end(const te_grouped_gemm_args *a, int64_t g, int64_t begin, int64_t total) {
+    const te_tensor *x = a->sizes ? a->sizes : a->offsets;
+    const void *data = te__data(x);
+    int64_t at = a->sizes ? g : g + 1, v = x->dtype == TE_I64 ? ((const int64_t *)data)[at] : (int64_t)((const int32_t *)data)[at];
+    if (a->sizes) v = te__min(te__max(v, 0), total) + begin;
+    return te__min(te__max(v, begin), total);
+}
+static int64_t te__grouped_begin(const te_grouped_gemm_args *a, int64_t total) {
+    const void *data;
+    if (a->sizes) return 0;
+    data = te__data(a->offsets);
+    return te__min(te__max(a->offsets->dtype == TE_I64 ? ((const int64_t *)data)[0] : (int64_t)((const int32_t *)data)[0], 0), total);
+}
+
+static te_result te__grouped_rows(te_ctx *te, const te_grouped_gemm_args *a, te_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
+    te_tensor pa, pb, pd, paux, pbias, psa, psb;
+    int64_t rows_b = a->b_transposed ? a->n : a->k, cols_b = a->b_transposed ? a->k : a->n, rows = end - begin;
+    g->m = rows;
+    pa = te__grouped_part(a->a, te__gemm_ld(a->a), begin, 0, rows, a->k);
+    pb = te__grouped_part(a->b, te__gemm_ld(a->b), group * rows_b, 0, rows_b, cols_b);
+    pd = te__grouped_part(a->d, te__gemm_ld(a->d), begin, 0, rows, a->n);
+    g->a = &pa;
+    g->b = &pb;
+    g->d = &pd;
+    if (a->aux) {
+        paux = te__grouped_part(a->aux, te__gemm_ld(a->aux), begin, 0, rows, a->n);
+        g->aux = &paux;
+    }
+    if (a->bias) {
+        pbias = te__grouped_part(a->bias, a->n, group, 0, 1, a->n);
+        g->bias = &pbias;
+    }
+    if (a->scaling_a != TE_SCALING_TENSOR) {
+        int64_t lines = te__gemm_scale_rows(a->scaling_b, false, a->n, a->k), ld = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
+        psa = te__grouped_part(a->scale_a, te__cols(a->scale_a), 0, begin, te__rows(a->scale_a), te__cols(a->scale_a));
+        psb = te__grouped_part(a->scale_b, ld, group * lines, 0, lines, ld);
+        g->scale_a = &psa;
+        g->scale_b = &psb;
+    }
+    return te__cpu_gemm(te, g);
+}
+
+static te_result te__grouped_k(te_ctx *te, const te_grouped_gemm_args *a, te_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
+    te_tensor pa, pb, pd;
+    int64_t k = end - begin;
+    if (k == 0 && a->accumulate) return TE_OK;
+    g->k = k;
+    pa = a->a_transposed ? te__grouped_part(a->a, te__gemm_ld(a->a), begin, 0, k, a->m) : te__grouped_part(a->a, te__gemm_ld(a->a), 0, begin, a->m, k);
+    pb = a->b_transposed ? te__grouped_part(a->b, te__gemm_ld(a->b), 0, begin, a->n, k) : te__grouped_part(a->b, te__gemm_ld(a->b), begin, 0, k, a->n);
+    pd = te__grouped_part(a->d, te__gemm_ld(a->d), group * a->m, 0, a->m, a->n);
+    g->a = &pa;
+    g->b = &pb;
+    g->d = &pd;
+    return te__cpu_gemm(te, g);
+}
+
+static te_result te__cpu_grouped_gemm(te_ctx *te, const te_grouped_gemm_args *a) {
+    int64_t total = a->along_k ? a->k : a->m, begin = te__grouped_begin(a, total), end, group;
+    bool each_a = a->scale_a && a->scaling_a == TE_SCALING_TENSOR && te__numel(a->scale_a) > 1;
+    bool each_b = a->scale_b && a->scaling_b == TE_SCALING_TENSOR && te__numel(a->scale_b) > 1;
+    te_result r = TE_OK;
+    for (group = 0; group < a->groups && r == TE_OK; group++, begin = end) {
+        te_gemm_args g = te__grouped_one(a);
+        te_tensor psa, psb;
+        end = te__grouped_end(a, group, begin, total);
+        if (each_a) {
+            psa = te__grouped_part(a->scale_a, 1, group, 0, 1, 1);
+            g.scale_a = &psa;
+        }
+        if (each_b) {
+            psb = te__grouped_part(a->scale_b, 1, group, 0, 1, 1);
+            g.scale_b = &psb;
+        }
+        r = a->along_k ? te__grouped_k(te, a, &g, group, begin, end) : te__grouped_rows(te, a, &g, group, begin, end);
+    }
+    return r;
+}
+
+/* ==== ops/gemm/grouped_cuda.c =================================================================================== */
+
+/* ops/gemm/grouped_cuda.c: products by groups: which kernel and how it is launched. Knows plans; must not know the driver.
+ *
+ * How many tiles there are only the device knows: along rows a launch has as many blocks as there can be, and those without a tile leave. */
+
+/* Tiles of bm x bn that there can be: each group ends with one that is not full. */
+static int64_t te__grouped_tiles(const te_grouped_gemm_args *a, int64_t bm, int64_t bn) {
+    int64_t down = a->along_k ? a->groups * te__div_up(a->m, bm) : te__min(a->m / bm + a->groups, a->m);
+    return down * te__div_up(a->n, bn);
+}
+
+static void te__grouped_fill(te__gemm_grouped_kargs *k, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+    te__gemm_grouping *s = &k->groups;
+    te__gemm_fill(&k->g, q);
+    s->sizes = te__data(a->sizes ? a->sizes : a->offsets);
+    s->dt = a->sizes ? a->sizes->dtype : a->offsets->dtype;
+    s->offsets = a->offsets != NULL;
+    s->count = (int)a->groups;
+    s->along_k = a->along_k;
+    s->b_elements = a->along_k ? a->m * k->g.ldd : (a->b_transposed ? a->n : a->k) * k->g.ldb;
+    if (q->block) s->block_b = te__gemm_scale_rows(a->scaling_b, false, a->n, a->k) * k->g.ld_block_b;
+    s->each_a = !q->block && a->scale_a && te__numel(a->scale_a) > 1;
+    s->each_b = !q->block && a->scale_b && te__numel(a->scale_b) > 1;
+}
+
+/* ---- gemm_grouped_naive ---------------------------------------------------------------------------------------------- */
+
+static te_result te__grouped_plan_naive(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_grouped_naive");
+    te__grouped_fill(TE__KARGS(p, l, te__gemm_grouped_kargs), a, q);
+    te__launch_size(l, te__grouped_tiles(a, 64, 64), 1, 1, 256, 0);
+    p->native = false;
+    te__plan_why(p, a->k == 0 ? "k is 0: D is the epilogue of zeros" : "no NVRTC: plain f32 arithmetic from the embedded PTX, no tensor cores");
+    return TE_OK;
+}
+
+/* ---- the choice of a tile: from what the host knows, as if the groups were alike ------------------------------------------- */
+
+/* Times in slabs of a 128 x 256 tile, as te__gemm_cost has them. granule: rows that cost something when one of them is there. */
+static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
+    int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
+    int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
+    double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0); /* of a tile, on average */
+    int64_t rounds = te__div_up(a->groups * down * te__round_up(across, a->along_k ? 1 : t->cluster), te__max(p->num_sms, 1));
+    return (double)rounds * ((double)te__div_up(k, bk) * size / t->speed + 0.3 + size);
+}
+
+static const te__gemm_tile_kind *te__grouped_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
+    const te__gemm_tile_kind *best = NULL;
+    double best_cost = 0.0;
+    int i;
+    for (i = 0; i < count; i++) {
+        double cost = te__grouped_cost(p, &kinds[i], a, bk, granule);
+        if (best && cost >= best_cost) continue;
+        best = &kinds[i];
+        best_cost = cost;
+    }
+    return best;
+}
+
+/* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
+
+static te_result te__grouped_plan_mma(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+    /* As te__gemm_plan_mma has them. */
+    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
+    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
+    bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120;
+    bool starts_within_rows = a->along_k && (q->a.k_major || q->b.k_major); /* of memory, at any element */
+    bool aligned = te__gemm_is_aligned(q) && !starts_within_rows, promote = fp8 && fp8_cores && a->split_accumulator && !q->block;
+    bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
+    const te__gemm_tile_kind *t = te__grouped_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), a, 64 / te__dtype_size(q->a.dtype), 128);
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
+    te__grouped_fill(TE__KARGS(p, l, te__gemm_grouped_kargs), a, q);
+    te__gemm_options(l, q);
+    te__launch_option(l, "TILE", t->option);
+    te__launch_option(l, "ALIGNED", aligned);
+    te__launch_option(l, "PROMOTE", promote);
+    te__launch_option(l, "GROUPED", 1);
+    te__launch_size(l, te__grouped_tiles(a, t->bm, t->bn), 1, 1, t->threads, (int64_t)(t->bm + t->bn) * 64 * 4);
+    p->native = !fp8 || fp8_cores;
+    te__plan_why(p, "tensor cores (mma.sync)");
+    if (q->a.dtype == TE_F32) te__plan_why(p, "tensor cores (mma.sync), f32 as TF32");
+    if (fp8 && !fp8_cores) te__plan_why(p, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)");
+    if (promote) te__plan_why(p, "fp8 tensor cores (mma.sync), partial sums of 128 k promoted to f32");
+    if (q->block) te__plan_why(p, "tensor cores (mma.sync), sums of 128 k scaled in f32");
+    if (!aligned) te__plan_why(p, "tensor cores (mma.sync), read element by element: A, B, their rows or the groups do not start at multiples of 16 bytes");
+    return TE_OK;
+}
+
+/* ---- gemm_hopper ----------------------------------------------------------------------------------------------------- */
+
+/* B of all groups, as te__gemm_map has one: the third dimension are the groups, so that each ends in zeros of its own. */
+static te_result te__grouped_stack_map(te__plan *p, void *map, const te_grouped_gemm_args *a, const te__gemm_side *x, int box) {
+    int64_t bytes = te__dtype_size(x->dtype);
+    uint64_t dims[3], strides[2];
+    uint32_t boxes[3];
+    dims[0] = (uint64_t)(x->k_major ? a->k : a->n);
+    dims[1] = (uint64_t)(x->k_major ? a->n : a->k);
+    dims[2] = (uint64_t)a->groups;
+    strides[0] = (uint64_t)(x->ld * bytes);
+    strides[1] = strides[0] * dims[1];
+    boxes[0] = (uint32_t)(128 / bytes);
+    boxes[1] = x->k_major ? (uint32_t)box : 64;
+    boxes[2] = 1;
+    return te__cuda_tensor_map(p, map, x->data, x->dtype, 3, dims, strides, boxes, 128);
+}
+
+/* gemm_groups, which comes first, gets the maps that gemm_hopper must not use as they are. */
+static void te__grouped_plan_groups(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q, const te__gemm_hopper_grouped_kargs *h, int64_t bm,
+                                    int64_t per_row, bool store, te__gemm_groups_kargs *k) {
+    memcpy(k->map[0], a->along_k ? h->h.a_map : h->h.d_map, sizeof(k->map[0]));
+    memcpy(k->map[1], a->along_k ? h->h.b_map : h->h.aux_map, sizeof(k->map[1]));
+    k->dim[0] = a->along_k ? !q->a.k_major : store ? 1 : -1;
+    k->dim[1] = a->along_k ? !q->b.k_major : store && a->aux ? 1 : -1;
+    k->groups = h->groups;
+    k->total = a->along_k ? a->k : a->m;
+    k->per_row = (unsigned)per_row;
+    k->bm = (int)bm;
+    k->skip_empty = a->accumulate;
+    k->rows = (te__gemm_group_row *)te__plan_workspace(p, (a->groups + 1) * (int64_t)sizeof(te__gemm_group_row));
+    k->maps = (unsigned long long *)te__plan_workspace(p, a->groups * 2 * 128);
+}
+
+static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+    /* Clusters share A along rows: tiles beside each other belong to one group. Tiles of 256 rows there do what rows of the group are in them. */
+    static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.97, 2, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.985, 1, 384, 1}, {128, 128, 0.94, 1, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind sums_promoting[] = {{256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}};
+    bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block), shares_a;
+    const te__gemm_tile_kind *kinds = !a->along_k ? rows : promote ? sums_promoting : sums;
+    int count = !a->along_k ? promote ? 2 : TE__COUNT(rows) : promote ? TE__COUNT(sums_promoting) : TE__COUNT(sums);
+    int64_t bk = 128 / te__dtype_size(q->a.dtype), down, across;
+    const te__gemm_tile_kind *t = te__grouped_choose(p, kinds, count, a, bk, a->along_k ? 256 : 64);
+    te__launch *prepare = te__plan_launch(p, "gemm", "gemm_groups"), *l = te__plan_launch(p, "gemm", "gemm_hopper");
+    te__gemm_groups_kargs *g = TE__KARGS(p, prepare, te__gemm_groups_kargs);
+    te__gemm_hopper_grouped_kargs *k = TE__KARGS(p, l, te__gemm_hopper_grouped_kargs);
+    te__gemm_grouped_kargs common = TE_ZERO;
+    te__gemm_kargs out;
+    int store;
+    te__grouped_fill(&common, a, q);
+    k->h.g = common.g;
+    k->groups = common.groups;
+    out = k->h.g;
+    if (a->along_k) { /* the third dimension of D's map: its groups */
+        out.splits = (int)a->groups;
+        out.d_split = k->groups.b_elements;
+    }
+    store = te__gemm_store_of(&out);
+    shares_a = t->cluster > 1 && (t->bm > t->bn || !a->along_k);
+    down = t->bm * (shares_a ? 1 : t->cluster);
+    across = te__div_up(a->n, t->bn * (shares_a ? t->cluster : 1));
+    te__launch_size(prepare, 1, 1, 1, 32, 0);
+    te__gemm_options(l, q);
+    te__launch_option(l, "BN", t->bn);
+    te__launch_option(l, "WAVES", t->option);
+    te__launch_option(l, "CLUSTER", t->cluster);
+    te__launch_option(l, "PROMOTE", promote);
+    te__launch_option(l, "STORE", store);
+    if (store) te__launch_option(l, "D_DT", k->h.g.d_dt);
+    te__launch_option(l, "GROUPED", a->along_k ? 2 : 1);
+    l->cluster = (unsigned)t->cluster;
+    te__launch_size(l, t->cluster * te__min(te__grouped_tiles(a, down, t->bn * (shares_a ? t->cluster : 1)), te__max(p->num_sms / t->cluster, 1)), 1, 1,
+                    t->threads, TE__GEMM_HOPPER_SHARED);
+    if (te__gemm_map(p, k->h.a_map, &q->a, a->m, a->k, t->bm / (shares_a || (!a->along_k && t->bm == 256) ? 2 : 1)) != TE_OK ||
+        (a->along_k ? te__gemm_map(p, k->h.b_map, &q->b, a->n, a->k, t->bn / (t->cluster > 1 && !shares_a ? 2 : 1))
+                    : te__grouped_stack_map(p, k->h.b_map, a, &q->b, t->bn)) != TE_OK ||
+        (store && te__gemm_out_map(p, k->h.d_map, &out, out.d, out.ldd) != TE_OK) ||
+        (store && out.aux && te__gemm_out_map(p, k->h.aux_map, &out, out.aux, out.ldaux) != TE_OK))
+        return p->result;
+    te__grouped_plan_groups(p, a, q, k, t->bm, a->along_k ? te__div_up(a->m, down) * across : across, store != 0, g);
+    k->rows = g->rows;
+    k->maps = g->maps;
+    te__plan_why(p, q->block ? "TMA and wgmma, sums of 128 k scaled in f32" : promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma");
+    return p->result;
+}
+
+/* ---- the choice ------------------------------------------------------------------------------------------------------ */
+
+static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_grouped_gemm_args *a) {
+    te__gemm_problem q = TE_ZERO;
+    te_gemm_args one = te__grouped_one(a);
+    if (a->groups == 0 || a->m == 0 || a->n == 0) return TE_OK;
+    q.args = &one;
+    q.a.data = te__data(a->a);
+    q.a.dtype = a->a->dtype;
+    q.a.ld = te__gemm_ld(a->a);
+    q.a.k_major = !a->a_transposed;
+    q.b.data = te__data(a->b);
+    q.b.dtype = a->b->dtype;
+    q.b.ld = te__gemm_ld(a->b);
+    q.b.k_major = a->b_transposed;
+    if (te__gemm_is_block(a->scaling_a)) q.block = TE__GEMM_1D_2D;
+    if (a->k == 0 || p->baseline) return te__grouped_plan_naive(p, a, &q);
+    return p->edits_maps && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q) ? te__grouped_plan_hopper(p, a, &q) : te__grouped_plan_mma(p, a, &q);
 }
 
 /* ==== ops/norm/kargs.h ========================================================================================== */
@@ -23198,25 +26104,21 @@ typedef struct te__norm_fwd_kargs {
     void *y;           /* [m, ld]; columns n .. ld-1 are written as 0 */
     float *mean, *rstd;        /* [m], or NULL */
     const float *scale;        /* [1], or NULL: y is not quantized */
-    float *scale_inv, *amax;   /* [1], or NULL */
+    float *scale_inv;          /* [1], or NULL */
+    float *amax;               /* [1], or NULL: keeps what is larger */
     long long m, n, ld;
     float eps;
     int x_dt, gamma_dt, beta_dt, y_dt;
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
-    int warp_rows;     /* with CHUNKS: each warp of a block has a row of its own */
 } te__norm_fwd_kargs;
 
-/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */
-typedef struct te__norm_bwd_kargs {
-    const void *dy, *x, *gamma, *add; /* add may be NULL */
-    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */
-    void *dx;
-    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */
-    long long m, n;
-    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
-    int layernorm, zero_centered;
-} te__norm_bwd_kargs;
+/* The end of y_amax. */
+typedef struct te__norm_amax_kargs {
+    float *amax;   /* [1]: te__plan_largest */
+    float *y_amax; /* [1] */
+    int y_dt;
+} te__norm_amax_kargs;
 
 /* dgamma and dbeta from the partial sums. */
 typedef struct te__norm_bwd_sum_kargs {
@@ -23228,9 +26130,37 @@ typedef struct te__norm_bwd_sum_kargs {
     int accumulate;
 } te__norm_bwd_sum_kargs;
 
+/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */
+typedef struct te__norm_bwd_kargs {
+    const void *dy, *x, *gamma, *add; /* add may be NULL */
+    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */
+    void *dx;
+    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */
+    long long m, n;
+    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
+    int layernorm, zero_centered;
+    unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */
+    te__norm_bwd_sum_kargs sum;
+} te__norm_bwd_kargs;
+
 /* ==== ops/norm/op.c ============================================================================================= */
 
 /* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which backend runs. */
+
+static te_result te__check_norm_amax(te_ctx *te, const char *op, const te_norm_fwd_args *a) {
+    if (te__is_fp8(a->y->dtype)) return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
+    return te__want_f32(te, op, "y_amax", a->y_amax, 1);
+}
+static te_result te__check_norm_col(te_ctx *te, const char *op, const te_norm_fwd_args *a, int64_t m, int64_t n) {
+    char text[TE__SHAPE_TEXT];
+    te_result r = te__want(te, op, "y_col", a->y_col);
+    if (r != TE_OK) return r;
+    if (!te__is_fp8(a->y->dtype) || a->y_col->dtype != a->y->dtype)
+        return te__fail(te, TE_ERR_DTYPE, "%s: y_col is %s and y is %s; they must be of one FP8 format", op, te_dtype_name(a->y_col->dtype), te_dtype_name(a->y->dtype));
+    if (te__rows(a->y_col) != n || te__cols(a->y_col) < m)
+        return te__fail(te, TE_ERR_SHAPE, "%s: y_col is %s; it must be [%lld, %lld or more]", op, te__shape_text(a->y_col, text), (long long)n, (long long)m);
+    return TE_OK;
+}
 
 static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layernorm) {
     const char *op = layernorm ? "layernorm_fwd" : "rmsnorm_fwd";
@@ -23247,7 +26177,13 @@ static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layern
     if (r == TE_OK) r = te__want_output(te, op, a->y, a->scale, a->scale_inv, a->amax, m, n, a->x);
     if (r == TE_OK && a->mean) r = te__want_f32(te, op, "mean", a->mean, m);
     if (r == TE_OK && a->rstd) r = te__want_f32(te, op, "rstd", a->rstd, m);
-    return r;
+    if (r == TE_OK && a->y_amax) r = te__check_norm_amax(te, op, a);
+    if (r == TE_OK && a->y_col) r = te__check_norm_col(te, op, a, m, n);
+    if (r != TE_OK) return r;
+    te__touch(a->y);
+    te__touch(a->y_amax);
+    te__touch(a->y_col);
+    return TE_OK;
 }
 
 static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layernorm) {
@@ -23267,6 +26203,16 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
     if (r == TE_OK && layernorm) r = te__want_f32(te, op, "mean", a->mean, m);
     if (r == TE_OK) r = te__want_f32(te, op, "rstd", a->rstd, m);
     return r;
+}
+
+/* y_col as cast's transpose sees it. */
+static te_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
+    te_transpose_args t = TE_ZERO;
+    t.src = a->y;
+    t.dst = a->y_col;
+    t.rows = te__rows(a->x);
+    t.columns = te__cols(a->x);
+    return t;
 }
 
 static te_result te__check_layernorm_fwd(te_ctx *te, te_layernorm_fwd_args *a) { return te__check_norm_fwd(te, a, true); }
@@ -23331,7 +26277,7 @@ typedef struct te__norm_fwd_job {
     bool layernorm;
     int64_t n, ld;
     const float *gamma, *beta;
-    float scale, *amax; /* of each row, or NULL */
+    float scale, *amax; /* of each row, of the f32 result or, for y_amax, of y as it is stored; or NULL */
 } te__norm_fwd_job;
 
 static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
@@ -23368,6 +26314,10 @@ static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
             for (k = 0; k < count; k++) run[k] *= job->scale;
         }
         te__store_row(y, a->y->dtype, row * job->ld + i, count, run);
+        if (a->y_amax) {
+            te__load_row(y, a->y->dtype, row * job->ld + i, count, run);
+            for (k = 0; k < count; k++) amax = fabsf(run[k]) > amax ? fabsf(run[k]) : amax;
+        }
     }
     if (job->ld > n) memset((uint8_t *)y + row * job->ld + n, 0, (size_t)(job->ld - n));
     if (job->amax) job->amax[row] = amax;
@@ -23377,14 +26327,21 @@ static void te__norm_fwd_rows(void *user, int64_t begin, int64_t end) {
     for (row = begin; row < end; row++) te__norm_fwd_row((const te__norm_fwd_job *)user, row);
 }
 
+/* y_col is what the transpose of the codes would be. */
+static te_result te__norm_transpose(te_ctx *te, const te_norm_fwd_args *a) {
+    te_transpose_args t = te__norm_transpose_args(a);
+    return te__cpu_transpose(te, &t);
+}
+
 static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool layernorm) {
     te__norm_fwd_job job = TE_ZERO;
     int64_t m = te__rows(a->x), n = te__cols(a->x), row;
     float *weights, *amax = NULL;
-    if (m == 0 || n == 0) return TE_OK;
+    if (a->y_amax) *(float *)te__data(a->y_amax) = 0.0f;
+    if (m == 0 || n == 0) return a->y_col ? te__norm_transpose(te, a) : TE_OK;
     weights = te__norm_weights(te, a->gamma, a->beta, a->zero_centered_gamma, n);
-    if (weights && a->amax) amax = (float *)te__alloc(te, (size_t)m * sizeof(float));
-    if (!weights || (a->amax && !amax)) {
+    if (weights && (a->amax || a->y_amax)) amax = (float *)te__alloc(te, (size_t)m * sizeof(float));
+    if (!weights || ((a->amax || a->y_amax) && !amax)) {
         te__free(te, weights, (size_t)(2 * n) * sizeof(float));
         return TE_ERR_OUT_OF_MEMORY;
     }
@@ -23397,15 +26354,15 @@ static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool la
     job.scale = a->scale ? *(const float *)te__data(a->scale) : 1.0f;
     job.amax = amax;
     te__parallel_for(te, m, te__max(1, 16384 / n), te__norm_fwd_rows, &job);
-    if (a->amax) {
-        float *out = (float *)te__data(a->amax);
+    if (amax) {
+        float *out = (float *)te__data(a->amax ? a->amax : a->y_amax);
         for (row = 0; row < m; row++)
             if (amax[row] > *out) *out = amax[row];
     }
     if (a->scale_inv) *(float *)te__data(a->scale_inv) = 1.0f / job.scale;
     te__free(te, amax, (size_t)m * sizeof(float));
     te__free(te, weights, (size_t)(2 * n) * sizeof(float));
-    return TE_OK;
+    return a->y_col ? te__norm_transpose(te, a) : TE_OK;
 }
 
 /* ---- backward ---- */
@@ -23513,83 +26470,157 @@ static te_result te__cpu_rmsnorm_bwd(te_ctx *te, const te_rmsnorm_bwd_args *a) {
 /* ops/norm/cuda.c: LayerNorm and RMSNorm, which kernel and how it is launched. Knows plans; must not know the driver. */
 
 /* Threads for the general kernels: one for every four elements of a row, so that short rows make small blocks. */
-static int te__norm_threads(int64_t n) { return (int)te__min(512, te__round_up(te__div_up(n, 4), 32)); }
+static int te__norm_threads(int64_t n) { return (int)te__min(512, te__max(32, te__round_up(te__div_up(n, 4), 32))); }
+
+/* How norm_fwd and norm_bwd hold a row of n elements: WARPS x 32 threads with CHUNKS vectors of 8 each. */
+typedef struct te__norm_tiling {
+    int warps, chunks;
+    bool full; /* without a vector to spare */
+} te__norm_tiling;
+
+/* As few warps as hold a row with `most` vectors a thread, of those the first that share it out evenly. None: warps is 0. */
+static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
+    te__norm_tiling t = TE_ZERO;
+    int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
+    if (fewest > 16) return t;
+    t.warps = fewest;
+    t.chunks = (int)te__div_up(vectors, fewest * 32);
+    for (w = fewest; w <= te__min(16, 2 * fewest); w++)
+        if (vectors % (w * 32) == 0) {
+            t.warps = w;
+            t.chunks = (int)(vectors / (w * 32));
+            t.full = true;
+            break;
+        }
+    return t;
+}
 
 static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, bool layernorm) {
-    int64_t m = te__rows(a->x), n = te__cols(a->x), ld = te__cols(a->y), vectors = n / 8;
+    int64_t m = te__rows(a->x), n = te__cols(a->x), ld = te__cols(a->y);
+    te__norm_tiling t = te__norm_tile(n / 8, 4);
     te__launch *l;
     te__norm_fwd_kargs *k;
-    bool in_registers = !p->baseline && n % 8 == 0 && ld % 8 == 0 && vectors <= 4096 && (!a->beta || a->beta->dtype == a->gamma->dtype) &&
-                        te__is_aligned(a->x, 16) && te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
-                        te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
-    if (m == 0 || n == 0) return TE_OK;
-    l = te__plan_launch(p, "norm", "norm_fwd");
-    k = TE__KARGS(p, l, te__norm_fwd_kargs);
-    k->x = te__data(a->x);
-    k->gamma = te__data(a->gamma);
-    k->beta = te__data(a->beta);
-    k->y = te__data(a->y);
-    k->mean = (float *)te__data(a->mean);
-    k->rstd = (float *)te__data(a->rstd);
-    k->scale = (const float *)te__data(a->scale);
-    k->scale_inv = (float *)te__data(a->scale_inv);
-    k->amax = (float *)te__data(a->amax);
-    k->m = m;
-    k->n = n;
-    k->ld = ld;
-    k->eps = a->eps;
-    k->x_dt = a->x->dtype;
-    k->gamma_dt = a->gamma->dtype;
-    k->beta_dt = a->beta ? (int)a->beta->dtype : 0;
-    k->y_dt = a->y->dtype;
-    k->layernorm = layernorm;
-    k->zero_centered = a->zero_centered_gamma;
-    if (in_registers) {
-        /* Rows of up to 1024 elements: one a warp. Longer ones: as many vectors a thread as blocks of at most 512 threads need. */
-        int chunks = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : vectors <= 512 ? 2 : vectors <= 2048 ? 4 : 8;
-        k->warp_rows = vectors <= 128;
-        te__launch_option(l, "CHUNKS", chunks);
-        te__launch_option(l, "LAYERNORM", layernorm);
-        te__launch_option(l, "X_DT", a->x->dtype);
-        te__launch_option(l, "W_DT", a->gamma->dtype);
-        te__launch_option(l, "Y_DT", a->y->dtype);
-        if (k->warp_rows)
-            te__launch_size(l, te__min(te__div_up(m, 8), INT_MAX), 1, 1, 256, 0);
-        else
-            te__launch_size(l, te__min(m, INT_MAX), 1, 1, (int)te__round_up(te__div_up(vectors, chunks), 32), 0);
-        te__plan_why(p, k->warp_rows ? "a warp holds a row in registers" : "a block holds a row in registers");
-    } else {
-        te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__norm_threads(n), 0);
-        te__plan_why(p, "general: a block reads its row once for each pass");
+    bool in_registers;
+    if (t.warps == 0) t = te__norm_tile(n / 8, 8);
+    in_registers = !p->baseline && t.warps > 0 && n % 8 == 0 && ld % 8 == 0 && m < INT_MAX && (!a->beta || a->beta->dtype == a->gamma->dtype) &&
+                   te__is_aligned(a->x, 16) && te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
+                   te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
+    if (m > 0 && n > 0) {
+        l = te__plan_launch(p, "norm", "norm_fwd");
+        k = TE__KARGS(p, l, te__norm_fwd_kargs);
+        k->x = te__data(a->x);
+        k->gamma = te__data(a->gamma);
+        k->beta = te__data(a->beta);
+        k->y = te__data(a->y);
+        k->mean = (float *)te__data(a->mean);
+        k->rstd = (float *)te__data(a->rstd);
+        k->scale = (const float *)te__data(a->scale);
+        k->scale_inv = (float *)te__data(a->scale_inv);
+        k->amax = a->y_amax ? te__plan_largest(p) : (float *)te__data(a->amax);
+        k->m = m;
+        k->n = n;
+        k->ld = ld;
+        k->eps = a->eps;
+        k->x_dt = a->x->dtype;
+        k->gamma_dt = a->gamma->dtype;
+        k->beta_dt = a->beta ? (int)a->beta->dtype : 0;
+        k->y_dt = a->y->dtype;
+        k->layernorm = layernorm;
+        k->zero_centered = a->zero_centered_gamma;
+        if (in_registers) {
+            /* Warps that run at once on a multiprocessor; a row of more than 8,192 elements wants two blocks there. */
+            bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
+            bool packed = quantized || a->y_amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
+            int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;
+            te__launch_option(l, "CHUNKS", t.chunks);
+            te__launch_option(l, "WARPS", t.warps);
+            te__launch_option(l, "FULL", full);
+            te__launch_option(l, "RESIDENT", tuned ? (packed ? 36 : 24) / warps : 1);
+            te__launch_option(l, "PACKED", tuned && packed);
+            te__launch_option(l, "AMAX", k->amax != NULL);
+            te__launch_option(l, "ZERO_CENTERED", a->zero_centered_gamma);
+            te__launch_option(l, "LAYERNORM", layernorm);
+            te__launch_option(l, "X_DT", a->x->dtype);
+            te__launch_option(l, "W_DT", a->gamma->dtype);
+            te__launch_option(l, "Y_DT", a->y->dtype);
+            te__launch_size(l, te__div_up(m, rows), 1, 1, warps * 32, 0);
+        } else {
+            te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__norm_threads(n), 0);
+        }
     }
-    return TE_OK;
+    if (a->y_amax) {
+        te__norm_amax_kargs *last;
+        l = te__plan_launch(p, "norm", "norm_amax");
+        last = TE__KARGS(p, l, te__norm_amax_kargs);
+        last->amax = te__plan_largest(p);
+        last->y_amax = (float *)te__data(a->y_amax);
+        last->y_dt = a->y->dtype;
+    }
+    if (a->y_col) {
+        te_transpose_args turn = te__norm_transpose_args(a);
+        te__cuda_plan_transpose(p, &turn);
+    }
+    te__plan_why(p, in_registers ? "rows in registers" : "general: a block reads its row once for each pass");
+    return p->result;
 }
 
 /* Shared memory that one block may have, in bytes (CUDA programming guide, technical specifications). */
 static int64_t te__norm_shared_limit(int sm) { return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024; }
 
+/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES on their way, the sums over rows in registers or not. */
+typedef struct te__norm_bwd_tiling {
+    te__norm_tiling row;
+    int groups, stages;
+    bool sums_shared;
+    int64_t shared; /* bytes */
+} te__norm_bwd_tiling;
+
+static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds, int64_t limit, te__norm_bwd_tiling *t) {
+    int64_t stage, sums;
+    t->row = te__norm_tile(n / 8, 2);
+    t->sums_shared = t->row.warps == 0;
+    if (t->sums_shared) t->row = te__norm_tile(n / 8, 4);
+    if (t->row.warps == 0) return false;
+    t->groups = t->row.warps > 8 ? 1 : 16 / t->row.warps;
+    stage = (int64_t)t->row.warps * 32 * t->row.chunks * t->groups * 8 * element * streams;
+    sums = t->sums_shared ? (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds : 0;
+    for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
+    t->shared = t->stages * stage + sums;
+    /* Behind the rows the queue's memory holds the sums of a group, or of norm_parts.cuh. */
+    if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
+    t->shared = te__max(t->shared, 8192);
+    return t->shared <= limit;
+}
+
 static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, bool layernorm) {
-    int64_t m = te__rows(a->x), n = te__cols(a->x), vectors = n / 8, kinds = layernorm ? 2 : 1, blocks, shared = 0;
-    int threads, chunks = vectors <= 32 ? 1 : vectors <= 1024 ? 2 : 4;
-    bool sums = a->dgamma || a->dbeta, in_shared = vectors > 1024, fast;
-    float *partial = NULL;
+    int64_t m = te__rows(a->x), n = te__cols(a->x), kinds = layernorm ? 2 : 1, blocks;
+    bool wanted = a->dgamma || a->dbeta, fast, at_once = false;
+    te__norm_bwd_sum_kargs sum = TE_ZERO;
+    te__norm_bwd_tiling t = TE_ZERO;
     te_dtype dt = a->x->dtype;
     if (n == 0) return TE_OK;
-    threads = (int)te__round_up(te__div_up(vectors, chunks), 32);
-    if (in_shared) shared = kinds * chunks * threads * 8 * (int64_t)sizeof(float);
     fast = !p->baseline && n % 8 == 0 && dt == a->dy->dtype && dt == a->dx->dtype && (!a->add || dt == a->add->dtype) && te__is_aligned(a->x, 16) &&
-           te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16) && te__is_aligned(a->add, 16) && te__is_aligned(a->gamma, 16) && vectors <= 2048 &&
-           (!in_shared || (dt != TE_F32 && shared <= te__norm_shared_limit(p->sm)));
-    if (!fast) threads = te__norm_threads(n);
-    /* Enough blocks for 512 threads on each multiprocessor. */
-    blocks = te__min(m, (int64_t)p->num_sms * te__max(1, te__min(16, 512 / threads)));
-    if (sums) {
-        partial = (float *)te__plan_workspace(p, blocks * kinds * n * (int64_t)sizeof(float));
+           te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16) && te__is_aligned(a->add, 16) && te__is_aligned(a->gamma, 16) &&
+           te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
+    /* From the shape alone, so that the bits are too: as many parts as an H100 has multiprocessors. */
+    blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
+    if (!fast) blocks = te__min(m, 528);
+    if (wanted) {
+        sum.partial = (float *)te__plan_workspace(p, blocks * kinds * n * (int64_t)sizeof(float));
         if (p->result != TE_OK) return p->result;
+        sum.dgamma = te__data(a->dgamma);
+        sum.dbeta = te__data(a->dbeta);
+        sum.parts = blocks;
+        sum.n = n;
+        sum.kinds = (int)kinds;
+        sum.dgamma_dt = a->dgamma ? (int)a->dgamma->dtype : 0;
+        sum.dbeta_dt = a->dbeta ? (int)a->dbeta->dtype : 0;
+        sum.accumulate = a->accumulate;
     }
     if (m > 0) {
         te__launch *l = te__plan_launch(p, "norm", "norm_bwd");
         te__norm_bwd_kargs *k = TE__KARGS(p, l, te__norm_bwd_kargs);
+        int threads = fast ? t.row.warps * 32 * t.groups : te__norm_threads(n);
         k->dy = te__data(a->dy);
         k->x = te__data(a->x);
         k->gamma = te__data(a->gamma);
@@ -23597,7 +26628,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->mean = (const float *)te__data(a->mean);
         k->rstd = (const float *)te__data(a->rstd);
         k->dx = te__data(a->dx);
-        k->partial = partial;
+        k->partial = (float *)sum.partial;
         k->m = m;
         k->n = n;
         k->dy_dt = a->dy->dtype;
@@ -23608,26 +26639,28 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
         if (fast) {
-            te__launch_option(l, "CHUNKS", chunks);
-            te__launch_option(l, "SUMS_SHARED", in_shared);
+            te__launch_option(l, "CHUNKS", t.row.chunks);
+            te__launch_option(l, "WARPS", t.row.warps);
+            te__launch_option(l, "FULL", t.row.full);
+            te__launch_option(l, "GROUPS", t.groups);
+            te__launch_option(l, "STAGES", t.stages);
+            te__launch_option(l, "SUMS_SHARED", t.sums_shared);
+            te__launch_option(l, "ADD", a->add != NULL);
             te__launch_option(l, "LAYERNORM", layernorm);
             te__launch_option(l, "X_DT", dt);
             te__launch_option(l, "W_DT", a->gamma->dtype);
+            at_once = wanted && te__plan_resident(p, threads, t.shared, 1) >= blocks;
         }
-        te__launch_size(l, blocks, 1, 1, threads, fast ? shared : 0);
+        if (at_once) {
+            k->sum = sum;
+            k->counter = te__plan_counter(p);
+            l->cooperative = true;
+        }
+        te__launch_size(l, blocks, 1, 1, threads, fast ? t.shared : 0);
     }
-    if (sums) {
+    if (wanted && !at_once) {
         te__launch *l = te__plan_launch(p, "norm", "norm_bwd_sum");
-        te__norm_bwd_sum_kargs *k = TE__KARGS(p, l, te__norm_bwd_sum_kargs);
-        k->partial = partial;
-        k->dgamma = te__data(a->dgamma);
-        k->dbeta = te__data(a->dbeta);
-        k->parts = blocks;
-        k->n = n;
-        k->kinds = (int)kinds;
-        k->dgamma_dt = a->dgamma ? (int)a->dgamma->dtype : 0;
-        k->dbeta_dt = a->dbeta ? (int)a->dbeta->dtype : 0;
-        k->accumulate = a->accumulate;
+        *TE__KARGS(p, l, te__norm_bwd_sum_kargs) = sum;
         te__launch_size(l, te__div_up(n, 32), kinds, 1, 512, 0);
     }
     te__plan_why(p, fast ? "rows in registers; sums over rows go through partial sums in fixed order"
@@ -23644,25 +26677,54 @@ static te_result te__cuda_plan_rmsnorm_bwd(te__plan *p, const te_rmsnorm_bwd_arg
 
 /* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
+/* Division of i / 8 < 2^31 by a width / 8: the upper word of its product with `magic`, shifted. shift < 0: the number of elements is beyond. */
+typedef struct te__act_divisor {
+    unsigned magic;
+    int shift;
+} te__act_divisor;
+
 /* y [m, ld] = f(x), x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y are written as 0. */
 typedef struct te__act_fwd_kargs {
     const void *x;
-    void *y;
+    void *y;             /* [m, ld], or NULL */
+    void *col;           /* [n, ldc]: the codes transposed, or NULL */
     const float *scale;      /* [1], or NULL: y is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
-    long long m, n, ld;
+    long long m, n, ld, ldc;
+    unsigned tiles_n;        /* of act_fwd_tile: tiles along n */
+    te__act_divisor divisor; /* of act_fwd with options: by ld */
     float limit, alpha;
     int x_dt, y_dt, act;
+    int vector_x;   /* all rows of x, and of its halves, start at multiples of 16 bytes */
+    int vector_y;   /* rows of y start at multiples of 16 bytes, of 8 if it is FP8 */
+    int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_fwd_kargs;
 
-/* dx = dy f'(x): dy [m, n]; x and dx [m, n] or, gated, [m, 2n]. */
+/* dx = dy f'(x): dy [m, n]; x [m, n] or, gated, [m, 2n]; dx [m, ld], ld at least as wide as x and wider only as FP8. */
 typedef struct te__act_bwd_kargs {
     const void *dy, *x;
-    void *dx;
-    long long m, n;
+    void *dx;                /* or NULL */
+    void *col;               /* [n or 2n, ldc]: the codes transposed, or NULL */
+    const float *scale;      /* [1], or NULL: dx is not quantized */
+    float *scale_inv, *amax; /* [1], or NULL */
+    float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */
+    long long m, n, ld, ldc;
+    unsigned tiles_n;        /* of act_bwd_tile: tiles along n */
+    te__act_divisor divisor; /* of act_bwd with options: by n */
     float limit, alpha;
     int dy_dt, x_dt, dx_dt, act;
+    int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */
+    int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */
+    int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_bwd_kargs;
+
+/* dbias [n] = the sum over the tiles of partial [tiles, n], or that added to it. */
+typedef struct te__act_bias_kargs {
+    const float *partial;
+    void *dbias;
+    long long tiles, n;
+    int dbias_dt, accumulate;
+} te__act_bias_kargs;
 
 /* ==== ops/act/op.c ============================================================================================== */
 
@@ -23679,6 +26741,43 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
+/* What is written for x [m, n]: `out` of floats [m, n], or codes [m, ld]; of codes, `col` [n, ldc] beside or in place of it. */
+static te_result te__act_check_output(te_ctx *te, const char *op, const char *name, te_tensor *out, te_tensor *col, const te_tensor *scale,
+                                      te_tensor *scale_inv, te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te_result r = TE_OK;
+    if (out || !col) r = te__want(te, op, name, out);
+    if (r == TE_OK && amax) r = te__want_f32(te, op, "amax", amax, 1);
+    if (r != TE_OK) return r;
+    if (out && te__is_float(out->dtype)) {
+        if (scale || scale_inv || col)
+            return te__fail(te, TE_ERR_INVALID, "%s: scale, scale_inv and col belong to an e4m3 or e5m2 %s, and %s is %s", op, name, name, te_dtype_name(out->dtype));
+        r = te__want_matrix(te, op, name, out, m, n, "x", x);
+    } else {
+        if (out && !te__is_fp8(out->dtype))
+            return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16, bf16, e4m3 or e5m2 is needed", op, name, te_dtype_name(out->dtype));
+        if (out && (te__rows(out) != m || te__cols(out) < n))
+            return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and x is %s; %s must be [%lld, %lld or more]", op, name, te__shape_text(out, a),
+                            te__shape_text(x, b), name, (long long)m, (long long)n);
+        if (col) r = te__want(te, op, "col", col);
+        if (r == TE_OK && col && !te__is_fp8(col->dtype))
+            r = te__fail(te, TE_ERR_DTYPE, "%s: col is %s; e4m3 or e5m2 is needed", op, te_dtype_name(col->dtype));
+        if (r == TE_OK && col && out && col->dtype != out->dtype)
+            r = te__fail(te, TE_ERR_DTYPE, "%s: %s is %s and col is %s; both hold the same codes", op, name, te_dtype_name(out->dtype), te_dtype_name(col->dtype));
+        if (r == TE_OK && col && (te__rows(col) != n || te__cols(col) < m))
+            r = te__fail(te, TE_ERR_SHAPE, "%s: col is %s and x is %s; col must be [%lld, %lld or more]", op, te__shape_text(col, a), te__shape_text(x, b),
+                         (long long)n, (long long)m);
+        if (r == TE_OK) r = te__want_f32(te, op, "scale", scale, 1);
+        if (r == TE_OK && scale_inv) r = te__want_f32(te, op, "scale_inv", scale_inv, 1);
+    }
+    if (r != TE_OK) return r;
+    te__touch(out);
+    te__touch(col);
+    te__touch(scale_inv);
+    te__touch(amax);
+    return TE_OK;
+}
+
 static te_result te__check_act_fwd(te_ctx *te, te_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
     int64_t n;
@@ -23691,7 +26790,7 @@ static te_result te__check_act_fwd(te_ctx *te, te_act_fwd_args *a) {
             return te__fail(te, TE_ERR_SHAPE, "act_fwd: x is %s; a gated activation needs an even last size: two halves", te__shape_text(a->x, text));
         n /= 2;
     }
-    return te__want_output(te, "act_fwd", a->y, a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
+    return te__act_check_output(te, "act_fwd", "y", a->y, a->col, a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
 }
 
 static te_result te__check_act_bwd(te_ctx *te, te_act_bwd_args *a) {
@@ -23699,10 +26798,13 @@ static te_result te__check_act_bwd(te_ctx *te, te_act_bwd_args *a) {
     int64_t n;
     if (r == TE_OK) r = te__want_float(te, "act_bwd", "dy", a->dy);
     if (r == TE_OK) r = te__want_float(te, "act_bwd", "x", a->x);
-    if (r == TE_OK) r = te__want_like(te, "act_bwd", "dx", a->dx, "x", a->x);
     if (r != TE_OK) return r;
     n = te__cols(a->dy);
-    return te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
+    r = te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
+    if (r == TE_OK && a->dbias) r = te__want_vector(te, "act_bwd", "dbias", a->dbias, te__cols(a->x));
+    if (r == TE_OK) r = te__act_check_output(te, "act_bwd", "dx", a->dx, a->col, a->scale, a->scale_inv, a->amax, te__rows(a->x), te__cols(a->x), a->x);
+    if (r == TE_OK) te__touch(a->dbias);
+    return r;
 }
 
 /* ==== ops/act/cpu.c ============================================================================================= */
@@ -23747,210 +26849,338 @@ static float te__act_one(te_activation act, float x, float *slope) {
 /* fminf and fmaxf drop a NaN, as the GPU's do. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* ---- forward ---- */
+/* What is done with a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is wanted, of
+ * TE__ACT_BAND rows, whose codes are turned together; with sums of columns it goes on over all bands. */
+enum { TE__ACT_BAND = 64 };
 
-/* Units of at most TE__ACT_RUN columns of one row of y, pad columns included. */
-typedef struct te__act_fwd_job {
-    const te_act_fwd_args *a;
-    bool gated;
-    int64_t n, ld, runs; /* runs: units of a row */
-    float scale, *amax;  /* of each unit, or NULL */
-} te__act_fwd_job;
+typedef struct te__act_job {
+    const te_act_fwd_args *fwd; /* the one or the other */
+    const te_act_bwd_args *bwd;
+    te_activation act;
+    float limit, alpha, scale;
+    bool gated, quantized;
+    const te_tensor *x;
+    te_tensor *out, *col, *dbias;
+    te_dtype format;        /* of out and col */
+    int64_t m, n;           /* elements of y or dy */
+    int64_t ld, ldc;        /* of out, of col */
+    int64_t tall, wide, runs, units;
+    float *amax;            /* of each unit, or NULL */
+} te__act_job;
 
-static void te__act_fwd_unit(const te__act_fwd_job *job, int64_t unit) {
-    const te_act_fwd_args *a = job->a;
-    const void *x = te__data(a->x);
-    float u[TE__ACT_RUN], gate[TE__ACT_RUN], slope, amax = 0.0f;
-    int64_t row = unit / job->runs, first = unit % job->runs * TE__ACT_RUN, k;
-    int64_t width = te__min(TE__ACT_RUN, job->ld - first), count = te__max(0, te__min(width, job->n - first));
-    int64_t at = row * (job->gated ? 2 * job->n : job->n) + first;
-    if (count > 0) te__load_row(x, a->x->dtype, at, count, u);
-    if (job->gated && count > 0) te__load_row(x, a->x->dtype, at + job->n, count, gate);
-    if (a->activation == TE_CLAMPED_SWIGLU)
+static void te__act_values(const te__act_job *j, const float *gate, int64_t count, float *u) {
+    float slope;
+    int64_t k;
+    if (j->act == TE_CLAMPED_SWIGLU)
         for (k = 0; k < count; k++) {
-            float c = fminf(u[k], a->limit);
-            u[k] = c * te__act_sigmoid(a->alpha * c) * (te__act_clamp(gate[k], a->limit) + 1.0f);
+            float c = fminf(u[k], j->limit);
+            u[k] = c * te__act_sigmoid(j->alpha * c) * (te__act_clamp(gate[k], j->limit) + 1.0f);
         }
-    else if (job->gated)
-        for (k = 0; k < count; k++) u[k] = te__act_one(a->activation, u[k], &slope) * gate[k];
+    else if (j->gated)
+        for (k = 0; k < count; k++) u[k] = te__act_one(j->act, u[k], &slope) * gate[k];
     else
-        for (k = 0; k < count; k++) u[k] = te__act_one(a->activation, u[k], &slope);
-    if (a->scale) {
-        for (k = 0; k < count; k++) amax = fabsf(u[k]) > amax ? fabsf(u[k]) : amax;
-        for (k = 0; k < count; k++) u[k] *= job->scale;
-    }
-    for (k = count; k < width; k++) u[k] = 0.0f;
-    te__store_row(te__data(a->y), a->y->dtype, row * job->ld + first, width, u);
-    if (job->amax) job->amax[unit] = amax;
+        for (k = 0; k < count; k++) u[k] = te__act_one(j->act, u[k], &slope);
 }
-static void te__act_fwd_units(void *user, int64_t begin, int64_t end) {
-    int64_t unit;
-    for (unit = begin; unit < end; unit++) te__act_fwd_unit((const te__act_fwd_job *)user, unit);
-}
-
-static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
-    te__act_fwd_job job = TE_ZERO;
-    int64_t m = te__rows(a->x), units, i;
-    job.a = a;
-    job.gated = te_activation_is_gated(a->activation);
-    job.n = job.gated ? te__cols(a->x) / 2 : te__cols(a->x);
-    job.ld = te__cols(a->y);
-    if (m == 0 || job.n == 0) return TE_OK;
-    if (!job.gated && job.ld == job.n) { /* one long row */
-        job.n = job.ld = m * job.n;
-        m = 1;
-    }
-    job.runs = te__div_up(job.ld, TE__ACT_RUN);
-    job.scale = a->scale ? *(const float *)te__data(a->scale) : 1.0f;
-    units = m * job.runs;
-    if (a->amax) {
-        job.amax = (float *)te__alloc(te, (size_t)units * sizeof(float));
-        if (!job.amax) return TE_ERR_OUT_OF_MEMORY;
-    }
-    te__parallel_for(te, units, 4, te__act_fwd_units, &job);
-    if (a->amax) {
-        float *amax = (float *)te__data(a->amax);
-        for (i = 0; i < units; i++)
-            if (job.amax[i] > *amax) *amax = job.amax[i];
-        te__free(te, job.amax, (size_t)units * sizeof(float));
-    }
-    if (a->scale_inv) *(float *)te__data(a->scale_inv) = 1.0f / job.scale;
-    return TE_OK;
-}
-
-/* ---- backward ---- */
-
-typedef struct te__act_bwd_job {
-    const te_act_bwd_args *a;
-    bool gated;
-    int64_t n, runs;
-} te__act_bwd_job;
-
-static void te__act_bwd_unit(const te__act_bwd_job *job, int64_t unit) {
-    const te_act_bwd_args *a = job->a;
-    float dy[TE__ACT_RUN], u[TE__ACT_RUN], gate[TE__ACT_RUN], slope, f;
-    int64_t row = unit / job->runs, first = unit % job->runs * TE__ACT_RUN, count = te__min(TE__ACT_RUN, job->n - first), k;
-    int64_t at = row * (job->gated ? 2 * job->n : job->n) + first;
-    te__load_row(te__data(a->dy), a->dy->dtype, row * job->n + first, count, dy);
-    te__load_row(te__data(a->x), a->x->dtype, at, count, u);
-    if (!job->gated) {
+/* dx in place of u and gate. */
+static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count, float *u, float *gate) {
+    float slope, f;
+    int64_t k;
+    if (j->act == TE_CLAMPED_SWIGLU)
         for (k = 0; k < count; k++) {
-            te__act_one(a->activation, u[k], &slope);
-            u[k] = dy[k] * slope;
-        }
-        te__store_row(te__data(a->dx), a->dx->dtype, at, count, u);
-        return;
-    }
-    te__load_row(te__data(a->x), a->x->dtype, at + job->n, count, gate);
-    if (a->activation == TE_CLAMPED_SWIGLU)
-        for (k = 0; k < count; k++) {
-            float c = fminf(u[k], a->limit), d = te__act_clamp(gate[k], a->limit) + 1.0f, s = te__act_sigmoid(a->alpha * c);
-            bool inside = gate[k] >= -a->limit && gate[k] <= a->limit;
-            u[k] = u[k] <= a->limit ? dy[k] * (s + a->alpha * c * s * (1.0f - s)) * d : 0.0f;
+            float c = fminf(u[k], j->limit), d = te__act_clamp(gate[k], j->limit) + 1.0f, s = te__act_sigmoid(j->alpha * c);
+            bool inside = gate[k] >= -j->limit && gate[k] <= j->limit;
+            u[k] = u[k] <= j->limit ? dy[k] * (s + j->alpha * c * s * (1.0f - s)) * d : 0.0f;
             gate[k] = inside ? dy[k] * c * s : 0.0f;
         }
-    else
+    else if (j->gated)
         for (k = 0; k < count; k++) {
-            f = te__act_one(a->activation, u[k], &slope);
+            f = te__act_one(j->act, u[k], &slope);
             u[k] = dy[k] * slope * gate[k];
             gate[k] = dy[k] * f;
         }
-    te__store_row(te__data(a->dx), a->dx->dtype, at, count, u);
-    te__store_row(te__data(a->dx), a->dx->dtype, at + job->n, count, gate);
+    else
+        for (k = 0; k < count; k++) {
+            te__act_one(j->act, u[k], &slope);
+            u[k] = dy[k] * slope;
+        }
 }
-static void te__act_bwd_units(void *user, int64_t begin, int64_t end) {
+
+/* The results of `count` columns from `first` on: v[0], and of a gated backward v[1], the second half of dx. */
+static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
+    float dy[TE__ACT_RUN];
+    int64_t at = row * (j->gated ? 2 * j->n : j->n) + first;
+    if (count <= 0) return;
+    te__load_row(te__data(j->x), j->x->dtype, at, count, v[0]);
+    if (j->gated) te__load_row(te__data(j->x), j->x->dtype, at + j->n, count, v[1]);
+    if (j->fwd) {
+        te__act_values(j, v[1], count, v[0]);
+    } else {
+        te__load_row(te__data(j->bwd->dy), j->bwd->dy->dtype, row * j->n + first, count, dy);
+        te__act_slopes(j, dy, count, v[0], v[1]);
+    }
+}
+
+/* The codes of a band to columns first .. first + count - 1 of a half of the transpose, rows from `row` on. */
+static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count, int64_t row) {
+    uint8_t *to = (uint8_t *)te__data(j->col) + (half * j->n + first) * j->ldc + row;
+    int64_t rows = te__min(TE__ACT_BAND, j->ldc - row), k, r;
+    for (k = 0; k < count; k++)
+        for (r = 0; r < rows; r++) to[k * j->ldc + r] = code[r * TE__ACT_BAND + k];
+}
+
+static void te__act_unit(const te__act_job *j, int64_t unit) {
+    uint8_t code[2][TE__ACT_BAND * TE__ACT_BAND];
+    float v[2][TE__ACT_RUN], amax = 0.0f;
+    double sum[2][TE__ACT_BAND];
+    int halves = j->bwd && j->gated ? 2 : 1, h;
+    int64_t first = unit % j->runs * j->wide, count = te__max(0, te__min(j->wide, j->n - first)), row = unit / j->runs * j->tall, end, r, k;
+    end = j->dbias ? te__max(j->m, j->ldc) : te__min(row + j->tall, te__max(j->m, j->ldc));
+    if (j->dbias) memset(sum, 0, sizeof(sum));
+    for (; row < end; row += j->tall) {
+        for (r = 0; r < te__min(j->tall, end - row); r++) {
+            bool there = row + r < j->m;
+            if (there) te__act_run(j, row + r, first, count, v);
+            for (h = 0; h < halves; h++) {
+                /* Only the last half is followed by padding. */
+                int64_t last = j->ld - h * j->n - first, width = h == halves - 1 ? te__max(0, te__min(j->wide, last)) : count;
+                for (k = there ? count : 0; k < j->wide; k++) v[h][k] = 0.0f;
+                if (j->amax)
+                    for (k = 0; k < count; k++) amax = fabsf(v[h][k]) > amax ? fabsf(v[h][k]) : amax;
+                if (j->dbias)
+                    for (k = 0; k < count; k++) sum[h][k] += v[h][k];
+                if (j->quantized && there)
+                    for (k = 0; k < count; k++) v[h][k] *= j->scale;
+                if (j->out && there) te__store_row(te__data(j->out), j->format, (row + r) * j->ld + h * j->n + first, width, v[h]);
+                if (j->col) te__store_row(code[h], j->format, r * TE__ACT_BAND, j->wide, v[h]);
+            }
+        }
+        for (h = 0; h < halves && j->col; h++) te__act_turn(j, code[h], h, first, count, row);
+    }
+    for (h = 0; h < halves && j->dbias; h++) {
+        if (j->bwd->accumulate) te__load_row(te__data(j->dbias), j->dbias->dtype, h * j->n + first, count, v[h]);
+        for (k = 0; k < count; k++) v[h][k] = (float)(sum[h][k] + (j->bwd->accumulate ? v[h][k] : 0.0f));
+        te__store_row(te__data(j->dbias), j->dbias->dtype, h * j->n + first, count, v[h]);
+    }
+    if (j->amax) j->amax[unit] = amax;
+}
+static void te__act_units(void *user, int64_t begin, int64_t end) {
     int64_t unit;
-    for (unit = begin; unit < end; unit++) te__act_bwd_unit((const te__act_bwd_job *)user, unit);
+    for (unit = begin; unit < end; unit++) te__act_unit((const te__act_job *)user, unit);
+}
+
+static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale, te_tensor *scale_inv, te_tensor *amax) {
+    int halves = j->bwd && j->gated ? 2 : 1;
+    int64_t wide, i;
+    bool bands = j->col || j->dbias;
+    j->format = j->out ? j->out->dtype : j->col->dtype;
+    j->quantized = te__is_fp8(j->format);
+    j->ld = j->out ? te__cols(j->out) : halves * j->n;
+    j->ldc = j->col ? te__cols(j->col) : 0;
+    j->scale = scale ? *(const float *)te__data(scale) : 1.0f;
+    if (j->n == 0 || (te__max(j->m, j->ldc) == 0 && !j->dbias)) return TE_OK;
+    if (!j->gated && !bands && j->ld == j->n) { /* one long row */
+        j->n = j->ld = j->m * j->n;
+        j->m = 1;
+    }
+    wide = te__max(j->n, j->ld - (halves - 1) * j->n); /* what a half covers, padding included */
+    j->tall = bands ? TE__ACT_BAND : 1;
+    j->wide = bands ? TE__ACT_BAND : TE__ACT_RUN;
+    j->runs = te__div_up(wide, j->wide);
+    j->units = j->dbias ? j->runs : te__div_up(te__max(j->m, j->ldc), j->tall) * j->runs;
+    if (amax) {
+        j->amax = (float *)te__alloc(te, (size_t)j->units * sizeof(float));
+        if (!j->amax) return TE_ERR_OUT_OF_MEMORY;
+    }
+    te__parallel_for(te, j->units, bands ? 1 : 4, te__act_units, j);
+    if (amax) {
+        float largest = 0.0f, *to = (float *)te__data(amax);
+        for (i = 0; i < j->units; i++)
+            if (j->amax[i] > largest) largest = j->amax[i];
+        te__free(te, j->amax, (size_t)j->units * sizeof(float));
+        if (j->format == TE_BF16) largest = te__bf16_to_f32(te__f32_to_bf16(largest)); /* of what is written */
+        if (j->format == TE_F16) largest = te__f16_to_f32(te__f32_to_f16(largest));
+        if (largest > *to) *to = largest;
+    }
+    if (scale_inv) *(float *)te__data(scale_inv) = 1.0f / j->scale;
+    return TE_OK;
+}
+
+static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
+    te__act_job job = TE_ZERO;
+    job.fwd = a;
+    job.act = a->activation;
+    job.limit = a->limit;
+    job.alpha = a->alpha;
+    job.gated = te_activation_is_gated(a->activation);
+    job.x = a->x;
+    job.out = a->y;
+    job.col = a->col;
+    job.m = te__rows(a->x);
+    job.n = job.gated ? te__cols(a->x) / 2 : te__cols(a->x);
+    return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
 static te_result te__cpu_act_bwd(te_ctx *te, const te_act_bwd_args *a) {
-    te__act_bwd_job job = TE_ZERO;
-    int64_t m = te__rows(a->dy);
-    job.a = a;
+    te__act_job job = TE_ZERO;
+    job.bwd = a;
+    job.act = a->activation;
+    job.limit = a->limit;
+    job.alpha = a->alpha;
     job.gated = te_activation_is_gated(a->activation);
+    job.x = a->x;
+    job.out = a->dx;
+    job.col = a->col;
+    job.dbias = a->dbias;
+    job.m = te__rows(a->dy);
     job.n = te__cols(a->dy);
-    if (m == 0 || job.n == 0) return TE_OK;
-    if (!job.gated) {
-        job.n *= m;
-        m = 1;
-    }
-    job.runs = te__div_up(job.n, TE__ACT_RUN);
-    te__parallel_for(te, m * job.runs, 4, te__act_bwd_units, &job);
-    return TE_OK;
+    return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
 /* ==== ops/act/cuda.c ============================================================================================ */
 
 /* ops/act/cuda.c: the activations, which kernel and how it is launched. Knows plans; must not know the driver. */
 
+/* x, and all rows of ld elements from it on, start at multiples of `bytes`. */
+static bool te__act_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
+    return te__is_aligned(x, (uintptr_t)bytes) && (!x || ld * te__dtype_size(x->dtype) % bytes == 0);
+}
+
+/* Tiles of 128 x 64 over rows up to m and columns up to n; returns those along n. */
+static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
+    int64_t tiles_n = te__div_up(n, 64);
+    te__launch_size(l, te__div_up(m, 128) * tiles_n, 1, 1, 256, 0);
+    return (unsigned)tiles_n;
+}
+
+/* What divides numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic = floor(2^(31+l) / d) + 1 has 32 bits,
+ * and is exact enough for 31. */
+static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
+    te__act_divisor d = TE_ZERO;
+    int l = 1;
+    d.shift = -1;
+    if (width % 8 || width / 8 < 2 || all / 8 >= (int64_t)1 << 31) return d;
+    while ((int64_t)1 << l < width / 8) l++;
+    d.magic = (unsigned)(((uint64_t)1 << (31 + l)) / (uint64_t)(width / 8) + 1);
+    d.shift = l - 1;
+    return d;
+}
+
 static te_result te__cuda_plan_act_fwd(te__plan *p, const te_act_fwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector;
-    int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = te__cols(a->y);
+    const te_tensor *y = a->y ? a->y : a->col;
+    int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
+    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or as many as a store takes */
     te__launch *l;
     te__act_fwd_kargs *k;
-    if (m == 0 || n == 0) return TE_OK;
-    if (!gated && ld == n) { /* one long row */
+    if (n == 0 || te__max(m, ldc) == 0) return TE_OK;
+    if (!gated && ld == n && !a->col) { /* one long row */
         n = ld = m * n;
         m = 1;
     }
-    vector = !p->baseline && n % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
-    l = te__plan_launch(p, "act", "act_fwd");
+    vector = !p->baseline && n % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, (uintptr_t)unit);
+    l = te__plan_launch(p, "act", a->col ? "act_fwd_tile" : "act_fwd");
     k = TE__KARGS(p, l, te__act_fwd_kargs);
     k->x = te__data(a->x);
     k->y = te__data(a->y);
+    k->col = te__data(a->col);
     k->scale = (const float *)te__data(a->scale);
     k->scale_inv = (float *)te__data(a->scale_inv);
     k->amax = (float *)te__data(a->amax);
     k->m = m;
     k->n = n;
     k->ld = ld;
+    k->ldc = ldc;
     k->limit = a->limit;
     k->alpha = a->alpha;
     k->x_dt = a->x->dtype;
-    k->y_dt = a->y->dtype;
+    k->y_dt = y->dtype;
     k->act = a->activation;
-    if (vector) {
+    k->vector_x = te__act_aligned(a->x, n, 16);
+    k->vector_y = te__act_aligned(a->y, ld, unit);
+    k->vector_col = te__act_aligned(a->col, ldc, 16);
+    if (vector || a->col) {
         te__launch_option(l, "ACT", a->activation);
-        te__launch_option(l, "X_DT", a->x->dtype);
-        te__launch_option(l, "Y_DT", a->y->dtype);
+        te__launch_option(l, "X_DT", k->x_dt);
+        te__launch_option(l, "Y_DT", k->y_dt);
     }
-    te__launch_size(l, te__div_up(m * ld, 2048), 1, 1, 256, 0);
-    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    if (a->col) {
+        k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld));
+        te__plan_why(p, "tiles of 128 x 64: codes of rows and of columns from one read of x");
+    } else {
+        k->divisor = te__act_divisor_of(ld, m * ld);
+        te__launch_size(l, te__div_up(m * ld, vector && !gated ? 4096 : 2048), 1, 1, 256, 0);
+        te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    }
     return TE_OK;
 }
 
 static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
-    bool gated = te_activation_is_gated(a->activation), vector;
-    int64_t m = te__rows(a->dy), n = te__cols(a->dy);
+    bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
+    const te_tensor *dx = a->dx ? a->dx : a->col;
+    int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width, ldc = a->col ? te__cols(a->col) : 0;
+    int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16;
     te__launch *l;
     te__act_bwd_kargs *k;
-    if (m == 0 || n == 0) return TE_OK;
-    if (!gated) {
+    float *partial = NULL;
+    if (n == 0) return TE_OK;
+    any = te__max(m, ldc) > 0;
+    tiled = a->col || a->dbias || ld != width;
+    if (!gated && !tiled) {
         n *= m;
         m = 1;
+        width = ld = n;
     }
-    vector = !p->baseline && n % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, 16);
-    l = te__plan_launch(p, "act", "act_bwd");
-    k = TE__KARGS(p, l, te__act_bwd_kargs);
-    k->dy = te__data(a->dy);
-    k->x = te__data(a->x);
-    k->dx = te__data(a->dx);
-    k->m = m;
-    k->n = n;
-    k->limit = a->limit;
-    k->alpha = a->alpha;
-    k->dy_dt = a->dy->dtype;
-    k->x_dt = a->x->dtype;
-    k->dx_dt = a->dx->dtype;
-    k->act = a->activation;
-    if (vector) {
-        te__launch_option(l, "ACT", a->activation);
-        te__launch_option(l, "DY_DT", a->dy->dtype);
-        te__launch_option(l, "X_DT", a->x->dtype);
-        te__launch_option(l, "DX_DT", a->dx->dtype);
+    vector = !p->baseline && n % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, (uintptr_t)unit);
+    if (a->dbias) partial = (float *)te__plan_workspace(p, te__div_up(m, 128) * width * 4);
+    if (any) {
+        l = te__plan_launch(p, "act", tiled ? "act_bwd_tile" : "act_bwd");
+        k = TE__KARGS(p, l, te__act_bwd_kargs);
+        k->dy = te__data(a->dy);
+        k->x = te__data(a->x);
+        k->dx = te__data(a->dx);
+        k->col = te__data(a->col);
+        k->scale = (const float *)te__data(a->scale);
+        k->scale_inv = (float *)te__data(a->scale_inv);
+        k->amax = (float *)te__data(a->amax);
+        k->partial = partial;
+        k->m = m;
+        k->n = n;
+        k->ld = ld;
+        k->ldc = ldc;
+        k->limit = a->limit;
+        k->alpha = a->alpha;
+        k->dy_dt = a->dy->dtype;
+        k->x_dt = a->x->dtype;
+        k->dx_dt = dx->dtype;
+        k->act = a->activation;
+        k->vector_x = te__act_aligned(a->dy, n, 16) && te__act_aligned(a->x, n, 16);
+        k->vector_dx = te__act_aligned(a->dx, ld, unit) && te__act_aligned(a->dx, n, unit);
+        k->vector_col = te__act_aligned(a->col, ldc, 16);
+        if (vector || tiled) {
+            te__launch_option(l, "ACT", a->activation);
+            te__launch_option(l, "DY_DT", k->dy_dt);
+            te__launch_option(l, "X_DT", k->x_dt);
+            te__launch_option(l, "DX_DT", k->dx_dt);
+        }
+        k->divisor = te__act_divisor_of(n, m * n);
+        if (tiled) te__launch_option(l, "BIAS", partial != NULL);
+        if (tiled) k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld - width + n));
+        else te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
     }
-    te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
-    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    if (a->dbias) {
+        te__act_bias_kargs *sum;
+        l = te__plan_launch(p, "act", "act_bias");
+        sum = TE__KARGS(p, l, te__act_bias_kargs);
+        sum->partial = partial;
+        sum->dbias = te__data(a->dbias);
+        sum->tiles = te__div_up(m, 128);
+        sum->n = width;
+        sum->dbias_dt = a->dbias->dtype;
+        sum->accumulate = a->accumulate;
+        te__launch_size(l, te__div_up(width, 32), 1, 1, 256, 0);
+    }
+    te__plan_why(p, tiled ? "tiles of 128 x 64: codes of rows and of columns, sums of columns from one read" :
+                 vector ? "eight elements a thread" : "general: one element at a time");
     return TE_OK;
 }
 
@@ -24336,6 +27566,7 @@ typedef struct te__attn_kargs {
     float scale, scale2;  /* of the scores; times log2(e) */
     float dropout_p, keep_scale; /* 1 / (1 - p) */
     unsigned long long seed, offset;
+    const void *rng; /* te__rng_read */
 } te__attn_kargs;
 
 /* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */
@@ -24419,6 +27650,7 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_attn_fwd_args *a)
             return te__fail(te, TE_ERR_UNSUPPORTED, "%s: q is %s and k is %s; sizes of at most 2^28 are possible", op, te__shape_text(a->q, qt),
                             te__shape_text(a->k, kt));
     if (a->lse) r = te__want_f32(te, op, "lse", a->lse, b * heads * s_q);
+    if (r == TE_OK) r = te__want_rng(te, op, a->rng);
     if (r != TE_OK) return r;
     if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
     if ((int)a->mask < (int)TE_MASK_NONE || (int)a->mask > (int)TE_MASK_CAUSAL_BOTTOM_RIGHT)
@@ -24459,6 +27691,7 @@ static te_attn_fwd_args te__attn_forward_of(const te_attn_bwd_args *a) {
     f.dropout_p = a->dropout_p;
     f.seed = a->seed;
     f.offset = a->offset;
+    f.rng = a->rng;
     return f;
 }
 
@@ -24534,6 +27767,7 @@ static te__attn_kargs te__attn_problem(const te_attn_fwd_args *a) {
     k.keep_scale = a->dropout_p < 1.0f ? 1.0f / (1.0f - a->dropout_p) : 0.0f;
     k.seed = a->seed;
     k.offset = a->offset;
+    k.rng = te__data(a->rng);
     return k;
 }
 static te__attn_kargs te__attn_problem_bwd(const te_attn_bwd_args *a) {
@@ -24889,13 +28123,22 @@ static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, bool backward
     return TE_OK;
 }
 
+static void te__attn_draw(te__attn_kargs *a) {
+    uint64_t seed = a->seed, offset = a->offset;
+    te__rng_read(a->rng, &seed, &offset);
+    a->seed = seed;
+    a->offset = offset;
+}
+
 static te_result te__cpu_attn_fwd(te_ctx *te, const te_attn_fwd_args *args) {
     te__attn_kargs a = te__attn_problem(args);
+    te__attn_draw(&a);
     return te__attn_cpu(te, &a, false);
 }
 
 static te_result te__cpu_attn_bwd(te_ctx *te, const te_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
+    te__attn_draw(&a);
     return te__attn_cpu(te, &a, true);
 }
 
@@ -25058,6 +28301,7 @@ typedef struct te__dropout_add_kargs {
     void *y;
     long long count, n; /* elements; size of a row */
     unsigned long long seed, offset;
+    const void *rng; /* te__rng_read */
     float p, keep_scale; /* keep_scale = 1 / (1 - p) */
     int x_dt, bias_dt, residual_dt, y_dt;
 } te__dropout_add_kargs;
@@ -25077,6 +28321,8 @@ static te_result te__check_dropout_add_fwd(te_ctx *te, te_dropout_add_fwd_args *
     if (r == TE_OK && a->bias) r = te__want_vector(te, "dropout_add_fwd", "bias", a->bias, te__cols(a->x));
     if (r == TE_OK && a->residual) r = te__want_like(te, "dropout_add_fwd", "residual", a->residual, "x", a->x);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_fwd", "y", a->y, "x", a->x);
+    if (r == TE_OK) r = te__want_rng(te, "dropout_add_fwd", a->rng);
+    if (r == TE_OK) te__touch(a->y);
     return r;
 }
 
@@ -25084,6 +28330,8 @@ static te_result te__check_dropout_add_bwd(te_ctx *te, te_dropout_add_bwd_args *
     te_result r = te__check_dropout_p(te, "dropout_add_bwd", a->p);
     if (r == TE_OK) r = te__want_float(te, "dropout_add_bwd", "dy", a->dy);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_bwd", "dx", a->dx, "dy", a->dy);
+    if (r == TE_OK) r = te__want_rng(te, "dropout_add_bwd", a->rng);
+    if (r == TE_OK) te__touch(a->dx);
     return r;
 }
 
@@ -25095,6 +28343,7 @@ static te_dropout_add_fwd_args te__dropout_backward_args(const te_dropout_add_bw
     forward.p = a->p;
     forward.seed = a->seed;
     forward.offset = a->offset;
+    forward.rng = a->rng;
     return forward;
 }
 
@@ -25107,6 +28356,7 @@ enum { TE__DROPOUT_RUN = 512 };
 
 typedef struct te__dropout_job {
     const te_dropout_add_fwd_args *a;
+    uint64_t seed, offset;
     int64_t n, runs;
     float keep_scale;
 } te__dropout_job;
@@ -25118,7 +28368,7 @@ static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t 
     int64_t k;
     for (k = 0; k < count; k++) {
         int64_t i = first + k;
-        if (k == 0 || i % 4 == 0) te__philox(a->seed, a->offset, (uint64_t)i / 4, words);
+        if (k == 0 || i % 4 == 0) te__philox(job->seed, job->offset, (uint64_t)i / 4, words);
         v[k] = te__uniform01(words[i % 4]) >= a->p ? v[k] * job->keep_scale : 0.0f;
     }
 }
@@ -25149,6 +28399,9 @@ static te_result te__cpu_dropout_add_fwd(te_ctx *te, const te_dropout_add_fwd_ar
     te__dropout_job job = TE_ZERO;
     int64_t m = te__rows(a->x);
     job.a = a;
+    job.seed = a->seed;
+    job.offset = a->offset;
+    te__rng_read(te__data(a->rng), &job.seed, &job.offset);
     job.n = te__cols(a->x);
     if (m == 0 || job.n == 0) return TE_OK;
     if (!a->bias) { /* one long row */
@@ -25188,6 +28441,7 @@ static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_dropout_add
     k->n = n;
     k->seed = a->seed;
     k->offset = a->offset;
+    k->rng = te__data(a->rng);
     k->p = a->p;
     k->keep_scale = 1.0f / (1.0f - a->p);
     k->x_dt = dt;
@@ -25599,7 +28853,7 @@ static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_mse_bwd_args *a) {
  * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */
 
 #define TE__ADAM_MAX 70
-#define TE__ADAM_CHUNK 4096
+#define TE__ADAM_CHUNK 1024
 typedef struct te__adam_kargs {
     const void *grad[TE__ADAM_MAX];
     void *param[TE__ADAM_MAX];
@@ -25607,6 +28861,7 @@ typedef struct te__adam_kargs {
     float *master[TE__ADAM_MAX]; /* or NULL */
     long long n[TE__ADAM_MAX];   /* elements */
     const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    const float *unbias; /* [2]: takes the place of unbias1, unbias2; or NULL */
     unsigned first[TE__ADAM_MAX];
     unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];
     unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */
@@ -25712,6 +28967,7 @@ static te_result te__check_adam(te_ctx *te, te_adam_args *a) {
     if (result == TE_OK) result = te__optim_check_f32(te, "adam", "grad_scale", a->grad_scale, 1, true);
     if (result == TE_OK) result = te__optim_check_f32(te, "adam", "found_inf", a->found_inf, 1, true);
     if (result == TE_OK) result = te__optim_check_f32(te, "adam", "lr_device", a->lr_device, 1, true);
+    if (result == TE_OK) result = te__optim_check_f32(te, "adam", "bias_correction", a->bias_correction, 2, true);
     if (result != TE_OK) return result;
     if (!(a->beta1 >= 0.0f && a->beta1 < 1.0f) || !(a->beta2 >= 0.0f && a->beta2 < 1.0f) || !(a->eps >= 0.0f))
         return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)a->beta1,
@@ -25727,8 +28983,8 @@ static te_result te__check_adam(te_ctx *te, te_adam_args *a) {
     return TE_OK;
 }
 /* 1 / (1 - beta^step), once on the host for both backends. */
-static float te__adam_unbias(const te_adam_args *a, float beta) {
-    return a->no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)a->step)));
+static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) {
+    return no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
 }
 
 static te_result te__check_l2norm(te_ctx *te, te_l2norm_args *a) {
@@ -25846,8 +29102,8 @@ static te_result te__cpu_adam(te_ctx *te, const te_adam_args *a) {
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
     j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
-    j.unbias1 = te__adam_unbias(a, a->beta1);
-    j.unbias2 = te__adam_unbias(a, a->beta2);
+    j.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[0] : te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
+    j.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[1] : te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__adam_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__adam_pieces, &j);
     te__pieces_free(te, &j.pieces);
@@ -26003,8 +29259,9 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
             k->beta2 = a->beta2;
             k->eps = a->eps;
             k->weight_decay = a->weight_decay;
-            k->unbias1 = te__adam_unbias(a, a->beta1);
-            k->unbias2 = te__adam_unbias(a, a->beta2);
+            k->unbias = (const float *)te__data(a->bias_correction);
+            k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
+            k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
             k->l2_mode = a->l2_mode;
         }
         at = k->tensors++;
@@ -26022,7 +29279,7 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
         chunks += more;
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
-    te__plan_why(p, "70 tensors a launch, 4,096 elements a block");
+    te__plan_why(p, "70 tensors a launch, 1,024 elements a block, four a thread");
     return TE_OK;
 }
 
@@ -26114,6 +29371,210 @@ static te_result te__cuda_plan_multi_scale(te__plan *p, const te_multi_scale_arg
     return TE_OK;
 }
 
+/* ==== ops/record.c ============================================================================================== */
+
+/* ops/record.c: which fields of each operation's arguments are tensors; what a capture does with them: hold their memory, and on the CPU keep
+ * the call. Knows every args struct; must not know what operations compute.
+ *
+ * A capture outlives the tensors that it was given: a kept call has copies of them, of its own, and of every list. */
+
+/* T(field): a tensor, or NULL. L(field, n): a list of n pointers to tensors. An operation without a line does not compile; a field that is
+ * missing fails tests/nn/test_graph.c. */
+#define TE__ARGS_copy(T, L) T(src) T(dst)
+#define TE__ARGS_fill(T, L) T(dst)
+#define TE__ARGS_random(T, L) T(dst) T(rng)
+#define TE__ARGS_axpby(T, L) T(x) T(y) T(out) T(alpha_device) T(divide_device)
+#define TE__ARGS_sum(T, L) T(x) T(out)
+#define TE__ARGS_column_sum(T, L) T(x) T(out)
+#define TE__ARGS_embedding_fwd(T, L) T(ids) T(table) T(y)
+#define TE__ARGS_embedding_bwd(T, L) T(ids) T(dy) T(dtable)
+#define TE__ARGS_amax(T, L) T(x) T(amax) T(noop)
+#define TE__ARGS_scale_from_amax(T, L) T(amax) T(scale) T(scale_inv)
+#define TE__ARGS_delayed_update(T, L) L(amax_history, a->count) L(scale, a->count) T(reduced)
+#define TE__ARGS_fp8_quantize(T, L) T(x) T(row) T(col) T(scale) T(scale_inv) T(amax) T(noop)
+#define TE__ARGS_fp8_dequantize(T, L) T(q) T(scale_inv) T(y)
+#define TE__ARGS_transpose(T, L) T(src) T(dst)
+#define TE__ARGS_delayed_gather(T, L) L(amax_history, a->count) T(amaxes)
+#define TE__ARGS_block_quantize(T, L) T(x) T(row) T(row_scale_inv) T(col) T(col_scale_inv) T(noop)
+#define TE__ARGS_block_dequantize(T, L) T(q) T(scale_inv) T(y)
+#define TE__ARGS_mxfp8_quantize(T, L) T(x) T(row) T(row_scale) T(col) T(col_scale) T(noop)
+#define TE__ARGS_mxfp8_dequantize(T, L) T(q) T(scale) T(y)
+#define TE__ARGS_shard_amax(T, L) T(x) T(amax)
+#define TE__ARGS_shard_scales(T, L) T(amax) T(amax_col) T(amax_tensor) T(row_scale) T(col_scale) T(multiplier)
+#define TE__ARGS_shard_cast(T, L) T(x) T(dst) T(scale) T(amax_tensor) T(amax) T(multiplier)
+#define TE__ARGS_quant_error(T, L) T(x) T(y) T(limit) T(counts) T(sums)
+#define TE__ARGS_nvfp4_amax(T, L) T(x) T(amax_row) T(amax_col) T(noop)
+#define TE__ARGS_nvfp4_quantize(T, L) T(x) T(row) T(row_scale) T(col) T(col_scale) T(amax_row) T(amax_col) T(rng) T(noop)
+#define TE__ARGS_nvfp4_dequantize(T, L) T(q) T(scale) T(amax) T(y)
+#define TE__ARGS_gemm(T, L) T(a) T(b) T(d) T(scale_a) T(scale_b) T(bias) T(aux) T(bias_gradient) T(amax_a) T(amax_b)
+#define TE__ARGS_grouped_gemm(T, L) T(a) T(b) T(d) T(sizes) T(offsets) T(scale_a) T(scale_b) T(bias) T(aux)
+#define TE__ARGS_layernorm_fwd(T, L) T(x) T(gamma) T(beta) T(y) T(mean) T(rstd) T(scale) T(scale_inv) T(amax) T(y_amax) T(y_col)
+#define TE__ARGS_layernorm_bwd(T, L) T(dy) T(x) T(gamma) T(mean) T(rstd) T(add) T(dx) T(dgamma) T(dbeta)
+#define TE__ARGS_rmsnorm_fwd(T, L) TE__ARGS_layernorm_fwd(T, L)
+#define TE__ARGS_rmsnorm_bwd(T, L) TE__ARGS_layernorm_bwd(T, L)
+#define TE__ARGS_act_fwd(T, L) T(x) T(y) T(scale) T(scale_inv) T(amax) T(col)
+#define TE__ARGS_act_bwd(T, L) T(dy) T(x) T(dx) T(scale) T(scale_inv) T(amax) T(col) T(dbias)
+#define TE__ARGS_rope(T, L) T(x) T(y) T(start_positions)
+#define TE__ARGS_qkv_rope(T, L) T(qkv) T(q) T(k) T(v) T(start_positions)
+#define TE__ARGS_qkv_rope_bwd(T, L) T(qkv) T(q) T(k) T(v) T(start_positions)
+#define TE__ARGS_attn_fwd(T, L) T(q) T(k) T(v) T(o) T(lse) T(rng)
+#define TE__ARGS_attn_bwd(T, L) T(q) T(k) T(v) T(o) T(lse) T(d_o) T(dq) T(dk) T(dv) T(rng)
+#define TE__ARGS_dropout_add_fwd(T, L) T(x) T(bias) T(residual) T(y) T(rng)
+#define TE__ARGS_dropout_add_bwd(T, L) T(dy) T(dx) T(rng)
+#define TE__ARGS_cross_entropy_fwd(T, L) T(logits) T(target) T(loss) T(lse) T(count)
+#define TE__ARGS_cross_entropy_bwd(T, L) T(logits) T(target) T(lse) T(dloss) T(count) T(dlogits)
+#define TE__ARGS_mse_fwd(T, L) T(x) T(target) T(loss)
+#define TE__ARGS_mse_bwd(T, L) T(x) T(target) T(dloss) T(dx)
+#define TE__ARGS_adam(T, L) L(tensors, 5 * a->num_tensors) T(grad_scale) T(found_inf) T(lr_device) T(bias_correction)
+#define TE__ARGS_l2norm(T, L) L(tensors, a->num_tensors) T(norm) T(per_tensor) T(clip)
+#define TE__ARGS_multi_scale(T, L) L(in, a->num_tensors) L(out, a->num_tensors) T(scale_device) T(found_inf)
+
+typedef char te__adam_tensor_is_five_pointers[sizeof(te_adam_tensor) == 5 * sizeof(te_tensor *) ? 1 : -1];
+
+/* Every args struct fits. */
+typedef union te__any_args {
+    uint64_t align[2];
+#define TE__OP_MEMBER(lower, UPPER, family) te_##lower##_args lower;
+    TE_OP_LIST(TE__OP_MEMBER)
+#undef TE__OP_MEMBER
+} te__any_args;
+
+/* What is done with each pointer. `slot` and `list` are addresses of fields; their types differ in const alone, so they are read by memcpy. */
+typedef struct te__arg_walk {
+    te_graph *g;
+    te_result result;
+    unsigned char *memory; /* of a kept call; NULL: only counts */
+    size_t used;
+} te__arg_walk;
+typedef void (*te__arg_fn)(te__arg_walk *w, void *slot);
+
+static te_tensor *te__arg_tensor(const void *slot) {
+    te_tensor *x;
+    memcpy(&x, slot, sizeof(x));
+    return x;
+}
+static void te__arg_hold(te__arg_walk *w, void *slot) {
+    te_tensor *x = te__arg_tensor(slot);
+    if (x && w->result == TE_OK) w->result = te__capture_hold(w->g, x->buffer);
+}
+
+static void *te__arg_room(te__arg_walk *w, size_t bytes) {
+    void *p = w->memory ? w->memory + w->used : NULL;
+    w->used += (bytes + 15) / 16 * 16;
+    return p;
+}
+/* A tensor as an operation sees it: shape and memory. */
+static void te__arg_keep(te__arg_walk *w, void *slot) {
+    te_tensor *x = te__arg_tensor(slot), *copy;
+    te__buffer *buffer;
+    if (!x) return;
+    copy = (te_tensor *)te__arg_room(w, sizeof(te_tensor));
+    buffer = (te__buffer *)te__arg_room(w, sizeof(te__buffer));
+    if (!copy) return;
+    *copy = *x;
+    copy->var = NULL;
+    copy->name = NULL;
+    if (x->buffer) {
+        *buffer = *x->buffer;
+        copy->buffer = buffer;
+    }
+    memcpy(slot, &copy, sizeof(copy));
+}
+static void te__arg_list(te__arg_walk *w, void *list, int64_t n, te__arg_fn visit, bool keep) {
+    unsigned char *first;
+    int64_t i;
+    memcpy(&first, list, sizeof(first));
+    if (keep && n > 0) {
+        unsigned char *copy = (unsigned char *)te__arg_room(w, (size_t)n * sizeof(te_tensor *));
+        if (copy) {
+            memcpy(copy, first, (size_t)n * sizeof(te_tensor *));
+            memcpy(list, &copy, sizeof(copy));
+            first = copy;
+        }
+    }
+    for (i = 0; i < n; i++) visit(w, first + (size_t)i * sizeof(te_tensor *));
+}
+
+#define TE__ARG_T(field) visit(w, (void *)&a->field);
+#define TE__ARG_L(field, n) te__arg_list(w, (void *)&a->field, (n), visit, keep);
+#define TE__ARG_WALK(lower, UPPER, family)                                                             \
+    static void te__walk_##lower(te__arg_walk *w, void *args, te__arg_fn visit, bool keep) {           \
+        te_##lower##_args *a = (te_##lower##_args *)args;                                              \
+        (void)keep;                                                                                    \
+        TE__ARGS_##lower(TE__ARG_T, TE__ARG_L)                                                         \
+    }
+TE_OP_LIST(TE__ARG_WALK)
+#undef TE__ARG_WALK
+
+static void te__walk_args(te__arg_walk *w, te_op op, void *args, te__arg_fn visit, bool keep) {
+    static void (*const walks[TE_OP_COUNT])(te__arg_walk *, void *, te__arg_fn, bool) = {NULL,
+#define TE__ARG_ROW(lower, UPPER, family) te__walk_##lower,
+        TE_OP_LIST(TE__ARG_ROW)
+#undef TE__ARG_ROW
+    };
+    walks[op](w, args, visit, keep);
+}
+
+/* The memory that a call names stays as long as the graph under way. */
+static te_result te__capture_args(te_graph *g, te_op op, void *args) {
+    te__arg_walk w = TE_ZERO;
+    w.g = g;
+    te__walk_args(&w, op, args, te__arg_hold, false);
+    return w.result;
+}
+
+/* ---- the CPU's calls ---- */
+
+typedef struct te__call {
+    te_op op; /* TE_OP_NONE: `bytes` at `clear` become 0 */
+    void *clear;
+    size_t bytes;
+    void *args; /* `args_bytes` with what they name behind them */
+    size_t args_bytes;
+} te__call;
+
+static te__call *te__call_add(te_ctx *te) {
+    te_graph *g = te->capture;
+    if (!te__grow(te, (void **)&g->records, &g->cap_records, g->num_records, sizeof(te__call))) return NULL;
+    memset(&g->records[g->num_records], 0, sizeof(te__call));
+    return &g->records[g->num_records];
+}
+static te_result te__record_clear(te_ctx *te, void *dst, size_t bytes) {
+    te__call *r = te__call_add(te);
+    if (!r) return TE_ERR_OUT_OF_MEMORY;
+    r->clear = dst;
+    r->bytes = bytes;
+    te->capture->num_records++;
+    return TE_OK;
+}
+static te_result te__record_call(te_ctx *te, te_op op, const void *args, size_t args_size) {
+    te__call *r = te__call_add(te);
+    te__arg_walk w = TE_ZERO;
+    te__any_args count;
+    if (!r) return TE_ERR_OUT_OF_MEMORY;
+    memcpy(&count, args, args_size);
+    te__arg_room(&w, args_size);
+    te__walk_args(&w, op, &count, te__arg_keep, true);
+    r->args_bytes = w.used;
+    r->args = te__alloc(te, r->args_bytes);
+    if (!r->args) return TE_ERR_OUT_OF_MEMORY;
+    memset(&w, 0, sizeof(w));
+    w.memory = (unsigned char *)r->args;
+    te__arg_room(&w, args_size);
+    memcpy(r->args, args, args_size);
+    te__walk_args(&w, op, r->args, te__arg_keep, true);
+    r->op = op;
+    te->capture->num_records++;
+    return TE_OK;
+}
+static void te__records_free(te_ctx *te, te_graph *g) {
+    int i;
+    for (i = 0; i < g->num_records; i++) te__free(te, g->records[i].args, g->records[i].args_bytes);
+    te__free(te, g->records, (size_t)g->cap_records * sizeof(te__call));
+    g->records = NULL;
+    g->num_records = g->cap_records = 0;
+}
+
 /* ==== ops/table.c =============================================================================================== */
 
 /* ops/table.c: the operation table: one row an operation, from TE_OP_LIST, and the one way that a call goes:
@@ -26143,14 +29604,6 @@ static const te__op_info te__ops[TE_OP_COUNT] = {{"?", "?", 0, NULL, NULL, NULL}
 TE_API const char *te_op_name(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].name : "?"; }
 TE_API const char *te_op_family(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].family : "?"; }
 
-/* Every args struct fits; checked below, once, by the compiler. */
-typedef union te__any_args {
-    uint64_t align[2];
-#define TE__OP_MEMBER(lower, UPPER, family) te_##lower##_args lower;
-    TE_OP_LIST(TE__OP_MEMBER)
-#undef TE__OP_MEMBER
-} te__any_args;
-
 /* A tensor of te_tensor_describe has no memory to run on; checks let it pass, since te_explain asks them too. Args are structs of
  * pointers, so a word that equals the address of such a tensor is that tensor. */
 static te_result te__refuse_described(te_ctx *te, te_op op, const te__any_args *args) {
@@ -26175,6 +29628,7 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
     memcpy(&copy, args, te__ops[op].args_size);
     result = te__ops[op].check(te, &copy);
     if (result == TE_OK && te->num_described > 0) result = te__refuse_described(te, op, &copy);
+    if (result == TE_OK && te->capture) result = te__capture_args(te->capture, op, &copy);
     if (result != TE_OK) return result;
     return te->device->run(te, op, &copy);
 }
@@ -26200,27 +29654,50 @@ static void te__cpu_mem_release(te_ctx *te, void *data, size_t bytes) {
         free(data);
 }
 static te_result te__cpu_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
-    (void)te;
+    if (te->capture) return te__refuse_upload(te);
+    if (bytes) memcpy(dst, src, bytes);
+    return TE_OK;
+}
+static te_result te__cpu_download(te_ctx *te, void *dst, const void *src, size_t bytes) {
+    if (te->capture) return te__refuse_download(te);
     if (bytes) memcpy(dst, src, bytes);
     return TE_OK;
 }
 static te_result te__cpu_clear(te_ctx *te, void *dst, size_t bytes) {
-    (void)te;
+    if (te->capture && bytes) return te__record_clear(te, dst, bytes);
     if (bytes) memset(dst, 0, bytes);
     return TE_OK;
 }
-static te_result te__cpu_synchronize(te_ctx *te) {
-    (void)te;
-    return TE_OK;
-}
+static te_result te__cpu_synchronize(te_ctx *te) { return te->capture ? te__refuse_wait(te) : TE_OK; }
 static te_result te__cpu_run(te_ctx *te, te_op op, const void *args) {
     if (te->warming) return TE_OK; /* nothing to compile, and nothing may change */
     te->jit_stats.launches++;
-    return te__ops[op].cpu(te, args);
+    return te->capture ? te__record_call(te, op, args, te__ops[op].args_size) : te__ops[op].cpu(te, args);
+}
+static te_result te__cpu_capture_begin(te_ctx *te) {
+    (void)te;
+    return TE_OK;
+}
+static te_result te__cpu_capture_end(te_ctx *te, te_graph *g) {
+    (void)te, (void)g;
+    return TE_OK;
+}
+static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < g->num_records && result == TE_OK; i++) {
+        const te__call *r = &g->records[i];
+        if (r->op == TE_OP_NONE)
+            memset(r->clear, 0, r->bytes);
+        else
+            result = te__ops[r->op].cpu(te, r->args);
+    }
+    return result;
 }
 
-static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_upload, te__cpu_clear,
-                                          te__cpu_synchronize, NULL, te__cpu_run, NULL};
+static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_download, te__cpu_clear,
+                                          te__cpu_synchronize, NULL, te__cpu_run, NULL, te__cpu_capture_begin, te__cpu_capture_end,
+                                          te__cpu_graph_launch, te__records_free};
 
 /* ---- the CUDA device ---- */
 
@@ -26254,7 +29731,253 @@ static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
 }
 
 static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_mem_release, te__cuda_upload, te__cuda_download, te__cuda_clear,
-                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_close};
+                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
+                                           te__cuda_graph_launch, te__cuda_graph_close};
+
+/* ==== core/graph.c ============================================================================================== */
+
+/* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host brings to each launch. Knows the device by its table;
+ * must not know modules or optimizers, which come as parts. */
+
+/* ---- what is noted in between ---- */
+
+static te__graph_part *te__graph_find_part(te_graph *g, const void *owner) {
+    int i;
+    for (i = 0; i < g->num_parts; i++)
+        if (g->parts[i].owner == owner) return &g->parts[i];
+    return NULL;
+}
+/* A new part with `bytes` of cleared data; NULL when memory is out. */
+static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes) {
+    te__graph_part *p;
+    void *data;
+    if (!te__grow(g->te, (void **)&g->parts, &g->cap_parts, g->num_parts, sizeof(te__graph_part))) return NULL;
+    data = te__alloc_zero(g->te, bytes);
+    if (!data) return NULL;
+    p = &g->parts[g->num_parts++];
+    memset(p, 0, sizeof(*p));
+    p->owner = owner;
+    p->data = data;
+    p->bytes = bytes;
+    return p;
+}
+/* `n` words of the state for numbers that a part fills before each launch; -1 when there are no more. */
+static int te__graph_take_words(te_graph *g, int n) {
+    if (g->num_words + n > TE__GRAPH_WORDS) {
+        te__fail(g->te, TE_ERR_UNSUPPORTED, "a graph can hold %d steps of optimizers at most", (TE__GRAPH_WORDS - TE__GRAPH_RNG_WORDS) / n);
+        return -1;
+    }
+    g->num_words += n;
+    return g->num_words - n;
+}
+/* `n` numbers of the state as a tensor of the innermost scope. */
+static te_tensor *te__graph_view(te_graph *g, te_dtype dtype, int64_t byte, int64_t n) {
+    te_tensor *y = te__alias(g->state);
+    if (!y) return NULL;
+    y->dtype = dtype;
+    y->ndim = 1;
+    y->shape[0] = n;
+    y->stride[0] = 1;
+    y->offset += byte;
+    return y;
+}
+
+/* ---- the end of a graph ---- */
+
+static void te__graph_empty(te_ctx *te, te_graph *g) {
+    int i;
+    te->device->graph_close(te, g);
+    for (i = 0; i < g->num_held; i++) te__buffer_release(g->held[i]);
+    for (i = 0; i < g->num_parts; i++) te__free(te, g->parts[i].data, g->parts[i].bytes);
+    for (i = 0; i < g->num_vars; i++) te__var_release(te, g->vars[i]);
+    te__free(te, g->held, (size_t)g->cap_held * sizeof(te__buffer *));
+    te__free(te, g->parts, (size_t)g->cap_parts * sizeof(te__graph_part));
+    te__free(te, g->vars, (size_t)g->cap_vars * sizeof(te__var *));
+    te_tensor_release(g->state);
+    te_tensor_release(g->rng);
+    te__arena_close(te, g->arena);
+    g->te = NULL;
+}
+static void te__graph_free(te_graph *g) {
+    if (g->host_allocator.release)
+        g->host_allocator.release(g->host_allocator.user, g, sizeof(*g));
+    else
+        free(g);
+}
+
+/* A capture comes to nothing; the device has ended it. */
+static void te__capture_drop(te_ctx *te) {
+    te_graph *g = te->capture;
+    int i;
+    te->capture = NULL;
+    for (i = 0; i < g->num_vars; i++) { /* gradients that nobody will compute */
+        te_tensor_release(g->vars[i]->grad);
+        g->vars[i]->grad = NULL;
+    }
+    te__graph_empty(te, g);
+    te__graph_free(g);
+}
+
+/* The owner of a part goes; `why` is static. */
+static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
+    te_graph *g;
+    te__graph_part *p;
+    for (g = te->graphs; g; g = g->next)
+        if ((p = te__graph_find_part(g, owner)) != NULL) {
+            p->owner = NULL;
+            g->broken = why;
+        }
+    if (te->capture && (p = te__graph_find_part(te->capture, owner)) != NULL) {
+        p->owner = NULL;
+        te__refuse_capture(te, "destroying an optimizer that has stepped", "destroy it after the graph");
+    }
+}
+
+/* The context goes. */
+static void te__graphs_leave(te_ctx *te) {
+    if (te->capture) {
+        te->device->capture_end(te, NULL);
+        te__capture_drop(te);
+    }
+    if (te->graphs) te->device->synchronize(te);
+    while (te->graphs) {
+        te_graph *g = te->graphs;
+        te->graphs = g->next;
+        te__graph_empty(te, g);
+    }
+}
+
+/* ---- the interface ---- */
+
+static te_result te__graph_may_begin(te_ctx *te) {
+    if (te->error_code != TE_OK) return te->error_code;
+    if (te->capture) return te__fail(te, TE_ERR_STATE, "te_graph_begin: a capture is under way already; te_graph_end is missing");
+    if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
+    if (te->num_autocast > 0)
+        return te__fail(te, TE_ERR_STATE, "te_graph_begin: inside an autocast region, whose end updates scales: begin and end the region inside the capture");
+    return te->device->synchronize(te);
+}
+
+TE_API te_result te_graph_begin(te_ctx *te) {
+    const int64_t bytes = 8 * TE__GRAPH_WORDS;
+    te_graph *g;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    result = te__graph_may_begin(te);
+    if (result != TE_OK) return result;
+    g = (te_graph *)te__alloc_zero(te, sizeof(te_graph));
+    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g->te = te;
+    g->host_allocator = te->host_allocator;
+    g->id = ++te->captures;
+    g->rng_begin = te->rng_offset;
+    g->num_words = TE__GRAPH_RNG_WORDS;
+    g->launches = te->jit_stats.launches;
+    g->arena = te__arena_create(te);
+    if (!g->arena) {
+        te__graph_free(g);
+        return TE_ERR_OUT_OF_MEMORY;
+    }
+    te->capture = g;
+    te__frame_begin(te);
+    g->state = te_tensor_retain(te_tensor_empty(te, TE_U8, 1, &bytes));
+    g->rng = g->state ? te_tensor_retain(te__graph_view(g, TE_I64, 0, TE__GRAPH_RNG_WORDS)) : NULL;
+    te__frame_end(te, NULL, 0);
+    result = te->error_code == TE_OK ? te->device->capture_begin(te) : te->error_code;
+    if (result == TE_OK) return TE_OK;
+    te->capture = NULL;
+    te__graph_empty(te, g);
+    te__graph_free(g);
+    return result;
+}
+
+/* Those that the graph writes first. */
+static void te__graph_sort_held(te_graph *g) {
+    int i;
+    for (i = 0; i < g->num_held; i++)
+        if (g->held[i]->written == g->id) {
+            te__buffer *b = g->held[i];
+            g->held[i] = g->held[g->num_written];
+            g->held[g->num_written++] = b;
+        }
+}
+
+TE_API te_graph *te_graph_end(te_ctx *te) {
+    te_graph *g;
+    bool whole;
+    int i;
+    if (!te) return NULL;
+    g = te->capture;
+    if (!g) {
+        te__fail(te, TE_ERR_STATE, "te_graph_end without te_graph_begin");
+        return NULL;
+    }
+    if (te->num_autocast > 0) te__fail(te, TE_ERR_STATE, "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
+    if (g->failed && te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
+    for (i = 0; i < g->num_parts; i++)
+        if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);
+    g->rng_used = te->rng_offset - g->rng_begin;
+    te->rng_offset = g->rng_begin;
+    g->launches = te->jit_stats.launches - g->launches;
+    te->jit_stats.launches -= g->launches;
+    whole = te->error_code == TE_OK;
+    whole = te->device->capture_end(te, whole ? g : NULL) == TE_OK && whole;
+    if (!whole) {
+        te__capture_drop(te);
+        return NULL;
+    }
+    for (i = 0; i < g->num_vars; i++) te__var_release(te, g->vars[i]);
+    g->num_vars = 0;
+    te__graph_sort_held(g);
+    te->capture = NULL;
+    g->next = te->graphs;
+    te->graphs = g;
+    return g;
+}
+
+TE_API te_result te_graph_launch(te_graph *g) {
+    te_ctx *te;
+    te_result result = TE_OK;
+    int i;
+    if (!g || !g->te) return TE_ERR_STATE;
+    te = g->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
+    if (te->warming) return TE_OK; /* what it needs is there */
+    if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
+    for (i = 0; i < g->num_parts && result == TE_OK; i++) result = g->parts[i].before(g, g->parts[i].owner, g->parts[i].data);
+    if (result == TE_OK && (g->draws || g->num_parts > 0)) {
+        g->word[0] = te->seed;
+        g->word[1] = te->rng_offset;
+        result = te->device->upload(te, te__data(g->state), g->word, (size_t)g->num_words * sizeof(g->word[0]));
+    }
+    if (result == TE_OK) result = te->device->graph_launch(te, g);
+    if (result != TE_OK) return result;
+    te->rng_offset += g->rng_used;
+    te->jit_stats.launches += g->launches;
+    g->arena->launches++;
+    for (i = 0; i < g->num_written; i++) g->held[i]->version++;
+    for (i = 0; i < g->num_parts; i++) g->parts[i].after(g, g->parts[i].owner, g->parts[i].data);
+    return TE_OK;
+}
+
+TE_API void te_graph_destroy(te_graph *g) {
+    te_ctx *te;
+    te_graph **at;
+    if (!g) return;
+    te = g->te;
+    if (te && te->capture) {
+        te__refuse_capture(te, "te_graph_destroy", "destroy it after te_graph_end");
+        return;
+    }
+    if (te) {
+        te->device->synchronize(te);
+        for (at = &te->graphs; *at != g;) at = &(*at)->next;
+        *at = g->next;
+        te__graph_empty(te, g);
+    }
+    te__graph_free(g);
+}
 
 /* ==== core/context.c ============================================================================================ */
 
@@ -26341,6 +30064,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
 
 TE_API void te_ctx_destroy(te_ctx *te) {
     if (!te) return;
+    te__graphs_leave(te);
     if (te->device) te->device->synchronize(te);
     te__tape_cut(te, 0);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
@@ -26371,11 +30095,34 @@ TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
 }
 TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset) {
     if (!te) return;
+    if (te->capture) {
+        te__refuse_capture(te, "te_seed, te_rng_set", "set the random state before te_graph_begin, or before a te_graph_launch");
+        return;
+    }
     te->seed = seed;
     te->rng_offset = offset;
 }
-/* The offset of one random operation. */
-static uint64_t te__rng_next(te_ctx *te) { return te->rng_offset++; }
+
+/* What random operations draw from. */
+typedef struct te__draw {
+    uint64_t seed, offset;
+    te_tensor *rng; /* in a capture: the state that the launch begins with */
+} te__draw;
+
+/* Takes `count` offsets of the random state. */
+static te__draw te__rng_draw(te_ctx *te, uint64_t count) {
+    te__draw d;
+    d.seed = te->seed;
+    d.offset = te->rng_offset;
+    d.rng = NULL;
+    te->rng_offset += count;
+    if (te->capture) {
+        d.offset -= te->capture->rng_begin;
+        d.rng = te->capture->rng;
+        te->capture->draws = true;
+    }
+    return d;
+}
 
 /* ==== core/tape.c =============================================================================================== */
 
@@ -26514,6 +30261,10 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
                                           "te_backward once");
     if (!v->grad) {
         v->grad = te_tensor_retain(grad);
+        if (te->capture && v->leaf && te__grow(te, (void **)&te->capture->vars, &te->capture->cap_vars, te->capture->num_vars, sizeof(te__var *))) {
+            te->capture->vars[te->capture->num_vars++] = v; /* forgotten if the capture comes to nothing */
+            v->refs++;
+        }
         if (te->warming && v->leaf && te__grow(te, (void **)&te->warm_vars, &te->cap_warm_vars, te->num_warm_vars, sizeof(te__var *))) {
             te->warm_vars[te->num_warm_vars++] = v; /* holds no meaningful value: te_warmup_end forgets it */
             v->refs++;
@@ -26523,10 +30274,13 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     add.x = v->grad;
     add.y = grad;
     add.alpha = add.beta = 1.0f;
-    if (v->grad->refs == 1 && v->grad->buffer && v->grad->buffer->refs == 1) { /* nobody else looks at it */
+    if (v->grad->refs == 1 && v->grad->buffer && te__buffer_users(v->grad->buffer) == 1) { /* nobody else looks at it */
         add.out = v->grad;
         return te_axpby(te, &add);
     }
+    if (v->leaf && v->grad->buffer && te__is_outside(v->grad->buffer))
+        return te__refuse_capture(te, "te_backward adds to a gradient that was there before and that shares its memory",
+                                  "forget gradients (te_optimizer_zero_grad, te_module_zero_grad) before te_graph_begin");
     sum = add.out = te__empty_like(v->grad, v->grad->dtype);
     if (!sum) return te_error_code(te);
     result = te_axpby(te, &add);
@@ -26657,13 +30411,16 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind, float a, float b) {
     te_random_args args = TE_ZERO;
     te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
+    te__draw draw;
     if (!x) return NULL;
     args.dst = x;
     args.kind = kind;
     args.a = a;
     args.b = b;
-    args.seed = te->seed;
-    args.offset = te__rng_next(te);
+    draw = te__rng_draw(te, 1);
+    args.seed = draw.seed;
+    args.offset = draw.offset;
+    args.rng = draw.rng;
     return te__checked(x, te_random(te, &args));
 }
 TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high) {
@@ -26962,7 +30719,7 @@ TE_API bool te_tensor_is_contiguous(const te_tensor *x) { return x && te__is_con
 TE_API bool te_tensor_is_quantized(const te_tensor *x) { return x && x->quantized; }
 TE_API void *te_tensor_data(const te_tensor *x) { return te__data(x); }
 TE_API void te_tensor_touch(te_tensor *x) { te__touch(x); }
-TE_API uint64_t te_tensor_version(const te_tensor *x) { return x && x->buffer ? x->buffer->version : 0; }
+TE_API uint64_t te_tensor_version(const te_tensor *x) { return x && x->buffer ? te__buffer_version(x->buffer) : 0; }
 TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name) {
     if (!x) return NULL;
     te__free_string(x->te, x->name);
@@ -27716,11 +31473,14 @@ static te_tensor *te__as_matrix(const te_tensor *x) {
     return y;
 }
 
+static const te_tensor *te__quant_counted(const te_tensor *x) {
+    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    return c->scale ? c->scale : c->data;
+}
 /* Counts the values that a quantized tensor has had: by the writes of its scale, for the codes of many tensors may lie in one buffer. */
 static uint64_t te__quant_version(const te_tensor *x) {
-    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
-    const te_tensor *counted = c->scale ? c->scale : c->data;
-    return x->quantized->version_shift + (counted && counted->buffer ? counted->buffer->version : 0);
+    const te_tensor *counted = te__quant_counted(x);
+    return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);
 }
 /* The value lies in other memory now; its count goes on from `version`. */
 static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized->version_shift += version - te__quant_version(x); }
@@ -27809,9 +31569,10 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
     cast.no_sign_mask = spec->no_sign_mask;
     cast.stochastic_rounding = spec->stochastic;
     if (spec->stochastic) { /* one number of the stream for each copy */
-        cast.seed = te->seed;
-        cast.offset = te__rng_next(te);
-        te__rng_next(te);
+        te__draw draw = te__rng_draw(te, 2);
+        cast.seed = draw.seed;
+        cast.offset = draw.offset;
+        cast.rng = draw.rng;
     }
     cast.four_over_six = spec->four_over_six;
     cast.e4m3_max_256 = spec->e4m3_max_256;
@@ -27876,6 +31637,10 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
             te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
             if (!c) continue;
+            if (te->capture && c->data) { /* the next launch would read the old memory */
+                result = te__refuse_capture(te, "a custom quantizer, whose function makes new memory, for a tensor that has some", "keep such weights out of it");
+                break;
+            }
             *fresh = *c;
             fresh->data = fresh->scale = NULL;
             result = spec->custom.quantize(spec->custom.user, x, which, &fresh->data, &fresh->scale);
@@ -28086,6 +31851,8 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     if (!te__column_follows(x))
         return te__fail(te, TE_ERR_STATE, "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
                         row->data ? "a row-wise one of this kind: each holds numbers of its own" : "a tensor without a row-wise one");
+    if (is_new && te->capture && te__is_outside(row->data->buffer))
+        return te__refuse_capture(te, "adding a column-wise copy to a tensor that was there before", TE__RUN_FIRST);
     te__frame_begin(te);
     te->warming = false; /* it outlives a warm-up, so it is really made */
     if (row->kind == TE_QUANT_IDENTITY) {
@@ -28233,6 +32000,10 @@ static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, 
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc) {
     te_quantizer *q;
     if (!te || !desc) return NULL;
+    if (te->capture) {
+        te__refuse_capture(te, "te_quantizer_create", "make it before te_graph_begin");
+        return NULL;
+    }
     q = (te_quantizer *)te__alloc_zero(te, sizeof(te_quantizer));
     if (!q) return NULL;
     q->te = te;
@@ -28826,6 +32597,7 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
     te_result result = TE_OK;
     int gemm, slot;
     if (te__custom_slots_of(s, r)) return TE_OK;
+    if (te->capture) return te__refuse_capture(te, "the first run of a module under a custom recipe", TE__RUN_FIRST);
     slots = (te__custom_slots *)te__alloc_zero(te, sizeof(te__custom_slots));
     if (!slots) return TE_ERR_OUT_OF_MEMORY;
     slots->factory = r->factory;
@@ -29280,8 +33052,13 @@ static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     if (result == TE_OK) q->init_version = te__quant_version(weight);
     return result;
 }
+/* The memory whose writes count as writes of a parameter. */
+static const te__buffer *te__param_buffer(const te_tensor *x) {
+    const te_tensor *counted = x->quantized ? te__quant_counted(x) : x;
+    return counted ? counted->buffer : NULL;
+}
 /* Counts the values that a parameter has had, plain or quantized. */
-static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? x->buffer->version : 0; }
+static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? te__buffer_version(x->buffer) : 0; }
 
 /* The bytes of a tensor as u8 [n], without history. */
 static te_tensor *te__as_bytes(const te_tensor *x, int64_t n) {
@@ -29318,6 +33095,7 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     if (te_dtype_bits(row->data->dtype) > 8 && (uintptr_t)te__data(new_raw) % (uintptr_t)te__dtype_size(row->data->dtype) != 0)
         return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory begins at an odd byte; %s needs a multiple of %d", te_dtype_name(row->data->dtype),
                         (int)te__dtype_size(row->data->dtype));
+    if (te->capture) return te__refuse_capture(te, "te_replace_raw_data", "replace the memory before te_graph_begin");
     warming = te->warming;
     te->warming = false; /* it outlives a warm-up, so the codes are really copied */
     te__frame_begin(te);
@@ -29671,8 +33449,12 @@ static te_result te__master_write(te__master_run *r) {
             result = te__master_identity(j);
         else
             result = te__is_tensor_scaled(j->spec->kind) ? te__master_per_tensor(j) : te__master_by_tile(j);
-        if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight))
-            te__copy_release(&j->weight->quantized->col); /* stale; the next forward makes it anew */
+        if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight)) {
+            if (r->te->capture && j->weight->quantized->col.data) /* the next launch reads it where it is */
+                result = te__quant_add_columnwise(j->weight);
+            else
+                te__copy_release(&j->weight->quantized->col); /* stale; the next forward makes it anew */
+        }
     }
     return result;
 }
@@ -29967,7 +33749,8 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     memcpy(shape, x->shape, sizeof(shape));
     if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
     te__frame_begin(te);
-    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec, TE_ROWWISE, false) : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec, TE_ROWWISE | (spec->usage & TE_COLUMNWISE), false)
+             : te_tensor_empty(te, x->dtype, x->ndim, shape);
     if (!y) return te__frame_return(te, NULL);
     args.x = x;
     args.y = spec ? y->quantized->row.data : y;
@@ -29976,9 +33759,9 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
         args.scale = spec->scale;
         args.amax = spec->amax;
         args.scale_inv = y->quantized->row.scale;
+        args.col = y->quantized->col.data;
     }
     result = te_act_fwd(te, &args);
-    if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);
     if (result == TE_OK) y = te__record("activate", y, te__act_backward, &activation, sizeof(activation), &x, 1, &x, 1);
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }
@@ -29988,14 +33771,13 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return t
 
 typedef struct te__dropout_state {
     float p;
-    uint64_t seed, offset;
+    uint64_t seed, offset; /* with the random state in saved[0], if there is one */
     te_dtype bias_dtype;
 } te__dropout_state;
 
 static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__dropout_state *s = (const te__dropout_state *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]), *kept = g;
-    (void)saved;
     if (!g) return te_error_code(te);
     if (s->p > 0.0f && (needs[0] || needs[1])) {
         te_dropout_add_bwd_args args = TE_ZERO;
@@ -30004,6 +33786,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
         args.p = s->p;
         args.seed = s->seed;
         args.offset = s->offset;
+        args.rng = saved[0];
         if (!kept || te_dropout_add_bwd(te, &args) != TE_OK) return te_error_code(te);
     }
     dx[0] = kept;
@@ -30015,6 +33798,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) {
     te_dropout_add_fwd_args args = TE_ZERO;
     te__dropout_state state;
+    te__draw draw = TE_ZERO;
     te_tensor *in[3], *y;
     te_ctx *te;
     if (!x || !te__operand(x, bias, true, "te_bias_dropout_add") || !te__operand(x, residual, true, "te_bias_dropout_add") ||
@@ -30028,8 +33812,9 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     y = x ? te__empty_like(x, x->dtype) : NULL;
     if (!y) return NULL;
     state.p = p;
-    state.seed = te->seed;
-    state.offset = p > 0.0f ? te__rng_next(te) : 0;
+    if (p > 0.0f) draw = te__rng_draw(te, 1);
+    state.seed = draw.seed;
+    state.offset = draw.offset;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
     args.x = x;
     args.bias = bias;
@@ -30038,11 +33823,12 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     args.p = p;
     args.seed = state.seed;
     args.offset = state.offset;
+    args.rng = draw.rng;
     y = te__checked(y, te_dropout_add_fwd(te, &args));
     in[0] = x;
     in[1] = bias;
     in[2] = residual;
-    return te__record("bias_dropout_add", y, te__dropout_backward, &state, sizeof(state), in, 3, NULL, 0);
+    return te__record("bias_dropout_add", y, te__dropout_backward, &state, sizeof(state), in, 3, &draw.rng, 1);
 }
 TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add(x, NULL, NULL, p); }
 
@@ -30350,13 +34136,15 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     args.dropout_p = f->dropout_p;
     args.seed = f->seed;
     args.offset = f->offset;
+    args.rng = saved[5];
     return args.d_o && dx[0] && dx[1] && dx[2] ? te_attn_bwd(te, &args) : te_error_code(te);
 }
 
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
     te_attention_desc zero = TE_ZERO;
     te_attn_fwd_args args = TE_ZERO;
-    te_tensor *in[3], *saved[5], *o;
+    te__draw draw = TE_ZERO;
+    te_tensor *in[3], *saved[6], *o;
     te_ctx *te;
     int64_t shape[4], lse[3];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
@@ -30389,15 +34177,18 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     args.window_right = desc->window_right;
     args.softmax_scale = desc->softmax_scale;
     args.dropout_p = desc->dropout_p;
-    args.seed = te->seed;
-    args.offset = desc->dropout_p > 0.0f ? te__rng_next(te) : 0;
+    if (desc->dropout_p > 0.0f) draw = te__rng_draw(te, 1);
+    args.seed = draw.seed;
+    args.offset = draw.offset;
+    args.rng = draw.rng;
     if (!o || !args.lse || te_attn_fwd(te, &args) != TE_OK) return te__frame_return(te, NULL);
     saved[0] = q;
     saved[1] = k;
     saved[2] = v;
     saved[3] = o;
     saved[4] = args.lse;
-    return te__frame_return(te, te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 3, saved, 5));
+    saved[5] = draw.rng;
+    return te__frame_return(te, te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 3, saved, 6));
 }
 
 /* ==== nn/linear.c =============================================================================================== */
@@ -30411,7 +34202,7 @@ typedef struct te__gemm_slot {
     int gemm;                /* index within the scaling state */
     te_tensor *weight_cache; /* quantized copy kept between microbatches (retained), or NULL */
     te__buffer *cache_buffer; /* of the weight when the copy was made (retained: else another could come to its address), and its version */
-    uint64_t cache_version;
+    uint64_t cache_version, cache_capture; /* cache_capture: the one that made the copy; 0: it was really made */
     te_recipe cache_recipe;
     te_microbatch microbatch;
     bool fuse_wgrad;
@@ -30521,8 +34312,14 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
 static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, const te_recipe *r, int usage) {
     te__quant_spec spec;
     te_tensor *w;
+    uint64_t capture = weight->te->capture ? weight->te->capture->id : 0;
+    if (g->microbatch == TE_MICROBATCH_LATER && !weight->quantized && (g->weight_cache ? g->cache_capture : 0) != capture) {
+        te__fail(weight->te, TE_ERR_STATE, "linear: is_first_microbatch is LATER %s a graph, and the kept weight is from %s; FIRST and its LATER belong to one capture",
+                 capture ? "inside" : "outside of", capture ? "outside" : "inside");
+        return NULL;
+    }
     if (g->microbatch == TE_MICROBATCH_LATER && g->weight_cache && !weight->quantized && g->cache_buffer == weight->buffer &&
-        g->cache_version == weight->buffer->version && memcmp(&g->cache_recipe, r, sizeof(*r)) == 0 &&
+        g->cache_version == te__buffer_version(weight->buffer) && memcmp(&g->cache_recipe, r, sizeof(*r)) == 0 &&
         (g->weight_cache->quantized->col.data || !(usage & TE_COLUMNWISE)))
         return g->weight_cache;
     spec = te__slot_spec(g->scaling, r, false, g->gemm, TE__SLOT_WEIGHT, usage);
@@ -30534,7 +34331,8 @@ static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, cons
         g->weight_cache = te_tensor_retain(w);
         g->cache_buffer = weight->buffer;
         g->cache_buffer->refs++;
-        g->cache_version = weight->buffer->version;
+        g->cache_version = te__buffer_version(weight->buffer);
+        g->cache_capture = capture;
         g->cache_recipe = *r;
     }
     return w;
@@ -30679,6 +34477,10 @@ struct te_module {
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name) {
     te_module *m;
     if (!te) return NULL;
+    if (te->capture) {
+        te__refuse_capture(te, "te_module_create", "make modules before te_graph_begin");
+        return NULL;
+    }
     if (!cls || !cls->name || !cls->forward) {
         te__fail(te, TE_ERR_INVALID, "te_module_create: a class needs a name and a forward function");
         return NULL;
@@ -30984,6 +34786,7 @@ static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
 
 static te_result te__init_normal(te_tensor *x, const te_init *init) {
     te_random_args args = TE_ZERO;
+    te__draw draw;
     te_result result;
     if (!x) return TE_ERR_STATE;
     if (init->no_init) return TE_OK;
@@ -30991,8 +34794,10 @@ static te_result te__init_normal(te_tensor *x, const te_init *init) {
     args.dst = x->quantized ? te__empty_like(x, x->dtype) : x;
     args.kind = TE_RANDOM_NORMAL;
     args.b = init->std > 0.0f ? init->std : 0.023f;
-    args.seed = x->te->seed;
-    args.offset = te__rng_next(x->te);
+    draw = te__rng_draw(x->te, 1);
+    args.seed = draw.seed;
+    args.offset = draw.offset;
+    args.rng = draw.rng;
     result = args.dst ? te_random(x->te, &args) : te_error_code(x->te);
     if (result == TE_OK && x->quantized) result = te__primary_start(x, args.dst);
     te__frame_end(x->te, NULL, 0);
@@ -31078,6 +34883,10 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
         te_tensor *scale = te_module_parameter(m, names[i][0]), *history = te_module_parameter(m, names[i][1]);
         int64_t n = slots->n;
         if (scale && history && slots->scale == scale && slots->history == history && history->shape[0] == length) continue;
+        if (m->te->capture) { /* each launch would set them back */
+            result = te__refuse_capture(m->te, "making the scales of a delayed recipe", TE__RUN_FIRST);
+            break;
+        }
         if (!scale || scale->ndim != 1 || scale->shape[0] != n) scale = te_module_add_buffer(m, names[i][0], te_tensor_full(m->te, TE_F32, 1, &n, 1.0));
         if (!history || history->ndim != 2 || history->shape[1] != n || history->shape[0] != length) {
             bool usable = history && history->ndim == 2 && history->shape[1] == n;
@@ -31684,6 +35493,7 @@ typedef struct te__adam_param {
     te_tensor *m, *v; /* f32 */
     te_tensor *master; /* f32, or NULL */
     uint64_t version; /* of the parameter when `master` spoke for it */
+    bool behind;      /* `master` did not even then: a capture cannot take it, the launch will */
     bool listed;      /* takes part in the step under way */
     bool untouched;   /* nobody else had written the parameter when that step began */
 } te__adam_param;
@@ -31723,7 +35533,10 @@ static te_result te__adam_take_master(te__adam_param *p) {
         value = te__quant_value(p->param, TE_F32);
     result = value ? te_tensor_copy(p->master, value) : te_error_code(te);
     te__frame_end(te, NULL, 0);
-    if (result == TE_OK) p->version = te__param_version(p->param);
+    if (result == TE_OK) {
+        p->version = te__param_version(p->param);
+        p->behind = false;
+    }
     return result;
 }
 
@@ -31793,6 +35606,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     int i;
     if (!opt) return;
     te = opt->te;
+    te__graphs_forget(te, opt, "its optimizer was destroyed");
     for (i = 0; i < opt->num_params; i++) {
         te__adam_param *p = &opt->params[i];
         te__free_string(te, p->path);
@@ -31820,6 +35634,10 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
         return NULL;
     }
     if (!te__adam_desc_ok(te, desc)) return NULL;
+    if (te->capture) {
+        te__refuse_capture(te, "te_fused_adam_create", "make it before te_graph_begin");
+        return NULL;
+    }
     opt = (te_optimizer *)te__alloc_zero(te, sizeof(te_optimizer));
     if (!opt) return NULL;
     opt->te = te;
@@ -31879,6 +35697,12 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     for (i = 0; i < opt->num_params; i++) te__adam_forget(opt->params[i].param);
 }
 
+/* Has the capture under way written the parameter? Then each launch does, and each step has to take what it wrote. */
+static bool te__adam_written_inside(const te_tensor *param) {
+    const te__buffer *b = te__param_buffer(param);
+    return b && b->written == b->te->capture->id;
+}
+
 /* Entries whose weights decay (matrices; or all) or those whose weights do not, behind the `n` that are listed already. */
 static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
     int i;
@@ -31886,12 +35710,20 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
         te__adam_param *p = &opt->params[i];
         te_tensor *grad;
         te_result result;
+        bool stale;
         if (!all && (p->param->ndim >= 2) != matrices) continue;
         result = te__adam_grad(p->param, &grad);
         if (result != TE_OK) return result;
         if (!grad) continue;
-        if (p->master && p->version != te__param_version(p->param) && !opt->te->warming) {
-            result = te__adam_take_master(p);
+        if (opt->te->capture && grad != te_tensor_main_grad(p->param) && grad->buffer && !grad->buffer->arena)
+            return te__refuse_capture(opt->te, "te_optimizer_step with a gradient from before, which will be elsewhere next time",
+                                      "forget gradients before te_graph_begin and capture te_backward too, or use te_tensor_set_main_grad");
+        stale = p->version != te__param_version(p->param);
+        if (p->master && (stale || p->behind) && !opt->te->warming) {
+            if (opt->te->capture && !(stale && te__adam_written_inside(p->param)))
+                p->behind = true;
+            else
+                result = te__adam_take_master(p);
             if (result != TE_OK) return result;
         }
         p->listed = true;
@@ -31906,7 +35738,77 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
     return TE_OK;
 }
 
-static te_result te__adam_run(te_optimizer *opt, int first, int count, float weight_decay) {
+/* What a graph keeps of the steps that it holds. */
+enum { TE__ADAM_WORDS = 2 /* of the graph's state: lr, the two bias corrections */ };
+typedef struct te__adam_steps {
+    int steps;
+    short word[TE__GRAPH_WORDS / TE__ADAM_WORDS]; /* of each step */
+    bool clipped; /* before the capture */
+} te__adam_steps;
+/* Behind it: whether each parameter takes part. */
+static bool *te__adam_listed(te__adam_steps *s) { return (bool *)(s + 1); }
+
+static te_result te__adam_before(te_graph *g, void *owner, void *data) {
+    te_optimizer *opt = (te_optimizer *)owner;
+    te__adam_steps *s = (te__adam_steps *)data;
+    const bool *listed = te__adam_listed(s);
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < opt->num_params && result == TE_OK; i++) {
+        te__adam_param *p = &opt->params[i];
+        p->untouched = p->version == te__param_version(p->param);
+        if (p->master && listed[i] && (p->behind || !p->untouched)) result = te__adam_take_master(p);
+    }
+    for (i = 0; i < s->steps; i++) {
+        float numbers[2 * TE__ADAM_WORDS] = TE_ZERO;
+        numbers[0] = opt->desc.lr;
+        numbers[1] = te__adam_unbias(opt->desc.no_bias_correction, opt->desc.beta1, opt->steps + 1 + i);
+        numbers[2] = te__adam_unbias(opt->desc.no_bias_correction, opt->desc.beta2, opt->steps + 1 + i);
+        memcpy(&g->word[s->word[i]], numbers, sizeof(numbers));
+    }
+    return result;
+}
+static void te__adam_after(te_graph *g, void *owner, void *data) {
+    te_optimizer *opt = (te_optimizer *)owner;
+    te__adam_steps *s = (te__adam_steps *)data;
+    const bool *listed = te__adam_listed(s);
+    int i;
+    (void)g;
+    for (i = 0; i < opt->num_params; i++)
+        if (listed[i] || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+    opt->steps += s->steps;
+    opt->clipped = opt->clip != NULL;
+}
+static void te__adam_captured(te_graph *g, void *owner, void *data) {
+    te_optimizer *opt = (te_optimizer *)owner;
+    te__adam_steps *s = (te__adam_steps *)data;
+    (void)g;
+    opt->steps -= s->steps;
+    opt->clipped = s->clipped;
+}
+
+/* In a capture: the part that this optimizer has in the graph, with room for one more step; its numbers as tensors. */
+static te_result te__adam_capture(te_optimizer *opt, te__adam_steps **steps, te_tensor **lr, te_tensor **unbias) {
+    te_graph *g = opt->te->capture;
+    te__graph_part *part = te__graph_find_part(g, opt);
+    int word = te__graph_take_words(g, TE__ADAM_WORDS);
+    if (word < 0) return te_error_code(opt->te);
+    if (!part) {
+        part = te__graph_add_part(g, opt, sizeof(te__adam_steps) + (size_t)opt->num_params * sizeof(bool));
+        if (!part) return TE_ERR_OUT_OF_MEMORY;
+        part->before = te__adam_before;
+        part->after = te__adam_after;
+        part->captured = te__adam_captured;
+        ((te__adam_steps *)part->data)->clipped = opt->clipped;
+    }
+    *steps = (te__adam_steps *)part->data;
+    (*steps)->word[(*steps)->steps] = (short)word;
+    *lr = te__graph_view(g, TE_F32, 8 * word, 1);
+    *unbias = te__graph_view(g, TE_F32, 8 * word + 4, 2);
+    return *lr && *unbias ? TE_OK : te_error_code(opt->te);
+}
+
+static te_result te__adam_run(te_optimizer *opt, int first, int count, float weight_decay, const te_tensor *lr, const te_tensor *unbias) {
     te_adam_args args = TE_ZERO;
     if (count == 0) return TE_OK;
     args.tensors = opt->list + first;
@@ -31920,17 +35822,18 @@ static te_result te__adam_run(te_optimizer *opt, int first, int count, float wei
     args.l2_mode = opt->desc.l2_mode;
     args.no_bias_correction = opt->desc.no_bias_correction;
     args.grad_scale = opt->clip;
+    args.lr_device = lr;
+    args.bias_correction = unbias;
     return te_adam(opt->te, &args);
 }
 
-TE_API te_result te_optimizer_step(te_optimizer *opt) {
-    te_ctx *te;
+static te_result te__adam_step(te_optimizer *opt) {
+    te_ctx *te = opt->te;
+    te__adam_steps *captured = NULL;
+    te_tensor *lr = NULL, *unbias = NULL;
     te_result result;
     bool split;
     int i, n = 0, decayed;
-    if (!opt) return TE_ERR_STATE;
-    te = opt->te;
-    if (te->error_code != TE_OK) return te->error_code;
     split = opt->desc.decay_matrices_only && opt->desc.weight_decay > 0.0f;
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
@@ -31948,18 +35851,32 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
         norm.max_norm = opt->desc.max_grad_norm;
         result = te_l2norm(te, &norm);
     }
-    if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay);
-    if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f);
+    if (te->capture && result == TE_OK) result = te__adam_capture(opt, &captured, &lr, &unbias);
+    if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay, lr, unbias);
+    if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f, lr, unbias);
     if (result == TE_OK) result = te__adam_requantize(opt);
     /* Also a step that failed, or that a warm-up did not run, gives parameters a new version; it has written master and parameter alike, or
      * neither. A parameter that took no part may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
+    if (captured) {
+        captured->steps++;
+        for (i = 0; i < opt->num_params; i++) te__adam_listed(captured)[i] = te__adam_listed(captured)[i] || opt->params[i].listed;
+    }
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
     return TE_OK;
+}
+TE_API te_result te_optimizer_step(te_optimizer *opt) {
+    te_result result;
+    if (!opt) return TE_ERR_STATE;
+    if (opt->te->error_code != TE_OK) return opt->te->error_code;
+    te__frame_begin(opt->te);
+    result = te__adam_step(opt);
+    te__frame_end(opt->te, NULL, 0);
+    return result;
 }
 
 /* ---- looking and setting ---- */
@@ -32000,6 +35917,7 @@ static void te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
     for (i = 0; i < opt->num_params; i++) {
         te__adam_param *p = &opt->params[i];
         p->version = te__param_version(p->param);
+        p->behind = false;
     }
 }
 
@@ -33115,6 +37033,7 @@ TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char
 TE_API te_result te_warmup_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_begin: a warm-up is under way already");
+    if (te->capture) return te__refuse_capture(te, "te_warmup_begin", "warm up before te_graph_begin");
     te->warming = true;
     te->warm_seed = te->seed;
     te->warm_offset = te->rng_offset;
@@ -33199,7 +37118,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     result = te__ops[op].check(te, &copy);
     if (result == TE_OK && !sm && (device || !te->cuda)) {
         out->supported = out->native = out->deterministic = true;
-        snprintf(out->kernels, sizeof(out->kernels), "%s: the reference in C", te__ops[op].family);
+        snprintf(out->kernels, sizeof(out->kernels), "%s/: the reference in C", te__ops[op].family);
         snprintf(out->why, sizeof(out->why), "The CPU backend is the reference: every operation, every format, any shape.");
         return TE_OK;
     }
@@ -33209,7 +37128,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
             plan.explain = true;
             plan.sm = sm;
             plan.num_sms = te__arch_sms(sm);
-            plan.hopper = sm == 90;
+            plan.hopper = plan.edits_maps = sm == 90;
             result = te__ops[op].plan(&plan, &copy);
             if (result == TE_OK) result = plan.result;
         } else
@@ -33224,8 +37143,9 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
 
 TE_API bool te_op_supported(te_ctx *te, te_op op, const void *args) {
     te_explanation e;
-    bool pending = !te_ok(te), supported = te_explain(te, op, args, NULL, &e) == TE_OK;
+    bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, supported = te_explain(te, op, args, NULL, &e) == TE_OK;
     if (!supported && !pending) te_clear_error(te); /* asking is no mistake */
+    if (te && te->capture) te->capture->failed = failed;
     return supported;
 }
 

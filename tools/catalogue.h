@@ -266,6 +266,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.act_bwd.x = call_normal(te, dtype, 2, mn, 2);
         c->args.act_bwd.dx = call_out(c, te, dtype, 2, mn);
         c->args.act_bwd.activation = TE_GELU;
+        c->args.act_bwd.amax = call_out(c, te, TE_F32, 1, one);
         break;
         CALL(23, ROPE, "rope")
         c->args.rope.x = call_normal(te, dtype, 4, q, 1);
@@ -573,6 +574,65 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.rmsnorm_fwd.y_col = call_out(c, te, TE_F8E4M3, 2, nm);
         c->args.rmsnorm_fwd.amax = call_out(c, te, TE_F32, 1, one);
         c->tolerance = 1e-6;
+        CALL(56, GROUPED_GEMM, "grouped gemm along rows, one group empty")
+        c->args.grouped_gemm.a = call_normal(te, dtype, 2, mk, 1);
+        c->args.grouped_gemm.b = call_normal(te, dtype, 3, (const int64_t[]){4, N, K}, 2);
+        c->args.grouped_gemm.b_transposed = true;
+        c->args.grouped_gemm.bias = call_normal(te, dtype, 2, (const int64_t[]){4, N}, 3);
+        c->args.grouped_gemm.sizes = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){70, 0, 19, 41});
+        c->args.grouped_gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.grouped_gemm.groups = 4;
+        c->args.grouped_gemm.m = M;
+        c->args.grouped_gemm.n = N;
+        c->args.grouped_gemm.k = K;
+        if (dtype == TE_F32) c->tolerance = 1e-3;
+        break;
+        CALL(57, GROUPED_GEMM, "grouped gemm along k, added to f32 sums")
+        c->args.grouped_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){K, M}, 1);
+        c->args.grouped_gemm.b = call_normal(te, dtype, 2, (const int64_t[]){K, N}, 2);
+        c->args.grouped_gemm.a_transposed = true;
+        c->args.grouped_gemm.sizes = te_tensor_from_host(te, TE_I64, 1, (const int64_t[]){3}, (const int64_t[]){65, 0, 71});
+        c->args.grouped_gemm.d = call_out(c, te, TE_F32, 3, (const int64_t[]){3, M, N});
+        c->args.grouped_gemm.groups = 3;
+        c->args.grouped_gemm.m = M;
+        c->args.grouped_gemm.n = N;
+        c->args.grouped_gemm.k = K;
+        c->args.grouped_gemm.along_k = c->args.grouped_gemm.accumulate = true;
+        if (dtype == TE_F32) c->tolerance = 1e-3;
+        break;
+        CALL(58, GROUPED_GEMM, "grouped gemm of fp8 codes, a scale for each group")
+        c->args.grouped_gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
+        c->args.grouped_gemm.b = call_normal(te, TE_F8E4M3, 3, (const int64_t[]){2, N, 144}, 2);
+        c->args.grouped_gemm.b_transposed = true;
+        c->args.grouped_gemm.scale_a = te_tensor_full(te, TE_F32, 1, (const int64_t[]){2}, 0.5);
+        c->args.grouped_gemm.scale_b = te_tensor_full(te, TE_F32, 1, (const int64_t[]){2}, 0.25);
+        c->args.grouped_gemm.offsets = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 50, 130});
+        c->args.grouped_gemm.split_accumulator = true;
+        c->args.grouped_gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.grouped_gemm.groups = 2;
+        c->args.grouped_gemm.m = M;
+        c->args.grouped_gemm.n = N;
+        c->args.grouped_gemm.k = 136;
+        if (dtype == TE_F32) c->tolerance = 1e-3;
+        CALL(59, ACT_FWD, "squared reglu to fp8, both copies")
+        c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
+        c->args.act_fwd.y = call_out(c, te, TE_F8E4M3, 2, row);
+        c->args.act_fwd.col = call_out(c, te, TE_F8E4M3, 2, nm);
+        c->args.act_fwd.activation = TE_SREGLU; /* products alone: the same codes on every device */
+        c->args.act_fwd.scale = te_tensor_full(te, TE_F32, 1, one, 40);
+        c->args.act_fwd.scale_inv = call_out(c, te, TE_F32, 1, one);
+        c->args.act_fwd.amax = call_out(c, te, TE_F32, 1, one);
+        break;
+        CALL(60, ACT_BWD, "squared relu backward to fp8, both copies, bias gradient")
+        c->args.act_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.act_bwd.x = call_normal(te, dtype, 2, mn, 2);
+        c->args.act_bwd.dx = call_out(c, te, TE_F8E4M3, 2, row);
+        c->args.act_bwd.col = call_out(c, te, TE_F8E4M3, 2, nm);
+        c->args.act_bwd.dbias = call_out(c, te, dtype, 1, vn);
+        c->args.act_bwd.activation = TE_SRELU;
+        c->args.act_bwd.scale = te_tensor_full(te, TE_F32, 1, one, 40);
+        c->args.act_bwd.scale_inv = te_tensor_full(te, TE_F32, 1, one, 0);
+        c->args.act_bwd.amax = call_out(c, te, TE_F32, 1, one);
         break;
     default: return false;
     }

@@ -15,7 +15,7 @@ typedef struct te__cu_launch_attribute { /* CUlaunchAttribute */
     union {
         unsigned char bytes[64];
         unsigned cluster[3];
-        int cooperative;
+        int cooperative, programmatic;
     } value;
 } te__cu_launch_attribute;
 typedef struct te__cu_launch_config { /* CUlaunchConfig */
@@ -37,7 +37,9 @@ enum {
     TE__CU_FUNC_MAX_SHARED = 8,
     TE__CU_LAUNCH_COOPERATIVE = 2,
     TE__CU_LAUNCH_CLUSTER = 4,
-    TE__CU_EVENT_NO_TIMING = 2
+    TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
+    TE__CU_EVENT_NO_TIMING = 2,
+    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be taken and kernels loaded in between */
 };
 
 /* Every function of libcuda that te.h calls: must it be there, our name, symbol, result and arguments. */
@@ -178,7 +180,7 @@ static te_result te__driver_open(te__text *why) {
 
 /* ---- a context's device -------------------------------------------------------------------------------------- */
 
-enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20 };
+enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
 
 /* Everything that a tensor map depends on; no padding, so that memcmp compares it. */
 typedef struct te__map_key {
@@ -395,7 +397,7 @@ static void te__cuda_memory_info(te_ctx *te, size_t *free_bytes, size_t *total_b
 
 static te_result te__cuda_synchronize(te_ctx *te) {
     bool pushed;
-    te_result result = te__cuda_enter(te, &pushed);
+    te_result result = te->capture ? te__refuse_wait(te) : te__cuda_enter(te, &pushed);
     te__cu_result code;
     if (result != TE_OK) return result;
     code = te__cu.StreamSynchronize(te->cuda->stream);
@@ -417,16 +419,25 @@ static te_result te__cuda_stage_open(te_ctx *te) {
     return TE_OK;
 }
 
-/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. */
+/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. The driver does the same
+ * by itself for a little that is not pinned, and never waits for room. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
     size_t done, n;
     bool pushed;
     te_result result;
+    if (te->capture) return te__refuse_upload(te);
     if (bytes == 0) return TE_OK;
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
+    if (bytes <= TE__SMALL_UPLOAD) {
+        unsigned char small[TE__SMALL_UPLOAD]; /* what the caller brings may be pinned */
+        memcpy(small, src, bytes);
+        code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, small, bytes, c->stream);
+        te__cuda_leave(pushed);
+        return code ? te__cu_fail(te, "copy to the device: cuMemcpyHtoDAsync", code) : TE_OK;
+    }
     if (!c->stage) result = te__cuda_stage_open(te);
     for (done = 0; result == TE_OK && done < bytes; done += n) {
         int piece = (int)(c->uploads % TE__STAGES);
@@ -448,6 +459,7 @@ static te_result te__cuda_download(te_ctx *te, void *host, const void *src, size
     te__cu_result code;
     bool pushed;
     te_result result;
+    if (te->capture) return te__refuse_download(te);
     if (bytes == 0) return TE_OK;
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
@@ -467,6 +479,54 @@ static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
     code = te__cu.MemsetD8Async((te__cu_address)(uintptr_t)dst, 0, bytes, te->cuda->stream);
     te__cuda_leave(pushed);
     return code ? te__cu_fail(te, "cuMemsetD8Async", code) : TE_OK;
+}
+
+/* ---- graphs --------------------------------------------------------------------------------------------------- */
+
+static te_result te__cuda_capture_begin(te_ctx *te) {
+    te__cu_result code;
+    bool pushed;
+    te_result result;
+    if (!te__cu.StreamBeginCapture || !te__cu.StreamEndCapture || !te__cu.GraphInstantiate || !te__cu.GraphLaunch || !te__cu.GraphDestroy || !te__cu.GraphExecDestroy)
+        return te__fail(te, TE_ERR_LIBRARY, "te_graph_begin: the NVIDIA driver has no graphs: update it");
+    result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.StreamBeginCapture(te->cuda->stream, TE__CU_CAPTURE_RELAXED);
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, "te_graph_begin: cuStreamBeginCapture", code) : TE_OK;
+}
+static te_result te__cuda_capture_end(te_ctx *te, te_graph *g) {
+    te__cu_handle graph = NULL;
+    te__cu_result code;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.StreamEndCapture(te->cuda->stream, &graph);
+    if (g && code) result = te__cu_fail(te, "te_graph_end: cuStreamEndCapture", code);
+    if (g && !code) {
+        code = te__cu.GraphInstantiate(&g->exec, graph, 0);
+        if (code) result = te__cu_fail(te, "te_graph_end: cuGraphInstantiate", code);
+    }
+    if (graph) te__cu.GraphDestroy(graph);
+    te__cuda_leave(pushed);
+    return result;
+}
+static te_result te__cuda_graph_launch(te_ctx *te, te_graph *g) {
+    te__cu_result code;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.GraphLaunch(g->exec, te->cuda->stream);
+    if (!code && te->cuda->debug_sync) code = te__cu.StreamSynchronize(te->cuda->stream);
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, "te_graph_launch: cuGraphLaunch", code) : TE_OK;
+}
+static void te__cuda_graph_close(te_ctx *te, te_graph *g) {
+    bool pushed;
+    if (!g->exec || te__cuda_enter(te, &pushed) != TE_OK) return;
+    te__cu.GraphExecDestroy(g->exec);
+    g->exec = NULL;
+    te__cuda_leave(pushed);
 }
 
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */

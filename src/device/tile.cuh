@@ -35,12 +35,13 @@ TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {
 }
 
 // Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond
-// `cols` columns and ld rows. 256 threads; the caller has synchronised.
-TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector) {
+// `cols` columns and ld rows. 256 threads, of which this is number t; the caller has synchronised.
+TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector,
+                          int t = threadIdx.x) {
     int per_chunk = 16 / size;
 #pragma unroll
     for (int pass = 0; pass < 2; pass++) {
-        int column = pass * 32 + (threadIdx.x >> 3), chunk = threadIdx.x & 7;
+        int column = pass * 32 + (t >> 3), chunk = t & 7;
         te_i64 row = first_row + chunk * per_chunk;
         if (first_col + column >= cols || row >= ld) continue;
         uint4 u = te_tile_get(tile, column, chunk);

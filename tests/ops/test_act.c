@@ -1,4 +1,5 @@
-/* test_act.c: the activations: float64 formulas, finite differences, FP8 outputs, the GPU against the CPU. */
+/* test_act.c: the activations: float64 formulas, finite differences, FP8 outputs in both directions, amaxes, sums of columns, the GPU
+ * against the CPU. */
 #include "../te_test.h"
 
 typedef struct act_case {
@@ -200,6 +201,217 @@ TE_TEST_DEVICES(fp8_output) {
     }
 }
 
+/* ---- codes of rows and of columns, forward and backward; sums of columns ---- */
+
+/* values [m, n] times scale as codes [m, ld], padded with 0. */
+static const uint8_t *codes_of(te_dtype dtype, const float *values, int64_t m, int64_t n, int64_t ld, float scale) {
+    float *padded = (float *)test_alloc((size_t)(m * ld) * 4 + 4);
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t k = 0; k < n; k++) padded[i * ld + k] = values[i * n + k] * scale;
+    return (const uint8_t *)test_read_bytes(te_tensor_from_f32(test_context("cpu"), dtype, SHAPE(m, ld), padded));
+}
+static const float *transposed(const float *values, int64_t m, int64_t n) {
+    float *t = (float *)test_alloc((size_t)(m * n) * 4 + 4);
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t k = 0; k < n; k++) t[k * m + i] = values[i * n + k];
+    return t;
+}
+static float amax_of(const float *values, int64_t n, float largest) {
+    for (int64_t i = 0; i < n; i++)
+        if (fabsf(values[i]) > largest) largest = fabsf(values[i]);
+    return largest;
+}
+/* A tensor between guards, at an address that is a multiple of its element alone if `odd`. */
+static te_tensor *codes_out(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, bool odd) {
+    te_tensor *whole = test_guarded(te, odd ? TE_U8 : dtype, SHAPE(odd ? m * n + 1 : m, odd ? 1 : n));
+    return odd ? te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + 1, NULL, NULL) : whole;
+}
+
+typedef struct copies_case {
+    int64_t m, n, pad, ldc; /* pad: columns behind the last of `out`; ldc < 0: no `col` */
+    bool row, odd;
+} copies_case;
+
+static void check_copies(te_ctx *te, te_activation act, te_dtype x_dtype, te_dtype dtype, const copies_case *k, float scale) {
+    act_case c;
+    te_act_fwd_args f;
+    te_act_bwd_args b;
+    if (!test_context("cpu")) return;
+    memset(&c, 0, sizeof c);
+    memset(&f, 0, sizeof f);
+    memset(&b, 0, sizeof b);
+    c.m = k->m;
+    c.n = k->n;
+    c.act = act;
+    c.x = x_dtype;
+    c.y = dtype;
+    name_case(&c);
+    int64_t m = k->m, width = width_of(&c);
+    float zero = 0, small = 0.125f;
+    act_data d = make_data(&c);
+    f.x = b.x = test_tensor(te, c.x, SHAPE(m, width), d.x);
+    b.dy = test_tensor(te, c.x, SHAPE(m, c.n), d.dy);
+    f.activation = b.activation = act;
+    f.y = test_guarded(te, TE_F32, SHAPE(m, c.n));
+    b.dx = test_guarded(te, TE_F32, SHAPE(m, width));
+    te_act_fwd(te, &f);
+    te_act_bwd(te, &b);
+    CHECK_OK(te);
+    const float *y = test_read(f.y), *dx = test_read(b.dx);
+
+    f.scale = b.scale = test_tensor(te, TE_F32, SHAPE(1), &scale);
+    f.y = k->row ? codes_out(te, dtype, m, c.n + k->pad, k->odd) : NULL;
+    b.dx = k->row ? codes_out(te, dtype, m, width + k->pad, k->odd) : NULL;
+    if (k->ldc >= 0) f.col = codes_out(te, dtype, c.n, k->ldc, k->odd), b.col = codes_out(te, dtype, width, k->ldc, k->odd);
+    f.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
+    b.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
+    f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
+    b.amax = test_guarded_with(te, TE_F32, SHAPE(1), &small);
+    te_act_fwd(te, &f);
+    te_act_bwd(te, &b);
+    CHECK_OK(te);
+    if (k->row) {
+        CHECK_BYTES("y", test_read_bytes(f.y), codes_of(dtype, y, m, c.n, c.n + k->pad, scale), (size_t)(m * (c.n + k->pad)));
+        CHECK_BYTES("dx", test_read_bytes(b.dx), codes_of(dtype, dx, m, width, width + k->pad, scale), (size_t)(m * (width + k->pad)));
+    }
+    if (k->ldc >= 0) {
+        CHECK_BYTES("y, columns", test_read_bytes(f.col), codes_of(dtype, transposed(y, m, c.n), c.n, m, k->ldc, scale), (size_t)(c.n * k->ldc));
+        CHECK_BYTES("dx, columns", test_read_bytes(b.col), codes_of(dtype, transposed(dx, m, width), width, m, k->ldc, scale), (size_t)(width * k->ldc));
+    }
+    if (m > 0) {
+        CHECK(test_read(f.scale_inv)[0] == 1.0f / scale && test_read(b.scale_inv)[0] == 1.0f / scale);
+        CHECK(test_read(f.amax)[0] == amax_of(y, m * c.n, 0));
+        CHECK(test_read(b.amax)[0] == amax_of(dx, m * width, small));
+    }
+}
+
+static const copies_case copies_cases[] = {/* m, n, pad, ldc, row, odd */
+                                           {1, 1, 15, 16, true, false},     {3, 7, 2, 16, true, true},        {128, 64, 0, 128, true, false},
+                                           {130, 72, 8, 144, true, false},  {130, 72, 0, 130, false, false},  {64, 200, 24, -1, true, false},
+                                           {5, 1000, 200, 16, true, false}, {300, 136, 0, 304, true, false}, {0, 8, 0, 16, true, false},
+                                           {257, 65, 0, 300, true, false},  {16, 64, 0, -1, true, false}};
+TE_TEST_DEVICES(fp8_copies) {
+    for (int i = 0; i < COUNT(copies_cases); i++) {
+        te_dtype x = i % 3 == 0 ? TE_BF16 : i % 3 == 1 ? TE_F32 : TE_F16;
+        check_copies(te, TE_SWIGLU, x, TE_F8E4M3, &copies_cases[i], 3.7f);
+        check_copies(te, TE_GELU, TE_BF16, TE_F8E4M3, &copies_cases[i], 1e4f); /* saturates */
+        check_copies(te, TE_SRELU, x, TE_F8E5M2, &copies_cases[i], 0.02f);
+        check_copies(te, TE_CLAMPED_SWIGLU, TE_BF16, TE_F8E5M2, &copies_cases[i], 1.3f);
+    }
+    for (int act = TE_GELU; act <= TE_CLAMPED_SWIGLU; act++) check_copies(te, (te_activation)act, TE_BF16, TE_F8E5M2, &copies_cases[3], 2);
+}
+
+/* Padding is 0 even if the scale is not a number. */
+TE_TEST_DEVICES(fp8_copies_of_nan) {
+    act_case c = {3, 8, TE_SWIGLU, TE_BF16, TE_F8E4M3, 0, 0};
+    act_data d = make_data(&c);
+    te_act_bwd_args b;
+    float nan = NAN;
+    memset(&b, 0, sizeof b);
+    b.x = test_tensor(te, c.x, SHAPE(3, 16), d.x);
+    b.dy = test_tensor(te, c.x, SHAPE(3, 8), d.dy);
+    b.dx = test_guarded(te, c.y, SHAPE(3, 24));
+    b.col = test_guarded(te, c.y, SHAPE(16, 8));
+    b.scale = test_tensor(te, TE_F32, SHAPE(1), &nan);
+    b.activation = c.act;
+    te_act_bwd(te, &b);
+    CHECK_OK(te);
+    const uint8_t *row = (const uint8_t *)test_read_bytes(b.dx), *col = (const uint8_t *)test_read_bytes(b.col);
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 24; k++) CHECK_EQ_INT(row[i * 24 + k], k < 16 ? 0x7f : 0);
+    for (int k = 0; k < 16; k++)
+        for (int i = 0; i < 8; i++) CHECK_EQ_INT(col[k * 8 + i], i < 3 ? 0x7f : 0);
+}
+
+/* The sums of dx's columns beside dx itself, in every format of either; twice, for the same bits. */
+TE_TEST_DEVICES(bias_gradient) {
+    static const int64_t shapes[][2] = {{1, 1}, {3, 7}, {128, 64}, {1000, 72}, {129, 264}, {0, 8}, {700, 33}};
+    static const te_dtype formats[] = {TE_BF16, TE_F32, TE_F8E5M2};
+    for (int i = 0; i < COUNT(shapes); i++)
+        for (int j = 0; j < COUNT(formats); j++)
+            for (int accumulate = 0; accumulate < 2; accumulate++) {
+                act_case c;
+                te_act_bwd_args b;
+                float scale = 4;
+                memset(&c, 0, sizeof c);
+                memset(&b, 0, sizeof b);
+                c.m = shapes[i][0];
+                c.n = shapes[i][1];
+                c.act = (i + j) % 2 ? TE_GELU : TE_SWIGLU;
+                c.x = j == 1 ? TE_F32 : TE_BF16;
+                c.y = formats[j];
+                name_case(&c);
+                int64_t m = c.m, width = width_of(&c);
+                act_data d = make_data(&c);
+                float *start = test_normal(width, 5), *want = (float *)test_alloc((size_t)width * 4);
+                b.x = test_tensor(te, c.x, SHAPE(m, width), d.x);
+                b.dy = test_tensor(te, c.x, SHAPE(m, c.n), d.dy);
+                b.dx = test_guarded(te, TE_F32, SHAPE(m, width));
+                b.activation = c.act;
+                te_act_bwd(te, &b);
+                const float *dx = test_read(b.dx);
+                for (int64_t k = 0; k < width; k++) {
+                    double sum = accumulate ? start[k] : 0;
+                    for (int64_t r = 0; r < m; r++) sum += dx[r * width + k];
+                    want[k] = (float)sum;
+                }
+                b.dx = test_guarded(te, c.y, SHAPE(m, width));
+                if (c.y == TE_F8E5M2) b.scale = test_tensor(te, TE_F32, SHAPE(1), &scale);
+                b.accumulate = accumulate;
+                for (int again = 0; again < 2; again++) {
+                    b.dbias = test_guarded_with(te, TE_F32, SHAPE(width), start);
+                    te_act_bwd(te, &b);
+                    CHECK_OK(te);
+                    const float *got = test_read(b.dbias);
+                    CHECK_CLOSE("dbias", got, want, width, 1e-5, 1e-4);
+                    if (again) CHECK_BYTES("dbias again", got, start, (size_t)width * 4);
+                    if (accumulate) break;
+                    memcpy(start, got, (size_t)width * 4);
+                }
+                if (c.y == TE_F8E5M2) CHECK_BYTES("dx", test_read_bytes(b.dx), codes_of(c.y, dx, m, width, width, scale), (size_t)(m * width));
+                else CHECK_CLOSE("dx", test_read(b.dx), dx, m * width, rtol_of(c.y), 0);
+            }
+}
+
+/* The amax of a float output is that of the numbers that were written. */
+TE_TEST_DEVICES(amax_of_floats) {
+    static const te_dtype formats[] = {TE_F32, TE_BF16, TE_F16};
+    static const int64_t shapes[][2] = {{1, 1}, {3, 7}, {17, 1000}, {64, 264}};
+    for (int i = 0; i < COUNT(shapes); i++)
+        for (int j = 0; j < COUNT(formats); j++)
+            for (int bias = 0; bias < 2; bias++) {
+                act_case c;
+                te_act_fwd_args f;
+                te_act_bwd_args b;
+                float zero = 0, large = 1e4f;
+                memset(&c, 0, sizeof c);
+                memset(&f, 0, sizeof f);
+                memset(&b, 0, sizeof b);
+                c.m = shapes[i][0];
+                c.n = shapes[i][1];
+                c.act = bias ? TE_SILU : TE_GEGLU;
+                c.x = c.y = formats[j];
+                name_case(&c);
+                act_data d = make_data(&c);
+                f.x = b.x = test_tensor(te, c.x, SHAPE(c.m, width_of(&c)), d.x);
+                b.dy = test_tensor(te, c.x, SHAPE(c.m, c.n), d.dy);
+                f.y = test_guarded(te, c.y, SHAPE(c.m, c.n));
+                b.dx = test_guarded(te, c.y, SHAPE(c.m, width_of(&c)));
+                if (bias) b.dbias = test_guarded(te, TE_F32, SHAPE(c.n));
+                f.activation = b.activation = c.act;
+                f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
+                b.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
+                te_act_fwd(te, &f);
+                te_act_bwd(te, &b);
+                CHECK_OK(te);
+                CHECK(test_read(f.amax)[0] == amax_of(test_read(f.y), c.m * c.n, 0));
+                CHECK(test_read(b.amax)[0] == amax_of(test_read(b.dx), c.m * width_of(&c), 0));
+                f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &large);
+                te_act_fwd(te, &f);
+                CHECK(test_read(f.amax)[0] == large);
+            }
+}
+
 /* ---- odd values ---- */
 
 /* relu(NaN) is 0 and so is its slope; sigmoids let NaN through; the amax ignores NaN and keeps infinity. */
@@ -293,9 +505,24 @@ TE_TEST_DEVICES(complaints) {
     te_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "y is [2, 9] and x is [2, 16]; y must be [2, 8]");
     f.y = te_tensor_zeros(te, TE_F32, SHAPE(2, 8));
-    f.amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    f.scale_inv = te_tensor_zeros(te, TE_F32, SHAPE(1));
     te_act_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_INVALID, "scale, scale_inv and amax belong to an e4m3 or e5m2 y");
+    CHECK_ERROR(te, TE_ERR_INVALID, "scale, scale_inv and col belong to an e4m3 or e5m2 y, and y is f32");
+    f.y = te_tensor_zeros(te, TE_F8E4M3, SHAPE(2, 8));
+    te_act_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_STATE, "act_fwd: scale is NULL");
+    f.scale = f.scale_inv;
+    f.col = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 2));
+    te_act_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "act_fwd: y is e4m3 and col is e5m2");
+    f.y = NULL;
+    f.col = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 1));
+    te_act_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "col is [8, 1] and x is [2, 16]; col must be [8, 2 or more]");
+    f.col = NULL;
+    te_act_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_STATE, "act_fwd: y is NULL");
+    f.y = te_tensor_zeros(te, TE_F32, SHAPE(2, 8));
     f.x = te_tensor_zeros(te, TE_I32, SHAPE(2, 16));
     te_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "act_fwd: x is i32");
@@ -304,4 +531,11 @@ TE_TEST_DEVICES(complaints) {
     b.dy = x;
     te_act_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_SHAPE, "x is [2, 16] and dy is [2, 9]; x must be [2, 18]");
+    b.x = te_tensor_zeros(te, TE_F32, SHAPE(2, 18));
+    b.dbias = te_tensor_zeros(te, TE_F32, SHAPE(9));
+    te_act_bwd(te, &b);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "act_bwd: dbias is [9]; 18 elements are needed");
+    b.dbias = NULL;
+    te_act_bwd(te, &b);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "dx is [2, 16] and x is [2, 18]; dx must be [2, 18]");
 }

@@ -3,30 +3,38 @@
 //   plain   y = f(x)                    dx = dy f'(x)
 //   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)
 //
-// Memory feeds an H200 one element of a plain bf16 activation for every 27 instructions, so the sigmoid has no branch and no slow path.
+// Memory feeds an H200 one element of a plain bf16 activation for every 27 instructions, one of 20 if FP8 is written: the sigmoid has no
+// branch, and no slow path.
 #pragma once
 #include "device/base.cuh"
 
-TE_DEV bool te_act_gated(int act) { return act >= TE_GEGLU; }
+#ifdef ACT
+#define TE_ACT_CALL TE_DEV
+#else
+#define TE_ACT_CALL static __device__ __noinline__ // code of all activations: once
+#endif
 
-// 1 / (1 + exp(-x)) to about one unit in the last place: the reciprocal's approximation and one Newton step, which is right for
-// 1 <= d < 2^126; beyond, the result is below the normal numbers and taken as 0.
-TE_DEV float te_act_sigmoid(float x) {
-    float d = 1.0f + expf(-x), r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
-    r = fmaf(r, fmaf(-d, r, 1.0f), r);
-    return d >= 8.50705917e37f ? 0.0f : r; // NaN goes through
+TE_DEV constexpr bool te_act_gated(int act) { return act >= TE_GEGLU; }
+
+// sigmoid(x) = 1 / (1 + 2^t), t = -x log2(e), to a few units in the last place: an exponential and a reciprocal as the multiprocessor has
+// them. Beyond the numbers the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.
+#define TE_LOG2E 1.44269504f
+TE_DEV float te_act_sigmoid2(float t) {
+    float e, s;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + e));
+    return s;
 }
 
 // f and f' of the nonlinearity that `act` puts on x, or on the first half of a gated input. `slope` may stay unused: it folds away then.
 //
 // GELU is the tanh form, with 0.5 + 0.5 tanh(u) = sigmoid(2 u): cheaper, and without the cancellation on the left.
-TE_DEV float te_act(int act, float x, float *slope) {
+TE_ACT_CALL float te_act(int act, float x, float *slope) {
     float s;
     switch (act) {
     case TE_GELU:
     case TE_GEGLU:
-        s = te_act_sigmoid(2.0f * x * (0.79788456f + 0.03567741f * x * x));
+        s = te_act_sigmoid2(x * (-2.0f * TE_LOG2E * 0.79788456f + -2.0f * TE_LOG2E * 0.03567741f * (x * x)));
         *slope = s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x);
         return x * s;
     case TE_RELU:
@@ -35,48 +43,51 @@ TE_DEV float te_act(int act, float x, float *slope) {
     case TE_SREGLU: *slope = fmaxf(2.0f * x, 0.0f); return x > 0.0f ? x * x : 0.0f;
     case TE_SILU:
     case TE_SWIGLU:
-        s = te_act_sigmoid(x);
+        s = te_act_sigmoid2(-TE_LOG2E * x);
         *slope = s + x * s * (1.0f - s);
         return x * s;
     case TE_QGELU:
     case TE_QGEGLU:
-        s = te_act_sigmoid(1.702f * x);
+        s = te_act_sigmoid2(-1.702f * TE_LOG2E * x);
         *slope = s + 1.702f * x * s * (1.0f - s);
         return x * s;
     default: // TE_GLU
-        s = te_act_sigmoid(x);
+        s = te_act_sigmoid2(-TE_LOG2E * x);
         *slope = s * (1.0f - s);
         return s;
     }
 }
 
 // f(a) b.
-TE_DEV float te_act_gate(int act, float a, float b, float limit, float alpha) {
+TE_ACT_CALL float te_act_gate(int act, float a, float b, float limit, float alpha) {
     float slope;
     if (act != TE_CLAMPED_SWIGLU) return te_act(act, a, &slope) * b;
     a = fminf(a, limit);
-    return a * te_act_sigmoid(alpha * a) * (fminf(fmaxf(b, -limit), limit) + 1.0f);
+    return a * te_act_sigmoid2(-TE_LOG2E * alpha * a) * (fminf(fmaxf(b, -limit), limit) + 1.0f);
 }
-TE_DEV void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float *da, float *db) {
+TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float *da, float *db) {
     if (act != TE_CLAMPED_SWIGLU) {
         float slope, f = te_act(act, a, &slope);
         *da = dy * slope * b;
         *db = dy * f;
         return;
     }
-    float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + 1.0f, s = te_act_sigmoid(alpha * c);
+    float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + 1.0f, s = te_act_sigmoid2(-TE_LOG2E * alpha * c);
     *da = a <= limit ? dy * (s + alpha * c * s * (1.0f - s)) * d : 0.0f;
     *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;
 }
 
-// i = row * width + column, in 32 bits where they suffice: a 64-bit division costs as much as an activation.
+// i = row * width + column.
 TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {
-    if (((te_u64)i | (te_u64)width) >> 32) {
-        *row = i / width;
-        *column = i - *row * width;
+    *row = i / width;
+    *column = i - *row * width;
+}
+// The same of a width and an i that are multiples of 8, by te__act_divisor of cuda.c: a division costs as much as an activation.
+TE_DEV void te_act_split8(te_i64 i, te_i64 width, te_u32 magic, int shift, te_i64 *row, te_i64 *column) {
+    if (shift < 0) {
+        te_act_split(i, width, row, column);
     } else {
-        te_u32 r = (te_u32)i / (te_u32)width;
-        *row = r;
-        *column = (te_u32)i - r * (te_u32)width;
+        *row = __umulhi((te_u32)(i >> 3), magic) >> shift;
+        *column = i - *row * width;
     }
 }

@@ -1,11 +1,11 @@
 // ops/act/act_bwd.cu: activations, backward. Formulas: act.cuh.
 //
-//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]
+//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);   amax = max |dx|
 //
 // Elements of dy go to threads as those of y do in act_fwd.cu.
 //
-// Launch: block of 256 threads, grid ceil(m * n / 2048). With options: n a multiple of 8, all pointers aligned to 16 bytes. Without:
-// anything.
+// Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options: n a multiple of 8, all
+// pointers aligned to 16 bytes (FP8: 8), and what is not gated is one long row. Without: anything.
 //
 // te:baseline
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3
@@ -15,50 +15,75 @@
 // te:row ACT=8 DY_DT=1 X_DT=1 DX_DT=1
 // te:row ACT=6 DY_DT=3 X_DT=3 DX_DT=3
 // te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=3
+// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5
+// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=4
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
+#include "ops/act/tile.cuh"
+
+// Eight elements of dx on their way: measured, scaled.
+TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float v[8], float *largest) {
+    if (a.amax) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) *largest = fmaxf(*largest, fabsf(v[j]));
+    }
+    if (dt == TE_F8E4M3 || dt == TE_F8E5M2) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] *= scale;
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(256) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
+    te_follow();
+    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f;
     te_i64 row, column;
+    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
 #ifdef ACT
     te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;
-    if (i >= a.m * a.n) return;
-    float dy[8], x[8], dx[8];
-    te_load8(a.dy, i, DY_DT, dy);
-    if (te_act_gated(ACT)) {
-        float gate[8], dgate[8];
-        te_act_split(i, a.n, &row, &column);
-        te_i64 at = row * 2 * a.n + column;
-        te_load8(a.x, at, X_DT, x);
-        te_load8(a.x, at + a.n, X_DT, gate);
+    if (i < a.m * a.n) {
+        float dy[8], x[8], dx[8];
+        te_load8(a.dy, i, DY_DT, dy);
+        if (te_act_gated(ACT)) {
+            float gate[8], dgate[8];
+            te_act_split8(i, a.n, a.divisor.magic, a.divisor.shift, &row, &column);
+            te_i64 at = row * 2 * a.n + column;
+            te_load8(a.x, at, X_DT, x);
+            te_load8(a.x, at + a.n, X_DT, gate);
 #pragma unroll
-        for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, &dx[j], &dgate[j]);
-        te_store8(a.dx, at, DX_DT, dx);
-        te_store8(a.dx, at + a.n, DX_DT, dgate);
-    } else {
-        te_load8(a.x, i, X_DT, x);
+            for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, &dx[j], &dgate[j]);
+            te_act_finish(a, DX_DT, scale, dx, &largest);
+            te_act_finish(a, DX_DT, scale, dgate, &largest);
+            te_store8(a.dx, at, DX_DT, dx);
+            te_store8(a.dx, at + a.n, DX_DT, dgate);
+        } else {
+            te_load8(a.x, i, X_DT, x);
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float slope;
-            te_act(ACT, x[j], &slope);
-            dx[j] = dy[j] * slope;
+            for (int j = 0; j < 8; j++) {
+                float slope;
+                te_act(ACT, x[j], &slope);
+                dx[j] = dy[j] * slope;
+            }
+            te_act_finish(a, DX_DT, scale, dx, &largest);
+            te_store8(a.dx, i, DX_DT, dx);
         }
-        te_store8(a.dx, i, DX_DT, dx);
     }
 #else
     te_i64 first = (te_i64)blockIdx.x * 2048 + threadIdx.x;
     for (te_i64 i = first; i < first + 2048 && i < a.m * a.n; i += 256) {
-        float dy = te_load(a.dy, i, a.dy_dt), da, db;
+        float dy = te_load(a.dy, i, a.dy_dt), da, db = 0.0f;
+        te_i64 at = i;
         if (te_act_gated(a.act)) {
             te_act_split(i, a.n, &row, &column);
-            te_i64 at = row * 2 * a.n + column;
+            at = row * 2 * a.n + column;
             te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.n, a.x_dt), dy, a.limit, a.alpha, &da, &db);
-            te_store(a.dx, at, a.dx_dt, da);
-            te_store(a.dx, at + a.n, a.dx_dt, db);
+            te_store(a.dx, at + a.n, a.dx_dt, a.scale ? db * scale : db);
         } else {
             te_act(a.act, te_load(a.x, i, a.x_dt), &da);
-            te_store(a.dx, i, a.dx_dt, dy * da);
+            da *= dy;
         }
+        te_store(a.dx, at, a.dx_dt, a.scale ? da * scale : da);
+        largest = fmaxf(largest, fmaxf(fabsf(da), fabsf(db)));
     }
 #endif
+    if (a.amax) te_act_amax(a.amax, seen, largest, a.dx_dt);
 }

@@ -1,15 +1,15 @@
 // ops/act/act_fwd.cu: activations, forward, into a float format or FP8. Formulas: act.cuh.
 //
-//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), amax = max |y|, columns n .. ld-1 are 0
+//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;   amax = max |y|
 //
-// With options, a thread computes eight neighbours of y:
+// With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight that lie 2048 apart: its loads come first.
 //
 //       block 0: [thread 0: y 0..7][thread 1: y 8..15] ..   block 1: [y 2048..] ..
 //
 // without, eight elements that lie 256 apart, so that each step of a warp reads neighbours.
 //
-// Launch: block of 256 threads, grid ceil(m * ld / 2048). With options: n and ld multiples of 8, x aligned to 16 bytes, y to 16 (8 for
-// FP8), and what is neither gated nor quantized is one long row: m = 1, ld = n. Without: anything.
+// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples
+// of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.
 //
 // te:baseline
 // te:row ACT=1 X_DT=3 Y_DT=3
@@ -24,41 +24,55 @@
 // te:row ACT=12 X_DT=3 Y_DT=4
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
+#include "ops/act/tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_constant__ te__act_fwd_kargs a) {
-    __shared__ float scratch[32];
-    float scale = a.scale ? *a.scale : 1.0f, largest = 0.0f, slope;
-    te_i64 row, column;
+    te_follow();
+    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, slope;
+    te_i64 row;
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
 #ifdef ACT
     constexpr bool quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;
-    te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;
-    if (i < a.m * a.ld) {
-        float x[8], gate[8], y[8] = {};
-        row = 0, column = i;
-        if (te_act_gated(ACT) || quantized) te_act_split(i, a.ld, &row, &column);
-        if (column < a.n) {
-            if (te_act_gated(ACT)) {
-                te_load8(a.x, row * 2 * a.n + column, X_DT, x);
-                te_load8(a.x, row * 2 * a.n + a.n + column, X_DT, gate);
-            } else {
-                te_load8(a.x, row * a.n + column, X_DT, x);
-            }
+    constexpr int vectors = te_act_gated(ACT) ? 1 : 2;
+    te_i64 i = (te_i64)blockIdx.x * (vectors * 2048) + threadIdx.x * 8, column[2];
+    te_eight<X_DT != TE_F32> x[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        te_i64 at = i + k * 2048;
+        if (te_act_gated(ACT) && k == 1) { // the gate
+            if (i < a.m * a.ld && column[0] < a.n) x[1] = te_eight_load<X_DT != TE_F32>(a.x, row * 2 * a.n + a.n + column[0], X_DT);
+            break;
+        }
+        row = 0, column[k] = at;
+        if (te_act_gated(ACT) || a.m > 1) te_act_split8(at, a.ld, a.divisor.magic, a.divisor.shift, &row, &column[k]);
+        if (at < a.m * a.ld && column[k] < a.n) x[k] = te_eight_load<X_DT != TE_F32>(a.x, row * (te_act_gated(ACT) ? 2 : 1) * a.n + column[k], X_DT);
+    }
+#pragma unroll
+    for (int k = 0; k < vectors; k++) {
+        float y[8] = {};
+        if (i + k * 2048 >= a.m * a.ld) break;
+        if (column[k] < a.n) {
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, x[j], gate[j], a.limit, a.alpha) : te_act(ACT, x[j], &slope);
-                if (quantized) {
-                    largest = fmaxf(largest, fabsf(y[j]));
-                    y[j] *= scale;
-                }
+                float u = te_eight_get<X_DT != TE_F32>(x[k], j, X_DT);
+                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<X_DT != TE_F32>(x[1], j, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);
+            }
+            if (a.amax) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(y[j]));
+            }
+            if (quantized) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) y[j] *= scale;
             }
         }
-        te_store8(a.y, i, Y_DT, y);
+        te_store8(a.y, i + k * 2048, Y_DT, y);
     }
 #else
     te_i64 first = (te_i64)blockIdx.x * 2048 + threadIdx.x;
     for (te_i64 i = first; i < first + 2048 && i < a.m * a.ld; i += 256) {
         float y = 0.0f;
+        te_i64 column;
         te_act_split(i, a.ld, &row, &column);
         if (column < a.n) {
             if (te_act_gated(a.act)) {
@@ -72,9 +86,5 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         te_store(a.y, i, a.y_dt, a.scale ? y * scale : y);
     }
 #endif
-    if (a.amax) {
-        largest = te_block_max(largest, scratch);
-        // One atomic for each block that has something to say: most find a larger amax there already.
-        if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);
-    }
+    if (a.amax) te_act_amax(a.amax, seen, largest, a.y_dt);
 }

@@ -38,134 +38,189 @@ static float te__act_one(te_activation act, float x, float *slope) {
 /* fminf and fmaxf drop a NaN, as the GPU's do. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* ---- forward ---- */
+/* What is done with a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is wanted, of
+ * TE__ACT_BAND rows, whose codes are turned together; with sums of columns it goes on over all bands. */
+enum { TE__ACT_BAND = 64 };
 
-/* Units of at most TE__ACT_RUN columns of one row of y, pad columns included. */
-typedef struct te__act_fwd_job {
-    const te_act_fwd_args *a;
-    bool gated;
-    int64_t n, ld, runs; /* runs: units of a row */
-    float scale, *amax;  /* of each unit, or NULL */
-} te__act_fwd_job;
+typedef struct te__act_job {
+    const te_act_fwd_args *fwd; /* the one or the other */
+    const te_act_bwd_args *bwd;
+    te_activation act;
+    float limit, alpha, scale;
+    bool gated, quantized;
+    const te_tensor *x;
+    te_tensor *out, *col, *dbias;
+    te_dtype format;        /* of out and col */
+    int64_t m, n;           /* elements of y or dy */
+    int64_t ld, ldc;        /* of out, of col */
+    int64_t tall, wide, runs, units;
+    float *amax;            /* of each unit, or NULL */
+} te__act_job;
 
-static void te__act_fwd_unit(const te__act_fwd_job *job, int64_t unit) {
-    const te_act_fwd_args *a = job->a;
-    const void *x = te__data(a->x);
-    float u[TE__ACT_RUN], gate[TE__ACT_RUN], slope, amax = 0.0f;
-    int64_t row = unit / job->runs, first = unit % job->runs * TE__ACT_RUN, k;
-    int64_t width = te__min(TE__ACT_RUN, job->ld - first), count = te__max(0, te__min(width, job->n - first));
-    int64_t at = row * (job->gated ? 2 * job->n : job->n) + first;
-    if (count > 0) te__load_row(x, a->x->dtype, at, count, u);
-    if (job->gated && count > 0) te__load_row(x, a->x->dtype, at + job->n, count, gate);
-    if (a->activation == TE_CLAMPED_SWIGLU)
+static void te__act_values(const te__act_job *j, const float *gate, int64_t count, float *u) {
+    float slope;
+    int64_t k;
+    if (j->act == TE_CLAMPED_SWIGLU)
         for (k = 0; k < count; k++) {
-            float c = fminf(u[k], a->limit);
-            u[k] = c * te__act_sigmoid(a->alpha * c) * (te__act_clamp(gate[k], a->limit) + 1.0f);
+            float c = fminf(u[k], j->limit);
+            u[k] = c * te__act_sigmoid(j->alpha * c) * (te__act_clamp(gate[k], j->limit) + 1.0f);
         }
-    else if (job->gated)
-        for (k = 0; k < count; k++) u[k] = te__act_one(a->activation, u[k], &slope) * gate[k];
+    else if (j->gated)
+        for (k = 0; k < count; k++) u[k] = te__act_one(j->act, u[k], &slope) * gate[k];
     else
-        for (k = 0; k < count; k++) u[k] = te__act_one(a->activation, u[k], &slope);
-    if (a->scale) {
-        for (k = 0; k < count; k++) amax = fabsf(u[k]) > amax ? fabsf(u[k]) : amax;
-        for (k = 0; k < count; k++) u[k] *= job->scale;
-    }
-    for (k = count; k < width; k++) u[k] = 0.0f;
-    te__store_row(te__data(a->y), a->y->dtype, row * job->ld + first, width, u);
-    if (job->amax) job->amax[unit] = amax;
+        for (k = 0; k < count; k++) u[k] = te__act_one(j->act, u[k], &slope);
 }
-static void te__act_fwd_units(void *user, int64_t begin, int64_t end) {
-    int64_t unit;
-    for (unit = begin; unit < end; unit++) te__act_fwd_unit((const te__act_fwd_job *)user, unit);
-}
-
-static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
-    te__act_fwd_job job = TE_ZERO;
-    int64_t m = te__rows(a->x), units, i;
-    job.a = a;
-    job.gated = te_activation_is_gated(a->activation);
-    job.n = job.gated ? te__cols(a->x) / 2 : te__cols(a->x);
-    job.ld = te__cols(a->y);
-    if (m == 0 || job.n == 0) return TE_OK;
-    if (!job.gated && job.ld == job.n) { /* one long row */
-        job.n = job.ld = m * job.n;
-        m = 1;
-    }
-    job.runs = te__div_up(job.ld, TE__ACT_RUN);
-    job.scale = a->scale ? *(const float *)te__data(a->scale) : 1.0f;
-    units = m * job.runs;
-    if (a->amax) {
-        job.amax = (float *)te__alloc(te, (size_t)units * sizeof(float));
-        if (!job.amax) return TE_ERR_OUT_OF_MEMORY;
-    }
-    te__parallel_for(te, units, 4, te__act_fwd_units, &job);
-    if (a->amax) {
-        float *amax = (float *)te__data(a->amax);
-        for (i = 0; i < units; i++)
-            if (job.amax[i] > *amax) *amax = job.amax[i];
-        te__free(te, job.amax, (size_t)units * sizeof(float));
-    }
-    if (a->scale_inv) *(float *)te__data(a->scale_inv) = 1.0f / job.scale;
-    return TE_OK;
-}
-
-/* ---- backward ---- */
-
-typedef struct te__act_bwd_job {
-    const te_act_bwd_args *a;
-    bool gated;
-    int64_t n, runs;
-} te__act_bwd_job;
-
-static void te__act_bwd_unit(const te__act_bwd_job *job, int64_t unit) {
-    const te_act_bwd_args *a = job->a;
-    float dy[TE__ACT_RUN], u[TE__ACT_RUN], gate[TE__ACT_RUN], slope, f;
-    int64_t row = unit / job->runs, first = unit % job->runs * TE__ACT_RUN, count = te__min(TE__ACT_RUN, job->n - first), k;
-    int64_t at = row * (job->gated ? 2 * job->n : job->n) + first;
-    te__load_row(te__data(a->dy), a->dy->dtype, row * job->n + first, count, dy);
-    te__load_row(te__data(a->x), a->x->dtype, at, count, u);
-    if (!job->gated) {
+/* dx in place of u and gate. */
+static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count, float *u, float *gate) {
+    float slope, f;
+    int64_t k;
+    if (j->act == TE_CLAMPED_SWIGLU)
         for (k = 0; k < count; k++) {
-            te__act_one(a->activation, u[k], &slope);
-            u[k] = dy[k] * slope;
-        }
-        te__store_row(te__data(a->dx), a->dx->dtype, at, count, u);
-        return;
-    }
-    te__load_row(te__data(a->x), a->x->dtype, at + job->n, count, gate);
-    if (a->activation == TE_CLAMPED_SWIGLU)
-        for (k = 0; k < count; k++) {
-            float c = fminf(u[k], a->limit), d = te__act_clamp(gate[k], a->limit) + 1.0f, s = te__act_sigmoid(a->alpha * c);
-            bool inside = gate[k] >= -a->limit && gate[k] <= a->limit;
-            u[k] = u[k] <= a->limit ? dy[k] * (s + a->alpha * c * s * (1.0f - s)) * d : 0.0f;
+            float c = fminf(u[k], j->limit), d = te__act_clamp(gate[k], j->limit) + 1.0f, s = te__act_sigmoid(j->alpha * c);
+            bool inside = gate[k] >= -j->limit && gate[k] <= j->limit;
+            u[k] = u[k] <= j->limit ? dy[k] * (s + j->alpha * c * s * (1.0f - s)) * d : 0.0f;
             gate[k] = inside ? dy[k] * c * s : 0.0f;
         }
-    else
+    else if (j->gated)
         for (k = 0; k < count; k++) {
-            f = te__act_one(a->activation, u[k], &slope);
+            f = te__act_one(j->act, u[k], &slope);
             u[k] = dy[k] * slope * gate[k];
             gate[k] = dy[k] * f;
         }
-    te__store_row(te__data(a->dx), a->dx->dtype, at, count, u);
-    te__store_row(te__data(a->dx), a->dx->dtype, at + job->n, count, gate);
+    else
+        for (k = 0; k < count; k++) {
+            te__act_one(j->act, u[k], &slope);
+            u[k] = dy[k] * slope;
+        }
 }
-static void te__act_bwd_units(void *user, int64_t begin, int64_t end) {
+
+/* The results of `count` columns from `first` on: v[0], and of a gated backward v[1], the second half of dx. */
+static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
+    float dy[TE__ACT_RUN];
+    int64_t at = row * (j->gated ? 2 * j->n : j->n) + first;
+    if (count <= 0) return;
+    te__load_row(te__data(j->x), j->x->dtype, at, count, v[0]);
+    if (j->gated) te__load_row(te__data(j->x), j->x->dtype, at + j->n, count, v[1]);
+    if (j->fwd) {
+        te__act_values(j, v[1], count, v[0]);
+    } else {
+        te__load_row(te__data(j->bwd->dy), j->bwd->dy->dtype, row * j->n + first, count, dy);
+        te__act_slopes(j, dy, count, v[0], v[1]);
+    }
+}
+
+/* The codes of a band to columns first .. first + count - 1 of a half of the transpose, rows from `row` on. */
+static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count, int64_t row) {
+    uint8_t *to = (uint8_t *)te__data(j->col) + (half * j->n + first) * j->ldc + row;
+    int64_t rows = te__min(TE__ACT_BAND, j->ldc - row), k, r;
+    for (k = 0; k < count; k++)
+        for (r = 0; r < rows; r++) to[k * j->ldc + r] = code[r * TE__ACT_BAND + k];
+}
+
+static void te__act_unit(const te__act_job *j, int64_t unit) {
+    uint8_t code[2][TE__ACT_BAND * TE__ACT_BAND];
+    float v[2][TE__ACT_RUN], amax = 0.0f;
+    double sum[2][TE__ACT_BAND];
+    int halves = j->bwd && j->gated ? 2 : 1, h;
+    int64_t first = unit % j->runs * j->wide, count = te__max(0, te__min(j->wide, j->n - first)), row = unit / j->runs * j->tall, end, r, k;
+    end = j->dbias ? te__max(j->m, j->ldc) : te__min(row + j->tall, te__max(j->m, j->ldc));
+    if (j->dbias) memset(sum, 0, sizeof(sum));
+    for (; row < end; row += j->tall) {
+        for (r = 0; r < te__min(j->tall, end - row); r++) {
+            bool there = row + r < j->m;
+            if (there) te__act_run(j, row + r, first, count, v);
+            for (h = 0; h < halves; h++) {
+                /* Only the last half is followed by padding. */
+                int64_t last = j->ld - h * j->n - first, width = h == halves - 1 ? te__max(0, te__min(j->wide, last)) : count;
+                for (k = there ? count : 0; k < j->wide; k++) v[h][k] = 0.0f;
+                if (j->amax)
+                    for (k = 0; k < count; k++) amax = fabsf(v[h][k]) > amax ? fabsf(v[h][k]) : amax;
+                if (j->dbias)
+                    for (k = 0; k < count; k++) sum[h][k] += v[h][k];
+                if (j->quantized && there)
+                    for (k = 0; k < count; k++) v[h][k] *= j->scale;
+                if (j->out && there) te__store_row(te__data(j->out), j->format, (row + r) * j->ld + h * j->n + first, width, v[h]);
+                if (j->col) te__store_row(code[h], j->format, r * TE__ACT_BAND, j->wide, v[h]);
+            }
+        }
+        for (h = 0; h < halves && j->col; h++) te__act_turn(j, code[h], h, first, count, row);
+    }
+    for (h = 0; h < halves && j->dbias; h++) {
+        if (j->bwd->accumulate) te__load_row(te__data(j->dbias), j->dbias->dtype, h * j->n + first, count, v[h]);
+        for (k = 0; k < count; k++) v[h][k] = (float)(sum[h][k] + (j->bwd->accumulate ? v[h][k] : 0.0f));
+        te__store_row(te__data(j->dbias), j->dbias->dtype, h * j->n + first, count, v[h]);
+    }
+    if (j->amax) j->amax[unit] = amax;
+}
+static void te__act_units(void *user, int64_t begin, int64_t end) {
     int64_t unit;
-    for (unit = begin; unit < end; unit++) te__act_bwd_unit((const te__act_bwd_job *)user, unit);
+    for (unit = begin; unit < end; unit++) te__act_unit((const te__act_job *)user, unit);
+}
+
+static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale, te_tensor *scale_inv, te_tensor *amax) {
+    int halves = j->bwd && j->gated ? 2 : 1;
+    int64_t wide, i;
+    bool bands = j->col || j->dbias;
+    j->format = j->out ? j->out->dtype : j->col->dtype;
+    j->quantized = te__is_fp8(j->format);
+    j->ld = j->out ? te__cols(j->out) : halves * j->n;
+    j->ldc = j->col ? te__cols(j->col) : 0;
+    j->scale = scale ? *(const float *)te__data(scale) : 1.0f;
+    if (j->n == 0 || (te__max(j->m, j->ldc) == 0 && !j->dbias)) return TE_OK;
+    if (!j->gated && !bands && j->ld == j->n) { /* one long row */
+        j->n = j->ld = j->m * j->n;
+        j->m = 1;
+    }
+    wide = te__max(j->n, j->ld - (halves - 1) * j->n); /* what a half covers, padding included */
+    j->tall = bands ? TE__ACT_BAND : 1;
+    j->wide = bands ? TE__ACT_BAND : TE__ACT_RUN;
+    j->runs = te__div_up(wide, j->wide);
+    j->units = j->dbias ? j->runs : te__div_up(te__max(j->m, j->ldc), j->tall) * j->runs;
+    if (amax) {
+        j->amax = (float *)te__alloc(te, (size_t)j->units * sizeof(float));
+        if (!j->amax) return TE_ERR_OUT_OF_MEMORY;
+    }
+    te__parallel_for(te, j->units, bands ? 1 : 4, te__act_units, j);
+    if (amax) {
+        float largest = 0.0f, *to = (float *)te__data(amax);
+        for (i = 0; i < j->units; i++)
+            if (j->amax[i] > largest) largest = j->amax[i];
+        te__free(te, j->amax, (size_t)j->units * sizeof(float));
+        if (j->format == TE_BF16) largest = te__bf16_to_f32(te__f32_to_bf16(largest)); /* of what is written */
+        if (j->format == TE_F16) largest = te__f16_to_f32(te__f32_to_f16(largest));
+        if (largest > *to) *to = largest;
+    }
+    if (scale_inv) *(float *)te__data(scale_inv) = 1.0f / j->scale;
+    return TE_OK;
+}
+
+static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
+    te__act_job job = TE_ZERO;
+    job.fwd = a;
+    job.act = a->activation;
+    job.limit = a->limit;
+    job.alpha = a->alpha;
+    job.gated = te_activation_is_gated(a->activation);
+    job.x = a->x;
+    job.out = a->y;
+    job.col = a->col;
+    job.m = te__rows(a->x);
+    job.n = job.gated ? te__cols(a->x) / 2 : te__cols(a->x);
+    return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
 static te_result te__cpu_act_bwd(te_ctx *te, const te_act_bwd_args *a) {
-    te__act_bwd_job job = TE_ZERO;
-    int64_t m = te__rows(a->dy);
-    job.a = a;
+    te__act_job job = TE_ZERO;
+    job.bwd = a;
+    job.act = a->activation;
+    job.limit = a->limit;
+    job.alpha = a->alpha;
     job.gated = te_activation_is_gated(a->activation);
+    job.x = a->x;
+    job.out = a->dx;
+    job.col = a->col;
+    job.dbias = a->dbias;
+    job.m = te__rows(a->dy);
     job.n = te__cols(a->dy);
-    if (m == 0 || job.n == 0) return TE_OK;
-    if (!job.gated) {
-        job.n *= m;
-        m = 1;
-    }
-    job.runs = te__div_up(job.n, TE__ACT_RUN);
-    te__parallel_for(te, m * job.runs, 4, te__act_bwd_units, &job);
-    return TE_OK;
+    return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }

@@ -1,72 +1,145 @@
 /* ops/act/cuda.c: the activations, which kernel and how it is launched. Knows plans; must not know the driver. */
 
+/* x, and all rows of ld elements from it on, start at multiples of `bytes`. */
+static bool te__act_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
+    return te__is_aligned(x, (uintptr_t)bytes) && (!x || ld * te__dtype_size(x->dtype) % bytes == 0);
+}
+
+/* Tiles of 128 x 64 over rows up to m and columns up to n; returns those along n. */
+static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
+    int64_t tiles_n = te__div_up(n, 64);
+    te__launch_size(l, te__div_up(m, 128) * tiles_n, 1, 1, 256, 0);
+    return (unsigned)tiles_n;
+}
+
+/* What divides numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic = floor(2^(31+l) / d) + 1 has 32 bits,
+ * and is exact enough for 31. */
+static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
+    te__act_divisor d = TE_ZERO;
+    int l = 1;
+    d.shift = -1;
+    if (width % 8 || width / 8 < 2 || all / 8 >= (int64_t)1 << 31) return d;
+    while ((int64_t)1 << l < width / 8) l++;
+    d.magic = (unsigned)(((uint64_t)1 << (31 + l)) / (uint64_t)(width / 8) + 1);
+    d.shift = l - 1;
+    return d;
+}
+
 static te_result te__cuda_plan_act_fwd(te__plan *p, const te_act_fwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector;
-    int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = te__cols(a->y);
+    const te_tensor *y = a->y ? a->y : a->col;
+    int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
+    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or as many as a store takes */
     te__launch *l;
     te__act_fwd_kargs *k;
-    if (m == 0 || n == 0) return TE_OK;
-    if (!gated && ld == n) { /* one long row */
+    if (n == 0 || te__max(m, ldc) == 0) return TE_OK;
+    if (!gated && ld == n && !a->col) { /* one long row */
         n = ld = m * n;
         m = 1;
     }
-    vector = !p->baseline && n % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
-    l = te__plan_launch(p, "act", "act_fwd");
+    vector = !p->baseline && n % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, (uintptr_t)unit);
+    l = te__plan_launch(p, "act", a->col ? "act_fwd_tile" : "act_fwd");
     k = TE__KARGS(p, l, te__act_fwd_kargs);
     k->x = te__data(a->x);
     k->y = te__data(a->y);
+    k->col = te__data(a->col);
     k->scale = (const float *)te__data(a->scale);
     k->scale_inv = (float *)te__data(a->scale_inv);
     k->amax = (float *)te__data(a->amax);
     k->m = m;
     k->n = n;
     k->ld = ld;
+    k->ldc = ldc;
     k->limit = a->limit;
     k->alpha = a->alpha;
     k->x_dt = a->x->dtype;
-    k->y_dt = a->y->dtype;
+    k->y_dt = y->dtype;
     k->act = a->activation;
-    if (vector) {
+    k->vector_x = te__act_aligned(a->x, n, 16);
+    k->vector_y = te__act_aligned(a->y, ld, unit);
+    k->vector_col = te__act_aligned(a->col, ldc, 16);
+    if (vector || a->col) {
         te__launch_option(l, "ACT", a->activation);
-        te__launch_option(l, "X_DT", a->x->dtype);
-        te__launch_option(l, "Y_DT", a->y->dtype);
+        te__launch_option(l, "X_DT", k->x_dt);
+        te__launch_option(l, "Y_DT", k->y_dt);
     }
-    te__launch_size(l, te__div_up(m * ld, 2048), 1, 1, 256, 0);
-    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    if (a->col) {
+        k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld));
+        te__plan_why(p, "tiles of 128 x 64: codes of rows and of columns from one read of x");
+    } else {
+        k->divisor = te__act_divisor_of(ld, m * ld);
+        te__launch_size(l, te__div_up(m * ld, vector && !gated ? 4096 : 2048), 1, 1, 256, 0);
+        te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    }
     return TE_OK;
 }
 
 static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
-    bool gated = te_activation_is_gated(a->activation), vector;
-    int64_t m = te__rows(a->dy), n = te__cols(a->dy);
+    bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
+    const te_tensor *dx = a->dx ? a->dx : a->col;
+    int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width, ldc = a->col ? te__cols(a->col) : 0;
+    int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16;
     te__launch *l;
     te__act_bwd_kargs *k;
-    if (m == 0 || n == 0) return TE_OK;
-    if (!gated) {
+    float *partial = NULL;
+    if (n == 0) return TE_OK;
+    any = te__max(m, ldc) > 0;
+    tiled = a->col || a->dbias || ld != width;
+    if (!gated && !tiled) {
         n *= m;
         m = 1;
+        width = ld = n;
     }
-    vector = !p->baseline && n % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, 16);
-    l = te__plan_launch(p, "act", "act_bwd");
-    k = TE__KARGS(p, l, te__act_bwd_kargs);
-    k->dy = te__data(a->dy);
-    k->x = te__data(a->x);
-    k->dx = te__data(a->dx);
-    k->m = m;
-    k->n = n;
-    k->limit = a->limit;
-    k->alpha = a->alpha;
-    k->dy_dt = a->dy->dtype;
-    k->x_dt = a->x->dtype;
-    k->dx_dt = a->dx->dtype;
-    k->act = a->activation;
-    if (vector) {
-        te__launch_option(l, "ACT", a->activation);
-        te__launch_option(l, "DY_DT", a->dy->dtype);
-        te__launch_option(l, "X_DT", a->x->dtype);
-        te__launch_option(l, "DX_DT", a->dx->dtype);
+    vector = !p->baseline && n % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, (uintptr_t)unit);
+    if (a->dbias) partial = (float *)te__plan_workspace(p, te__div_up(m, 128) * width * 4);
+    if (any) {
+        l = te__plan_launch(p, "act", tiled ? "act_bwd_tile" : "act_bwd");
+        k = TE__KARGS(p, l, te__act_bwd_kargs);
+        k->dy = te__data(a->dy);
+        k->x = te__data(a->x);
+        k->dx = te__data(a->dx);
+        k->col = te__data(a->col);
+        k->scale = (const float *)te__data(a->scale);
+        k->scale_inv = (float *)te__data(a->scale_inv);
+        k->amax = (float *)te__data(a->amax);
+        k->partial = partial;
+        k->m = m;
+        k->n = n;
+        k->ld = ld;
+        k->ldc = ldc;
+        k->limit = a->limit;
+        k->alpha = a->alpha;
+        k->dy_dt = a->dy->dtype;
+        k->x_dt = a->x->dtype;
+        k->dx_dt = dx->dtype;
+        k->act = a->activation;
+        k->vector_x = te__act_aligned(a->dy, n, 16) && te__act_aligned(a->x, n, 16);
+        k->vector_dx = te__act_aligned(a->dx, ld, unit) && te__act_aligned(a->dx, n, unit);
+        k->vector_col = te__act_aligned(a->col, ldc, 16);
+        if (vector || tiled) {
+            te__launch_option(l, "ACT", a->activation);
+            te__launch_option(l, "DY_DT", k->dy_dt);
+            te__launch_option(l, "X_DT", k->x_dt);
+            te__launch_option(l, "DX_DT", k->dx_dt);
+        }
+        k->divisor = te__act_divisor_of(n, m * n);
+        if (tiled) te__launch_option(l, "BIAS", partial != NULL);
+        if (tiled) k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld - width + n));
+        else te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
     }
-    te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
-    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    if (a->dbias) {
+        te__act_bias_kargs *sum;
+        l = te__plan_launch(p, "act", "act_bias");
+        sum = TE__KARGS(p, l, te__act_bias_kargs);
+        sum->partial = partial;
+        sum->dbias = te__data(a->dbias);
+        sum->tiles = te__div_up(m, 128);
+        sum->n = width;
+        sum->dbias_dt = a->dbias->dtype;
+        sum->accumulate = a->accumulate;
+        te__launch_size(l, te__div_up(width, 32), 1, 1, 256, 0);
+    }
+    te__plan_why(p, tiled ? "tiles of 128 x 64: codes of rows and of columns, sums of columns from one read" :
+                 vector ? "eight elements a thread" : "general: one element at a time");
     return TE_OK;
 }

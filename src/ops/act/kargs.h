@@ -1,21 +1,50 @@
 /* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
+/* Division of i / 8 < 2^31 by a width / 8: the upper word of its product with `magic`, shifted. shift < 0: the number of elements is beyond. */
+typedef struct te__act_divisor {
+    unsigned magic;
+    int shift;
+} te__act_divisor;
+
 /* y [m, ld] = f(x), x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y are written as 0. */
 typedef struct te__act_fwd_kargs {
     const void *x;
-    void *y;
+    void *y;             /* [m, ld], or NULL */
+    void *col;           /* [n, ldc]: the codes transposed, or NULL */
     const float *scale;      /* [1], or NULL: y is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
-    long long m, n, ld;
+    long long m, n, ld, ldc;
+    unsigned tiles_n;        /* of act_fwd_tile: tiles along n */
+    te__act_divisor divisor; /* of act_fwd with options: by ld */
     float limit, alpha;
     int x_dt, y_dt, act;
+    int vector_x;   /* all rows of x, and of its halves, start at multiples of 16 bytes */
+    int vector_y;   /* rows of y start at multiples of 16 bytes, of 8 if it is FP8 */
+    int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_fwd_kargs;
 
-/* dx = dy f'(x): dy [m, n]; x and dx [m, n] or, gated, [m, 2n]. */
+/* dx = dy f'(x): dy [m, n]; x [m, n] or, gated, [m, 2n]; dx [m, ld], ld at least as wide as x and wider only as FP8. */
 typedef struct te__act_bwd_kargs {
     const void *dy, *x;
-    void *dx;
-    long long m, n;
+    void *dx;                /* or NULL */
+    void *col;               /* [n or 2n, ldc]: the codes transposed, or NULL */
+    const float *scale;      /* [1], or NULL: dx is not quantized */
+    float *scale_inv, *amax; /* [1], or NULL */
+    float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */
+    long long m, n, ld, ldc;
+    unsigned tiles_n;        /* of act_bwd_tile: tiles along n */
+    te__act_divisor divisor; /* of act_bwd with options: by n */
     float limit, alpha;
     int dy_dt, x_dt, dx_dt, act;
+    int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */
+    int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */
+    int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_bwd_kargs;
+
+/* dbias [n] = the sum over the tiles of partial [tiles, n], or that added to it. */
+typedef struct te__act_bias_kargs {
+    const float *partial;
+    void *dbias;
+    long long tiles, n;
+    int dbias_dt, accumulate;
+} te__act_bias_kargs;

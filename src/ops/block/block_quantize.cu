@@ -1,19 +1,18 @@
 // ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column (column-wise copy, transposed), or
 // for each 128 x 128: scales and both copies from one read of x.
 //
-//            128 columns: two halves of 64 (tx: 8 of each)
-//          +-------------------------+-------------------------+     thread (tx = t % 8, ty = t / 8) keeps 4 x 16 elements of x in registers
-//   128    | ty: 4 rows              |                         |     row amax     across the 8 tx of a row, by shuffles
-//   rows   |    8 elements           |    8 elements           |     column amax  across the 4 ty of a warp, then 8 warps in shared memory
-//          +-------------------------+-------------------------+     both copies  scaled and rounded from the same registers
+//            128 columns: tx, 8 of each
+//          +-------------------------+     thread (tx = t % 16, ty = t / 16) keeps 4 x 8 elements of x in registers
+//   128    | ty: 4 rows              |     row amax     across the 16 tx of a row, by shuffles
+//   rows   |    8 elements           |     column amax  across the 2 ty of a warp, then 16 warps in shared memory
+//          +-------------------------+     both copies  scaled and rounded from the same registers
 //
-// Row-wise codes: neighbouring lanes swap halves, so that a lane stores 16 bytes. Column-wise codes: a word is one column of 4 rows, which goes
-// through shared memory (tile.cuh) to stores of 16 bytes.
+// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (tile.cuh) to stores of 16 bytes.
 //
 // Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: that is how padding is written.
 // Tiles that hold nothing but padding have no scales.
 //
-// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
+// Launch: block 512, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4
@@ -23,53 +22,18 @@
 // te:row X_DT=1 Y_DT=4
 // te:row X_DT=1 Y_DT=5
 #include "ops/block/kargs.h"
+#include "device/eight.cuh"
 #include "device/tile.cuh"
 #include "base/scaling.h"
 #ifdef X_DT
 #define PACKED (X_DT != TE_F32)
+#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1) // a multiprocessor should hold, where the registers suffice
 #else
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
 #define PACKED false
+#define BLOCKS 1
 #endif
-
-// Eight elements as they lie in memory: 16-bit formats stay as they are until they are used, which halves the registers of a tile.
-template <bool packed> struct te_eight {
-    te_u32 w[packed ? 4 : 8];
-};
-template <bool packed> TE_DEV te_eight<packed> te_eight_load(const void *p, te_i64 i, int dt) {
-    te_eight<packed> e;
-    if constexpr (packed) {
-        uint4 u = *(const uint4 *)((const te_u16 *)p + i);
-        e.w[0] = u.x, e.w[1] = u.y, e.w[2] = u.z, e.w[3] = u.w;
-    } else {
-        float v[8];
-        te_load8(p, i, dt, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) e.w[k] = __float_as_uint(v[k]);
-    }
-    return e;
-}
-// The same of any alignment; only n of them exist, the others are 0.
-template <bool packed> TE_DEV te_eight<packed> te_eight_part(const void *p, te_i64 i, int dt, te_i64 n) {
-    te_eight<packed> e;
-#pragma unroll
-    for (int k = 0; k < (packed ? 4 : 8); k++) e.w[k] = 0;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        if (k >= n) break;
-        if constexpr (packed) e.w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));
-        else e.w[k] = __float_as_uint(te_load(p, i + k, dt));
-    }
-    return e;
-}
-template <bool packed> TE_DEV float te_eight_get(const te_eight<packed> &e, int k, int dt) {
-    if constexpr (packed) {
-        te_u16 h = (te_u16)(e.w[k >> 1] >> (16 * (k & 1)));
-        return dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);
-    }
-    return __uint_as_float(e.w[packed ? 0 : k]);
-}
 
 // One step of a maximum across lanes: those whose index differs in `lane_bit` share 2n values; each keeps n, the upper ones where its bit is set.
 template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
@@ -81,48 +45,60 @@ template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {
+    te_follow();
     __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ __align__(16) float col_scale[128];
     __shared__ float scratch[32];
-    float *part = (float *)tile; // [8 warps][128 columns] of amaxes, before the tile is filled
-    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3, lane = threadIdx.x & 31;
+    float *part = (float *)tile; // [16 warps][128 columns] of amaxes, before the tile is filled
+    int tx = threadIdx.x & 15, ty = threadIdx.x >> 4, lane = threadIdx.x & 31;
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
     te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * 128;
     te_i64 row = first_row + ty * 4, col = first_col + tx * 8;
     bool scaled = first_row < a.m && first_col < a.n; // else all of it is padding
 
     // The loads come first, with nothing between them: they are all on their way before the first is waited for.
-    te_eight<PACKED> x[4][2];
-    if (a.vector_x && row + 4 <= a.m && col + 72 <= a.n) {
+    te_eight<PACKED> x[4];
+    if (a.vector_x && row + 4 <= a.m && col + 8 <= a.n) {
 #pragma unroll
-        for (int r = 0; r < 4; r++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) x[r][h] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col + 64 * h, X_DT);
+        for (int r = 0; r < 4; r++) x[r] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col, X_DT);
     } else {
 #pragma unroll
-        for (int r = 0; r < 4; r++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                te_i64 at = (row + r) * a.n + col + 64 * h, there = row + r < a.m ? a.n - col - 64 * h : 0;
-                if (a.vector_x && there >= 8) x[r][h] = te_eight_load<PACKED>(a.x, at, X_DT);
-                else x[r][h] = te_eight_part<PACKED>(a.x, at, X_DT, there);
-            }
+        for (int r = 0; r < 4; r++) {
+            te_i64 at = (row + r) * a.n + col, there = row + r < a.m ? a.n - col : 0;
+            if (a.vector_x && there >= 8) x[r] = te_eight_load<PACKED>(a.x, at, X_DT);
+            else x[r] = te_eight_part<PACKED>(a.x, at, X_DT, there);
+        }
     }
     if (a.noop && *a.noop == 1.0f) return;
     float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;
 
-    // NaN drops out of fmaxf.
-    float row_amax[4] = {0.0f, 0.0f, 0.0f, 0.0f}, col_amax[16];
+    // NaN drops out of every maximum. 16-bit formats are compared two at a time, as they lie.
+    float row_amax[4] = {}, col_amax[8] = {};
+    if constexpr (PACKED) {
+        te_u32 rows[4] = {}, columns[4] = {};
 #pragma unroll
-    for (int c = 0; c < 16; c++) {
-        col_amax[c] = 0.0f;
+        for (int r = 0; r < 4; r++)
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
-            float v = fabsf(te_eight_get<PACKED>(x[r][c >> 3], c & 7, X_DT));
-            row_amax[r] = fmaxf(row_amax[r], v);
-            col_amax[c] = fmaxf(col_amax[c], v);
+            for (int h = 0; h < 4; h++) {
+                te_u32 pair = x[r].w[h] & 0x7fff7fffu;
+                rows[r] = te_half2_max(rows[r], pair, X_DT), columns[h] = te_half2_max(columns[h], pair, X_DT);
+            }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            te_eight<PACKED> most = {{rows[i], columns[i], 0, 0}};
+            row_amax[i] = fmaxf(te_eight_get<PACKED>(most, 0, X_DT), te_eight_get<PACKED>(most, 1, X_DT));
+            col_amax[2 * i] = te_eight_get<PACKED>(most, 2, X_DT), col_amax[2 * i + 1] = te_eight_get<PACKED>(most, 3, X_DT);
         }
+    } else {
+#pragma unroll
+        for (int c = 0; c < 8; c++)
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                float v = fabsf(te_eight_get<PACKED>(x[r], c, X_DT));
+                row_amax[r] = fmaxf(row_amax[r], v);
+                col_amax[c] = fmaxf(col_amax[c], v);
+            }
     }
 
     float row_scale; // of one of the thread's four rows: `mine`
@@ -142,23 +118,23 @@ extern "C" __global__ void __launch_bounds__(256) te_block_quantize(const __grid
         }
     } else {
         if (a.col) {
-            te_halve<8>(col_amax, 8);
             te_halve<4>(col_amax, 16);
-            int c = (lane & 8) * 8 + tx * 8 + (lane & 16) / 4; // four neighbours from here on
+            int c = tx * 8 + (lane & 16) / 4; // four neighbours from here on
             *(float4 *)(part + (threadIdx.x >> 5) * 128 + c) = make_float4(col_amax[0], col_amax[1], col_amax[2], col_amax[3]);
         }
         te_halve<2>(row_amax, 1);
         te_halve<1>(row_amax, 2);
         row_amax[0] = fmaxf(row_amax[0], __shfl_xor_sync(0xffffffffu, row_amax[0], 4));
+        row_amax[0] = fmaxf(row_amax[0], __shfl_xor_sync(0xffffffffu, row_amax[0], 8));
         row_scale = te__block_scale(row_amax[0], fp8_max, a.epsilon, a.limit, a.power_of_two);
-        if (scaled && a.row && !(lane & 4) && row + mine < a.ld_row_scale)
+        if (scaled && a.row && !(lane & 12) && row + mine < a.ld_row_scale)
             a.row_scale[tile_n * a.ld_row_scale + row + mine] = row + mine < a.m ? te__rcp_f32(row_scale) : 0.0f;
         if (a.col) {
             __syncthreads();
             if (threadIdx.x < 128) {
                 float amax = 0.0f;
 #pragma unroll
-                for (int w = 0; w < 8; w++) amax = fmaxf(amax, part[w * 128 + threadIdx.x]);
+                for (int w = 0; w < 16; w++) amax = fmaxf(amax, part[w * 128 + threadIdx.x]);
                 float scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);
                 te_i64 c = first_col + threadIdx.x;
                 col_scale[threadIdx.x] = scale;
@@ -169,58 +145,44 @@ extern "C" __global__ void __launch_bounds__(256) te_block_quantize(const __grid
 
     if (a.row) {
         te_u8 *q = (te_u8 *)a.row;
-        bool odd = lane & 1;
-        te_i64 to = first_col + (odd ? 64 : 0) + (tx & 6) * 8; // 16 columns from here on, after the swap
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            float scale = __shfl_sync(0xffffffffu, row_scale, (lane & 24) | r >> 1 | (r & 1) << 1);
-            te_u32 code[2][2];
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-#pragma unroll
-                for (int w = 0; w < 2; w++) {
-                    float v[4];
-#pragma unroll
-                    for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_eight_get<PACKED>(x[r][h], 4 * w + k, X_DT), scale);
-                    code[h][w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;
-                }
-            te_u32 got[2], out[4];
+            float scale = __shfl_sync(0xffffffffu, row_scale, (lane & 16) | r >> 1 | (r & 1) << 1);
+            te_u32 code[2];
 #pragma unroll
             for (int w = 0; w < 2; w++) {
-                got[w] = __shfl_xor_sync(0xffffffffu, odd ? code[0][w] : code[1][w], 1);
-                out[w] = odd ? got[w] : code[0][w];
-                out[2 + w] = odd ? code[1][w] : got[w];
+                float v[4];
+#pragma unroll
+                for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_eight_get<PACKED>(x[r], 4 * w + k, X_DT), scale);
+                code[w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;
             }
             if (row + r >= a.m) continue; // no return: the others still shuffle
-            if (a.vector_row && to + 16 <= a.ld) {
-                *(uint4 *)(q + (row + r) * a.ld + to) = make_uint4(out[0], out[1], out[2], out[3]);
+            if (a.vector_row && col + 8 <= a.ld) {
+                *(uint2 *)(q + (row + r) * a.ld + col) = make_uint2(code[0], code[1]);
             } else {
 #pragma unroll
-                for (int k = 0; k < 16; k++)
-                    if (to + k < a.ld) q[(row + r) * a.ld + to + k] = (te_u8)(out[k >> 2] >> (8 * (k & 3)));
+                for (int k = 0; k < 8; k++)
+                    if (col + k < a.ld) q[(row + r) * a.ld + col + k] = (te_u8)(code[k >> 2] >> (8 * (k & 3)));
             }
         }
     }
     if (a.col) {
         __syncthreads(); // the scales of the columns are there, and `part` has been read
 #pragma unroll
-        for (int h = 0; h < 2; h++)
+        for (int f = 0; f < 2; f++) {
+            float4 scale = *(const float4 *)(col_scale + tx * 8 + 4 * f);
+            float s[4] = {scale.x, scale.y, scale.z, scale.w};
 #pragma unroll
-            for (int f = 0; f < 2; f++) {
-                float4 scale = *(const float4 *)(col_scale + 64 * h + tx * 8 + 4 * f);
-                float s[4] = {scale.x, scale.y, scale.z, scale.w};
+            for (int k = 0; k < 4; k++) {
+                float v[4];
 #pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    float v[4];
-#pragma unroll
-                    for (int r = 0; r < 4; r++) v[r] = __fmul_rn(te_eight_get<PACKED>(x[r][h], 4 * f + k, X_DT), s[k]);
-                    te_u32 word = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;
-                    te_tile_put(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, tx, ty, 4 * f + k, word);
-                }
+                for (int r = 0; r < 4; r++) v[r] = __fmul_rn(te_eight_get<PACKED>(x[r], 4 * f + k, X_DT), s[k]);
+                te_u32 word = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;
+                te_tile_put(tile + (tx >> 3) * TE_TILE_COLUMNS * TE_TILE_WORDS, tx & 7, ty, 4 * f + k, word);
             }
+        }
         __syncthreads();
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            te_tile_store(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, a.col, a.ldc, first_row, first_col + 64 * h, a.n, 1, a.vector_col);
+        int half = threadIdx.x >> 8; // of the block, and of the columns
+        te_tile_store(tile + half * TE_TILE_COLUMNS * TE_TILE_WORDS, a.col, a.ldc, first_row, first_col + 64 * half, a.n, 1, a.vector_col, threadIdx.x & 255);
     }
 }

@@ -26,6 +26,6 @@ typedef struct te__block_dequantize_kargs {
     unsigned tiles_n; /* column-wise: tiles along n */
     int q_dt, y_dt;
     int two_dimensional;
-    int vector_q; /* rows of q start at multiples of 8 bytes */
+    int vector_q; /* rows of q start at multiples of 8 bytes; column-wise: of 16 */
     int vector_y; /* rows of y start at multiples of 16 bytes */
 } te__block_dequantize_kargs;

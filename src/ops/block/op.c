@@ -250,7 +250,7 @@ static te_result te__cuda_plan_block_quantize(te__plan *p, const te_block_quanti
     k->vector_x = te__block_aligned(a->x, 16);
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_size(l, tiles_m * tiles_n, 1, 1, 256, 0);
+    te__launch_size(l, tiles_m * tiles_n, 1, 1, 512, 0);
     p->native = p->sm >= 89;
     te__plan_why(p, p->native ? "one pass for scales and both copies; cvt instructions"
                               : "one pass for scales and both copies; FP8 rounding in integer arithmetic, which gives the same bits");
@@ -273,13 +273,13 @@ static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_block_dequ
     k->q_dt = a->q->dtype;
     k->y_dt = a->y->dtype;
     k->two_dimensional = a->two_dimensional;
-    k->vector_q = te__block_aligned(a->q, 8);
+    k->vector_q = te__block_aligned(a->q, a->columnwise ? 16 : 8);
     k->vector_y = te__block_aligned(a->y, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     if (a->columnwise) {
         k->tiles_n = (unsigned)te__div_up(k->n, 128);
-        te__launch_size(l, te__div_up(k->m, 64) * k->tiles_n, 1, 1, 256, 0);
+        te__launch_size(l, te__div_up(k->m, 128) * k->tiles_n, 1, 1, 256, 0);
     } else {
         te__launch_size(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 1, 1, 256, 0);
     }

@@ -51,6 +51,7 @@ TE_DEV float4 te_column_part(const te__column_sum_kargs &a, te_i64 chunk, te_i64
 }
 
 extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_column_sum(const __grid_constant__ te__column_sum_kargs a) {
+    te_follow();
     __shared__ __align__(16) float part[8][256];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     te_u32 chunk = blockIdx.x / a.column_blocks, column_block = blockIdx.x - chunk * a.column_blocks;

@@ -25,6 +25,7 @@ typedef struct te__random_kargs {
     void *dst;
     long long n;
     unsigned long long seed, offset;
+    const void *rng; /* te__rng_read */
     float a, b;
     float below_b; /* the largest f32 under b */
     int kind;      /* te_random_kind */

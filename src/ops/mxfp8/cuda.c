@@ -5,16 +5,16 @@ static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && ld * te__dtype_size(x->dtype) % bytes == 0;
 }
 
-/* A block for each tile of 128 x 128. */
-static void te__mx_grid(te__launch *l, int64_t tiles_m, int64_t tiles_n) {
-    int64_t most = 65535; /* what y and z can count */
-    te__launch_size(l, tiles_n, te__min(tiles_m, most), te__div_up(tiles_m, most), 512, 0);
+/* A block for each tile that is wanted of m x n. */
+static void te__mx_grid(te__launch *l, int64_t m, int64_t n) {
+    int64_t most = 65535 /* what y and z can count */, tiles_m = te__div_up(m, TE__MX_ROWS);
+    te__launch_size(l, te__div_up(n, TE__MX_COLS), te__min(tiles_m, most), te__div_up(tiles_m, most), 256, 0);
 }
 
 static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quantize_args *a) {
     te__mxfp8_quantize_kargs args = TE_ZERO;
     te__launch *l;
-    int64_t tiles_m, tiles_n;
+    int64_t wide; /* codes and scales, with their padding */
     args.x = te__data(a->x);
     args.row = te__data(a->row);
     args.col = te__data(a->col);
@@ -32,19 +32,18 @@ static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quanti
     args.vector_x = te__mx_rows_aligned(a->x, args.n, 16);
     args.vector_row = a->row && te__mx_rows_aligned(a->row, args.ld, 8);
     args.vector_col = a->col && te__mx_rows_aligned(a->col, args.ldc, 8);
-    args.vector_scales = te__is_aligned(a->row_scale, 4) && te__is_aligned(a->col_scale, 4);
-    /* Tiles cover the padding of the codes too; that of the scales lies within the tiles of x. */
-    tiles_m = te__div_up(args.m, 128);
-    tiles_n = te__div_up(te__max(args.n, te__max(args.ld, args.ldc)), 128);
-    if (tiles_m * tiles_n == 0) return TE_OK;
+    args.scale_rows = te__round_up(args.m, 128);
+    args.scale_cols = te__round_up(args.n, 128);
+    wide = te__max(args.scale_cols, te__max(args.ld, args.ldc));
+    if (args.m == 0 || wide == 0) return TE_OK;
     l = te__plan_launch(p, "mxfp8", "mxfp8_quantize");
     *TE__KARGS(p, l, te__mxfp8_quantize_kargs) = args;
     te__launch_option(l, "X_DT", args.x_dt);
     te__launch_option(l, "Y_DT", args.y_dt);
-    te__mx_grid(l, tiles_m, tiles_n);
+    te__mx_grid(l, args.scale_rows, wide);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one read of x, a warp a 32 x 32 tile; cvt instructions"
-                              : "one read of x, a warp a 32 x 32 tile; FP8 rounding in integer arithmetic, which gives the same bits");
+    te__plan_why(p, p->native ? "one read of x, tiles of 32 x 256; cvt instructions"
+                              : "one read of x, tiles of 32 x 256; FP8 rounding in integer arithmetic, which gives the same bits");
     return TE_OK;
 }
 
@@ -67,8 +66,8 @@ static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_mxfp8_dequ
     k->vector = te__mx_rows_aligned(a->q, k->ld, 8) && te__mx_rows_aligned(a->y, k->n, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__mx_grid(l, te__div_up(k->m, 128), te__div_up(k->n, 128));
+    te__mx_grid(l, k->m, k->n);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one pass, a warp a 32 x 32 tile; cvt instructions" : "one pass, a warp a 32 x 32 tile; FP8 decoded in integer arithmetic, exactly");
+    te__plan_why(p, p->native ? "one pass, tiles of 32 x 256; cvt instructions" : "one pass, tiles of 32 x 256; FP8 decoded in integer arithmetic, exactly");
     return TE_OK;
 }

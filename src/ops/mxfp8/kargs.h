@@ -1,6 +1,9 @@
 /* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
-/* A block does one tile of 128 rows and 128 columns. */
+/* What a block does. */
+#define TE__MX_ROWS 32
+#define TE__MX_COLS 256
+
 typedef struct te__mxfp8_quantize_kargs {
     const void *x; /* [m, n] */
     void *row;     /* [m, ld], or NULL */
@@ -8,15 +11,14 @@ typedef struct te__mxfp8_quantize_kargs {
     unsigned char *row_scale, *col_scale;
     const float *noop; /* [1], or NULL */
     long long m, n, ld, ldc;
+    long long scale_rows, scale_cols; /* m and n up to multiples of 128: the scales' padding is written too */
     int x_dt, y_dt;
     int two_dimensional, swizzled;
     int vector_x;      /* rows of x start at multiples of 16 bytes */
     int vector_row;    /* rows of `row` start at multiples of 8 bytes */
     int vector_col;    /* rows of `col`, too */
-    int vector_scales; /* both scales start at multiples of 4 bytes */
 } te__mxfp8_quantize_kargs;
 
-/* A block does one tile of 128 rows and 128 columns. */
 typedef struct te__mxfp8_dequantize_kargs {
     const void *q; /* [m, ld] */
     const unsigned char *scale;

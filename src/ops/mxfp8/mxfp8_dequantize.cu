@@ -1,8 +1,8 @@
 // ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.
 //
-// mxfp8.cuh has the picture. A lane reads one scale, and the warp hands them out.
+// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.
 //
-// Launch: block 512, grid: tiles of 128 x 128, along n in x, along m in y and z. Any size, any alignment of at least an element.
+// Launch: block 256, grid: tiles, along n in x, along m in y and z. Any size, any alignment of at least an element.
 //
 // te:baseline
 // te:row Q_DT=4 Y_DT=3
@@ -14,23 +14,15 @@
 #ifndef Q_DT
 #define Q_DT a.q_dt
 #define Y_DT a.y_dt
-#define BLOCKS 2 /* a multiprocessor should hold: room for registers */
-#else
-#define BLOCKS 3
 #endif
 
-// Where the scale of a line's group stands; te__mx_scale_at of op.c says the same to the host.
-TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {
-    if (swizzled) return (line / 128 * (groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
-    return columnwise ? group * lines + line : line * groups + group;
-}
-
-extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {
-    te_mx_place p = te_mx_place_of_thread();
-    int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);
-    if (rows == 0) return;
-    const te_u8 *q = (const te_u8 *)a.q + te_mx_offset(p, a.ld);
-    bool whole = a.vector && p.row + 4 <= rows && p.col + 8 <= cols;
+extern "C" __global__ void __launch_bounds__(256) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {
+    te_follow();
+    te_mx_place p;
+    int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);
+    if (rows == 0 || cols == 0) return;
+    const te_u8 *q = (const te_u8 *)a.q + p.row * a.ld + p.col;
+    bool whole = a.vector && rows == 4 && cols == 8;
     uint2 code[4] = {};
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -39,21 +31,29 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_dequantize(co
         } else {
 #pragma unroll
             for (int k = 0; k < 8; k++)
-                if (p.row + r < rows && p.col + k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));
+                if (r < rows && k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));
         }
     }
-    // The padding of the scales covers the block's tile, whatever x covers of it.
-    te_i64 tiles_m = te_div_up(a.m, 128), tiles_n = te_div_up(a.n, 128);
-    float factor[8]; // of the thread's columns, or in the first four of its rows
-    if (a.columnwise) {
-        te_i64 at = te_mx_scale_at((te_i64)p.tile_n * 128 + p.scale_col, (te_i64)p.tile_m * 4 + p.warp_m, tiles_n * 128, tiles_m * 4, true, a.swizzled);
-        te_mx_spread_cols(te__e8m0_to_f32(a.scale[at]), p.lane, factor);
+    // The padding of the scales, to 128 lines, covers the thread's rows and columns. Its lines lie evenly in both layouts.
+    te_i64 lines_m = te_div_up(a.m, 128) * 128, lines_n = te_div_up(a.n, 128) * 128, first, step = 16;
+    if (a.columnwise) first = te_mx_scale_at(p.col, p.row / 32, lines_n, lines_m / 32, true, a.swizzled);
+    else first = te_mx_scale_at(p.row, p.col / 32, lines_m, lines_n / 32, false, a.swizzled);
+    if (!a.swizzled) step = a.columnwise ? 1 : lines_n / 32;
+    te_u32 e[8] = {};
+    if (step == 1 && ((te_u64)a.scale & 7) == 0) { // plain scales of eight columns
+        uint2 u = *(const uint2 *)(a.scale + first);
+#pragma unroll
+        for (int i = 0; i < 8; i++) e[i] = (i < 4 ? u.x : u.y) >> (8 * (i & 3));
     } else {
-        te_i64 at = te_mx_scale_at((te_i64)p.tile_m * 128 + p.scale_row, (te_i64)p.tile_n * 4 + p.warp_n, tiles_m * 128, tiles_n * 4, false, a.swizzled);
-        te_mx_spread_rows(te__e8m0_to_f32(a.scale[at]), p.lane, factor);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < 4 || a.columnwise) e[i] = a.scale[first + i * step];
     }
+    float factor[8]; // of the thread's columns, or in the first four of its rows
+#pragma unroll
+    for (int i = 0; i < 8; i++) factor[i] = te__e8m0_to_f32((te_u8)e[i]);
 
-    te_i64 at = te_mx_offset(p, a.n);
+    te_i64 at = p.row * a.n + p.col;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         float v[8];
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_dequantize(co
         } else {
 #pragma unroll
             for (int k = 0; k < 8; k++)
-                if (p.row + r < rows && p.col + k < cols) te_store(a.y, at + r * a.n + k, Y_DT, v[k]);
+                if (r < rows && k < cols) te_store(a.y, at + r * a.n + k, Y_DT, v[k]);
         }
     }
 }

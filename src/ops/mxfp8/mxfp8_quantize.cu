@@ -1,13 +1,13 @@
 // ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:
 //   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))
 //
-// mxfp8.cuh has the picture: 16 warps, each a tile of 32 x 32, all in registers. Only the scales meet in shared memory, so that they
-// leave in words: as the 512 bytes of 128 x 4 scales that the swizzled layout is made of, plain or not.
+// mxfp8.cuh has the picture. x stays in registers. Four neighbouring lanes have a group of each of their rows; the maxima of columns meet in
+// shared memory, where a thread takes one column, and its factor goes back the same way.
 //
-// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns: that is how all padding
-// is written.
+// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns and the padding of the
+// scales: that is how all padding is written.
 //
-// Launch: block 512, grid: tiles of 128 x 128, along n in x, along m in y and z. Any size, any alignment of at least an element.
+// Launch: block 256, grid: tiles, along n in x, along m in y and z. Any size, any alignment of at least an element.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4
@@ -16,6 +16,7 @@
 // te:row X_DT=2 Y_DT=5
 // te:row X_DT=1 Y_DT=4
 // te:row X_DT=1 Y_DT=5
+#include "device/eight.cuh"
 #include "ops/mxfp8/kargs.h"
 #include "ops/mxfp8/mxfp8.cuh"
 #ifndef X_DT
@@ -23,7 +24,7 @@
 #define Y_DT a.y_dt
 #define BLOCKS 1 /* a multiprocessor should hold: room for registers */
 #else
-#define BLOCKS (TE_HAS_FP8_CVT ? 2 : 1)
+#define BLOCKS (!TE_HAS_FP8_CVT ? 2 : X_DT == TE_F32 ? 4 : __CUDA_ARCH__ < 1000 ? 6 : 5)
 #endif
 
 // Eight elements as they lie in memory: 4 words of 16-bit formats, 8 of f32.
@@ -51,49 +52,54 @@ TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
 }
 TE_DEV float te_mx_value(const te_u32 w[8], int k, int dt) { return dt == TE_F32 ? __uint_as_float(w[k]) : te_mx_half(w[k >> 1], k & 1, dt); }
 
-// The larger of two pairs of magnitudes: of a number and NaN, the number.
-TE_DEV te_u32 te_mx_max2(te_u32 a, te_u32 b, int dt) {
-    te_u32 c;
-    if (dt == TE_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    else asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
-
-// The maxima of |x| over the thread's rows and columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a time, as
-// they lie.
-TE_DEV void te_mx_local_max(const te_u32 w[4][8], int dt, float row_most[4], float col_most[8]) {
+// The maxima of |x| over the thread's rows, or over its columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a
+// time, as they lie.
+TE_DEV void te_mx_rows_most(const te_u32 w[4][8], int dt, float most[4]) {
 #pragma unroll
-    for (int k = 0; k < 8; k++) col_most[k] = row_most[k & 3] = 0.0f;
-    if (dt == TE_F32) {
+    for (int r = 0; r < 4; r++) {
+        if (dt == TE_F32) {
+            most[r] = 0.0f;
 #pragma unroll
-        for (int r = 0; r < 4; r++)
+            for (int k = 0; k < 8; k++) most[r] = fmaxf(most[r], fabsf(__uint_as_float(w[r][k])));
+        } else {
+            te_u32 pair = 0;
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                float magnitude = fabsf(__uint_as_float(w[r][k]));
-                row_most[r] = fmaxf(row_most[r], magnitude), col_most[k] = fmaxf(col_most[k], magnitude);
-            }
-    } else {
-        te_u32 col[4] = {};
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            te_u32 row = 0;
-#pragma unroll
-            for (int h = 0; h < 4; h++) {
-                te_u32 pair = w[r][h] & 0x7fff7fffu;
-                row = te_mx_max2(row, pair, dt), col[h] = te_mx_max2(col[h], pair, dt);
-            }
-            row_most[r] = fmaxf(te_mx_half(row, 0, dt), te_mx_half(row, 1, dt));
+            for (int h = 0; h < 4; h++) pair = te_half2_max(pair, w[r][h] & 0x7fff7fffu, dt);
+            most[r] = fmaxf(te_mx_half(pair, 0, dt), te_mx_half(pair, 1, dt));
         }
-#pragma unroll
-        for (int k = 0; k < 8; k++) col_most[k] = te_mx_half(col[k >> 1], k & 1, dt);
     }
+}
+TE_DEV void te_mx_columns_most(const te_u32 w[4][8], int dt, float most[8]) {
+#pragma unroll
+    for (int h = 0; h < 4; h++) {
+        if (dt == TE_F32) {
+#pragma unroll
+            for (int k = h; k < 8; k += 4) {
+                most[k] = 0.0f;
+#pragma unroll
+                for (int r = 0; r < 4; r++) most[k] = fmaxf(most[k], fabsf(__uint_as_float(w[r][k])));
+            }
+        } else {
+            te_u32 pair = 0;
+#pragma unroll
+            for (int r = 0; r < 4; r++) pair = te_half2_max(pair, w[r][h] & 0x7fff7fffu, dt);
+            most[2 * h] = te_mx_half(pair, 0, dt), most[2 * h + 1] = te_mx_half(pair, 1, dt);
+        }
+    }
+}
+// The maximum over row lane % 4 of the four lanes of a group. Every step hands over the half that the other lane will finish.
+TE_DEV float te_mx_group_most(const float v[4], int lane) {
+    bool up = lane & 2;
+    float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));
+    float b = fmaxf(up ? v[3] : v[1], __shfl_xor_sync(TE_MX_ALL, up ? v[1] : v[3], 2));
+    up = lane & 1;
+    return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));
 }
 
 // The codes of the thread's elements for one copy; `there` columns have a place in it. `scale` holds a factor for each column, or one in
 // its first four for each row.
 TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_u32 w[4][8], int dt, const float scale[8],
                               bool columnwise, int y_dt) {
-    uint2 code[4];
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         te_u32 c[4];
@@ -103,86 +109,78 @@ TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool ve
             float hi = __fmul_rn(te_mx_value(w[r], 2 * h + 1, dt), columnwise ? scale[2 * h + 1] : scale[r]);
             c[h] = te_f32x2_to_fp8(lo, hi, y_dt);
         }
-        code[r] = make_uint2(c[0] | c[1] << 16, c[2] | c[3] << 16);
-    }
-    if (vector && rows >= 4 && there >= 8) {
-#pragma unroll
-        for (int r = 0; r < 4; r++) *(uint2 *)(to + r * ld) = code[r];
-    } else {
-#pragma unroll
-        for (int r = 0; r < 4; r++)
+        c[0] |= c[1] << 16, c[1] = c[2] | c[3] << 16;
+        if (r >= rows) continue;
+        if (vector && there == 8) {
+            *(uint2 *)(to + r * ld) = make_uint2(c[0], c[1]);
+        } else {
 #pragma unroll
             for (int k = 0; k < 8; k++)
-                if (r < rows && k < there) to[r * ld + k] = (te_u8)((k < 4 ? code[r].x : code[r].y) >> (8 * (k & 3)));
+                if (k < there) to[r * ld + k] = (te_u8)(c[k >> 2] >> (8 * (k & 3)));
+        }
     }
 }
 
-TE_DEV void te_mx_store_word(te_u8 *to, te_u32 w, bool vector) {
-    if (vector) {
-        *(te_u32 *)to = w;
-    } else {
-#pragma unroll
-        for (int b = 0; b < 4; b++) to[b] = (te_u8)(w >> (8 * b));
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
-    __shared__ te_u32 row_scales[128], col_scales[128]; // 128 lines x 4 groups, swizzled: word line % 32 * 4 + line / 32, byte group
-    te_mx_place p = te_mx_place_of_thread();
-    int rows = te_mx_left(a.m, p.tile_m), cols = te_mx_left(a.n, p.tile_n);
-    if (rows == 0) return;
-    te_i64 at = te_mx_offset(p, a.n);
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
+    te_follow();
+    __shared__ __align__(16) float part[8][TE__MX_COLS]; // maxima over each warp's rows
+    __shared__ __align__(16) te_u16 factors[TE__MX_COLS]; // upper halves: a power of two has no other
+    te_mx_place p;
+    int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);
     te_u32 w[4][8] = {};
-    if (a.vector_x && p.row + 4 <= rows && p.col + 8 <= cols) {
+    // The loads come first, with nothing between them: they are all on their way before the first is waited for.
+    if (a.vector_x && rows == 4 && cols == 8) {
 #pragma unroll
-        for (int r = 0; r < 4; r++) te_mx_load8(a.x, at + r * a.n, X_DT, w[r]);
+        for (int r = 0; r < 4; r++) te_mx_load8(a.x, (p.row + r) * a.n + p.col, X_DT, w[r]);
     } else {
 #pragma unroll
-        for (int r = 0; r < 4; r++) te_mx_load_some(a.x, at + r * a.n, p.row + r < rows ? cols - p.col : 0, X_DT, w[r]);
+        for (int r = 0; r < 4; r++) te_mx_load_some(a.x, (p.row + r) * a.n + p.col, r < rows ? cols : 0, X_DT, w[r]);
     }
     if (a.noop && *a.noop == 1.0f) return;
+    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE, scale[8];
 
-    float row_most[4], col_most[8], scale[8];
-    te_mx_local_max(w, X_DT, row_most, col_most);
-    float row_amax = te_mx_row_max(row_most, p.lane), col_amax = te_mx_col_max(col_most, p.lane);
-    if (a.two_dimensional) row_amax = col_amax = te_warp_max(row_amax);
-
-    float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE;
-    te_u8 row_e = te__mxfp8_exponent(row_amax, max_inverse), col_e = te__mxfp8_exponent(col_amax, max_inverse);
-    // A tile's scale is repeated for the rows and columns that exist, and for no other.
-    ((te_u8 *)row_scales)[p.lane * 16 + p.warp_m * 4 + p.warp_n] = p.scale_row < rows ? row_e : (te_u8)0;
-    ((te_u8 *)col_scales)[(p.scale_col & 31) * 16 + p.warp_n * 4 + p.warp_m] = p.scale_col < cols ? col_e : (te_u8)0;
-
+    if (a.col || a.two_dimensional) {
+        float most[8], amax = 0.0f;
+        te_mx_columns_most(w, X_DT, most);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *(float4 *)(part[p.warp] + p.lane * 8 + 4 * h) = make_float4(most[4 * h], most[4 * h + 1], most[4 * h + 2], most[4 * h + 3]);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 8; i++) amax = fmaxf(amax, part[i][threadIdx.x]);
+        if (a.two_dimensional) amax = te_warp_max(amax);
+        te_u8 e = te__mxfp8_exponent(amax, max_inverse);
+        factors[threadIdx.x] = (te_u16)(__float_as_uint(te__mxfp8_multiplier(e)) >> 16);
+        // A tile's scale is repeated for the rows and columns that exist, and for no other.
+        te_i64 col = p.first_col + threadIdx.x, row = p.first_row + p.lane, group = p.first_row / 32;
+        if (a.col && col < a.scale_cols && p.first_row < a.scale_rows)
+            a.col_scale[te_mx_scale_at(col, group, a.scale_cols, a.scale_rows / 32, true, a.swizzled)] = col < a.n ? e : (te_u8)0;
+        group = p.first_col / 32 + p.warp;
+        if (a.two_dimensional && a.row && row < a.scale_rows && group * 32 < a.scale_cols)
+            a.row_scale[te_mx_scale_at(row, group, a.scale_rows, a.scale_cols / 32, false, a.swizzled)] = row < a.m ? e : (te_u8)0;
+        __syncthreads();
+    }
     if (a.row) {
-        te_mx_spread_rows(te__mxfp8_multiplier(row_e), p.lane, scale);
-        te_mx_store_codes((te_u8 *)a.row + te_mx_offset(p, a.ld), a.ld, rows - p.row, te_mx_left(a.ld, p.tile_n) - p.col, a.vector_row, w, X_DT,
-                          scale, false, Y_DT);
+        if (a.two_dimensional) {
+            scale[0] = scale[1] = scale[2] = scale[3] = __uint_as_float((te_u32)factors[p.lane * 8] << 16);
+        } else {
+            float most[4];
+            te_mx_rows_most(w, X_DT, most);
+            te_u8 e = te__mxfp8_exponent(te_mx_group_most(most, p.lane), max_inverse);
+            te_i64 row = p.row + p.lane % 4, group = p.first_col / 32 + p.lane / 4;
+            if (row < a.scale_rows && group * 32 < a.scale_cols)
+                a.row_scale[te_mx_scale_at(row, group, a.scale_rows, a.scale_cols / 32, false, a.swizzled)] = e;
+            float mine = te__mxfp8_multiplier(e);
+#pragma unroll
+            for (int r = 0; r < 4; r++) scale[r] = __shfl_sync(TE_MX_ALL, mine, (p.lane & 28) | r);
+        }
+        te_mx_store_codes((te_u8 *)a.row + p.row * a.ld + p.col, a.ld, rows, te_mx_left(a.ld, p.col, 8), a.vector_row, w, X_DT, scale, false, Y_DT);
     }
     if (a.col) {
-        te_mx_spread_cols(te__mxfp8_multiplier(col_e), p.lane, scale);
-        te_mx_store_codes((te_u8 *)a.col + te_mx_offset(p, a.ldc), a.ldc, rows - p.row, te_mx_left(a.ldc, p.tile_n) - p.col, a.vector_col, w, X_DT,
-                          scale, true, Y_DT);
-    }
-
-    __syncthreads();
-    if (cols == 0) return; // there is padding of codes here, but not of scales
-    te_u32 tiles_m = (te_u32)te_div_up(a.m, 128), tiles_n = (te_u32)te_div_up(a.n, 128);
-    int t = threadIdx.x & 127, line = t & 31, part = t >> 5;
-    if (a.row && threadIdx.x < 128) {
-        te_i64 plain = ((te_i64)p.tile_m * 128 + t) * tiles_n + p.tile_n, swizzled = ((te_i64)p.tile_m * tiles_n + p.tile_n) * 128 + t;
-        te_mx_store_word(a.row_scale + (a.swizzled ? swizzled : plain) * 4, row_scales[a.swizzled ? t : line * 4 + part], a.vector_scales);
-    }
-    if (a.col && threadIdx.x >= 128 && threadIdx.x < 256) {
-        te_i64 plain = (((te_i64)p.tile_m * 4 + part) * tiles_n + p.tile_n) * 32 + line, swizzled = ((te_i64)p.tile_n * tiles_m + p.tile_m) * 128 + t;
-        te_u32 word = col_scales[t];
-        if (!a.swizzled) { // four neighbouring columns of group `part`
-            word = 0;
+        uint4 u = *(const uint4 *)(factors + p.lane * 8);
+        te_u32 pair[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
-            for (int b = 0; b < 4; b++) {
-                int column = line * 4 + b;
-                word |= (col_scales[(column & 31) * 4 + (column >> 5)] >> (8 * part) & 0xffu) << (8 * b);
-            }
-        }
-        te_mx_store_word(a.col_scale + (a.swizzled ? swizzled : plain) * 4, word, a.vector_scales);
+        for (int k = 0; k < 8; k++) scale[k] = __uint_as_float(k & 1 ? pair[k >> 1] & 0xffff0000u : pair[k >> 1] << 16);
+        te_mx_store_codes((te_u8 *)a.col + p.row * a.ldc + p.col, a.ldc, rows, te_mx_left(a.ldc, p.col, 8), a.vector_col, w, X_DT, scale, true, Y_DT);
     }
 }

@@ -8,6 +8,7 @@
 #include "ops/norm/kargs.h"
 
 extern "C" __global__ void __launch_bounds__(32) te_norm_amax(const __grid_constant__ te__norm_amax_kargs a) {
+    te_follow();
     if (threadIdx.x != 0) return;
     float largest = *a.amax;
     if (a.y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest));

@@ -94,6 +94,7 @@ TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
+    te_follow();
     __shared__ __align__(16) float scratch[GROUPS][2][2][WARPS];
     extern __shared__ __align__(16) te_u32 te_norm_shared[];
     te_raw8_queue<X_DT, STREAMS * CHUNKS, THREADS * GROUPS> queue = {te_smem(te_norm_shared) + threadIdx.x * 16};
@@ -241,6 +242,7 @@ TE_DEV float2 te_norm_sum2(float2 v, float2 *scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
+    te_follow();
     __shared__ float2 scratch[2][32];
     int turn = 0;
     float centre = a.zero_centered ? 1.0f : 0.0f;

@@ -6,6 +6,7 @@
 #include "ops/norm/norm_parts.cuh"
 
 extern "C" __global__ void __launch_bounds__(512) te_norm_bwd_sum(const __grid_constant__ te__norm_bwd_sum_kargs a) {
+    te_follow();
     __shared__ float sums[512];
     te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);
 }

@@ -67,6 +67,7 @@ TE_DEV float te_norm_count(int w, int vectors, int chunks) {
 TE_DEV float te_norm_inverse(float count) { return 1.0f / fmaxf(count, 1.0f); }
 
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {
+    te_follow();
     __shared__ __align__(16) float scratch[2][WARPS];
     int lane = threadIdx.x & 31, warp = WARPS == 1 ? 0 : threadIdx.x >> 5, t = WARPS == 1 ? lane : threadIdx.x;
     int vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3);
@@ -163,6 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_f
 #else
 
 extern "C" __global__ void __launch_bounds__(512) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     float scale = a.scale ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f, known = te_norm_known(a);
     te_norm_scale_inv(a);

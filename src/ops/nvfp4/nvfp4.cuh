@@ -30,29 +30,46 @@ TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
 }
 // Four magnitudes y (>= 0, no NaN) to the low 16 bits, the first in the lowest four. E2M1's codes are piecewise linear: 2 y up to 2, then y + 2,
 // then y / 2 + 4 up to 6. The three pieces are cut out exactly and added to 2^23, where the sum rounds to integers, to nearest even, and so
-// to even codes; only one of the pieces is ever at a fraction. Times 16 makes room for the next code.
-TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {
+// to even codes, or, `down`, to the code below; only one of the pieces is ever at a fraction. Times 16 makes room for the next code.
+template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) { return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c); }
+template <bool down> TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {
     float r = 8388608.0f;
 #pragma unroll
     for (int k = 3; k >= 0; k--) {
         if (k < 3) r = __fmaf_rn(r, 16.0f, -15.0f * 8388608.0f);
-        r = __fmaf_rn(te_nvfp4_mul_sat(y[k], 0.5f), 4.0f, r);
-        r = __fmaf_rn(te_nvfp4_fma_sat(y[k], 0.5f, -1.0f), 2.0f, r);
-        r = __fmaf_rn(te_nvfp4_fma_sat(y[k], 0.5f, -2.0f), 1.0f, r);
+        r = te_nvfp4_add<down>(te_nvfp4_mul_sat(y[k], 0.5f), 4.0f, r);
+        r = te_nvfp4_add<down>(te_nvfp4_fma_sat(y[k], 0.5f, -1.0f), 2.0f, r);
+        r = te_nvfp4_add<down>(te_nvfp4_fma_sat(y[k], 0.5f, -2.0f), 1.0f, r);
     }
     return __float_as_uint(r);
+}
+// The signs of eight numbers, where their codes have them.
+TE_DEV te_u32 te_nvfp4_signs8(const float v[8]) {
+    te_u32 w[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) w[i] = __float_as_uint(v[i]);
+    te_u32 even = __byte_perm(__byte_perm(w[0], w[2], 0x0073), __byte_perm(w[4], w[6], 0x0073), 0x5410);
+    te_u32 odd = __byte_perm(__byte_perm(w[1], w[3], 0x0073), __byte_perm(w[5], w[7], 0x0073), 0x5410);
+    return (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
 }
 // Eight codes of v * multiplier, the first in the lowest four bits. No NaN.
 TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
     float y[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] = __fmul_rn(fabsf(v[i]), multiplier);
-    te_u32 codes = __byte_perm(te_nvfp4_pack4(y), te_nvfp4_pack4(y + 4), 0x5410), w[8];
+    return __byte_perm(te_nvfp4_pack4<false>(y), te_nvfp4_pack4<false>(y + 4), 0x5410) | te_nvfp4_signs8(v);
+}
+// The same, rounded as te__nvfp4_stochastic does, by eight bytes k of `random`: the code below |y| + k / 256 of the step there. The step is half
+// the power of two at or below |y|, 0.5 below 2 (above 8 it does not matter); k / 512, exactly, is what 16384 + k / 512 has at its end.
+TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {
+    float t[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) w[i] = __float_as_uint(v[i]);
-    te_u32 even = __byte_perm(__byte_perm(w[0], w[2], 0x0073), __byte_perm(w[4], w[6], 0x0073), 0x5410);
-    te_u32 odd = __byte_perm(__byte_perm(w[1], w[3], 0x0073), __byte_perm(w[5], w[7], 0x0073), 0x5410);
-    return codes | (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
+    for (int i = 0; i < 8; i++) {
+        float y = __fmul_rn(fabsf(v[i]), multiplier), twice = __uint_as_float(__float_as_uint(fmaxf(y, 1.0f)) & 0x7f800000u);
+        float k = __uint_as_float(__byte_perm(random[i >> 2], 0x46800000u, 0x7650 | (i & 3))) - 16384.0f;
+        t[i] = __fmaf_rn(k, twice, y);
+    }
+    return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);
 }
 
 // te__nvfp4_block_code, _step and _multiplier, with what depends on the tensor alone taken out of the loop, and by the cvt instructions where
@@ -113,20 +130,29 @@ struct te_nvfp4_rounding {
     bool stochastic;
     int four;
     te_u64 seed, offset;
+    const void *rng; // te__rng_read
 };
+
+// Read anew for each block: registers are dearer.
+TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 random[4]) {
+    uint64_t seed = how.seed, offset = how.offset;
+    te__rng_read(how.rng, &seed, &offset);
+    te__philox(seed, offset, block, random);
+}
 
 TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {
     return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);
 }
-// Codes one at a time: stochastic ones, and blocks that hold a NaN.
+// Codes one at a time: of blocks that hold a NaN, or, for stochastic rounding, what is infinite times its multiplier.
 TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {
     te_u32 w[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 16; i++) w[i >> 3] |= (te_u32)te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i) << (4 * (i & 7));
     return make_uint2(w[0], w[1]);
 }
-TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4], bool nan) {
-    if (how.stochastic || nan) return te_nvfp4_slow(how, v, multiplier, random);
+TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4], bool slow) {
+    if (slow) return te_nvfp4_slow(how, v, multiplier, random);
+    if (how.stochastic) return make_uint2(te_nvfp4_pack8_stochastic(v, multiplier, random), te_nvfp4_pack8_stochastic(v + 8, multiplier, random + 2));
     return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));
 }
 // What the block scale d loses of 16 elements.
@@ -142,7 +168,7 @@ TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_
 TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const float *multipliers, int tile_code,
                             te_u64 block, te_u8 *scale) {
     te_u32 random[4];
-    if (how.stochastic) te__philox(how.seed, how.offset, block, random);
+    if (how.stochastic) te_nvfp4_draw(how, block, random);
     bool nan = amax != amax;
     if (nan) amax = te_nvfp4_largest(v);
     te_u8 d = (te_u8)tile_code;
@@ -154,7 +180,8 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], flo
         }
     }
     *scale = d;
-    return te_nvfp4_codes(how, v, multipliers ? multipliers[d] : te_nvfp4_multiplier(d, s), random, nan);
+    float multiplier = multipliers ? multipliers[d] : te_nvfp4_multiplier(d, s);
+    return te_nvfp4_codes(how, v, multiplier, random, nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));
 }
 
 // The transform of what the column-wise copy is made of: 1 with signs, 2 without.

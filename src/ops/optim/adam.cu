@@ -7,14 +7,20 @@
 // p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as on the CPU. The usual
 // pairs of formats have code of their own, chosen by the block; all others go element by element.
 //
-// Launch: block 256, grid: chunks of 4096 elements, four groups of four a thread. found_inf != 0: nothing is written.
+// The floor is 28 bytes an element (bf16 parameter and gradient, f32 master and moments) at the rate of a copy. What comes near it is many
+// blocks that live shortly: a thread loads its four elements of each array, computes, stores and is gone. Loops over larger chunks, more
+// elements a thread, bulk copies through shared memory and hints to the caches were all slower.
+//
+// One H200, 2026-11-21, te_bench adam: 500 x 1048576 0.98 of copy.
+//
+// Launch: block 256, grid: chunks of 1024 elements, four a thread. found_inf != 0: nothing is written.
 //
 // te:baseline
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
 struct te_adam_step {
-    float grad_scale, lr;
+    float grad_scale, lr, unbias1, unbias2;
     const te__adam_kargs &a;
     TE_DEV void operator()(float g, float &p, float &m, float &v) const {
         g = __fmul_rn(g, grad_scale);
@@ -22,51 +28,53 @@ struct te_adam_step {
         m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));
         v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));
         // A reciprocal, for a division of 0 takes the slow way round, and rows of embeddings are full of zeros.
-        float update = __fmul_rn(__fmul_rn(a.unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(a.unbias2, v)), a.eps)));
+        float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));
         if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));
         p = __fsub_rn(p, __fmul_rn(lr, update));
     }
 };
 
-// Groups of four elements from `begin` on, while whole ones are left before `end`; returns where it stopped.
+// The thread's four elements of the chunk at `begin`, if they are all before `end`; returns where the whole groups of the chunk stop.
 template <int G, int P, bool MASTER>
-TE_DEV te_i64 te_adam_groups(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {
-    te_i64 whole = begin + (end - begin) / 4 * 4;
-#pragma unroll 1
-    for (te_i64 i = begin + threadIdx.x * 4; i < whole; i += 1024) {
-        te_raw4<G> g = te_raw4_load<G>(a.grad[t], i);
-        te_raw4<TE_F32> m = te_raw4_load<TE_F32>(a.m[t], i), v = te_raw4_load<TE_F32>(a.v[t], i), master = {};
-        te_raw4<P> param = {};
-        if constexpr (MASTER) master = te_raw4_load<TE_F32>(a.master[t], i);
-        else param = te_raw4_load<P>(a.param[t], i);
-        float p4[4], m4[4], v4[4];
+TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {
+    te_i64 whole = begin + (end - begin) / 4 * 4, i = begin + threadIdx.x * 4;
+    if (i >= whole) return whole;
+    void *param = a.param[t];
+    float *m_at = a.m[t], *v_at = a.v[t], *master_at = a.master[t];
+    te_raw4<G> g = te_raw4_load<G>(a.grad[t], i);
+    te_raw4<TE_F32> m = te_raw4_load<TE_F32>(m_at, i), v = te_raw4_load<TE_F32>(v_at, i), master = {};
+    te_raw4<P> before = {};
+    if constexpr (MASTER) master = te_raw4_load<TE_F32>(master_at, i);
+    else before = te_raw4_load<P>(param, i);
+    float p4[4], m4[4], v4[4];
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            p4[k] = MASTER ? te_raw4_get(master, k) : te_raw4_get(param, k);
-            m4[k] = te_raw4_get(m, k), v4[k] = te_raw4_get(v, k);
-            step(te_raw4_get(g, k), p4[k], m4[k], v4[k]);
-        }
-        te_store4<TE_F32>(a.m[t], i, m4);
-        te_store4<TE_F32>(a.v[t], i, v4);
-        if constexpr (MASTER) te_store4<TE_F32>(a.master[t], i, p4);
-        te_store4<P>(a.param[t], i, p4);
+    for (int k = 0; k < 4; k++) {
+        p4[k] = MASTER ? te_raw4_get(master, k) : te_raw4_get(before, k);
+        m4[k] = te_raw4_get(m, k), v4[k] = te_raw4_get(v, k);
+        step(te_raw4_get(g, k), p4[k], m4[k], v4[k]);
     }
+    te_store4<TE_F32>(m_at, i, m4);
+    te_store4<TE_F32>(v_at, i, v4);
+    if constexpr (MASTER) te_store4<TE_F32>(master_at, i, p4);
+    te_store4<P>(param, i, p4);
     return whole;
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_adam(const __grid_constant__ te__adam_kargs a) {
+    te_follow();
     if (a.found_inf && *a.found_inf != 0.0f) return;
-    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a};
+    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a.unbias ? a.unbias[0] : a.unbias1,
+                         a.unbias ? a.unbias[1] : a.unbias2, a};
     int t = te_tensor_of(a.first, a.tensors, blockIdx.x);
     te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_CHUNK, end = begin + TE__ADAM_CHUNK < a.n[t] ? begin + TE__ADAM_CHUNK : a.n[t];
     int g_dt = a.grad_dt[t], p_dt = a.param_dt[t];
     bool master = a.master[t] != 0;
     if (a.vector[t]) {
-        if (g_dt == TE_F32 && p_dt == TE_F32 && !master) begin = te_adam_groups<TE_F32, TE_F32, false>(a, step, t, begin, end);
-        else if (g_dt == TE_F32 && p_dt == TE_BF16 && master) begin = te_adam_groups<TE_F32, TE_BF16, true>(a, step, t, begin, end);
-        else if (g_dt == TE_BF16 && p_dt == TE_BF16 && master) begin = te_adam_groups<TE_BF16, TE_BF16, true>(a, step, t, begin, end);
-        else if (g_dt == TE_BF16 && p_dt == TE_BF16) begin = te_adam_groups<TE_BF16, TE_BF16, false>(a, step, t, begin, end);
-        else if (g_dt == TE_F16 && p_dt == TE_F16 && master) begin = te_adam_groups<TE_F16, TE_F16, true>(a, step, t, begin, end);
+        if (g_dt == TE_F32 && p_dt == TE_F32 && !master) begin = te_adam_group<TE_F32, TE_F32, false>(a, step, t, begin, end);
+        else if (g_dt == TE_F32 && p_dt == TE_BF16 && master) begin = te_adam_group<TE_F32, TE_BF16, true>(a, step, t, begin, end);
+        else if (g_dt == TE_BF16 && p_dt == TE_BF16 && master) begin = te_adam_group<TE_BF16, TE_BF16, true>(a, step, t, begin, end);
+        else if (g_dt == TE_BF16 && p_dt == TE_BF16) begin = te_adam_group<TE_BF16, TE_BF16, false>(a, step, t, begin, end);
+        else if (g_dt == TE_F16 && p_dt == TE_F16 && master) begin = te_adam_group<TE_F16, TE_F16, true>(a, step, t, begin, end);
     }
     for (te_i64 i = begin + threadIdx.x; i < end; i += 256) { // what is left: a tail, or everything
         float p = master ? a.master[t][i] : te_load(a.param[t], i, p_dt), m = a.m[t][i], v = a.v[t][i];

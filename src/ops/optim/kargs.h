@@ -4,7 +4,7 @@
  * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */
 
 #define TE__ADAM_MAX 70
-#define TE__ADAM_CHUNK 4096
+#define TE__ADAM_CHUNK 1024
 typedef struct te__adam_kargs {
     const void *grad[TE__ADAM_MAX];
     void *param[TE__ADAM_MAX];
@@ -12,6 +12,7 @@ typedef struct te__adam_kargs {
     float *master[TE__ADAM_MAX]; /* or NULL */
     long long n[TE__ADAM_MAX];   /* elements */
     const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    const float *unbias; /* [2]: takes the place of unbias1, unbias2; or NULL */
     unsigned first[TE__ADAM_MAX];
     unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];
     unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */

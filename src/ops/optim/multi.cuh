@@ -38,9 +38,6 @@ template <int DT> TE_DEV void te_store4(void *p, te_i64 i, const float v[4]) {
     if constexpr (DT == TE_F32) {
         *(float4 *)((float *)p + i) = make_float4(v[0], v[1], v[2], v[3]);
     } else {
-        te_u16 h[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) h[k] = DT == TE_BF16 ? te_f32_to_bf16(v[k]) : te_f32_to_f16(v[k]);
-        *(uint2 *)((te_u16 *)p + i) = make_uint2(h[0] | (te_u32)h[1] << 16, h[2] | (te_u32)h[3] << 16);
+        *(uint2 *)((te_u16 *)p + i) = make_uint2(te_f32x2_to_half(v[0], v[1], DT), te_f32x2_to_half(v[2], v[3], DT));
     }
 }

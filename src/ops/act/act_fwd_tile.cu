@@ -1,0 +1,63 @@
+// ops/act/act_fwd_tile.cu: activations, forward, into FP8 that is read along columns too: codes row-wise and transposed from one read of x.
+// Formulas: act.cuh; tiles: tile.cuh.
+//
+//   y = f(x) or f(a) b;   q = saturate(y * scale), amax = max |y|;   row [m, ld] and col [n, ldc], padded with 0
+//
+// Tiles cover `ld` columns and `ldc` rows: that is how padding is written.
+//
+// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.
+//
+// te:baseline
+// te:row ACT=8 X_DT=3 Y_DT=4
+// te:row ACT=1 X_DT=3 Y_DT=4
+// te:row ACT=12 X_DT=3 Y_DT=4
+// te:row ACT=8 X_DT=2 Y_DT=5
+// te:row ACT=6 X_DT=1 Y_DT=4
+#include "ops/act/act.cuh"
+#include "ops/act/kargs.h"
+#include "ops/act/tile.cuh"
+#ifdef ACT
+constexpr int unroll = 8;
+#define PACKED (X_DT != TE_F32)
+#else
+constexpr int unroll = 1; // the general row: less code
+#define ACT a.act
+#define X_DT a.x_dt
+#define Y_DT a.y_dt
+#define PACKED false
+#endif
+
+extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_constant__ te__act_fwd_kargs a) {
+    te_follow();
+    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
+    te_act_place p(a.tiles_n);
+    te_i64 left = a.m - p.row, cols = a.n - p.col, width = te_act_gated(ACT) ? 2 * a.n : a.n, at = p.row * width + p.col;
+    int rows = left > 4 ? 4 : left < 0 ? 0 : (int)left;
+    te_eight<PACKED> x[4], gate[4];
+    te_act_load<PACKED>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);
+    if (te_act_gated(ACT)) te_act_load<PACKED>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);
+    float scale = *a.scale, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, slope;
+    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
+    te_u32 code[4][2];
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        float y[8];
+#pragma unroll unroll
+        for (int k = 0; k < 8; k++) {
+            float u = te_eight_get<PACKED>(x[r], k, X_DT);
+            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<PACKED>(gate[r], k, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);
+            largest = fmaxf(largest, fabsf(y[k]));
+            y[k] *= scale;
+            if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is not a number
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) code[r][h] = te_f32x2_to_fp8(y[4 * h], y[4 * h + 1], Y_DT) | (te_u32)te_f32x2_to_fp8(y[4 * h + 2], y[4 * h + 3], Y_DT) << 16;
+        if (a.y && r < rows) te_act_store_codes((te_u8 *)a.y + (p.row + r) * a.ld + p.col, a.ld - p.col, a.vector_y, code[r]);
+    }
+    if (a.col) {
+        te_act_turn(tile, code);
+        __syncthreads();
+        te_tile_store(tile, a.col, a.ldc, p.first_row, p.first_col, a.n, 1, a.vector_col);
+    }
+    if (a.amax) te_act_amax(a.amax, seen, largest, Y_DT);
+}

@@ -1,0 +1,99 @@
+// ops/act/tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results leave: rows, their transpose, sums of columns.
+// Knows where elements lie; must not know what was computed.
+//
+//            64 columns (tx = t % 8: 8 each)
+//          +-------------------------+
+//   128    | ty = t / 8: 4 rows      |
+//   rows   |    x eight columns      |
+//          +-------------------------+
+#pragma once
+#include "device/eight.cuh"
+#include "device/tile.cuh"
+
+struct te_act_place {
+    te_u32 tile_m;
+    te_i64 first_row, first_col, row, col;
+    TE_DEV te_act_place(te_u32 tiles_n) {
+        tile_m = blockIdx.x / tiles_n;
+        first_row = (te_i64)tile_m * 128, first_col = (te_i64)(blockIdx.x - tile_m * tiles_n) * TE_TILE_COLUMNS;
+        row = first_row + (threadIdx.x >> 3) * 4, col = first_col + (threadIdx.x & 7) * 8;
+    }
+};
+
+// Four rows of eight elements of p [.., ld], from element `at` on; of them `rows` and `there` exist, the others are 0.
+template <bool packed> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector, te_eight<packed> v[4]) {
+    if (vector && rows == 4 && there >= 8) {
+#pragma unroll
+        for (int r = 0; r < 4; r++) v[r] = te_eight_load<packed>(p, at + r * ld, dt);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 4; r++) v[r] = te_eight_part<packed>(p, at + r * ld, dt, r < rows ? there : 0);
+    }
+}
+
+// Eight numbers of a row as FP8 codes, to words and to y.
+TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u32 code[2]) {
+    if (vector && there >= 8) {
+        *(uint2 *)to = make_uint2(code[0], code[1]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            if (k < there) to[k] = (te_u8)(code[k >> 2] >> (8 * (k & 3)));
+    }
+}
+TE_DEV void te_act_store(void *y, te_i64 at, int dt, te_i64 there, bool vector, const float v[8]) {
+    if (vector && there >= 8) {
+        te_store8(y, at, dt, v);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            if (k < there) te_store(y, at + k, dt, v[k]);
+    }
+}
+// The codes of four rows to the tile that will be read as columns.
+TE_DEV void te_act_turn(te_u32 *tile, const te_u32 code[4][2]) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        te_u32 in[4] = {code[0][h], code[1][h], code[2][h], code[3][h]}, out[4];
+        te_transpose_bytes(in, out);
+#pragma unroll
+        for (int j = 0; j < 4; j++) te_tile_put(tile, threadIdx.x & 7, threadIdx.x >> 3, 4 * h + j, out[j]);
+    }
+}
+
+// The largest of a warp to amax, by one atomic if it has something to say: `seen` is what was there when the block began, and most find a
+// larger one. All lanes take part.
+TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
+    te_u32 most;
+    if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is written
+    if (dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));
+    asm("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(__float_as_uint(largest))); // not negative: they order like their bits
+    largest = __uint_as_float(most);
+    if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);
+}
+
+// Lanes that differ in one bit share 2n sums; each keeps n, the upper ones where its bit is set.
+template <int n> TE_DEV void te_act_add_halves(float *v, int lane_bit) {
+    bool upper = threadIdx.x & lane_bit;
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        float other = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + n], lane_bit);
+        v[i] = (upper ? v[i + n] : v[i]) + other;
+    }
+}
+// The sums of the tile's columns, from each thread's sums of its rows; sums: 8 x 64 floats of shared memory. Writes those before `cols`.
+TE_DEV void te_act_column_sums(float v[8], float *sums, float *to, te_i64 cols) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    te_act_add_halves<4>(v, 16);
+    te_act_add_halves<2>(v, 8);
+    int column = (lane & 7) * 8 + (lane >> 4) * 4 + (lane >> 3 & 1) * 2;
+    *(float2 *)(sums + warp * TE_TILE_COLUMNS + column) = make_float2(v[0], v[1]);
+    __syncthreads();
+    if (threadIdx.x < TE_TILE_COLUMNS && threadIdx.x < cols) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < 8; w++) sum += sums[w * TE_TILE_COLUMNS + threadIdx.x];
+        to[threadIdx.x] = sum;
+    }
+    __syncthreads();
+}

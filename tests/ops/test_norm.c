@@ -168,7 +168,7 @@ static void check_case(te_ctx *te, norm_case c) {
 
 static const int64_t shapes[][2] = {{1, 1},   {1, 8},    {3, 7},    {5, 64},    {2, 255},  {9, 256},   {17, 1000}, {33, 512},
                                     {4, 1024}, {3, 1032}, {300, 96}, {40, 2048}, {6, 4096}, {2, 8192}, {3, 12288}, {2, 20000},
-                                    {2, 20001}, {1, 33000}, {0, 16}, {3, 0}};
+                                    {2, 20001}, {1, 33000}, {150, 5120}, {9, 16384}, {5000, 512}, {0, 16}, {3, 0}};
 
 static void check_shapes(te_ctx *te, bool layernorm, te_dtype dtype) {
     for (int i = 0; i < COUNT(shapes); i++) {

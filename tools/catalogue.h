@@ -574,7 +574,8 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.rmsnorm_fwd.y_col = call_out(c, te, TE_F8E4M3, 2, nm);
         c->args.rmsnorm_fwd.amax = call_out(c, te, TE_F32, 1, one);
         c->tolerance = 1e-6;
-        CALL(56, GROUPED_GEMM, "grouped gemm along rows, one group empty")
+        break;
+        CALL(58, GROUPED_GEMM, "grouped gemm along rows, one group empty")
         c->args.grouped_gemm.a = call_normal(te, dtype, 2, mk, 1);
         c->args.grouped_gemm.b = call_normal(te, dtype, 3, (const int64_t[]){4, N, K}, 2);
         c->args.grouped_gemm.b_transposed = true;
@@ -587,7 +588,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.grouped_gemm.k = K;
         if (dtype == TE_F32) c->tolerance = 1e-3;
         break;
-        CALL(57, GROUPED_GEMM, "grouped gemm along k, added to f32 sums")
+        CALL(59, GROUPED_GEMM, "grouped gemm along k, added to f32 sums")
         c->args.grouped_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){K, M}, 1);
         c->args.grouped_gemm.b = call_normal(te, dtype, 2, (const int64_t[]){K, N}, 2);
         c->args.grouped_gemm.a_transposed = true;
@@ -600,7 +601,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.grouped_gemm.along_k = c->args.grouped_gemm.accumulate = true;
         if (dtype == TE_F32) c->tolerance = 1e-3;
         break;
-        CALL(58, GROUPED_GEMM, "grouped gemm of fp8 codes, a scale for each group")
+        CALL(60, GROUPED_GEMM, "grouped gemm of fp8 codes, a scale for each group")
         c->args.grouped_gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
         c->args.grouped_gemm.b = call_normal(te, TE_F8E4M3, 3, (const int64_t[]){2, N, 144}, 2);
         c->args.grouped_gemm.b_transposed = true;
@@ -615,7 +616,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.grouped_gemm.k = 136;
         if (dtype == TE_F32) c->tolerance = 1e-3;
         break;
-        CALL(59, ACT_FWD, "squared reglu to fp8, both copies")
+        CALL(61, ACT_FWD, "squared reglu to fp8, both copies")
         c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
         c->args.act_fwd.y = call_out(c, te, TE_F8E4M3, 2, row);
         c->args.act_fwd.col = call_out(c, te, TE_F8E4M3, 2, nm);
@@ -624,7 +625,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.act_fwd.scale_inv = call_out(c, te, TE_F32, 1, one);
         c->args.act_fwd.amax = call_out(c, te, TE_F32, 1, one);
         break;
-        CALL(60, ACT_BWD, "squared relu backward to fp8, both copies, bias gradient")
+        CALL(62, ACT_BWD, "squared relu backward to fp8, both copies, bias gradient")
         c->args.act_bwd.dy = call_normal(te, dtype, 2, mn, 1);
         c->args.act_bwd.x = call_normal(te, dtype, 2, mn, 2);
         c->args.act_bwd.dx = call_out(c, te, TE_F8E4M3, 2, row);

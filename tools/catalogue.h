@@ -576,7 +576,6 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->tolerance = 1e-6;
         break;
         CALL(58, GROUPED_GEMM, "grouped gemm along rows, one group empty")
-        CALL(56, GROUPED_GEMM, "grouped gemm along rows, one group empty")
         c->args.grouped_gemm.a = call_normal(te, dtype, 2, mk, 1);
         c->args.grouped_gemm.b = call_normal(te, dtype, 3, (const int64_t[]){4, N, K}, 2);
         c->args.grouped_gemm.b_transposed = true;
@@ -636,22 +635,6 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.act_bwd.scale = te_tensor_full(te, TE_F32, 1, one, 40);
         c->args.act_bwd.scale_inv = te_tensor_full(te, TE_F32, 1, one, 0);
         c->args.act_bwd.amax = call_out(c, te, TE_F32, 1, one);
-        break;
-        CALL(61, LAYERNORM_FWD, "layernorm and the amax of y")
-        c->args.layernorm_fwd.x = call_normal(te, dtype, 2, mn, 1);
-        c->args.layernorm_fwd.gamma = call_normal(te, dtype, 1, vn, 2);
-        c->args.layernorm_fwd.beta = call_normal(te, dtype, 1, vn, 3);
-        c->args.layernorm_fwd.y = call_out(c, te, dtype, 2, mn);
-        c->args.layernorm_fwd.y_amax = call_out(c, te, TE_F32, 1, one);
-        break;
-        CALL(62, RMSNORM_FWD, "rmsnorm to fp8, both copies") /* of equal numbers: no code is a matter of the order of summation */
-        c->args.rmsnorm_fwd.x = te_tensor_full(te, dtype, 2, mn, 2);
-        c->args.rmsnorm_fwd.gamma = te_tensor_full(te, dtype, 1, vn, 1.5);
-        c->args.rmsnorm_fwd.scale = te_tensor_full(te, TE_F32, 1, one, 4);
-        c->args.rmsnorm_fwd.y = call_out(c, te, TE_F8E4M3, 2, row);
-        c->args.rmsnorm_fwd.y_col = call_out(c, te, TE_F8E4M3, 2, nm);
-        c->args.rmsnorm_fwd.amax = call_out(c, te, TE_F32, 1, one);
-        c->tolerance = 1e-6;
         break;
     default: return false;
     }

@@ -29,7 +29,7 @@ PACKED_WORDS  ?= core/ quant/ nn/
 
 ARGS ?=
 
-.PHONY: help run test test-packed pack check-pack tree ptx check-ptx kcheck bench golden tools matrix sanitize short clean FORCE
+.PHONY: help run test test-packed pack check-pack tree ptx check-ptx kcheck bench bench-table golden tools matrix sanitize short clean FORCE
 
 help:
 	@echo 'make run         trains a small GPT twice, in BF16 and in FP8        (ARGS="--steps 100 file ...")'
@@ -37,7 +37,7 @@ help:
 	@echo 'make pack        writes te.h and te_kernels.cu.inc from src/'
 	@echo 'make check-pack  fails if they are stale'
 	@echo 'make tools       te_info, te_explain, te_warm, te_bench, in build/'
-	@echo 'make bench       measures kernels against cuBLASLt and the copy bandwidth'
+	@echo 'make bench       measures against cuBLASLt and the copy bandwidth     (ARGS="gemm norm" for some)'
 	@echo 'make kcheck      compiles every kernel for every architecture with NVRTC; needs no GPU'
 	@echo 'make ptx         writes src/cuda/baseline.inc, the embedded PTX, with NVRTC 12.0'
 	@echo 'make check-ptx   fails if it is not of these kernels'
@@ -118,8 +118,15 @@ $(BUILD)/te_%: tools/te_%.c $$(call needs_te,te_$$*) | $(BUILD)/te_sources.inc
 
 tools: $(TOOLS:%=$(BUILD)/%) $(BUILD)/minimal
 
+# Without ARGS everything, and the README's table and plot anew. BENCH_CSV: of which GPU; `make bench-table` takes one that was measured elsewhere.
+BENCH_CSV ?= tests/bench/h200.csv
+
 bench: $(BUILD)/te_bench
-	$(BUILD)/te_bench $(ARGS)
+	$(BUILD)/te_bench $(or $(ARGS),--csv $(BENCH_CSV))
+	@$(if $(ARGS),,$(PYTHON) tools/bench_table.py $(BENCH_CSV))
+
+bench-table:
+	$(PYTHON) tools/bench_table.py $(BENCH_CSV)
 
 # NVRTC from the package index, where the machine has none of its own.
 $(BUILD)/nvrtc13:

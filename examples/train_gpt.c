@@ -50,7 +50,7 @@ static double now(void) {
 static struct {
     NUMBERS(FIELD)
     const char *recipe, *out;
-    bool help, resume, inspect;
+    bool help, resume, inspect, graph;
 } opt;
 
 /* What follows --name in argv, which loses both; else the default. */
@@ -146,6 +146,9 @@ typedef struct run {
     te_recipe recipe; /* its kind is TE_RECIPE_NONE in high precision */
     te_module *model;
     te_optimizer *adam;
+    te_tensor *ids, *targets; /* where the batch of a training step is put */
+    te_graph *graph;      /* --graph: the step, captured */
+    te_tensor *loss;      /* where it leaves its loss */
     te_tensor *curves;    /* f32 [2 * (steps + 1)], a buffer of the model: it stays on the device and is saved with it */
     float *train, *valid; /* its two halves on the host: losses by steps done, NaN where there is none */
     int step;             /* steps done */
@@ -179,6 +182,8 @@ static void open_run(run *r) {
     r->model = gpt_create();
     r->curves = te_tensor_full(te, TE_F32, 1, (int64_t[]){2 * (opt.steps + 1)}, NAN);
     te_module_add_buffer(r->model, "curves", r->curves);
+    r->ids = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){opt.seq, opt.batch});
+    r->targets = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){opt.seq, opt.batch});
     r->adam = te_fused_adam_create(te, r->model, &(te_fused_adam_desc){
         .beta2 = 0.95f, .weight_decay = 0.1f, .decay_matrices_only = true, .max_grad_norm = 1});
     if (opt.resume && !access(in_out(r->file), F_OK)) te_checkpoint_load(te, in_out(r->file), r->model, r->adam);
@@ -195,25 +200,43 @@ static te_tensor *logits_of(run *r, te_tensor *ids) {
     te_autocast_end(te);
     return logits;
 }
-static te_tensor *loss_of(run *r, const struct text *t, int index) {
-    int64_t shape[] = {opt.seq, opt.batch};
+static void read_batch(const struct text *t, int index, te_tensor *ids, te_tensor *targets) {
     int32_t *host = malloc(sizeof *host * (size_t)((opt.seq + 1) * opt.batch));
     for (int b = 0; b < opt.batch; b++)
         for (int s = 0; s <= opt.seq; s++) host[s * opt.batch + b] = t->bytes[window_start(t, index, b) + (size_t)s];
-    te_tensor *ids = te_tensor_from_host(te, TE_I32, 2, shape, host);
-    te_tensor *targets = te_tensor_from_host(te, TE_I32, 2, shape, host + opt.batch); /* one byte later */
+    te_tensor_copy_from_host(ids, host);
+    te_tensor_copy_from_host(targets, host + opt.batch); /* one byte later */
     free(host);
+}
+static te_tensor *loss_of(run *r, const struct text *t, int index) {
+    int64_t shape[] = {opt.seq, opt.batch};
+    te_tensor *ids = te_tensor_empty(te, TE_I32, 2, shape), *targets = te_tensor_empty(te, TE_I32, 2, shape);
+    read_batch(t, index, ids, targets);
     return te_cross_entropy(logits_of(r, ids), targets, NULL);
+}
+static te_tensor *learn(run *r) { /* from the batch that lies there */
+    te_tensor *loss = te_cross_entropy(logits_of(r, r->ids), r->targets, NULL);
+    te_backward(loss);
+    te_optimizer_step(r->adam);
+    return loss;
+}
+static void capture(run *r) { /* the same kernels on the same memory; the optimizer counts on, the learning rate may change */
+    te_scope_begin(te);
+    te_graph_begin(te);
+    r->loss = te_tensor_retain(learn(r));
+    r->graph = te_graph_end(te);
+    te_scope_end(te);
 }
 static void train_step(run *r) { /* learning rate: up over a twentieth of the steps, then a cosine down to a tenth */
     double warm = opt.steps / 20 + 1, x = (r->step + 1 - warm) / (opt.steps + 1 - warm);
     bool inspect = opt.inspect && r->recipe.kind && inspect_is_due(r->step + 1, opt.steps);
-    if (inspect) inspect_begin(te);
-    te_tensor *loss = loss_of(r, &train, r->step);
-    te_backward(loss);
-    if (inspect) inspect_end(te, &inspected, r->step + 1);
+    read_batch(&train, r->step, r->ids, r->targets);
     te_optimizer_set_lr(r->adam, (float)(opt.lr * (x < 0 ? (r->step + 1) / warm : 0.55 + 0.45 * cos(3.14159265 * x))));
-    te_optimizer_step(r->adam);
+    if (inspect) inspect_begin(te);
+    te_tensor *loss = r->loss;
+    if (r->graph && !inspect) te_graph_launch(r->graph);
+    else loss = learn(r);
+    if (inspect) inspect_end(te, &inspected, r->step + 1);
     te_tensor_copy(te_tensor_narrow(r->curves, 0, r->step + 1, 1), loss);
 }
 static void evaluate(run *r, int step) {
@@ -281,13 +304,15 @@ int main(int argc, char **argv) {
     opt.recipe = word(argv, "recipe", "current", names);
     opt.out = word(argv, "out", "out", "folder of the results");
     NUMBERS(READ)
-    if (opt.help) return printf("  --resume    go on from what is in the folder\n  --inspect   measure what quantization does\n"), 0;
+    if (opt.help) return printf("  --resume    go on from what is in the folder\n  --inspect   measure what quantization does\n"
+                                 "  --graph     capture a training step once and launch it: the same losses, less work for the host\n"), 0;
     check();
     if (opt.steps < 1 || opt.seq < 1 || opt.batch < 1 || (double)opt.seq * opt.batch > 1e8)
         die("--steps, --seq and --batch must be at least 1, and a batch at most 100 million bytes");
     for (; *argv; argv++) {
         if (!strcmp(*argv, "--resume")) opt.resume = true;
         else if (!strcmp(*argv, "--inspect")) opt.inspect = true;
+        else if (!strcmp(*argv, "--graph")) opt.graph = true;
         else if (!strncmp(*argv, "--", 2)) die("there is no option %s; --help shows what there is", *argv);
         else read_text(*argv), files++;
     }
@@ -306,6 +331,7 @@ int main(int argc, char **argv) {
     for (run *r = runs; r < end; r++) train_step(r), evaluate(r, 0);
     te_scope_end(te);
     te_warmup_end(te);
+    for (run *r = runs; r < end && opt.graph; r++) capture(r);
     int first = runs->step < end[-1].step ? runs->step : end[-1].step, read_every = te_ctx_is_cuda(te) ? READ_EVERY : 1;
     double begin = now(), next_save = begin;
     signal(SIGINT, on_interrupt);
@@ -330,7 +356,8 @@ int main(int argc, char **argv) {
     if (end == runs + 2) printf("validation loss, %s against BF16: %+.2f %%\n", runs[1].name, 100 * (ratio - 1));
     printf("loss.svg and the models are in %s. This is how the %s model writes:\n", opt.out, end[-1].name);
     write_sample(end - 1), check();
-    for (run *r = runs; r < end; r++) te_optimizer_destroy(r->adam), te_module_destroy(r->model), free(r->train);
+    for (run *r = runs; r < end; r++)
+        te_graph_destroy(r->graph), te_tensor_release(r->loss), te_optimizer_destroy(r->adam), te_module_destroy(r->model), free(r->train);
     te_ctx_destroy(te);
     return 0;
 }

@@ -5,6 +5,7 @@
 TE_API te_result te_warmup_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_begin: a warm-up is under way already");
+    if (te->capture) return te__refuse_capture(te, "te_warmup_begin", "warm up before te_graph_begin");
     te->warming = true;
     te->warm_seed = te->seed;
     te->warm_offset = te->rng_offset;
@@ -89,7 +90,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     result = te__ops[op].check(te, &copy);
     if (result == TE_OK && !sm && (device || !te->cuda)) {
         out->supported = out->native = out->deterministic = true;
-        snprintf(out->kernels, sizeof(out->kernels), "%s: the reference in C", te__ops[op].family);
+        snprintf(out->kernels, sizeof(out->kernels), "%s/: the reference in C", te__ops[op].family);
         snprintf(out->why, sizeof(out->why), "The CPU backend is the reference: every operation, every format, any shape.");
         return TE_OK;
     }
@@ -99,7 +100,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
             plan.explain = true;
             plan.sm = sm;
             plan.num_sms = te__arch_sms(sm);
-            plan.hopper = sm == 90;
+            plan.hopper = plan.edits_maps = sm == 90;
             result = te__ops[op].plan(&plan, &copy);
             if (result == TE_OK) result = plan.result;
         } else
@@ -114,8 +115,9 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
 
 TE_API bool te_op_supported(te_ctx *te, te_op op, const void *args) {
     te_explanation e;
-    bool pending = !te_ok(te), supported = te_explain(te, op, args, NULL, &e) == TE_OK;
+    bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, supported = te_explain(te, op, args, NULL, &e) == TE_OK;
     if (!supported && !pending) te_clear_error(te); /* asking is no mistake */
+    if (te && te->capture) te->capture->failed = failed;
     return supported;
 }
 

@@ -559,7 +559,64 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.nvfp4_dequantize.columnwise = c->args.nvfp4_dequantize.rht = true;
         c->tolerance = 0;
         break;
-        CALL(56, ACT_FWD, "squared reglu to fp8, both copies")
+        CALL(56, LAYERNORM_FWD, "layernorm and the amax of y")
+        c->args.layernorm_fwd.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.layernorm_fwd.gamma = call_normal(te, dtype, 1, vn, 2);
+        c->args.layernorm_fwd.beta = call_normal(te, dtype, 1, vn, 3);
+        c->args.layernorm_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.layernorm_fwd.y_amax = call_out(c, te, TE_F32, 1, one);
+        break;
+        CALL(57, RMSNORM_FWD, "rmsnorm to fp8, both copies") /* of equal numbers: no code is a matter of the order of summation */
+        c->args.rmsnorm_fwd.x = te_tensor_full(te, dtype, 2, mn, 2);
+        c->args.rmsnorm_fwd.gamma = te_tensor_full(te, dtype, 1, vn, 1.5);
+        c->args.rmsnorm_fwd.scale = te_tensor_full(te, TE_F32, 1, one, 4);
+        c->args.rmsnorm_fwd.y = call_out(c, te, TE_F8E4M3, 2, row);
+        c->args.rmsnorm_fwd.y_col = call_out(c, te, TE_F8E4M3, 2, nm);
+        c->args.rmsnorm_fwd.amax = call_out(c, te, TE_F32, 1, one);
+        c->tolerance = 1e-6;
+        break;
+        CALL(58, GROUPED_GEMM, "grouped gemm along rows, one group empty")
+        c->args.grouped_gemm.a = call_normal(te, dtype, 2, mk, 1);
+        c->args.grouped_gemm.b = call_normal(te, dtype, 3, (const int64_t[]){4, N, K}, 2);
+        c->args.grouped_gemm.b_transposed = true;
+        c->args.grouped_gemm.bias = call_normal(te, dtype, 2, (const int64_t[]){4, N}, 3);
+        c->args.grouped_gemm.sizes = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){70, 0, 19, 41});
+        c->args.grouped_gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.grouped_gemm.groups = 4;
+        c->args.grouped_gemm.m = M;
+        c->args.grouped_gemm.n = N;
+        c->args.grouped_gemm.k = K;
+        if (dtype == TE_F32) c->tolerance = 1e-3;
+        break;
+        CALL(59, GROUPED_GEMM, "grouped gemm along k, added to f32 sums")
+        c->args.grouped_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){K, M}, 1);
+        c->args.grouped_gemm.b = call_normal(te, dtype, 2, (const int64_t[]){K, N}, 2);
+        c->args.grouped_gemm.a_transposed = true;
+        c->args.grouped_gemm.sizes = te_tensor_from_host(te, TE_I64, 1, (const int64_t[]){3}, (const int64_t[]){65, 0, 71});
+        c->args.grouped_gemm.d = call_out(c, te, TE_F32, 3, (const int64_t[]){3, M, N});
+        c->args.grouped_gemm.groups = 3;
+        c->args.grouped_gemm.m = M;
+        c->args.grouped_gemm.n = N;
+        c->args.grouped_gemm.k = K;
+        c->args.grouped_gemm.along_k = c->args.grouped_gemm.accumulate = true;
+        if (dtype == TE_F32) c->tolerance = 1e-3;
+        break;
+        CALL(60, GROUPED_GEMM, "grouped gemm of fp8 codes, a scale for each group")
+        c->args.grouped_gemm.a = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){M, 144}, 1);
+        c->args.grouped_gemm.b = call_normal(te, TE_F8E4M3, 3, (const int64_t[]){2, N, 144}, 2);
+        c->args.grouped_gemm.b_transposed = true;
+        c->args.grouped_gemm.scale_a = te_tensor_full(te, TE_F32, 1, (const int64_t[]){2}, 0.5);
+        c->args.grouped_gemm.scale_b = te_tensor_full(te, TE_F32, 1, (const int64_t[]){2}, 0.25);
+        c->args.grouped_gemm.offsets = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 50, 130});
+        c->args.grouped_gemm.split_accumulator = true;
+        c->args.grouped_gemm.d = call_out(c, te, dtype, 2, mn);
+        c->args.grouped_gemm.groups = 2;
+        c->args.grouped_gemm.m = M;
+        c->args.grouped_gemm.n = N;
+        c->args.grouped_gemm.k = 136;
+        if (dtype == TE_F32) c->tolerance = 1e-3;
+        break;
+        CALL(61, ACT_FWD, "squared reglu to fp8, both copies")
         c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
         c->args.act_fwd.y = call_out(c, te, TE_F8E4M3, 2, row);
         c->args.act_fwd.col = call_out(c, te, TE_F8E4M3, 2, nm);
@@ -568,7 +625,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.act_fwd.scale_inv = call_out(c, te, TE_F32, 1, one);
         c->args.act_fwd.amax = call_out(c, te, TE_F32, 1, one);
         break;
-        CALL(57, ACT_BWD, "squared relu backward to fp8, both copies, bias gradient")
+        CALL(62, ACT_BWD, "squared relu backward to fp8, both copies, bias gradient")
         c->args.act_bwd.dy = call_normal(te, dtype, 2, mn, 1);
         c->args.act_bwd.x = call_normal(te, dtype, 2, mn, 2);
         c->args.act_bwd.dx = call_out(c, te, TE_F8E4M3, 2, row);

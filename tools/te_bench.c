@@ -1,14 +1,20 @@
 /* te_bench: how fast, as ratios against what this machine's own libraries reach in the same run: cuBLASLt (opened at run time, if it is
  * there) for products, a device-to-device copy for everything that moves memory.
  *
- *     te_bench [--csv FILE] [FILTER]
+ *     te_bench [--csv FILE] [--profile] [WORD ...]
+ *     te_bench --tune [MxNxK | all] [tn | nn | nt] [f32] [bf16 | fp8 | fp8-split | fp8-1x128-128x128 | fp8-1x128-1x128 | mxfp8 | nvfp4]
+ *
+ * WORD: only rows whose name has one of them: gemm, "gemm bf16", epilogue, odd, norm, adam, layer .. --profile: below each row of a layer, the time of
+ * each kernel. --tune: every tile and number of splits that te_gemm's choice weighs, fastest first, with what it thinks of them.
  *
  * Every figure is the median of at least 15 runs between CUDA events, on random normal data, with the L2 cache flushed before each run:
  * by writing, which leaves it as full of lines to be written back as a call that writes leaves it; before calls that only read, by writing
  * and then reading, since such a call leaves none either. Clocks are left as they are. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
+#define TE__TUNE
 #include "te.h"
+#include <time.h>
 
 /* ---- timing ---- */
 
@@ -19,7 +25,9 @@ typedef struct bench {
     te__cu_handle start, end;
     bool reads_only;  /* what is measured writes next to nothing */
     double copy_rate; /* bytes a second, read and written */
-    const char *filter;
+    const char **words;
+    int num_words;
+    bool profile;
     FILE *csv;
     struct cublaslt *lt;
 } bench;
@@ -31,58 +39,194 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Median seconds of one run. */
-static double measure(bench *b, work_fn work, void *arg) {
-    enum { RUNS = 15 };
-    float times[RUNS];
-    int i;
-    bool pushed;
-    for (i = 0; i < 3; i++) work(b, arg); /* compiles, fills the pool, wakes the clocks */
-    te_synchronize(b->te);
-    if (te__cuda_enter(b->te, &pushed) != TE_OK) return 0;
-    for (i = 0; i < RUNS; i++) {
-        te_tensor_fill(b->flush, i);
-        if (b->reads_only) {
-            te_amax_args read = TE_ZERO;
-            read.x = b->flush;
-            read.amax = b->flushed;
-            te_amax(b->te, &read);
-        }
-        te__cu.EventRecord(b->start, b->te->cuda->stream);
-        work(b, arg);
-        te__cu.EventRecord(b->end, b->te->cuda->stream);
-        te__cu.EventSynchronize(b->end);
-        times[i] = 0;
-        te__cu.EventElapsedTime(&times[i], b->start, b->end);
+/* Seconds of one run after a flush. */
+static float measure_once(bench *b, int index, work_fn work, void *arg) {
+    float milliseconds = 0;
+    te_tensor_fill(b->flush, index);
+    if (b->reads_only) {
+        te_amax_args read = TE_ZERO;
+        read.x = b->flush;
+        read.amax = b->flushed;
+        te_amax(b->te, &read);
     }
-    te__cuda_leave(pushed);
-    qsort(times, RUNS, sizeof(float), by_value);
-    return (double)times[RUNS / 2] * 1e-3;
+    te__cu.EventRecord(b->start, b->te->cuda->stream);
+    work(b, arg);
+    te__cu.EventRecord(b->end, b->te->cuda->stream);
+    te__cu.EventSynchronize(b->end);
+    te__cu.EventElapsedTime(&milliseconds, b->start, b->end);
+    return milliseconds * 1e-3f;
 }
 
-static bool wanted(const bench *b, const char *name) { return strstr(name, b->filter) != NULL; }
+/* Median seconds of two things, run in turns: the same clocks and temperature for both. `other` may be NULL. */
+static void measure_both(bench *b, work_fn work, void *arg, work_fn other, void *other_arg, double seconds[2]) {
+    enum { RUNS = 15 };
+    float times[2][RUNS];
+    int i;
+    bool pushed;
+    for (i = 0; i < 3; i++) { /* compiles, fills the pool, wakes the clocks */
+        work(b, arg);
+        if (other) other(b, other_arg);
+    }
+    te_synchronize(b->te);
+    if (te__cuda_enter(b->te, &pushed) != TE_OK) return;
+    for (i = 0; i < RUNS; i++) {
+        times[0][i] = measure_once(b, i, work, arg);
+        times[1][i] = other ? measure_once(b, i, other, other_arg) : 0;
+    }
+    te__cuda_leave(pushed);
+    for (i = 0; i < 2; i++) {
+        qsort(times[i], RUNS, sizeof(float), by_value);
+        seconds[i] = (double)times[i][RUNS / 2];
+    }
+}
 
-/* `ours` and `theirs` in the same unit; theirs 0: nothing to compare with. */
-static void report(bench *b, const char *name, const char *shape, double seconds, double ours, double theirs, const char *unit) {
+static double measure(bench *b, work_fn work, void *arg) {
+    double seconds[2] = {0, 0};
+    measure_both(b, work, arg, NULL, NULL, seconds);
+    return seconds[0];
+}
+
+/* True if no word was given, or one is in the name. */
+static bool wanted(const bench *b, const char *name) {
+    int i;
+    for (i = 0; i < b->num_words; i++)
+        if (strstr(name, b->words[i])) return true;
+    return b->num_words == 0;
+}
+
+/* `ours` and `theirs` (0: there is nothing) in the same unit; against: what theirs is. */
+static void report_against(bench *b, const char *name, const char *shape, double seconds, double ours, double theirs, const char *unit, const char *against) {
     char ratio[32] = "-";
     if (!te_ok(b->te)) {
-        printf("%-34s %-20s failed: %s\n", name, shape, te_error(b->te));
+        printf("%-42s %-20s failed: %s\n", name, shape, te_error(b->te));
         te_clear_error(b->te);
         return;
     }
     if (theirs > 0) snprintf(ratio, sizeof ratio, "%.2f", ours / theirs);
-    printf("%-34s %-20s %10.1f us %9.1f %-8s %9.1f  %s\n", name, shape, seconds * 1e6, ours, unit, theirs, ratio);
+    printf("%-42s %-20s %10.1f us %9.1f %-8s %9.1f  %s\n", name, shape, seconds * 1e6, ours, unit, theirs, ratio);
     fflush(stdout);
-    if (b->csv) fprintf(b->csv, "%s,%s,%.3f,%.2f,%.2f,%s,%s\n", name, shape, seconds * 1e6, ours, theirs, unit, ratio);
+    if (b->csv && theirs > 0) fprintf(b->csv, "\"%s\",\"%s\",%.3f,%.4g,%s,%s,%.4g,%.3f\n", name, shape, seconds * 1e6, ours, unit, against, theirs, ours / theirs);
+    if (b->csv && theirs <= 0) fprintf(b->csv, "\"%s\",\"%s\",%.3f,%.4g,%s,,,\n", name, shape, seconds * 1e6, ours, unit);
+}
+static void report(bench *b, const char *name, const char *shape, double seconds, double ours, const char *unit) {
+    report_against(b, name, shape, seconds, ours, 0, unit, "");
 }
 static void report_bytes(bench *b, const char *name, const char *shape, double seconds, double bytes) {
-    report(b, name, shape, seconds, bytes / seconds * 1e-9, b->copy_rate * 1e-9, "GB/s");
+    report_against(b, name, shape, seconds, bytes / seconds * 1e-9, b->copy_rate * 1e-9, "GB/s", "copy");
+}
+
+/* ---- where the time of many launches goes: --profile ---- */
+
+enum { MAX_PROFILED = 4096 };
+typedef struct profiled {
+    te__cu_handle function, start, end;
+} profiled;
+static profiled profile_row[MAX_PROFILED];
+static int num_profiled;
+static te__driver real_driver;
+
+/* A row for a launch that starts now; NULL: there is no room, and the sum at the end will tell. */
+static profiled *profile_begin(te__cu_handle function, te__cu_handle stream) {
+    profiled *r = &profile_row[num_profiled];
+    if (num_profiled == MAX_PROFILED) return NULL;
+    if (!r->start) real_driver.EventCreate(&r->start, 0);
+    if (!r->end) real_driver.EventCreate(&r->end, 0);
+    r->function = function;
+    num_profiled++;
+    real_driver.EventRecord(r->start, stream);
+    return r;
+}
+static te__cu_result profile_launch(te__cu_handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
+                                    te__cu_handle stream, void **params, void **extra) {
+    profiled *r = profile_begin(function, stream);
+    te__cu_result code = real_driver.LaunchKernel(function, gx, gy, gz, bx, by, bz, shared_bytes, stream, params, extra);
+    if (r) real_driver.EventRecord(r->end, stream);
+    return code;
+}
+static te__cu_result profile_launch_ex(const te__cu_launch_config *config, te__cu_handle function, void **params, void **extra) {
+    profiled *r = profile_begin(function, config->stream);
+    te__cu_result code = real_driver.LaunchKernelEx(config, function, params, extra);
+    if (r) real_driver.EventRecord(r->end, config->stream);
+    return code;
+}
+
+static void profile_name(te__cu_handle function, char text[TE__LAUNCH_TEXT]) {
+    int i;
+    snprintf(text, TE__LAUNCH_TEXT, "?");
+    for (i = 0; i < TE__JIT_BUCKETS; i++) {
+        const te__jit_entry *e;
+        for (e = te__jit_table[i]; e; e = e->next)
+            if (e->function == function) {
+                te__launch l = TE_ZERO;
+                l.family = e->family;
+                l.kernel = e->kernel;
+                l.num_options = e->num_options;
+                memcpy(l.option, e->option, sizeof l.option);
+                te__launch_text(&l, text);
+                return;
+            }
+    }
+}
+
+/* One run with an event before and after each launch; launches of the same kernel are added up, longest first. Copies and fills by the driver
+ * are none. What lies between the launches counts as well in the time of the whole: the events themselves, or a GPU that waits for the host. */
+static void profile(bench *b, work_fn work, void *arg) {
+    typedef struct total {
+        te__cu_handle function;
+        double seconds;
+        int launches;
+    } total;
+    static total totals[256];
+    int i, k, count = 0;
+    double sum = 0, whole;
+    bool pushed;
+    if (te__cuda_enter(b->te, &pushed) != TE_OK) return;
+    real_driver = te__cu;
+    num_profiled = 0;
+    te__cu.LaunchKernel = profile_launch;
+    if (te__cu.LaunchKernelEx) te__cu.LaunchKernelEx = profile_launch_ex;
+    real_driver.EventRecord(b->start, b->te->cuda->stream);
+    work(b, arg);
+    real_driver.EventRecord(b->end, b->te->cuda->stream);
+    te__cu = real_driver;
+    te_synchronize(b->te);
+    {
+        float milliseconds = 0;
+        te__cu.EventElapsedTime(&milliseconds, b->start, b->end);
+        whole = milliseconds * 1e-3;
+    }
+    for (i = 0; i < num_profiled; i++) {
+        float milliseconds = 0;
+        te__cu.EventElapsedTime(&milliseconds, profile_row[i].start, profile_row[i].end);
+        for (k = 0; k < count && totals[k].function != profile_row[i].function; k++) continue;
+        if (k == (int)(sizeof totals / sizeof *totals)) continue;
+        if (k == count) {
+            memset(&totals[k], 0, sizeof totals[k]);
+            totals[count++].function = profile_row[i].function;
+        }
+        totals[k].seconds += milliseconds * 1e-3;
+        totals[k].launches++;
+        sum += milliseconds * 1e-3;
+    }
+    te__cuda_leave(pushed);
+    for (i = 1; i < count; i++) /* insertion sort */
+        for (k = i; k > 0 && totals[k].seconds > totals[k - 1].seconds; k--) {
+            total t = totals[k];
+            totals[k] = totals[k - 1];
+            totals[k - 1] = t;
+        }
+    for (i = 0; i < count; i++) {
+        char text[TE__LAUNCH_TEXT];
+        profile_name(totals[i].function, text);
+        printf("    %9.1f us %5.1f %% %4d x  %s\n", totals[i].seconds * 1e6, 100 * totals[i].seconds / sum, totals[i].launches, text);
+    }
+    printf("    %9.1f us in %d launches, %.1f us with what is between them\n", sum * 1e6, num_profiled, whole * 1e6);
 }
 
 /* ---- cuBLASLt, the denominator ---- */
 
-enum { LT_R_32F = 0, LT_R_16BF = 14, LT_R_8F_E4M3 = 28, LT_COMPUTE_32F = 68, LT_OP_T = 1, LT_OP_N = 0, LT_TRANSA = 3, LT_TRANSB = 4, LT_FAST_ACCUM = 25,
-       LT_A_SCALE = 17, LT_B_SCALE = 18, LT_MAX_WORKSPACE = 1 };
+enum { LT_R_32F = 0, LT_R_16BF = 14, LT_R_8F_E4M3 = 28, LT_COMPUTE_32F = 68, LT_COMPUTE_TF32 = 77, LT_OP_T = 1, LT_OP_N = 0, LT_TRANSA = 3, LT_TRANSB = 4, LT_FAST_ACCUM = 25,
+       LT_A_SCALE = 17, LT_B_SCALE = 18, LT_A_SCALE_MODE = 31, LT_B_SCALE_MODE = 32, LT_SCALE_SCALAR = 0, LT_SCALE_VEC128 = 4, LT_SCALE_BLOCK128 = 5, LT_MAX_WORKSPACE = 1 };
 typedef struct lt_heuristic {
     uint64_t algo[8];
     size_t workspace;
@@ -91,6 +235,7 @@ typedef struct lt_heuristic {
     int reserved[4];
 } lt_heuristic;
 typedef struct cublaslt {
+    size_t (*GetVersion)(void);
     int (*Create)(void **handle);
     int (*MatmulDescCreate)(void **desc, int compute, int scale);
     int (*MatmulDescSetAttribute)(void *desc, int attribute, const void *value, size_t bytes);
@@ -105,6 +250,7 @@ typedef struct cublaslt {
     void *handle;
     te_tensor *workspace;
     char path[1024];
+    char version[32];
 } cublaslt;
 
 static bool lt_open(cublaslt *lt) {
@@ -116,6 +262,7 @@ static bool lt_open(cublaslt *lt) {
     snprintf(lt->path, sizeof lt->path, "%s", lib.path);
 #define LT_FUNCTION(name) \
     if (!te__dl_function(lib.handle, "cublasLt" #name, &lt->name)) return false;
+    LT_FUNCTION(GetVersion)
     LT_FUNCTION(Create)
     LT_FUNCTION(MatmulDescCreate)
     LT_FUNCTION(MatmulDescSetAttribute)
@@ -127,149 +274,302 @@ static bool lt_open(cublaslt *lt) {
     LT_FUNCTION(MatmulAlgoGetHeuristic)
     LT_FUNCTION(Matmul)
 #undef LT_FUNCTION
+    snprintf(lt->version, sizeof lt->version, "cuBLASLt %d.%d", (int)(lt->GetVersion() / 10000), (int)(lt->GetVersion() / 100 % 100));
     return lt->Create(&lt->handle) == 0;
 }
 
+/* A product of ours, and what cuBLASLt needs to make the same one. */
 typedef struct product {
     te_gemm_args args;
-    bool fast_accumulator;
-    void *desc, *la, *lb, *ld; /* cuBLASLt's */
+    void *desc, *la, *lb, *ld;
     lt_heuristic best;
+    int status; /* of cuBLASLt's last call */
 } product;
 
-static void run_ours(bench *b, void *arg) { te_gemm(b->te, &((product *)arg)->args); }
+static void run_ours(bench *b, void *arg) {
+    product *p = (product *)arg;
+    te_gemm(b->te, &p->args);
+}
+/* Column-major: D^T = op(B)^T op(A)^T. */
 static void run_theirs(bench *b, void *arg) {
     product *p = (product *)arg;
-    float one = 1, zero = 0;
-    /* column-major: D^T = op(B)^T op(A)^T */
-    b->lt->Matmul(b->lt->handle, p->desc, &one, te_tensor_data(p->args.b), p->la, te_tensor_data(p->args.a), p->lb, &zero, te_tensor_data(p->args.d), p->ld,
-                  te_tensor_data(p->args.d), p->ld, p->best.algo, te_tensor_data(b->lt->workspace), te_tensor_bytes(b->lt->workspace), te_ctx_cu_stream(b->te));
+    float one = 1, beta = p->args.accumulate;
+    p->status = b->lt->Matmul(b->lt->handle, p->desc, &one, te_tensor_data(p->args.b), p->la, te_tensor_data(p->args.a), p->lb, &beta, te_tensor_data(p->args.d), p->ld,
+                              te_tensor_data(p->args.d), p->ld, p->best.algo, te_tensor_data(b->lt->workspace), te_tensor_bytes(b->lt->workspace),
+                              te_ctx_cu_stream(b->te));
 }
+
+static int lt_type(te_dtype d) { return d == TE_F8E4M3 ? LT_R_8F_E4M3 : d == TE_BF16 ? LT_R_16BF : LT_R_32F; }
+static int lt_scale_mode(te_scaling s) { return s == TE_SCALING_BLOCK_1D ? LT_SCALE_VEC128 : s == TE_SCALING_BLOCK_2D ? LT_SCALE_BLOCK128 : LT_SCALE_SCALAR; }
+
 static bool lt_prepare(bench *b, product *p) {
     const te_gemm_args *g = &p->args;
-    int type = g->a->dtype == TE_F8E4M3 ? LT_R_8F_E4M3 : g->a->dtype == TE_BF16 ? LT_R_16BF : LT_R_32F, out = g->d->dtype == TE_BF16 ? LT_R_16BF : LT_R_32F;
-    int ta = g->b_transposed ? LT_OP_T : LT_OP_N, tb = g->a_transposed ? LT_OP_T : LT_OP_N, got = 0;
-    signed char fast = p->fast_accumulator;
-    size_t bytes = te_tensor_bytes(b->lt->workspace);
+    int ta = g->b_transposed ? LT_OP_T : LT_OP_N, tb = g->a_transposed ? LT_OP_T : LT_OP_N, got = 0, mode_a = lt_scale_mode(g->scaling_b), mode_b = lt_scale_mode(g->scaling_a);
+    signed char fast = !g->split_accumulator;
+    size_t bytes;
     void *preference = NULL, *scale;
     cublaslt *lt = b->lt;
-    if (lt->MatmulDescCreate(&p->desc, LT_COMPUTE_32F, LT_R_32F)) return false;
+    if (!lt || lt->MatmulDescCreate(&p->desc, g->a->dtype == TE_F32 ? LT_COMPUTE_TF32 : LT_COMPUTE_32F, LT_R_32F)) return false;
+    bytes = te_tensor_bytes(lt->workspace);
     lt->MatmulDescSetAttribute(p->desc, LT_TRANSA, &ta, sizeof ta);
     lt->MatmulDescSetAttribute(p->desc, LT_TRANSB, &tb, sizeof tb);
-    if (type == LT_R_8F_E4M3) {
+    if (g->scale_a) {
         lt->MatmulDescSetAttribute(p->desc, LT_FAST_ACCUM, &fast, sizeof fast);
+        if (mode_a != LT_SCALE_SCALAR || mode_b != LT_SCALE_SCALAR) { /* older ones do not know these, and fail here */
+            p->status = lt->MatmulDescSetAttribute(p->desc, LT_A_SCALE_MODE, &mode_a, sizeof mode_a);
+            if (!p->status) p->status = lt->MatmulDescSetAttribute(p->desc, LT_B_SCALE_MODE, &mode_b, sizeof mode_b);
+            if (p->status) return false;
+        }
         scale = te_tensor_data(g->scale_b);
         lt->MatmulDescSetAttribute(p->desc, LT_A_SCALE, &scale, sizeof scale);
         scale = te_tensor_data(g->scale_a);
         lt->MatmulDescSetAttribute(p->desc, LT_B_SCALE, &scale, sizeof scale);
     }
-    lt->MatrixLayoutCreate(&p->la, type, (uint64_t)(ta ? g->k : g->n), (uint64_t)(ta ? g->n : g->k), ta ? g->k : g->n);
-    lt->MatrixLayoutCreate(&p->lb, type, (uint64_t)(tb ? g->m : g->k), (uint64_t)(tb ? g->k : g->m), tb ? g->m : g->k);
-    lt->MatrixLayoutCreate(&p->ld, out, (uint64_t)g->n, (uint64_t)g->m, g->n);
+    lt->MatrixLayoutCreate(&p->la, lt_type(g->b->dtype), (uint64_t)(ta ? g->k : g->n), (uint64_t)(ta ? g->n : g->k), te__gemm_ld(g->b));
+    lt->MatrixLayoutCreate(&p->lb, lt_type(g->a->dtype), (uint64_t)(tb ? g->m : g->k), (uint64_t)(tb ? g->k : g->m), te__gemm_ld(g->a));
+    lt->MatrixLayoutCreate(&p->ld, lt_type(g->d->dtype), (uint64_t)g->n, (uint64_t)g->m, te__gemm_ld(g->d));
     lt->MatmulPreferenceCreate(&preference);
     lt->MatmulPreferenceSetAttribute(preference, LT_MAX_WORKSPACE, &bytes, sizeof bytes);
-    return lt->MatmulAlgoGetHeuristic(lt->handle, p->desc, p->la, p->lb, p->ld, p->ld, preference, 1, &p->best, &got) == 0 && got > 0;
+    p->status = lt->MatmulAlgoGetHeuristic(lt->handle, p->desc, p->la, p->lb, p->ld, p->ld, preference, 1, &p->best, &got);
+    return p->status == 0 && got > 0;
 }
 
-static void bench_gemm(bench *b, const char *name, te_dtype in, te_dtype out, bool a_t, bool b_t, bool split, int64_t m, int64_t n, int64_t k) {
+/* How far their D is from ours, relative to ours: a denominator has to multiply the same matrices. */
+static double lt_difference(bench *b, product *p) {
+    te_quant_error_args e = TE_ZERO;
+    te_copy_args copy = TE_ZERO;
+    float sums[5] = {1, 0, 0, 0, 0};
+    int64_t five = 5, six = 6;
+    te_scope_begin(b->te);
+    te_tensor_fill(p->args.d, 0);
+    run_ours(b, p);
+    copy.src = p->args.d;
+    copy.dst = te_tensor_empty(b->te, TE_F32, p->args.d->ndim, p->args.d->shape);
+    te_copy(b->te, &copy);
+    te_tensor_fill(p->args.d, 0);
+    run_theirs(b, p);
+    e.x = p->args.d;
+    e.y = copy.dst;
+    e.counts = te_tensor_empty(b->te, TE_I64, 1, &six);
+    e.sums = te_tensor_empty(b->te, TE_F32, 1, &five);
+    te_quant_error(b->te, &e);
+    te_tensor_to_host(e.sums, sums);
+    te_scope_end(b->te);
+    return sums[0] > 0 ? sqrt((double)sums[3] / (double)sums[0]) : 1;
+}
+
+/* ---- products ---- */
+
+static const int64_t shapes[][3] = {{8192, 8192, 8192}, {4096, 4096, 4096}, {8192, 6144, 4096}, {8192, 4096, 4096}, {8192, 28672, 4096}, {8192, 4096, 14336},
+                                    {4096, 14336, 4096}, {16384, 7168, 2048}, {512, 4096, 4096}, {64, 2112, 7168}, {1, 4096, 4096}};
+enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
+
+static void shape_text(char text[64], int64_t m, int64_t n, int64_t k) { snprintf(text, 64, "%lldx%lldx%lld", (long long)m, (long long)n, (long long)k); }
+
+/* Layout TN, NN or NT, as BLAS calls them seen from D^T: what a forward, dgrad and wgrad are. Quantized operands are always TN. */
+typedef enum layout { TN, NN, NT } layout;
+
+/* A and B, normally distributed and quantized, and D, in the scope that is open. False: an error is recorded. */
+static bool product_open(bench *b, product *p, te_quant_kind kind, bool b_2d, layout l, te_dtype in, te_dtype out, int64_t m, int64_t n, int64_t k) {
+    int64_t sa[2], sb[2], sd[2];
+    te_tensor *x[2];
+    int i;
+    memset(p, 0, sizeof *p);
+    sa[l == NT] = m, sa[l != NT] = k;
+    sb[l != TN] = n, sb[l == TN] = k;
+    sd[0] = m, sd[1] = n;
+    x[0] = te_tensor_normal(b->te, in, 2, sa, 0, 1);
+    x[1] = te_tensor_normal(b->te, in, 2, sb, 0, 1);
+    for (i = 0; i < 2 && kind; i++) {
+        te__quant_spec spec;
+        memset(&spec, 0, sizeof spec);
+        spec.kind = kind;
+        spec.dtype = kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : TE_F8E4M3;
+        spec.usage = TE_ROWWISE;
+        spec.two_dimensional = kind == TE_QUANT_BLOCK && i == 1 && b_2d;
+        x[i] = x[i] ? te__quantize(x[i], &spec) : NULL;
+    }
+    p->args.d = te_tensor_empty(b->te, out, 2, sd);
+    if (!x[0] || !x[1] || !p->args.d) return false;
+    p->args.split_accumulator = kind == TE_QUANT_BLOCK;
+    return te__product(b->te, x[0], l == NT, x[1], l == TN, &p->args) == TE_OK; /* fills in the rest of args */
+}
+
+/* Ratios of one kind of row. */
+typedef struct family {
+    const char *name;
+    double logarithms, least;
+    char least_shape[64];
+    int count;
+} family;
+
+static void family_add(family *f, const char *shape, double ratio) {
+    if (ratio <= 0) return;
+    if (!f->count++ || ratio < f->least) {
+        f->least = ratio;
+        snprintf(f->least_shape, sizeof f->least_shape, "%s", shape);
+    }
+    f->logarithms += log(ratio);
+}
+static void family_report(const family *f) {
+    double mean = f->count ? exp(f->logarithms / f->count) : 0;
+    if (!f->count) return;
+    printf("%-42s %d shapes: geometric mean %.3f, least %.3f (%s)\n", f->name, f->count, mean, f->least, f->least_shape);
+}
+
+/* Against cuBLASLt. */
+static void bench_product(bench *b, family *f, te_quant_kind kind, bool b_2d, layout l, te_dtype in, te_dtype out, bool split, bool accumulate, int64_t m, int64_t n, int64_t k) {
     product p;
     char shape[64];
-    double ours, theirs = 0, flops = 2.0 * (double)m * (double)n * (double)k;
-    int64_t one = 1;
-    if (!wanted(b, name)) return;
-    memset(&p, 0, sizeof p);
+    double seconds[2] = {1, 0}, flops = 2.0 * (double)m * (double)n * (double)k, difference;
+    shape_text(shape, m, n, k);
     te_scope_begin(b->te);
-    {
-        int64_t sa[2], sb[2], sd[2];
-        te_tensor *ra, *rb;
-        sa[0] = a_t ? k : m;
-        sa[1] = a_t ? m : k;
-        sb[0] = b_t ? n : k;
-        sb[1] = b_t ? k : n;
-        sd[0] = m;
-        sd[1] = n;
-        ra = te_tensor_normal(b->te, te__is_fp8(in) ? TE_BF16 : in, 2, sa, 0, 1);
-        rb = te_tensor_normal(b->te, te__is_fp8(in) ? TE_BF16 : in, 2, sb, 0, 1);
-        if (te__is_fp8(in)) {
-            te__quant_spec spec;
-            memset(&spec, 0, sizeof spec);
-            spec.kind = TE_QUANT_CURRENT;
-            spec.dtype = in;
-            spec.usage = TE_ROWWISE;
-            ra = te__quantize(ra, &spec);
-            rb = te__quantize(rb, &spec);
-            p.args.scale_a = ra ? ra->quantized->row.scale : NULL;
-            p.args.scale_b = rb ? rb->quantized->row.scale : NULL;
-            ra = ra ? ra->quantized->row.data : NULL;
-            rb = rb ? rb->quantized->row.data : NULL;
-        }
-        p.args.a = ra;
-        p.args.b = rb;
-        p.args.d = te_tensor_empty(b->te, out, 2, sd);
+    if (product_open(b, &p, kind, b_2d, l, in, out, m, n, k)) {
+        p.args.split_accumulator |= split;
+        p.args.accumulate = accumulate;
+        if (!lt_prepare(b, &p)) {
+            if (b->lt) printf("%-42s %-20s cuBLASLt has no such product (status %d)\n", f->name, shape, p.status);
+            seconds[0] = measure(b, run_ours, &p);
+        } else if ((difference = lt_difference(b, &p)) > 0.02 || p.status) {
+            printf("%-42s %-20s cuBLASLt's D is another: status %d, relative difference %.3g\n", f->name, shape, p.status, difference);
+            seconds[0] = measure(b, run_ours, &p);
+        } else
+            measure_both(b, run_ours, &p, run_theirs, &p, seconds);
     }
-    p.args.m = m;
-    p.args.n = n;
-    p.args.k = k;
-    p.args.a_transposed = a_t;
-    p.args.b_transposed = b_t;
-    p.args.split_accumulator = split;
-    p.fast_accumulator = !split;
-    (void)one;
-    snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)m, (long long)n, (long long)k);
-    ours = measure(b, run_ours, &p);
-    if (b->lt && lt_prepare(b, &p)) theirs = measure(b, run_theirs, &p);
-    report(b, name, shape, ours, flops / ours * 1e-12, theirs > 0 ? flops / theirs * 1e-12 : 0, "TFLOP/s");
+    if (te_ok(b->te) && seconds[1] > 0) family_add(f, shape, seconds[1] / seconds[0]);
+    report_against(b, f->name, shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s", "cuBLASLt");
     te_scope_end(b->te);
 }
 
-/* ---- products of scaled operands, against our own of bf16 ---- */
-
-typedef struct scaled_product {
-    te_tensor *a, *b;
-    te_gemm_args args;
-} scaled_product;
-static void run_scaled(bench *b, void *arg) {
-    scaled_product *p = (scaled_product *)arg;
-    te__product(b->te, p->a, false, p->b, true, &p->args);
+/* One kind of product over all shapes. */
+static void bench_products(bench *b, const char *name, te_quant_kind kind, bool b_2d, layout l, te_dtype out, bool split, bool accumulate) {
+    family f = TE_ZERO;
+    int i;
+    if (!wanted(b, name)) return;
+    f.name = name;
+    for (i = 0; i < NUM_SHAPES; i++) bench_product(b, &f, kind, b_2d, l, TE_BF16, out, split, accumulate, shapes[i][0], shapes[i][1], shapes[i][2]);
+    family_report(&f);
 }
 
-static void bench_scaled_gemm(bench *b, int64_t m, int64_t n, int64_t k) {
+static void bench_gemm(bench *b) {
+    bench_products(b, "gemm bf16 TN", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
+    bench_products(b, "gemm bf16 NN", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
+    bench_products(b, "gemm bf16 NT", TE_QUANT_NONE, false, NT, TE_BF16, false, false);
+    bench_products(b, "gemm bf16 TN f32 out", TE_QUANT_NONE, false, TN, TE_F32, false, false);
+    bench_products(b, "gemm bf16 NN f32 out", TE_QUANT_NONE, false, NN, TE_F32, false, false);
+    bench_products(b, "gemm bf16 NT f32 out", TE_QUANT_NONE, false, NT, TE_F32, false, false);
+    bench_products(b, "gemm bf16 NT += f32", TE_QUANT_NONE, false, NT, TE_F32, false, true);
+    bench_products(b, "gemm fp8 fast accumulation", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
+    bench_products(b, "gemm fp8 split accumulation", TE_QUANT_CURRENT, false, TN, TE_BF16, true, false);
+    bench_products(b, "gemm fp8 split += f32", TE_QUANT_CURRENT, false, TN, TE_F32, true, true);
+    bench_products(b, "gemm fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
+    bench_products(b, "gemm fp8 1x128 by 1x128 += f32", TE_QUANT_BLOCK, false, TN, TE_F32, true, true);
+    if (wanted(b, "gemm f32 as TF32 TN")) {
+        family f = TE_ZERO;
+        f.name = "gemm f32 as TF32 TN";
+        bench_product(b, &f, TE_QUANT_NONE, false, TN, TE_F32, TE_F32, false, false, 4096, 4096, 4096);
+    }
+}
+
+/* Two products of ours, alike but for something: `changed` over `plain`. */
+static void bench_against_ours(bench *b, family *f, const char *shape, product *changed, product *plain, const char *against) {
+    double seconds[2] = {1, 1}, flops = 2.0 * (double)changed->args.m * (double)changed->args.n * (double)changed->args.k;
+    measure_both(b, run_ours, changed, run_ours, plain, seconds);
+    if (te_ok(b->te)) family_add(f, shape, seconds[1] / seconds[0]);
+    report_against(b, f->name, shape, seconds[0], flops / seconds[0] * 1e-12, flops / seconds[1] * 1e-12, "TFLOP/s", against);
+}
+
+/* MXFP8 and NVFP4, which are decoded, over our bf16. */
+static void bench_decoded(bench *b, const char *name, te_quant_kind kind) {
+    family f = TE_ZERO;
+    int i;
+    if (!wanted(b, name)) return;
+    f.name = name;
+    for (i = 0; i < NUM_SHAPES; i++) {
+        const int64_t m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
+        product scaled, plain;
+        char shape[64];
+        shape_text(shape, m, n, k);
+        te_scope_begin(b->te);
+        if (product_open(b, &scaled, kind, false, TN, TE_BF16, TE_BF16, m, n, k) && product_open(b, &plain, TE_QUANT_NONE, false, TN, TE_BF16, TE_BF16, m, n, k))
+            bench_against_ours(b, &f, shape, &scaled, &plain, "our bf16");
+        te_scope_end(b->te);
+    }
+    family_report(&f);
+}
+
+/* What an epilogue costs: over the same product without it. */
+static void bench_epilogues(bench *b) {
+    enum { BIAS, GELU, DGELU, DGELU_BIAS_GRADIENT, EPILOGUES };
+    static const char *const epilogue[EPILOGUES] = {"bias", "bias, GELU, aux", "dGELU", "dGELU, bias gradient"};
     static const struct {
         const char *name;
         te_quant_kind kind;
-        bool b_2d;
-    } row[] = {{"gemm fp8 blocks 1D x 2D", TE_QUANT_BLOCK, true}, {"gemm fp8 blocks 1D x 1D", TE_QUANT_BLOCK, false}, {"gemm mxfp8", TE_QUANT_MXFP8, false},
-               {"gemm nvfp4", TE_QUANT_NVFP4, false}};
-    double flops = 2.0 * (double)m * (double)n * (double)k, plain, seconds;
-    scaled_product p;
-    int64_t sa[2], sb[2], sd[2];
-    char shape[64];
-    int i;
-    snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)m, (long long)n, (long long)k);
-    if (!wanted(b, "gemm fp8 blocks gemm mxfp8 gemm nvfp4")) return;
-    te_scope_begin(b->te);
-    sa[0] = m, sa[1] = sb[1] = k, sb[0] = sd[1] = n, sd[0] = m;
-    memset(&p, 0, sizeof p);
-    te_tensor *x = te_tensor_normal(b->te, TE_BF16, 2, sa, 0, 1), *w = te_tensor_normal(b->te, TE_BF16, 2, sb, 0, 1);
-    p.args.d = te_tensor_empty(b->te, TE_BF16, 2, sd);
-    p.a = x, p.b = w;
-    plain = measure(b, run_scaled, &p);
-    for (i = 0; i < 4; i++) {
-        te__quant_spec spec;
-        memset(&spec, 0, sizeof spec);
-        spec.kind = row[i].kind;
-        spec.dtype = row[i].kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : TE_F8E4M3;
-        spec.usage = TE_ROWWISE;
-        p.a = te__quantize(x, &spec);
-        spec.two_dimensional = row[i].b_2d;
-        p.b = te__quantize(w, &spec);
-        memset(&p.args, 0, sizeof p.args);
-        p.args.d = te_tensor_empty(b->te, TE_BF16, 2, sd);
-        p.args.split_accumulator = true;
-        seconds = p.a && p.b ? measure(b, run_scaled, &p) : 1;
-        report(b, row[i].name, shape, seconds, flops / seconds * 1e-12, flops / plain * 1e-12, "TFLOP/s");
+        layout backward;
+    } operands[] = {{"bf16", TE_QUANT_NONE, NN}, {"fp8", TE_QUANT_CURRENT, TN}, {"fp8 blocks", TE_QUANT_BLOCK, TN}};
+    static const int64_t sizes[][3] = {{8192, 14336, 4096}, {8192, 16384, 4096}, {8192, 4096, 4096}};
+    int o, e, i;
+    for (o = 0; o < 3; o++)
+        for (e = 0; e < EPILOGUES; e++) {
+            family f = TE_ZERO;
+            char name[96];
+            snprintf(name, sizeof name, "epilogue %s: %s", operands[o].name, epilogue[e]);
+            f.name = name;
+            for (i = 0; i < 3 && wanted(b, name); i++) {
+                const int64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2];
+                product plain, p;
+                char shape[64];
+                shape_text(shape, m, n, k);
+                te_scope_begin(b->te);
+                if (product_open(b, &plain, operands[o].kind, true, e < DGELU ? TN : operands[o].backward, TE_BF16, TE_BF16, m, n, k)) {
+                    p = plain;
+                    if (e < DGELU) p.args.bias = te_tensor_normal(b->te, TE_BF16, 1, &n, 0, 1);
+                    if (e != BIAS) p.args.aux = te_tensor_normal(b->te, TE_BF16, 2, plain.args.d->shape, 0, 1);
+                    p.args.epilogue = e == BIAS ? TE_EPILOGUE_NONE : e == GELU ? TE_EPILOGUE_GELU : TE_EPILOGUE_DGELU;
+                    if (e == DGELU_BIAS_GRADIENT) p.args.bias_gradient = te__empty_1d(b->te, TE_BF16, n);
+                    bench_against_ours(b, &f, shape, &p, &plain, "without it");
+                }
+                te_scope_end(b->te);
+            }
+            family_report(&f);
+        }
+}
+
+/* Small and odd shapes, over the next multiples of 128 (k: 64): the padded shape's time over this one's. */
+static void bench_odd(bench *b) {
+    static const int64_t odd[][3] = {{4095, 4097, 4095}, {1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {127, 129, 255}, {1, 4095, 4097}, {4097, 1, 4095}, {63, 2111, 7167}, {511, 4095, 4095}, {1000, 1000, 1000},
+                                     {4096, 4096, 4095}, {4096, 4095, 4096}, {4095, 4096, 4096}, {8191, 6145, 4097}, {8192, 50257, 768}};
+    static const struct {
+        const char *name;
+        te_quant_kind kind;
+        layout l;
+        bool split;
+    } kinds[] = {{"odd bf16 TN", TE_QUANT_NONE, TN, false}, {"odd bf16 NN", TE_QUANT_NONE, NN, false}, {"odd bf16 NT", TE_QUANT_NONE, NT, false},
+                 {"odd fp8 fast", TE_QUANT_CURRENT, TN, false}, {"odd fp8 split", TE_QUANT_CURRENT, TN, true}, {"odd fp8 blocks", TE_QUANT_BLOCK, TN, true}};
+    int i, kind;
+    for (kind = 0; kind < (int)(sizeof kinds / sizeof *kinds); kind++) {
+        family f = TE_ZERO;
+        f.name = kinds[kind].name;
+        for (i = 0; i < (int)(sizeof odd / sizeof *odd) && wanted(b, f.name); i++) {
+            const int64_t m = odd[i][0], n = odd[i][1], k = odd[i][2];
+            product p, padded;
+            char shape[64];
+            shape_text(shape, m, n, k);
+            te_scope_begin(b->te);
+            if (product_open(b, &p, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, m, n, k) &&
+                product_open(b, &padded, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, te__round_up(m, 128), te__round_up(n, 128), te__round_up(k, 64))) {
+                double seconds[2] = {1, 1};
+                p.args.split_accumulator |= kinds[kind].split;
+                padded.args.split_accumulator |= kinds[kind].split;
+                measure_both(b, run_ours, &p, run_ours, &padded, seconds);
+                if (te_ok(b->te)) family_add(&f, shape, seconds[1] / seconds[0]);
+                report_against(b, f.name, shape, seconds[0], 1e-3 / seconds[0], 1e-3 / seconds[1], "per ms", "padded");
+            }
+            te_scope_end(b->te);
+        }
+        family_report(&f);
+        if (f.count) printf("%-42s at most %.2f times the padded shape's time\n", f.name, 1 / f.least);
     }
-    te_scope_end(b->te);
 }
 
 /* ---- what a call costs the host ---- */
@@ -300,7 +600,7 @@ static void bench_host(bench *b) {
             te__plan_end(p);
             te__cuda_leave(pushed);
             qsort(times, ROUNDS, sizeof(float), by_value);
-            report(b, "host time of a quantizer call", "a launch alone", (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, 0, "us");
+            report(b, "host time of a quantizer call", "a launch alone", (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, "us");
         }
         free(p);
     }
@@ -328,10 +628,178 @@ static void bench_host(bench *b) {
             if (!y) times[ROUNDS / 2] = 0;
             else qsort(times, ROUNDS, sizeof(float), by_value);
             snprintf(text, sizeof text, "%s %dx%d", te__quant_kind_name(kinds[i]), (int)sizes[s], (int)sizes[s]);
-            report(b, "host time of a quantizer call", text, (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, 0, "us");
+            report(b, "host time of a quantizer call", text, (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, "us");
             te_quantizer_destroy(q);
             te_scope_end(b->te);
         }
+}
+
+/* ---- what raw operations, a layer and a graph cost the host ---- */
+
+typedef struct host_calls {
+    te_ctx *te;
+    te_gemm_args gemm;
+    te_norm_fwd_args norm;
+    te_norm_bwd_args norm_bwd;
+    te_act_fwd_args act;
+    te_act_bwd_args act_bwd;
+    te_tensor *x;
+    te_module *layer;
+    te_optimizer *adam; /* NULL: forward and backward alone */
+    te_recipe recipe;
+    bool quantized;
+    te_graph *graph;
+} host_calls;
+typedef void (*host_fn)(host_calls *h);
+
+static void host_gemm(host_calls *h) { te_gemm(h->te, &h->gemm); }
+static void host_norm(host_calls *h) { te_rmsnorm_fwd(h->te, &h->norm); }
+static void host_norm_bwd(host_calls *h) { te_rmsnorm_bwd(h->te, &h->norm_bwd); }
+static void host_act(host_calls *h) { te_act_fwd(h->te, &h->act); }
+static void host_act_bwd(host_calls *h) { te_act_bwd(h->te, &h->act_bwd); }
+static void host_upload(host_calls *h) {
+    float numbers[64] = TE_ZERO;
+    te_tensor_copy_from_host(h->x, numbers);
+}
+static void host_graph(host_calls *h) { te_graph_launch(h->graph); }
+static void host_layer(host_calls *h) {
+    te_autocast_desc cast = TE_ZERO;
+    te_tensor *y;
+    cast.recipe = &h->recipe;
+    cast.disabled = !h->quantized;
+    te_scope_begin(h->te);
+    te_autocast_begin(h->te, &cast);
+    y = te_forward(h->layer, h->x);
+    te_autocast_end(h->te);
+    te_backward_from(y, h->x);
+    if (h->adam)
+        te_optimizer_step(h->adam);
+    else
+        te_module_zero_grad(h->layer);
+    te_tensor_zero_grad(h->x);
+    te_scope_end(h->te);
+}
+
+/* Median seconds of one call: of the host, while the GPU has little to do or, `whole`, of both. Few calls at a time, so that none waits for
+ * room in a queue of the driver. */
+static double host_time(host_calls *h, host_fn call, int calls, bool whole) {
+    enum { ROUNDS = 9 };
+    float times[ROUNDS];
+    int round, k;
+    for (k = 0; k < 3; k++) call(h);
+    for (round = 0; round < ROUNDS; round++) {
+        double began;
+        te_synchronize(h->te);
+        began = te__time_now();
+        for (k = 0; k < calls; k++) call(h);
+        if (whole) te_synchronize(h->te);
+        times[round] = (float)((te__time_now() - began) / calls);
+    }
+    te_synchronize(h->te);
+    qsort(times, ROUNDS, sizeof(float), by_value);
+    return (double)times[ROUNDS / 2];
+}
+static int host_launches(host_calls *h, host_fn call) {
+    uint64_t before = te_jit_get_stats(h->te).launches;
+    call(h);
+    return (int)(te_jit_get_stats(h->te).launches - before);
+}
+
+static void bench_host_calls(bench *b) {
+    static const char what[] = "host time of a call";
+    static const struct {
+        const char *name;
+        host_fn call;
+    } raw[] = {{"te_gemm bf16", host_gemm}, {"te_rmsnorm_fwd", host_norm}, {"te_rmsnorm_bwd", host_norm_bwd}, {"te_act_fwd", host_act}, {"te_act_bwd", host_act_bwd},
+               {"copy_from_host", host_upload}};
+    int64_t n = 512, small = 64, shape[2];
+    host_calls h = TE_ZERO;
+    int i;
+    if (!wanted(b, what)) return;
+    te_scope_begin(b->te);
+    h.te = b->te;
+    shape[0] = shape[1] = n;
+    h.gemm.a = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
+    h.gemm.b = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
+    h.gemm.d = te_tensor_empty(b->te, TE_BF16, 2, shape);
+    h.gemm.m = h.gemm.n = h.gemm.k = n;
+    h.gemm.b_transposed = true;
+    h.norm.x = h.norm_bwd.x = h.norm_bwd.dy = h.act.x = h.act_bwd.x = h.act_bwd.dy = h.gemm.a;
+    h.norm.gamma = h.norm_bwd.gamma = te_tensor_full(b->te, TE_BF16, 1, &n, 1.0);
+    h.norm.y = h.act.y = h.act_bwd.dx = h.norm_bwd.dx = h.gemm.d;
+    h.norm_bwd.rstd = h.norm.rstd = te_tensor_empty(b->te, TE_F32, 1, &n);
+    h.norm_bwd.dgamma = te_tensor_empty(b->te, TE_BF16, 1, &n);
+    h.act.activation = h.act_bwd.activation = TE_GELU;
+    h.x = te_tensor_empty(b->te, TE_F32, 1, &small);
+    for (i = 0; i < 6; i++) {
+        int launches = host_launches(&h, raw[i].call);
+        double seconds = host_time(&h, raw[i].call, 100, false);
+        char text[64];
+        snprintf(text, sizeof text, "%s (%d)", raw[i].name, launches);
+        report(b, what, text, seconds, seconds * 1e6, "us");
+    }
+    te_scope_end(b->te);
+}
+
+/* A training step of one layer by calls and by a graph: what it costs the host for each launch, and the whole. */
+static void bench_steps(bench *b, const char *size, int64_t hidden, int64_t ffn, int heads, int groups, int64_t s, int64_t batch) {
+    static const char what[] = "step of a layer";
+    const bool launch_bound = s * batch < 1024; /* the GPU waits for the host */
+    static const char *const names[] = {"bf16", "delayed", "current", "block", "mxfp8", "nvfp4"};
+    static te_recipe (*const recipes[])(void) = {te_recipe_current_scaling, te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling,
+                                                 te_recipe_mxfp8, te_recipe_nvfp4};
+    te_transformer_layer_desc layer = TE_ZERO;
+    host_calls h = TE_ZERO;
+    int64_t shape[3];
+    int i;
+    if (!wanted(b, what)) return;
+    te_scope_begin(b->te);
+    layer.hidden_size = hidden;
+    layer.ffn_hidden_size = ffn;
+    layer.num_attention_heads = heads;
+    layer.num_gqa_groups = groups;
+    layer.normalization = TE_RMSNORM;
+    layer.activation = TE_SWIGLU;
+    layer.no_bias = true;
+    h.te = b->te;
+    h.layer = te_transformer_layer_create(b->te, &layer);
+    shape[0] = s;
+    shape[1] = batch;
+    shape[2] = hidden;
+    h.x = te_tensor_set_requires_grad(te_tensor_normal(b->te, TE_BF16, 3, shape, 0, 1), true);
+    for (i = 0; i < 6; i++) {
+        double seconds, calls;
+        char text[64];
+        int launches;
+        h.recipe = recipes[i]();
+        h.quantized = i > 0;
+        h.adam = te_fused_adam_create(b->te, h.layer, NULL);
+        host_layer(&h);
+        launches = host_launches(&h, host_layer);
+        if (launch_bound) {
+            seconds = host_time(&h, host_layer, 3, false) / launches;
+            snprintf(text, sizeof text, "%s %s host/launch", size, names[i]);
+            report(b, what, text, seconds, seconds * 1e6, "us");
+        }
+        calls = host_time(&h, host_layer, launch_bound ? 20 : 4, true);
+        snprintf(text, sizeof text, "%s %s by calls", size, names[i]);
+        report(b, what, text, calls, calls * 1e6, "us");
+        te_graph_begin(b->te);
+        host_layer(&h);
+        h.graph = te_graph_end(b->te);
+        if (launch_bound) {
+            seconds = host_time(&h, host_graph, 3, false);
+            snprintf(text, sizeof text, "%s %s graph, host", size, names[i]);
+            report(b, what, text, seconds, seconds * 1e6, "us");
+        }
+        seconds = host_time(&h, host_graph, launch_bound ? 20 : 4, true);
+        snprintf(text, sizeof text, "%s %s graph of %d", size, names[i], launches);
+        report_against(b, what, text, seconds, seconds * 1e6, calls * 1e6, "us", "calls");
+        te_graph_destroy(h.graph);
+        te_optimizer_destroy(h.adam);
+    }
+    te_module_destroy(h.layer);
+    te_scope_end(b->te);
 }
 
 /* ---- what moves memory ---- */
@@ -369,13 +837,14 @@ static te_tensor *normal(bench *b, te_dtype d, int64_t rows, int64_t cols) {
 }
 static te_tensor *empty(bench *b, te_dtype d, int64_t rows, int64_t cols) { return te__empty_2d(b->te, d, rows, cols); }
 
+/* Bytes are those that must move: each operand once. */
 static void bench_memory(bench *b, int64_t m, int64_t n) {
     te_ctx *te = b->te;
     double e = (double)m * (double)n;
     char shape[64];
     any_call c;
     int64_t v[1];
-    te_tensor *gamma, *mean, *rstd, *x, *dy;
+    te_tensor *gamma, *mean, *rstd, *x, *dy, *scale;
     snprintf(shape, sizeof shape, "%lldx%lld bf16", (long long)m, (long long)n);
     te_scope_begin(te);
     v[0] = n;
@@ -384,6 +853,8 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
     rstd = te__empty_1d(te, TE_F32, m);
     te_tensor_fill(mean, 0);
     te_tensor_fill(rstd, 1);
+    scale = te__empty_1d(te, TE_F32, 1);
+    te_tensor_fill(scale, 10);
     x = normal(b, TE_BF16, m, n);
     dy = normal(b, TE_BF16, m, n);
 #define BENCH(OP, text)           \
@@ -399,6 +870,17 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.layernorm_fwd.mean = mean, c.args.layernorm_fwd.rstd = rstd;
         bench_call(b, "layernorm forward", shape, &c, e * 4);
     }
+    BENCH(RMSNORM_FWD, "rmsnorm forward to e4m3") {
+        c.args.rmsnorm_fwd.x = x, c.args.rmsnorm_fwd.gamma = gamma, c.args.rmsnorm_fwd.y = empty(b, TE_F8E4M3, m, n), c.args.rmsnorm_fwd.rstd = rstd;
+        c.args.rmsnorm_fwd.scale = scale, c.args.rmsnorm_fwd.scale_inv = te__empty_1d(te, TE_F32, 1), c.args.rmsnorm_fwd.amax = te__empty_1d(te, TE_F32, 1);
+        bench_call(b, "rmsnorm forward to e4m3", shape, &c, e * 3);
+    }
+    BENCH(LAYERNORM_FWD, "layernorm forward to e4m3") {
+        c.args.layernorm_fwd.x = x, c.args.layernorm_fwd.gamma = gamma, c.args.layernorm_fwd.beta = gamma, c.args.layernorm_fwd.y = empty(b, TE_F8E4M3, m, n);
+        c.args.layernorm_fwd.mean = mean, c.args.layernorm_fwd.rstd = rstd;
+        c.args.layernorm_fwd.scale = scale, c.args.layernorm_fwd.scale_inv = te__empty_1d(te, TE_F32, 1), c.args.layernorm_fwd.amax = te__empty_1d(te, TE_F32, 1);
+        bench_call(b, "layernorm forward to e4m3", shape, &c, e * 3);
+    }
     BENCH(RMSNORM_BWD, "rmsnorm backward") {
         c.args.rmsnorm_bwd.dy = dy, c.args.rmsnorm_bwd.x = x, c.args.rmsnorm_bwd.gamma = gamma, c.args.rmsnorm_bwd.rstd = rstd;
         c.args.rmsnorm_bwd.dx = empty(b, TE_BF16, m, n), c.args.rmsnorm_bwd.dgamma = te__empty_1d(te, TE_BF16, n);
@@ -411,13 +893,13 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         bench_call(b, "layernorm backward", shape, &c, e * 6);
     }
     BENCH(FP8_QUANTIZE, "quantize e4m3 rowwise") {
-        c.args.fp8_quantize.x = x, c.args.fp8_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.fp8_quantize.scale = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 10);
+        c.args.fp8_quantize.x = x, c.args.fp8_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.fp8_quantize.scale = scale;
         c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1);
         bench_call(b, "quantize e4m3 rowwise", shape, &c, e * 3);
     }
     BENCH(FP8_QUANTIZE, "quantize e4m3 both copies") {
         c.args.fp8_quantize.x = x, c.args.fp8_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.fp8_quantize.col = empty(b, TE_F8E4M3, n, m);
-        c.args.fp8_quantize.scale = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 10), c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1);
+        c.args.fp8_quantize.scale = scale, c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1);
         bench_call(b, "quantize e4m3 both copies", shape, &c, e * 4);
     }
     BENCH(FP8_QUANTIZE, "quantize e4m3 current scaling both copies") { /* x is read twice */
@@ -489,13 +971,29 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.amax.x = x, c.args.amax.amax = te__empty_1d(te, TE_F32, 1);
         bench_reads(b, "amax", shape, &c, e * 2);
     }
-    BENCH(ACT_FWD, "swiglu forward") {
-        c.args.act_fwd.x = x, c.args.act_fwd.y = empty(b, TE_BF16, m, n / 2), c.args.act_fwd.activation = TE_SWIGLU;
-        bench_call(b, "swiglu forward", shape, &c, e * 3);
-    }
-    BENCH(ACT_BWD, "swiglu backward") {
-        c.args.act_bwd.x = x, c.args.act_bwd.dy = normal(b, TE_BF16, m, n / 2), c.args.act_bwd.dx = empty(b, TE_BF16, m, n), c.args.act_bwd.activation = TE_SWIGLU;
-        bench_call(b, "swiglu backward", shape, &c, e * 5);
+    for (int i = 0; i < 3; i++) {
+        static const struct {
+            const char *forward, *quantized, *backward;
+            te_activation activation;
+        } row[] = {{"gelu forward", "gelu forward to e4m3", "gelu backward", TE_GELU},
+                   {"swiglu forward", "swiglu forward to e4m3", "swiglu backward", TE_SWIGLU},
+                   {"geglu forward", "geglu forward to e4m3", "geglu backward", TE_GEGLU}};
+        bool gated = te_activation_is_gated(row[i].activation);
+        int64_t width = gated ? n / 2 : n;
+        double out = gated ? e / 2 : e;
+        BENCH(ACT_FWD, row[i].forward) {
+            c.args.act_fwd.x = x, c.args.act_fwd.y = empty(b, TE_BF16, m, width), c.args.act_fwd.activation = row[i].activation;
+            bench_call(b, row[i].forward, shape, &c, e * 2 + out * 2);
+        }
+        BENCH(ACT_FWD, row[i].quantized) {
+            c.args.act_fwd.x = x, c.args.act_fwd.y = empty(b, TE_F8E4M3, m, width), c.args.act_fwd.activation = row[i].activation;
+            c.args.act_fwd.scale = scale, c.args.act_fwd.scale_inv = te__empty_1d(te, TE_F32, 1), c.args.act_fwd.amax = te__empty_1d(te, TE_F32, 1);
+            bench_call(b, row[i].quantized, shape, &c, e * 2 + out);
+        }
+        BENCH(ACT_BWD, row[i].backward) {
+            c.args.act_bwd.x = x, c.args.act_bwd.dy = normal(b, TE_BF16, m, width), c.args.act_bwd.dx = empty(b, TE_BF16, m, n), c.args.act_bwd.activation = row[i].activation;
+            bench_call(b, row[i].backward, shape, &c, e * 4 + out * 2);
+        }
     }
     BENCH(ACT_FWD, "gelu forward") {
         c.args.act_fwd.x = x, c.args.act_fwd.y = empty(b, TE_BF16, m, n), c.args.act_fwd.activation = TE_GELU;
@@ -619,7 +1117,7 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     c.args.attn_fwd.q = tq, c.args.attn_fwd.k = tk, c.args.attn_fwd.v = tv, c.args.attn_fwd.o = o, c.args.attn_fwd.lse = lse;
     c.args.attn_fwd.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     seconds = measure(b, run_call, &c);
-    report(b, "attention forward", shape, seconds, flops / seconds * 1e-12, 0, "TFLOP/s");
+    report(b, "attention forward", shape, seconds, flops / seconds * 1e-12, "TFLOP/s");
     memset(&c, 0, sizeof c);
     c.op = TE_OP_ATTN_BWD;
     c.args.attn_bwd.q = tq, c.args.attn_bwd.k = tk, c.args.attn_bwd.v = tv, c.args.attn_bwd.o = o, c.args.attn_bwd.lse = lse;
@@ -627,8 +1125,387 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     c.args.attn_bwd.dq = te_tensor_empty(b->te, TE_BF16, 4, q), c.args.attn_bwd.dk = te_tensor_empty(b->te, TE_BF16, 4, kv), c.args.attn_bwd.dv = te_tensor_empty(b->te, TE_BF16, 4, kv);
     c.args.attn_bwd.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     seconds = measure(b, run_call, &c);
-    report(b, "attention backward", shape, seconds, 2.5 * flops / seconds * 1e-12, 0, "TFLOP/s");
+    report(b, "attention backward", shape, seconds, 2.5 * flops / seconds * 1e-12, "TFLOP/s");
     te_scope_end(b->te);
+}
+
+/* ---- a layer ---- */
+
+/* In place of attention, whose speed is no matter here: it gives its query on, and random gradients of key and value back. */
+typedef struct no_attention {
+    te_tensor *dk, *dv;
+} no_attention;
+static te_result no_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs, te_tensor **grad_inputs, const bool *needs) {
+    const no_attention *s = (const no_attention *)state;
+    (void)saved, (void)needs;
+    int64_t shape[4];
+    shape[0] = s->dk->shape[0], shape[1] = s->dk->shape[1], shape[3] = s->dk->shape[3];
+    shape[2] = te_tensor_numel(grad_outputs[0]) / (shape[0] * shape[1] * shape[3]);
+    grad_inputs[0] = te_tensor_view(grad_outputs[0], 4, shape);
+    grad_inputs[1] = s->dk;
+    grad_inputs[2] = s->dv;
+    return te_error_code(te);
+}
+static te_result no_attention_forward(te_module *self, te_forward_args *args) {
+    te_ctx *te = te_module_ctx(self);
+    te_node_desc node = TE_ZERO;
+    te_tensor *inputs[3], *q = args->input;
+    int64_t shape[3];
+    shape[0] = q->shape[0], shape[1] = q->shape[1], shape[2] = q->shape[2] * q->shape[3];
+    te_no_grad_begin(te);
+    args->outputs[0] = te_tensor_view(q, 3, shape);
+    te_no_grad_end(te);
+    args->num_outputs = 1;
+    inputs[0] = q, inputs[1] = args->key, inputs[2] = args->value;
+    node.name = "no attention";
+    node.inputs = inputs, node.num_inputs = 3;
+    node.outputs = args->outputs, node.num_outputs = 1;
+    node.state = args->user, node.state_size = sizeof(no_attention);
+    node.backward = no_attention_backward;
+    return te_record(te, &node);
+}
+
+typedef struct layer_step {
+    te_module *layer;
+    te_tensor *x, *dy;
+    te_rotary_desc rotary;
+    no_attention core;
+    const te_recipe *recipe; /* NULL: bf16 */
+} layer_step;
+
+/* Forward and backward, weights quantized anew, as the first microbatch of a step does. */
+static void run_layer(bench *b, void *arg) {
+    layer_step *s = (layer_step *)arg;
+    te_autocast_desc autocast = TE_ZERO;
+    te_forward_args args = TE_ZERO;
+    te_tensor *y;
+    te_scope_begin(b->te);
+    args.input = s->x;
+    args.is_first_microbatch = TE_MICROBATCH_FIRST;
+    args.rotary = &s->rotary;
+    args.user = &s->core;
+    autocast.recipe = s->recipe;
+    autocast.disabled = !s->recipe;
+    te_autocast_begin(b->te, &autocast);
+    y = te_forward_with(s->layer, &args);
+    te_autocast_end(b->te);
+    te_backward_from(y, s->dy);
+    te_module_zero_grad(s->layer);
+    te_tensor_zero_grad(s->x);
+    te_scope_end(b->te);
+}
+
+/* Seconds of the host for each launch of a step that the GPU has not begun to wait for. */
+static double layer_host_time(bench *b, layer_step *s) {
+    enum { RUNS = 15 };
+    float times[RUNS];
+    int i;
+    for (i = 0; i < RUNS; i++) {
+        uint64_t launches = (uint64_t)b->te->jit_stats.launches;
+        double began;
+        te_synchronize(b->te);
+        began = te__time_now();
+        run_layer(b, s);
+        times[i] = (float)((te__time_now() - began) / (double)te__max((uint64_t)b->te->jit_stats.launches - launches, 1));
+    }
+    te_synchronize(b->te);
+    qsort(times, RUNS, sizeof(float), by_value);
+    return (double)times[RUNS / 2];
+}
+
+/* Llama-8B's, without its attention core, over our bf16. */
+static void bench_layer(bench *b, int64_t tokens) {
+    static const struct {
+        const char *name;
+        te_recipe (*recipe)(void);
+    } rows[] = {{"layer bf16", NULL}, {"layer fp8 current scaling", te_recipe_current_scaling}, {"layer fp8 delayed scaling", te_recipe_delayed_scaling},
+                {"layer fp8 block scaling", te_recipe_block_scaling}, {"layer mxfp8", te_recipe_mxfp8}, {"layer nvfp4", te_recipe_nvfp4}};
+    enum { HIDDEN = 4096, FFN = 14336, HEADS = 32, GROUPS = 8, CHANNELS = HIDDEN / HEADS };
+    const double flops = 6.0 * (double)tokens * HIDDEN * (HIDDEN * 2.0 + 2.0 * GROUPS * CHANNELS + 3.0 * FFN);
+    te_transformer_layer_desc desc = TE_ZERO;
+    layer_step plain = TE_ZERO;
+    te_module *core;
+    char shape[64];
+    int64_t sizes[4];
+    int i;
+    bool any = false;
+    for (i = 0; i < (int)(sizeof rows / sizeof *rows); i++) any |= wanted(b, rows[i].name);
+    if (!any) return;
+    te_scope_begin(b->te);
+    desc.hidden_size = HIDDEN;
+    desc.ffn_hidden_size = FFN;
+    desc.num_attention_heads = HEADS;
+    desc.num_gqa_groups = GROUPS;
+    desc.normalization = TE_RMSNORM;
+    desc.activation = TE_SWIGLU;
+    desc.no_bias = true;
+    plain.layer = te_transformer_layer_create(b->te, &desc);
+    core = te_module_find(plain.layer, "self_attention.core_attention");
+    if (core) te_module_set_forward(core, no_attention_forward);
+    sizes[0] = tokens, sizes[1] = 1, sizes[2] = HIDDEN;
+    plain.x = te_tensor_set_requires_grad(te_tensor_normal(b->te, TE_BF16, 3, sizes, 0, 1), true);
+    plain.dy = te_tensor_normal(b->te, TE_BF16, 3, sizes, 0, 1);
+    sizes[2] = GROUPS, sizes[3] = CHANNELS;
+    plain.core.dk = te_tensor_normal(b->te, TE_BF16, 4, sizes, 0, 1);
+    plain.core.dv = te_tensor_normal(b->te, TE_BF16, 4, sizes, 0, 1);
+    snprintf(shape, sizeof shape, "Llama-8B %lld", (long long)tokens);
+    for (i = 0; i < (int)(sizeof rows / sizeof *rows) && te_ok(b->te); i++) {
+        layer_step step = plain;
+        te_recipe recipe;
+        double seconds[2] = {1, 0};
+        if (!wanted(b, rows[i].name)) continue;
+        if (rows[i].recipe) recipe = rows[i].recipe(), step.recipe = &recipe;
+        if (!rows[i].recipe) seconds[0] = measure(b, run_layer, &step);
+        else measure_both(b, run_layer, &step, run_layer, &plain, seconds);
+        report_against(b, rows[i].name, shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s", "our bf16");
+        seconds[0] = layer_host_time(b, &step);
+        report(b, "host time of a launch", rows[i].name, seconds[0], seconds[0] * 1e6, "us");
+        if (b->profile) profile(b, run_layer, &step);
+    }
+    te_module_destroy(plain.layer);
+    te_scope_end(b->te);
+}
+
+/* ---- alternatives of a product: --tune ---- */
+
+typedef struct alternative {
+    double seconds, cost; /* measured, and what the choice thinks in units of its own */
+    int index;
+    char text[TE__LAUNCH_TEXT + 32];
+} alternative;
+
+static void run_alternative(bench *b, void *arg) {
+    te__gemm_tune.count = 0;
+    run_ours(b, arg);
+}
+static int by_seconds(const void *a, const void *b) {
+    double x = ((const alternative *)a)->seconds, y = ((const alternative *)b)->seconds;
+    return (x > y) - (x < y);
+}
+
+/* Options of the product's own kernel and its splits, the operands' formats left out. */
+static void alternative_text(bench *b, const product *p, char *text, size_t size) {
+    te__plan *plan = (te__plan *)malloc(sizeof *plan);
+    bool pushed;
+    int i, o;
+    size_t used = 0;
+    text[0] = 0;
+    if (!plan) return;
+    if (te__cuda_enter(b->te, &pushed) == TE_OK) {
+        te__gemm_tune.count = 0;
+        te__cuda_plan(b->te, plan, TE_OP_GEMM, &p->args);
+        for (i = 0; i < plan->num_launches; i++) {
+            const te__launch *l = &plan->launch[i];
+            bool hopper = strcmp(l->kernel, "gemm_hopper") == 0;
+            int splits;
+            if (!hopper && strcmp(l->kernel, "gemm_mma") != 0) continue;
+            splits = hopper ? ((const te__gemm_hopper_kargs *)l->args)->g.splits : ((const te__gemm_kargs *)l->args)->splits;
+            used += (size_t)snprintf(text + used, size - used, "%s, splits %d, grid %u x %u", l->kernel, splits, l->grid[0], l->grid[1]);
+            for (o = 0; o < l->num_options && used < size; o++) {
+                const char *name = l->option[o].name;
+                if (strcmp(name, "A_DT") && strcmp(name, "B_DT") && strcmp(name, "A_T") && strcmp(name, "B_T"))
+                    used += (size_t)snprintf(text + used, size - used, ", %s %d", name, l->option[o].value);
+            }
+        }
+        te__plan_end(plan);
+        te__cuda_leave(pushed);
+    }
+    free(plan);
+}
+
+/* Every tile and number of splits that the choice weighs, fastest first; "*": the one that it picks. most: lines. */
+static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dtype out, bool split, int64_t m, int64_t n, int64_t k, int most) {
+    enum { MAX_ALTERNATIVES = 511 };
+    static alternative list[MAX_ALTERNATIVES];
+    double flops = 2.0 * (double)m * (double)n * (double)k, theirs = 0, picked = 0, cheapest = 0;
+    char shape[64], pick[sizeof list[0].text];
+    product p;
+    int i, count, shown = 0;
+    shape_text(shape, m, n, k);
+    te_scope_begin(b->te);
+    te__gemm_tune.take = -1;
+    if (product_open(b, &p, kind, b_2d, l, TE_BF16, out, m, n, k)) {
+        p.args.split_accumulator |= split;
+        alternative_text(b, &p, pick, sizeof pick);
+        count = (int)te__min(te__gemm_tune.count, MAX_ALTERNATIVES);
+        for (i = 0; i < count && te_ok(b->te); i++) {
+            te__gemm_tune.take = list[i].index = i;
+            alternative_text(b, &p, list[i].text, sizeof list[i].text);
+            list[i].cost = te__gemm_tune.cost[i];
+            list[i].seconds = measure(b, run_alternative, &p);
+            if (!cheapest || list[i].cost < cheapest) cheapest = list[i].cost;
+            if (strcmp(list[i].text, pick) == 0) picked = list[i].seconds;
+        }
+        te__gemm_tune.take = -1;
+        te__gemm_tune.count = 0;
+        if (lt_prepare(b, &p)) theirs = measure(b, run_theirs, &p);
+        qsort(list, (size_t)count, sizeof *list, by_seconds);
+        if (te_ok(b->te) && count)
+            printf("%s: picks %.1f us, %.0f TFLOP/s; best of %d: %.1f us, %.3f of that; cuBLASLt %.1f us (0: has none)\n", shape, picked * 1e6, flops / picked * 1e-12, count,
+                   list[0].seconds * 1e6, list[0].seconds / picked, theirs * 1e6);
+        for (i = 0; i < count && te_ok(b->te); i++) {
+            bool is_pick = strcmp(list[i].text, pick) == 0;
+            if (shown++ >= most && !is_pick) continue;
+            printf("  %c %8.1f us %7.1f TFLOP/s   cost %8.1f (%.2f)   %s\n", is_pick ? '*' : ' ', list[i].seconds * 1e6, flops / list[i].seconds * 1e-12, list[i].cost,
+                   list[i].cost / cheapest, list[i].text);
+        }
+    }
+    if (!te_ok(b->te)) {
+        printf("%s failed: %s\n", shape, te_error(b->te));
+        te_clear_error(b->te);
+    }
+    fflush(stdout);
+    te_scope_end(b->te);
+}
+
+/* Words: a shape as MxNxK, "all" (those of the other rows; the five fastest of each); tn, nn, nt; f32; a format. */
+static int tune(bench *b) {
+    static const struct {
+        const char *word;
+        te_quant_kind kind;
+        bool b_2d, split;
+    } formats[] = {{"bf16", TE_QUANT_NONE, false, false}, {"fp8", TE_QUANT_CURRENT, false, false}, {"fp8-split", TE_QUANT_CURRENT, false, true},
+                   {"fp8-1x128-128x128", TE_QUANT_BLOCK, true, true}, {"fp8-1x128-1x128", TE_QUANT_BLOCK, false, true}, {"mxfp8", TE_QUANT_MXFP8, false, false},
+                   {"nvfp4", TE_QUANT_NVFP4, false, false}};
+    static const char *const layouts[] = {"tn", "nn", "nt"};
+    int format = 0, i, w;
+    int64_t m = 0, n = 0, k = 0;
+    layout l = TN;
+    te_dtype out = TE_BF16;
+    for (w = 0; w < b->num_words; w++) {
+        const char *word = b->words[w];
+        long long x, y, z;
+        bool known = strcmp(word, "all") == 0;
+        if (sscanf(word, "%lldx%lldx%lld", &x, &y, &z) == 3 && x > 0 && y > 0 && z > 0) m = x, n = y, k = z, known = true;
+        for (i = 0; i < 3; i++)
+            if (strcmp(word, layouts[i]) == 0) l = (layout)i, known = true;
+        if (strcmp(word, "f32") == 0) out = TE_F32, known = true;
+        for (i = 0; i < (int)(sizeof formats / sizeof *formats); i++)
+            if (strcmp(word, formats[i].word) == 0) format = i, known = true;
+        if (!known) {
+            fprintf(stderr, "te_bench: --tune [MxNxK | all] [tn | nn | nt] [f32] [bf16 | fp8 | fp8-split | fp8-1x128-128x128 | fp8-1x128-1x128 | mxfp8 | nvfp4], not %s\n", word);
+            return 2;
+        }
+    }
+    if (formats[format].kind != TE_QUANT_NONE) l = TN;
+    for (i = 0; i < NUM_SHAPES && !m; i++)
+        tune_shape(b, formats[format].kind, formats[format].b_2d, l, out, formats[format].split, shapes[i][0], shapes[i][1], shapes[i][2], 5);
+    if (m) tune_shape(b, formats[format].kind, formats[format].b_2d, l, out, formats[format].split, m, n, k, 1000);
+    return 0;
+}
+
+/* What the figures are of. */
+static void bench_head(bench *b) {
+    const te__nvrtc *nvrtc = te__nvrtc_open(te__driver_major(), NULL);
+    char text[512], date[16] = "";
+    time_t now = time(NULL);
+    strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
+    snprintf(text, sizeof text, "%s, driver %d.%d, NVRTC %d.%d, %s, te.h %d.%d.%d, copy %.0f GB/s (read and written), %s", b->te->cuda->name, te__cu.version / 1000,
+             te__cu.version / 10 % 100, nvrtc ? nvrtc->major : 0, nvrtc ? nvrtc->minor : 0, b->lt ? b->lt->version : "no cuBLASLt", TE_VERSION_MAJOR, TE_VERSION_MINOR,
+             TE_VERSION_PATCH, b->copy_rate * 1e-9, date);
+    printf("%s\n", text);
+    printf("%-42s %-20s %13s %18s %9s  ratio\n", "what", "shape", "time", "ours", "theirs");
+    if (b->csv) fprintf(b->csv, "# %s\nwhat,shape,microseconds,ours,unit,against,theirs,ratio\n", text);
+}
+
+/* ---- products by groups, over our dense product of as many operations ---- */
+
+typedef struct grouped {
+    te_grouped_gemm_args args;
+} grouped;
+static void run_grouped(bench *b, void *arg) { te_grouped_gemm(b->te, &((grouped *)arg)->args); }
+
+/* Uneven sizes, one in seven 0, hardly any of them a multiple of a tile; together `total`. */
+static te_tensor *uneven_sizes(bench *b, int64_t groups, int64_t total) {
+    int32_t *sizes = (int32_t *)calloc((size_t)groups, sizeof *sizes);
+    int64_t weights = 0, given = 0, g;
+    te_tensor *x = NULL;
+    for (g = 0; g < groups; g++) weights += g % 7 == 3 ? 0 : 4 + g * 37 % 9;
+    for (g = 0; g < groups && sizes; g++) given += sizes[g] = (int32_t)(g % 7 == 3 ? 0 : (4 + g * 37 % 9) * total / weights);
+    if (sizes) {
+        sizes[0] += (int32_t)(total - given);
+        x = te_tensor_from_host(b->te, TE_I32, 1, &groups, sizes);
+    }
+    free(sizes);
+    return x;
+}
+
+static void bench_grouped(bench *b) {
+    static const struct {
+        const char *name;
+        te_quant_kind kind;
+        layout l;
+        bool split, along_k;
+    } kinds[] = {{"grouped bf16 TN", TE_QUANT_NONE, TN, false, false}, {"grouped bf16 NN", TE_QUANT_NONE, NN, false, false},
+                 {"grouped bf16 NT += f32", TE_QUANT_NONE, NT, false, true}, {"grouped fp8 fast", TE_QUANT_CURRENT, TN, false, false},
+                 {"grouped fp8 split", TE_QUANT_CURRENT, TN, true, false}, {"grouped fp8 split += f32", TE_QUANT_CURRENT, NT, true, true},
+                 {"grouped fp8 1x128 by 128x128", TE_QUANT_BLOCK, TN, true, false}};
+    /* groups, rows of all, n, k of each; along k: k of all, n, m of each */
+    static const int64_t sizes[][4] = {{8, 16384, 4096, 4096}, {8, 16384, 14336, 4096}, {64, 32768, 4096, 2048}, {64, 32768, 2048, 7168}, {64, 8192, 2048, 7168}};
+    int i, kind;
+    for (kind = 0; kind < (int)(sizeof kinds / sizeof *kinds); kind++) {
+        family f = TE_ZERO;
+        f.name = kinds[kind].name;
+        for (i = 0; i < (int)(sizeof sizes / sizeof *sizes) && wanted(b, f.name); i++) {
+            const int64_t groups = sizes[i][0], total = sizes[i][1], n = sizes[i][2], other = sizes[i][3];
+            bool along_k = kinds[kind].along_k, opened;
+            te_quant_kind q = kinds[kind].kind;
+            double seconds[2] = {1, 1}, flops = 2.0 * (double)total * (double)n * (double)other;
+            product dense, stack; /* the groups' B is the stack's */
+            grouped g;
+            char shape[64];
+            memset(&g, 0, sizeof g);
+            snprintf(shape, sizeof shape, "%lld: %lldx%lldx%lld", (long long)groups, (long long)(along_k ? other : total), (long long)n, (long long)(along_k ? total : other));
+            te_scope_begin(b->te);
+            if (along_k) /* as many operations for a D of the same size */
+                opened = product_open(b, &dense, q, true, q ? TN : NT, TE_BF16, TE_F32, groups * other, n, total / groups) &&
+                         product_open(b, &stack, q, true, q ? TN : NT, TE_BF16, TE_F32, 128, n, total);
+            else
+                opened = product_open(b, &dense, q, true, kinds[kind].l, TE_BF16, TE_BF16, total, n, other) &&
+                         product_open(b, &stack, q, true, kinds[kind].l, TE_BF16, TE_BF16, 128, kinds[kind].l == TN ? groups * n : n, kinds[kind].l == TN ? other : groups * other);
+            if (opened) {
+                int64_t as_k[2];
+                as_k[0] = q ? other : total, as_k[1] = q ? total : other;
+                g.args.a = along_k ? te_tensor_view((te_tensor *)dense.args.a, 2, as_k) : dense.args.a;
+                g.args.b = stack.args.b;
+                g.args.d = dense.args.d;
+                g.args.sizes = uneven_sizes(b, groups, total);
+                g.args.groups = groups, g.args.m = along_k ? other : total, g.args.n = n, g.args.k = along_k ? total : other;
+                g.args.along_k = along_k;
+                g.args.a_transposed = dense.args.a_transposed, g.args.b_transposed = dense.args.b_transposed;
+                g.args.scale_a = dense.args.scale_a, g.args.scale_b = stack.args.scale_b;
+                g.args.scaling_a = dense.args.scaling_a, g.args.scaling_b = dense.args.scaling_b;
+                dense.args.split_accumulator = g.args.split_accumulator = kinds[kind].split;
+                dense.args.accumulate = g.args.accumulate = along_k;
+                measure_both(b, run_grouped, &g, run_ours, &dense, seconds);
+                if (te_ok(b->te)) family_add(&f, shape, seconds[1] / seconds[0]);
+            }
+            report_against(b, f.name, shape, seconds[0], flops / seconds[0] * 1e-12, flops / seconds[1] * 1e-12, "TFLOP/s", "our dense");
+            te_scope_end(b->te);
+        }
+        family_report(&f);
+    }
+}
+
+static void measure_all(bench *b) {
+    bench_gemm(b);
+    bench_decoded(b, "gemm mxfp8", TE_QUANT_MXFP8);
+    bench_decoded(b, "gemm nvfp4", TE_QUANT_NVFP4);
+    bench_epilogues(b);
+    bench_odd(b);
+    bench_host(b);
+    bench_host_calls(b);
+    bench_steps(b, "small", 512, 1024, 8, 2, 128, 1);
+    bench_steps(b, "8B", 4096, 14336, 32, 8, 2048, 4);
+    bench_memory(b, 16384, 4096);
+    bench_memory(b, 8192, 8192);
+    bench_adam(b, 500, 1 << 20);
+    bench_cross_entropy(b, 8192, 128256);
+    bench_layer(b, 8192);
+    bench_attention(b, 4, 32, 32, 4096, 128, true);
+    bench_attention(b, 4, 32, 32, 4096, 64, true);
+    bench_attention(b, 2, 32, 8, 8192, 128, false);
+    bench_grouped(b);
 }
 
 int main(int argc, char **argv) {
@@ -637,17 +1514,21 @@ int main(int argc, char **argv) {
     te_ctx_desc desc = TE_ZERO;
     te_tensor *pair[2];
     int64_t bytes;
-    bool pushed;
-    int i;
-    b.filter = "";
+    bool pushed, tunes = false;
+    int i, status = 0;
+    b.words = (const char **)argv;
     for (i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--csv") == 0 && i + 1 < argc)
             b.csv = fopen(argv[++i], "w");
+        else if (strcmp(argv[i], "--profile") == 0)
+            b.profile = true;
+        else if (strcmp(argv[i], "--tune") == 0)
+            tunes = true;
         else if (argv[i][0] == '-') {
-            fprintf(stderr, "te_bench: %s\nusage: te_bench [--csv FILE] [FILTER]\n", argv[i]);
+            fprintf(stderr, "te_bench: %s\nusage: te_bench [--csv FILE] [--profile] [WORD ...]\n       te_bench --tune [MxNxK | all] [LAYOUT] [f32] [FORMAT]\n", argv[i]);
             return 2;
         } else
-            b.filter = argv[i];
+            argv[b.num_words++] = argv[i];
     }
     desc.device = "cuda:0";
     b.te = te_ctx_create(&desc);
@@ -675,32 +1556,11 @@ int main(int argc, char **argv) {
     b.copy_rate = 2.0 * (double)bytes / measure(&b, run_copy, pair);
     te__drop(pair[0]);
     te__drop(pair[1]);
-    printf("%s, te.h %d.%d.%d, %s; copy %.0f GB/s (read and written)\n", b.te->cuda->name, TE_VERSION_MAJOR, TE_VERSION_MINOR, TE_VERSION_PATCH,
-           b.lt ? lt.path : "no cuBLASLt here: products have nothing to compare with", b.copy_rate * 1e-9);
-    printf("%-34s %-20s %13s %18s %9s  ratio\n", "what", "shape", "time", "ours", "theirs");
-    if (b.csv) fprintf(b.csv, "what,shape,microseconds,ours,theirs,unit,ratio\n");
-    bench_gemm(&b, "gemm bf16 TN", TE_BF16, TE_BF16, false, true, false, 4096, 4096, 4096);
-    bench_gemm(&b, "gemm bf16 NN", TE_BF16, TE_BF16, false, false, false, 4096, 4096, 4096);
-    bench_gemm(&b, "gemm bf16 NT f32 out", TE_BF16, TE_F32, true, false, false, 4096, 4096, 4096);
-    bench_gemm(&b, "gemm fp8 fast accumulation", TE_F8E4M3, TE_BF16, false, true, false, 4096, 4096, 4096);
-    bench_gemm(&b, "gemm fp8 split accumulation", TE_F8E4M3, TE_BF16, false, true, true, 4096, 4096, 4096);
-    bench_gemm(&b, "gemm f32 as TF32 TN", TE_F32, TE_F32, false, true, false, 4096, 4096, 4096);
-    bench_gemm(&b, "gemm bf16 TN", TE_BF16, TE_BF16, false, true, false, 8192, 8192, 8192);
-    bench_gemm(&b, "gemm fp8 fast accumulation", TE_F8E4M3, TE_BF16, false, true, false, 8192, 8192, 8192);
-    bench_gemm(&b, "gemm bf16 TN", TE_BF16, TE_BF16, false, true, false, 8192, 3072, 1024);
-    bench_gemm(&b, "gemm bf16 TN", TE_BF16, TE_BF16, false, true, false, 64, 2112, 7168);
-    bench_scaled_gemm(&b, 4096, 4096, 4096);
-    bench_scaled_gemm(&b, 8192, 8192, 8192);
-    bench_host(&b);
-    bench_memory(&b, 16384, 4096);
-    bench_memory(&b, 8192, 8192);
-    bench_adam(&b, 500, 1 << 20);
-    bench_cross_entropy(&b, 8192, 128256);
-    bench_attention(&b, 4, 32, 32, 4096, 128, true);
-    bench_attention(&b, 4, 32, 32, 4096, 64, true);
-    bench_attention(&b, 2, 32, 8, 8192, 128, false);
+    bench_head(&b);
+    if (tunes) status = tune(&b);
+    else measure_all(&b);
     te_scope_end(b.te);
     te_ctx_destroy(b.te);
     if (b.csv) fclose(b.csv);
-    return 0;
+    return status;
 }

@@ -66,3 +66,4 @@ typedef struct te_module te_module;
 typedef struct te_optimizer te_optimizer;
 typedef struct te_quantizer te_quantizer;
 typedef struct te_group te_group;
+typedef struct te_graph te_graph;

@@ -108,6 +108,7 @@
  *     module      the module tree
  *     nn          Linear ... TransformerLayer
  *     train       optimizers, checkpoints
+ *     graph       a step noted once and launched again and again
  *     io          safetensors
  *     report      what was found, what was done, what would be done
  */

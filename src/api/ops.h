@@ -6,6 +6,9 @@
  * formats compiles a kernel (or loads it from the cache); workspace comes from the context's pool. Every operation gives
  * the same bits again on the same device.
  *
+ * rng, where an operation draws random numbers: optional i64 [2], a random state on the device; seed is its first number, and its second is
+ * added to offset.
+ *
  * Unless said otherwise: float tensors are f32, f16 or bf16; sums are taken in f32 or better; results are rounded once.
  * M is the product of the leading sizes and N the last size. "optional" fields may be NULL. */
 
@@ -38,6 +41,7 @@
     X(nvfp4_quantize, NVFP4_QUANTIZE, nvfp4)           \
     X(nvfp4_dequantize, NVFP4_DEQUANTIZE, nvfp4)       \
     X(gemm, GEMM, gemm)                                \
+    X(grouped_gemm, GROUPED_GEMM, gemm)                \
     X(layernorm_fwd, LAYERNORM_FWD, norm)              \
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \
     X(rmsnorm_fwd, RMSNORM_FWD, norm)                  \
@@ -89,6 +93,7 @@ typedef struct te_random_args {
     te_random_kind kind;
     float a, b;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_random_args;
 
 /* out = alpha * x + beta * y, in f32. Same shape; y optional (then beta is not read); out may be x or y. Formats may
@@ -311,6 +316,7 @@ typedef struct te_nvfp4_quantize_args {
     bool no_sign_mask;
     bool stochastic_rounding;
     uint64_t seed, offset;
+    const te_tensor *rng;
     te_4over6_error four_over_six;
     bool e4m3_max_256;
     bool swizzled;
@@ -418,6 +424,7 @@ typedef struct te_quant_error_args {
  *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
  *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
  *   aux      [m, n] of D's format
+ *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
  * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
@@ -432,12 +439,44 @@ typedef struct te_gemm_args {
     const te_tensor *scale_a, *scale_b;
     const te_tensor *bias;
     te_epilogue epilogue;
-    te_tensor *aux;
+    te_tensor *aux, *bias_gradient;
     te_scaling scaling_a, scaling_b;
     const te_tensor *amax_a, *amax_b;
     bool swizzled_scales;
     bool e4m3_max_256_a, e4m3_max_256_b;
 } te_gemm_args;
+
+/* Products of many matrices at once, one for each group (an expert and its tokens), whose sizes only the device knows: no host wait.
+ *   along rows  D rows of g = epilogue(scale_a scale_b op(A) rows of g times op(B[g]) + bias[g]) + ...: a forward pass, or its dgrad
+ *               A [m, lda], the rows of group 0, then those of group 1, ...; D [m, ldd] likewise
+ *               B [groups, n, ldb] (b_transposed) or [groups, k, ldb];  bias [groups, n], optional;  aux [m, n] of D's format
+ *   along_k     D[g] = scale_a scale_b op(A) op(B) over the values of k of g + ...: wgrad
+ *               op(A) m x k, op(B) k x n: as te_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of
+ *               an empty group is 0, or stays when accumulating
+ *   sizes       i32 or i64 [groups]: rows, or values of k, of each group: any numbers from 0 up, no padding;
+ *   offsets     or, in their place, i32 or i64 [groups + 1]: where each group starts, and the last one ends, upwards
+ *   m, n, k     m (along_k: k) is how many rows there are at most: groups may leave some at the end, which nobody reads or writes. Where the
+ *               device finds more, or less than none, groups are cut at m and at 0: nothing beyond the tensors is touched
+ *   formats     A and B f32, f16, bf16 (alike), or e4m3/e5m2 in any mix but e5m2 x e5m2, contiguous along k. FP8 along_k takes plain
+ *               transposed copies, [m, lda] and [n, ldb]: groups start at any column.  D f32, f16, bf16
+ *   scaling     TENSOR: scale_a, scale_b f32 [1] or [groups], optional.  Along rows also A BLOCK_1D with B BLOCK_2D: scale_a as
+ *               te_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)]
+ * All else as te_gemm has it. */
+typedef struct te_grouped_gemm_args {
+    const te_tensor *a, *b;
+    te_tensor *d;
+    const te_tensor *sizes, *offsets;
+    int64_t groups, m, n, k;
+    bool along_k;
+    bool a_transposed, b_transposed;
+    bool accumulate;
+    bool split_accumulator;
+    const te_tensor *scale_a, *scale_b;
+    const te_tensor *bias;
+    te_epilogue epilogue;
+    te_tensor *aux;
+    te_scaling scaling_a, scaling_b;
+} te_grouped_gemm_args;
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */
 
@@ -445,7 +484,9 @@ typedef struct te_gemm_args {
  * RMSNorm: mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
- *               te_quantize: the f32 result is quantized without an intermediate rounding */
+ *               te_quantize: the f32 result is quantized without an intermediate rounding
+ *   y_amax      f32 [1], for a float y, optional: becomes max |y|, of y as it is stored, as te_amax would find it (NaN left out)
+ *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
     te_tensor *y, *mean, *rstd;
@@ -453,6 +494,7 @@ typedef struct te_norm_fwd_args {
     bool zero_centered_gamma;
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
+    te_tensor *y_amax, *y_col;
 } te_norm_fwd_args;
 typedef te_norm_fwd_args te_layernorm_fwd_args;
 typedef te_norm_fwd_args te_rmsnorm_fwd_args;
@@ -574,6 +616,7 @@ typedef struct te_attn_fwd_args {
     float softmax_scale;               /* 0 => 1 / sqrt(d) */
     float dropout_p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_attn_fwd_args;
 
 /* dq, dk, dv (shapes of q, k, v) from d_o and what the forward read and wrote. Deterministic. */
@@ -587,6 +630,7 @@ typedef struct te_attn_bwd_args {
     float softmax_scale;
     float dropout_p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_attn_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
@@ -598,6 +642,7 @@ typedef struct te_dropout_add_fwd_args {
     te_tensor *y;
     float p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_dropout_add_fwd_args;
 /* dx = keep(dy) / (1 - p). (The gradient of residual is dy, that of bias the column sum of dx.) */
 typedef struct te_dropout_add_bwd_args {
@@ -605,6 +650,7 @@ typedef struct te_dropout_add_bwd_args {
     te_tensor *dx;
     float p;
     uint64_t seed, offset;
+    const te_tensor *rng;
 } te_dropout_add_bwd_args;
 
 /* ---- loss ---------------------------------------------------------------------------------------------------- */
@@ -644,7 +690,8 @@ typedef struct te_mse_bwd_args {
  * then the step works on it and param = round(master). All of one entry have the same size.
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + wd * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
- * when not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. */
+ * when not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. bias_correction: optional f32 [2], 1/bc1 and 1/bc2, replaces
+ * what step and no_bias_correction say. */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
@@ -656,7 +703,7 @@ typedef struct te_adam_args {
     int64_t step; /* 1 for the first */
     bool l2_mode; /* weight decay goes into the gradient (Adam) in place of AdamW */
     bool no_bias_correction;
-    const te_tensor *grad_scale, *found_inf, *lr_device;
+    const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_adam_args;
 
 /* norm f32 [1] = sqrt(sum over all tensors of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors].

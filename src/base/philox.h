@@ -31,6 +31,14 @@ TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
+/* A random state in device memory, in place of what the host said: {seed, offset}; the host's offset is added. NULL: there is none. */
+TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {
+    const uint64_t *words = (const uint64_t *)state;
+    if (!words) return;
+    *seed = words[0];
+    *offset += words[1];
+}
+
 /* [0, 1) in steps of 2^-24. */
 TE__BOTH float te__uniform01(uint32_t x) { return (float)(int32_t)(x >> 8) * 5.9604644775390625e-8f; }
 

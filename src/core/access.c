@@ -30,13 +30,16 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind, float a, float b) {
     te_random_args args = TE_ZERO;
     te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
+    te__draw draw;
     if (!x) return NULL;
     args.dst = x;
     args.kind = kind;
     args.a = a;
     args.b = b;
-    args.seed = te->seed;
-    args.offset = te__rng_next(te);
+    draw = te__rng_draw(te, 1);
+    args.seed = draw.seed;
+    args.offset = draw.offset;
+    args.rng = draw.rng;
     return te__checked(x, te_random(te, &args));
 }
 TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high) {
@@ -335,7 +338,7 @@ TE_API bool te_tensor_is_contiguous(const te_tensor *x) { return x && te__is_con
 TE_API bool te_tensor_is_quantized(const te_tensor *x) { return x && x->quantized; }
 TE_API void *te_tensor_data(const te_tensor *x) { return te__data(x); }
 TE_API void te_tensor_touch(te_tensor *x) { te__touch(x); }
-TE_API uint64_t te_tensor_version(const te_tensor *x) { return x && x->buffer ? x->buffer->version : 0; }
+TE_API uint64_t te_tensor_version(const te_tensor *x) { return x && x->buffer ? te__buffer_version(x->buffer) : 0; }
 TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name) {
     if (!x) return NULL;
     te__free_string(x->te, x->name);

@@ -81,6 +81,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
 
 TE_API void te_ctx_destroy(te_ctx *te) {
     if (!te) return;
+    te__graphs_leave(te);
     if (te->device) te->device->synchronize(te);
     te__tape_cut(te, 0);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
@@ -111,8 +112,31 @@ TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
 }
 TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset) {
     if (!te) return;
+    if (te->capture) {
+        te__refuse_capture(te, "te_seed, te_rng_set", "set the random state before te_graph_begin, or before a te_graph_launch");
+        return;
+    }
     te->seed = seed;
     te->rng_offset = offset;
 }
-/* The offset of one random operation. */
-static uint64_t te__rng_next(te_ctx *te) { return te->rng_offset++; }
+
+/* What random operations draw from. */
+typedef struct te__draw {
+    uint64_t seed, offset;
+    te_tensor *rng; /* in a capture: the state that the launch begins with */
+} te__draw;
+
+/* Takes `count` offsets of the random state. */
+static te__draw te__rng_draw(te_ctx *te, uint64_t count) {
+    te__draw d;
+    d.seed = te->seed;
+    d.offset = te->rng_offset;
+    d.rng = NULL;
+    te->rng_offset += count;
+    if (te->capture) {
+        d.offset -= te->capture->rng_begin;
+        d.rng = te->capture->rng;
+        te->capture->draws = true;
+    }
+    return d;
+}

@@ -43,6 +43,7 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     va_start(args, format);
     vsnprintf(text + used, sizeof(text) - used, format, args);
     va_end(args);
+    if (te->capture) te->capture->failed = true;
     if (te->error_code != TE_OK) {
         te__log(te, TE_LOG_DEBUG, "after the first error: %s", text);
         return code;
@@ -54,6 +55,22 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     te__log(te, TE_LOG_INFO, "error: %s", text);
     return code;
 }
+
+/* What a capture cannot note. */
+static te_result te__refuse_capture(te_ctx *te, const char *what, const char *instead) {
+    return te__fail(te, TE_ERR_STATE, "%s between te_graph_begin and te_graph_end, where nothing runs: %s", what, instead);
+}
+static te_result te__refuse_wait(te_ctx *te) {
+    return te__refuse_capture(te, "waiting for the device", "te_synchronize after te_graph_launch");
+}
+static te_result te__refuse_download(te_ctx *te) {
+    return te__refuse_capture(te, "reading a tensor back (te_tensor_to_host, te_tensor_to_f32, te_tensor_item)", "retain it and read it after te_graph_launch");
+}
+static te_result te__refuse_upload(te_ctx *te) {
+    return te__refuse_capture(te, "copying from host memory (te_tensor_from_host, te_tensor_copy_from_host)",
+                              "make the tensor before te_graph_begin and copy into it before each te_graph_launch");
+}
+#define TE__RUN_FIRST "run the step once, or te_warmup_begin/te_warmup_end around it, before te_graph_begin"
 
 TE_API bool te_ok(const te_ctx *te) { return te && te->error_code == TE_OK; }
 TE_API const char *te_error(const te_ctx *te) {

@@ -1,4 +1,4 @@
-/* core/memory.c: the caching pool of device memory, and reference-counted buffers from it. Knows the device only through its
+/* core/memory.c: the caching pool of device memory, arenas beside it, and reference-counted buffers from both. Knows the device only through its
  * table of functions. All work of a context is ordered by its one stream, so a block may be handed out again as soon as it
  * is released. */
 
@@ -59,28 +59,73 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
                     te->device_name, te__bytes_text(bytes, asked), room, te__bytes_text(te->pool.stats.allocated, held));
 }
 
-/* A block of at least `bytes`; *capacity is what te__pool_release wants back. */
-static void *te__pool_alloc(te_ctx *te, size_t bytes, size_t *capacity) {
-    te__pool *pool = &te->pool;
-    size_t want = te__pool_capacity(bytes);
-    int i = te__pool_find(pool, want);
-    void *data = NULL;
-    pool->stats.allocs++;
-    /* A cached block up to a quarter larger is good enough; more would starve the sizes above. */
-    for (; i < pool->num_lists && pool->lists[i].capacity <= want + want / 4; i++) {
+/* A cached block of at least *want bytes, which becomes its capacity; NULL if there is none. Up to a quarter larger is good enough; more
+ * would starve the sizes above. */
+static void *te__pool_take(te__pool *pool, size_t *want) {
+    size_t most = *want + *want / 4;
+    int i = te__pool_find(pool, *want);
+    for (; i < pool->num_lists && pool->lists[i].capacity <= most; i++) {
         te__free_block *b = pool->lists[i].first;
         if (!b) continue;
         pool->lists[i].first = b->next;
         b->next = pool->spare;
         pool->spare = b;
-        data = b->data;
-        want = pool->lists[i].capacity;
-        break;
+        *want = pool->lists[i].capacity;
+        return b->data;
     }
+    return NULL;
+}
+
+/* The list of blocks of this capacity, made if there is none; -1 for want of host memory. */
+static int te__pool_list(te_ctx *te, te__pool *pool, size_t capacity) {
+    int i = te__pool_find(pool, capacity);
+    if (i < pool->num_lists && pool->lists[i].capacity == capacity) return i;
+    if (!te__try_grow(te, (void **)&pool->lists, &pool->cap_lists, pool->num_lists, sizeof(te__free_list))) return -1;
+    memmove(pool->lists + i + 1, pool->lists + i, (size_t)(pool->num_lists - i) * sizeof(te__free_list));
+    pool->lists[i].capacity = capacity;
+    pool->lists[i].first = NULL;
+    pool->num_lists++;
+    return i;
+}
+static bool te__pool_add_spare(te_ctx *te, te__pool *pool) {
+    te__free_block *b = (te__free_block *)te__try_alloc(te, sizeof(te__free_block));
+    if (!b) return false;
+    b->next = pool->spare;
+    pool->spare = b;
+    return true;
+}
+/* Keeps a free block. False for want of host memory. */
+static bool te__pool_put(te_ctx *te, te__pool *pool, void *data, size_t capacity) {
+    int i = te__pool_list(te, pool, capacity);
+    te__free_block *b;
+    if (i < 0 || (!pool->spare && !te__pool_add_spare(te, pool))) return false;
+    b = pool->spare;
+    pool->spare = b->next;
+    b->data = data;
+    b->next = pool->lists[i].first;
+    pool->lists[i].first = b;
+    return true;
+}
+/* Releasing never fails: a block that cannot be kept for want of host memory goes back to the device. */
+static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
+    if (te__pool_put(te, &te->pool, data, capacity)) return;
+    te->device->release(te, data, capacity);
+    te->pool.stats.reserved -= capacity;
+}
+
+/* A block of at least `bytes`; *capacity is what te__pool_release wants back. arena: where it will go back to, or NULL; what that takes of host
+ * memory is taken now, for a graph goes on writing its blocks and they can go nowhere else. */
+static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
+    te__pool *pool = &te->pool;
+    size_t want = te__pool_capacity(bytes);
+    void *data = arena ? te__pool_take(&arena->pool, &want) : NULL;
+    bool adopt = arena && !data;
+    pool->stats.allocs++;
+    if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* what is cached may be what is missing */
-            te->device->synchronize(te);
+        if (!data) { /* what is cached may be what is missing; te_graph_begin has waited already */
+            if (!te->capture) te->device->synchronize(te);
             te__pool_trim(te);
             data = te->device->alloc(te, want);
         }
@@ -92,44 +137,27 @@ static void *te__pool_alloc(te_ctx *te, size_t bytes, size_t *capacity) {
         pool->stats.reserved += want;
         if (pool->stats.reserved > pool->stats.peak_reserved) pool->stats.peak_reserved = pool->stats.reserved;
     }
+    if (adopt && (te__pool_list(te, &arena->pool, want) < 0 || !te__pool_add_spare(te, &arena->pool))) {
+        te__pool_keep(te, data, want);
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: the memory of a graph", te__no_memory_text);
+        return NULL;
+    }
     pool->stats.allocated += want;
     if (pool->stats.allocated > pool->stats.peak_allocated) pool->stats.peak_allocated = pool->stats.allocated;
     *capacity = want;
     return data;
 }
 
-/* Releasing never fails: a block that cannot be kept for want of host memory goes back to the device. */
-static void te__pool_release(te_ctx *te, void *data, size_t capacity) {
-    te__pool *pool = &te->pool;
-    int i = te__pool_find(pool, capacity);
-    te__free_block *b;
-    pool->stats.allocated -= capacity;
-    if (i == pool->num_lists || pool->lists[i].capacity != capacity) {
-        if (!te__try_grow(te, (void **)&pool->lists, &pool->cap_lists, pool->num_lists, sizeof(te__free_list))) goto give_back;
-        memmove(pool->lists + i + 1, pool->lists + i, (size_t)(pool->num_lists - i) * sizeof(te__free_list));
-        pool->lists[i].capacity = capacity;
-        pool->lists[i].first = NULL;
-        pool->num_lists++;
-    }
-    b = pool->spare;
-    if (b)
-        pool->spare = b->next;
+static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity) {
+    te->pool.stats.allocated -= capacity;
+    if (arena && arena->open)
+        te__pool_put(te, &arena->pool, data, capacity);
     else
-        b = (te__free_block *)te__try_alloc(te, sizeof(te__free_block));
-    if (!b) goto give_back;
-    b->data = data;
-    b->next = pool->lists[i].first;
-    pool->lists[i].first = b;
-    return;
-give_back:
-    te->device->release(te, data, capacity);
-    pool->stats.reserved -= capacity;
+        te__pool_keep(te, data, capacity);
 }
 
-static void te__pool_close(te_ctx *te) {
-    te__pool *pool = &te->pool;
+static void te__pool_free_lists(te_ctx *te, te__pool *pool) {
     te__free_block *b, *next;
-    te__pool_trim(te);
     for (b = pool->spare; b; b = next) {
         next = b->next;
         te__free(te, b, sizeof(*b));
@@ -138,6 +166,39 @@ static void te__pool_close(te_ctx *te) {
     pool->spare = NULL;
     pool->lists = NULL;
     pool->num_lists = pool->cap_lists = 0;
+}
+static void te__pool_close(te_ctx *te) {
+    te__pool_trim(te);
+    te__pool_free_lists(te, &te->pool);
+}
+
+/* ---- arenas ---- */
+
+static te__arena *te__arena_create(te_ctx *te) {
+    te__arena *a = (te__arena *)te__alloc_zero(te, sizeof(te__arena));
+    if (!a) return NULL;
+    a->refs = 1;
+    a->open = true;
+    return a;
+}
+static void te__arena_drop(te_ctx *te, te__arena *a) {
+    if (a && --a->refs == 0) te__free(te, a, sizeof(*a));
+}
+/* Its graph is gone and nothing runs: what is free goes to the context's pool, the rest will. */
+static void te__arena_close(te_ctx *te, te__arena *a) {
+    int i;
+    if (!a) return;
+    a->open = false;
+    for (i = 0; i < a->pool.num_lists; i++)
+        while (a->pool.lists[i].first) {
+            te__free_block *b = a->pool.lists[i].first;
+            a->pool.lists[i].first = b->next;
+            te__pool_keep(te, b->data, a->pool.lists[i].capacity);
+            b->next = a->pool.spare;
+            a->pool.spare = b;
+        }
+    te__pool_free_lists(te, &a->pool);
+    te__arena_drop(te, a);
 }
 
 TE_API te_memory_stats te_memory_get_stats(te_ctx *te) {
@@ -154,7 +215,7 @@ TE_API void te_memory_reset_peak(te_ctx *te) {
 }
 TE_API void te_memory_trim(te_ctx *te) {
     if (!te || !te->device) return;
-    te->device->synchronize(te);
+    if (te->device->synchronize(te) != TE_OK && te->capture) return;
     te__pool_trim(te);
 }
 
@@ -168,11 +229,14 @@ static te__buffer *te__buffer_create(te_ctx *te, size_t bytes) {
     b->bytes = bytes;
     b->version = 1;
     if (bytes) {
-        b->data = te__pool_alloc(te, bytes, &b->capacity);
+        te__arena *arena = te->capture ? te->capture->arena : NULL;
+        b->data = te__pool_alloc(te, arena, bytes, &b->capacity);
         if (!b->data) {
             te__free(te, b, sizeof(*b));
             return NULL;
         }
+        b->arena = arena;
+        if (arena) arena->refs++;
     }
     te->live_buffers++;
     return b;
@@ -196,8 +260,26 @@ static void te__buffer_release(te__buffer *b) {
     te_ctx *te;
     if (!b || --b->refs > 0) return;
     te = b->te;
-    if (b->capacity) te__pool_release(te, b->data, b->capacity);
+    if (b->capacity) te__pool_release(te, b->arena, b->data, b->capacity);
+    te__arena_drop(te, b->arena);
     if (b->release) b->release(b->user);
     te->live_buffers--;
     te__free(te, b, sizeof(*b));
 }
+
+/* Counts the writes; the launches of a graph are writes of all that it has left behind. */
+static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b->arena ? b->arena->launches : 0); }
+
+/* A capture will use what b holds, at each launch: it stays until the graph goes. The graph's own memory stays in any case. */
+static te_result te__capture_hold(te_graph *g, te__buffer *b) {
+    if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
+    if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *))) return TE_ERR_OUT_OF_MEMORY;
+    g->held[g->num_held++] = b;
+    b->held = g->id;
+    b->refs++;
+    return TE_OK;
+}
+/* References beside that of a capture under way. */
+static int te__buffer_users(const te__buffer *b) { return b->refs - (b->te->capture && b->held == b->te->capture->id); }
+/* Was it there before the capture under way began? */
+static bool te__is_outside(const te__buffer *b) { return b->te->capture && b->arena != b->te->capture->arena; }

@@ -74,6 +74,11 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 /* A counter in device memory for kernels whose last block finishes for all (te_last_block): 0 between kernels. A context's kernels run one
  * after another, so that one serves them all. */
 static unsigned *te__plan_counter(const te__plan *p) { return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter; }
+/* The same for groups of blocks, TE__PLAN_COUNTERS of them, each with a last one. Behind the words of te_last_block and te_grid_wait. */
+enum { TE__PLAN_COUNTERS = 32 };
+static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
+/* A float for the largest of all blocks: 0 between kernels too. */
+static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
 /* How many blocks of a cooperative launch there may be: all run at once if the kernel's launch bounds allow `per_sm` of them on a
  * multiprocessor. The smaller chips of each generation have room for 1,536 threads and 100 KB of shared memory. shared: of a block, static too. */

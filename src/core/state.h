@@ -13,6 +13,8 @@ typedef struct te__buffer {
     uint64_t version;
     void (*release)(void *user); /* foreign memory */
     void *user;
+    struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
+    uint64_t held, written;  /* the last captures that hold it, and that wrote it */
 } te__buffer;
 
 /* A free block waits in a list of blocks of the same capacity. */
@@ -30,6 +32,15 @@ typedef struct te__pool {
     te__free_block *spare; /* list nodes for reuse */
     te_memory_stats stats;
 } te__pool;
+
+/* The memory of a graph: what was free in it when the capture ended stays free, for its kernels alone write there. Outlives the graph while
+ * buffers of it live; they then go to the context's pool. */
+typedef struct te__arena {
+    int refs; /* the graph and every living buffer */
+    bool open; /* the graph is there */
+    uint64_t launches; /* each writes the buffers that live on */
+    te__pool pool;     /* its lists */
+} te__arena;
 
 /* ---- tensors ---- */
 
@@ -118,6 +129,7 @@ typedef struct te__launch {
     unsigned grid[3], threads, shared_bytes;
     unsigned cluster; /* blocks of a cluster along x; 0: none */
     bool cooperative; /* all blocks run at once, or the launch fails: for te_grid_wait */
+    bool follows;     /* cuda/jit.c: the kernel begins with te_follow, so it may start while the one before ends */
     void *args; /* the kernel's argument struct */
     uint32_t args_bytes;
     bool args_on_heap;
@@ -127,6 +139,7 @@ typedef struct te__plan {
     te_ctx *te;
     int sm, num_sms;
     bool hopper;   /* sm_90a kernels can be had */
+    bool edits_maps; /* and those that change tensor maps: PTX 8.3, which NVRTC has from 12.3 on */
     bool baseline; /* only kernels marked te:baseline can be had, without options */
     bool explain;  /* nothing will run: addresses mean nothing */
     bool native, deterministic;
@@ -163,6 +176,10 @@ typedef struct te__device {
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes);
     te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
     void (*close)(te_ctx *te);
+    te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
+    te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
+    te_result (*graph_launch)(te_ctx *te, te_graph *g);
+    void (*graph_close)(te_ctx *te, te_graph *g);
 } te__device;
 
 typedef struct te__cuda te__cuda;           /* cuda/driver.c */
@@ -193,6 +210,46 @@ typedef struct te__scope {
     int first_tensor; /* in te->live */
     int first_node;   /* in te->tape */
 } te__scope;
+
+/* ---- graphs ---- */
+
+/* Something on the host that moves on with each launch: an optimizer's count of steps. The functions get the owner and `data`. */
+typedef struct te__graph_part {
+    void *owner;
+    void *data; /* `bytes` of host memory, the graph's */
+    size_t bytes;
+    te_result (*before)(te_graph *g, void *owner, void *data); /* a launch: may run operations, and fills its words of the state */
+    void (*after)(te_graph *g, void *owner, void *data);
+    void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: takes back what it counted */
+} te__graph_part;
+
+/* The state of a graph: numbers that the host knows anew before each launch, in device memory. Word 0 and 1: the random state. */
+enum { TE__GRAPH_WORDS = 512, TE__GRAPH_RNG_WORDS = 2 };
+
+struct te_graph {
+    te_ctx *te; /* NULL: the context is gone */
+    te_graph *next; /* te->graphs */
+    te_allocator host_allocator;
+    uint64_t id;
+    bool failed; /* something went wrong in the capture */
+    const char *broken; /* why it cannot be launched any more, or NULL */
+    te__arena *arena;
+    te__buffer **held; /* what its operations use and others made; those that it writes come first */
+    int num_held, cap_held, num_written;
+    te_tensor *state, *rng; /* u8 [8 * TE__GRAPH_WORDS], and its first two words as i64 [2] */
+    uint64_t word[TE__GRAPH_WORDS];
+    int num_words;
+    bool draws; /* random numbers */
+    uint64_t rng_begin, rng_used;
+    te__graph_part *parts;
+    int num_parts, cap_parts;
+    te__var **vars; /* leaves that got a gradient in the capture */
+    int num_vars, cap_vars;
+    struct te__call *records; /* CPU: ops/record.c */
+    int num_records, cap_records;
+    void *exec; /* CUDA: CUgraphExec */
+    uint64_t launches; /* that one launch of it makes */
+};
 
 /* ---- autocast ---- */
 
@@ -244,5 +301,8 @@ struct te_ctx {
     int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;
     int64_t live_buffers;
+    te_graph *capture; /* between te_graph_begin and te_graph_end */
+    te_graph *graphs;  /* those that are there */
+    uint64_t captures; /* so far */
     int num_described; /* tensors of te_tensor_describe that are alive */
 };

@@ -133,6 +133,10 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
                                           "te_backward once");
     if (!v->grad) {
         v->grad = te_tensor_retain(grad);
+        if (te->capture && v->leaf && te__grow(te, (void **)&te->capture->vars, &te->capture->cap_vars, te->capture->num_vars, sizeof(te__var *))) {
+            te->capture->vars[te->capture->num_vars++] = v; /* forgotten if the capture comes to nothing */
+            v->refs++;
+        }
         if (te->warming && v->leaf && te__grow(te, (void **)&te->warm_vars, &te->cap_warm_vars, te->num_warm_vars, sizeof(te__var *))) {
             te->warm_vars[te->num_warm_vars++] = v; /* holds no meaningful value: te_warmup_end forgets it */
             v->refs++;
@@ -142,10 +146,13 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     add.x = v->grad;
     add.y = grad;
     add.alpha = add.beta = 1.0f;
-    if (v->grad->refs == 1 && v->grad->buffer && v->grad->buffer->refs == 1) { /* nobody else looks at it */
+    if (v->grad->refs == 1 && v->grad->buffer && te__buffer_users(v->grad->buffer) == 1) { /* nobody else looks at it */
         add.out = v->grad;
         return te_axpby(te, &add);
     }
+    if (v->leaf && v->grad->buffer && te__is_outside(v->grad->buffer))
+        return te__refuse_capture(te, "te_backward adds to a gradient that was there before and that shares its memory",
+                                  "forget gradients (te_optimizer_zero_grad, te_module_zero_grad) before te_graph_begin");
     sum = add.out = te__empty_like(v->grad, v->grad->dtype);
     if (!sum) return te_error_code(te);
     result = te_axpby(te, &add);

@@ -65,7 +65,9 @@ static void *te__data(const te_tensor *x) {
 }
 /* Somebody wrote, or is about to write, the memory of x. */
 static void te__touch(te_tensor *x) {
-    if (x && x->buffer) x->buffer->version++;
+    if (!x || !x->buffer) return;
+    x->buffer->version++;
+    if (x->te->capture) x->buffer->written = x->te->capture->id;
 }
 
 /* "[4, 128, 64]" into a buffer of TE__SHAPE_TEXT bytes. */

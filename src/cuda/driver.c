@@ -15,7 +15,7 @@ typedef struct te__cu_launch_attribute { /* CUlaunchAttribute */
     union {
         unsigned char bytes[64];
         unsigned cluster[3];
-        int cooperative;
+        int cooperative, programmatic;
     } value;
 } te__cu_launch_attribute;
 typedef struct te__cu_launch_config { /* CUlaunchConfig */
@@ -37,7 +37,9 @@ enum {
     TE__CU_FUNC_MAX_SHARED = 8,
     TE__CU_LAUNCH_COOPERATIVE = 2,
     TE__CU_LAUNCH_CLUSTER = 4,
-    TE__CU_EVENT_NO_TIMING = 2
+    TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
+    TE__CU_EVENT_NO_TIMING = 2,
+    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be taken and kernels loaded in between */
 };
 
 /* Every function of libcuda that te.h calls: must it be there, our name, symbol, result and arguments. */
@@ -178,7 +180,7 @@ static te_result te__driver_open(te__text *why) {
 
 /* ---- a context's device -------------------------------------------------------------------------------------- */
 
-enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20 };
+enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
 
 /* Everything that a tensor map depends on; no padding, so that memcmp compares it. */
 typedef struct te__map_key {
@@ -190,6 +192,13 @@ typedef struct te__map_slot {
     te__map_key key;
     unsigned char map[TE__MAP_BYTES];
 } te__map_slot;
+
+/* What planning has found out for a problem: opaque bytes, by opaque bytes. */
+enum { TE__MEMO_SLOTS = 128, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
+typedef struct te__memo_slot {
+    unsigned char key[TE__MEMO_KEY]; /* all 0: free */
+    uint64_t value[TE__MEMO_VALUE / 8];
+} te__memo_slot;
 
 struct te__cuda {
     te__cu_device device;
@@ -204,6 +213,7 @@ struct te__cuda {
     uint64_t uploads;
     void *counter; /* te__plan_counter */
     te__map_slot *maps;
+    te__memo_slot *memo;
     struct te__cache *cache; /* cuda/cache.c */
 };
 
@@ -250,6 +260,7 @@ static void te__cuda_device_close(te_ctx *te) {
     }
     if (c->retained_context) te__cu.DevicePrimaryCtxRelease(c->device);
     te__free(te, c->maps, TE__MAP_SLOTS * sizeof(te__map_slot));
+    te__free(te, c->memo, TE__MEMO_SLOTS * sizeof(te__memo_slot));
     te__free(te, c, sizeof(*c));
     te->cuda = NULL;
 }
@@ -395,7 +406,7 @@ static void te__cuda_memory_info(te_ctx *te, size_t *free_bytes, size_t *total_b
 
 static te_result te__cuda_synchronize(te_ctx *te) {
     bool pushed;
-    te_result result = te__cuda_enter(te, &pushed);
+    te_result result = te->capture ? te__refuse_wait(te) : te__cuda_enter(te, &pushed);
     te__cu_result code;
     if (result != TE_OK) return result;
     code = te__cu.StreamSynchronize(te->cuda->stream);
@@ -417,16 +428,25 @@ static te_result te__cuda_stage_open(te_ctx *te) {
     return TE_OK;
 }
 
-/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. */
+/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. The driver does the same
+ * by itself for a little that is not pinned, and never waits for room. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
     size_t done, n;
     bool pushed;
     te_result result;
+    if (te->capture) return te__refuse_upload(te);
     if (bytes == 0) return TE_OK;
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
+    if (bytes <= TE__SMALL_UPLOAD) {
+        unsigned char small[TE__SMALL_UPLOAD]; /* what the caller brings may be pinned */
+        memcpy(small, src, bytes);
+        code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, small, bytes, c->stream);
+        te__cuda_leave(pushed);
+        return code ? te__cu_fail(te, "copy to the device: cuMemcpyHtoDAsync", code) : TE_OK;
+    }
     if (!c->stage) result = te__cuda_stage_open(te);
     for (done = 0; result == TE_OK && done < bytes; done += n) {
         int piece = (int)(c->uploads % TE__STAGES);
@@ -448,6 +468,7 @@ static te_result te__cuda_download(te_ctx *te, void *host, const void *src, size
     te__cu_result code;
     bool pushed;
     te_result result;
+    if (te->capture) return te__refuse_download(te);
     if (bytes == 0) return TE_OK;
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
@@ -467,6 +488,54 @@ static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
     code = te__cu.MemsetD8Async((te__cu_address)(uintptr_t)dst, 0, bytes, te->cuda->stream);
     te__cuda_leave(pushed);
     return code ? te__cu_fail(te, "cuMemsetD8Async", code) : TE_OK;
+}
+
+/* ---- graphs --------------------------------------------------------------------------------------------------- */
+
+static te_result te__cuda_capture_begin(te_ctx *te) {
+    te__cu_result code;
+    bool pushed;
+    te_result result;
+    if (!te__cu.StreamBeginCapture || !te__cu.StreamEndCapture || !te__cu.GraphInstantiate || !te__cu.GraphLaunch || !te__cu.GraphDestroy || !te__cu.GraphExecDestroy)
+        return te__fail(te, TE_ERR_LIBRARY, "te_graph_begin: the NVIDIA driver has no graphs: update it");
+    result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.StreamBeginCapture(te->cuda->stream, TE__CU_CAPTURE_RELAXED);
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, "te_graph_begin: cuStreamBeginCapture", code) : TE_OK;
+}
+static te_result te__cuda_capture_end(te_ctx *te, te_graph *g) {
+    te__cu_handle graph = NULL;
+    te__cu_result code;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.StreamEndCapture(te->cuda->stream, &graph);
+    if (g && code) result = te__cu_fail(te, "te_graph_end: cuStreamEndCapture", code);
+    if (g && !code) {
+        code = te__cu.GraphInstantiate(&g->exec, graph, 0);
+        if (code) result = te__cu_fail(te, "te_graph_end: cuGraphInstantiate", code);
+    }
+    if (graph) te__cu.GraphDestroy(graph);
+    te__cuda_leave(pushed);
+    return result;
+}
+static te_result te__cuda_graph_launch(te_ctx *te, te_graph *g) {
+    te__cu_result code;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = te__cu.GraphLaunch(g->exec, te->cuda->stream);
+    if (!code && te->cuda->debug_sync) code = te__cu.StreamSynchronize(te->cuda->stream);
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, "te_graph_launch: cuGraphLaunch", code) : TE_OK;
+}
+static void te__cuda_graph_close(te_ctx *te, te_graph *g) {
+    bool pushed;
+    if (!g->exec || te__cuda_enter(te, &pushed) != TE_OK) return;
+    te__cu.GraphExecDestroy(g->exec);
+    g->exec = NULL;
+    te__cuda_leave(pushed);
 }
 
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
@@ -527,4 +596,24 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     }
     memcpy(out128, slot->map, TE__MAP_BYTES);
     return TE_OK;
+}
+
+/* ---- what planning need not find out again ------------------------------------------------------------------- */
+
+/* Where the answer to `key` (TE__MEMO_KEY bytes, not all 0) is or goes: TE__MEMO_VALUE bytes; *known: it is there. NULL: nothing is kept for this
+ * plan. An answer must depend on the key and on the device alone. */
+static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
+    te__cuda *c = p->te->cuda;
+    te__memo_slot *slot;
+    *known = false;
+    if (p->explain || !c) return NULL; /* perhaps of another device */
+    if (!c->memo) {
+        c->memo = (te__memo_slot *)te__try_alloc(p->te, TE__MEMO_SLOTS * sizeof(te__memo_slot));
+        if (!c->memo) return NULL;
+        memset(c->memo, 0, TE__MEMO_SLOTS * sizeof(te__memo_slot));
+    }
+    slot = &c->memo[te__hash64(key, TE__MEMO_KEY, 0) % TE__MEMO_SLOTS];
+    *known = memcmp(slot->key, key, TE__MEMO_KEY) == 0;
+    if (!*known) memcpy(slot->key, key, TE__MEMO_KEY);
+    return slot->value;
 }

@@ -42,6 +42,7 @@ typedef struct te__jit_entry {
     te__option option[TE__MAX_OPTIONS];
     int num_options;
     bool baseline;         /* from the embedded PTX */
+    bool follows;          /* te__launch */
     unsigned shared_bytes; /* dynamic shared memory that launches may ask for */
 } te__jit_entry;
 
@@ -96,7 +97,7 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
 }
 
 /* Adds what was loaded; if another thread was faster, its entry stays and this module goes. False when memory is out. */
-static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, te__cu_handle module, te__cu_handle function) {
+static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows, te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
     bool added = false;
     if (e) {
@@ -110,6 +111,7 @@ static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool base
         memcpy(e->option, l->option, sizeof(e->option));
         e->num_options = l->num_options;
         e->baseline = baseline;
+        e->follows = follows;
         e->shared_bytes = TE__SHARED_FREE;
         bucket = &te__jit_table[e->hash % TE__JIT_BUCKETS];
         te__mutex_lock(&te__jit_mutex);
@@ -289,6 +291,7 @@ static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseli
     void *values[2];
     te__cu_handle module = NULL, function = NULL;
     te__cu_result code;
+    bool follows;
     values[0] = log;
     values[1] = (void *)(uintptr_t)(sizeof(log) - 1);
     code = te__cu.ModuleLoadDataEx(&module, image, 2, options, values);
@@ -302,7 +305,8 @@ static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseli
                  te__cu.version / 1000, te__cu.version % 1000 / 10, log, log[0] ? ": " : "");
         return quiet ? TE_ERR_DEVICE : te__cu_fail(te, call, code);
     }
-    if (!te__jit_insert(te->cuda->context, l, baseline, module, function))
+    follows = !baseline && te->cuda->sm >= 90 && te__cu.LaunchKernelEx && te__kernel_follows(l->family, l->kernel);
+    if (!te__jit_insert(te->cuda->context, l, baseline, follows, module, function))
         return te__fail(te, TE_ERR_OUT_OF_MEMORY, "the table of kernels: out of host memory");
     te->jit_stats.loaded++;
     return TE_OK;
@@ -341,7 +345,7 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
         te->cuda->cache->root[0] = 0;
     }
     if (j->missing) /* remembered, so that the next plan need not search the disk */
-        return te__jit_insert(te->cuda->context, j->launch, false, NULL, NULL) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+        return te__jit_insert(te->cuda->context, j->launch, false, false, NULL, NULL) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     return j->result == TE_OK ? result : te__fail(te, j->result, "%s", te__text_str(&j->why));
 }
 
@@ -411,15 +415,17 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
 
 /* The function that a launch names. baseline: the one from the embedded PTX. Within te's CUcontext. Compiles or reads files the first
  * time. */
-static te_result te__jit_get(te_ctx *te, const te__launch *l, bool baseline, te__cu_handle *function) {
+static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function) {
     te__jit_entry *e = te__jit_find(te->cuda->context, l, baseline);
     if (!e) {
-        te_result result = baseline ? te__jit_load_baseline(te, l) : te__jit_load(te, &l, 1);
+        const te__launch *one = l;
+        te_result result = baseline ? te__jit_load_baseline(te, l) : te__jit_load(te, &one, 1);
         if (result != TE_OK) return result;
         e = te__jit_find(te->cuda->context, l, baseline);
     }
     if (!e || !e->function) return te__jit_fail_missing(te, l);
     *function = e->function;
+    l->follows = e->follows;
     return l->shared_bytes > TE__SHARED_FREE ? te__jit_allow_shared(te, l, e) : TE_OK;
 }
 

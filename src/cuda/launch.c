@@ -56,9 +56,12 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 
 /* What planning may count on. A plan is first made as if every kernel could be had. */
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
+    const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
     p->num_sms = te->cuda->num_sms;
     p->hopper = te->cuda->sm == 90;
+    nvrtc = p->hopper ? te__nvrtc_open(te__driver_major(), NULL) : NULL;
+    p->edits_maps = p->hopper && (!nvrtc || nvrtc->major > 12 || nvrtc->minor >= 3);
     p->counter = te->cuda->counter;
     p->baseline = false;
 }
@@ -86,8 +89,10 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
     const char *function_name = "cuLaunchKernel";
     params[0] = l->args;
-    if (l->cluster > 1 || l->cooperative) {
-        te__cu_launch_attribute attribute[2];
+    /* Cooperative launches need the whole GPU; captures know of it since CUDA 12.3, but not at once. */
+    bool follows = l->follows && !l->cooperative && (!te->capture || te__cu.version >= 12040);
+    if (l->cluster > 1 || l->cooperative || follows) {
+        te__cu_launch_attribute attribute[3];
         te__cu_launch_config config = TE_ZERO;
         memset(attribute, 0, sizeof(attribute));
         if (l->cluster > 1) {
@@ -100,6 +105,10 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
             attribute[config.num_attributes].id = TE__CU_LAUNCH_COOPERATIVE;
             attribute[config.num_attributes++].value.cooperative = 1;
         }
+        if (follows) {
+            attribute[config.num_attributes].id = TE__CU_LAUNCH_PROGRAMMATIC;
+            attribute[config.num_attributes++].value.programmatic = 1;
+        }
         memcpy(config.grid, l->grid, sizeof(config.grid));
         config.block[0] = l->threads;
         config.block[1] = config.block[2] = 1;
@@ -111,7 +120,7 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     } else {
         code = te__cu.LaunchKernel(function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared_bytes, te->cuda->stream, params, NULL);
     }
-    if (!code && te->cuda->debug_sync) {
+    if (!code && te->cuda->debug_sync && !te->capture) {
         code = te__cu.StreamSynchronize(te->cuda->stream);
         function_name = "while it ran";
     }

@@ -25,15 +25,93 @@ TE_DEV void te_mbar_wait(te_u32 bar, int parity) {
     } while (!done);
 }
 
+// ---- clusters: blocks that see each other's shared memory ----------------------------------------------------------------
+
+TE_DEV te_u32 te_cluster_rank() {
+    te_u32 r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+// Every thread of every block of the cluster; what they wrote before is visible after.
+TE_DEV void te_cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+// Arrives at the barrier that lies at the same address in block `rank` of the cluster. Orders what TMA and wgmma did, which have been waited for;
+// not this thread's own writes to other blocks: release at the scope of a cluster costs a fence of the whole device.
+TE_DEV void te_mbar_arrive_at(te_u32 bar, te_u32 rank) {
+    asm volatile("{ .reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(bar),
+                 "r"(rank)
+                 : "memory");
+}
+
+// Four floats that lie at `at` in block `rank` of the cluster.
+TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {
+    float4 v;
+    asm volatile("{ .reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at), "r"(rank)
+                 : "memory");
+    return v;
+}
+
+// A word to the same address in block `rank` of the cluster: four bytes that count towards the barrier there. (PTX 8.1)
+TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
+    asm volatile("{ .reg .b32 to, there;\n"
+                 "mapa.shared::cluster.u32 to, %0, %3;\n"
+                 "mapa.shared::cluster.u32 there, %2, %3;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [there]; }" ::"r"(at),
+                 "r"(value), "r"(bar), "r"(rank)
+                 : "memory");
+}
+
 // ---- TMA ---------------------------------------------------------------------------------------------------------------
 
 TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// A map in device memory that a kernel changes: its dimension DIM (of 0 and 1) ends at `size`, a positive number. (PTX 8.3)
+template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {
+    asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(DIM), "r"(size) : "memory");
+}
+// After the changes; and, by the thread that is to use the map, before.
+TE_DEV void te_tma_map_release() { asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory"); }
+TE_DEV void te_tma_map_acquire(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory"); }
 // The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. What lies outside is filled with zeros.
 TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),
                  "r"(x), "r"(y), "r"(bar)
                  : "memory");
 }
+// The same into every block of the cluster whose bit is set in `blocks`, at the same address and with the same barrier in each.
+TE_DEV void te_tma_load2_to(te_u32 dst, const void *map, int x, int y, te_u32 bar, te_u16 blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(bar), "h"(blocks)
+                 : "memory");
+}
+TE_DEV void te_tma_load3(te_u32 dst, const void *map, int x, int y, int z, te_u32 bar) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(dst), "l"(map),
+                 "r"(x), "r"(y), "r"(z), "r"(bar)
+                 : "memory");
+}
+// Shared memory to the map's box at (x, y, z), or added to it; what lies outside is not written. Before: te_async_fence() by all that wrote,
+// and a barrier.
+TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(src)
+                 : "memory");
+}
+TE_DEV void te_tma_add3(const void *map, te_u32 src, int x, int y, int z) {
+    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(src)
+                 : "memory");
+}
+TE_DEV void te_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until at most N of this thread's latest groups of stores have yet to read shared memory.
+template <int N> TE_DEV void te_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+// What this thread wrote to shared memory is there for TMA and wgmma, once a barrier follows.
+TE_DEV void te_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // `bytes` (a multiple of 16) from src to dst, both at multiples of 16; they count towards bar.
 TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
@@ -45,6 +123,17 @@ TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
 
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+
+// COUNT threads (whole warps) meet at the barrier `id`, 1 to 15.
+template <int COUNT> TE_DEV void te_meet(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory"); }
+// Counts towards such a meeting without waiting for it.
+template <int COUNT> TE_DEV void te_meet_later(int id) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory"); }
+
+// Four 8x8 matrices of 16-bit words to shared memory, the other way round than te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the
+// rows of matrix i.
+TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
 
 // ---- wgmma -------------------------------------------------------------------------------------------------------------
 // One warpgroup: D [64, N] += A [64, 32 bytes of k] B [32 bytes of k, N], A and B in shared memory behind descriptors. Warp w has rows
@@ -67,9 +156,11 @@ template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-#define TE__REGISTERS_64 \
+#define TE__REGISTERS_32 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TE__REGISTERS_64 \
+    TE__REGISTERS_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define TE__REGISTERS_128 \
@@ -80,11 +171,15 @@ template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define TE__FLOATS_8(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define TE__FLOATS_64(d, i)                                                                                          \
-    TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8), TE__FLOATS_8(d, i + 16), TE__FLOATS_8(d, i + 24), TE__FLOATS_8(d, i + 32), \
-        TE__FLOATS_8(d, i + 40), TE__FLOATS_8(d, i + 48), TE__FLOATS_8(d, i + 56)
+#define TE__FLOATS_32(d, i) TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8), TE__FLOATS_8(d, i + 16), TE__FLOATS_8(d, i + 24)
+#define TE__FLOATS_64(d, i) TE__FLOATS_32(d, i), TE__FLOATS_32(d, i + 32)
 
 // types: "k16.f32.bf16.bf16" ...; flags: ", 1, 1" and for 16-bit types also ", trans-a, trans-b" (1: MN-major). keep 0: D = A B.
+#define TE_WGMMA_64(types, flags, d, a, b, keep)                                                                            \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 "}, %32, %33, p" flags "; }"             \
+                 : TE__FLOATS_32(d, 0)                                                                                      \
+                 : "l"(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_128(types, flags, d, a, b, keep)                                                                           \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                                \
                  "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, %64, %65, p" flags "; }"            \

@@ -165,13 +165,15 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     args.dropout_p = f->dropout_p;
     args.seed = f->seed;
     args.offset = f->offset;
+    args.rng = saved[5];
     return args.d_o && dx[0] && dx[1] && dx[2] ? te_attn_bwd(te, &args) : te_error_code(te);
 }
 
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
     te_attention_desc zero = TE_ZERO;
     te_attn_fwd_args args = TE_ZERO;
-    te_tensor *in[3], *saved[5], *o;
+    te__draw draw = TE_ZERO;
+    te_tensor *in[3], *saved[6], *o;
     te_ctx *te;
     int64_t shape[4], lse[3];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
@@ -204,13 +206,16 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     args.window_right = desc->window_right;
     args.softmax_scale = desc->softmax_scale;
     args.dropout_p = desc->dropout_p;
-    args.seed = te->seed;
-    args.offset = desc->dropout_p > 0.0f ? te__rng_next(te) : 0;
+    if (desc->dropout_p > 0.0f) draw = te__rng_draw(te, 1);
+    args.seed = draw.seed;
+    args.offset = draw.offset;
+    args.rng = draw.rng;
     if (!o || !args.lse || te_attn_fwd(te, &args) != TE_OK) return te__frame_return(te, NULL);
     saved[0] = q;
     saved[1] = k;
     saved[2] = v;
     saved[3] = o;
     saved[4] = args.lse;
-    return te__frame_return(te, te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 3, saved, 5));
+    saved[5] = draw.rng;
+    return te__frame_return(te, te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 3, saved, 6));
 }

@@ -265,14 +265,13 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return t
 
 typedef struct te__dropout_state {
     float p;
-    uint64_t seed, offset;
+    uint64_t seed, offset; /* with the random state in saved[0], if there is one */
     te_dtype bias_dtype;
 } te__dropout_state;
 
 static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__dropout_state *s = (const te__dropout_state *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]), *kept = g;
-    (void)saved;
     if (!g) return te_error_code(te);
     if (s->p > 0.0f && (needs[0] || needs[1])) {
         te_dropout_add_bwd_args args = TE_ZERO;
@@ -281,6 +280,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
         args.p = s->p;
         args.seed = s->seed;
         args.offset = s->offset;
+        args.rng = saved[0];
         if (!kept || te_dropout_add_bwd(te, &args) != TE_OK) return te_error_code(te);
     }
     dx[0] = kept;
@@ -292,6 +292,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) {
     te_dropout_add_fwd_args args = TE_ZERO;
     te__dropout_state state;
+    te__draw draw = TE_ZERO;
     te_tensor *in[3], *y;
     te_ctx *te;
     if (!x || !te__operand(x, bias, true, "te_bias_dropout_add") || !te__operand(x, residual, true, "te_bias_dropout_add") ||
@@ -305,8 +306,9 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     y = x ? te__empty_like(x, x->dtype) : NULL;
     if (!y) return NULL;
     state.p = p;
-    state.seed = te->seed;
-    state.offset = p > 0.0f ? te__rng_next(te) : 0;
+    if (p > 0.0f) draw = te__rng_draw(te, 1);
+    state.seed = draw.seed;
+    state.offset = draw.offset;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
     args.x = x;
     args.bias = bias;
@@ -315,11 +317,12 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     args.p = p;
     args.seed = state.seed;
     args.offset = state.offset;
+    args.rng = draw.rng;
     y = te__checked(y, te_dropout_add_fwd(te, &args));
     in[0] = x;
     in[1] = bias;
     in[2] = residual;
-    return te__record("bias_dropout_add", y, te__dropout_backward, &state, sizeof(state), in, 3, NULL, 0);
+    return te__record("bias_dropout_add", y, te__dropout_backward, &state, sizeof(state), in, 3, &draw.rng, 1);
 }
 TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add(x, NULL, NULL, p); }
 

@@ -7,6 +7,7 @@
 
 static te_result te__init_normal(te_tensor *x, const te_init *init) {
     te_random_args args = TE_ZERO;
+    te__draw draw;
     te_result result;
     if (!x) return TE_ERR_STATE;
     if (init->no_init) return TE_OK;
@@ -14,8 +15,10 @@ static te_result te__init_normal(te_tensor *x, const te_init *init) {
     args.dst = x->quantized ? te__empty_like(x, x->dtype) : x;
     args.kind = TE_RANDOM_NORMAL;
     args.b = init->std > 0.0f ? init->std : 0.023f;
-    args.seed = x->te->seed;
-    args.offset = te__rng_next(x->te);
+    draw = te__rng_draw(x->te, 1);
+    args.seed = draw.seed;
+    args.offset = draw.offset;
+    args.rng = draw.rng;
     result = args.dst ? te_random(x->te, &args) : te_error_code(x->te);
     if (result == TE_OK && x->quantized) result = te__primary_start(x, args.dst);
     te__frame_end(x->te, NULL, 0);
@@ -101,6 +104,10 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
         te_tensor *scale = te_module_parameter(m, names[i][0]), *history = te_module_parameter(m, names[i][1]);
         int64_t n = slots->n;
         if (scale && history && slots->scale == scale && slots->history == history && history->shape[0] == length) continue;
+        if (m->te->capture) { /* each launch would set them back */
+            result = te__refuse_capture(m->te, "making the scales of a delayed recipe", TE__RUN_FIRST);
+            break;
+        }
         if (!scale || scale->ndim != 1 || scale->shape[0] != n) scale = te_module_add_buffer(m, names[i][0], te_tensor_full(m->te, TE_F32, 1, &n, 1.0));
         if (!history || history->ndim != 2 || history->shape[1] != n || history->shape[0] != length) {
             bool usable = history && history->ndim == 2 && history->shape[1] == n;

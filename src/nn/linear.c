@@ -7,7 +7,7 @@ typedef struct te__gemm_slot {
     int gemm;                /* index within the scaling state */
     te_tensor *weight_cache; /* quantized copy kept between microbatches (retained), or NULL */
     te__buffer *cache_buffer; /* of the weight when the copy was made (retained: else another could come to its address), and its version */
-    uint64_t cache_version;
+    uint64_t cache_version, cache_capture; /* cache_capture: the one that made the copy; 0: it was really made */
     te_recipe cache_recipe;
     te_microbatch microbatch;
     bool fuse_wgrad;
@@ -117,8 +117,14 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
 static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, const te_recipe *r, int usage) {
     te__quant_spec spec;
     te_tensor *w;
+    uint64_t capture = weight->te->capture ? weight->te->capture->id : 0;
+    if (g->microbatch == TE_MICROBATCH_LATER && !weight->quantized && (g->weight_cache ? g->cache_capture : 0) != capture) {
+        te__fail(weight->te, TE_ERR_STATE, "linear: is_first_microbatch is LATER %s a graph, and the kept weight is from %s; FIRST and its LATER belong to one capture",
+                 capture ? "inside" : "outside of", capture ? "outside" : "inside");
+        return NULL;
+    }
     if (g->microbatch == TE_MICROBATCH_LATER && g->weight_cache && !weight->quantized && g->cache_buffer == weight->buffer &&
-        g->cache_version == weight->buffer->version && memcmp(&g->cache_recipe, r, sizeof(*r)) == 0 &&
+        g->cache_version == te__buffer_version(weight->buffer) && memcmp(&g->cache_recipe, r, sizeof(*r)) == 0 &&
         (g->weight_cache->quantized->col.data || !(usage & TE_COLUMNWISE)))
         return g->weight_cache;
     spec = te__slot_spec(g->scaling, r, false, g->gemm, TE__SLOT_WEIGHT, usage);
@@ -130,7 +136,8 @@ static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, cons
         g->weight_cache = te_tensor_retain(w);
         g->cache_buffer = weight->buffer;
         g->cache_buffer->refs++;
-        g->cache_version = weight->buffer->version;
+        g->cache_version = te__buffer_version(weight->buffer);
+        g->cache_capture = capture;
         g->cache_recipe = *r;
     }
     return w;

@@ -24,6 +24,10 @@ struct te_module {
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name) {
     te_module *m;
     if (!te) return NULL;
+    if (te->capture) {
+        te__refuse_capture(te, "te_module_create", "make modules before te_graph_begin");
+        return NULL;
+    }
     if (!cls || !cls->name || !cls->forward) {
         te__fail(te, TE_ERR_INVALID, "te_module_create: a class needs a name and a forward function");
         return NULL;

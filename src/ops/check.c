@@ -76,5 +76,15 @@ static te_result te__want_output(te_ctx *te, const char *op, const te_tensor *y,
     return r;
 }
 
+/* An optional random state. */
+static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
+    te_result r = x ? te__want(te, op, "rng", x) : TE_OK;
+    if (!x || r != TE_OK) return r;
+    if (x->dtype != TE_I64) return te__fail(te, TE_ERR_DTYPE, "%s: rng is %s; i64 is needed", op, te_dtype_name(x->dtype));
+    r = te__want_numel(te, op, "rng", x, 2);
+    if (r == TE_OK && (uintptr_t)te__data(x) % 8) r = te__fail(te, TE_ERR_INVALID, "%s: rng is not at a multiple of 8 bytes", op);
+    return r;
+}
+
 /* The address of x's first element is a multiple of `bytes`. True for NULL: nothing will be read there. */
 static bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintptr_t)te__data(x) % bytes == 0; }

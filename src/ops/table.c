@@ -25,14 +25,6 @@ static const te__op_info te__ops[TE_OP_COUNT] = {{"?", "?", 0, NULL, NULL, NULL}
 TE_API const char *te_op_name(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].name : "?"; }
 TE_API const char *te_op_family(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].family : "?"; }
 
-/* Every args struct fits; checked below, once, by the compiler. */
-typedef union te__any_args {
-    uint64_t align[2];
-#define TE__OP_MEMBER(lower, UPPER, family) te_##lower##_args lower;
-    TE_OP_LIST(TE__OP_MEMBER)
-#undef TE__OP_MEMBER
-} te__any_args;
-
 /* A tensor of te_tensor_describe has no memory to run on; checks let it pass, since te_explain asks them too. Args are structs of
  * pointers, so a word that equals the address of such a tensor is that tensor. */
 static te_result te__refuse_described(te_ctx *te, te_op op, const te__any_args *args) {
@@ -57,6 +49,7 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
     memcpy(&copy, args, te__ops[op].args_size);
     result = te__ops[op].check(te, &copy);
     if (result == TE_OK && te->num_described > 0) result = te__refuse_described(te, op, &copy);
+    if (result == TE_OK && te->capture) result = te__capture_args(te->capture, op, &copy);
     if (result != TE_OK) return result;
     return te->device->run(te, op, &copy);
 }
@@ -82,27 +75,50 @@ static void te__cpu_mem_release(te_ctx *te, void *data, size_t bytes) {
         free(data);
 }
 static te_result te__cpu_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
-    (void)te;
+    if (te->capture) return te__refuse_upload(te);
+    if (bytes) memcpy(dst, src, bytes);
+    return TE_OK;
+}
+static te_result te__cpu_download(te_ctx *te, void *dst, const void *src, size_t bytes) {
+    if (te->capture) return te__refuse_download(te);
     if (bytes) memcpy(dst, src, bytes);
     return TE_OK;
 }
 static te_result te__cpu_clear(te_ctx *te, void *dst, size_t bytes) {
-    (void)te;
+    if (te->capture && bytes) return te__record_clear(te, dst, bytes);
     if (bytes) memset(dst, 0, bytes);
     return TE_OK;
 }
-static te_result te__cpu_synchronize(te_ctx *te) {
-    (void)te;
-    return TE_OK;
-}
+static te_result te__cpu_synchronize(te_ctx *te) { return te->capture ? te__refuse_wait(te) : TE_OK; }
 static te_result te__cpu_run(te_ctx *te, te_op op, const void *args) {
     if (te->warming) return TE_OK; /* nothing to compile, and nothing may change */
     te->jit_stats.launches++;
-    return te__ops[op].cpu(te, args);
+    return te->capture ? te__record_call(te, op, args, te__ops[op].args_size) : te__ops[op].cpu(te, args);
+}
+static te_result te__cpu_capture_begin(te_ctx *te) {
+    (void)te;
+    return TE_OK;
+}
+static te_result te__cpu_capture_end(te_ctx *te, te_graph *g) {
+    (void)te, (void)g;
+    return TE_OK;
+}
+static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < g->num_records && result == TE_OK; i++) {
+        const te__call *r = &g->records[i];
+        if (r->op == TE_OP_NONE)
+            memset(r->clear, 0, r->bytes);
+        else
+            result = te__ops[r->op].cpu(te, r->args);
+    }
+    return result;
 }
 
-static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_upload, te__cpu_clear,
-                                          te__cpu_synchronize, NULL, te__cpu_run, NULL};
+static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_download, te__cpu_clear,
+                                          te__cpu_synchronize, NULL, te__cpu_run, NULL, te__cpu_capture_begin, te__cpu_capture_end,
+                                          te__cpu_graph_launch, te__records_free};
 
 /* ---- the CUDA device ---- */
 
@@ -136,4 +152,5 @@ static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
 }
 
 static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_mem_release, te__cuda_upload, te__cuda_download, te__cuda_clear,
-                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_close};
+                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
+                                           te__cuda_graph_launch, te__cuda_graph_close};

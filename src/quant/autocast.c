@@ -7,6 +7,7 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
     te_result result = TE_OK;
     int gemm, slot;
     if (te__custom_slots_of(s, r)) return TE_OK;
+    if (te->capture) return te__refuse_capture(te, "the first run of a module under a custom recipe", TE__RUN_FIRST);
     slots = (te__custom_slots *)te__alloc_zero(te, sizeof(te__custom_slots));
     if (!slots) return TE_ERR_OUT_OF_MEMORY;
     slots->factory = r->factory;

@@ -118,11 +118,14 @@ static te_tensor *te__as_matrix(const te_tensor *x) {
     return y;
 }
 
+static const te_tensor *te__quant_counted(const te_tensor *x) {
+    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    return c->scale ? c->scale : c->data;
+}
 /* Counts the values that a quantized tensor has had: by the writes of its scale, for the codes of many tensors may lie in one buffer. */
 static uint64_t te__quant_version(const te_tensor *x) {
-    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
-    const te_tensor *counted = c->scale ? c->scale : c->data;
-    return x->quantized->version_shift + (counted && counted->buffer ? counted->buffer->version : 0);
+    const te_tensor *counted = te__quant_counted(x);
+    return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);
 }
 /* The value lies in other memory now; its count goes on from `version`. */
 static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized->version_shift += version - te__quant_version(x); }
@@ -211,9 +214,10 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
     cast.no_sign_mask = spec->no_sign_mask;
     cast.stochastic_rounding = spec->stochastic;
     if (spec->stochastic) { /* one number of the stream for each copy */
-        cast.seed = te->seed;
-        cast.offset = te__rng_next(te);
-        te__rng_next(te);
+        te__draw draw = te__rng_draw(te, 2);
+        cast.seed = draw.seed;
+        cast.offset = draw.offset;
+        cast.rng = draw.rng;
     }
     cast.four_over_six = spec->four_over_six;
     cast.e4m3_max_256 = spec->e4m3_max_256;
@@ -278,6 +282,10 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
             te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
             if (!c) continue;
+            if (te->capture && c->data) { /* the next launch would read the old memory */
+                result = te__refuse_capture(te, "a custom quantizer, whose function makes new memory, for a tensor that has some", "keep such weights out of it");
+                break;
+            }
             *fresh = *c;
             fresh->data = fresh->scale = NULL;
             result = spec->custom.quantize(spec->custom.user, x, which, &fresh->data, &fresh->scale);
@@ -488,6 +496,8 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     if (!te__column_follows(x))
         return te__fail(te, TE_ERR_STATE, "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
                         row->data ? "a row-wise one of this kind: each holds numbers of its own" : "a tensor without a row-wise one");
+    if (is_new && te->capture && te__is_outside(row->data->buffer))
+        return te__refuse_capture(te, "adding a column-wise copy to a tensor that was there before", TE__RUN_FIRST);
     te__frame_begin(te);
     te->warming = false; /* it outlives a warm-up, so it is really made */
     if (row->kind == TE_QUANT_IDENTITY) {

@@ -327,8 +327,12 @@ static te_result te__master_write(te__master_run *r) {
             result = te__master_identity(j);
         else
             result = te__is_tensor_scaled(j->spec->kind) ? te__master_per_tensor(j) : te__master_by_tile(j);
-        if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight))
-            te__copy_release(&j->weight->quantized->col); /* stale; the next forward makes it anew */
+        if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight)) {
+            if (r->te->capture && j->weight->quantized->col.data) /* the next launch reads it where it is */
+                result = te__quant_add_columnwise(j->weight);
+            else
+                te__copy_release(&j->weight->quantized->col); /* stale; the next forward makes it anew */
+        }
     }
     return result;
 }

@@ -117,8 +117,13 @@ static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     if (result == TE_OK) q->init_version = te__quant_version(weight);
     return result;
 }
+/* The memory whose writes count as writes of a parameter. */
+static const te__buffer *te__param_buffer(const te_tensor *x) {
+    const te_tensor *counted = x->quantized ? te__quant_counted(x) : x;
+    return counted ? counted->buffer : NULL;
+}
 /* Counts the values that a parameter has had, plain or quantized. */
-static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? x->buffer->version : 0; }
+static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? te__buffer_version(x->buffer) : 0; }
 
 /* The bytes of a tensor as u8 [n], without history. */
 static te_tensor *te__as_bytes(const te_tensor *x, int64_t n) {
@@ -155,6 +160,7 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     if (te_dtype_bits(row->data->dtype) > 8 && (uintptr_t)te__data(new_raw) % (uintptr_t)te__dtype_size(row->data->dtype) != 0)
         return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory begins at an odd byte; %s needs a multiple of %d", te_dtype_name(row->data->dtype),
                         (int)te__dtype_size(row->data->dtype));
+    if (te->capture) return te__refuse_capture(te, "te_replace_raw_data", "replace the memory before te_graph_begin");
     warming = te->warming;
     te->warming = false; /* it outlives a warm-up, so the codes are really copied */
     te__frame_begin(te);

@@ -95,6 +95,10 @@ static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, 
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc) {
     te_quantizer *q;
     if (!te || !desc) return NULL;
+    if (te->capture) {
+        te__refuse_capture(te, "te_quantizer_create", "make it before te_graph_begin");
+        return NULL;
+    }
     q = (te_quantizer *)te__alloc_zero(te, sizeof(te_quantizer));
     if (!q) return NULL;
     q->te = te;

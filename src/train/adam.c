@@ -7,6 +7,7 @@ typedef struct te__adam_param {
     te_tensor *m, *v; /* f32 */
     te_tensor *master; /* f32, or NULL */
     uint64_t version; /* of the parameter when `master` spoke for it */
+    bool behind;      /* `master` did not even then: a capture cannot take it, the launch will */
     bool listed;      /* takes part in the step under way */
     bool untouched;   /* nobody else had written the parameter when that step began */
 } te__adam_param;
@@ -46,7 +47,10 @@ static te_result te__adam_take_master(te__adam_param *p) {
         value = te__quant_value(p->param, TE_F32);
     result = value ? te_tensor_copy(p->master, value) : te_error_code(te);
     te__frame_end(te, NULL, 0);
-    if (result == TE_OK) p->version = te__param_version(p->param);
+    if (result == TE_OK) {
+        p->version = te__param_version(p->param);
+        p->behind = false;
+    }
     return result;
 }
 
@@ -116,6 +120,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     int i;
     if (!opt) return;
     te = opt->te;
+    te__graphs_forget(te, opt, "its optimizer was destroyed");
     for (i = 0; i < opt->num_params; i++) {
         te__adam_param *p = &opt->params[i];
         te__free_string(te, p->path);
@@ -143,6 +148,10 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
         return NULL;
     }
     if (!te__adam_desc_ok(te, desc)) return NULL;
+    if (te->capture) {
+        te__refuse_capture(te, "te_fused_adam_create", "make it before te_graph_begin");
+        return NULL;
+    }
     opt = (te_optimizer *)te__alloc_zero(te, sizeof(te_optimizer));
     if (!opt) return NULL;
     opt->te = te;
@@ -202,6 +211,12 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     for (i = 0; i < opt->num_params; i++) te__adam_forget(opt->params[i].param);
 }
 
+/* Has the capture under way written the parameter? Then each launch does, and each step has to take what it wrote. */
+static bool te__adam_written_inside(const te_tensor *param) {
+    const te__buffer *b = te__param_buffer(param);
+    return b && b->written == b->te->capture->id;
+}
+
 /* Entries whose weights decay (matrices; or all) or those whose weights do not, behind the `n` that are listed already. */
 static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
     int i;
@@ -209,12 +224,20 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
         te__adam_param *p = &opt->params[i];
         te_tensor *grad;
         te_result result;
+        bool stale;
         if (!all && (p->param->ndim >= 2) != matrices) continue;
         result = te__adam_grad(p->param, &grad);
         if (result != TE_OK) return result;
         if (!grad) continue;
-        if (p->master && p->version != te__param_version(p->param) && !opt->te->warming) {
-            result = te__adam_take_master(p);
+        if (opt->te->capture && grad != te_tensor_main_grad(p->param) && grad->buffer && !grad->buffer->arena)
+            return te__refuse_capture(opt->te, "te_optimizer_step with a gradient from before, which will be elsewhere next time",
+                                      "forget gradients before te_graph_begin and capture te_backward too, or use te_tensor_set_main_grad");
+        stale = p->version != te__param_version(p->param);
+        if (p->master && (stale || p->behind) && !opt->te->warming) {
+            if (opt->te->capture && !(stale && te__adam_written_inside(p->param)))
+                p->behind = true;
+            else
+                result = te__adam_take_master(p);
             if (result != TE_OK) return result;
         }
         p->listed = true;
@@ -229,7 +252,77 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
     return TE_OK;
 }
 
-static te_result te__adam_run(te_optimizer *opt, int first, int count, float weight_decay) {
+/* What a graph keeps of the steps that it holds. */
+enum { TE__ADAM_WORDS = 2 /* of the graph's state: lr, the two bias corrections */ };
+typedef struct te__adam_steps {
+    int steps;
+    short word[TE__GRAPH_WORDS / TE__ADAM_WORDS]; /* of each step */
+    bool clipped; /* before the capture */
+} te__adam_steps;
+/* Behind it: whether each parameter takes part. */
+static bool *te__adam_listed(te__adam_steps *s) { return (bool *)(s + 1); }
+
+static te_result te__adam_before(te_graph *g, void *owner, void *data) {
+    te_optimizer *opt = (te_optimizer *)owner;
+    te__adam_steps *s = (te__adam_steps *)data;
+    const bool *listed = te__adam_listed(s);
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < opt->num_params && result == TE_OK; i++) {
+        te__adam_param *p = &opt->params[i];
+        p->untouched = p->version == te__param_version(p->param);
+        if (p->master && listed[i] && (p->behind || !p->untouched)) result = te__adam_take_master(p);
+    }
+    for (i = 0; i < s->steps; i++) {
+        float numbers[2 * TE__ADAM_WORDS] = TE_ZERO;
+        numbers[0] = opt->desc.lr;
+        numbers[1] = te__adam_unbias(opt->desc.no_bias_correction, opt->desc.beta1, opt->steps + 1 + i);
+        numbers[2] = te__adam_unbias(opt->desc.no_bias_correction, opt->desc.beta2, opt->steps + 1 + i);
+        memcpy(&g->word[s->word[i]], numbers, sizeof(numbers));
+    }
+    return result;
+}
+static void te__adam_after(te_graph *g, void *owner, void *data) {
+    te_optimizer *opt = (te_optimizer *)owner;
+    te__adam_steps *s = (te__adam_steps *)data;
+    const bool *listed = te__adam_listed(s);
+    int i;
+    (void)g;
+    for (i = 0; i < opt->num_params; i++)
+        if (listed[i] || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+    opt->steps += s->steps;
+    opt->clipped = opt->clip != NULL;
+}
+static void te__adam_captured(te_graph *g, void *owner, void *data) {
+    te_optimizer *opt = (te_optimizer *)owner;
+    te__adam_steps *s = (te__adam_steps *)data;
+    (void)g;
+    opt->steps -= s->steps;
+    opt->clipped = s->clipped;
+}
+
+/* In a capture: the part that this optimizer has in the graph, with room for one more step; its numbers as tensors. */
+static te_result te__adam_capture(te_optimizer *opt, te__adam_steps **steps, te_tensor **lr, te_tensor **unbias) {
+    te_graph *g = opt->te->capture;
+    te__graph_part *part = te__graph_find_part(g, opt);
+    int word = te__graph_take_words(g, TE__ADAM_WORDS);
+    if (word < 0) return te_error_code(opt->te);
+    if (!part) {
+        part = te__graph_add_part(g, opt, sizeof(te__adam_steps) + (size_t)opt->num_params * sizeof(bool));
+        if (!part) return TE_ERR_OUT_OF_MEMORY;
+        part->before = te__adam_before;
+        part->after = te__adam_after;
+        part->captured = te__adam_captured;
+        ((te__adam_steps *)part->data)->clipped = opt->clipped;
+    }
+    *steps = (te__adam_steps *)part->data;
+    (*steps)->word[(*steps)->steps] = (short)word;
+    *lr = te__graph_view(g, TE_F32, 8 * word, 1);
+    *unbias = te__graph_view(g, TE_F32, 8 * word + 4, 2);
+    return *lr && *unbias ? TE_OK : te_error_code(opt->te);
+}
+
+static te_result te__adam_run(te_optimizer *opt, int first, int count, float weight_decay, const te_tensor *lr, const te_tensor *unbias) {
     te_adam_args args = TE_ZERO;
     if (count == 0) return TE_OK;
     args.tensors = opt->list + first;
@@ -243,17 +336,18 @@ static te_result te__adam_run(te_optimizer *opt, int first, int count, float wei
     args.l2_mode = opt->desc.l2_mode;
     args.no_bias_correction = opt->desc.no_bias_correction;
     args.grad_scale = opt->clip;
+    args.lr_device = lr;
+    args.bias_correction = unbias;
     return te_adam(opt->te, &args);
 }
 
-TE_API te_result te_optimizer_step(te_optimizer *opt) {
-    te_ctx *te;
+static te_result te__adam_step(te_optimizer *opt) {
+    te_ctx *te = opt->te;
+    te__adam_steps *captured = NULL;
+    te_tensor *lr = NULL, *unbias = NULL;
     te_result result;
     bool split;
     int i, n = 0, decayed;
-    if (!opt) return TE_ERR_STATE;
-    te = opt->te;
-    if (te->error_code != TE_OK) return te->error_code;
     split = opt->desc.decay_matrices_only && opt->desc.weight_decay > 0.0f;
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
@@ -271,18 +365,32 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
         norm.max_norm = opt->desc.max_grad_norm;
         result = te_l2norm(te, &norm);
     }
-    if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay);
-    if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f);
+    if (te->capture && result == TE_OK) result = te__adam_capture(opt, &captured, &lr, &unbias);
+    if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay, lr, unbias);
+    if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f, lr, unbias);
     if (result == TE_OK) result = te__adam_requantize(opt);
     /* Also a step that failed, or that a warm-up did not run, gives parameters a new version; it has written master and parameter alike, or
      * neither. A parameter that took no part may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
+    if (captured) {
+        captured->steps++;
+        for (i = 0; i < opt->num_params; i++) te__adam_listed(captured)[i] = te__adam_listed(captured)[i] || opt->params[i].listed;
+    }
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
     return TE_OK;
+}
+TE_API te_result te_optimizer_step(te_optimizer *opt) {
+    te_result result;
+    if (!opt) return TE_ERR_STATE;
+    if (opt->te->error_code != TE_OK) return opt->te->error_code;
+    te__frame_begin(opt->te);
+    result = te__adam_step(opt);
+    te__frame_end(opt->te, NULL, 0);
+    return result;
 }
 
 /* ---- looking and setting ---- */
@@ -323,5 +431,6 @@ static void te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
     for (i = 0; i < opt->num_params; i++) {
         te__adam_param *p = &opt->params[i];
         p->version = te__param_version(p->param);
+        p->behind = false;
     }
 }

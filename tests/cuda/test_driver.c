@@ -16,7 +16,8 @@ static struct {
     int fault;              /* what synchronizing returns */
     te__cu_launch_config last;
     unsigned last_cluster;
-    int last_shared;
+    int last_shared, last_follows;
+    int capturing, graphs, graph_launches, captures_end; /* captures_end: what ending one returns */
 } fake;
 
 static char primary[1], foreign[1], other[1]; /* CUcontexts */
@@ -213,7 +214,50 @@ static int fake_LaunchEx(const te__cu_launch_config *config, te__cu_handle funct
     (void)function, (void)params, (void)extra;
     fake.launches++;
     fake.last = *config;
-    fake.last_cluster = config->num_attributes == 1 && config->attributes->id == TE__CU_LAUNCH_CLUSTER ? config->attributes->value.cluster[0] : 0;
+    fake.last_cluster = 0;
+    fake.last_follows = 0;
+    for (unsigned i = 0; i < config->num_attributes; i++) {
+        const te__cu_launch_attribute *a = &config->attributes[i];
+        if (a->id == TE__CU_LAUNCH_CLUSTER) fake.last_cluster = a->value.cluster[0];
+        if (a->id == TE__CU_LAUNCH_PROGRAMMATIC) fake.last_follows = a->value.programmatic;
+    }
+    return refusal();
+}
+static int fake_BeginCapture(te__cu_handle stream, int mode) {
+    (void)stream;
+    must_be_inside();
+    CHECK_EQ_INT(mode, TE__CU_CAPTURE_RELAXED);
+    int code = refusal();
+    if (!code) fake.capturing++;
+    return code;
+}
+static int fake_EndCapture(te__cu_handle stream, te__cu_handle *graph) {
+    (void)stream;
+    must_be_inside();
+    CHECK_EQ_INT(fake.capturing, 1);
+    fake.capturing--;
+    *graph = fake.captures_end ? NULL : &fake.graphs;
+    if (*graph) fake.graphs++;
+    return fake.captures_end;
+}
+static int fake_Instantiate(te__cu_handle *exec, te__cu_handle graph, unsigned long long flags) {
+    (void)flags;
+    CHECK(graph == &fake.graphs);
+    int code = refusal();
+    if (!code) *exec = &fake.graph_launches, fake.graphs++;
+    return code;
+}
+static int fake_GraphLaunch(te__cu_handle exec, te__cu_handle stream) {
+    (void)stream;
+    must_be_inside();
+    CHECK(exec == &fake.graph_launches);
+    fake.graph_launches++;
+    return refusal();
+}
+static int fake_GraphDestroy(te__cu_handle graph) {
+    (void)graph;
+    must_be_inside();
+    fake.graphs--;
     return 0;
 }
 static int fake_Encode(void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
@@ -277,6 +321,11 @@ static void install_driver(void) {
     d.FuncSetAttribute = fake_FuncSetAttribute;
     d.LaunchKernel = fake_Launch;
     d.LaunchKernelEx = fake_LaunchEx;
+    d.StreamBeginCapture = fake_BeginCapture;
+    d.StreamEndCapture = fake_EndCapture;
+    d.GraphInstantiate = fake_Instantiate;
+    d.GraphLaunch = fake_GraphLaunch;
+    d.GraphDestroy = d.GraphExecDestroy = fake_GraphDestroy;
     d.TensorMapEncodeTiled = fake_Encode;
     d.version = 12040;
     d.ready = true;
@@ -471,6 +520,7 @@ TE_TEST(driver_launch_details) {
     l->cluster = 2;
     l->shared_bytes = 200000;
     CHECK(run_plan(te, &p) == TE_OK);
+    CHECK(fake.last_follows == 1); /* te_fill begins with te_follow */
     CHECK(fake.last_cluster == 2 && fake.last.shared_bytes == 200000 && fake.last.block[0] == 128 && fake.attributes == 1 && fake.last_shared == 200000);
     l = begin_plan(te, &p);
     l->shared_bytes = 150000;
@@ -483,6 +533,61 @@ TE_TEST(driver_launch_details) {
     fake.refuse = 1;
     CHECK(run_plan(te, &p) == TE_ERR_DEVICE);
     CHECK_ERROR(te, TE_ERR_DEVICE, "kernel math/fill, grid 5 x 1 x 1, block 128");
+    l = begin_plan(te, &p);
+    l->cooperative = true;
+    CHECK(run_plan(te, &p) == TE_OK && fake.last_follows == 0); /* it needs the whole GPU */
+    te__cu.version = 12020;
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    fake.last_follows = 1;
+    begin_plan(te, &p);
+    CHECK(run_plan(te, &p) == TE_OK && fake.last_follows == 1); /* not through LaunchKernelEx: a capture of this driver knows no such launch */
+    te_graph_destroy(te_graph_end(te));
+    CHECK_OK(te);
+    te_ctx_destroy(te);
+}
+
+TE_TEST(driver_graphs) {
+    install_driver();
+    te_ctx *te = open_gpu(NULL, NULL);
+    te__plan p;
+    store_cubin(begin_plan(te, &p));
+    fake.refuse = 999;
+    CHECK_EQ_INT(te_graph_begin(te), TE_ERR_DEVICE);
+    CHECK_ERROR(te, TE_ERR_DEVICE, "cuMemAlloc");
+    fake.refuse = 999; /* the memory is there now */
+    CHECK_EQ_INT(te_graph_begin(te), TE_ERR_DEVICE);
+    CHECK_ERROR(te, TE_ERR_DEVICE, "te_graph_begin: cuStreamBeginCapture: CUDA_ERROR_OF_PAPER");
+    CHECK(te_graph_end(te) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_graph_end without te_graph_begin");
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    fake.captures_end = 901; /* somebody has done what must not be done */
+    CHECK(te_graph_end(te) == NULL && fake.capturing == 0);
+    CHECK_ERROR(te, TE_ERR_DEVICE, "te_graph_end: cuStreamEndCapture");
+    fake.captures_end = 0;
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    fake.refuse = 2;
+    CHECK(te_graph_end(te) == NULL);
+    CHECK_ERROR(te, TE_ERR_OUT_OF_MEMORY, "te_graph_end: cuGraphInstantiate");
+    CHECK_EQ_INT(fake.graphs, 0);
+    int syncs = fake.syncs;
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    CHECK_EQ_INT(fake.syncs, syncs + 1);
+    begin_plan(te, &p);
+    CHECK(run_plan(te, &p) == TE_OK);
+    te_graph *graph = te_graph_end(te);
+    REQUIRE(graph != NULL);
+    CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+    fake.refuse = 999;
+    CHECK_EQ_INT(te_graph_launch(graph), TE_ERR_DEVICE);
+    CHECK_ERROR(te, TE_ERR_DEVICE, "te_graph_launch: cuGraphLaunch");
+    CHECK_EQ_INT(fake.graph_launches, 2);
+    CHECK_EQ_INT(fake.syncs, syncs + 1); /* a launch waits for nothing */
+    te_graph_destroy(graph);
+    CHECK_EQ_INT(fake.graphs, 0);
+    te__cu.GraphLaunch = NULL;
+    CHECK_EQ_INT(te_graph_begin(te), TE_ERR_LIBRARY);
+    CHECK_ERROR(te, TE_ERR_LIBRARY, "the NVIDIA driver has no graphs");
+    CHECK_OK(te);
     te_ctx_destroy(te);
 }
 

@@ -304,6 +304,12 @@ TE_TEST(every_recipe_trains_and_shows_itself) {
         CHECK_EQ_INT(wait_for(spawn(two), 30), 0);
         CHECK_MSG(size > 0 && !strcmp(losses, contents(in(inspected, "loss.csv"), &size_inspected)) && size == size_inspected, "other losses");
         check_inspection(contents(in(inspected, "inspect.csv"), NULL), 3, kind == TE_RECIPE_NVFP4 ? 10 : 20);
+
+        test_case("%s --graph", name);
+        two[6] = test_path("captured");
+        two[7] = "--graph";
+        CHECK_EQ_INT(wait_for(spawn(two), 30), 0);
+        CHECK_MSG(!strcmp(losses, contents(in("captured", "loss.csv"), NULL)), "other losses");
         const char *svg = contents(in(inspected, "inspect.svg"), &size);
         CHECK(!strncmp(svg, "<svg xmlns='http://www.w3.org/2000/svg'", 39) && size > 8 && !strcmp(svg + size - 7, "</svg>\n"));
         CHECK(strstr(svg, "layer0") && strstr(svg, "layernorm_mlp fc2") && strstr(svg, "Signal-to-noise") && !strstr(svg, "nan") && !strstr(svg, "inf"));

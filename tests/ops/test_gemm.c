@@ -7,6 +7,7 @@ typedef struct gemm_case {
     te_dtype a, b, d, bias; /* bias: TE_DTYPE_NONE for none */
     bool a_transposed, b_transposed, accumulate, split_accumulator, scaled;
     te_epilogue epilogue;
+    bool bias_gradient;
     int64_t pad; /* columns beyond the matrix in A, B, D and aux: NaN in A and B, untouched in the others */
     te_scaling scaling_a, scaling_b;
     bool swizzled, rows_scaled, max_256_a, max_256_b;
@@ -202,11 +203,12 @@ static void run_case(te_ctx *te, const gemm_case *c) {
     g.m = m, g.n = n, g.k = k;
     g.a_transposed = c->a_transposed, g.b_transposed = c->b_transposed, g.accumulate = c->accumulate, g.split_accumulator = c->split_accumulator;
     g.epilogue = c->epilogue;
+    if (c->bias_gradient) g.bias_gradient = test_guarded(te, c->bias ? c->bias : TE_F32, SHAPE(n));
     REQUIRE_OK(te);
     te_gemm(te, &g);
     REQUIRE_OK(te);
 
-    double *want = (double *)test_alloc((size_t)(m * n + 1) * sizeof(double)), *bound = (double *)test_alloc((size_t)(m * n + 1) * sizeof(double));
+    double *want = (double *)test_alloc((size_t)(m * n + n + 1) * sizeof(double)), *bound = (double *)test_alloc((size_t)(m * n + n + 1) * sizeof(double));
     double *pre = (double *)test_alloc((size_t)(m * n + 1) * sizeof(double)), *pre_bound = (double *)test_alloc((size_t)(m * n + 1) * sizeof(double));
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
@@ -235,6 +237,16 @@ static void run_case(te_ctx *te, const gemm_case *c) {
     check_padding("D", test_read(g.d), d_before, m, n, pad);
     if (c->epilogue == TE_EPILOGUE_GELU) compare("aux", test_read(g.aux), n + pad, pre, pre_bound, m, n);
     if (c->epilogue) check_padding("aux", test_read(g.aux), aux_before, m, n, pad);
+    if (c->bias_gradient) { /* of what D holds, whatever it should hold; f32 sums in any order, and the gradient's own rounding */
+        const float *d = test_read(g.d);
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0, size = 0;
+            for (int64_t i = 0; i < m; i++) sum += (double)d[i * n + j], size += fabs((double)d[i * n + j]);
+            want[j] = sum;
+            bound[j] = fabs(sum) * output_error(te_tensor_dtype(g.bias_gradient)) + size * 3e-6 + 1e-6;
+        }
+        compare("bias gradient", test_read(g.bias_gradient), n, want, bound, 1, n);
+    }
 }
 
 static const te_dtype formats[][2] = {{TE_F32, TE_F32},         {TE_F16, TE_F16},         {TE_BF16, TE_BF16},
@@ -279,6 +291,22 @@ TE_TEST_DEVICES(gemm_epilogues) {
                 c.epilogue = (te_epilogue)e;
                 run_case(te, &c);
             }
+}
+
+TE_TEST_DEVICES(gemm_bias_gradient) {
+    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 5, 7}, {70, 136, 96}, {129, 264, 200}, {300, 1000, 64}, {64, 64, 0}, {0, 9, 8}};
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int f = 0; f < COUNT(formats); f++) {
+            gemm_case c;
+            memset(&c, 0, sizeof c);
+            c.m = shapes[s][0], c.n = shapes[s][1], c.k = shapes[s][2];
+            c.a = formats[f][0], c.b = formats[f][1], c.d = outputs[(s + f) % 3];
+            c.b_transposed = te_dtype_bits(c.a) == 8 || (s + f) % 2;
+            c.epilogue = (te_epilogue)((s + f) % 3);
+            c.bias = f % 2 ? TE_BF16 : TE_DTYPE_NONE;
+            c.bias_gradient = true;
+            run_case(te, &c);
+        }
 }
 
 /* Small D and long k: what a GPU splits over blocks. */
@@ -589,7 +617,7 @@ TE_TEST(gemm_plans) {
             te_explanation e = plan_of(te, f, 2048, devices[d]), odd = plan_of(te, f, 2047, devices[d]);
             bool hopper = !strcmp(devices[d], "sm_90"), cores = hopper || !strcmp(devices[d], "sm_89") || !strcmp(devices[d], "sm_120");
             CHECK_STR(e.kernels, hopper ? "gemm/gemm_hopper" : "gemm/gemm_mma");
-            CHECK_STR(odd.kernels, f < 3 || !hopper ? "gemm/gemm_mma" : "gemm/gemm_hopper"); /* decoded rows are aligned again */
+            CHECK_STR(odd.kernels, !hopper ? "gemm/gemm_mma" : f < 3 ? "gemm/gemm_align gemm/gemm_hopper" : "gemm/gemm_hopper"); /* decoded rows are aligned again */
             CHECK(e.native == (f < 3 && cores));
             if (f < 3) {
                 CHECK_STR(e.why, "128 k");

@@ -168,7 +168,7 @@ static void check_case(te_ctx *te, norm_case c) {
 
 static const int64_t shapes[][2] = {{1, 1},   {1, 8},    {3, 7},    {5, 64},    {2, 255},  {9, 256},   {17, 1000}, {33, 512},
                                     {4, 1024}, {3, 1032}, {300, 96}, {40, 2048}, {6, 4096}, {2, 8192}, {3, 12288}, {2, 20000},
-                                    {2, 20001}, {1, 33000}, {0, 16}, {3, 0}};
+                                    {2, 20001}, {1, 33000}, {150, 5120}, {9, 16384}, {5000, 512}, {0, 16}, {3, 0}};
 
 static void check_shapes(te_ctx *te, bool layernorm, te_dtype dtype) {
     for (int i = 0; i < COUNT(shapes); i++) {
@@ -356,6 +356,87 @@ TE_TEST_DEVICES(fp8_output) {
     }
 }
 
+/* The codes again, transposed, with zeros behind them. */
+static void check_transposed(te_ctx *te, int64_t m, int64_t n, int64_t ld, int64_t ldc, te_dtype x_dtype, te_dtype dtype, bool layernorm) {
+    norm_case c;
+    te_norm_fwd_args f;
+    memset(&c, 0, sizeof c);
+    memset(&f, 0, sizeof f);
+    c.m = m;
+    c.n = n;
+    c.x = c.w = x_dtype;
+    c.y = dtype;
+    c.layernorm = layernorm;
+    name_case(&c);
+    norm_data d = make_data(&c);
+    float scale = 5.0f;
+    f.x = test_tensor(te, c.x, SHAPE(m, n), d.x);
+    f.gamma = test_tensor(te, c.w, SHAPE(n), d.gamma);
+    f.scale = test_tensor(te, TE_F32, SHAPE(1), &scale);
+    f.y = test_guarded(te, dtype, SHAPE(m, ld));
+    f.y_col = test_guarded(te, dtype, SHAPE(n, ldc));
+    if (layernorm)
+        te_layernorm_fwd(te, &f);
+    else
+        te_rmsnorm_fwd(te, &f);
+    CHECK_OK(te);
+    const uint8_t *row = (const uint8_t *)test_read_bytes(f.y), *col = (const uint8_t *)test_read_bytes(f.y_col);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < ldc; k++)
+            if (col[i * ldc + k] != (k < m ? row[k * ld + i] : 0)) {
+                test_fail(__FILE__, __LINE__, "y_col [%lld, %lld] is %d, not %d", (long long)i, (long long)k, col[i * ldc + k], k < m ? row[k * ld + i] : 0);
+                return;
+            }
+}
+TE_TEST_DEVICES(fp8_both_copies) {
+    static const int64_t sizes[][4] = {{1, 1, 1, 1}, {3, 7, 16, 16}, {5, 64, 64, 5}, {40, 40, 48, 48}, {129, 1000, 1008, 144}, {200, 512, 512, 208}, {33, 4096, 4096, 48}, {0, 64, 64, 16}};
+    for (int i = 0; i < COUNT(sizes); i++) {
+        const int64_t *s = sizes[i];
+        check_transposed(te, s[0], s[1], s[2], s[3], i % 2 ? TE_BF16 : TE_F32, TE_F8E4M3, true);
+        check_transposed(te, s[0], s[1], s[2], s[3], i % 2 ? TE_F16 : TE_BF16, TE_F8E5M2, false);
+    }
+}
+
+/* y_amax is what te_amax finds in y, whatever stood there and however often it is asked. */
+TE_TEST_DEVICES(amax_of_the_output) {
+    static const int64_t sizes[][2] = {{1, 1}, {3, 7}, {5, 64}, {300, 96}, {17, 1000}, {9, 2048}, {130, 4096}, {2, 20001}, {3000, 8}, {0, 16}, {3, 0}};
+    static const te_dtype formats[] = {TE_F32, TE_F16, TE_BF16};
+    for (int i = 0; i < COUNT(sizes); i++)
+        for (int k = 0; k < 6; k++) {
+            norm_case c;
+            te_norm_fwd_args f;
+            te_amax_args read;
+            memset(&c, 0, sizeof c);
+            memset(&f, 0, sizeof f);
+            memset(&read, 0, sizeof read);
+            c.m = sizes[i][0];
+            c.n = sizes[i][1];
+            c.x = c.w = formats[(i + k) % 3];
+            c.y = formats[k % 3];
+            c.layernorm = k < 3;
+            name_case(&c);
+            norm_data d = make_data(&c);
+            float before = 1e9f;
+            if (c.m > 2 && c.n > 5) d.x[c.n + 3] = NAN; /* a row of NaN, left out */
+            f.x = test_tensor(te, c.x, SHAPE(c.m, c.n), d.x);
+            f.gamma = test_tensor(te, c.w, SHAPE(c.n), d.gamma);
+            if (c.layernorm) f.beta = test_tensor(te, c.w, SHAPE(c.n), d.beta);
+            f.y = test_guarded(te, c.y, SHAPE(c.m, c.n));
+            for (int again = 0; again < 2; again++) {
+                f.y_amax = test_guarded_with(te, TE_F32, SHAPE(1), &before);
+                if (c.layernorm)
+                    te_layernorm_fwd(te, &f);
+                else
+                    te_rmsnorm_fwd(te, &f);
+                read.x = f.y;
+                read.amax = test_guarded(te, TE_F32, SHAPE(1));
+                te_amax(te, &read);
+                CHECK_OK(te);
+                CHECK_BYTES("y_amax", test_read(f.y_amax), test_read(read.amax), 4);
+            }
+        }
+}
+
 /* NaN stays in its row and out of the amax; an infinity in x makes a row of NaN. */
 TE_TEST_DEVICES(odd_values) {
     static const te_dtype outputs[] = {TE_F32, TE_BF16, TE_F8E4M3};
@@ -472,6 +553,19 @@ TE_TEST_DEVICES(complaints) {
     f.y = te_tensor_zeros(te, TE_F8E4M3, SHAPE(6, 8));
     te_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_STATE, "layernorm_fwd: scale is NULL");
+    f.scale = te_tensor_full(te, TE_F32, SHAPE(1), 1);
+    f.y_amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    te_layernorm_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_INVALID, "y_amax belongs to a float y, and y is e4m3");
+    f.y_amax = NULL;
+    f.y_col = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 6));
+    te_layernorm_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "y_col is e5m2 and y is e4m3");
+    f.y_col = te_tensor_zeros(te, TE_F8E4M3, SHAPE(8, 5));
+    te_layernorm_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "y_col is [8, 5]; it must be [8, 6 or more]");
+    f.y_col = NULL;
+    f.scale = NULL;
     f.y = te_tensor_zeros(te, TE_I32, SHAPE(6, 8));
     te_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "y is i32");

@@ -7,6 +7,7 @@
 #include "ops/act/kargs.h"
 
 extern "C" __global__ void __launch_bounds__(256) te_act_bias(const __grid_constant__ te__act_bias_kargs a) {
+    te_follow();
     __shared__ float part[8][32];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     te_i64 col = (te_i64)blockIdx.x * 32 + lane;

@@ -36,6 +36,7 @@ TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
+    te_follow();
     float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f;
     te_i64 row, column;
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);

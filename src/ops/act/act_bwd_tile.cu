@@ -43,6 +43,7 @@ constexpr int unroll = 1; // the general row: less code
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_act_bwd_tile(const __grid_constant__ te__act_bwd_kargs a) {
+    te_follow();
     constexpr int halves = GATED ? 2 : 1;
     __shared__ __align__(16) te_u32 tile[halves * TE_TILE_COLUMNS * TE_TILE_WORDS];
     te_act_place p(a.tiles_n);

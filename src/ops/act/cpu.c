@@ -173,7 +173,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     }
     wide = te__max(j->n, j->ld - (halves - 1) * j->n); /* what a half covers, padding included */
     j->tall = bands ? TE__ACT_BAND : 1;
-    j->wide = bands ? TE__ACT_BAND : TE__ACT_RUN;
+    j->wide = bands ? (int64_t)TE__ACT_BAND : (int64_t)TE__ACT_RUN;
     j->runs = te__div_up(wide, j->wide);
     j->units = j->dbias ? j->runs : te__div_up(te__max(j->m, j->ldc), j->tall) * j->runs;
     if (amax) {

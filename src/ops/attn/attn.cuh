@@ -50,7 +50,9 @@ TE_DEV te_u64 te_attn_dropout_row(const te__attn_kargs &a, int b, int h, int i) 
 // Whether the four elements of one Philox block are kept: bit w is element 4 block + w.
 TE_DEV te_u32 te_attn_keeps4(const te__attn_kargs &a, te_u64 block) {
     te_u32 bits[4], keep = 0;
-    te__philox(a.seed, a.offset, block, bits);
+    uint64_t seed = a.seed, offset = a.offset;
+    te__rng_read(a.rng, &seed, &offset);
+    te__philox(seed, offset, block, bits);
 #pragma unroll
     for (int w = 0; w < 4; w++) keep |= (te__uniform01(bits[w]) >= a.dropout_p ? 1u : 0u) << w;
     return keep;

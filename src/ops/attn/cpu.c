@@ -339,12 +339,21 @@ static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, bool backward
     return TE_OK;
 }
 
+static void te__attn_draw(te__attn_kargs *a) {
+    uint64_t seed = a->seed, offset = a->offset;
+    te__rng_read(a->rng, &seed, &offset);
+    a->seed = seed;
+    a->offset = offset;
+}
+
 static te_result te__cpu_attn_fwd(te_ctx *te, const te_attn_fwd_args *args) {
     te__attn_kargs a = te__attn_problem(args);
+    te__attn_draw(&a);
     return te__attn_cpu(te, &a, false);
 }
 
 static te_result te__cpu_attn_bwd(te_ctx *te, const te_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
+    te__attn_draw(&a);
     return te__attn_cpu(te, &a, true);
 }

@@ -21,6 +21,7 @@ typedef struct te__attn_kargs {
     float scale, scale2;  /* of the scores; times log2(e) */
     float dropout_p, keep_scale; /* 1 / (1 - p) */
     unsigned long long seed, offset;
+    const void *rng; /* te__rng_read */
 } te__attn_kargs;
 
 /* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */

@@ -63,6 +63,7 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_attn_fwd_args *a)
             return te__fail(te, TE_ERR_UNSUPPORTED, "%s: q is %s and k is %s; sizes of at most 2^28 are possible", op, te__shape_text(a->q, qt),
                             te__shape_text(a->k, kt));
     if (a->lse) r = te__want_f32(te, op, "lse", a->lse, b * heads * s_q);
+    if (r == TE_OK) r = te__want_rng(te, op, a->rng);
     if (r != TE_OK) return r;
     if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
     if ((int)a->mask < (int)TE_MASK_NONE || (int)a->mask > (int)TE_MASK_CAUSAL_BOTTOM_RIGHT)
@@ -103,6 +104,7 @@ static te_attn_fwd_args te__attn_forward_of(const te_attn_bwd_args *a) {
     f.dropout_p = a->dropout_p;
     f.seed = a->seed;
     f.offset = a->offset;
+    f.rng = a->rng;
     return f;
 }
 
@@ -178,6 +180,7 @@ static te__attn_kargs te__attn_problem(const te_attn_fwd_args *a) {
     k.keep_scale = a->dropout_p < 1.0f ? 1.0f / (1.0f - a->dropout_p) : 0.0f;
     k.seed = a->seed;
     k.offset = a->offset;
+    k.rng = te__data(a->rng);
     return k;
 }
 static te__attn_kargs te__attn_problem_bwd(const te_attn_bwd_args *a) {

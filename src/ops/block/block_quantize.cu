@@ -49,6 +49,7 @@ template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
 }
 
 extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {
+    te_follow();
     __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ __align__(16) float col_scale[128];
     __shared__ float scratch[32];

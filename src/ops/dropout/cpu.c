@@ -5,6 +5,7 @@ enum { TE__DROPOUT_RUN = 512 };
 
 typedef struct te__dropout_job {
     const te_dropout_add_fwd_args *a;
+    uint64_t seed, offset;
     int64_t n, runs;
     float keep_scale;
 } te__dropout_job;
@@ -16,7 +17,7 @@ static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t 
     int64_t k;
     for (k = 0; k < count; k++) {
         int64_t i = first + k;
-        if (k == 0 || i % 4 == 0) te__philox(a->seed, a->offset, (uint64_t)i / 4, words);
+        if (k == 0 || i % 4 == 0) te__philox(job->seed, job->offset, (uint64_t)i / 4, words);
         v[k] = te__uniform01(words[i % 4]) >= a->p ? v[k] * job->keep_scale : 0.0f;
     }
 }
@@ -47,6 +48,9 @@ static te_result te__cpu_dropout_add_fwd(te_ctx *te, const te_dropout_add_fwd_ar
     te__dropout_job job = TE_ZERO;
     int64_t m = te__rows(a->x);
     job.a = a;
+    job.seed = a->seed;
+    job.offset = a->offset;
+    te__rng_read(te__data(a->rng), &job.seed, &job.offset);
     job.n = te__cols(a->x);
     if (m == 0 || job.n == 0) return TE_OK;
     if (!a->bias) { /* one long row */

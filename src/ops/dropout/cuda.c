@@ -18,6 +18,7 @@ static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_dropout_add
     k->n = n;
     k->seed = a->seed;
     k->offset = a->offset;
+    k->rng = te__data(a->rng);
     k->p = a->p;
     k->keep_scale = 1.0f / (1.0f - a->p);
     k->x_dt = dt;

@@ -24,6 +24,9 @@ TE_DEV float te_dropout_keep(const te__dropout_add_kargs &a, float v, te_u32 w) 
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_constant__ te__dropout_add_kargs a) {
+    te_follow();
+    uint64_t seed = a.seed, offset = a.offset;
+    te__rng_read(a.rng, &seed, &offset);
 #ifdef X_DT
     te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;
     if (i >= a.count) return;
@@ -38,8 +41,8 @@ extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_co
     if (a.residual) te_load8(a.residual, i, X_DT, t);
     if (a.p > 0.0f) {
         te_u32 words[8];
-        te__philox(a.seed, a.offset, (te_u64)i / 4, words);
-        te__philox(a.seed, a.offset, (te_u64)i / 4 + 1, words + 4);
+        te__philox(seed, offset, (te_u64)i / 4, words);
+        te__philox(seed, offset, (te_u64)i / 4 + 1, words + 4);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = te_dropout_keep(a, v[j], words[j]);
     }
@@ -54,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_co
         te_i64 first = (te_i64)blockIdx.x * 2048 + half * 1024 + threadIdx.x * 4;
         if (first >= a.count) return;
         te_u32 words[4];
-        if (a.p > 0.0f) te__philox(a.seed, a.offset, (te_u64)first / 4, words);
+        if (a.p > 0.0f) te__philox(seed, offset, (te_u64)first / 4, words);
 #pragma unroll 1
         for (int j = 0; j < 4; j++) {
             te_i64 i = first + j;

@@ -8,6 +8,7 @@ typedef struct te__dropout_add_kargs {
     void *y;
     long long count, n; /* elements; size of a row */
     unsigned long long seed, offset;
+    const void *rng; /* te__rng_read */
     float p, keep_scale; /* keep_scale = 1 / (1 - p) */
     int x_dt, bias_dt, residual_dt, y_dt;
 } te__dropout_add_kargs;

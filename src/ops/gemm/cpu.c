@@ -129,7 +129,7 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
 static void te__gemm_operand_scale(te__gemm_operand *x, const te_tensor *scale, te_scaling scaling, bool swizzled) {
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
-    x->scale_ld = te__gemm_scale_ld(scaling, !x->k_major, x->size, x->k);
+    x->scale_ld = x->scale ? te__cols(scale) : 0; /* of the whole tensor's, where the operand is one group's part */
     x->swizzled = swizzled;
 }
 
@@ -337,11 +337,16 @@ static void te__gemm_job_scale(te__gemm_job *job) {
         job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
 }
 
+static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_gemm_args *g) {
+    te_column_sum_args sum = te__gemm_column_sum(g);
+    return g->bias_gradient ? te__cpu_column_sum(te, &sum) : TE_OK;
+}
+
 static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     te__gemm_job job;
     int64_t block_a, block_b, i, j;
     size_t bytes_a, bytes_b;
-    if (g->m == 0 || g->n == 0) return TE_OK;
+    if (g->m == 0 || g->n == 0) return te__cpu_gemm_bias_gradient(te, g);
     memset(&job, 0, sizeof(job));
     job.args = g;
     job.ldd = te__gemm_ld(g->d);
@@ -369,5 +374,6 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
     }
     te__free(te, job.a.packed, bytes_a);
     te__free(te, job.b.packed, bytes_b);
-    return job.a.packed && job.b.packed ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    if (!job.a.packed || !job.b.packed) return TE_ERR_OUT_OF_MEMORY;
+    return te__cpu_gemm_bias_gradient(te, g);
 }

@@ -44,15 +44,45 @@ TE_DEV void te_gemm_store8(void *p, te_i64 i, int dt, const float v[8]) {
 
 // ---- one value -------------------------------------------------------------------------------------------------------
 
-// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it.
-TE_DEV float te_gemm_gelu(float x) { return x * (0.5f + 0.5f * tanhf(x * (0.79788456f + 0.03567741f * x * x))); }
-TE_DEV float te_gemm_dgelu(float x) {
-    float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));
-    return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);
+// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it, by 0.5 + 0.5 tanh(u) = sigmoid(2 u): one exponential and one reciprocal,
+// and no cancellation where x is far below 0.
+TE_DEV float te_gemm_exp2(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
 }
+// exp(-2 u), at most 2^60: beyond, the sigmoid is as good as 0, and products of two stay finite.
+TE_DEV float te_gemm_exp_minus_2u(float x) {
+    float xx = x * x;
+    return te_gemm_exp2(fminf(x * (-2.3022082f - 0.10294324f * xx), 60.0f));
+}
+TE_DEV float te_gemm_sigmoid2u(float x) { return __fdividef(1.0f, 1.0f + te_gemm_exp_minus_2u(x)); }
+// Of two, for one reciprocal: special functions are a quarter as fast as the others.
+TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {
+    float a = 1.0f + te_gemm_exp_minus_2u(x), b = 1.0f + te_gemm_exp_minus_2u(y), r = __fdividef(1.0f, a * b);
+    return make_float2(r * b, r * a);
+}
+TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
+TE_DEV float te_gemm_dgelu(float x, float s) {
+    float xx = fminf(x * x, 1e4f); // beyond, s (1 - s) is 0
+    return s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * xx);
+}
+TE_DEV float te_gemm_dgelu(float x) { return te_gemm_dgelu(x, te_gemm_sigmoid2u(x)); }
 // The scales that all of D has in common.
 TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {
     return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);
+}
+
+// Two neighbours as one word of f16 or bf16, and back.
+TE_DEV te_u32 te_gemm_pack(float lo, float hi, int dt) {
+    te_u32 r;
+    if (dt == TE_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+TE_DEV void te_gemm_unpack(te_u32 w, int dt, float &lo, float &hi) {
+    lo = dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);
+    hi = dt == TE_BF16 ? __uint_as_float(w & 0xffff0000u) : te_f16_to_f32((te_u16)(w >> 16));
 }
 
 // The block scale of line `line` (a row of A, a column of B) in block `block` of k.
@@ -141,6 +171,25 @@ TE_DEV void te_gemm_stage_put(char *stage, int col, const float d[4]) {
     *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);
 }
 
+// Element by element, a lane beside the other; without more to do than scale and bias a row does not wait for the one before.
+template <int COLS, int D_FORMAT> TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
+    int lane = threadIdx.x & 31;
+    bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;
+#pragma unroll
+    for (int c = lane; c < COLS; c += 32) {
+        te_i64 col = col0 + c, at = row0 * a.ldd + col;
+        if (col >= a.n) continue;
+        if (!plain) {
+            for (int r = 0; r < 16 && row0 + r < a.m; r++) te_gemm_finish(a, scale, row0 + r, col, *(const float *)(stage + te_gemm_stage_at(r, c)));
+            continue;
+        }
+        float bias = a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f;
+#pragma unroll
+        for (int r = 0; r < 16; r++, at += a.ldd)
+            if (row0 + r < a.m) te_store(a.d, at, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));
+    }
+}
+
 // The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it
 // returns.
 template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
@@ -148,7 +197,11 @@ template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, fl
     int lane = threadIdx.x & 31, c = lane % lanes * 8;
     te_i64 col = col0 + c;
     __syncwarp();
-    if (col < a.n) {
+    if (!a.vector) { // rows that start anywhere
+        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0);
+        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0);
+        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0);
+    } else if (col < a.n) {
         float bias[8];
         te_gemm_bias8(a, col, bias);
 #pragma unroll 1

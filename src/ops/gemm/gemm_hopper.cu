@@ -4,36 +4,95 @@
 //       +-------+                 k: 64 values of 16 bits, 128 of 8) into a ring of slots, waiting on empty[slot]. The other two multiply:
 //    BM |  wg 1 |  64 * WAVES     each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and gives slots back.
 //       +-------+                 Blocks stay: block i does tiles i, i + gridDim.x, ... and slabs of the next tile arrive while the
-//       |  wg 2 |                 accumulators of this one are written out.
+//       |  wg 2 |                 accumulators of this one are written out. WAVES = 0: BM is 64, and each has half the columns.
 //       +-------+
 //
 // TMA lays slabs out in the 128-byte swizzle that wgmma reads, fills with zeros what lies outside the operands, and takes 16-bit operands as
-// they lie: k-major boxes are 128 bytes of k by BM or BN rows, the others 64 elements of m or n by 64 of k, one box after the other.
+// they lie: k-major boxes are 128 bytes of k by rows of A or B, the others 64 elements of m or n by 64 of k, one box after the other.
+//
+// CLUSTER = 2: two blocks do neighbouring tiles and have the larger operand of a tile in common: B of tiles above each other, or, if BM > BN,
+// A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then
+// empty when both blocks' warps have given it back.
+//
+// PINGPONG: each of the two has tiles of 128 x 128 of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies
+// the other writes its D.
+//
+// SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,
+// and adds up the rows that are its own, from all blocks in order.
+//
+// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by
+// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before. Other
+// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh. The bias gradient leaves as a sum
+// over each warp's rows of a tile, to be added up by gemm_bias_gradient.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.
 //
-// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (1, 2; BM =
-//          128 WAVES, BM + BN <= 384), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK (te__gemm_block_kind, with
-//          PROMOTE; 0 if left out).
-// Launch: grid (blocks, 1, 1), any number; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16 bytes. Split s of
-//          a tile does k from s * k_split on, to D + s * d_split. BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
+// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has found out where groups lie, which tiles they have, and has made maps
+// that end with a group: along rows of D and aux, so that the last tile of a group leaves the next one's rows alone; along k of A and B, so
+// that the last slab ends in zeros. Otherwise a tile is a tile: rows (or k) are counted through all groups. Along rows the warpgroups take the
+// rows of a tile in turns of 64; what lies beyond the group's end is not multiplied, and if that is half of a tile (WAVES = 2) not read either.
+// Tiles cost what rows, or k, they have: a block (the first of a cluster) draws a number when it starts a tile, and does the tile of that number
+// next. The number comes to those who multiply with the first slab, and to the other block of a cluster by mail.
+//
+// TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0
+// before the first slab is multiplied.
+//
+// Options: A_DT, B_DT (bf16 or f16 alike, or fp8 but e5m2 x e5m2), A_T (A lies k x m), B_T (B lies n x k), BN (128, 256), WAVES (0, 1, 2; BM =
+//          128 WAVES, or 64; BM + BN <= 384), PINGPONG (0 if left out; WAVES = 1, BN = 128), CLUSTER (1, 2; with SPLIT also 4, 8), SPLIT (0
+//          if left out), PROMOTE (fp8: partial sums of 128 k are added up in f32; BN = 128), BLOCK
+//          (te__gemm_block_kind, with PROMOTE; 0 if left out), STORE (bits of te__gemm_store), D_DT (with STORE), GROUPED (0
+//          if left out; without PINGPONG and SPLIT; along rows clusters share A always).
+// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their rows at multiples of 16
+//         bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
+// One H200, 2026-11-21, te_bench grouped, over our dense product of as many operations: along rows 8 groups 0.91 to 0.96, 64 of 512 rows 0.80 to
+// 0.86, 64 of 128 rows (bound by reading B) 0.56 to 0.61; along k 0.98 to 1.23.
 // te:arch 90a
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 PROMOTE=0
-// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 PROMOTE=0
-// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 PROMOTE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 PROMOTE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=0
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 PROMOTE=1
-// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 PROMOTE=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 PROMOTE=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 PROMOTE=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 PROMOTE=1
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 PROMOTE=1
-// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 PROMOTE=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=81 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=0 PROMOTE=1 STORE=81 D_DT=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=17 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0
+// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1 GROUPED=2
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=33 D_DT=3 GROUPED=2
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1 GROUPED=2
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=2
 #include "device/hopper.cuh"
-#include "ops/gemm/epilogue.cuh"
+#include "ops/gemm/groups.cuh"
 
 #ifndef A_DT // the rows above name every option; these stand in for them in an editor
 #define A_DT 3
@@ -42,25 +101,59 @@
 #define B_T 1
 #define BN 256
 #define WAVES 1
+#define CLUSTER 1
 #define PROMOTE 0
+#define STORE 0
 #endif
 #ifndef BLOCK
 #define BLOCK 0
 #endif
+#ifndef D_DT
+#define D_DT 1
+#endif
+#ifndef SPLIT
+#define SPLIT 0
+#endif
+#ifndef PINGPONG
+#define PINGPONG 0
+#endif
+#ifndef GROUPED
+#define GROUPED 0
+#endif
 
-#define BM (128 * WAVES)
+#define BM (WAVES ? 128 * WAVES : 64)
+#define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN
+#define WN (WAVES ? BN : BN / 2)
 #define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype
 #define SLAB 128                     // bytes of k
 #define BK (FP8 ? 128 : 64)          // elements of k
 #define SLOT ((BM + BN) * SLAB)
+#define SHARE_A (CLUSTER == 2 && !SPLIT && (BM > BN || GROUPED == 1))
+#define SHARE_B (CLUSTER == 2 && !SPLIT && !SHARE_A)
+#define SHARE (SHARE_A || SHARE_B)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
-#define STAGES (192 * 1024 / SLOT - B_1D)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
+#define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup
+#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (GROUPED ? ENTRIES * 16 : 0)) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
+#define BUFFER (64 * 128) // bytes of a chunk of D
+#define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
+#define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
+#define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
+#define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there
+#define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
+#define ENTRIES 16 // of numbers of tiles, for GROUPED
+#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once
+#define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
-static_assert(STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES + 16 * STAGES + 1024 <= TE__GEMM_HOPPER_SHARED, "shared memory");
+static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
+static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
+static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
+static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
+static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
+static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
 
 #if A_DT == 2
 #define TYPES "k16.f32.f16.f16"
@@ -85,8 +178,10 @@ static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 #define B_FLAG_OF(t) B_FLAG_##t
 #define B_FLAG_0 ", 1"
 #define B_FLAG_1 ", 0"
-#if BN == 256
+#if BN == 256 && WAVES
 #define MULTIPLY TE_WGMMA_256
+#elif BN == 128 && !WAVES
+#define MULTIPLY TE_WGMMA_64
 #else
 #define MULTIPLY TE_WGMMA_128
 #endif
@@ -97,132 +192,555 @@ struct te_ring {
     TE_DEV void next() {
         if (++slot == STAGES) slot = 0, parity ^= 1;
     }
+    TE_DEV void skip(int slabs) {
+        int at = slot + slabs;
+        parity ^= at / STAGES & 1, slot = at % STAGES;
+    }
+    TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
-// The tile and the k of work item `work`.
+// Entries of 16 bytes: mail of the first block of a cluster to the other, a number; the number of the tile whose first slab is in slot i; the
+// barrier that tells of the mail. The one block is at most a ring, and the tile to come, ahead of the other.
+TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 16; }
+
+// Work items are splits of tiles, of two tiles with CLUSTER.
+TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
+TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
+
+#if GROUPED
+typedef te__gemm_hopper_grouped_kargs te_arguments;
+// The tile and the k of work item `work` for block `rank` of the cluster. group: the one of the item before; a block goes through its work
+// upwards, and so through the groups.
+struct te_work {
+    int row, col, k0, rows_end;
+    int split, slabs; // split: the third coordinate of D, which are the groups if they lie along k
+    int before;       // elements of the first slab that are the group's before
+    te_u32 group;
+    TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &group_) : before(0) {
+        const te__gemm_kargs &a = all.h.g;
+        const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row
+        int4 at = rows[group_];
+        te_u32 tm, tn;
+        while (work >= (te_u32)at.w) at = rows[++group_];
+        group = group_;
+        te_gemm_raster(work - (te_u32)at.z, GROUPED == 1 ? (te_u32)(at.y - at.x + BM - 1) / BM : te_tiles_m(a), te_tiles_n(a), tm, tn);
+        if (SHARE_B) tm = 2 * tm + rank;
+        if (SHARE_A) tn = 2 * tn + rank;
+        row = (int)tm * BM, col = (int)tn * BN;
+        if (GROUPED == 1) {
+            row += at.x, rows_end = at.y, k0 = 0, split = 0;
+            slabs = (int)te_div_up(a.k, BK);
+        } else {
+            rows_end = (int)a.m, split = (int)group;
+            if (INSIDE) before = at.x & (FP8 ? 15 : 7);
+            k0 = at.x - before;
+            slabs = (at.y - k0 + BK - 1) / BK;
+            if (at.x == at.y) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0; // nothing: a slab of zeros, from beyond the end
+        }
+    }
+    // There are rows for a second accumulator, or a second half of A, above the first ones, which start at `from`.
+    TE_DEV bool tall(int from) const { return from + 128 < rows_end; }
+};
+#define TE_GROUP(w) ((int)(w).group)
+#else
+typedef te__gemm_hopper_kargs te_arguments;
+#define TE_GROUP(w) 0
+// The tile and the k of work item `work` for block `rank` of the cluster.
 struct te_work {
     te_i64 row, col, k0;
     int split, slabs;
-    TE_DEV te_work(const te__gemm_kargs &a, te_u32 work) {
-        te_u32 tile = work / a.splits, tm, tn;
-        split = (int)(work - tile * a.splits);
-        te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);
+    TE_DEV bool tall(te_i64) const { return true; }
+    TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &) {
+        const te__gemm_kargs &a = all.g;
+        te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;
+        split = SPLIT ? (int)rank : (int)(work - tile * a.splits);
+        te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);
+        if (SHARE_B) tm = 2 * tm + rank;
+        if (SHARE_A) tn = 2 * tn + rank;
         row = (te_i64)tm * BM, col = (te_i64)tn * BN, k0 = split * a.k_split;
         slabs = (int)te_div_up(a.k - k0 < a.k_split ? a.k - k0 : a.k_split, BK);
     }
 };
+#endif
 
-// One slab of an operand of R rows; x, y: coordinates along k and along m or n.
-template <int R, int K_MAJOR> TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, te_u32 bar) {
+// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks. STACKED: of
+// matrix z of several, and not shared.
+template <int R, int K_MAJOR, int SHARED, int STACKED>
+TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_u32 bar, te_u32 rank) {
+    const int mine = SHARED ? R / 2 : R;
+    int first = SHARED ? (int)rank * mine : 0;
     if (K_MAJOR) {
-        te_tma_load2(dst, map, k, row, bar);
+        if (SHARED) te_tma_load2_to(dst + first * SLAB, map, k, row + first, bar, 3);
+        else if (STACKED) te_tma_load3(dst, map, k, row, z, bar);
+        else te_tma_load2(dst, map, k, row, bar);
     } else {
 #pragma unroll
-        for (int i = 0; i < R / 64; i++) te_tma_load2(dst + i * GROUP, map, row + 64 * i, k, bar);
+        for (int i = 0; i < mine; i += 64) {
+            if (SHARED) te_tma_load2_to(dst + (first + i) * SLAB, map, row + first + i, k, bar, 3);
+            else if (STACKED) te_tma_load3(dst + i * SLAB, map, row + i, k, z, bar);
+            else te_tma_load2(dst + i * SLAB, map, row + i, k, bar);
+        }
+    }
+}
+
+// The first `n` values of k of a slab of R rows become 0; n is less than 16 bytes. By 256 threads.
+template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
+    if (K_MAJOR) { // they lie in the first piece of each row, wherever the swizzle has put it
+        for (int r = threadIdx.x & 255; r < R; r += 256) {
+            te_u32 *w = (te_u32 *)(slab + r * SLAB + ((r & 7) << 4));
+            int bytes = n * (FP8 ? 1 : 2);
+#pragma unroll
+            for (int i = 0; i < 4; i++) w[i] = bytes >= 4 * i + 4 ? 0 : bytes <= 4 * i ? w[i] : w[i] >> (bytes & 3) * 8 << (bytes & 3) * 8;
+        }
+    } else { // they are the first rows of each box
+        for (int i = threadIdx.x & 255; i < R / 64 * n * 8; i += 256) *(uint4 *)(slab + i / (n * 8) * GROUP + i % (n * 8) * 16) = make_uint4(0, 0, 0, 0);
     }
 }
 
 // acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the tile's columns, or NULL.
-TE_DEV void te_add_scaled(float (&acc)[BN / 2], const float (&part)[BN / 2], const float of_rows[2], const float *of_columns) {
+TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], const float *of_columns) {
     if (!of_columns) {
 #pragma unroll
-        for (int i = 0; i < BN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);
+        for (int i = 0; i < WN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);
         return;
     }
 #pragma unroll
-    for (int j = 0; j < BN / 8; j++) {
+    for (int j = 0; j < WN / 8; j++) {
         float2 c = *(const float2 *)(of_columns + 8 * j + threadIdx.x % 4 * 2);
 #pragma unroll
         for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
+// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last take its scale.
+struct te_ahead {
+    const float *rows, *tile;
+    int at[2 * SUMS]; // of the rows' scales
+    float of_rows[2 * SUMS], of_tile;
+    TE_DEV te_ahead(const te__gemm_kargs &a, const float *block_b, te_i64 block, te_i64 line, te_i64 col) : of_tile(1.0f) {
+        rows = a.block_a + block * (A_2D ? 1 : a.ld_block_a);
+        tile = block_b + (col < a.n ? col >> 7 : 0) * a.ld_block_b + block;
+#pragma unroll
+        for (int i = 0; i < 2 * SUMS; i++) {
+            te_i64 l = line + i / 2 * STEP + i % 2 * 8;
+            if (l >= a.m) l = a.m - 1;
+            at[i] = (int)(A_2D ? (l >> 7) * a.ld_block_a : l);
+        }
+        ask();
+    }
+    TE_DEV void ask() {
+        if (!B_1D) of_tile = *tile;
+#pragma unroll
+        for (int i = 0; i < 2 * SUMS; i++) of_rows[i] = rows[at[i]];
+    }
+    TE_DEV void next(const te__gemm_kargs &a) {
+        rows += A_2D ? 1 : a.ld_block_a, tile++;
+        ask();
+    }
+};
+
+// ---- D by TMA: what a warpgroup knows on its way out --------------------------------------------------------------------
+
+struct te_way_out {
+    const te__gemm_hopper_kargs &a;
+    const void *d_map, *aux_map, *bias_from;
+    te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there
+    int group, lane;
+    te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
+    bool leader; // the thread that speaks to TMA
+    float scale;
+    te_u32 bias[WN / 64][2]; // as it lies in memory; lane 4 g + t: of columns 64 i + 8 g + 2 t and the next
+
+    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)
+        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),
+          scale(te_gemm_scale(args.g)) {}
+
+    // Chunks go down before they go on to the next columns.
+    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
+    static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
+    TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
+    TE_DEV void ask(te_u32 at, int row, int col, int split) const { // for what a chunk needs of aux or D
+        te_u32 bar = loads + 8 * (at % BUFFERS);
+        te_mbar_expect(bar, BUFFER);
+        te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);
+    }
+
+    // While the first products are under way: what can be asked for already.
+    TE_DEV void begin(int row, int col, int split) {
+        if (LOADS && leader) {
+            te_bulk_wait_read<0>();
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);
+        }
+        __syncwarp();
+        if (STORE & 2) {
+#pragma unroll
+            for (int i = 0; i < 2 * WN / 64; i++) { // nothing waits for them here
+                te_i64 at = col + 64 * (i / 2) + 8 * (lane >> 2) + 2 * (lane & 3) + i % 2;
+                bias[i / 2][i % 2] = 0;
+                if (at < a.g.n) bias[i / 2][i % 2] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];
+            }
+        }
+    }
+    TE_DEV float bias_of(te_u32 raw, int from) const {
+        te_u32 w = __shfl_sync(0xffffffffu, raw, from);
+        return a.g.bias_dt == TE_F32 ? __uint_as_float(w) : a.g.bias_dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);
+    }
+
+    // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by lanes.
+    TE_DEV te_u32 word(te_u32 buffer, int j) const {
+        int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
+        return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
+    }
+    // ... and its two f32 of columns 8 j ..; eight rows on: + 8 * 128.
+    TE_DEV te_u32 pair(te_u32 buffer, int j) const {
+        int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
+        return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
+    }
+    TE_DEV void get(te_u32 buffer, int j, float v[8]) const {
+        if (D_DT == 1) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) te_lds8(pair(buffer, j + i / 2) + i % 2 * 8 * 128, v[2 * i], v[2 * i + 1]);
+            return;
+        }
+        te_u32 r[4];
+        te_ldmatrix4(r, word(buffer, j));
+#pragma unroll
+        for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, v[2 * i], v[2 * i + 1]);
+    }
+    TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {
+        if (D_DT == 1) {
+#pragma unroll
+            for (int j = 0; j < CHUNK / 8; j++) {
+                te_u32 at = pair(buffer, j);
+                te_sts8(at, v[4 * j], v[4 * j + 1]);
+                te_sts8(at + 8 * 128, v[4 * j + 2], v[4 * j + 3]);
+            }
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; j += 2) {
+            te_u32 r[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) r[i] = te_gemm_pack(v[4 * j + 2 * i], v[4 * j + 2 * i + 1], D_DT);
+            te_stmatrix4(word(buffer, j), r);
+        }
+    }
+    TE_DEV void send(const void *map, bool add, te_u32 buffer, int row, int col, int split) const {
+        te_async_fence();
+        te_meet<128>(1 + group);
+        if (leader) {
+            if (add) te_tma_add3(map, buffer, col, row, split);
+            else te_tma_store3(map, buffer, col, row, split);
+            te_bulk_commit();
+        }
+        __syncwarp();
+    }
+
+    // Adds up the chunk's columns over this warp's rows of it, as they are stored: lane 4 j + t gets those of columns 8 j + 2 t and the next.
+    TE_DEV float2 column_sums(const float (&v)[CHUNK / 2], int row) const {
+        int first = row + threadIdx.x % 128 / 32 * 16 + (lane >> 2);
+        bool lo = first < a.g.m, hi = first + 8 < a.g.m;
+        float2 mine = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; j++) {
+            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};
+#pragma unroll
+            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);
+            x[0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), x[1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);
+#pragma unroll
+            for (int d = 4; d < 32; d *= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], d), x[1] += __shfl_xor_sync(0xffffffffu, x[1], d);
+            if (lane >> 2 == j) mine = make_float2(x[0], x[1]);
+        }
+        return mine;
+    }
+    TE_DEV void store_sums(float2 sums, int row, int col) const {
+        te_i64 at = col + 8 * (lane >> 2) + 2 * (lane & 3);
+        float *to = a.g.row_sums + ((te_i64)(row / (64 * SUMS)) * 4 + threadIdx.x % 128 / 32) * a.g.n;
+        if (lane >> 2 >= CHUNK / 8 || row >= a.g.m) return;
+        if (at < a.g.n) to[at] = sums.x;
+        if (at + 1 < a.g.n) to[at + 1] = sums.y;
+    }
+
+    // acc to rows `row` .. and columns `col` .. of D.
+    TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {
+        float2 sums = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            const int sum = chunk % SUMS, first = col_of(chunk);
+            int at_row = row + row_of(chunk), at_col = col + first;
+            float v[CHUNK / 2];
+            if (LOADS) {
+                te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);
+            } else {
+                if (leader) te_bulk_wait_read<BUFFERS - (STORE & 8 ? 2 : 1)>();
+                te_meet<128>(1 + group);
+            }
+#pragma unroll
+            for (int j = 0; j < CHUNK / 8; j++) {
+                float2 b = make_float2(0.0f, 0.0f);
+                if (STORE & 2) {
+                    int from = (first / 8 + j) % 8 * 4 + (lane & 3);
+                    b.x = bias_of(bias[first / 64][0], from), b.y = bias_of(bias[first / 64][1], from);
+                }
+#pragma unroll
+                for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);
+            }
+            if (STORE & 8) {
+                put(buffer_of(turn), v);
+                send(aux_map, false, buffer_of(turn), at_row, at_col, split);
+                turn++;
+            }
+            if (STORE & 4) {
+#pragma unroll
+                for (int i = 0; i < CHUNK / 2; i += 2) {
+                    float2 s = te_gemm_sigmoid2u(v[i], v[i + 1]);
+                    v[i] *= s.x, v[i + 1] *= s.y;
+                }
+            }
+            if (LOADS) {
+#pragma unroll
+                for (int j = 0; j < CHUNK / 8; j += 2) { // rows g and g + 8 of columns 8 j .., then of columns 8 j + 8 ..
+                    float old[8];
+                    get(buffer_of(turn), j, old);
+#pragma unroll
+                    for (int i = 0; i < 8; i += 2) {
+                        float *x = &v[4 * j + i];
+                        float2 s = te_gemm_sigmoid2u(old[i], old[i + 1]);
+                        if (STORE & 16) x[0] *= te_gemm_dgelu(old[i], s.x), x[1] *= te_gemm_dgelu(old[i + 1], s.y);
+                        if (STORE & 32 && D_DT != 1) x[0] += old[i], x[1] += old[i + 1];
+                    }
+                }
+            }
+            if (STORE & 64) {
+                float2 more = column_sums(v, at_row);
+                sums.x = sum ? sums.x + more.x : more.x, sums.y = sum ? sums.y + more.y : more.y;
+                if (sum == SUMS - 1) store_sums(sums, row, at_col);
+            }
+            if (LOADS) __syncwarp(); // all of the warp have read what they now write over
+            put(buffer_of(turn), v);
+            send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);
+            if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {
+                te_bulk_wait_read<1>(); // the chunk before has left its buffer
+                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS), split);
+            }
+            __syncwarp();
+            turn++;
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {
+    te_follow();
+#if GROUPED
+    const te__gemm_hopper_kargs &a = all.h;
+#else
+    const te__gemm_hopper_kargs &a = all;
+#endif
     extern __shared__ __align__(1024) char shared[];
-    char *base = shared + (-te_smem(shared) & 1023);
-    te_u32 slots = te_smem(base), full = slots + STAGES * (SLOT + SCALES) + 8 * TE_GEMM_STAGE_BYTES, empty = full + 8 * STAGES;
+    char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
+    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
+    te_u32 loads = empty + 8 * STAGES, ids = loads + 2 * BUFFERS * 8, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    te_u32 works = (te_u32)(te_div_up(a.g.m, BM) * te_div_up(a.g.n, BN)) * a.g.splits;
+#if GROUPED
+    te_u32 works = all.rows[all.groups.count - 1].tiles_end, group_before = ~0u;
+#else
+    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits);
+#endif
+    te_u32 first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, at_group = 0;
+    const void *a_map = a.a_map, *b_map = a.b_map;
 
     if (threadIdx.x == 0) {
         te_tma_prefetch_map(a.a_map);
         te_tma_prefetch_map(a.b_map);
+        if (STORE) te_tma_prefetch_map(a.d_map);
         for (int i = 0; i < STAGES; i++) {
             te_mbar_init(full + 8 * i, 1);
-            te_mbar_init(empty + 8 * i, 8); // one lane of each warp that multiplies
+            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
+        for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
+        for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(ids, i) + 8, 1);
         te_mbar_init_done();
     }
-    __syncthreads();
+    if (CLUSTER > 1) te_cluster_sync();
+    else __syncthreads();
 
     te_ring ring = {0, 0};
     if (group == 0) {
-        te_registers_down<24>();
+        te_registers_down<GROUPED ? 40 : 24>();
         if (threadIdx.x == 0) {
-            for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {
-                te_work w(a.g, work);
+#if GROUPED
+            unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;
+            for (te_u32 work = first, next = 0; work < works; work = next, number++) {
+                if (rank == 0) next = step + atomicAdd(counter, 1u); // the answer takes until the first slab is asked for
+#else
+            for (te_u32 work = first; work < works; work += step) {
+#endif
+                te_work w(all, work, rank, at_group);
+#if GROUPED == 2
+                if (w.group != group_before) {
+                    group_before = w.group;
+                    a_map = all.maps + w.group * 32, b_map = all.maps + w.group * 32 + 16;
+                    te_tma_map_acquire(a_map);
+                    te_tma_map_acquire(b_map);
+                }
+#endif
                 for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
                     te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
                     int k = (int)w.k0 + slab * BK;
                     te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+#if GROUPED
+                    if (slab == 0) te_sts4(te_entry(ids, ring.slot) + 4, work);
+#endif
 #if B_1D
                     te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales
-                    int bytes = columns < BN ? (int)columns * 4 : BN * 4;
+                    int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;
                     te_mbar_expect(bar, SLOT + bytes);
-                    te_bulk_load(slots + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col,
-                                 bytes, bar);
+                    if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col, bytes, bar);
 #else
-                    te_mbar_expect(bar, SLOT);
+                    te_mbar_expect(bar, HALVES && !w.tall(w.row) ? SLOT - BM / 2 * SLAB : SLOT);
 #endif
-                    te_load_slab<BM, !A_T>(slot, a.a_map, k, (int)w.row, bar);
-                    te_load_slab<BN, B_T>(slot + BM * SLAB, a.b_map, k, (int)w.col, bar);
+#if HALVES
+                    for (te_u32 half = CLUSTER > 1 ? rank : 0; half < (w.tall(w.row) ? 2 : 1); half += CLUSTER) {
+                        te_u32 dst = slot + half * (BM / 2 * SLAB);
+                        if (SHARE_A) te_tma_load2_to(dst, a_map, k, (int)w.row + 128 * half, bar, 3);
+                        else te_tma_load2(dst, a_map, k, (int)w.row + 128 * half, bar);
+                    }
+#else
+                    te_load_slab<BM, !A_T, SHARE_A, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
+#endif
+                    te_load_slab<BN, B_T, SHARE_B, GROUPED == 1>(slot + BM * SLAB, b_map, k, (int)w.col, TE_GROUP(w), bar, rank);
+#if GROUPED
+                    if (CLUSTER > 1 && rank == 0 && slab == 0) te_store_at(te_entry(ids, number), next, te_entry(ids, number) + 8, 1);
+#endif
                 }
+#if GROUPED
+                if (CLUSTER > 1 && rank == 1) {
+                    te_mbar_expect(te_entry(ids, number) + 8, 4);
+                    te_mbar_wait(te_entry(ids, number) + 8, number / ENTRIES & 1);
+                    next = te_lds4(te_entry(ids, number));
+                }
+#endif
             }
+#if GROUPED
+            te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+            te_sts4(te_entry(ids, ring.slot) + 4, ~0u); // no more
+            te_mbar_arrive(full + 8 * ring.slot);
+#endif
         }
         return;
     }
 
-    te_registers_up<240>();
+    te_registers_up<GROUPED ? 232 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
-    char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;
-    float scale = te_gemm_scale(a.g);
-    // What a step of 32 bytes of k adds to a descriptor, and the first row of this warpgroup.
-    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128, rows = (group - 1) * 64 * WAVES;
+    group--;
+    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.
+    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
+    int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
+#if STORE
+    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);
+#endif
+    auto release = [&](int slot) {
+        if (lane == 0) te_mbar_arrive(empty + 8 * slot);
+        if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);
+    };
 
-    for (te_u32 work = blockIdx.x; work < works; work += gridDim.x) {
-        te_work w(a.g, work);
-        float acc[WAVES][BN / 2];
-#if PROMOTE
+    // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not
+    // the next one of its slot, and a barrier knows only odd from even.
+    if (PINGPONG && group == 1) te_meet_later<256>(3);
+    te_u32 number = 0;
+    for (te_u32 work = first;; work += step, number++) {
+#if GROUPED
+        te_mbar_wait(full + 8 * ring.slot, ring.parity);
+        work = te_lds4(te_entry(ids, ring.slot) + 4);
+#endif
+        if (work >= works) break;
+        te_work w(all, work, rank, at_group);
+        if (PINGPONG && (number & 1) != group) {
+            ring.skip(w.slabs);
+            continue;
+        }
+        auto row = w.row + rows, col = w.col + columns;
+#if GROUPED
+        // Once a slab has come: nothing of it may be another group's.
+        auto clear = [&](int slab) {
+            if (!INSIDE || slab || !w.before) return;
+            char *slot = base + ring.slot * SLOT;
+            te_clear_start<BM, !A_T>(slot, w.before);
+            te_clear_start<BN, B_T>(slot + BM * SLAB, w.before);
+            te_async_fence();
+            te_meet<256>(3);
+        };
+        if (row >= w.rows_end || col >= a.g.n) { // nothing to multiply
+            for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
+                te_mbar_wait(full + 8 * ring.slot, ring.parity);
+                clear(slab);
+                release(ring.slot);
+            }
+            continue;
+        }
+#if STORE
+        if (w.group != group_before) {
+            group_before = w.group;
+            out.scale = te_group_scale(all, w.group);
+            if (GROUPED == 1) {
+                out.d_map = all.maps + w.group * 32, out.aux_map = all.maps + w.group * 32 + 16;
+                if (STORE & 2) out.bias_from = te_gemm_at(a.g.bias, w.group * a.g.n, a.g.bias_dt);
+                if (out.leader) {
+                    te_tma_map_acquire(out.d_map);
+                    if (STORE & 24) te_tma_map_acquire(out.aux_map);
+                }
+                __syncwarp();
+            }
+        }
+#endif
+#endif
+        float acc[SUMS][WN / 2];
+        int begin = w.slabs > 4 ? 4 : 0; // by then the last tile's chunks have left
+        if (PINGPONG) te_meet<256>(3 + group);
+#if PROMOTE || HALVES
 #pragma unroll
-        for (int i = 0; i < WAVES * BN / 2; i++) acc[i / (BN / 2)][i % (BN / 2)] = 0.0f;
+        for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
+#endif
+#if BLOCK
+#if GROUPED
+        te_ahead ahead(a.g, a.g.block_b + w.group * all.groups.block_b, 0, row + warp % 4 * 16 + lane / 4, w.col);
+#else
+        te_ahead ahead(a.g, a.g.block_b, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
+#endif
 #endif
 #pragma unroll 1
         for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
             te_u32 slot = slots + ring.slot * SLOT;
-            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + BM * SLAB, GROUP);
+            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);
 #if BLOCK
-            // Read here, used after the products. Rows beyond the last one take its scale.
-            te_i64 kb = w.k0 / 128 + slab, row = w.row + rows + warp % 4 * 16 + lane / 4;
-            float of_rows[WAVES][2], of_tile = B_1D ? 1.0f : te_gemm_block_scale(a.g.block_b, 1, a.g.ld_block_b, w.col, kb);
+            float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply
 #pragma unroll
-            for (int i = 0; i < 2 * WAVES; i++) {
-                te_i64 at = row + i / 2 * 64 + i % 2 * 8;
-                of_rows[i / 2][i % 2] = te_gemm_block_scale(a.g.block_a, A_2D, a.g.ld_block_a, at < a.g.m ? at : a.g.m - 1, kb);
-            }
-            const float *of_columns = B_1D ? (const float *)(base + STAGES * SLOT + 8 * TE_GEMM_STAGE_BYTES + ring.slot * SCALES) : nullptr;
+            for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];
+            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
+#if GROUPED
+            clear(slab);
+#endif
 #if PROMOTE
 #pragma unroll
-            for (int v = 0; v < WAVES; v++) {
-                float part[BN / 2];
+            for (int v = 0; v < SUMS; v++) {
+                float part[WN / 2];
+                if (HALVES && v && !w.tall(row)) break;
                 te_wgmma_fence();
 #pragma unroll
-                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (GROUP >> 4) + s * step_a, db + s * step_b, s != 0);
+                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, s != 0);
                 te_wgmma_commit();
+#if BLOCK
+                if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);
+#endif
+#if STORE
+                if (v == 0 && slab == begin) out.begin((int)row, (int)col, w.split);
+#endif
                 te_wgmma_wait<0>();
                 te_wgmma_keep(part);
-                if (!B_1D && v == WAVES - 1 && lane == 0) te_mbar_arrive(empty + 8 * ring.slot);
+                if (!B_1D && (v == SUMS - 1 || (HALVES && !w.tall(row)))) release(ring.slot);
 #if BLOCK
                 if (!B_1D) {
 #pragma unroll
@@ -231,43 +749,95 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 te_add_scaled(acc[v], part, of_rows[v], of_columns);
 #else
 #pragma unroll
-                for (int i = 0; i < BN / 2; i++) acc[v][i] += part[i];
+                for (int i = 0; i < WN / 2; i++) acc[v][i] += part[i];
 #endif
             }
 #if B_1D
             __syncwarp(); // every lane has read its scales
-            if (lane == 0) te_mbar_arrive(empty + 8 * ring.slot);
+            release(ring.slot);
 #endif
 #else
             te_wgmma_fence();
+#if HALVES
+            if (!w.tall(row)) {
 #pragma unroll
-            for (int s = 0; s < 4; s++)
+                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, acc[0], da + s * step_a, db + s * step_b, (slab | s) != 0);
+            } else
+#endif
+            {
 #pragma unroll
-                for (int v = 0; v < WAVES; v++)
-                    MULTIPLY(TYPES, FLAGS, acc[v], da + v * (GROUP >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);
+                for (int s = 0; s < 4; s++)
+#pragma unroll
+                    for (int v = 0; v < SUMS; v++)
+                        MULTIPLY(TYPES, FLAGS, acc[v], da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);
+            }
             te_wgmma_commit();
+#if STORE
+            if (slab == begin) out.begin((int)row, (int)col, w.split);
+#endif
             te_wgmma_wait<1>(); // the slab before this one is done with
-            if (slab && lane == 0) te_mbar_arrive(empty + 8 * (ring.slot ? ring.slot - 1 : STAGES - 1));
+            if (slab) release(ring.before());
 #endif
         }
 #if !PROMOTE
+        if (PINGPONG) te_meet_later<256>(4 - group);
         te_wgmma_wait<0>();
 #pragma unroll
-        for (int v = 0; v < WAVES; v++) te_wgmma_keep(acc[v]);
-        if (lane == 0) te_mbar_arrive(empty + 8 * (ring.slot ? ring.slot - 1 : STAGES - 1));
+        for (int v = 0; v < SUMS; v++) te_wgmma_keep(acc[v]);
+        release(ring.before());
 #endif
-        te__gemm_kargs e = a.g;
-        if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;
-#pragma unroll 1
-        for (int part = 0; part < WAVES * BN / 64; part++) { // a loop around the long half; the short half must name its registers
+#if STORE
+        out.finish(acc, (int)row, (int)col, w.split);
+#elif SPLIT
+        te_u32 sums = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;
+        te_meet<256>(1); // the other warpgroup reads its last slab no more
 #pragma unroll
-            for (int p = 0; p < WAVES * BN / 64; p++)
+        for (int v = 0; v < SUMS; v++)
+#pragma unroll
+            for (int i = 0; i < WN / 4; i++) // two neighbours in row g, two in row g + 8
+                te_sts8(sums + ((64 * v + i % 2 * 8) * SUM_ROW + i / 2 * 8) * 4, acc[v][2 * i], acc[v][2 * i + 1]);
+        te_cluster_sync();
+        float scale = te_gemm_scale(a.g);
+        const int across = BN / 8, mine = BM / CLUSTER; // pieces of a row; rows
+#pragma unroll 1
+        for (int piece = threadIdx.x - 128; piece < mine * across; piece += 256) {
+            int r = (int)rank * mine + piece / across, c = piece % across * 8;
+            float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, bias[8];
+            if (w.row + r >= a.g.m || w.col + c >= a.g.n) continue;
+#pragma unroll
+            for (int from = 0; from < CLUSTER; from++) {
+                float4 u = te_cluster_load4(slots + (r * SUM_ROW + c) * 4, from), x = te_cluster_load4(slots + (r * SUM_ROW + c + 4) * 4, from);
+                sum[0] += u.x, sum[1] += u.y, sum[2] += u.z, sum[3] += u.w, sum[4] += x.x, sum[5] += x.y, sum[6] += x.z, sum[7] += x.w;
+            }
+            te_gemm_bias8(a.g, w.col + c, bias);
+            te_gemm_finish8(a.g, scale, bias, w.row + r, w.col + c, sum);
+        }
+#else
+        te__gemm_kargs e = a.g;
+        char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;
+#if GROUPED
+        float scale = te_group_scale(all, w.group);
+        e.m = w.rows_end;
+        if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * all.groups.b_elements, e.d_dt);
+        if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
+#else
+        float scale = te_gemm_scale(a.g);
+        if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;
+#endif
+#pragma unroll 1
+        for (int part = 0; part < SUMS * WN / 64; part++) { // a loop around the long half; the short half must name its registers
+#pragma unroll
+            for (int p = 0; p < SUMS * WN / 64; p++)
                 if (p == part) {
 #pragma unroll
-                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (BN / 64)][p % (BN / 64) * 32 + 4 * j]);
+                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);
                 }
-            te_i64 row = w.row + rows + part / (BN / 64) * 64 + warp % 4 * 16;
-            te_gemm_stage_finish<64>(e, scale, stage, row, w.col + part % (BN / 64) * 64);
+            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);
         }
+#endif
     }
+#if STORE
+    if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block
+#endif
+    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then
 }

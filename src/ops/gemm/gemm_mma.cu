@@ -15,8 +15,9 @@
 //
 // Options: A_DT, B_DT (te_dtype; of one size), A_T (A lies k x m), B_T (B lies n x k), TILE (see below),
 //          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32),
-//          BLOCK (te__gemm_block_kind, fp8; 0 if left out).
-// Launch: grid (tiles, splits, 1); split s does k from s * k_split (BLOCK: a multiple of 128) on, to D + s * d_split. By TILE:
+//          BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, either kind: groups.cuh finds the group and the tile of a
+//          block, and what is left is an ordinary product; 0 if left out).
+// Launch: grid (tiles, splits, 1), GROUPED: (tiles that there can be, 1, 1); split s does k from s * k_split (BLOCK: a multiple of 128) on, to D + s * d_split. By TILE:
 //          TILE   BM x BN     warps of      block   shared
 //          0      64 x 64     32 x 32       128     32 KB
 //          1      128 x 128   64 x 64       128     64 KB
@@ -38,8 +39,15 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=3 TILE=3 ALIGNED=0 PROMOTE=0
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=1 TILE=0 ALIGNED=0 PROMOTE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=2 ALIGNED=1 PROMOTE=0 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1
+// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=0 PROMOTE=1 GROUPED=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=1
 #include "device/mma.cuh"
-#include "ops/gemm/epilogue.cuh"
+#include "ops/gemm/groups.cuh"
 
 #ifndef A_DT // the rows above name every option; these stand in for them in an editor
 #define A_DT 3
@@ -52,6 +60,9 @@
 #endif
 #ifndef BLOCK
 #define BLOCK 0
+#endif
+#ifndef GROUPED
+#define GROUPED 0
 #endif
 
 #if TILE == 0
@@ -292,10 +303,20 @@ struct te_block_scales {
 
 // ---- the kernel ------------------------------------------------------------------------------------------------------
 
+#if GROUPED
+extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_grouped_kargs all) {
+    te_follow();
+    te__gemm_kargs a;
+    te_u32 tile;
+    if (!te_group_open(all, BM, BN, blockIdx.x, a, tile)) return;
+#else
 extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {
+    te_follow();
+    te_u32 tile = blockIdx.x;
+#endif
     extern __shared__ __align__(128) char shared[];
     te_u32 tm, tn;
-    te_gemm_raster(blockIdx.x, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);
+    te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);
     te_i64 row0 = (te_i64)tm * BM, col0 = (te_i64)tn * BN;
     te_i64 k0 = blockIdx.y * a.k_split, k1 = a.k - k0 < a.k_split ? a.k : k0 + a.k_split;
     te_u32 slots = te_smem(shared);

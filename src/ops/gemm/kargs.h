@@ -9,6 +9,7 @@ typedef struct te__gemm_kargs {
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n] */
+    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
@@ -28,6 +29,21 @@ typedef struct te__gemm_kargs {
 /* Shapes of the blocks of A and B. */
 typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
 
+/* Products by groups: what is added to the arguments of one product; groups.cuh makes those of one group out of both. */
+typedef struct te__gemm_grouping {
+    const void *sizes;     /* [count], or [count + 1] offsets */
+    long long b_elements;  /* of B, from one group to the next; along k: of D */
+    long long block_b;     /* scales of B from one group to the next */
+    int count;
+    int dt;                /* of sizes: i32 or i64 */
+    int offsets, along_k;
+    int each_a, each_b;    /* scale_a, scale_b: one for each group */
+} te__gemm_grouping;
+typedef struct te__gemm_grouped_kargs {
+    te__gemm_kargs g; /* m (along k: k) of all groups */
+    te__gemm_grouping groups;
+} te__gemm_grouped_kargs;
+
 /* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */
 typedef struct te__gemm_decode_side {
     const unsigned char *codes, *scale;
@@ -45,9 +61,30 @@ typedef struct te__gemm_decode_kargs {
     int swizzled;
 } te__gemm_decode_kargs;
 
-/* gemm_hopper: 192 KB of slots (and of block scales, in place of one slot), eight stages of 4 KB, barriers, and room to start at a multiple
- * of 1024. */
-#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 128 + 1024)
+/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */
+typedef struct te__gemm_align_side {
+    const unsigned char *from; /* NULL and no rows: nothing to do */
+    unsigned char *out;        /* [rows, ld_out] */
+    long long rows, bytes;     /* of a row */
+    long long ld, ld_out;      /* ld_out a multiple of 16 */
+} te__gemm_align_side;
+typedef struct te__gemm_align_kargs {
+    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
+} te__gemm_align_kargs;
+
+/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */
+enum {
+    TE__GEMM_STORE = 1,
+    TE__GEMM_STORE_BIAS = 2,
+    TE__GEMM_STORE_GELU = 4,
+    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
+    TE__GEMM_STORE_DGELU = 16,
+    TE__GEMM_STORE_ADD = 32, /* to D */
+    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
+};
+
+/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
+#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
 #ifdef __CUDACC__
@@ -56,7 +93,32 @@ typedef struct te__gemm_decode_kargs {
 #define TE__ALIGN_64
 #endif
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
-    unsigned long long a_map[16], b_map[16];
+    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
     te__gemm_kargs g;
-    unsigned long long pad[3]; /* to 512 bytes, a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
+
+/* gemm_groups: sizes to where each group lies and which tiles it has, and maps that end where it ends. */
+typedef struct te__gemm_group_row {
+    int begin, end;                    /* rows, or values of k */
+    unsigned tiles_begin, tiles_end;   /* tiles (pairs of them, in clusters), those of all groups in a row */
+} te__gemm_group_row;
+typedef struct te__gemm_groups_kargs {
+    unsigned long long map[2][16]; /* of all groups */
+    int dim[2];                    /* the dimension that ends with the group: 0 or 1; -1: no map */
+    te__gemm_grouping groups;
+    long long total;               /* rows, or values of k */
+    unsigned per_row;              /* tiles that share rows; along k: all of a group */
+    int bm;
+    int skip_empty;                /* along k: empty groups have no tiles */
+    int pad;
+    te__gemm_group_row *rows;      /* out: [count], and behind them, in `begin`, a counter: 0 */
+    unsigned long long *maps;      /* out: [count][2][16] */
+} te__gemm_groups_kargs;
+
+typedef struct TE__ALIGN_64 te__gemm_hopper_grouped_kargs {
+    te__gemm_hopper_kargs h;
+    te__gemm_grouping groups;
+    const te__gemm_group_row *rows;
+    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */
+} te__gemm_hopper_grouped_kargs;

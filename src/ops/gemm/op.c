@@ -140,7 +140,22 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
             r = te__fail(te, TE_ERR_DTYPE, "gemm: aux is %s and D %s; they must be alike", te_dtype_name(a->aux->dtype), te_dtype_name(a->d->dtype));
     }
     if (r == TE_OK && a->bias) r = te__want_vector(te, "gemm", "bias", a->bias, a->n);
+    if (r == TE_OK && a->bias_gradient) {
+        r = te__want_vector(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
+        if (r == TE_OK && a->accumulate)
+            r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_column_sum");
+        if (r == TE_OK && (te__rows(a->d) != a->m || te__cols(a->d) != a->n || !te__is_contiguous(a->d)))
+            r = te__fail(te, TE_ERR_SHAPE, "gemm: with bias_gradient D must be a contiguous [%lld, %lld]", (long long)a->m, (long long)a->n);
+    }
     return r;
+}
+
+/* What bias_gradient is, of a D that has been written. */
+static te_column_sum_args te__gemm_column_sum(const te_gemm_args *a) {
+    te_column_sum_args sum = TE_ZERO;
+    sum.x = a->d;
+    sum.out = a->bias_gradient;
+    return sum;
 }
 
 static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
@@ -162,5 +177,6 @@ static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
     if (r != TE_OK) return r;
     te__touch(a->d);
     if (a->epilogue == TE_EPILOGUE_GELU) te__touch(a->aux);
+    te__touch(a->bias_gradient);
     return TE_OK;
 }

@@ -148,6 +148,7 @@ static void te__random_pieces(void *user, int64_t begin, int64_t end) {
 }
 static te_result te__cpu_random(te_ctx *te, const te_random_args *a) {
     te_random_args args = *a;
+    te__rng_read(te__data(a->rng), &args.seed, &args.offset);
     te__parallel_for(te, te__math_pieces(te__numel(a->dst)), 1, te__random_pieces, &args);
     return TE_OK;
 }

@@ -118,6 +118,7 @@ static te_result te__cuda_plan_random(te__plan *p, const te_random_args *a) {
     k->n = te__numel(a->dst);
     k->seed = a->seed;
     k->offset = a->offset;
+    k->rng = te__data(a->rng);
     k->a = a->a;
     k->b = a->b;
     k->below_b = te__random_below(a);
@@ -179,34 +180,36 @@ static te_result te__cuda_plan_sum(te__plan *p, const te_sum_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+/* out [n] = (accumulate ? out : 0) + the sums of the columns of x [m, n]. */
+static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, int64_t m, int64_t n, te_tensor *out, bool accumulate) {
     te__column_sum_kargs args = TE_ZERO;
     te__launch *l;
     int64_t chunks;
-    args.m = te__rows(a->x);
-    args.n = te__cols(a->x);
+    args.m = m;
+    args.n = n;
     if (args.n == 0) return TE_OK;
-    args.x = te__data(a->x);
-    args.out = te__data(a->out);
+    args.x = x;
+    args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
-    /* About a thousand blocks fill any GPU; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
-    chunks = te__max(1, te__min(te__div_up(args.m, 32), te__div_up(1024, args.column_blocks)));
+    /* As many blocks as 132 multiprocessors run at once; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
+    chunks = te__max(1, te__min(te__div_up(args.m, 32), 528 / args.column_blocks));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));
-    args.x_dt = a->x->dtype;
-    args.out_dt = a->out->dtype;
-    args.accumulate = a->accumulate;
-    args.vector = te__math_aligned_rows(a->x, args.n);
+    args.groups = (unsigned)te__min(args.column_blocks, TE__PLAN_COUNTERS);
+    args.x_dt = x_dt;
+    args.out_dt = out->dtype;
+    args.accumulate = accumulate;
     args.partial = (float *)te__plan_workspace(p, args.chunks * args.n * 4);
+    args.counters = te__plan_counters(p);
     l = te__plan_launch(p, "math", "column_sum");
-    te__launch_option(l, "X_DT", a->x->dtype);
+    if (args.n % 8 == 0 && (uintptr_t)x % 16 == 0 && !p->baseline) te__launch_option(l, "X_DT", x_dt);
     te__launch_size(l, args.chunks * args.column_blocks, 1, 1, 256, 0);
     *TE__KARGS(p, l, te__column_sum_kargs) = args;
-    l = te__plan_launch(p, "math", "column_sum_final");
-    te__launch_size(l, te__div_up(args.n, 32), 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__column_sum_kargs) = args;
-    te__plan_why(p, "partial sums of chunks of rows, added in their order");
+    te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
     return TE_OK;
+}
+static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+    return te__plan_column_sum(p, te__data(a->x), a->x->dtype, te__rows(a->x), te__cols(a->x), a->out, a->accumulate);
 }
 
 /* ---- embedding ---- */

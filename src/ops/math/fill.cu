@@ -7,6 +7,7 @@
 #include "ops/math/kargs.h"
 
 extern "C" __global__ void __launch_bounds__(256) te_fill(const __grid_constant__ te__fill_kargs a) {
+    te_follow();
     te_u8 *dst = (te_u8 *)a.dst;
     te_i64 begin = (te_i64)blockIdx.x * 16384, end = begin + 16384 < a.bytes ? begin + 16384 : a.bytes;
     te_i64 whole = a.vector ? (end - begin) / 16 : 0;

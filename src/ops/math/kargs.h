@@ -25,6 +25,7 @@ typedef struct te__random_kargs {
     void *dst;
     long long n;
     unsigned long long seed, offset;
+    const void *rng; /* te__rng_read */
     float a, b;
     float below_b; /* the largest f32 under b */
     int kind;      /* te_random_kind */
@@ -53,18 +54,18 @@ typedef struct te__sum_kargs {
     int vector;
 } te__sum_kargs;
 
-/* column_sum: block (column block, row chunk) adds its rows into partial [chunks, n]. */
+/* Block (column block, row chunk) adds its rows into partial [chunks, n]; the last one of a group of column blocks adds those up. */
 typedef struct te__column_sum_kargs {
     const void *x; /* [m, n] */
     float *partial;
     void *out; /* [n] */
+    unsigned *counters; /* [groups]: 0 between kernels */
     long long m, n;
     long long chunk; /* rows of a chunk */
     long long chunks;
-    unsigned column_blocks;
+    unsigned column_blocks, groups;
     int x_dt, out_dt;
     int accumulate;
-    int vector; /* rows of x start at multiples of 16 bytes */
 } te__column_sum_kargs;
 
 typedef struct te__embedding_fwd_kargs {

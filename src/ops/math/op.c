@@ -147,8 +147,9 @@ static te_result te__check_random(te_ctx *te, te_random_args *a) {
         return te__fail(te, TE_ERR_INVALID, a->kind == TE_RANDOM_UNIFORM ? "random: uniform from %g to %g: the range must be finite and upwards"
                                                                         : "random: normal with mean %g and standard deviation %g",
                         (double)a->a, (double)a->b);
-    te__touch(a->dst);
-    return TE_OK;
+    result = te__want_rng(te, "random", a->rng);
+    if (result == TE_OK) te__touch(a->dst);
+    return result;
 }
 /* Rounding could carry a uniform number onto b itself; it stops here. */
 static float te__random_below(const te_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }

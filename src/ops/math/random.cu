@@ -12,11 +12,14 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_random(const __grid_constant__ te__random_kargs a) {
+    te_follow();
     te_i64 block = (te_i64)blockIdx.x * 256 + threadIdx.x;
     te_u32 word[4];
     float v[4];
     if (block * 4 >= a.n) return;
-    te__philox(a.seed, a.offset, (te_u64)block, word);
+    uint64_t seed = a.seed, offset = a.offset;
+    te__rng_read(a.rng, &seed, &offset);
+    te__philox(seed, offset, (te_u64)block, word);
     if (a.kind == TE_RANDOM_NORMAL) {
         te__normal2(word[0], word[1], v);
         te__normal2(word[2], word[3], v + 2);

@@ -19,6 +19,7 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {
+    te_follow();
     te_mx_place p;
     int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);
     if (rows == 0 || cols == 0) return;

@@ -124,6 +124,7 @@ TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool ve
 }
 
 extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
+    te_follow();
     __shared__ __align__(16) float part[8][TE__MX_COLS]; // maxima over each warp's rows
     __shared__ __align__(16) te_u16 factors[TE__MX_COLS]; // upper halves: a power of two has no other
     te_mx_place p;

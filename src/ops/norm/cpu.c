@@ -53,7 +53,7 @@ typedef struct te__norm_fwd_job {
     bool layernorm;
     int64_t n, ld;
     const float *gamma, *beta;
-    float scale, *amax; /* of each row, or NULL */
+    float scale, *amax; /* of each row, of the f32 result or, for y_amax, of y as it is stored; or NULL */
 } te__norm_fwd_job;
 
 static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
@@ -90,6 +90,10 @@ static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
             for (k = 0; k < count; k++) run[k] *= job->scale;
         }
         te__store_row(y, a->y->dtype, row * job->ld + i, count, run);
+        if (a->y_amax) {
+            te__load_row(y, a->y->dtype, row * job->ld + i, count, run);
+            for (k = 0; k < count; k++) amax = fabsf(run[k]) > amax ? fabsf(run[k]) : amax;
+        }
     }
     if (job->ld > n) memset((uint8_t *)y + row * job->ld + n, 0, (size_t)(job->ld - n));
     if (job->amax) job->amax[row] = amax;
@@ -99,14 +103,21 @@ static void te__norm_fwd_rows(void *user, int64_t begin, int64_t end) {
     for (row = begin; row < end; row++) te__norm_fwd_row((const te__norm_fwd_job *)user, row);
 }
 
+/* y_col is what the transpose of the codes would be. */
+static te_result te__norm_transpose(te_ctx *te, const te_norm_fwd_args *a) {
+    te_transpose_args t = te__norm_transpose_args(a);
+    return te__cpu_transpose(te, &t);
+}
+
 static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool layernorm) {
     te__norm_fwd_job job = TE_ZERO;
     int64_t m = te__rows(a->x), n = te__cols(a->x), row;
     float *weights, *amax = NULL;
-    if (m == 0 || n == 0) return TE_OK;
+    if (a->y_amax) *(float *)te__data(a->y_amax) = 0.0f;
+    if (m == 0 || n == 0) return a->y_col ? te__norm_transpose(te, a) : TE_OK;
     weights = te__norm_weights(te, a->gamma, a->beta, a->zero_centered_gamma, n);
-    if (weights && a->amax) amax = (float *)te__alloc(te, (size_t)m * sizeof(float));
-    if (!weights || (a->amax && !amax)) {
+    if (weights && (a->amax || a->y_amax)) amax = (float *)te__alloc(te, (size_t)m * sizeof(float));
+    if (!weights || ((a->amax || a->y_amax) && !amax)) {
         te__free(te, weights, (size_t)(2 * n) * sizeof(float));
         return TE_ERR_OUT_OF_MEMORY;
     }
@@ -119,15 +130,15 @@ static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool la
     job.scale = a->scale ? *(const float *)te__data(a->scale) : 1.0f;
     job.amax = amax;
     te__parallel_for(te, m, te__max(1, 16384 / n), te__norm_fwd_rows, &job);
-    if (a->amax) {
-        float *out = (float *)te__data(a->amax);
+    if (amax) {
+        float *out = (float *)te__data(a->amax ? a->amax : a->y_amax);
         for (row = 0; row < m; row++)
             if (amax[row] > *out) *out = amax[row];
     }
     if (a->scale_inv) *(float *)te__data(a->scale_inv) = 1.0f / job.scale;
     te__free(te, amax, (size_t)m * sizeof(float));
     te__free(te, weights, (size_t)(2 * n) * sizeof(float));
-    return TE_OK;
+    return a->y_col ? te__norm_transpose(te, a) : TE_OK;
 }
 
 /* ---- backward ---- */

@@ -1,83 +1,157 @@
 /* ops/norm/cuda.c: LayerNorm and RMSNorm, which kernel and how it is launched. Knows plans; must not know the driver. */
 
 /* Threads for the general kernels: one for every four elements of a row, so that short rows make small blocks. */
-static int te__norm_threads(int64_t n) { return (int)te__min(512, te__round_up(te__div_up(n, 4), 32)); }
+static int te__norm_threads(int64_t n) { return (int)te__min(512, te__max(32, te__round_up(te__div_up(n, 4), 32))); }
+
+/* How norm_fwd and norm_bwd hold a row of n elements: WARPS x 32 threads with CHUNKS vectors of 8 each. */
+typedef struct te__norm_tiling {
+    int warps, chunks;
+    bool full; /* without a vector to spare */
+} te__norm_tiling;
+
+/* As few warps as hold a row with `most` vectors a thread, of those the first that share it out evenly. None: warps is 0. */
+static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
+    te__norm_tiling t = TE_ZERO;
+    int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
+    if (fewest > 16) return t;
+    t.warps = fewest;
+    t.chunks = (int)te__div_up(vectors, fewest * 32);
+    for (w = fewest; w <= te__min(16, 2 * fewest); w++)
+        if (vectors % (w * 32) == 0) {
+            t.warps = w;
+            t.chunks = (int)(vectors / (w * 32));
+            t.full = true;
+            break;
+        }
+    return t;
+}
 
 static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, bool layernorm) {
-    int64_t m = te__rows(a->x), n = te__cols(a->x), ld = te__cols(a->y), vectors = n / 8;
+    int64_t m = te__rows(a->x), n = te__cols(a->x), ld = te__cols(a->y);
+    te__norm_tiling t = te__norm_tile(n / 8, 4);
     te__launch *l;
     te__norm_fwd_kargs *k;
-    bool in_registers = !p->baseline && n % 8 == 0 && ld % 8 == 0 && vectors <= 4096 && (!a->beta || a->beta->dtype == a->gamma->dtype) &&
-                        te__is_aligned(a->x, 16) && te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
-                        te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
-    if (m == 0 || n == 0) return TE_OK;
-    l = te__plan_launch(p, "norm", "norm_fwd");
-    k = TE__KARGS(p, l, te__norm_fwd_kargs);
-    k->x = te__data(a->x);
-    k->gamma = te__data(a->gamma);
-    k->beta = te__data(a->beta);
-    k->y = te__data(a->y);
-    k->mean = (float *)te__data(a->mean);
-    k->rstd = (float *)te__data(a->rstd);
-    k->scale = (const float *)te__data(a->scale);
-    k->scale_inv = (float *)te__data(a->scale_inv);
-    k->amax = (float *)te__data(a->amax);
-    k->m = m;
-    k->n = n;
-    k->ld = ld;
-    k->eps = a->eps;
-    k->x_dt = a->x->dtype;
-    k->gamma_dt = a->gamma->dtype;
-    k->beta_dt = a->beta ? (int)a->beta->dtype : 0;
-    k->y_dt = a->y->dtype;
-    k->layernorm = layernorm;
-    k->zero_centered = a->zero_centered_gamma;
-    if (in_registers) {
-        /* Rows of up to 1024 elements: one a warp. Longer ones: as many vectors a thread as blocks of at most 512 threads need. */
-        int chunks = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : vectors <= 512 ? 2 : vectors <= 2048 ? 4 : 8;
-        k->warp_rows = vectors <= 128;
-        te__launch_option(l, "CHUNKS", chunks);
-        te__launch_option(l, "LAYERNORM", layernorm);
-        te__launch_option(l, "X_DT", a->x->dtype);
-        te__launch_option(l, "W_DT", a->gamma->dtype);
-        te__launch_option(l, "Y_DT", a->y->dtype);
-        if (k->warp_rows)
-            te__launch_size(l, te__min(te__div_up(m, 8), INT_MAX), 1, 1, 256, 0);
-        else
-            te__launch_size(l, te__min(m, INT_MAX), 1, 1, (int)te__round_up(te__div_up(vectors, chunks), 32), 0);
-        te__plan_why(p, k->warp_rows ? "a warp holds a row in registers" : "a block holds a row in registers");
-    } else {
-        te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__norm_threads(n), 0);
-        te__plan_why(p, "general: a block reads its row once for each pass");
+    bool in_registers;
+    if (t.warps == 0) t = te__norm_tile(n / 8, 8);
+    in_registers = !p->baseline && t.warps > 0 && n % 8 == 0 && ld % 8 == 0 && m < INT_MAX && (!a->beta || a->beta->dtype == a->gamma->dtype) &&
+                   te__is_aligned(a->x, 16) && te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
+                   te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
+    if (m > 0 && n > 0) {
+        l = te__plan_launch(p, "norm", "norm_fwd");
+        k = TE__KARGS(p, l, te__norm_fwd_kargs);
+        k->x = te__data(a->x);
+        k->gamma = te__data(a->gamma);
+        k->beta = te__data(a->beta);
+        k->y = te__data(a->y);
+        k->mean = (float *)te__data(a->mean);
+        k->rstd = (float *)te__data(a->rstd);
+        k->scale = (const float *)te__data(a->scale);
+        k->scale_inv = (float *)te__data(a->scale_inv);
+        k->amax = a->y_amax ? te__plan_largest(p) : (float *)te__data(a->amax);
+        k->m = m;
+        k->n = n;
+        k->ld = ld;
+        k->eps = a->eps;
+        k->x_dt = a->x->dtype;
+        k->gamma_dt = a->gamma->dtype;
+        k->beta_dt = a->beta ? (int)a->beta->dtype : 0;
+        k->y_dt = a->y->dtype;
+        k->layernorm = layernorm;
+        k->zero_centered = a->zero_centered_gamma;
+        if (in_registers) {
+            /* Warps that run at once on a multiprocessor; a row of more than 8,192 elements wants two blocks there. */
+            bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
+            bool packed = quantized || a->y_amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
+            int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;
+            te__launch_option(l, "CHUNKS", t.chunks);
+            te__launch_option(l, "WARPS", t.warps);
+            te__launch_option(l, "FULL", full);
+            te__launch_option(l, "RESIDENT", tuned ? (packed ? 36 : 24) / warps : 1);
+            te__launch_option(l, "PACKED", tuned && packed);
+            te__launch_option(l, "AMAX", k->amax != NULL);
+            te__launch_option(l, "ZERO_CENTERED", a->zero_centered_gamma);
+            te__launch_option(l, "LAYERNORM", layernorm);
+            te__launch_option(l, "X_DT", a->x->dtype);
+            te__launch_option(l, "W_DT", a->gamma->dtype);
+            te__launch_option(l, "Y_DT", a->y->dtype);
+            te__launch_size(l, te__div_up(m, rows), 1, 1, warps * 32, 0);
+        } else {
+            te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__norm_threads(n), 0);
+        }
     }
-    return TE_OK;
+    if (a->y_amax) {
+        te__norm_amax_kargs *last;
+        l = te__plan_launch(p, "norm", "norm_amax");
+        last = TE__KARGS(p, l, te__norm_amax_kargs);
+        last->amax = te__plan_largest(p);
+        last->y_amax = (float *)te__data(a->y_amax);
+        last->y_dt = a->y->dtype;
+    }
+    if (a->y_col) {
+        te_transpose_args turn = te__norm_transpose_args(a);
+        te__cuda_plan_transpose(p, &turn);
+    }
+    te__plan_why(p, in_registers ? "rows in registers" : "general: a block reads its row once for each pass");
+    return p->result;
 }
 
 /* Shared memory that one block may have, in bytes (CUDA programming guide, technical specifications). */
 static int64_t te__norm_shared_limit(int sm) { return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024; }
 
+/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES on their way, the sums over rows in registers or not. */
+typedef struct te__norm_bwd_tiling {
+    te__norm_tiling row;
+    int groups, stages;
+    bool sums_shared;
+    int64_t shared; /* bytes */
+} te__norm_bwd_tiling;
+
+static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds, int64_t limit, te__norm_bwd_tiling *t) {
+    int64_t stage, sums;
+    t->row = te__norm_tile(n / 8, 2);
+    t->sums_shared = t->row.warps == 0;
+    if (t->sums_shared) t->row = te__norm_tile(n / 8, 4);
+    if (t->row.warps == 0) return false;
+    t->groups = t->row.warps > 8 ? 1 : 16 / t->row.warps;
+    stage = (int64_t)t->row.warps * 32 * t->row.chunks * t->groups * 8 * element * streams;
+    sums = t->sums_shared ? (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds : 0;
+    for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
+    t->shared = t->stages * stage + sums;
+    /* Behind the rows the queue's memory holds the sums of a group, or of norm_parts.cuh. */
+    if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
+    t->shared = te__max(t->shared, 8192);
+    return t->shared <= limit;
+}
+
 static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, bool layernorm) {
-    int64_t m = te__rows(a->x), n = te__cols(a->x), vectors = n / 8, kinds = layernorm ? 2 : 1, blocks, shared = 0;
-    int threads, chunks = vectors <= 32 ? 1 : vectors <= 1024 ? 2 : 4;
-    bool sums = a->dgamma || a->dbeta, in_shared = vectors > 1024, fast;
-    float *partial = NULL;
+    int64_t m = te__rows(a->x), n = te__cols(a->x), kinds = layernorm ? 2 : 1, blocks;
+    bool wanted = a->dgamma || a->dbeta, fast, at_once = false;
+    te__norm_bwd_sum_kargs sum = TE_ZERO;
+    te__norm_bwd_tiling t = TE_ZERO;
     te_dtype dt = a->x->dtype;
     if (n == 0) return TE_OK;
-    threads = (int)te__round_up(te__div_up(vectors, chunks), 32);
-    if (in_shared) shared = kinds * chunks * threads * 8 * (int64_t)sizeof(float);
     fast = !p->baseline && n % 8 == 0 && dt == a->dy->dtype && dt == a->dx->dtype && (!a->add || dt == a->add->dtype) && te__is_aligned(a->x, 16) &&
-           te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16) && te__is_aligned(a->add, 16) && te__is_aligned(a->gamma, 16) && vectors <= 2048 &&
-           (!in_shared || (dt != TE_F32 && shared <= te__norm_shared_limit(p->sm)));
-    if (!fast) threads = te__norm_threads(n);
-    /* Enough blocks for 512 threads on each multiprocessor. */
-    blocks = te__min(m, (int64_t)p->num_sms * te__max(1, te__min(16, 512 / threads)));
-    if (sums) {
-        partial = (float *)te__plan_workspace(p, blocks * kinds * n * (int64_t)sizeof(float));
+           te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16) && te__is_aligned(a->add, 16) && te__is_aligned(a->gamma, 16) &&
+           te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
+    /* From the shape alone, so that the bits are too: as many parts as an H100 has multiprocessors. */
+    blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
+    if (!fast) blocks = te__min(m, 528);
+    if (wanted) {
+        sum.partial = (float *)te__plan_workspace(p, blocks * kinds * n * (int64_t)sizeof(float));
         if (p->result != TE_OK) return p->result;
+        sum.dgamma = te__data(a->dgamma);
+        sum.dbeta = te__data(a->dbeta);
+        sum.parts = blocks;
+        sum.n = n;
+        sum.kinds = (int)kinds;
+        sum.dgamma_dt = a->dgamma ? (int)a->dgamma->dtype : 0;
+        sum.dbeta_dt = a->dbeta ? (int)a->dbeta->dtype : 0;
+        sum.accumulate = a->accumulate;
     }
     if (m > 0) {
         te__launch *l = te__plan_launch(p, "norm", "norm_bwd");
         te__norm_bwd_kargs *k = TE__KARGS(p, l, te__norm_bwd_kargs);
+        int threads = fast ? t.row.warps * 32 * t.groups : te__norm_threads(n);
         k->dy = te__data(a->dy);
         k->x = te__data(a->x);
         k->gamma = te__data(a->gamma);
@@ -85,7 +159,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->mean = (const float *)te__data(a->mean);
         k->rstd = (const float *)te__data(a->rstd);
         k->dx = te__data(a->dx);
-        k->partial = partial;
+        k->partial = (float *)sum.partial;
         k->m = m;
         k->n = n;
         k->dy_dt = a->dy->dtype;
@@ -96,26 +170,28 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
         if (fast) {
-            te__launch_option(l, "CHUNKS", chunks);
-            te__launch_option(l, "SUMS_SHARED", in_shared);
+            te__launch_option(l, "CHUNKS", t.row.chunks);
+            te__launch_option(l, "WARPS", t.row.warps);
+            te__launch_option(l, "FULL", t.row.full);
+            te__launch_option(l, "GROUPS", t.groups);
+            te__launch_option(l, "STAGES", t.stages);
+            te__launch_option(l, "SUMS_SHARED", t.sums_shared);
+            te__launch_option(l, "ADD", a->add != NULL);
             te__launch_option(l, "LAYERNORM", layernorm);
             te__launch_option(l, "X_DT", dt);
             te__launch_option(l, "W_DT", a->gamma->dtype);
+            at_once = wanted && te__plan_resident(p, threads, t.shared, 1) >= blocks;
         }
-        te__launch_size(l, blocks, 1, 1, threads, fast ? shared : 0);
+        if (at_once) {
+            k->sum = sum;
+            k->counter = te__plan_counter(p);
+            l->cooperative = true;
+        }
+        te__launch_size(l, blocks, 1, 1, threads, fast ? t.shared : 0);
     }
-    if (sums) {
+    if (wanted && !at_once) {
         te__launch *l = te__plan_launch(p, "norm", "norm_bwd_sum");
-        te__norm_bwd_sum_kargs *k = TE__KARGS(p, l, te__norm_bwd_sum_kargs);
-        k->partial = partial;
-        k->dgamma = te__data(a->dgamma);
-        k->dbeta = te__data(a->dbeta);
-        k->parts = blocks;
-        k->n = n;
-        k->kinds = (int)kinds;
-        k->dgamma_dt = a->dgamma ? (int)a->dgamma->dtype : 0;
-        k->dbeta_dt = a->dbeta ? (int)a->dbeta->dtype : 0;
-        k->accumulate = a->accumulate;
+        *TE__KARGS(p, l, te__norm_bwd_sum_kargs) = sum;
         te__launch_size(l, te__div_up(n, 32), kinds, 1, 512, 0);
     }
     te__plan_why(p, fast ? "rows in registers; sums over rows go through partial sums in fixed order"

@@ -8,25 +8,21 @@ typedef struct te__norm_fwd_kargs {
     void *y;           /* [m, ld]; columns n .. ld-1 are written as 0 */
     float *mean, *rstd;        /* [m], or NULL */
     const float *scale;        /* [1], or NULL: y is not quantized */
-    float *scale_inv, *amax;   /* [1], or NULL */
+    float *scale_inv;          /* [1], or NULL */
+    float *amax;               /* [1], or NULL: keeps what is larger */
     long long m, n, ld;
     float eps;
     int x_dt, gamma_dt, beta_dt, y_dt;
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
-    int warp_rows;     /* with CHUNKS: each warp of a block has a row of its own */
 } te__norm_fwd_kargs;
 
-/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */
-typedef struct te__norm_bwd_kargs {
-    const void *dy, *x, *gamma, *add; /* add may be NULL */
-    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */
-    void *dx;
-    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */
-    long long m, n;
-    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
-    int layernorm, zero_centered;
-} te__norm_bwd_kargs;
+/* The end of y_amax. */
+typedef struct te__norm_amax_kargs {
+    float *amax;   /* [1]: te__plan_largest */
+    float *y_amax; /* [1] */
+    int y_dt;
+} te__norm_amax_kargs;
 
 /* dgamma and dbeta from the partial sums. */
 typedef struct te__norm_bwd_sum_kargs {
@@ -37,3 +33,16 @@ typedef struct te__norm_bwd_sum_kargs {
     int dgamma_dt, dbeta_dt;
     int accumulate;
 } te__norm_bwd_sum_kargs;
+
+/* dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, with g = dy * gamma'; partial sums of dy xhat and dy. */
+typedef struct te__norm_bwd_kargs {
+    const void *dy, *x, *gamma, *add; /* add may be NULL */
+    const float *mean, *rstd;         /* [m]; mean: LayerNorm only */
+    void *dx;
+    float *partial; /* [blocks, layernorm ? 2 : 1, n]: one row of dgamma, then one of dbeta; or NULL */
+    long long m, n;
+    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
+    int layernorm, zero_centered;
+    unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */
+    te__norm_bwd_sum_kargs sum;
+} te__norm_bwd_kargs;

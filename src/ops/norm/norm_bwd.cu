@@ -4,30 +4,233 @@
 //   dx = rstd * (g - mean(g xhat) * xhat - mean(g)) + add          RMSNorm: without mean(g)
 //   dgamma = sum over rows of dy xhat,  dbeta = sum over rows of dy
 //
-//   block b takes rows b, b + B, b + 2B ..; its sums over those rows become row b of `partial`, which norm_bwd_sum adds up in order:
+//   a block works on GROUPS rows at once, in step with all others; its sums over rows become one row of `partial`:
 //
-//       row      0 1 2 .. B-1 | B B+1 ..             partial  [0] <- rows 0, B, 2B ..
-//       block    0 1 2 .. B-1 | 0 1   ..                      [1] <- rows 1, B+1 ..
+//       row      0 1 2 .. BG-1 | BG BG+1 ..           partial  [0] <- rows 0 .. G-1, BG .. BG+G-1, ..
+//       block    0 0 1 .. B-1  | 0  0    ..                    [1] <- rows G .. 2G-1, ..            G = 2 here
 //
-// B is chosen from the shape and the device alone. With CHUNKS, columns are split among threads as in norm_fwd, the sums stay in
-// registers (in shared memory if SUMS_SHARED) and the next row is on its way while this one is reduced.
+// B and G are chosen from the shape alone, not from the GPU: so are the bits. With CHUNKS, columns are split among the 32 WARPS threads of a
+// group as in norm_fwd. Rows come through shared memory, STAGES ahead of the one at work; gamma' and the sums stay in registers (the sums
+// in shared memory if SUMS_SHARED), so that a row costs nothing but its own bytes and one barrier of its group. In a cooperative launch
+// (`counter`) the blocks wait for each other in the end and add the rows of `partial` up themselves; else norm_bwd_sum does so.
 //
-// Launch: grid of B <= m blocks of 32 .. 512 threads. With CHUNKS: n a multiple of 8 and at most 8 * CHUNKS * threads; dy, x, add, dx of
-// X_DT and all pointers aligned to 16 bytes; SUMS_SHARED: kinds * 8 * CHUNKS * threads floats of dynamic shared memory. Without: anything;
-// `partial` is summed in place.
+// One H200, 2026-11-21, te_bench, bf16, of copy, with norm_bwd_sum: 16384x4096 RMSNorm 0.91, LayerNorm 0.89; 8192x8192 0.89, 0.86;
+// 16384x2048 0.82, 0.78.
+//
+// Launch: grid of B <= m blocks. With CHUNKS: 32 WARPS GROUPS threads, at most 512; n a multiple of 8 and at most 256 CHUNKS WARPS (FULL:
+// equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared memory: see te__norm_bwd_tile. Without: block of up to
+// 512, a multiple of 32; anything; `partial` is summed in place.
 //
 // te:baseline
-// te:row CHUNKS=1 SUMS_SHARED=0 LAYERNORM=1 X_DT=3 W_DT=3
-// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=0 X_DT=3 W_DT=3
-// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=1 X_DT=3 W_DT=3
-// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=1 X_DT=1 W_DT=1
-// te:row CHUNKS=2 SUMS_SHARED=0 LAYERNORM=0 X_DT=2 W_DT=1
-// te:row CHUNKS=4 SUMS_SHARED=1 LAYERNORM=1 X_DT=3 W_DT=3
-// te:row CHUNKS=4 SUMS_SHARED=1 LAYERNORM=0 X_DT=2 W_DT=1
-#include "ops/norm/kargs.h"
-#include "ops/norm/norm.cuh"
+// te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
+// te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=3 SUMS_SHARED=0 ADD=1 LAYERNORM=1 X_DT=3 W_DT=3
+// te:row CHUNKS=2 WARPS=16 FULL=1 GROUPS=1 STAGES=3 SUMS_SHARED=0 ADD=1 LAYERNORM=1 X_DT=3 W_DT=3
+// te:row CHUNKS=2 WARPS=4 FULL=1 GROUPS=4 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
+// te:row CHUNKS=2 WARPS=10 FULL=1 GROUPS=1 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
+// te:row CHUNKS=3 WARPS=16 FULL=1 GROUPS=1 STAGES=2 SUMS_SHARED=1 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
+// te:row CHUNKS=4 WARPS=16 FULL=1 GROUPS=1 STAGES=1 SUMS_SHARED=1 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
+// te:row CHUNKS=4 WARPS=16 FULL=1 GROUPS=1 STAGES=2 SUMS_SHARED=1 ADD=0 LAYERNORM=0 X_DT=3 W_DT=3
+// te:row CHUNKS=2 WARPS=4 FULL=0 GROUPS=4 STAGES=3 SUMS_SHARED=0 ADD=1 LAYERNORM=1 X_DT=1 W_DT=1
+// te:row CHUNKS=2 WARPS=1 FULL=0 GROUPS=16 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
+#include "device/raw8.cuh"
+#include "ops/norm/norm_parts.cuh"
 
-// Both sums at once, with one barrier: scratch alternates from row to row, so that nobody overwrites what others still read.
+#ifdef CHUNKS
+
+#define KINDS (LAYERNORM ? 2 : 1)
+#define STREAMS (ADD ? 3 : 2) // x, dy, add
+#define THREADS (WARPS * 32)  // of a row
+
+// A thread's share of the sums over rows: kind 0 is dgamma, 1 is dbeta.
+struct te_norm_sums {
+#if SUMS_SHARED
+    float4 *sums; // [KINDS][CHUNKS][2][THREADS] behind the queue: neighbouring threads touch neighbouring banks
+    TE_DEV float4 &at(int kind, int c, int half) const { return sums[((kind * CHUNKS + c) * 2 + half) * THREADS]; }
+    TE_DEV void clear() {
+        for (int i = 0; i < KINDS * CHUNKS * 2; i++) sums[i * THREADS] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    TE_DEV void get(int kind, int c, float v[8]) const {
+        float4 p = at(kind, c, 0), q = at(kind, c, 1);
+        v[0] = p.x, v[1] = p.y, v[2] = p.z, v[3] = p.w, v[4] = q.x, v[5] = q.y, v[6] = q.z, v[7] = q.w;
+    }
+    TE_DEV void put(int kind, int c, const float v[8]) const {
+        at(kind, c, 0) = make_float4(v[0], v[1], v[2], v[3]);
+        at(kind, c, 1) = make_float4(v[4], v[5], v[6], v[7]);
+    }
+#else
+    float sums[KINDS][CHUNKS][8];
+    TE_DEV void clear() {
+#pragma unroll
+        for (int i = 0; i < KINDS * CHUNKS * 8; i++) sums[i / (CHUNKS * 8)][i / 8 % CHUNKS][i % 8] = 0.0f;
+    }
+    TE_DEV void get(int kind, int c, float v[8]) const {
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = sums[kind][c][j];
+    }
+    TE_DEV void put(int kind, int c, const float v[8]) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) sums[kind][c][j] = v[j];
+    }
+#endif
+};
+
+// Both sums over the row, and with them the only barrier of a row's threads: scratch alternates from row to row, so that nobody overwrites
+// what others still read.
+TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {
+    int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;
+    if (LAYERNORM) v = te_warp_sum2(v);
+    else v.x = te_warp_sum(v.x);
+    if (WARPS == 1) return v;
+    if (lane == 0) scratch[0][warp] = v.x, scratch[1][warp] = v.y;
+    if (GROUPS == 1) __syncthreads();
+    else asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(THREADS) : "memory");
+    v = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        v.x += scratch[0][w];
+        if (LAYERNORM) v.y += scratch[1][w];
+    }
+    return v;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
+    te_follow();
+    __shared__ __align__(16) float scratch[GROUPS][2][2][WARPS];
+    extern __shared__ __align__(16) te_u32 te_norm_shared[];
+    te_raw8_queue<X_DT, STREAMS * CHUNKS, THREADS * GROUPS> queue = {te_smem(te_norm_shared) + threadIdx.x * 16};
+    int group = threadIdx.x / THREADS, t = threadIdx.x % THREADS, vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3), turn = 0, slot = 0;
+    float one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;
+    te_i64 first = (te_i64)blockIdx.x * GROUPS + group, step = (te_i64)gridDim.x * GROUPS;
+
+    const char *x_at = (const char *)a.x + (first * a.n + 8 * t) * te_size<X_DT>; // of the next row to be fetched
+    te_i64 dy_off = (const char *)a.dy - (const char *)a.x, add_off = (const char *)a.add - (const char *)a.x, ahead = first;
+    auto fetch = [&](int s) {
+        if (ahead < a.m) {
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++) {
+                if (!FULL && t + c * THREADS >= vectors) continue;
+                const char *from = x_at + c * THREADS * 8 * te_size<X_DT>;
+                queue.fetch(s, c, from);
+                queue.fetch(s, CHUNKS + c, from + dy_off);
+                if (ADD) queue.fetch(s, 2 * CHUNKS + c, from + add_off);
+            }
+        }
+        te_cp_async_commit();
+        ahead += step, x_at += step * a.n * te_size<X_DT>;
+    };
+    if (!FULL) queue.clear(STAGES);
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) fetch(s);
+
+    te_norm_sums sums;
+#if SUMS_SHARED
+    sums.sums = (float4 *)((char *)te_norm_shared + STAGES * queue.slot_bytes) + threadIdx.x;
+#endif
+    sums.clear();
+    float gamma[CHUNKS][8];
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        bool there = FULL || t + c * THREADS < vectors;
+        te_raw8<W_DT> g = there ? te_raw8_load<W_DT>(a.gamma, 8 * (t + c * THREADS)) : te_raw8_zero<W_DT>();
+#pragma unroll
+        for (int j = 0; j < 8; j++) gamma[c][j] = te_raw8_get(g, j) + (a.zero_centered ? 1.0f : 0.0f);
+    }
+
+    float next_mean = 0.0f, next_rstd = 0.0f;
+    if (first < a.m) {
+        next_rstd = a.rstd[first];
+        if (LAYERNORM) next_mean = a.mean[first];
+    }
+    for (te_i64 row = first; row < a.m; row += step, turn ^= 1) {
+        float mean = next_mean, rstd = next_rstd;
+        if (row + step < a.m) {
+            next_rstd = a.rstd[row + step];
+            if (LAYERNORM) next_mean = a.mean[row + step];
+        }
+        // d = x - mean and g = dy gamma': xhat is d rstd. Where a row has no vector, x, dy and gamma are 0.
+        float2 s = make_float2(0.0f, 0.0f);
+        te_raw8<X_DT> x[CHUNKS], dy[CHUNKS];
+        te_cp_async_wait<STAGES - 1>();
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) x[c] = queue.get(slot, c), dy[c] = queue.get(slot, CHUNKS + c);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            float2 part = make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float d = te_raw8_get(x[c], j), g = te_raw8_get(dy[c], j) * gamma[c][j];
+                if (LAYERNORM) d -= mean, part.y += g;
+                part.x = fmaf(g, d, part.x);
+            }
+            s.x += part.x, s.y += part.y;
+        }
+        if (!ADD) fetch(slot); // the thread has read all that was there
+        s = te_norm_sum2(s, scratch[group][turn], group);
+        // dx = rstd (g - mean(g xhat) xhat - mean(g))
+        float c1 = s.x * one_nth * rstd * rstd * rstd, c2 = s.y * one_nth * rstd;
+        char *to = (char *)a.dx + (row * a.n + 8 * t) * te_size<X_DT>;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            if (!FULL && t + c * THREADS >= vectors) continue;
+            te_raw8<X_DT> add;
+            if (ADD) add = queue.get(slot, 2 * CHUNKS + c);
+            float dx[8], dgamma[8], dbeta[8];
+            sums.get(0, c, dgamma);
+            if (LAYERNORM) sums.get(1, c, dbeta);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float d = te_raw8_get(x[c], j), v = te_raw8_get(dy[c], j);
+                if (LAYERNORM) d -= mean, dbeta[j] += v;
+                dgamma[j] = fmaf(v * rstd, d, dgamma[j]);
+                dx[j] = fmaf(-c1, d, LAYERNORM ? fmaf(v * gamma[c][j], rstd, -c2) : v * gamma[c][j] * rstd);
+                if (ADD) dx[j] += te_raw8_get(add, j);
+            }
+            te_store8(to + c * THREADS * 8 * te_size<X_DT>, 0, X_DT, dx);
+            sums.put(0, c, dgamma);
+            if (LAYERNORM) sums.put(1, c, dbeta);
+        }
+        if (ADD) fetch(slot);
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+    }
+    if (!a.partial) return;
+    te_cp_async_wait<0>();
+#if GROUPS > 1
+    // The groups' sums, in their order, through what the queue no longer needs.
+    float4 *shared = (float4 *)te_norm_shared + t;
+    for (int g = 1; g < GROUPS; g++) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < KINDS * CHUNKS * 2; i++) {
+            float *v = &sums.sums[i / (CHUNKS * 2)][i / 2 % CHUNKS][i % 2 * 4];
+            if (group == g) shared[i * THREADS] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < KINDS * CHUNKS * 2; i++) {
+            float *v = &sums.sums[i / (CHUNKS * 2)][i / 2 % CHUNKS][i % 2 * 4];
+            float4 u = group == 0 ? shared[i * THREADS] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w;
+        }
+    }
+#endif
+#pragma unroll
+    for (int k = 0; k < KINDS; k++)
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            if (group != 0 || (!FULL && t + c * THREADS >= vectors)) continue;
+            float out[8];
+            sums.get(k, c, out);
+            te_store8(a.partial, ((te_i64)blockIdx.x * KINDS + k) * a.n + 8 * (t + c * THREADS), TE_F32, out);
+        }
+    if (!a.counter) return;
+    __syncthreads();
+    te_grid_wait(a.counter);
+    te_u32 units = (te_u32)((a.n + 127) / 128);
+    for (te_u32 u = blockIdx.x; u < KINDS * units; u += gridDim.x) te_norm_add_parts<4>(a.sum, u / units, u % units, (float *)te_norm_shared);
+}
+
+#else
+
 TE_DEV float2 te_norm_sum2(float2 v, float2 *scratch) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     v = make_float2(te_warp_sum(v.x), te_warp_sum(v.y));
@@ -38,135 +241,8 @@ TE_DEV float2 te_norm_sum2(float2 v, float2 *scratch) {
     return make_float2(te_warp_sum(v.x), te_warp_sum(v.y));
 }
 
-#ifdef CHUNKS
-
-#define KINDS (LAYERNORM ? 2 : 1)
-
-// One thread's share of the sums over rows: kind 0 is dgamma, 1 is dbeta.
-struct te_norm_sums {
-#if SUMS_SHARED
-    float4 *sums; // [KINDS][CHUNKS][2][threads]: neighbouring threads touch neighbouring banks
-    TE_DEV float4 &at(int kind, int c, int half) const { return sums[((kind * CHUNKS + c) * 2 + half) * blockDim.x + threadIdx.x]; }
-    TE_DEV void clear() {
-        extern __shared__ float4 te_norm_shared[];
-        sums = te_norm_shared;
-        for (int k = 0; k < KINDS; k++)
-            for (int c = 0; c < CHUNKS; c++) at(k, c, 0) = at(k, c, 1) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-    TE_DEV void add(int kind, int c, const float v[8]) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float4 s = at(kind, c, h);
-            at(kind, c, h) = make_float4(s.x + v[4 * h], s.y + v[4 * h + 1], s.z + v[4 * h + 2], s.w + v[4 * h + 3]);
-        }
-    }
-    TE_DEV void get(int kind, int c, float v[8]) const {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float4 s = at(kind, c, h);
-            v[4 * h] = s.x, v[4 * h + 1] = s.y, v[4 * h + 2] = s.z, v[4 * h + 3] = s.w;
-        }
-    }
-#else
-    float sums[KINDS][CHUNKS][8];
-    TE_DEV void clear() {
-#pragma unroll
-        for (int i = 0; i < KINDS * CHUNKS * 8; i++) sums[i / (CHUNKS * 8)][i / 8 % CHUNKS][i % 8] = 0.0f;
-    }
-    TE_DEV void add(int kind, int c, const float v[8]) {
-#pragma unroll
-        for (int j = 0; j < 8; j++) sums[kind][c][j] += v[j];
-    }
-    TE_DEV void get(int kind, int c, float v[8]) const {
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = sums[kind][c][j];
-    }
-#endif
-};
-
-// What a thread holds of one row.
-struct te_norm_row {
-    te_raw8<X_DT> x[CHUNKS], dy[CHUNKS];
-    float mean, rstd;
-};
-TE_DEV void te_norm_fetch(const te__norm_bwd_kargs &a, te_i64 row, te_norm_row *r) {
-    int vectors = (int)(a.n >> 3);
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        int v = threadIdx.x + c * blockDim.x;
-        bool here = row < a.m && v < vectors;
-        r->x[c] = here ? te_raw8_load<X_DT>(a.x, row * a.n + 8 * v) : te_raw8_zero<X_DT>();
-        r->dy[c] = here ? te_raw8_load<X_DT>(a.dy, row * a.n + 8 * v) : te_raw8_zero<X_DT>();
-    }
-    r->mean = LAYERNORM && row < a.m ? a.mean[row] : 0.0f;
-    r->rstd = row < a.m ? a.rstd[row] : 0.0f;
-}
-
 extern "C" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
-    __shared__ float2 scratch[2][32];
-    int vectors = (int)(a.n >> 3), turn = 0;
-    float centre = a.zero_centered ? 1.0f : 0.0f;
-    te_norm_sums sums;
-    te_norm_row now;
-    sums.clear();
-    te_norm_fetch(a, blockIdx.x, &now);
-    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x, turn ^= 1) {
-        te_norm_row next;
-        te_norm_fetch(a, row + gridDim.x, &next);
-        float2 s = make_float2(0.0f, 0.0f);
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            int v = threadIdx.x + c * blockDim.x;
-            if (v >= vectors) continue;
-            te_raw8<W_DT> gamma = te_raw8_load<W_DT>(a.gamma, 8 * v); // near by: cheaper than registers
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                float xhat = (te_raw8_get(now.x[c], j) - now.mean) * now.rstd;
-                float g = te_raw8_get(now.dy[c], j) * (te_raw8_get(gamma, j) + centre);
-                s.x = fmaf(g, xhat, s.x);
-                if (LAYERNORM) s.y += g;
-            }
-        }
-        s = te_norm_sum2(s, scratch[turn]);
-        float c1 = s.x / (float)a.n, c2 = s.y / (float)a.n;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            int v = threadIdx.x + c * blockDim.x;
-            if (v >= vectors) continue;
-            te_raw8<W_DT> gamma = te_raw8_load<W_DT>(a.gamma, 8 * v);
-            float dx[8], dgamma[8], dbeta[8], add[8] = {};
-            if (a.add) te_load8(a.add, row * a.n + 8 * v, X_DT, add);
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                float xhat = (te_raw8_get(now.x[c], j) - now.mean) * now.rstd;
-                dbeta[j] = te_raw8_get(now.dy[c], j);
-                dgamma[j] = dbeta[j] * xhat;
-                float g = dbeta[j] * (te_raw8_get(gamma, j) + centre);
-                if (LAYERNORM) g -= c2;
-                dx[j] = fmaf(now.rstd, fmaf(-c1, xhat, g), add[j]);
-            }
-            te_store8(a.dx, row * a.n + 8 * v, X_DT, dx);
-            sums.add(0, c, dgamma);
-            if (LAYERNORM) sums.add(1, c, dbeta);
-        }
-        now = next;
-    }
-    if (!a.partial) return;
-#pragma unroll
-    for (int k = 0; k < KINDS; k++)
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            int v = threadIdx.x + c * blockDim.x;
-            if (v >= vectors) continue;
-            float out[8];
-            sums.get(k, c, out);
-            te_store8(a.partial, ((te_i64)blockIdx.x * KINDS + k) * a.n + 8 * v, TE_F32, out);
-        }
-}
-
-#else
-
-extern "C" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
+    te_follow();
     __shared__ float2 scratch[2][32];
     int turn = 0;
     float centre = a.zero_centered ? 1.0f : 0.0f;

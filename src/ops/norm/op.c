@@ -1,5 +1,20 @@
 /* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which backend runs. */
 
+static te_result te__check_norm_amax(te_ctx *te, const char *op, const te_norm_fwd_args *a) {
+    if (te__is_fp8(a->y->dtype)) return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
+    return te__want_f32(te, op, "y_amax", a->y_amax, 1);
+}
+static te_result te__check_norm_col(te_ctx *te, const char *op, const te_norm_fwd_args *a, int64_t m, int64_t n) {
+    char text[TE__SHAPE_TEXT];
+    te_result r = te__want(te, op, "y_col", a->y_col);
+    if (r != TE_OK) return r;
+    if (!te__is_fp8(a->y->dtype) || a->y_col->dtype != a->y->dtype)
+        return te__fail(te, TE_ERR_DTYPE, "%s: y_col is %s and y is %s; they must be of one FP8 format", op, te_dtype_name(a->y_col->dtype), te_dtype_name(a->y->dtype));
+    if (te__rows(a->y_col) != n || te__cols(a->y_col) < m)
+        return te__fail(te, TE_ERR_SHAPE, "%s: y_col is %s; it must be [%lld, %lld or more]", op, te__shape_text(a->y_col, text), (long long)n, (long long)m);
+    return TE_OK;
+}
+
 static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layernorm) {
     const char *op = layernorm ? "layernorm_fwd" : "rmsnorm_fwd";
     te_result r = te__want_float(te, op, "x", a->x);
@@ -15,7 +30,13 @@ static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layern
     if (r == TE_OK) r = te__want_output(te, op, a->y, a->scale, a->scale_inv, a->amax, m, n, a->x);
     if (r == TE_OK && a->mean) r = te__want_f32(te, op, "mean", a->mean, m);
     if (r == TE_OK && a->rstd) r = te__want_f32(te, op, "rstd", a->rstd, m);
-    return r;
+    if (r == TE_OK && a->y_amax) r = te__check_norm_amax(te, op, a);
+    if (r == TE_OK && a->y_col) r = te__check_norm_col(te, op, a, m, n);
+    if (r != TE_OK) return r;
+    te__touch(a->y);
+    te__touch(a->y_amax);
+    te__touch(a->y_col);
+    return TE_OK;
 }
 
 static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layernorm) {
@@ -35,6 +56,16 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
     if (r == TE_OK && layernorm) r = te__want_f32(te, op, "mean", a->mean, m);
     if (r == TE_OK) r = te__want_f32(te, op, "rstd", a->rstd, m);
     return r;
+}
+
+/* y_col as cast's transpose sees it. */
+static te_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
+    te_transpose_args t = TE_ZERO;
+    t.src = a->y;
+    t.dst = a->y_col;
+    t.rows = te__rows(a->x);
+    t.columns = te__cols(a->x);
+    return t;
 }
 
 static te_result te__check_layernorm_fwd(te_ctx *te, te_layernorm_fwd_args *a) { return te__check_norm_fwd(te, a, true); }

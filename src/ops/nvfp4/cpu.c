@@ -135,6 +135,7 @@ static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_nvfp4_quantize_args *a
     c->how.four = (int)a->four_over_six;
     c->how.seed = a->seed;
     c->how.offset = a->offset;
+    te__rng_read(te__data(a->rng), &c->how.seed, &c->how.offset);
     c->swizzled = a->swizzled;
     c->blocks = te__div_up(cols, 16);
     if (!q) return;

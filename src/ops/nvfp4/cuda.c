@@ -89,6 +89,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     k->noop = (const float *)te__data(a->noop);
     k->seed = a->seed;
     k->offset = a->offset;
+    k->rng = te__data(a->rng);
     k->tiles = (unsigned)tiles;
     k->tiles_n = (unsigned)(reach_n / columns);
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;

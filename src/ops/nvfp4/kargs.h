@@ -30,6 +30,7 @@ typedef struct te__nvfp4_quantize_kargs {
     const float *noop;
     long long m, n, ld, ldc, row_groups, col_groups;
     unsigned long long seed, offset;
+    const void *rng; /* te__rng_read */
     unsigned tiles, tiles_n; /* in all, along n */
     float code_max;   /* the largest block scale: 448 or 256 */
     int x_dt;

@@ -130,7 +130,15 @@ struct te_nvfp4_rounding {
     bool stochastic;
     int four;
     te_u64 seed, offset;
+    const void *rng; // te__rng_read
 };
+
+// Read anew for each block: registers are dearer.
+TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 random[4]) {
+    uint64_t seed = how.seed, offset = how.offset;
+    te__rng_read(how.rng, &seed, &offset);
+    te__philox(seed, offset, block, random);
+}
 
 TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {
     return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);
@@ -160,7 +168,7 @@ TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_
 TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const float *multipliers, int tile_code,
                             te_u64 block, te_u8 *scale) {
     te_u32 random[4];
-    if (how.stochastic) te__philox(how.seed, how.offset, block, random);
+    if (how.stochastic) te_nvfp4_draw(how, block, random);
     bool nan = amax != amax;
     if (nan) amax = te_nvfp4_largest(v);
     te_u8 d = (te_u8)tile_code;

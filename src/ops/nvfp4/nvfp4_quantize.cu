@@ -131,7 +131,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
     int t = threadIdx.x, lane = t & 31;
     const int chunks = TE_COLUMNS / 32;
     te_i64 row_blocks = te_div_up(a.n, 16), col_blocks = te_div_up(a.m, 16), rows_padded = te_div_up(a.m, 128) * 128;
-    te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1};
+    te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset, a.rng}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1, a.rng};
     te_nvfp4_tensor of_row = of_tensor[0];
 
     if (TWO) {
@@ -148,7 +148,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
             if (FOUR) {
                 te_u8 stretched = te_nvfp4_block_code(largest, of_row, 1.5f);
                 te_u32 random[4];
-                if (by_row.stochastic) te__philox(a.seed, a.offset, (te_u64)((first_row + r) * row_blocks + first_col / 16 + j), random);
+                if (by_row.stochastic) te_nvfp4_draw(by_row, (te_u64)((first_row + r) * row_blocks + first_col / 16 + j), random);
                 float e6 = te_nvfp4_error(by_row, v, code, of_row, random), e4 = te_nvfp4_error(by_row, v, stretched, of_row, random);
                 float six = 0.0f, four = 0.0f;
 #pragma unroll
@@ -253,6 +253,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
+    te_follow();
     __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
     __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
     __shared__ int tile_code[64];

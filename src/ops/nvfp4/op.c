@@ -74,6 +74,7 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a)
         result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_row", a->amax_row, m);
     if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_col", a->amax_col, -1);
     if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_quantize", "noop", a->noop, 1);
+    if (result == TE_OK) result = te__want_rng(te, "nvfp4_quantize", a->rng);
     if (result != TE_OK) return result;
     if ((int)a->four_over_six < TE_4OVER6_OFF || (int)a->four_over_six > TE_4OVER6_MSE)
         return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: %d is not a te_4over6_error", (int)a->four_over_six);

@@ -82,8 +82,8 @@ static te_result te__cpu_adam(te_ctx *te, const te_adam_args *a) {
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
     j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
-    j.unbias1 = te__adam_unbias(a, a->beta1);
-    j.unbias2 = te__adam_unbias(a, a->beta2);
+    j.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[0] : te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
+    j.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[1] : te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__adam_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__adam_pieces, &j);
     te__pieces_free(te, &j.pieces);

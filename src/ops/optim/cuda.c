@@ -31,8 +31,9 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
             k->beta2 = a->beta2;
             k->eps = a->eps;
             k->weight_decay = a->weight_decay;
-            k->unbias1 = te__adam_unbias(a, a->beta1);
-            k->unbias2 = te__adam_unbias(a, a->beta2);
+            k->unbias = (const float *)te__data(a->bias_correction);
+            k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
+            k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
             k->l2_mode = a->l2_mode;
         }
         at = k->tensors++;

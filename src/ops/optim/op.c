@@ -53,6 +53,7 @@ static te_result te__check_adam(te_ctx *te, te_adam_args *a) {
     if (result == TE_OK) result = te__optim_check_f32(te, "adam", "grad_scale", a->grad_scale, 1, true);
     if (result == TE_OK) result = te__optim_check_f32(te, "adam", "found_inf", a->found_inf, 1, true);
     if (result == TE_OK) result = te__optim_check_f32(te, "adam", "lr_device", a->lr_device, 1, true);
+    if (result == TE_OK) result = te__optim_check_f32(te, "adam", "bias_correction", a->bias_correction, 2, true);
     if (result != TE_OK) return result;
     if (!(a->beta1 >= 0.0f && a->beta1 < 1.0f) || !(a->beta2 >= 0.0f && a->beta2 < 1.0f) || !(a->eps >= 0.0f))
         return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)a->beta1,
@@ -68,8 +69,8 @@ static te_result te__check_adam(te_ctx *te, te_adam_args *a) {
     return TE_OK;
 }
 /* 1 / (1 - beta^step), once on the host for both backends. */
-static float te__adam_unbias(const te_adam_args *a, float beta) {
-    return a->no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)a->step)));
+static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) {
+    return no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
 }
 
 static te_result te__check_l2norm(te_ctx *te, te_l2norm_args *a) {

@@ -1,0 +1,100 @@
+/* ops/gemm/grouped_op.c: the front door of products by groups: checks. Knows tensors; must not know which backend runs. */
+
+/* One group's product, as te_gemm has it, with all the rows or all the k there are: what both kinds have in common with it. */
+static te_gemm_args te__grouped_one(const te_grouped_gemm_args *a) {
+    te_gemm_args g = TE_ZERO;
+    g.a = a->a;
+    g.b = a->b;
+    g.d = a->d;
+    g.m = a->m;
+    g.n = a->n;
+    g.k = a->k;
+    g.a_transposed = a->a_transposed;
+    g.b_transposed = a->b_transposed;
+    g.accumulate = a->accumulate;
+    g.split_accumulator = a->split_accumulator;
+    g.scale_a = a->scale_a;
+    g.scale_b = a->scale_b;
+    g.bias = a->bias;
+    g.epilogue = a->epilogue;
+    g.aux = a->aux;
+    g.scaling_a = a->scaling_a;
+    g.scaling_b = a->scaling_b;
+    return g;
+}
+
+static te_result te__grouped_check_sizes(te_ctx *te, const te_grouped_gemm_args *a) {
+    const te_tensor *x = a->sizes ? a->sizes : a->offsets;
+    const char *name = a->sizes ? "sizes" : "offsets";
+    te_result r;
+    if (!a->sizes == !a->offsets)
+        return te__fail(te, TE_ERR_INVALID, "grouped_gemm: %s; one of them says how large the groups are",
+                        a->sizes ? "sizes and offsets are both given" : "sizes and offsets are NULL");
+    r = te__want(te, "grouped_gemm", name, x);
+    if (r == TE_OK && x->dtype != TE_I32 && x->dtype != TE_I64)
+        r = te__fail(te, TE_ERR_DTYPE, "grouped_gemm: %s is %s; i32 or i64 is needed", name, te_dtype_name(x->dtype));
+    return r == TE_OK ? te__want_numel(te, "grouped_gemm", name, x, a->groups + (a->offsets != NULL)) : r;
+}
+
+/* A stack of matrices, one for each group: exactly as many rows, since groups follow each other without a gap. */
+static te_result te__grouped_want_stack(te_ctx *te, const char *name, const te_tensor *x, int64_t groups, int64_t rows, int64_t cols) {
+    char text[TE__SHAPE_TEXT];
+    te_result r = te__gemm_want(te, name, x, groups * rows, cols, "one matrix for each group");
+    if (r == TE_OK && te__rows(x) != groups * rows)
+        r = te__fail(te, TE_ERR_SHAPE, "grouped_gemm: %s is %s; %lld groups of %lld rows are needed", name, te__shape_text(x, text), (long long)groups, (long long)rows);
+    return r;
+}
+
+static te_result te__grouped_check_scales(te_ctx *te, const te_grouped_gemm_args *a) {
+    te_result r = TE_OK;
+    if (a->scaling_a == TE_SCALING_TENSOR) {
+        if (a->scale_a) r = te__want_f32(te, "grouped_gemm", "scale_a", a->scale_a, te__numel(a->scale_a) == 1 ? 1 : a->groups);
+        if (r == TE_OK && a->scale_b) r = te__want_f32(te, "grouped_gemm", "scale_b", a->scale_b, te__numel(a->scale_b) == 1 ? 1 : a->groups);
+        return r;
+    }
+    if (a->along_k || a->scaling_a != TE_SCALING_BLOCK_1D || a->scaling_b != TE_SCALING_BLOCK_2D)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "grouped_gemm: A is scaled by %s and B by %s%s; groups take TENSOR, or along rows BLOCK_1D for A and BLOCK_2D for B",
+                        te__gemm_scaling_name(a->scaling_a), te__gemm_scaling_name(a->scaling_b), a->along_k ? ", along k" : "");
+    r = te__gemm_check_scale(te, "scale_a", a->scale_a, a->scaling_a, false, a->m, a->k);
+    if (r != TE_OK) return r;
+    if (!a->scale_b) return te__fail(te, TE_ERR_INVALID, "grouped_gemm: scale_b is NULL; BLOCK_2D codes mean nothing without their scales");
+    r = te__want_f32(te, "grouped_gemm", "scale_b", a->scale_b,
+                     a->groups * te__gemm_scale_rows(a->scaling_b, false, a->n, a->k) * te__gemm_scale_ld(a->scaling_b, false, a->n, a->k));
+    return r;
+}
+
+static te_result te__grouped_check_epilogue(te_ctx *te, const te_grouped_gemm_args *a, const te_gemm_args *one) {
+    te_gemm_args plain = *one;
+    te_result r;
+    if (a->along_k && (a->bias || a->epilogue != TE_EPILOGUE_NONE || a->aux))
+        return te__fail(te, TE_ERR_INVALID, "grouped_gemm: bias, aux and epilogues belong to groups along rows, and these lie along k");
+    plain.bias = NULL;
+    r = te__gemm_check_epilogue(te, &plain);
+    return r == TE_OK && a->bias ? te__want_vector(te, "grouped_gemm", "bias", a->bias, a->groups * a->n) : r;
+}
+
+static te_result te__check_grouped_gemm(te_ctx *te, te_grouped_gemm_args *a) {
+    te_gemm_args one = te__grouped_one(a);
+    te_result r;
+    if (a->groups < 0 || a->m < 0 || a->n < 0 || a->k < 0 || a->groups > INT_MAX)
+        return te__fail(te, TE_ERR_INVALID, "grouped_gemm: groups, m, n, k are %lld, %lld, %lld, %lld; sizes cannot be negative, nor groups that many",
+                        (long long)a->groups, (long long)a->m, (long long)a->n, (long long)a->k);
+    if (a->a_transposed && !a->along_k) return te__fail(te, TE_ERR_INVALID, "grouped_gemm: A is transposed; groups along rows are rows of A's memory");
+    r = a->a_transposed ? te__gemm_want(te, "A", a->a, a->k, a->m, "[k, m], transposed,") : te__gemm_want(te, "A", a->a, a->m, a->k, "[m, k]");
+    if (r == TE_OK && a->along_k)
+        r = a->b_transposed ? te__gemm_want(te, "B", a->b, a->n, a->k, "[n, k], transposed,") : te__gemm_want(te, "B", a->b, a->k, a->n, "[k, n]");
+    else if (r == TE_OK)
+        r = te__grouped_want_stack(te, "B", a->b, a->groups, a->b_transposed ? a->n : a->k, a->b_transposed ? a->k : a->n);
+    if (r == TE_OK) r = a->along_k ? te__grouped_want_stack(te, "D", a->d, a->groups, a->m, a->n) : te__gemm_want(te, "D", a->d, a->m, a->n, "[m, n]");
+    if (r == TE_OK) r = te__grouped_check_sizes(te, a);
+    if (r == TE_OK) r = te__gemm_check_pair(te, &one);
+    if (r == TE_OK) r = te__gemm_check_formats(te, &one);
+    if (r == TE_OK && !te__is_float(a->d->dtype))
+        r = te__fail(te, TE_ERR_DTYPE, "grouped_gemm: D is %s; f32, f16 or bf16 is needed", te_dtype_name(a->d->dtype));
+    if (r == TE_OK) r = te__grouped_check_epilogue(te, a, &one);
+    if (r == TE_OK) r = te__grouped_check_scales(te, a);
+    if (r != TE_OK) return r;
+    te__touch(a->d);
+    if (a->epilogue == TE_EPILOGUE_GELU) te__touch(a->aux);
+    return TE_OK;
+}

@@ -1,0 +1,715 @@
+/* Graphs: a launch gives what the calls would give, to the bit, whatever changes from step to step; their memory; what they refuse. */
+#include "../faults/purse.h"
+
+enum { WORDS = 48, WIDTH = 64, LENGTH = 6, BATCH = 2, TOKENS = LENGTH * BATCH, STEPS = 7 };
+
+typedef struct setup {
+    const char *name;
+    te_recipe (*recipe)(void); /* NULL: high precision */
+    int microbatches;          /* in one step; more than one: the weights are quantized once */
+    bool fused;                /* weight gradients are added into f32 main_grads */
+    bool primary;              /* weights are stored quantized */
+    bool eight;                /* f32 parameters: no masters */
+} setup;
+
+typedef struct trainer {
+    te_ctx *te;
+    setup is;
+    te_module *gpt;
+    te_optimizer *adam;
+    te_tensor *ids[4], *targets[4]; /* of each microbatch: where data is put */
+    te_tensor *loss;                /* of the last step */
+} trainer;
+
+static te_result gpt_forward(te_module *self, te_forward_args *args) {
+    te_rotary_desc rotary = {0};
+    te_forward_args layer = {0};
+    layer.input = te_forward(te_module_child(self, 0), args->input);
+    layer.rotary = &rotary;
+    layer.is_first_microbatch = args->is_first_microbatch;
+    args->outputs[args->num_outputs++] =
+        te_matmul(te_forward_with(te_module_child(self, 1), &layer), te_module_parameter(te_module_child(self, 0), "weight"), NULL);
+    return te_error_code(te_module_ctx(self));
+}
+
+static bool give_main_grad(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER && te_tensor_ndim(x) == 2 && te_tensor_shape(x)[0] != WORDS)
+        te_tensor_set_main_grad(x, te_tensor_zeros(te_tensor_ctx(x), TE_F32, 2, te_tensor_shape(x)));
+    return true;
+}
+
+static void open_trainer(trainer *t, te_ctx *te, const setup *is) {
+    static const te_module_class cls = {"GPT", 0, gpt_forward, NULL, NULL};
+    te_embedding_desc table = {0};
+    te_transformer_layer_desc layer = {0};
+    te_fused_adam_desc adam = {0};
+    te_quantized_model_init_desc stored = {0};
+    te_recipe recipe = is->recipe ? is->recipe() : te_recipe_current_scaling();
+    memset(t, 0, sizeof *t);
+    t->te = te;
+    t->is = *is;
+    te_seed(te, 77);
+    te_scope_begin(te);
+    table.num_embeddings = WORDS;
+    table.embedding_dim = layer.hidden_size = WIDTH;
+    table.params_dtype = layer.params_dtype = is->eight ? TE_F32 : TE_BF16;
+    layer.ffn_hidden_size = 96;
+    layer.num_attention_heads = 4;
+    layer.hidden_dropout = layer.attention_dropout = 0.1f;
+    layer.fuse_wgrad_accumulation = is->fused;
+    adam.max_grad_norm = 0.5f;
+    adam.weight_decay = 0.1f;
+    adam.decay_matrices_only = true;
+    stored.recipe = &recipe;
+    t->gpt = te_module_create(te, &cls, "gpt");
+    te_module_add_child(t->gpt, "embedding", te_embedding_create(te, &table));
+    if (is->primary) te_quantized_model_init_begin(te, &stored);
+    te_module_add_child(t->gpt, "layer", te_transformer_layer_create(te, &layer));
+    if (is->primary) te_quantized_model_init_end(te);
+    t->adam = te_fused_adam_create(te, t->gpt, &adam);
+    if (is->fused) te_module_visit_tensors(te_module_child(t->gpt, 1), give_main_grad, NULL);
+    for (int i = 0; i < is->microbatches; i++) {
+        t->ids[i] = te_tensor_retain(te_tensor_zeros(te, TE_I32, SHAPE(LENGTH, BATCH)));
+        t->targets[i] = te_tensor_retain(te_tensor_zeros(te, TE_I32, SHAPE(LENGTH, BATCH)));
+    }
+    te_scope_end(te);
+}
+static void close_trainer(trainer *t) {
+    for (int i = 0; i < t->is.microbatches; i++) {
+        te_tensor_release(t->ids[i]);
+        te_tensor_release(t->targets[i]);
+    }
+    te_tensor_release(t->loss);
+    te_optimizer_destroy(t->adam);
+    te_module_destroy(t->gpt);
+}
+
+/* New data and a new learning rate: what comes before a step, or a launch. */
+static void feed(trainer *t, int step) {
+    for (int i = 0; i < t->is.microbatches; i++) {
+        int32_t ids[TOKENS + 1];
+        for (int k = 0; k <= TOKENS; k++) ids[k] = (k * k * 7 + step * 5 + i * 3 + 1) % WORDS;
+        te_tensor_copy_from_host(t->ids[i], ids);
+        te_tensor_copy_from_host(t->targets[i], ids + 1);
+    }
+    te_optimizer_set_lr(t->adam, 0.01f / (float)(step + 1));
+}
+
+static void train_step(trainer *t) {
+    te_ctx *te = t->te;
+    te_recipe recipe = t->is.recipe ? t->is.recipe() : te_recipe_current_scaling();
+    te_autocast_desc cast = {0};
+    te_tensor *sum = NULL;
+    recipe.amax_history_len = 3;
+    cast.recipe = &recipe;
+    cast.disabled = !t->is.recipe;
+    te_scope_begin(te);
+    for (int i = 0; i < t->is.microbatches; i++) {
+        te_forward_args args = {0};
+        args.input = t->ids[i];
+        args.is_first_microbatch = t->is.microbatches == 1 ? TE_MICROBATCH_NONE : i == 0 ? TE_MICROBATCH_FIRST : TE_MICROBATCH_LATER;
+        te_autocast_begin(te, &cast);
+        te_tensor *logits = te_forward_with(t->gpt, &args);
+        te_autocast_end(te);
+        te_tensor *loss = te_cross_entropy(logits, t->targets[i], NULL);
+        te_backward(loss);
+        loss = te_tensor_detach(loss);
+        sum = sum ? te_add(sum, loss) : loss;
+    }
+    te_optimizer_step(t->adam);
+    te_tensor_release(t->loss);
+    t->loss = te_tensor_retain(sum);
+    te_scope_end(te);
+}
+
+static bool add_tensor(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    uint64_t *hash = (uint64_t *)user;
+    int64_t n = te_tensor_numel(x);
+    float *values = (float *)malloc((size_t)n * sizeof(float));
+    (void)m, (void)path, (void)kind;
+    te_tensor_to_f32(x, values);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], 4);
+        *hash = (*hash ^ bits) * 0x100000001B3u;
+    }
+    free(values);
+    return true;
+}
+/* Of everything that lives on: parameters, scales and histories, the random state, steps. */
+static uint64_t state_of(trainer *t) {
+    uint64_t hash = 0xCBF29CE484222325u, seed, offset;
+    te_module_visit_tensors(t->gpt, add_tensor, &hash);
+    te_rng_get(t->te, &seed, &offset);
+    return hash ^ seed * 31 ^ offset * 0x9E3779B97F4A7C15u ^ (uint64_t)te_optimizer_steps(t->adam) << 40;
+}
+
+static te_graph *captured(trainer *t) {
+    te_result begun = te_graph_begin(t->te);
+    CHECK_EQ_INT(begun, TE_OK);
+    train_step(t);
+    te_graph *graph = te_graph_end(t->te);
+    CHECK_MSG(graph != NULL, "no graph: %s", te_error(t->te));
+    return graph;
+}
+
+static const setup setups[] = {
+    {"none", NULL, 1, false, false, false},
+    {"f32", NULL, 1, false, false, true},
+    {"delayed", te_recipe_delayed_scaling, 1, false, false, false},
+    {"current", te_recipe_current_scaling, 1, false, false, false},
+    {"block", te_recipe_block_scaling, 1, false, false, false},
+    {"mxfp8", te_recipe_mxfp8, 1, false, false, false},
+    {"nvfp4", te_recipe_nvfp4, 1, false, false, false},
+    {"none, microbatches, main_grad", NULL, 3, true, false, false},
+    {"delayed, microbatches, main_grad", te_recipe_delayed_scaling, 2, true, false, false},
+    {"current, microbatches", te_recipe_current_scaling, 2, false, false, false},
+    {"delayed, stored", te_recipe_delayed_scaling, 1, false, true, false},
+    {"current, stored", te_recipe_current_scaling, 2, false, true, false},
+    {"mxfp8, stored", te_recipe_mxfp8, 1, false, true, false},
+    {"nvfp4, stored", te_recipe_nvfp4, 1, false, true, false},
+};
+
+/* Steps made by calls; then the same again: one by calls, some by launches, one by calls, the rest by launches. */
+static void replay(te_ctx *te, const setup *is) {
+    float losses[2][STEPS];
+    uint64_t state[2][STEPS];
+    test_case("%s", is->name);
+    for (int run = 0; run < 2; run++) {
+        trainer t;
+        te_graph *graph = NULL;
+        open_trainer(&t, te, is);
+        for (int step = 0; step < STEPS; step++) {
+            if (run == 1 && step == 1) graph = captured(&t);
+            feed(&t, step);
+            if (!graph || step == 4) train_step(&t);
+            else {
+                if (step == 5) { /* the loss of the call before took the place of the graph's */
+                    te_graph_destroy(graph);
+                    graph = captured(&t);
+                }
+                CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+            }
+            te_tensor_to_host(t.loss, &losses[run][step]);
+            state[run][step] = state_of(&t);
+        }
+        te_graph_destroy(graph);
+        close_trainer(&t);
+        CHECK_OK(te);
+        if (!te_ok(te)) return;
+    }
+    CHECK_BYTES("losses", losses[1], losses[0], sizeof losses[0]);
+    for (int step = 0; step < STEPS; step++) CHECK_MSG(state[1][step] == state[0][step], "step %d: parameters or states differ", step);
+    CHECK(losses[0][STEPS - 1] != losses[0][0]);
+}
+TE_TEST_DEVICES(graph_replays_training) {
+    for (int i = 0; i < COUNT(setups) && te_ok(te); i++) replay(te, &setups[i]);
+}
+
+/* ---- what a launch moves on with ---- */
+
+TE_TEST_DEVICES(graph_draws_new_numbers) {
+    float want[4][3][20], got[20];
+    for (int run = 0; run < 2; run++) {
+        te_graph *graph = NULL;
+        te_tensor *x[3] = {NULL, NULL, NULL}, *ones = te_tensor_full(te, TE_F32, SHAPE(20), 1);
+        te_seed(te, 5);
+        for (int i = 0; i < 4; i++) {
+            if (i == 2) te_seed(te, 6); /* in between: launches go on from there */
+            if (run == 1 && i > 0)
+                CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+            if (run == 0 || i == 0) {
+                if (run == 1) CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+                x[0] = te_tensor_uniform(te, TE_F32, SHAPE(20), 0, 1);
+                x[1] = te_tensor_normal(te, TE_F32, SHAPE(20), 0, 1);
+                x[2] = te_dropout(ones, 0.5f);
+                if (run == 1) graph = te_graph_end(te);
+                if (run == 1) CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+            }
+            for (int k = 0; k < 3; k++) {
+                te_tensor_to_f32(x[k], run ? got : want[i][k]);
+                if (run) CHECK_BYTES("numbers", got, want[i][k], sizeof got);
+            }
+        }
+        te_graph_destroy(graph);
+    }
+    CHECK(memcmp(want[0], want[1], sizeof want[0]) != 0);
+    CHECK_OK(te);
+}
+
+/* Forward and backward in two graphs; gradients that were there are added to, those that were not are made anew. */
+TE_TEST_DEVICES(graph_in_two_halves) {
+    const float v[4] = {1, -2, 3, 0.5f}, w[4] = {2, 2, -1, 4};
+    te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(4), v), true);
+    te_tensor *z = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(4), v), true), *loss;
+    te_backward(te_sum_all(z)); /* z has a gradient of ones */
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    loss = te_mse_loss(te_add(x, z), te_tensor_zeros(te, TE_F32, SHAPE(4)));
+    te_graph *forward = te_graph_end(te);
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    CHECK_EQ_INT(te_backward(loss), TE_OK);
+    te_graph *backward = te_graph_end(te);
+    REQUIRE_OK(te);
+    uint64_t version = te_tensor_version(loss), gradient = te_tensor_version(te_tensor_grad(z));
+    for (int i = 0; i < 3; i++) {
+        te_tensor_copy_from_host(x, i == 1 ? w : v);
+        te_graph_launch(forward);
+        te_graph_launch(backward);
+        float sum = 0, dx[4], dz[4];
+        static float held[4] = {1, 1, 1, 1};
+        for (int k = 0; k < 4; k++) {
+            float s = (i == 1 ? w : v)[k] + v[k];
+            sum += s * s / 4;
+            dx[k] = s / 2;
+            if (i == 0) held[k] = 1;
+            dz[k] = held[k] += dx[k];
+        }
+        CHECK_CLOSE("loss", &(float){(float)te_tensor_item(loss)}, &sum, 1, 1e-6, 0);
+        CHECK_TENSOR(te_tensor_grad(x), dx, 1e-6, 0);
+        CHECK_TENSOR(te_tensor_grad(z), dz, 1e-6, 0);
+    }
+    CHECK(te_tensor_version(loss) != version && te_tensor_version(te_tensor_grad(z)) != gradient);
+    te_graph_destroy(backward);
+    te_graph_destroy(forward);
+    CHECK_OK(te);
+}
+
+/* A parameter that somebody writes between two launches: its master starts from there, as it does between two calls. */
+TE_TEST_DEVICES(graph_takes_up_written_parameters) {
+    uint64_t state[2];
+    for (int run = 0; run < 2; run++) {
+        trainer t;
+        te_graph *graph = NULL;
+        open_trainer(&t, te, &setups[0]);
+        te_tensor *w = te_module_parameter(te_module_find(t.gpt, "layer.self_attention.proj"), "weight");
+        for (int step = 0; step < 5; step++) {
+            if (step == 1) te_tensor_fill(w, 0.03); /* before the capture, too */
+            if (run == 1 && step == 1) graph = captured(&t);
+            if (step == 3) te_tensor_fill(w, 0.01);
+            feed(&t, step);
+            if (graph && step < 4) CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+            else train_step(&t);
+        }
+        state[run] = state_of(&t);
+        te_graph_destroy(graph);
+        close_trainer(&t);
+    }
+    CHECK(state[0] == state[1]);
+    CHECK_OK(te);
+}
+
+/* What a graph uses, by itself: a random state and bias corrections from tensors do what the same numbers in args do. */
+TE_TEST_DEVICES(graph_numbers_from_tensors) {
+    enum { N = 64 };
+    const int64_t state[2] = {99, 40}, off = 3;
+    te_tensor *rng = te_tensor_from_host(te, TE_I64, SHAPE(2), state), *x = te_tensor_normal(te, TE_F32, SHAPE(N, N), 0, 1);
+    te_tensor *q = te_tensor_normal(te, TE_F32, SHAPE(N, 1, 1, N), 0, 1);
+    uint8_t first[6][N * N * 4], second[6][N * N * 4];
+    memset(first, 0, sizeof first);
+    memset(second, 0, sizeof second);
+    for (int run = 0; run < 2; run++) {
+        uint8_t (*out)[N * N * 4] = run ? second : first;
+        uint64_t seed = run ? 1 : 99, offset = run ? (uint64_t)off : 43;
+        te_tensor *y = te_tensor_zeros(te, TE_F32, SHAPE(N, N));
+        const te_tensor *from = run ? rng : NULL;
+        te_random_args random = {0};
+        random.dst = y;
+        random.b = 1;
+        random.kind = TE_RANDOM_NORMAL;
+        random.seed = seed, random.offset = offset, random.rng = from;
+        CHECK_EQ_INT(te_random(te, &random), TE_OK);
+        te_tensor_to_host(y, out[0]);
+        te_dropout_add_fwd_args drop = {0};
+        drop.x = x, drop.y = y, drop.p = 0.3f;
+        drop.seed = seed, drop.offset = offset, drop.rng = from;
+        CHECK_EQ_INT(te_dropout_add_fwd(te, &drop), TE_OK);
+        te_tensor_to_host(y, out[1]);
+        te_dropout_add_bwd_args back = {0};
+        back.dy = x, back.dx = y, back.p = 0.3f;
+        back.seed = seed, back.offset = offset, back.rng = from;
+        CHECK_EQ_INT(te_dropout_add_bwd(te, &back), TE_OK);
+        te_tensor_to_host(y, out[2]);
+        te_attn_fwd_args attn = {0};
+        te_tensor *o = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
+        attn.q = attn.k = attn.v = q, attn.o = o, attn.dropout_p = 0.3f;
+        attn.lse = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, N));
+        attn.seed = seed, attn.offset = offset, attn.rng = from;
+        CHECK_EQ_INT(te_attn_fwd(te, &attn), TE_OK);
+        te_tensor_to_host(o, out[3]);
+        te_attn_bwd_args grad = {0};
+        grad.q = grad.k = grad.v = q, grad.o = o, grad.lse = attn.lse, grad.d_o = q, grad.dropout_p = 0.3f;
+        grad.dq = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
+        grad.dk = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
+        grad.dv = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
+        grad.seed = seed, grad.offset = offset, grad.rng = from;
+        CHECK_EQ_INT(te_attn_bwd(te, &grad), TE_OK);
+        te_tensor_to_host(grad.dv, out[4]);
+        te_nvfp4_quantize_args cast = {0};
+        cast.x = x, cast.stochastic_rounding = cast.measure = true;
+        cast.row = te_tensor_zeros(te, TE_F4E2M1, SHAPE(N, N)), cast.row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
+        cast.col = te_tensor_zeros(te, TE_F4E2M1, SHAPE(N, N)), cast.col_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
+        cast.amax_row = te_tensor_zeros(te, TE_F32, SHAPE(1)), cast.amax_col = te_tensor_zeros(te, TE_F32, SHAPE(1));
+        cast.seed = seed, cast.offset = offset, cast.rng = from;
+        CHECK_EQ_INT(te_nvfp4_quantize(te, &cast), TE_OK);
+        te_tensor_to_host(cast.row, out[5]);
+        te_tensor_to_host(cast.col, out[5] + N * N / 2);
+    }
+    for (int i = 0; i < 6; i++) {
+        test_case("operation %d", i);
+        CHECK_BYTES("result", second[i], first[i], sizeof first[i]);
+    }
+    te_random_args random = {0};
+    random.dst = x;
+    random.b = 1;
+    random.rng = x;
+    CHECK_EQ_INT(te_random(te, &random), TE_ERR_DTYPE);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "rng is f32; i64 is needed");
+
+    float rows[2][N];
+    for (int run = 0; run < 2; run++) {
+        const float unbias[2] = {(float)(1 / (1 - pow((double)0.9f, 7))), (float)(1 / (1 - pow((double)0.99f, 7)))}, rate = 0.01f;
+        float *v = test_normal(N, 3);
+        te_adam_tensor t = {0};
+        te_adam_args adam = {0};
+        t.grad = te_tensor_full(te, TE_F32, SHAPE(N), 0.5);
+        t.param = test_tensor(te, TE_F32, SHAPE(N), v);
+        t.m = te_tensor_full(te, TE_F32, SHAPE(N), 0.25);
+        t.v = te_tensor_full(te, TE_F32, SHAPE(N), 0.125);
+        adam.tensors = &t;
+        adam.num_tensors = 1;
+        adam.beta1 = 0.9f, adam.beta2 = 0.99f, adam.eps = 1e-8f, adam.lr = run ? 5 : rate, adam.step = run ? 1 : 7;
+        if (run) adam.bias_correction = te_tensor_from_host(te, TE_F32, SHAPE(2), unbias), adam.lr_device = te_tensor_from_host(te, TE_F32, SHAPE(1), &rate);
+        CHECK_EQ_INT(te_adam(te, &adam), TE_OK);
+        te_tensor_to_host(t.param, rows[run]);
+        if (!run) continue;
+        adam.bias_correction = adam.lr_device;
+        CHECK_EQ_INT(te_adam(te, &adam), TE_ERR_SHAPE);
+    }
+    CHECK_BYTES("adam", rows[1], rows[0], sizeof rows[0]);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "bias_correction");
+}
+
+/* ---- memory ---- */
+
+TE_TEST_DEVICES(graph_keeps_its_memory) {
+    const float v[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    te_memory_trim(te);
+    size_t before = te_memory_get_stats(te).reserved;
+    te_scope_begin(te);
+    te_tensor *x = test_tensor(te, TE_F32, SHAPE(8), v), *y, *inner;
+    float want[8];
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    te_scope_begin(te);
+    inner = te_scale(x, 3); /* released inside: the next one may lie there */
+    inner = te_add(inner, te_scale(inner, 2));
+    y = te_tensor_retain(te_scale(inner, 0.5f));
+    te_scope_end(te);
+    te_graph *graph = te_graph_end(te);
+    REQUIRE_OK(te);
+    te_scope_end(te); /* x goes, its memory does not */
+    for (int i = 0; i < 8; i++) want[i] = v[i] * 4.5f;
+    for (int round = 0; round < 3; round++) {
+        te_scope_begin(te);
+        for (int i = 0; i < 40; i++) te_tensor_full(te, TE_F32, SHAPE(8), NAN); /* whatever is free gets poisoned */
+        te_graph_launch(graph);
+        CHECK_TENSOR(y, want, 0, 0);
+        te_scope_end(te);
+    }
+    te_graph_destroy(graph);
+    CHECK_TENSOR(y, want, 0, 0); /* outlives the graph */
+    te_tensor_release(y);
+    te_memory_trim(te);
+    CHECK_EQ_INT(te_memory_get_stats(te).reserved, before);
+    CHECK_OK(te);
+}
+
+/* ---- refusals ---- */
+
+/* Each of these ends the capture of whoever tries it; the context goes on as if nothing had been. */
+static void no_wait(trainer *t) { te_synchronize(t->te); }
+static void no_item(trainer *t) { te_tensor_item(te_sum_all(te_module_parameter(te_module_child(t->gpt, 0), "weight"))); }
+static void no_read(trainer *t) {
+    float x[WORDS * WIDTH];
+    te_tensor_to_f32(te_module_parameter(te_module_child(t->gpt, 0), "weight"), x);
+}
+static void no_write(trainer *t) {
+    int32_t ids[TOKENS] = {0};
+    te_tensor_copy_from_host(t->ids[0], ids);
+}
+static void no_trim(trainer *t) { te_memory_trim(t->te); }
+static void no_begin(trainer *t) { te_graph_begin(t->te); }
+static void no_warmup(trainer *t) { te_warmup_begin(t->te); }
+static void no_seed(trainer *t) { te_seed(t->te, 4); }
+static void no_module(trainer *t) {
+    te_norm_desc norm = {0};
+    norm.hidden_size = 4;
+    CHECK(!te_rmsnorm_create(t->te, &norm));
+}
+static void no_optimizer(trainer *t) { CHECK(!te_fused_adam_create(t->te, t->gpt, NULL)); }
+static void no_quantizer(trainer *t) {
+    te_quantizer_desc desc = {0};
+    desc.kind = TE_QUANT_CURRENT;
+    CHECK(!te_quantizer_create(t->te, &desc));
+}
+static void no_later(trainer *t) {
+    te_recipe recipe = te_recipe_current_scaling();
+    te_autocast_desc cast = {0};
+    te_forward_args args = {0};
+    cast.recipe = &recipe;
+    args.input = t->ids[0];
+    args.is_first_microbatch = TE_MICROBATCH_LATER;
+    te_autocast_begin(t->te, &cast);
+    te_forward_with(t->gpt, &args);
+    te_autocast_end(t->te);
+}
+static void no_first_scales(trainer *t) {
+    te_recipe recipe = te_recipe_delayed_scaling();
+    te_autocast_desc cast = {0};
+    cast.recipe = &recipe;
+    te_autocast_begin(t->te, &cast);
+    te_forward(t->gpt, t->ids[0]);
+    te_autocast_end(t->te);
+}
+static void no_old_gradient(trainer *t) {
+    te_graph *none = te_graph_end(t->te); /* begun anew, after a gradient has been left behind */
+    te_graph_destroy(none);
+    te_backward(te_sum_all(te_module_parameter(te_module_child(t->gpt, 0), "weight")));
+    te_graph_begin(t->te);
+    te_optimizer_step(t->adam);
+    te_optimizer_zero_grad(t->adam);
+}
+static void no_open_region(trainer *t) { te_autocast_begin(t->te, NULL); }
+static void no_shape(trainer *t) { te_add(t->loss, te_module_parameter(te_module_child(t->gpt, 0), "weight")); }
+static void no_memory(trainer *t) { CHECK(!te_tensor_empty(t->te, TE_F32, SHAPE((int64_t)1 << 50))); }
+static void no_cleared_error(trainer *t) {
+    te_synchronize(t->te);
+    te_clear_error(t->te);
+}
+
+TE_TEST_DEVICES(graph_refusals) {
+    static const struct {
+        void (*call)(trainer *t);
+        te_result code;
+        const char *what, *instead;
+    } bad[] = {
+        {no_wait, TE_ERR_STATE, "waiting for the device", "after te_graph_launch"},
+        {no_item, TE_ERR_STATE, "te_tensor_item", "after te_graph_launch"},
+        {no_read, TE_ERR_STATE, "te_tensor_to_f32", "after te_graph_launch"},
+        {no_write, TE_ERR_STATE, "copying from host memory", "before each te_graph_launch"},
+        {no_trim, TE_ERR_STATE, "waiting for the device", ""},
+        {no_begin, TE_ERR_STATE, "a capture is under way already", "te_graph_end is missing"},
+        {no_warmup, TE_ERR_STATE, "te_warmup_begin", "before te_graph_begin"},
+        {no_seed, TE_ERR_STATE, "te_seed", "before te_graph_begin"},
+        {no_module, TE_ERR_STATE, "te_module_create", "before te_graph_begin"},
+        {no_optimizer, TE_ERR_STATE, "te_fused_adam_create", "before te_graph_begin"},
+        {no_quantizer, TE_ERR_STATE, "te_quantizer_create", "before te_graph_begin"},
+        {no_later, TE_ERR_STATE, "is_first_microbatch is LATER inside", "one capture"},
+        {no_first_scales, TE_ERR_STATE, "the scales of a delayed recipe", "run the step once"},
+        {no_old_gradient, TE_ERR_STATE, "with a gradient from before", "forget gradients before te_graph_begin"},
+        {no_open_region, TE_ERR_STATE, "te_graph_end: inside an autocast region", "te_autocast_end"},
+        {no_shape, TE_ERR_SHAPE, "te_add", ""},
+        {no_memory, TE_ERR_OUT_OF_MEMORY, "out of memory", ""},
+        {no_cleared_error, TE_ERR_STATE, "its error was cleared", ""},
+    };
+    trainer t, other;
+    open_trainer(&t, te, &setups[0]);
+    open_trainer(&other, te, &setups[0]); /* the same, left in peace */
+    feed(&t, 0);
+    feed(&other, 0);
+    te_seed(te, 78);
+    train_step(&t);
+    te_seed(te, 78);
+    train_step(&other);
+    for (int i = 0, steps = 0; i < COUNT(bad); i++) {
+        uint64_t seed, offset, after;
+        if (bad[i].call == no_memory && !te_ctx_is_cuda(te)) continue; /* here graph_without_memory does it */
+        steps++;
+        test_case("%s", bad[i].what);
+        te_rng_get(te, &seed, &offset);
+        te_scope_begin(te);
+        CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+        train_step(&t);
+        CHECK_OK(te);
+        bad[i].call(&t);
+        CHECK(te_graph_end(te) == NULL);
+        te_scope_end(te);
+        CHECK_STR(te_error(te), bad[i].instead);
+        CHECK_ERROR(te, bad[i].code, bad[i].what);
+        if (te_autocast_enabled(te)) te_autocast_end(te);
+        te_rng_get(te, &seed, &after);
+        CHECK(after == offset);
+        CHECK_EQ_INT(te_optimizer_steps(t.adam), steps);
+        for (int run = 0; run < 2; run++) { /* nothing has changed: both go on alike */
+            te_rng_set(te, seed, offset);
+            feed(run ? &other : &t, steps);
+            train_step(run ? &other : &t);
+        }
+        CHECK(state_of(&t) == state_of(&other));
+        CHECK_OK(te);
+    }
+    close_trainer(&t);
+    close_trainer(&other);
+}
+
+TE_TEST_DEVICES(graph_calls_out_of_order) {
+    trainer t;
+    te_autocast_desc cast = {0};
+    CHECK(te_graph_end(te) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_graph_end without te_graph_begin");
+    CHECK_EQ_INT(te_graph_launch(NULL), TE_ERR_STATE);
+    te_graph_destroy(NULL);
+    CHECK_EQ_INT(te_graph_begin(NULL), TE_ERR_STATE);
+    CHECK(te_graph_end(NULL) == NULL);
+    te_warmup_begin(te);
+    CHECK_EQ_INT(te_graph_begin(te), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_warmup_end");
+    te_warmup_end(te);
+    te_autocast_begin(te, &cast);
+    CHECK_EQ_INT(te_graph_begin(te), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "autocast");
+    te_autocast_end(te);
+    CHECK_OK(te);
+    open_trainer(&t, te, &setups[0]);
+    feed(&t, 0);
+    train_step(&t);
+    te_graph *graph = captured(&t);
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    CHECK_EQ_INT(te_graph_launch(graph), TE_ERR_STATE);
+    CHECK(te_graph_end(te) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_graph_launch");
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    te_graph_destroy(graph); /* refused: it is still there */
+    CHECK(te_graph_end(te) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_graph_destroy");
+    CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+    te_add(t.loss, t.ids[0]);
+    CHECK_EQ_INT(te_graph_launch(graph), te_error_code(te)); /* after an error nothing runs */
+    CHECK_EQ_INT(te_optimizer_steps(t.adam), 2);
+    te_clear_error(te);
+    close_trainer(&t); /* the optimizer that it steps is gone */
+    CHECK_EQ_INT(te_graph_launch(graph), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "its optimizer was destroyed");
+    te_graph_destroy(graph);
+    CHECK_OK(te);
+}
+
+TE_TEST(graph_outlives_its_context) {
+    te_ctx *te = te_ctx_create(&(te_ctx_desc){.device = test_no_gpu() ? "cpu" : "cuda:0"});
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4));
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    te_scale(x, 2);
+    te_graph *graph = te_graph_end(te);
+    CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK); /* a second one, never ended */
+    te_scale(x, 3);
+    te_ctx_destroy(te);
+    CHECK_EQ_INT(te_graph_launch(graph), TE_ERR_STATE);
+    te_graph_destroy(graph);
+}
+
+/* Every request for host memory and for device memory between begin and end fails once. */
+TE_TEST(graph_without_memory) {
+    for (int device = 0; device < 2; device++) {
+        bool whole = false;
+        for (int k = 1; !whole && k < 4000; k += k < 40 ? 1 : 7) {
+            purse *host = new_purse(), *memory = new_purse();
+            te_ctx_desc desc = {0};
+            trainer t;
+            te_graph *graph;
+            test_case("request %d of the %s", k, device ? "device" : "host");
+            desc.device = "cpu";
+            desc.log = test__log;
+            desc.cpu_threads = 1;
+            desc.host_allocator = allocator_of(host);
+            desc.device_allocator = allocator_of(memory);
+            te_ctx *te = te_ctx_create(&desc);
+            open_trainer(&t, te, &setups[2]);
+            feed(&t, 0);
+            train_step(&t);
+            REQUIRE_OK(te);
+            te_memory_trim(te);
+            purse *p = device ? memory : host;
+            p->fail_at = p->calls + k;
+            int64_t refused = p->refused;
+            bool begun = te_graph_begin(te) == TE_OK;
+            if (begun) train_step(&t);
+            graph = begun ? te_graph_end(te) : NULL;
+            whole = p->refused == refused;
+            p->fail_at = 0;
+            if (whole) CHECK(graph != NULL);
+            /* the pool may do with another block, and lists grow when they can: then there is a graph */
+            CHECK(graph ? te_ok(te) : te_error_code(te) == TE_ERR_OUT_OF_MEMORY);
+            te_clear_error(te);
+            if (graph) CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+            train_step(&t);
+            CHECK_OK(te);
+            CHECK_EQ_INT(te_optimizer_steps(t.adam), graph ? 3 : 2);
+            te_graph_destroy(graph);
+            close_trainer(&t);
+            te_ctx_destroy(te);
+            must_be_empty(host);
+            must_be_empty(memory);
+        }
+        CHECK(whole);
+    }
+}
+
+/* ---- what a capture holds ---- */
+
+/* The text of a file of the repository, or NULL. */
+static const char *repository_file(const char *path) {
+    FILE *f = fopen(path, "rb");
+    size_t room = 1 << 20;
+    char *text = (char *)test_alloc(room);
+    size_t n = f ? fread(text, 1, room - 1, f) : 0;
+    if (f) fclose(f);
+    return n ? text : NULL;
+}
+/* The line of ops/record.c for the operations whose args are struct te_NAME_args: NAME itself, or the first typedef of it. */
+static const char *fields_listed(const char *record, const char *ops, const char *name) {
+    char key[128], alias[64] = "";
+    const char *at;
+    snprintf(key, sizeof key, "#define TE__ARGS_%s(T, L)", name);
+    if ((at = strstr(record, key)) != NULL) return at;
+    snprintf(key, sizeof key, "typedef te_%s_args te_", name);
+    at = strstr(ops, key);
+    if (!at || sscanf(at + strlen(key), "%63[a-z0-9_]", alias) != 1 || strlen(alias) < 6) return NULL;
+    alias[strlen(alias) - 5] = 0; /* without _args */
+    snprintf(key, sizeof key, "#define TE__ARGS_%s(T, L)", alias);
+    return strstr(record, key);
+}
+
+/* Every tensor in every args struct of api/ops.h is listed in ops/record.c: one that is not would be gone when the graph is launched. */
+TE_TEST(graph_knows_every_tensor) {
+    const char *ops = repository_file("src/api/ops.h"), *record = repository_file("src/ops/record.c");
+    int structs = 0, fields = 0;
+    if (!ops || !record) SKIP("not run from the repository");
+    for (const char *at = ops; (at = strstr(at, "typedef struct te_")) != NULL; at++) {
+        char name[64] = "", line[512];
+        const char *end = strstr(at, "\n}"), *listed, *stop;
+        if (sscanf(at, "typedef struct te_%63[a-z0-9_]", name) != 1 || strlen(name) < 6 || strcmp(name + strlen(name) - 5, "_args") != 0) continue;
+        name[strlen(name) - 5] = 0;
+        listed = fields_listed(record, ops, name);
+        stop = listed ? strchr(listed, '\n') : NULL;
+        test_case("te_%s_args", name);
+        CHECK(stop != NULL);
+        if (!stop) continue;
+        structs++;
+        snprintf(line, sizeof line, "%.*s", (int)(stop - listed), listed);
+        for (const char *p = strchr(at, '\n'); p && p < end; p = strchr(p + 1, '\n')) {
+            const char *semicolon = strchr(p + 1, ';'), *star = strstr(p + 1, "te_tensor *"), *tuple = strstr(p + 1, "te_adam_tensor *");
+            if (!star || (tuple && tuple < star)) star = tuple;
+            if (!star || !semicolon || star > semicolon) continue;
+            for (star = strchr(star, '*'); star && star < semicolon; star = strchr(star + 1, '*')) {
+                char field[64], tensor[80], list[80];
+                if (sscanf(star, "*%63[a-z0-9_]", field) != 1 || !strcmp(field, "const")) continue; /* *const *name: the second star */
+                snprintf(tensor, sizeof tensor, "T(%s)", field);
+                snprintf(list, sizeof list, "L(%s,", field);
+                CHECK_MSG(strstr(line, tensor) || strstr(line, list), "%s is not listed: %s", field, line);
+                fields++;
+            }
+        }
+    }
+    CHECK_MSG(structs >= 40 && fields >= 200, "%d structs, %d fields", structs, fields);
+}

@@ -1,0 +1,120 @@
+/* tests/ops/test_gemm_choice.c: every tile, cluster and split that gemm could choose for a product, forced in turn, against the one that it does
+ * choose, which test_gemm.c checks. What a choice may change is the order of sums. */
+#define TE_STATIC
+#define TE__TUNE
+#define TE_IMPLEMENTATION
+#include "../te_test.h"
+
+typedef struct choice_case {
+    te_dtype a, b, d;
+    bool a_t, b_t, split_accumulator, accumulate, bias, aux, bias_gradient;
+    te_epilogue epilogue;
+    te_quant_kind kind; /* of fp8 operands with block scales */
+    bool a_2d, b_2d;
+    int64_t m, n, k;
+} choice_case;
+
+static te_tensor *random_tensor(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols, uint64_t seed) {
+    int64_t shape[2];
+    shape[0] = rows, shape[1] = cols;
+    return te_tensor_from_f32(te, dtype, 2, shape, test_normal(rows * cols, seed));
+}
+
+/* Codes of one copy, and their scales. */
+static te_tensor *blocks_of(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols, bool two_d, uint64_t seed, te_tensor **scale) {
+    te__quant_spec spec;
+    te_tensor *q;
+    memset(&spec, 0, sizeof spec);
+    spec.kind = TE_QUANT_BLOCK;
+    spec.dtype = dtype;
+    spec.usage = TE_ROWWISE;
+    spec.two_dimensional = two_d;
+    q = te__quantize(random_tensor(te, TE_BF16, rows, cols, seed), &spec);
+    if (!q) return NULL;
+    *scale = q->quantized->row.scale;
+    return q->quantized->row.data;
+}
+
+/* D, aux and the bias gradient of one alternative; take -1: of the choice. */
+static void run_choice(te_ctx *te, const choice_case *c, te_gemm_args g, int take, float **out) {
+    int64_t m = c->m, n = c->n;
+    float *old = test_rounded(c->d, test_normal(m * n, 4), m * n);
+    g.d = test_guarded_with(te, c->d, SHAPE(m, n), old);
+    if (c->aux) g.aux = test_guarded_with(te, c->d, SHAPE(m, n), old);
+    if (c->bias_gradient) g.bias_gradient = test_guarded(te, TE_F32, SHAPE(n));
+    te__gemm_tune.take = take;
+    te__gemm_tune.count = 0;
+    te_gemm(te, &g);
+    te__gemm_tune.take = -1;
+    REQUIRE_OK(te);
+    if (!out) return;
+    out[0] = test_read(g.d);
+    out[1] = c->aux ? test_read(g.aux) : NULL;
+    out[2] = c->bias_gradient ? test_read(g.bias_gradient) : NULL;
+}
+
+TE_TEST_DEVICES(gemm_every_choice) {
+    static const choice_case cases[] = {
+        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, true, true, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 300, 520, 2100},
+        {TE_BF16, TE_BF16, TE_BF16, false, false, false, false, false, true, true, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 300, 520, 1100},
+        {TE_F16, TE_F16, TE_F16, true, true, false, true, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 136, 392, 1000},
+        {TE_BF16, TE_BF16, TE_F32, true, false, false, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 264, 264, 4100},
+        {TE_BF16, TE_BF16, TE_F32, false, true, false, false, true, true, true, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 130, 260, 600},
+        {TE_BF16, TE_BF16, TE_F32, false, true, false, true, true, true, false, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 130, 260, 600},
+        {TE_BF16, TE_BF16, TE_BF16, true, false, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 1, 1000, 1040},
+        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, true, false, true, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 2700, 3100, 300},
+        {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, false, false, true, true, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 1400, 2200, 1100},
+        {TE_F8E5M2, TE_F8E4M3, TE_F32, false, true, true, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 270, 136, 2064},
+        {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, true, false, false, true, true, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 2000, 1500, 400},
+        {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, true, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, true, 1500, 1700, 2000},
+        {TE_F8E4M3, TE_F8E5M2, TE_F32, false, true, true, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, false, 1300, 264, 2048},
+        {TE_F8E4M3, TE_F8E4M3, TE_F32, false, true, true, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, true, false, 72, 1000, 4000},
+    };
+    if (!te_ctx_is_cuda(te)) SKIP("for the GPU's choices; the CPU has none");
+    for (int i = 0; i < COUNT(cases); i++) {
+        const choice_case *c = &cases[i];
+        float *want[3], *got[3];
+        int alternatives;
+        te_gemm_args g;
+        memset(&g, 0, sizeof g);
+        if (c->kind == TE_QUANT_BLOCK) {
+            te_tensor *sa = NULL, *sb = NULL;
+            g.a = blocks_of(te, c->a, c->m, c->k, c->a_2d, 1, &sa), g.b = blocks_of(te, c->b, c->n, c->k, c->b_2d, 2, &sb);
+            g.scale_a = sa, g.scale_b = sb;
+            g.scaling_a = c->a_2d ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D, g.scaling_b = c->b_2d ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
+        } else {
+            g.a = c->a_t ? random_tensor(te, c->a, c->k, c->m, 1) : random_tensor(te, c->a, c->m, c->k, 1);
+            g.b = c->b_t ? random_tensor(te, c->b, c->n, c->k, 2) : random_tensor(te, c->b, c->k, c->n, 2);
+        }
+        if (c->bias) g.bias = te_tensor_from_f32(te, TE_BF16, SHAPE(c->n), test_normal(c->n, 3));
+        g.m = c->m, g.n = c->n, g.k = c->k;
+        g.a_transposed = c->a_t, g.b_transposed = c->b_t;
+        g.split_accumulator = c->split_accumulator, g.accumulate = c->accumulate, g.epilogue = c->epilogue;
+        REQUIRE_OK(te);
+        test_case("case %d, the choice", i);
+        run_choice(te, c, g, -1, want);
+        alternatives = te__gemm_tune.count;
+        CHECK_MSG(alternatives > 0, "no alternatives were counted");
+        te_warmup_begin(te); /* compiles them all at once */
+        for (int take = 0; take < alternatives; take++) run_choice(te, c, g, take, NULL);
+        te_warmup_end(te);
+        for (int take = 0; take < alternatives; take++) {
+            int64_t bad = 0;
+            test_case("case %d, alternative %d", i, take);
+            run_choice(te, c, g, take, got);
+            for (int o = 0; o < 3 && want[o]; o++)
+                for (int64_t e = 0; e < (o == 2 ? c->n : c->m * c->n); e++) {
+                    /* sqrt(k) is the size of a sum of products of normal numbers. Two roundings to D may differ by one of its steps, 2^-7 of bf16's
+                     * value. Each of the k / 32 additions of fp8 products loses 2^-14 of the sum, on either side; f32 next to nothing; and what is
+                     * between goes through GELU, whose slope is at most 1.2. A column's sum collects m such differences, of either sign. */
+                    double size = sqrt((double)c->k) * (o == 2 ? sqrt((double)c->m) : 1), error = fabs((double)got[o][e] - (double)want[o][e]);
+                    double step = te__is_fp8(c->a) ? 1.2 * (double)c->k / 32 * 1.3e-4 : 2e-3;
+                    if (!(error <= 8e-3 * fabs((double)want[o][e]) + te__max(step, 2e-3) * size)) {
+                        CHECK_MSG(bad++, "output %d, element %lld (row %lld): %g, and %g by the choice", o, (long long)e, (long long)(e / c->n), (double)got[o][e],
+                                  (double)want[o][e]);
+                        break;
+                    }
+                }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+"""Writes what te_bench measured (a CSV) into README.md, between its markers, and as a plot beside the CSV. Needs Python alone.
+
+    python3 tools/bench_table.py tests/bench/h200.csv
+"""
+import csv
+import math
+import pathlib
+import sys
+from html import escape
+
+BEGIN, END = "<!-- te_bench: begin -->\n", "<!-- te_bench: end -->\n"
+# Of the plot: which colour stands for what a row is compared with. Both are told apart on white and on black.
+COLOURS = {"cuBLASLt": "#2e6fe4", "copy": "#1f9d55", "our bf16": "#d9730d", "our dense": "#d9730d", "without it": "#b4419b", "padded": "#7a7f87"}
+LABEL, SCALE, ROW, TOP, MOST = 330, 290, 16, 64, 1.75  # pixels; pixels a ratio of 1; the ratio at the right edge
+
+
+def read(path):
+    """The head line, and the rows by name, in the order of the file."""
+    head, *lines = path.read_text().splitlines()
+    rows = {}
+    for row in csv.DictReader(lines):
+        rows.setdefault(row["what"], []).append(row)
+    return head.lstrip("# "), rows
+
+
+def mean(ratios):
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def table(rows):
+    lines = ["| what | shape | te.h | compared with | ratio | all shapes: mean | least |", "|---|---|---|---|---|---|---|"]
+    for what, of_it in rows.items():
+        first, compared = of_it[0], [r for r in of_it if r["ratio"]]
+        cells = [what, first["shape"], f'{float(first["ours"]):.4g} {first["unit"]}']
+        cells += [f'{first["against"]} {float(first["theirs"]):.4g}', f'{float(first["ratio"]):.2f}'] if first["ratio"] else ["", ""]
+        if len(compared) > 1:
+            least = min(compared, key=lambda r: float(r["ratio"]))
+            cells += [f'{mean([float(r["ratio"]) for r in compared]):.2f} ({len(compared)})', f'{float(least["ratio"]):.2f} at {least["shape"]}']
+        else:
+            cells += ["", ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(head, rows):
+    """A line for each kind of row, a dot for each shape, a stroke at their geometric mean."""
+    rows = {what: compared for what, of_it in rows.items() if (compared := [r for r in of_it if r["ratio"]])}
+    x = lambda ratio: LABEL + SCALE * min(ratio, MOST)
+    bottom, width = TOP + ROW * len(rows), int(x(MOST)) + 30
+    out = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {bottom + 34}' font-family='sans-serif' font-size='11'>",
+        "<style>rect{fill:#fff}text{fill:#1f2328}.line{stroke:#d0d7de}.one{stroke:#57606a}"
+        "@media(prefers-color-scheme:dark){rect{fill:#0d1117}text{fill:#e6edf3}.line{stroke:#30363d}.one{stroke:#8b949e}}</style>",
+        "<rect width='100%' height='100%'/>",
+        "<text x='10' y='20' font-size='14'>Speed over that of what the colour names: a dot for each shape, a stroke at their geometric mean</text>",
+        f"<text x='10' y='36' font-size='10'>{escape(head)}</text>",
+    ]
+    at = 10
+    for against in dict.fromkeys(r["against"] for of_it in rows.values() for r in of_it):
+        colour = COLOURS.get(against, "#888")
+        out.append(f"<circle cx='{at + 4}' cy='50' r='4' fill='{colour}'/><text x='{at + 12}' y='54'>{escape(against)}</text>")
+        at += 40 + 6 * len(against)
+    for tick in range(0, int(MOST * 4) + 1):
+        ratio = tick / 4
+        out.append(f"<path class='{'one' if ratio == 1 else 'line'}' d='M{x(ratio):.1f} {TOP}V{bottom}'/>"
+                   f"<text x='{x(ratio):.1f}' y='{bottom + 14}' text-anchor='middle'>{ratio:g}</text>")
+    out.append(f"<text x='{x(MOST / 2):.1f}' y='{bottom + 28}' text-anchor='middle'>ratio; more is faster; what lies beyond {MOST:g} is drawn there</text>")
+    for i, (what, of_it) in enumerate(rows.items()):
+        y, ratios = TOP + ROW * i + ROW / 2, [float(r["ratio"]) for r in of_it]
+        colour = COLOURS.get(of_it[0]["against"], "#888")
+        out.append(f"<text x='{LABEL - 8}' y='{y + 4:.0f}' text-anchor='end'>{escape(what)}</text>")
+        for r, ratio in zip(of_it, ratios):
+            out.append(f"<circle cx='{x(ratio):.1f}' cy='{y:.0f}' r='3' fill='{colour}' fill-opacity='.45'><title>{escape(r['shape'])}: {ratio:.2f}</title></circle>")
+        out.append(f"<path d='M{x(mean(ratios)):.1f} {y - 6:.0f}v12' stroke='{colour}' stroke-width='3'/>")
+    return "\n".join(out) + "\n</svg>\n"
+
+
+def main(path):
+    head, rows = read(path)
+    picture = path.with_suffix(".svg")
+    picture.write_text(plot(head, rows))
+    text = (f"{head}; medians, random normal data, L2 flushed, clocks as found.\n\n![Speed of every kernel relative to cuBLASLt, to a copy, or to another of ours]({picture})\n\n"
+            f"All rows are in [{path}]({path}).\n\n<details><summary>As a table: the first shape of each kind, and what all shapes of it give</summary>\n\n" + table(rows) + "\n</details>\n")
+    readme = pathlib.Path("README.md")
+    before, marker, rest = readme.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not marker or not end:
+        sys.exit(f"bench_table.py: README.md lacks {BEGIN.strip()} or {END.strip()}")
+    readme.write_text(before + BEGIN + text + END + after)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(pathlib.Path(sys.argv[1]))

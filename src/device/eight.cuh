@@ -3,6 +3,9 @@
 #pragma once
 #include "device/base.cuh"
 
+// What is loaded above is loaded here: the compiler may not put a load off until its number is used, one latency after the other.
+TE_DEV void te_loads_go_first() { asm volatile("" ::: "memory"); }
+
 // The larger halves of two words of a 16-bit format: of a number and NaN, the number.
 TE_DEV te_u32 te_half2_max(te_u32 a, te_u32 b, int dt) {
     te_u32 c;

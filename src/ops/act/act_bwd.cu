@@ -23,6 +23,12 @@
 #include "ops/act/kargs.h"
 #include "ops/act/tile.cuh"
 
+// Read behind the loads of dy and x: what waits for these numbers holds up nothing.
+TE_DEV void te_act_begin(const te__act_bwd_kargs &a, float *scale, float *seen) {
+    te_loads_go_first();
+    if (a.scale) *scale = *a.scale;
+    if (a.amax) *seen = *a.amax;
+}
 // Eight elements of dx on their way: measured, scaled.
 TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float v[8], float *largest) {
     if (a.amax) {
@@ -35,11 +41,11 @@ TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
+// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would have to wait until the first one is used up.
+extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
-    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f;
+    float largest = 0.0f, scale = 1.0f, seen = 0.0f;
     te_i64 row, column;
-    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
 #ifdef ACT
     te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;
     if (i < a.m * a.n) {
@@ -51,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_bwd(const __grid_consta
             te_i64 at = row * 2 * a.n + column;
             te_load8(a.x, at, X_DT, x);
             te_load8(a.x, at + a.n, X_DT, gate);
+            te_act_begin(a, &scale, &seen);
 #pragma unroll
             for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, &dx[j], &dgate[j]);
             te_act_finish(a, DX_DT, scale, dx, &largest);
@@ -59,6 +66,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_bwd(const __grid_consta
             te_store8(a.dx, at + a.n, DX_DT, dgate);
         } else {
             te_load8(a.x, i, X_DT, x);
+            te_act_begin(a, &scale, &seen);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 float slope;
@@ -70,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_bwd(const __grid_consta
         }
     }
 #else
+    te_act_begin(a, &scale, &seen);
     te_i64 first = (te_i64)blockIdx.x * 2048 + threadIdx.x;
     for (te_i64 i = first; i < first + 2048 && i < a.m * a.n; i += 256) {
         float dy = te_load(a.dy, i, a.dy_dt), da, db = 0.0f;
@@ -87,5 +96,6 @@ extern "C" __global__ void __launch_bounds__(256) te_act_bwd(const __grid_consta
         largest = fmaxf(largest, fmaxf(fabsf(da), fabsf(db)));
     }
 #endif
+    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
     if (a.amax) te_act_amax(a.amax, seen, largest, a.dx_dt);
 }

@@ -26,12 +26,11 @@
 #include "ops/act/kargs.h"
 #include "ops/act/tile.cuh"
 #ifdef ACT
-constexpr int unroll = 8;
 #define PACKED_DY (DY_DT != TE_F32)
 #define PACKED (X_DT != TE_F32)
 #define GATED (ACT >= TE_GEGLU)
+#define BLOCKS (__CUDA_ARCH__ >= 890 && PACKED && !(GATED && BIAS) ? GATED ? 3 : 4 : 1) // a multiprocessor should hold, where the registers suffice
 #else
-constexpr int unroll = 1; // the general row: less code
 #define ACT a.act
 #define DY_DT a.dy_dt
 #define X_DT a.x_dt
@@ -39,10 +38,11 @@ constexpr int unroll = 1; // the general row: less code
 #define PACKED_DY false
 #define PACKED false
 #define GATED true
+#define BLOCKS 1
 #define BIAS (a.partial != nullptr)
 #endif
 
-extern "C" __global__ void __launch_bounds__(256) te_act_bwd_tile(const __grid_constant__ te__act_bwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
     constexpr int halves = GATED ? 2 : 1;
     __shared__ __align__(16) te_u32 tile[halves * TE_TILE_COLUMNS * TE_TILE_WORDS];
@@ -58,10 +58,10 @@ extern "C" __global__ void __launch_bounds__(256) te_act_bwd_tile(const __grid_c
     float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, sum[halves][8] = {};
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
     te_u32 code[halves][4][2] = {};
-#pragma unroll
+#pragma unroll te_act_unroll
     for (int r = 0; r < 4; r++) {
         float dx[halves][8];
-#pragma unroll unroll
+#pragma unroll te_act_unroll
         for (int k = 0; k < 8; k++) {
             float g = te_eight_get<PACKED_DY>(dy[r], k, DY_DT), u = te_eight_get<PACKED>(x[r], k, X_DT);
             if (gated) {

@@ -30,30 +30,31 @@
 
 extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_constant__ te__act_fwd_kargs a) {
     te_follow();
-    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, slope;
+    float largest = 0.0f, slope;
     te_i64 row;
-    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
 #ifdef ACT
     constexpr bool quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;
     constexpr int vectors = te_act_gated(ACT) ? 1 : 2;
-    te_i64 i = (te_i64)blockIdx.x * (vectors * 2048) + threadIdx.x * 8, column[2];
-    te_eight<X_DT != TE_F32> x[2];
+    te_i64 i = (te_i64)blockIdx.x * (vectors * 2048) + threadIdx.x * 8, all = a.m * a.ld, from[2], column;
+    bool there[2];
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-        te_i64 at = i + k * 2048;
-        if (te_act_gated(ACT) && k == 1) { // the gate
-            if (i < a.m * a.ld && column[0] < a.n) x[1] = te_eight_load<X_DT != TE_F32>(a.x, row * 2 * a.n + a.n + column[0], X_DT);
-            break;
-        }
-        row = 0, column[k] = at;
-        if (te_act_gated(ACT) || a.m > 1) te_act_split8(at, a.ld, a.divisor.magic, a.divisor.shift, &row, &column[k]);
-        if (at < a.m * a.ld && column[k] < a.n) x[k] = te_eight_load<X_DT != TE_F32>(a.x, row * (te_act_gated(ACT) ? 2 : 1) * a.n + column[k], X_DT);
+    for (int k = 0; k < vectors; k++) {
+        row = 0, column = i + k * 2048;
+        if (te_act_gated(ACT) || a.m > 1) te_act_split8(column, a.ld, a.divisor.magic, a.divisor.shift, &row, &column);
+        there[k] = i + k * 2048 < all && column < a.n;
+        from[k] = there[k] ? row * (te_act_gated(ACT) ? 2 : 1) * a.n + column : 0;
     }
+    te_eight<X_DT != TE_F32> x[2]; // two, or the first one's gate
+    x[0] = te_eight_load<X_DT != TE_F32>(a.x, from[0], X_DT);
+    x[1] = te_eight_load<X_DT != TE_F32>(a.x, te_act_gated(ACT) ? from[0] + a.n : from[1], X_DT);
+    te_loads_go_first();
+    // Behind the loads of x: what waits for these numbers holds up nothing.
+    float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;
 #pragma unroll
     for (int k = 0; k < vectors; k++) {
         float y[8] = {};
-        if (i + k * 2048 >= a.m * a.ld) break;
-        if (column[k] < a.n) {
+        if (i + k * 2048 >= all) break;
+        if (there[k]) {
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 float u = te_eight_get<X_DT != TE_F32>(x[k], j, X_DT);
@@ -71,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         te_store8(a.y, i + k * 2048, Y_DT, y);
     }
 #else
+    float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;
     te_i64 first = (te_i64)blockIdx.x * 2048 + threadIdx.x;
     for (te_i64 i = first; i < first + 2048 && i < a.m * a.ld; i += 256) {
         float y = 0.0f;
@@ -88,5 +90,6 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         te_store(a.y, i, a.y_dt, a.scale ? y * scale : y);
     }
 #endif
+    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
     if (a.amax) te_act_amax(a.amax, seen, largest, a.y_dt);
 }

@@ -19,10 +19,8 @@
 #include "ops/act/kargs.h"
 #include "ops/act/tile.cuh"
 #ifdef ACT
-constexpr int unroll = 8;
 #define PACKED (X_DT != TE_F32)
 #else
-constexpr int unroll = 1; // the general row: less code
 #define ACT a.act
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
@@ -41,10 +39,10 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
     float scale = *a.scale, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, slope;
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
     te_u32 code[4][2];
-#pragma unroll
+#pragma unroll te_act_unroll
     for (int r = 0; r < 4; r++) {
         float y[8];
-#pragma unroll unroll
+#pragma unroll te_act_unroll
         for (int k = 0; k < 8; k++) {
             float u = te_eight_get<PACKED>(x[r], k, X_DT);
             y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<PACKED>(gate[r], k, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);

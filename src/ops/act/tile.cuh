@@ -10,6 +10,12 @@
 #include "device/eight.cuh"
 #include "device/tile.cuh"
 
+#ifdef ACT
+constexpr int te_act_unroll = 8;
+#else
+constexpr int te_act_unroll = 1; // the general row, of all formats: less code
+#endif
+
 struct te_act_place {
     te_u32 tile_m;
     te_i64 first_row, first_col, row, col;
@@ -22,6 +28,7 @@ struct te_act_place {
 
 // Four rows of eight elements of p [.., ld], from element `at` on; of them `rows` and `there` exist, the others are 0.
 template <bool packed> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector, te_eight<packed> v[4]) {
+#ifdef ACT
     if (vector && rows == 4 && there >= 8) {
 #pragma unroll
         for (int r = 0; r < 4; r++) v[r] = te_eight_load<packed>(p, at + r * ld, dt);
@@ -29,6 +36,11 @@ template <bool packed> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 
 #pragma unroll
         for (int r = 0; r < 4; r++) v[r] = te_eight_part<packed>(p, at + r * ld, dt, r < rows ? there : 0);
     }
+#else
+    (void)vector;
+#pragma unroll 1
+    for (int i = 0; i < 32; i++) v[i >> 3].w[i & 7] = i >> 3 < rows && (i & 7) < there ? __float_as_uint(te_load(p, at + (i >> 3) * ld + (i & 7), dt)) : 0;
+#endif
 }
 
 // Eight numbers of a row as FP8 codes, to words and to y.
@@ -42,10 +54,10 @@ TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u3
     }
 }
 TE_DEV void te_act_store(void *y, te_i64 at, int dt, te_i64 there, bool vector, const float v[8]) {
-    if (vector && there >= 8) {
+    if (te_act_unroll > 1 && vector && there >= 8) {
         te_store8(y, at, dt, v);
     } else {
-#pragma unroll
+#pragma unroll te_act_unroll
         for (int k = 0; k < 8; k++)
             if (k < there) te_store(y, at + k, dt, v[k]);
     }

@@ -8,7 +8,7 @@
 #include "ops/gemm/groups.cuh"
 #include "ops/gemm/naive.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) te_gemm_grouped_naive(const __grid_constant__ te__gemm_grouped_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, 1) te_gemm_grouped_naive(const __grid_constant__ te__gemm_grouped_kargs a) {
     te__gemm_kargs g;
     te_u32 tile;
     if (te_group_open(a, TILE, TILE, blockIdx.x, g, tile)) te_naive_tile(g, tile);

@@ -193,6 +193,13 @@ typedef struct te__map_slot {
     unsigned char map[TE__MAP_BYTES];
 } te__map_slot;
 
+/* What planning has found out for a problem: opaque bytes, by opaque bytes. */
+enum { TE__MEMO_SLOTS = 128, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
+typedef struct te__memo_slot {
+    unsigned char key[TE__MEMO_KEY]; /* all 0: free */
+    uint64_t value[TE__MEMO_VALUE / 8];
+} te__memo_slot;
+
 struct te__cuda {
     te__cu_device device;
     te__cu_handle context, stream;
@@ -206,6 +213,7 @@ struct te__cuda {
     uint64_t uploads;
     void *counter; /* te__plan_counter */
     te__map_slot *maps;
+    te__memo_slot *memo;
     struct te__cache *cache; /* cuda/cache.c */
 };
 
@@ -252,6 +260,7 @@ static void te__cuda_device_close(te_ctx *te) {
     }
     if (c->retained_context) te__cu.DevicePrimaryCtxRelease(c->device);
     te__free(te, c->maps, TE__MAP_SLOTS * sizeof(te__map_slot));
+    te__free(te, c->memo, TE__MEMO_SLOTS * sizeof(te__memo_slot));
     te__free(te, c, sizeof(*c));
     te->cuda = NULL;
 }
@@ -587,4 +596,24 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     }
     memcpy(out128, slot->map, TE__MAP_BYTES);
     return TE_OK;
+}
+
+/* ---- what planning need not find out again ------------------------------------------------------------------- */
+
+/* Where the answer to `key` (TE__MEMO_KEY bytes, not all 0) is or goes: TE__MEMO_VALUE bytes; *known: it is there. NULL: nothing is kept for this
+ * plan. An answer must depend on the key and on the device alone. */
+static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
+    te__cuda *c = p->te->cuda;
+    te__memo_slot *slot;
+    *known = false;
+    if (p->explain || !c) return NULL; /* perhaps of another device */
+    if (!c->memo) {
+        c->memo = (te__memo_slot *)te__try_alloc(p->te, TE__MEMO_SLOTS * sizeof(te__memo_slot));
+        if (!c->memo) return NULL;
+        memset(c->memo, 0, TE__MEMO_SLOTS * sizeof(te__memo_slot));
+    }
+    slot = &c->memo[te__hash64(key, TE__MEMO_KEY, 0) % TE__MEMO_SLOTS];
+    *known = memcmp(slot->key, key, TE__MEMO_KEY) == 0;
+    if (!*known) memcpy(slot->key, key, TE__MEMO_KEY);
+    return slot->value;
 }

@@ -24,7 +24,6 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_block_dequantize_col(const __grid_constant__ te__block_dequantize_kargs a) {
-    te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ __align__(16) float scale[128]; // of each column of y
     int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;

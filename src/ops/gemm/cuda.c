@@ -69,12 +69,14 @@ static bool te__gemm_skips(double cost) {
     return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
+#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: somebody is about to count */
 #else
 #define TE__GEMM_SKIPS(cost) false
+#define TE__GEMM_REMEMBERS true
 #endif
 
 /* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
-static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
+static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
     const te_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
@@ -103,6 +105,40 @@ static te__gemm_choice te__gemm_choose(const te__plan *p, const te__gemm_tile_ki
     best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
     best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
     return best;
+}
+
+/* All that a search depends on. */
+typedef struct te__gemm_key {
+    int64_t m, n, k, bk;
+    uint64_t kinds; /* the address of the list */
+    int dtype, block, work, clusters;
+} te__gemm_key;
+typedef char te__gemm_memo_fits[sizeof(te__gemm_key) == TE__MEMO_KEY && sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
+
+/* The same, searched once: that takes a quarter of what a launch takes. */
+static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
+    const te_gemm_args *a = q->args;
+    te__gemm_choice c;
+    te__gemm_key key;
+    bool known = false;
+    void *memo = NULL;
+    key.m = a->m;
+    key.n = a->n;
+    key.k = a->k;
+    key.bk = bk;
+    key.kinds = (uint64_t)(uintptr_t)kinds;
+    key.dtype = (int)a->a->dtype;
+    key.block = q->block;
+    key.work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient;
+    key.clusters = clusters;
+    if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
+    if (known) {
+        memcpy(&c, memo, sizeof(c));
+        return c;
+    }
+    c = te__gemm_search(p, kinds, count, q, bk, clusters);
+    if (memo) memcpy(memo, &c, sizeof(c));
+    return c;
 }
 
 /* ---- arguments ------------------------------------------------------------------------------------------------------- */

@@ -27,23 +27,6 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, in
     return te__div_up(m, t->bm * (t->bm <= t->bn ? t->cluster : 1)) * te__div_up(n, t->bn * (t->bm > t->bn ? t->cluster : 1));
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
- * is not hidden of writing D, and all of them cannot come faster than from device memory: 2.4 MB a slab, 33 KB for one block. Splitting k costs a
- * second launch and its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters
- * of 4 and 8 do not go into every group of them. work: of the epilogue, on 128 x 256 values. */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_gemm_args *a, int64_t slabs, int64_t splits, bool together, double work) {
-    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(a->a->dtype);
-    int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
-    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
-    int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
-    double tail = (1.0 + work) * size, cost, floor = bytes / te__min(2.4e6, 33e3 * (double)te__max(blocks, 1));
-    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
-    cost = te__max(cost, floor) + 0.1 * te__min(cost, floor);
-    if (together) cost += (splits == 8 ? 5.0 : 1.5) + 8.0 * (double)(rounds - 1); /* these blocks do not stay */
-    else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
-    return cost;
-}
-
 /* What the kernels are given to multiply: the operands of the call, or what they were decoded into. */
 typedef struct te__gemm_side {
     const void *data;
@@ -56,6 +39,25 @@ typedef struct te__gemm_problem {
     te__gemm_side a, b;
     int block; /* te__gemm_block_kind, or 0 */
 } te__gemm_problem;
+
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
+ * is not hidden of writing D, and all of them cannot come faster than from device memory: 2.4 MB a slab, 33 KB for one block. Splitting k costs a
+ * second launch and its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters
+ * of 4 and 8 do not go into every group of them. work: of the epilogue, on 128 x 256 values. */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
+                            double work) {
+    const te_gemm_args *a = q->args;
+    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
+    int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
+    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
+    int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
+    double tail = (1.0 + work) * size, cost, floor = bytes / te__min(2.4e6, 33e3 * (double)te__max(blocks, 1));
+    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
+    cost = te__max(cost, floor) + 0.1 * te__min(cost, floor);
+    if (together) cost += (splits == 8 ? 5.0 : 1.5) + 8.0 * (double)(rounds - 1); /* these blocks do not stay */
+    else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
+    return cost;
+}
 
 /* For `te_bench --tune`, which has one alternative after the other taken: `take`, -1 for the best. */
 #ifdef TE__TUNE
@@ -90,7 +92,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
         for (s = 0; s < TE__COUNT(splits); s++)
             for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
                 int64_t each = te__div_up(slabs, splits[s]);
-                double cost = te__gemm_cost(p, &kinds[i], a, slabs, splits[s], together, work);
+                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, work);
                 if (s > 0 && slabs < SHORTEST * splits[s]) continue;
                 if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
                              : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
@@ -127,7 +129,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
     key.k = a->k;
     key.bk = bk;
     key.kinds = (uint64_t)(uintptr_t)kinds;
-    key.dtype = (int)a->a->dtype;
+    key.dtype = (int)q->a.dtype;
     key.block = q->block;
     key.work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient;
     key.clusters = clusters;

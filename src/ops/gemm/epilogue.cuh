@@ -175,16 +175,17 @@ TE_DEV void te_gemm_stage_put(char *stage, int col, const float d[4]) {
 template <int COLS, int D_FORMAT> TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
     int lane = threadIdx.x & 31;
     bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;
-#pragma unroll
+#pragma unroll 1
     for (int c = lane; c < COLS; c += 32) {
         te_i64 col = col0 + c, at = row0 * a.ldd + col;
         if (col >= a.n) continue;
         if (!plain) {
+#pragma unroll 1
             for (int r = 0; r < 16 && row0 + r < a.m; r++) te_gemm_finish(a, scale, row0 + r, col, *(const float *)(stage + te_gemm_stage_at(r, c)));
             continue;
         }
         float bias = a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f;
-#pragma unroll
+#pragma unroll 8
         for (int r = 0; r < 16; r++, at += a.ldd)
             if (row0 + r < a.m) te_store(a.d, at, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));
     }

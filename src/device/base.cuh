@@ -35,7 +35,7 @@ typedef long long te_i64;
 // launched so that it may be brought onto the GPU while the one before it ends (programmatic dependent launch), and must touch no memory
 // but its arguments before. One H200, 2026-11-21, te_bench "step of a layer", with it in every kernel: a small layer by calls 0.78 .. 0.88 of the
 // time, by a graph 0.96 .. 0.99; nothing for large ones. Letting the next kernel come still earlier (griddepcontrol.launch_dependents) took 0.93
-// of the small and 1.01 .. 1.05 of the large ones. Only fill has it until the results, and not only the times, have been compared.
+// of the small and 1.01 .. 1.05 of the large ones.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

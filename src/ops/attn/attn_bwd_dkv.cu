@@ -10,6 +10,7 @@
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __grid_constant__ te__attn_kargs a) {
+    te_follow();
     extern __shared__ float4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_kv + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.groups, false);

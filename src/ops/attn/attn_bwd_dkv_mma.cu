@@ -71,6 +71,7 @@ struct te_walk {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_attn_bwd_dkv_mma(const __grid_constant__ te__attn_kargs a) {
+    te_follow();
     extern __shared__ uint4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_kv + BN - 1) / BN, a.groups, false);

@@ -8,6 +8,7 @@
 #include "ops/attn/attn.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 4) te_attn_delta(const __grid_constant__ te__attn_kargs a) {
+    te_follow();
     const int lane = threadIdx.x & 31;
     const te_i64 row = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5), head = row / a.s_pad;
     const int i = (int)(row - head * a.s_pad), b = (int)(head / a.heads), h = (int)(head - (te_i64)b * a.heads);

@@ -31,6 +31,7 @@ TE_DEV te_u32 te_amax_vector(uint4 u, int dt, te_u32 most) {
 }
 
 extern "C" __global__ void __launch_bounds__(512) te_amax(const __grid_constant__ te__amax_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     const int size = X_DT == TE_F32 ? 4 : 2;
     const uint4 *body = (const uint4 *)((const te_u8 *)a.x + a.head * size);

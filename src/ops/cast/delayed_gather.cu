@@ -6,6 +6,7 @@
 #include "ops/cast/list.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_delayed_gather(const __grid_constant__ te__delayed_kargs a) {
+    te_follow();
     te_u32 slot = blockIdx.x * 256 + threadIdx.x;
     if (slot >= a.first[a.states]) return;
     int state = te_state_of(a, slot);

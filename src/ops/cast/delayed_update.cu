@@ -13,6 +13,7 @@
 #include "ops/cast/list.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_delayed_update(const __grid_constant__ te__delayed_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     int state = te_state_of(a, blockIdx.x);
     te_u32 slot = blockIdx.x - a.first[state];

@@ -23,6 +23,7 @@ TE_DEV void te_dequantize8(uint2 code, int dt, float scale_inv, float v[8]) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_fp8_dequantize(const __grid_constant__ te__fp8_dequantize_kargs a) {
+    te_follow();
     te_i64 per_row = te_div_up(a.n, 8), groups = a.m * per_row, first = (te_i64)blockIdx.x * 1024 + threadIdx.x;
     float scale_inv = *a.scale_inv, v[8];
     te_i64 row[4], col[4];

@@ -112,6 +112,7 @@ TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p
 }
 
 extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(const __grid_constant__ te__fp8_quantize_kargs a) {
+    te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ float scratch[32];
     float v[4][8], largest = 0.0f, scale;

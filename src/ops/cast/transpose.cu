@@ -46,6 +46,7 @@ TE_DEV void te_transpose_load(const void *p, te_i64 i, int size, te_i64 n, te_u3
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_transpose(const __grid_constant__ te__transpose_kargs a) {
+    te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     int tx = threadIdx.x & 7, ty = threadIdx.x >> 3, rows = 4 / SIZE; // rows of a word
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;

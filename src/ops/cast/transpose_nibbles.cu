@@ -14,6 +14,7 @@
 #include "device/tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_transpose_nibbles(const __grid_constant__ te__transpose_kargs a) {
+    te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;

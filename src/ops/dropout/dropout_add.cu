@@ -24,6 +24,7 @@ TE_DEV float te_dropout_keep(const te__dropout_add_kargs &a, float v, te_u32 w) 
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_constant__ te__dropout_add_kargs a) {
+    te_follow();
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);
 #ifdef X_DT

@@ -90,6 +90,7 @@ TE_DEV void te_decode_fp4(const te__gemm_decode_side &s, int swizzled, te_i64 ro
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_decode(const __grid_constant__ te__gemm_decode_kargs a) {
+    te_follow();
     const te__gemm_decode_side &s = a.side[blockIdx.y];
     te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 values do not fit into a memory twice
     for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {

@@ -8,6 +8,7 @@
 #include "ops/gemm/epilogue.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_constant__ te__gemm_kargs a) {
+    te_follow();
     te_u32 per_row = (te_u32)te_div_up(a.n, 8), all = (te_u32)a.m * per_row; // 32 bits: D is small where k is split
     float scale = te_gemm_scale(a);
     for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {

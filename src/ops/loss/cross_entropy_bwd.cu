@@ -15,6 +15,7 @@
 #include "ops/loss/loss.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_cross_entropy_bwd(const __grid_constant__ te__cross_entropy_bwd_kargs a) {
+    te_follow();
     float everywhere = a.smoothing / (float)a.v, count = a.count ? fmaxf(*a.count, 1.0f) : 1.0f;
     for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
         te_i64 first = row * a.v, t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.v);

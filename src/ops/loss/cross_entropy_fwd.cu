@@ -44,6 +44,7 @@ TE_DEV void te_running_add8(te_running *r, const float x[8]) {
 #endif
 
 extern "C" __global__ void __launch_bounds__(512) te_cross_entropy_fwd(const __grid_constant__ te__cross_entropy_fwd_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
         te_i64 first = row * a.v;

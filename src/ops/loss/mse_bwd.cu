@@ -11,6 +11,7 @@
 #include "ops/loss/kargs.h"
 
 extern "C" __global__ void __launch_bounds__(256) te_mse_bwd(const __grid_constant__ te__mse_kargs a) {
+    te_follow();
     float factor = 2.0f * *a.dloss / (float)a.count;
 #ifdef X_DT
     te_i64 i = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;

@@ -12,6 +12,7 @@
 #include "ops/loss/kargs.h"
 
 extern "C" __global__ void __launch_bounds__(256) te_mse_fwd(const __grid_constant__ te__mse_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     float sum = 0.0f;
     te_i64 stride = (te_i64)gridDim.x * 2048;

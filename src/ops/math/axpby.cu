@@ -15,6 +15,7 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_axpby(const __grid_constant__ te__axpby_kargs a) {
+    te_follow();
     te_i64 first = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8;
     float alpha = a.alpha_device ? __fmul_rn(a.alpha, *a.alpha_device) : a.alpha, x[8], y[8];
     if (a.divide_device && *a.divide_device > 1.0f) alpha = __fdiv_rn(alpha, *a.divide_device);

@@ -82,6 +82,7 @@ TE_DEV void te_copy_units(const te__copy_kargs &a, te_i64 first) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_copy(const __grid_constant__ te__copy_kargs a) {
+    te_follow();
     te_i64 first = (te_i64)blockIdx.x * 1024 + threadIdx.x;
     switch (RAW) {
     case 16: te_copy_units<uint4>(a, first); return;

@@ -52,6 +52,7 @@ TE_DEV void te_store4(void *p, te_i64 i, int dt, bool whole, te_i64 n, const flo
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_embedding_bwd(const __grid_constant__ te__embedding_bwd_kargs a) {
+    te_follow();
     te_i64 warp = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     te_i64 id = a.splits == 1 ? warp : (te_i64)((te_u32)warp / a.splits); // more splits than one come with a small vocabulary
     int lane = threadIdx.x & 31;

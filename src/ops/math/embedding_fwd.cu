@@ -13,6 +13,7 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_embedding_fwd(const __grid_constant__ te__embedding_fwd_kargs a) {
+    te_follow();
     te_i64 token = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     int lane = threadIdx.x & 31;
     if (token >= a.tokens) return;

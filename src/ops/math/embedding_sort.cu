@@ -19,6 +19,7 @@ TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end
 }
 
 extern "C" __global__ void __launch_bounds__(1024) te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {
+    te_follow();
     __shared__ te_u32 place[32][TE__EMBEDDING_BUCKET];
     __shared__ te_u32 below[32];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;

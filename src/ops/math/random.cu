@@ -12,6 +12,7 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_random(const __grid_constant__ te__random_kargs a) {
+    te_follow();
     te_i64 block = (te_i64)blockIdx.x * 256 + threadIdx.x;
     te_u32 word[4];
     float v[4];

@@ -17,6 +17,7 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_sum(const __grid_constant__ te__sum_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     te_i64 begin = (te_i64)blockIdx.x * TE__SUM_CHUNK, end = begin + TE__SUM_CHUNK < a.n ? begin + TE__SUM_CHUNK : a.n;
     float sum = 0.0f;

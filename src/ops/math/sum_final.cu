@@ -7,6 +7,7 @@
 #include "ops/math/kargs.h"
 
 extern "C" __global__ void __launch_bounds__(1024) te_sum_final(const __grid_constant__ te__sum_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     float sum = 0.0f;
     for (te_i64 i = threadIdx.x; i < a.partials; i += 1024) sum += a.partial[i];

@@ -47,6 +47,7 @@ TE_DEV void te_nvfp4_raise(float *amax, float v) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_constant__ te__nvfp4_amax_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     if (a.noop && *a.noop == 1.0f) return;
     float of_row = 0.0f, of_col = 0.0f;

@@ -7,6 +7,7 @@
 #include "ops/nvfp4/kargs.h"
 
 extern "C" __global__ void te_nvfp4_amax_zero(const __grid_constant__ te__nvfp4_amax_kargs a) {
+    te_follow();
     te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x;
     if (a.noop && *a.noop == 1.0f) return;
     if (a.row && i < (a.per_row ? a.m : 1)) a.row[i] = 0.0f;

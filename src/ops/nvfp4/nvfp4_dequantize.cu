@@ -22,6 +22,7 @@
 #define TE_COLUMNS 65 // floats of a row of the tile
 
 extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __grid_constant__ te__nvfp4_dequantize_kargs a) {
+    te_follow();
     __shared__ float tile[64 * TE_COLUMNS];
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
     te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 64;

@@ -253,6 +253,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
+    te_follow();
     __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
     __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
     __shared__ int tile_code[64];

@@ -7,6 +7,7 @@
 #include "ops/optim/kargs.h"
 
 extern "C" __global__ void __launch_bounds__(1024) te_l2norm_final(const __grid_constant__ te__l2norm_final_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     float sum = 0.0f;
     for (int t = threadIdx.x; t < a.tensors; t += 1024) {

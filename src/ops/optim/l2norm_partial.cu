@@ -24,6 +24,7 @@ template <int DT> TE_DEV float te_squares(const void *x, te_i64 begin) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_l2norm_partial(const __grid_constant__ te__l2norm_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     int t = te_tensor_of(a.first, a.tensors, blockIdx.x), dt = a.dt[t];
     te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__NORM_CHUNK, end = begin + TE__NORM_CHUNK < a.n[t] ? begin + TE__NORM_CHUNK : a.n[t];

@@ -7,6 +7,7 @@
 #include "ops/optim/kargs.h"
 
 extern "C" __global__ void __launch_bounds__(256) te_l2norm_tensor(const __grid_constant__ te__l2norm_final_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     float sum = 0.0f;
     te_u32 end = a.first_chunk[blockIdx.x + 1];

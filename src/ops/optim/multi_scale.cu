@@ -22,6 +22,7 @@ template <int IN, int OUT> TE_DEV bool te_scale_chunk(const void *in, void *out,
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_multi_scale(const __grid_constant__ te__multi_scale_kargs a) {
+    te_follow();
     float scale = a.scale_device ? __fmul_rn(a.scale, *a.scale_device) : a.scale;
     int t = te_tensor_of(a.first, a.tensors, blockIdx.x), in_dt = a.in_dt[t], out_dt = a.out_dt[t];
     te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__SCALE_CHUNK, end = begin + TE__SCALE_CHUNK < a.n[t] ? begin + TE__SCALE_CHUNK : a.n[t];

@@ -108,6 +108,7 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, const float2
 }
 
 extern "C" __global__ void __launch_bounds__(TE__ROPE_THREADS, 4) te_rope(const __grid_constant__ te__rope_kargs a) {
+    te_follow();
     extern __shared__ float2 table[]; // (cos, sin) of each token's angles
     const te_i64 first = (te_i64)blockIdx.x * a.tokens, left = (te_i64)a.batch * a.seq - first;
     for (int at = threadIdx.x; at < a.tokens * a.half; at += TE__ROPE_THREADS) {

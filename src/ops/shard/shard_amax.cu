@@ -53,6 +53,7 @@ TE_DEV float te_lanes_max(float v, int lanes) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_shard_amax(const __grid_constant__ te__shard_amax_kargs a) {
+    te_follow();
     __shared__ __align__(16) float part[8][256];
     if (KIND == TE__SHARD_ANY) {
         te_tile_each(a, &part[0][0]);

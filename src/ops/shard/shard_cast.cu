@@ -51,6 +51,7 @@ TE_DEV uint2 te_e2m1x16(const float v[16]) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_shard_cast(const __grid_constant__ te__shard_cast_kargs a) {
+    te_follow();
     __shared__ float scratch[32];
     te_i64 group = (te_i64)blockIdx.x * 256 + threadIdx.x;
     bool some = group < a.count;

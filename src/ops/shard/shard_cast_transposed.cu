@@ -20,6 +20,7 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_shard_cast_transposed(const __grid_constant__ te__shard_cast_kargs a) {
+    te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ float scratch[32];
     int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;

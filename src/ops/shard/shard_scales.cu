@@ -10,6 +10,7 @@
 #include "ops/shard/kargs.h"
 
 extern "C" __global__ void __launch_bounds__(256) te_shard_scales(const __grid_constant__ te__shard_scales_kargs a) {
+    te_follow();
     te_i64 at = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 4;
     bool columnwise = at >= a.row_m * a.row_n;
     if (columnwise) at -= a.row_m * a.row_n;

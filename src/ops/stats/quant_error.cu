@@ -26,6 +26,7 @@ TE_DEV te_u32 te_warp_count(te_u32 v) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_quant_error(const __grid_constant__ te__quant_error_kargs a) {
+    te_follow();
     __shared__ te__quant_error_partial part[8];
     te_i64 begin = (te_i64)blockIdx.x * TE__STATS_CHUNK, end = begin + TE__STATS_CHUNK < a.n ? begin + TE__STATS_CHUNK : a.n;
     te__quant_error_partial p = {};

@@ -256,7 +256,7 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
 enum { TE__ADAM_WORDS = 2 /* of the graph's state: lr, the two bias corrections */ };
 typedef struct te__adam_steps {
     int steps;
-    short word[TE__GRAPH_WORDS / TE__ADAM_WORDS]; /* of each step */
+    short word[(int)TE__GRAPH_WORDS / (int)TE__ADAM_WORDS]; /* of each step */
     bool clipped; /* before the capture */
 } te__adam_steps;
 /* Behind it: whether each parameter takes part. */

@@ -18,7 +18,6 @@ TE_DEV uint4 te_lds16(te_u32 src) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(src) : "memory");
     return v;
 }
-TE_DEV void te_sts4(te_u32 dst, te_u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(dst), "r"(v) : "memory"); }
 
 // ---- tiles and their fragments ----
 

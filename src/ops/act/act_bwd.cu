@@ -4,6 +4,8 @@
 //
 // Elements of dy go to threads as those of y do in act_fwd.cu.
 //
+// One H200, 2026-11-21, te_bench glu: 16384x4096 bf16, of copy: GELU 0.96, SwiGLU 0.95, GEGLU 0.95.
+//
 // Launch: block of 256 threads, grid ceil(m * n / 2048). With options: n a multiple of 8, all pointers aligned to 16 bytes. Without:
 // anything.
 //

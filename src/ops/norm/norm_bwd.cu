@@ -12,6 +12,8 @@
 // B is chosen from the shape and the device alone. With CHUNKS, columns are split among threads as in norm_fwd, the sums stay in
 // registers (in shared memory if SUMS_SHARED) and the next row is on its way while this one is reduced.
 //
+// One H200, 2026-11-21, te_bench norm: 16384x4096 bf16, of copy: RMSNorm 0.85, LayerNorm 0.77.
+//
 // Launch: grid of B <= m blocks of 32 .. 512 threads. With CHUNKS: n a multiple of 8 and at most 8 * CHUNKS * threads; dy, x, add, dx of
 // X_DT and all pointers aligned to 16 bytes; SUMS_SHARED: kinds * 8 * CHUNKS * threads floats of dynamic shared memory. Without: anything;
 // `partial` is summed in place.

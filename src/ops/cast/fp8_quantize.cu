@@ -13,6 +13,8 @@
 // each other, and every block makes the scale of the largest. On the way down they cast: the last tile is in their registers still, and the
 // end of x in the cache.
 //
+// One H200, 2026-11-21, te_bench quantize: 16384x4096 bf16, of copy: row-wise 0.89, both copies 0.86, both with the scale made here 0.85.
+//
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other; at least one. current: at most TE__CAST_RESIDENT blocks a
 // multiprocessor, and as many as there are partial maxima. Any size, any alignment.
 //

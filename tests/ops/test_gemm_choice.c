@@ -108,8 +108,8 @@ TE_TEST_DEVICES(gemm_every_choice) {
                      * value. Each of the k / 32 additions of fp8 products loses 2^-14 of the sum, on either side; f32 next to nothing; and what is
                      * between goes through GELU, whose slope is at most 1.2. A column's sum collects m such differences, of either sign. */
                     double size = sqrt((double)c->k) * (o == 2 ? sqrt((double)c->m) : 1), error = fabs((double)got[o][e] - (double)want[o][e]);
-                    double step = te__is_fp8(c->a) ? 1.2 * (double)c->k / 32 * 1.3e-4 : 2e-3;
-                    if (!(error <= 8e-3 * fabs((double)want[o][e]) + te__max(step, 2e-3) * size)) {
+                    double step = te__is_fp8(c->a) ? fmax(1.2 * (double)c->k / 32 * 1.3e-4, 2e-3) : 2e-3;
+                    if (!(error <= 8e-3 * fabs((double)want[o][e]) + step * size)) {
                         CHECK_MSG(bad++, "output %d, element %lld (row %lld): %g, and %g by the choice", o, (long long)e, (long long)(e / c->n), (double)got[o][e],
                                   (double)want[o][e]);
                         break;

@@ -142,7 +142,7 @@
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup
-#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (GROUPED ? ENTRIES * 16 : 0)) / (SLOT + SCALES + 16))
+#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
@@ -150,7 +150,8 @@
 #define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
 #define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there
 #define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
-#define ENTRIES 16 // of numbers of tiles, for GROUPED
+#define ENTRIES 16 // for GROUPED: see te_entry
+#define LATE 1
 #define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
@@ -206,9 +207,10 @@ struct te_ring {
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
-// Entries of 16 bytes: mail of the first block of a cluster to the other, a number; the number of the tile whose first slab is in slot i; the
-// barrier that tells of the mail. The one block is at most a ring, and the tile to come, ahead of the other.
-TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 16; }
+// Entries of 48 bytes. Mail of the first block of a cluster to the other: a number, and at + 8 the barrier that tells of it; the one block is at
+// most a ring, and the tile to come, ahead of the other. At + 16 the work whose first slab is in slot i, for those who multiply: they need not
+// ask device memory for it.
+TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }
 
 // Work items are splits of tiles, of two tiles with CLUSTER.
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
@@ -219,18 +221,30 @@ typedef te__gemm_hopper_grouped_kargs te_arguments;
 // The tile and the k of work item `work` for block `rank` of the cluster. group: the one of the item before; a block goes through its work
 // upwards, and so through the groups.
 struct te_work {
-    int row, col, k0, rows_end;
-    int split, slabs; // split: the third coordinate of D, which are the groups if they lie along k
-    int before;       // elements of the first slab that are the group's before
-    te_u32 group;
+    int row, col, rows_end, slabs, k0;
+    int split;  // the third coordinate of D, which are the groups if they lie along k
+    int before; // elements of the first slab that are the group's before
+    int group;  // -1: there is no more work
+    TE_DEV explicit te_work(te_u32 entry) {
+        uint4 u = te_lds16(entry + 16), v = te_lds16(entry + 32);
+        row = (int)u.x, col = (int)u.y, rows_end = (int)u.z, slabs = (int)u.w;
+        k0 = (int)v.x, split = (int)v.y, before = (int)v.z, group = (int)v.w;
+    }
+    TE_DEV void put(te_u32 entry) const {
+        te_sts16(entry + 16, make_uint4((te_u32)row, (te_u32)col, (te_u32)rows_end, (te_u32)slabs));
+        te_sts16(entry + 32, make_uint4((te_u32)k0, (te_u32)split, (te_u32)before, (te_u32)group));
+    }
     TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &group_) : before(0) {
         const te__gemm_kargs &a = all.h.g;
         const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row
         int4 at = rows[group_];
         te_u32 tm, tn;
         while (work >= (te_u32)at.w) at = rows[++group_];
-        group = group_;
-        te_gemm_raster(work - (te_u32)at.z, GROUPED == 1 ? (te_u32)(at.y - at.x + BM - 1) / BM : te_tiles_m(a), te_tiles_n(a), tm, tn);
+        group = (int)group_;
+        te_u32 tile = work - (te_u32)at.z, across = te_tiles_n(a), down = GROUPED == 1 ? (te_u32)(at.y - at.x) / BM : te_tiles_m(a);
+        if (GROUPED == 2 || !LATE) te_gemm_raster(tile, GROUPED == 1 ? (te_u32)(at.y - at.x + BM - 1) / BM : down, across, tm, tn);
+        else if (tile < down * across) te_gemm_raster(tile, down, across, tm, tn);
+        else tm = down, tn = tile - down * across; // the rows that are left over come last, when B is in the L2 cache
         if (SHARE_B) tm = 2 * tm + rank;
         if (SHARE_A) tn = 2 * tn + rank;
         row = (int)tm * BM, col = (int)tn * BN;
@@ -238,7 +252,7 @@ struct te_work {
             row += at.x, rows_end = at.y, k0 = 0, split = 0;
             slabs = (int)te_div_up(a.k, BK);
         } else {
-            rows_end = (int)a.m, split = (int)group;
+            rows_end = (int)a.m, split = group;
             if (INSIDE) before = at.x & (FP8 ? 15 : 7);
             k0 = at.x - before;
             slabs = (at.y - k0 + BK - 1) / BK;
@@ -248,7 +262,7 @@ struct te_work {
     // There are rows for a second accumulator, or a second half of A, above the first ones, which start at `from`.
     TE_DEV bool tall(int from) const { return from + 128 < rows_end; }
 };
-#define TE_GROUP(w) ((int)(w).group)
+#define TE_GROUP(w) ((w).group)
 #else
 typedef te__gemm_hopper_kargs te_arguments;
 #define TE_GROUP(w) 0
@@ -362,6 +376,21 @@ struct te_way_out {
         : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),
           scale(te_gemm_scale(args.g)) {}
 
+#if GROUPED
+    bool tall, fresh; // the second accumulator has rows; nobody has acquired the group's maps
+    float scale_b;    // apart, until it is needed: nobody waits for device memory before the first products are under way
+    TE_DEV void enter(const te_arguments &all, int of) {
+        scale = a.g.scale_a ? a.g.scale_a[all.groups.each_a ? of : 0] : 1.0f;
+        scale_b = a.g.scale_b ? a.g.scale_b[all.groups.each_b ? of : 0] : 1.0f;
+        if (GROUPED == 2) return;
+        d_map = all.maps + of * 32, aux_map = all.maps + of * 32 + 16;
+        if (STORE & 2) bias_from = te_gemm_at(a.g.bias, of * a.g.n, a.g.bias_dt);
+        fresh = true;
+    }
+#else
+    static const bool tall = true;
+#endif
+
     // Chunks go down before they go on to the next columns.
     static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
     static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
@@ -374,6 +403,13 @@ struct te_way_out {
 
     // While the first products are under way: what can be asked for already.
     TE_DEV void begin(int row, int col, int split) {
+#if GROUPED == 1
+        if (fresh && leader) {
+            te_tma_map_acquire(d_map);
+            if (STORE & 24) te_tma_map_acquire(aux_map);
+        }
+        fresh = false;
+#endif
         if (LOADS && leader) {
             te_bulk_wait_read<0>();
 #pragma unroll
@@ -472,8 +508,12 @@ struct te_way_out {
     // acc to rows `row` .. and columns `col` .. of D.
     TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {
         float2 sums = make_float2(0.0f, 0.0f);
+#if GROUPED
+        float scale = this->scale * scale_b;
+#endif
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // what was asked for is waited for
             const int sum = chunk % SUMS, first = col_of(chunk);
             int at_row = row + row_of(chunk), at_col = col + first;
             float v[CHUNK / 2];
@@ -547,10 +587,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
-    te_u32 loads = empty + 8 * STAGES, ids = loads + 2 * BUFFERS * 8, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
+    te_u32 loads = empty + 8 * STAGES, entries = (loads + 2 * BUFFERS * 8 + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 #if GROUPED
-    te_u32 works = all.rows[all.groups.count - 1].tiles_end, group_before = ~0u;
+    te_u32 works = all.rows[all.groups.count - 1].tiles_end;
+    int group_before = -1;
 #else
     te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits);
 #endif
@@ -566,7 +607,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
-        for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(ids, i) + 8, 1);
+        for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(entries, i) + 8, 1);
         te_mbar_init_done();
     }
     if (CLUSTER > 1) te_cluster_sync();
@@ -574,7 +615,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 
     te_ring ring = {0, 0};
     if (group == 0) {
-        te_registers_down<GROUPED ? 40 : 24>();
+        te_registers_down<GROUPED ? 56 : 24>();
         if (threadIdx.x == 0) {
 #if GROUPED
             unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;
@@ -597,7 +638,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     int k = (int)w.k0 + slab * BK;
                     te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
 #if GROUPED
-                    if (slab == 0) te_sts4(te_entry(ids, ring.slot) + 4, work);
+                    if (slab == 0) w.put(te_entry(entries, ring.slot));
 #endif
 #if B_1D
                     te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales
@@ -618,27 +659,27 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
                     te_load_slab<BN, B_T, SHARE_B, GROUPED == 1>(slot + BM * SLAB, b_map, k, (int)w.col, TE_GROUP(w), bar, rank);
 #if GROUPED
-                    if (CLUSTER > 1 && rank == 0 && slab == 0) te_store_at(te_entry(ids, number), next, te_entry(ids, number) + 8, 1);
+                    if (CLUSTER > 1 && rank == 0 && slab == 0) te_store_at(te_entry(entries, number), next, te_entry(entries, number) + 8, 1);
 #endif
                 }
 #if GROUPED
                 if (CLUSTER > 1 && rank == 1) {
-                    te_mbar_expect(te_entry(ids, number) + 8, 4);
-                    te_mbar_wait(te_entry(ids, number) + 8, number / ENTRIES & 1);
-                    next = te_lds4(te_entry(ids, number));
+                    te_mbar_expect(te_entry(entries, number) + 8, 4);
+                    te_mbar_wait(te_entry(entries, number) + 8, number / ENTRIES & 1);
+                    next = te_lds4(te_entry(entries, number));
                 }
 #endif
             }
 #if GROUPED
             te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
-            te_sts4(te_entry(ids, ring.slot) + 4, ~0u); // no more
+            te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // group: there is no more
             te_mbar_arrive(full + 8 * ring.slot);
 #endif
         }
         return;
     }
 
-    te_registers_up<GROUPED ? 232 : 240>();
+    te_registers_up<GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
     // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.
@@ -659,10 +700,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     for (te_u32 work = first;; work += step, number++) {
 #if GROUPED
         te_mbar_wait(full + 8 * ring.slot, ring.parity);
-        work = te_lds4(te_entry(ids, ring.slot) + 4);
-#endif
+        te_work w(te_entry(entries, ring.slot));
+        if (w.group < 0) break;
+#else
         if (work >= works) break;
         te_work w(all, work, rank, at_group);
+#endif
         if (PINGPONG && (number & 1) != group) {
             ring.skip(w.slabs);
             continue;
@@ -689,17 +732,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #if STORE
         if (w.group != group_before) {
             group_before = w.group;
-            out.scale = te_group_scale(all, w.group);
-            if (GROUPED == 1) {
-                out.d_map = all.maps + w.group * 32, out.aux_map = all.maps + w.group * 32 + 16;
-                if (STORE & 2) out.bias_from = te_gemm_at(a.g.bias, w.group * a.g.n, a.g.bias_dt);
-                if (out.leader) {
-                    te_tma_map_acquire(out.d_map);
-                    if (STORE & 24) te_tma_map_acquire(out.aux_map);
-                }
-                __syncwarp();
-            }
+            out.enter(all, w.group);
         }
+        out.tall = w.tall(row);
 #endif
 #endif
         float acc[SUMS][WN / 2];

@@ -1,0 +1,222 @@
+// ops/gemm/way_out.cuh: D's way out of gemm_hopper by TMA. A part of gemm_hopper.cu, whose options and names it is written in.
+//
+//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D
+//
+// A warpgroup has BUFFERS chunks, and waits for the one it is about to write over alone.
+#pragma once
+
+// What a warpgroup knows on its way out.
+struct te_way_out {
+    const te__gemm_hopper_kargs &a;
+    const void *d_map, *aux_map, *bias_from;
+    te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there
+    int group, lane;
+    te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
+    bool leader; // the thread that speaks to TMA
+    float scale;
+    te_u32 bias[WN / 64][2]; // as it lies in memory; lane 4 g + t: of columns 64 i + 8 g + 2 t and the next
+
+    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)
+        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),
+          scale(te_gemm_scale(args.g)) {}
+
+#if GROUPED
+    bool tall, fresh; // the second accumulator has rows; nobody has acquired the group's maps
+    float scale_b;    // apart, until it is needed: nobody waits for device memory before the first products are under way
+    TE_DEV void enter(const te_arguments &all, int of) {
+        scale = a.g.scale_a ? a.g.scale_a[all.groups.each_a ? of : 0] : 1.0f;
+        scale_b = a.g.scale_b ? a.g.scale_b[all.groups.each_b ? of : 0] : 1.0f;
+        if (GROUPED == 2) return;
+        d_map = all.maps + of * 32, aux_map = all.maps + of * 32 + 16;
+        if (STORE & 2) bias_from = te_gemm_at(a.g.bias, of * a.g.n, a.g.bias_dt);
+        fresh = true;
+    }
+#else
+    static const bool tall = true;
+#endif
+
+    // Chunks go down before they go on to the next columns.
+    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
+    static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
+    TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
+    TE_DEV void ask(te_u32 at, int row, int col, int split) const { // for what a chunk needs of aux or D
+        te_u32 bar = loads + 8 * (at % BUFFERS);
+        te_mbar_expect(bar, BUFFER);
+        te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);
+    }
+
+    // While the first products are under way: what can be asked for already.
+    TE_DEV void begin(int row, int col, int split) {
+#if GROUPED == 1
+        if (fresh && leader) {
+            te_tma_map_acquire(d_map);
+            if (STORE & 24) te_tma_map_acquire(aux_map);
+        }
+        fresh = false;
+#endif
+        if (LOADS && leader) {
+            te_bulk_wait_read<0>();
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);
+        }
+        __syncwarp();
+        if (STORE & 2) {
+#pragma unroll
+            for (int i = 0; i < 2 * WN / 64; i++) { // nothing waits for them here
+                te_i64 at = col + 64 * (i / 2) + 8 * (lane >> 2) + 2 * (lane & 3) + i % 2;
+                bias[i / 2][i % 2] = 0;
+                if (at < a.g.n) bias[i / 2][i % 2] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];
+            }
+        }
+    }
+    TE_DEV float bias_of(te_u32 raw, int from) const {
+        te_u32 w = __shfl_sync(0xffffffffu, raw, from);
+        return a.g.bias_dt == TE_F32 ? __uint_as_float(w) : a.g.bias_dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);
+    }
+
+    // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by lanes.
+    TE_DEV te_u32 word(te_u32 buffer, int j) const {
+        int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
+        return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
+    }
+    // ... and its two f32 of columns 8 j ..; eight rows on: + 8 * 128.
+    TE_DEV te_u32 pair(te_u32 buffer, int j) const {
+        int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
+        return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
+    }
+    TE_DEV void get(te_u32 buffer, int j, float v[8]) const {
+        if (D_DT == 1) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) te_lds8(pair(buffer, j + i / 2) + i % 2 * 8 * 128, v[2 * i], v[2 * i + 1]);
+            return;
+        }
+        te_u32 r[4];
+        te_ldmatrix4(r, word(buffer, j));
+#pragma unroll
+        for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, v[2 * i], v[2 * i + 1]);
+    }
+    TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {
+        if (D_DT == 1) {
+#pragma unroll
+            for (int j = 0; j < CHUNK / 8; j++) {
+                te_u32 at = pair(buffer, j);
+                te_sts8(at, v[4 * j], v[4 * j + 1]);
+                te_sts8(at + 8 * 128, v[4 * j + 2], v[4 * j + 3]);
+            }
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; j += 2) {
+            te_u32 r[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) r[i] = te_gemm_pack(v[4 * j + 2 * i], v[4 * j + 2 * i + 1], D_DT);
+            te_stmatrix4(word(buffer, j), r);
+        }
+    }
+    TE_DEV void send(const void *map, bool add, te_u32 buffer, int row, int col, int split) const {
+        te_async_fence();
+        te_meet<128>(1 + group);
+        if (leader) {
+            if (add) te_tma_add3(map, buffer, col, row, split);
+            else te_tma_store3(map, buffer, col, row, split);
+            te_bulk_commit();
+        }
+        __syncwarp();
+    }
+
+    // Adds up the chunk's columns over this warp's rows of it, as they are stored: lane 4 j + t gets those of columns 8 j + 2 t and the next.
+    TE_DEV float2 column_sums(const float (&v)[CHUNK / 2], int row) const {
+        int first = row + threadIdx.x % 128 / 32 * 16 + (lane >> 2);
+        bool lo = first < a.g.m, hi = first + 8 < a.g.m;
+        float2 mine = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; j++) {
+            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};
+#pragma unroll
+            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);
+            x[0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), x[1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);
+#pragma unroll
+            for (int d = 4; d < 32; d *= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], d), x[1] += __shfl_xor_sync(0xffffffffu, x[1], d);
+            if (lane >> 2 == j) mine = make_float2(x[0], x[1]);
+        }
+        return mine;
+    }
+    TE_DEV void store_sums(float2 sums, int row, int col) const {
+        te_i64 at = col + 8 * (lane >> 2) + 2 * (lane & 3);
+        float *to = a.g.row_sums + ((te_i64)(row / (64 * SUMS)) * 4 + threadIdx.x % 128 / 32) * a.g.n;
+        if (lane >> 2 >= CHUNK / 8 || row >= a.g.m) return;
+        if (at < a.g.n) to[at] = sums.x;
+        if (at + 1 < a.g.n) to[at + 1] = sums.y;
+    }
+
+    // acc to rows `row` .. and columns `col` .. of D.
+    TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {
+        float2 sums = make_float2(0.0f, 0.0f);
+#if GROUPED
+        float scale = this->scale * scale_b;
+#endif
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // what was asked for is waited for
+            const int sum = chunk % SUMS, first = col_of(chunk);
+            int at_row = row + row_of(chunk), at_col = col + first;
+            float v[CHUNK / 2];
+            if (LOADS) {
+                te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);
+            } else {
+                if (leader) te_bulk_wait_read<BUFFERS - (STORE & 8 ? 2 : 1)>();
+                te_meet<128>(1 + group);
+            }
+#pragma unroll
+            for (int j = 0; j < CHUNK / 8; j++) {
+                float2 b = make_float2(0.0f, 0.0f);
+                if (STORE & 2) {
+                    int from = (first / 8 + j) % 8 * 4 + (lane & 3);
+                    b.x = bias_of(bias[first / 64][0], from), b.y = bias_of(bias[first / 64][1], from);
+                }
+#pragma unroll
+                for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);
+            }
+            if (STORE & 8) {
+                put(buffer_of(turn), v);
+                send(aux_map, false, buffer_of(turn), at_row, at_col, split);
+                turn++;
+            }
+            if (STORE & 4) {
+#pragma unroll
+                for (int i = 0; i < CHUNK / 2; i += 2) {
+                    float2 s = te_gemm_sigmoid2u(v[i], v[i + 1]);
+                    v[i] *= s.x, v[i + 1] *= s.y;
+                }
+            }
+            if (LOADS) {
+#pragma unroll
+                for (int j = 0; j < CHUNK / 8; j += 2) { // rows g and g + 8 of columns 8 j .., then of columns 8 j + 8 ..
+                    float old[8];
+                    get(buffer_of(turn), j, old);
+#pragma unroll
+                    for (int i = 0; i < 8; i += 2) {
+                        float *x = &v[4 * j + i];
+                        float2 s = te_gemm_sigmoid2u(old[i], old[i + 1]);
+                        if (STORE & 16) x[0] *= te_gemm_dgelu(old[i], s.x), x[1] *= te_gemm_dgelu(old[i + 1], s.y);
+                        if (STORE & 32 && D_DT != 1) x[0] += old[i], x[1] += old[i + 1];
+                    }
+                }
+            }
+            if (STORE & 64) {
+                float2 more = column_sums(v, at_row);
+                sums.x = sum ? sums.x + more.x : more.x, sums.y = sum ? sums.y + more.y : more.y;
+                if (sum == SUMS - 1) store_sums(sums, row, at_col);
+            }
+            if (LOADS) __syncwarp(); // all of the warp have read what they now write over
+            put(buffer_of(turn), v);
+            send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);
+            if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {
+                te_bulk_wait_read<1>(); // the chunk before has left its buffer
+                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS), split);
+            }
+            __syncwarp();
+            turn++;
+        }
+    }
+};

@@ -9608,7 +9608,8 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "    return s > TE_FLT_MAX ? TE_FLT_MAX : s;",
     "}",
     "",
-    "TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {",
+    "// aux, old: what aux (with DGELU) and D (with accumulate) hold.",
+    "TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc, float aux, float old) {",
     "    if (a.rows_a) acc *= a.scale_a[row] * a.factor_a;",
     "    if (a.columns_b) acc *= a.scale_b[col] * a.factor_b;",
     "    float v = fmaf(acc, scale, a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f);",
@@ -9616,10 +9617,14 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "        if (a.aux) te_gemm_store(a.aux, row * a.ldaux + col, a.d_dt, v);",
     "        v = te_gemm_gelu(v);",
     "    } else if (a.epilogue == TE_EPILOGUE_DGELU) {",
-    "        v *= te_gemm_dgelu(te_gemm_load(a.aux, row * a.ldaux + col, a.d_dt));",
+    "        v *= te_gemm_dgelu(aux);",
     "    }",
-    "    if (a.accumulate) v += te_gemm_load(a.d, row * a.ldd + col, a.d_dt);",
+    "    if (a.accumulate) v += old;",
     "    te_gemm_store(a.d, row * a.ldd + col, a.d_dt, v);",
+    "}",
+    "TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {",
+    "    float aux = a.epilogue == TE_EPILOGUE_DGELU ? te_gemm_load(a.aux, row * a.ldaux + col, a.d_dt) : 0.0f;",
+    "    te_gemm_finish(a, scale, row, col, acc, aux, a.accumulate ? te_gemm_load(a.d, row * a.ldd + col, a.d_dt) : 0.0f);",
     "}",
     "",
     "// ---- eight neighbours of a row ---------------------------------------------------------------------------------------",
@@ -9684,23 +9689,62 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "    *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);",
     "}",
     "",
-    "// Element by element, a lane beside the other; without more to do than scale and bias a row does not wait for the one before.",
-    "template <int COLS, int D_FORMAT> TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
+    "// Rows of 16-bit D that start anywhere, with nothing but scale and bias to be done: a lane has two neighbours that are a word of memory. In rows that",
+    "// begin in the middle of a word the last lane has the first element and the last.",
+    "template <int COLS> TE_DEV void te_gemm_stage_words(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
+    "    int lane = threadIdx.x & 31, left = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;",
+    "    float bias[3];",
+    "    if (lane >= COLS / 2) return;",
+    "#pragma unroll",
+    "    for (int i = 0; i < 3; i++) {",
+    "        int c = (2 * lane + i) % COLS;",
+    "        bias[i] = a.bias && c < left ? te_gemm_load(a.bias, col0 + c, a.bias_dt) : 0.0f;",
+    "    }",
+    "#pragma unroll 4",
+    "    for (int r = 0; r < 16; r++) {",
+    "        te_i64 row = row0 + r;",
+    "        te_u16 *d = (te_u16 *)a.d + row * a.ldd + col0;",
+    "        int odd = (te_u64)d >> 1 & 1, c = 2 * lane + odd;",
+    "        if (row >= a.m) continue;",
+    "        float lo = fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, odd ? bias[1] : bias[0]);",
+    "        float hi = fmaf(*(const float *)(stage + te_gemm_stage_at(r, (c + 1) % COLS)), scale, odd ? bias[2] : bias[1]);",
+    "        te_u32 w = te_gemm_pack(lo, hi, a.d_dt);",
+    "        if (c + 1 < left) *(te_u32 *)(d + c) = w;",
+    "        else if (c < left) d[c] = (te_u16)w;",
+    "        if (c + 1 == COLS) d[0] = (te_u16)(w >> 16);",
+    "    }",
+    "}",
+    "",
+    "// Element by element, a lane beside the other; plain: f32 with nothing but scale and bias to be done, and no row waits for the one before.",
+    "template <int COLS>",
+    "TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0, bool plain) {",
     "    int lane = threadIdx.x & 31;",
-    "    bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;",
     "#pragma unroll 1",
     "    for (int c = lane; c < COLS; c += 32) {",
-    "        te_i64 col = col0 + c, at = row0 * a.ldd + col;",
+    "        te_i64 col = col0 + c;",
     "        if (col >= a.n) continue;",
     "        if (!plain) {",
     "#pragma unroll 1",
-    "            for (int r = 0; r < 16 && row0 + r < a.m; r++) te_gemm_finish(a, scale, row0 + r, col, *(const float *)(stage + te_gemm_stage_at(r, c)));",
+    "            for (int r = 0; r < 16; r += 4) { // four rows' values of D and aux are asked for together",
+    "                float aux[4], old[4];",
+    "#pragma unroll",
+    "                for (int i = 0; i < 4; i++) {",
+    "                    bool there = row0 + r + i < a.m;",
+    "                    aux[i] = there && a.epilogue == TE_EPILOGUE_DGELU ? te_gemm_load(a.aux, (row0 + r + i) * a.ldaux + col, a.d_dt) : 0.0f;",
+    "                    old[i] = there && a.accumulate ? te_gemm_load(a.d, (row0 + r + i) * a.ldd + col, a.d_dt) : 0.0f;",
+    "                }",
+    "#pragma unroll",
+    "                for (int i = 0; i < 4; i++)",
+    "                    if (row0 + r + i < a.m) te_gemm_finish(a, scale, row0 + r + i, col, *(const float *)(stage + te_gemm_stage_at(r + i, c)), aux[i], old[i]);",
+    "            }",
     "            continue;",
     "        }",
     "        float bias = a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f;",
     "#pragma unroll 8",
-    "        for (int r = 0; r < 16; r++, at += a.ldd)",
-    "            if (row0 + r < a.m) te_store(a.d, at, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));",
+    "        for (int r = 0; r < 16; r++) {",
+    "            te_i64 row = row0 + r;",
+    "            if (row < a.m) te_store(a.d, row * a.ldd + col, TE_F32, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));",
+    "        }",
     "    }",
     "}",
     "",
@@ -9712,17 +9756,20 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "    te_i64 col = col0 + c;",
     "    __syncwarp();",
     "    if (!a.vector) { // rows that start anywhere",
-    "        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0);",
-    "        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0);",
-    "        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0);",
+    "        bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;",
+    "        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS>(a, scale, stage, row0, col0, plain);",
+    "        else if (plain) te_gemm_stage_words<COLS>(a, scale, stage, row0, col0);",
+    "        else te_gemm_stage_scatter<COLS>(a, scale, stage, row0, col0, false);",
     "    } else if (col < a.n) {",
     "        float bias[8];",
     "        te_gemm_bias8(a, col, bias);",
     "#pragma unroll 1",
-    "        for (int r = lane / lanes; r < 16 && row0 + r < a.m; r += 32 / lanes) {",
+    "        for (int r = lane / lanes; r < 16; r += 32 / lanes) {",
+    "            te_i64 row = row0 + r;",
+    "            if (row >= a.m) continue;",
     "            float4 u = *(const float4 *)(stage + te_gemm_stage_at(r, c)), w = *(const float4 *)(stage + te_gemm_stage_at(r, c + 4));",
     "            float v[8] = {u.x, u.y, u.z, u.w, w.x, w.y, w.z, w.w};",
-    "            te_gemm_finish8(a, scale, bias, row0 + r, col, v);",
+    "            te_gemm_finish8(a, scale, bias, row, col, v);",
     "        }",
     "    }",
     "    __syncwarp();",
@@ -10005,6 +10052,9 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0",
     "// before the first slab is multiplied.",
     "//",
+    "// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: a warp reads a row of a slab as",
+    "// the 33 aligned words that hold it, shifts them, and writes them as TMA would have; sixteen rows are on their way while sixteen are written.",
+    "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2",
     "//          A_T, B_T    A lies k x m, B lies n x k",
     "//          BN, WAVES   128 or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384",
@@ -10012,6 +10062,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "//          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128",
     "//          STORE       bits of te__gemm_store; with it D_DT",
     "//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),",
+    "//          COPIES (16 bits; without clusters but SPLIT's, and PINGPONG),",
     "//          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).",
     "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their",
     "//         rows at multiples of 16 bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split",
@@ -10035,6 +10086,12 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3 COPIES=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0",
@@ -10094,6 +10151,9 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "#ifndef GROUPED",
     "#define GROUPED 0",
     "#endif",
+    "#ifndef COPIES",
+    "#define COPIES 0",
+    "#endif",
     "",
     "#define BM (WAVES ? 128 * WAVES : 64)",
     "#define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN",
@@ -10126,6 +10186,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
     "static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), \"two waves of one warpgroup are a tile\");",
     "static_assert(!GROUPED || STAGES + 2 <= ENTRIES, \"mail\");",
+    "static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM <= 128), \"copies\");",
     "static_assert(GROUPED != 1 || !A_T, \"groups along rows are rows of A\");",
     "static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), \"what groups cannot have\");",
     "static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, \"both ways out use the same memory\");",
@@ -10271,6 +10332,51 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "    }",
     "}",
     "",
+    "#if COPIES",
+    "#define BATCHES (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) / 64) // of a slab, sixteen rows for each of four warps",
+    "// Sixteen rows of a slab, for a warp: 64 elements of an operand's rows, from anywhere.",
+    "struct te_copy {",
+    "    te_u32 word[16], last; // lane l: aligned word l of each row; lane r: the one behind the last of row r, if that is needed",
+    "    int left;              // elements from the first one of these rows to their end",
+    "    te_u32 odd;            // row r starts in the middle of a word: bit 0, and bit 1 added r times",
+    "",
+    "    // Batch `at` of the slab that starts at k.",
+    "    TE_DEV void load(const te__gemm_kargs &a, const te_work &w, int at, int k) {",
+    "        const bool of_b = COPIES == 2 || (COPIES == 3 && at >= BM / 64);",
+    "        int lane = threadIdx.x & 31, line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;",
+    "        bool k_major = of_b ? B_T : !A_T;",
+    "        te_i64 ld = of_b ? a.ldb : a.lda, size = of_b ? a.n : a.m, across = of_b ? w.col : w.row;",
+    "        te_i64 row = k_major ? across + line : k + line % 64, x = k_major ? k : across + line / 64 * 64;",
+    "        te_i64 rows = (k_major ? size : a.k) - row, step = 2 * ld;",
+    "        te_u64 start = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x), mine = start + lane * step;",
+    "        te_i64 end = (k_major ? a.k : size) - x;",
+    "        left = end < 64 ? (int)end : 65; // at most this is looked at",
+    "        odd = (te_u32)(start >> 1 & 1) | (te_u32)(ld & 1) << 1;",
+    "        last = lane < 16 && lane < rows && (mine & 2) && left > 63 ? *(const te_u32 *)(mine + 126) : 0;",
+    "#pragma unroll",
+    "        for (int r = 0; r < 16; r++) {",
+    "            te_u64 p = start + r * step;",
+    "            word[r] = r < rows && 2 * lane - (int)(p >> 1 & 1) < left ? *(const te_u32 *)((p & ~(te_u64)2) + 4 * lane) : 0;",
+    "        }",
+    "    }",
+    "    // To where the batch lies in the slab at `slot`.",
+    "    TE_DEV void store(te_u32 slot, int at) const {",
+    "        int lane = threadIdx.x & 31;",
+    "        te_u32 to = slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB + (lane & 3) * 4;",
+    "#pragma unroll",
+    "        for (int r = 0; r < 16; r++) {",
+    "            te_u32 v = word[r];",
+    "            if ((odd ^ (odd >> 1) * r) & 1) {",
+    "                te_u32 next = __shfl_down_sync(0xffffffffu, v, 1), behind = __shfl_sync(0xffffffffu, last, r);",
+    "                v = __funnelshift_r(v, lane == 31 ? behind : next, 16);",
+    "            }",
+    "            if (left < 64) v = 2 * lane >= left ? 0 : 2 * lane + 1 == left ? v & 0xffff : v;",
+    "            te_sts4(to + r * SLAB + (((lane >> 2) ^ (r & 7)) << 4), v);",
+    "        }",
+    "    }",
+    "};",
+    "#endif",
+    "",
     "// The first `n` values of k of a slab of R rows become 0; n is less than 16 bytes. By 256 threads.",
     "template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {",
     "    if (K_MAJOR) { // they lie in the first piece of each row, wherever the swizzle has put it",
@@ -10351,11 +10457,11 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "    const void *a_map = a.a_map, *b_map = a.b_map;",
     "",
     "    if (threadIdx.x == 0) {",
-    "        te_tma_prefetch_map(a.a_map);",
-    "        te_tma_prefetch_map(a.b_map);",
+    "        if (!(COPIES & 1)) te_tma_prefetch_map(a.a_map);",
+    "        if (!(COPIES & 2)) te_tma_prefetch_map(a.b_map);",
     "        if (STORE) te_tma_prefetch_map(a.d_map);",
     "        for (int i = 0; i < STAGES; i++) {",
-    "            te_mbar_init(full + 8 * i, 1);",
+    "            te_mbar_init(full + 8 * i, COPIES ? 4 + (COPIES != 3) : 1); // one lane of each warp that copies, and who asks TMA",
     "            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies",
     "        }",
     "        for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);",
@@ -10367,7 +10473,46 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "",
     "    te_ring ring = {0, 0};",
     "    if (group == 0) {",
-    "        te_registers_down<GROUPED ? 56 : 24>();",
+    "        te_registers_down<COPIES ? 112 : GROUPED ? 56 : 24>();",
+    "#if COPIES",
+    "        for (te_u32 work = first; work < works; work += step) {",
+    "            te_work w(all, work, rank, at_group);",
+    "            int batches = w.slabs * BATCHES;",
+    "            auto load = [&](te_copy &copy, int b) {",
+    "                if (b < batches) copy.load(a.g, w, b % BATCHES, (int)w.k0 + b / BATCHES * BK);",
+    "            };",
+    "            auto store = [&](const te_copy &copy, int b) {",
+    "                te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;",
+    "                if (b >= batches) return;",
+    "                if (b % BATCHES == 0) {",
+    "                    te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);",
+    "                    if (COPIES != 3 && threadIdx.x == 0) {",
+    "                        int k = (int)w.k0 + b / BATCHES * BK;",
+    "                        te_mbar_expect(bar, COPIES == 1 ? BN * SLAB : BM * SLAB);",
+    "                        if (COPIES == 1) te_load_slab<BN, B_T, 0, 0>(slot + BM * SLAB, b_map, k, (int)w.col, 0, bar, rank);",
+    "                        else te_load_slab<BM, !A_T, 0, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);",
+    "                    }",
+    "                    __syncwarp();",
+    "                }",
+    "                copy.store(slot, b % BATCHES);",
+    "                if (b % BATCHES == BATCHES - 1) {",
+    "                    te_async_fence();",
+    "                    __syncwarp();",
+    "                    if ((threadIdx.x & 31) == 0) te_mbar_arrive(bar);",
+    "                    ring.next();",
+    "                }",
+    "            };",
+    "            te_copy one, two;",
+    "            load(one, 0);",
+    "            for (int b = 0; b < batches; b += 2) {",
+    "                load(two, b + 1);",
+    "                store(one, b);",
+    "                load(one, b + 2);",
+    "                store(two, b + 1);",
+    "            }",
+    "        }",
+    "        return;",
+    "#else",
     "        if (threadIdx.x == 0) {",
     "#if GROUPED",
     "            unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;",
@@ -10429,9 +10574,10 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "#endif",
     "        }",
     "        return;",
+    "#endif",
     "    }",
     "",
-    "    te_registers_up<GROUPED ? 224 : 240>();",
+    "    te_registers_up<COPIES ? 200 : GROUPED ? 224 : 240>();",
     "    int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;",
     "    group--;",
     "    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.",
@@ -11059,7 +11205,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_naive.cu */
 };
 static const char *const te__source_54[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
-    "// partial f32 [splits, m, n]; the sum runs over s upwards, so the bits do not depend on which block came first.",
+    "// partial f32 [splits, m, ld], ld the next multiple of 4; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
     "// Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No alignment.",
     "//",
@@ -11070,13 +11216,14 @@ static const char *const te__source_54[] = { /* ops/gemm/gemm_reduce.cu */
     "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_constant__ te__gemm_kargs a) {",
     "    te_follow();",
     "    te_u32 per_row = (te_u32)te_div_up(a.n, 8), all = (te_u32)a.m * per_row; // 32 bits: D is small where k is split",
+    "    te_i64 ld = (a.n + 3) / 4 * 4;",
     "    float scale = te_gemm_scale(a);",
     "    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {",
     "        te_i64 row = at / per_row, col = (te_i64)(at - (te_u32)row * per_row) * 8;",
-    "        const float *p = a.partial + row * a.n + col;",
+    "        const float *p = a.partial + row * ld + col;",
     "        float v[8] = {}, bias[8];",
-    "        bool whole = col + 8 <= a.n && a.n % 4 == 0; // n % 4: every row of partial starts at a multiple of 16 bytes",
-    "        for (int s = 0; s < a.splits; s++, p += a.m * a.n) {",
+    "        bool whole = col + 8 <= a.n;",
+    "        for (int s = 0; s < a.splits; s++, p += a.m * ld) {",
     "            if (whole) {",
     "                float4 u = *(const float4 *)p, w = *(const float4 *)(p + 4);",
     "                v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;",
@@ -11221,7 +11368,7 @@ static const char *const te__source_56[] = { /* ops/gemm/kargs.h */
     "    const void *bias;  /* [n], or NULL */",
     "    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */",
     "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */",
-    "    const float *partial;           /* gemm_reduce: f32 [splits, m, n] */",
+    "    const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */",
     "    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */",
     "    long long m, n, k;",
     "    long long lda, ldb, ldd, ldaux; /* in elements */",
@@ -15652,15 +15799,15 @@ static const te__source te__sources[] = {
     {"ops/cast/transpose_nibbles.cu", te__source_43, 50},
     {"ops/dropout/dropout_add.cu", te__source_44, 75},
     {"ops/dropout/kargs.h", te__source_45, 14},
-    {"ops/gemm/epilogue.cuh", te__source_46, 227},
+    {"ops/gemm/epilogue.cuh", te__source_46, 274},
     {"ops/gemm/gemm_align.cu", te__source_47, 54},
     {"ops/gemm/gemm_decode.cu", te__source_48, 109},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_49, 16},
     {"ops/gemm/gemm_groups.cu", te__source_50, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_51, 670},
+    {"ops/gemm/gemm_hopper.cu", te__source_51, 769},
     {"ops/gemm/gemm_mma.cu", te__source_52, 404},
     {"ops/gemm/gemm_naive.cu", te__source_53, 13},
-    {"ops/gemm/gemm_reduce.cu", te__source_54, 30},
+    {"ops/gemm/gemm_reduce.cu", te__source_54, 31},
     {"ops/gemm/groups.cuh", te__source_55, 119},
     {"ops/gemm/kargs.h", te__source_56, 124},
     {"ops/gemm/naive.cuh", te__source_57, 71},
@@ -24873,7 +25020,7 @@ typedef struct te__gemm_kargs {
     const void *bias;  /* [n], or NULL */
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
-    const float *partial;           /* gemm_reduce: f32 [splits, m, n] */
+    const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
     float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
@@ -25596,7 +25743,8 @@ typedef struct te__gemm_side {
 typedef struct te__gemm_problem {
     const te_gemm_args *args;
     te__gemm_side a, b;
-    int block; /* te__gemm_block_kind, or 0 */
+    int block;  /* te__gemm_block_kind, or 0 */
+    int copies; /* gemm_hopper's option: whose rows start anywhere, and are copied by the kernel itself */
 } te__gemm_problem;
 
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
@@ -25622,19 +25770,27 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
 #ifdef TE__TUNE
 static struct te__gemm_tune {
     int take, count;
+    int copies; /* of operands that start anywhere, by gemm_hopper itself: -1 if that is best, 0 never, 1 always */
     double cost[512];
-} te__gemm_tune = {-1, 0, {0}};
+} te__gemm_tune = {-1, 0, -1, {0}};
 static bool te__gemm_skips(double cost) {
     int index = te__gemm_tune.count < TE__COUNT(te__gemm_tune.cost) - 1 ? te__gemm_tune.count++ : te__gemm_tune.count;
     te__gemm_tune.cost[index] = cost;
     return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
+#define TE__GEMM_COPIES te__gemm_tune.copies
 #define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: somebody is about to count */
 #else
 #define TE__GEMM_SKIPS(cost) false
+#define TE__GEMM_COPIES -1
 #define TE__GEMM_REMEMBERS true
 #endif
+
+/* D takes long to finish: there is more to do than to store it, or its rows start anywhere. */
+static bool te__gemm_works(const te_gemm_args *a) {
+    return a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient || !te__is_aligned(a->d, 16) || te__gemm_ld(a->d) * te__dtype_size(a->d->dtype) % 16 != 0;
+}
 
 /* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
@@ -25643,7 +25799,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
-    double work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient ? 6.0 : 0.0;
+    double work = te__gemm_works(a) ? 6.0 : 0.0;
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
     int i, s, together;
@@ -25690,7 +25846,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
     key.kinds = (uint64_t)(uintptr_t)kinds;
     key.dtype = (int)q->a.dtype;
     key.block = q->block;
-    key.work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient;
+    key.work = te__gemm_works(a);
     key.clusters = clusters;
     if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
     if (known) {
@@ -25760,17 +25916,17 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     k->k_split = c->k_split;
     k->splits = (int)c->splits;
     if (c->together) return true;
-    k->d = te__plan_workspace(p, c->splits * k->m * k->n * 4);
+    k->ldd = te__round_up(k->n, 4); /* rows at multiples of 16 bytes */
+    k->d_split = k->m * k->ldd;
+    k->d = te__plan_workspace(p, c->splits * k->d_split * 4);
     k->d_dt = TE_F32;
-    k->ldd = k->n;
-    k->d_split = k->m * k->n;
     k->scale_a = k->scale_b = NULL;
     k->rows_a = k->columns_b = 0;
     k->bias = NULL;
     k->aux = NULL;
     k->epilogue = TE_EPILOGUE_NONE;
     k->accumulate = 0;
-    k->vector = k->n % 8 == 0;
+    k->vector = k->n % 8 == 0; /* gemm_mma: pieces of eight */
     return k->d != NULL;
 }
 
@@ -25841,6 +25997,18 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
 
 /* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
 
+/* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: it multiplies at two thirds of its
+ * speed, but there is no second launch, and the bytes move once. */
+static bool te__gemm_copies_itself(te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
+    double multiply = 2.0 * (double)a->m * (double)a->n * (double)a->k / 650e12, bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
+    if (te__dtype_size(q->a.dtype) != 2) return false;
+    if (TE__GEMM_COPIES < 0 ? multiply * 0.4 > 3e-6 + 2.0 * bytes / 3.5e12 : !TE__GEMM_COPIES) return false;
+    q->copies = (odd_a ? 1 : 0) | (odd_b ? 2 : 0);
+    return true;
+}
+
 /* Operands that are not aligned are copied into the workspace. False: there was none. */
 static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     te__gemm_side *sides[2];
@@ -25859,7 +26027,7 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         s->rows = x->k_major ? lines : q->args->k;
         s->bytes = (x->k_major ? q->args->k : lines) * size;
         s->ld = x->ld * size;
-        s->ld_out = te__round_up(s->bytes, 16);
+        s->ld_out = te__round_up(s->bytes, 128); /* a row of a slab is one line of the L2 cache, not two */
         s->out = (unsigned char *)te__plan_workspace(p, s->rows * s->ld_out);
         if (!s->out) return false;
         x->data = s->out;
@@ -25989,9 +26157,12 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind promoting[] = {
         {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
+    static const te__gemm_tile_kind copying[] = {{128, 256, 0.75, 1, 384, 1}, {128, 128, 0.6, 1, 384, 1}, {64, 256, 0.5, 0, 384, 1}, {64, 128, 0.42, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
-    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype), true);
+    const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
+    int count = q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) : TE__COUNT(plain);
+    te__gemm_choice c = te__gemm_choose(p, kinds, count, q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
     int64_t blocks, sum_rows = 0;
@@ -26016,10 +26187,11 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "PROMOTE", promote);
     te__launch_option(l, "STORE", store);
     if (store) te__launch_option(l, "D_DT", k->g.d_dt);
+    if (q->copies) te__launch_option(l, "COPIES", q->copies);
     blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__max(p->num_sms / c.tile->cluster, 1));
     te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if (te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
-        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
+    if ((!(q->copies & 1) && te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK) ||
+        (!(q->copies & 2) && te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK) ||
         (store && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
         (k->g.aux && store && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
@@ -26065,8 +26237,10 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (!te__gemm_fits_hopper(p, &q) || (!te__gemm_is_aligned(&q) && te__gemm_is_small(a))) return te__gemm_plan_mma(p, &q);
-    return te__gemm_is_aligned(&q) || te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
+    if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
+    if (te__gemm_is_aligned(&q) || te__gemm_copies_itself(&q)) return te__gemm_plan_hopper(p, &q);
+    if (te__gemm_is_small(a)) return te__gemm_plan_mma(p, &q);
+    return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }
 
 /* ==== ops/gemm/grouped_op.c ===================================================================================== */

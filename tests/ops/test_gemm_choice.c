@@ -1,5 +1,5 @@
-/* tests/ops/test_gemm_choice.c: every tile, cluster and split that gemm could choose for a product, forced in turn, against the one that it does
- * choose, which test_gemm.c checks. What a choice may change is the order of sums. */
+/* tests/ops/test_gemm_choice.c: every tile, cluster and split that gemm could choose for a product, forced in turn, and both ways to read operands
+ * whose rows start anywhere, against the one that it does choose, which test_gemm.c checks. What a choice may change is the order of sums. */
 #define TE_STATIC
 #define TE__TUNE
 #define TE_IMPLEMENTATION
@@ -53,6 +53,37 @@ static void run_choice(te_ctx *te, const choice_case *c, te_gemm_args g, int tak
     out[2] = c->bias_gradient ? test_read(g.bias_gradient) : NULL;
 }
 
+/* All alternatives against `want`; number: of the case. */
+static void check_alternatives(te_ctx *te, const choice_case *c, int number, te_gemm_args g, float *const *want) {
+    float *got[3];
+    int alternatives;
+    test_case("case %d, copies %d", number, te__gemm_tune.copies);
+    run_choice(te, c, g, -1, NULL);
+    alternatives = te__gemm_tune.count;
+    CHECK_MSG(alternatives > 0, "no alternatives were counted");
+    te_warmup_begin(te); /* compiles them all at once */
+    for (int take = 0; take < alternatives; take++) run_choice(te, c, g, take, NULL);
+    te_warmup_end(te);
+    for (int take = 0; take < alternatives; take++) {
+        int64_t bad = 0;
+        test_case("case %d, copies %d, alternative %d", number, te__gemm_tune.copies, take);
+        run_choice(te, c, g, take, got);
+        for (int o = 0; o < 3 && want[o]; o++)
+            for (int64_t e = 0; e < (o == 2 ? c->n : c->m * c->n); e++) {
+                /* sqrt(k) is the size of a sum of products of normal numbers. Two roundings to D may differ by one of its steps, 2^-7 of bf16's
+                 * value. Each of the k / 32 additions of fp8 products loses 2^-14 of the sum, on either side; f32 next to nothing; and what is
+                 * between goes through GELU, whose slope is at most 1.2. A column's sum collects m such differences, of either sign. */
+                double size = sqrt((double)c->k) * (o == 2 ? sqrt((double)c->m) : 1), error = fabs((double)got[o][e] - (double)want[o][e]);
+                double step = te__is_fp8(c->a) ? fmax(1.2 * (double)c->k / 32 * 1.3e-4, 2e-3) : 2e-3;
+                if (!(error <= 8e-3 * fabs((double)want[o][e]) + step * size)) {
+                    CHECK_MSG(bad++, "output %d, element %lld (row %lld): %g, and %g by the choice", o, (long long)e, (long long)(e / c->n), (double)got[o][e],
+                              (double)want[o][e]);
+                    break;
+                }
+            }
+    }
+}
+
 TE_TEST_DEVICES(gemm_every_choice) {
     static const choice_case cases[] = {
         {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, true, true, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 300, 520, 2100},
@@ -69,12 +100,25 @@ TE_TEST_DEVICES(gemm_every_choice) {
         {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, true, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, true, 1500, 1700, 2000},
         {TE_F8E4M3, TE_F8E5M2, TE_F32, false, true, true, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, false, 1300, 264, 2048},
         {TE_F8E4M3, TE_F8E4M3, TE_F32, false, true, true, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, true, false, 72, 1000, 4000},
+        /* rows of A, B or D that start anywhere */
+        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 300, 521, 1101},
+        {TE_BF16, TE_BF16, TE_BF16, false, false, false, false, true, true, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 130, 517, 333},
+        {TE_BF16, TE_BF16, TE_F32, true, false, false, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 261, 131, 777},
+        {TE_BF16, TE_BF16, TE_BF16, true, false, false, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 264, 261, 600},
+        {TE_F16, TE_F16, TE_F16, true, true, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 137, 392, 1001},
+        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 1, 1001, 1041},
+        {TE_BF16, TE_BF16, TE_BF16, false, false, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 5, 3, 7},
+        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, true, true, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 264, 521, 1024},
+        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, false, true, true, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 300, 1101, 512},
+        {TE_BF16, TE_BF16, TE_F16, false, true, false, true, true, false, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 135, 259, 512},
+        {TE_BF16, TE_BF16, TE_F32, false, true, false, false, false, true, false, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 135, 259, 512},
+        {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 700, 1101, 1040},
+        {TE_F8E4M3, TE_F8E4M3, TE_F32, false, true, true, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, true, 400, 701, 1024},
     };
     if (!te_ctx_is_cuda(te)) SKIP("for the GPU's choices; the CPU has none");
     for (int i = 0; i < COUNT(cases); i++) {
         const choice_case *c = &cases[i];
-        float *want[3], *got[3];
-        int alternatives;
+        float *want[3];
         te_gemm_args g;
         memset(&g, 0, sizeof g);
         if (c->kind == TE_QUANT_BLOCK) {
@@ -93,28 +137,10 @@ TE_TEST_DEVICES(gemm_every_choice) {
         REQUIRE_OK(te);
         test_case("case %d, the choice", i);
         run_choice(te, c, g, -1, want);
-        alternatives = te__gemm_tune.count;
-        CHECK_MSG(alternatives > 0, "no alternatives were counted");
-        te_warmup_begin(te); /* compiles them all at once */
-        for (int take = 0; take < alternatives; take++) run_choice(te, c, g, take, NULL);
-        te_warmup_end(te);
-        for (int take = 0; take < alternatives; take++) {
-            int64_t bad = 0;
-            test_case("case %d, alternative %d", i, take);
-            run_choice(te, c, g, take, got);
-            for (int o = 0; o < 3 && want[o]; o++)
-                for (int64_t e = 0; e < (o == 2 ? c->n : c->m * c->n); e++) {
-                    /* sqrt(k) is the size of a sum of products of normal numbers. Two roundings to D may differ by one of its steps, 2^-7 of bf16's
-                     * value. Each of the k / 32 additions of fp8 products loses 2^-14 of the sum, on either side; f32 next to nothing; and what is
-                     * between goes through GELU, whose slope is at most 1.2. A column's sum collects m such differences, of either sign. */
-                    double size = sqrt((double)c->k) * (o == 2 ? sqrt((double)c->m) : 1), error = fabs((double)got[o][e] - (double)want[o][e]);
-                    double step = te__is_fp8(c->a) ? fmax(1.2 * (double)c->k / 32 * 1.3e-4, 2e-3) : 2e-3;
-                    if (!(error <= 8e-3 * fabs((double)want[o][e]) + step * size)) {
-                        CHECK_MSG(bad++, "output %d, element %lld (row %lld): %g, and %g by the choice", o, (long long)e, (long long)(e / c->n), (double)got[o][e],
-                                  (double)want[o][e]);
-                        break;
-                    }
-                }
-        }
+        if (te__dtype_size(c->a) == 2 && ((c->a_t ? c->m : c->k) % 8 != 0 || (c->b_t ? c->k : c->n) % 8 != 0)) {
+            for (te__gemm_tune.copies = 0; te__gemm_tune.copies < 2; te__gemm_tune.copies++) check_alternatives(te, c, i, g, want);
+            te__gemm_tune.copies = -1;
+        } else
+            check_alternatives(te, c, i, g, want);
     }
 }

@@ -37,7 +37,8 @@ typedef struct te__gemm_side {
 typedef struct te__gemm_problem {
     const te_gemm_args *args;
     te__gemm_side a, b;
-    int block; /* te__gemm_block_kind, or 0 */
+    int block;  /* te__gemm_block_kind, or 0 */
+    int copies; /* gemm_hopper's option: whose rows start anywhere, and are copied by the kernel itself */
 } te__gemm_problem;
 
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
@@ -63,19 +64,27 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
 #ifdef TE__TUNE
 static struct te__gemm_tune {
     int take, count;
+    int copies; /* of operands that start anywhere, by gemm_hopper itself: -1 if that is best, 0 never, 1 always */
     double cost[512];
-} te__gemm_tune = {-1, 0, {0}};
+} te__gemm_tune = {-1, 0, -1, {0}};
 static bool te__gemm_skips(double cost) {
     int index = te__gemm_tune.count < TE__COUNT(te__gemm_tune.cost) - 1 ? te__gemm_tune.count++ : te__gemm_tune.count;
     te__gemm_tune.cost[index] = cost;
     return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
+#define TE__GEMM_COPIES te__gemm_tune.copies
 #define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: somebody is about to count */
 #else
 #define TE__GEMM_SKIPS(cost) false
+#define TE__GEMM_COPIES -1
 #define TE__GEMM_REMEMBERS true
 #endif
+
+/* D takes long to finish: there is more to do than to store it, or its rows start anywhere. */
+static bool te__gemm_works(const te_gemm_args *a) {
+    return a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient || !te__is_aligned(a->d, 16) || te__gemm_ld(a->d) * te__dtype_size(a->d->dtype) % 16 != 0;
+}
 
 /* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
@@ -84,7 +93,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
-    double work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient ? 6.0 : 0.0;
+    double work = te__gemm_works(a) ? 6.0 : 0.0;
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
     int i, s, together;
@@ -131,7 +140,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
     key.kinds = (uint64_t)(uintptr_t)kinds;
     key.dtype = (int)q->a.dtype;
     key.block = q->block;
-    key.work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient;
+    key.work = te__gemm_works(a);
     key.clusters = clusters;
     if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
     if (known) {
@@ -201,17 +210,17 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     k->k_split = c->k_split;
     k->splits = (int)c->splits;
     if (c->together) return true;
-    k->d = te__plan_workspace(p, c->splits * k->m * k->n * 4);
+    k->ldd = te__round_up(k->n, 4); /* rows at multiples of 16 bytes */
+    k->d_split = k->m * k->ldd;
+    k->d = te__plan_workspace(p, c->splits * k->d_split * 4);
     k->d_dt = TE_F32;
-    k->ldd = k->n;
-    k->d_split = k->m * k->n;
     k->scale_a = k->scale_b = NULL;
     k->rows_a = k->columns_b = 0;
     k->bias = NULL;
     k->aux = NULL;
     k->epilogue = TE_EPILOGUE_NONE;
     k->accumulate = 0;
-    k->vector = k->n % 8 == 0;
+    k->vector = k->n % 8 == 0; /* gemm_mma: pieces of eight */
     return k->d != NULL;
 }
 
@@ -282,6 +291,18 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
 
 /* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
 
+/* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: it multiplies at two thirds of its
+ * speed, but there is no second launch, and the bytes move once. */
+static bool te__gemm_copies_itself(te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
+    double multiply = 2.0 * (double)a->m * (double)a->n * (double)a->k / 650e12, bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
+    if (te__dtype_size(q->a.dtype) != 2) return false;
+    if (TE__GEMM_COPIES < 0 ? multiply * 0.4 > 3e-6 + 2.0 * bytes / 3.5e12 : !TE__GEMM_COPIES) return false;
+    q->copies = (odd_a ? 1 : 0) | (odd_b ? 2 : 0);
+    return true;
+}
+
 /* Operands that are not aligned are copied into the workspace. False: there was none. */
 static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     te__gemm_side *sides[2];
@@ -300,7 +321,7 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         s->rows = x->k_major ? lines : q->args->k;
         s->bytes = (x->k_major ? q->args->k : lines) * size;
         s->ld = x->ld * size;
-        s->ld_out = te__round_up(s->bytes, 16);
+        s->ld_out = te__round_up(s->bytes, 128); /* a row of a slab is one line of the L2 cache, not two */
         s->out = (unsigned char *)te__plan_workspace(p, s->rows * s->ld_out);
         if (!s->out) return false;
         x->data = s->out;
@@ -430,9 +451,12 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind promoting[] = {
         {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
+    static const te__gemm_tile_kind copying[] = {{128, 256, 0.75, 1, 384, 1}, {128, 128, 0.6, 1, 384, 1}, {64, 256, 0.5, 0, 384, 1}, {64, 128, 0.42, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
-    te__gemm_choice c = te__gemm_choose(p, promote ? promoting : plain, promote ? TE__COUNT(promoting) : TE__COUNT(plain), q, 128 / te__dtype_size(q->a.dtype), true);
+    const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
+    int count = q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) : TE__COUNT(plain);
+    te__gemm_choice c = te__gemm_choose(p, kinds, count, q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
     int64_t blocks, sum_rows = 0;
@@ -457,10 +481,11 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "PROMOTE", promote);
     te__launch_option(l, "STORE", store);
     if (store) te__launch_option(l, "D_DT", k->g.d_dt);
+    if (q->copies) te__launch_option(l, "COPIES", q->copies);
     blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__max(p->num_sms / c.tile->cluster, 1));
     te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if (te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
-        te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK ||
+    if ((!(q->copies & 1) && te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK) ||
+        (!(q->copies & 2) && te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK) ||
         (store && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
         (k->g.aux && store && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
@@ -506,6 +531,8 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (!te__gemm_fits_hopper(p, &q) || (!te__gemm_is_aligned(&q) && te__gemm_is_small(a))) return te__gemm_plan_mma(p, &q);
-    return te__gemm_is_aligned(&q) || te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
+    if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
+    if (te__gemm_is_aligned(&q) || te__gemm_copies_itself(&q)) return te__gemm_plan_hopper(p, &q);
+    if (te__gemm_is_small(a)) return te__gemm_plan_mma(p, &q);
+    return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }

@@ -95,7 +95,8 @@ TE_DEV float te_gemm_block_product(float a, float b) {
     return s > TE_FLT_MAX ? TE_FLT_MAX : s;
 }
 
-TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {
+// aux, old: what aux (with DGELU) and D (with accumulate) hold.
+TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc, float aux, float old) {
     if (a.rows_a) acc *= a.scale_a[row] * a.factor_a;
     if (a.columns_b) acc *= a.scale_b[col] * a.factor_b;
     float v = fmaf(acc, scale, a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f);
@@ -103,10 +104,14 @@ TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_
         if (a.aux) te_gemm_store(a.aux, row * a.ldaux + col, a.d_dt, v);
         v = te_gemm_gelu(v);
     } else if (a.epilogue == TE_EPILOGUE_DGELU) {
-        v *= te_gemm_dgelu(te_gemm_load(a.aux, row * a.ldaux + col, a.d_dt));
+        v *= te_gemm_dgelu(aux);
     }
-    if (a.accumulate) v += te_gemm_load(a.d, row * a.ldd + col, a.d_dt);
+    if (a.accumulate) v += old;
     te_gemm_store(a.d, row * a.ldd + col, a.d_dt, v);
+}
+TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {
+    float aux = a.epilogue == TE_EPILOGUE_DGELU ? te_gemm_load(a.aux, row * a.ldaux + col, a.d_dt) : 0.0f;
+    te_gemm_finish(a, scale, row, col, acc, aux, a.accumulate ? te_gemm_load(a.d, row * a.ldd + col, a.d_dt) : 0.0f);
 }
 
 // ---- eight neighbours of a row ---------------------------------------------------------------------------------------
@@ -171,23 +176,62 @@ TE_DEV void te_gemm_stage_put(char *stage, int col, const float d[4]) {
     *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);
 }
 
-// Element by element, a lane beside the other; without more to do than scale and bias a row does not wait for the one before.
-template <int COLS, int D_FORMAT> TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
+// Rows of 16-bit D that start anywhere, with nothing but scale and bias to be done: a lane has two neighbours that are a word of memory. In rows that
+// begin in the middle of a word the last lane has the first element and the last.
+template <int COLS> TE_DEV void te_gemm_stage_words(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
+    int lane = threadIdx.x & 31, left = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
+    float bias[3];
+    if (lane >= COLS / 2) return;
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        int c = (2 * lane + i) % COLS;
+        bias[i] = a.bias && c < left ? te_gemm_load(a.bias, col0 + c, a.bias_dt) : 0.0f;
+    }
+#pragma unroll 4
+    for (int r = 0; r < 16; r++) {
+        te_i64 row = row0 + r;
+        te_u16 *d = (te_u16 *)a.d + row * a.ldd + col0;
+        int odd = (te_u64)d >> 1 & 1, c = 2 * lane + odd;
+        if (row >= a.m) continue;
+        float lo = fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, odd ? bias[1] : bias[0]);
+        float hi = fmaf(*(const float *)(stage + te_gemm_stage_at(r, (c + 1) % COLS)), scale, odd ? bias[2] : bias[1]);
+        te_u32 w = te_gemm_pack(lo, hi, a.d_dt);
+        if (c + 1 < left) *(te_u32 *)(d + c) = w;
+        else if (c < left) d[c] = (te_u16)w;
+        if (c + 1 == COLS) d[0] = (te_u16)(w >> 16);
+    }
+}
+
+// Element by element, a lane beside the other; plain: f32 with nothing but scale and bias to be done, and no row waits for the one before.
+template <int COLS>
+TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0, bool plain) {
     int lane = threadIdx.x & 31;
-    bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;
 #pragma unroll 1
     for (int c = lane; c < COLS; c += 32) {
-        te_i64 col = col0 + c, at = row0 * a.ldd + col;
+        te_i64 col = col0 + c;
         if (col >= a.n) continue;
         if (!plain) {
 #pragma unroll 1
-            for (int r = 0; r < 16 && row0 + r < a.m; r++) te_gemm_finish(a, scale, row0 + r, col, *(const float *)(stage + te_gemm_stage_at(r, c)));
+            for (int r = 0; r < 16; r += 4) { // four rows' values of D and aux are asked for together
+                float aux[4], old[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    bool there = row0 + r + i < a.m;
+                    aux[i] = there && a.epilogue == TE_EPILOGUE_DGELU ? te_gemm_load(a.aux, (row0 + r + i) * a.ldaux + col, a.d_dt) : 0.0f;
+                    old[i] = there && a.accumulate ? te_gemm_load(a.d, (row0 + r + i) * a.ldd + col, a.d_dt) : 0.0f;
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (row0 + r + i < a.m) te_gemm_finish(a, scale, row0 + r + i, col, *(const float *)(stage + te_gemm_stage_at(r + i, c)), aux[i], old[i]);
+            }
             continue;
         }
         float bias = a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f;
 #pragma unroll 8
-        for (int r = 0; r < 16; r++, at += a.ldd)
-            if (row0 + r < a.m) te_store(a.d, at, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));
+        for (int r = 0; r < 16; r++) {
+            te_i64 row = row0 + r;
+            if (row < a.m) te_store(a.d, row * a.ldd + col, TE_F32, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));
+        }
     }
 }
 
@@ -199,17 +243,20 @@ template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, fl
     te_i64 col = col0 + c;
     __syncwarp();
     if (!a.vector) { // rows that start anywhere
-        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0);
-        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0);
-        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0);
+        bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;
+        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS>(a, scale, stage, row0, col0, plain);
+        else if (plain) te_gemm_stage_words<COLS>(a, scale, stage, row0, col0);
+        else te_gemm_stage_scatter<COLS>(a, scale, stage, row0, col0, false);
     } else if (col < a.n) {
         float bias[8];
         te_gemm_bias8(a, col, bias);
 #pragma unroll 1
-        for (int r = lane / lanes; r < 16 && row0 + r < a.m; r += 32 / lanes) {
+        for (int r = lane / lanes; r < 16; r += 32 / lanes) {
+            te_i64 row = row0 + r;
+            if (row >= a.m) continue;
             float4 u = *(const float4 *)(stage + te_gemm_stage_at(r, c)), w = *(const float4 *)(stage + te_gemm_stage_at(r, c + 4));
             float v[8] = {u.x, u.y, u.z, u.w, w.x, w.y, w.z, w.w};
-            te_gemm_finish8(a, scale, bias, row0 + r, col, v);
+            te_gemm_finish8(a, scale, bias, row, col, v);
         }
     }
     __syncwarp();

@@ -38,6 +38,9 @@
 // TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0
 // before the first slab is multiplied.
 //
+// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: a warp reads a row of a slab as
+// the 33 aligned words that hold it, shifts them, and writes them as TMA would have; sixteen rows are on their way while sixteen are written.
+//
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
 //          BN, WAVES   128 or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
@@ -45,6 +48,7 @@
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128
 //          STORE       bits of te__gemm_store; with it D_DT
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),
+//          COPIES (16 bits; without clusters but SPLIT's, and PINGPONG),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
 // Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their
 //         rows at multiples of 16 bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split
@@ -68,6 +72,12 @@
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3 COPIES=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0
@@ -127,6 +137,9 @@
 #ifndef GROUPED
 #define GROUPED 0
 #endif
+#ifndef COPIES
+#define COPIES 0
+#endif
 
 #define BM (WAVES ? 128 * WAVES : 64)
 #define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN
@@ -159,6 +172,7 @@ static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
 static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
+static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM <= 128), "copies");
 static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
 static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
 static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
@@ -304,6 +318,51 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
     }
 }
 
+#if COPIES
+#define BATCHES (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) / 64) // of a slab, sixteen rows for each of four warps
+// Sixteen rows of a slab, for a warp: 64 elements of an operand's rows, from anywhere.
+struct te_copy {
+    te_u32 word[16], last; // lane l: aligned word l of each row; lane r: the one behind the last of row r, if that is needed
+    int left;              // elements from the first one of these rows to their end
+    te_u32 odd;            // row r starts in the middle of a word: bit 0, and bit 1 added r times
+
+    // Batch `at` of the slab that starts at k.
+    TE_DEV void load(const te__gemm_kargs &a, const te_work &w, int at, int k) {
+        const bool of_b = COPIES == 2 || (COPIES == 3 && at >= BM / 64);
+        int lane = threadIdx.x & 31, line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;
+        bool k_major = of_b ? B_T : !A_T;
+        te_i64 ld = of_b ? a.ldb : a.lda, size = of_b ? a.n : a.m, across = of_b ? w.col : w.row;
+        te_i64 row = k_major ? across + line : k + line % 64, x = k_major ? k : across + line / 64 * 64;
+        te_i64 rows = (k_major ? size : a.k) - row, step = 2 * ld;
+        te_u64 start = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x), mine = start + lane * step;
+        te_i64 end = (k_major ? a.k : size) - x;
+        left = end < 64 ? (int)end : 65; // at most this is looked at
+        odd = (te_u32)(start >> 1 & 1) | (te_u32)(ld & 1) << 1;
+        last = lane < 16 && lane < rows && (mine & 2) && left > 63 ? *(const te_u32 *)(mine + 126) : 0;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            te_u64 p = start + r * step;
+            word[r] = r < rows && 2 * lane - (int)(p >> 1 & 1) < left ? *(const te_u32 *)((p & ~(te_u64)2) + 4 * lane) : 0;
+        }
+    }
+    // To where the batch lies in the slab at `slot`.
+    TE_DEV void store(te_u32 slot, int at) const {
+        int lane = threadIdx.x & 31;
+        te_u32 to = slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB + (lane & 3) * 4;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            te_u32 v = word[r];
+            if ((odd ^ (odd >> 1) * r) & 1) {
+                te_u32 next = __shfl_down_sync(0xffffffffu, v, 1), behind = __shfl_sync(0xffffffffu, last, r);
+                v = __funnelshift_r(v, lane == 31 ? behind : next, 16);
+            }
+            if (left < 64) v = 2 * lane >= left ? 0 : 2 * lane + 1 == left ? v & 0xffff : v;
+            te_sts4(to + r * SLAB + (((lane >> 2) ^ (r & 7)) << 4), v);
+        }
+    }
+};
+#endif
+
 // The first `n` values of k of a slab of R rows become 0; n is less than 16 bytes. By 256 threads.
 template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     if (K_MAJOR) { // they lie in the first piece of each row, wherever the swizzle has put it
@@ -384,11 +443,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     const void *a_map = a.a_map, *b_map = a.b_map;
 
     if (threadIdx.x == 0) {
-        te_tma_prefetch_map(a.a_map);
-        te_tma_prefetch_map(a.b_map);
+        if (!(COPIES & 1)) te_tma_prefetch_map(a.a_map);
+        if (!(COPIES & 2)) te_tma_prefetch_map(a.b_map);
         if (STORE) te_tma_prefetch_map(a.d_map);
         for (int i = 0; i < STAGES; i++) {
-            te_mbar_init(full + 8 * i, 1);
+            te_mbar_init(full + 8 * i, COPIES ? 4 + (COPIES != 3) : 1); // one lane of each warp that copies, and who asks TMA
             te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
@@ -400,7 +459,46 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 
     te_ring ring = {0, 0};
     if (group == 0) {
-        te_registers_down<GROUPED ? 56 : 24>();
+        te_registers_down<COPIES ? 112 : GROUPED ? 56 : 24>();
+#if COPIES
+        for (te_u32 work = first; work < works; work += step) {
+            te_work w(all, work, rank, at_group);
+            int batches = w.slabs * BATCHES;
+            auto load = [&](te_copy &copy, int b) {
+                if (b < batches) copy.load(a.g, w, b % BATCHES, (int)w.k0 + b / BATCHES * BK);
+            };
+            auto store = [&](const te_copy &copy, int b) {
+                te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
+                if (b >= batches) return;
+                if (b % BATCHES == 0) {
+                    te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+                    if (COPIES != 3 && threadIdx.x == 0) {
+                        int k = (int)w.k0 + b / BATCHES * BK;
+                        te_mbar_expect(bar, COPIES == 1 ? BN * SLAB : BM * SLAB);
+                        if (COPIES == 1) te_load_slab<BN, B_T, 0, 0>(slot + BM * SLAB, b_map, k, (int)w.col, 0, bar, rank);
+                        else te_load_slab<BM, !A_T, 0, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
+                    }
+                    __syncwarp();
+                }
+                copy.store(slot, b % BATCHES);
+                if (b % BATCHES == BATCHES - 1) {
+                    te_async_fence();
+                    __syncwarp();
+                    if ((threadIdx.x & 31) == 0) te_mbar_arrive(bar);
+                    ring.next();
+                }
+            };
+            te_copy one, two;
+            load(one, 0);
+            for (int b = 0; b < batches; b += 2) {
+                load(two, b + 1);
+                store(one, b);
+                load(one, b + 2);
+                store(two, b + 1);
+            }
+        }
+        return;
+#else
         if (threadIdx.x == 0) {
 #if GROUPED
             unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;
@@ -462,9 +560,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
         }
         return;
+#endif
     }
 
-    te_registers_up<GROUPED ? 224 : 240>();
+    te_registers_up<COPIES ? 200 : GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
     // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.

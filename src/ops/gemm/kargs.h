@@ -8,7 +8,7 @@ typedef struct te__gemm_kargs {
     const void *bias;  /* [n], or NULL */
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
-    const float *partial;           /* gemm_reduce: f32 [splits, m, n] */
+    const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
     float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */

@@ -459,7 +459,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 
     te_ring ring = {0, 0};
     if (group == 0) {
-        te_registers_down<COPIES ? 112 : GROUPED ? 56 : 24>();
+        te_registers_down<COPIES ? 104 : GROUPED ? 56 : 24>();
 #if COPIES
         for (te_u32 work = first; work < works; work += step) {
             te_work w(all, work, rank, at_group);

@@ -9695,7 +9695,7 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "template <int COLS> TE_DEV void te_gemm_stage_words(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
     "    int lane = threadIdx.x & 31, left = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;",
     "    float bias[3];",
-    "    if (lane >= COLS / 2) return;",
+    "    if (lane >= COLS / 2 || left <= 0) return;",
     "#pragma unroll",
     "    for (int i = 0; i < 3; i++) {",
     "        int c = (2 * lane + i) % COLS;",
@@ -9799,22 +9799,7 @@ static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
     "// te:baseline",
     "#include \"device/base.cuh\"",
     "#include \"ops/gemm/kargs.h\"",
-    "",
-    "// 16 bytes of shifted[0 .. 31] from byte `by` (0 .. 15) on.",
-    "TE_DEV uint4 te_align_shift(uint4 lo, uint4 hi, int by) {",
-    "    te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];",
-    "    if (by & 8) {",
-    "#pragma unroll",
-    "        for (int i = 0; i < 6; i++) w[i] = w[i + 2];",
-    "    }",
-    "    if (by & 4) {",
-    "#pragma unroll",
-    "        for (int i = 0; i < 5; i++) w[i] = w[i + 1];",
-    "    }",
-    "#pragma unroll",
-    "    for (int i = 0; i < 4; i++) out[i] = __funnelshift_r(w[i], w[i + 1], 8 * (by & 3));",
-    "    return make_uint4(out[0], out[1], out[2], out[3]);",
-    "}",
+    "#include \"ops/gemm/shift.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {",
     "    te_follow();",
@@ -9831,7 +9816,7 @@ static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
     "        uint4 u;",
     "        if (n == 16 && word >= s.from && word + (by ? 32 : 16) <= end) {",
     "            uint4 lo = *(const uint4 *)word;",
-    "            u = by ? te_align_shift(lo, *(const uint4 *)(word + 16), by) : lo;",
+    "            u = by ? te_shift(lo, *(const uint4 *)(word + 16), by) : lo;",
     "        } else {",
     "            te_u32 w[4] = {0, 0, 0, 0};",
     "#pragma unroll",
@@ -10053,8 +10038,8 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0",
     "// before the first slab is multiplied.",
     "//",
-    "// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: a warp reads a row of a slab as",
-    "// the 33 aligned words that hold it, shifts them, and writes them as TMA would have; sixteen rows are on their way while sixteen are written.",
+    "// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: its threads read the",
+    "// aligned 16 bytes that hold them, shift them, and write them as TMA would have; sixteen rows of a warp are on their way while sixteen are written.",
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2",
     "//          A_T, B_T    A lies k x m, B lies n x k",
@@ -10089,7 +10074,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3 COPIES=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=17 D_DT=3 COPIES=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2",
@@ -10125,6 +10110,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=2",
     "#include \"device/hopper.cuh\"",
     "#include \"ops/gemm/groups.cuh\"",
+    "#include \"ops/gemm/shift.cuh\"",
     "",
     "#ifndef A_DT // the rows above name every option; these stand in for them in an editor",
     "#define A_DT 3",
@@ -10335,44 +10321,46 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "",
     "#if COPIES",
     "#define BATCHES (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) / 64) // of a slab, sixteen rows for each of four warps",
-    "// Sixteen rows of a slab, for a warp: 64 elements of an operand's rows, from anywhere.",
+    "// Sixteen rows of a slab, for a warp: 64 elements of an operand's rows, from anywhere. Lane 8 i + p has piece p, 16 bytes, of rows i, i + 4 ..",
     "struct te_copy {",
-    "    te_u32 word[16], last; // lane l: aligned word l of each row; lane r: the one behind the last of row r, if that is needed",
-    "    int left;              // elements from the first one of these rows to their end",
-    "    te_u32 odd;            // row r starts in the middle of a word: bit 0, and bit 1 added r times",
+    "    uint4 lo[4], hi[4]; // the aligned pieces that hold it",
+    "    te_u32 start, step; // of the first row, of one row to the next: bytes, what counts of them",
+    "    int left;           // elements from the first one of these rows to their end; at most 65 is told",
     "",
     "    // Batch `at` of the slab that starts at k.",
     "    TE_DEV void load(const te__gemm_kargs &a, const te_work &w, int at, int k) {",
     "        const bool of_b = COPIES == 2 || (COPIES == 3 && at >= BM / 64);",
-    "        int lane = threadIdx.x & 31, line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;",
+    "        int lane = threadIdx.x & 31, piece = lane & 7, line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;",
     "        bool k_major = of_b ? B_T : !A_T;",
     "        te_i64 ld = of_b ? a.ldb : a.lda, size = of_b ? a.n : a.m, across = of_b ? w.col : w.row;",
     "        te_i64 row = k_major ? across + line : k + line % 64, x = k_major ? k : across + line / 64 * 64;",
-    "        te_i64 rows = (k_major ? size : a.k) - row, step = 2 * ld;",
-    "        te_u64 start = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x), mine = start + lane * step;",
-    "        te_i64 end = (k_major ? a.k : size) - x;",
-    "        left = end < 64 ? (int)end : 65; // at most this is looked at",
-    "        odd = (te_u32)(start >> 1 & 1) | (te_u32)(ld & 1) << 1;",
-    "        last = lane < 16 && lane < rows && (mine & 2) && left > 63 ? *(const te_u32 *)(mine + 126) : 0;",
+    "        te_i64 rows = (k_major ? size : a.k) - row, end = (k_major ? a.k : size) - x;",
+    "        te_u64 first = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x);",
+    "        left = end < 64 ? (int)end : 65;",
+    "        start = (te_u32)first, step = 2 * (te_u32)ld;",
     "#pragma unroll",
-    "        for (int r = 0; r < 16; r++) {",
-    "            te_u64 p = start + r * step;",
-    "            word[r] = r < rows && 2 * lane - (int)(p >> 1 & 1) < left ? *(const te_u32 *)((p & ~(te_u64)2) + 4 * lane) : 0;",
+    "        for (int i = 0; i < 4; i++) {",
+    "            int r = 4 * i + (lane >> 3);",
+    "            te_u64 p = first + 2 * r * ld;",
+    "            int by = (int)p & 15, from = 16 * piece - by, there = r < rows ? 2 * left : -16; // bytes from the row's start on",
+    "            const uint4 *q = (const uint4 *)(p + from);",
+    "            lo[i] = from < there ? q[0] : make_uint4(0, 0, 0, 0);",
+    "            hi[i] = by && from + 16 < there ? q[1] : make_uint4(0, 0, 0, 0);",
     "        }",
     "    }",
     "    // To where the batch lies in the slab at `slot`.",
     "    TE_DEV void store(te_u32 slot, int at) const {",
-    "        int lane = threadIdx.x & 31;",
-    "        te_u32 to = slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB + (lane & 3) * 4;",
+    "        int lane = threadIdx.x & 31, piece = lane & 7;",
+    "        te_u32 to = slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB;",
     "#pragma unroll",
-    "        for (int r = 0; r < 16; r++) {",
-    "            te_u32 v = word[r];",
-    "            if ((odd ^ (odd >> 1) * r) & 1) {",
-    "                te_u32 next = __shfl_down_sync(0xffffffffu, v, 1), behind = __shfl_sync(0xffffffffu, last, r);",
-    "                v = __funnelshift_r(v, lane == 31 ? behind : next, 16);",
+    "        for (int i = 0; i < 4; i++) {",
+    "            int r = 4 * i + (lane >> 3), n = left - 8 * piece;",
+    "            uint4 v = te_shift(lo[i], hi[i], (int)(start + r * step) & 15);",
+    "            if (left < 64) {",
+    "                v.x = n >= 2 ? v.x : n == 1 ? v.x & 0xffff : 0, v.y = n >= 4 ? v.y : n == 3 ? v.y & 0xffff : 0;",
+    "                v.z = n >= 6 ? v.z : n == 5 ? v.z & 0xffff : 0, v.w = n >= 8 ? v.w : n == 7 ? v.w & 0xffff : 0;",
     "            }",
-    "            if (left < 64) v = 2 * lane >= left ? 0 : 2 * lane + 1 == left ? v & 0xffff : v;",
-    "            te_sts4(to + r * SLAB + (((lane >> 2) ^ (r & 7)) << 4), v);",
+    "            te_sts16(to + r * SLAB + ((piece ^ (r & 7)) << 4), v);",
     "        }",
     "    }",
     "};",
@@ -11557,7 +11545,28 @@ static const char *const te__source_57[] = { /* ops/gemm/naive.cuh */
     "        }",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/gemm/way_out.cuh */
+static const char *const te__source_58[] = { /* ops/gemm/shift.cuh */
+    "// ops/gemm/shift.cuh: sixteen bytes that lie anywhere, out of the aligned ones that hold them.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "",
+    "// Bytes by .. by + 15 of lo and hi; by: 0 to 15.",
+    "TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {",
+    "    te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];",
+    "    if (by & 8) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 6; i++) w[i] = w[i + 2];",
+    "    }",
+    "    if (by & 4) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 5; i++) w[i] = w[i + 1];",
+    "    }",
+    "#pragma unroll",
+    "    for (int i = 0; i < 4; i++) out[i] = __funnelshift_r(w[i], w[i + 1], 8 * (by & 3));",
+    "    return make_uint4(out[0], out[1], out[2], out[3]);",
+    "}",
+};
+static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "// ops/gemm/way_out.cuh: D's way out of gemm_hopper by TMA. A part of gemm_hopper.cu, whose options and names it is written in.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
@@ -11781,7 +11790,7 @@ static const char *const te__source_58[] = { /* ops/gemm/way_out.cuh */
     "    }",
     "};",
 };
-static const char *const te__source_59[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_60[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -11840,7 +11849,7 @@ static const char *const te__source_59[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_61[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -11863,7 +11872,7 @@ static const char *const te__source_60[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -11946,7 +11955,7 @@ static const char *const te__source_61[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/loss/kargs.h */
+static const char *const te__source_63[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -11990,7 +11999,7 @@ static const char *const te__source_62[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_63[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_64[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -12022,7 +12031,7 @@ static const char *const te__source_63[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_64[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_65[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers aligned to 16",
@@ -12054,7 +12063,7 @@ static const char *const te__source_64[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_66[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -12094,7 +12103,7 @@ static const char *const te__source_65[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_67[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -12110,7 +12119,7 @@ static const char *const te__source_66[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/math/axpby.cu */
+static const char *const te__source_68[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.",
@@ -12152,7 +12161,7 @@ static const char *const te__source_67[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -12274,7 +12283,7 @@ static const char *const te__source_68[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/math/copy.cu */
+static const char *const te__source_70[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -12390,7 +12399,7 @@ static const char *const te__source_69[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_71[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -12487,7 +12496,7 @@ static const char *const te__source_70[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_72[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -12520,7 +12529,7 @@ static const char *const te__source_71[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_73[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -12618,7 +12627,7 @@ static const char *const te__source_72[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/fill.cu */
+static const char *const te__source_74[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.",
@@ -12642,7 +12651,7 @@ static const char *const te__source_73[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/kargs.h */
+static const char *const te__source_75[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -12736,7 +12745,7 @@ static const char *const te__source_74[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_75[] = { /* ops/math/random.cu */
+static const char *const te__source_76[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. No alignment.",
@@ -12773,7 +12782,7 @@ static const char *const te__source_75[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/math/sum.cu */
+static const char *const te__source_77[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -12815,7 +12824,7 @@ static const char *const te__source_76[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_77[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_78[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -12833,7 +12842,7 @@ static const char *const te__source_77[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_78[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_79[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* What a block does. */",
@@ -12865,7 +12874,7 @@ static const char *const te__source_78[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_79[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_80[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 32 rows and 256 columns: both casts divide it alike. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -12909,7 +12918,7 @@ static const char *const te__source_79[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_81[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -12985,7 +12994,7 @@ static const char *const te__source_80[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -13175,7 +13184,7 @@ static const char *const te__source_81[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/norm/kargs.h */
+static const char *const te__source_83[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -13225,7 +13234,7 @@ static const char *const te__source_82[] = { /* ops/norm/kargs.h */
     "    te__norm_bwd_sum_kargs sum;",
     "} te__norm_bwd_kargs;",
 };
-static const char *const te__source_83[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_84[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -13245,7 +13254,7 @@ static const char *const te__source_83[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_85[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -13528,7 +13537,7 @@ static const char *const te__source_84[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_85[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_86[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -13542,7 +13551,7 @@ static const char *const te__source_85[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_87[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -13745,7 +13754,7 @@ static const char *const te__source_86[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_87[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_88[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for all who add them up. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 takes rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -13795,7 +13804,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_89[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -13878,7 +13887,7 @@ static const char *const te__source_88[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_89[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_90[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -13943,7 +13952,7 @@ static const char *const te__source_89[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_90[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_91[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -14136,7 +14145,7 @@ static const char *const te__source_90[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_92[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -14261,7 +14270,7 @@ static const char *const te__source_91[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_93[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
@@ -14278,7 +14287,7 @@ static const char *const te__source_92[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_94[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -14357,7 +14366,7 @@ static const char *const te__source_93[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_94[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -14673,7 +14682,7 @@ static const char *const te__source_94[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/optim/adam.cu */
+static const char *const te__source_96[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -14761,7 +14770,7 @@ static const char *const te__source_95[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/optim/kargs.h */
+static const char *const te__source_97[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -14825,7 +14834,7 @@ static const char *const te__source_96[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_97[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_98[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -14850,7 +14859,7 @@ static const char *const te__source_97[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_99[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -14899,7 +14908,7 @@ static const char *const te__source_98[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_100[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -14918,7 +14927,7 @@ static const char *const te__source_99[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_101[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -14963,7 +14972,7 @@ static const char *const te__source_100[] = { /* ops/optim/multi.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_102[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.",
@@ -15009,7 +15018,7 @@ static const char *const te__source_101[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/rope/kargs.h */
+static const char *const te__source_103[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -15044,7 +15053,7 @@ static const char *const te__source_102[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_103[] = { /* ops/rope/rope.cu */
+static const char *const te__source_104[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -15174,7 +15183,7 @@ static const char *const te__source_103[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/shard/kargs.h */
+static const char *const te__source_105[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -15221,7 +15230,7 @@ static const char *const te__source_104[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_105[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_106[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -15238,7 +15247,7 @@ static const char *const te__source_105[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_107[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -15353,7 +15362,7 @@ static const char *const te__source_106[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_108[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -15481,7 +15490,7 @@ static const char *const te__source_107[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_109[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -15555,7 +15564,7 @@ static const char *const te__source_108[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_110[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -15609,7 +15618,7 @@ static const char *const te__source_109[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_110[] = { /* ops/stats/kargs.h */
+static const char *const te__source_111[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -15631,7 +15640,7 @@ static const char *const te__source_110[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_111[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_112[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -15709,7 +15718,7 @@ static const char *const te__source_111[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_113[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -15801,72 +15810,73 @@ static const te__source te__sources[] = {
     {"ops/dropout/dropout_add.cu", te__source_44, 75},
     {"ops/dropout/kargs.h", te__source_45, 14},
     {"ops/gemm/epilogue.cuh", te__source_46, 274},
-    {"ops/gemm/gemm_align.cu", te__source_47, 54},
+    {"ops/gemm/gemm_align.cu", te__source_47, 39},
     {"ops/gemm/gemm_decode.cu", te__source_48, 109},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_49, 16},
     {"ops/gemm/gemm_groups.cu", te__source_50, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_51, 769},
+    {"ops/gemm/gemm_hopper.cu", te__source_51, 772},
     {"ops/gemm/gemm_mma.cu", te__source_52, 404},
     {"ops/gemm/gemm_naive.cu", te__source_53, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_54, 31},
     {"ops/gemm/groups.cuh", te__source_55, 119},
     {"ops/gemm/kargs.h", te__source_56, 124},
     {"ops/gemm/naive.cuh", te__source_57, 71},
-    {"ops/gemm/way_out.cuh", te__source_58, 222},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_59, 57},
-    {"ops/loss/cross_entropy_count.cu", te__source_60, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_61, 81},
-    {"ops/loss/kargs.h", te__source_62, 42},
-    {"ops/loss/loss.cuh", te__source_63, 30},
-    {"ops/loss/mse_bwd.cu", te__source_64, 30},
-    {"ops/loss/mse_fwd.cu", te__source_65, 38},
-    {"ops/loss/mse_sum.cu", te__source_66, 14},
-    {"ops/math/axpby.cu", te__source_67, 40},
-    {"ops/math/column_sum.cu", te__source_68, 120},
-    {"ops/math/copy.cu", te__source_69, 114},
-    {"ops/math/embedding_bwd.cu", te__source_70, 95},
-    {"ops/math/embedding_fwd.cu", te__source_71, 31},
-    {"ops/math/embedding_sort.cu", te__source_72, 96},
-    {"ops/math/fill.cu", te__source_73, 22},
-    {"ops/math/kargs.h", te__source_74, 92},
-    {"ops/math/random.cu", te__source_75, 35},
-    {"ops/math/sum.cu", te__source_76, 40},
-    {"ops/math/sum_final.cu", te__source_77, 16},
-    {"ops/mxfp8/kargs.h", te__source_78, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_79, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_80, 74},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_81, 188},
-    {"ops/norm/kargs.h", te__source_82, 48},
-    {"ops/norm/norm_amax.cu", te__source_83, 18},
-    {"ops/norm/norm_bwd.cu", te__source_84, 281},
-    {"ops/norm/norm_bwd_sum.cu", te__source_85, 12},
-    {"ops/norm/norm_fwd.cu", te__source_86, 201},
-    {"ops/norm/norm_parts.cuh", te__source_87, 48},
-    {"ops/nvfp4/arithmetic.h", te__source_88, 81},
-    {"ops/nvfp4/kargs.h", te__source_89, 63},
-    {"ops/nvfp4/nvfp4.cuh", te__source_90, 191},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_91, 123},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_92, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_93, 77},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_94, 314},
-    {"ops/optim/adam.cu", te__source_95, 86},
-    {"ops/optim/kargs.h", te__source_96, 62},
-    {"ops/optim/l2norm_final.cu", te__source_97, 23},
-    {"ops/optim/l2norm_partial.cu", te__source_98, 47},
-    {"ops/optim/l2norm_tensor.cu", te__source_99, 17},
-    {"ops/optim/multi.cuh", te__source_100, 43},
-    {"ops/optim/multi_scale.cu", te__source_101, 44},
-    {"ops/rope/kargs.h", te__source_102, 33},
-    {"ops/rope/rope.cu", te__source_103, 128},
-    {"ops/shard/kargs.h", te__source_104, 45},
-    {"ops/shard/shard.cuh", te__source_105, 15},
-    {"ops/shard/shard_amax.cu", te__source_106, 113},
-    {"ops/shard/shard_cast.cu", te__source_107, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_108, 72},
-    {"ops/shard/shard_scales.cu", te__source_109, 52},
-    {"ops/stats/kargs.h", te__source_110, 20},
-    {"ops/stats/quant_error.cu", te__source_111, 76},
-    {"ops/stats/quant_error_final.cu", te__source_112, 42},
+    {"ops/gemm/shift.cuh", te__source_58, 19},
+    {"ops/gemm/way_out.cuh", te__source_59, 222},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_60, 57},
+    {"ops/loss/cross_entropy_count.cu", te__source_61, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_62, 81},
+    {"ops/loss/kargs.h", te__source_63, 42},
+    {"ops/loss/loss.cuh", te__source_64, 30},
+    {"ops/loss/mse_bwd.cu", te__source_65, 30},
+    {"ops/loss/mse_fwd.cu", te__source_66, 38},
+    {"ops/loss/mse_sum.cu", te__source_67, 14},
+    {"ops/math/axpby.cu", te__source_68, 40},
+    {"ops/math/column_sum.cu", te__source_69, 120},
+    {"ops/math/copy.cu", te__source_70, 114},
+    {"ops/math/embedding_bwd.cu", te__source_71, 95},
+    {"ops/math/embedding_fwd.cu", te__source_72, 31},
+    {"ops/math/embedding_sort.cu", te__source_73, 96},
+    {"ops/math/fill.cu", te__source_74, 22},
+    {"ops/math/kargs.h", te__source_75, 92},
+    {"ops/math/random.cu", te__source_76, 35},
+    {"ops/math/sum.cu", te__source_77, 40},
+    {"ops/math/sum_final.cu", te__source_78, 16},
+    {"ops/mxfp8/kargs.h", te__source_79, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_80, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_81, 74},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_82, 188},
+    {"ops/norm/kargs.h", te__source_83, 48},
+    {"ops/norm/norm_amax.cu", te__source_84, 18},
+    {"ops/norm/norm_bwd.cu", te__source_85, 281},
+    {"ops/norm/norm_bwd_sum.cu", te__source_86, 12},
+    {"ops/norm/norm_fwd.cu", te__source_87, 201},
+    {"ops/norm/norm_parts.cuh", te__source_88, 48},
+    {"ops/nvfp4/arithmetic.h", te__source_89, 81},
+    {"ops/nvfp4/kargs.h", te__source_90, 63},
+    {"ops/nvfp4/nvfp4.cuh", te__source_91, 191},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_92, 123},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_93, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_94, 77},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_95, 314},
+    {"ops/optim/adam.cu", te__source_96, 86},
+    {"ops/optim/kargs.h", te__source_97, 62},
+    {"ops/optim/l2norm_final.cu", te__source_98, 23},
+    {"ops/optim/l2norm_partial.cu", te__source_99, 47},
+    {"ops/optim/l2norm_tensor.cu", te__source_100, 17},
+    {"ops/optim/multi.cuh", te__source_101, 43},
+    {"ops/optim/multi_scale.cu", te__source_102, 44},
+    {"ops/rope/kargs.h", te__source_103, 33},
+    {"ops/rope/rope.cu", te__source_104, 128},
+    {"ops/shard/kargs.h", te__source_105, 45},
+    {"ops/shard/shard.cuh", te__source_106, 15},
+    {"ops/shard/shard_amax.cu", te__source_107, 113},
+    {"ops/shard/shard_cast.cu", te__source_108, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_109, 72},
+    {"ops/shard/shard_scales.cu", te__source_110, 52},
+    {"ops/stats/kargs.h", te__source_111, 20},
+    {"ops/stats/quant_error.cu", te__source_112, 76},
+    {"ops/stats/quant_error_final.cu", te__source_113, 42},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -25998,14 +26008,14 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
 
 /* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
 
-/* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: it multiplies at two thirds of its
- * speed, but there is no second launch, and the bytes move once. */
+/* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: it multiplies at half its speed,
+ * but there is no second launch, and the bytes move once. */
 static bool te__gemm_copies_itself(te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
     double multiply = 2.0 * (double)a->m * (double)a->n * (double)a->k / 650e12, bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
     if (te__dtype_size(q->a.dtype) != 2) return false;
-    if (TE__GEMM_COPIES < 0 ? multiply * 0.4 > 3e-6 + 2.0 * bytes / 3.5e12 : !TE__GEMM_COPIES) return false;
+    if (TE__GEMM_COPIES < 0 ? multiply > 3e-6 + 2.0 * bytes / 3.5e12 : !TE__GEMM_COPIES) return false;
     q->copies = (odd_a ? 1 : 0) | (odd_b ? 2 : 0);
     return true;
 }
@@ -26158,7 +26168,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind promoting[] = {
         {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
-    static const te__gemm_tile_kind copying[] = {{128, 256, 0.75, 1, 384, 1}, {128, 128, 0.6, 1, 384, 1}, {64, 256, 0.5, 0, 384, 1}, {64, 128, 0.42, 0, 384, 1}};
+    static const te__gemm_tile_kind copying[] = {{128, 256, 0.5, 1, 384, 1}, {128, 128, 0.4, 1, 384, 1}, {64, 256, 0.33, 0, 384, 1}, {64, 128, 0.27, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
@@ -26172,7 +26182,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
-    if (a->bias_gradient && store && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
+    if (a->bias_gradient && store && !q->copies && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
         sum_rows = te__div_up(a->m, c.tile->option == TE__GEMM_PINGPONG || c.tile->option == 2 ? 128 : 64) * 4;
         k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
         if (!sums) return p->result;

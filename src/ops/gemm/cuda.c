@@ -291,14 +291,14 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
 
 /* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
 
-/* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: it multiplies at two thirds of its
- * speed, but there is no second launch, and the bytes move once. */
+/* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: it multiplies at half its speed,
+ * but there is no second launch, and the bytes move once. */
 static bool te__gemm_copies_itself(te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
     double multiply = 2.0 * (double)a->m * (double)a->n * (double)a->k / 650e12, bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
     if (te__dtype_size(q->a.dtype) != 2) return false;
-    if (TE__GEMM_COPIES < 0 ? multiply * 0.4 > 3e-6 + 2.0 * bytes / 3.5e12 : !TE__GEMM_COPIES) return false;
+    if (TE__GEMM_COPIES < 0 ? multiply > 3e-6 + 2.0 * bytes / 3.5e12 : !TE__GEMM_COPIES) return false;
     q->copies = (odd_a ? 1 : 0) | (odd_b ? 2 : 0);
     return true;
 }
@@ -451,7 +451,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind promoting[] = {
         {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
-    static const te__gemm_tile_kind copying[] = {{128, 256, 0.75, 1, 384, 1}, {128, 128, 0.6, 1, 384, 1}, {64, 256, 0.5, 0, 384, 1}, {64, 128, 0.42, 0, 384, 1}};
+    static const te__gemm_tile_kind copying[] = {{128, 256, 0.5, 1, 384, 1}, {128, 128, 0.4, 1, 384, 1}, {64, 256, 0.33, 0, 384, 1}, {64, 128, 0.27, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
@@ -465,7 +465,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
-    if (a->bias_gradient && store && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
+    if (a->bias_gradient && store && !q->copies && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
         sum_rows = te__div_up(a->m, c.tile->option == TE__GEMM_PINGPONG || c.tile->option == 2 ? 128 : 64) * 4;
         k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
         if (!sums) return p->result;

@@ -181,7 +181,7 @@ TE_DEV void te_gemm_stage_put(char *stage, int col, const float d[4]) {
 template <int COLS> TE_DEV void te_gemm_stage_words(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
     int lane = threadIdx.x & 31, left = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
     float bias[3];
-    if (lane >= COLS / 2) return;
+    if (lane >= COLS / 2 || left <= 0) return;
 #pragma unroll
     for (int i = 0; i < 3; i++) {
         int c = (2 * lane + i) % COLS;

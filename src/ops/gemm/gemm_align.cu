@@ -9,22 +9,7 @@
 // te:baseline
 #include "device/base.cuh"
 #include "ops/gemm/kargs.h"
-
-// 16 bytes of shifted[0 .. 31] from byte `by` (0 .. 15) on.
-TE_DEV uint4 te_align_shift(uint4 lo, uint4 hi, int by) {
-    te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];
-    if (by & 8) {
-#pragma unroll
-        for (int i = 0; i < 6; i++) w[i] = w[i + 2];
-    }
-    if (by & 4) {
-#pragma unroll
-        for (int i = 0; i < 5; i++) w[i] = w[i + 1];
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) out[i] = __funnelshift_r(w[i], w[i + 1], 8 * (by & 3));
-    return make_uint4(out[0], out[1], out[2], out[3]);
-}
+#include "ops/gemm/shift.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {
     te_follow();
@@ -41,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_con
         uint4 u;
         if (n == 16 && word >= s.from && word + (by ? 32 : 16) <= end) {
             uint4 lo = *(const uint4 *)word;
-            u = by ? te_align_shift(lo, *(const uint4 *)(word + 16), by) : lo;
+            u = by ? te_shift(lo, *(const uint4 *)(word + 16), by) : lo;
         } else {
             te_u32 w[4] = {0, 0, 0, 0};
 #pragma unroll

@@ -38,8 +38,8 @@
 // TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0
 // before the first slab is multiplied.
 //
-// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: a warp reads a row of a slab as
-// the 33 aligned words that hold it, shifts them, and writes them as TMA would have; sixteen rows are on their way while sixteen are written.
+// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: its threads read the
+// aligned 16 bytes that hold them, shift them, and write them as TMA would have; sixteen rows of a warp are on their way while sixteen are written.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
@@ -74,7 +74,7 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3 COPIES=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=17 D_DT=3 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2
@@ -110,6 +110,7 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=2
 #include "device/hopper.cuh"
 #include "ops/gemm/groups.cuh"
+#include "ops/gemm/shift.cuh"
 
 #ifndef A_DT // the rows above name every option; these stand in for them in an editor
 #define A_DT 3
@@ -320,44 +321,46 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
 
 #if COPIES
 #define BATCHES (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) / 64) // of a slab, sixteen rows for each of four warps
-// Sixteen rows of a slab, for a warp: 64 elements of an operand's rows, from anywhere.
+// Sixteen rows of a slab, for a warp: 64 elements of an operand's rows, from anywhere. Lane 8 i + p has piece p, 16 bytes, of rows i, i + 4 ..
 struct te_copy {
-    te_u32 word[16], last; // lane l: aligned word l of each row; lane r: the one behind the last of row r, if that is needed
-    int left;              // elements from the first one of these rows to their end
-    te_u32 odd;            // row r starts in the middle of a word: bit 0, and bit 1 added r times
+    uint4 lo[4], hi[4]; // the aligned pieces that hold it
+    te_u32 start, step; // of the first row, of one row to the next: bytes, what counts of them
+    int left;           // elements from the first one of these rows to their end; at most 65 is told
 
     // Batch `at` of the slab that starts at k.
     TE_DEV void load(const te__gemm_kargs &a, const te_work &w, int at, int k) {
         const bool of_b = COPIES == 2 || (COPIES == 3 && at >= BM / 64);
-        int lane = threadIdx.x & 31, line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;
+        int lane = threadIdx.x & 31, piece = lane & 7, line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;
         bool k_major = of_b ? B_T : !A_T;
         te_i64 ld = of_b ? a.ldb : a.lda, size = of_b ? a.n : a.m, across = of_b ? w.col : w.row;
         te_i64 row = k_major ? across + line : k + line % 64, x = k_major ? k : across + line / 64 * 64;
-        te_i64 rows = (k_major ? size : a.k) - row, step = 2 * ld;
-        te_u64 start = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x), mine = start + lane * step;
-        te_i64 end = (k_major ? a.k : size) - x;
-        left = end < 64 ? (int)end : 65; // at most this is looked at
-        odd = (te_u32)(start >> 1 & 1) | (te_u32)(ld & 1) << 1;
-        last = lane < 16 && lane < rows && (mine & 2) && left > 63 ? *(const te_u32 *)(mine + 126) : 0;
+        te_i64 rows = (k_major ? size : a.k) - row, end = (k_major ? a.k : size) - x;
+        te_u64 first = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x);
+        left = end < 64 ? (int)end : 65;
+        start = (te_u32)first, step = 2 * (te_u32)ld;
 #pragma unroll
-        for (int r = 0; r < 16; r++) {
-            te_u64 p = start + r * step;
-            word[r] = r < rows && 2 * lane - (int)(p >> 1 & 1) < left ? *(const te_u32 *)((p & ~(te_u64)2) + 4 * lane) : 0;
+        for (int i = 0; i < 4; i++) {
+            int r = 4 * i + (lane >> 3);
+            te_u64 p = first + 2 * r * ld;
+            int by = (int)p & 15, from = 16 * piece - by, there = r < rows ? 2 * left : -16; // bytes from the row's start on
+            const uint4 *q = (const uint4 *)(p + from);
+            lo[i] = from < there ? q[0] : make_uint4(0, 0, 0, 0);
+            hi[i] = by && from + 16 < there ? q[1] : make_uint4(0, 0, 0, 0);
         }
     }
     // To where the batch lies in the slab at `slot`.
     TE_DEV void store(te_u32 slot, int at) const {
-        int lane = threadIdx.x & 31;
-        te_u32 to = slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB + (lane & 3) * 4;
+        int lane = threadIdx.x & 31, piece = lane & 7;
+        te_u32 to = slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB;
 #pragma unroll
-        for (int r = 0; r < 16; r++) {
-            te_u32 v = word[r];
-            if ((odd ^ (odd >> 1) * r) & 1) {
-                te_u32 next = __shfl_down_sync(0xffffffffu, v, 1), behind = __shfl_sync(0xffffffffu, last, r);
-                v = __funnelshift_r(v, lane == 31 ? behind : next, 16);
+        for (int i = 0; i < 4; i++) {
+            int r = 4 * i + (lane >> 3), n = left - 8 * piece;
+            uint4 v = te_shift(lo[i], hi[i], (int)(start + r * step) & 15);
+            if (left < 64) {
+                v.x = n >= 2 ? v.x : n == 1 ? v.x & 0xffff : 0, v.y = n >= 4 ? v.y : n == 3 ? v.y & 0xffff : 0;
+                v.z = n >= 6 ? v.z : n == 5 ? v.z & 0xffff : 0, v.w = n >= 8 ? v.w : n == 7 ? v.w & 0xffff : 0;
             }
-            if (left < 64) v = 2 * lane >= left ? 0 : 2 * lane + 1 == left ? v & 0xffff : v;
-            te_sts4(to + r * SLAB + (((lane >> 2) ^ (r & 7)) << 4), v);
+            te_sts16(to + r * SLAB + ((piece ^ (r & 7)) << 4), v);
         }
     }
 };

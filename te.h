@@ -9690,34 +9690,8 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "    *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);",
     "}",
     "",
-    "// Rows of 16-bit D that start anywhere, with nothing but scale and bias to be done: a lane has two neighbours that are a word of memory. In rows that",
-    "// begin in the middle of a word the last lane has the first element and the last.",
-    "template <int COLS> TE_DEV void te_gemm_stage_words(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
-    "    int lane = threadIdx.x & 31, left = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;",
-    "    float bias[3];",
-    "    if (lane >= COLS / 2 || left <= 0) return;",
-    "#pragma unroll",
-    "    for (int i = 0; i < 3; i++) {",
-    "        int c = (2 * lane + i) % COLS;",
-    "        bias[i] = a.bias && c < left ? te_gemm_load(a.bias, col0 + c, a.bias_dt) : 0.0f;",
-    "    }",
-    "#pragma unroll 4",
-    "    for (int r = 0; r < 16; r++) {",
-    "        te_i64 row = row0 + r;",
-    "        te_u16 *d = (te_u16 *)a.d + row * a.ldd + col0;",
-    "        int odd = (te_u64)d >> 1 & 1, c = 2 * lane + odd;",
-    "        if (row >= a.m) continue;",
-    "        float lo = fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, odd ? bias[1] : bias[0]);",
-    "        float hi = fmaf(*(const float *)(stage + te_gemm_stage_at(r, (c + 1) % COLS)), scale, odd ? bias[2] : bias[1]);",
-    "        te_u32 w = te_gemm_pack(lo, hi, a.d_dt);",
-    "        if (c + 1 < left) *(te_u32 *)(d + c) = w;",
-    "        else if (c < left) d[c] = (te_u16)w;",
-    "        if (c + 1 == COLS) d[0] = (te_u16)(w >> 16);",
-    "    }",
-    "}",
-    "",
-    "// Element by element, a lane beside the other; plain: f32 with nothing but scale and bias to be done, and no row waits for the one before.",
-    "template <int COLS>",
+    "// Element by element, a lane beside the other; plain: with nothing but scale and bias to be done no row waits for the one before.",
+    "template <int COLS, int D_FORMAT>",
     "TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0, bool plain) {",
     "    int lane = threadIdx.x & 31;",
     "#pragma unroll 1",
@@ -9744,7 +9718,7 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "#pragma unroll 8",
     "        for (int r = 0; r < 16; r++) {",
     "            te_i64 row = row0 + r;",
-    "            if (row < a.m) te_store(a.d, row * a.ldd + col, TE_F32, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));",
+    "            if (row < a.m) te_store(a.d, row * a.ldd + col, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));",
     "        }",
     "    }",
     "}",
@@ -9758,9 +9732,9 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "    __syncwarp();",
     "    if (!a.vector) { // rows that start anywhere",
     "        bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;",
-    "        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS>(a, scale, stage, row0, col0, plain);",
-    "        else if (plain) te_gemm_stage_words<COLS>(a, scale, stage, row0, col0);",
-    "        else te_gemm_stage_scatter<COLS>(a, scale, stage, row0, col0, false);",
+    "        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0, plain);",
+    "        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0, plain);",
+    "        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0, plain);",
     "    } else if (col < a.n) {",
     "        float bias[8];",
     "        te_gemm_bias8(a, col, bias);",
@@ -10022,7 +9996,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "//",
     "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by",
     "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before. Other",
-    "// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh. The bias gradient leaves as a sum",
+    "// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh, which is quick only with STORE = 128. The bias gradient leaves as a sum",
     "// over each warp's rows of a tile, to be added up by gemm_bias_gradient.",
     "//",
     "// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the",
@@ -10038,15 +10012,16 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0",
     "// before the first slab is multiplied.",
     "//",
-    "// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: its threads read the",
-    "// aligned 16 bytes that hold them, shift them, and write them as TMA would have; sixteen rows of a warp are on their way while sixteen are written.",
+    "// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: the",
+    "// aligned pieces of 16 bytes that hold sixteen rows of a warp go to shared memory behind the slots, AHEAD of them at a time, and from there, shifted,",
+    "// to where TMA would have put them.",
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2",
     "//          A_T, B_T    A lies k x m, B lies n x k",
     "//          BN, WAVES   128 or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384",
     "//          CLUSTER     1 or 2; with SPLIT also 4 or 8",
     "//          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128",
-    "//          STORE       bits of te__gemm_store; with it D_DT",
+    "//          STORE       bits of te__gemm_store; with it D_DT. 128 alone: rows of D start anywhere, and there is no epilogue",
     "//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),",
     "//          COPIES (16 bits; without clusters but SPLIT's, and PINGPONG),",
     "//          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).",
@@ -10072,8 +10047,9 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=0",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=128 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=1 COPIES=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=17 D_DT=3 COPIES=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3",
@@ -10101,6 +10077,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3 GROUPED=1",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=1",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=3 GROUPED=1",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1",
     "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1",
@@ -10156,7 +10133,10 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "#define A_2D (BLOCK == 3)",
     "#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab",
     "#define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup",
-    "#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))",
+    "#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (COPIES ? 16 + 4 * AHEAD * RAW_BATCH : 0) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))",
+    "#define AHEAD 4                // batches of a warp that are on their way, with COPIES",
+    "#define RAW_ROW 144            // bytes",
+    "#define RAW_BATCH (16 * RAW_ROW)",
     "#define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major",
     "#define BUFFER (64 * 128) // bytes of a chunk of D",
     "#define CHUNK (D_DT == 1 ? 32 : 64) // columns of it",
@@ -10167,6 +10147,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "#define ENTRIES 16 // for GROUPED: see te_entry",
     "#define LATE 1",
     "#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once",
+    "#define TMA_OUT (STORE && STORE != 128)",
     "#define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
     "static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), \"the sums take the slots' place\");",
@@ -10321,41 +10302,42 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "",
     "#if COPIES",
     "#define BATCHES (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) / 64) // of a slab, sixteen rows for each of four warps",
-    "// Sixteen rows of a slab, for a warp: 64 elements of an operand's rows, from anywhere. Lane 8 i + p has piece p, 16 bytes, of rows i, i + 4 ..",
+    "// Where sixteen rows of a slab are, for a warp: 64 elements of an operand's rows, from anywhere.",
     "struct te_copy {",
-    "    uint4 lo[4], hi[4]; // the aligned pieces that hold it",
-    "    te_u32 start, step; // of the first row, of one row to the next: bytes, what counts of them",
-    "    int left;           // elements from the first one of these rows to their end; at most 65 is told",
+    "    te_u64 first, step; // the address of the first row's first element; bytes to the next row",
+    "    int rows, left;     // rows from here on, elements from here on: no more than that is read",
     "",
     "    // Batch `at` of the slab that starts at k.",
-    "    TE_DEV void load(const te__gemm_kargs &a, const te_work &w, int at, int k) {",
+    "    TE_DEV te_copy(const te__gemm_kargs &a, const te_work &w, int at, int k) {",
     "        const bool of_b = COPIES == 2 || (COPIES == 3 && at >= BM / 64);",
-    "        int lane = threadIdx.x & 31, piece = lane & 7, line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;",
+    "        int line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;",
     "        bool k_major = of_b ? B_T : !A_T;",
     "        te_i64 ld = of_b ? a.ldb : a.lda, size = of_b ? a.n : a.m, across = of_b ? w.col : w.row;",
     "        te_i64 row = k_major ? across + line : k + line % 64, x = k_major ? k : across + line / 64 * 64;",
-    "        te_i64 rows = (k_major ? size : a.k) - row, end = (k_major ? a.k : size) - x;",
-    "        te_u64 first = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x);",
-    "        left = end < 64 ? (int)end : 65;",
-    "        start = (te_u32)first, step = 2 * (te_u32)ld;",
+    "        te_i64 down = (k_major ? size : a.k) - row, end = (k_major ? a.k : size) - x;",
+    "        first = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x), step = 2 * ld;",
+    "        rows = down < 16 ? (int)down : 16, left = end < 64 ? (int)end : 64;",
+    "    }",
+    "    // The aligned pieces of 16 bytes that hold them, nine of a row, to `raw`. Lane 8 i + p asks for piece p of rows i, i + 4 .., then lane r for",
+    "    // the last one of row r.",
+    "    TE_DEV void ask(te_u32 raw) const {",
+    "        int lane = threadIdx.x & 31;",
     "#pragma unroll",
-    "        for (int i = 0; i < 4; i++) {",
-    "            int r = 4 * i + (lane >> 3);",
-    "            te_u64 p = first + 2 * r * ld;",
-    "            int by = (int)p & 15, from = 16 * piece - by, there = r < rows ? 2 * left : -16; // bytes from the row's start on",
-    "            const uint4 *q = (const uint4 *)(p + from);",
-    "            lo[i] = from < there ? q[0] : make_uint4(0, 0, 0, 0);",
-    "            hi[i] = by && from + 16 < there ? q[1] : make_uint4(0, 0, 0, 0);",
+    "        for (int i = 0; i < 5; i++) {",
+    "            int r = i < 4 ? 4 * i + (lane >> 3) : lane, piece = i < 4 ? lane & 7 : 8;",
+    "            te_u64 p = first + r * step;",
+    "            int from = 16 * piece - (int)(p & 15); // from the row's first byte on",
+    "            if (r < 16) te_cp_async16(raw + r * RAW_ROW + piece * 16, (const void *)(p + from), r < rows && from < 2 * left ? 16 : 0);",
     "        }",
     "    }",
-    "    // To where the batch lies in the slab at `slot`.",
-    "    TE_DEV void store(te_u32 slot, int at) const {",
+    "    // ... and shifted to where they lie in the slab. Beyond the ends: zeros.",
+    "    TE_DEV void put(te_u32 raw, te_u32 to) const {",
     "        int lane = threadIdx.x & 31, piece = lane & 7;",
-    "        te_u32 to = slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB;",
     "#pragma unroll",
     "        for (int i = 0; i < 4; i++) {",
     "            int r = 4 * i + (lane >> 3), n = left - 8 * piece;",
-    "            uint4 v = te_shift(lo[i], hi[i], (int)(start + r * step) & 15);",
+    "            te_u32 at = raw + r * RAW_ROW + piece * 16;",
+    "            uint4 v = te_shift(te_lds16(at), te_lds16(at + 16), (int)(first + r * step) & 15);",
     "            if (left < 64) {",
     "                v.x = n >= 2 ? v.x : n == 1 ? v.x & 0xffff : 0, v.y = n >= 4 ? v.y : n == 3 ? v.y & 0xffff : 0;",
     "                v.z = n >= 6 ? v.z : n == 5 ? v.z & 0xffff : 0, v.w = n >= 8 ? v.w : n == 7 ? v.w & 0xffff : 0;",
@@ -10448,7 +10430,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (threadIdx.x == 0) {",
     "        if (!(COPIES & 1)) te_tma_prefetch_map(a.a_map);",
     "        if (!(COPIES & 2)) te_tma_prefetch_map(a.b_map);",
-    "        if (STORE) te_tma_prefetch_map(a.d_map);",
+    "        if (TMA_OUT) te_tma_prefetch_map(a.d_map);",
     "        for (int i = 0; i < STAGES; i++) {",
     "            te_mbar_init(full + 8 * i, COPIES ? 4 + (COPIES != 3) : 1); // one lane of each warp that copies, and who asks TMA",
     "            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies",
@@ -10462,42 +10444,38 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "",
     "    te_ring ring = {0, 0};",
     "    if (group == 0) {",
-    "        te_registers_down<COPIES ? 104 : GROUPED ? 56 : 24>();",
+    "#if COPIES",
+    "        te_u32 raw = entries + threadIdx.x / 32 * AHEAD * RAW_BATCH;",
+    "#endif",
+    "        te_registers_down<GROUPED || COPIES ? 56 : 24>();",
     "#if COPIES",
     "        for (te_u32 work = first; work < works; work += step) {",
     "            te_work w(all, work, rank, at_group);",
     "            int batches = w.slabs * BATCHES;",
-    "            auto load = [&](te_copy &copy, int b) {",
-    "                if (b < batches) copy.load(a.g, w, b % BATCHES, (int)w.k0 + b / BATCHES * BK);",
-    "            };",
-    "            auto store = [&](const te_copy &copy, int b) {",
+    "            for (int b = 1 - AHEAD; b < batches; b++) {",
+    "                int late = b + AHEAD - 1;",
+    "                if (late < batches) te_copy(a.g, w, late % BATCHES, (int)w.k0 + late / BATCHES * BK).ask(raw + late % AHEAD * RAW_BATCH);",
+    "                te_cp_async_commit(); // a group for each batch, empty ones too",
+    "                if (b < 0) continue;",
     "                te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;",
-    "                if (b >= batches) return;",
-    "                if (b % BATCHES == 0) {",
+    "                int at = b % BATCHES, k = (int)w.k0 + b / BATCHES * BK;",
+    "                if (at == 0) {",
     "                    te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);",
     "                    if (COPIES != 3 && threadIdx.x == 0) {",
-    "                        int k = (int)w.k0 + b / BATCHES * BK;",
     "                        te_mbar_expect(bar, COPIES == 1 ? BN * SLAB : BM * SLAB);",
     "                        if (COPIES == 1) te_load_slab<BN, B_T, 0, 0>(slot + BM * SLAB, b_map, k, (int)w.col, 0, bar, rank);",
     "                        else te_load_slab<BM, !A_T, 0, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);",
     "                    }",
-    "                    __syncwarp();",
     "                }",
-    "                copy.store(slot, b % BATCHES);",
-    "                if (b % BATCHES == BATCHES - 1) {",
-    "                    te_async_fence();",
-    "                    __syncwarp();",
+    "                te_cp_async_wait<AHEAD - 1>();",
+    "                __syncwarp();",
+    "                te_copy(a.g, w, at, k).put(raw + b % AHEAD * RAW_BATCH, slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB);",
+    "                te_async_fence();",
+    "                __syncwarp(); // all have read, and written",
+    "                if (at == BATCHES - 1) {",
     "                    if ((threadIdx.x & 31) == 0) te_mbar_arrive(bar);",
     "                    ring.next();",
     "                }",
-    "            };",
-    "            te_copy one, two;",
-    "            load(one, 0);",
-    "            for (int b = 0; b < batches; b += 2) {",
-    "                load(two, b + 1);",
-    "                store(one, b);",
-    "                load(one, b + 2);",
-    "                store(two, b + 1);",
     "            }",
     "        }",
     "        return;",
@@ -10566,13 +10544,13 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "#endif",
     "    }",
     "",
-    "    te_registers_up<COPIES ? 200 : GROUPED ? 224 : 240>();",
+    "    te_registers_up<GROUPED || COPIES ? 224 : 240>();",
     "    int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;",
     "    group--;",
     "    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.",
     "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;",
     "    int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;",
-    "#if STORE",
+    "#if TMA_OUT",
     "    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);",
     "#endif",
     "    auto release = [&](int slot) {",
@@ -10616,7 +10594,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "            }",
     "            continue;",
     "        }",
-    "#if STORE",
+    "#if TMA_OUT",
     "        if (w.group != group_before) {",
     "            group_before = w.group;",
     "            out.enter(all, w.group);",
@@ -10664,7 +10642,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "#if BLOCK",
     "                if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);",
     "#endif",
-    "#if STORE",
+    "#if TMA_OUT",
     "                if (v == 0 && slab == begin) out.begin((int)row, (int)col, w.split);",
     "#endif",
     "                te_wgmma_wait<0>();",
@@ -10701,7 +10679,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "                        MULTIPLY(TYPES, FLAGS, acc[v], da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);",
     "            }",
     "            te_wgmma_commit();",
-    "#if STORE",
+    "#if TMA_OUT",
     "            if (slab == begin) out.begin((int)row, (int)col, w.split);",
     "#endif",
     "            te_wgmma_wait<1>(); // the slab before this one is done with",
@@ -10715,7 +10693,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "        for (int v = 0; v < SUMS; v++) te_wgmma_keep(acc[v]);",
     "        release(ring.before());",
     "#endif",
-    "#if STORE",
+    "#if TMA_OUT",
     "        out.finish(acc, (int)row, (int)col, w.split);",
     "#elif SPLIT",
     "        te_u32 sums = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;",
@@ -10761,11 +10739,15 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "#pragma unroll",
     "                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);",
     "                }",
+    "#if STORE",
+    "            te_gemm_stage_words<D_DT>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);",
+    "#else",
     "            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);",
+    "#endif",
     "        }",
     "#endif",
     "    }",
-    "#if STORE",
+    "#if TMA_OUT",
     "    if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block",
     "#endif",
     "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
@@ -11429,7 +11411,8 @@ static const char *const te__source_56[] = { /* ops/gemm/kargs.h */
     "    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */",
     "    TE__GEMM_STORE_DGELU = 16,",
     "    TE__GEMM_STORE_ADD = 32, /* to D */",
-    "    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */",
+    "    TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */",
+    "    TE__GEMM_STORE_WORDS = 128 /* alone: rows that start anywhere, with nothing to do but scale and bias */",
     "};",
     "",
     "/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */",
@@ -11789,6 +11772,45 @@ static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "        }",
     "    }",
     "};",
+    "",
+    "// ---- D without TMA, by way of a warp's stage (epilogue.cuh) ------------------------------------------------------------------",
+    "",
+    "// Rows of D that start anywhere, with nothing but scale and bias to be done; 64 columns. A lane has two neighbours that are a word of memory (f32: two",
+    "// columns 32 apart); in rows of 16 bits that begin in the middle of a word the last lane has the first element and the last.",
+    "template <int D_FORMAT> TE_DEV void te_gemm_stage_words(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {",
+    "    const int size = D_FORMAT == TE_F32 ? 4 : 2;",
+    "    int lane = threadIdx.x & 31, left = a.n - col0 < 64 ? (int)(a.n - col0) : 64, rows = a.m - row0 < 16 ? (int)(a.m - row0) : 16;",
+    "    char *d = (char *)a.d + (row0 * a.ldd + col0) * size; // to[j]: column 2 l + j of the stage, or l and l + 32",
+    "    te_u32 first = te_smem(stage), to[3];",
+    "    float bias[3];",
+    "#pragma unroll",
+    "    for (int j = 0; j < 3; j++) {",
+    "        int c = D_FORMAT == TE_F32 ? (lane + 32 * j) & 63 : (2 * lane + j) & 63;",
+    "        bias[j] = a.bias && c < left ? te_gemm_load(a.bias, col0 + c, a.bias_dt) : 0.0f;",
+    "        to[j] = te_gemm_stage_at(0, c);",
+    "    }",
+    "    __syncwarp();",
+    "#pragma unroll 8",
+    "    for (int r = 0; r < 16; r++, d += a.ldd * size) {",
+    "        te_u32 line = first + r * 256, turn = (r & 3) << 5;",
+    "        if (r >= rows) break;",
+    "        if (D_FORMAT == TE_F32) {",
+    "            float x = __uint_as_float(te_lds4(line + (to[0] ^ turn))), y = __uint_as_float(te_lds4(line + (to[1] ^ turn)));",
+    "            if (lane < left) ((float *)d)[lane] = fmaf(x, scale, bias[0]);",
+    "            if (lane + 32 < left) ((float *)d)[lane + 32] = fmaf(y, scale, bias[1]);",
+    "        } else {",
+    "            int odd = (int)((te_u64)d >> 1) & 1, c = 2 * lane + odd;",
+    "            float lo, hi, next;",
+    "            te_lds8(line + (to[0] ^ turn), lo, hi);",
+    "            next = __uint_as_float(te_lds4(line + (to[2] ^ turn)));",
+    "            te_u32 w = te_gemm_pack(fmaf(odd ? hi : lo, scale, odd ? bias[1] : bias[0]), fmaf(odd ? next : hi, scale, odd ? bias[2] : bias[1]), D_FORMAT);",
+    "            if (c + 1 < left) ((te_u32 *)(d + 2 * odd))[lane] = w;",
+    "            else if (c < left) ((te_u16 *)d)[c] = (te_u16)w;",
+    "            if (c == 63 && left > 0) ((te_u16 *)d)[0] = (te_u16)(w >> 16);",
+    "        }",
+    "    }",
+    "    __syncwarp();",
+    "}",
 };
 static const char *const te__source_60[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
@@ -15809,20 +15831,20 @@ static const te__source te__sources[] = {
     {"ops/cast/transpose_nibbles.cu", te__source_43, 50},
     {"ops/dropout/dropout_add.cu", te__source_44, 75},
     {"ops/dropout/kargs.h", te__source_45, 14},
-    {"ops/gemm/epilogue.cuh", te__source_46, 274},
+    {"ops/gemm/epilogue.cuh", te__source_46, 248},
     {"ops/gemm/gemm_align.cu", te__source_47, 39},
     {"ops/gemm/gemm_decode.cu", te__source_48, 109},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_49, 16},
     {"ops/gemm/gemm_groups.cu", te__source_50, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_51, 772},
+    {"ops/gemm/gemm_hopper.cu", te__source_51, 780},
     {"ops/gemm/gemm_mma.cu", te__source_52, 404},
     {"ops/gemm/gemm_naive.cu", te__source_53, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_54, 31},
     {"ops/gemm/groups.cuh", te__source_55, 119},
-    {"ops/gemm/kargs.h", te__source_56, 124},
+    {"ops/gemm/kargs.h", te__source_56, 125},
     {"ops/gemm/naive.cuh", te__source_57, 71},
     {"ops/gemm/shift.cuh", te__source_58, 19},
-    {"ops/gemm/way_out.cuh", te__source_59, 222},
+    {"ops/gemm/way_out.cuh", te__source_59, 261},
     {"ops/loss/cross_entropy_bwd.cu", te__source_60, 57},
     {"ops/loss/cross_entropy_count.cu", te__source_61, 21},
     {"ops/loss/cross_entropy_fwd.cu", te__source_62, 81},
@@ -25103,7 +25125,8 @@ enum {
     TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
-    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
+    TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
+    TE__GEMM_STORE_WORDS = 128 /* alone: rows that start anywhere, with nothing to do but scale and bias */
 };
 
 /* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
@@ -26132,11 +26155,13 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
-/* How D is written, te__gemm_store: by TMA if its rows and those of aux are at multiples of 16 bytes, and at most one thing has to be read. */
+/* How D is written, te__gemm_store: by TMA if its rows and those of aux are at multiples of 16 bytes, and at most one thing has to be read; by words
+ * if there is nothing to do. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
     bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
+    if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_WORDS;
     if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
     return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
            (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);
@@ -26178,11 +26203,13 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
     int64_t blocks, sum_rows = 0;
     float *sums = NULL;
+    bool by_tma;
     int store;
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
-    if (a->bias_gradient && store && !q->copies && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
+    by_tma = (store & TE__GEMM_STORE) != 0;
+    if (a->bias_gradient && by_tma && !q->copies && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
         sum_rows = te__div_up(a->m, c.tile->option == TE__GEMM_PINGPONG || c.tile->option == 2 ? 128 : 64) * 4;
         k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
         if (!sums) return p->result;
@@ -26203,8 +26230,8 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
     if ((!(q->copies & 1) && te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK) ||
         (!(q->copies & 2) && te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK) ||
-        (store && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
-        (k->g.aux && store && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
+        (by_tma && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
+        (k->g.aux && by_tma && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
     if (c.splits > 1 && !c.together) te__gemm_plan_reduce(p, q, &c, k->g.d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums, sum_rows)) return p->result;
@@ -26591,6 +26618,7 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
     te__gemm_hopper_grouped_kargs *k = TE__KARGS(p, l, te__gemm_hopper_grouped_kargs);
     te__gemm_grouped_kargs common = TE_ZERO;
     te__gemm_kargs out;
+    bool by_tma;
     int store;
     te__grouped_fill(&common, a, q);
     k->h.g = common.g;
@@ -26601,6 +26629,7 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
         out.d_split = k->groups.b_elements;
     }
     store = te__gemm_store_of(&out);
+    by_tma = (store & TE__GEMM_STORE) != 0;
     shares_a = t->cluster > 1 && (t->bm > t->bn || !a->along_k);
     down = t->bm * (shares_a ? 1 : t->cluster);
     across = te__div_up(a->n, t->bn * (shares_a ? t->cluster : 1));
@@ -26619,10 +26648,10 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
     if (te__gemm_map(p, k->h.a_map, &q->a, a->m, a->k, t->bm / (shares_a || (!a->along_k && t->bm == 256) ? 2 : 1)) != TE_OK ||
         (a->along_k ? te__gemm_map(p, k->h.b_map, &q->b, a->n, a->k, t->bn / (t->cluster > 1 && !shares_a ? 2 : 1))
                     : te__grouped_stack_map(p, k->h.b_map, a, &q->b, t->bn)) != TE_OK ||
-        (store && te__gemm_out_map(p, k->h.d_map, &out, out.d, out.ldd) != TE_OK) ||
-        (store && out.aux && te__gemm_out_map(p, k->h.aux_map, &out, out.aux, out.ldaux) != TE_OK))
+        (by_tma && te__gemm_out_map(p, k->h.d_map, &out, out.d, out.ldd) != TE_OK) ||
+        (by_tma && out.aux && te__gemm_out_map(p, k->h.aux_map, &out, out.aux, out.ldaux) != TE_OK))
         return p->result;
-    te__grouped_plan_groups(p, a, q, k, t->bm, a->along_k ? te__div_up(a->m, down) * across : across, store != 0, g);
+    te__grouped_plan_groups(p, a, q, k, t->bm, a->along_k ? te__div_up(a->m, down) * across : across, by_tma, g);
     k->rows = g->rows;
     k->maps = g->maps;
     te__plan_why(p, q->block ? "TMA and wgmma, sums of 128 k scaled in f32" : promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma");

@@ -176,34 +176,8 @@ TE_DEV void te_gemm_stage_put(char *stage, int col, const float d[4]) {
     *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);
 }
 
-// Rows of 16-bit D that start anywhere, with nothing but scale and bias to be done: a lane has two neighbours that are a word of memory. In rows that
-// begin in the middle of a word the last lane has the first element and the last.
-template <int COLS> TE_DEV void te_gemm_stage_words(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
-    int lane = threadIdx.x & 31, left = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
-    float bias[3];
-    if (lane >= COLS / 2 || left <= 0) return;
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        int c = (2 * lane + i) % COLS;
-        bias[i] = a.bias && c < left ? te_gemm_load(a.bias, col0 + c, a.bias_dt) : 0.0f;
-    }
-#pragma unroll 4
-    for (int r = 0; r < 16; r++) {
-        te_i64 row = row0 + r;
-        te_u16 *d = (te_u16 *)a.d + row * a.ldd + col0;
-        int odd = (te_u64)d >> 1 & 1, c = 2 * lane + odd;
-        if (row >= a.m) continue;
-        float lo = fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, odd ? bias[1] : bias[0]);
-        float hi = fmaf(*(const float *)(stage + te_gemm_stage_at(r, (c + 1) % COLS)), scale, odd ? bias[2] : bias[1]);
-        te_u32 w = te_gemm_pack(lo, hi, a.d_dt);
-        if (c + 1 < left) *(te_u32 *)(d + c) = w;
-        else if (c < left) d[c] = (te_u16)w;
-        if (c + 1 == COLS) d[0] = (te_u16)(w >> 16);
-    }
-}
-
-// Element by element, a lane beside the other; plain: f32 with nothing but scale and bias to be done, and no row waits for the one before.
-template <int COLS>
+// Element by element, a lane beside the other; plain: with nothing but scale and bias to be done no row waits for the one before.
+template <int COLS, int D_FORMAT>
 TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0, bool plain) {
     int lane = threadIdx.x & 31;
 #pragma unroll 1
@@ -230,7 +204,7 @@ TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const ch
 #pragma unroll 8
         for (int r = 0; r < 16; r++) {
             te_i64 row = row0 + r;
-            if (row < a.m) te_store(a.d, row * a.ldd + col, TE_F32, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));
+            if (row < a.m) te_store(a.d, row * a.ldd + col, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));
         }
     }
 }
@@ -244,9 +218,9 @@ template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, fl
     __syncwarp();
     if (!a.vector) { // rows that start anywhere
         bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;
-        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS>(a, scale, stage, row0, col0, plain);
-        else if (plain) te_gemm_stage_words<COLS>(a, scale, stage, row0, col0);
-        else te_gemm_stage_scatter<COLS>(a, scale, stage, row0, col0, false);
+        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0, plain);
+        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0, plain);
+        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0, plain);
     } else if (col < a.n) {
         float bias[8];
         te_gemm_bias8(a, col, bias);

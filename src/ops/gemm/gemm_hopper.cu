@@ -22,7 +22,7 @@
 //
 // D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by
 // themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before. Other
-// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh. The bias gradient leaves as a sum
+// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh, which is quick only with STORE = 128. The bias gradient leaves as a sum
 // over each warp's rows of a tile, to be added up by gemm_bias_gradient.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
@@ -38,15 +38,16 @@
 // TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0
 // before the first slab is multiplied.
 //
-// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: its threads read the
-// aligned 16 bytes that hold them, shift them, and write them as TMA would have; sixteen rows of a warp are on their way while sixteen are written.
+// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: the
+// aligned pieces of 16 bytes that hold sixteen rows of a warp go to shared memory behind the slots, AHEAD of them at a time, and from there, shifted,
+// to where TMA would have put them.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
 //          BN, WAVES   128 or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
 //          CLUSTER     1 or 2; with SPLIT also 4 or 8
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128
-//          STORE       bits of te__gemm_store; with it D_DT
+//          STORE       bits of te__gemm_store; with it D_DT. 128 alone: rows of D start anywhere, and there is no epilogue
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),
 //          COPIES (16 bits; without clusters but SPLIT's, and PINGPONG),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
@@ -72,8 +73,9 @@
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=0
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=128 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=1 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=17 D_DT=3 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3
@@ -101,6 +103,7 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=3 GROUPED=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
@@ -156,7 +159,10 @@
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup
-#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))
+#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (COPIES ? 16 + 4 * AHEAD * RAW_BATCH : 0) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))
+#define AHEAD 4                // batches of a warp that are on their way, with COPIES
+#define RAW_ROW 144            // bytes
+#define RAW_BATCH (16 * RAW_ROW)
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
@@ -167,6 +173,7 @@
 #define ENTRIES 16 // for GROUPED: see te_entry
 #define LATE 1
 #define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once
+#define TMA_OUT (STORE && STORE != 128)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
@@ -321,41 +328,42 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
 
 #if COPIES
 #define BATCHES (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) / 64) // of a slab, sixteen rows for each of four warps
-// Sixteen rows of a slab, for a warp: 64 elements of an operand's rows, from anywhere. Lane 8 i + p has piece p, 16 bytes, of rows i, i + 4 ..
+// Where sixteen rows of a slab are, for a warp: 64 elements of an operand's rows, from anywhere.
 struct te_copy {
-    uint4 lo[4], hi[4]; // the aligned pieces that hold it
-    te_u32 start, step; // of the first row, of one row to the next: bytes, what counts of them
-    int left;           // elements from the first one of these rows to their end; at most 65 is told
+    te_u64 first, step; // the address of the first row's first element; bytes to the next row
+    int rows, left;     // rows from here on, elements from here on: no more than that is read
 
     // Batch `at` of the slab that starts at k.
-    TE_DEV void load(const te__gemm_kargs &a, const te_work &w, int at, int k) {
+    TE_DEV te_copy(const te__gemm_kargs &a, const te_work &w, int at, int k) {
         const bool of_b = COPIES == 2 || (COPIES == 3 && at >= BM / 64);
-        int lane = threadIdx.x & 31, piece = lane & 7, line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;
+        int line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;
         bool k_major = of_b ? B_T : !A_T;
         te_i64 ld = of_b ? a.ldb : a.lda, size = of_b ? a.n : a.m, across = of_b ? w.col : w.row;
         te_i64 row = k_major ? across + line : k + line % 64, x = k_major ? k : across + line / 64 * 64;
-        te_i64 rows = (k_major ? size : a.k) - row, end = (k_major ? a.k : size) - x;
-        te_u64 first = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x);
-        left = end < 64 ? (int)end : 65;
-        start = (te_u32)first, step = 2 * (te_u32)ld;
+        te_i64 down = (k_major ? size : a.k) - row, end = (k_major ? a.k : size) - x;
+        first = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x), step = 2 * ld;
+        rows = down < 16 ? (int)down : 16, left = end < 64 ? (int)end : 64;
+    }
+    // The aligned pieces of 16 bytes that hold them, nine of a row, to `raw`. Lane 8 i + p asks for piece p of rows i, i + 4 .., then lane r for
+    // the last one of row r.
+    TE_DEV void ask(te_u32 raw) const {
+        int lane = threadIdx.x & 31;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int r = 4 * i + (lane >> 3);
-            te_u64 p = first + 2 * r * ld;
-            int by = (int)p & 15, from = 16 * piece - by, there = r < rows ? 2 * left : -16; // bytes from the row's start on
-            const uint4 *q = (const uint4 *)(p + from);
-            lo[i] = from < there ? q[0] : make_uint4(0, 0, 0, 0);
-            hi[i] = by && from + 16 < there ? q[1] : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < 5; i++) {
+            int r = i < 4 ? 4 * i + (lane >> 3) : lane, piece = i < 4 ? lane & 7 : 8;
+            te_u64 p = first + r * step;
+            int from = 16 * piece - (int)(p & 15); // from the row's first byte on
+            if (r < 16) te_cp_async16(raw + r * RAW_ROW + piece * 16, (const void *)(p + from), r < rows && from < 2 * left ? 16 : 0);
         }
     }
-    // To where the batch lies in the slab at `slot`.
-    TE_DEV void store(te_u32 slot, int at) const {
+    // ... and shifted to where they lie in the slab. Beyond the ends: zeros.
+    TE_DEV void put(te_u32 raw, te_u32 to) const {
         int lane = threadIdx.x & 31, piece = lane & 7;
-        te_u32 to = slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int r = 4 * i + (lane >> 3), n = left - 8 * piece;
-            uint4 v = te_shift(lo[i], hi[i], (int)(start + r * step) & 15);
+            te_u32 at = raw + r * RAW_ROW + piece * 16;
+            uint4 v = te_shift(te_lds16(at), te_lds16(at + 16), (int)(first + r * step) & 15);
             if (left < 64) {
                 v.x = n >= 2 ? v.x : n == 1 ? v.x & 0xffff : 0, v.y = n >= 4 ? v.y : n == 3 ? v.y & 0xffff : 0;
                 v.z = n >= 6 ? v.z : n == 5 ? v.z & 0xffff : 0, v.w = n >= 8 ? v.w : n == 7 ? v.w & 0xffff : 0;
@@ -448,7 +456,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     if (threadIdx.x == 0) {
         if (!(COPIES & 1)) te_tma_prefetch_map(a.a_map);
         if (!(COPIES & 2)) te_tma_prefetch_map(a.b_map);
-        if (STORE) te_tma_prefetch_map(a.d_map);
+        if (TMA_OUT) te_tma_prefetch_map(a.d_map);
         for (int i = 0; i < STAGES; i++) {
             te_mbar_init(full + 8 * i, COPIES ? 4 + (COPIES != 3) : 1); // one lane of each warp that copies, and who asks TMA
             te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
@@ -462,42 +470,38 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 
     te_ring ring = {0, 0};
     if (group == 0) {
-        te_registers_down<COPIES ? 104 : GROUPED ? 56 : 24>();
+#if COPIES
+        te_u32 raw = entries + threadIdx.x / 32 * AHEAD * RAW_BATCH;
+#endif
+        te_registers_down<GROUPED || COPIES ? 56 : 24>();
 #if COPIES
         for (te_u32 work = first; work < works; work += step) {
             te_work w(all, work, rank, at_group);
             int batches = w.slabs * BATCHES;
-            auto load = [&](te_copy &copy, int b) {
-                if (b < batches) copy.load(a.g, w, b % BATCHES, (int)w.k0 + b / BATCHES * BK);
-            };
-            auto store = [&](const te_copy &copy, int b) {
+            for (int b = 1 - AHEAD; b < batches; b++) {
+                int late = b + AHEAD - 1;
+                if (late < batches) te_copy(a.g, w, late % BATCHES, (int)w.k0 + late / BATCHES * BK).ask(raw + late % AHEAD * RAW_BATCH);
+                te_cp_async_commit(); // a group for each batch, empty ones too
+                if (b < 0) continue;
                 te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
-                if (b >= batches) return;
-                if (b % BATCHES == 0) {
+                int at = b % BATCHES, k = (int)w.k0 + b / BATCHES * BK;
+                if (at == 0) {
                     te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
                     if (COPIES != 3 && threadIdx.x == 0) {
-                        int k = (int)w.k0 + b / BATCHES * BK;
                         te_mbar_expect(bar, COPIES == 1 ? BN * SLAB : BM * SLAB);
                         if (COPIES == 1) te_load_slab<BN, B_T, 0, 0>(slot + BM * SLAB, b_map, k, (int)w.col, 0, bar, rank);
                         else te_load_slab<BM, !A_T, 0, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
                     }
-                    __syncwarp();
                 }
-                copy.store(slot, b % BATCHES);
-                if (b % BATCHES == BATCHES - 1) {
-                    te_async_fence();
-                    __syncwarp();
+                te_cp_async_wait<AHEAD - 1>();
+                __syncwarp();
+                te_copy(a.g, w, at, k).put(raw + b % AHEAD * RAW_BATCH, slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB);
+                te_async_fence();
+                __syncwarp(); // all have read, and written
+                if (at == BATCHES - 1) {
                     if ((threadIdx.x & 31) == 0) te_mbar_arrive(bar);
                     ring.next();
                 }
-            };
-            te_copy one, two;
-            load(one, 0);
-            for (int b = 0; b < batches; b += 2) {
-                load(two, b + 1);
-                store(one, b);
-                load(one, b + 2);
-                store(two, b + 1);
             }
         }
         return;
@@ -566,13 +570,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
     }
 
-    te_registers_up<COPIES ? 200 : GROUPED ? 224 : 240>();
+    te_registers_up<GROUPED || COPIES ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
     // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
-#if STORE
+#if TMA_OUT
     te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);
 #endif
     auto release = [&](int slot) {
@@ -616,7 +620,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             }
             continue;
         }
-#if STORE
+#if TMA_OUT
         if (w.group != group_before) {
             group_before = w.group;
             out.enter(all, w.group);
@@ -664,7 +668,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #if BLOCK
                 if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);
 #endif
-#if STORE
+#if TMA_OUT
                 if (v == 0 && slab == begin) out.begin((int)row, (int)col, w.split);
 #endif
                 te_wgmma_wait<0>();
@@ -701,7 +705,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                         MULTIPLY(TYPES, FLAGS, acc[v], da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);
             }
             te_wgmma_commit();
-#if STORE
+#if TMA_OUT
             if (slab == begin) out.begin((int)row, (int)col, w.split);
 #endif
             te_wgmma_wait<1>(); // the slab before this one is done with
@@ -715,7 +719,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         for (int v = 0; v < SUMS; v++) te_wgmma_keep(acc[v]);
         release(ring.before());
 #endif
-#if STORE
+#if TMA_OUT
         out.finish(acc, (int)row, (int)col, w.split);
 #elif SPLIT
         te_u32 sums = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;
@@ -761,11 +765,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #pragma unroll
                     for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);
                 }
+#if STORE
+            te_gemm_stage_words<D_DT>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);
+#else
             te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);
+#endif
         }
 #endif
     }
-#if STORE
+#if TMA_OUT
     if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block
 #endif
     if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then

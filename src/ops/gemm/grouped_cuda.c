@@ -135,6 +135,7 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
     te__gemm_hopper_grouped_kargs *k = TE__KARGS(p, l, te__gemm_hopper_grouped_kargs);
     te__gemm_grouped_kargs common = TE_ZERO;
     te__gemm_kargs out;
+    bool by_tma;
     int store;
     te__grouped_fill(&common, a, q);
     k->h.g = common.g;
@@ -145,6 +146,7 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
         out.d_split = k->groups.b_elements;
     }
     store = te__gemm_store_of(&out);
+    by_tma = (store & TE__GEMM_STORE) != 0;
     shares_a = t->cluster > 1 && (t->bm > t->bn || !a->along_k);
     down = t->bm * (shares_a ? 1 : t->cluster);
     across = te__div_up(a->n, t->bn * (shares_a ? t->cluster : 1));
@@ -163,10 +165,10 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
     if (te__gemm_map(p, k->h.a_map, &q->a, a->m, a->k, t->bm / (shares_a || (!a->along_k && t->bm == 256) ? 2 : 1)) != TE_OK ||
         (a->along_k ? te__gemm_map(p, k->h.b_map, &q->b, a->n, a->k, t->bn / (t->cluster > 1 && !shares_a ? 2 : 1))
                     : te__grouped_stack_map(p, k->h.b_map, a, &q->b, t->bn)) != TE_OK ||
-        (store && te__gemm_out_map(p, k->h.d_map, &out, out.d, out.ldd) != TE_OK) ||
-        (store && out.aux && te__gemm_out_map(p, k->h.aux_map, &out, out.aux, out.ldaux) != TE_OK))
+        (by_tma && te__gemm_out_map(p, k->h.d_map, &out, out.d, out.ldd) != TE_OK) ||
+        (by_tma && out.aux && te__gemm_out_map(p, k->h.aux_map, &out, out.aux, out.ldaux) != TE_OK))
         return p->result;
-    te__grouped_plan_groups(p, a, q, k, t->bm, a->along_k ? te__div_up(a->m, down) * across : across, store != 0, g);
+    te__grouped_plan_groups(p, a, q, k, t->bm, a->along_k ? te__div_up(a->m, down) * across : across, by_tma, g);
     k->rows = g->rows;
     k->maps = g->maps;
     te__plan_why(p, q->block ? "TMA and wgmma, sums of 128 k scaled in f32" : promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma");

@@ -80,7 +80,8 @@ enum {
     TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
-    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
+    TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
+    TE__GEMM_STORE_WORDS = 128 /* alone: rows that start anywhere, with nothing to do but scale and bias */
 };
 
 /* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */

@@ -220,3 +220,42 @@ struct te_way_out {
         }
     }
 };
+
+// ---- D without TMA, by way of a warp's stage (epilogue.cuh) ------------------------------------------------------------------
+
+// Rows of D that start anywhere, with nothing but scale and bias to be done; 64 columns. A lane has two neighbours that are a word of memory (f32: two
+// columns 32 apart); in rows of 16 bits that begin in the middle of a word the last lane has the first element and the last.
+template <int D_FORMAT> TE_DEV void te_gemm_stage_words(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
+    const int size = D_FORMAT == TE_F32 ? 4 : 2;
+    int lane = threadIdx.x & 31, left = a.n - col0 < 64 ? (int)(a.n - col0) : 64, rows = a.m - row0 < 16 ? (int)(a.m - row0) : 16;
+    char *d = (char *)a.d + (row0 * a.ldd + col0) * size; // to[j]: column 2 l + j of the stage, or l and l + 32
+    te_u32 first = te_smem(stage), to[3];
+    float bias[3];
+#pragma unroll
+    for (int j = 0; j < 3; j++) {
+        int c = D_FORMAT == TE_F32 ? (lane + 32 * j) & 63 : (2 * lane + j) & 63;
+        bias[j] = a.bias && c < left ? te_gemm_load(a.bias, col0 + c, a.bias_dt) : 0.0f;
+        to[j] = te_gemm_stage_at(0, c);
+    }
+    __syncwarp();
+#pragma unroll 8
+    for (int r = 0; r < 16; r++, d += a.ldd * size) {
+        te_u32 line = first + r * 256, turn = (r & 3) << 5;
+        if (r >= rows) break;
+        if (D_FORMAT == TE_F32) {
+            float x = __uint_as_float(te_lds4(line + (to[0] ^ turn))), y = __uint_as_float(te_lds4(line + (to[1] ^ turn)));
+            if (lane < left) ((float *)d)[lane] = fmaf(x, scale, bias[0]);
+            if (lane + 32 < left) ((float *)d)[lane + 32] = fmaf(y, scale, bias[1]);
+        } else {
+            int odd = (int)((te_u64)d >> 1) & 1, c = 2 * lane + odd;
+            float lo, hi, next;
+            te_lds8(line + (to[0] ^ turn), lo, hi);
+            next = __uint_as_float(te_lds4(line + (to[2] ^ turn)));
+            te_u32 w = te_gemm_pack(fmaf(odd ? hi : lo, scale, odd ? bias[1] : bias[0]), fmaf(odd ? next : hi, scale, odd ? bias[2] : bias[1]), D_FORMAT);
+            if (c + 1 < left) ((te_u32 *)(d + 2 * odd))[lane] = w;
+            else if (c < left) ((te_u16 *)d)[c] = (te_u16)w;
+            if (c == 63 && left > 0) ((te_u16 *)d)[0] = (te_u16)(w >> 16);
+        }
+    }
+    __syncwarp();
+}

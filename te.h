@@ -10470,7 +10470,6 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "                te_cp_async_wait<AHEAD - 1>();",
     "                __syncwarp();",
     "                te_copy(a.g, w, at, k).put(raw + b % AHEAD * RAW_BATCH, slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB);",
-    "                te_async_fence();",
     "                __syncwarp(); // all have read, and written",
     "                if (at == BATCHES - 1) {",
     "                    if ((threadIdx.x & 31) == 0) te_mbar_arrive(bar);",
@@ -10627,6 +10626,9 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;",
     "#endif",
     "            te_mbar_wait(full + 8 * ring.slot, ring.parity);",
+    "#if COPIES",
+    "            te_async_fence(); // here, not where it was written: there it would wait for all that is on its way",
+    "#endif",
     "#if GROUPED",
     "            clear(slab);",
     "#endif",
@@ -11790,23 +11792,32 @@ static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "        to[j] = te_gemm_stage_at(0, c);",
     "    }",
     "    __syncwarp();",
-    "#pragma unroll 8",
-    "    for (int r = 0; r < 16; r++, d += a.ldd * size) {",
-    "        te_u32 line = first + r * 256, turn = (r & 3) << 5;",
-    "        if (r >= rows) break;",
-    "        if (D_FORMAT == TE_F32) {",
-    "            float x = __uint_as_float(te_lds4(line + (to[0] ^ turn))), y = __uint_as_float(te_lds4(line + (to[1] ^ turn)));",
-    "            if (lane < left) ((float *)d)[lane] = fmaf(x, scale, bias[0]);",
-    "            if (lane + 32 < left) ((float *)d)[lane + 32] = fmaf(y, scale, bias[1]);",
-    "        } else {",
-    "            int odd = (int)((te_u64)d >> 1) & 1, c = 2 * lane + odd;",
-    "            float lo, hi, next;",
-    "            te_lds8(line + (to[0] ^ turn), lo, hi);",
-    "            next = __uint_as_float(te_lds4(line + (to[2] ^ turn)));",
-    "            te_u32 w = te_gemm_pack(fmaf(odd ? hi : lo, scale, odd ? bias[1] : bias[0]), fmaf(odd ? next : hi, scale, odd ? bias[2] : bias[1]), D_FORMAT);",
-    "            if (c + 1 < left) ((te_u32 *)(d + 2 * odd))[lane] = w;",
-    "            else if (c < left) ((te_u16 *)d)[c] = (te_u16)w;",
-    "            if (c == 63 && left > 0) ((te_u16 *)d)[0] = (te_u16)(w >> 16);",
+    "#pragma unroll 1",
+    "    for (int half = 0; half < 16; half += 8) { // what eight rows have to say is read before the first is written",
+    "        float x[8], y[8], next[8];",
+    "#pragma unroll",
+    "        for (int i = 0; i < 8; i++) {",
+    "            te_u32 line = first + (half + i) * 256, turn = (i & 3) << 5;",
+    "            if (D_FORMAT == TE_F32) {",
+    "                x[i] = __uint_as_float(te_lds4(line + (to[0] ^ turn))), y[i] = __uint_as_float(te_lds4(line + (to[1] ^ turn)));",
+    "            } else {",
+    "                te_lds8(line + (to[0] ^ turn), x[i], y[i]);",
+    "                next[i] = __uint_as_float(te_lds4(line + (to[2] ^ turn)));",
+    "            }",
+    "        }",
+    "#pragma unroll",
+    "        for (int i = 0; i < 8; i++, d += a.ldd * size) {",
+    "            int there = half + i < rows ? left : 0; // columns of the row",
+    "            if (D_FORMAT == TE_F32) {",
+    "                if (lane < there) ((float *)d)[lane] = fmaf(x[i], scale, bias[0]);",
+    "                if (lane + 32 < there) ((float *)d)[lane + 32] = fmaf(y[i], scale, bias[1]);",
+    "            } else {",
+    "                int odd = (int)((te_u64)d >> 1) & 1, c = 2 * lane + odd;",
+    "                te_u32 w = te_gemm_pack(fmaf(odd ? y[i] : x[i], scale, odd ? bias[1] : bias[0]), fmaf(odd ? next[i] : y[i], scale, odd ? bias[2] : bias[1]), D_FORMAT);",
+    "                if (c + 1 < there) ((te_u32 *)(d + 2 * odd))[lane] = w;",
+    "                if (c < there && c + 1 >= there) ((te_u16 *)d)[c] = (te_u16)w;",
+    "                if (c == 63 && there > 0) ((te_u16 *)d)[0] = (te_u16)(w >> 16);",
+    "            }",
     "        }",
     "    }",
     "    __syncwarp();",
@@ -15836,7 +15847,7 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_decode.cu", te__source_48, 109},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_49, 16},
     {"ops/gemm/gemm_groups.cu", te__source_50, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_51, 780},
+    {"ops/gemm/gemm_hopper.cu", te__source_51, 782},
     {"ops/gemm/gemm_mma.cu", te__source_52, 404},
     {"ops/gemm/gemm_naive.cu", te__source_53, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_54, 31},
@@ -15844,7 +15855,7 @@ static const te__source te__sources[] = {
     {"ops/gemm/kargs.h", te__source_56, 125},
     {"ops/gemm/naive.cuh", te__source_57, 71},
     {"ops/gemm/shift.cuh", te__source_58, 19},
-    {"ops/gemm/way_out.cuh", te__source_59, 261},
+    {"ops/gemm/way_out.cuh", te__source_59, 270},
     {"ops/loss/cross_entropy_bwd.cu", te__source_60, 57},
     {"ops/loss/cross_entropy_count.cu", te__source_61, 21},
     {"ops/loss/cross_entropy_fwd.cu", te__source_62, 81},
@@ -25821,11 +25832,6 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_REMEMBERS true
 #endif
 
-/* D takes long to finish: there is more to do than to store it, or its rows start anywhere. */
-static bool te__gemm_works(const te_gemm_args *a) {
-    return a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient || !te__is_aligned(a->d, 16) || te__gemm_ld(a->d) * te__dtype_size(a->d->dtype) % 16 != 0;
-}
-
 /* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
     const te_gemm_args *a = q->args;
@@ -25833,7 +25839,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
-    double work = te__gemm_works(a) ? 6.0 : 0.0;
+    double work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient ? 6.0 : 0.0;
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
     int i, s, together;
@@ -25880,7 +25886,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
     key.kinds = (uint64_t)(uintptr_t)kinds;
     key.dtype = (int)q->a.dtype;
     key.block = q->block;
-    key.work = te__gemm_works(a);
+    key.work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient;
     key.clusters = clusters;
     if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
     if (known) {

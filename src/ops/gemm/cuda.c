@@ -81,11 +81,6 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_REMEMBERS true
 #endif
 
-/* D takes long to finish: there is more to do than to store it, or its rows start anywhere. */
-static bool te__gemm_works(const te_gemm_args *a) {
-    return a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient || !te__is_aligned(a->d, 16) || te__gemm_ld(a->d) * te__dtype_size(a->d->dtype) % 16 != 0;
-}
-
 /* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
     const te_gemm_args *a = q->args;
@@ -93,7 +88,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
-    double work = te__gemm_works(a) ? 6.0 : 0.0;
+    double work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient ? 6.0 : 0.0;
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
     int i, s, together;
@@ -140,7 +135,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
     key.kinds = (uint64_t)(uintptr_t)kinds;
     key.dtype = (int)q->a.dtype;
     key.block = q->block;
-    key.work = te__gemm_works(a);
+    key.work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient;
     key.clusters = clusters;
     if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
     if (known) {

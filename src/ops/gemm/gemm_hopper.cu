@@ -496,7 +496,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 te_cp_async_wait<AHEAD - 1>();
                 __syncwarp();
                 te_copy(a.g, w, at, k).put(raw + b % AHEAD * RAW_BATCH, slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB);
-                te_async_fence();
                 __syncwarp(); // all have read, and written
                 if (at == BATCHES - 1) {
                     if ((threadIdx.x & 31) == 0) te_mbar_arrive(bar);
@@ -653,6 +652,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
+#if COPIES
+            te_async_fence(); // here, not where it was written: there it would wait for all that is on its way
+#endif
 #if GROUPED
             clear(slab);
 #endif

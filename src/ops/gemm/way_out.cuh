@@ -238,23 +238,32 @@ template <int D_FORMAT> TE_DEV void te_gemm_stage_words(const te__gemm_kargs &a,
         to[j] = te_gemm_stage_at(0, c);
     }
     __syncwarp();
-#pragma unroll 8
-    for (int r = 0; r < 16; r++, d += a.ldd * size) {
-        te_u32 line = first + r * 256, turn = (r & 3) << 5;
-        if (r >= rows) break;
-        if (D_FORMAT == TE_F32) {
-            float x = __uint_as_float(te_lds4(line + (to[0] ^ turn))), y = __uint_as_float(te_lds4(line + (to[1] ^ turn)));
-            if (lane < left) ((float *)d)[lane] = fmaf(x, scale, bias[0]);
-            if (lane + 32 < left) ((float *)d)[lane + 32] = fmaf(y, scale, bias[1]);
-        } else {
-            int odd = (int)((te_u64)d >> 1) & 1, c = 2 * lane + odd;
-            float lo, hi, next;
-            te_lds8(line + (to[0] ^ turn), lo, hi);
-            next = __uint_as_float(te_lds4(line + (to[2] ^ turn)));
-            te_u32 w = te_gemm_pack(fmaf(odd ? hi : lo, scale, odd ? bias[1] : bias[0]), fmaf(odd ? next : hi, scale, odd ? bias[2] : bias[1]), D_FORMAT);
-            if (c + 1 < left) ((te_u32 *)(d + 2 * odd))[lane] = w;
-            else if (c < left) ((te_u16 *)d)[c] = (te_u16)w;
-            if (c == 63 && left > 0) ((te_u16 *)d)[0] = (te_u16)(w >> 16);
+#pragma unroll 1
+    for (int half = 0; half < 16; half += 8) { // what eight rows have to say is read before the first is written
+        float x[8], y[8], next[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            te_u32 line = first + (half + i) * 256, turn = (i & 3) << 5;
+            if (D_FORMAT == TE_F32) {
+                x[i] = __uint_as_float(te_lds4(line + (to[0] ^ turn))), y[i] = __uint_as_float(te_lds4(line + (to[1] ^ turn)));
+            } else {
+                te_lds8(line + (to[0] ^ turn), x[i], y[i]);
+                next[i] = __uint_as_float(te_lds4(line + (to[2] ^ turn)));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++, d += a.ldd * size) {
+            int there = half + i < rows ? left : 0; // columns of the row
+            if (D_FORMAT == TE_F32) {
+                if (lane < there) ((float *)d)[lane] = fmaf(x[i], scale, bias[0]);
+                if (lane + 32 < there) ((float *)d)[lane + 32] = fmaf(y[i], scale, bias[1]);
+            } else {
+                int odd = (int)((te_u64)d >> 1) & 1, c = 2 * lane + odd;
+                te_u32 w = te_gemm_pack(fmaf(odd ? y[i] : x[i], scale, odd ? bias[1] : bias[0]), fmaf(odd ? next[i] : y[i], scale, odd ? bias[2] : bias[1]), D_FORMAT);
+                if (c + 1 < there) ((te_u32 *)(d + 2 * odd))[lane] = w;
+                if (c < there && c + 1 >= there) ((te_u16 *)d)[c] = (te_u16)w;
+                if (c == 63 && there > 0) ((te_u16 *)d)[0] = (te_u16)(w >> 16);
+            }
         }
     }
     __syncwarp();

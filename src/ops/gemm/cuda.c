@@ -448,7 +448,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind promoting[] = {
         {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
-    static const te__gemm_tile_kind copying[] = {{128, 256, 0.5, 1, 384, 1}, {128, 128, 0.4, 1, 384, 1}, {64, 256, 0.33, 0, 384, 1}, {64, 128, 0.27, 0, 384, 1}};
+    static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 384, 1}, {64, 128, 0.35, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;

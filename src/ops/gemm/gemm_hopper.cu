@@ -39,8 +39,8 @@
 // before the first slab is multiplied.
 //
 // COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: the
-// aligned pieces of 16 bytes that hold sixteen rows of a warp go to shared memory behind the slots, AHEAD of them at a time, and from there, shifted,
-// to where TMA would have put them.
+// aligned pieces of 16 bytes that hold a slab go to shared memory behind the slots, and from there, while those of the next slab are on their way,
+// shifted to where TMA would have put them.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
@@ -75,11 +75,11 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=128 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=1 COPIES=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=17 D_DT=3 COPIES=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=1 COPIES=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=17 D_DT=3 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0
@@ -159,10 +159,10 @@
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup
-#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (COPIES ? 16 + 4 * AHEAD * RAW_BATCH : 0) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))
-#define AHEAD 4                // batches of a warp that are on their way, with COPIES
-#define RAW_ROW 144            // bytes
+#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (COPIES ? 16 + 2 * RAW_SLAB : 0) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))
+#define RAW_ROW 144 // bytes of a copied row on its way
 #define RAW_BATCH (16 * RAW_ROW)
+#define RAW_SLAB (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) * RAW_ROW)
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
@@ -180,7 +180,7 @@ static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
 static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
-static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM <= 128), "copies");
+static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM + BN <= 256), "copies");
 static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
 static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
 static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
@@ -327,49 +327,72 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
 }
 
 #if COPIES
-#define BATCHES (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) / 64) // of a slab, sixteen rows for each of four warps
-// Where sixteen rows of a slab are, for a warp: 64 elements of an operand's rows, from anywhere.
-struct te_copy {
-    te_u64 first, step; // the address of the first row's first element; bytes to the next row
-    int rows, left;     // rows from here on, elements from here on: no more than that is read
+// Sixteen rows of a slab, for a warp: 64 elements of an operand's rows, from anywhere; and on to the next slab.
+template <int K_MAJOR> struct te_copy {
+    te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the slab to be asked for, if rows began where pieces do
+    te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, and, last, of row `lane`
+    int rows, left; // rows of the slab to be asked for, and elements of them, from the first one on. No more than that is read
 
-    // Batch `at` of the slab that starts at k.
-    TE_DEV te_copy(const te__gemm_kargs &a, const te_work &w, int at, int k) {
-        const bool of_b = COPIES == 2 || (COPIES == 3 && at >= BM / 64);
-        int line = (of_b && COPIES == 3 ? at - BM / 64 : at) * 64 + threadIdx.x / 32 * 16;
-        bool k_major = of_b ? B_T : !A_T;
-        te_i64 ld = of_b ? a.ldb : a.lda, size = of_b ? a.n : a.m, across = of_b ? w.col : w.row;
-        te_i64 row = k_major ? across + line : k + line % 64, x = k_major ? k : across + line / 64 * 64;
-        te_i64 down = (k_major ? size : a.k) - row, end = (k_major ? a.k : size) - x;
-        first = (te_u64)(of_b ? a.b : a.a) + 2 * (row * ld + x), step = 2 * ld;
-        rows = down < 16 ? (int)down : 16, left = end < 64 ? (int)end : 64;
+    // Rows `line` .. of the slab that starts at k; across: the tile's first row, or column. size, length: along m or n, along k.
+    TE_DEV void begin(const void *operand, te_i64 ld, int size, int length, int across, int line, int k) {
+        int lane = threadIdx.x & 31, row = K_MAJOR ? across + line : k + line % 64, x = K_MAJOR ? k : across + line / 64 * 64;
+        te_u64 first = (te_u64)operand + 2 * (row * ld + x);
+        rows = (K_MAJOR ? size : length) - row, left = (K_MAJOR ? length : size) - x;
+        at = first + 2 * ld * (lane >> 3) + (lane & 7) * 16;
+        before = 0;
+#pragma unroll
+        for (int i = 0; i < 5; i++) before |= ((te_u32)first + (te_u32)(i < 4 ? 4 * i + (lane >> 3) : lane) * 2 * (te_u32)ld & 15) << 4 * i;
     }
-    // The aligned pieces of 16 bytes that hold them, nine of a row, to `raw`. Lane 8 i + p asks for piece p of rows i, i + 4 .., then lane r for
-    // the last one of row r.
-    TE_DEV void ask(te_u32 raw) const {
+    // The aligned pieces of 16 bytes that hold them, nine of a row, to `raw`; and on to the next slab.
+    TE_DEV void ask(te_u32 raw, te_u64 step) {
         int lane = threadIdx.x & 31;
 #pragma unroll
         for (int i = 0; i < 5; i++) {
-            int r = i < 4 ? 4 * i + (lane >> 3) : lane, piece = i < 4 ? lane & 7 : 8;
-            te_u64 p = first + r * step;
-            int from = 16 * piece - (int)(p & 15); // from the row's first byte on
-            if (r < 16) te_cp_async16(raw + r * RAW_ROW + piece * 16, (const void *)(p + from), r < rows && from < 2 * left ? 16 : 0);
+            int r = i < 4 ? 4 * i + (lane >> 3) : lane, piece = i < 4 ? lane & 7 : 8, by = before >> 4 * i & 15;
+            te_u64 from = at + (i < 4 ? 4 * i * step : (lane - (lane >> 3)) * step + (8 - (lane & 7)) * 16) - by;
+            if (r < 16) te_cp_async16(raw + r * RAW_ROW + piece * 16, (const void *)from, r < rows && 16 * piece - by < (left < 64 ? 2 * left : 128) ? 16 : 0);
         }
+        at += K_MAJOR ? SLAB : 64 * step;
+        if (K_MAJOR) left -= 64;
+        else rows -= 64;
     }
     // ... and shifted to where they lie in the slab. Beyond the ends: zeros.
-    TE_DEV void put(te_u32 raw, te_u32 to) const {
-        int lane = threadIdx.x & 31, piece = lane & 7;
+    TE_DEV void put(te_u32 raw, te_u32 to, int left) const {
+        int lane = threadIdx.x & 31, piece = lane & 7, n = left - 8 * piece;
+        uint4 lo[4], hi[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int r = 4 * i + (lane >> 3), n = left - 8 * piece;
-            te_u32 at = raw + r * RAW_ROW + piece * 16;
-            uint4 v = te_shift(te_lds16(at), te_lds16(at + 16), (int)(first + r * step) & 15);
+            te_u32 from = raw + (4 * i + (lane >> 3)) * RAW_ROW + piece * 16;
+            lo[i] = te_lds16(from), hi[i] = te_lds16(from + 16);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int r = 4 * i + (lane >> 3);
+            uint4 v = te_shift(lo[i], hi[i], before >> 4 * i & 15);
             if (left < 64) {
                 v.x = n >= 2 ? v.x : n == 1 ? v.x & 0xffff : 0, v.y = n >= 4 ? v.y : n == 3 ? v.y & 0xffff : 0;
                 v.z = n >= 6 ? v.z : n == 5 ? v.z & 0xffff : 0, v.w = n >= 8 ? v.w : n == 7 ? v.w & 0xffff : 0;
             }
             te_sts16(to + r * SLAB + ((piece ^ (r & 7)) << 4), v);
         }
+    }
+};
+
+// What four warps have of R rows: a piece of sixteen each, R / 64 times.
+template <int R, int K_MAJOR> struct te_copies {
+    te_copy<K_MAJOR> copy[R ? R / 64 : 1];
+    te_u64 step;
+    TE_DEV te_copies(const void *operand, te_i64 ld, int size, int length, int across, int k) : step(2 * ld) {
+#pragma unroll
+        for (int i = 0; i < R / 64; i++) copy[i].begin(operand, ld, size, length, across, i * 64 + threadIdx.x / 32 * 16, k);
+    }
+    TE_DEV void ask(te_u32 raw) {
+#pragma unroll
+        for (int i = 0; i < R / 64; i++) copy[i].ask(raw + i * 4 * RAW_BATCH, step);
+    }
+    TE_DEV void put(te_u32 raw, te_u32 to, int left) const { // left: along k
+#pragma unroll
+        for (int i = 0; i < R / 64; i++) copy[i].put(raw + i * 4 * RAW_BATCH, to + i * 64 * SLAB, K_MAJOR ? left : copy[i].left);
     }
 };
 #endif
@@ -471,36 +494,37 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_ring ring = {0, 0};
     if (group == 0) {
 #if COPIES
-        te_u32 raw = entries + threadIdx.x / 32 * AHEAD * RAW_BATCH;
+        te_u32 raw = entries + threadIdx.x / 32 * RAW_BATCH, ahead = 0;
 #endif
-        te_registers_down<GROUPED || COPIES ? 56 : 24>();
+        te_registers_down<COPIES ? 120 : GROUPED ? 56 : 24>();
 #if COPIES
         for (te_u32 work = first; work < works; work += step) {
             te_work w(all, work, rank, at_group);
-            int batches = w.slabs * BATCHES;
-            for (int b = 1 - AHEAD; b < batches; b++) {
-                int late = b + AHEAD - 1;
-                if (late < batches) te_copy(a.g, w, late % BATCHES, (int)w.k0 + late / BATCHES * BK).ask(raw + late % AHEAD * RAW_BATCH);
-                te_cp_async_commit(); // a group for each batch, empty ones too
-                if (b < 0) continue;
-                te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
-                int at = b % BATCHES, k = (int)w.k0 + b / BATCHES * BK;
-                if (at == 0) {
-                    te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
-                    if (COPIES != 3 && threadIdx.x == 0) {
-                        te_mbar_expect(bar, COPIES == 1 ? BN * SLAB : BM * SLAB);
-                        if (COPIES == 1) te_load_slab<BN, B_T, 0, 0>(slot + BM * SLAB, b_map, k, (int)w.col, 0, bar, rank);
-                        else te_load_slab<BM, !A_T, 0, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
-                    }
+            te_copies<COPIES & 1 ? BM : 0, !A_T> copies_a(a.g.a, a.g.lda, (int)a.g.m, (int)a.g.k, (int)w.row, (int)w.k0);
+            te_copies<COPIES & 2 ? BN : 0, B_T> copies_b(a.g.b, a.g.ldb, (int)a.g.n, (int)a.g.k, (int)w.col, (int)w.k0);
+            int mine = threadIdx.x / 32 * 16 * SLAB;
+            for (int slab = -1; slab < w.slabs; slab++, ahead ^= RAW_SLAB) { // one slab is on its way while another is put
+                if (slab + 1 < w.slabs) {
+                    copies_a.ask(raw + ahead);
+                    copies_b.ask(raw + ahead + (COPIES & 1 ? BM / 64 * 4 * RAW_BATCH : 0));
                 }
-                te_cp_async_wait<AHEAD - 1>();
+                te_cp_async_commit();
+                if (slab < 0) continue;
+                te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT, from = raw + (ahead ^ RAW_SLAB);
+                int k = (int)w.k0 + slab * BK;
+                te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+                if (COPIES != 3 && threadIdx.x == 0) {
+                    te_mbar_expect(bar, COPIES == 1 ? BN * SLAB : BM * SLAB);
+                    if (COPIES == 1) te_load_slab<BN, B_T, 0, 0>(slot + BM * SLAB, b_map, k, (int)w.col, 0, bar, rank);
+                    else te_load_slab<BM, !A_T, 0, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
+                }
+                te_cp_async_wait<1>();
                 __syncwarp();
-                te_copy(a.g, w, at, k).put(raw + b % AHEAD * RAW_BATCH, slot + (COPIES == 2 ? BM * SLAB : 0) + (at * 64 + threadIdx.x / 32 * 16) * SLAB);
+                copies_a.put(from, slot + mine, (int)a.g.k - k);
+                copies_b.put(from + (COPIES & 1 ? BM / 64 * 4 * RAW_BATCH : 0), slot + BM * SLAB + mine, (int)a.g.k - k);
                 __syncwarp(); // all have read, and written
-                if (at == BATCHES - 1) {
-                    if ((threadIdx.x & 31) == 0) te_mbar_arrive(bar);
-                    ring.next();
-                }
+                if ((threadIdx.x & 31) == 0) te_mbar_arrive(bar);
+                ring.next();
             }
         }
         return;
@@ -569,7 +593,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
     }
 
-    te_registers_up<GROUPED || COPIES ? 224 : 240>();
+    te_registers_up<COPIES ? 192 : GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
     // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.

@@ -71,6 +71,7 @@ typedef struct te__quant_spec {
     te_quant_kind kind;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
+    bool found;     /* current: the amax of what is quantized is in te->found */
     bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_sign_mask, stochastic, row_scaled, e4m3_max_256;
     te_4over6_error four_over_six;
     float epsilon;
@@ -305,4 +306,8 @@ struct te_ctx {
     te_graph *graphs;  /* those that are there */
     uint64_t captures; /* so far */
     int num_described; /* tensors of te_tensor_describe that are alive */
+    te_tensor found;   /* f32 [2]: where a kernel leaves the amax of what it writes, for the quantizer that is called next; 0 at all other times */
+    te_tensor found_amax; /* its first number */
+    te__buffer found_buffer;
+    uint64_t found_word; /* its memory on the CPU */
 };

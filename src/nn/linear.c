@@ -11,6 +11,7 @@ typedef struct te__gemm_slot {
     te_recipe cache_recipe;
     te_microbatch microbatch;
     bool fuse_wgrad;
+    bool bias_grad_elsewhere; /* an activation that follows gives it */
 } te__gemm_slot;
 
 static void te__gemm_slot_close(te__gemm_slot *g) {
@@ -40,7 +41,7 @@ static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec)
 
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
-    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = te_tensor_contiguous(grad[0]), *dyq;
+    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
     if (needs[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
@@ -52,7 +53,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     if (s->quantize_grad && !s->scaling)
         return te__fail(te, TE_ERR_STATE, "linear: its module was destroyed between the forward and the backward pass, and the scales of its gradients with it; destroy "
                         "modules after te_backward");
-    if (s->quantize_grad) {
+    if (s->quantize_grad && !dy->quantized) { /* else an activation has done it */
         te__quant_spec spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
         dyq = te__quantize_operand(dy, &spec);
         if (!dyq) return te_error_code(te);
@@ -83,7 +84,9 @@ static void te__linear_orphan(te_ctx *te, const te__scaling *scaling) {
     for (i = 0; i < te->tape.num_nodes; i++) {
         te__node *node = te->tape.nodes[i];
         te__linear_state *s = node && node->backward == te__linear_backward ? (te__linear_state *)node->state : NULL;
+        te__act_state *a = node && node->backward == te__act_backward ? (te__act_state *)node->state : NULL;
         if (s && s->scaling == scaling) s->scaling = NULL;
+        if (a && a->scaling == scaling) a->scaling = NULL;
     }
 }
 
@@ -201,7 +204,7 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     if (!y) return te__frame_return(te, NULL);
     in[0] = x;
     in[1] = weight;
-    in[2] = bias;
+    in[2] = g && g->bias_grad_elsewhere ? NULL : bias;
     xq = x;
     if (quantized) {
         state.recipe = cast->recipe;

@@ -13,6 +13,9 @@
 // each other, and every block makes the scale of the largest. On the way down they cast: the last tile is in their registers still, and the
 // end of x in the cache.
 //
+// x_amax: whoever wrote x knows its maximum. It lies in one word with a count of the blocks, so that one atomic gives a block both; the last
+// one to come leaves 0.
+//
 // One H200, 2026-11-21, te_bench quantize: 16384x4096 bf16, of copy: row-wise 0.89, both copies 0.86, both with the scale made here 0.85.
 //
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other; at least one. current: at most TE__CAST_RESIDENT blocks a
@@ -68,6 +71,17 @@ TE_DEV float te_cast_largest(const float v[4][8], float largest) {
 #pragma unroll
         for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[r][k]));
     return largest;
+}
+
+// The maximum that the producer of x has left, in every thread.
+TE_DEV float te_cast_found(te_u64 *word, float *scratch) {
+    if (threadIdx.x == 0) {
+        te_u64 was = atomicAdd(word, (te_u64)1 << 32);
+        if ((te_u32)(was >> 32) == gridDim.x - 1) *word = 0;
+        *scratch = __uint_as_float((te_u32)was);
+    }
+    __syncthreads();
+    return *scratch;
 }
 
 // The codes of v to both copies.
@@ -139,6 +153,10 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
         largest = te_block_max(largest, scratch);
         scale = te__block_scale(largest, a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);
         if (a.amax && blockIdx.x == 0 && threadIdx.x == 0) *a.amax = largest;
+    } else if (a.x_amax) {
+        largest = te_cast_found(a.x_amax, scratch);
+        scale = te__block_scale(largest, a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);
+        if (a.amax && blockIdx.x == 0 && threadIdx.x == 0) *a.amax = largest;
     } else {
         scale = *a.scale;
         if (a.amax) largest = te_cast_largest(v, largest);
@@ -154,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
         p.load(a, v);
         __syncthreads(); // the tile before is written
     }
-    if (!CURRENT && a.amax) {
+    if (!CURRENT && a.amax && !a.x_amax) {
         largest = te_block_max(largest, scratch);
         // Most blocks find a larger one there already, and need no atomic.
         if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);

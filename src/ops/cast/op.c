@@ -141,11 +141,11 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
                           te_dtype_name(a->col->dtype));
     if (result == TE_OK && a->current && a->scale)
         result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: scale is given, and with `current` the scale comes from x; leave it NULL");
+    if (result == TE_OK && a->x_amax) result = te__cast_check_x_amax(te, a);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale", a->scale, 1, a->current);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale_inv", a->scale_inv, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "amax", a->amax, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "noop", a->noop, 1, true);
-    if (result == TE_OK && a->x_amax) result = te__cast_check_x_amax(te, a);
     if (result != TE_OK) return result;
     te__touch(a->row);
     te__touch(a->col);

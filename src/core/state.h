@@ -176,6 +176,8 @@ typedef struct te__device {
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes);
     te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
+    te_result (*enter)(te_ctx *te, bool *entered); /* many calls that follow cost less between these two; NULL: they do not */
+    void (*leave)(bool entered);
     void (*close)(te_ctx *te);
     te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
     te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */

@@ -197,6 +197,7 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
 TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     te_ctx *te;
     te_result result;
+    bool entered;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, kept;
     if (!y || !grad) return TE_ERR_STATE;
@@ -212,6 +213,8 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     if (!y->requires_grad || !y->var)
         return te__fail(te, TE_ERR_STATE, "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
                                           "te_no_grad_begin, or in a scope that has ended?)");
+    result = te__device_enter(te, &entered);
+    if (result != TE_OK) return result;
     te->tape.no_grad++;
     result = te__var_add_grad(te, y->var, grad);
     for (i = te->tape.num_nodes - 1; i >= 0 && result == TE_OK; i--) {
@@ -230,6 +233,7 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     te->tape.num_nodes = kept;
     te->tape.no_grad--;
     if (result == TE_OK && te->after_backward) te->after_backward(te);
+    te__device_leave(te, entered);
     return result == TE_OK && te->error_code != TE_OK ? te->error_code : result;
 }
 

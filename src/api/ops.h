@@ -184,6 +184,7 @@ typedef struct te_delayed_gather_args {
  *              and `power_of_two` (Float8CurrentScalingQuantizer)
  *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes: its first number is max |x|, which whoever wrote x
  *              has found (`amax` of te_act_fwd and others), and x is read once. Both become 0: ready for the next
+ *   dbias      [N] of any float format, optional: the sums of x's columns in f32: the gradient of a bias, if x is a gradient; not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written */
 typedef struct te_fp8_quantize_args {
     const te_tensor *x;
@@ -194,7 +195,7 @@ typedef struct te_fp8_quantize_args {
     bool current;
     float epsilon;
     bool power_of_two;
-    te_tensor *x_amax;
+    te_tensor *x_amax, *dbias;
 } te_fp8_quantize_args;
 
 /* y = f32(q) * scale_inv, rounded once to y's format. q [M, ld] with ld >= N, y [M, N]. */

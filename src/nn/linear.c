@@ -44,20 +44,23 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
-    if (needs[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
-        dx[2] = te__bias_grad(dy, s->bias_dtype);
-        if (!dx[2]) return te_error_code(te);
-    }
-    if (!needs[0] && !needs[1]) return TE_OK;
     dyq = dy;
-    if (s->quantize_grad && !s->scaling)
+    if (s->quantize_grad && !s->scaling && (needs[0] || needs[1]))
         return te__fail(te, TE_ERR_STATE, "linear: its module was destroyed between the forward and the backward pass, and the scales of its gradients with it; destroy "
                         "modules after te_backward");
-    if (s->quantize_grad && !dy->quantized) { /* else an activation has done it */
+    if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* else an activation has done it */
         te__quant_spec spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+        if (needs[2] && te__is_tensor_scaled(spec.kind)) {
+            dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
+            if (!dx[2]) return te_error_code(te);
+        }
         dyq = te__quantize_operand(dy, &spec);
         if (!dyq) return te_error_code(te);
         te__inspect(s->scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, dyq);
+    }
+    if (needs[2] && !dx[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
+        dx[2] = te__bias_grad(dy, s->bias_dtype);
+        if (!dx[2]) return te_error_code(te);
     }
     if (needs[0]) { /* dx = dy W */
         te_gemm_args gemm = TE_ZERO;

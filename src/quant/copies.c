@@ -142,6 +142,7 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
     te_result result = TE_OK;
     cast.x = x;
     cast.noop = noop;
+    cast.dbias = spec->bias_grad;
     cast.row = row ? row->data : NULL;
     cast.col = col ? col->data : NULL;
     cast.scale_inv = row ? row->scale : col->scale;

@@ -244,3 +244,72 @@ TE_TEST_DEVICES(fused_amaxes_of_a_group) {
     te_module_destroy(mlp);
     te_group_destroy(group);
 }
+
+/* The gradient of a Linear's bias comes with the cast of its output's gradient, from the numbers before it: the others are what they are
+ * without a bias, the sums are te_column_sum's. */
+TE_TEST_DEVICES(bias_gradient_comes_with_the_cast) {
+    static te_recipe (*const recipes[])(void) = {te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling};
+    enum { M = 72, N = 48, K = 32 };
+    for (int i = 0; i < COUNT(recipes); i++) {
+        te_recipe r = recipes[i]();
+        test_case("%s", te_recipe_name(r.kind));
+        te_scope_begin(te);
+        te_linear_desc d = {0};
+        d.in_features = K;
+        d.out_features = N;
+        te_module *with = te_linear_create(te, &d);
+        d.no_bias = true;
+        te_module *without = te_linear_create(te, &d);
+        te_tensor_copy(te_module_parameter(without, "weight"), te_module_parameter(with, "weight"));
+        te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(M, K), test_normal(M * K, 1)), true);
+        te_tensor *dy = test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 2));
+        chain a = {{with}, 1, TE_GELU}, b = {{without}, 1, TE_GELU};
+        result got = run_chain(te, &a, &r, NULL, x, dy), want = run_chain(te, &b, &r, NULL, x, dy);
+        te_column_sum_args sum = {0};
+        sum.x = dy;
+        sum.out = te_tensor_empty(te, TE_BF16, SHAPE(N));
+        te_column_sum(te, &sum);
+        REQUIRE_OK(te);
+        CHECK_BYTES("dx", got.dx, want.dx, M * K * sizeof(float));
+        check_gradient(with, "weight", without, "weight", 0);
+        CHECK_ERROR_BELOW("bias", test_read(te_tensor_grad(te_module_parameter(with, "bias"))), test_read(sum.out), N, SUM_ORDER);
+        CHECK(got.launches <= want.launches + 1);
+        te_module_destroy(with);
+        te_module_destroy(without);
+        te_scope_end(te);
+    }
+}
+
+/* Weight gradients are added up in f32 by the product itself: no launch more than without, and microbatches give the sum of their gradients. */
+TE_TEST_DEVICES(wgrad_accumulates_within_its_product) {
+    enum { M = 64, N = 48, K = 32 };
+    for (int recipe = 0; recipe < 3; recipe++) {
+        te_recipe r = recipe == 1 ? te_recipe_current_scaling() : te_recipe_block_scaling();
+        test_case("recipe %d", recipe);
+        te_scope_begin(te);
+        te_linear_desc d = {0};
+        d.in_features = K;
+        d.out_features = N;
+        d.no_bias = true;
+        te_module *plain = te_linear_create(te, &d);
+        d.fuse_wgrad_accumulation = true;
+        te_module *fused = te_linear_create(te, &d);
+        te_tensor *w = te_module_parameter(fused, "weight"), *main_grad = te_tensor_zeros(te, TE_F32, SHAPE(N, K));
+        te_tensor_copy(te_module_parameter(plain, "weight"), w);
+        te_tensor_set_main_grad(w, main_grad);
+        te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(M, K), test_normal(M * K, 1)), true);
+        te_tensor *dy = test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 2));
+        chain a = {{fused}, 1, TE_GELU}, b = {{plain}, 1, TE_GELU};
+        result got = run_chain(te, &a, recipe ? &r : NULL, NULL, x, dy), want = run_chain(te, &b, recipe ? &r : NULL, NULL, x, dy);
+        REQUIRE_OK(te);
+        CHECK(got.launches <= want.launches);
+        CHECK(te_tensor_grad(w) == NULL);
+        float *once = test_read(te_tensor_grad(te_module_parameter(plain, "weight")));
+        for (int i = 0; i < N * K; i++) once[i] *= 2; /* run_chain makes two steps */
+        CHECK_ERROR_BELOW("main_grad", test_read(main_grad), once, N * K, 4e-3); /* the other one is rounded to bf16 */
+        te_tensor_set_main_grad(w, NULL);
+        te_module_destroy(plain);
+        te_module_destroy(fused);
+        te_scope_end(te);
+    }
+}

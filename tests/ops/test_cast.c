@@ -329,6 +329,45 @@ TE_TEST_DEVICES(quantize_current_of_known_amax) {
             }
 }
 
+/* The sums of x's columns beside the codes, which stay what they are; the same bits each time. */
+TE_TEST_DEVICES(quantize_with_bias_gradient) {
+    static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {127, 129}, {128, 64}, {1000, 264}, {0, 7}, {7, 0}, {16, 4096}};
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int mode = 0; mode < 6; mode++) { /* scale given, made here, made of a known amax; one copy, or two */
+            int64_t m = shapes[s][0], n = shapes[s][1], ld = (n + 15) / 16 * 16, ldc = (m + 15) / 16 * 16;
+            te_dtype dtype = floats[(s + mode) % 3];
+            te_fp8_quantize_args a = {0}, b;
+            float found[2] = {3, 0};
+            test_case("%s [%d, %d] mode %d", te_dtype_name(dtype), (int)m, (int)n, mode);
+            const float *values = test_normal(m * n, (uint64_t)s + 31), *x = test_rounded(dtype, values, m * n);
+            float *want = (float *)test_alloc((size_t)n * 4 + 1), *first = NULL;
+            for (int64_t j = 0; j < n; j++) {
+                double sum = 0;
+                for (int64_t i = 0; i < m; i++) sum += x[i * n + j];
+                want[j] = (float)sum;
+            }
+            a.x = input(te, dtype, m, n, values, s % 2);
+            a.current = mode % 3 != 0;
+            if (!a.current) a.scale = scalar(te, 3);
+            b = a;
+            for (int again = 0; again < 3; again++) {
+                te_fp8_quantize_args *q = again ? &b : &a; /* once without, twice with the sums */
+                q->row = mode < 3 ? NULL : test_guarded(te, TE_F8E5M2, SHAPE(m, ld));
+                q->col = test_guarded(te, TE_F8E5M2, SHAPE(n, ldc));
+                if (mode % 3 == 2) q->x_amax = te_tensor_from_host(te, TE_F32, SHAPE(2), found);
+                if (again) q->dbias = test_guarded(te, TE_F32, SHAPE(n));
+                te_fp8_quantize(te, q);
+                REQUIRE_OK(te);
+                if (!again) continue;
+                CHECK_CLOSE("dbias", test_read(b.dbias), want, n, 1e-5, 3e-5); /* f32 sums of up to 1000 numbers of size 1 */
+                if (again == 1) first = test_read(b.dbias);
+                else CHECK_BYTES("dbias again", test_read(b.dbias), first, (size_t)n * 4);
+                CHECK_BYTES("col", test_read_bytes(b.col), test_read_bytes(a.col), (size_t)(n * ldc));
+                if (b.row) CHECK_BYTES("row", test_read_bytes(b.row), test_read_bytes(a.row), (size_t)(m * ld));
+            }
+        }
+}
+
 /* ---- every bf16 number ---- */
 
 TE_TEST_DEVICES(quantize_every_bf16) {
@@ -842,7 +881,16 @@ TE_TEST(cast_errors) {
     a.noop = one;
     te_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "x_amax with noop");
+    a.x_amax = NULL;
+    a.dbias = te_tensor_zeros(te, TE_F32, SHAPE(6));
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "dbias with noop");
     a.noop = NULL;
+    a.dbias = one;
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "dbias is [1]; 6 elements are needed");
+    a.dbias = NULL;
+    a.x_amax = te_tensor_zeros(te, TE_F32, SHAPE(2));
     a.current = false;
     te_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "x_amax belongs to `current`");

@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
 #pragma unroll
         for (int h = 0; h < halves; h++) {
             if (h == 1 && !gated) break;
-            te_act_column_sums(sum[h], (float *)tile, a.partial + p.tile_m * width + h * a.n + p.first_col, a.n - p.first_col);
+            te_tile_column_sums(sum[h], (float *)tile, a.partial + p.tile_m * width + h * a.n + p.first_col, a.n - p.first_col);
         }
     }
     if (a.amax) te_act_amax(a.amax, seen, largest, DX_DT);

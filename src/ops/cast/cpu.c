@@ -170,7 +170,10 @@ static void te__quantize_parts(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a) {
     te__quantize_job j;
     float *amax = (float *)te__data(a->amax), *scale_inv = (float *)te__data(a->scale_inv);
+    te_column_sum_args sum = TE_ZERO;
     if (te__noop_is_up(a->noop)) return TE_OK;
+    sum.x = a->x;
+    sum.out = a->dbias;
     j.a = a;
     j.m = te__rows(a->x);
     j.n = te__cols(a->x);
@@ -192,7 +195,7 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a)
     te__parallel_for(te, j.parts, j.parts < TE__COUNT(j.part) ? 4 : 1, te__quantize_parts, &j);
     if (j.amax) *amax = te__amax_of(j.part, j.parts, *amax);
     if (scale_inv) *scale_inv = te__rcp_f32(j.scale);
-    return TE_OK;
+    return a->dbias ? te__cpu_column_sum(te, &sum) : TE_OK;
 }
 
 /* ---- dequantize, transpose ---- */

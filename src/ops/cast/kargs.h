@@ -48,6 +48,7 @@ typedef struct te__fp8_quantize_kargs {
     const float *noop;
     float *partial;    /* [blocks], if `current`: maxima */
     unsigned *counter; /* of te_grid_wait, if `current` */
+    float *sums;       /* [tiles along m, n]: of each tile's columns, or NULL */
     unsigned long long *x_amax; /* [1], or NULL: the lower half is the amax of x, the upper one counts the blocks that know it */
     long long m, n, ld, ldc;
     unsigned tiles, tiles_n; /* in all, along n */

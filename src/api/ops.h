@@ -505,12 +505,14 @@ typedef te_norm_fwd_args te_layernorm_fwd_args;
 typedef te_norm_fwd_args te_rmsnorm_fwd_args;
 
 /* dx, dgamma [N], dbeta [N] (LayerNorm; optional) from dy [M, N] and what the forward saved. add: optional [M, N], added to dx
- * in f32 before rounding. accumulate: dgamma and dbeta are added to. */
+ * in f32 before rounding; dx may be add, if their formats are the same. rounded: dx is rounded before that as well: the sum of two stored
+ * gradients. accumulate: dgamma and dbeta are added to. */
 typedef struct te_norm_bwd_args {
     const te_tensor *dy, *x, *gamma, *mean, *rstd, *add;
     te_tensor *dx, *dgamma, *dbeta;
     bool zero_centered_gamma;
     bool accumulate;
+    bool rounded;
 } te_norm_bwd_args;
 typedef te_norm_bwd_args te_layernorm_bwd_args;
 typedef te_norm_bwd_args te_rmsnorm_bwd_args;

@@ -290,6 +290,7 @@ struct te_ctx {
     te__scope scopes[TE__MAX_SCOPES];
     int num_scopes;
     te__tape tape;
+    te__node *playing; /* its backward function runs */
     uint64_t seed, rng_offset;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast;

@@ -147,17 +147,24 @@ typedef struct te__norm_state {
 static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__norm_state *s = (const te__norm_state *)state;
     te_norm_bwd_args args = TE_ZERO;
+    te_tensor *so_far;
+    te_result result;
     args.dy = te_tensor_contiguous(dy[0]);
     args.x = saved[0];
     args.gamma = saved[1];
     args.mean = saved[2];
     args.rstd = saved[3];
     args.zero_centered_gamma = s->zero_centered;
-    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.add = so_far = needs[0] ? te__grad_so_far(te, 0, saved[0]) : NULL; /* of the residual branch */
+    args.rounded = true;
+    args.dx = so_far ? te__grad_sum_place(so_far) : te__empty_like(saved[0], saved[0]->dtype);
     args.dgamma = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
     if (!s->rms && needs[2]) args.dbeta = dx[2] = te__empty_like(saved[1], saved[1]->dtype);
-    if (!args.dy || !dx[0] || !dx[1]) return te_error_code(te);
-    return s->rms ? te_rmsnorm_bwd(te, &args) : te_layernorm_bwd(te, &args);
+    if (!args.dy || !args.dx || !dx[1]) return te_error_code(te);
+    result = s->rms ? te_rmsnorm_bwd(te, &args) : te_layernorm_bwd(te, &args);
+    if (so_far && result == TE_OK) te__grad_sum_done(te, 0, args.dx);
+    if (!so_far) dx[0] = args.dx;
+    return result;
 }
 
 /* The normalised rows; under `spec` (delayed or current scaling) as a quantized tensor, as TransformerEngine makes it: delayed from the

@@ -169,6 +169,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->dx_dt = a->dx->dtype;
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
+        k->rounded = a->rounded;
         if (fast) {
             te__launch_option(l, "CHUNKS", t.row.chunks);
             te__launch_option(l, "WARPS", t.row.warps);

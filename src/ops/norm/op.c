@@ -56,7 +56,11 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
     if (r == TE_OK && a->dbeta) r = te__want_vector(te, op, "dbeta", a->dbeta, n);
     if (r == TE_OK && layernorm) r = te__want_f32(te, op, "mean", a->mean, m);
     if (r == TE_OK) r = te__want_f32(te, op, "rstd", a->rstd, m);
-    return r;
+    if (r != TE_OK) return r;
+    te__touch(a->dx);
+    te__touch(a->dgamma);
+    te__touch(a->dbeta);
+    return TE_OK;
 }
 
 /* y_col as cast's transpose sees it. */

@@ -3,7 +3,7 @@
 
 /* ---- plumbing ---- */
 
-/* Records one output with at most four inputs. NULL inputs are fine. Returns the output, or NULL. */
+/* Records one output. NULL inputs are fine. Returns the output, or NULL. */
 static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
                              int num_inputs, te_tensor *const *saved, int num_saved) {
     te_node_desc node = TE_ZERO;

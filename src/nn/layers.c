@@ -373,9 +373,18 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
     s->fc1.microbatch = s->fc2.microbatch = args->is_first_microbatch;
     h = te__norm_run_for(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->fc1, s->fc1_weight, &spec), &s->fc1);
     z = te__linear(h, s->fc1_weight, s->fc1_bias, &s->fc1);
-    grad = te__fc1_grad(s, h);
-    z = te__activate_for(z, s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec), &grad, &s->fc2);
+    if (s->desc.activation == TE_GELU && !te_autocast_enabled(m->te)) { /* fc2's backward pass is GELU's too */
+        s->fc2.gelu_of = z;
+        s->fc2.gelu_bias = s->fc1_bias;
+        m->te->tape.no_grad++;
+        z = te__activate(z, TE_GELU, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else {
+        grad = te__fc1_grad(s, h);
+        z = te__activate_for(z, s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec), &grad, &s->fc2);
+    }
     result = te__output(m, args, te__linear(z, s->fc2_weight, s->desc.return_bias ? NULL : s->fc2_bias, &s->fc2));
+    s->fc2.gelu_of = s->fc2.gelu_bias = NULL;
     if (result == TE_OK && s->desc.return_bias && s->fc2_bias) result = te__output(m, args, s->fc2_bias);
     if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, h);
     return result;

@@ -113,13 +113,16 @@ static void check_gradient(te_module *a, const char *a_name, te_module *b, const
 #define SUM_ORDER 5e-3 /* f32 sums of a column in another order, rounded to bf16 in the end */
 
 /* In high precision and under each recipe but the delayed one every number is that of a norm, two Linears and an activation between them:
- * current scaling has its amaxes from the norm and from the activation, which is where the two would differ. */
+ * current scaling has its amaxes from the norm and from the activation, which is where the two would differ. But GELU's gradient in high
+ * precision, which the product before it makes: it is rounded once, not twice. */
 TE_TEST_DEVICES(mlp_equals_its_parts) {
     static te_recipe (*const recipes[])(void) = {NULL, te_recipe_current_scaling, te_recipe_block_scaling, te_recipe_mxfp8, te_recipe_nvfp4};
     for (int i = 0; i < COUNT(cases); i++)
         for (int j = 0; j < COUNT(recipes); j++) {
             const fusion_case *k = &cases[i];
             int64_t n = k->tokens * k->hidden;
+            bool epilogue = !recipes[j] && k->act == TE_GELU;
+            double limit = epilogue ? 5e-3 : 0; /* 2^-9 from the second rounding */
             te_recipe r = te_recipe_delayed_scaling();
             if (recipes[j]) r = recipes[j]();
             r.disable_stochastic_rounding = true;
@@ -135,13 +138,14 @@ TE_TEST_DEVICES(mlp_equals_its_parts) {
             result got = run_chain(te, &whole, recipes[j] ? &r : NULL, NULL, x, dy), want = run_chain(te, &parts, recipes[j] ? &r : NULL, NULL, x, dy);
             REQUIRE_OK(te);
             CHECK_BYTES("y", got.y, want.y, (size_t)n * sizeof(float));
-            CHECK_BYTES("dx", got.dx, want.dx, (size_t)n * sizeof(float));
-            check_gradient(mlp, "layer_norm_weight", parts.stage[0], "weight", 0);
-            check_gradient(mlp, "fc1_weight", parts.stage[1], "weight", 0);
+            if (limit == 0) CHECK_BYTES("dx", got.dx, want.dx, (size_t)n * sizeof(float));
+            else CHECK_ERROR_BELOW("dx", got.dx, want.dx, n, limit);
+            check_gradient(mlp, "layer_norm_weight", parts.stage[0], "weight", limit);
+            check_gradient(mlp, "fc1_weight", parts.stage[1], "weight", limit);
             check_gradient(mlp, "fc2_weight", parts.stage[3], "weight", 0);
             check_gradient(mlp, "fc2_bias", parts.stage[3], "bias", 0);
             check_gradient(mlp, "fc1_bias", parts.stage[1], "bias", SUM_ORDER);
-            CHECK_MSG(got.launches <= want.launches, "%d launches; its parts take %d", got.launches, want.launches);
+            CHECK_MSG(got.launches <= want.launches - epilogue, "%d launches; its parts take %d", got.launches, want.launches);
             for (int m = 0; m < 4; m++)
                 if (parts.stage[m]) te_module_destroy(parts.stage[m]);
             te_module_destroy(mlp);

@@ -2,6 +2,7 @@
 //
 //   xhat = (x - mean) * rstd,  g = dy * gamma'
 //   dx = rstd * (g - mean(g xhat) * xhat - mean(g)) + add          RMSNorm: without mean(g)
+//   rounded: what stands before + add is rounded to dx's format; dx may be add
 //   dgamma = sum over rows of dy xhat,  dbeta = sum over rows of dy
 //
 //   a block works on GROUPS rows at once, in step with all others; its sums over rows become one row of `partial`:

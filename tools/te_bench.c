@@ -907,6 +907,17 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.fp8_quantize.current = true, c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1);
         bench_call(b, "quantize e4m3 current scaling both copies", shape, &c, e * 6);
     }
+    BENCH(FP8_QUANTIZE, "quantize e4m3 known amax both copies") { /* once */
+        c.args.fp8_quantize.x = x, c.args.fp8_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.fp8_quantize.col = empty(b, TE_F8E4M3, n, m);
+        c.args.fp8_quantize.current = true, c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1), c.args.fp8_quantize.x_amax = te__empty_1d(te, TE_F32, 2);
+        te_tensor_fill(c.args.fp8_quantize.x_amax, 0);
+        bench_call(b, "quantize e4m3 known amax both copies", shape, &c, e * 4);
+    }
+    BENCH(FP8_QUANTIZE, "quantize e5m2 both copies, bias") {
+        c.args.fp8_quantize.x = x, c.args.fp8_quantize.row = empty(b, TE_F8E5M2, m, n), c.args.fp8_quantize.col = empty(b, TE_F8E5M2, n, m);
+        c.args.fp8_quantize.scale = scale, c.args.fp8_quantize.scale_inv = te__empty_1d(te, TE_F32, 1), c.args.fp8_quantize.dbias = te__empty_1d(te, TE_BF16, n);
+        bench_call(b, "quantize e5m2 both copies, bias", shape, &c, e * 4);
+    }
     BENCH(TRANSPOSE, "transpose e2m1") {
         c.args.transpose.src = empty(b, TE_F4E2M1, m, n), c.args.transpose.dst = empty(b, TE_F4E2M1, n, m);
         c.args.transpose.rows = m, c.args.transpose.columns = n;

@@ -182,6 +182,9 @@ typedef struct te_delayed_gather_args {
  *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input; with `current`: = max |x|
  *   current    the scale comes from x itself, by te_scale_from_amax's rule with fp8_max of the codes' format, `epsilon`
  *              and `power_of_two` (Float8CurrentScalingQuantizer)
+ *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes: its first number is max |x|, which whoever wrote x
+ *              has found (`amax` of te_act_fwd and others), and x is read once. Both become 0: ready for the next
+ *   dbias      [N] of any float format, optional: the sums of x's columns in f32: the gradient of a bias, if x is a gradient; not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written */
 typedef struct te_fp8_quantize_args {
     const te_tensor *x;
@@ -192,6 +195,7 @@ typedef struct te_fp8_quantize_args {
     bool current;
     float epsilon;
     bool power_of_two;
+    te_tensor *x_amax, *dbias;
 } te_fp8_quantize_args;
 
 /* y = f32(q) * scale_inv, rounded once to y's format. q [M, ld] with ld >= N, y [M, N]. */
@@ -485,7 +489,8 @@ typedef struct te_grouped_gemm_args {
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
  *               te_quantize: the f32 result is quantized without an intermediate rounding
- *   y_amax      f32 [1], for a float y, optional: becomes max |y|, of y as it is stored, as te_amax would find it (NaN left out)
+ *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left out
+ *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as te_amax would find it
  *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
@@ -500,12 +505,14 @@ typedef te_norm_fwd_args te_layernorm_fwd_args;
 typedef te_norm_fwd_args te_rmsnorm_fwd_args;
 
 /* dx, dgamma [N], dbeta [N] (LayerNorm; optional) from dy [M, N] and what the forward saved. add: optional [M, N], added to dx
- * in f32 before rounding. accumulate: dgamma and dbeta are added to. */
+ * in f32 before rounding; dx may be add, if their formats are the same. rounded: dx is rounded before that as well: the sum of two stored
+ * gradients. accumulate: dgamma and dbeta are added to. */
 typedef struct te_norm_bwd_args {
     const te_tensor *dy, *x, *gamma, *mean, *rstd, *add;
     te_tensor *dx, *dgamma, *dbeta;
     bool zero_centered_gamma;
     bool accumulate;
+    bool rounded;
 } te_norm_bwd_args;
 typedef te_norm_bwd_args te_layernorm_bwd_args;
 typedef te_norm_bwd_args te_rmsnorm_bwd_args;
@@ -531,6 +538,7 @@ typedef struct te_act_fwd_args {
 
 /* dx = dy * act'(x), the shape of x; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in te_act_fwd.
  *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
+ *   rounded     dx is rounded to x's format before anything else is done: codes, amax and dbias are those of a dx in that format
  *   accumulate  dbias is added to */
 typedef struct te_act_bwd_args {
     const te_tensor *dy, *x;
@@ -541,6 +549,7 @@ typedef struct te_act_bwd_args {
     te_tensor *scale_inv, *amax;
     te_tensor *col, *dbias;
     bool accumulate;
+    bool rounded;
 } te_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */

@@ -12,14 +12,10 @@
 static inline uint64_t te__rotate_left(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
 
 /* Byte by byte, so that byte order does not matter; compilers make one load of it. */
-static inline uint64_t te__read_le64(const uint8_t *p) {
-    uint64_t x = 0;
-    for (int i = 7; i >= 0; i--) x = x << 8 | p[i];
-    return x;
-}
 static inline uint32_t te__read_le32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
+static inline uint64_t te__read_le64(const uint8_t *p) { return te__read_le32(p) | (uint64_t)te__read_le32(p + 4) << 32; }
 
 static inline uint64_t te__xx_round(uint64_t lane, uint64_t word) {
     return te__rotate_left(lane + word * TE__XX2, 31) * TE__XX1;

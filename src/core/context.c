@@ -43,6 +43,22 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     te__open_cpu(te);
 }
 
+/* A tensor that is always there, and that nobody frees. */
+static void te__found_open(te_ctx *te) {
+    te->found_buffer.te = te->found.te = te;
+    te->found_buffer.refs = te->found.refs = 1;
+    te->found_buffer.data = te->cuda ? te__cuda_found(te) : (void *)&te->found_word;
+    te->found_buffer.bytes = sizeof(te->found_word);
+    te->found_buffer.version = 1;
+    te->found.dtype = TE_F32;
+    te->found.ndim = 1;
+    te->found.shape[0] = 2;
+    te->found.stride[0] = 1;
+    te->found.buffer = &te->found_buffer;
+    te->found_amax = te->found;
+    te->found_amax.shape[0] = 1;
+}
+
 static bool te__allocator_ok(const te_allocator *a) { return !a->alloc == !a->release; }
 
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
@@ -72,10 +88,11 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     te->seed = desc->seed ? desc->seed : 1234;
     if (!halves) {
         te__open_device(te, desc);
-        return te;
+    } else {
+        te__fail(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or neither");
+        te__open_cpu(te);
     }
-    te__fail(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or neither");
-    te__open_cpu(te);
+    te__found_open(te);
     return te;
 }
 

@@ -2,6 +2,14 @@
  * table of functions. All work of a context is ordered by its one stream, so a block may be handed out again as soon as it
  * is released. */
 
+static te_result te__device_enter(te_ctx *te, bool *entered) {
+    *entered = false;
+    return te->device->enter ? te->device->enter(te, entered) : TE_OK;
+}
+static void te__device_leave(te_ctx *te, bool entered) {
+    if (entered) te->device->leave(entered);
+}
+
 /* Capacities come in steps of an eighth of a power of two, at least 512 bytes: few distinct sizes, at most 12.5 % waste. */
 static size_t te__pool_capacity(size_t bytes) {
     size_t step = 512;

@@ -71,6 +71,8 @@ typedef struct te__quant_spec {
     te_quant_kind kind;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
+    bool found;     /* current: the amax of what is quantized is in te->found */
+    te_tensor *bias_grad; /* delayed, current: gets the sums of columns of what is quantized; or NULL */
     bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_sign_mask, stochastic, row_scaled, e4m3_max_256;
     te_4over6_error four_over_six;
     float epsilon;
@@ -175,6 +177,8 @@ typedef struct te__device {
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes);
     te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
+    te_result (*enter)(te_ctx *te, bool *entered); /* many calls that follow cost less between these two; NULL: they do not */
+    void (*leave)(bool entered);
     void (*close)(te_ctx *te);
     te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
     te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
@@ -286,6 +290,7 @@ struct te_ctx {
     te__scope scopes[TE__MAX_SCOPES];
     int num_scopes;
     te__tape tape;
+    te__node *playing; /* its backward function runs */
     uint64_t seed, rng_offset;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast;
@@ -305,4 +310,8 @@ struct te_ctx {
     te_graph *graphs;  /* those that are there */
     uint64_t captures; /* so far */
     int num_described; /* tensors of te_tensor_describe that are alive */
+    te_tensor found;   /* f32 [2]: where a kernel leaves the amax of what it writes, for the quantizer that is called next; 0 at all other times */
+    te_tensor found_amax; /* its first number */
+    te__buffer found_buffer;
+    uint64_t found_word; /* its memory on the CPU */
 };

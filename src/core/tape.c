@@ -162,12 +162,33 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     return TE_OK;
 }
 
+/* For a backward function that can add up gradients on its way: what input i of its node has gathered so far, as a plain tensor like `like`; NULL
+ * if there is nothing of that kind. */
+static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
+    const te__var *v = te->playing ? te->playing->inputs[i] : NULL;
+    te_tensor *grad = v && !v->played ? v->grad : NULL;
+    if (!grad || !grad->buffer || grad->dtype != like->dtype || !te__same_shape(grad, like) || !te__is_contiguous(grad)) return NULL;
+    return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of the graph would not find it there again */
+}
+/* Where the sum goes: into its own place if nobody else looks at it. */
+static te_tensor *te__grad_sum_place(te_tensor *so_far) {
+    return so_far->refs == 1 && te__buffer_users(so_far->buffer) == 1 ? so_far : te__empty_like(so_far, so_far->dtype);
+}
+/* The sum is there: the backward function gives no gradient of input i. */
+static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
+    te__var *v = te->playing->inputs[i];
+    te_tensor_retain(sum);
+    te_tensor_release(v->grad);
+    v->grad = sum;
+}
+
 enum { TE__MAX_NODE_TENSORS = 64 };
 
 /* Plays one node whose outputs have gradients. */
 static te_result te__node_play(te_ctx *te, te__node *node) {
     te_tensor *grad_outputs[TE__MAX_NODE_TENSORS], *grad_inputs[TE__MAX_NODE_TENSORS];
     bool needs[TE__MAX_NODE_TENSORS];
+    te__node *outer;
     te_result result;
     int i;
     if (node->num_inputs > TE__MAX_NODE_TENSORS || node->num_outputs > TE__MAX_NODE_TENSORS)
@@ -179,7 +200,10 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         needs[i] = node->inputs[i] != NULL;
     }
     te__frame_begin(te);
+    outer = te->playing;
+    te->playing = node;
     result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
+    te->playing = outer;
     for (i = 0; i < node->num_inputs && result == TE_OK; i++)
         if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
     te__frame_end(te, NULL, 0);
@@ -197,6 +221,7 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
 TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     te_ctx *te;
     te_result result;
+    bool entered;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, kept;
     if (!y || !grad) return TE_ERR_STATE;
@@ -212,6 +237,8 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     if (!y->requires_grad || !y->var)
         return te__fail(te, TE_ERR_STATE, "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
                                           "te_no_grad_begin, or in a scope that has ended?)");
+    result = te__device_enter(te, &entered);
+    if (result != TE_OK) return result;
     te->tape.no_grad++;
     result = te__var_add_grad(te, y->var, grad);
     for (i = te->tape.num_nodes - 1; i >= 0 && result == TE_OK; i--) {
@@ -230,6 +257,7 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     te->tape.num_nodes = kept;
     te->tape.no_grad--;
     if (result == TE_OK && te->after_backward) te->after_backward(te);
+    te__device_leave(te, entered);
     return result == TE_OK && te->error_code != TE_OK ? te->error_code : result;
 }
 

@@ -160,7 +160,7 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
         return NULL;
     }
     for (i = 0; i < ndim; i++) {
-        if (shape[i] < 0 || (shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i])) {
+        if (shape[i] < 0 || ((shape[i] | n) >> 28 != 0 && shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i])) { /* divisions are slow */
             te__fail(te, TE_ERR_SHAPE, "tensor: shape %s has a negative size or more elements than 64 bits can count", te__dims_text(ndim, shape, text));
             return NULL;
         }

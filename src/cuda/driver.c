@@ -180,7 +180,7 @@ static te_result te__driver_open(te__text *why) {
 
 /* ---- a context's device -------------------------------------------------------------------------------------- */
 
-enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
+enum { TE__MAP_SETS = 64, TE__MAP_WAYS = 4, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
 
 /* Everything that a tensor map depends on; no padding, so that memcmp compares it. */
 typedef struct te__map_key {
@@ -192,9 +192,14 @@ typedef struct te__map_slot {
     te__map_key key;
     unsigned char map[TE__MAP_BYTES];
 } te__map_slot;
+/* A layer's step has some 80 maps: where two of them met in one slot, both would be encoded again each time. */
+typedef struct te__map_set {
+    te__map_slot slot[TE__MAP_WAYS];
+    unsigned turn; /* the slot that a new map takes */
+} te__map_set;
 
 /* What planning has found out for a problem: opaque bytes, by opaque bytes. */
-enum { TE__MEMO_SLOTS = 128, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
+enum { TE__MEMO_SLOTS = 128, TE__MEMO_WAYS = 4, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
 typedef struct te__memo_slot {
     unsigned char key[TE__MEMO_KEY]; /* all 0: free */
     uint64_t value[TE__MEMO_VALUE / 8];
@@ -212,8 +217,9 @@ struct te__cuda {
     te__cu_handle staged[TE__STAGES]; /* the copy out of a piece is done */
     uint64_t uploads;
     void *counter; /* te__plan_counter */
-    te__map_slot *maps;
+    te__map_set *maps;
     te__memo_slot *memo;
+    unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
 };
 
@@ -259,7 +265,7 @@ static void te__cuda_device_close(te_ctx *te) {
         te__cuda_leave(pushed);
     }
     if (c->retained_context) te__cu.DevicePrimaryCtxRelease(c->device);
-    te__free(te, c->maps, TE__MAP_SLOTS * sizeof(te__map_slot));
+    te__free(te, c->maps, TE__MAP_SETS * sizeof(te__map_set));
     te__free(te, c->memo, TE__MEMO_SLOTS * sizeof(te__memo_slot));
     te__free(te, c, sizeof(*c));
     te->cuda = NULL;
@@ -329,6 +335,9 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     if (!code) code = te__cu.MemsetD8Async(address, 0, 256, te->cuda->stream);
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
+
+/* The last of them are te->found's. */
+static void *te__cuda_found(const te_ctx *te) { return (char *)te->cuda->counter + 248; }
 
 /* Fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
@@ -572,13 +581,15 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
                                      const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
     te_ctx *te = p->te;
     te__map_key key = TE_ZERO;
+    te__map_set *set;
     te__map_slot *slot;
     te_result result;
+    int way;
     memset(out128, 0, TE__MAP_BYTES);
     if (p->explain || !te->cuda) return TE_OK;
     if (rank < 1 || rank > 5 || (int)dtype <= 0 || dtype >= TE_DTYPE_COUNT)
         return p->result = te__fail(te, TE_ERR_INVALID, "tensor map: rank %d, dtype %d", rank, (int)dtype);
-    if (!te->cuda->maps) te->cuda->maps = (te__map_slot *)te__alloc_zero(te, TE__MAP_SLOTS * sizeof(te__map_slot));
+    if (!te->cuda->maps) te->cuda->maps = (te__map_set *)te__alloc_zero(te, TE__MAP_SETS * sizeof(te__map_set));
     if (!te->cuda->maps) return p->result = TE_ERR_OUT_OF_MEMORY;
     key.address = (uint64_t)(uintptr_t)ptr;
     memcpy(key.dims, dims, (size_t)rank * sizeof(dims[0]));
@@ -587,8 +598,10 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     key.dtype = (int)dtype;
     key.rank = rank;
     key.swizzle_bytes = swizzle_bytes;
-    slot = &te->cuda->maps[te__hash64(&key, sizeof(key), 0) % TE__MAP_SLOTS];
-    if (memcmp(&slot->key, &key, sizeof(key)) != 0) {
+    set = &te->cuda->maps[te__hash64(&key, offsetof(te__map_key, strides), key.box[0] + 65536ull * key.box[1]) % TE__MAP_SETS];
+    for (way = 0; way < TE__MAP_WAYS && memcmp(&set->slot[way].key, &key, sizeof(key)) != 0;) way++;
+    slot = &set->slot[way < TE__MAP_WAYS ? way : (int)(set->turn++ % TE__MAP_WAYS)];
+    if (way == TE__MAP_WAYS) {
         slot->key.rank = 0; /* void until the encoding has succeeded */
         result = te__cuda_encode_map(te, &key, slot->map);
         if (result != TE_OK) return p->result = result;
@@ -603,8 +616,11 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
 /* Where the answer to `key` (TE__MEMO_KEY bytes, not all 0) is or goes: TE__MEMO_VALUE bytes; *known: it is there. NULL: nothing is kept for this
  * plan. An answer must depend on the key and on the device alone. */
 static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
+    static const unsigned char free_key[TE__MEMO_KEY] = TE_ZERO;
     te__cuda *c = p->te->cuda;
-    te__memo_slot *slot;
+    te__memo_slot *slot = NULL;
+    uint64_t hash;
+    int way;
     *known = false;
     if (p->explain || !c) return NULL; /* perhaps of another device */
     if (!c->memo) {
@@ -612,8 +628,14 @@ static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
         if (!c->memo) return NULL;
         memset(c->memo, 0, TE__MEMO_SLOTS * sizeof(te__memo_slot));
     }
-    slot = &c->memo[te__hash64(key, TE__MEMO_KEY, 0) % TE__MEMO_SLOTS];
-    *known = memcmp(slot->key, key, TE__MEMO_KEY) == 0;
-    if (!*known) memcpy(slot->key, key, TE__MEMO_KEY);
+    hash = te__hash64(key, TE__MEMO_KEY, 0);
+    for (way = 0; way < TE__MEMO_WAYS; way++) {
+        slot = &c->memo[(hash + (uint64_t)way) % TE__MEMO_SLOTS];
+        *known = memcmp(slot->key, key, TE__MEMO_KEY) == 0;
+        if (*known) return slot->value;
+        if (memcmp(slot->key, free_key, TE__MEMO_KEY) == 0) break;
+    }
+    if (way == TE__MEMO_WAYS) slot = &c->memo[(hash + c->memo_turn++ % TE__MEMO_WAYS) % TE__MEMO_SLOTS];
+    memcpy(slot->key, key, TE__MEMO_KEY);
     return slot->value;
 }

@@ -131,16 +131,13 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     return te__cu_fail(te, call, code);
 }
 
-/* Queues the plan's launches on te's stream. Nothing is queued unless every kernel could be had. */
+/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel could be had. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te__cu_handle functions[TE__MAX_LAUNCHES];
-    bool pushed;
-    te_result result = te__cuda_enter(te, &pushed);
-    if (result != TE_OK) return result;
+    te_result result = TE_OK;
     te__cuda_drop_options(p);
     for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__jit_get(te, &p->launch[i], p->baseline, &functions[i]);
     for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, &p->launch[i], functions[i]);
-    te__cuda_leave(pushed);
     return result;
 }
 

@@ -3,7 +3,7 @@
 
 /* ---- plumbing ---- */
 
-/* Records one output with at most four inputs. NULL inputs are fine. Returns the output, or NULL. */
+/* Records one output. NULL inputs are fine. Returns the output, or NULL. */
 static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
                              int num_inputs, te_tensor *const *saved, int num_saved) {
     te_node_desc node = TE_ZERO;
@@ -147,24 +147,33 @@ typedef struct te__norm_state {
 static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__norm_state *s = (const te__norm_state *)state;
     te_norm_bwd_args args = TE_ZERO;
+    te_tensor *so_far;
+    te_result result;
     args.dy = te_tensor_contiguous(dy[0]);
     args.x = saved[0];
     args.gamma = saved[1];
     args.mean = saved[2];
     args.rstd = saved[3];
     args.zero_centered_gamma = s->zero_centered;
-    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.add = so_far = needs[0] ? te__grad_so_far(te, 0, saved[0]) : NULL; /* of the residual branch */
+    args.rounded = true;
+    args.dx = so_far ? te__grad_sum_place(so_far) : te__empty_like(saved[0], saved[0]->dtype);
     args.dgamma = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
     if (!s->rms && needs[2]) args.dbeta = dx[2] = te__empty_like(saved[1], saved[1]->dtype);
-    if (!args.dy || !dx[0] || !dx[1]) return te_error_code(te);
-    return s->rms ? te_rmsnorm_bwd(te, &args) : te_layernorm_bwd(te, &args);
+    if (!args.dy || !args.dx || !dx[1]) return te_error_code(te);
+    result = s->rms ? te_rmsnorm_bwd(te, &args) : te_layernorm_bwd(te, &args);
+    if (so_far && result == TE_OK) te__grad_sum_done(te, 0, args.dx);
+    if (!so_far) dx[0] = args.dx;
+    return result;
 }
 
-/* The normalised rows; under `spec` (delayed scaling) as a quantized tensor, made from the unrounded f32 result. */
+/* The normalised rows; under `spec` (delayed or current scaling) as a quantized tensor, as TransformerEngine makes it: delayed from the
+ * unrounded f32 result, current from one of x's format. */
 static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
     te__norm_state state;
+    te__quant_out out = TE_ZERO;
     te_tensor *in[3], *saved[4], *y;
     te_ctx *te;
     te_result result;
@@ -173,26 +182,23 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     te = x->te;
     x = te_tensor_contiguous(x);
     te__frame_begin(te);
-    if (spec)
-        y = x ? te__quant_empty(te, x->dtype, x->ndim, x->shape, spec, TE_ROWWISE, false) : NULL;
-    else
-        y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (x && spec) out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, spec);
+    y = !x ? NULL : spec ? out.y : te__empty_like(x, x->dtype);
     if (!y) return te__frame_return(te, NULL);
     args.x = x;
     args.gamma = gamma;
     args.beta = beta;
-    args.y = spec ? y->quantized->row.data : y;
+    args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
     args.mean = rms ? NULL : te__empty_1d(te, TE_F32, te__rows(x));
     args.rstd = te__empty_1d(te, TE_F32, te__rows(x));
     args.eps = eps;
     args.zero_centered_gamma = zero_centered;
-    if (spec) {
-        args.scale = spec->scale;
-        args.amax = spec->amax;
-        args.scale_inv = y->quantized->row.scale;
-    }
+    if (spec && !out.plain) args.y_col = y->quantized->col.data;
+    args.scale = out.scale;
+    args.scale_inv = out.scale_inv;
+    args.amax = out.amax;
     result = !args.rstd ? te_error_code(te) : rms ? te_rmsnorm_fwd(te, &args) : te_layernorm_fwd(te, &args);
-    if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);
+    if (spec) result = te__quant_out_close(&out, spec, result);
     state.rms = rms;
     state.zero_centered = zero_centered;
     in[0] = x;
@@ -214,20 +220,71 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
 
 /* ---- activations ---- */
 
+/* What an activation's backward pass makes of its gradient for the product that made x: sums of columns for a bias, and codes. */
+typedef struct te__act_grad {
+    te_tensor *bias;     /* of that product, or NULL: x is its sum with it */
+    te__scaling *scaling; /* NULL: the gradient stays plain */
+    int gemm;
+    te_recipe recipe;    /* all zero in high precision */
+    int usage;
+} te__act_grad;
+
+typedef struct te__act_state {
+    te_activation activation;
+    te_dtype bias_dtype;
+    te__scaling *scaling;
+    int gemm, usage;
+    te_recipe recipe;
+} te__act_state;
+
 static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__act_state *s = (const te__act_state *)state;
+    te_tensor *x = saved[0];
     te_act_bwd_args args = TE_ZERO;
-    (void)needs;
+    te__quant_out out = TE_ZERO;
+    te__quant_spec spec;
+    te_result result;
+    bool gated = te_activation_is_gated(s->activation);
     args.dy = te_tensor_contiguous(dy[0]);
-    args.x = saved[0];
-    args.activation = *(const te_activation *)state;
-    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
-    return args.dy && dx[0] ? te_act_bwd(te, &args) : te_error_code(te);
+    args.x = x;
+    args.activation = s->activation;
+    /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
+    args.rounded = gated || (s->recipe.kind != TE_RECIPE_DELAYED && s->recipe.kind != TE_RECIPE_MXFP8);
+    if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
+    if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
+    if (!s->scaling) {
+        args.dx = dx[0] = te__empty_like(x, x->dtype);
+        return dx[0] ? te_act_bwd(te, &args) : te_error_code(te);
+    }
+    spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, s->usage);
+    out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, &spec);
+    if (!out.y) return te_error_code(te);
+    dx[0] = out.y;
+    args.dx = out.plain ? out.plain : out.y->quantized->row.data;
+    if (!out.plain) args.col = out.y->quantized->col.data;
+    args.scale = out.scale;
+    args.scale_inv = out.scale_inv;
+    args.amax = out.amax;
+    result = te__quant_out_close(&out, &spec, te_act_bwd(te, &args));
+    if (result != TE_OK || !te->inspecting) return result;
+    if (!out.plain) { /* only a second run shows what was quantized */
+        te_act_bwd_args again = TE_ZERO;
+        again.dy = args.dy;
+        again.x = x;
+        again.activation = s->activation;
+        again.dx = out.plain = te__empty_like(x, x->dtype);
+        result = out.plain ? te_act_bwd(te, &again) : te_error_code(te);
+    }
+    if (result == TE_OK) te__inspect(s->scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, out.plain, out.y);
+    return result;
 }
 
-/* As te__norm, for activations. */
-static te_tensor *te__activate(te_tensor *x, te_activation activation, const te__quant_spec *spec) {
+/* As te__norm, for activations. `grad` may be NULL. */
+static te_tensor *te__activate(te_tensor *x, te_activation activation, const te__quant_spec *spec, const te__act_grad *grad) {
     te_act_fwd_args args = TE_ZERO;
-    te_tensor *y;
+    te__act_state state = TE_ZERO;
+    te__quant_out out = TE_ZERO;
+    te_tensor *y, *in[2];
     te_ctx *te;
     te_result result;
     int64_t shape[TE_MAX_DIMS];
@@ -243,23 +300,32 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     memcpy(shape, x->shape, sizeof(shape));
     if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
     te__frame_begin(te);
-    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec, TE_ROWWISE | (spec->usage & TE_COLUMNWISE), false)
-             : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    if (spec) out = te__quant_out_open(te, x->dtype, x->ndim, shape, spec);
+    y = spec ? out.y : te_tensor_empty(te, x->dtype, x->ndim, shape);
     if (!y) return te__frame_return(te, NULL);
     args.x = x;
-    args.y = spec ? y->quantized->row.data : y;
+    args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
     args.activation = activation;
-    if (spec) {
-        args.scale = spec->scale;
-        args.amax = spec->amax;
-        args.scale_inv = y->quantized->row.scale;
-        args.col = y->quantized->col.data;
-    }
+    if (spec && !out.plain) args.col = y->quantized->col.data;
+    args.scale = out.scale;
+    args.scale_inv = out.scale_inv;
+    args.amax = out.amax;
     result = te_act_fwd(te, &args);
-    if (result == TE_OK) y = te__record("activate", y, te__act_backward, &activation, sizeof(activation), &x, 1, &x, 1);
+    if (spec) result = te__quant_out_close(&out, spec, result);
+    state.activation = activation;
+    if (grad) {
+        state.bias_dtype = grad->bias ? grad->bias->dtype : TE_DTYPE_NONE;
+        state.scaling = grad->scaling;
+        state.gemm = grad->gemm;
+        state.usage = grad->usage;
+        state.recipe = grad->recipe;
+    }
+    in[0] = x;
+    in[1] = grad ? grad->bias : NULL;
+    if (result == TE_OK) y = te__record("activate", y, te__act_backward, &state, sizeof(state), in, 2, &x, 1);
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL); }
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL, NULL); }
 
 /* ---- dropout ---- */
 

@@ -120,11 +120,15 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
     return result;
 }
 
-/* The spec by which a norm or an activation quantizes its own result for GEMM `g`, or NULL: only a scale that is known beforehand can be
- * used on the way out. */
+/* Can a norm or an activation quantize what it makes? Of delayed scaling the scale is known beforehand, of current scaling an amax can be left
+ * for the cast; and no backward pass may ask for the value in high precision. */
+static bool te__fuses(const te__autocast *cast) {
+    return cast && cast->enabled && !cast->recipe.backward_override && (cast->recipe.kind == TE_RECIPE_DELAYED || cast->recipe.kind == TE_RECIPE_CURRENT);
+}
+/* The spec by which they do so for GEMM `g`, or NULL. */
 static const te__quant_spec *te__fused_spec(te__gemm_slot *g, const te_tensor *weight, te__quant_spec *spec) {
     const te__autocast *cast = te__autocast_now(g->scaling->te);
-    if (!cast || !cast->enabled || cast->recipe.kind != TE_RECIPE_DELAYED) return NULL;
+    if (!te__fuses(cast)) return NULL;
     *spec = te__slot_spec(g->scaling, &cast->recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
     return spec;
 }
@@ -231,11 +235,11 @@ static te_tensor *te__norm_run_for(const te__norm_params *n, te_tensor *x, const
     y->te->tape.no_grad--;
     return y;
 }
-static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te__quant_spec *spec, te__gemm_slot *g) {
-    te_tensor *y = te__activate(x, activation, spec), *plain;
+static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te__quant_spec *spec, const te__act_grad *grad, te__gemm_slot *g) {
+    te_tensor *y = te__activate(x, activation, spec, grad), *plain;
     if (!y || !spec || !y->te->inspecting) return y;
     y->te->tape.no_grad++;
-    plain = te__activate(x, activation, NULL);
+    plain = te__activate(x, activation, NULL, NULL);
     if (plain) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, plain, y);
     y->te->tape.no_grad--;
     return y;
@@ -348,8 +352,20 @@ static te__layernorm_mlp_module *te__layernorm_mlp_state_of(te_module *m) {
     s->fc2_bias = s->desc.no_bias ? NULL : te_module_parameter(m, "fc2_bias");
     return s;
 }
+/* What the activation does for fc1's backward pass. */
+static te__act_grad te__fc1_grad(te__layernorm_mlp_module *s, const te_tensor *h) {
+    const te__autocast *cast = te__autocast_now(s->scaling.te);
+    te__act_grad grad = TE_ZERO;
+    grad.bias = s->fc1_bias;
+    if (cast && cast->enabled) grad.recipe = cast->recipe;
+    grad.usage = (te__wants_grad(h) ? TE_ROWWISE : 0) | (te__wants_grad(s->fc1_weight) ? TE_COLUMNWISE : 0);
+    if (grad.usage && te__fuses(cast)) grad.scaling = &s->scaling;
+    grad.gemm = s->fc1.gemm;
+    return grad;
+}
 static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
     te__layernorm_mlp_module *s = te__layernorm_mlp_state_of(m);
+    te__act_grad grad;
     te__quant_spec spec;
     te_tensor *h, *z;
     te_result result = te__scaling_prepare(m, &s->scaling);
@@ -357,8 +373,18 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
     s->fc1.microbatch = s->fc2.microbatch = args->is_first_microbatch;
     h = te__norm_run_for(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->fc1, s->fc1_weight, &spec), &s->fc1);
     z = te__linear(h, s->fc1_weight, s->fc1_bias, &s->fc1);
-    z = te__activate_for(z, s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec), &s->fc2);
+    if (s->desc.activation == TE_GELU && !te_autocast_enabled(m->te)) { /* fc2's backward pass is GELU's too */
+        s->fc2.gelu_of = z;
+        s->fc2.gelu_bias = s->fc1_bias;
+        m->te->tape.no_grad++;
+        z = te__activate(z, TE_GELU, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else {
+        grad = te__fc1_grad(s, h);
+        z = te__activate_for(z, s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec), &grad, &s->fc2);
+    }
     result = te__output(m, args, te__linear(z, s->fc2_weight, s->desc.return_bias ? NULL : s->fc2_bias, &s->fc2));
+    s->fc2.gelu_of = s->fc2.gelu_bias = NULL;
     if (result == TE_OK && s->desc.return_bias && s->fc2_bias) result = te__output(m, args, s->fc2_bias);
     if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, h);
     return result;
@@ -406,6 +432,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     te__scaling_open(te, &s->scaling, 2);
     te__gemm_slot_open(&s->fc1, &s->scaling, 0, desc->fuse_wgrad_accumulation);
     te__gemm_slot_open(&s->fc2, &s->scaling, 1, desc->fuse_wgrad_accumulation);
+    s->fc1.bias_grad_elsewhere = true;
     return te__module_built(m);
 }
 

@@ -11,6 +11,8 @@ typedef struct te__gemm_slot {
     te_recipe cache_recipe;
     te_microbatch microbatch;
     bool fuse_wgrad;
+    bool bias_grad_elsewhere; /* an activation that follows gives it */
+    te_tensor *gelu_of, *gelu_bias; /* for a call in high precision, or NULL: the input is GELU of this, which no node records; its sum is with that bias */
 } te__gemm_slot;
 
 static void te__gemm_slot_close(te__gemm_slot *g) {
@@ -22,6 +24,8 @@ static void te__gemm_slot_close(te__gemm_slot *g) {
 
 typedef struct te__linear_state {
     bool quantize_grad; /* else the gradient stays as it is */
+    bool gelu;          /* the gradient is that of a GELU's input; saved[3] */
+    te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
     te__scaling *scaling;
@@ -40,30 +44,39 @@ static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec)
 
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
-    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = te_tensor_contiguous(grad[0]), *dyq;
+    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
-    if (needs[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
-        dx[2] = te__bias_grad(dy, s->bias_dtype);
-        if (!dx[2]) return te_error_code(te);
-    }
-    if (!needs[0] && !needs[1]) return TE_OK;
     dyq = dy;
-    if (s->quantize_grad && !s->scaling)
+    if (s->quantize_grad && !s->scaling && (needs[0] || needs[1]))
         return te__fail(te, TE_ERR_STATE, "linear: its module was destroyed between the forward and the backward pass, and the scales of its gradients with it; destroy "
                         "modules after te_backward");
-    if (s->quantize_grad) {
+    if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* else an activation has done it */
         te__quant_spec spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+        if (needs[2] && te__is_tensor_scaled(spec.kind)) {
+            dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
+            if (!dx[2]) return te_error_code(te);
+        }
         dyq = te__quantize_operand(dy, &spec);
         if (!dyq) return te_error_code(te);
         te__inspect(s->scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, dyq);
     }
-    if (needs[0]) { /* dx = dy W */
+    if (needs[2] && !dx[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
+        dx[2] = te__bias_grad(dy, s->bias_dtype);
+        if (!dx[2]) return te_error_code(te);
+    }
+    if (needs[0] || needs[3]) { /* dx = dy W */
         te_gemm_args gemm = TE_ZERO;
-        dx[0] = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
-        gemm.d = dx[0];
+        gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.split_accumulator = s->split_dgrad;
-        result = dx[0] ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
+        if (s->gelu) { /* times gelu'(saved[3]), in the same kernel */
+            gemm.epilogue = TE_EPILOGUE_DGELU;
+            gemm.aux = saved[3];
+            if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->gelu_bias_dtype, s->shape[s->ndim - 1]);
+            if (needs[3] && !dx[3]) return te_error_code(te);
+        }
+        dx[0] = gemm.d;
+        result = gemm.d ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
     }
     if (needs[1] && result == TE_OK) { /* dW = dy^T x */
         te_tensor *main_grad = s->fuse_wgrad ? te_tensor_main_grad(weight) : NULL;
@@ -83,7 +96,9 @@ static void te__linear_orphan(te_ctx *te, const te__scaling *scaling) {
     for (i = 0; i < te->tape.num_nodes; i++) {
         te__node *node = te->tape.nodes[i];
         te__linear_state *s = node && node->backward == te__linear_backward ? (te__linear_state *)node->state : NULL;
+        te__act_state *a = node && node->backward == te__act_backward ? (te__act_state *)node->state : NULL;
         if (s && s->scaling == scaling) s->scaling = NULL;
+        if (a && a->scaling == scaling) a->scaling = NULL;
     }
 }
 
@@ -162,7 +177,7 @@ static te_result te__calibrate(te_tensor *x, te_tensor *weight, te__gemm_slot *g
 static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, te__gemm_slot *g) {
     te__linear_state state = TE_ZERO;
     te_gemm_args gemm = TE_ZERO;
-    te_tensor *in[3], *saved[3], *y, *xq, *w = weight;
+    te_tensor *in[4], *saved[4], *y, *xq, *w = weight, *gelu_of = g ? g->gelu_of : NULL;
     const te__autocast *cast;
     te_ctx *te;
     bool quantized, block;
@@ -199,9 +214,10 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     if (x) shape[x->ndim - 1] = weight->shape[0];
     y = x ? te_tensor_empty(te, x->dtype, x->ndim, shape) : NULL;
     if (!y) return te__frame_return(te, NULL);
-    in[0] = x;
+    in[0] = gelu_of ? gelu_of : x;
     in[1] = weight;
-    in[2] = bias;
+    in[2] = g && g->bias_grad_elsewhere ? NULL : bias;
+    in[3] = gelu_of ? g->gelu_bias : NULL;
     xq = x;
     if (quantized) {
         state.recipe = cast->recipe;
@@ -236,9 +252,12 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     }
     saved[0] = te__wants_grad(weight) ? xq : NULL;
     if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
-    saved[1] = te__wants_grad(x) ? w : NULL;
+    saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     saved[2] = weight;
+    saved[3] = saved[1] ? gelu_of : NULL;
+    state.gelu = gelu_of != NULL;
+    state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
     state.fuse_wgrad = g && g->fuse_wgrad;
     state.overwrite_main_grad = g && g->microbatch == TE_MICROBATCH_FIRST;
     state.ndim = x->ndim;
@@ -246,7 +265,7 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     state.x_dtype = x->dtype;
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
-    return te__frame_return(te, te__record("linear", y, te__linear_backward, &state, sizeof(state), in, 3, saved, 3));
+    return te__frame_return(te, te__record("linear", y, te__linear_backward, &state, sizeof(state), in, 4, saved, 4));
 }
 
 TE_API te_tensor *te_matmul(te_tensor *x, te_tensor *weight, te_tensor *bias) {

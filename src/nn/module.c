@@ -93,11 +93,12 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
         return buffer;
     }
     for (; m && m->parent && n < 64; m = m->parent) chain[n++] = m;
-    while (n > 0 && used + 1 < size) {
-        int w = snprintf(buffer + used, size - used, "%s%s", used ? "." : "", chain[n - 1]->name);
-        used += w > 0 ? (size_t)w : 0;
-        n--;
+    while (n > 0) { /* for every forward: without printf */
+        const char *name = chain[--n]->name;
+        if (used && used + 1 < size) buffer[used++] = '.';
+        while (*name && used + 1 < size) buffer[used++] = *name++;
     }
+    buffer[used] = 0;
     return buffer;
 }
 
@@ -287,9 +288,10 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     char before[sizeof(((te_ctx *)0)->module_path)];
     te_ctx *te;
     te_result result;
+    bool entered;
     if (!m || !args || !args->input) return NULL;
     te = m->te;
-    if (!te__same_ctx(args->input, te, m->name)) return NULL;
+    if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     args->num_outputs = 0;
@@ -304,6 +306,7 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* if it has not said more */
     te__frame_end(te, args->outputs, result == TE_OK ? args->num_outputs : 0);
     memcpy(te->module_path, before, sizeof(before));
+    te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs[0];
     memset(args->outputs, 0, sizeof(args->outputs));
     args->num_outputs = 0;

@@ -61,9 +61,10 @@ static te_result te__want_output(te_ctx *te, const char *op, const te_tensor *y,
     te_result r = te__want(te, op, "y", y);
     if (r != TE_OK) return r;
     if (te__is_float(y->dtype)) {
-        if (scale || scale_inv || amax)
-            return te__fail(te, TE_ERR_INVALID, "%s: scale, scale_inv and amax belong to an e4m3 or e5m2 y, and y is %s", op, te_dtype_name(y->dtype));
-        return te__want_matrix(te, op, "y", y, m, n, "x", x);
+        if (scale || scale_inv)
+            return te__fail(te, TE_ERR_INVALID, "%s: scale and scale_inv belong to an e4m3 or e5m2 y, and y is %s", op, te_dtype_name(y->dtype));
+        r = amax ? te__want_f32(te, op, "amax", amax, 1) : TE_OK;
+        return r == TE_OK ? te__want_matrix(te, op, "y", y, m, n, "x", x) : r;
     }
     if (!te__is_fp8(y->dtype))
         return te__fail(te, TE_ERR_DTYPE, "%s: y is %s; f32, f16, bf16, e4m3 or e5m2 is needed", op, te_dtype_name(y->dtype));

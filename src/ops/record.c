@@ -16,7 +16,7 @@
 #define TE__ARGS_amax(T, L) T(x) T(amax) T(noop)
 #define TE__ARGS_scale_from_amax(T, L) T(amax) T(scale) T(scale_inv)
 #define TE__ARGS_delayed_update(T, L) L(amax_history, a->count) L(scale, a->count) T(reduced)
-#define TE__ARGS_fp8_quantize(T, L) T(x) T(row) T(col) T(scale) T(scale_inv) T(amax) T(noop)
+#define TE__ARGS_fp8_quantize(T, L) T(x) T(row) T(col) T(scale) T(scale_inv) T(amax) T(noop) T(x_amax) T(dbias)
 #define TE__ARGS_fp8_dequantize(T, L) T(q) T(scale_inv) T(y)
 #define TE__ARGS_transpose(T, L) T(src) T(dst)
 #define TE__ARGS_delayed_gather(T, L) L(amax_history, a->count) T(amaxes)

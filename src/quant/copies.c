@@ -132,22 +132,26 @@ static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized
 
 /* ---- filling ---- */
 
+/* The amax in te->found would be taken for that of another tensor. */
+static void te__found_forget(te_ctx *te) { te->device->clear(te, te__data(&te->found), te->found_buffer.bytes); }
+
 /* Per tensor: the scale is given, or comes from x; a group must agree on the amax before. */
 static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
     te_fp8_quantize_args cast = TE_ZERO;
+    te_result result = TE_OK;
     cast.x = x;
     cast.noop = noop;
+    cast.dbias = spec->bias_grad;
     cast.row = row ? row->data : NULL;
     cast.col = col ? col->data : NULL;
     cast.scale_inv = row ? row->scale : col->scale;
     if (spec->kind == TE_QUANT_DELAYED) {
         cast.scale = spec->scale;
         cast.amax = spec->amax;
-    } else if (te_group_size(spec->group) > 1) {
+    } else if (te_group_size(spec->group) > 1 && !spec->found) {
         te_amax_args amax = TE_ZERO;
         te_scale_from_amax_args scale = TE_ZERO;
-        te_result result;
         amax.x = x;
         amax.amax = te__empty_1d(te, TE_F32, 1);
         scale.amax = amax.amax;
@@ -164,8 +168,12 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         cast.current = true;
         cast.epsilon = spec->epsilon;
         cast.power_of_two = spec->power_of_two;
+        cast.x_amax = spec->found ? &te->found : NULL;
+        if (te_group_size(spec->group) > 1) result = te_all_reduce(spec->group, &te->found, TE_REDUCE_MAX);
     }
-    return te_fp8_quantize(te, &cast);
+    if (result == TE_OK) result = te_fp8_quantize(te, &cast);
+    if (result != TE_OK && spec->found) te__found_forget(te);
+    return result;
 }
 
 static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
@@ -364,6 +372,41 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     y = te__quant_empty(x->te, x->dtype, x->ndim, x->shape, spec, spec->usage, false);
     if (y && te__quant_fill(y, x, spec, spec->usage, NULL) != TE_OK) y = NULL;
     return te__frame_return(x->te, y);
+}
+
+/* For what quantizes its own result: the memory of that, and a plain tensor of its value where the scale is not known beforehand. */
+typedef struct te__quant_out {
+    te_tensor *y, *plain; /* plain NULL: the codes are written at once */
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+} te__quant_out;
+
+/* Of this spec, delayed or current; y is NULL when that fails. */
+static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, const te__quant_spec *spec) {
+    te__quant_out out = TE_ZERO;
+    te__quant_copy *c;
+    out.y = te__quant_empty(te, nominal, ndim, shape, spec, spec->usage, false);
+    if (!out.y) return out;
+    if (spec->kind == TE_QUANT_DELAYED) {
+        c = out.y->quantized->row.data ? &out.y->quantized->row : &out.y->quantized->col;
+        out.scale = spec->scale;
+        out.scale_inv = c->scale;
+        out.amax = spec->amax;
+    } else {
+        out.amax = &te->found_amax;
+        out.plain = te_tensor_empty(te, nominal, ndim, shape);
+        if (!out.plain) out.y = NULL;
+    }
+    return out;
+}
+/* After its value, or its codes, have been written with `result`. */
+static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
+    te__quant_spec found = *spec;
+    if (!out->plain) return result;
+    found.found = true;
+    if (result == TE_OK) return te__quant_fill(out->y, out->plain, &found, spec->usage, NULL);
+    te__found_forget(out->y->te);
+    return result;
 }
 
 /* ---- reading back ---- */

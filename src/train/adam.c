@@ -385,11 +385,15 @@ static te_result te__adam_step(te_optimizer *opt) {
 }
 TE_API te_result te_optimizer_step(te_optimizer *opt) {
     te_result result;
+    bool entered;
     if (!opt) return TE_ERR_STATE;
     if (opt->te->error_code != TE_OK) return opt->te->error_code;
+    result = te__device_enter(opt->te, &entered);
+    if (result != TE_OK) return result;
     te__frame_begin(opt->te);
     result = te__adam_step(opt);
     te__frame_end(opt->te, NULL, 0);
+    te__device_leave(opt->te, entered);
     return result;
 }
 

@@ -478,7 +478,10 @@ static te__launch *begin_plan(te_ctx *te, te__plan *p) {
     return l;
 }
 static te_result run_plan(te_ctx *te, te__plan *p) {
-    te_result result = te__cuda_execute(te, p);
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result == TE_OK) result = te__cuda_execute(te, p);
+    te__cuda_leave(pushed);
     te__plan_end(p);
     return result;
 }

@@ -373,6 +373,62 @@ TE_TEST_DEVICES(bias_gradient) {
             }
 }
 
+/* Codes, amax and sums of a gradient that is rounded on its way are those of one that was stored in between. */
+TE_TEST_DEVICES(rounded_gradient) {
+    static const int64_t shapes[][2] = {{1, 1}, {3, 7}, {128, 64}, {300, 136}, {129, 264}, {0, 8}};
+    static const te_dtype formats[] = {TE_BF16, TE_F16, TE_F32};
+    for (int i = 0; i < COUNT(shapes); i++)
+        for (int j = 0; j < COUNT(formats); j++)
+            for (int bias = 0; bias < 2; bias++) {
+                act_case c;
+                te_act_bwd_args b;
+                float scale = 9, small = 0.125f;
+                memset(&c, 0, sizeof c);
+                memset(&b, 0, sizeof b);
+                c.m = shapes[i][0];
+                c.n = shapes[i][1];
+                c.act = (i + bias) % 2 ? TE_SILU : TE_SWIGLU;
+                c.x = formats[j];
+                c.y = TE_F8E5M2;
+                name_case(&c);
+                int64_t m = c.m, width = width_of(&c), ldc = (m + 15) / 16 * 16;
+                act_data d = make_data(&c);
+                float *want = (float *)test_alloc((size_t)width * 4);
+                b.x = test_tensor(te, c.x, SHAPE(m, width), d.x);
+                b.dy = test_tensor(te, c.x, SHAPE(m, c.n), d.dy);
+                b.dx = test_guarded(te, c.x, SHAPE(m, width));
+                b.activation = c.act;
+                te_act_bwd(te, &b); /* the rounded one, stored */
+                const float *dx = test_read(b.dx);
+                for (int64_t k = 0; k < width; k++) {
+                    double sum = 0;
+                    for (int64_t r = 0; r < m; r++) sum += dx[r * width + k];
+                    want[k] = (float)sum;
+                }
+                b.rounded = true;
+                if (bias) { /* sums alone, of floats too */
+                    b.dx = test_guarded(te, c.x, SHAPE(m, width));
+                    b.dbias = test_guarded(te, TE_F32, SHAPE(width));
+                    te_act_bwd(te, &b);
+                    CHECK_OK(te);
+                    CHECK_BYTES("dx", test_read(b.dx), dx, (size_t)(m * width) * 4);
+                    CHECK_CLOSE("dbias of floats", test_read(b.dbias), want, width, 1e-5, 1e-5); /* f32 sums in another order */
+                    b.dbias = test_guarded(te, TE_F32, SHAPE(width));
+                }
+                b.dx = test_guarded(te, c.y, SHAPE(m, width));
+                b.col = bias ? test_guarded(te, c.y, SHAPE(width, ldc)) : NULL;
+                b.scale = test_tensor(te, TE_F32, SHAPE(1), &scale);
+                b.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
+                b.amax = test_guarded_with(te, TE_F32, SHAPE(1), &small);
+                te_act_bwd(te, &b);
+                CHECK_OK(te);
+                CHECK_BYTES("codes", test_read_bytes(b.dx), codes_of(c.y, dx, m, width, width, scale), (size_t)(m * width));
+                if (b.col) CHECK_BYTES("codes, columns", test_read_bytes(b.col), codes_of(c.y, transposed(dx, m, width), width, m, ldc, scale), (size_t)(width * ldc));
+                if (bias) CHECK_CLOSE("dbias", test_read(b.dbias), want, width, 1e-5, 1e-5);
+                if (m > 0) CHECK(test_read(b.amax)[0] == amax_of(dx, m * width, small));
+            }
+}
+
 /* The amax of a float output is that of the numbers that were written. */
 TE_TEST_DEVICES(amax_of_floats) {
     static const te_dtype formats[] = {TE_F32, TE_BF16, TE_F16};

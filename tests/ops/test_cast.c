@@ -292,6 +292,82 @@ TE_TEST_DEVICES(quantize_current_in_steps) {
     CHECK(test_read(a.amax)[0] == 3 && test_read(a.scale_inv)[0] == 4 && ((uint8_t *)test_read_bytes(a.row))[0] == TEST_POISON);
 }
 
+/* An amax that is known beforehand gives what the cast would find itself, and is 0 afterwards. */
+TE_TEST_DEVICES(quantize_current_of_known_amax) {
+    static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {127, 129}, {128, 128}, {16, 4096}, {0, 7}, {7, 0}, {1000, 1536}};
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int f = 0; f < 2; f++)
+            for (int copies = 1; copies < 4; copies++) {
+                int64_t m = shapes[s][0], n = shapes[s][1];
+                te_fp8_quantize_args a = {0}, b;
+                te_amax_args amax = {0};
+                te_tensor *found = te_tensor_zeros(te, TE_F32, SHAPE(2));
+                test_case("[%d, %d] %s copies %d", (int)m, (int)n, te_dtype_name(formats[f]), copies);
+                a.x = amax.x = input(te, s % 2 ? TE_BF16 : TE_F32, m, n, test_normal(m * n, (uint64_t)s + 3), s % 3 == 0);
+                a.current = true;
+                a.power_of_two = copies == 2;
+                b = a;
+                a.row = copies & 1 ? test_guarded(te, formats[f], SHAPE(m, (n + 15) / 16 * 16)) : NULL;
+                b.row = copies & 1 ? test_guarded(te, formats[f], SHAPE(m, (n + 15) / 16 * 16)) : NULL;
+                a.col = copies & 2 ? test_guarded(te, formats[f], SHAPE(n, (m + 15) / 16 * 16)) : NULL;
+                b.col = copies & 2 ? test_guarded(te, formats[f], SHAPE(n, (m + 15) / 16 * 16)) : NULL;
+                a.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
+                b.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
+                a.amax = scalar_out(te, 1e30f);
+                b.amax = scalar_out(te, 1e30f);
+                amax.amax = te_tensor_wrap(te, TE_F32, SHAPE(1), te_tensor_data(found), NULL, NULL);
+                b.x_amax = found;
+                te_fp8_quantize(te, &a);
+                te_amax(te, &amax);
+                te_fp8_quantize(te, &b);
+                REQUIRE_OK(te);
+                CHECK_EQ_INT(bits_of(b.scale_inv), bits_of(a.scale_inv));
+                CHECK_EQ_INT(bits_of(b.amax), bits_of(a.amax));
+                if (a.row) CHECK_BYTES("row", test_read_bytes(b.row), test_read_bytes(a.row), te_tensor_bytes(a.row));
+                if (a.col) CHECK_BYTES("col", test_read_bytes(b.col), test_read_bytes(a.col), te_tensor_bytes(a.col));
+                CHECK(test_read(found)[0] == 0 && ((uint32_t *)test_read_bytes(found))[1] == 0);
+            }
+}
+
+/* The sums of x's columns beside the codes, which stay what they are; the same bits each time. */
+TE_TEST_DEVICES(quantize_with_bias_gradient) {
+    static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {127, 129}, {128, 64}, {1000, 264}, {0, 7}, {7, 0}, {16, 4096}};
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int mode = 0; mode < 6; mode++) { /* scale given, made here, made of a known amax; one copy, or two */
+            int64_t m = shapes[s][0], n = shapes[s][1], ld = (n + 15) / 16 * 16, ldc = (m + 15) / 16 * 16;
+            te_dtype dtype = floats[(s + mode) % 3];
+            te_fp8_quantize_args a = {0}, b;
+            float found[2] = {3, 0};
+            test_case("%s [%d, %d] mode %d", te_dtype_name(dtype), (int)m, (int)n, mode);
+            const float *values = test_normal(m * n, (uint64_t)s + 31), *x = test_rounded(dtype, values, m * n);
+            float *want = (float *)test_alloc((size_t)n * 4 + 1), *first = NULL;
+            for (int64_t j = 0; j < n; j++) {
+                double sum = 0;
+                for (int64_t i = 0; i < m; i++) sum += x[i * n + j];
+                want[j] = (float)sum;
+            }
+            a.x = input(te, dtype, m, n, values, s % 2);
+            a.current = mode % 3 != 0;
+            if (!a.current) a.scale = scalar(te, 3);
+            b = a;
+            for (int again = 0; again < 3; again++) {
+                te_fp8_quantize_args *q = again ? &b : &a; /* once without, twice with the sums */
+                q->row = mode < 3 ? NULL : test_guarded(te, TE_F8E5M2, SHAPE(m, ld));
+                q->col = test_guarded(te, TE_F8E5M2, SHAPE(n, ldc));
+                if (mode % 3 == 2) q->x_amax = te_tensor_from_host(te, TE_F32, SHAPE(2), found);
+                if (again) q->dbias = test_guarded(te, TE_F32, SHAPE(n));
+                te_fp8_quantize(te, q);
+                REQUIRE_OK(te);
+                if (!again) continue;
+                CHECK_CLOSE("dbias", test_read(b.dbias), want, n, 1e-5, 3e-5); /* f32 sums of up to 1000 numbers of size 1 */
+                if (again == 1) first = test_read(b.dbias);
+                else CHECK_BYTES("dbias again", test_read(b.dbias), first, (size_t)n * 4);
+                CHECK_BYTES("col", test_read_bytes(b.col), test_read_bytes(a.col), (size_t)(n * ldc));
+                if (b.row) CHECK_BYTES("row", test_read_bytes(b.row), test_read_bytes(a.row), (size_t)(m * ld));
+            }
+        }
+}
+
 /* ---- every bf16 number ---- */
 
 TE_TEST_DEVICES(quantize_every_bf16) {
@@ -797,8 +873,28 @@ TE_TEST(cast_errors) {
     a.current = true;
     te_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "scale is given, and with `current` the scale comes from x");
-    a.current = false;
     a.scale = NULL;
+    a.x_amax = one;
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "x_amax is [1], not [2]");
+    a.x_amax = te_tensor_zeros(te, TE_F32, SHAPE(2));
+    a.noop = one;
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "x_amax with noop");
+    a.x_amax = NULL;
+    a.dbias = te_tensor_zeros(te, TE_F32, SHAPE(6));
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "dbias with noop");
+    a.noop = NULL;
+    a.dbias = one;
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "dbias is [1]; 6 elements are needed");
+    a.dbias = NULL;
+    a.x_amax = te_tensor_zeros(te, TE_F32, SHAPE(2));
+    a.current = false;
+    te_fp8_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "x_amax belongs to `current`");
+    a.x_amax = NULL;
     te_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "scale is NULL");
 

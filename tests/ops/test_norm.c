@@ -434,6 +434,19 @@ TE_TEST_DEVICES(amax_of_the_output) {
                 CHECK_OK(te);
                 CHECK_BYTES("y_amax", test_read(f.y_amax), test_read(read.amax), 4);
             }
+            float largest = test_read(read.amax)[0], start[2];
+            start[0] = 0;
+            start[1] = 2;
+            f.y_amax = NULL;
+            for (int again = 0; again < 2; again++) { /* amax goes on from where it stands */
+                f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &start[again]);
+                if (c.layernorm)
+                    te_layernorm_fwd(te, &f);
+                else
+                    te_rmsnorm_fwd(te, &f);
+                CHECK_OK(te);
+                CHECK(test_read(f.amax)[0] == fmaxf(largest, start[again]));
+            }
         }
 }
 
@@ -570,6 +583,10 @@ TE_TEST_DEVICES(complaints) {
     te_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "y is i32");
     f.y = x;
+    f.amax = f.y_amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    te_layernorm_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_INVALID, "amax and y_amax; one of them is possible");
+    f.amax = f.y_amax = NULL;
     f.eps = -1;
     te_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "eps is -1");

@@ -98,6 +98,7 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
 static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
     float dy[TE__ACT_RUN];
     int64_t at = row * (j->gated ? 2 * j->n : j->n) + first;
+    int h;
     if (count <= 0) return;
     te__load_row(te__data(j->x), j->x->dtype, at, count, v[0]);
     if (j->gated) te__load_row(te__data(j->x), j->x->dtype, at + j->n, count, v[1]);
@@ -106,6 +107,10 @@ static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_
     } else {
         te__load_row(te__data(j->bwd->dy), j->bwd->dy->dtype, row * j->n + first, count, dy);
         te__act_slopes(j, dy, count, v[0], v[1]);
+        for (h = 0; j->bwd->rounded && h <= (j->gated ? 1 : 0); h++) {
+            te__store_row(dy, j->x->dtype, 0, count, v[h]); /* its room suffices for every float format */
+            te__load_row(dy, j->x->dtype, 0, count, v[h]);
+        }
     }
 }
 

@@ -84,7 +84,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
     float *partial = NULL;
     if (n == 0) return TE_OK;
     any = te__max(m, ldc) > 0;
-    tiled = a->col || a->dbias || ld != width;
+    tiled = a->col || a->dbias || ld != width || (a->rounded && dx->dtype != a->x->dtype);
     if (!gated && !tiled) {
         n *= m;
         m = 1;
@@ -123,7 +123,9 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
             te__launch_option(l, "DX_DT", k->dx_dt);
         }
         k->divisor = te__act_divisor_of(n, m * n);
+        k->rounded = a->rounded && a->x->dtype != TE_F32 && (partial || dx->dtype != a->x->dtype);
         if (tiled) te__launch_option(l, "BIAS", partial != NULL);
+        if (tiled) te__launch_option(l, "ROUNDED", k->rounded);
         if (tiled) k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld - width + n));
         else te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
     }

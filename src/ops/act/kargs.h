@@ -36,6 +36,7 @@ typedef struct te__act_bwd_kargs {
     te__act_divisor divisor; /* of act_bwd with options: by n */
     float limit, alpha;
     int dy_dt, x_dt, dx_dt, act;
+    int rounded;    /* of act_bwd_tile: dx is rounded to x's format first */
     int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */
     int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */
     int vector_col; /* rows of col start at multiples of 16 bytes */

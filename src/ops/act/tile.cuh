@@ -81,29 +81,3 @@ TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
     largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))); // not negative: they order like their bits
     if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);
 }
-
-// Lanes that differ in one bit share 2n sums; each keeps n, the upper ones where its bit is set.
-template <int n> TE_DEV void te_act_add_halves(float *v, int lane_bit) {
-    bool upper = threadIdx.x & lane_bit;
-#pragma unroll
-    for (int i = 0; i < n; i++) {
-        float other = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + n], lane_bit);
-        v[i] = (upper ? v[i + n] : v[i]) + other;
-    }
-}
-// The sums of the tile's columns, from each thread's sums of its rows; sums: 8 x 64 floats of shared memory. Writes those before `cols`.
-TE_DEV void te_act_column_sums(float v[8], float *sums, float *to, te_i64 cols) {
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    te_act_add_halves<4>(v, 16);
-    te_act_add_halves<2>(v, 8);
-    int column = (lane & 7) * 8 + (lane >> 4) * 4 + (lane >> 3 & 1) * 2;
-    *(float2 *)(sums + warp * TE_TILE_COLUMNS + column) = make_float2(v[0], v[1]);
-    __syncthreads();
-    if (threadIdx.x < TE_TILE_COLUMNS && threadIdx.x < cols) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < 8; w++) sum += sums[w * TE_TILE_COLUMNS + threadIdx.x];
-        to[threadIdx.x] = sum;
-    }
-    __syncthreads();
-}

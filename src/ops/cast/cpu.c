@@ -170,7 +170,10 @@ static void te__quantize_parts(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a) {
     te__quantize_job j;
     float *amax = (float *)te__data(a->amax), *scale_inv = (float *)te__data(a->scale_inv);
+    te_column_sum_args sum = TE_ZERO;
     if (te__noop_is_up(a->noop)) return TE_OK;
+    sum.x = a->x;
+    sum.out = a->dbias;
     j.a = a;
     j.m = te__rows(a->x);
     j.n = te__cols(a->x);
@@ -180,7 +183,8 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a)
     j.tiles_n = te__div_up(te__max(j.n, j.ld), TE__CAST_TILE);
     j.format = a->row ? a->row->dtype : a->col->dtype;
     if (a->current) {
-        float largest = te__amax_whole(te, a->x, 0.0f);
+        float *found = (float *)te__data(a->x_amax), largest = found ? found[0] : te__amax_whole(te, a->x, 0.0f);
+        if (found) found[0] = found[1] = 0.0f;
         j.scale = te__block_scale(largest, te_dtype_max(j.format), a->epsilon, FLT_MAX, a->power_of_two);
         if (amax) *amax = largest;
     } else {
@@ -191,7 +195,7 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a)
     te__parallel_for(te, j.parts, j.parts < TE__COUNT(j.part) ? 4 : 1, te__quantize_parts, &j);
     if (j.amax) *amax = te__amax_of(j.part, j.parts, *amax);
     if (scale_inv) *scale_inv = te__rcp_f32(j.scale);
-    return TE_OK;
+    return a->dbias ? te__cpu_column_sum(te, &sum) : TE_OK;
 }
 
 /* ---- dequantize, transpose ---- */

@@ -102,13 +102,18 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     te__launch *l = te__plan_launch(p, "cast", "fp8_quantize");
     te__fp8_quantize_kargs *k = TE__KARGS(p, l, te__fp8_quantize_kargs);
     int64_t tiles_m = te__cast_tiles_m(a), tiles_n = te__cast_tiles_n(a), tiles = tiles_m * tiles_n;
-    int64_t blocks = a->current ? te__min(tiles, te__plan_resident(p, 256, 9 * 1024, TE__CAST_RESIDENT)) : tiles;
-    if (a->current) {
+    bool twice = a->current && !a->x_amax; /* x is read twice */
+    int64_t blocks = twice ? te__min(tiles, te__plan_resident(p, 256, 9 * 1024, TE__CAST_RESIDENT)) : tiles;
+    if (twice) {
         k->partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
         k->counter = te__plan_counter(p);
         l->cooperative = true;
     }
-    k->current = a->current;
+    k->m = te__rows(a->x);
+    k->n = te__cols(a->x);
+    if (a->dbias && k->n > 0 && !p->baseline) k->sums = (float *)te__plan_workspace(p, tiles_m * k->n * (int64_t)sizeof(float));
+    k->current = twice;
+    k->x_amax = (unsigned long long *)te__data(a->x_amax);
     k->tiles = (unsigned)tiles;
     k->epsilon = a->epsilon;
     k->power_of_two = a->power_of_two;
@@ -119,8 +124,6 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     k->scale_inv = (float *)te__data(a->scale_inv);
     k->amax = (float *)te__data(a->amax);
     k->noop = (const float *)te__data(a->noop);
-    k->m = te__rows(a->x);
-    k->n = te__cols(a->x);
     k->ld = a->row ? te__cols(a->row) : 0;
     k->ldc = a->col ? te__cols(a->col) : 0;
     k->x_dt = a->x->dtype;
@@ -133,9 +136,12 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "CURRENT", k->current);
+    te__launch_option(l, "BIAS", k->sums != NULL);
     te__launch_size(l, blocks, 1, 1, 256, 0);
+    if (k->sums) te__plan_column_sum(p, k->sums, TE_F32, te__div_up(k->m, 128), k->n, a->dbias, false); /* without rows: zeros */
+    else if (a->dbias) te__plan_column_sum(p, k->x, a->x->dtype, k->m, k->n, a->dbias, false);
     p->native = p->sm >= 89;
-    if (a->current)
+    if (twice)
         te__plan_why(p, p->native ? "amax and cast in one launch; cvt instructions" : "amax and cast in one launch; FP8 rounding in integer arithmetic, exactly");
     else
         te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");

@@ -48,10 +48,12 @@ typedef struct te__fp8_quantize_kargs {
     const float *noop;
     float *partial;    /* [blocks], if `current`: maxima */
     unsigned *counter; /* of te_grid_wait, if `current` */
+    float *sums;       /* [tiles along m, n]: of each tile's columns, or NULL */
+    unsigned long long *x_amax; /* [1], or NULL: the lower half is the amax of x, the upper one counts the blocks that know it */
     long long m, n, ld, ldc;
     unsigned tiles, tiles_n; /* in all, along n */
     float fp8_max, epsilon;  /* of the scale made here */
-    int current;             /* the scale is made here, of x */
+    int current;             /* the scale is made here, of x, which is read twice */
     int power_of_two;
     int x_dt, y_dt;
     int vector_x;   /* rows of x start at multiples of 16 bytes */

@@ -123,6 +123,13 @@ static te_result te__cast_check_codes(te_ctx *te, const char *op, const char *na
                         (long long)rows, (long long)cols);
     return TE_OK;
 }
+/* The largest of x from its producer, and a count of the blocks that have read it: one word of eight bytes. */
+static te_result te__cast_check_x_amax(te_ctx *te, const te_fp8_quantize_args *a) {
+    if (!a->current || a->noop)
+        return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax %s", a->current ? "with noop: what is not done would leave it as it is" : "belongs to `current`");
+    if ((uintptr_t)te__data(a->x_amax) % 8) return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax is not at a multiple of 8 bytes");
+    return te__cast_check_f32(te, "fp8_quantize", "x_amax", a->x_amax, 2, false);
+}
 static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
     te_result result = te__cast_check_float(te, "fp8_quantize", "x", a->x);
     if (result != TE_OK) return result;
@@ -134,15 +141,20 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
                           te_dtype_name(a->col->dtype));
     if (result == TE_OK && a->current && a->scale)
         result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: scale is given, and with `current` the scale comes from x; leave it NULL");
+    if (result == TE_OK && a->x_amax) result = te__cast_check_x_amax(te, a);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale", a->scale, 1, a->current);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale_inv", a->scale_inv, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "amax", a->amax, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "noop", a->noop, 1, true);
+    if (result == TE_OK && a->dbias) result = te__want_vector(te, "fp8_quantize", "dbias", a->dbias, te__cols(a->x));
+    if (result == TE_OK && a->dbias && a->noop) result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_column_sum");
     if (result != TE_OK) return result;
     te__touch(a->row);
     te__touch(a->col);
     te__touch(a->scale_inv);
     te__touch(a->amax);
+    te__touch(a->x_amax);
+    te__touch(a->dbias);
     return TE_OK;
 }
 

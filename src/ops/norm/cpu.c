@@ -53,7 +53,7 @@ typedef struct te__norm_fwd_job {
     bool layernorm;
     int64_t n, ld;
     const float *gamma, *beta;
-    float scale, *amax; /* of each row, of the f32 result or, for y_amax, of y as it is stored; or NULL */
+    float scale, *amax; /* of each row, of the f32 result or, for a float y, of y as it is stored; or NULL */
 } te__norm_fwd_job;
 
 static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
@@ -90,7 +90,7 @@ static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
             for (k = 0; k < count; k++) run[k] *= job->scale;
         }
         te__store_row(y, a->y->dtype, row * job->ld + i, count, run);
-        if (a->y_amax) {
+        if (a->y_amax || (a->amax && !a->scale)) {
             te__load_row(y, a->y->dtype, row * job->ld + i, count, run);
             for (k = 0; k < count; k++) amax = fabsf(run[k]) > amax ? fabsf(run[k]) : amax;
         }
@@ -179,6 +179,10 @@ static void te__norm_bwd_row(const te__norm_bwd_job *job, int64_t row) {
         te__norm_bwd_load(job, row, i, count, xhat, g);
         for (k = 0; k < count; k++) g[k] = rstd * (g[k] * job->gamma[i + k] - c2 - c1 * xhat[k]);
         if (a->add) {
+            if (a->rounded) { /* there and back: dx may be add */
+                te__store_row(add, a->dx->dtype, 0, count, g);
+                te__load_row(add, a->dx->dtype, 0, count, g);
+            }
             te__load_row(te__data(a->add), a->add->dtype, row * n + i, count, add);
             for (k = 0; k < count; k++) g[k] += add[k];
         }

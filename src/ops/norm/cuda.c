@@ -61,7 +61,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         if (in_registers) {
             /* Warps that run at once on a multiprocessor; a row of more than 8,192 elements wants two blocks there. */
             bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
-            bool packed = quantized || a->y_amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
+            bool packed = quantized || k->amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
             int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;
             te__launch_option(l, "CHUNKS", t.chunks);
             te__launch_option(l, "WARPS", t.warps);
@@ -169,6 +169,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->dx_dt = a->dx->dtype;
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
+        k->rounded = a->rounded;
         if (fast) {
             te__launch_option(l, "CHUNKS", t.row.chunks);
             te__launch_option(l, "WARPS", t.row.warps);

@@ -43,6 +43,7 @@ typedef struct te__norm_bwd_kargs {
     long long m, n;
     int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
     int layernorm, zero_centered;
+    int rounded; /* dx is rounded to its format before add is added */
     unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */
     te__norm_bwd_sum_kargs sum;
 } te__norm_bwd_kargs;

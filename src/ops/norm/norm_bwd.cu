@@ -2,6 +2,7 @@
 //
 //   xhat = (x - mean) * rstd,  g = dy * gamma'
 //   dx = rstd * (g - mean(g xhat) * xhat - mean(g)) + add          RMSNorm: without mean(g)
+//   rounded: what stands before + add is rounded to dx's format; dx may be add
 //   dgamma = sum over rows of dy xhat,  dbeta = sum over rows of dy
 //
 //   a block works on GROUPS rows at once, in step with all others; its sums over rows become one row of `partial`:
@@ -34,6 +35,13 @@
 // te:row CHUNKS=2 WARPS=1 FULL=0 GROUPS=16 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
 #include "device/raw8.cuh"
 #include "ops/norm/norm_parts.cuh"
+
+// What comes back of v when it is stored, if that is asked for.
+TE_DEV float te_norm_stored(float v, int rounded, int dt) {
+    if (rounded && dt == TE_BF16) return te_bf16_to_f32(te_f32_to_bf16(v));
+    if (rounded && dt == TE_F16) return te_f16_to_f32(te_f32_to_f16(v));
+    return v;
+}
 
 #ifdef CHUNKS
 
@@ -183,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(co
                 if (LAYERNORM) d -= mean, dbeta[j] += v;
                 dgamma[j] = fmaf(v * rstd, d, dgamma[j]);
                 dx[j] = fmaf(-c1, d, LAYERNORM ? fmaf(v * gamma[c][j], rstd, -c2) : v * gamma[c][j] * rstd);
-                if (ADD) dx[j] += te_raw8_get(add, j);
+                if (ADD) dx[j] = te_norm_stored(dx[j], a.rounded, X_DT) + te_raw8_get(add, j);
             }
             te_store8(to + c * THREADS * 8 * te_size<X_DT>, 0, X_DT, dx);
             sums.put(0, c, dgamma);
@@ -269,7 +277,8 @@ extern "C" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_const
             float dy = te_load(a.dy, row * a.n + i, a.dy_dt);
             float g = dy * (te_load(a.gamma, i, a.gamma_dt) + centre);
             float add = a.add ? te_load(a.add, row * a.n + i, a.add_dt) : 0.0f;
-            te_store(a.dx, row * a.n + i, a.dx_dt, fmaf(rstd, fmaf(-c1, xhat, g - c2), add));
+            float dx = fmaf(-c1, xhat, g - c2);
+            te_store(a.dx, row * a.n + i, a.dx_dt, a.rounded ? te_norm_stored(fmaf(rstd, dx, 0.0f), 1, a.dx_dt) + add : fmaf(rstd, dx, add));
             if (a.partial) {
                 dgamma[i] += dy * xhat;
                 if (a.layernorm) dgamma[a.n + i] += dy;

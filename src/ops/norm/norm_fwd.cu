@@ -44,8 +44,10 @@ TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {
 }
 // What was the largest |y| when the block began, of all that had ended: most blocks have nothing to add to it in the end.
 TE_DEV float te_norm_known(const te__norm_fwd_kargs &a) { return a.amax ? *(volatile float *)a.amax : 0.0f; }
-TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, float known) {
+TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, float known, int y_dt) {
     largest = te_warp_max(largest);
+    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is stored
+    if (y_dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));
     if (a.amax && (threadIdx.x & 31) == 0 && largest > known) te_atomic_amax(a.amax, largest);
 }
 
@@ -158,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_f
         const float zeros[8] = {};
         for (te_i64 v = vectors + t; v < a.ld >> 3; v += THREADS) te_store8(a.y, row * a.ld + 8 * v, Y_DT, zeros);
     }
-    if (AMAX) te_norm_finish(a, largest, known);
+    if (AMAX) te_norm_finish(a, largest, known, Y_DT);
 }
 
 #else
@@ -195,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(512) te_norm_fwd(const __grid_const
             te_store(a.y, row * a.ld + i, a.y_dt, a.scale ? y * scale : y);
         }
     }
-    te_norm_finish(a, largest, known);
+    te_norm_finish(a, largest, known, a.y_dt);
 }
 
 #endif

@@ -2,6 +2,7 @@
 
 static te_result te__check_norm_amax(te_ctx *te, const char *op, const te_norm_fwd_args *a) {
     if (te__is_fp8(a->y->dtype)) return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
+    if (a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);
     return te__want_f32(te, op, "y_amax", a->y_amax, 1);
 }
 static te_result te__check_norm_col(te_ctx *te, const char *op, const te_norm_fwd_args *a, int64_t m, int64_t n) {
@@ -55,7 +56,11 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
     if (r == TE_OK && a->dbeta) r = te__want_vector(te, op, "dbeta", a->dbeta, n);
     if (r == TE_OK && layernorm) r = te__want_f32(te, op, "mean", a->mean, m);
     if (r == TE_OK) r = te__want_f32(te, op, "rstd", a->rstd, m);
-    return r;
+    if (r != TE_OK) return r;
+    te__touch(a->dx);
+    te__touch(a->dgamma);
+    te__touch(a->dbeta);
+    return TE_OK;
 }
 
 /* y_col as cast's transpose sees it. */

@@ -74,6 +74,13 @@ template <int DT, int N> TE_DEV void te_raw8_seal(te_raw8<DT> (&r)[N]) {
         for (int j = 0; j < (DT == TE_F32 ? 8 : 4); j++) asm volatile("" : "+r"(r[i].w[j]));
 }
 
+// From shared memory, at a multiple of 16; 16-bit formats.
+template <int DT> TE_DEV te_raw8<DT> te_raw8_shared(te_u32 at) {
+    te_raw8<DT> r;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.w[0]), "=r"(r.w[1]), "=r"(r.w[2]), "=r"(r.w[3]) : "r"(at) : "memory");
+    return r;
+}
+
 // A queue of pieces of rows in shared memory, in which every thread finds again what it fetched itself, so that no barrier is needed:
 // slot s has PIECES of them for each of THREADS threads, 16 bytes of neighbouring threads next to each other.
 template <int DT, int PIECES, int THREADS> struct te_raw8_queue {

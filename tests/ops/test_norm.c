@@ -478,6 +478,57 @@ TE_TEST_DEVICES(odd_values) {
         }
 }
 
+/* ---- many rows ---- */
+
+/* A row's bits are its own: as many rows as take norm_fwd_queue, all at once and by parts that do not. Of LayerNorm's rows some have a mean that is
+ * larger than the spread, some have not. */
+static void check_parts(te_ctx *te, int64_t m, int64_t n, te_dtype dtype, bool layernorm) {
+    enum { PART = 600 };
+    te_norm_fwd_args f, part;
+    te_tensor *x;
+    te_result (*op)(te_ctx *, const te_norm_fwd_args *) = layernorm ? te_layernorm_fwd : te_rmsnorm_fwd;
+    float zero = 0, scale = 9.1f;
+    test_case("%s %lldx%lld to %s", layernorm ? "layernorm" : "rmsnorm", (long long)m, (long long)n, te_dtype_name(dtype));
+    te_scope_begin(te);
+    memset(&f, 0, sizeof f);
+    f.x = x = te_tensor_normal(te, TE_BF16, SHAPE(m, n), layernorm ? 1.0f : 0.0f, 1);
+    f.gamma = te_tensor_normal(te, TE_BF16, SHAPE(n), 1, 0.2f);
+    if (layernorm) f.beta = te_tensor_normal(te, TE_BF16, SHAPE(n), 0, 1);
+    if (dtype == TE_F8E4M3) f.scale = test_tensor(te, TE_F32, SHAPE(1), &scale);
+    part = f;
+    for (int again = 0; again < 2; again++) {
+        f.y = test_guarded(te, dtype, SHAPE(m, n));
+        f.rstd = test_guarded(te, TE_F32, SHAPE(m));
+        if (layernorm) f.mean = test_guarded(te, TE_F32, SHAPE(m));
+        if (f.scale) f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
+        op(te, &f);
+        CHECK_OK(te);
+    }
+    size_t size = te_tensor_bytes(f.y) / (size_t)m;
+    const uint8_t *y = (const uint8_t *)test_read_bytes(f.y);
+    const float *rstd = test_read(f.rstd), *mean = layernorm ? test_read(f.mean) : NULL;
+    if (f.scale) part.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
+    for (int64_t first = 0; first < m; first += PART) {
+        int64_t rows = m - first < PART ? m - first : PART;
+        part.x = te_tensor_narrow(x, 0, first, rows);
+        part.y = test_guarded(te, dtype, SHAPE(rows, n));
+        part.rstd = test_guarded(te, TE_F32, SHAPE(rows));
+        if (layernorm) part.mean = test_guarded(te, TE_F32, SHAPE(rows));
+        op(te, &part);
+        CHECK_OK(te);
+        CHECK_BYTES("y", y + (size_t)first * size, test_read_bytes(part.y), (size_t)rows * size);
+        CHECK_BYTES("rstd", rstd + first, test_read(part.rstd), (size_t)rows * 4);
+        if (layernorm) CHECK_BYTES("mean", mean + first, test_read(part.mean), (size_t)rows * 4);
+    }
+    if (f.scale) CHECK_BYTES("amax", test_read(f.amax), test_read(part.amax), 4);
+    te_scope_end(te);
+}
+TE_TEST_DEVICES(many_rows) {
+    static const int64_t sizes[][2] = {{4101, 4096}, {2049, 8192}, {8203, 2048}, {3300, 5120}};
+    for (int i = 0; i < COUNT(sizes); i++)
+        for (int k = 0; k < 4; k++) check_parts(te, te_ctx_is_cuda(te) ? sizes[i][0] : 700, sizes[i][1], k & 1 ? TE_F8E4M3 : TE_BF16, k & 2);
+}
+
 /* ---- habits ---- */
 
 /* The same bits again, and on the CPU whatever the number of threads. */

@@ -26,18 +26,43 @@ static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     return t;
 }
 
+/* Shared memory that one block may have, in bytes (CUDA programming guide, technical specifications). */
+static int64_t te__norm_shared_limit(int sm) { return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024; }
+
+/* Is it norm_fwd_queue's? 32 MB of x and more, rows of 4 to 16 KB: a row of more would have a multiprocessor for itself. Which of the two
+ * kernels it is changes no bit. */
+static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
+    return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 && m <= 1 << 30 && m * n >= 16 << 20;
+}
+static void te__norm_plan_queue(te__plan *p, te__launch *l, te__norm_fwd_kargs *k, te__norm_tiling t) {
+    enum { STAGES = 4 };
+    int64_t row = t.warps * 32 * t.chunks * 16, units, blocks, resident = 16 / t.warps;
+    k->unit = (int)te__max(1, 16 * 1024 / row);
+    units = te__div_up(k->m, k->unit);
+    blocks = te__min(units, resident * te__max(p->num_sms, 1));
+    k->own = (int)te__div_up(STAGES, k->unit);
+    k->questions = (int)te__max(0, units - (k->own - 1) * blocks);
+    k->counter = te__plan_counter(p);
+    te__launch_option(l, "CHUNKS", t.chunks);
+    te__launch_option(l, "WARPS", t.warps);
+    te__launch_option(l, "RESIDENT", (int)resident);
+    te__launch_option(l, "STAGES", STAGES);
+    te__launch_size(l, blocks, 1, 1, t.warps * 32, STAGES * row);
+}
+
 static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, bool layernorm) {
     int64_t m = te__rows(a->x), n = te__cols(a->x), ld = te__cols(a->y);
     te__norm_tiling t = te__norm_tile(n / 8, 4);
     te__launch *l;
     te__norm_fwd_kargs *k;
-    bool in_registers;
+    bool in_registers, queued;
     if (t.warps == 0) t = te__norm_tile(n / 8, 8);
     in_registers = !p->baseline && t.warps > 0 && n % 8 == 0 && ld % 8 == 0 && m < INT_MAX && (!a->beta || a->beta->dtype == a->gamma->dtype) &&
                    te__is_aligned(a->x, 16) && te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
                    te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
+    queued = in_registers && t.full && ld == n && te__norm_wants_queue(p, m, n, t, a->x->dtype);
     if (m > 0 && n > 0) {
-        l = te__plan_launch(p, "norm", "norm_fwd");
+        l = te__plan_launch(p, "norm", queued ? "norm_fwd_queue" : "norm_fwd");
         k = TE__KARGS(p, l, te__norm_fwd_kargs);
         k->x = te__data(a->x);
         k->gamma = te__data(a->gamma);
@@ -58,7 +83,9 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         k->y_dt = a->y->dtype;
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
-        if (in_registers) {
+        if (queued) {
+            te__norm_plan_queue(p, l, k, t);
+        } else if (in_registers) {
             /* Warps that run at once on a multiprocessor; a row of more than 8,192 elements wants two blocks there. */
             bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
             bool packed = quantized || k->amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
@@ -68,15 +95,17 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
             te__launch_option(l, "FULL", full);
             te__launch_option(l, "RESIDENT", tuned ? (packed ? 36 : 24) / warps : 1);
             te__launch_option(l, "PACKED", tuned && packed);
+            te__launch_size(l, te__div_up(m, rows), 1, 1, warps * 32, 0);
+        } else {
+            te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__norm_threads(n), 0);
+        }
+        if (in_registers) {
             te__launch_option(l, "AMAX", k->amax != NULL);
             te__launch_option(l, "ZERO_CENTERED", a->zero_centered_gamma);
             te__launch_option(l, "LAYERNORM", layernorm);
             te__launch_option(l, "X_DT", a->x->dtype);
             te__launch_option(l, "W_DT", a->gamma->dtype);
             te__launch_option(l, "Y_DT", a->y->dtype);
-            te__launch_size(l, te__div_up(m, rows), 1, 1, warps * 32, 0);
-        } else {
-            te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__norm_threads(n), 0);
         }
     }
     if (a->y_amax) {
@@ -91,12 +120,11 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         te_transpose_args turn = te__norm_transpose_args(a);
         te__cuda_plan_transpose(p, &turn);
     }
-    te__plan_why(p, in_registers ? "rows in registers" : "general: a block reads its row once for each pass");
+    te__plan_why(p, queued         ? "rows in registers; each goes to the block that is ready first"
+                    : in_registers ? "rows in registers"
+                                   : "general: a block reads its row once for each pass");
     return p->result;
 }
-
-/* Shared memory that one block may have, in bytes (CUDA programming guide, technical specifications). */
-static int64_t te__norm_shared_limit(int sm) { return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024; }
 
 /* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES on their way, the sums over rows in registers or not. */
 typedef struct te__norm_bwd_tiling {

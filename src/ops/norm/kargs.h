@@ -15,6 +15,11 @@ typedef struct te__norm_fwd_kargs {
     int x_dt, gamma_dt, beta_dt, y_dt;
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
+    /* norm_fwd_queue: */
+    int unit;          /* neighbouring rows that a block takes at once */
+    int own;           /* units that a block has by its number */
+    int questions;     /* how often the counter is asked for others */
+    unsigned *counter; /* 0 between kernels */
 } te__norm_fwd_kargs;
 
 /* The end of y_amax. */

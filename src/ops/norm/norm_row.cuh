@@ -1,0 +1,106 @@
+// ops/norm/norm_row.cuh: what the forward kernels of LayerNorm and RMSNorm share. Knows te__norm_fwd_kargs and their options; must not know how rows
+// come. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:
+//
+//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          T = 32 WARPS, vectors of 8, V <= T * CHUNKS; FULL: V = T * CHUNKS
+//       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
+//
+// Sums of x and x^2 take one pass and one barrier. Where the mean is larger than the spread, the difference that makes the variance has lost
+// digits: then a second pass takes what is left of the elements without the mean.
+#pragma once
+#include "device/raw8.cuh"
+#include "ops/norm/kargs.h"
+
+TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {
+    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);
+}
+// Most warps have nothing to add to the largest |y| of all that ended before.
+TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {
+    largest = te_warp_max(largest);
+    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is stored
+    if (y_dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));
+    if (a.amax && (threadIdx.x & 31) == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);
+}
+
+#ifdef CHUNKS
+#define THREADS (WARPS * 32) /* of a row */
+constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;
+constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;
+
+// What the warps of a row tell each other. Two rows in turn, so that nobody overwrites what others still read.
+struct __align__(16) te_norm_scratch {
+    float sums[2][2][WARPS], again[2][WARPS];
+};
+
+struct te_norm_row {
+    te_raw8<X_DT> x[CHUNKS];
+    float mean, rstd, rest; // xhat = x rstd + rest
+
+    // A thread's share of the sums of x - shift and of its square.
+    TE_DEV float2 share(int t, int vectors, float shift) const {
+        float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            if (!FULL && t + c * THREADS >= vectors) continue;
+            float2 part = make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float d = te_raw8_get(x[c], j) - shift;
+                if (LAYERNORM) part.x += d;
+                part.y = fmaf(d, d, part.y);
+            }
+            sum.x += part.x, sum.y += part.y;
+        }
+        return sum;
+    }
+    // Both sums over the row, in the order of the warps.
+    static TE_DEV float2 add(float2 v, float (&scratch)[2][WARPS]) {
+        int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+        if (LAYERNORM) v = te_warp_sum2(v);
+        else v.y = te_warp_sum(v.y);
+        if (WARPS == 1) return v;
+        if (lane == 0) {
+            if (LAYERNORM) scratch[0][warp] = v.x;
+            scratch[1][warp] = v.y;
+        }
+        __syncthreads();
+        v = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            if (LAYERNORM) v.x += scratch[0][w];
+            v.y += scratch[1][w];
+        }
+        return v;
+    }
+    // From both sums over the row, of x itself.
+    TE_DEV void finish(float2 sum, int t, int vectors, float one_nth, float eps, te_norm_scratch &scratch) {
+        float variance = sum.y * one_nth;
+        mean = 0.0f;
+        if (LAYERNORM) {
+            mean = sum.x * one_nth;
+            variance = fmaf(-mean, mean, variance);
+            if (mean * mean > variance) {
+                sum = add(share(t, vectors, mean), scratch.again);
+                sum.x *= one_nth;
+                variance = fmaf(-sum.x, sum.x, sum.y * one_nth);
+                mean += sum.x;
+            }
+        }
+        rstd = __frsqrt_rn(variance + eps), rest = -mean * rstd;
+    }
+    // y of vector c, before it is scaled.
+    template <int G_DT> TE_DEV void result(int c, const te_raw8<G_DT> &gamma, const te_raw8<G_DT> &beta, bool centred, float y[8]) const {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float g = te_raw8_get(gamma, j), v = te_raw8_get(x[c], j);
+            if (centred) g += 1.0f;
+            y[j] = LAYERNORM ? fmaf(fmaf(v, rstd, rest), g, te_raw8_get(beta, j)) : v * rstd * g;
+        }
+    }
+};
+
+TE_DEV void te_norm_stats(const te__norm_fwd_kargs &a, te_i64 row, int t, const te_norm_row &r) {
+    if (t != 0) return;
+    if (LAYERNORM && a.mean) a.mean[row] = r.mean;
+    if (a.rstd) a.rstd[row] = r.rstd;
+}
+#endif

@@ -643,6 +643,9 @@ typedef struct te_delayed_gather_args {
  *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input; with `current`: = max |x|
  *   current    the scale comes from x itself, by te_scale_from_amax's rule with fp8_max of the codes' format, `epsilon`
  *              and `power_of_two` (Float8CurrentScalingQuantizer)
+ *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes: its first number is max |x|, which whoever wrote x
+ *              has found (`amax` of te_act_fwd and others), and x is read once. Both become 0: ready for the next
+ *   dbias      [N] of any float format, optional: the sums of x's columns in f32: the gradient of a bias, if x is a gradient; not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written */
 typedef struct te_fp8_quantize_args {
     const te_tensor *x;
@@ -653,6 +656,7 @@ typedef struct te_fp8_quantize_args {
     bool current;
     float epsilon;
     bool power_of_two;
+    te_tensor *x_amax, *dbias;
 } te_fp8_quantize_args;
 
 /* y = f32(q) * scale_inv, rounded once to y's format. q [M, ld] with ld >= N, y [M, N]. */
@@ -946,7 +950,8 @@ typedef struct te_grouped_gemm_args {
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
  *               te_quantize: the f32 result is quantized without an intermediate rounding
- *   y_amax      f32 [1], for a float y, optional: becomes max |y|, of y as it is stored, as te_amax would find it (NaN left out)
+ *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left out
+ *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as te_amax would find it
  *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
@@ -961,12 +966,14 @@ typedef te_norm_fwd_args te_layernorm_fwd_args;
 typedef te_norm_fwd_args te_rmsnorm_fwd_args;
 
 /* dx, dgamma [N], dbeta [N] (LayerNorm; optional) from dy [M, N] and what the forward saved. add: optional [M, N], added to dx
- * in f32 before rounding. accumulate: dgamma and dbeta are added to. */
+ * in f32 before rounding; dx may be add, if their formats are the same. rounded: dx is rounded before that as well: the sum of two stored
+ * gradients. accumulate: dgamma and dbeta are added to. */
 typedef struct te_norm_bwd_args {
     const te_tensor *dy, *x, *gamma, *mean, *rstd, *add;
     te_tensor *dx, *dgamma, *dbeta;
     bool zero_centered_gamma;
     bool accumulate;
+    bool rounded;
 } te_norm_bwd_args;
 typedef te_norm_bwd_args te_layernorm_bwd_args;
 typedef te_norm_bwd_args te_rmsnorm_bwd_args;
@@ -992,6 +999,7 @@ typedef struct te_act_fwd_args {
 
 /* dx = dy * act'(x), the shape of x; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in te_act_fwd.
  *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
+ *   rounded     dx is rounded to x's format before anything else is done: codes, amax and dbias are those of a dx in that format
  *   accumulate  dbias is added to */
 typedef struct te_act_bwd_args {
     const te_tensor *dy, *x;
@@ -1002,6 +1010,7 @@ typedef struct te_act_bwd_args {
     te_tensor *scale_inv, *amax;
     te_tensor *col, *dbias;
     bool accumulate;
+    bool rounded;
 } te_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
@@ -2423,14 +2432,10 @@ TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
 static inline uint64_t te__rotate_left(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
 
 /* Byte by byte, so that byte order does not matter; compilers make one load of it. */
-static inline uint64_t te__read_le64(const uint8_t *p) {
-    uint64_t x = 0;
-    for (int i = 7; i >= 0; i--) x = x << 8 | p[i];
-    return x;
-}
 static inline uint32_t te__read_le32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
+static inline uint64_t te__read_le64(const uint8_t *p) { return te__read_le32(p) | (uint64_t)te__read_le32(p + 4) << 32; }
 
 static inline uint64_t te__xx_round(uint64_t lane, uint64_t word) {
     return te__rotate_left(lane + word * TE__XX2, 31) * TE__XX1;
@@ -4134,6 +4139,8 @@ typedef struct te__quant_spec {
     te_quant_kind kind;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
+    bool found;     /* current: the amax of what is quantized is in te->found */
+    te_tensor *bias_grad; /* delayed, current: gets the sums of columns of what is quantized; or NULL */
     bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_sign_mask, stochastic, row_scaled, e4m3_max_256;
     te_4over6_error four_over_six;
     float epsilon;
@@ -4238,6 +4245,8 @@ typedef struct te__device {
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes);
     te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
+    te_result (*enter)(te_ctx *te, bool *entered); /* many calls that follow cost less between these two; NULL: they do not */
+    void (*leave)(bool entered);
     void (*close)(te_ctx *te);
     te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
     te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
@@ -4349,6 +4358,7 @@ struct te_ctx {
     te__scope scopes[TE__MAX_SCOPES];
     int num_scopes;
     te__tape tape;
+    te__node *playing; /* its backward function runs */
     uint64_t seed, rng_offset;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast;
@@ -4368,6 +4378,10 @@ struct te_ctx {
     te_graph *graphs;  /* those that are there */
     uint64_t captures; /* so far */
     int num_described; /* tensors of te_tensor_describe that are alive */
+    te_tensor found;   /* f32 [2]: where a kernel leaves the amax of what it writes, for the quantizer that is called next; 0 at all other times */
+    te_tensor found_amax; /* its first number */
+    te__buffer found_buffer;
+    uint64_t found_word; /* its memory on the CPU */
 };
 
 /* ==== core/error.c ============================================================================================== */
@@ -4527,6 +4541,14 @@ static void te__free_string(te_ctx *te, char *s) {
 /* core/memory.c: the caching pool of device memory, arenas beside it, and reference-counted buffers from both. Knows the device only through its
  * table of functions. All work of a context is ordered by its one stream, so a block may be handed out again as soon as it
  * is released. */
+
+static te_result te__device_enter(te_ctx *te, bool *entered) {
+    *entered = false;
+    return te->device->enter ? te->device->enter(te, entered) : TE_OK;
+}
+static void te__device_leave(te_ctx *te, bool entered) {
+    if (entered) te->device->leave(entered);
+}
 
 /* Capacities come in steps of an eighth of a power of two, at least 512 bytes: few distinct sizes, at most 12.5 % waste. */
 static size_t te__pool_capacity(size_t bytes) {
@@ -4974,7 +4996,7 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
         return NULL;
     }
     for (i = 0; i < ndim; i++) {
-        if (shape[i] < 0 || (shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i])) {
+        if (shape[i] < 0 || ((shape[i] | n) >> 28 != 0 && shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i])) { /* divisions are slow */
             te__fail(te, TE_ERR_SHAPE, "tensor: shape %s has a negative size or more elements than 64 bits can count", te__dims_text(ndim, shape, text));
             return NULL;
         }
@@ -6579,6 +6601,13 @@ static const char *const te__source_8[] = { /* device/raw8.cuh */
     "        for (int j = 0; j < (DT == TE_F32 ? 8 : 4); j++) asm volatile(\"\" : \"+r\"(r[i].w[j]));",
     "}",
     "",
+    "// From shared memory, at a multiple of 16; 16-bit formats.",
+    "template <int DT> TE_DEV te_raw8<DT> te_raw8_shared(te_u32 at) {",
+    "    te_raw8<DT> r;",
+    "    asm volatile(\"ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(r.w[0]), \"=r\"(r.w[1]), \"=r\"(r.w[2]), \"=r\"(r.w[3]) : \"r\"(at) : \"memory\");",
+    "    return r;",
+    "}",
+    "",
     "// A queue of pieces of rows in shared memory, in which every thread finds again what it fetched itself, so that no barrier is needed:",
     "// slot s has PIECES of them for each of THREADS threads, 16 bytes of neighbouring threads next to each other.",
     "template <int DT, int PIECES, int THREADS> struct te_raw8_queue {",
@@ -6662,6 +6691,34 @@ static const char *const te__source_9[] = { /* device/tile.cuh */
     "                if (row * size + b < ld * size) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));",
     "        }",
     "    }",
+    "}",
+    "",
+    "// ---- sums of a tile's columns ----------------------------------------------------------------------------------------",
+    "",
+    "// Lanes that differ in one bit share 2n sums; each keeps n, the upper ones where its bit is set.",
+    "template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {",
+    "    bool upper = threadIdx.x & lane_bit;",
+    "#pragma unroll",
+    "    for (int i = 0; i < n; i++) {",
+    "        float other = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + n], lane_bit);",
+    "        v[i] = (upper ? v[i + n] : v[i]) + other;",
+    "    }",
+    "}",
+    "// The sums of the tile's columns, from each thread's sums of its rows; sums: 8 x 64 floats of shared memory. Writes those before `cols`.",
+    "TE_DEV void te_tile_column_sums(float v[8], float *sums, float *to, te_i64 cols) {",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_tile_add_halves<4>(v, 16);",
+    "    te_tile_add_halves<2>(v, 8);",
+    "    int column = (lane & 7) * 8 + (lane >> 4) * 4 + (lane >> 3 & 1) * 2;",
+    "    *(float2 *)(sums + warp * TE_TILE_COLUMNS + column) = make_float2(v[0], v[1]);",
+    "    __syncthreads();",
+    "    if (threadIdx.x < TE_TILE_COLUMNS && threadIdx.x < cols) {",
+    "        float sum = 0.0f;",
+    "#pragma unroll",
+    "        for (int w = 0; w < 8; w++) sum += sums[w * TE_TILE_COLUMNS + threadIdx.x];",
+    "        to[threadIdx.x] = sum;",
+    "    }",
+    "    __syncthreads();",
     "}",
 };
 static const char *const te__source_10[] = { /* ops/act/act.cuh */
@@ -6896,24 +6953,28 @@ static const char *const te__source_13[] = { /* ops/act/act_bwd_tile.cu */
     "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]",
     "//   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;   amax = max |dx|",
     "//   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded",
+    "//   ROUNDED: dx is rounded to x's format first, as if it had been stored there and read again",
     "//",
     "// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They go on over `ld` and `ldc`: that is how padding",
     "// is written.",
     "//",
-    "// One H200, 2026-11-21, te_bench: 16384x4096 bf16 to e5m2, both copies: GELU 0.90, with the bias gradient 0.85, SwiGLU 0.84 of copy; GELU to bf16",
+    "// One H200, 2026-11-21, te_bench: 16384x4096 bf16 to e5m2, both copies: GELU 0.90, with the bias gradient 0.88, SwiGLU 0.84 of copy; GELU to bf16",
     "// with the bias gradient 0.88.",
     "//",
     "// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.",
     "//",
     "// te:baseline",
-    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=4 BIAS=0",
-    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0",
-    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5 BIAS=1",
-    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0",
-    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=5 BIAS=1",
-    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3 BIAS=1",
-    "// te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0",
-    "// te:row ACT=6 DY_DT=1 X_DT=1 DX_DT=1 BIAS=1",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=4 BIAS=0 ROUNDED=0",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0 ROUNDED=0",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5 BIAS=1 ROUNDED=0",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0 ROUNDED=1",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5 BIAS=1 ROUNDED=1",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0 ROUNDED=0",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=5 BIAS=1 ROUNDED=0",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3 BIAS=1 ROUNDED=0",
+    "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3 BIAS=1 ROUNDED=1",
+    "// te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0 ROUNDED=0",
+    "// te:row ACT=6 DY_DT=1 X_DT=1 DX_DT=1 BIAS=1 ROUNDED=0",
     "#include \"ops/act/act.cuh\"",
     "#include \"ops/act/kargs.h\"",
     "#include \"ops/act/tile.cuh\"",
@@ -6932,7 +6993,12 @@ static const char *const te__source_13[] = { /* ops/act/act_bwd_tile.cu */
     "#define GATED true",
     "#define BLOCKS 1",
     "#define BIAS (a.partial != nullptr)",
+    "#define ROUNDED a.rounded",
     "#endif",
+    "",
+    "TE_DEV float te_act_rounded(float v, int dt) {",
+    "    return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;",
+    "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const __grid_constant__ te__act_bwd_kargs a) {",
     "    te_follow();",
@@ -6965,6 +7031,7 @@ static const char *const te__source_13[] = { /* ops/act/act_bwd_tile.cu */
     "#pragma unroll",
     "            for (int h = 0; h < halves; h++) {",
     "                if (h == 1 && !gated) break;",
+    "                if (ROUNDED) dx[h][k] = te_act_rounded(dx[h][k], X_DT);",
     "                largest = fmaxf(largest, fabsf(dx[h][k]));",
     "                if (BIAS) sum[h][k] += dx[h][k];",
     "                if (!fp8) continue;",
@@ -7002,7 +7069,7 @@ static const char *const te__source_13[] = { /* ops/act/act_bwd_tile.cu */
     "#pragma unroll",
     "        for (int h = 0; h < halves; h++) {",
     "            if (h == 1 && !gated) break;",
-    "            te_act_column_sums(sum[h], (float *)tile, a.partial + p.tile_m * width + h * a.n + p.first_col, a.n - p.first_col);",
+    "            te_tile_column_sums(sum[h], (float *)tile, a.partial + p.tile_m * width + h * a.n + p.first_col, a.n - p.first_col);",
     "        }",
     "    }",
     "    if (a.amax) te_act_amax(a.amax, seen, largest, DX_DT);",
@@ -7209,6 +7276,7 @@ static const char *const te__source_16[] = { /* ops/act/kargs.h */
     "    te__act_divisor divisor; /* of act_bwd with options: by n */",
     "    float limit, alpha;",
     "    int dy_dt, x_dt, dx_dt, act;",
+    "    int rounded;    /* of act_bwd_tile: dx is rounded to x's format first */",
     "    int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */",
     "    int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */",
     "    int vector_col; /* rows of col start at multiples of 16 bytes */",
@@ -7305,32 +7373,6 @@ static const char *const te__source_17[] = { /* ops/act/tile.cuh */
     "    if (dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));",
     "    largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))); // not negative: they order like their bits",
     "    if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);",
-    "}",
-    "",
-    "// Lanes that differ in one bit share 2n sums; each keeps n, the upper ones where its bit is set.",
-    "template <int n> TE_DEV void te_act_add_halves(float *v, int lane_bit) {",
-    "    bool upper = threadIdx.x & lane_bit;",
-    "#pragma unroll",
-    "    for (int i = 0; i < n; i++) {",
-    "        float other = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + n], lane_bit);",
-    "        v[i] = (upper ? v[i + n] : v[i]) + other;",
-    "    }",
-    "}",
-    "// The sums of the tile's columns, from each thread's sums of its rows; sums: 8 x 64 floats of shared memory. Writes those before `cols`.",
-    "TE_DEV void te_act_column_sums(float v[8], float *sums, float *to, te_i64 cols) {",
-    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
-    "    te_act_add_halves<4>(v, 16);",
-    "    te_act_add_halves<2>(v, 8);",
-    "    int column = (lane & 7) * 8 + (lane >> 4) * 4 + (lane >> 3 & 1) * 2;",
-    "    *(float2 *)(sums + warp * TE_TILE_COLUMNS + column) = make_float2(v[0], v[1]);",
-    "    __syncthreads();",
-    "    if (threadIdx.x < TE_TILE_COLUMNS && threadIdx.x < cols) {",
-    "        float sum = 0.0f;",
-    "#pragma unroll",
-    "        for (int w = 0; w < 8; w++) sum += sums[w * TE_TILE_COLUMNS + threadIdx.x];",
-    "        to[threadIdx.x] = sum;",
-    "    }",
-    "    __syncthreads();",
     "}",
 };
 static const char *const te__source_18[] = { /* ops/attn/attn.cuh */
@@ -9017,26 +9059,35 @@ static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "// each other, and every block makes the scale of the largest. On the way down they cast: the last tile is in their registers still, and the",
     "// end of x in the cache.",
     "//",
-    "// One H200, 2026-11-21, te_bench quantize: 16384x4096 bf16, of copy: row-wise 0.89, both copies 0.86, both with the scale made here 0.85.",
+    "// x_amax: whoever wrote x knows its maximum. It lies in one word with a count of the blocks, so that one atomic gives a block both; the last",
+    "// one to come leaves 0.",
+    "//",
+    "// BIAS: sums [tile along m][column] = sum of x over the tile's rows, which math/column_sum adds up.",
+    "//",
+    "// One H200, 2026-11-21, te_bench quantize: 16384x4096 bf16, of copy: row-wise 0.89, both copies 0.86, both with the scale made here 0.85, of a",
+    "// known amax 0.86, with the gradient of a bias 0.80.",
     "//",
     "// Launch: block 256, grid: tiles, those of a row of tiles next to each other; at least one. current: at most TE__CAST_RESIDENT blocks a",
     "// multiprocessor, and as many as there are partial maxima. Any size, any alignment.",
     "//",
     "// te:baseline",
-    "// te:row X_DT=3 Y_DT=4 CURRENT=0",
-    "// te:row X_DT=3 Y_DT=5 CURRENT=0",
-    "// te:row X_DT=2 Y_DT=4 CURRENT=0",
-    "// te:row X_DT=1 Y_DT=4 CURRENT=0",
-    "// te:row X_DT=1 Y_DT=5 CURRENT=0",
-    "// te:row X_DT=3 Y_DT=4 CURRENT=1",
-    "// te:row X_DT=3 Y_DT=5 CURRENT=1",
-    "// te:row X_DT=1 Y_DT=4 CURRENT=1",
+    "// te:row X_DT=3 Y_DT=4 CURRENT=0 BIAS=0",
+    "// te:row X_DT=3 Y_DT=5 CURRENT=0 BIAS=0",
+    "// te:row X_DT=3 Y_DT=5 CURRENT=0 BIAS=1",
+    "// te:row X_DT=2 Y_DT=4 CURRENT=0 BIAS=0",
+    "// te:row X_DT=1 Y_DT=4 CURRENT=0 BIAS=0",
+    "// te:row X_DT=1 Y_DT=5 CURRENT=0 BIAS=0",
+    "// te:row X_DT=3 Y_DT=4 CURRENT=1 BIAS=0",
+    "// te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=0",
+    "// te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=1",
+    "// te:row X_DT=1 Y_DT=4 CURRENT=1 BIAS=0",
     "#include \"ops/cast/kargs.h\"",
     "#include \"device/tile.cuh\"",
     "#ifndef X_DT",
     "#define X_DT a.x_dt",
     "#define Y_DT a.y_dt",
     "#define CURRENT a.current",
+    "#define BIAS 0 /* the plan sums up x itself: this row takes long enough to compile */",
     "#define RESIDENT TE__CAST_RESIDENT",
     "#else",
     "#define RESIDENT (CURRENT ? TE__CAST_RESIDENT : 1)",
@@ -9074,9 +9125,25 @@ static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "    return largest;",
     "}",
     "",
+    "// The maximum that the producer of x has left, in every thread.",
+    "TE_DEV float te_cast_found(te_u64 *word, float *scratch) {",
+    "    if (threadIdx.x == 0) {",
+    "        te_u64 was = atomicAdd(word, (te_u64)1 << 32);",
+    "        if ((te_u32)(was >> 32) == gridDim.x - 1) *word = 0;",
+    "        *scratch = __uint_as_float((te_u32)was);",
+    "    }",
+    "    __syncthreads();",
+    "    return *scratch;",
+    "}",
+    "",
     "// The codes of v to both copies.",
     "TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, float v[4][8], float scale, te_u32 *tile) {",
     "    te_u32 code[4][2]; // eight columns of a row",
+    "    float sum[8];",
+    "    if (BIAS) {",
+    "#pragma unroll",
+    "        for (int k = 0; k < 8; k++) sum[k] = (v[0][k] + v[1][k]) + (v[2][k] + v[3][k]);",
+    "    }",
     "#pragma unroll",
     "    for (int r = 0; r < 4; r++) {",
     "#pragma unroll",
@@ -9115,6 +9182,10 @@ static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "        __syncthreads();",
     "        te_tile_store(tile, a.col, a.ldc, p.first_row, p.first_col, a.n, 1, a.vector_col);",
     "    }",
+    "    if (BIAS && p.first_row < a.m) {",
+    "        __syncthreads(); // the tile is read",
+    "        te_tile_column_sums(sum, (float *)tile, a.sums + (p.first_row >> 7) * a.n + p.first_col, a.n - p.first_col);",
+    "    }",
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(const __grid_constant__ te__fp8_quantize_kargs a) {",
@@ -9141,6 +9212,9 @@ static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "        largest = 0.0f;",
     "        for (te_u32 b = threadIdx.x; b < gridDim.x; b += 256) largest = fmaxf(largest, __ldcg(a.partial + b));",
     "        largest = te_block_max(largest, scratch);",
+    "    }",
+    "    if (CURRENT || a.x_amax) {",
+    "        if (!CURRENT) largest = te_cast_found(a.x_amax, scratch);",
     "        scale = te__block_scale(largest, a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);",
     "        if (a.amax && blockIdx.x == 0 && threadIdx.x == 0) *a.amax = largest;",
     "    } else {",
@@ -9158,7 +9232,7 @@ static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "        p.load(a, v);",
     "        __syncthreads(); // the tile before is written",
     "    }",
-    "    if (!CURRENT && a.amax) {",
+    "    if (!CURRENT && a.amax && !a.x_amax) {",
     "        largest = te_block_max(largest, scratch);",
     "        // Most blocks find a larger one there already, and need no atomic.",
     "        if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
@@ -9216,10 +9290,12 @@ static const char *const te__source_39[] = { /* ops/cast/kargs.h */
     "    const float *noop;",
     "    float *partial;    /* [blocks], if `current`: maxima */",
     "    unsigned *counter; /* of te_grid_wait, if `current` */",
+    "    float *sums;       /* [tiles along m, n]: of each tile's columns, or NULL */",
+    "    unsigned long long *x_amax; /* [1], or NULL: the lower half is the amax of x, the upper one counts the blocks that know it */",
     "    long long m, n, ld, ldc;",
     "    unsigned tiles, tiles_n; /* in all, along n */",
     "    float fp8_max, epsilon;  /* of the scale made here */",
-    "    int current;             /* the scale is made here, of x */",
+    "    int current;             /* the scale is made here, of x, which is read twice */",
     "    int power_of_two;",
     "    int x_dt, y_dt;",
     "    int vector_x;   /* rows of x start at multiples of 16 bytes */",
@@ -9565,6 +9641,11 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "    asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x));",
     "    return r;",
     "}",
+    "TE_DEV float te_gemm_reciprocal(float x) { // of at most 2^126: without a division's care for more",
+    "    float r;",
+    "    asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x));",
+    "    return r;",
+    "}",
     "// exp(-2 u), at most 2^60: beyond, the sigmoid is as good as 0, and products of two stay finite.",
     "TE_DEV float te_gemm_exp_minus_2u(float x) {",
     "    float xx = x * x;",
@@ -9573,7 +9654,7 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "TE_DEV float te_gemm_sigmoid2u(float x) { return __fdividef(1.0f, 1.0f + te_gemm_exp_minus_2u(x)); }",
     "// Of two, for one reciprocal: special functions are a quarter as fast as the others.",
     "TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {",
-    "    float a = 1.0f + te_gemm_exp_minus_2u(x), b = 1.0f + te_gemm_exp_minus_2u(y), r = __fdividef(1.0f, a * b);",
+    "    float a = 1.0f + te_gemm_exp_minus_2u(x), b = 1.0f + te_gemm_exp_minus_2u(y), r = te_gemm_reciprocal(a * b);",
     "    return make_float2(r * b, r * a);",
     "}",
     "TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }",
@@ -9582,6 +9663,13 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "    return s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * xx);",
     "}",
     "TE_DEV float te_gemm_dgelu(float x) { return te_gemm_dgelu(x, te_gemm_sigmoid2u(x)); }",
+    "// The same of two between -8 and 8, or NaN, in as few operations as can be.",
+    "TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {",
+    "    float xx = x * x, yy = y * y;",
+    "    float a = 1.0f + te_gemm_exp2(x * fmaf(xx, -0.10294324f, -2.3022082f)), b = 1.0f + te_gemm_exp2(y * fmaf(yy, -0.10294324f, -2.3022082f));",
+    "    float r = te_gemm_reciprocal(a * b), s = r * b, t = r * a;",
+    "    return make_float2(fmaf(x * fmaf(xx, 0.2140644486f, 1.59576912f), fmaf(-s, s, s), s), fmaf(y * fmaf(yy, 0.2140644486f, 1.59576912f), fmaf(-t, t, t), t));",
+    "}",
     "// The scales that all of D has in common.",
     "TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {",
     "    return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);",
@@ -9802,7 +9890,43 @@ static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
     "    }",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_48[] = { /* ops/gemm/gemm_bias_gradient.cu */
+    "// ops/gemm/gemm_bias_gradient.cu: the sums of D's columns, out of those of 64 rows each that gemm_hopper left.",
+    "//",
+    "//        32 columns",
+    "//      +-----------+",
+    "//      |  warp w adds rows w, w + 8, w + 16 ...  then the eight warps are added in order",
+    "//      +-----------+",
+    "//",
+    "// A few hundred rows of sums, just written: bound by how soon it begins and by the L2 cache's answers, so all of a thread's loads are under way at once.",
+    "//",
+    "// Launch: grid ceil(n / 32), block 256.",
+    "// te:row",
+    "#include \"ops/gemm/epilogue.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_bias_gradient(const __grid_constant__ te__gemm_bias_gradient_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float part[8][32];",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_i64 col = (te_i64)blockIdx.x * 32 + lane;",
+    "    float sum = 0.0f;",
+    "    if (col < a.n)",
+    "        for (te_i64 row = warp; row < a.rows; row += 128) {",
+    "            float x[16];",
+    "#pragma unroll",
+    "            for (int i = 0; i < 16; i++) x[i] = row + 8 * i < a.rows ? a.sums[(row + 8 * i) * a.n + col] : 0.0f;",
+    "#pragma unroll",
+    "            for (int i = 0; i < 16; i++) sum += x[i];",
+    "        }",
+    "    part[warp][lane] = sum;",
+    "    __syncthreads();",
+    "    if (warp || col >= a.n) return;",
+    "#pragma unroll",
+    "    for (int w = 1; w < 8; w++) sum += part[w][lane];",
+    "    te_gemm_store(a.out, col, a.out_dt, sum);",
+    "}",
+};
+static const char *const te__source_49[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: a code has at most 4",
     "// significant bits, an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.",
     "//",
@@ -9913,7 +10037,7 @@ static const char *const te__source_48[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/gemm/gemm_grouped_naive.cu */
+static const char *const te__source_50[] = { /* ops/gemm/gemm_grouped_naive.cu */
     "// ops/gemm/gemm_grouped_naive.cu: te_grouped_gemm in plain f32 FMAs: every format, layout, size and alignment, either kind of groups.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot. naive.cuh has the tile, groups.cuh the groups.",
     "//",
@@ -9931,7 +10055,7 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_grouped_naive.cu *
     "    if (te_group_open(a, TILE, TILE, blockIdx.x, g, tile)) te_naive_tile(g, tile);",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/gemm/gemm_groups.cu */
+static const char *const te__source_51[] = { /* ops/gemm/gemm_groups.cu */
     "// ops/gemm/gemm_groups.cu: before gemm_hopper by groups: sizes, which only the device knows, to where each group lies, which tiles it has, and",
     "// tensor maps that end where it ends: what TMA then reads or writes beyond is zero, or is not written, and no tile needs to know of it.",
     "//",
@@ -9971,7 +10095,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_groups.cu */
     "    te_tma_map_release();",
     "}",
 };
-static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_52[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
@@ -9995,9 +10119,10 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// and adds up the rows that are its own, from all blocks in order.",
     "//",
     "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by",
-    "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before. Other",
-    "// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh, which is quick only with STORE = 128. The bias gradient leaves as a sum",
-    "// over each warp's rows of a tile, to be added up by gemm_bias_gradient.",
+    "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before, for",
+    "// the first chunks of a tile by a warp beside the one that copies slabs: those that multiply have no time for it. Other D (rows that are not at",
+    "// multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_gemm_stage_words. The bias",
+    "// gradient leaves as sums over 64 rows of D, to be added up by gemm_bias_gradient.",
     "//",
     "// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the",
     "// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.",
@@ -10023,16 +10148,21 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "//          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128",
     "//          STORE       bits of te__gemm_store; with it D_DT. 128 alone: rows of D start anywhere, and there is no epilogue",
     "//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),",
-    "//          COPIES (16 bits; without clusters but SPLIT's, and PINGPONG),",
+    "//          COPIES (16 bits; without clusters but SPLIT's, PINGPONG, and what D's way out must load),",
     "//          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).",
     "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their",
     "//         rows at multiples of 16 bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split",
     "//         (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "//",
-    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 777 to 806 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1532 (1.00), split accumulation 1410",
-    "// (0.95), 1x128 by 128x128 blocks 1363 (1.00), 1x128 by 1x128 added to f32 957 (0.91). Over the plain product of 8192 x 14336 x 4096, bf16: bias",
-    "// 0.98, GELU and aux 0.98, dGELU 0.92, with the bias gradient 0.94. Groups, over our dense product of as many operations: along rows 8 groups",
-    "// 0.91 to 0.96, 64 of 512 rows 0.80 to 0.86, 64 of 128 rows (bound by reading B) 0.56 to 0.61; along k 0.98 to 1.23.",
+    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 777 to 806 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1532 (1.00), split accumulation 1433",
+    "// (0.98), 1x128 by 128x128 blocks 1325 (1.01), 1x128 by 1x128 added to f32 870 to 982, as warm as the card is (0.92 to 0.95). Over the plain product,",
+    "// geometric means of n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:",
+    "//               bias         bias, GELU, aux   dGELU         dGELU, bias gradient",
+    "//   bf16        0.99 (0.99)  1.00 (0.93)       0.97 (0.84)   0.94 (0.59)",
+    "//   fp8         0.99 (0.97)  0.99 (0.85)       0.92 (0.43)   0.89 (0.43)",
+    "//   fp8 blocks  0.98 (0.96)  0.90 (none)       0.88 (0.46)   0.82 (0.46)",
+    "// Groups, over our dense product of as many operations: along rows 8 groups 0.91 to 0.96, 64 of 512 rows 0.80 to 0.86, 64 of 128 rows (bound by",
+    "// reading B) 0.56 to 0.61; along k 0.98 to 1.23.",
     "// te:arch 90a",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
@@ -10050,7 +10180,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=128 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=1 COPIES=3",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=17 D_DT=3 COPIES=3",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 COPIES=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2",
@@ -10069,6 +10199,8 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=15 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=81 D_DT=3",
     "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1",
@@ -10132,8 +10264,10 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind",
     "#define A_2D (BLOCK == 3)",
     "#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab",
-    "#define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup",
-    "#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (COPIES ? 16 + 2 * RAW_SLAB : 0) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))",
+    "#define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; what is loaded then leaves three slots for slabs of sums that are promoted",
+    "#define BIASES (STORE & 2 ? WN * 4 : 0) // of a warpgroup",
+    "#define OTHERS (32 + 2 * (BUFFERS * (BUFFER + 8) + BIASES) + (COPIES ? 16 + 2 * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots",
+    "#define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))",
     "#define RAW_ROW 144 // bytes of a copied row on its way",
     "#define RAW_BATCH (16 * RAW_ROW)",
     "#define RAW_SLAB (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) * RAW_ROW)",
@@ -10149,12 +10283,13 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once",
     "#define TMA_OUT (STORE && STORE != 128)",
     "#define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))",
+    "#define ASIDE (LOADS && !GROUPED) // a warp beside the first brings what D's way out needs",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
     "static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), \"the sums take the slots' place\");",
     "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
     "static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), \"two waves of one warpgroup are a tile\");",
     "static_assert(!GROUPED || STAGES + 2 <= ENTRIES, \"mail\");",
-    "static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM + BN <= 256), \"copies\");",
+    "static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM + BN <= 256 && !LOADS), \"copies\");",
     "static_assert(GROUPED != 1 || !A_T, \"groups along rows are rows of A\");",
     "static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), \"what groups cannot have\");",
     "static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, \"both ways out use the same memory\");",
@@ -10385,16 +10520,17 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "    }",
     "}",
     "",
-    "// acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the tile's columns, or NULL.",
-    "TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], const float *of_columns) {",
-    "    if (!of_columns) {",
+    "// acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the thread's columns if each has its own.",
+    "TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], te_u32 of_columns) {",
+    "    if (!B_1D) {",
     "#pragma unroll",
     "        for (int i = 0; i < WN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);",
     "        return;",
     "    }",
     "#pragma unroll",
     "    for (int j = 0; j < WN / 8; j++) {",
-    "        float2 c = *(const float2 *)(of_columns + 8 * j + threadIdx.x % 4 * 2);",
+    "        float2 c;",
+    "        te_lds8(of_columns + 32 * j, c.x, c.y);",
     "#pragma unroll",
     "        for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);",
     "    }",
@@ -10439,7 +10575,8 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "    extern __shared__ __align__(1024) char shared[];",
     "    char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system",
     "    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;",
-    "    te_u32 loads = empty + 8 * STAGES, entries = (loads + 2 * BUFFERS * 8 + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;",
+    "    te_u32 loads = empty + 8 * STAGES, unused = loads + 2 * BUFFERS * 8, busy = unused + 16, biases = busy + 16;",
+    "    te_u32 entries = (biases + 2 * BIASES + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;",
     "    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
     "#if GROUPED",
     "    te_u32 works = all.rows[all.groups.count - 1].tiles_end;",
@@ -10454,11 +10591,16 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "        if (!(COPIES & 1)) te_tma_prefetch_map(a.a_map);",
     "        if (!(COPIES & 2)) te_tma_prefetch_map(a.b_map);",
     "        if (TMA_OUT) te_tma_prefetch_map(a.d_map);",
+    "        if (STORE & 24 && !GROUPED) te_tma_prefetch_map(a.aux_map);",
     "        for (int i = 0; i < STAGES; i++) {",
     "            te_mbar_init(full + 8 * i, COPIES ? 4 + (COPIES != 3) : 1); // one lane of each warp that copies, and who asks TMA",
     "            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies",
     "        }",
     "        for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);",
+    "        for (int i = 0; i < 2; i++) {",
+    "            te_mbar_init(unused + 8 * i, 4); // one lane of each warp",
+    "            te_sts4(busy + 4 * i, 0);",
+    "        }",
     "        for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(entries, i) + 8, 1);",
     "        te_mbar_init_done();",
     "    }",
@@ -10563,6 +10705,24 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "            te_mbar_arrive(full + 8 * ring.slot);",
     "#endif",
     "        }",
+    "#if ASIDE",
+    "        if (threadIdx.x == 32) { // what the first chunks of a tile need",
+    "            te_u32 number = 0;",
+    "            for (te_u32 work = first; work < works; work += step, number++) {",
+    "                te_work w(all, work, rank, at_group);",
+    "                te_u32 tile = PINGPONG ? number / 2 : number; // of one warpgroup",
+    "                for (te_u32 of = PINGPONG ? number & 1 : 0; of < (PINGPONG ? (number & 1) + 1 : 2); of++) {",
+    "                    int row = (int)w.row + (WAVES && !PINGPONG ? (int)of * 64 * WAVES : 0), col = (int)w.col + (WAVES ? 0 : (int)of * WN);",
+    "                    te_mbar_wait(unused + 8 * of, tile & 1);",
+    "                    for (int chunk = 0; chunk < (CHUNKS < BUFFERS ? CHUNKS : BUFFERS); chunk++) {",
+    "                        te_u32 at = of * BUFFERS + (tile * CHUNKS + chunk) % BUFFERS;",
+    "                        te_way_out::load(staged + at * BUFFER, loads + 8 * at, STORE & 16 ? a.aux_map : a.d_map, row + te_way_out::row_of(chunk),",
+    "                                         col + te_way_out::col_of(chunk), w.split);",
+    "                    }",
+    "                }",
+    "            }",
+    "        }",
+    "#endif",
     "        return;",
     "#endif",
     "    }",
@@ -10574,7 +10734,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;",
     "    int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;",
     "#if TMA_OUT",
-    "    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);",
+    "    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, group);",
     "#endif",
     "    auto release = [&](int slot) {",
     "        if (lane == 0) te_mbar_arrive(empty + 8 * slot);",
@@ -10584,6 +10744,13 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "    // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not",
     "    // the next one of its slot, and a barrier knows only odd from even.",
     "    if (PINGPONG && group == 1) te_meet_later<256>(3);",
+    "#if PROMOTE",
+    "    // One warpgroup shall add up while the other multiplies, and not both at once the same. So none begins to multiply before the other has done half",
+    "    // of what it has begun. That is for speed alone: nobody waits for long.",
+    "    auto set_busy = [&](te_u32 is) {",
+    "        if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);",
+    "    };",
+    "#endif",
     "    te_u32 number = 0;",
     "    for (te_u32 work = first;; work += step, number++) {",
     "#if GROUPED",
@@ -10647,7 +10814,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "            float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply",
     "#pragma unroll",
     "            for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];",
-    "            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;",
+    "            te_u32 of_columns = scales + ring.slot * SCALES + (columns + threadIdx.x % 4 * 2) * 4;",
     "#endif",
     "            te_mbar_wait(full + 8 * ring.slot, ring.parity);",
     "#if COPIES",
@@ -10661,16 +10828,23 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "            for (int v = 0; v < SUMS; v++) {",
     "                float part[WN / 2];",
     "                if (HALVES && v && !w.tall(row)) break;",
+    "#pragma unroll 1",
+    "                for (int times = 0; times < 12 && te_lds4(busy + 4 * (group ^ 1)); times++) continue;",
+    "                set_busy(1);",
     "                te_wgmma_fence();",
     "#pragma unroll",
-    "                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, s != 0);",
-    "                te_wgmma_commit();",
+    "                for (int s = 0; s < 4; s++) {",
+    "                    MULTIPLY(TYPES, FLAGS, part, da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, s != 0);",
+    "                    if (s % 2) te_wgmma_commit();",
+    "                }",
     "#if BLOCK",
     "                if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);",
     "#endif",
     "#if TMA_OUT",
     "                if (v == 0 && slab == begin) out.begin((int)row, (int)col, w.split);",
     "#endif",
+    "                te_wgmma_wait<1>();",
+    "                set_busy(0);",
     "                te_wgmma_wait<0>();",
     "                te_wgmma_keep(part);",
     "                if (!B_1D && (v == SUMS - 1 || (HALVES && !w.tall(row)))) release(ring.slot);",
@@ -10779,7 +10953,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_53[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -11185,7 +11359,7 @@ static const char *const te__source_52[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_54[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot.",
     "// naive.cuh has the tile.",
@@ -11200,7 +11374,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_naive.cu */
     "    te_naive_tile(a, blockIdx.x);",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_55[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, ld], ld the next multiple of 4; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -11233,7 +11407,7 @@ static const char *const te__source_54[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/gemm/groups.cuh */
+static const char *const te__source_56[] = { /* ops/gemm/groups.cuh */
     "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
     "// the arguments of an ordinary one. Every warp finds out for itself: the sizes of 32 groups are added up in five steps.",
     "#pragma once",
@@ -11354,7 +11528,7 @@ static const char *const te__source_55[] = { /* ops/gemm/groups.cuh */
     "    return (g.scale_a ? g.scale_a[all.groups.each_a ? group : 0] : 1.0f) * (g.scale_b ? g.scale_b[all.groups.each_b ? group : 0] : 1.0f);",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_57[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -11366,7 +11540,7 @@ static const char *const te__source_56[] = { /* ops/gemm/kargs.h */
     "    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */",
     "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */",
     "    const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */",
-    "    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */",
+    "    float *row_sums;                /* gemm_hopper: of D's columns, [m / 64, n]: each of 64 rows */",
     "    long long m, n, k;",
     "    long long lda, ldb, ldd, ldaux; /* in elements */",
     "    long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */",
@@ -11429,6 +11603,15 @@ static const char *const te__source_56[] = { /* ops/gemm/kargs.h */
     "    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */",
     "} te__gemm_align_kargs;",
     "",
+    "/* gemm_bias_gradient: out [n] = the sums of the columns of sums [rows, n]. */",
+    "typedef struct te__gemm_bias_gradient_kargs {",
+    "    const float *sums;",
+    "    void *out;",
+    "    long long rows, n;",
+    "    int out_dt;",
+    "    int pad;",
+    "} te__gemm_bias_gradient_kargs;",
+    "",
     "/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */",
     "enum {",
     "    TE__GEMM_STORE = 1,",
@@ -11481,7 +11664,7 @@ static const char *const te__source_56[] = { /* ops/gemm/kargs.h */
     "    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */",
     "} te__gemm_hopper_grouped_kargs;",
 };
-static const char *const te__source_57[] = { /* ops/gemm/naive.cuh */
+static const char *const te__source_58[] = { /* ops/gemm/naive.cuh */
     "// ops/gemm/naive.cuh: one tile of D by plain f32 FMAs: every format, layout, size and alignment.",
     "//",
     "//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3.",
@@ -11554,7 +11737,7 @@ static const char *const te__source_57[] = { /* ops/gemm/naive.cuh */
     "        }",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/gemm/shift.cuh */
+static const char *const te__source_59[] = { /* ops/gemm/shift.cuh */
     "// ops/gemm/shift.cuh: sixteen bytes that lie anywhere, out of the aligned ones that hold them.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -11575,7 +11758,7 @@ static const char *const te__source_58[] = { /* ops/gemm/shift.cuh */
     "    return make_uint4(out[0], out[1], out[2], out[3]);",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
+static const char *const te__source_60[] = { /* ops/gemm/way_out.cuh */
     "// ops/gemm/way_out.cuh: D's way out of gemm_hopper by TMA. A part of gemm_hopper.cu, whose options and names it is written in.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
@@ -11583,20 +11766,32 @@ static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "// A warpgroup has BUFFERS chunks, and waits for the one it is about to write over alone.",
     "#pragma once",
     "",
+    "// Between -8 and 8, or NaN: one f32, or two values of a word.",
+    "TE_DEV float te_gemm_clamp_8(float x) {",
+    "    asm(\"min.NaN.xorsign.abs.f32 %0, %0, 0f41000000;\" : \"+f\"(x));",
+    "    return x;",
+    "}",
+    "TE_DEV te_u32 te_gemm_clamp_8(te_u32 w, int dt) {",
+    "    if (dt == TE_BF16) asm(\"min.NaN.xorsign.abs.bf16x2 %0, %0, %1;\" : \"+r\"(w) : \"r\"(0x41004100u));",
+    "    else asm(\"min.NaN.xorsign.abs.f16x2 %0, %0, %1;\" : \"+r\"(w) : \"r\"(0x48004800u));",
+    "    return w;",
+    "}",
+    "",
     "// What a warpgroup knows on its way out.",
     "struct te_way_out {",
     "    const te__gemm_hopper_kargs &a;",
     "    const void *d_map, *aux_map, *bias_from;",
     "    te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there",
+    "    te_u32 unused, biases; // a barrier: the last tile needs them no more; WN floats",
     "    int group, lane;",
     "    te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity",
     "    bool leader; // the thread that speaks to TMA",
     "    float scale;",
-    "    te_u32 bias[WN / 64][2]; // as it lies in memory; lane 4 g + t: of columns 64 i + 8 g + 2 t and the next",
+    "    te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., as it lies in memory",
     "",
-    "    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)",
-    "        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),",
-    "          scale(te_gemm_scale(args.g)) {}",
+    "    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 unused_, te_u32 biases_, int group_)",
+    "        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), unused(unused_), biases(biases_),",
+    "          group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0), scale(te_gemm_scale(args.g)) {}",
     "",
     "#if GROUPED",
     "    bool tall, fresh; // the second accumulator has rows; nobody has acquired the group's maps",
@@ -11617,10 +11812,13 @@ static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }",
     "    static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }",
     "    TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }",
-    "    TE_DEV void ask(te_u32 at, int row, int col, int split) const { // for what a chunk needs of aux or D",
-    "        te_u32 bar = loads + 8 * (at % BUFFERS);",
+    "    // What a chunk needs of aux or D.",
+    "    static TE_DEV void load(te_u32 buffer, te_u32 bar, const void *map, int row, int col, int split) {",
     "        te_mbar_expect(bar, BUFFER);",
-    "        te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);",
+    "        te_tma_load3(buffer, map, col, row, split, bar);",
+    "    }",
+    "    TE_DEV void ask(te_u32 at, int row, int col, int split) const {",
+    "        load(buffer_of(at), loads + 8 * (at % BUFFERS), STORE & 16 ? aux_map : d_map, row, col, split);",
     "    }",
     "",
     "    // While the first products are under way: what can be asked for already.",
@@ -11632,24 +11830,33 @@ static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "        }",
     "        fresh = false;",
     "#endif",
-    "        if (LOADS && leader) {",
-    "            te_bulk_wait_read<0>();",
+    "        if (LOADS) {",
+    "            if (leader) te_bulk_wait_read<0>();",
+    "            if (ASIDE && lane == 0) te_mbar_arrive(unused); // whoever adds up columns is done with that",
+    "            if (!ASIDE && STORE & 64) te_meet<128>(1 + group);",
+    "            if (!ASIDE && leader) {",
     "#pragma unroll",
-    "            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);",
+    "                for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);",
+    "            }",
+    "            __syncwarp();",
     "        }",
-    "        __syncwarp();",
     "        if (STORE & 2) {",
     "#pragma unroll",
-    "            for (int i = 0; i < 2 * WN / 64; i++) { // nothing waits for them here",
-    "                te_i64 at = col + 64 * (i / 2) + 8 * (lane >> 2) + 2 * (lane & 3) + i % 2;",
-    "                bias[i / 2][i % 2] = 0;",
-    "                if (at < a.g.n) bias[i / 2][i % 2] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];",
+    "            for (int i = 0; i < (WN + 127) / 128; i++) { // nothing waits for them here",
+    "                te_i64 at = col + threadIdx.x % 128 + 128 * i;",
+    "                bias[i] = 0;",
+    "                if (at < a.g.n) bias[i] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];",
     "            }",
     "        }",
     "    }",
-    "    TE_DEV float bias_of(te_u32 raw, int from) const {",
-    "        te_u32 w = __shfl_sync(0xffffffffu, raw, from);",
-    "        return a.g.bias_dt == TE_F32 ? __uint_as_float(w) : a.g.bias_dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);",
+    "    // The tile's bias as floats in shared memory: before a meeting.",
+    "    TE_DEV void spread_bias() const {",
+    "#pragma unroll",
+    "        for (int i = 0; i < (WN + 127) / 128; i++) {",
+    "            float b = __uint_as_float(a.g.bias_dt == TE_F32 ? bias[i] : bias[i] << 16);",
+    "            if (a.g.bias_dt == TE_F16) b = te_f16_to_f32((te_u16)bias[i]);",
+    "            if (WN >= 128 || threadIdx.x % 128 < WN) te_sts4(biases + (threadIdx.x % 128 + 128 * i) * 4, __float_as_uint(b));",
+    "        }",
     "    }",
     "",
     "    // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by lanes.",
@@ -11662,16 +11869,18 @@ static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "        int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;",
     "        return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;",
     "    }",
-    "    TE_DEV void get(te_u32 buffer, int j, float v[8]) const {",
+    "    TE_DEV void get(te_u32 buffer, int j, float v[8]) const { // aux not as it is, but within 8: beyond, its slope is 0 or 1",
     "        if (D_DT == 1) {",
     "#pragma unroll",
     "            for (int i = 0; i < 4; i++) te_lds8(pair(buffer, j + i / 2) + i % 2 * 8 * 128, v[2 * i], v[2 * i + 1]);",
+    "#pragma unroll",
+    "            for (int i = 0; i < 8 && STORE & 16; i++) v[i] = te_gemm_clamp_8(v[i]);",
     "            return;",
     "        }",
     "        te_u32 r[4];",
     "        te_ldmatrix4(r, word(buffer, j));",
     "#pragma unroll",
-    "        for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, v[2 * i], v[2 * i + 1]);",
+    "        for (int i = 0; i < 4; i++) te_gemm_unpack(STORE & 16 ? te_gemm_clamp_8(r[i], D_DT) : r[i], D_DT, v[2 * i], v[2 * i + 1]);",
     "    }",
     "    TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {",
     "        if (D_DT == 1) {",
@@ -11702,37 +11911,43 @@ static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "        __syncwarp();",
     "    }",
     "",
-    "    // Adds up the chunk's columns over this warp's rows of it, as they are stored: lane 4 j + t gets those of columns 8 j + 2 t and the next.",
-    "    TE_DEV float2 column_sums(const float (&v)[CHUNK / 2], int row) const {",
-    "        int first = row + threadIdx.x % 128 / 32 * 16 + (lane >> 2);",
-    "        bool lo = first < a.g.m, hi = first + 8 < a.g.m;",
-    "        float2 mine = make_float2(0.0f, 0.0f);",
+    "    // Adds up the columns of a chunk that lies in shared memory, those of D's rows: one warp, a word of each row a lane.",
+    "    TE_DEV void sum_columns(te_u32 buffer, int row, int col) const {",
+    "        te_i64 left = a.g.m - row;",
+    "        int rows = left < 64 ? (int)left : 64, r = 0;",
+    "        float x[4] = {}, y[4] = {};",
+    "        if (rows <= 0) return;",
+    "        auto add = [&](int at, float &to_x, float &to_y) {",
+    "            te_u32 w = te_lds4(buffer + at * 128 + (((lane >> 2) ^ (at & 7)) << 4) + (lane & 3) * 4);",
+    "            float lo = __uint_as_float(w), hi = 0.0f;",
+    "            if (D_DT != 1) te_gemm_unpack(w, D_DT, lo, hi);",
+    "            to_x += lo, to_y += hi;",
+    "        };",
+    "#pragma unroll 1",
+    "        for (; r + 16 <= rows; r += 16) {",
     "#pragma unroll",
-    "        for (int j = 0; j < CHUNK / 8; j++) {",
-    "            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};",
-    "#pragma unroll",
-    "            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);",
-    "            x[0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), x[1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);",
-    "#pragma unroll",
-    "            for (int d = 4; d < 32; d *= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], d), x[1] += __shfl_xor_sync(0xffffffffu, x[1], d);",
-    "            if (lane >> 2 == j) mine = make_float2(x[0], x[1]);",
+    "            for (int i = 0; i < 16; i++) add(r + i, x[i % 4], y[i % 4]);",
     "        }",
-    "        return mine;",
-    "    }",
-    "    TE_DEV void store_sums(float2 sums, int row, int col) const {",
-    "        te_i64 at = col + 8 * (lane >> 2) + 2 * (lane & 3);",
-    "        float *to = a.g.row_sums + ((te_i64)(row / (64 * SUMS)) * 4 + threadIdx.x % 128 / 32) * a.g.n;",
-    "        if (lane >> 2 >= CHUNK / 8 || row >= a.g.m) return;",
-    "        if (at < a.g.n) to[at] = sums.x;",
-    "        if (at + 1 < a.g.n) to[at + 1] = sums.y;",
+    "#pragma unroll 1",
+    "        for (; r < rows; r++) add(r, x[0], y[0]);",
+    "        x[0] = (x[0] + x[1]) + (x[2] + x[3]), y[0] = (y[0] + y[1]) + (y[2] + y[3]);",
+    "        float *to = a.g.row_sums + (te_i64)(row / 64) * a.g.n;",
+    "        te_i64 at = col + (D_DT == 1 ? lane : 2 * lane);",
+    "        if (at < a.g.n) to[at] = x[0];",
+    "        if (D_DT != 1 && at + 1 < a.g.n) to[at + 1] = y[0];",
     "    }",
     "",
     "    // acc to rows `row` .. and columns `col` .. of D.",
     "    TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {",
-    "        float2 sums = make_float2(0.0f, 0.0f);",
     "#if GROUPED",
     "        float scale = this->scale * scale_b;",
+    "#else",
+    "        float scale = this->scale;",
     "#endif",
+    "        if (STORE & 2) {",
+    "            spread_bias();",
+    "            if (LOADS) te_meet<128>(1 + group);",
+    "        }",
     "#pragma unroll",
     "        for (int chunk = 0; chunk < CHUNKS; chunk++) {",
     "            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // what was asked for is waited for",
@@ -11742,16 +11957,13 @@ static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "            if (LOADS) {",
     "                te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);",
     "            } else {",
-    "                if (leader) te_bulk_wait_read<BUFFERS - (STORE & 8 ? 2 : 1)>();",
+    "                if (leader) te_bulk_wait_read<BUFFERS - 1>();",
     "                te_meet<128>(1 + group);",
     "            }",
     "#pragma unroll",
     "            for (int j = 0; j < CHUNK / 8; j++) {",
     "                float2 b = make_float2(0.0f, 0.0f);",
-    "                if (STORE & 2) {",
-    "                    int from = (first / 8 + j) % 8 * 4 + (lane & 3);",
-    "                    b.x = bias_of(bias[first / 64][0], from), b.y = bias_of(bias[first / 64][1], from);",
-    "                }",
+    "                if (STORE & 2) te_lds8(biases + (first + 8 * j + 2 * (lane & 3)) * 4, b.x, b.y);",
     "#pragma unroll",
     "                for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);",
     "            }",
@@ -11775,20 +11987,22 @@ static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "#pragma unroll",
     "                    for (int i = 0; i < 8; i += 2) {",
     "                        float *x = &v[4 * j + i];",
-    "                        float2 s = te_gemm_sigmoid2u(old[i], old[i + 1]);",
-    "                        if (STORE & 16) x[0] *= te_gemm_dgelu(old[i], s.x), x[1] *= te_gemm_dgelu(old[i + 1], s.y);",
+    "                        if (STORE & 16) {",
+    "                            float2 s = te_gemm_dgelu_within_8(old[i], old[i + 1]);",
+    "                            x[0] *= s.x, x[1] *= s.y;",
+    "                        }",
     "                        if (STORE & 32 && D_DT != 1) x[0] += old[i], x[1] += old[i + 1];",
     "                    }",
     "                }",
     "            }",
-    "            if (STORE & 64) {",
-    "                float2 more = column_sums(v, at_row);",
-    "                sums.x = sum ? sums.x + more.x : more.x, sums.y = sum ? sums.y + more.y : more.y;",
-    "                if (sum == SUMS - 1) store_sums(sums, row, at_col);",
+    "            if (STORE & 8) { // the other buffer, by now",
+    "                if (leader) te_bulk_wait_read<BUFFERS - 1>();",
+    "                te_meet<128>(1 + group);",
     "            }",
     "            if (LOADS) __syncwarp(); // all of the warp have read what they now write over",
     "            put(buffer_of(turn), v);",
     "            send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);",
+    "            if (STORE & 64 && threadIdx.x % 128 / 32 == chunk % 4) sum_columns(buffer_of(turn), at_row, at_col);",
     "            if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {",
     "                te_bulk_wait_read<1>(); // the chunk before has left its buffer",
     "                ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS), split);",
@@ -11847,7 +12061,7 @@ static const char *const te__source_59[] = { /* ops/gemm/way_out.cuh */
     "    __syncwarp();",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_61[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -11906,7 +12120,7 @@ static const char *const te__source_60[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_62[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -11929,7 +12143,7 @@ static const char *const te__source_61[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_63[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -12012,7 +12226,7 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/loss/kargs.h */
+static const char *const te__source_64[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -12056,7 +12270,7 @@ static const char *const te__source_63[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_64[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_65[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -12088,7 +12302,7 @@ static const char *const te__source_64[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_66[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers aligned to 16",
@@ -12120,7 +12334,7 @@ static const char *const te__source_65[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_67[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -12160,7 +12374,7 @@ static const char *const te__source_66[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_68[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -12176,7 +12390,7 @@ static const char *const te__source_67[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/math/axpby.cu */
+static const char *const te__source_69[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.",
@@ -12218,7 +12432,7 @@ static const char *const te__source_68[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_70[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -12340,7 +12554,7 @@ static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/math/copy.cu */
+static const char *const te__source_71[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -12456,7 +12670,7 @@ static const char *const te__source_70[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -12553,7 +12767,7 @@ static const char *const te__source_71[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_73[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -12586,7 +12800,7 @@ static const char *const te__source_72[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -12684,7 +12898,7 @@ static const char *const te__source_73[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/fill.cu */
+static const char *const te__source_75[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.",
@@ -12708,7 +12922,7 @@ static const char *const te__source_74[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/math/kargs.h */
+static const char *const te__source_76[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -12802,7 +13016,7 @@ static const char *const te__source_75[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_76[] = { /* ops/math/random.cu */
+static const char *const te__source_77[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. No alignment.",
@@ -12839,7 +13053,7 @@ static const char *const te__source_76[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_77[] = { /* ops/math/sum.cu */
+static const char *const te__source_78[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -12881,7 +13095,7 @@ static const char *const te__source_77[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_78[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_79[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -12899,7 +13113,7 @@ static const char *const te__source_78[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_80[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* What a block does. */",
@@ -12931,7 +13145,7 @@ static const char *const te__source_79[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_80[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_81[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 32 rows and 256 columns: both casts divide it alike. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -12975,7 +13189,7 @@ static const char *const te__source_80[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -13051,7 +13265,7 @@ static const char *const te__source_81[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -13241,7 +13455,7 @@ static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/norm/kargs.h */
+static const char *const te__source_84[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -13259,6 +13473,11 @@ static const char *const te__source_83[] = { /* ops/norm/kargs.h */
     "    int x_dt, gamma_dt, beta_dt, y_dt;",
     "    int layernorm;     /* 0: RMSNorm */",
     "    int zero_centered; /* gamma' = gamma + 1 */",
+    "    /* norm_fwd_queue: */",
+    "    int unit;          /* neighbouring rows that a block takes at once */",
+    "    int own;           /* units that a block has by its number */",
+    "    int questions;     /* how often the counter is asked for others */",
+    "    unsigned *counter; /* 0 between kernels */",
     "} te__norm_fwd_kargs;",
     "",
     "/* The end of y_amax. */",
@@ -13287,11 +13506,12 @@ static const char *const te__source_83[] = { /* ops/norm/kargs.h */
     "    long long m, n;",
     "    int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;",
     "    int layernorm, zero_centered;",
+    "    int rounded; /* dx is rounded to its format before add is added */",
     "    unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */",
     "    te__norm_bwd_sum_kargs sum;",
     "} te__norm_bwd_kargs;",
 };
-static const char *const te__source_84[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_85[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -13311,11 +13531,12 @@ static const char *const te__source_84[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_85[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_86[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
     "//   dx = rstd * (g - mean(g xhat) * xhat - mean(g)) + add          RMSNorm: without mean(g)",
+    "//   rounded: what stands before + add is rounded to dx's format; dx may be add",
     "//   dgamma = sum over rows of dy xhat,  dbeta = sum over rows of dy",
     "//",
     "//   a block works on GROUPS rows at once, in step with all others; its sums over rows become one row of `partial`:",
@@ -13348,6 +13569,13 @@ static const char *const te__source_85[] = { /* ops/norm/norm_bwd.cu */
     "// te:row CHUNKS=2 WARPS=1 FULL=0 GROUPS=16 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3",
     "#include \"device/raw8.cuh\"",
     "#include \"ops/norm/norm_parts.cuh\"",
+    "",
+    "// What comes back of v when it is stored, if that is asked for.",
+    "TE_DEV float te_norm_stored(float v, int rounded, int dt) {",
+    "    if (rounded && dt == TE_BF16) return te_bf16_to_f32(te_f32_to_bf16(v));",
+    "    if (rounded && dt == TE_F16) return te_f16_to_f32(te_f32_to_f16(v));",
+    "    return v;",
+    "}",
     "",
     "#ifdef CHUNKS",
     "",
@@ -13497,7 +13725,7 @@ static const char *const te__source_85[] = { /* ops/norm/norm_bwd.cu */
     "                if (LAYERNORM) d -= mean, dbeta[j] += v;",
     "                dgamma[j] = fmaf(v * rstd, d, dgamma[j]);",
     "                dx[j] = fmaf(-c1, d, LAYERNORM ? fmaf(v * gamma[c][j], rstd, -c2) : v * gamma[c][j] * rstd);",
-    "                if (ADD) dx[j] += te_raw8_get(add, j);",
+    "                if (ADD) dx[j] = te_norm_stored(dx[j], a.rounded, X_DT) + te_raw8_get(add, j);",
     "            }",
     "            te_store8(to + c * THREADS * 8 * te_size<X_DT>, 0, X_DT, dx);",
     "            sums.put(0, c, dgamma);",
@@ -13583,7 +13811,8 @@ static const char *const te__source_85[] = { /* ops/norm/norm_bwd.cu */
     "            float dy = te_load(a.dy, row * a.n + i, a.dy_dt);",
     "            float g = dy * (te_load(a.gamma, i, a.gamma_dt) + centre);",
     "            float add = a.add ? te_load(a.add, row * a.n + i, a.add_dt) : 0.0f;",
-    "            te_store(a.dx, row * a.n + i, a.dx_dt, fmaf(rstd, fmaf(-c1, xhat, g - c2), add));",
+    "            float dx = fmaf(-c1, xhat, g - c2);",
+    "            te_store(a.dx, row * a.n + i, a.dx_dt, a.rounded ? te_norm_stored(fmaf(rstd, dx, 0.0f), 1, a.dx_dt) + add : fmaf(rstd, dx, add));",
     "            if (a.partial) {",
     "                dgamma[i] += dy * xhat;",
     "                if (a.layernorm) dgamma[a.n + i] += dy;",
@@ -13594,7 +13823,7 @@ static const char *const te__source_85[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_86[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_87[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -13608,25 +13837,19 @@ static const char *const te__source_86[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_88[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
     "//   RMSNorm    mean = 0,          rstd = 1 / sqrt(sum x^2 / n + eps)",
     "//   y = (x - mean) * rstd * gamma' + beta;   FP8: q = saturate(y * scale), amax = max |y|",
     "//",
-    "//   with CHUNKS, a row lives in the registers of WARPS warps; T = 32 WARPS threads, vectors of 8, n = 8 V:",
+    "// With CHUNKS, a row is read once and lives in registers: norm_row.cuh. A warp takes 16 bytes a lane CHUNKS times before it waits, and several rows",
+    "// are on their way on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed from pass to pass, and weights are loaded where they are",
+    "// used, which leaves room for more blocks. Many long rows are norm_fwd_queue's.",
     "//",
-    "//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          V <= T * CHUNKS, FULL: V = T * CHUNKS",
-    "//       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]",
-    "//",
-    "// A row is read once and its statistics take one pass and one barrier. Each warp sums x - s and its squares, with s the mean of the warp's",
-    "// first vectors, and the warps' means and squares are then merged (Chan, Golub, LeVeque): a mean that is large beside the spread costs no",
-    "// digits. A warp takes 16 bytes a lane CHUNKS times before it waits, and several rows are on their way on a multiprocessor: RESIDENT blocks.",
-    "// PACKED: elements stay packed from pass to pass, and weights are loaded where they are used, which leaves room for more blocks.",
-    "//",
-    "// One H200, 2026-11-21, te_bench, 16384x4096 bf16, of copy: LayerNorm 0.88, RMSNorm 0.87, RMSNorm to FP8 with amax 0.87, before rows lost",
-    "// their loop and FP8 outputs were PACKED.",
+    "// One H200, 2026-11-21, te_bench, of copy, in norm_fwd_queue's place and with dearer sums for LayerNorm: 16384x4096 bf16 RMSNorm 0.87, LayerNorm",
+    "// 0.88, to e4m3 0.84, 0.83; 8192x8192 0.87, 0.85, 0.85, 0.80.",
     "//",
     "// Launch: CHUNKS: a block for every row, of 32 WARPS threads; WARPS = 1: 128 threads, a block for every four rows. n and ld multiples",
     "// of 8 (FULL: ld = n); x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8). Without: any n, any alignment; block of up to 512, a",
@@ -13647,104 +13870,29 @@ static const char *const te__source_87[] = { /* ops/norm/norm_fwd.cu */
     "// te:row CHUNKS=4 WARPS=5 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
     "// te:row CHUNKS=4 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
     "// te:row CHUNKS=8 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
-    "#include \"device/raw8.cuh\"",
-    "#include \"ops/norm/kargs.h\"",
-    "",
-    "TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {",
-    "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);",
-    "}",
-    "// What was the largest |y| when the block began, of all that had ended: most blocks have nothing to add to it in the end.",
-    "TE_DEV float te_norm_known(const te__norm_fwd_kargs &a) { return a.amax ? *(volatile float *)a.amax : 0.0f; }",
-    "TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, float known) {",
-    "    largest = te_warp_max(largest);",
-    "    if (a.amax && (threadIdx.x & 31) == 0 && largest > known) te_atomic_amax(a.amax, largest);",
-    "}",
+    "#include \"ops/norm/norm_row.cuh\"",
     "",
     "#ifdef CHUNKS",
     "",
-    "#define THREADS (WARPS * 32)      /* of a row */",
     "#define ROWS (WARPS == 1 ? 4 : 1) /* of a block */",
-    "constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;",
-    "constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;",
-    "",
-    "// How many elements of a row warp w holds in its first `chunks` vectors.",
-    "TE_DEV float te_norm_count(int w, int vectors, int chunks) {",
-    "    if (FULL) return (float)(chunks * 256);",
-    "    int count = 0;",
-    "#pragma unroll",
-    "    for (int c = 0; c < chunks; c++) count += min(max(vectors - (w + c * WARPS) * 32, 0), 32);",
-    "    return (float)(8 * count);",
-    "}",
-    "TE_DEV float te_norm_inverse(float count) { return 1.0f / fmaxf(count, 1.0f); }",
     "",
     "extern \"C\" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
     "    te_follow();",
-    "    __shared__ __align__(16) float scratch[2][WARPS];",
-    "    int lane = threadIdx.x & 31, warp = WARPS == 1 ? 0 : threadIdx.x >> 5, t = WARPS == 1 ? lane : threadIdx.x;",
-    "    int vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3);",
-    "    te_i64 row = WARPS == 1 ? (te_i64)blockIdx.x * ROWS + (threadIdx.x >> 5) : blockIdx.x;",
-    "    if (WARPS == 1 && row >= a.m) return;",
+    "    __shared__ te_norm_scratch scratch;",
+    "    int t = threadIdx.x % THREADS, vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3);",
+    "    te_i64 row = (te_i64)blockIdx.x * ROWS + threadIdx.x / THREADS;",
+    "    if (ROWS > 1 && row >= a.m) return;",
     "    const char *from = (const char *)a.x + (row * a.n + 8 * t) * te_size<X_DT>;",
-    "    te_raw8<X_DT> x[CHUNKS];",
+    "    te_norm_row r;",
     "#pragma unroll",
     "    for (int c = 0; c < CHUNKS; c++)",
-    "        x[c] = FULL || t + c * THREADS < vectors ? te_raw8_load_once<X_DT>(from, c * THREADS * 8) : te_raw8_zero<X_DT>();",
-    "    float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f, known = AMAX ? te_norm_known(a) : 0.0f;",
-    "    float one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;",
+    "        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw8_load_once<X_DT>(from, c * THREADS * 8) : te_raw8_zero<X_DT>();",
+    "    float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f, one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;",
     "    te_norm_scale_inv(a);",
+    "    r.finish(r.add(r.share(t, vectors, 0.0f), scratch.sums[0]), t, vectors, one_nth, a.eps, scratch);",
+    "    if (PACKED) te_raw8_seal(r.x);",
+    "    te_norm_stats(a, row, t, r);",
     "",
-    "    // One pass, over what is left of the elements without the mean of the warp's first ones: these alone give the row a variance that is at",
-    "    // least 1 / (CHUNKS - 1) of what the difference of the two means takes away from the sum of squares.",
-    "    float shift = 0.0f, mean = 0.0f, squares = 0.0f;",
-    "    if (LAYERNORM) {",
-    "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) shift += te_raw8_get(x[0], j);",
-    "        shift = te_warp_sum(shift) * te_norm_inverse(te_norm_count(warp, vectors, 1));",
-    "    }",
-    "#pragma unroll",
-    "    for (int c = 0; c < CHUNKS; c++) {",
-    "        if (!FULL && t + c * THREADS >= vectors) continue;",
-    "        float2 part = make_float2(0.0f, 0.0f);",
-    "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) {",
-    "            float d = te_raw8_get(x[c], j);",
-    "            if (LAYERNORM) d -= shift, part.x += d;",
-    "            part.y = fmaf(d, d, part.y);",
-    "        }",
-    "        mean += part.x, squares += part.y;",
-    "    }",
-    "    if (LAYERNORM) {",
-    "        float share = te_norm_inverse(te_norm_count(warp, vectors, CHUNKS));",
-    "        float2 both = te_warp_sum2(make_float2(mean, squares));",
-    "        squares = fmaf(both.x * -share, both.x, both.y);",
-    "        mean = fmaf(both.x, share, shift);",
-    "    } else {",
-    "        squares = te_warp_sum(squares);",
-    "    }",
-    "    if (WARPS > 1) {",
-    "        if (lane == 0) scratch[0][warp] = mean, scratch[1][warp] = squares;",
-    "        __syncthreads();",
-    "        squares = mean = 0.0f;",
-    "        if (LAYERNORM) {",
-    "#pragma unroll",
-    "            for (int w = 0; w < WARPS; w++) mean = fmaf(scratch[0][w], te_norm_count(w, vectors, CHUNKS), mean);",
-    "            mean *= one_nth;",
-    "        }",
-    "#pragma unroll",
-    "        for (int w = 0; w < WARPS; w++) {",
-    "            squares += scratch[1][w];",
-    "            if (LAYERNORM) { // their mean is not the row's",
-    "                float d = scratch[0][w] - mean;",
-    "                squares = fmaf(te_norm_count(w, vectors, CHUNKS) * d, d, squares);",
-    "            }",
-    "        }",
-    "    }",
-    "    if (PACKED) te_raw8_seal(x);",
-    "    float rstd = __frsqrt_rn(squares * one_nth + a.eps), rest = (shift - mean) * rstd;",
-    "    if (t == 0) {",
-    "        if (LAYERNORM && a.mean) a.mean[row] = mean;",
-    "        if (a.rstd) a.rstd[row] = rstd;",
-    "    }",
     "    char *to = (char *)a.y + (row * a.ld + 8 * t) * te_y_size;",
     "#pragma unroll",
     "    for (int c = 0; c < CHUNKS; c++) {",
@@ -13753,11 +13901,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_fwd.cu */
     "        te_raw8<W_DT> g = PACKED ? te_raw8_load_here<W_DT>(a.gamma, 8 * v) : te_raw8_load<W_DT>(a.gamma, 8 * v), b = te_raw8_zero<W_DT>();",
     "        if (LAYERNORM && a.beta) b = PACKED ? te_raw8_load_here<W_DT>(a.beta, 8 * v) : te_raw8_load<W_DT>(a.beta, 8 * v);",
     "        float y[8];",
-    "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) {",
-    "            float gamma = ZERO_CENTERED ? te_raw8_get(g, j) + 1.0f : te_raw8_get(g, j), d = te_raw8_get(x[c], j);",
-    "            y[j] = LAYERNORM ? fmaf(fmaf(d - shift, rstd, rest), gamma, te_raw8_get(b, j)) : d * rstd * gamma;",
-    "        }",
+    "        r.result(c, g, b, ZERO_CENTERED, y);",
     "        if (AMAX) largest = fmaxf(largest, te_largest8(y));",
     "        if (te_quantized) {",
     "#pragma unroll",
@@ -13769,7 +13913,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_fwd.cu */
     "        const float zeros[8] = {};",
     "        for (te_i64 v = vectors + t; v < a.ld >> 3; v += THREADS) te_store8(a.y, row * a.ld + 8 * v, Y_DT, zeros);",
     "    }",
-    "    if (AMAX) te_norm_finish(a, largest, known);",
+    "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
     "",
     "#else",
@@ -13777,7 +13921,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_fwd.cu */
     "extern \"C\" __global__ void __launch_bounds__(512) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {",
     "    te_follow();",
     "    __shared__ float scratch[32];",
-    "    float scale = a.scale ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f, known = te_norm_known(a);",
+    "    float scale = a.scale ? *a.scale : 1.0f, centre = a.zero_centered ? 1.0f : 0.0f, largest = 0.0f;",
     "    te_norm_scale_inv(a);",
     "",
     "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
@@ -13806,12 +13950,141 @@ static const char *const te__source_87[] = { /* ops/norm/norm_fwd.cu */
     "            te_store(a.y, row * a.ld + i, a.y_dt, a.scale ? y * scale : y);",
     "        }",
     "    }",
-    "    te_norm_finish(a, largest, known);",
+    "    te_norm_finish(a, largest, a.y_dt);",
     "}",
     "",
     "#endif",
 };
-static const char *const te__source_88[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_89[] = { /* ops/norm/norm_fwd_queue.cu */
+    "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
+    "//",
+    "//   a block keeps gamma' and beta in registers and takes one row after the other from a queue in shared memory, which its first thread fills:",
+    "//",
+    "//       queue    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]      STAGES places; a bulk copy each, which the place's mbarrier counts",
+    "//       block 5  units 5, 137 by its number, then what the counter of all blocks gives: neighbouring rows, `unit` of them",
+    "//",
+    "// Rows go to whoever is ready for them, because multiprocessors do not get equal shares of the bandwidth: with equal shares of the rows, the same",
+    "// kernel took 72 us in place of 68, and 56 in place of 53 to FP8. One counter gives about 0.3 units a nanosecond, hence units of 16 KB.",
+    "//",
+    "// One H200, 2026-11-21, te_bench norm, of copy: 16384x4096 bf16 RMSNorm 0.89, LayerNorm 0.88, to e4m3 0.86, 0.85; 8192x8192 0.90, 0.89, 0.88, 0.86.",
+    "//",
+    "// Launch: 32 WARPS threads, at least two warps; any grid up to the number of units, and `questions` as te__norm_plan_queue counts them; n = 256 CHUNKS",
+    "// WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); dynamic shared memory: STAGES rows of x.",
+    "//",
+    "// te:arch 90",
+    "// te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=1 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=8 RESIDENT=2 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=8 RESIDENT=2 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
+    "// te:row CHUNKS=4 WARPS=8 RESIDENT=2 STAGES=4 AMAX=1 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=8 RESIDENT=2 STAGES=4 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
+    "// te:row CHUNKS=4 WARPS=2 RESIDENT=8 STAGES=4 AMAX=0 ZERO_CENTERED=1 LAYERNORM=1 X_DT=3 W_DT=1 Y_DT=3",
+    "// te:row CHUNKS=2 WARPS=5 RESIDENT=3 STAGES=4 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
+    "#include \"device/hopper.cuh\"",
+    "#define FULL 1",
+    "#include \"ops/norm/norm_row.cuh\"",
+    "",
+    "constexpr int te_row_bytes = THREADS * CHUNKS * 16;",
+    "",
+    "struct te_norm_queue {",
+    "    __align__(8) te_u64 bars[STAGES];",
+    "    int rows[STAGES]; // m: there is none, and none will follow",
+    "};",
+    "",
+    "// What fills the queue, in the block's first thread.",
+    "struct te_norm_feed {",
+    "    int row, left;  // next, and how many of its unit are left with it",
+    "    int taken;      // units",
+    "    te_u32 granted; // by the counter: asked for one unit ahead",
+    "",
+    "    TE_DEV void fill(const te__norm_fwd_kargs &a, te_norm_queue &queue, te_u32 places, int place) {",
+    "        te_u32 bar = te_smem(&queue.bars[place]);",
+    "        if (left == 0 && row < (int)a.m) {",
+    "            int unit = taken < a.own ? (int)(blockIdx.x + taken * gridDim.x) : (int)(a.own * gridDim.x + granted);",
+    "            row = min(unit * a.unit, (int)a.m), left = a.unit, taken++;",
+    "            // Asked once for each unit that is there, from the blocks' last own ones on: `questions`, after which it is 0 again.",
+    "            if (taken >= a.own && row < (int)a.m) granted = atomicInc(a.counter, (te_u32)a.questions - 1);",
+    "        }",
+    "        queue.rows[place] = row;",
+    "        if (row < (int)a.m) {",
+    "            te_mbar_expect(bar, te_row_bytes);",
+    "            te_bulk_load(places + place * te_row_bytes, (const char *)a.x + row * (te_i64)te_row_bytes, te_row_bytes, bar);",
+    "            row++, left--;",
+    "        } else {",
+    "            te_mbar_arrive(bar);",
+    "        }",
+    "    }",
+    "};",
+    "",
+    "// Weights as f32, from the one load to the last row.",
+    "TE_DEV te_raw8<TE_F32> te_norm_weights(const void *p, int i, bool centred) {",
+    "    te_raw8<W_DT> w = p ? te_raw8_load<W_DT>(p, i) : te_raw8_zero<W_DT>();",
+    "    te_raw8<TE_F32> r;",
+    "#pragma unroll",
+    "    for (int j = 0; j < 8; j++) r.w[j] = __float_as_uint(centred ? te_raw8_get(w, j) + 1.0f : te_raw8_get(w, j));",
+    "    return r;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(THREADS, RESIDENT) te_norm_fwd_queue(const __grid_constant__ te__norm_fwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ te_norm_scratch scratch;",
+    "    __shared__ te_norm_queue queue;",
+    "    extern __shared__ __align__(128) te_u32 te_norm_places[];",
+    "    te_u32 places = te_smem(te_norm_places);",
+    "    te_norm_feed feed = {};",
+    "    int t = threadIdx.x;",
+    "    if (t == 0) {",
+    "        for (int s = 0; s < STAGES; s++) te_mbar_init(te_smem(&queue.bars[s]), 1);",
+    "        te_mbar_init_done();",
+    "    }",
+    "    __syncthreads();",
+    "    if (t == 0) {",
+    "#pragma unroll 1",
+    "        for (int s = 0; s < STAGES; s++) feed.fill(a, queue, places, s);",
+    "    }",
+    "    float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f;",
+    "    te_raw8<TE_F32> gamma[CHUNKS], beta[CHUNKS];",
+    "#pragma unroll",
+    "    for (int c = 0; c < CHUNKS; c++) {",
+    "        gamma[c] = te_norm_weights(a.gamma, 8 * (t + c * THREADS), ZERO_CENTERED);",
+    "        if (LAYERNORM) beta[c] = te_norm_weights(a.beta, 8 * (t + c * THREADS), false);",
+    "    }",
+    "    te_raw8_seal(gamma);",
+    "    if (LAYERNORM) te_raw8_seal(beta);",
+    "    te_norm_scale_inv(a);",
+    "",
+    "    for (int place = 0, turn = 0, parity = 0;; turn ^= 1) {",
+    "        te_mbar_wait(te_smem(&queue.bars[place]), parity);",
+    "        int row = queue.rows[place];",
+    "        if (row >= (int)a.m) break;",
+    "        te_norm_row r;",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) r.x[c] = te_raw8_shared<X_DT>(places + place * te_row_bytes + (c * THREADS + t) * 16);",
+    "        float2 sum = r.add(r.share(t, CHUNKS * THREADS, 0.0f), scratch.sums[turn]);",
+    "        if (t == 0) feed.fill(a, queue, places, place); // all threads have read what was there: the sum has it",
+    "        r.finish(sum, t, CHUNKS * THREADS, 1.0f / (CHUNKS * THREADS * 8), a.eps, scratch);",
+    "        te_norm_stats(a, row, t, r);",
+    "        char *to = (char *)a.y + (row * a.n + 8 * t) * te_y_size;",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) {",
+    "            float y[8];",
+    "            r.result(c, gamma[c], beta[c], false, y);",
+    "            if (AMAX) largest = fmaxf(largest, te_largest8(y));",
+    "            if (te_quantized) {",
+    "#pragma unroll",
+    "                for (int j = 0; j < 8; j++) y[j] *= scale;",
+    "            }",
+    "            te_store8(to + c * (THREADS * 8 * te_y_size), 0, Y_DT, y);",
+    "        }",
+    "        if (++place == STAGES) place = 0, parity ^= 1;",
+    "    }",
+    "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
+    "}",
+};
+static const char *const te__source_90[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for all who add them up. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 takes rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -13861,7 +14134,115 @@ static const char *const te__source_88[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_91[] = { /* ops/norm/norm_row.cuh */
+    "// ops/norm/norm_row.cuh: what the forward kernels of LayerNorm and RMSNorm share. Knows te__norm_fwd_kargs and their options; must not know how rows",
+    "// come. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
+    "//",
+    "//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          T = 32 WARPS, vectors of 8, V <= T * CHUNKS; FULL: V = T * CHUNKS",
+    "//       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]",
+    "//",
+    "// Sums of x and x^2 take one pass and one barrier. Where the mean is larger than the spread, the difference that makes the variance has lost",
+    "// digits: then a second pass takes what is left of the elements without the mean.",
+    "#pragma once",
+    "#include \"device/raw8.cuh\"",
+    "#include \"ops/norm/kargs.h\"",
+    "",
+    "TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {",
+    "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);",
+    "}",
+    "// Most warps have nothing to add to the largest |y| of all that ended before.",
+    "TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {",
+    "    largest = te_warp_max(largest);",
+    "    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is stored",
+    "    if (y_dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));",
+    "    if (a.amax && (threadIdx.x & 31) == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
+    "}",
+    "",
+    "#ifdef CHUNKS",
+    "#define THREADS (WARPS * 32) /* of a row */",
+    "constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;",
+    "constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;",
+    "",
+    "// What the warps of a row tell each other. Two rows in turn, so that nobody overwrites what others still read.",
+    "struct __align__(16) te_norm_scratch {",
+    "    float sums[2][2][WARPS], again[2][WARPS];",
+    "};",
+    "",
+    "struct te_norm_row {",
+    "    te_raw8<X_DT> x[CHUNKS];",
+    "    float mean, rstd, rest; // xhat = x rstd + rest",
+    "",
+    "    // A thread's share of the sums of x - shift and of its square.",
+    "    TE_DEV float2 share(int t, int vectors, float shift) const {",
+    "        float2 sum = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "        for (int c = 0; c < CHUNKS; c++) {",
+    "            if (!FULL && t + c * THREADS >= vectors) continue;",
+    "            float2 part = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "            for (int j = 0; j < 8; j++) {",
+    "                float d = te_raw8_get(x[c], j) - shift;",
+    "                if (LAYERNORM) part.x += d;",
+    "                part.y = fmaf(d, d, part.y);",
+    "            }",
+    "            sum.x += part.x, sum.y += part.y;",
+    "        }",
+    "        return sum;",
+    "    }",
+    "    // Both sums over the row, in the order of the warps.",
+    "    static TE_DEV float2 add(float2 v, float (&scratch)[2][WARPS]) {",
+    "        int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "        if (LAYERNORM) v = te_warp_sum2(v);",
+    "        else v.y = te_warp_sum(v.y);",
+    "        if (WARPS == 1) return v;",
+    "        if (lane == 0) {",
+    "            if (LAYERNORM) scratch[0][warp] = v.x;",
+    "            scratch[1][warp] = v.y;",
+    "        }",
+    "        __syncthreads();",
+    "        v = make_float2(0.0f, 0.0f);",
+    "#pragma unroll",
+    "        for (int w = 0; w < WARPS; w++) {",
+    "            if (LAYERNORM) v.x += scratch[0][w];",
+    "            v.y += scratch[1][w];",
+    "        }",
+    "        return v;",
+    "    }",
+    "    // From both sums over the row, of x itself.",
+    "    TE_DEV void finish(float2 sum, int t, int vectors, float one_nth, float eps, te_norm_scratch &scratch) {",
+    "        float variance = sum.y * one_nth;",
+    "        mean = 0.0f;",
+    "        if (LAYERNORM) {",
+    "            mean = sum.x * one_nth;",
+    "            variance = fmaf(-mean, mean, variance);",
+    "            if (mean * mean > variance) {",
+    "                sum = add(share(t, vectors, mean), scratch.again);",
+    "                sum.x *= one_nth;",
+    "                variance = fmaf(-sum.x, sum.x, sum.y * one_nth);",
+    "                mean += sum.x;",
+    "            }",
+    "        }",
+    "        rstd = __frsqrt_rn(variance + eps), rest = -mean * rstd;",
+    "    }",
+    "    // y of vector c, before it is scaled.",
+    "    template <int G_DT> TE_DEV void result(int c, const te_raw8<G_DT> &gamma, const te_raw8<G_DT> &beta, bool centred, float y[8]) const {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) {",
+    "            float g = te_raw8_get(gamma, j), v = te_raw8_get(x[c], j);",
+    "            if (centred) g += 1.0f;",
+    "            y[j] = LAYERNORM ? fmaf(fmaf(v, rstd, rest), g, te_raw8_get(beta, j)) : v * rstd * g;",
+    "        }",
+    "    }",
+    "};",
+    "",
+    "TE_DEV void te_norm_stats(const te__norm_fwd_kargs &a, te_i64 row, int t, const te_norm_row &r) {",
+    "    if (t != 0) return;",
+    "    if (LAYERNORM && a.mean) a.mean[row] = r.mean;",
+    "    if (a.rstd) a.rstd[row] = r.rstd;",
+    "}",
+    "#endif",
+};
+static const char *const te__source_92[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -13944,7 +14325,7 @@ static const char *const te__source_89[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_90[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_93[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -14009,7 +14390,7 @@ static const char *const te__source_90[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_91[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_94[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -14202,7 +14583,7 @@ static const char *const te__source_91[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -14327,7 +14708,7 @@ static const char *const te__source_92[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
@@ -14344,7 +14725,7 @@ static const char *const te__source_93[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_94[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -14423,7 +14804,7 @@ static const char *const te__source_94[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -14739,7 +15120,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/optim/adam.cu */
+static const char *const te__source_99[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -14827,7 +15208,7 @@ static const char *const te__source_96[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/optim/kargs.h */
+static const char *const te__source_100[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -14891,7 +15272,7 @@ static const char *const te__source_97[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_98[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_101[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -14916,7 +15297,7 @@ static const char *const te__source_98[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_102[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -14965,7 +15346,7 @@ static const char *const te__source_99[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_103[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -14984,7 +15365,7 @@ static const char *const te__source_100[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_104[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -15029,7 +15410,7 @@ static const char *const te__source_101[] = { /* ops/optim/multi.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_105[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.",
@@ -15075,7 +15456,7 @@ static const char *const te__source_102[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/rope/kargs.h */
+static const char *const te__source_106[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -15110,7 +15491,7 @@ static const char *const te__source_103[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_104[] = { /* ops/rope/rope.cu */
+static const char *const te__source_107[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -15240,7 +15621,7 @@ static const char *const te__source_104[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/shard/kargs.h */
+static const char *const te__source_108[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -15287,7 +15668,7 @@ static const char *const te__source_105[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_106[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_109[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -15304,7 +15685,7 @@ static const char *const te__source_106[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_110[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -15419,7 +15800,7 @@ static const char *const te__source_107[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_111[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -15547,7 +15928,7 @@ static const char *const te__source_108[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_112[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -15621,7 +16002,7 @@ static const char *const te__source_109[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_110[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_113[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -15675,7 +16056,7 @@ static const char *const te__source_110[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_111[] = { /* ops/stats/kargs.h */
+static const char *const te__source_114[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -15697,7 +16078,7 @@ static const char *const te__source_111[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_112[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_115[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -15775,7 +16156,7 @@ static const char *const te__source_112[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_116[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -15828,16 +16209,16 @@ static const te__source te__sources[] = {
     {"device/eight.cuh", te__source_5, 53},
     {"device/hopper.cuh", te__source_6, 193},
     {"device/mma.cuh", te__source_7, 107},
-    {"device/raw8.cuh", te__source_8, 100},
-    {"device/tile.cuh", te__source_9, 58},
+    {"device/raw8.cuh", te__source_8, 107},
+    {"device/tile.cuh", te__source_9, 86},
     {"ops/act/act.cuh", te__source_10, 93},
     {"ops/act/act_bias.cu", te__source_11, 25},
     {"ops/act/act_bwd.cu", te__source_12, 101},
-    {"ops/act/act_bwd_tile.cu", te__source_13, 117},
+    {"ops/act/act_bwd_tile.cu", te__source_13, 127},
     {"ops/act/act_fwd.cu", te__source_14, 95},
     {"ops/act/act_fwd_tile.cu", te__source_15, 63},
-    {"ops/act/kargs.h", te__source_16, 50},
-    {"ops/act/tile.cuh", te__source_17, 109},
+    {"ops/act/kargs.h", te__source_16, 51},
+    {"ops/act/tile.cuh", te__source_17, 83},
     {"ops/attn/attn.cuh", te__source_18, 80},
     {"ops/attn/attn_bwd_dkv.cu", te__source_19, 63},
     {"ops/attn/attn_bwd_dkv_mma.cu", te__source_20, 174},
@@ -15858,82 +16239,85 @@ static const te__source te__sources[] = {
     {"ops/cast/delayed_gather.cu", te__source_35, 14},
     {"ops/cast/delayed_update.cu", te__source_36, 41},
     {"ops/cast/fp8_dequantize.cu", te__source_37, 60},
-    {"ops/cast/fp8_quantize.cu", te__source_38, 162},
-    {"ops/cast/kargs.h", te__source_39, 80},
+    {"ops/cast/fp8_quantize.cu", te__source_38, 194},
+    {"ops/cast/kargs.h", te__source_39, 82},
     {"ops/cast/list.cuh", te__source_40, 15},
     {"ops/cast/scale_from_amax.cu", te__source_41, 16},
     {"ops/cast/transpose.cu", te__source_42, 82},
     {"ops/cast/transpose_nibbles.cu", te__source_43, 50},
     {"ops/dropout/dropout_add.cu", te__source_44, 75},
     {"ops/dropout/kargs.h", te__source_45, 14},
-    {"ops/gemm/epilogue.cuh", te__source_46, 248},
+    {"ops/gemm/epilogue.cuh", te__source_46, 260},
     {"ops/gemm/gemm_align.cu", te__source_47, 39},
-    {"ops/gemm/gemm_decode.cu", te__source_48, 109},
-    {"ops/gemm/gemm_grouped_naive.cu", te__source_49, 16},
-    {"ops/gemm/gemm_groups.cu", te__source_50, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_51, 806},
-    {"ops/gemm/gemm_mma.cu", te__source_52, 404},
-    {"ops/gemm/gemm_naive.cu", te__source_53, 13},
-    {"ops/gemm/gemm_reduce.cu", te__source_54, 31},
-    {"ops/gemm/groups.cuh", te__source_55, 119},
-    {"ops/gemm/kargs.h", te__source_56, 125},
-    {"ops/gemm/naive.cuh", te__source_57, 71},
-    {"ops/gemm/shift.cuh", te__source_58, 19},
-    {"ops/gemm/way_out.cuh", te__source_59, 270},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_60, 57},
-    {"ops/loss/cross_entropy_count.cu", te__source_61, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_62, 81},
-    {"ops/loss/kargs.h", te__source_63, 42},
-    {"ops/loss/loss.cuh", te__source_64, 30},
-    {"ops/loss/mse_bwd.cu", te__source_65, 30},
-    {"ops/loss/mse_fwd.cu", te__source_66, 38},
-    {"ops/loss/mse_sum.cu", te__source_67, 14},
-    {"ops/math/axpby.cu", te__source_68, 40},
-    {"ops/math/column_sum.cu", te__source_69, 120},
-    {"ops/math/copy.cu", te__source_70, 114},
-    {"ops/math/embedding_bwd.cu", te__source_71, 95},
-    {"ops/math/embedding_fwd.cu", te__source_72, 31},
-    {"ops/math/embedding_sort.cu", te__source_73, 96},
-    {"ops/math/fill.cu", te__source_74, 22},
-    {"ops/math/kargs.h", te__source_75, 92},
-    {"ops/math/random.cu", te__source_76, 35},
-    {"ops/math/sum.cu", te__source_77, 40},
-    {"ops/math/sum_final.cu", te__source_78, 16},
-    {"ops/mxfp8/kargs.h", te__source_79, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_80, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_81, 74},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_82, 188},
-    {"ops/norm/kargs.h", te__source_83, 48},
-    {"ops/norm/norm_amax.cu", te__source_84, 18},
-    {"ops/norm/norm_bwd.cu", te__source_85, 281},
-    {"ops/norm/norm_bwd_sum.cu", te__source_86, 12},
-    {"ops/norm/norm_fwd.cu", te__source_87, 201},
-    {"ops/norm/norm_parts.cuh", te__source_88, 48},
-    {"ops/nvfp4/arithmetic.h", te__source_89, 81},
-    {"ops/nvfp4/kargs.h", te__source_90, 63},
-    {"ops/nvfp4/nvfp4.cuh", te__source_91, 191},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_92, 123},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_93, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_94, 77},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_95, 314},
-    {"ops/optim/adam.cu", te__source_96, 86},
-    {"ops/optim/kargs.h", te__source_97, 62},
-    {"ops/optim/l2norm_final.cu", te__source_98, 23},
-    {"ops/optim/l2norm_partial.cu", te__source_99, 47},
-    {"ops/optim/l2norm_tensor.cu", te__source_100, 17},
-    {"ops/optim/multi.cuh", te__source_101, 43},
-    {"ops/optim/multi_scale.cu", te__source_102, 44},
-    {"ops/rope/kargs.h", te__source_103, 33},
-    {"ops/rope/rope.cu", te__source_104, 128},
-    {"ops/shard/kargs.h", te__source_105, 45},
-    {"ops/shard/shard.cuh", te__source_106, 15},
-    {"ops/shard/shard_amax.cu", te__source_107, 113},
-    {"ops/shard/shard_cast.cu", te__source_108, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_109, 72},
-    {"ops/shard/shard_scales.cu", te__source_110, 52},
-    {"ops/stats/kargs.h", te__source_111, 20},
-    {"ops/stats/quant_error.cu", te__source_112, 76},
-    {"ops/stats/quant_error_final.cu", te__source_113, 42},
+    {"ops/gemm/gemm_bias_gradient.cu", te__source_48, 34},
+    {"ops/gemm/gemm_decode.cu", te__source_49, 109},
+    {"ops/gemm/gemm_grouped_naive.cu", te__source_50, 16},
+    {"ops/gemm/gemm_groups.cu", te__source_51, 38},
+    {"ops/gemm/gemm_hopper.cu", te__source_52, 856},
+    {"ops/gemm/gemm_mma.cu", te__source_53, 404},
+    {"ops/gemm/gemm_naive.cu", te__source_54, 13},
+    {"ops/gemm/gemm_reduce.cu", te__source_55, 31},
+    {"ops/gemm/groups.cuh", te__source_56, 119},
+    {"ops/gemm/kargs.h", te__source_57, 134},
+    {"ops/gemm/naive.cuh", te__source_58, 71},
+    {"ops/gemm/shift.cuh", te__source_59, 19},
+    {"ops/gemm/way_out.cuh", te__source_60, 301},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_61, 57},
+    {"ops/loss/cross_entropy_count.cu", te__source_62, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_63, 81},
+    {"ops/loss/kargs.h", te__source_64, 42},
+    {"ops/loss/loss.cuh", te__source_65, 30},
+    {"ops/loss/mse_bwd.cu", te__source_66, 30},
+    {"ops/loss/mse_fwd.cu", te__source_67, 38},
+    {"ops/loss/mse_sum.cu", te__source_68, 14},
+    {"ops/math/axpby.cu", te__source_69, 40},
+    {"ops/math/column_sum.cu", te__source_70, 120},
+    {"ops/math/copy.cu", te__source_71, 114},
+    {"ops/math/embedding_bwd.cu", te__source_72, 95},
+    {"ops/math/embedding_fwd.cu", te__source_73, 31},
+    {"ops/math/embedding_sort.cu", te__source_74, 96},
+    {"ops/math/fill.cu", te__source_75, 22},
+    {"ops/math/kargs.h", te__source_76, 92},
+    {"ops/math/random.cu", te__source_77, 35},
+    {"ops/math/sum.cu", te__source_78, 40},
+    {"ops/math/sum_final.cu", te__source_79, 16},
+    {"ops/mxfp8/kargs.h", te__source_80, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_81, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_82, 74},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_83, 188},
+    {"ops/norm/kargs.h", te__source_84, 54},
+    {"ops/norm/norm_amax.cu", te__source_85, 18},
+    {"ops/norm/norm_bwd.cu", te__source_86, 290},
+    {"ops/norm/norm_bwd_sum.cu", te__source_87, 12},
+    {"ops/norm/norm_fwd.cu", te__source_88, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_89, 127},
+    {"ops/norm/norm_parts.cuh", te__source_90, 48},
+    {"ops/norm/norm_row.cuh", te__source_91, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_92, 81},
+    {"ops/nvfp4/kargs.h", te__source_93, 63},
+    {"ops/nvfp4/nvfp4.cuh", te__source_94, 191},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_95, 123},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_96, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_97, 77},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_98, 314},
+    {"ops/optim/adam.cu", te__source_99, 86},
+    {"ops/optim/kargs.h", te__source_100, 62},
+    {"ops/optim/l2norm_final.cu", te__source_101, 23},
+    {"ops/optim/l2norm_partial.cu", te__source_102, 47},
+    {"ops/optim/l2norm_tensor.cu", te__source_103, 17},
+    {"ops/optim/multi.cuh", te__source_104, 43},
+    {"ops/optim/multi_scale.cu", te__source_105, 44},
+    {"ops/rope/kargs.h", te__source_106, 33},
+    {"ops/rope/rope.cu", te__source_107, 128},
+    {"ops/shard/kargs.h", te__source_108, 45},
+    {"ops/shard/shard.cuh", te__source_109, 15},
+    {"ops/shard/shard_amax.cu", te__source_110, 113},
+    {"ops/shard/shard_cast.cu", te__source_111, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_112, 72},
+    {"ops/shard/shard_scales.cu", te__source_113, 52},
+    {"ops/stats/kargs.h", te__source_114, 20},
+    {"ops/stats/quant_error.cu", te__source_115, 76},
+    {"ops/stats/quant_error_final.cu", te__source_116, 42},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -19718,7 +20102,7 @@ static te_result te__driver_open(te__text *why) {
 
 /* ---- a context's device -------------------------------------------------------------------------------------- */
 
-enum { TE__MAP_SLOTS = 256, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
+enum { TE__MAP_SETS = 64, TE__MAP_WAYS = 4, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
 
 /* Everything that a tensor map depends on; no padding, so that memcmp compares it. */
 typedef struct te__map_key {
@@ -19730,9 +20114,14 @@ typedef struct te__map_slot {
     te__map_key key;
     unsigned char map[TE__MAP_BYTES];
 } te__map_slot;
+/* A layer's step has some 80 maps: where two of them met in one slot, both would be encoded again each time. */
+typedef struct te__map_set {
+    te__map_slot slot[TE__MAP_WAYS];
+    unsigned turn; /* the slot that a new map takes */
+} te__map_set;
 
 /* What planning has found out for a problem: opaque bytes, by opaque bytes. */
-enum { TE__MEMO_SLOTS = 128, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
+enum { TE__MEMO_SLOTS = 128, TE__MEMO_WAYS = 4, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
 typedef struct te__memo_slot {
     unsigned char key[TE__MEMO_KEY]; /* all 0: free */
     uint64_t value[TE__MEMO_VALUE / 8];
@@ -19750,8 +20139,9 @@ struct te__cuda {
     te__cu_handle staged[TE__STAGES]; /* the copy out of a piece is done */
     uint64_t uploads;
     void *counter; /* te__plan_counter */
-    te__map_slot *maps;
+    te__map_set *maps;
     te__memo_slot *memo;
+    unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
 };
 
@@ -19797,7 +20187,7 @@ static void te__cuda_device_close(te_ctx *te) {
         te__cuda_leave(pushed);
     }
     if (c->retained_context) te__cu.DevicePrimaryCtxRelease(c->device);
-    te__free(te, c->maps, TE__MAP_SLOTS * sizeof(te__map_slot));
+    te__free(te, c->maps, TE__MAP_SETS * sizeof(te__map_set));
     te__free(te, c->memo, TE__MEMO_SLOTS * sizeof(te__memo_slot));
     te__free(te, c, sizeof(*c));
     te->cuda = NULL;
@@ -19867,6 +20257,9 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     if (!code) code = te__cu.MemsetD8Async(address, 0, 256, te->cuda->stream);
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
+
+/* The last of them are te->found's. */
+static void *te__cuda_found(const te_ctx *te) { return (char *)te->cuda->counter + 248; }
 
 /* Fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
@@ -20110,13 +20503,15 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
                                      const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
     te_ctx *te = p->te;
     te__map_key key = TE_ZERO;
+    te__map_set *set;
     te__map_slot *slot;
     te_result result;
+    int way;
     memset(out128, 0, TE__MAP_BYTES);
     if (p->explain || !te->cuda) return TE_OK;
     if (rank < 1 || rank > 5 || (int)dtype <= 0 || dtype >= TE_DTYPE_COUNT)
         return p->result = te__fail(te, TE_ERR_INVALID, "tensor map: rank %d, dtype %d", rank, (int)dtype);
-    if (!te->cuda->maps) te->cuda->maps = (te__map_slot *)te__alloc_zero(te, TE__MAP_SLOTS * sizeof(te__map_slot));
+    if (!te->cuda->maps) te->cuda->maps = (te__map_set *)te__alloc_zero(te, TE__MAP_SETS * sizeof(te__map_set));
     if (!te->cuda->maps) return p->result = TE_ERR_OUT_OF_MEMORY;
     key.address = (uint64_t)(uintptr_t)ptr;
     memcpy(key.dims, dims, (size_t)rank * sizeof(dims[0]));
@@ -20125,8 +20520,10 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     key.dtype = (int)dtype;
     key.rank = rank;
     key.swizzle_bytes = swizzle_bytes;
-    slot = &te->cuda->maps[te__hash64(&key, sizeof(key), 0) % TE__MAP_SLOTS];
-    if (memcmp(&slot->key, &key, sizeof(key)) != 0) {
+    set = &te->cuda->maps[te__hash64(&key, offsetof(te__map_key, strides), key.box[0] + 65536ull * key.box[1]) % TE__MAP_SETS];
+    for (way = 0; way < TE__MAP_WAYS && memcmp(&set->slot[way].key, &key, sizeof(key)) != 0;) way++;
+    slot = &set->slot[way < TE__MAP_WAYS ? way : (int)(set->turn++ % TE__MAP_WAYS)];
+    if (way == TE__MAP_WAYS) {
         slot->key.rank = 0; /* void until the encoding has succeeded */
         result = te__cuda_encode_map(te, &key, slot->map);
         if (result != TE_OK) return p->result = result;
@@ -20141,8 +20538,11 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
 /* Where the answer to `key` (TE__MEMO_KEY bytes, not all 0) is or goes: TE__MEMO_VALUE bytes; *known: it is there. NULL: nothing is kept for this
  * plan. An answer must depend on the key and on the device alone. */
 static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
+    static const unsigned char free_key[TE__MEMO_KEY] = TE_ZERO;
     te__cuda *c = p->te->cuda;
-    te__memo_slot *slot;
+    te__memo_slot *slot = NULL;
+    uint64_t hash;
+    int way;
     *known = false;
     if (p->explain || !c) return NULL; /* perhaps of another device */
     if (!c->memo) {
@@ -20150,9 +20550,15 @@ static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
         if (!c->memo) return NULL;
         memset(c->memo, 0, TE__MEMO_SLOTS * sizeof(te__memo_slot));
     }
-    slot = &c->memo[te__hash64(key, TE__MEMO_KEY, 0) % TE__MEMO_SLOTS];
-    *known = memcmp(slot->key, key, TE__MEMO_KEY) == 0;
-    if (!*known) memcpy(slot->key, key, TE__MEMO_KEY);
+    hash = te__hash64(key, TE__MEMO_KEY, 0);
+    for (way = 0; way < TE__MEMO_WAYS; way++) {
+        slot = &c->memo[(hash + (uint64_t)way) % TE__MEMO_SLOTS];
+        *known = memcmp(slot->key, key, TE__MEMO_KEY) == 0;
+        if (*known) return slot->value;
+        if (memcmp(slot->key, free_key, TE__MEMO_KEY) == 0) break;
+    }
+    if (way == TE__MEMO_WAYS) slot = &c->memo[(hash + c->memo_turn++ % TE__MEMO_WAYS) % TE__MEMO_SLOTS];
+    memcpy(slot->key, key, TE__MEMO_KEY);
     return slot->value;
 }
 
@@ -21178,16 +21584,13 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     return te__cu_fail(te, call, code);
 }
 
-/* Queues the plan's launches on te's stream. Nothing is queued unless every kernel could be had. */
+/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel could be had. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te__cu_handle functions[TE__MAX_LAUNCHES];
-    bool pushed;
-    te_result result = te__cuda_enter(te, &pushed);
-    if (result != TE_OK) return result;
+    te_result result = TE_OK;
     te__cuda_drop_options(p);
     for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__jit_get(te, &p->launch[i], p->baseline, &functions[i]);
     for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, &p->launch[i], functions[i]);
-    te__cuda_leave(pushed);
     return result;
 }
 
@@ -21311,9 +21714,10 @@ static te_result te__want_output(te_ctx *te, const char *op, const te_tensor *y,
     te_result r = te__want(te, op, "y", y);
     if (r != TE_OK) return r;
     if (te__is_float(y->dtype)) {
-        if (scale || scale_inv || amax)
-            return te__fail(te, TE_ERR_INVALID, "%s: scale, scale_inv and amax belong to an e4m3 or e5m2 y, and y is %s", op, te_dtype_name(y->dtype));
-        return te__want_matrix(te, op, "y", y, m, n, "x", x);
+        if (scale || scale_inv)
+            return te__fail(te, TE_ERR_INVALID, "%s: scale and scale_inv belong to an e4m3 or e5m2 y, and y is %s", op, te_dtype_name(y->dtype));
+        r = amax ? te__want_f32(te, op, "amax", amax, 1) : TE_OK;
+        return r == TE_OK ? te__want_matrix(te, op, "y", y, m, n, "x", x) : r;
     }
     if (!te__is_fp8(y->dtype))
         return te__fail(te, TE_ERR_DTYPE, "%s: y is %s; f32, f16, bf16, e4m3 or e5m2 is needed", op, te_dtype_name(y->dtype));
@@ -22320,10 +22724,12 @@ typedef struct te__fp8_quantize_kargs {
     const float *noop;
     float *partial;    /* [blocks], if `current`: maxima */
     unsigned *counter; /* of te_grid_wait, if `current` */
+    float *sums;       /* [tiles along m, n]: of each tile's columns, or NULL */
+    unsigned long long *x_amax; /* [1], or NULL: the lower half is the amax of x, the upper one counts the blocks that know it */
     long long m, n, ld, ldc;
     unsigned tiles, tiles_n; /* in all, along n */
     float fp8_max, epsilon;  /* of the scale made here */
-    int current;             /* the scale is made here, of x */
+    int current;             /* the scale is made here, of x, which is read twice */
     int power_of_two;
     int x_dt, y_dt;
     int vector_x;   /* rows of x start at multiples of 16 bytes */
@@ -22478,6 +22884,13 @@ static te_result te__cast_check_codes(te_ctx *te, const char *op, const char *na
                         (long long)rows, (long long)cols);
     return TE_OK;
 }
+/* The largest of x from its producer, and a count of the blocks that have read it: one word of eight bytes. */
+static te_result te__cast_check_x_amax(te_ctx *te, const te_fp8_quantize_args *a) {
+    if (!a->current || a->noop)
+        return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax %s", a->current ? "with noop: what is not done would leave it as it is" : "belongs to `current`");
+    if ((uintptr_t)te__data(a->x_amax) % 8) return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax is not at a multiple of 8 bytes");
+    return te__cast_check_f32(te, "fp8_quantize", "x_amax", a->x_amax, 2, false);
+}
 static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
     te_result result = te__cast_check_float(te, "fp8_quantize", "x", a->x);
     if (result != TE_OK) return result;
@@ -22489,15 +22902,20 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
                           te_dtype_name(a->col->dtype));
     if (result == TE_OK && a->current && a->scale)
         result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: scale is given, and with `current` the scale comes from x; leave it NULL");
+    if (result == TE_OK && a->x_amax) result = te__cast_check_x_amax(te, a);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale", a->scale, 1, a->current);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale_inv", a->scale_inv, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "amax", a->amax, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "noop", a->noop, 1, true);
+    if (result == TE_OK && a->dbias) result = te__want_vector(te, "fp8_quantize", "dbias", a->dbias, te__cols(a->x));
+    if (result == TE_OK && a->dbias && a->noop) result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_column_sum");
     if (result != TE_OK) return result;
     te__touch(a->row);
     te__touch(a->col);
     te__touch(a->scale_inv);
     te__touch(a->amax);
+    te__touch(a->x_amax);
+    te__touch(a->dbias);
     return TE_OK;
 }
 
@@ -22699,7 +23117,10 @@ static void te__quantize_parts(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a) {
     te__quantize_job j;
     float *amax = (float *)te__data(a->amax), *scale_inv = (float *)te__data(a->scale_inv);
+    te_column_sum_args sum = TE_ZERO;
     if (te__noop_is_up(a->noop)) return TE_OK;
+    sum.x = a->x;
+    sum.out = a->dbias;
     j.a = a;
     j.m = te__rows(a->x);
     j.n = te__cols(a->x);
@@ -22709,7 +23130,8 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a)
     j.tiles_n = te__div_up(te__max(j.n, j.ld), TE__CAST_TILE);
     j.format = a->row ? a->row->dtype : a->col->dtype;
     if (a->current) {
-        float largest = te__amax_whole(te, a->x, 0.0f);
+        float *found = (float *)te__data(a->x_amax), largest = found ? found[0] : te__amax_whole(te, a->x, 0.0f);
+        if (found) found[0] = found[1] = 0.0f;
         j.scale = te__block_scale(largest, te_dtype_max(j.format), a->epsilon, FLT_MAX, a->power_of_two);
         if (amax) *amax = largest;
     } else {
@@ -22720,7 +23142,7 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a)
     te__parallel_for(te, j.parts, j.parts < TE__COUNT(j.part) ? 4 : 1, te__quantize_parts, &j);
     if (j.amax) *amax = te__amax_of(j.part, j.parts, *amax);
     if (scale_inv) *scale_inv = te__rcp_f32(j.scale);
-    return TE_OK;
+    return a->dbias ? te__cpu_column_sum(te, &sum) : TE_OK;
 }
 
 /* ---- dequantize, transpose ---- */
@@ -22896,13 +23318,18 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     te__launch *l = te__plan_launch(p, "cast", "fp8_quantize");
     te__fp8_quantize_kargs *k = TE__KARGS(p, l, te__fp8_quantize_kargs);
     int64_t tiles_m = te__cast_tiles_m(a), tiles_n = te__cast_tiles_n(a), tiles = tiles_m * tiles_n;
-    int64_t blocks = a->current ? te__min(tiles, te__plan_resident(p, 256, 9 * 1024, TE__CAST_RESIDENT)) : tiles;
-    if (a->current) {
+    bool twice = a->current && !a->x_amax; /* x is read twice */
+    int64_t blocks = twice ? te__min(tiles, te__plan_resident(p, 256, 9 * 1024, TE__CAST_RESIDENT)) : tiles;
+    if (twice) {
         k->partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
         k->counter = te__plan_counter(p);
         l->cooperative = true;
     }
-    k->current = a->current;
+    k->m = te__rows(a->x);
+    k->n = te__cols(a->x);
+    if (a->dbias && k->n > 0 && !p->baseline) k->sums = (float *)te__plan_workspace(p, tiles_m * k->n * (int64_t)sizeof(float));
+    k->current = twice;
+    k->x_amax = (unsigned long long *)te__data(a->x_amax);
     k->tiles = (unsigned)tiles;
     k->epsilon = a->epsilon;
     k->power_of_two = a->power_of_two;
@@ -22913,8 +23340,6 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     k->scale_inv = (float *)te__data(a->scale_inv);
     k->amax = (float *)te__data(a->amax);
     k->noop = (const float *)te__data(a->noop);
-    k->m = te__rows(a->x);
-    k->n = te__cols(a->x);
     k->ld = a->row ? te__cols(a->row) : 0;
     k->ldc = a->col ? te__cols(a->col) : 0;
     k->x_dt = a->x->dtype;
@@ -22927,9 +23352,12 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "CURRENT", k->current);
+    te__launch_option(l, "BIAS", k->sums != NULL);
     te__launch_size(l, blocks, 1, 1, 256, 0);
+    if (k->sums) te__plan_column_sum(p, k->sums, TE_F32, te__div_up(k->m, 128), k->n, a->dbias, false); /* without rows: zeros */
+    else if (a->dbias) te__plan_column_sum(p, k->x, a->x->dtype, k->m, k->n, a->dbias, false);
     p->native = p->sm >= 89;
-    if (a->current)
+    if (twice)
         te__plan_why(p, p->native ? "amax and cast in one launch; cvt instructions" : "amax and cast in one launch; FP8 rounding in integer arithmetic, exactly");
     else
         te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");
@@ -25089,7 +25517,7 @@ typedef struct te__gemm_kargs {
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
-    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */
+    float *row_sums;                /* gemm_hopper: of D's columns, [m / 64, n]: each of 64 rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
@@ -25151,6 +25579,15 @@ typedef struct te__gemm_align_side {
 typedef struct te__gemm_align_kargs {
     te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
 } te__gemm_align_kargs;
+
+/* gemm_bias_gradient: out [n] = the sums of the columns of sums [rows, n]. */
+typedef struct te__gemm_bias_gradient_kargs {
+    const float *sums;
+    void *out;
+    long long rows, n;
+    int out_dt;
+    int pad;
+} te__gemm_bias_gradient_kargs;
 
 /* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */
 enum {
@@ -26107,7 +26544,19 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
 /* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, const float *sums, int64_t rows) {
     te_column_sum_args of_d = te__gemm_column_sum(a);
+    enum { FEW = 1024 }; /* rows that one block adds up before several would have begun */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
+    if (rows <= FEW) {
+        te__launch *l = te__plan_launch(p, "gemm", "gemm_bias_gradient");
+        te__gemm_bias_gradient_kargs *k = TE__KARGS(p, l, te__gemm_bias_gradient_kargs);
+        k->sums = sums;
+        k->out = te__data(a->bias_gradient);
+        k->rows = rows;
+        k->n = a->n;
+        k->out_dt = a->bias_gradient->dtype;
+        te__launch_size(l, te__div_up(a->n, 32), 1, 1, 256, 0);
+        return true;
+    }
     return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
 }
 
@@ -26238,9 +26687,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
+    if (q->copies && (store & TE__GEMM_STORE_DGELU || (store & TE__GEMM_STORE_ADD && k->g.d_dt != TE_F32))) store = 0; /* no warp is free to bring what is there */
     by_tma = (store & TE__GEMM_STORE) != 0;
-    if (a->bias_gradient && by_tma && !q->copies && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
-        sum_rows = te__div_up(a->m, c.tile->option == TE__GEMM_PINGPONG || c.tile->option == 2 ? 128 : 64) * 4;
+    if (a->bias_gradient && by_tma && !q->copies && c.splits == 1) { /* of 64 rows each */
+        sum_rows = te__div_up(a->m, 64);
         k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
         if (!sums) return p->result;
         store |= TE__GEMM_STORE_SUMS;
@@ -26727,6 +27177,11 @@ typedef struct te__norm_fwd_kargs {
     int x_dt, gamma_dt, beta_dt, y_dt;
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
+    /* norm_fwd_queue: */
+    int unit;          /* neighbouring rows that a block takes at once */
+    int own;           /* units that a block has by its number */
+    int questions;     /* how often the counter is asked for others */
+    unsigned *counter; /* 0 between kernels */
 } te__norm_fwd_kargs;
 
 /* The end of y_amax. */
@@ -26755,6 +27210,7 @@ typedef struct te__norm_bwd_kargs {
     long long m, n;
     int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
     int layernorm, zero_centered;
+    int rounded; /* dx is rounded to its format before add is added */
     unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */
     te__norm_bwd_sum_kargs sum;
 } te__norm_bwd_kargs;
@@ -26765,6 +27221,7 @@ typedef struct te__norm_bwd_kargs {
 
 static te_result te__check_norm_amax(te_ctx *te, const char *op, const te_norm_fwd_args *a) {
     if (te__is_fp8(a->y->dtype)) return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
+    if (a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);
     return te__want_f32(te, op, "y_amax", a->y_amax, 1);
 }
 static te_result te__check_norm_col(te_ctx *te, const char *op, const te_norm_fwd_args *a, int64_t m, int64_t n) {
@@ -26818,7 +27275,11 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
     if (r == TE_OK && a->dbeta) r = te__want_vector(te, op, "dbeta", a->dbeta, n);
     if (r == TE_OK && layernorm) r = te__want_f32(te, op, "mean", a->mean, m);
     if (r == TE_OK) r = te__want_f32(te, op, "rstd", a->rstd, m);
-    return r;
+    if (r != TE_OK) return r;
+    te__touch(a->dx);
+    te__touch(a->dgamma);
+    te__touch(a->dbeta);
+    return TE_OK;
 }
 
 /* y_col as cast's transpose sees it. */
@@ -26893,7 +27354,7 @@ typedef struct te__norm_fwd_job {
     bool layernorm;
     int64_t n, ld;
     const float *gamma, *beta;
-    float scale, *amax; /* of each row, of the f32 result or, for y_amax, of y as it is stored; or NULL */
+    float scale, *amax; /* of each row, of the f32 result or, for a float y, of y as it is stored; or NULL */
 } te__norm_fwd_job;
 
 static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
@@ -26930,7 +27391,7 @@ static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
             for (k = 0; k < count; k++) run[k] *= job->scale;
         }
         te__store_row(y, a->y->dtype, row * job->ld + i, count, run);
-        if (a->y_amax) {
+        if (a->y_amax || (a->amax && !a->scale)) {
             te__load_row(y, a->y->dtype, row * job->ld + i, count, run);
             for (k = 0; k < count; k++) amax = fabsf(run[k]) > amax ? fabsf(run[k]) : amax;
         }
@@ -27019,6 +27480,10 @@ static void te__norm_bwd_row(const te__norm_bwd_job *job, int64_t row) {
         te__norm_bwd_load(job, row, i, count, xhat, g);
         for (k = 0; k < count; k++) g[k] = rstd * (g[k] * job->gamma[i + k] - c2 - c1 * xhat[k]);
         if (a->add) {
+            if (a->rounded) { /* there and back: dx may be add */
+                te__store_row(add, a->dx->dtype, 0, count, g);
+                te__load_row(add, a->dx->dtype, 0, count, g);
+            }
             te__load_row(te__data(a->add), a->add->dtype, row * n + i, count, add);
             for (k = 0; k < count; k++) g[k] += add[k];
         }
@@ -27111,18 +27576,43 @@ static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     return t;
 }
 
+/* Shared memory that one block may have, in bytes (CUDA programming guide, technical specifications). */
+static int64_t te__norm_shared_limit(int sm) { return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024; }
+
+/* Is it norm_fwd_queue's? 32 MB of x and more, rows of 4 to 16 KB: a row of more would have a multiprocessor for itself. Which of the two
+ * kernels it is changes no bit. */
+static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
+    return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 && m <= 1 << 30 && m * n >= 16 << 20;
+}
+static void te__norm_plan_queue(te__plan *p, te__launch *l, te__norm_fwd_kargs *k, te__norm_tiling t) {
+    enum { STAGES = 4 };
+    int64_t row = t.warps * 32 * t.chunks * 16, units, blocks, resident = 16 / t.warps;
+    k->unit = (int)te__max(1, 16 * 1024 / row);
+    units = te__div_up(k->m, k->unit);
+    blocks = te__min(units, resident * te__max(p->num_sms, 1));
+    k->own = (int)te__div_up(STAGES, k->unit);
+    k->questions = (int)te__max(0, units - (k->own - 1) * blocks);
+    k->counter = te__plan_counter(p);
+    te__launch_option(l, "CHUNKS", t.chunks);
+    te__launch_option(l, "WARPS", t.warps);
+    te__launch_option(l, "RESIDENT", (int)resident);
+    te__launch_option(l, "STAGES", STAGES);
+    te__launch_size(l, blocks, 1, 1, t.warps * 32, STAGES * row);
+}
+
 static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, bool layernorm) {
     int64_t m = te__rows(a->x), n = te__cols(a->x), ld = te__cols(a->y);
     te__norm_tiling t = te__norm_tile(n / 8, 4);
     te__launch *l;
     te__norm_fwd_kargs *k;
-    bool in_registers;
+    bool in_registers, queued;
     if (t.warps == 0) t = te__norm_tile(n / 8, 8);
     in_registers = !p->baseline && t.warps > 0 && n % 8 == 0 && ld % 8 == 0 && m < INT_MAX && (!a->beta || a->beta->dtype == a->gamma->dtype) &&
                    te__is_aligned(a->x, 16) && te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
                    te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
+    queued = in_registers && t.full && ld == n && te__norm_wants_queue(p, m, n, t, a->x->dtype);
     if (m > 0 && n > 0) {
-        l = te__plan_launch(p, "norm", "norm_fwd");
+        l = te__plan_launch(p, "norm", queued ? "norm_fwd_queue" : "norm_fwd");
         k = TE__KARGS(p, l, te__norm_fwd_kargs);
         k->x = te__data(a->x);
         k->gamma = te__data(a->gamma);
@@ -27143,25 +27633,29 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         k->y_dt = a->y->dtype;
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
-        if (in_registers) {
+        if (queued) {
+            te__norm_plan_queue(p, l, k, t);
+        } else if (in_registers) {
             /* Warps that run at once on a multiprocessor; a row of more than 8,192 elements wants two blocks there. */
             bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
-            bool packed = quantized || a->y_amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
+            bool packed = quantized || k->amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
             int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;
             te__launch_option(l, "CHUNKS", t.chunks);
             te__launch_option(l, "WARPS", t.warps);
             te__launch_option(l, "FULL", full);
             te__launch_option(l, "RESIDENT", tuned ? (packed ? 36 : 24) / warps : 1);
             te__launch_option(l, "PACKED", tuned && packed);
+            te__launch_size(l, te__div_up(m, rows), 1, 1, warps * 32, 0);
+        } else {
+            te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__norm_threads(n), 0);
+        }
+        if (in_registers) {
             te__launch_option(l, "AMAX", k->amax != NULL);
             te__launch_option(l, "ZERO_CENTERED", a->zero_centered_gamma);
             te__launch_option(l, "LAYERNORM", layernorm);
             te__launch_option(l, "X_DT", a->x->dtype);
             te__launch_option(l, "W_DT", a->gamma->dtype);
             te__launch_option(l, "Y_DT", a->y->dtype);
-            te__launch_size(l, te__div_up(m, rows), 1, 1, warps * 32, 0);
-        } else {
-            te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__norm_threads(n), 0);
         }
     }
     if (a->y_amax) {
@@ -27176,12 +27670,11 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         te_transpose_args turn = te__norm_transpose_args(a);
         te__cuda_plan_transpose(p, &turn);
     }
-    te__plan_why(p, in_registers ? "rows in registers" : "general: a block reads its row once for each pass");
+    te__plan_why(p, queued         ? "rows in registers; each goes to the block that is ready first"
+                    : in_registers ? "rows in registers"
+                                   : "general: a block reads its row once for each pass");
     return p->result;
 }
-
-/* Shared memory that one block may have, in bytes (CUDA programming guide, technical specifications). */
-static int64_t te__norm_shared_limit(int sm) { return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024; }
 
 /* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES on their way, the sums over rows in registers or not. */
 typedef struct te__norm_bwd_tiling {
@@ -27254,6 +27747,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->dx_dt = a->dx->dtype;
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
+        k->rounded = a->rounded;
         if (fast) {
             te__launch_option(l, "CHUNKS", t.row.chunks);
             te__launch_option(l, "WARPS", t.row.warps);
@@ -27329,6 +27823,7 @@ typedef struct te__act_bwd_kargs {
     te__act_divisor divisor; /* of act_bwd with options: by n */
     float limit, alpha;
     int dy_dt, x_dt, dx_dt, act;
+    int rounded;    /* of act_bwd_tile: dx is rounded to x's format first */
     int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */
     int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */
     int vector_col; /* rows of col start at multiples of 16 bytes */
@@ -27525,6 +28020,7 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
 static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
     float dy[TE__ACT_RUN];
     int64_t at = row * (j->gated ? 2 * j->n : j->n) + first;
+    int h;
     if (count <= 0) return;
     te__load_row(te__data(j->x), j->x->dtype, at, count, v[0]);
     if (j->gated) te__load_row(te__data(j->x), j->x->dtype, at + j->n, count, v[1]);
@@ -27533,6 +28029,10 @@ static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_
     } else {
         te__load_row(te__data(j->bwd->dy), j->bwd->dy->dtype, row * j->n + first, count, dy);
         te__act_slopes(j, dy, count, v[0], v[1]);
+        for (h = 0; j->bwd->rounded && h <= (j->gated ? 1 : 0); h++) {
+            te__store_row(dy, j->x->dtype, 0, count, v[h]); /* its room suffices for every float format */
+            te__load_row(dy, j->x->dtype, 0, count, v[h]);
+        }
     }
 }
 
@@ -27740,7 +28240,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
     float *partial = NULL;
     if (n == 0) return TE_OK;
     any = te__max(m, ldc) > 0;
-    tiled = a->col || a->dbias || ld != width;
+    tiled = a->col || a->dbias || ld != width || (a->rounded && dx->dtype != a->x->dtype);
     if (!gated && !tiled) {
         n *= m;
         m = 1;
@@ -27779,7 +28279,9 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
             te__launch_option(l, "DX_DT", k->dx_dt);
         }
         k->divisor = te__act_divisor_of(n, m * n);
+        k->rounded = a->rounded && a->x->dtype != TE_F32 && (partial || dx->dtype != a->x->dtype);
         if (tiled) te__launch_option(l, "BIAS", partial != NULL);
+        if (tiled) te__launch_option(l, "ROUNDED", k->rounded);
         if (tiled) k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld - width + n));
         else te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
     }
@@ -30007,7 +30509,7 @@ static te_result te__cuda_plan_multi_scale(te__plan *p, const te_multi_scale_arg
 #define TE__ARGS_amax(T, L) T(x) T(amax) T(noop)
 #define TE__ARGS_scale_from_amax(T, L) T(amax) T(scale) T(scale_inv)
 #define TE__ARGS_delayed_update(T, L) L(amax_history, a->count) L(scale, a->count) T(reduced)
-#define TE__ARGS_fp8_quantize(T, L) T(x) T(row) T(col) T(scale) T(scale_inv) T(amax) T(noop)
+#define TE__ARGS_fp8_quantize(T, L) T(x) T(row) T(col) T(scale) T(scale_inv) T(amax) T(noop) T(x_amax) T(dbias)
 #define TE__ARGS_fp8_dequantize(T, L) T(q) T(scale_inv) T(y)
 #define TE__ARGS_transpose(T, L) T(src) T(dst)
 #define TE__ARGS_delayed_gather(T, L) L(amax_history, a->count) T(amaxes)
@@ -30312,7 +30814,7 @@ static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
 }
 
 static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_download, te__cpu_clear,
-                                          te__cpu_synchronize, NULL, te__cpu_run, NULL, te__cpu_capture_begin, te__cpu_capture_end,
+                                          te__cpu_synchronize, NULL, te__cpu_run, NULL, NULL, NULL, te__cpu_capture_begin, te__cpu_capture_end,
                                           te__cpu_graph_launch, te__records_free};
 
 /* ---- the CUDA device ---- */
@@ -30347,7 +30849,7 @@ static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
 }
 
 static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_mem_release, te__cuda_upload, te__cuda_download, te__cuda_clear,
-                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
+                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_enter, te__cuda_leave, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
                                            te__cuda_graph_launch, te__cuda_graph_close};
 
 /* ==== core/graph.c ============================================================================================== */
@@ -30646,6 +31148,22 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     te__open_cpu(te);
 }
 
+/* A tensor that is always there, and that nobody frees. */
+static void te__found_open(te_ctx *te) {
+    te->found_buffer.te = te->found.te = te;
+    te->found_buffer.refs = te->found.refs = 1;
+    te->found_buffer.data = te->cuda ? te__cuda_found(te) : (void *)&te->found_word;
+    te->found_buffer.bytes = sizeof(te->found_word);
+    te->found_buffer.version = 1;
+    te->found.dtype = TE_F32;
+    te->found.ndim = 1;
+    te->found.shape[0] = 2;
+    te->found.stride[0] = 1;
+    te->found.buffer = &te->found_buffer;
+    te->found_amax = te->found;
+    te->found_amax.shape[0] = 1;
+}
+
 static bool te__allocator_ok(const te_allocator *a) { return !a->alloc == !a->release; }
 
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
@@ -30675,10 +31193,11 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     te->seed = desc->seed ? desc->seed : 1234;
     if (!halves) {
         te__open_device(te, desc);
-        return te;
+    } else {
+        te__fail(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or neither");
+        te__open_cpu(te);
     }
-    te__fail(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or neither");
-    te__open_cpu(te);
+    te__found_open(te);
     return te;
 }
 
@@ -30910,12 +31429,33 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     return TE_OK;
 }
 
+/* For a backward function that can add up gradients on its way: what input i of its node has gathered so far, as a plain tensor like `like`; NULL
+ * if there is nothing of that kind. */
+static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
+    const te__var *v = te->playing ? te->playing->inputs[i] : NULL;
+    te_tensor *grad = v && !v->played ? v->grad : NULL;
+    if (!grad || !grad->buffer || grad->dtype != like->dtype || !te__same_shape(grad, like) || !te__is_contiguous(grad)) return NULL;
+    return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of the graph would not find it there again */
+}
+/* Where the sum goes: into its own place if nobody else looks at it. */
+static te_tensor *te__grad_sum_place(te_tensor *so_far) {
+    return so_far->refs == 1 && te__buffer_users(so_far->buffer) == 1 ? so_far : te__empty_like(so_far, so_far->dtype);
+}
+/* The sum is there: the backward function gives no gradient of input i. */
+static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
+    te__var *v = te->playing->inputs[i];
+    te_tensor_retain(sum);
+    te_tensor_release(v->grad);
+    v->grad = sum;
+}
+
 enum { TE__MAX_NODE_TENSORS = 64 };
 
 /* Plays one node whose outputs have gradients. */
 static te_result te__node_play(te_ctx *te, te__node *node) {
     te_tensor *grad_outputs[TE__MAX_NODE_TENSORS], *grad_inputs[TE__MAX_NODE_TENSORS];
     bool needs[TE__MAX_NODE_TENSORS];
+    te__node *outer;
     te_result result;
     int i;
     if (node->num_inputs > TE__MAX_NODE_TENSORS || node->num_outputs > TE__MAX_NODE_TENSORS)
@@ -30927,7 +31467,10 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         needs[i] = node->inputs[i] != NULL;
     }
     te__frame_begin(te);
+    outer = te->playing;
+    te->playing = node;
     result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
+    te->playing = outer;
     for (i = 0; i < node->num_inputs && result == TE_OK; i++)
         if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
     te__frame_end(te, NULL, 0);
@@ -30945,6 +31488,7 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
 TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     te_ctx *te;
     te_result result;
+    bool entered;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, kept;
     if (!y || !grad) return TE_ERR_STATE;
@@ -30960,6 +31504,8 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     if (!y->requires_grad || !y->var)
         return te__fail(te, TE_ERR_STATE, "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
                                           "te_no_grad_begin, or in a scope that has ended?)");
+    result = te__device_enter(te, &entered);
+    if (result != TE_OK) return result;
     te->tape.no_grad++;
     result = te__var_add_grad(te, y->var, grad);
     for (i = te->tape.num_nodes - 1; i >= 0 && result == TE_OK; i--) {
@@ -30978,6 +31524,7 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     te->tape.num_nodes = kept;
     te->tape.no_grad--;
     if (result == TE_OK && te->after_backward) te->after_backward(te);
+    te__device_leave(te, entered);
     return result == TE_OK && te->error_code != TE_OK ? te->error_code : result;
 }
 
@@ -32107,22 +32654,26 @@ static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized
 
 /* ---- filling ---- */
 
+/* The amax in te->found would be taken for that of another tensor. */
+static void te__found_forget(te_ctx *te) { te->device->clear(te, te__data(&te->found), te->found_buffer.bytes); }
+
 /* Per tensor: the scale is given, or comes from x; a group must agree on the amax before. */
 static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
     te_fp8_quantize_args cast = TE_ZERO;
+    te_result result = TE_OK;
     cast.x = x;
     cast.noop = noop;
+    cast.dbias = spec->bias_grad;
     cast.row = row ? row->data : NULL;
     cast.col = col ? col->data : NULL;
     cast.scale_inv = row ? row->scale : col->scale;
     if (spec->kind == TE_QUANT_DELAYED) {
         cast.scale = spec->scale;
         cast.amax = spec->amax;
-    } else if (te_group_size(spec->group) > 1) {
+    } else if (te_group_size(spec->group) > 1 && !spec->found) {
         te_amax_args amax = TE_ZERO;
         te_scale_from_amax_args scale = TE_ZERO;
-        te_result result;
         amax.x = x;
         amax.amax = te__empty_1d(te, TE_F32, 1);
         scale.amax = amax.amax;
@@ -32139,8 +32690,12 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         cast.current = true;
         cast.epsilon = spec->epsilon;
         cast.power_of_two = spec->power_of_two;
+        cast.x_amax = spec->found ? &te->found : NULL;
+        if (te_group_size(spec->group) > 1) result = te_all_reduce(spec->group, &te->found, TE_REDUCE_MAX);
     }
-    return te_fp8_quantize(te, &cast);
+    if (result == TE_OK) result = te_fp8_quantize(te, &cast);
+    if (result != TE_OK && spec->found) te__found_forget(te);
+    return result;
 }
 
 static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
@@ -32339,6 +32894,41 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     y = te__quant_empty(x->te, x->dtype, x->ndim, x->shape, spec, spec->usage, false);
     if (y && te__quant_fill(y, x, spec, spec->usage, NULL) != TE_OK) y = NULL;
     return te__frame_return(x->te, y);
+}
+
+/* For what quantizes its own result: the memory of that, and a plain tensor of its value where the scale is not known beforehand. */
+typedef struct te__quant_out {
+    te_tensor *y, *plain; /* plain NULL: the codes are written at once */
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+} te__quant_out;
+
+/* Of this spec, delayed or current; y is NULL when that fails. */
+static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, const te__quant_spec *spec) {
+    te__quant_out out = TE_ZERO;
+    te__quant_copy *c;
+    out.y = te__quant_empty(te, nominal, ndim, shape, spec, spec->usage, false);
+    if (!out.y) return out;
+    if (spec->kind == TE_QUANT_DELAYED) {
+        c = out.y->quantized->row.data ? &out.y->quantized->row : &out.y->quantized->col;
+        out.scale = spec->scale;
+        out.scale_inv = c->scale;
+        out.amax = spec->amax;
+    } else {
+        out.amax = &te->found_amax;
+        out.plain = te_tensor_empty(te, nominal, ndim, shape);
+        if (!out.plain) out.y = NULL;
+    }
+    return out;
+}
+/* After its value, or its codes, have been written with `result`. */
+static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
+    te__quant_spec found = *spec;
+    if (!out->plain) return result;
+    found.found = true;
+    if (result == TE_OK) return te__quant_fill(out->y, out->plain, &found, spec->usage, NULL);
+    te__found_forget(out->y->te);
+    return result;
 }
 
 /* ---- reading back ---- */
@@ -34129,7 +34719,7 @@ TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *mod
 
 /* ---- plumbing ---- */
 
-/* Records one output with at most four inputs. NULL inputs are fine. Returns the output, or NULL. */
+/* Records one output. NULL inputs are fine. Returns the output, or NULL. */
 static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
                              int num_inputs, te_tensor *const *saved, int num_saved) {
     te_node_desc node = TE_ZERO;
@@ -34273,24 +34863,33 @@ typedef struct te__norm_state {
 static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__norm_state *s = (const te__norm_state *)state;
     te_norm_bwd_args args = TE_ZERO;
+    te_tensor *so_far;
+    te_result result;
     args.dy = te_tensor_contiguous(dy[0]);
     args.x = saved[0];
     args.gamma = saved[1];
     args.mean = saved[2];
     args.rstd = saved[3];
     args.zero_centered_gamma = s->zero_centered;
-    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.add = so_far = needs[0] ? te__grad_so_far(te, 0, saved[0]) : NULL; /* of the residual branch */
+    args.rounded = true;
+    args.dx = so_far ? te__grad_sum_place(so_far) : te__empty_like(saved[0], saved[0]->dtype);
     args.dgamma = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
     if (!s->rms && needs[2]) args.dbeta = dx[2] = te__empty_like(saved[1], saved[1]->dtype);
-    if (!args.dy || !dx[0] || !dx[1]) return te_error_code(te);
-    return s->rms ? te_rmsnorm_bwd(te, &args) : te_layernorm_bwd(te, &args);
+    if (!args.dy || !args.dx || !dx[1]) return te_error_code(te);
+    result = s->rms ? te_rmsnorm_bwd(te, &args) : te_layernorm_bwd(te, &args);
+    if (so_far && result == TE_OK) te__grad_sum_done(te, 0, args.dx);
+    if (!so_far) dx[0] = args.dx;
+    return result;
 }
 
-/* The normalised rows; under `spec` (delayed scaling) as a quantized tensor, made from the unrounded f32 result. */
+/* The normalised rows; under `spec` (delayed or current scaling) as a quantized tensor, as TransformerEngine makes it: delayed from the
+ * unrounded f32 result, current from one of x's format. */
 static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
     te__norm_state state;
+    te__quant_out out = TE_ZERO;
     te_tensor *in[3], *saved[4], *y;
     te_ctx *te;
     te_result result;
@@ -34299,26 +34898,23 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     te = x->te;
     x = te_tensor_contiguous(x);
     te__frame_begin(te);
-    if (spec)
-        y = x ? te__quant_empty(te, x->dtype, x->ndim, x->shape, spec, TE_ROWWISE, false) : NULL;
-    else
-        y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (x && spec) out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, spec);
+    y = !x ? NULL : spec ? out.y : te__empty_like(x, x->dtype);
     if (!y) return te__frame_return(te, NULL);
     args.x = x;
     args.gamma = gamma;
     args.beta = beta;
-    args.y = spec ? y->quantized->row.data : y;
+    args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
     args.mean = rms ? NULL : te__empty_1d(te, TE_F32, te__rows(x));
     args.rstd = te__empty_1d(te, TE_F32, te__rows(x));
     args.eps = eps;
     args.zero_centered_gamma = zero_centered;
-    if (spec) {
-        args.scale = spec->scale;
-        args.amax = spec->amax;
-        args.scale_inv = y->quantized->row.scale;
-    }
+    if (spec && !out.plain) args.y_col = y->quantized->col.data;
+    args.scale = out.scale;
+    args.scale_inv = out.scale_inv;
+    args.amax = out.amax;
     result = !args.rstd ? te_error_code(te) : rms ? te_rmsnorm_fwd(te, &args) : te_layernorm_fwd(te, &args);
-    if (result == TE_OK && spec && (spec->usage & TE_COLUMNWISE)) result = te__quant_add_columnwise(y);
+    if (spec) result = te__quant_out_close(&out, spec, result);
     state.rms = rms;
     state.zero_centered = zero_centered;
     in[0] = x;
@@ -34340,20 +34936,71 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
 
 /* ---- activations ---- */
 
+/* What an activation's backward pass makes of its gradient for the product that made x: sums of columns for a bias, and codes. */
+typedef struct te__act_grad {
+    te_tensor *bias;     /* of that product, or NULL: x is its sum with it */
+    te__scaling *scaling; /* NULL: the gradient stays plain */
+    int gemm;
+    te_recipe recipe;    /* all zero in high precision */
+    int usage;
+} te__act_grad;
+
+typedef struct te__act_state {
+    te_activation activation;
+    te_dtype bias_dtype;
+    te__scaling *scaling;
+    int gemm, usage;
+    te_recipe recipe;
+} te__act_state;
+
 static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__act_state *s = (const te__act_state *)state;
+    te_tensor *x = saved[0];
     te_act_bwd_args args = TE_ZERO;
-    (void)needs;
+    te__quant_out out = TE_ZERO;
+    te__quant_spec spec;
+    te_result result;
+    bool gated = te_activation_is_gated(s->activation);
     args.dy = te_tensor_contiguous(dy[0]);
-    args.x = saved[0];
-    args.activation = *(const te_activation *)state;
-    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
-    return args.dy && dx[0] ? te_act_bwd(te, &args) : te_error_code(te);
+    args.x = x;
+    args.activation = s->activation;
+    /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
+    args.rounded = gated || (s->recipe.kind != TE_RECIPE_DELAYED && s->recipe.kind != TE_RECIPE_MXFP8);
+    if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
+    if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
+    if (!s->scaling) {
+        args.dx = dx[0] = te__empty_like(x, x->dtype);
+        return dx[0] ? te_act_bwd(te, &args) : te_error_code(te);
+    }
+    spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, s->usage);
+    out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, &spec);
+    if (!out.y) return te_error_code(te);
+    dx[0] = out.y;
+    args.dx = out.plain ? out.plain : out.y->quantized->row.data;
+    if (!out.plain) args.col = out.y->quantized->col.data;
+    args.scale = out.scale;
+    args.scale_inv = out.scale_inv;
+    args.amax = out.amax;
+    result = te__quant_out_close(&out, &spec, te_act_bwd(te, &args));
+    if (result != TE_OK || !te->inspecting) return result;
+    if (!out.plain) { /* only a second run shows what was quantized */
+        te_act_bwd_args again = TE_ZERO;
+        again.dy = args.dy;
+        again.x = x;
+        again.activation = s->activation;
+        again.dx = out.plain = te__empty_like(x, x->dtype);
+        result = out.plain ? te_act_bwd(te, &again) : te_error_code(te);
+    }
+    if (result == TE_OK) te__inspect(s->scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, out.plain, out.y);
+    return result;
 }
 
-/* As te__norm, for activations. */
-static te_tensor *te__activate(te_tensor *x, te_activation activation, const te__quant_spec *spec) {
+/* As te__norm, for activations. `grad` may be NULL. */
+static te_tensor *te__activate(te_tensor *x, te_activation activation, const te__quant_spec *spec, const te__act_grad *grad) {
     te_act_fwd_args args = TE_ZERO;
-    te_tensor *y;
+    te__act_state state = TE_ZERO;
+    te__quant_out out = TE_ZERO;
+    te_tensor *y, *in[2];
     te_ctx *te;
     te_result result;
     int64_t shape[TE_MAX_DIMS];
@@ -34369,23 +35016,32 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     memcpy(shape, x->shape, sizeof(shape));
     if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
     te__frame_begin(te);
-    y = spec ? te__quant_empty(te, x->dtype, x->ndim, shape, spec, TE_ROWWISE | (spec->usage & TE_COLUMNWISE), false)
-             : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    if (spec) out = te__quant_out_open(te, x->dtype, x->ndim, shape, spec);
+    y = spec ? out.y : te_tensor_empty(te, x->dtype, x->ndim, shape);
     if (!y) return te__frame_return(te, NULL);
     args.x = x;
-    args.y = spec ? y->quantized->row.data : y;
+    args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
     args.activation = activation;
-    if (spec) {
-        args.scale = spec->scale;
-        args.amax = spec->amax;
-        args.scale_inv = y->quantized->row.scale;
-        args.col = y->quantized->col.data;
-    }
+    if (spec && !out.plain) args.col = y->quantized->col.data;
+    args.scale = out.scale;
+    args.scale_inv = out.scale_inv;
+    args.amax = out.amax;
     result = te_act_fwd(te, &args);
-    if (result == TE_OK) y = te__record("activate", y, te__act_backward, &activation, sizeof(activation), &x, 1, &x, 1);
+    if (spec) result = te__quant_out_close(&out, spec, result);
+    state.activation = activation;
+    if (grad) {
+        state.bias_dtype = grad->bias ? grad->bias->dtype : TE_DTYPE_NONE;
+        state.scaling = grad->scaling;
+        state.gemm = grad->gemm;
+        state.usage = grad->usage;
+        state.recipe = grad->recipe;
+    }
+    in[0] = x;
+    in[1] = grad ? grad->bias : NULL;
+    if (result == TE_OK) y = te__record("activate", y, te__act_backward, &state, sizeof(state), in, 2, &x, 1);
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL); }
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL, NULL); }
 
 /* ---- dropout ---- */
 
@@ -34826,6 +35482,8 @@ typedef struct te__gemm_slot {
     te_recipe cache_recipe;
     te_microbatch microbatch;
     bool fuse_wgrad;
+    bool bias_grad_elsewhere; /* an activation that follows gives it */
+    te_tensor *gelu_of, *gelu_bias; /* for a call in high precision, or NULL: the input is GELU of this, which no node records; its sum is with that bias */
 } te__gemm_slot;
 
 static void te__gemm_slot_close(te__gemm_slot *g) {
@@ -34837,6 +35495,8 @@ static void te__gemm_slot_close(te__gemm_slot *g) {
 
 typedef struct te__linear_state {
     bool quantize_grad; /* else the gradient stays as it is */
+    bool gelu;          /* the gradient is that of a GELU's input; saved[3] */
+    te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
     te__scaling *scaling;
@@ -34855,30 +35515,39 @@ static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec)
 
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
-    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = te_tensor_contiguous(grad[0]), *dyq;
+    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
-    if (needs[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
-        dx[2] = te__bias_grad(dy, s->bias_dtype);
-        if (!dx[2]) return te_error_code(te);
-    }
-    if (!needs[0] && !needs[1]) return TE_OK;
     dyq = dy;
-    if (s->quantize_grad && !s->scaling)
+    if (s->quantize_grad && !s->scaling && (needs[0] || needs[1]))
         return te__fail(te, TE_ERR_STATE, "linear: its module was destroyed between the forward and the backward pass, and the scales of its gradients with it; destroy "
                         "modules after te_backward");
-    if (s->quantize_grad) {
+    if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* else an activation has done it */
         te__quant_spec spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+        if (needs[2] && te__is_tensor_scaled(spec.kind)) {
+            dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
+            if (!dx[2]) return te_error_code(te);
+        }
         dyq = te__quantize_operand(dy, &spec);
         if (!dyq) return te_error_code(te);
         te__inspect(s->scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, dyq);
     }
-    if (needs[0]) { /* dx = dy W */
+    if (needs[2] && !dx[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
+        dx[2] = te__bias_grad(dy, s->bias_dtype);
+        if (!dx[2]) return te_error_code(te);
+    }
+    if (needs[0] || needs[3]) { /* dx = dy W */
         te_gemm_args gemm = TE_ZERO;
-        dx[0] = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
-        gemm.d = dx[0];
+        gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.split_accumulator = s->split_dgrad;
-        result = dx[0] ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
+        if (s->gelu) { /* times gelu'(saved[3]), in the same kernel */
+            gemm.epilogue = TE_EPILOGUE_DGELU;
+            gemm.aux = saved[3];
+            if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->gelu_bias_dtype, s->shape[s->ndim - 1]);
+            if (needs[3] && !dx[3]) return te_error_code(te);
+        }
+        dx[0] = gemm.d;
+        result = gemm.d ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
     }
     if (needs[1] && result == TE_OK) { /* dW = dy^T x */
         te_tensor *main_grad = s->fuse_wgrad ? te_tensor_main_grad(weight) : NULL;
@@ -34898,7 +35567,9 @@ static void te__linear_orphan(te_ctx *te, const te__scaling *scaling) {
     for (i = 0; i < te->tape.num_nodes; i++) {
         te__node *node = te->tape.nodes[i];
         te__linear_state *s = node && node->backward == te__linear_backward ? (te__linear_state *)node->state : NULL;
+        te__act_state *a = node && node->backward == te__act_backward ? (te__act_state *)node->state : NULL;
         if (s && s->scaling == scaling) s->scaling = NULL;
+        if (a && a->scaling == scaling) a->scaling = NULL;
     }
 }
 
@@ -34977,7 +35648,7 @@ static te_result te__calibrate(te_tensor *x, te_tensor *weight, te__gemm_slot *g
 static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, te__gemm_slot *g) {
     te__linear_state state = TE_ZERO;
     te_gemm_args gemm = TE_ZERO;
-    te_tensor *in[3], *saved[3], *y, *xq, *w = weight;
+    te_tensor *in[4], *saved[4], *y, *xq, *w = weight, *gelu_of = g ? g->gelu_of : NULL;
     const te__autocast *cast;
     te_ctx *te;
     bool quantized, block;
@@ -35014,9 +35685,10 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     if (x) shape[x->ndim - 1] = weight->shape[0];
     y = x ? te_tensor_empty(te, x->dtype, x->ndim, shape) : NULL;
     if (!y) return te__frame_return(te, NULL);
-    in[0] = x;
+    in[0] = gelu_of ? gelu_of : x;
     in[1] = weight;
-    in[2] = bias;
+    in[2] = g && g->bias_grad_elsewhere ? NULL : bias;
+    in[3] = gelu_of ? g->gelu_bias : NULL;
     xq = x;
     if (quantized) {
         state.recipe = cast->recipe;
@@ -35051,9 +35723,12 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     }
     saved[0] = te__wants_grad(weight) ? xq : NULL;
     if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
-    saved[1] = te__wants_grad(x) ? w : NULL;
+    saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     saved[2] = weight;
+    saved[3] = saved[1] ? gelu_of : NULL;
+    state.gelu = gelu_of != NULL;
+    state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
     state.fuse_wgrad = g && g->fuse_wgrad;
     state.overwrite_main_grad = g && g->microbatch == TE_MICROBATCH_FIRST;
     state.ndim = x->ndim;
@@ -35061,7 +35736,7 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     state.x_dtype = x->dtype;
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
-    return te__frame_return(te, te__record("linear", y, te__linear_backward, &state, sizeof(state), in, 3, saved, 3));
+    return te__frame_return(te, te__record("linear", y, te__linear_backward, &state, sizeof(state), in, 4, saved, 4));
 }
 
 TE_API te_tensor *te_matmul(te_tensor *x, te_tensor *weight, te_tensor *bias) {
@@ -35166,11 +35841,12 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
         return buffer;
     }
     for (; m && m->parent && n < 64; m = m->parent) chain[n++] = m;
-    while (n > 0 && used + 1 < size) {
-        int w = snprintf(buffer + used, size - used, "%s%s", used ? "." : "", chain[n - 1]->name);
-        used += w > 0 ? (size_t)w : 0;
-        n--;
+    while (n > 0) { /* for every forward: without printf */
+        const char *name = chain[--n]->name;
+        if (used && used + 1 < size) buffer[used++] = '.';
+        while (*name && used + 1 < size) buffer[used++] = *name++;
     }
+    buffer[used] = 0;
     return buffer;
 }
 
@@ -35360,9 +36036,10 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     char before[sizeof(((te_ctx *)0)->module_path)];
     te_ctx *te;
     te_result result;
+    bool entered;
     if (!m || !args || !args->input) return NULL;
     te = m->te;
-    if (!te__same_ctx(args->input, te, m->name)) return NULL;
+    if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     args->num_outputs = 0;
@@ -35377,6 +36054,7 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* if it has not said more */
     te__frame_end(te, args->outputs, result == TE_OK ? args->num_outputs : 0);
     memcpy(te->module_path, before, sizeof(before));
+    te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs[0];
     memset(args->outputs, 0, sizeof(args->outputs));
     args->num_outputs = 0;
@@ -35519,11 +36197,15 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
     return result;
 }
 
-/* The spec by which a norm or an activation quantizes its own result for GEMM `g`, or NULL: only a scale that is known beforehand can be
- * used on the way out. */
+/* Can a norm or an activation quantize what it makes? Of delayed scaling the scale is known beforehand, of current scaling an amax can be left
+ * for the cast; and no backward pass may ask for the value in high precision. */
+static bool te__fuses(const te__autocast *cast) {
+    return cast && cast->enabled && !cast->recipe.backward_override && (cast->recipe.kind == TE_RECIPE_DELAYED || cast->recipe.kind == TE_RECIPE_CURRENT);
+}
+/* The spec by which they do so for GEMM `g`, or NULL. */
 static const te__quant_spec *te__fused_spec(te__gemm_slot *g, const te_tensor *weight, te__quant_spec *spec) {
     const te__autocast *cast = te__autocast_now(g->scaling->te);
-    if (!cast || !cast->enabled || cast->recipe.kind != TE_RECIPE_DELAYED) return NULL;
+    if (!te__fuses(cast)) return NULL;
     *spec = te__slot_spec(g->scaling, &cast->recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
     return spec;
 }
@@ -35630,11 +36312,11 @@ static te_tensor *te__norm_run_for(const te__norm_params *n, te_tensor *x, const
     y->te->tape.no_grad--;
     return y;
 }
-static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te__quant_spec *spec, te__gemm_slot *g) {
-    te_tensor *y = te__activate(x, activation, spec), *plain;
+static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te__quant_spec *spec, const te__act_grad *grad, te__gemm_slot *g) {
+    te_tensor *y = te__activate(x, activation, spec, grad), *plain;
     if (!y || !spec || !y->te->inspecting) return y;
     y->te->tape.no_grad++;
-    plain = te__activate(x, activation, NULL);
+    plain = te__activate(x, activation, NULL, NULL);
     if (plain) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, plain, y);
     y->te->tape.no_grad--;
     return y;
@@ -35747,8 +36429,20 @@ static te__layernorm_mlp_module *te__layernorm_mlp_state_of(te_module *m) {
     s->fc2_bias = s->desc.no_bias ? NULL : te_module_parameter(m, "fc2_bias");
     return s;
 }
+/* What the activation does for fc1's backward pass. */
+static te__act_grad te__fc1_grad(te__layernorm_mlp_module *s, const te_tensor *h) {
+    const te__autocast *cast = te__autocast_now(s->scaling.te);
+    te__act_grad grad = TE_ZERO;
+    grad.bias = s->fc1_bias;
+    if (cast && cast->enabled) grad.recipe = cast->recipe;
+    grad.usage = (te__wants_grad(h) ? TE_ROWWISE : 0) | (te__wants_grad(s->fc1_weight) ? TE_COLUMNWISE : 0);
+    if (grad.usage && te__fuses(cast)) grad.scaling = &s->scaling;
+    grad.gemm = s->fc1.gemm;
+    return grad;
+}
 static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
     te__layernorm_mlp_module *s = te__layernorm_mlp_state_of(m);
+    te__act_grad grad;
     te__quant_spec spec;
     te_tensor *h, *z;
     te_result result = te__scaling_prepare(m, &s->scaling);
@@ -35756,8 +36450,18 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
     s->fc1.microbatch = s->fc2.microbatch = args->is_first_microbatch;
     h = te__norm_run_for(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->fc1, s->fc1_weight, &spec), &s->fc1);
     z = te__linear(h, s->fc1_weight, s->fc1_bias, &s->fc1);
-    z = te__activate_for(z, s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec), &s->fc2);
+    if (s->desc.activation == TE_GELU && !te_autocast_enabled(m->te)) { /* fc2's backward pass is GELU's too */
+        s->fc2.gelu_of = z;
+        s->fc2.gelu_bias = s->fc1_bias;
+        m->te->tape.no_grad++;
+        z = te__activate(z, TE_GELU, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else {
+        grad = te__fc1_grad(s, h);
+        z = te__activate_for(z, s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec), &grad, &s->fc2);
+    }
     result = te__output(m, args, te__linear(z, s->fc2_weight, s->desc.return_bias ? NULL : s->fc2_bias, &s->fc2));
+    s->fc2.gelu_of = s->fc2.gelu_bias = NULL;
     if (result == TE_OK && s->desc.return_bias && s->fc2_bias) result = te__output(m, args, s->fc2_bias);
     if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, h);
     return result;
@@ -35805,6 +36509,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     te__scaling_open(te, &s->scaling, 2);
     te__gemm_slot_open(&s->fc1, &s->scaling, 0, desc->fuse_wgrad_accumulation);
     te__gemm_slot_open(&s->fc2, &s->scaling, 1, desc->fuse_wgrad_accumulation);
+    s->fc1.bias_grad_elsewhere = true;
     return te__module_built(m);
 }
 
@@ -36491,11 +37196,15 @@ static te_result te__adam_step(te_optimizer *opt) {
 }
 TE_API te_result te_optimizer_step(te_optimizer *opt) {
     te_result result;
+    bool entered;
     if (!opt) return TE_ERR_STATE;
     if (opt->te->error_code != TE_OK) return opt->te->error_code;
+    result = te__device_enter(opt->te, &entered);
+    if (result != TE_OK) return result;
     te__frame_begin(opt->te);
     result = te__adam_step(opt);
     te__frame_end(opt->te, NULL, 0);
+    te__device_leave(opt->te, entered);
     return result;
 }
 

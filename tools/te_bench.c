@@ -226,6 +226,7 @@ static void profile(bench *b, work_fn work, void *arg) {
 /* ---- cuBLASLt, the denominator ---- */
 
 enum { LT_R_32F = 0, LT_R_16BF = 14, LT_R_8F_E4M3 = 28, LT_COMPUTE_32F = 68, LT_COMPUTE_TF32 = 77, LT_OP_T = 1, LT_OP_N = 0, LT_TRANSA = 3, LT_TRANSB = 4, LT_FAST_ACCUM = 25,
+       LT_EPILOGUE = 7, LT_BIAS = 8, LT_AUX = 11, LT_AUX_LD = 12, LT_WITH_BIAS = 4, LT_WITH_BIAS_GRADIENT = 16, LT_WITH_GELU = 32, LT_WITH_DGELU = 64, LT_WITH_AUX = 128,
        LT_A_SCALE = 17, LT_B_SCALE = 18, LT_A_SCALE_MODE = 31, LT_B_SCALE_MODE = 32, LT_SCALE_SCALAR = 0, LT_SCALE_VEC128 = 4, LT_SCALE_BLOCK128 = 5, LT_MAX_WORKSPACE = 1 };
 typedef struct lt_heuristic {
     uint64_t algo[8];
@@ -302,6 +303,26 @@ static void run_theirs(bench *b, void *arg) {
 static int lt_type(te_dtype d) { return d == TE_F8E4M3 ? LT_R_8F_E4M3 : d == TE_BF16 ? LT_R_16BF : LT_R_32F; }
 static int lt_scale_mode(te_scaling s) { return s == TE_SCALING_BLOCK_1D ? LT_SCALE_VEC128 : s == TE_SCALING_BLOCK_2D ? LT_SCALE_BLOCK128 : LT_SCALE_SCALAR; }
 
+/* Its own name for our epilogue, and what that reads or writes. */
+static void lt_epilogue(const cublaslt *lt, product *p) {
+    const te_gemm_args *g = &p->args;
+    int epilogue = g->bias ? LT_WITH_BIAS : g->bias_gradient ? LT_WITH_BIAS_GRADIENT : 0;
+    if (g->epilogue) epilogue |= g->epilogue == TE_EPILOGUE_GELU ? LT_WITH_GELU : LT_WITH_DGELU;
+    if (g->aux) epilogue |= LT_WITH_AUX;
+    if (!epilogue) return;
+    lt->MatmulDescSetAttribute(p->desc, LT_EPILOGUE, &epilogue, sizeof epilogue);
+    if (g->bias || g->bias_gradient) {
+        void *bias = te_tensor_data(g->bias ? g->bias : g->bias_gradient);
+        lt->MatmulDescSetAttribute(p->desc, LT_BIAS, &bias, sizeof bias);
+    }
+    if (g->aux) {
+        void *aux = te_tensor_data(g->aux);
+        int64_t ld = te__gemm_ld(g->aux);
+        lt->MatmulDescSetAttribute(p->desc, LT_AUX, &aux, sizeof aux);
+        lt->MatmulDescSetAttribute(p->desc, LT_AUX_LD, &ld, sizeof ld);
+    }
+}
+
 static bool lt_prepare(bench *b, product *p) {
     const te_gemm_args *g = &p->args;
     int ta = g->b_transposed ? LT_OP_T : LT_OP_N, tb = g->a_transposed ? LT_OP_T : LT_OP_N, got = 0, mode_a = lt_scale_mode(g->scaling_b), mode_b = lt_scale_mode(g->scaling_a);
@@ -325,6 +346,7 @@ static bool lt_prepare(bench *b, product *p) {
         scale = te_tensor_data(g->scale_a);
         lt->MatmulDescSetAttribute(p->desc, LT_B_SCALE, &scale, sizeof scale);
     }
+    lt_epilogue(lt, p);
     lt->MatrixLayoutCreate(&p->la, lt_type(g->b->dtype), (uint64_t)(ta ? g->k : g->n), (uint64_t)(ta ? g->n : g->k), te__gemm_ld(g->b));
     lt->MatrixLayoutCreate(&p->lb, lt_type(g->a->dtype), (uint64_t)(tb ? g->m : g->k), (uint64_t)(tb ? g->k : g->m), te__gemm_ld(g->a));
     lt->MatrixLayoutCreate(&p->ld, lt_type(g->d->dtype), (uint64_t)g->n, (uint64_t)g->m, te__gemm_ld(g->d));
@@ -498,6 +520,23 @@ static void bench_decoded(bench *b, const char *name, te_quant_kind kind) {
     family_report(&f);
 }
 
+/* What cuBLASLt's own epilogue costs it, so that ours can be compared. */
+static void bench_their_epilogue(bench *b, family *f, const char *shape, product *changed, product *plain) {
+    double seconds[2] = {1, 1}, flops = 2.0 * (double)changed->args.m * (double)changed->args.n * (double)changed->args.k, difference;
+    if (!b->lt || !te_ok(b->te)) return;
+    if (!lt_prepare(b, plain) || !lt_prepare(b, changed)) {
+        printf("%-42s %-20s cuBLASLt has no such product (status %d)\n", f->name, shape, changed->status);
+        return;
+    }
+    if ((difference = lt_difference(b, changed)) > 0.02 || changed->status) {
+        printf("%-42s %-20s cuBLASLt's D is another: status %d, relative difference %.3g\n", f->name, shape, changed->status, difference);
+        return;
+    }
+    measure_both(b, run_theirs, changed, run_theirs, plain, seconds);
+    if (te_ok(b->te)) family_add(f, shape, seconds[1] / seconds[0]);
+    report_against(b, f->name, shape, seconds[0], flops / seconds[0] * 1e-12, flops / seconds[1] * 1e-12, "TFLOP/s", "cuBLASLt without it");
+}
+
 /* What an epilogue costs: over the same product without it. */
 static void bench_epilogues(bench *b) {
     enum { BIAS, GELU, DGELU, DGELU_BIAS_GRADIENT, EPILOGUES };
@@ -511,10 +550,12 @@ static void bench_epilogues(bench *b) {
     int o, e, i;
     for (o = 0; o < 3; o++)
         for (e = 0; e < EPILOGUES; e++) {
-            family f = TE_ZERO;
-            char name[96];
+            family f = TE_ZERO, theirs = TE_ZERO;
+            char name[96], their_name[112];
             snprintf(name, sizeof name, "epilogue %s: %s", operands[o].name, epilogue[e]);
+            snprintf(their_name, sizeof their_name, "%s (cuBLASLt)", name);
             f.name = name;
+            theirs.name = their_name;
             for (i = 0; i < 3 && wanted(b, name); i++) {
                 const int64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2];
                 product plain, p;
@@ -528,10 +569,12 @@ static void bench_epilogues(bench *b) {
                     p.args.epilogue = e == BIAS ? TE_EPILOGUE_NONE : e == GELU ? TE_EPILOGUE_GELU : TE_EPILOGUE_DGELU;
                     if (e == DGELU_BIAS_GRADIENT) p.args.bias_gradient = te__empty_1d(b->te, TE_BF16, n);
                     bench_against_ours(b, &f, shape, &p, &plain, "without it");
+                    bench_their_epilogue(b, &theirs, shape, &p, &plain);
                 }
                 te_scope_end(b->te);
             }
             family_report(&f);
+            family_report(&theirs);
         }
 }
 

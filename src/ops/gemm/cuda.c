@@ -332,7 +332,19 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
 /* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, const float *sums, int64_t rows) {
     te_column_sum_args of_d = te__gemm_column_sum(a);
+    enum { FEW = 1024 }; /* rows that one block adds up before several would have begun */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
+    if (rows <= FEW) {
+        te__launch *l = te__plan_launch(p, "gemm", "gemm_bias_gradient");
+        te__gemm_bias_gradient_kargs *k = TE__KARGS(p, l, te__gemm_bias_gradient_kargs);
+        k->sums = sums;
+        k->out = te__data(a->bias_gradient);
+        k->rows = rows;
+        k->n = a->n;
+        k->out_dt = a->bias_gradient->dtype;
+        te__launch_size(l, te__div_up(a->n, 32), 1, 1, 256, 0);
+        return true;
+    }
     return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
 }
 
@@ -463,9 +475,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
+    if (q->copies && (store & TE__GEMM_STORE_DGELU || (store & TE__GEMM_STORE_ADD && k->g.d_dt != TE_F32))) store = 0; /* no warp is free to bring what is there */
     by_tma = (store & TE__GEMM_STORE) != 0;
-    if (a->bias_gradient && by_tma && !q->copies && c.splits == 1) { /* four warps' sums for all rows that a warpgroup has of a tile */
-        sum_rows = te__div_up(a->m, c.tile->option == TE__GEMM_PINGPONG || c.tile->option == 2 ? 128 : 64) * 4;
+    if (a->bias_gradient && by_tma && !q->copies && c.splits == 1) { /* of 64 rows each */
+        sum_rows = te__div_up(a->m, 64);
         k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
         if (!sums) return p->result;
         store |= TE__GEMM_STORE_SUMS;

@@ -51,6 +51,11 @@ TE_DEV float te_gemm_exp2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
+TE_DEV float te_gemm_reciprocal(float x) { // of at most 2^126: without a division's care for more
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
 // exp(-2 u), at most 2^60: beyond, the sigmoid is as good as 0, and products of two stay finite.
 TE_DEV float te_gemm_exp_minus_2u(float x) {
     float xx = x * x;
@@ -59,7 +64,7 @@ TE_DEV float te_gemm_exp_minus_2u(float x) {
 TE_DEV float te_gemm_sigmoid2u(float x) { return __fdividef(1.0f, 1.0f + te_gemm_exp_minus_2u(x)); }
 // Of two, for one reciprocal: special functions are a quarter as fast as the others.
 TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {
-    float a = 1.0f + te_gemm_exp_minus_2u(x), b = 1.0f + te_gemm_exp_minus_2u(y), r = __fdividef(1.0f, a * b);
+    float a = 1.0f + te_gemm_exp_minus_2u(x), b = 1.0f + te_gemm_exp_minus_2u(y), r = te_gemm_reciprocal(a * b);
     return make_float2(r * b, r * a);
 }
 TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
@@ -68,6 +73,13 @@ TE_DEV float te_gemm_dgelu(float x, float s) {
     return s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * xx);
 }
 TE_DEV float te_gemm_dgelu(float x) { return te_gemm_dgelu(x, te_gemm_sigmoid2u(x)); }
+// The same of two between -8 and 8, or NaN, in as few operations as can be.
+TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
+    float xx = x * x, yy = y * y;
+    float a = 1.0f + te_gemm_exp2(x * fmaf(xx, -0.10294324f, -2.3022082f)), b = 1.0f + te_gemm_exp2(y * fmaf(yy, -0.10294324f, -2.3022082f));
+    float r = te_gemm_reciprocal(a * b), s = r * b, t = r * a;
+    return make_float2(fmaf(x * fmaf(xx, 0.2140644486f, 1.59576912f), fmaf(-s, s, s), s), fmaf(y * fmaf(yy, 0.2140644486f, 1.59576912f), fmaf(-t, t, t), t));
+}
 // The scales that all of D has in common.
 TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {
     return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);

@@ -21,9 +21,10 @@
 // and adds up the rows that are its own, from all blocks in order.
 //
 // D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by
-// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before. Other
-// D (rows that are not at multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh, which is quick only with STORE = 128. The bias gradient leaves as a sum
-// over each warp's rows of a tile, to be added up by gemm_bias_gradient.
+// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before, for
+// the first chunks of a tile by a warp beside the one that copies slabs: those that multiply have no time for it. Other D (rows that are not at
+// multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_gemm_stage_words. The bias
+// gradient leaves as sums over 64 rows of D, to be added up by gemm_bias_gradient.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.
@@ -49,16 +50,21 @@
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128
 //          STORE       bits of te__gemm_store; with it D_DT. 128 alone: rows of D start anywhere, and there is no epilogue
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),
-//          COPIES (16 bits; without clusters but SPLIT's, and PINGPONG),
+//          COPIES (16 bits; without clusters but SPLIT's, PINGPONG, and what D's way out must load),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
 // Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their
 //         rows at multiples of 16 bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split
 //         (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
-// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 777 to 806 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1532 (1.00), split accumulation 1410
-// (0.95), 1x128 by 128x128 blocks 1363 (1.00), 1x128 by 1x128 added to f32 957 (0.91). Over the plain product of 8192 x 14336 x 4096, bf16: bias
-// 0.98, GELU and aux 0.98, dGELU 0.92, with the bias gradient 0.94. Groups, over our dense product of as many operations: along rows 8 groups
-// 0.91 to 0.96, 64 of 512 rows 0.80 to 0.86, 64 of 128 rows (bound by reading B) 0.56 to 0.61; along k 0.98 to 1.23.
+// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 777 to 806 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1532 (1.00), split accumulation 1433
+// (0.98), 1x128 by 128x128 blocks 1325 (1.01), 1x128 by 1x128 added to f32 870 to 982, as warm as the card is (0.92 to 0.95). Over the plain product,
+// geometric means of n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:
+//               bias         bias, GELU, aux   dGELU         dGELU, bias gradient
+//   bf16        0.99 (0.99)  1.00 (0.93)       0.97 (0.84)   0.94 (0.59)
+//   fp8         0.99 (0.97)  0.99 (0.85)       0.92 (0.43)   0.89 (0.43)
+//   fp8 blocks  0.98 (0.96)  0.90 (none)       0.88 (0.46)   0.82 (0.46)
+// Groups, over our dense product of as many operations: along rows 8 groups 0.91 to 0.96, 64 of 512 rows 0.80 to 0.86, 64 of 128 rows (bound by
+// reading B) 0.56 to 0.61; along k 0.98 to 1.23.
 // te:arch 90a
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3
@@ -76,7 +82,7 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=128 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=1 COPIES=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=17 D_DT=3 COPIES=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2
@@ -95,6 +101,8 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=15 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=81 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
@@ -158,8 +166,10 @@
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
-#define BUFFERS (PINGPONG ? 4 : 2) // of a warpgroup
-#define STAGES ((TE__GEMM_HOPPER_SHARED - 2 * BUFFERS * (BUFFER + 8) - (COPIES ? 16 + 2 * RAW_SLAB : 0) - (GROUPED ? 16 + ENTRIES * 48 : 0)) / (SLOT + SCALES + 16))
+#define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; what is loaded then leaves three slots for slabs of sums that are promoted
+#define BIASES (STORE & 2 ? WN * 4 : 0) // of a warpgroup
+#define OTHERS (32 + 2 * (BUFFERS * (BUFFER + 8) + BIASES) + (COPIES ? 16 + 2 * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
+#define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
 #define RAW_ROW 144 // bytes of a copied row on its way
 #define RAW_BATCH (16 * RAW_ROW)
 #define RAW_SLAB (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) * RAW_ROW)
@@ -175,12 +185,13 @@
 #define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once
 #define TMA_OUT (STORE && STORE != 128)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
+#define ASIDE (LOADS && !GROUPED) // a warp beside the first brings what D's way out needs
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
 static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
-static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM + BN <= 256), "copies");
+static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM + BN <= 256 && !LOADS), "copies");
 static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
 static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
 static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
@@ -411,16 +422,17 @@ template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     }
 }
 
-// acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the tile's columns, or NULL.
-TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], const float *of_columns) {
-    if (!of_columns) {
+// acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the thread's columns if each has its own.
+TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], te_u32 of_columns) {
+    if (!B_1D) {
 #pragma unroll
         for (int i = 0; i < WN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);
         return;
     }
 #pragma unroll
     for (int j = 0; j < WN / 8; j++) {
-        float2 c = *(const float2 *)(of_columns + 8 * j + threadIdx.x % 4 * 2);
+        float2 c;
+        te_lds8(of_columns + 32 * j, c.x, c.y);
 #pragma unroll
         for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);
     }
@@ -465,7 +477,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
-    te_u32 loads = empty + 8 * STAGES, entries = (loads + 2 * BUFFERS * 8 + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
+    te_u32 loads = empty + 8 * STAGES, unused = loads + 2 * BUFFERS * 8, busy = unused + 16, biases = busy + 16;
+    te_u32 entries = (biases + 2 * BIASES + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 #if GROUPED
     te_u32 works = all.rows[all.groups.count - 1].tiles_end;
@@ -480,11 +493,16 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (!(COPIES & 1)) te_tma_prefetch_map(a.a_map);
         if (!(COPIES & 2)) te_tma_prefetch_map(a.b_map);
         if (TMA_OUT) te_tma_prefetch_map(a.d_map);
+        if (STORE & 24 && !GROUPED) te_tma_prefetch_map(a.aux_map);
         for (int i = 0; i < STAGES; i++) {
             te_mbar_init(full + 8 * i, COPIES ? 4 + (COPIES != 3) : 1); // one lane of each warp that copies, and who asks TMA
             te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
+        for (int i = 0; i < 2; i++) {
+            te_mbar_init(unused + 8 * i, 4); // one lane of each warp
+            te_sts4(busy + 4 * i, 0);
+        }
         for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(entries, i) + 8, 1);
         te_mbar_init_done();
     }
@@ -589,6 +607,24 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             te_mbar_arrive(full + 8 * ring.slot);
 #endif
         }
+#if ASIDE
+        if (threadIdx.x == 32) { // what the first chunks of a tile need
+            te_u32 number = 0;
+            for (te_u32 work = first; work < works; work += step, number++) {
+                te_work w(all, work, rank, at_group);
+                te_u32 tile = PINGPONG ? number / 2 : number; // of one warpgroup
+                for (te_u32 of = PINGPONG ? number & 1 : 0; of < (PINGPONG ? (number & 1) + 1 : 2); of++) {
+                    int row = (int)w.row + (WAVES && !PINGPONG ? (int)of * 64 * WAVES : 0), col = (int)w.col + (WAVES ? 0 : (int)of * WN);
+                    te_mbar_wait(unused + 8 * of, tile & 1);
+                    for (int chunk = 0; chunk < (CHUNKS < BUFFERS ? CHUNKS : BUFFERS); chunk++) {
+                        te_u32 at = of * BUFFERS + (tile * CHUNKS + chunk) % BUFFERS;
+                        te_way_out::load(staged + at * BUFFER, loads + 8 * at, STORE & 16 ? a.aux_map : a.d_map, row + te_way_out::row_of(chunk),
+                                         col + te_way_out::col_of(chunk), w.split);
+                    }
+                }
+            }
+        }
+#endif
         return;
 #endif
     }
@@ -600,7 +636,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
-    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, group);
+    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, group);
 #endif
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
@@ -610,6 +646,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not
     // the next one of its slot, and a barrier knows only odd from even.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
+#if PROMOTE
+    // One warpgroup shall add up while the other multiplies, and not both at once the same. So none begins to multiply before the other has done half
+    // of what it has begun. That is for speed alone: nobody waits for long.
+    auto set_busy = [&](te_u32 is) {
+        if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);
+    };
+#endif
     te_u32 number = 0;
     for (te_u32 work = first;; work += step, number++) {
 #if GROUPED
@@ -673,7 +716,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply
 #pragma unroll
             for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];
-            const float *of_columns = B_1D ? (const float *)(base + (scales - slots) + ring.slot * SCALES) + columns : nullptr;
+            te_u32 of_columns = scales + ring.slot * SCALES + (columns + threadIdx.x % 4 * 2) * 4;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
 #if COPIES
@@ -687,16 +730,23 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             for (int v = 0; v < SUMS; v++) {
                 float part[WN / 2];
                 if (HALVES && v && !w.tall(row)) break;
+#pragma unroll 1
+                for (int times = 0; times < 12 && te_lds4(busy + 4 * (group ^ 1)); times++) continue;
+                set_busy(1);
                 te_wgmma_fence();
 #pragma unroll
-                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, part, da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, s != 0);
-                te_wgmma_commit();
+                for (int s = 0; s < 4; s++) {
+                    MULTIPLY(TYPES, FLAGS, part, da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, s != 0);
+                    if (s % 2) te_wgmma_commit();
+                }
 #if BLOCK
                 if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);
 #endif
 #if TMA_OUT
                 if (v == 0 && slab == begin) out.begin((int)row, (int)col, w.split);
 #endif
+                te_wgmma_wait<1>();
+                set_busy(0);
                 te_wgmma_wait<0>();
                 te_wgmma_keep(part);
                 if (!B_1D && (v == SUMS - 1 || (HALVES && !w.tall(row)))) release(ring.slot);

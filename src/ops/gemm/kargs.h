@@ -9,7 +9,7 @@ typedef struct te__gemm_kargs {
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
-    float *row_sums;                /* gemm_hopper: of D's columns, [.., n]: four for each 64 SUMS rows */
+    float *row_sums;                /* gemm_hopper: of D's columns, [m / 64, n]: each of 64 rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
@@ -71,6 +71,15 @@ typedef struct te__gemm_align_side {
 typedef struct te__gemm_align_kargs {
     te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
 } te__gemm_align_kargs;
+
+/* gemm_bias_gradient: out [n] = the sums of the columns of sums [rows, n]. */
+typedef struct te__gemm_bias_gradient_kargs {
+    const float *sums;
+    void *out;
+    long long rows, n;
+    int out_dt;
+    int pad;
+} te__gemm_bias_gradient_kargs;
 
 /* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */
 enum {

@@ -5,20 +5,32 @@
 // A warpgroup has BUFFERS chunks, and waits for the one it is about to write over alone.
 #pragma once
 
+// Between -8 and 8, or NaN: one f32, or two values of a word.
+TE_DEV float te_gemm_clamp_8(float x) {
+    asm("min.NaN.xorsign.abs.f32 %0, %0, 0f41000000;" : "+f"(x));
+    return x;
+}
+TE_DEV te_u32 te_gemm_clamp_8(te_u32 w, int dt) {
+    if (dt == TE_BF16) asm("min.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(w) : "r"(0x41004100u));
+    else asm("min.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(w) : "r"(0x48004800u));
+    return w;
+}
+
 // What a warpgroup knows on its way out.
 struct te_way_out {
     const te__gemm_hopper_kargs &a;
     const void *d_map, *aux_map, *bias_from;
     te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there
+    te_u32 unused, biases; // a barrier: the last tile needs them no more; WN floats
     int group, lane;
     te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
     bool leader; // the thread that speaks to TMA
     float scale;
-    te_u32 bias[WN / 64][2]; // as it lies in memory; lane 4 g + t: of columns 64 i + 8 g + 2 t and the next
+    te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., as it lies in memory
 
-    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, int group_)
-        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),
-          scale(te_gemm_scale(args.g)) {}
+    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 unused_, te_u32 biases_, int group_)
+        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), unused(unused_), biases(biases_),
+          group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0), scale(te_gemm_scale(args.g)) {}
 
 #if GROUPED
     bool tall, fresh; // the second accumulator has rows; nobody has acquired the group's maps
@@ -39,10 +51,13 @@ struct te_way_out {
     static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
     static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
     TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
-    TE_DEV void ask(te_u32 at, int row, int col, int split) const { // for what a chunk needs of aux or D
-        te_u32 bar = loads + 8 * (at % BUFFERS);
+    // What a chunk needs of aux or D.
+    static TE_DEV void load(te_u32 buffer, te_u32 bar, const void *map, int row, int col, int split) {
         te_mbar_expect(bar, BUFFER);
-        te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);
+        te_tma_load3(buffer, map, col, row, split, bar);
+    }
+    TE_DEV void ask(te_u32 at, int row, int col, int split) const {
+        load(buffer_of(at), loads + 8 * (at % BUFFERS), STORE & 16 ? aux_map : d_map, row, col, split);
     }
 
     // While the first products are under way: what can be asked for already.
@@ -54,24 +69,33 @@ struct te_way_out {
         }
         fresh = false;
 #endif
-        if (LOADS && leader) {
-            te_bulk_wait_read<0>();
+        if (LOADS) {
+            if (leader) te_bulk_wait_read<0>();
+            if (ASIDE && lane == 0) te_mbar_arrive(unused); // whoever adds up columns is done with that
+            if (!ASIDE && STORE & 64) te_meet<128>(1 + group);
+            if (!ASIDE && leader) {
 #pragma unroll
-            for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);
+                for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);
+            }
+            __syncwarp();
         }
-        __syncwarp();
         if (STORE & 2) {
 #pragma unroll
-            for (int i = 0; i < 2 * WN / 64; i++) { // nothing waits for them here
-                te_i64 at = col + 64 * (i / 2) + 8 * (lane >> 2) + 2 * (lane & 3) + i % 2;
-                bias[i / 2][i % 2] = 0;
-                if (at < a.g.n) bias[i / 2][i % 2] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];
+            for (int i = 0; i < (WN + 127) / 128; i++) { // nothing waits for them here
+                te_i64 at = col + threadIdx.x % 128 + 128 * i;
+                bias[i] = 0;
+                if (at < a.g.n) bias[i] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];
             }
         }
     }
-    TE_DEV float bias_of(te_u32 raw, int from) const {
-        te_u32 w = __shfl_sync(0xffffffffu, raw, from);
-        return a.g.bias_dt == TE_F32 ? __uint_as_float(w) : a.g.bias_dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);
+    // The tile's bias as floats in shared memory: before a meeting.
+    TE_DEV void spread_bias() const {
+#pragma unroll
+        for (int i = 0; i < (WN + 127) / 128; i++) {
+            float b = __uint_as_float(a.g.bias_dt == TE_F32 ? bias[i] : bias[i] << 16);
+            if (a.g.bias_dt == TE_F16) b = te_f16_to_f32((te_u16)bias[i]);
+            if (WN >= 128 || threadIdx.x % 128 < WN) te_sts4(biases + (threadIdx.x % 128 + 128 * i) * 4, __float_as_uint(b));
+        }
     }
 
     // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by lanes.
@@ -84,16 +108,18 @@ struct te_way_out {
         int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
         return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
     }
-    TE_DEV void get(te_u32 buffer, int j, float v[8]) const {
+    TE_DEV void get(te_u32 buffer, int j, float v[8]) const { // aux not as it is, but within 8: beyond, its slope is 0 or 1
         if (D_DT == 1) {
 #pragma unroll
             for (int i = 0; i < 4; i++) te_lds8(pair(buffer, j + i / 2) + i % 2 * 8 * 128, v[2 * i], v[2 * i + 1]);
+#pragma unroll
+            for (int i = 0; i < 8 && STORE & 16; i++) v[i] = te_gemm_clamp_8(v[i]);
             return;
         }
         te_u32 r[4];
         te_ldmatrix4(r, word(buffer, j));
 #pragma unroll
-        for (int i = 0; i < 4; i++) te_gemm_unpack(r[i], D_DT, v[2 * i], v[2 * i + 1]);
+        for (int i = 0; i < 4; i++) te_gemm_unpack(STORE & 16 ? te_gemm_clamp_8(r[i], D_DT) : r[i], D_DT, v[2 * i], v[2 * i + 1]);
     }
     TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {
         if (D_DT == 1) {
@@ -124,37 +150,43 @@ struct te_way_out {
         __syncwarp();
     }
 
-    // Adds up the chunk's columns over this warp's rows of it, as they are stored: lane 4 j + t gets those of columns 8 j + 2 t and the next.
-    TE_DEV float2 column_sums(const float (&v)[CHUNK / 2], int row) const {
-        int first = row + threadIdx.x % 128 / 32 * 16 + (lane >> 2);
-        bool lo = first < a.g.m, hi = first + 8 < a.g.m;
-        float2 mine = make_float2(0.0f, 0.0f);
+    // Adds up the columns of a chunk that lies in shared memory, those of D's rows: one warp, a word of each row a lane.
+    TE_DEV void sum_columns(te_u32 buffer, int row, int col) const {
+        te_i64 left = a.g.m - row;
+        int rows = left < 64 ? (int)left : 64, r = 0;
+        float x[4] = {}, y[4] = {};
+        if (rows <= 0) return;
+        auto add = [&](int at, float &to_x, float &to_y) {
+            te_u32 w = te_lds4(buffer + at * 128 + (((lane >> 2) ^ (at & 7)) << 4) + (lane & 3) * 4);
+            float lo = __uint_as_float(w), hi = 0.0f;
+            if (D_DT != 1) te_gemm_unpack(w, D_DT, lo, hi);
+            to_x += lo, to_y += hi;
+        };
+#pragma unroll 1
+        for (; r + 16 <= rows; r += 16) {
 #pragma unroll
-        for (int j = 0; j < CHUNK / 8; j++) {
-            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};
-#pragma unroll
-            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);
-            x[0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), x[1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);
-#pragma unroll
-            for (int d = 4; d < 32; d *= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], d), x[1] += __shfl_xor_sync(0xffffffffu, x[1], d);
-            if (lane >> 2 == j) mine = make_float2(x[0], x[1]);
+            for (int i = 0; i < 16; i++) add(r + i, x[i % 4], y[i % 4]);
         }
-        return mine;
-    }
-    TE_DEV void store_sums(float2 sums, int row, int col) const {
-        te_i64 at = col + 8 * (lane >> 2) + 2 * (lane & 3);
-        float *to = a.g.row_sums + ((te_i64)(row / (64 * SUMS)) * 4 + threadIdx.x % 128 / 32) * a.g.n;
-        if (lane >> 2 >= CHUNK / 8 || row >= a.g.m) return;
-        if (at < a.g.n) to[at] = sums.x;
-        if (at + 1 < a.g.n) to[at + 1] = sums.y;
+#pragma unroll 1
+        for (; r < rows; r++) add(r, x[0], y[0]);
+        x[0] = (x[0] + x[1]) + (x[2] + x[3]), y[0] = (y[0] + y[1]) + (y[2] + y[3]);
+        float *to = a.g.row_sums + (te_i64)(row / 64) * a.g.n;
+        te_i64 at = col + (D_DT == 1 ? lane : 2 * lane);
+        if (at < a.g.n) to[at] = x[0];
+        if (D_DT != 1 && at + 1 < a.g.n) to[at + 1] = y[0];
     }
 
     // acc to rows `row` .. and columns `col` .. of D.
     TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {
-        float2 sums = make_float2(0.0f, 0.0f);
 #if GROUPED
         float scale = this->scale * scale_b;
+#else
+        float scale = this->scale;
 #endif
+        if (STORE & 2) {
+            spread_bias();
+            if (LOADS) te_meet<128>(1 + group);
+        }
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // what was asked for is waited for
@@ -164,16 +196,13 @@ struct te_way_out {
             if (LOADS) {
                 te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);
             } else {
-                if (leader) te_bulk_wait_read<BUFFERS - (STORE & 8 ? 2 : 1)>();
+                if (leader) te_bulk_wait_read<BUFFERS - 1>();
                 te_meet<128>(1 + group);
             }
 #pragma unroll
             for (int j = 0; j < CHUNK / 8; j++) {
                 float2 b = make_float2(0.0f, 0.0f);
-                if (STORE & 2) {
-                    int from = (first / 8 + j) % 8 * 4 + (lane & 3);
-                    b.x = bias_of(bias[first / 64][0], from), b.y = bias_of(bias[first / 64][1], from);
-                }
+                if (STORE & 2) te_lds8(biases + (first + 8 * j + 2 * (lane & 3)) * 4, b.x, b.y);
 #pragma unroll
                 for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);
             }
@@ -197,20 +226,22 @@ struct te_way_out {
 #pragma unroll
                     for (int i = 0; i < 8; i += 2) {
                         float *x = &v[4 * j + i];
-                        float2 s = te_gemm_sigmoid2u(old[i], old[i + 1]);
-                        if (STORE & 16) x[0] *= te_gemm_dgelu(old[i], s.x), x[1] *= te_gemm_dgelu(old[i + 1], s.y);
+                        if (STORE & 16) {
+                            float2 s = te_gemm_dgelu_within_8(old[i], old[i + 1]);
+                            x[0] *= s.x, x[1] *= s.y;
+                        }
                         if (STORE & 32 && D_DT != 1) x[0] += old[i], x[1] += old[i + 1];
                     }
                 }
             }
-            if (STORE & 64) {
-                float2 more = column_sums(v, at_row);
-                sums.x = sum ? sums.x + more.x : more.x, sums.y = sum ? sums.y + more.y : more.y;
-                if (sum == SUMS - 1) store_sums(sums, row, at_col);
+            if (STORE & 8) { // the other buffer, by now
+                if (leader) te_bulk_wait_read<BUFFERS - 1>();
+                te_meet<128>(1 + group);
             }
             if (LOADS) __syncwarp(); // all of the warp have read what they now write over
             put(buffer_of(turn), v);
             send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);
+            if (STORE & 64 && threadIdx.x % 128 / 32 == chunk % 4) sum_columns(buffer_of(turn), at_row, at_col);
             if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {
                 te_bulk_wait_read<1>(); // the chunk before has left its buffer
                 ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS), split);

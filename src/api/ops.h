@@ -183,7 +183,8 @@ typedef struct te_delayed_gather_args {
  *   current    the scale comes from x itself, by te_scale_from_amax's rule with fp8_max of the codes' format, `epsilon`
  *              and `power_of_two` (Float8CurrentScalingQuantizer)
  *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes: its first number is max |x|, which whoever wrote x
- *              has found (`amax` of te_act_fwd and others), and x is read once. Both become 0: ready for the next
+ *              has found (`amax` of te_act_fwd and others), and x is read once. The second must be 0, and counts blocks meanwhile: nobody else writes
+ *              it. Both become 0: ready for the next
  *   dbias      [N] of any float format, optional: the sums of x's columns in f32: the gradient of a bias, if x is a gradient; not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written */
 typedef struct te_fp8_quantize_args {

@@ -249,7 +249,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.x = x;
     args.activation = s->activation;
     /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
-    args.rounded = gated || (s->recipe.kind != TE_RECIPE_DELAYED && s->recipe.kind != TE_RECIPE_MXFP8);
+    args.rounded = gated || !s->scaling || (s->recipe.kind != TE_RECIPE_DELAYED && s->recipe.kind != TE_RECIPE_MXFP8);
     if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
     if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
     if (!s->scaling) {

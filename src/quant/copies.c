@@ -149,7 +149,7 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
     if (spec->kind == TE_QUANT_DELAYED) {
         cast.scale = spec->scale;
         cast.amax = spec->amax;
-    } else if (te_group_size(spec->group) > 1 && !spec->found) {
+    } else if (te_group_size(spec->group) > 1) {
         te_amax_args amax = TE_ZERO;
         te_scale_from_amax_args scale = TE_ZERO;
         amax.x = x;
@@ -169,11 +169,8 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         cast.epsilon = spec->epsilon;
         cast.power_of_two = spec->power_of_two;
         cast.x_amax = spec->found ? &te->found : NULL;
-        if (te_group_size(spec->group) > 1) result = te_all_reduce(spec->group, &te->found, TE_REDUCE_MAX);
     }
-    if (result == TE_OK) result = te_fp8_quantize(te, &cast);
-    if (result != TE_OK && spec->found) te__found_forget(te);
-    return result;
+    return te_fp8_quantize(te, &cast);
 }
 
 static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
@@ -374,7 +371,8 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* For what quantizes its own result: the memory of that, and a plain tensor of its value where the scale is not known beforehand. */
+/* For what quantizes its own result: the memory of that, and a plain tensor of its value where the scale is not known beforehand. What has no
+ * elements is not written by who makes it, nor its scale; and what a group measures together goes through memory of the caller's allocator. */
 typedef struct te__quant_out {
     te_tensor *y, *plain; /* plain NULL: the codes are written at once */
     const te_tensor *scale;
@@ -385,27 +383,33 @@ typedef struct te__quant_out {
 static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;
     te__quant_copy *c;
+    bool measured = spec->kind != TE_QUANT_DELAYED && te_group_size(spec->group) > 1, empty = false;
+    int i;
+    for (i = 0; i < ndim; i++) empty = empty || shape[i] == 0;
     out.y = te__quant_empty(te, nominal, ndim, shape, spec, spec->usage, false);
-    if (!out.y) return out;
-    if (spec->kind == TE_QUANT_DELAYED) {
+    if (out.y && spec->kind == TE_QUANT_DELAYED && !empty) {
         c = out.y->quantized->row.data ? &out.y->quantized->row : &out.y->quantized->col;
         out.scale = spec->scale;
         out.scale_inv = c->scale;
         out.amax = spec->amax;
-    } else {
-        out.amax = &te->found_amax;
+    } else if (out.y) {
+        if (!empty && !measured) out.amax = &te->found_amax;
         out.plain = te_tensor_empty(te, nominal, ndim, shape);
         if (!out.plain) out.y = NULL;
     }
+    if (!out.y && measured) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
 /* After its value, or its codes, have been written with `result`. */
 static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
     te__quant_spec found = *spec;
     if (!out->plain) return result;
-    found.found = true;
-    if (result == TE_OK) return te__quant_fill(out->y, out->plain, &found, spec->usage, NULL);
-    te__found_forget(out->y->te);
+    found.found = out->amax != NULL;
+    if (result == TE_OK)
+        result = te__quant_fill(out->y, out->plain, &found, spec->usage, NULL);
+    else if (spec->kind != TE_QUANT_DELAYED)
+        te__refuse(spec->group, TE__ALL_REDUCE, result);
+    if (result != TE_OK && found.found) te__found_forget(out->y->te);
     return result;
 }
 

@@ -114,6 +114,11 @@ TE_TEST_DEVICES(gemm_every_choice) {
         {TE_BF16, TE_BF16, TE_F32, false, true, false, false, false, true, false, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 135, 259, 512},
         {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 700, 1101, 1040},
         {TE_F8E4M3, TE_F8E4M3, TE_F32, false, true, true, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, true, 400, 701, 1024},
+        /* several tiles a block, and both warpgroups of those that take turns */
+        {TE_BF16, TE_BF16, TE_BF16, false, false, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 1500, 1701, 333},
+        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, false, true, true, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 2000, 2504, 400},
+        {TE_BF16, TE_BF16, TE_BF16, false, false, false, false, false, true, false, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 200, 264, 333},
+        {TE_BF16, TE_BF16, TE_F32, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 65, 65, 2101},
     };
     if (!te_ctx_is_cuda(te)) SKIP("for the GPU's choices; the CPU has none");
     for (int i = 0; i < COUNT(cases); i++) {

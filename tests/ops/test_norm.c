@@ -451,6 +451,52 @@ TE_TEST_DEVICES(amax_of_the_output) {
 }
 
 /* NaN stays in its row and out of the amax; an infinity in x makes a row of NaN. */
+/* Rows of one number have nothing but beta to say, exactly; and squares beyond f32 do not end a row whose variance is not. */
+TE_TEST_DEVICES(rows_far_from_zero) {
+    static const float numbers[] = {100.5f, 1008.0f, -65280.0f, 1.0e34f}; /* in bf16 */
+    static const int64_t sizes[][2] = {{3, 13}, {3, 512}, {3, 4096}, {2, 5120}, {8200, 2048}};
+    for (int i = 0; i < COUNT(sizes); i++) {
+        int64_t m = sizes[i][0], n = sizes[i][1];
+        te_norm_fwd_args f;
+        memset(&f, 0, sizeof f);
+        if (m > 8000 && !te_ctx_is_cuda(te)) m = 100;
+        te_scope_begin(te);
+        f.gamma = te_tensor_full(te, TE_BF16, SHAPE(n), 1);
+        f.beta = te_tensor_full(te, TE_BF16, SHAPE(n), 0.25);
+        f.eps = 1e-5f;
+        for (int k = 0; k < COUNT(numbers); k++) {
+            test_case("%lld x %lld of %g", (long long)m, (long long)n, (double)numbers[k]);
+            f.x = te_tensor_full(te, TE_BF16, SHAPE(m, n), numbers[k]);
+            f.y = test_guarded(te, TE_BF16, SHAPE(m, n));
+            te_layernorm_fwd(te, &f);
+            REQUIRE_OK(te);
+            float *y = test_read(f.y);
+            for (int64_t e = 0; e < m * n; e++)
+                if (y[e] != 0.25f) {
+                    CHECK_MSG(false, "element %lld: %g", (long long)e, (double)y[e]);
+                    break;
+                }
+        }
+        float *x = test_normal(m * n, 7);
+        for (int64_t e = 0; e < m * n; e++) x[e] = 1e18f * (1 + 0.05f * x[e]);
+        test_case("%lld x %lld about 1e18", (long long)m, (long long)n);
+        f.x = test_tensor(te, TE_BF16, SHAPE(m, n), x);
+        f.y = test_guarded(te, TE_BF16, SHAPE(m, n));
+        te_layernorm_fwd(te, &f);
+        REQUIRE_OK(te);
+        float *y = test_read(f.y);
+        for (int64_t r = 0; r < m; r++) {
+            double squares = 0;
+            for (int64_t e = 0; e < n; e++) squares += (double)(y[r * n + e] - 0.25f) * (double)(y[r * n + e] - 0.25f);
+            if (!(fabs(squares / (double)n - 1) < 0.02)) { /* 1 by definition; y is rounded to 8 bits */
+                CHECK_MSG(false, "row %lld: mean square %g", (long long)r, squares / (double)n);
+                break;
+            }
+        }
+        te_scope_end(te);
+    }
+}
+
 TE_TEST_DEVICES(odd_values) {
     static const te_dtype outputs[] = {TE_F32, TE_BF16, TE_F8E4M3};
     static const int64_t widths[] = {64, 13};

@@ -213,6 +213,7 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     k->rows_a = k->columns_b = 0;
     k->bias = NULL;
     k->aux = NULL;
+    k->ldaux = 0;
     k->epilogue = TE_EPILOGUE_NONE;
     k->accumulate = 0;
     k->vector = k->n % 8 == 0; /* gemm_mma: pieces of eight */
@@ -286,6 +287,16 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
 
 /* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
 
+/* Bytes of a copied row: a row of a slab is one line of the L2 cache then, not two, unless that would be many times the row. */
+static int64_t te__gemm_align_ld(int64_t bytes) { return te__round_up(bytes, bytes >= 512 ? 128 : 16); }
+/* gemm_align counts pieces of 16 bytes in 32 bits. */
+static bool te__gemm_fits_align(const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    int64_t size = te__dtype_size(q->a.dtype), rows_a = q->a.k_major ? a->m : a->k, rows_b = q->b.k_major ? a->n : a->k;
+    return rows_a * (te__gemm_align_ld((q->a.k_major ? a->k : a->m) * size) / 16) <= UINT32_MAX &&
+           rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= UINT32_MAX;
+}
+
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the
  * bytes move once; but four warps shift what TMA would bring for nothing, and multiply at half the speed or less. Measured on an H200: one long
  * operand by a single row or column 35 us in place of 40 to 51, 127 x 129 x 255 13 in place of 18; but 63 x 2111 x 7167, both operands, 47 in
@@ -293,7 +304,7 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
 static bool te__gemm_copies_itself(te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b), quicker;
-    double multiply = 2.0 * (double)a->m * (double)a->n * (double)a->k / 650e12, bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
+    double multiply = 2.0 * (double)te__round_up(a->m, 64) * (double)te__round_up(a->n, 128) * (double)a->k / 650e12, bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
     if (te__dtype_size(q->a.dtype) != 2) return false;
     quicker = multiply < 3e-6 + 2.0 * bytes / 3.5e12 && (odd_a != odd_b || bytes < 2e6);
     if (TE__GEMM_COPIES < 0 ? !quicker : !TE__GEMM_COPIES) return false;
@@ -319,7 +330,7 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         s->rows = x->k_major ? lines : q->args->k;
         s->bytes = (x->k_major ? q->args->k : lines) * size;
         s->ld = x->ld * size;
-        s->ld_out = te__round_up(s->bytes, 128); /* a row of a slab is one line of the L2 cache, not two */
+        s->ld_out = te__gemm_align_ld(s->bytes);
         s->out = (unsigned char *)te__plan_workspace(p, s->rows * s->ld_out);
         if (!s->out) return false;
         x->data = s->out;
@@ -548,6 +559,6 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q) || te__gemm_copies_itself(&q)) return te__gemm_plan_hopper(p, &q);
-    if (te__gemm_is_small(a)) return te__gemm_plan_mma(p, &q);
+    if (te__gemm_is_small(a) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
     return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }

@@ -76,7 +76,8 @@ TE_DEV float te_gemm_dgelu(float x) { return te_gemm_dgelu(x, te_gemm_sigmoid2u(
 // The same of two between -8 and 8, or NaN, in as few operations as can be.
 TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
     float xx = x * x, yy = y * y;
-    float a = 1.0f + te_gemm_exp2(x * fmaf(xx, -0.10294324f, -2.3022082f)), b = 1.0f + te_gemm_exp2(y * fmaf(yy, -0.10294324f, -2.3022082f));
+    // At most 2^60, as above, also for NaN: it stays where it is, and the other one's reciprocal is finite.
+    float a = 1.0f + te_gemm_exp2(fminf(x * fmaf(xx, -0.10294324f, -2.3022082f), 60.0f)), b = 1.0f + te_gemm_exp2(fminf(y * fmaf(yy, -0.10294324f, -2.3022082f), 60.0f));
     float r = te_gemm_reciprocal(a * b), s = r * b, t = r * a;
     return make_float2(fmaf(x * fmaf(xx, 0.2140644486f, 1.59576912f), fmaf(-s, s, s), s), fmaf(y * fmaf(yy, 0.2140644486f, 1.59576912f), fmaf(-t, t, t), t));
 }

@@ -14,7 +14,7 @@
 extern "C" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {
     te_follow();
     const te__gemm_align_side &s = a.side[blockIdx.y];
-    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 bytes do not fit into a memory twice
+    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: the plan has seen to it
     const te_u8 *end = s.from + (s.rows - 1) * s.ld + s.bytes;
 #pragma unroll 2
     for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {

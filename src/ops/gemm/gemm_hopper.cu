@@ -50,10 +50,10 @@
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128
 //          STORE       bits of te__gemm_store; with it D_DT. 128 alone: rows of D start anywhere, and there is no epilogue
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),
-//          COPIES (16 bits; without clusters but SPLIT's, PINGPONG, and what D's way out must load),
+//          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
 // Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their
-//         rows at multiples of 16 bytes, with STORE those of D and aux too. Split s of a tile does k from s * k_split on, to D + s * d_split
+//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, but for 128. Split s of a tile does k from s * k_split on, to D + s * d_split
 //         (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
 // One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 777 to 806 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1532 (1.00), split accumulation 1433
@@ -342,7 +342,7 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
 template <int K_MAJOR> struct te_copy {
     te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the slab to be asked for, if rows began where pieces do
     te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, and, last, of row `lane`
-    int rows, left; // rows of the slab to be asked for, and elements of them, from the first one on. No more than that is read
+    int rows, left; // rows of the slab to be asked for, and elements of them, from the first one on. Nothing behind them is read; before a row, up to 14 bytes
 
     // Rows `line` .. of the slab that starts at k; across: the tile's first row, or column. size, length: along m or n, along k.
     TE_DEV void begin(const void *operand, te_i64 ld, int size, int length, int across, int line, int k) {
@@ -361,15 +361,16 @@ template <int K_MAJOR> struct te_copy {
         for (int i = 0; i < 5; i++) {
             int r = i < 4 ? 4 * i + (lane >> 3) : lane, piece = i < 4 ? lane & 7 : 8, by = before >> 4 * i & 15;
             te_u64 from = at + (i < 4 ? 4 * i * step : (lane - (lane >> 3)) * step + (8 - (lane & 7)) * 16) - by;
-            if (r < 16) te_cp_async16(raw + r * RAW_ROW + piece * 16, (const void *)from, r < rows && 16 * piece - by < (left < 64 ? 2 * left : 128) ? 16 : 0);
+            int there = r < rows ? 2 * min(left, 64) - (16 * piece - by) : 0; // bytes, from the piece's beginning on
+            if (r < 16) te_cp_async16(raw + r * RAW_ROW + piece * 16, (const void *)from, max(0, min(there, 16)));
         }
         at += K_MAJOR ? SLAB : 64 * step;
         if (K_MAJOR) left -= 64;
         else rows -= 64;
     }
     // ... and shifted to where they lie in the slab. Beyond the ends: zeros.
-    TE_DEV void put(te_u32 raw, te_u32 to, int left) const {
-        int lane = threadIdx.x & 31, piece = lane & 7, n = left - 8 * piece;
+    TE_DEV void put(te_u32 raw, te_u32 to, int length) const { // of rows, from here on
+        int lane = threadIdx.x & 31, piece = lane & 7, n = length - 8 * piece;
         uint4 lo[4], hi[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -380,7 +381,7 @@ template <int K_MAJOR> struct te_copy {
         for (int i = 0; i < 4; i++) {
             int r = 4 * i + (lane >> 3);
             uint4 v = te_shift(lo[i], hi[i], before >> 4 * i & 15);
-            if (left < 64) {
+            if (length < 64) {
                 v.x = n >= 2 ? v.x : n == 1 ? v.x & 0xffff : 0, v.y = n >= 4 ? v.y : n == 3 ? v.y & 0xffff : 0;
                 v.z = n >= 6 ? v.z : n == 5 ? v.z & 0xffff : 0, v.w = n >= 8 ? v.w : n == 7 ? v.w & 0xffff : 0;
             }

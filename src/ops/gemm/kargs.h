@@ -9,7 +9,7 @@ typedef struct te__gemm_kargs {
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
-    float *row_sums;                /* gemm_hopper: of D's columns, [m / 64, n]: each of 64 rows */
+    float *row_sums;                /* gemm_hopper: of D's columns, [m / 64 rounded up, n]: each of 64 rows */
     long long m, n, k;
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
@@ -81,7 +81,7 @@ typedef struct te__gemm_bias_gradient_kargs {
     int pad;
 } te__gemm_bias_gradient_kargs;
 
-/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with what comes in between. */
+/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by words, else by TMA, with what comes in between. */
 enum {
     TE__GEMM_STORE = 1,
     TE__GEMM_STORE_BIAS = 2,

@@ -33,7 +33,7 @@ struct __align__(16) te_norm_scratch {
 
 struct te_norm_row {
     te_raw8<X_DT> x[CHUNKS];
-    float mean, rstd, rest; // xhat = x rstd + rest
+    float mean, rstd;
 
     // A thread's share of the sums of x - shift and of its square.
     TE_DEV float2 share(int t, int vectors, float shift) const {
@@ -78,14 +78,14 @@ struct te_norm_row {
         if (LAYERNORM) {
             mean = sum.x * one_nth;
             variance = fmaf(-mean, mean, variance);
-            if (mean * mean > variance) {
+            if (!(mean * mean <= variance) || !(sum.y <= TE_FLT_MAX)) { // or the sum of squares is beyond f32, which the variance need not be
                 sum = add(share(t, vectors, mean), scratch.again);
                 sum.x *= one_nth;
                 variance = fmaf(-sum.x, sum.x, sum.y * one_nth);
                 mean += sum.x;
             }
         }
-        rstd = __frsqrt_rn(variance + eps), rest = -mean * rstd;
+        rstd = __frsqrt_rn(variance + eps);
     }
     // y of vector c, before it is scaled.
     template <int G_DT> TE_DEV void result(int c, const te_raw8<G_DT> &gamma, const te_raw8<G_DT> &beta, bool centred, float y[8]) const {
@@ -93,7 +93,7 @@ struct te_norm_row {
         for (int j = 0; j < 8; j++) {
             float g = te_raw8_get(gamma, j), v = te_raw8_get(x[c], j);
             if (centred) g += 1.0f;
-            y[j] = LAYERNORM ? fmaf(fmaf(v, rstd, rest), g, te_raw8_get(beta, j)) : v * rstd * g;
+            y[j] = LAYERNORM ? fmaf((v - mean) * rstd, g, te_raw8_get(beta, j)) : v * rstd * g; // 0 where x is the mean: not v rstd less mean rstd
         }
     }
 };

@@ -10151,15 +10151,12 @@ static const char *const te__source_52[] = { /* ops/gemm/gemm_hopper.cu */
     "//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, but for 128. Split s of a tile does k from s * k_split on, to D + s * d_split",
     "//         (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "//",
-    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 777 to 806 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1532 (1.00), split accumulation 1433",
-    "// (0.98), 1x128 by 128x128 blocks 1325 (1.01), 1x128 by 1x128 added to f32 870 to 982, as warm as the card is (0.92 to 0.95). Over the plain product,",
-    "// geometric means of n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:",
-    "//               bias         bias, GELU, aux   dGELU         dGELU, bias gradient",
-    "//   bf16        0.99 (0.99)  1.00 (0.93)       0.97 (0.84)   0.94 (0.59)",
-    "//   fp8         0.99 (0.97)  0.99 (0.85)       0.92 (0.43)   0.89 (0.43)",
-    "//   fp8 blocks  0.98 (0.96)  0.90 (none)       0.88 (0.46)   0.82 (0.46)",
-    "// Groups, over our dense product of as many operations: along rows 8 groups 0.91 to 0.96, 64 of 512 rows 0.80 to 0.86, 64 of 128 rows (bound by",
-    "// reading B) 0.56 to 0.61; along k 0.98 to 1.23.",
+    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 741 to 790 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1502 (1.00), split accumulation 1391",
+    "// (0.96), 1x128 by 128x128 blocks 1320 (1.00), 1x128 by 1x128 added to f32 873 (0.88). Over the plain product, geometric means of n = 4096, 14336",
+    "// and 16384, m = 8192, k = 4096: bias; with GELU and aux; dGELU; dGELU with the bias gradient: bf16 0.97, 0.99, 0.94, 0.94; fp8 0.95, 0.97, 0.90,",
+    "// 0.84; fp8 blocks 0.96, 0.86, 0.86, 0.80. Since then the way out is another (bias by shared memory, aux by a warp of its own, sums of columns out of",
+    "// the staged chunk), and promoting warpgroups take turns. Groups, over our dense product of as many operations: along rows 8 groups 0.93 to 0.98, 64",
+    "// of 512 rows 0.81 to 0.90, 64 of 128 rows 0.59 to 0.63; along k 0.97 to 1.23.",
     "// te:arch 90a",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
@@ -11622,7 +11619,7 @@ static const char *const te__source_57[] = { /* ops/gemm/kargs.h */
     "    TE__GEMM_STORE_WORDS = 128 /* alone: rows that start anywhere, with nothing to do but scale and bias */",
     "};",
     "",
-    "/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */",
+    "/* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */",
     "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)",
     "",
     "/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */",
@@ -11757,7 +11754,7 @@ static const char *const te__source_59[] = { /* ops/gemm/shift.cuh */
     "}",
 };
 static const char *const te__source_60[] = { /* ops/gemm/way_out.cuh */
-    "// ops/gemm/way_out.cuh: D's way out of gemm_hopper by TMA. A part of gemm_hopper.cu, whose options and names it is written in.",
+    "// ops/gemm/way_out.cuh: D's ways out of gemm_hopper: by TMA, or by words. A part of gemm_hopper.cu, whose options and names it is written in.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
     "//",
@@ -13846,8 +13843,8 @@ static const char *const te__source_88[] = { /* ops/norm/norm_fwd.cu */
     "// are on their way on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed from pass to pass, and weights are loaded where they are",
     "// used, which leaves room for more blocks. Many long rows are norm_fwd_queue's.",
     "//",
-    "// One H200, 2026-11-21, te_bench, of copy, in norm_fwd_queue's place and with dearer sums for LayerNorm: 16384x4096 bf16 RMSNorm 0.87, LayerNorm",
-    "// 0.88, to e4m3 0.84, 0.83; 8192x8192 0.87, 0.85, 0.85, 0.80.",
+    "// One H200, 2026-11-21, te_bench norm, of copy, in norm_fwd_queue's place and with LayerNorm's older sums: 16384x4096 bf16 RMSNorm 0.87, LayerNorm",
+    "// 0.88, to e4m3 0.84, 0.83; 8192x8192 0.87, 0.85, 0.84, 0.80.",
     "//",
     "// Launch: CHUNKS: a block for every row, of 32 WARPS threads; WARPS = 1: 128 threads, a block for every four rows. n and ld multiples",
     "// of 8 (FULL: ld = n); x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8). Without: any n, any alignment; block of up to 512, a",
@@ -13965,6 +13962,7 @@ static const char *const te__source_89[] = { /* ops/norm/norm_fwd_queue.cu */
     "// kernel took 72 us in place of 68, and 56 in place of 53 to FP8. One counter gives about 0.3 units a nanosecond, hence units of 16 KB.",
     "//",
     "// One H200, 2026-11-21, te_bench norm, of copy: 16384x4096 bf16 RMSNorm 0.89, LayerNorm 0.88, to e4m3 0.86, 0.85; 8192x8192 0.90, 0.89, 0.88, 0.86.",
+    "// Since then LayerNorm takes the mean off each element: an operation more, not timed.",
     "//",
     "// Launch: 32 WARPS threads, at least two warps; any grid up to the number of units, and `questions` as te__norm_plan_queue counts them; n = 256 CHUNKS",
     "// WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); dynamic shared memory: STAGES rows of x.",
@@ -16251,7 +16249,7 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_decode.cu", te__source_49, 109},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_50, 16},
     {"ops/gemm/gemm_groups.cu", te__source_51, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_52, 857},
+    {"ops/gemm/gemm_hopper.cu", te__source_52, 854},
     {"ops/gemm/gemm_mma.cu", te__source_53, 404},
     {"ops/gemm/gemm_naive.cu", te__source_54, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_55, 31},
@@ -16288,7 +16286,7 @@ static const te__source te__sources[] = {
     {"ops/norm/norm_bwd.cu", te__source_86, 290},
     {"ops/norm/norm_bwd_sum.cu", te__source_87, 12},
     {"ops/norm/norm_fwd.cu", te__source_88, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_89, 127},
+    {"ops/norm/norm_fwd_queue.cu", te__source_89, 128},
     {"ops/norm/norm_parts.cuh", te__source_90, 48},
     {"ops/norm/norm_row.cuh", te__source_91, 106},
     {"ops/nvfp4/arithmetic.h", te__source_92, 81},
@@ -16350,10 +16348,10 @@ static const te__baseline te__baselines[] = {
     {"cast/transpose", "ebceaa35a0fc74bd9fd4212fce7801c3", 941000},
     {"cast/transpose_nibbles", "8c70f2451e0d8a663e5416aa41c1c0f3", 967909},
     {"dropout/dropout_add", "57ae93b566b5027e27140c56c3a3213a", 984932},
-    {"gemm/gemm_align", "89543e66eb24f30b859b4ffdadb03964", 1000924},
-    {"gemm/gemm_decode", "35e9ba3b642ee022b665c0a7e7937668", 1010625},
-    {"gemm/gemm_grouped_naive", "359dfcd841d07a6f1a7a481ce437e99e", 1045083},
-    {"gemm/gemm_naive", "7ce80afe8d50c6fd2b10d40297e852a9", 1240824},
+    {"gemm/gemm_align", "20d54901b146416ac9a4aecaec1f8dc4", 1000924},
+    {"gemm/gemm_decode", "da4bd046893d34b057411ef27b90da4e", 1010625},
+    {"gemm/gemm_grouped_naive", "dfab0b16a220a6ebd79dbab8d0f19834", 1045083},
+    {"gemm/gemm_naive", "bebd1bc1ecd15e664aa30f362059a552", 1240824},
     {"loss/cross_entropy_bwd", "9cad7e14aa6674b43df124dc7e26a2be", 1437909},
     {"loss/cross_entropy_count", "b9a7bf55b22502ae8530c3b12ef18191", 1455110},
     {"loss/cross_entropy_fwd", "492268e03271e114a5c333ef89bf3859", 1461143},
@@ -16375,7 +16373,7 @@ static const te__baseline te__baselines[] = {
     {"norm/norm_amax", "ea72a3306d45cee19daf7bbc66eac28f", 2036446},
     {"norm/norm_bwd", "7b0d5be6841967e1790dbad1b55da340", 2037424},
     {"norm/norm_bwd_sum", "ba5215d180a8ab7017c1cef553206643", 2056941},
-    {"norm/norm_fwd", "7f95de101e9d41b7119e71410e12fff8", 2071860},
+    {"norm/norm_fwd", "247a773a82b91ec5ac5f524f48b6c4fc", 2071860},
     {"nvfp4/nvfp4_amax", "724a70f57d2192b3ddebeb47c6f2abb3", 2092128},
     {"nvfp4/nvfp4_amax_zero", "af64d2d4999334c588dd2e5a96e9f2e7", 2219016},
     {"nvfp4/nvfp4_dequantize", "00bb6825e19c82a8b2acf28224a2f885", 2220252},
@@ -25606,7 +25604,7 @@ enum {
     TE__GEMM_STORE_WORDS = 128 /* alone: rows that start anywhere, with nothing to do but scale and bias */
 };
 
-/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
+/* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
@@ -26278,7 +26276,7 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
     return cost;
 }
 
-/* For `te_bench --tune`, which has one alternative after the other taken: `take`, -1 for the best. */
+/* For `te_bench --tune` and tests, which have one alternative after the other taken: `take`, -1 for the best. */
 #ifdef TE__TUNE
 static struct te__gemm_tune {
     int take, count;
@@ -26516,9 +26514,9 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
 }
 
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the
- * bytes move once; but four warps shift what TMA would bring for nothing, and multiply at half the speed or less. Measured on an H200: one long
- * operand by a single row or column 35 us in place of 40 to 51, 127 x 129 x 255 13 in place of 18; but 63 x 2111 x 7167, both operands, 47 in
- * place of 35. */
+ * bytes move once; but four warps shift what TMA would bring for nothing, and multiply at half the speed or less. Measured on an H200, 2026-11-21,
+ * with a forerunner that took 16 rows at a time in place of a slab: 1 x 4095 x 4097 35 us in place of 41, 4097 x 1 x 4095 31 in place of 51,
+ * 127 x 129 x 255 13 in place of 18 by gemm_mma; but 63 x 2111 x 7167, both operands, 47 in place of 35. */
 static bool te__gemm_copies_itself(te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b), quicker;
@@ -30880,9 +30878,9 @@ static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_
 /* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host brings to each launch. Knows the device by its table;
  * must not know modules or optimizers, which come as parts.
  *
- * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 33 to 57 launches): the host spends 3.3 to 3.5 us on a
- * te_graph_launch, whatever it holds, and 3.1 to 4.5 us on each launch by calls; the step takes 0.81 to 0.88 of its time by calls. A layer of
- * 8B parameters' size takes the same time both ways (0.95 to 1.04). */
+ * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 29 to 53 launches): the host spends 2.9 to 3.3 us on a
+ * te_graph_launch, whatever it holds, and 3.2 to 3.6 us on each launch by calls; the step takes 0.96 to 0.99 of its time by calls, whose kernels
+ * follow one another closely themselves (te_follow). A layer of 8B parameters' size takes the same time both ways (0.99 to 1.05). */
 
 /* ---- what is noted in between ---- */
 

@@ -204,7 +204,7 @@ static te_result pair_broadcast(void *user, te_ctx *te, te_tensor *x, int root) 
 static te_result pair_barrier(void *user) { return (void)user, TE_OK; }
 
 /* A group has its say between the measuring and the cast; where it fails, what was measured is forgotten. */
-TE_TEST_DEVICES(fused_amaxes_of_a_group) {
+TE_TEST_DEVICES(amaxes_of_a_group) {
     const fusion_case *k = &cases[0];
     int64_t n = k->tokens * k->hidden;
     pair p = {0, 0};

@@ -93,7 +93,7 @@ enum {
     TE__GEMM_STORE_WORDS = 128 /* alone: rows that start anywhere, with nothing to do but scale and bias */
 };
 
-/* gemm_hopper: 192 KB of slots, 32 KB on D's way out, block scales, barriers: all that a block can have. */
+/* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */

@@ -1,4 +1,4 @@
-// ops/gemm/way_out.cuh: D's way out of gemm_hopper by TMA. A part of gemm_hopper.cu, whose options and names it is written in.
+// ops/gemm/way_out.cuh: D's ways out of gemm_hopper: by TMA, or by words. A part of gemm_hopper.cu, whose options and names it is written in.
 //
 //   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D
 //

@@ -8,8 +8,8 @@
 // are on their way on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed from pass to pass, and weights are loaded where they are
 // used, which leaves room for more blocks. Many long rows are norm_fwd_queue's.
 //
-// One H200, 2026-11-21, te_bench, of copy, in norm_fwd_queue's place and with dearer sums for LayerNorm: 16384x4096 bf16 RMSNorm 0.87, LayerNorm
-// 0.88, to e4m3 0.84, 0.83; 8192x8192 0.87, 0.85, 0.85, 0.80.
+// One H200, 2026-11-21, te_bench norm, of copy, in norm_fwd_queue's place and with LayerNorm's older sums: 16384x4096 bf16 RMSNorm 0.87, LayerNorm
+// 0.88, to e4m3 0.84, 0.83; 8192x8192 0.87, 0.85, 0.84, 0.80.
 //
 // Launch: CHUNKS: a block for every row, of 32 WARPS threads; WARPS = 1: 128 threads, a block for every four rows. n and ld multiples
 // of 8 (FULL: ld = n); x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8). Without: any n, any alignment; block of up to 512, a

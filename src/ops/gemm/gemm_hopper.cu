@@ -639,9 +639,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #if TMA_OUT
     te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, group);
 #endif
+    te_u32 empty_there = SHARE ? te_cluster_at(empty, rank ^ 1) : 0; // once: to ask takes as long as a part of a product
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
-        if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);
+        if (SHARE && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);
     };
 
     // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not

@@ -6449,7 +6449,7 @@ static const char *const te__source_7[] = { /* device/mma.cuh */
     "TE_DEV void te_sts4(te_u32 dst, te_u32 v) { asm volatile(\"st.shared.b32 [%0], %1;\" ::\"r\"(dst), \"r\"(v) : \"memory\"); }",
     "TE_DEV uint4 te_lds16(te_u32 src) {",
     "    uint4 v;",
-    "    asm volatile(\"ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(v.x), \"=r\"(v.y), \"=r\"(v.z), \"=r\"(v.w) : \"r\"(src));",
+    "    asm volatile(\"ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(v.x), \"=r\"(v.y), \"=r\"(v.z), \"=r\"(v.w) : \"r\"(src) : \"memory\");",
     "    return v;",
     "}",
     "TE_DEV te_u32 te_lds4(te_u32 src) {",
@@ -8276,11 +8276,6 @@ static const char *const te__source_28[] = { /* ops/attn/tile.cuh */
     "    float2 r;",
     "    asm volatile(\"ld.shared.v2.f32 {%0, %1}, [%2];\" : \"=f\"(r.x), \"=f\"(r.y) : \"r\"(src) : \"memory\");",
     "    return r;",
-    "}",
-    "TE_DEV uint4 te_lds16(te_u32 src) {",
-    "    uint4 v;",
-    "    asm volatile(\"ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(v.x), \"=r\"(v.y), \"=r\"(v.z), \"=r\"(v.w) : \"r\"(src) : \"memory\");",
-    "    return v;",
     "}",
     "",
     "// ---- tiles and their fragments ----",
@@ -16253,7 +16248,7 @@ static const te__source te__sources[] = {
     {"ops/attn/attn_fwd_mma.cu", te__source_25, 171},
     {"ops/attn/general.cuh", te__source_26, 73},
     {"ops/attn/kargs.h", te__source_27, 39},
-    {"ops/attn/tile.cuh", te__source_28, 187},
+    {"ops/attn/tile.cuh", te__source_28, 182},
     {"ops/block/block.cuh", te__source_29, 32},
     {"ops/block/block_dequantize.cu", te__source_30, 62},
     {"ops/block/block_dequantize_col.cu", te__source_31, 78},
@@ -16377,7 +16372,7 @@ static const te__baseline te__baselines[] = {
     {"cast/transpose_nibbles", "8c70f2451e0d8a663e5416aa41c1c0f3", 967909},
     {"dropout/dropout_add", "57ae93b566b5027e27140c56c3a3213a", 984932},
     {"gemm/gemm_align", "89543e66eb24f30b859b4ffdadb03964", 1000924},
-    {"gemm/gemm_decode", "32b7cbb0b312452253671b49f58cf09a", 1010625},
+    {"gemm/gemm_decode", "35e9ba3b642ee022b665c0a7e7937668", 1010625},
     {"gemm/gemm_grouped_naive", "359dfcd841d07a6f1a7a481ce437e99e", 1045083},
     {"gemm/gemm_naive", "7ce80afe8d50c6fd2b10d40297e852a9", 1240824},
     {"loss/cross_entropy_bwd", "9cad7e14aa6674b43df124dc7e26a2be", 1437909},
@@ -16387,7 +16382,7 @@ static const te__baseline te__baselines[] = {
     {"loss/mse_fwd", "9ec0c9c698908345c9d5055e99d28f6a", 1485978},
     {"loss/mse_sum", "19f8435ca59b027d4c48a17009af8855", 1494045},
     {"math/axpby", "387ab7d3b3eef02194e382be5367e61b", 1496974},
-    {"math/column_sum", "6e046414949d7bd4502923e8449b1425", 1522458},
+    {"math/column_sum", "01b0c1e286127175485d91d696cbf4be", 1522458},
     {"math/copy", "3e39cb2723d8679eefa984c9b1ec3162", 1563198},
     {"math/embedding_bwd", "1d3cb3dc2b8c0b32a1366c061dd27453", 1686198},
     {"math/embedding_fwd", "ab4b59e8b3b51d794bd442e0f90ceaac", 1737406},
@@ -16399,13 +16394,13 @@ static const te__baseline te__baselines[] = {
     {"mxfp8/mxfp8_dequantize", "6ab8a1ea7548b3e7e2e2660dbdd7fa53", 1878224},
     {"mxfp8/mxfp8_quantize", "986411464c6805d2a3c153ce7cc4b840", 1938837},
     {"norm/norm_amax", "ea72a3306d45cee19daf7bbc66eac28f", 2036446},
-    {"norm/norm_bwd", "7e0f9327b88b7915b1d1fc43ce080f6d", 2037424},
+    {"norm/norm_bwd", "7b0d5be6841967e1790dbad1b55da340", 2037424},
     {"norm/norm_bwd_sum", "ba5215d180a8ab7017c1cef553206643", 2056941},
-    {"norm/norm_fwd", "bfb7438a3515385ad060abfdf8398cc2", 2071860},
+    {"norm/norm_fwd", "7f95de101e9d41b7119e71410e12fff8", 2071860},
     {"nvfp4/nvfp4_amax", "724a70f57d2192b3ddebeb47c6f2abb3", 2092128},
     {"nvfp4/nvfp4_amax_zero", "af64d2d4999334c588dd2e5a96e9f2e7", 2219016},
     {"nvfp4/nvfp4_dequantize", "00bb6825e19c82a8b2acf28224a2f885", 2220252},
-    {"nvfp4/nvfp4_quantize", "2009ebed78622b5048514ee696081cc3", 2259558},
+    {"nvfp4/nvfp4_quantize", "b055c1cac26ed3830325883600564be9", 2259558},
     {"optim/adam", "c49c6f651174f14459ad16d52228f80a", 2818848},
     {"optim/l2norm_final", "65d47fb82702941d4aa046c168317cb7", 2861517},
     {"optim/l2norm_partial", "86ba175db4eef55527d4caff051b53aa", 2866993},
@@ -26282,6 +26277,7 @@ typedef struct te__gemm_problem {
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
     int copies; /* gemm_hopper's option: whose rows start anywhere, and are copied by the kernel itself */
+    bool aligned; /* by gemm_align */
 } te__gemm_problem;
 
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
@@ -26581,6 +26577,7 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         pieces = te__max(pieces, s->rows * (s->ld_out / 16));
     }
     te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
+    q->aligned = true;
     return true;
 }
 
@@ -26763,7 +26760,9 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
+    if (q->aligned) te__plan_why(p, "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma");
     if (q->block) te__plan_why(p, "TMA and wgmma, sums of 128 k scaled in f32");
+    if (q->copies) te__plan_why(p, "wgmma; A or B, whose rows are not 16-byte aligned, copied by the kernel itself");
     return TE_OK;
 }
 

@@ -30,7 +30,7 @@ TE_DEV void te_lds8(te_u32 src, float &x, float &y) { asm volatile("ld.shared.v2
 TE_DEV void te_sts4(te_u32 dst, te_u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(dst), "r"(v) : "memory"); }
 TE_DEV uint4 te_lds16(te_u32 src) {
     uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(src));
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(src) : "memory");
     return v;
 }
 TE_DEV te_u32 te_lds4(te_u32 src) {

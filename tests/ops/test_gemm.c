@@ -630,6 +630,37 @@ TE_TEST(gemm_plans) {
         }
 }
 
+/* Rows that start anywhere: who copies them. */
+TE_TEST(gemm_plans_of_unaligned) {
+    static const struct {
+        int64_t m, n, k;
+        const char *kernels, *why;
+    } cases[] = {{512, 1024, 2048, "gemm/gemm_hopper", "TMA and wgmma"},
+                 {8192, 50257, 768, "gemm/gemm_hopper", "TMA and wgmma"},
+                 {1, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"},
+                 {127, 129, 255, "gemm/gemm_hopper", "copied by the kernel itself"},
+                 {63, 2111, 7167, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                 {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}};
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int i = 0; i < COUNT(cases); i++) {
+        te_explanation e;
+        te_gemm_args g;
+        memset(&g, 0, sizeof g);
+        g.m = cases[i].m, g.n = cases[i].n, g.k = cases[i].k;
+        g.a = te_tensor_describe(te, TE_BF16, SHAPE(g.m, g.k));
+        g.b = te_tensor_describe(te, TE_BF16, SHAPE(g.n, g.k));
+        g.d = te_tensor_describe(te, TE_BF16, SHAPE(g.m, g.n));
+        g.b_transposed = true;
+        test_case("%lld x %lld x %lld", (long long)g.m, (long long)g.n, (long long)g.k);
+        CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
+        CHECK(!strncmp(e.kernels, cases[i].kernels, strlen(cases[i].kernels)));
+        CHECK_STR(e.why, cases[i].why);
+        CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_80", &e) == TE_OK && e.supported);
+        CHECK_STR(e.kernels, "gemm/gemm_mma");
+    }
+}
+
 TE_TEST_DEVICES(gemm_complaints) {
     te_tensor *a = te_tensor_zeros(te, TE_BF16, SHAPE(4, 6)), *b = te_tensor_zeros(te, TE_BF16, SHAPE(5, 6)), *d = te_tensor_zeros(te, TE_BF16, SHAPE(4, 5));
     te_tensor *e4m3 = te_tensor_zeros(te, TE_F8E4M3, SHAPE(8, 16)), *e5m2 = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 16));

@@ -13,11 +13,6 @@ TE_DEV float2 te_lds8(te_u32 src) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(src) : "memory");
     return r;
 }
-TE_DEV uint4 te_lds16(te_u32 src) {
-    uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(src) : "memory");
-    return v;
-}
 
 // ---- tiles and their fragments ----
 

@@ -39,6 +39,7 @@ typedef struct te__gemm_problem {
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
     int copies; /* gemm_hopper's option: whose rows start anywhere, and are copied by the kernel itself */
+    bool aligned; /* by gemm_align */
 } te__gemm_problem;
 
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
@@ -338,6 +339,7 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         pieces = te__max(pieces, s->rows * (s->ld_out / 16));
     }
     te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
+    q->aligned = true;
     return true;
 }
 
@@ -520,7 +522,9 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
+    if (q->aligned) te__plan_why(p, "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma");
     if (q->block) te__plan_why(p, "TMA and wgmma, sums of 128 k scaled in f32");
+    if (q->copies) te__plan_why(p, "wgmma; A or B, whose rows are not 16-byte aligned, copied by the kernel itself");
     return TE_OK;
 }
 

@@ -38,15 +38,15 @@ TE_DEV void te_cluster_sync() {
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-// Arrives at the barrier that lies at the same address in block `rank` of the cluster. Orders what TMA and wgmma did, which have been waited for;
-// not this thread's own writes to other blocks: release at the scope of a cluster costs a fence of the whole device.
-TE_DEV void te_mbar_arrive_at(te_u32 bar, te_u32 rank) {
-    asm volatile("{ .reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(bar),
-                 "r"(rank)
-                 : "memory");
+// Where what lies at `at` here lies in block `rank` of the cluster; what lies n bytes on, lies n bytes on there.
+TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
+    te_u32 r;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(at), "r"(rank));
+    return r;
 }
+// Arrives at a barrier of another block: te_cluster_at. Orders what TMA and wgmma did, which have been waited for; not this thread's own writes to
+// other blocks: release at the scope of a cluster costs a fence of the whole device.
+TE_DEV void te_mbar_arrive_there(te_u32 bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 
 // Four floats that lie at `at` in block `rank` of the cluster.
 TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {

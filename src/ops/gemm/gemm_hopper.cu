@@ -165,7 +165,8 @@
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; what is loaded then leaves three slots for slabs of sums that are promoted
 #define BIASES (STORE & 2 ? WN * 4 : 0) // of a warpgroup
-#define OTHERS (32 + 2 * (BUFFERS * (BUFFER + 8) + BIASES) + (COPIES ? 16 + 2 * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
+#define COLUMN_SUMS (STORE & 64 ? 4 * CHUNK * 4 : 0)
+#define OTHERS (32 + 2 * (BUFFERS * (BUFFER + 8) + BIASES + COLUMN_SUMS) + (COPIES ? 16 + 2 * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
 #define RAW_ROW 144 // bytes of a copied row on its way
 #define RAW_BATCH (16 * RAW_ROW)
@@ -475,8 +476,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
-    te_u32 loads = empty + 8 * STAGES, unused = loads + 2 * BUFFERS * 8, busy = unused + 16, biases = busy + 16;
-    te_u32 entries = (biases + 2 * BIASES + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
+    te_u32 loads = empty + 8 * STAGES, unused = loads + 2 * BUFFERS * 8, busy = unused + 16, biases = busy + 16, sums = biases + 2 * BIASES;
+    te_u32 entries = (sums + 2 * COLUMN_SUMS + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 #if GROUPED
     te_u32 works = all.rows[all.groups.count - 1].tiles_end;
@@ -634,11 +635,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
-    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, group);
+    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, sums + group * COLUMN_SUMS, group);
 #endif
+    te_u32 empty_there = SHARE ? te_cluster_at(empty, rank ^ 1) : 0; // once: to ask takes as long as a part of a product
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
-        if (SHARE && lane == 1) te_mbar_arrive_at(empty + 8 * slot, rank ^ 1);
+        if (SHARE && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);
     };
 
     // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not
@@ -796,13 +798,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #if TMA_OUT
         out.finish(acc, (int)row, (int)col, w.split);
 #elif SPLIT
-        te_u32 sums = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;
+        te_u32 own = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;
         te_meet<256>(1); // the other warpgroup reads its last slab no more
 #pragma unroll
         for (int v = 0; v < SUMS; v++)
 #pragma unroll
             for (int i = 0; i < WN / 4; i++) // two neighbours in row g, two in row g + 8
-                te_sts8(sums + ((64 * v + i % 2 * 8) * SUM_ROW + i / 2 * 8) * 4, acc[v][2 * i], acc[v][2 * i + 1]);
+                te_sts8(own + ((64 * v + i % 2 * 8) * SUM_ROW + i / 2 * 8) * 4, acc[v][2 * i], acc[v][2 * i + 1]);
         te_cluster_sync();
         float scale = te_gemm_scale(a.g);
         const int across = BN / 8, mine = BM / CLUSTER; // pieces of a row; rows

@@ -21,15 +21,15 @@ struct te_way_out {
     const te__gemm_hopper_kargs &a;
     const void *d_map, *aux_map, *bias_from;
     te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there
-    te_u32 unused, biases; // a barrier: the last tile needs them no more; WN floats
+    te_u32 unused, biases, sums; // a barrier: the last tile needs them no more; WN floats; of a chunk's columns, a row for each warp
     int group, lane;
     te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
     bool leader; // the thread that speaks to TMA
     float scale;
     te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., as it lies in memory
 
-    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 unused_, te_u32 biases_, int group_)
-        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), unused(unused_), biases(biases_),
+    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 unused_, te_u32 biases_, te_u32 sums_, int group_)
+        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), unused(unused_), biases(biases_), sums(sums_),
           group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0), scale(te_gemm_scale(args.g)) {}
 
 #if GROUPED
@@ -71,8 +71,7 @@ struct te_way_out {
 #endif
         if (LOADS) {
             if (leader) te_bulk_wait_read<0>();
-            if (ASIDE && lane == 0) te_mbar_arrive(unused); // whoever adds up columns is done with that
-            if (!ASIDE && STORE & 64) te_meet<128>(1 + group);
+            if (ASIDE && lane == 0) te_mbar_arrive(unused);
             if (!ASIDE && leader) {
 #pragma unroll
                 for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);
@@ -150,30 +149,48 @@ struct te_way_out {
         __syncwarp();
     }
 
-    // Adds up the columns of a chunk that lies in shared memory, those of D's rows: one warp, a word of each row a lane.
-    TE_DEV void sum_columns(te_u32 buffer, int row, int col) const {
-        te_i64 left = a.g.m - row;
-        int rows = left < 64 ? (int)left : 64, r = 0;
-        float x[4] = {}, y[4] = {};
-        if (rows <= 0) return;
-        auto add = [&](int at, float &to_x, float &to_y) {
-            te_u32 w = te_lds4(buffer + at * 128 + (((lane >> 2) ^ (at & 7)) << 4) + (lane & 3) * 4);
-            float lo = __uint_as_float(w), hi = 0.0f;
-            if (D_DT != 1) te_gemm_unpack(w, D_DT, lo, hi);
-            to_x += lo, to_y += hi;
-        };
-#pragma unroll 1
-        for (; r + 16 <= rows; r += 16) {
+    // Adds up the chunk's columns over this warp's rows of it, as they are stored, into a row of `sums`. Lane 4 g + t holds rows g and g + 8 of columns
+    // 8 j + 2 t and the next, j = 0 .. 7: with each exchange half of the columns stay, and go, and in the end lane 4 j + t has all rows of its own.
+    TE_DEV void sum_columns(const float (&v)[CHUNK / 2], int row) const {
+        const int warp = threadIdx.x % 128 / 32;
+        te_i64 first = (te_i64)row + warp * 16 + (lane >> 2);
+        bool lo = first < a.g.m, hi = first + 8 < a.g.m;
+        float s[CHUNK / 8][2];
 #pragma unroll
-            for (int i = 0; i < 16; i++) add(r + i, x[i % 4], y[i % 4]);
+        for (int j = 0; j < CHUNK / 8; j++) {
+            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};
+#pragma unroll
+            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);
+            s[j][0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), s[j][1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);
         }
-#pragma unroll 1
-        for (; r < rows; r++) add(r, x[0], y[0]);
-        x[0] = (x[0] + x[1]) + (x[2] + x[3]), y[0] = (y[0] + y[1]) + (y[2] + y[3]);
+        exchange<16, CHUNK / 8>(s);
+        exchange<8, CHUNK / 8 == 8 ? 4 : CHUNK / 8>(s);
+        exchange<4, 2>(s);
+        if (lane >> 2 < CHUNK / 8) te_sts8(sums + (warp * CHUNK + 2 * lane) * 4, s[0][0], s[0][1]);
+    }
+    // LEFT pairs of columns, with the lane DISTANCE away: half of them if all lanes still have the same ones to give.
+    template <int DISTANCE, int LEFT> TE_DEV void exchange(float (&s)[CHUNK / 8][2]) const {
+        const bool halves = LEFT == DISTANCE / 2;
+        bool up = (lane & DISTANCE) != 0;
+#pragma unroll
+        for (int i = 0; i < (halves ? LEFT / 2 : LEFT); i++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const int other = halves ? i + LEFT / 2 : i;
+                float keep = up ? s[other][c] : s[i][c], give = up ? s[i][c] : s[other][c];
+                s[i][c] = keep + __shfl_xor_sync(0xffffffffu, give, DISTANCE);
+            }
+    }
+    // ... and one warp, after a meeting, those of the four.
+    TE_DEV void store_sums(int row, int col) const {
         float *to = a.g.row_sums + (te_i64)(row / 64) * a.g.n;
-        te_i64 at = col + (D_DT == 1 ? lane : 2 * lane);
-        if (at < a.g.n) to[at] = x[0];
-        if (D_DT != 1 && at + 1 < a.g.n) to[at + 1] = y[0];
+#pragma unroll
+        for (int c = lane; c < CHUNK; c += 32) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < 4; w++) sum += __uint_as_float(te_lds4(sums + (w * CHUNK + c) * 4));
+            if (row < a.g.m && col + c < a.g.n) to[col + c] = sum;
+        }
     }
 
     // acc to rows `row` .. and columns `col` .. of D.
@@ -194,6 +211,7 @@ struct te_way_out {
             int at_row = row + row_of(chunk), at_col = col + first;
             float v[CHUNK / 2];
             if (LOADS) {
+                if (STORE & 64) te_meet<128>(1 + group); // the sums of the chunk before have been read
                 te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);
             } else {
                 if (leader) te_bulk_wait_read<BUFFERS - 1>();
@@ -238,10 +256,11 @@ struct te_way_out {
                 if (leader) te_bulk_wait_read<BUFFERS - 1>();
                 te_meet<128>(1 + group);
             }
+            if (STORE & 64) sum_columns(v, at_row);
             if (LOADS) __syncwarp(); // all of the warp have read what they now write over
             put(buffer_of(turn), v);
             send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);
-            if (STORE & 64 && threadIdx.x % 128 / 32 == chunk % 4) sum_columns(buffer_of(turn), at_row, at_col);
+            if (STORE & 64 && threadIdx.x % 128 / 32 == chunk % 4) store_sums(at_row, at_col);
             if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {
                 te_bulk_wait_read<1>(); // the chunk before has left its buffer
                 ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS), split);

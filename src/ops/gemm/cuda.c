@@ -444,7 +444,7 @@ static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
     bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
-    if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_WORDS;
+    if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_ROWS;
     if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
     return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
            (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);

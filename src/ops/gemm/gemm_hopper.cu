@@ -23,7 +23,7 @@
 // D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by
 // themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before, for
 // the first chunks of a tile by a warp beside the one that copies slabs: those that multiply have no time for it. Other D (rows that are not at
-// multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_gemm_stage_words. The bias
+// multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_rows_out. The bias
 // gradient leaves as sums over 64 rows of D, to be added up by gemm_bias_gradient.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
@@ -78,6 +78,8 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=128 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=128 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=1 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3
@@ -166,13 +168,17 @@
 #define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; what is loaded then leaves three slots for slabs of sums that are promoted
 #define BIASES (STORE & 2 ? WN * 4 : 0) // of a warpgroup
 #define COLUMN_SUMS (STORE & 64 ? 4 * CHUNK * 4 : 0)
-#define OTHERS (32 + 2 * (BUFFERS * (BUFFER + 8) + BIASES + COLUMN_SUMS) + (COPIES ? 16 + 2 * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
+#define OTHERS (32 + 2 * (WAY_OUT + BUFFERS * 8 + BIASES + COLUMN_SUMS) + (COPIES ? 16 + 2 * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
 #define RAW_ROW 144 // bytes of a copied row on its way
 #define RAW_BATCH (16 * RAW_ROW)
 #define RAW_SLAB (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) * RAW_ROW)
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
+#define ROWS_OUT (STORE == 128)
+#define LINE (B_1D ? 128 : 256) // bytes of a row of D at a time, on its way without TMA; with scales beside the slots there is less room
+#define LINE_PITCH (LINE + 16)
+#define WAY_OUT (ROWS_OUT ? 64 * LINE_PITCH : BUFFERS * BUFFER) // bytes of a warpgroup
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
 #define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
 #define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
@@ -181,7 +187,7 @@
 #define ENTRIES 16 // for GROUPED: see te_entry
 #define LATE 1
 #define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once
-#define TMA_OUT (STORE && STORE != 128)
+#define TMA_OUT (STORE && !ROWS_OUT)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
 #define ASIDE (LOADS && !GROUPED) // a warp beside the first brings what D's way out needs
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
@@ -475,7 +481,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
-    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
+    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * WAY_OUT, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
     te_u32 loads = empty + 8 * STAGES, unused = loads + 2 * BUFFERS * 8, busy = unused + 16, biases = busy + 16, sums = biases + 2 * BIASES;
     te_u32 entries = (sums + 2 * COLUMN_SUMS + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
@@ -823,7 +829,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         }
 #else
         te__gemm_kargs e = a.g;
-        char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;
 #if GROUPED
         float scale = te_group_scale(all, w.group);
         e.m = w.rows_end;
@@ -833,6 +838,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         float scale = te_gemm_scale(a.g);
         if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;
 #endif
+#if ROWS_OUT
+        te_rows_out out(e, scale, staged + warp * 16 * LINE_PITCH);
+#pragma unroll
+        for (int v = 0; v < SUMS; v++) out.finish(acc[v], row + v * STEP + warp % 4 * 16, col);
+#else
+        char *stage = base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES;
 #pragma unroll 1
         for (int part = 0; part < SUMS * WN / 64; part++) { // a loop around the long half; the short half must name its registers
 #pragma unroll
@@ -841,16 +852,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #pragma unroll
                     for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);
                 }
-#if STORE
-            te_gemm_stage_words<D_DT>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);
-#else
             te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);
-#endif
         }
+#endif
 #endif
     }
 #if TMA_OUT
     if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block
+#elif ROWS_OUT
+    te_bulk_wait_read<0>();
 #endif
     if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then
 }

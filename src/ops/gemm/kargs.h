@@ -81,7 +81,7 @@ typedef struct te__gemm_bias_gradient_kargs {
     int pad;
 } te__gemm_bias_gradient_kargs;
 
-/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by words, else by TMA, with what comes in between. */
+/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_rows_out, else by TMA, with what comes in between. */
 enum {
     TE__GEMM_STORE = 1,
     TE__GEMM_STORE_BIAS = 2,
@@ -90,7 +90,7 @@ enum {
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
     TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
-    TE__GEMM_STORE_WORDS = 128 /* alone: rows that start anywhere, with nothing to do but scale and bias */
+    TE__GEMM_STORE_ROWS = 128 /* alone: rows that start anywhere, with nothing to do but scale and bias */
 };
 
 /* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */

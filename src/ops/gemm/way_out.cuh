@@ -1,4 +1,4 @@
-// ops/gemm/way_out.cuh: D's ways out of gemm_hopper: by TMA, or by words. A part of gemm_hopper.cu, whose options and names it is written in.
+// ops/gemm/way_out.cuh: D's ways out of gemm_hopper: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it is written in.
 //
 //   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D
 //
@@ -271,50 +271,83 @@ struct te_way_out {
     }
 };
 
-// ---- D without TMA, by way of a warp's stage (epilogue.cuh) ------------------------------------------------------------------
+// ---- D whose rows start anywhere, with nothing but scale and bias to be done -------------------------------------------------
+//
+//   accumulators -> v = scale acc + bias -> 16 lines of shared memory for each warp -> D: whole pieces by bulk copies, what is left by lanes
+//
+//   D's row       . . . . x x x x | x x x x x x x x | x x x . . . . .     pieces of 16 bytes: a bulk copy takes whole ones
+//   its line              x x x x   x x x x x x x x   x x x               as far from a multiple of 16 as in D
 
-// Rows of D that start anywhere, with nothing but scale and bias to be done; 64 columns. A lane has two neighbours that are a word of memory (f32: two
-// columns 32 apart); in rows of 16 bits that begin in the middle of a word the last lane has the first element and the last.
-template <int D_FORMAT> TE_DEV void te_gemm_stage_words(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
-    const int size = D_FORMAT == TE_F32 ? 4 : 2;
-    int lane = threadIdx.x & 31, left = a.n - col0 < 64 ? (int)(a.n - col0) : 64, rows = a.m - row0 < 16 ? (int)(a.m - row0) : 16;
-    char *d = (char *)a.d + (row0 * a.ldd + col0) * size; // to[j]: column 2 l + j of the stage, or l and l + 32
-    te_u32 first = te_smem(stage), to[3];
-    float bias[3];
+struct te_rows_out {
+    static const int SIZE = D_DT == 1 ? 4 : 2, COLS = WN * SIZE < LINE ? WN : LINE / SIZE, TIMES = WN / COLS; // bytes of an element; columns of a line
+    const te__gemm_kargs &a;
+    float scale;
+    te_u32 lines;
+    int lane;
+    TE_DEV te_rows_out(const te__gemm_kargs &args, float scale_, te_u32 lines_) : a(args), scale(scale_), lines(lines_), lane(threadIdx.x & 31) {}
+
+    // Pairs of neighbours to the lines of rows g and g + 8, which lie alike: eight rows are a multiple of 16 bytes.
+    TE_DEV void put(const float *acc, te_u32 by, te_i64 col) const { // by: bytes from a multiple of 16 to row g
+        te_u32 line = lines + (lane >> 2) * LINE_PITCH + by, odd = by & 2;
+        float bias[COLS / 32];
 #pragma unroll
-    for (int j = 0; j < 3; j++) {
-        int c = D_FORMAT == TE_F32 ? (lane + 32 * j) & 63 : (2 * lane + j) & 63;
-        bias[j] = a.bias && c < left ? te_gemm_load(a.bias, col0 + c, a.bias_dt) : 0.0f;
-        to[j] = te_gemm_stage_at(0, c);
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int half = 0; half < 16; half += 8) { // what eight rows have to say is read before the first is written
-        float x[8], y[8], next[8];
+        for (int i = 0; i < COLS / 32; i++) bias[i] = a.bias && col + lane + 32 * i < a.n ? te_gemm_load(a.bias, col + lane + 32 * i, a.bias_dt) : 0.0f;
+        te_u32 before[2] = {0, 0};
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            te_u32 line = first + (half + i) * 256, turn = (i & 3) << 5;
-            if (D_FORMAT == TE_F32) {
-                x[i] = __uint_as_float(te_lds4(line + (to[0] ^ turn))), y[i] = __uint_as_float(te_lds4(line + (to[1] ^ turn)));
-            } else {
-                te_lds8(line + (to[0] ^ turn), x[i], y[i]);
-                next[i] = __uint_as_float(te_lds4(line + (to[2] ^ turn)));
+        for (int j = 0; j < COLS / 8; j++) {
+            float2 b = make_float2(0.0f, 0.0f);
+            if (a.bias) {
+                b.x = __shfl_sync(0xffffffffu, bias[j / 4], 8 * (j % 4) + 2 * (lane & 3));
+                b.y = __shfl_sync(0xffffffffu, bias[j / 4], 8 * (j % 4) + 2 * (lane & 3) + 1);
             }
-        }
 #pragma unroll
-        for (int i = 0; i < 8; i++, d += a.ldd * size) {
-            int there = half + i < rows ? left : 0; // columns of the row
-            if (D_FORMAT == TE_F32) {
-                if (lane < there) ((float *)d)[lane] = fmaf(x[i], scale, bias[0]);
-                if (lane + 32 < there) ((float *)d)[lane + 32] = fmaf(y[i], scale, bias[1]);
-            } else {
-                int odd = (int)((te_u64)d >> 1) & 1, c = 2 * lane + odd;
-                te_u32 w = te_gemm_pack(fmaf(odd ? y[i] : x[i], scale, odd ? bias[1] : bias[0]), fmaf(odd ? next[i] : y[i], scale, odd ? bias[2] : bias[1]), D_FORMAT);
-                if (c + 1 < there) ((te_u32 *)(d + 2 * odd))[lane] = w;
-                if (c < there && c + 1 >= there) ((te_u16 *)d)[c] = (te_u16)w;
-                if (c == 63 && there > 0) ((te_u16 *)d)[0] = (te_u16)(w >> 16);
+            for (int half = 0; half < 2; half++) {
+                float x = fmaf(acc[4 * j + 2 * half], scale, b.x), y = fmaf(acc[4 * j + 2 * half + 1], scale, b.y);
+                te_u32 to = line + half * 8 * LINE_PITCH + (8 * j + 2 * (lane & 3)) * SIZE;
+                if (D_DT == 1) {
+                    te_sts4(to, __float_as_uint(x));
+                    te_sts4(to + 4, __float_as_uint(y));
+                    continue;
+                }
+                // Where the row begins in the middle of a word: the last element of the lane before, and the lane's first.
+                te_u32 w = te_gemm_pack(x, y, D_DT), left = __shfl_sync(0xffffffffu, (lane & 3) == 3 ? before[half] : w, (lane & ~3) | ((lane + 3) & 3));
+                te_sts4(to - odd, __byte_perm(left, w, odd ? 0x5432 : 0x7654));
+                if (j == COLS / 8 - 1 && odd && (lane & 3) == 3) te_sts2(to + 2, (te_u16)(w >> 16));
+                before[half] = w;
             }
         }
     }
-    __syncwarp();
-}
+    // acc to 16 rows of D.
+    TE_DEV void finish(const float *acc, te_i64 row, te_i64 first) const {
+        int rows = a.m - row < 16 ? (int)(a.m - row) : 16, step = (int)a.ldd * SIZE;
+#pragma unroll
+        for (int i = 0; i < TIMES; i++) {
+            te_i64 col = first + i * COLS;
+            int bytes = (int)(a.n - col < COLS ? a.n - col : COLS) * SIZE;
+            if (bytes <= 0 || rows <= 0) break;
+            te_u64 d = (te_u64)a.d + (row * a.ldd + col) * SIZE;
+            te_bulk_wait_read<0>();
+            __syncwarp(); // the lines are free again
+            put(acc + i * COLS / 2, (te_u32)d + (lane >> 2) * step & 15, col);
+            te_async_fence();
+            __syncwarp();
+            if (lane < rows && lane < 16) {
+                int by = (te_u32)d + lane * step & 15, begin = by ? 16 : 0, end = by + bytes & ~15;
+                if (begin < end) te_bulk_store((void *)(d + lane * a.ldd * SIZE - by + begin), lines + lane * LINE_PITCH + begin, end - begin);
+            }
+            te_bulk_commit();
+            te_u16 x[8];
+            int at[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) { // two rows at a time, eight lanes for the first piece of each, eight for the last
+                int r = 2 * k + (lane >> 4), by = (te_u32)d + r * step & 15, end = by + bytes, last = lane & 8 ? end & ~15 : 0, here = last + (lane & 7) * 2;
+                bool mine = lane & 8 ? last || !by : by; // a piece that is both is the first
+                at[k] = r < rows && mine && here >= by && here < end ? here - by : -1;
+                x[k] = te_lds2(lines + r * LINE_PITCH + here);
+            }
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                if (at[k] >= 0) *(te_u16 *)(d + (2 * k + (lane >> 4)) * a.ldd * SIZE + at[k]) = x[k];
+        }
+    }
+};

@@ -107,10 +107,6 @@ TE_DEV void te_tma_add3(const void *map, te_u32 src, int x, int y, int z) {
     asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(src)
                  : "memory");
 }
-// `bytes` (a multiple of 16) of shared memory to dst, both at multiples of 16. Before: as above.
-TE_DEV void te_bulk_store(void *dst, te_u32 src, int bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
-}
 TE_DEV void te_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until at most N of this thread's latest groups of stores have yet to read shared memory.
 template <int N> TE_DEV void te_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }

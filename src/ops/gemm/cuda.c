@@ -438,13 +438,13 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
-/* How D is written, te__gemm_store: by TMA if its rows and those of aux are at multiples of 16 bytes, and at most one thing has to be read; by words
- * if there is nothing to do. */
+/* How D is written, te__gemm_store: by TMA if its rows and those of aux are at multiples of 16 bytes, and at most one thing has to be read; row by row
+ * if there is nothing to do but scale and bias. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
     bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
-    if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_ROWS;
+    if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_ROWS | (k->bias ? TE__GEMM_STORE_BIAS : 0);
     if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
     return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
            (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);

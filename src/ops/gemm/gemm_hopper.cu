@@ -48,7 +48,7 @@
 //          BN, WAVES   128 or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
 //          CLUSTER     1 or 2; with SPLIT also 4 or 8
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128
-//          STORE       bits of te__gemm_store; with it D_DT. 128 alone: rows of D start anywhere, and there is no epilogue
+//          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start anywhere
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),
 //          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
@@ -78,7 +78,7 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=128 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=128 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=130 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=1 COPIES=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 COPIES=3
@@ -166,7 +166,7 @@
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; what is loaded then leaves three slots for slabs of sums that are promoted
-#define BIASES (STORE & 2 ? WN * 4 : 0) // of a warpgroup
+#define BIASES (STORE & 2 && STORE < 128 ? WN * 4 : 0) // of a warpgroup
 #define COLUMN_SUMS (STORE & 64 ? 4 * CHUNK * 4 : 0)
 #define OTHERS (32 + 2 * (WAY_OUT + BUFFERS * 8 + BIASES + COLUMN_SUMS) + (COPIES ? 16 + 2 * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
@@ -175,7 +175,7 @@
 #define RAW_SLAB (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) * RAW_ROW)
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
-#define ROWS_OUT (STORE == 128)
+#define ROWS_OUT (STORE & 128)
 #define LINE (B_1D ? 128 : 256) // bytes of a row of D at a time, on its way without TMA; with scales beside the slots there is less room
 #define LINE_PITCH (LINE + 16)
 #define WAY_OUT (ROWS_OUT ? 64 * LINE_PITCH : BUFFERS * BUFFER) // bytes of a warpgroup
@@ -859,8 +859,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     }
 #if TMA_OUT
     if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block
-#elif ROWS_OUT
-    te_bulk_wait_read<0>();
 #endif
     if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then
 }

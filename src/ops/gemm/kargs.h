@@ -90,7 +90,7 @@ enum {
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
     TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
-    TE__GEMM_STORE_ROWS = 128 /* alone: rows that start anywhere, with nothing to do but scale and bias */
+    TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start anywhere */
 };
 
 /* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */

@@ -26389,6 +26389,13 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_REMEMBERS true
 #endif
 
+/* What is to be done on D's way out, or shifted there: see te__gemm_cost. */
+static double te__gemm_work(const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
+    return te__is_aligned(a->d, 16) && te__gemm_ld(a->d) * te__dtype_size(a->d->dtype) % 16 == 0 ? 0.0 : 0.5;
+}
+
 /* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
     const te_gemm_args *a = q->args;
@@ -26396,7 +26403,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
-    double work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient ? 6.0 : 0.0;
+    double work = te__gemm_work(q);
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
     int i, s, together;
@@ -26443,7 +26450,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
     key.kinds = (uint64_t)(uintptr_t)kinds;
     key.dtype = (int)q->a.dtype;
     key.block = q->block;
-    key.work = a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient;
+    key.work = (int)(2.0 * te__gemm_work(q));
     key.clusters = clusters;
     if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
     if (known) {
@@ -26605,6 +26612,18 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
            rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= UINT32_MAX;
 }
 
+/* Seconds that it multiplies at full speed, by an H200's. */
+static double te__gemm_seconds(const te__gemm_problem *q) {
+    return 2.0 * (double)te__round_up(q->args->m, 64) * (double)te__round_up(q->args->n, 128) * (double)q->args->k * (double)te__dtype_size(q->a.dtype) / 1300e12;
+}
+/* Aligned rows that start within a sector of the L2 cache are read from both; 8191 x 6145 x 4097 takes half as long again. Is a copy quicker? */
+static bool te__gemm_side_is_split(const te__gemm_problem *q, const te__gemm_side *x) {
+    int64_t size = te__dtype_size(x->dtype), lines = x == &q->a ? q->args->m : q->args->n;
+    if ((uintptr_t)x->data % 32 == 0 && x->ld * size % 32 == 0) return false;
+    return 0.15 * te__gemm_seconds(q) > 1.5e-6 + 2.0 * (double)lines * (double)q->args->k * (double)size / 3.5e12;
+}
+static bool te__gemm_wants_copy(const te__gemm_problem *q, const te__gemm_side *x) { return !te__gemm_side_is_aligned(x) || te__gemm_side_is_split(q, x); }
+
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the
  * bytes move once; but four warps shift what TMA would bring for nothing, and multiply at half the speed or less. Measured on an H200, 2026-11-21,
  * with a forerunner that took 16 rows at a time in place of a slab: 1 x 4095 x 4097 35 us in place of 41, 4097 x 1 x 4095 31 in place of 51,
@@ -26612,7 +26631,7 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
 static bool te__gemm_copies_itself(te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b), quicker;
-    double multiply = 2.0 * (double)te__round_up(a->m, 64) * (double)te__round_up(a->n, 128) * (double)a->k / 650e12, bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
+    double multiply = te__gemm_seconds(q), bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
     if (te__dtype_size(q->a.dtype) != 2) return false;
     quicker = multiply < 3e-6 + 2.0 * bytes / 3.5e12 && (odd_a != odd_b || bytes < 2e6);
     if (TE__GEMM_COPIES < 0 ? !quicker : !TE__GEMM_COPIES) return false;
@@ -26620,7 +26639,7 @@ static bool te__gemm_copies_itself(te__gemm_problem *q) {
     return true;
 }
 
-/* Operands that are not aligned are copied into the workspace. False: there was none. */
+/* Operands that had better be copied are, into the workspace. False: there was none. */
 static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     te__gemm_side *sides[2];
     te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
@@ -26633,7 +26652,7 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         te__gemm_side *x = sides[i];
         te__gemm_align_side *s = &k->side[i];
         int64_t size = te__dtype_size(x->dtype), lines = i ? q->args->n : q->args->m;
-        if (te__gemm_side_is_aligned(x)) continue;
+        if (!te__gemm_wants_copy(q, x)) continue;
         s->from = (const unsigned char *)x->data;
         s->rows = x->k_major ? lines : q->args->k;
         s->bytes = (x->k_major ? q->args->k : lines) * size;
@@ -26869,8 +26888,13 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
-    if (te__gemm_is_aligned(&q) || te__gemm_copies_itself(&q)) return te__gemm_plan_hopper(p, &q);
-    if (te__gemm_is_small(a) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
+    if (te__gemm_is_aligned(&q)) {
+        bool copy = (te__gemm_side_is_split(&q, &q.a) || te__gemm_side_is_split(&q, &q.b)) && te__gemm_fits_align(&q);
+        if (!copy) return te__gemm_plan_hopper(p, &q);
+    } else {
+        if (te__gemm_copies_itself(&q)) return te__gemm_plan_hopper(p, &q);
+        if (te__gemm_is_small(a) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
+    }
     return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }
 

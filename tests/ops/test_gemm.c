@@ -640,7 +640,10 @@ TE_TEST(gemm_plans_of_unaligned) {
                  {1, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"},
                  {127, 129, 255, "gemm/gemm_hopper", "copied by the kernel itself"},
                  {63, 2111, 7167, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                 {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}};
+                 {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                 {8192, 6144, 4104, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}, /* rows start within a sector of 32 bytes */
+                 {8192, 6144, 4112, "gemm/gemm_hopper", "TMA and wgmma"},
+                 {512, 512, 4104, "gemm/gemm_hopper", "TMA and wgmma"}};
     te_ctx *te = test_context("cpu");
     if (!te) return;
     for (int i = 0; i < COUNT(cases); i++) {

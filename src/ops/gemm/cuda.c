@@ -301,8 +301,8 @@ static int64_t te__gemm_align_ld(int64_t bytes) { return te__round_up(bytes, byt
 static bool te__gemm_fits_align(const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     int64_t size = te__dtype_size(q->a.dtype), rows_a = q->a.k_major ? a->m : a->k, rows_b = q->b.k_major ? a->n : a->k;
-    return rows_a * (te__gemm_align_ld((q->a.k_major ? a->k : a->m) * size) / 16) <= UINT32_MAX &&
-           rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= UINT32_MAX;
+    return rows_a * (te__gemm_align_ld((q->a.k_major ? a->k : a->m) * size) / 16) +
+               rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* and one step more */
 }
 
 /* Seconds that it multiplies at full speed, by an H200's. */
@@ -337,7 +337,7 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     te__gemm_side *sides[2];
     te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
     te__gemm_align_kargs *k = TE__KARGS(p, l, te__gemm_align_kargs);
-    int64_t pieces = 0;
+    int64_t pieces[2] = {0, 0};
     int i;
     sides[0] = &q->a;
     sides[1] = &q->b;
@@ -355,9 +355,14 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         if (!s->out) return false;
         x->data = s->out;
         x->ld = s->ld_out / size;
-        pieces = te__max(pieces, s->rows * (s->ld_out / 16));
+        pieces[i] = s->rows * (s->ld_out / 16);
     }
-    te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
+    /* All at once on the multiprocessors: one operand after the other would fill them twice. */
+    for (i = 0; i < 2; i++) {
+        double most = 8.0 * (double)te__max(p->num_sms, 1) - 2.0, share = most * (double)pieces[i] / (double)(pieces[0] + pieces[1]);
+        k->side[i].blocks = (unsigned)te__min(te__div_up(pieces[i], 256), (int64_t)share + 1);
+    }
+    te__launch_size(l, (int64_t)k->side[0].blocks + k->side[1].blocks, 1, 1, 256, 0);
     q->aligned = true;
     return true;
 }
@@ -541,7 +546,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
-    if (q->aligned) te__plan_why(p, "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma");
+    if (q->aligned) te__plan_why(p, "A or B, whose rows are not 16-byte aligned (32 if that is slower than to copy them), copied; then TMA and wgmma");
     if (q->block) te__plan_why(p, "TMA and wgmma, sums of 128 k scaled in f32");
     if (q->copies) te__plan_why(p, "wgmma; A or B, whose rows are not 16-byte aligned, copied by the kernel itself");
     return TE_OK;

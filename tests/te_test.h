@@ -45,6 +45,9 @@ void test_on_end(void (*fn)(void *arg), void *arg);
 /* Why cuda:0 cannot be used here ("no GPU"), or NULL if it can. */
 const char *test_no_gpu(void);
 
+/* n under the thread sanitizer, else 1: of many cases that run alike it takes every n-th. It is ten times as slow, and races are the same in all. */
+int test_every(int n);
+
 /* All of these last until the test ends. */
 void *test_alloc(size_t bytes); /* zeroed */
 const char *test_dir(void);     /* an empty folder of the test's own */

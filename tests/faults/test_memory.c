@@ -94,7 +94,7 @@ static void starve_from_here(void) { starved->fail_at = starved->calls + starved
 typedef void (*work_fn)(te_ctx *te, void *arg);
 static int starve(work_fn work, void *arg, int threads, bool later) {
     enum { MOST = 20000 };
-    for (int n = 1; n <= MOST; n++) {
+    for (int n = 1; n <= MOST; n += threads > 1 ? 1 : test_every(13)) {
         purse p = {0};
         te_ctx_desc desc = {0};
         starved = &p;

@@ -414,6 +414,7 @@ TE_TEST_DEVICES(attn_dropout) {
         for (int i = 0; i < COUNT(lengths); i++)
             for (int k = 0; k < COUNT(ps); k++) {
                 attn_case c;
+                if ((f * COUNT(lengths) * COUNT(ps) + i * COUNT(ps) + k) % test_every(5)) continue;
                 memset(&c, 0, sizeof c);
                 c.b = 2;
                 c.heads = 4;

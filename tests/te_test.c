@@ -16,25 +16,27 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define TEST_SANITIZED 1
+#ifdef __has_feature /* clang; gcc has macros of its own */
+#if __has_feature(address_sanitizer)
+#define TEST_ADDRESSES 1
+#elif __has_feature(thread_sanitizer)
+#define TEST_THREADS 1
 #endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define TEST_ADDRESSES 1
+#elif defined(__SANITIZE_THREAD__)
+#define TEST_THREADS 1
 #endif
-#ifndef TEST_SANITIZED
-#define TEST_SANITIZED 0
+#ifndef TEST_ADDRESSES
+#define TEST_ADDRESSES 0
 #endif
+#ifndef TEST_THREADS
+#define TEST_THREADS 0
+#endif
+enum { TEST_SANITIZED = TEST_ADDRESSES || TEST_THREADS };
 
-int test_every(int n) {
-#ifdef __SANITIZE_THREAD__
-    return n;
-#else
-    (void)n;
-    return 1;
-#endif
-}
+int test_every(int n) { return TEST_THREADS ? n : 1; }
+
 
 enum { MAX_TESTS = 8192, MAX_ENDINGS = 4096, MAX_MESSAGES = 8, MAX_ENV = 64, NAME_SIZE = 160 };
 

@@ -1092,6 +1092,99 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
     te_scope_end(te);
 }
 
+/* The rest of what moves memory. Tables have `vocabulary` rows, of which every m-th or so is asked for. */
+static void bench_other_memory(bench *b, int64_t m, int64_t n, int64_t vocabulary) {
+    te_ctx *te = b->te;
+    double e = (double)m * (double)n, rows = (double)vocabulary * (double)n;
+    char shape[64];
+    any_call c;
+    int64_t heads[4], i;
+    enum { PARTS = 64 }; /* tensors of a list */
+    te_tensor *x, *y, *wide, *one, *ids, *list[PARTS], *out[PARTS];
+    snprintf(shape, sizeof shape, "%lldx%lld bf16", (long long)m, (long long)n);
+    te_scope_begin(te);
+    x = normal(b, TE_BF16, m, n), y = normal(b, TE_BF16, m, n);
+    one = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 1);
+    BENCH(COPY, "convert to f32") {
+        c.args.copy.src = x, c.args.copy.dst = empty(b, TE_F32, m, n);
+        bench_call(b, "convert to f32", shape, &c, e * 6);
+    }
+    BENCH(COPY, "copy transposed") {
+        wide = te_tensor_transpose(empty(b, TE_BF16, n, m), 0, 1);
+        c.args.copy.src = wide, c.args.copy.dst = y;
+        bench_call(b, "copy transposed", shape, &c, e * 4);
+    }
+    BENCH(AXPBY, "sum of two") {
+        c.args.axpby.x = x, c.args.axpby.y = y, c.args.axpby.out = empty(b, TE_BF16, m, n), c.args.axpby.alpha = c.args.axpby.beta = 1;
+        bench_call(b, "sum of two", shape, &c, e * 6);
+    }
+    BENCH(SUM, "sum of all") {
+        c.args.sum.x = x, c.args.sum.out = te__empty_1d(te, TE_F32, 1);
+        bench_reads(b, "sum of all", shape, &c, e * 2);
+    }
+    BENCH(FILL, "fill") { /* writes alone: over a copy's rate of reads and writes */
+        c.args.fill.dst = y, c.args.fill.value = 1;
+        bench_call(b, "fill", shape, &c, e * 2);
+    }
+    BENCH(RANDOM, "normal random") {
+        c.args.random.dst = y, c.args.random.kind = TE_RANDOM_NORMAL, c.args.random.b = 1;
+        bench_call(b, "normal random", shape, &c, e * 2);
+    }
+    BENCH(TRANSPOSE, "transpose e4m3") {
+        c.args.transpose.src = empty(b, TE_F8E4M3, m, n), c.args.transpose.dst = empty(b, TE_F8E4M3, n, m), c.args.transpose.rows = m, c.args.transpose.columns = n;
+        bench_call(b, "transpose e4m3", shape, &c, e * 2);
+    }
+    BENCH(FP8_DEQUANTIZE, "dequantize e4m3") {
+        c.args.fp8_dequantize.q = empty(b, TE_F8E4M3, m, n), c.args.fp8_dequantize.scale_inv = one, c.args.fp8_dequantize.y = y;
+        bench_call(b, "dequantize e4m3", shape, &c, e * 3);
+    }
+    BENCH(NVFP4_DEQUANTIZE, "dequantize nvfp4") {
+        c.args.nvfp4_dequantize.q = empty(b, TE_F4E2M1, m, n), c.args.nvfp4_dequantize.scale = empty(b, TE_F8E4M3, m, n / 16), c.args.nvfp4_dequantize.amax = one;
+        c.args.nvfp4_dequantize.y = y;
+        bench_call(b, "dequantize nvfp4", shape, &c, e * 2.5 + e / 16);
+    }
+    BENCH(ROPE, "rotary embedding") {
+        heads[0] = m, heads[1] = 1, heads[2] = n / 128, heads[3] = 128;
+        c.args.rope.x = te_tensor_view(x, 4, heads), c.args.rope.y = te_tensor_view(y, 4, heads);
+        bench_call(b, "rotary embedding", shape, &c, e * 4);
+    }
+    BENCH(MSE_FWD, "mean squared error forward") {
+        c.args.mse_fwd.x = x, c.args.mse_fwd.target = y, c.args.mse_fwd.loss = te__empty_1d(te, TE_F32, 1);
+        bench_reads(b, "mean squared error forward", shape, &c, e * 4);
+    }
+    BENCH(MSE_BWD, "mean squared error backward") {
+        c.args.mse_bwd.x = x, c.args.mse_bwd.target = y, c.args.mse_bwd.dloss = one, c.args.mse_bwd.dx = empty(b, TE_BF16, m, n);
+        bench_call(b, "mean squared error backward", shape, &c, e * 6);
+    }
+    for (i = 0; i < PARTS; i++) list[i] = normal(b, TE_BF16, 1, m * n / PARTS), out[i] = empty(b, TE_BF16, 1, m * n / PARTS);
+    BENCH(L2NORM, "norm of 64 tensors") {
+        c.args.l2norm.tensors = (const te_tensor *const *)list, c.args.l2norm.num_tensors = PARTS, c.args.l2norm.norm = te__empty_1d(te, TE_F32, 1);
+        bench_reads(b, "norm of 64 tensors", shape, &c, e * 2);
+    }
+    BENCH(MULTI_SCALE, "64 tensors scaled") {
+        c.args.multi_scale.in = (const te_tensor *const *)list, c.args.multi_scale.out = out, c.args.multi_scale.num_tensors = PARTS, c.args.multi_scale.scale = 0.5f;
+        bench_call(b, "64 tensors scaled", shape, &c, e * 4);
+    }
+    snprintf(shape, sizeof shape, "%lld of %lldx%lld bf16", (long long)m, (long long)vocabulary, (long long)n);
+    if (wanted(b, "embedding")) {
+        int32_t *host = (int32_t *)malloc((size_t)m * sizeof *host);
+        ids = te__empty_1d(te, TE_I32, m);
+        for (i = 0; host && i < m; i++) host[i] = (int32_t)(i * 7919 % vocabulary);
+        if (host && ids) te_tensor_copy_from_host(ids, host);
+        free(host);
+        wide = normal(b, TE_BF16, vocabulary, n);
+        BENCH(EMBEDDING_FWD, "embedding forward") {
+            c.args.embedding_fwd.ids = ids, c.args.embedding_fwd.table = wide, c.args.embedding_fwd.y = y;
+            bench_call(b, "embedding forward", shape, &c, e * 4);
+        }
+        BENCH(EMBEDDING_BWD, "embedding backward") { /* all of the table's gradient is written */
+            c.args.embedding_bwd.ids = ids, c.args.embedding_bwd.dy = x, c.args.embedding_bwd.dtable = wide;
+            bench_call(b, "embedding backward", shape, &c, e * 2 + rows * 2);
+        }
+    }
+    te_scope_end(te);
+}
+
 static void bench_adam(bench *b, int tensors, int64_t elements) {
     te_adam_tensor *list;
     any_call c;
@@ -1553,6 +1646,7 @@ static void measure_all(bench *b) {
     bench_steps(b, "8B", 4096, 14336, 32, 8, 2048, 4);
     bench_memory(b, 16384, 4096);
     bench_memory(b, 8192, 8192);
+    bench_other_memory(b, 16384, 4096, 128256);
     bench_adam(b, 500, 1 << 20);
     bench_cross_entropy(b, 8192, 128256);
     bench_layer(b, 8192);

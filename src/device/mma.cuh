@@ -28,7 +28,6 @@ TE_DEV void te_sts16(te_u32 dst, uint4 v) {
 TE_DEV void te_sts8(te_u32 dst, float x, float y) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(dst), "f"(x), "f"(y) : "memory"); }
 TE_DEV void te_lds8(te_u32 src, float &x, float &y) { asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(src)); }
 TE_DEV void te_sts4(te_u32 dst, te_u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(dst), "r"(v) : "memory"); }
-TE_DEV void te_sts2(te_u32 dst, te_u16 v) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(dst), "h"(v) : "memory"); }
 TE_DEV te_u16 te_lds2(te_u32 src) {
     te_u16 v;
     asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(src) : "memory");

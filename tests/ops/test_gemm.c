@@ -416,6 +416,58 @@ TE_TEST_DEVICES(gemm_views) {
     for (int i = 0; i < B * S; i++) CHECK_BYTES("left of D", test_read(whole) + i * 2 * N, before + i * 2 * N, N * sizeof(float));
 }
 
+/* 16-bit D that begins at any element, in rows of any length: nothing beside it is written, and its bits are those of an aligned one. */
+TE_TEST_DEVICES(gemm_d_anywhere) {
+    static const int64_t sizes[][2] = {{300, 301}, {70, 129}, {129, 7}, {65, 264}, {16, 1}};
+    for (int i = 0; i < COUNT(sizes); i++)
+        for (int shift = 1; shift < 9; shift += 3)
+            for (int f = 0; f < 3; f++) {
+                const int64_t m = sizes[i][0], n = sizes[i][1], k = 96, ld = n + shift + i % 3;
+                te_dtype dtype = f == 0 ? TE_BF16 : f == 1 ? TE_F16 : TE_F32;
+                te_tensor *whole = test_guarded_with(te, dtype, SHAPE(m, ld), test_normal(m * ld, 3)), *plain = te_tensor_empty(te, dtype, 2, (const int64_t[]){m, up(n, 64)});
+                float *before = test_read(whole);
+                te_gemm_args g;
+                memset(&g, 0, sizeof g);
+                g.a = test_tensor(te, TE_BF16, SHAPE(m, k), test_normal(m * k, 1));
+                g.b = test_tensor(te, TE_BF16, SHAPE(n, k), test_normal(n * k, 2));
+                g.bias = i % 2 ? test_tensor(te, dtype, SHAPE(n), test_normal(n, 4)) : NULL;
+                g.m = m, g.n = n, g.k = k;
+                g.b_transposed = true;
+                test_case("%lld x %lld, from element %d on, rows of %lld, %s", (long long)m, (long long)n, shift, (long long)ld, te_dtype_name(dtype));
+                g.d = te_tensor_narrow(plain, 1, 0, n);
+                te_gemm(te, &g);
+                g.d = te_tensor_narrow(whole, 1, shift, n);
+                te_gemm(te, &g);
+                REQUIRE_OK(te);
+                float *got = test_read(whole), *want = test_read(plain);
+                for (int64_t r = 0; r < m; r++) {
+                    CHECK_BYTES("left of D", got + r * ld, before + r * ld, (size_t)shift * sizeof(float));
+                    CHECK_BYTES("D", got + r * ld + shift, want + r * up(n, 64), (size_t)n * sizeof(float));
+                    CHECK_BYTES("right of D", got + r * ld + shift + n, before + r * ld + shift + n, (size_t)(ld - shift - n) * sizeof(float));
+                }
+            }
+}
+
+/* Large operands whose rows start in the middle of a sector are copied first, to the bits of those that need not be. */
+TE_TEST_DEVICES(gemm_off_sectors) {
+    enum { M = 4096, N = 4096, K = 4104 };
+    if (!te_ctx_is_cuda(te)) SKIP("for the GPU's copies; the CPU makes none");
+    te_tensor *d[2];
+    te_gemm_args g;
+    memset(&g, 0, sizeof g);
+    g.m = M, g.n = N, g.k = K;
+    g.b_transposed = true;
+    te_tensor *a = te_tensor_normal(te, TE_BF16, 2, (const int64_t[]){M, K + 8}, 0, 1), *b = te_tensor_normal(te, TE_BF16, 2, (const int64_t[]){N, K + 8}, 0, 1);
+    for (int i = 0; i < 2; i++) {
+        g.a = te_tensor_narrow(a, 1, 0, K), g.b = te_tensor_narrow(b, 1, 0, K);
+        if (i) g.a = te_tensor_contiguous((te_tensor *)g.a), g.b = te_tensor_contiguous((te_tensor *)g.b);
+        g.d = d[i] = te_tensor_zeros(te, TE_BF16, SHAPE(M, N));
+        te_gemm(te, &g);
+    }
+    REQUIRE_OK(te);
+    CHECK_BYTES("D", test_read(d[1]), test_read(d[0]), (size_t)M * N * sizeof(float));
+}
+
 /* Neither a second run nor the number of threads changes a bit. */
 TE_TEST_DEVICES(gemm_same_bits) {
     enum { M = 205, N = 139, K = 1500 };
@@ -643,7 +695,8 @@ TE_TEST(gemm_plans_of_unaligned) {
                  {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                  {8192, 6144, 4104, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}, /* rows start within a sector of 32 bytes */
                  {8192, 6144, 4112, "gemm/gemm_hopper", "TMA and wgmma"},
-                 {512, 512, 4104, "gemm/gemm_hopper", "TMA and wgmma"}};
+                 {512, 512, 4104, "gemm/gemm_hopper", "TMA and wgmma"}, /* not worth it */
+                 {64, 16384, 16392, "gemm/gemm_hopper", "TMA and wgmma"}};
     te_ctx *te = test_context("cpu");
     if (!te) return;
     for (int i = 0; i < COUNT(cases); i++) {

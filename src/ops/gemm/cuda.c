@@ -45,7 +45,7 @@ typedef struct te__gemm_problem {
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
  * is not hidden of writing D, and all of them cannot come faster than from device memory: 2.4 MB a slab, 33 KB for one block. Splitting k costs a
  * second launch and its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters
- * of 4 and 8 do not go into every group of them. work: of the epilogue, on 128 x 256 values. */
+ * of 4 and 8 do not go into every group of them. work: on D's way out, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             double work) {
     const te_gemm_args *a = q->args;
@@ -83,10 +83,10 @@ static bool te__gemm_skips(double cost) {
 #endif
 
 /* What is to be done on D's way out, or shifted there: see te__gemm_cost. */
-static double te__gemm_work(const te__gemm_problem *q) {
+static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
-    return te__is_aligned(a->d, 16) && te__gemm_ld(a->d) * te__dtype_size(a->d->dtype) % 16 == 0 ? 0.0 : 0.5;
+    return !p->hopper || (te__is_aligned(a->d, 16) && te__gemm_ld(a->d) * te__dtype_size(a->d->dtype) % 16 == 0) ? 0.0 : 0.5;
 }
 
 /* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
@@ -96,7 +96,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
-    double work = te__gemm_work(q);
+    double work = te__gemm_work(p, q);
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
     int i, s, together;
@@ -143,7 +143,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
     key.kinds = (uint64_t)(uintptr_t)kinds;
     key.dtype = (int)q->a.dtype;
     key.block = q->block;
-    key.work = (int)(2.0 * te__gemm_work(q));
+    key.work = (int)(2.0 * te__gemm_work(p, q));
     key.clusters = clusters;
     if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
     if (known) {
@@ -295,8 +295,8 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
 
 /* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
 
-/* Bytes of a copied row: a row of a slab is one line of the L2 cache then, not two, unless that would be many times the row. */
-static int64_t te__gemm_align_ld(int64_t bytes) { return te__round_up(bytes, bytes >= 512 ? 128 : 16); }
+/* Bytes of a copied row: a row of a slab is one line of the L2 cache then, not two, or at least whole sectors, unless that would be many times the row. */
+static int64_t te__gemm_align_ld(int64_t bytes) { return te__round_up(bytes, bytes >= 512 ? 128 : bytes > 16 ? 32 : 16); }
 /* gemm_align counts pieces of 16 bytes in 32 bits. */
 static bool te__gemm_fits_align(const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
@@ -309,13 +309,16 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
 static double te__gemm_seconds(const te__gemm_problem *q) {
     return 2.0 * (double)te__round_up(q->args->m, 64) * (double)te__round_up(q->args->n, 128) * (double)q->args->k * (double)te__dtype_size(q->a.dtype) / 1300e12;
 }
-/* Aligned rows that start within a sector of the L2 cache are read from both; 8191 x 6145 x 4097 takes half as long again. Is a copy quicker? */
-static bool te__gemm_side_is_split(const te__gemm_problem *q, const te__gemm_side *x) {
-    int64_t size = te__dtype_size(x->dtype), lines = x == &q->a ? q->args->m : q->args->n;
-    if ((uintptr_t)x->data % 32 == 0 && x->ld * size % 32 == 0) return false;
-    return 0.15 * te__gemm_seconds(q) > 1.5e-6 + 2.0 * (double)lines * (double)q->args->k * (double)size / 3.5e12;
+/* Aligned rows that start in the middle of a sector of the L2 cache: TMA asks for one more a row of a slab, and 8191 x 6145 x 4097 takes half as long
+ * again. Is a copy quicker? Where reading is all there is to do it never is, and it shall not ask for much memory. */
+static bool te__gemm_side_is_off_sectors(const te__gemm_problem *q, const te__gemm_side *x) {
+    const te_gemm_args *a = q->args;
+    int64_t size = te__dtype_size(x->dtype);
+    double bytes = (double)(x == &q->a ? a->m : a->n) * (double)a->k * (double)size;
+    if (((uintptr_t)x->data % 32 == 0 && x->ld * size % 32 == 0) || te__min(a->m, a->n) < 256 || bytes > 256e6) return false;
+    return 0.15 * te__gemm_seconds(q) > 1.5e-6 + 2.0 * bytes / 3.5e12;
 }
-static bool te__gemm_wants_copy(const te__gemm_problem *q, const te__gemm_side *x) { return !te__gemm_side_is_aligned(x) || te__gemm_side_is_split(q, x); }
+static bool te__gemm_wants_copy(const te__gemm_problem *q, const te__gemm_side *x) { return !te__gemm_side_is_aligned(x) || te__gemm_side_is_off_sectors(q, x); }
 
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the
  * bytes move once; but four warps shift what TMA would bring for nothing, and multiply at half the speed or less. Measured on an H200, 2026-11-21,
@@ -546,8 +549,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
-    if (q->aligned) te__plan_why(p, "A or B, whose rows are not 16-byte aligned (32 if that is slower than to copy them), copied; then TMA and wgmma");
     if (q->block) te__plan_why(p, "TMA and wgmma, sums of 128 k scaled in f32");
+    if (q->aligned)
+        te__plan_why(p, q->block ? "A or B, whose rows are not 16-byte aligned (32 if that is slower than to copy them), copied; then TMA and wgmma, sums of 128 k scaled in f32"
+                                 : "A or B, whose rows are not 16-byte aligned (32 if that is slower than to copy them), copied; then TMA and wgmma");
     if (q->copies) te__plan_why(p, "wgmma; A or B, whose rows are not 16-byte aligned, copied by the kernel itself");
     return TE_OK;
 }
@@ -587,7 +592,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) {
-        bool copy = (te__gemm_side_is_split(&q, &q.a) || te__gemm_side_is_split(&q, &q.b)) && te__gemm_fits_align(&q);
+        bool copy = (te__gemm_side_is_off_sectors(&q, &q.a) || te__gemm_side_is_off_sectors(&q, &q.b)) && te__gemm_fits_align(&q);
         if (!copy) return te__gemm_plan_hopper(p, &q);
     } else {
         if (te__gemm_copies_itself(&q)) return te__gemm_plan_hopper(p, &q);

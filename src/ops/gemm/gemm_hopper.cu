@@ -836,7 +836,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
 #else
         float scale = te_gemm_scale(a.g);
-        if (e.splits > 1) e.d = (float *)e.d + w.split * e.d_split;
 #endif
 #if ROWS_OUT
         te_rows_out out(e, scale, staged + warp * 16 * LINE_PITCH);

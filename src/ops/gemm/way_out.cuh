@@ -150,7 +150,8 @@ struct te_way_out {
     }
 
     // Adds up the chunk's columns over this warp's rows of it, as they are stored, into a row of `sums`. Lane 4 g + t holds rows g and g + 8 of columns
-    // 8 j + 2 t and the next, j = 0 .. 7: with each exchange half of the columns stay, and go, and in the end lane 4 j + t has all rows of its own.
+    // 8 j + 2 t and the next: with each exchange half of the columns stay, and go (f32, which has half as many: none with the first), and in the end lane
+    // 4 j + t has all rows of its own.
     TE_DEV void sum_columns(const float (&v)[CHUNK / 2], int row) const {
         const int warp = threadIdx.x % 128 / 32;
         te_i64 first = (te_i64)row + warp * 16 + (lane >> 2);

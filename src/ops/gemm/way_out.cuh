@@ -288,7 +288,9 @@ struct te_rows_out {
     float scale;
     te_u32 lines;
     int lane;
-    TE_DEV te_rows_out(const te__gemm_kargs &args, float scale_, te_u32 lines_) : a(args), scale(scale_), lines(lines_), lane(threadIdx.x & 31) {}
+    TE_DEV te_rows_out(const te__gemm_kargs &args, float scale_, te_u32 lines_) : a(args), scale(scale_), lines(lines_), lane(threadIdx.x & 31) {
+        asm volatile("" : "+r"(lane)); // all that comes of it is found here, and not kept while slabs are multiplied
+    }
 
     // Pairs of neighbours to the lines of rows g and g + 8, which lie alike: eight rows are a multiple of 16 bytes.
     TE_DEV void put(const float *acc, const char *d, te_i64 step, te_i64 col) const {

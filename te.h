@@ -9600,7 +9600,46 @@ static const char *const te__source_45[] = { /* ops/dropout/kargs.h */
     "    int x_dt, bias_dt, residual_dt, y_dt;",
     "} te__dropout_add_kargs;",
 };
-static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
+static const char *const te__source_46[] = { /* ops/gemm/decode.cuh */
+    "// ops/gemm/decode.cuh: MXFP8 and NVFP4 codes times their scales as bf16. Exact: a code has at most 4 significant bits, an E4M3 scale too, and bf16 has 8",
+    "// and f32's exponents; only bits below 2^-133 are lost.",
+    "#pragma once",
+    "#include \"device/mma.cuh\"",
+    "",
+    "// Where the scale of group `group` of line `line` is; lines are what groups run along. ld: from one row of scales to the next; down: groups are rows.",
+    "TE_DEV te_i64 te_decode_scale_at(int swizzled, int down, te_i64 ld, te_i64 line, te_i64 group) {",
+    "    if (swizzled) return ((line >> 7) * (ld >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);",
+    "    return down ? group * ld + line : line * ld + group;",
+    "}",
+    "",
+    "// The lower (half = 0) or upper two of four fp8 codes times their scales e, E8M0 in the lower two bytes.",
+    "TE_DEV te_u32 te_decode_fp8x2(te_u32 codes, int half, int dt, te_u32 e) {",
+    "    te_u32 h = te_fp8x2_to_f16(codes, half, dt), r;",
+    "    float low = te_f16_to_f32((te_u16)h) * te__e8m0_to_f32((te_u8)e), high = te_f16_to_f32((te_u16)(h >> 16)) * te__e8m0_to_f32((te_u8)(e >> 8));",
+    "    asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(high), \"f\"(low));",
+    "    return r;",
+    "}",
+    "",
+    "// An E4M3 scale as two bf16.",
+    "TE_DEV te_u32 te_decode_fp4_scale(te_u8 e4m3) {",
+    "    te_u32 scale = te_f32_to_bf16(te__e4m3_to_f32(e4m3));",
+    "    return scale | scale << 16;",
+    "}",
+    "// Both halves times a factor, rounded: bf16 pairs.",
+    "TE_DEV te_u32 te_decode_times(te_u32 pair, te_u32 factors) {",
+    "    te_u32 r;",
+    "    asm(\"fma.rn.bf16x2 %0, %1, %2, %3;\" : \"=r\"(r) : \"r\"(pair), \"r\"(factors), \"r\"(0x80008000u));",
+    "    return r;",
+    "}",
+    "// Byte `i` of a word of fp4 codes, two of them, times their scale. S.EE.M moved to S.000000EE.M000000 is the value times 2^-126, denormals included.",
+    "TE_DEV te_u32 te_decode_fp4x2(te_u32 codes, int i, te_u32 scale) {",
+    "    te_u32 two = codes >> (8 * i);",
+    "    two = (two & 15) | (two & 0xf0) << 12;",
+    "    two = (two & 0x00080008u) << 12 | (two & 0x00070007u) << 6;",
+    "    return te_decode_times(te_decode_times(two, 0x7e807e80u), scale);",
+    "}",
+};
+static const char *const te__source_47[] = { /* ops/gemm/epilogue.cuh */
     "// ops/gemm/epilogue.cuh: what becomes of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
@@ -9863,7 +9902,7 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
+static const char *const te__source_48[] = { /* ops/gemm/gemm_align.cu */
     "// ops/gemm/gemm_align.cu: operands whose rows lie anywhere, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
     "//",
     "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted together. The word",
@@ -9906,7 +9945,7 @@ static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
     "    }",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/gemm/gemm_bias_gradient.cu */
+static const char *const te__source_49[] = { /* ops/gemm/gemm_bias_gradient.cu */
     "// ops/gemm/gemm_bias_gradient.cu: the sums of D's columns, out of those of 64 rows each that gemm_hopper left.",
     "//",
     "//        32 columns",
@@ -9942,9 +9981,8 @@ static const char *const te__source_48[] = { /* ops/gemm/gemm_bias_gradient.cu *
     "    te_gemm_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/gemm/gemm_decode.cu */
-    "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: a code has at most 4",
-    "// significant bits, an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.",
+static const char *const te__source_50[] = { /* ops/gemm/gemm_decode.cu */
+    "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: see decode.cuh.",
     "//",
     "//   codes  | 16 | 16 | .. |     A thread takes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they",
     "//   out    |  32 bytes    |     share one scale (groups are of 32 or 16); down the columns (MXFP8's column-wise copy) each has its own.",
@@ -9955,7 +9993,7 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_decode.cu */
     "//",
     "// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of 32 bytes.",
     "// te:baseline",
-    "#include \"device/mma.cuh\"",
+    "#include \"ops/gemm/decode.cuh\"",
     "#include \"ops/gemm/kargs.h\"",
     "",
     "// The codes at p, of which the first n (1 .. 16) exist; the others become 0.",
@@ -9984,24 +10022,6 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
     "",
-    "TE_DEV te_u32 te_decode_pack(float low, float high) {",
-    "    te_u32 r;",
-    "    asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(high), \"f\"(low));",
-    "    return r;",
-    "}",
-    "// Both halves times a factor, rounded: bf16 pairs.",
-    "TE_DEV te_u32 te_decode_times(te_u32 pair, te_u32 factors) {",
-    "    te_u32 r;",
-    "    asm(\"fma.rn.bf16x2 %0, %1, %2, %3;\" : \"=r\"(r) : \"r\"(pair), \"r\"(factors), \"r\"(0x80008000u));",
-    "    return r;",
-    "}",
-    "",
-    "// Where the scale of group `group` of line `line` is; lines are what groups run along.",
-    "TE_DEV te_i64 te_decode_scale_at(const te__gemm_decode_side &s, int swizzled, te_i64 line, te_i64 group) {",
-    "    if (swizzled) return ((line >> 7) * (s.ld_scale >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);",
-    "    return s.down ? group * s.ld_scale + line : line * s.ld_scale + group;",
-    "}",
-    "",
     "TE_DEV void te_decode_fp8(const te__gemm_decode_side &s, int swizzled, te_i64 row, te_i64 col, int n, te_u32 out[8]) {",
     "    te_u32 w[4], scales[4];",
     "    te_decode_load8(s.codes + row * s.ld + col, n, s.aligned, w);",
@@ -10009,31 +10029,21 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_decode.cu */
     "#pragma unroll",
     "        for (int i = 0; i < 16; i++) {",
     "            if (i % 4 == 0) scales[i / 4] = 0;",
-    "            scales[i / 4] |= (te_u32)s.scale[te_decode_scale_at(s, swizzled, col + i, row >> 5)] << (8 * (i % 4));",
+    "            scales[i / 4] |= (te_u32)s.scale[te_decode_scale_at(swizzled, 1, s.ld_scale, col + i, row >> 5)] << (8 * (i % 4));",
     "        }",
     "    } else {",
-    "        te_u32 e = s.scale[te_decode_scale_at(s, swizzled, row, col >> 5)];",
+    "        te_u32 e = s.scale[te_decode_scale_at(swizzled, 0, s.ld_scale, row, col >> 5)];",
     "        scales[0] = scales[1] = scales[2] = scales[3] = e * 0x01010101u;",
     "    }",
     "#pragma unroll",
-    "    for (int i = 0; i < 8; i++) { // two codes",
-    "        te_u32 h = te_fp8x2_to_f16(w[i / 2], i % 2, s.dt), e = scales[i / 2] >> (16 * (i % 2));",
-    "        out[i] = te_decode_pack(te_f16_to_f32((te_u16)h) * te__e8m0_to_f32((te_u8)e), te_f16_to_f32((te_u16)(h >> 16)) * te__e8m0_to_f32((te_u8)(e >> 8)));",
-    "    }",
+    "    for (int i = 0; i < 8; i++) out[i] = te_decode_fp8x2(w[i / 2], i % 2, s.dt, scales[i / 2] >> (16 * (i % 2)));",
     "}",
     "",
     "TE_DEV void te_decode_fp4(const te__gemm_decode_side &s, int swizzled, te_i64 row, te_i64 col, int n, te_u32 out[8]) {",
-    "    te_u32 w[2], scale = te_f32_to_bf16(te__e4m3_to_f32(s.scale[te_decode_scale_at(s, swizzled, row, col >> 4)]));",
+    "    te_u32 w[2], scale = te_decode_fp4_scale(s.scale[te_decode_scale_at(swizzled, 0, s.ld_scale, row, col >> 4)]);",
     "    te_decode_load4(s.codes + (row * s.ld + col) / 2, n, s.aligned, w);",
-    "    scale |= scale << 16;",
     "#pragma unroll",
-    "    for (int i = 0; i < 8; i++) {",
-    "        // S.EE.M moved to S.000000EE.M000000 is the value times 2^-126, denormals included.",
-    "        te_u32 two = w[i / 4] >> (8 * (i % 4));",
-    "        two = (two & 15) | (two & 0xf0) << 12;",
-    "        two = (two & 0x00080008u) << 12 | (two & 0x00070007u) << 6;",
-    "        out[i] = te_decode_times(te_decode_times(two, 0x7e807e80u), scale);",
-    "    }",
+    "    for (int i = 0; i < 8; i++) out[i] = te_decode_fp4x2(w[i / 4], i % 4, scale);",
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_gemm_decode(const __grid_constant__ te__gemm_decode_kargs a) {",
@@ -10055,7 +10065,7 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/gemm/gemm_grouped_naive.cu */
+static const char *const te__source_51[] = { /* ops/gemm/gemm_grouped_naive.cu */
     "// ops/gemm/gemm_grouped_naive.cu: te_grouped_gemm in plain f32 FMAs: every format, layout, size and alignment, either kind of groups.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot. naive.cuh has the tile, groups.cuh the groups.",
     "//",
@@ -10073,7 +10083,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_grouped_naive.cu *
     "    if (te_group_open(a, TILE, TILE, blockIdx.x, g, tile)) te_naive_tile(g, tile);",
     "}",
 };
-static const char *const te__source_51[] = { /* ops/gemm/gemm_groups.cu */
+static const char *const te__source_52[] = { /* ops/gemm/gemm_groups.cu */
     "// ops/gemm/gemm_groups.cu: before gemm_hopper by groups: sizes, which only the device knows, to where each group lies, which tiles it has, and",
     "// tensor maps that end where it ends: what TMA then reads or writes beyond is zero, or is not written, and no tile needs to know of it.",
     "//",
@@ -10113,7 +10123,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_groups.cu */
     "    te_tma_map_release();",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
@@ -10984,7 +10994,7 @@ static const char *const te__source_52[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_54[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -11392,7 +11402,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_55[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot.",
     "// naive.cuh has the tile.",
@@ -11407,7 +11417,7 @@ static const char *const te__source_54[] = { /* ops/gemm/gemm_naive.cu */
     "    te_naive_tile(a, blockIdx.x);",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_56[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, ld], ld the next multiple of 4; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -11440,7 +11450,7 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/gemm/gemm_skinny.cu */
+static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "// ops/gemm/gemm_skinny.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of B):",
     "// a matrix times a few vectors, as when a model writes one word after the other. The floor is the long operand's bytes.",
     "//",
@@ -11451,13 +11461,14 @@ static const char *const te__source_56[] = { /* ops/gemm/gemm_skinny.cu */
     "//",
     "// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. Which k they are is the same to it, as long as X and Y agree: so lane",
     "// 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its operands word by word. FP8 is decoded into f16,",
-    "// exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two pieces that hold them.",
+    "// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two pieces that hold them.",
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8",
     "//          FEW_A       A is the short one",
     "//          ALIGNED     A, B and their lines start at multiples of 16 bytes",
-    "//          WARPS       of a block: 16, where there are few blocks, ALIGNED and without BLOCK; else 8, which have more registers",
-    "//          BLOCK       te__gemm_block_kind, fp8; 0 if left out: sums of 128 k, a turn, are scaled in f32",
+    "//          WARPS       of a block: 16, where there are few blocks, ALIGNED and without BLOCK and SCALES; else 8, which have more registers",
+    "//          and, 0 where left out: BLOCK (te__gemm_block_kind, fp8: sums of 128 k, a turn, are scaled in f32),",
+    "//          SCALES (1: MXFP8, 2: NVFP4; where block_a and block_b point to, row-wise), SWIZZLED (they are)",
     "// Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands k-major.",
     "//",
     "// te:arch 80",
@@ -11469,7 +11480,11 @@ static const char *const te__source_56[] = { /* ops/gemm/gemm_skinny.cu */
     "// te:row A_DT=4 B_DT=4 BLOCK=1 FEW_A=0 ALIGNED=0 WARPS=8",
     "// te:row A_DT=4 B_DT=4 BLOCK=2 FEW_A=1 ALIGNED=1 WARPS=8",
     "// te:row A_DT=4 B_DT=5 BLOCK=3 FEW_A=1 ALIGNED=1 WARPS=8",
-    "#include \"device/mma.cuh\"",
+    "// te:row A_DT=4 B_DT=4 SCALES=1 FEW_A=1 ALIGNED=1 WARPS=8",
+    "// te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 FEW_A=0 ALIGNED=0 WARPS=8",
+    "// te:row A_DT=7 B_DT=7 SCALES=2 FEW_A=1 ALIGNED=1 WARPS=8",
+    "// te:row A_DT=7 B_DT=7 SCALES=2 SWIZZLED=1 FEW_A=0 ALIGNED=0 WARPS=8",
+    "#include \"ops/gemm/decode.cuh\"",
     "#include \"ops/gemm/epilogue.cuh\"",
     "#include \"ops/gemm/shift.cuh\"",
     "",
@@ -11483,13 +11498,19 @@ static const char *const te__source_56[] = { /* ops/gemm/gemm_skinny.cu */
     "#ifndef BLOCK",
     "#define BLOCK 0",
     "#endif",
+    "#ifndef SCALES",
+    "#define SCALES 0",
+    "#endif",
+    "#ifndef SWIZZLED",
+    "#define SWIZZLED 0",
+    "#endif",
     "",
     "#define X_DT (FEW_A ? B_DT : A_DT)",
     "#define Y_DT (FEW_A ? A_DT : B_DT)",
     "#define FP8 (A_DT == 4 || A_DT == 5)",
-    "#define SIZE (FP8 ? 1 : 2)",
-    "#define PIECE (16 / SIZE)   // elements of 16 bytes",
-    "#define TURN (128 / SIZE)   // of a turn: two steps of four lanes",
+    "#define BITS (SCALES == 2 ? 4 : FP8 ? 8 : 16)",
+    "#define PIECE (128 / BITS)  // elements of 16 bytes",
+    "#define TURN (8 * PIECE)    // of a turn: two steps of four lanes",
     "#define A_2D (BLOCK == 3)   // of te__gemm_block_kind",
     "#define B_2D (BLOCK == 2)",
     "",
@@ -11507,111 +11528,144 @@ static const char *const te__source_56[] = { /* ops/gemm/gemm_skinny.cu */
     "",
     "// A line of an operand: the last one in place of one that is not there, whose products nobody asks for.",
     "struct te_skinny_line {",
-    "    const te_u8 *from, *end; // the line's; the operand's",
-    "    TE_DEV te_skinny_line(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, te_i64 line)",
-    "        : from((const te_u8 *)operand + min(line, lines - 1) * ld * SIZE), end((const te_u8 *)operand + ((lines - 1) * ld + k) * SIZE) {}",
+    "    const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with SCALES",
+    "    te_i64 line, ld_scale;",
+    "    TE_DEV te_skinny_line(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales, te_i64 line_)",
+    "        : end((const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8), scale((const te_u8 *)scales), line(min(line_, lines - 1)), ld_scale(ld_scales) {",
+    "        from = (const te_u8 *)operand + line * ld * BITS / 8;",
+    "    }",
     "",
-    "    // Sixteen bytes from element `at` on. Not aligned: up to 15 bytes on both sides are read with them.",
+    "    // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with them.",
     "    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, for it will be asked for again",
-    "        const te_u8 *p = from + at * SIZE;",
+    "        const te_u8 *p = from + at * BITS / 8;",
     "        int by = ALIGNED ? 0 : (int)((te_u64)p & 15);",
     "        uint4 u = !ALIGNED || kept ? te_skinny_ask(p - by) : te_skinny_ask_once(p);",
     "        return ALIGNED ? u : te_shift(u, te_skinny_ask(p - by + (by ? 16 : 0)), by);",
     "    }",
     "    // The same where the line may end, or the operand: zeros beyond.",
     "    TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {",
-    "        const te_u8 *p = from + at * SIZE;",
+    "        const te_u8 *p = from + at * BITS / 8;",
     "        int by = (int)((te_u64)p & 15), left = k - at < PIECE ? (int)(k - at) : PIECE;",
     "        te_u32 w[4] = {0, 0, 0, 0};",
     "        if (left == PIECE && (ALIGNED || p - by + (by ? 32 : 16) <= end)) return load(at, true);",
     "#pragma unroll",
-    "        for (int i = 0; i < PIECE; i++) {",
-    "            te_u32 v = i >= left ? 0 : FP8 ? p[i] : ((const te_u16 *)p)[i];",
-    "            w[i * SIZE / 4] |= v << i * SIZE % 4 * 8;",
+    "        for (int i = 0; i < (BITS == 16 ? 8 : 16); i++) {",
+    "            te_u32 v = 0;",
+    "            if (BITS == 16 && i < left) v = ((const te_u16 *)p)[i];",
+    "            if (BITS < 16 && i * 8 / BITS < left) v = p[i];",
+    "            if (BITS == 4 && 2 * i + 1 == left) v &= 15;",
+    "            w[i * (BITS == 16 ? 2 : 1) / 4] |= v << i * (BITS == 16 ? 16 : 8) % 32;",
     "        }",
     "        return make_uint4(w[0], w[1], w[2], w[3]);",
+    "    }",
+    "    // The scales of those, as the decoding wants them: one of MXFP8, two of NVFP4; beyond the last something finite.",
+    "    TE_DEV uint2 scales(te_i64 at, te_i64 k) const {",
+    "        te_u32 r[2] = {0, 0};",
+    "#pragma unroll",
+    "        for (int i = 0; i < SCALES; i++) {",
+    "            te_i64 group = at / (SCALES == 1 ? 32 : 16) + i;",
+    "            if (SCALES == 1 ? at >= k : group * 16 >= k) continue;",
+    "            te_u8 e = scale[te_decode_scale_at(SWIZZLED, 0, ld_scale, line, group)];",
+    "            r[i] = SCALES == 1 ? e * 0x0101u : te_decode_fp4_scale(e);",
+    "        }",
+    "        return make_uint2(r[0], r[1]);",
+    "    }",
+    "};",
+    "",
+    "// Sixteen bytes of a line, and their scales.",
+    "struct te_skinny_piece {",
+    "    uint4 u;",
+    "    uint2 scales;",
+    "    TE_DEV te_u32 word(int i) const { return i == 0 ? u.x : i == 1 ? u.y : i == 2 ? u.z : u.w; }",
+    "    template <int DT> TE_DEV te_u32 decoded(int i, int part) const { // of its two (fp8) or four (fp4) parts",
+    "        if (SCALES == 2) return te_decode_fp4x2(word(i), part, i < 2 ? scales.x : scales.y);",
+    "        if (SCALES == 1) return te_decode_fp8x2(word(i), part, DT, scales.x);",
+    "        return te_fp8x2_to_f16(word(i), part, DT);",
     "    }",
     "};",
     "",
     "// sum += two lines of X times one of Y, 16 bytes of each.",
-    "TE_DEV void te_skinny_multiply(float sum[4], uint4 x, uint4 x8, uint4 y) {",
-    "    const te_u32 u[4] = {x.x, x.y, x.z, x.w}, u8[4] = {x8.x, x8.y, x8.z, x8.w}, v[4] = {y.x, y.y, y.z, y.w};",
-    "    if (FP8) {",
+    "TE_DEV void te_skinny_multiply(float sum[4], const te_skinny_piece &x, const te_skinny_piece &x8, const te_skinny_piece &y) {",
+    "    const int parts = BITS == 16 ? 2 : 16 / BITS; // of a word, each two values; words of 16 bits come in pairs",
     "#pragma unroll",
-    "        for (int i = 0; i < 4; i++) {",
-    "            te_u32 of_x[4] = {te_fp8x2_to_f16(u[i], 0, X_DT), te_fp8x2_to_f16(u8[i], 0, X_DT), te_fp8x2_to_f16(u[i], 1, X_DT), te_fp8x2_to_f16(u8[i], 1, X_DT)};",
-    "            te_u32 of_y[2] = {te_fp8x2_to_f16(v[i], 0, Y_DT), te_fp8x2_to_f16(v[i], 1, Y_DT)};",
-    "            te_mma_f16(sum, of_x, of_y);",
+    "    for (int i = 0; i < 4; i += BITS == 16 ? 2 : 1) {",
+    "#pragma unroll",
+    "        for (int part = 0; part < parts; part += 2) {",
+    "            te_u32 of_x[4], of_y[2];",
+    "#pragma unroll",
+    "            for (int h = 0; h < 2; h++) {",
+    "                of_x[2 * h] = BITS == 16 ? x.word(i + h) : x.decoded<X_DT>(i, part + h);",
+    "                of_x[2 * h + 1] = BITS == 16 ? x8.word(i + h) : x8.decoded<X_DT>(i, part + h);",
+    "                of_y[h] = BITS == 16 ? y.word(i + h) : y.decoded<Y_DT>(i, part + h);",
+    "            }",
+    "            if (A_DT == 3 || SCALES) te_mma_bf16(sum, of_x, of_y);",
+    "            else te_mma_f16(sum, of_x, of_y);",
     "        }",
-    "        return;",
-    "    }",
-    "#pragma unroll",
-    "    for (int i = 0; i < 4; i += 2) {",
-    "        te_u32 of_x[4] = {u[i], u8[i], u[i + 1], u8[i + 1]}, of_y[2] = {v[i], v[i + 1]};",
-    "        if (A_DT == 3) te_mma_bf16(sum, of_x, of_y);",
-    "        else te_mma_f16(sum, of_x, of_y);",
     "    }",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(32 * WARPS, (!ALIGNED ? 16 : BLOCK ? 24 : 32) / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(32 * WARPS, (!ALIGNED || SCALES ? 16 : BLOCK ? 24 : 32) / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {",
     "    te_follow();",
     "    __shared__ float sums[WARPS][8][16];",
     "    const te_i64 lines = FEW_A ? a.n : a.m, few = FEW_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;",
     "    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;",
-    "    te_skinny_line x(FEW_A ? a.b : a.a, FEW_A ? a.ldb : a.lda, lines, a.k, first + g), x8(FEW_A ? a.b : a.a, FEW_A ? a.ldb : a.lda, lines, a.k, first + g + 8);",
-    "    te_skinny_line y(FEW_A ? a.a : a.b, FEW_A ? a.lda : a.ldb, few, a.k, g);",
+    "    const void *of_x = FEW_A ? a.b : a.a, *of_y = FEW_A ? a.a : a.b, *scales_x = FEW_A ? a.block_b : a.block_a, *scales_y = FEW_A ? a.block_a : a.block_b;",
+    "    const te_i64 ldx = FEW_A ? a.ldb : a.lda, ldy = FEW_A ? a.lda : a.ldb, ld_scales_x = FEW_A ? a.ld_block_b : a.ld_block_a, ld_scales_y = FEW_A ? a.ld_block_a : a.ld_block_b;",
+    "    te_skinny_line x(of_x, ldx, lines, a.k, scales_x, ld_scales_x, first + g), x8(of_x, ldx, lines, a.k, scales_x, ld_scales_x, first + g + 8);",
+    "    te_skinny_line y(of_y, ldy, few, a.k, scales_y, ld_scales_y, g);",
     "    float sum[4] = {}; // lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of Y, twice",
-    "    auto add = [&](te_i64 k, const uint4 (&u)[2], const uint4 (&u8)[2], const uint4 (&v)[2]) {",
+    "    auto add = [&](te_i64 k, const te_skinny_piece (&u)[2], const te_skinny_piece (&u8)[2], const te_skinny_piece (&v)[2]) {",
     "#if BLOCK",
-    "        float scale_x[2], scale_y[2], part[4] = {};",
+    "        float of_lines[2], of_few[2], part[4] = {};",
     "#pragma unroll",
     "        for (int i = 0; i < 2; i++) {",
-    "            te_i64 of_x = min(first + g + 8 * i, lines - 1), of_y = min((te_i64)(2 * t + i), few - 1);",
-    "            scale_x[i] = te_gemm_block_scale(FEW_A ? a.block_b : a.block_a, FEW_A ? B_2D : A_2D, FEW_A ? a.ld_block_b : a.ld_block_a, of_x, k >> 7);",
-    "            scale_y[i] = te_gemm_block_scale(FEW_A ? a.block_a : a.block_b, FEW_A ? A_2D : B_2D, FEW_A ? a.ld_block_a : a.ld_block_b, of_y, k >> 7);",
+    "            of_lines[i] = te_gemm_block_scale((const float *)scales_x, FEW_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1), k >> 7);",
+    "            of_few[i] = te_gemm_block_scale((const float *)scales_y, FEW_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(2 * t + i), few - 1), k >> 7);",
     "        }",
     "        te_skinny_multiply(part, u[0], u8[0], v[0]);",
     "        te_skinny_multiply(part, u[1], u8[1], v[1]);",
     "#pragma unroll",
-    "        for (int e = 0; e < 4; e++) sum[e] = fmaf(part[e], te_gemm_block_product(scale_x[e / 2], scale_y[e % 2]), sum[e]);",
+    "        for (int e = 0; e < 4; e++) sum[e] = fmaf(part[e], te_gemm_block_product(of_lines[e / 2], of_few[e % 2]), sum[e]);",
     "#else",
     "        te_skinny_multiply(sum, u[0], u8[0], v[0]);",
     "        te_skinny_multiply(sum, u[1], u8[1], v[1]);",
     "#endif",
     "    };",
     "    te_i64 turn = warp, turns = te_div_up(a.k, TURN), whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN; // those after which there is no more to fear",
-    "#pragma unroll(ALIGNED && !BLOCK ? 2 : 1)",
+    "#pragma unroll(ALIGNED && !BLOCK && !SCALES ? 2 : 1)",
     "    for (; turn < whole; turn += WARPS) {",
-    "        uint4 u[2], u8[2], v[2];",
+    "        te_skinny_piece u[2], u8[2], v[2];",
     "#pragma unroll",
     "        for (int i = 0; i < 2; i++) {",
     "            te_i64 at = turn * TURN + (4 * i + t) * PIECE;",
-    "            u[i] = x.load(at, false), u8[i] = x8.load(at, false), v[i] = y.load(at, true);",
+    "            u[i].u = x.load(at, false), u8[i].u = x8.load(at, false), v[i].u = y.load(at, true);",
+    "            u[i].scales = x.scales(at, a.k), u8[i].scales = x8.scales(at, a.k), v[i].scales = y.scales(at, a.k);",
     "        }",
     "        add(turn * TURN, u, u8, v);",
     "    }",
     "#pragma unroll 1",
     "    for (; turn < turns; turn += WARPS) {",
-    "        uint4 u[2], u8[2], v[2];",
+    "        te_skinny_piece u[2], u8[2], v[2];",
     "#pragma unroll",
     "        for (int i = 0; i < 2; i++) {",
     "            te_i64 at = turn * TURN + (4 * i + t) * PIECE;",
-    "            u[i] = x.load_end(at, a.k), u8[i] = x8.load_end(at, a.k), v[i] = y.load_end(at, a.k);",
+    "            u[i].u = x.load_end(at, a.k), u8[i].u = x8.load_end(at, a.k), v[i].u = y.load_end(at, a.k);",
+    "            u[i].scales = x.scales(at, a.k), u8[i].scales = x8.scales(at, a.k), v[i].scales = y.scales(at, a.k);",
     "        }",
     "        add(turn * TURN, u, u8, v);",
     "    }",
     "#pragma unroll",
     "    for (int e = 0; e < 4; e++) sums[warp][2 * t + e % 2][g + e / 2 * 8] = sum[e];",
     "    __syncthreads();",
-    "    int line = threadIdx.x & 15, of_y = threadIdx.x >> 4;",
-    "    if (of_y >= few || first + line >= lines) return;",
+    "    int line = threadIdx.x & 15, other = threadIdx.x >> 4;",
+    "    if (other >= few || first + line >= lines) return;",
     "    float all = 0.0f;",
     "#pragma unroll",
-    "    for (int w = 0; w < WARPS; w++) all += sums[w][of_y][line];",
-    "    te_gemm_finish(a, te_gemm_scale(a), FEW_A ? of_y : first + line, FEW_A ? first + line : of_y, all);",
+    "    for (int w = 0; w < WARPS; w++) all += sums[w][other][line];",
+    "    te_gemm_finish(a, te_gemm_scale(a), FEW_A ? other : first + line, FEW_A ? first + line : other, all);",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/gemm/groups.cuh */
+static const char *const te__source_58[] = { /* ops/gemm/groups.cuh */
     "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
     "// the arguments of an ordinary one. Every warp finds out for itself: the sizes of 32 groups are added up in five steps.",
     "#pragma once",
@@ -11732,7 +11786,7 @@ static const char *const te__source_57[] = { /* ops/gemm/groups.cuh */
     "    return (g.scale_a ? g.scale_a[all.groups.each_a ? group : 0] : 1.0f) * (g.scale_b ? g.scale_b[all.groups.each_b ? group : 0] : 1.0f);",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_59[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -11869,7 +11923,7 @@ static const char *const te__source_58[] = { /* ops/gemm/kargs.h */
     "    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */",
     "} te__gemm_hopper_grouped_kargs;",
 };
-static const char *const te__source_59[] = { /* ops/gemm/naive.cuh */
+static const char *const te__source_60[] = { /* ops/gemm/naive.cuh */
     "// ops/gemm/naive.cuh: one tile of D by plain f32 FMAs: every format, layout, size and alignment.",
     "//",
     "//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3.",
@@ -11942,7 +11996,7 @@ static const char *const te__source_59[] = { /* ops/gemm/naive.cuh */
     "        }",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/gemm/shift.cuh */
+static const char *const te__source_61[] = { /* ops/gemm/shift.cuh */
     "// ops/gemm/shift.cuh: sixteen bytes that lie anywhere, out of the aligned ones that hold them.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -11963,7 +12017,7 @@ static const char *const te__source_60[] = { /* ops/gemm/shift.cuh */
     "    return make_uint4(out[0], out[1], out[2], out[3]);",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/gemm/way_out.cuh */
+static const char *const te__source_62[] = { /* ops/gemm/way_out.cuh */
     "// ops/gemm/way_out.cuh: D's ways out of gemm_hopper: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it is written in.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
@@ -12346,7 +12400,7 @@ static const char *const te__source_61[] = { /* ops/gemm/way_out.cuh */
     "    }",
     "};",
 };
-static const char *const te__source_62[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_63[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -12405,7 +12459,7 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_64[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -12428,7 +12482,7 @@ static const char *const te__source_63[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_65[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -12511,7 +12565,7 @@ static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/loss/kargs.h */
+static const char *const te__source_66[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -12555,7 +12609,7 @@ static const char *const te__source_65[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_66[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_67[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -12587,7 +12641,7 @@ static const char *const te__source_66[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_68[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// One H200, 2026-11-21, te_bench squared: 16384x4096 bf16 0.97 of copy.",
@@ -12621,7 +12675,7 @@ static const char *const te__source_67[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_69[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -12663,7 +12717,7 @@ static const char *const te__source_68[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_70[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -12679,7 +12733,7 @@ static const char *const te__source_69[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/math/axpby.cu */
+static const char *const te__source_71[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// One H200, 2026-11-21, te_bench \"sum of two\": 16384x4096 bf16 0.97 of copy.",
@@ -12723,7 +12777,7 @@ static const char *const te__source_70[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_72[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -12845,7 +12899,7 @@ static const char *const te__source_71[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/copy.cu */
+static const char *const te__source_73[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -12963,7 +13017,7 @@ static const char *const te__source_72[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_74[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -13062,7 +13116,7 @@ static const char *const te__source_73[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_75[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// One H200, 2026-11-21, te_bench embedding: 16384 rows of 4096 bf16 0.85 of copy.",
@@ -13097,7 +13151,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_76[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -13195,7 +13249,7 @@ static const char *const te__source_75[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/math/fill.cu */
+static const char *const te__source_77[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// One H200, 2026-11-21, te_bench fill: 16384x4096 bf16 0.99 of copy.",
@@ -13221,7 +13275,7 @@ static const char *const te__source_76[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_77[] = { /* ops/math/kargs.h */
+static const char *const te__source_78[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -13315,7 +13369,7 @@ static const char *const te__source_77[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_78[] = { /* ops/math/random.cu */
+static const char *const te__source_79[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// One H200, 2026-11-21, te_bench random: 16384x4096 bf16, normal, 0.18 of copy: 172 us of arithmetic.",
@@ -13354,7 +13408,7 @@ static const char *const te__source_78[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/math/sum.cu */
+static const char *const te__source_80[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -13398,7 +13452,7 @@ static const char *const te__source_79[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_81[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -13416,7 +13470,7 @@ static const char *const te__source_80[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_82[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* What a block does. */",
@@ -13448,7 +13502,7 @@ static const char *const te__source_81[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 32 rows and 256 columns: both casts divide it alike. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -13492,7 +13546,7 @@ static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -13568,7 +13622,7 @@ static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -13758,7 +13812,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_85[] = { /* ops/norm/kargs.h */
+static const char *const te__source_86[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -13814,7 +13868,7 @@ static const char *const te__source_85[] = { /* ops/norm/kargs.h */
     "    te__norm_bwd_sum_kargs sum;",
     "} te__norm_bwd_kargs;",
 };
-static const char *const te__source_86[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_87[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -13834,7 +13888,7 @@ static const char *const te__source_86[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_88[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -14126,7 +14180,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_88[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_89[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -14140,7 +14194,7 @@ static const char *const te__source_88[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_90[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -14258,7 +14312,7 @@ static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_91[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and takes one row after the other from a queue in shared memory, which its first thread fills:",
@@ -14389,7 +14443,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_92[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for all who add them up. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 takes rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -14439,7 +14493,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_93[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: what the forward kernels of LayerNorm and RMSNorm share. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// come. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -14547,7 +14601,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_93[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_94[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -14630,7 +14684,7 @@ static const char *const te__source_93[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_94[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_95[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -14695,7 +14749,7 @@ static const char *const te__source_94[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -14888,7 +14942,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -15013,7 +15067,7 @@ static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
@@ -15030,7 +15084,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -15111,7 +15165,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -15427,7 +15481,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/optim/adam.cu */
+static const char *const te__source_101[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -15515,7 +15569,7 @@ static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/optim/kargs.h */
+static const char *const te__source_102[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -15579,7 +15633,7 @@ static const char *const te__source_101[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_102[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_103[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -15604,7 +15658,7 @@ static const char *const te__source_102[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_104[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -15655,7 +15709,7 @@ static const char *const te__source_103[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_105[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -15674,7 +15728,7 @@ static const char *const te__source_104[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_106[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -15719,7 +15773,7 @@ static const char *const te__source_105[] = { /* ops/optim/multi.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_107[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// One H200, 2026-11-21, te_bench scaled: 64 tensors of 1048576 bf16 0.87 of copy.",
@@ -15767,7 +15821,7 @@ static const char *const te__source_106[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/rope/kargs.h */
+static const char *const te__source_108[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -15802,7 +15856,7 @@ static const char *const te__source_107[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_108[] = { /* ops/rope/rope.cu */
+static const char *const te__source_109[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -15934,7 +15988,7 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/shard/kargs.h */
+static const char *const te__source_110[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -15981,7 +16035,7 @@ static const char *const te__source_109[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_110[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_111[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -15998,7 +16052,7 @@ static const char *const te__source_110[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_111[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_112[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -16113,7 +16167,7 @@ static const char *const te__source_111[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_113[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -16241,7 +16295,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_114[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -16315,7 +16369,7 @@ static const char *const te__source_113[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_115[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -16369,7 +16423,7 @@ static const char *const te__source_114[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_115[] = { /* ops/stats/kargs.h */
+static const char *const te__source_116[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -16391,7 +16445,7 @@ static const char *const te__source_115[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_116[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_117[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -16469,7 +16523,7 @@ static const char *const te__source_116[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_117[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_118[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -16560,78 +16614,79 @@ static const te__source te__sources[] = {
     {"ops/cast/transpose_nibbles.cu", te__source_43, 52},
     {"ops/dropout/dropout_add.cu", te__source_44, 75},
     {"ops/dropout/kargs.h", te__source_45, 14},
-    {"ops/gemm/epilogue.cuh", te__source_46, 261},
-    {"ops/gemm/gemm_align.cu", te__source_47, 41},
-    {"ops/gemm/gemm_bias_gradient.cu", te__source_48, 34},
-    {"ops/gemm/gemm_decode.cu", te__source_49, 111},
-    {"ops/gemm/gemm_grouped_naive.cu", te__source_50, 16},
-    {"ops/gemm/gemm_groups.cu", te__source_51, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_52, 869},
-    {"ops/gemm/gemm_mma.cu", te__source_53, 406},
-    {"ops/gemm/gemm_naive.cu", te__source_54, 13},
-    {"ops/gemm/gemm_reduce.cu", te__source_55, 31},
-    {"ops/gemm/gemm_skinny.cu", te__source_56, 169},
-    {"ops/gemm/groups.cuh", te__source_57, 119},
-    {"ops/gemm/kargs.h", te__source_58, 135},
-    {"ops/gemm/naive.cuh", te__source_59, 71},
-    {"ops/gemm/shift.cuh", te__source_60, 19},
-    {"ops/gemm/way_out.cuh", te__source_61, 381},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_62, 57},
-    {"ops/loss/cross_entropy_count.cu", te__source_63, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_64, 81},
-    {"ops/loss/kargs.h", te__source_65, 42},
-    {"ops/loss/loss.cuh", te__source_66, 30},
-    {"ops/loss/mse_bwd.cu", te__source_67, 32},
-    {"ops/loss/mse_fwd.cu", te__source_68, 40},
-    {"ops/loss/mse_sum.cu", te__source_69, 14},
-    {"ops/math/axpby.cu", te__source_70, 42},
-    {"ops/math/column_sum.cu", te__source_71, 120},
-    {"ops/math/copy.cu", te__source_72, 116},
-    {"ops/math/embedding_bwd.cu", te__source_73, 97},
-    {"ops/math/embedding_fwd.cu", te__source_74, 33},
-    {"ops/math/embedding_sort.cu", te__source_75, 96},
-    {"ops/math/fill.cu", te__source_76, 24},
-    {"ops/math/kargs.h", te__source_77, 92},
-    {"ops/math/random.cu", te__source_78, 37},
-    {"ops/math/sum.cu", te__source_79, 42},
-    {"ops/math/sum_final.cu", te__source_80, 16},
-    {"ops/mxfp8/kargs.h", te__source_81, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_82, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_83, 74},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_84, 188},
-    {"ops/norm/kargs.h", te__source_85, 54},
-    {"ops/norm/norm_amax.cu", te__source_86, 18},
-    {"ops/norm/norm_bwd.cu", te__source_87, 290},
-    {"ops/norm/norm_bwd_sum.cu", te__source_88, 12},
-    {"ops/norm/norm_fwd.cu", te__source_89, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_90, 129},
-    {"ops/norm/norm_parts.cuh", te__source_91, 48},
-    {"ops/norm/norm_row.cuh", te__source_92, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_93, 81},
-    {"ops/nvfp4/kargs.h", te__source_94, 63},
-    {"ops/nvfp4/nvfp4.cuh", te__source_95, 191},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_96, 123},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_97, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_98, 79},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_99, 314},
-    {"ops/optim/adam.cu", te__source_100, 86},
-    {"ops/optim/kargs.h", te__source_101, 62},
-    {"ops/optim/l2norm_final.cu", te__source_102, 23},
-    {"ops/optim/l2norm_partial.cu", te__source_103, 49},
-    {"ops/optim/l2norm_tensor.cu", te__source_104, 17},
-    {"ops/optim/multi.cuh", te__source_105, 43},
-    {"ops/optim/multi_scale.cu", te__source_106, 46},
-    {"ops/rope/kargs.h", te__source_107, 33},
-    {"ops/rope/rope.cu", te__source_108, 130},
-    {"ops/shard/kargs.h", te__source_109, 45},
-    {"ops/shard/shard.cuh", te__source_110, 15},
-    {"ops/shard/shard_amax.cu", te__source_111, 113},
-    {"ops/shard/shard_cast.cu", te__source_112, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_113, 72},
-    {"ops/shard/shard_scales.cu", te__source_114, 52},
-    {"ops/stats/kargs.h", te__source_115, 20},
-    {"ops/stats/quant_error.cu", te__source_116, 76},
-    {"ops/stats/quant_error_final.cu", te__source_117, 42},
+    {"ops/gemm/decode.cuh", te__source_46, 37},
+    {"ops/gemm/epilogue.cuh", te__source_47, 261},
+    {"ops/gemm/gemm_align.cu", te__source_48, 41},
+    {"ops/gemm/gemm_bias_gradient.cu", te__source_49, 34},
+    {"ops/gemm/gemm_decode.cu", te__source_50, 82},
+    {"ops/gemm/gemm_grouped_naive.cu", te__source_51, 16},
+    {"ops/gemm/gemm_groups.cu", te__source_52, 38},
+    {"ops/gemm/gemm_hopper.cu", te__source_53, 869},
+    {"ops/gemm/gemm_mma.cu", te__source_54, 406},
+    {"ops/gemm/gemm_naive.cu", te__source_55, 13},
+    {"ops/gemm/gemm_reduce.cu", te__source_56, 31},
+    {"ops/gemm/gemm_skinny.cu", te__source_57, 213},
+    {"ops/gemm/groups.cuh", te__source_58, 119},
+    {"ops/gemm/kargs.h", te__source_59, 135},
+    {"ops/gemm/naive.cuh", te__source_60, 71},
+    {"ops/gemm/shift.cuh", te__source_61, 19},
+    {"ops/gemm/way_out.cuh", te__source_62, 381},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_63, 57},
+    {"ops/loss/cross_entropy_count.cu", te__source_64, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_65, 81},
+    {"ops/loss/kargs.h", te__source_66, 42},
+    {"ops/loss/loss.cuh", te__source_67, 30},
+    {"ops/loss/mse_bwd.cu", te__source_68, 32},
+    {"ops/loss/mse_fwd.cu", te__source_69, 40},
+    {"ops/loss/mse_sum.cu", te__source_70, 14},
+    {"ops/math/axpby.cu", te__source_71, 42},
+    {"ops/math/column_sum.cu", te__source_72, 120},
+    {"ops/math/copy.cu", te__source_73, 116},
+    {"ops/math/embedding_bwd.cu", te__source_74, 97},
+    {"ops/math/embedding_fwd.cu", te__source_75, 33},
+    {"ops/math/embedding_sort.cu", te__source_76, 96},
+    {"ops/math/fill.cu", te__source_77, 24},
+    {"ops/math/kargs.h", te__source_78, 92},
+    {"ops/math/random.cu", te__source_79, 37},
+    {"ops/math/sum.cu", te__source_80, 42},
+    {"ops/math/sum_final.cu", te__source_81, 16},
+    {"ops/mxfp8/kargs.h", te__source_82, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_83, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_84, 74},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_85, 188},
+    {"ops/norm/kargs.h", te__source_86, 54},
+    {"ops/norm/norm_amax.cu", te__source_87, 18},
+    {"ops/norm/norm_bwd.cu", te__source_88, 290},
+    {"ops/norm/norm_bwd_sum.cu", te__source_89, 12},
+    {"ops/norm/norm_fwd.cu", te__source_90, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_91, 129},
+    {"ops/norm/norm_parts.cuh", te__source_92, 48},
+    {"ops/norm/norm_row.cuh", te__source_93, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_94, 81},
+    {"ops/nvfp4/kargs.h", te__source_95, 63},
+    {"ops/nvfp4/nvfp4.cuh", te__source_96, 191},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_97, 123},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_98, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_99, 79},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_100, 314},
+    {"ops/optim/adam.cu", te__source_101, 86},
+    {"ops/optim/kargs.h", te__source_102, 62},
+    {"ops/optim/l2norm_final.cu", te__source_103, 23},
+    {"ops/optim/l2norm_partial.cu", te__source_104, 49},
+    {"ops/optim/l2norm_tensor.cu", te__source_105, 17},
+    {"ops/optim/multi.cuh", te__source_106, 43},
+    {"ops/optim/multi_scale.cu", te__source_107, 46},
+    {"ops/rope/kargs.h", te__source_108, 33},
+    {"ops/rope/rope.cu", te__source_109, 130},
+    {"ops/shard/kargs.h", te__source_110, 45},
+    {"ops/shard/shard.cuh", te__source_111, 15},
+    {"ops/shard/shard_amax.cu", te__source_112, 113},
+    {"ops/shard/shard_cast.cu", te__source_113, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_114, 72},
+    {"ops/shard/shard_scales.cu", te__source_115, 52},
+    {"ops/stats/kargs.h", te__source_116, 20},
+    {"ops/stats/quant_error.cu", te__source_117, 76},
+    {"ops/stats/quant_error_final.cu", te__source_118, 42},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -26535,7 +26590,7 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
  * Four kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to eight lines by many), gemm_naive (anything, anywhere).
- * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all four. A tile size and a number of splits of k are chosen by a small
+ * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all but gemm_skinny. A tile size and a number of splits of k are chosen by a small
  * model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
@@ -26774,7 +26829,7 @@ static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const t
     te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
 }
 
-static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te__dtype_size(x->dtype) % 16 == 0; }
+static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }
 /* A and B, and their rows, start at multiples of 16 bytes. */
 static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
 
@@ -27102,9 +27157,19 @@ static bool te__gemm_is_skinny(const te__gemm_problem *q) {
 static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     int64_t blocks = te__div_up(te__max(a->m, a->n), 16);
-    int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block ? 16 : 8;
+    int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
+    int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block && !scales ? 16 : 8;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny");
-    te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
+    te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
+    te__gemm_fill(k, q);
+    if (scales) {
+        k->block_a = (const float *)te__data(a->scale_a);
+        k->block_b = (const float *)te__data(a->scale_b);
+        k->ld_block_a = te__gemm_scale_ld(a->scaling_a, false, a->m, a->k);
+        k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
+        te__launch_option(l, "SCALES", scales);
+        if (a->swizzled_scales) te__launch_option(l, "SWIZZLED", 1);
+    }
     te__launch_option(l, "A_DT", q->a.dtype);
     te__launch_option(l, "B_DT", q->b.dtype);
     te__launch_option(l, "FEW_A", a->m <= a->n);
@@ -27113,10 +27178,10 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     if (q->block) te__launch_option(l, "BLOCK", q->block);
     te__launch_size(l, blocks, 1, 1, warps * 32, 0);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
-    p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
-    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)", "few lines: MXFP8 decoded exactly into bf16, then to the tensor cores (mma.sync)",
-                 "few lines: NVFP4 decoded exactly into bf16, then to the tensor cores (mma.sync)");
-    if (te__is_fp8(q->a.dtype)) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
+    p->native = !scales && !te__is_fp8(q->a.dtype);
+    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)", "few lines: straight from memory, MXFP8 decoded exactly into bf16, to the tensor cores (mma.sync)",
+                 "few lines: straight from memory, NVFP4 decoded exactly into bf16, to the tensor cores (mma.sync)");
+    if (te__is_fp8(q->a.dtype) && !scales) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
     if (q->block) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
     return TE_OK;
 }
@@ -27152,9 +27217,9 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
+    if (!p->baseline && te__gemm_is_skinny(&q)) return te__gemm_plan_skinny(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (te__gemm_is_skinny(&q)) return te__gemm_plan_skinny(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) {
         bool copy = (te__gemm_side_is_off_sectors(&q, &q.a) || te__gemm_side_is_off_sectors(&q, &q.b)) && te__gemm_fits_align(&q);

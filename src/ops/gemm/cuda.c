@@ -1,7 +1,7 @@
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
  * Four kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to eight lines by many), gemm_naive (anything, anywhere).
- * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all four. A tile size and a number of splits of k are chosen by a small
+ * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all but gemm_skinny. A tile size and a number of splits of k are chosen by a small
  * model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
@@ -240,7 +240,7 @@ static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const t
     te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
 }
 
-static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te__dtype_size(x->dtype) % 16 == 0; }
+static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }
 /* A and B, and their rows, start at multiples of 16 bytes. */
 static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
 
@@ -568,9 +568,19 @@ static bool te__gemm_is_skinny(const te__gemm_problem *q) {
 static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     int64_t blocks = te__div_up(te__max(a->m, a->n), 16);
-    int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block ? 16 : 8;
+    int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
+    int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block && !scales ? 16 : 8;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny");
-    te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
+    te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
+    te__gemm_fill(k, q);
+    if (scales) {
+        k->block_a = (const float *)te__data(a->scale_a);
+        k->block_b = (const float *)te__data(a->scale_b);
+        k->ld_block_a = te__gemm_scale_ld(a->scaling_a, false, a->m, a->k);
+        k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
+        te__launch_option(l, "SCALES", scales);
+        if (a->swizzled_scales) te__launch_option(l, "SWIZZLED", 1);
+    }
     te__launch_option(l, "A_DT", q->a.dtype);
     te__launch_option(l, "B_DT", q->b.dtype);
     te__launch_option(l, "FEW_A", a->m <= a->n);
@@ -579,10 +589,10 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     if (q->block) te__launch_option(l, "BLOCK", q->block);
     te__launch_size(l, blocks, 1, 1, warps * 32, 0);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
-    p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
-    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)", "few lines: MXFP8 decoded exactly into bf16, then to the tensor cores (mma.sync)",
-                 "few lines: NVFP4 decoded exactly into bf16, then to the tensor cores (mma.sync)");
-    if (te__is_fp8(q->a.dtype)) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
+    p->native = !scales && !te__is_fp8(q->a.dtype);
+    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)", "few lines: straight from memory, MXFP8 decoded exactly into bf16, to the tensor cores (mma.sync)",
+                 "few lines: straight from memory, NVFP4 decoded exactly into bf16, to the tensor cores (mma.sync)");
+    if (te__is_fp8(q->a.dtype) && !scales) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
     if (q->block) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
     return TE_OK;
 }
@@ -618,9 +628,9 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
+    if (!p->baseline && te__gemm_is_skinny(&q)) return te__gemm_plan_skinny(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (te__gemm_is_skinny(&q)) return te__gemm_plan_skinny(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) {
         bool copy = (te__gemm_side_is_off_sectors(&q, &q.a) || te__gemm_side_is_off_sectors(&q, &q.b)) && te__gemm_fits_align(&q);

@@ -1,5 +1,4 @@
-// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: a code has at most 4
-// significant bits, an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.
+// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: see decode.cuh.
 //
 //   codes  | 16 | 16 | .. |     A thread takes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they
 //   out    |  32 bytes    |     share one scale (groups are of 32 or 16); down the columns (MXFP8's column-wise copy) each has its own.
@@ -10,7 +9,7 @@
 //
 // Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of 32 bytes.
 // te:baseline
-#include "device/mma.cuh"
+#include "ops/gemm/decode.cuh"
 #include "ops/gemm/kargs.h"
 
 // The codes at p, of which the first n (1 .. 16) exist; the others become 0.
@@ -39,24 +38,6 @@ TE_DEV void te_decode_load4(const te_u8 *p, int n, bool aligned, te_u32 w[2]) {
     }
 }
 
-TE_DEV te_u32 te_decode_pack(float low, float high) {
-    te_u32 r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
-// Both halves times a factor, rounded: bf16 pairs.
-TE_DEV te_u32 te_decode_times(te_u32 pair, te_u32 factors) {
-    te_u32 r;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(pair), "r"(factors), "r"(0x80008000u));
-    return r;
-}
-
-// Where the scale of group `group` of line `line` is; lines are what groups run along.
-TE_DEV te_i64 te_decode_scale_at(const te__gemm_decode_side &s, int swizzled, te_i64 line, te_i64 group) {
-    if (swizzled) return ((line >> 7) * (s.ld_scale >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);
-    return s.down ? group * s.ld_scale + line : line * s.ld_scale + group;
-}
-
 TE_DEV void te_decode_fp8(const te__gemm_decode_side &s, int swizzled, te_i64 row, te_i64 col, int n, te_u32 out[8]) {
     te_u32 w[4], scales[4];
     te_decode_load8(s.codes + row * s.ld + col, n, s.aligned, w);
@@ -64,31 +45,21 @@ TE_DEV void te_decode_fp8(const te__gemm_decode_side &s, int swizzled, te_i64 ro
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             if (i % 4 == 0) scales[i / 4] = 0;
-            scales[i / 4] |= (te_u32)s.scale[te_decode_scale_at(s, swizzled, col + i, row >> 5)] << (8 * (i % 4));
+            scales[i / 4] |= (te_u32)s.scale[te_decode_scale_at(swizzled, 1, s.ld_scale, col + i, row >> 5)] << (8 * (i % 4));
         }
     } else {
-        te_u32 e = s.scale[te_decode_scale_at(s, swizzled, row, col >> 5)];
+        te_u32 e = s.scale[te_decode_scale_at(swizzled, 0, s.ld_scale, row, col >> 5)];
         scales[0] = scales[1] = scales[2] = scales[3] = e * 0x01010101u;
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++) { // two codes
-        te_u32 h = te_fp8x2_to_f16(w[i / 2], i % 2, s.dt), e = scales[i / 2] >> (16 * (i % 2));
-        out[i] = te_decode_pack(te_f16_to_f32((te_u16)h) * te__e8m0_to_f32((te_u8)e), te_f16_to_f32((te_u16)(h >> 16)) * te__e8m0_to_f32((te_u8)(e >> 8)));
-    }
+    for (int i = 0; i < 8; i++) out[i] = te_decode_fp8x2(w[i / 2], i % 2, s.dt, scales[i / 2] >> (16 * (i % 2)));
 }
 
 TE_DEV void te_decode_fp4(const te__gemm_decode_side &s, int swizzled, te_i64 row, te_i64 col, int n, te_u32 out[8]) {
-    te_u32 w[2], scale = te_f32_to_bf16(te__e4m3_to_f32(s.scale[te_decode_scale_at(s, swizzled, row, col >> 4)]));
+    te_u32 w[2], scale = te_decode_fp4_scale(s.scale[te_decode_scale_at(swizzled, 0, s.ld_scale, row, col >> 4)]);
     te_decode_load4(s.codes + (row * s.ld + col) / 2, n, s.aligned, w);
-    scale |= scale << 16;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        // S.EE.M moved to S.000000EE.M000000 is the value times 2^-126, denormals included.
-        te_u32 two = w[i / 4] >> (8 * (i % 4));
-        two = (two & 15) | (two & 0xf0) << 12;
-        two = (two & 0x00080008u) << 12 | (two & 0x00070007u) << 6;
-        out[i] = te_decode_times(te_decode_times(two, 0x7e807e80u), scale);
-    }
+    for (int i = 0; i < 8; i++) out[i] = te_decode_fp4x2(w[i / 4], i % 4, scale);
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_decode(const __grid_constant__ te__gemm_decode_kargs a) {

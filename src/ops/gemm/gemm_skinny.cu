@@ -8,13 +8,14 @@
 //
 // mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. Which k they are is the same to it, as long as X and Y agree: so lane
 // 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its operands word by word. FP8 is decoded into f16,
-// exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two pieces that hold them.
+// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two pieces that hold them.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8
 //          FEW_A       A is the short one
 //          ALIGNED     A, B and their lines start at multiples of 16 bytes
-//          WARPS       of a block: 16, where there are few blocks, ALIGNED and without BLOCK; else 8, which have more registers
-//          BLOCK       te__gemm_block_kind, fp8; 0 if left out: sums of 128 k, a turn, are scaled in f32
+//          WARPS       of a block: 16, where there are few blocks, ALIGNED and without BLOCK and SCALES; else 8, which have more registers
+//          and, 0 where left out: BLOCK (te__gemm_block_kind, fp8: sums of 128 k, a turn, are scaled in f32),
+//          SCALES (1: MXFP8, 2: NVFP4; where block_a and block_b point to, row-wise), SWIZZLED (they are)
 // Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands k-major.
 //
 // te:arch 80
@@ -26,7 +27,11 @@
 // te:row A_DT=4 B_DT=4 BLOCK=1 FEW_A=0 ALIGNED=0 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=2 FEW_A=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=5 BLOCK=3 FEW_A=1 ALIGNED=1 WARPS=8
-#include "device/mma.cuh"
+// te:row A_DT=4 B_DT=4 SCALES=1 FEW_A=1 ALIGNED=1 WARPS=8
+// te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 FEW_A=0 ALIGNED=0 WARPS=8
+// te:row A_DT=7 B_DT=7 SCALES=2 FEW_A=1 ALIGNED=1 WARPS=8
+// te:row A_DT=7 B_DT=7 SCALES=2 SWIZZLED=1 FEW_A=0 ALIGNED=0 WARPS=8
+#include "ops/gemm/decode.cuh"
 #include "ops/gemm/epilogue.cuh"
 #include "ops/gemm/shift.cuh"
 
@@ -40,13 +45,19 @@
 #ifndef BLOCK
 #define BLOCK 0
 #endif
+#ifndef SCALES
+#define SCALES 0
+#endif
+#ifndef SWIZZLED
+#define SWIZZLED 0
+#endif
 
 #define X_DT (FEW_A ? B_DT : A_DT)
 #define Y_DT (FEW_A ? A_DT : B_DT)
 #define FP8 (A_DT == 4 || A_DT == 5)
-#define SIZE (FP8 ? 1 : 2)
-#define PIECE (16 / SIZE)   // elements of 16 bytes
-#define TURN (128 / SIZE)   // of a turn: two steps of four lanes
+#define BITS (SCALES == 2 ? 4 : FP8 ? 8 : 16)
+#define PIECE (128 / BITS)  // elements of 16 bytes
+#define TURN (8 * PIECE)    // of a turn: two steps of four lanes
 #define A_2D (BLOCK == 3)   // of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
@@ -64,106 +75,139 @@ TE_DEV uint4 te_skinny_ask_once(const te_u8 *p) {
 
 // A line of an operand: the last one in place of one that is not there, whose products nobody asks for.
 struct te_skinny_line {
-    const te_u8 *from, *end; // the line's; the operand's
-    TE_DEV te_skinny_line(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, te_i64 line)
-        : from((const te_u8 *)operand + min(line, lines - 1) * ld * SIZE), end((const te_u8 *)operand + ((lines - 1) * ld + k) * SIZE) {}
+    const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with SCALES
+    te_i64 line, ld_scale;
+    TE_DEV te_skinny_line(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales, te_i64 line_)
+        : end((const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8), scale((const te_u8 *)scales), line(min(line_, lines - 1)), ld_scale(ld_scales) {
+        from = (const te_u8 *)operand + line * ld * BITS / 8;
+    }
 
-    // Sixteen bytes from element `at` on. Not aligned: up to 15 bytes on both sides are read with them.
+    // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with them.
     TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, for it will be asked for again
-        const te_u8 *p = from + at * SIZE;
+        const te_u8 *p = from + at * BITS / 8;
         int by = ALIGNED ? 0 : (int)((te_u64)p & 15);
         uint4 u = !ALIGNED || kept ? te_skinny_ask(p - by) : te_skinny_ask_once(p);
         return ALIGNED ? u : te_shift(u, te_skinny_ask(p - by + (by ? 16 : 0)), by);
     }
     // The same where the line may end, or the operand: zeros beyond.
     TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {
-        const te_u8 *p = from + at * SIZE;
+        const te_u8 *p = from + at * BITS / 8;
         int by = (int)((te_u64)p & 15), left = k - at < PIECE ? (int)(k - at) : PIECE;
         te_u32 w[4] = {0, 0, 0, 0};
         if (left == PIECE && (ALIGNED || p - by + (by ? 32 : 16) <= end)) return load(at, true);
 #pragma unroll
-        for (int i = 0; i < PIECE; i++) {
-            te_u32 v = i >= left ? 0 : FP8 ? p[i] : ((const te_u16 *)p)[i];
-            w[i * SIZE / 4] |= v << i * SIZE % 4 * 8;
+        for (int i = 0; i < (BITS == 16 ? 8 : 16); i++) {
+            te_u32 v = 0;
+            if (BITS == 16 && i < left) v = ((const te_u16 *)p)[i];
+            if (BITS < 16 && i * 8 / BITS < left) v = p[i];
+            if (BITS == 4 && 2 * i + 1 == left) v &= 15;
+            w[i * (BITS == 16 ? 2 : 1) / 4] |= v << i * (BITS == 16 ? 16 : 8) % 32;
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
+    }
+    // The scales of those, as the decoding wants them: one of MXFP8, two of NVFP4; beyond the last something finite.
+    TE_DEV uint2 scales(te_i64 at, te_i64 k) const {
+        te_u32 r[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < SCALES; i++) {
+            te_i64 group = at / (SCALES == 1 ? 32 : 16) + i;
+            if (SCALES == 1 ? at >= k : group * 16 >= k) continue;
+            te_u8 e = scale[te_decode_scale_at(SWIZZLED, 0, ld_scale, line, group)];
+            r[i] = SCALES == 1 ? e * 0x0101u : te_decode_fp4_scale(e);
+        }
+        return make_uint2(r[0], r[1]);
+    }
+};
+
+// Sixteen bytes of a line, and their scales.
+struct te_skinny_piece {
+    uint4 u;
+    uint2 scales;
+    TE_DEV te_u32 word(int i) const { return i == 0 ? u.x : i == 1 ? u.y : i == 2 ? u.z : u.w; }
+    template <int DT> TE_DEV te_u32 decoded(int i, int part) const { // of its two (fp8) or four (fp4) parts
+        if (SCALES == 2) return te_decode_fp4x2(word(i), part, i < 2 ? scales.x : scales.y);
+        if (SCALES == 1) return te_decode_fp8x2(word(i), part, DT, scales.x);
+        return te_fp8x2_to_f16(word(i), part, DT);
     }
 };
 
 // sum += two lines of X times one of Y, 16 bytes of each.
-TE_DEV void te_skinny_multiply(float sum[4], uint4 x, uint4 x8, uint4 y) {
-    const te_u32 u[4] = {x.x, x.y, x.z, x.w}, u8[4] = {x8.x, x8.y, x8.z, x8.w}, v[4] = {y.x, y.y, y.z, y.w};
-    if (FP8) {
+TE_DEV void te_skinny_multiply(float sum[4], const te_skinny_piece &x, const te_skinny_piece &x8, const te_skinny_piece &y) {
+    const int parts = BITS == 16 ? 2 : 16 / BITS; // of a word, each two values; words of 16 bits come in pairs
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            te_u32 of_x[4] = {te_fp8x2_to_f16(u[i], 0, X_DT), te_fp8x2_to_f16(u8[i], 0, X_DT), te_fp8x2_to_f16(u[i], 1, X_DT), te_fp8x2_to_f16(u8[i], 1, X_DT)};
-            te_u32 of_y[2] = {te_fp8x2_to_f16(v[i], 0, Y_DT), te_fp8x2_to_f16(v[i], 1, Y_DT)};
-            te_mma_f16(sum, of_x, of_y);
+    for (int i = 0; i < 4; i += BITS == 16 ? 2 : 1) {
+#pragma unroll
+        for (int part = 0; part < parts; part += 2) {
+            te_u32 of_x[4], of_y[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                of_x[2 * h] = BITS == 16 ? x.word(i + h) : x.decoded<X_DT>(i, part + h);
+                of_x[2 * h + 1] = BITS == 16 ? x8.word(i + h) : x8.decoded<X_DT>(i, part + h);
+                of_y[h] = BITS == 16 ? y.word(i + h) : y.decoded<Y_DT>(i, part + h);
+            }
+            if (A_DT == 3 || SCALES) te_mma_bf16(sum, of_x, of_y);
+            else te_mma_f16(sum, of_x, of_y);
         }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        te_u32 of_x[4] = {u[i], u8[i], u[i + 1], u8[i + 1]}, of_y[2] = {v[i], v[i + 1]};
-        if (A_DT == 3) te_mma_bf16(sum, of_x, of_y);
-        else te_mma_f16(sum, of_x, of_y);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, (!ALIGNED ? 16 : BLOCK ? 24 : 32) / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, (!ALIGNED || SCALES ? 16 : BLOCK ? 24 : 32) / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     __shared__ float sums[WARPS][8][16];
     const te_i64 lines = FEW_A ? a.n : a.m, few = FEW_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    te_skinny_line x(FEW_A ? a.b : a.a, FEW_A ? a.ldb : a.lda, lines, a.k, first + g), x8(FEW_A ? a.b : a.a, FEW_A ? a.ldb : a.lda, lines, a.k, first + g + 8);
-    te_skinny_line y(FEW_A ? a.a : a.b, FEW_A ? a.lda : a.ldb, few, a.k, g);
+    const void *of_x = FEW_A ? a.b : a.a, *of_y = FEW_A ? a.a : a.b, *scales_x = FEW_A ? a.block_b : a.block_a, *scales_y = FEW_A ? a.block_a : a.block_b;
+    const te_i64 ldx = FEW_A ? a.ldb : a.lda, ldy = FEW_A ? a.lda : a.ldb, ld_scales_x = FEW_A ? a.ld_block_b : a.ld_block_a, ld_scales_y = FEW_A ? a.ld_block_a : a.ld_block_b;
+    te_skinny_line x(of_x, ldx, lines, a.k, scales_x, ld_scales_x, first + g), x8(of_x, ldx, lines, a.k, scales_x, ld_scales_x, first + g + 8);
+    te_skinny_line y(of_y, ldy, few, a.k, scales_y, ld_scales_y, g);
     float sum[4] = {}; // lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of Y, twice
-    auto add = [&](te_i64 k, const uint4 (&u)[2], const uint4 (&u8)[2], const uint4 (&v)[2]) {
+    auto add = [&](te_i64 k, const te_skinny_piece (&u)[2], const te_skinny_piece (&u8)[2], const te_skinny_piece (&v)[2]) {
 #if BLOCK
-        float scale_x[2], scale_y[2], part[4] = {};
+        float of_lines[2], of_few[2], part[4] = {};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            te_i64 of_x = min(first + g + 8 * i, lines - 1), of_y = min((te_i64)(2 * t + i), few - 1);
-            scale_x[i] = te_gemm_block_scale(FEW_A ? a.block_b : a.block_a, FEW_A ? B_2D : A_2D, FEW_A ? a.ld_block_b : a.ld_block_a, of_x, k >> 7);
-            scale_y[i] = te_gemm_block_scale(FEW_A ? a.block_a : a.block_b, FEW_A ? A_2D : B_2D, FEW_A ? a.ld_block_a : a.ld_block_b, of_y, k >> 7);
+            of_lines[i] = te_gemm_block_scale((const float *)scales_x, FEW_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1), k >> 7);
+            of_few[i] = te_gemm_block_scale((const float *)scales_y, FEW_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(2 * t + i), few - 1), k >> 7);
         }
         te_skinny_multiply(part, u[0], u8[0], v[0]);
         te_skinny_multiply(part, u[1], u8[1], v[1]);
 #pragma unroll
-        for (int e = 0; e < 4; e++) sum[e] = fmaf(part[e], te_gemm_block_product(scale_x[e / 2], scale_y[e % 2]), sum[e]);
+        for (int e = 0; e < 4; e++) sum[e] = fmaf(part[e], te_gemm_block_product(of_lines[e / 2], of_few[e % 2]), sum[e]);
 #else
         te_skinny_multiply(sum, u[0], u8[0], v[0]);
         te_skinny_multiply(sum, u[1], u8[1], v[1]);
 #endif
     };
     te_i64 turn = warp, turns = te_div_up(a.k, TURN), whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN; // those after which there is no more to fear
-#pragma unroll(ALIGNED && !BLOCK ? 2 : 1)
+#pragma unroll(ALIGNED && !BLOCK && !SCALES ? 2 : 1)
     for (; turn < whole; turn += WARPS) {
-        uint4 u[2], u8[2], v[2];
+        te_skinny_piece u[2], u8[2], v[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             te_i64 at = turn * TURN + (4 * i + t) * PIECE;
-            u[i] = x.load(at, false), u8[i] = x8.load(at, false), v[i] = y.load(at, true);
+            u[i].u = x.load(at, false), u8[i].u = x8.load(at, false), v[i].u = y.load(at, true);
+            u[i].scales = x.scales(at, a.k), u8[i].scales = x8.scales(at, a.k), v[i].scales = y.scales(at, a.k);
         }
         add(turn * TURN, u, u8, v);
     }
 #pragma unroll 1
     for (; turn < turns; turn += WARPS) {
-        uint4 u[2], u8[2], v[2];
+        te_skinny_piece u[2], u8[2], v[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             te_i64 at = turn * TURN + (4 * i + t) * PIECE;
-            u[i] = x.load_end(at, a.k), u8[i] = x8.load_end(at, a.k), v[i] = y.load_end(at, a.k);
+            u[i].u = x.load_end(at, a.k), u8[i].u = x8.load_end(at, a.k), v[i].u = y.load_end(at, a.k);
+            u[i].scales = x.scales(at, a.k), u8[i].scales = x8.scales(at, a.k), v[i].scales = y.scales(at, a.k);
         }
         add(turn * TURN, u, u8, v);
     }
 #pragma unroll
     for (int e = 0; e < 4; e++) sums[warp][2 * t + e % 2][g + e / 2 * 8] = sum[e];
     __syncthreads();
-    int line = threadIdx.x & 15, of_y = threadIdx.x >> 4;
-    if (of_y >= few || first + line >= lines) return;
+    int line = threadIdx.x & 15, other = threadIdx.x >> 4;
+    if (other >= few || first + line >= lines) return;
     float all = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) all += sums[w][of_y][line];
-    te_gemm_finish(a, te_gemm_scale(a), FEW_A ? of_y : first + line, FEW_A ? first + line : of_y, all);
+    for (int w = 0; w < WARPS; w++) all += sums[w][other][line];
+    te_gemm_finish(a, te_gemm_scale(a), FEW_A ? other : first + line, FEW_A ? first + line : other, all);
 }

@@ -313,7 +313,7 @@ TE_TEST_DEVICES(gemm_bias_gradient) {
 TE_TEST_DEVICES(gemm_few) {
     static const int64_t many[] = {1, 15, 16, 37, 200}, lengths[] = {1, 7, 8, 63, 64, 128, 129, 500, 1030};
     int turn = 0;
-    for (int few = 1; few <= 8; few++)
+    for (int few = 1; few <= 16; few += 1 + few / 8)
         for (int i = 0; i < COUNT(many); i++)
             for (int k = 0; k < COUNT(lengths); k++, turn++) {
                 gemm_case c;
@@ -567,11 +567,12 @@ TE_TEST_DEVICES(gemm_scaled_few) {
     static const int64_t many[] = {9, 150}, lengths[] = {1, 127, 128, 129, 272, 520};
     int turn = 0;
     for (int f = 0; f < COUNT(scalings); f++)
-        for (int few = 1; few <= 8; few += 2 + few % 3)
+        for (int few = 1; few <= 16; few += 2 + few % 3)
             for (int i = 0; i < COUNT(many); i++)
                 for (int k = 0; k < COUNT(lengths); k++, turn++) {
                     gemm_case c = turn & 1 ? scaled_case(few, many[i], lengths[k], f, turn) : scaled_case(many[i], few, lengths[k], f, turn);
                     c.a_transposed = false, c.b_transposed = true;
+                    c.pad = turn % 5 == 2 ? 6 : turn % 5 == 4 ? 32 : 0;
                     run_case(te, &c);
                 }
 }
@@ -728,6 +729,7 @@ TE_TEST(gemm_plans_of_unaligned) {
                  {8192, 50257, 768, "gemm/gemm_hopper", "TMA and wgmma"},
                  {1, 4095, 4097, "gemm/gemm_skinny", "few lines"},
                  {4097, 8, 4095, "gemm/gemm_skinny", "few lines"},
+                 {16, 4096, 4096, "gemm/gemm_skinny", "few lines"},
                  {9, 4095, 4097, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                  {127, 129, 255, "gemm/gemm_hopper", "copied by the kernel itself"},
                  {63, 2111, 7167, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},

@@ -1,6 +1,6 @@
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
- * Four kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to eight lines by many), gemm_naive (anything, anywhere).
+ * Four kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to sixteen lines by many), gemm_naive (anything, anywhere).
  * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all but gemm_skinny. A tile size and a number of splits of k are chosen by a small
  * model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. */
 
@@ -14,7 +14,6 @@ typedef struct te__gemm_tile_kind {
 } te__gemm_tile_kind;
 
 enum { TE__GEMM_PINGPONG = 3 };
-enum { TE__GEMM_FEW = 8 }; /* lines of gemm_skinny's short operand: what mma.sync multiplies at once */
 
 typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
@@ -560,16 +559,16 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
 
-/* A few lines by many: nothing but reading the many. */
+/* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. */
 static bool te__gemm_is_skinny(const te__gemm_problem *q) {
-    return te__min(q->args->m, q->args->n) <= TE__GEMM_FEW && q->a.k_major && q->b.k_major && te__dtype_size(q->a.dtype) <= 2;
+    return te__min(q->args->m, q->args->n) <= (te__gemm_is_aligned(q) && !q->block ? 16 : 8) && q->a.k_major && q->b.k_major && te__dtype_size(q->a.dtype) <= 2;
 }
 
 static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
-    int64_t blocks = te__div_up(te__max(a->m, a->n), 16);
+    int64_t few = te__min(a->m, a->n), blocks = te__div_up(te__max(a->m, a->n), 16);
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
-    int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block && !scales ? 16 : 8;
+    int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block && !scales && few <= 8 ? 16 : 8;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
@@ -584,6 +583,7 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "A_DT", q->a.dtype);
     te__launch_option(l, "B_DT", q->b.dtype);
     te__launch_option(l, "FEW_A", a->m <= a->n);
+    te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
     te__launch_option(l, "ALIGNED", te__gemm_is_aligned(q));
     te__launch_option(l, "WARPS", warps);
     if (q->block) te__launch_option(l, "BLOCK", q->block);

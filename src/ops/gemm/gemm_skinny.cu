@@ -1,5 +1,5 @@
-// ops/gemm/gemm_skinny.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of B):
-// a matrix times a few vectors, as when a model writes one word after the other. The floor is the long operand's bytes.
+// ops/gemm/gemm_skinny.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines (rows of A, columns of
+// B): a matrix times a few vectors, as when a model writes one word after the other. The floor is the long operand's bytes.
 //
 //        k                                          A block has 16 lines of the long operand, X. Its warps take turns of 128 bytes of k,
 //        +----+----+-- ..  --+----+----+            and add up their sums at the end, in order. Both operands go from memory straight into
@@ -12,25 +12,26 @@
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8
 //          FEW_A       A is the short one
+//          EIGHTS      of lines of the short one: 1, or, ALIGNED and without BLOCK, 2
 //          ALIGNED     A, B and their lines start at multiples of 16 bytes
-//          WARPS       of a block: 16, where there are few blocks, ALIGNED and without BLOCK and SCALES; else 8, which have more registers
+//          WARPS       of a block: 16, where there are few blocks, ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8, which have more registers
 //          and, 0 where left out: BLOCK (te__gemm_block_kind, fp8: sums of 128 k, a turn, are scaled in f32),
 //          SCALES (1: MXFP8, 2: NVFP4; where block_a and block_b point to, row-wise), SWIZZLED (they are)
 // Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands k-major.
 //
 // te:arch 80
-// te:row A_DT=3 B_DT=3 FEW_A=1 ALIGNED=1 WARPS=16
-// te:row A_DT=3 B_DT=3 FEW_A=0 ALIGNED=0 WARPS=8
-// te:row A_DT=2 B_DT=2 FEW_A=1 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 FEW_A=1 ALIGNED=1 WARPS=16
-// te:row A_DT=5 B_DT=4 FEW_A=1 ALIGNED=0 WARPS=8
-// te:row A_DT=4 B_DT=4 BLOCK=1 FEW_A=0 ALIGNED=0 WARPS=8
-// te:row A_DT=4 B_DT=4 BLOCK=2 FEW_A=1 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=5 BLOCK=3 FEW_A=1 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 SCALES=1 FEW_A=1 ALIGNED=1 WARPS=8
-// te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 FEW_A=0 ALIGNED=0 WARPS=8
-// te:row A_DT=7 B_DT=7 SCALES=2 FEW_A=1 ALIGNED=1 WARPS=8
-// te:row A_DT=7 B_DT=7 SCALES=2 SWIZZLED=1 FEW_A=0 ALIGNED=0 WARPS=8
+// te:row A_DT=3 B_DT=3 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
+// te:row A_DT=3 B_DT=3 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
+// te:row A_DT=2 B_DT=2 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
+// te:row A_DT=5 B_DT=4 FEW_A=1 EIGHTS=1 ALIGNED=0 WARPS=8
+// te:row A_DT=4 B_DT=4 BLOCK=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
+// te:row A_DT=4 B_DT=4 BLOCK=2 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=5 BLOCK=3 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 SCALES=1 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
+// te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
+// te:row A_DT=7 B_DT=7 SCALES=2 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
+// te:row A_DT=7 B_DT=7 SCALES=2 SWIZZLED=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 #include "ops/gemm/decode.cuh"
 #include "ops/gemm/epilogue.cuh"
 #include "ops/gemm/shift.cuh"
@@ -40,6 +41,7 @@
 #define B_DT 3
 #define FEW_A 1
 #define ALIGNED 1
+#define EIGHTS 1
 #define WARPS 16
 #endif
 #ifndef BLOCK
@@ -77,9 +79,10 @@ TE_DEV uint4 te_skinny_ask_once(const te_u8 *p) {
 struct te_skinny_line {
     const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with SCALES
     te_i64 line, ld_scale;
-    TE_DEV te_skinny_line(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales, te_i64 line_)
-        : end((const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8), scale((const te_u8 *)scales), line(min(line_, lines - 1)), ld_scale(ld_scales) {
+    TE_DEV void open(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales, te_i64 number) {
+        line = min(number, lines - 1), ld_scale = ld_scales, scale = (const te_u8 *)scales;
         from = (const te_u8 *)operand + line * ld * BITS / 8;
+        end = (const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8;
     }
 
     // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with them.
@@ -151,58 +154,57 @@ TE_DEV void te_skinny_multiply(float sum[4], const te_skinny_piece &x, const te_
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, (!ALIGNED || SCALES ? 16 : BLOCK ? 24 : 32) / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, (!ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32) / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
-    __shared__ float sums[WARPS][8][16];
+    __shared__ float sums[WARPS][8 * EIGHTS][16];
     const te_i64 lines = FEW_A ? a.n : a.m, few = FEW_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    const void *of_x = FEW_A ? a.b : a.a, *of_y = FEW_A ? a.a : a.b, *scales_x = FEW_A ? a.block_b : a.block_a, *scales_y = FEW_A ? a.block_a : a.block_b;
-    const te_i64 ldx = FEW_A ? a.ldb : a.lda, ldy = FEW_A ? a.lda : a.ldb, ld_scales_x = FEW_A ? a.ld_block_b : a.ld_block_a, ld_scales_y = FEW_A ? a.ld_block_a : a.ld_block_b;
-    te_skinny_line x(of_x, ldx, lines, a.k, scales_x, ld_scales_x, first + g), x8(of_x, ldx, lines, a.k, scales_x, ld_scales_x, first + g + 8);
-    te_skinny_line y(of_y, ldy, few, a.k, scales_y, ld_scales_y, g);
-    float sum[4] = {}; // lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of Y, twice
-    auto add = [&](te_i64 k, const te_skinny_piece (&u)[2], const te_skinny_piece (&u8)[2], const te_skinny_piece (&v)[2]) {
+    const void *scales_x = FEW_A ? a.block_b : a.block_a, *scales_y = FEW_A ? a.block_a : a.block_b;
+    const te_i64 ld_scales_x = FEW_A ? a.ld_block_b : a.ld_block_a, ld_scales_y = FEW_A ? a.ld_block_a : a.ld_block_b;
+    te_skinny_line x[2], y[EIGHTS];
+#pragma unroll
+    for (int i = 0; i < 2; i++) x[i].open(FEW_A ? a.b : a.a, FEW_A ? a.ldb : a.lda, lines, a.k, scales_x, ld_scales_x, first + g + 8 * i);
+#pragma unroll
+    for (int i = 0; i < EIGHTS; i++) y[i].open(FEW_A ? a.a : a.b, FEW_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
+    float sum[EIGHTS][4] = {}; // of each eight lines of Y: lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of them, twice
+    auto take = [&](te_i64 k, bool end) {
+        te_skinny_piece u[2][2], v[2][EIGHTS];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            te_i64 at = k + (4 * i + t) * PIECE;
+#pragma unroll
+            for (int l = 0; l < 2; l++) u[i][l].u = end ? x[l].load_end(at, a.k) : x[l].load(at, false), u[i][l].scales = x[l].scales(at, a.k);
+#pragma unroll
+            for (int l = 0; l < EIGHTS; l++) v[i][l].u = end ? y[l].load_end(at, a.k) : y[l].load(at, true), v[i][l].scales = y[l].scales(at, a.k);
+        }
+#pragma unroll
+        for (int l = 0; l < EIGHTS; l++) {
 #if BLOCK
-        float of_lines[2], of_few[2], part[4] = {};
+            float part[4] = {}, of_x[2], of_y[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            of_lines[i] = te_gemm_block_scale((const float *)scales_x, FEW_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1), k >> 7);
-            of_few[i] = te_gemm_block_scale((const float *)scales_y, FEW_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(2 * t + i), few - 1), k >> 7);
-        }
-        te_skinny_multiply(part, u[0], u8[0], v[0]);
-        te_skinny_multiply(part, u[1], u8[1], v[1]);
+            for (int i = 0; i < 2; i++) {
+                of_x[i] = te_gemm_block_scale((const float *)scales_x, FEW_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1), k >> 7);
+                of_y[i] = te_gemm_block_scale((const float *)scales_y, FEW_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(8 * l + 2 * t + i), few - 1), k >> 7);
+            }
 #pragma unroll
-        for (int e = 0; e < 4; e++) sum[e] = fmaf(part[e], te_gemm_block_product(of_lines[e / 2], of_few[e % 2]), sum[e]);
+            for (int i = 0; i < 2; i++) te_skinny_multiply(part, u[i][0], u[i][1], v[i][l]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[l][e] = fmaf(part[e], te_gemm_block_product(of_x[e / 2], of_y[e % 2]), sum[l][e]);
 #else
-        te_skinny_multiply(sum, u[0], u8[0], v[0]);
-        te_skinny_multiply(sum, u[1], u8[1], v[1]);
+#pragma unroll
+            for (int i = 0; i < 2; i++) te_skinny_multiply(sum[l], u[i][0], u[i][1], v[i][l]);
 #endif
+        }
     };
-    te_i64 turn = warp, turns = te_div_up(a.k, TURN), whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN; // those after which there is no more to fear
-#pragma unroll(ALIGNED && !BLOCK && !SCALES ? 2 : 1)
-    for (; turn < whole; turn += WARPS) {
-        te_skinny_piece u[2], u8[2], v[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            te_i64 at = turn * TURN + (4 * i + t) * PIECE;
-            u[i].u = x.load(at, false), u8[i].u = x8.load(at, false), v[i].u = y.load(at, true);
-            u[i].scales = x.scales(at, a.k), u8[i].scales = x8.scales(at, a.k), v[i].scales = y.scales(at, a.k);
-        }
-        add(turn * TURN, u, u8, v);
-    }
+    te_i64 turn = warp, turns = te_div_up(a.k, TURN), whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN; // those that need not look where the line ends
+#pragma unroll(ALIGNED && !BLOCK && !SCALES && EIGHTS == 1 ? 2 : 1)
+    for (; turn < whole; turn += WARPS) take(turn * TURN, false);
 #pragma unroll 1
-    for (; turn < turns; turn += WARPS) {
-        te_skinny_piece u[2], u8[2], v[2];
+    for (; turn < turns; turn += WARPS) take(turn * TURN, true);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            te_i64 at = turn * TURN + (4 * i + t) * PIECE;
-            u[i].u = x.load_end(at, a.k), u8[i].u = x8.load_end(at, a.k), v[i].u = y.load_end(at, a.k);
-            u[i].scales = x.scales(at, a.k), u8[i].scales = x8.scales(at, a.k), v[i].scales = y.scales(at, a.k);
-        }
-        add(turn * TURN, u, u8, v);
-    }
+    for (int l = 0; l < EIGHTS; l++)
 #pragma unroll
-    for (int e = 0; e < 4; e++) sums[warp][2 * t + e % 2][g + e / 2 * 8] = sum[e];
+        for (int e = 0; e < 4; e++) sums[warp][8 * l + 2 * t + e % 2][g + e / 2 * 8] = sum[l][e];
     __syncthreads();
     int line = threadIdx.x & 15, other = threadIdx.x >> 4;
     if (other >= few || first + line >= lines) return;

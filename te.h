@@ -26666,10 +26666,12 @@ static bool te__gemm_skips(double cost) {
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
 #define TE__GEMM_COPIES te__gemm_tune.copies
+#define TE__GEMM_TUNES (te__gemm_tune.take >= 0 || te__gemm_tune.copies >= 0)
 #define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: somebody is about to count */
 #else
 #define TE__GEMM_SKIPS(cost) false
 #define TE__GEMM_COPIES -1
+#define TE__GEMM_TUNES false
 #define TE__GEMM_REMEMBERS true
 #endif
 
@@ -27152,6 +27154,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. */
 static bool te__gemm_is_skinny(const te__gemm_problem *q) {
+    if (TE__GEMM_TUNES) return false;
     return te__min(q->args->m, q->args->n) <= (te__gemm_is_aligned(q) && !q->block ? 16 : 8) && q->a.k_major && q->b.k_major && te__dtype_size(q->a.dtype) <= 2;
 }
 

@@ -384,7 +384,13 @@ static double lt_difference(bench *b, product *p) {
 
 static const int64_t shapes[][3] = {{8192, 8192, 8192}, {4096, 4096, 4096}, {8192, 6144, 4096}, {8192, 4096, 4096}, {8192, 28672, 4096}, {8192, 4096, 14336},
                                     {4096, 14336, 4096}, {16384, 7168, 2048}, {512, 4096, 4096}, {64, 2112, 7168}, {1, 4096, 4096}};
-enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
+/* A model that writes one word after the other, for one, four, eight or sixteen readers. */
+static const int64_t few_shapes[][3] = {{1, 4096, 4096}, {1, 14336, 4096}, {1, 4096, 14336}, {1, 128256, 4096}, {4, 14336, 4096}, {8, 14336, 4096}, {16, 14336, 4096}};
+typedef struct shape_list {
+    const int64_t (*of)[3];
+    int count;
+} shape_list;
+static const shape_list all_shapes = {shapes, sizeof shapes / sizeof *shapes}, with_few = {few_shapes, sizeof few_shapes / sizeof *few_shapes};
 
 static void shape_text(char text[64], int64_t m, int64_t n, int64_t k) { snprintf(text, 64, "%lldx%lldx%lld", (long long)m, (long long)n, (long long)k); }
 
@@ -464,28 +470,28 @@ static void bench_product(bench *b, family *f, te_quant_kind kind, bool b_2d, la
 }
 
 /* One kind of product over all shapes. */
-static void bench_products(bench *b, const char *name, te_quant_kind kind, bool b_2d, layout l, te_dtype out, bool split, bool accumulate) {
+static void bench_products(bench *b, const shape_list *list, const char *name, te_quant_kind kind, bool b_2d, layout l, te_dtype out, bool split, bool accumulate) {
     family f = TE_ZERO;
     int i;
     if (!wanted(b, name)) return;
     f.name = name;
-    for (i = 0; i < NUM_SHAPES; i++) bench_product(b, &f, kind, b_2d, l, TE_BF16, out, split, accumulate, shapes[i][0], shapes[i][1], shapes[i][2]);
+    for (i = 0; i < list->count; i++) bench_product(b, &f, kind, b_2d, l, TE_BF16, out, split, accumulate, list->of[i][0], list->of[i][1], list->of[i][2]);
     family_report(&f);
 }
 
 static void bench_gemm(bench *b) {
-    bench_products(b, "gemm bf16 TN", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
-    bench_products(b, "gemm bf16 NN", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
-    bench_products(b, "gemm bf16 NT", TE_QUANT_NONE, false, NT, TE_BF16, false, false);
-    bench_products(b, "gemm bf16 TN f32 out", TE_QUANT_NONE, false, TN, TE_F32, false, false);
-    bench_products(b, "gemm bf16 NN f32 out", TE_QUANT_NONE, false, NN, TE_F32, false, false);
-    bench_products(b, "gemm bf16 NT f32 out", TE_QUANT_NONE, false, NT, TE_F32, false, false);
-    bench_products(b, "gemm bf16 NT += f32", TE_QUANT_NONE, false, NT, TE_F32, false, true);
-    bench_products(b, "gemm fp8 fast accumulation", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
-    bench_products(b, "gemm fp8 split accumulation", TE_QUANT_CURRENT, false, TN, TE_BF16, true, false);
-    bench_products(b, "gemm fp8 split += f32", TE_QUANT_CURRENT, false, TN, TE_F32, true, true);
-    bench_products(b, "gemm fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
-    bench_products(b, "gemm fp8 1x128 by 1x128 += f32", TE_QUANT_BLOCK, false, TN, TE_F32, true, true);
+    bench_products(b, &all_shapes, "gemm bf16 TN", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
+    bench_products(b, &all_shapes, "gemm bf16 NN", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
+    bench_products(b, &all_shapes, "gemm bf16 NT", TE_QUANT_NONE, false, NT, TE_BF16, false, false);
+    bench_products(b, &all_shapes, "gemm bf16 TN f32 out", TE_QUANT_NONE, false, TN, TE_F32, false, false);
+    bench_products(b, &all_shapes, "gemm bf16 NN f32 out", TE_QUANT_NONE, false, NN, TE_F32, false, false);
+    bench_products(b, &all_shapes, "gemm bf16 NT f32 out", TE_QUANT_NONE, false, NT, TE_F32, false, false);
+    bench_products(b, &all_shapes, "gemm bf16 NT += f32", TE_QUANT_NONE, false, NT, TE_F32, false, true);
+    bench_products(b, &all_shapes, "gemm fp8 fast accumulation", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
+    bench_products(b, &all_shapes, "gemm fp8 split accumulation", TE_QUANT_CURRENT, false, TN, TE_BF16, true, false);
+    bench_products(b, &all_shapes, "gemm fp8 split += f32", TE_QUANT_CURRENT, false, TN, TE_F32, true, true);
+    bench_products(b, &all_shapes, "gemm fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
+    bench_products(b, &all_shapes, "gemm fp8 1x128 by 1x128 += f32", TE_QUANT_BLOCK, false, TN, TE_F32, true, true);
     if (wanted(b, "gemm f32 as TF32 TN")) {
         family f = TE_ZERO;
         f.name = "gemm f32 as TF32 TN";
@@ -502,13 +508,13 @@ static void bench_against_ours(bench *b, family *f, const char *shape, product *
 }
 
 /* MXFP8 and NVFP4, which are decoded, over our bf16. */
-static void bench_decoded(bench *b, const char *name, te_quant_kind kind) {
+static void bench_decoded(bench *b, const shape_list *list, const char *name, te_quant_kind kind) {
     family f = TE_ZERO;
     int i;
     if (!wanted(b, name)) return;
     f.name = name;
-    for (i = 0; i < NUM_SHAPES; i++) {
-        const int64_t m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
+    for (i = 0; i < list->count; i++) {
+        const int64_t m = list->of[i][0], n = list->of[i][1], k = list->of[i][2];
         product scaled, plain;
         char shape[64];
         shape_text(shape, m, n, k);
@@ -1487,6 +1493,7 @@ static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dty
         te__gemm_tune.count = 0;
         if (lt_prepare(b, &p)) theirs = measure(b, run_theirs, &p);
         qsort(list, (size_t)count, sizeof *list, by_seconds);
+        if (te_ok(b->te) && !count) printf("%s: %s, without alternatives; cuBLASLt %.1f us (0: has none)\n", shape, pick, theirs * 1e6);
         if (te_ok(b->te) && count)
             printf("%s: picks %.1f us, %.0f TFLOP/s; best of %d: %.1f us, %.3f of that; cuBLASLt %.1f us (0: has none)\n", shape, picked * 1e6, flops / picked * 1e-12, count,
                    list[0].seconds * 1e6, list[0].seconds / picked, theirs * 1e6);
@@ -1535,7 +1542,7 @@ static int tune(bench *b) {
         }
     }
     if (formats[format].kind != TE_QUANT_NONE) l = TN;
-    for (i = 0; i < NUM_SHAPES && !m; i++)
+    for (i = 0; i < all_shapes.count && !m; i++)
         tune_shape(b, formats[format].kind, formats[format].b_2d, l, out, formats[format].split, shapes[i][0], shapes[i][1], shapes[i][2], 5);
     if (m) tune_shape(b, formats[format].kind, formats[format].b_2d, l, out, formats[format].split, m, n, k, 1000);
     return 0;
@@ -1636,8 +1643,13 @@ static void bench_grouped(bench *b) {
 
 static void measure_all(bench *b) {
     bench_gemm(b);
-    bench_decoded(b, "gemm mxfp8", TE_QUANT_MXFP8);
-    bench_decoded(b, "gemm nvfp4", TE_QUANT_NVFP4);
+    bench_decoded(b, &all_shapes, "gemm mxfp8", TE_QUANT_MXFP8);
+    bench_decoded(b, &all_shapes, "gemm nvfp4", TE_QUANT_NVFP4);
+    bench_products(b, &with_few, "few bf16", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
+    bench_products(b, &with_few, "few fp8", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
+    bench_products(b, &with_few, "few fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
+    bench_decoded(b, &with_few, "few mxfp8", TE_QUANT_MXFP8);
+    bench_decoded(b, &with_few, "few nvfp4", TE_QUANT_NVFP4);
     bench_epilogues(b);
     bench_odd(b);
     bench_host(b);

@@ -19,8 +19,10 @@ TE_DEV te_u32 te_decode_fp8x2(te_u32 codes, int half, int dt, te_u32 e) {
 
 // An E4M3 scale as two bf16.
 TE_DEV te_u32 te_decode_fp4_scale(te_u8 e4m3) {
-    te_u32 scale = te_f32_to_bf16(te__e4m3_to_f32(e4m3));
-    return scale | scale << 16;
+    float scale = te_f16_to_f32((te_u16)te_fp8x2_to_f16(e4m3, 0, TE_F8E4M3));
+    te_u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(scale), "f"(scale));
+    return r;
 }
 // Both halves times a factor, rounded: bf16 pairs.
 TE_DEV te_u32 te_decode_times(te_u32 pair, te_u32 factors) {

@@ -11463,7 +11463,8 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "//",
     "// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. Which k they are is the same to it, as long as X and Y agree: so lane",
     "// 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its operands word by word. FP8 is decoded into f16,",
-    "// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two pieces that hold them.",
+    "// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two",
+    "// pieces that hold them.",
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8",
     "//          FEW_A       A is the short one",
@@ -11483,6 +11484,9 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "// te:row A_DT=4 B_DT=4 BLOCK=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8",
     "// te:row A_DT=4 B_DT=4 BLOCK=2 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8",
     "// te:row A_DT=4 B_DT=5 BLOCK=3 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8",
+    "// te:row A_DT=4 B_DT=4 FEW_A=0 EIGHTS=2 ALIGNED=1 WARPS=8",
+    "// te:row A_DT=4 B_DT=4 SCALES=1 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8",
+    "// te:row A_DT=7 B_DT=7 SCALES=2 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8",
     "// te:row A_DT=4 B_DT=4 SCALES=1 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8",
     "// te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8",
     "// te:row A_DT=7 B_DT=7 SCALES=2 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8",
@@ -11515,6 +11519,8 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "#define BITS (SCALES == 2 ? 4 : FP8 ? 8 : 16)",
     "#define PIECE (128 / BITS)  // elements of 16 bytes",
     "#define TURN (8 * PIECE)    // of a turn: two steps of four lanes",
+    "// Warps on a multiprocessor: as many as registers allow.",
+    "#define RESIDENT ((SCALES && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)",
     "#define A_2D (BLOCK == 3)   // of te__gemm_block_kind",
     "#define B_2D (BLOCK == 2)",
     "",
@@ -11609,7 +11615,7 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "    }",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(32 * WARPS, (!ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32) / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {",
     "    te_follow();",
     "    __shared__ float sums[WARPS][8 * EIGHTS][16];",
     "    const te_i64 lines = FEW_A ? a.n : a.m, few = FEW_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;",
@@ -11651,8 +11657,10 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "#endif",
     "        }",
     "    };",
-    "    te_i64 turn = warp, turns = te_div_up(a.k, TURN), whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN; // those that need not look where the line ends",
-    "#pragma unroll(ALIGNED && !BLOCK && !SCALES && EIGHTS == 1 ? 2 : 1)",
+    "    te_i64 turn = warp, turns = te_div_up(a.k, TURN);",
+    "    te_i64 whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN; // turns that need not look where the line ends",
+    "    const int at_once = RESIDENT == 32 ? 2 : 1;",
+    "#pragma unroll at_once",
     "    for (; turn < whole; turn += WARPS) take(turn * TURN, false);",
     "#pragma unroll 1",
     "    for (; turn < turns; turn += WARPS) take(turn * TURN, true);",
@@ -11800,7 +11808,8 @@ static const char *const te__source_59[] = { /* ops/gemm/kargs.h */
     "    void *aux;         /* [m, ldaux] of d_dt, or NULL */",
     "    const void *bias;  /* [n], or NULL */",
     "    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */",
-    "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */",
+    "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize. gemm_skinny: also the",
+    "                                       * bytes of MXFP8's and NVFP4's */",
     "    const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */",
     "    float *row_sums;                /* gemm_hopper: of D's columns, [m / 64 rounded up, n]: each of 64 rows */",
     "    long long m, n, k;",
@@ -16629,9 +16638,9 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_mma.cu", te__source_54, 406},
     {"ops/gemm/gemm_naive.cu", te__source_55, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_56, 31},
-    {"ops/gemm/gemm_skinny.cu", te__source_57, 215},
+    {"ops/gemm/gemm_skinny.cu", te__source_57, 223},
     {"ops/gemm/groups.cuh", te__source_58, 119},
-    {"ops/gemm/kargs.h", te__source_59, 135},
+    {"ops/gemm/kargs.h", te__source_59, 136},
     {"ops/gemm/naive.cuh", te__source_60, 71},
     {"ops/gemm/shift.cuh", te__source_61, 19},
     {"ops/gemm/way_out.cuh", te__source_62, 381},
@@ -25895,7 +25904,8 @@ typedef struct te__gemm_kargs {
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
     const void *bias;  /* [n], or NULL */
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
-    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize */
+    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize. gemm_skinny: also the
+                                       * bytes of MXFP8's and NVFP4's */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
     float *row_sums;                /* gemm_hopper: of D's columns, [m / 64 rounded up, n]: each of 64 rows */
     long long m, n, k;
@@ -27154,9 +27164,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
 
-/* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. */
-static bool te__gemm_is_skinny(const te__gemm_problem *q) {
-    if (TE__GEMM_TUNES) return false;
+/* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
+ * few lines by a few long ones. */
+static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
+    if (TE__GEMM_TUNES || (q->args->k > 16384 && te__max(q->args->m, q->args->n) < 4 * (int64_t)p->num_sms)) return false;
     return te__min(q->args->m, q->args->n) <= (te__gemm_is_aligned(q) && !q->block ? 16 : 8) && q->a.k_major && q->b.k_major && te__dtype_size(q->a.dtype) <= 2;
 }
 
@@ -27224,7 +27235,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
-    if (!p->baseline && te__gemm_is_skinny(&q)) return te__gemm_plan_skinny(p, &q);
+    if (!p->baseline && te__gemm_is_skinny(p, &q)) return te__gemm_plan_skinny(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);

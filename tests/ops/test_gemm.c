@@ -311,13 +311,14 @@ TE_TEST_DEVICES(gemm_bias_gradient) {
 
 /* A few lines by many, either way round: each length of k around what a warp, a lane and a word take, whatever rows start at. */
 TE_TEST_DEVICES(gemm_few) {
-    static const int64_t many[] = {1, 15, 16, 37, 200}, lengths[] = {1, 7, 8, 63, 64, 128, 129, 500, 1030};
+    static const int64_t many[] = {1, 15, 16, 37, 200}, lengths[] = {1, 7, 8, 63, 64, 128, 129, 500, 1030, 2048, 2056};
+    gemm_case wide;
     int turn = 0;
     for (int few = 1; few <= 16; few += 1 + few / 8)
         for (int i = 0; i < COUNT(many); i++)
             for (int k = 0; k < COUNT(lengths); k++, turn++) {
                 gemm_case c;
-                int f = 1 + turn % 5;
+                int f = 1 + (turn + few) % 5;
                 memset(&c, 0, sizeof c);
                 c.m = turn & 1 ? few : many[i], c.n = turn & 1 ? many[i] : few, c.k = lengths[k];
                 c.pad = turn % 7 < 3 ? 0 : turn % 7 < 5 ? 5 : 16;
@@ -331,6 +332,11 @@ TE_TEST_DEVICES(gemm_few) {
                 c.split_accumulator = true;
                 run_case(te, &c);
             }
+    memset(&wide, 0, sizeof wide);
+    wide.m = 3, wide.n = 9000, wide.k = 264;
+    wide.a = wide.b = wide.d = TE_BF16;
+    wide.b_transposed = true;
+    run_case(te, &wide);
 }
 
 /* Small D and long k: what a GPU splits over blocks. */
@@ -382,29 +388,28 @@ TE_TEST_DEVICES(gemm_empty) {
 TE_TEST_DEVICES(gemm_fp8_codes) {
     static const te_dtype kinds[] = {TE_F8E4M3, TE_F8E5M2};
     for (int f = 0; f < 2; f++)
-        for (int split = 0; split < 2; split++) {
+        for (int turn = 0; turn < 4; turn++) {
+            const int n = turn < 2 ? 16 : 40; /* a few lines, and more: zeros behind the identity */
             uint8_t *codes = (uint8_t *)test_alloc(256 * 16);
-            float *identity = (float *)test_alloc(16 * 16 * sizeof(float)), *want = (float *)test_alloc(256 * 16 * sizeof(float));
+            float *identity = (float *)test_alloc((size_t)n * 16 * sizeof(float)), *want = (float *)test_alloc((size_t)(256 * n) * sizeof(float)), value[256];
             te_gemm_args g;
             memset(&g, 0, sizeof g);
-            test_case("%s split=%d", te_dtype_name(kinds[f]), split);
+            test_case("%s n=%d split=%d", te_dtype_name(kinds[f]), n, turn % 2);
             for (int i = 0; i < 256; i++) codes[16 * i + i % 16] = (uint8_t)i;
             for (int i = 0; i < 16; i++) identity[17 * i] = 1.0f;
             te_tensor *a = te_tensor_from_host(te, kinds[f], SHAPE(256, 16), codes);
-            te_tensor_to_f32(a, want);
+            for (int i = 0; i < 256; i++) value[i] = test_read(a)[16 * i + i % 16];
             for (int i = 0; i < 256; i++) /* 0 times NaN or infinity is NaN: it fills the row but for its own place */
-                if (!isfinite(want[16 * i + i % 16]))
-                    for (int j = 0; j < 16; j++)
-                        if (j != i % 16) want[16 * i + j] = NAN;
+                for (int j = 0; j < n; j++) want[n * i + j] = j == i % 16 ? value[i] : isfinite(value[i]) ? 0.0f : NAN;
             g.a = a;
-            g.b = test_tensor(te, TE_F8E4M3, SHAPE(16, 16), identity);
-            g.d = test_guarded(te, TE_F32, SHAPE(256, 16));
-            g.m = 256, g.n = 16, g.k = 16;
+            g.b = test_tensor(te, TE_F8E4M3, SHAPE(n, 16), identity);
+            g.d = test_guarded(te, TE_F32, SHAPE(256, n));
+            g.m = 256, g.n = n, g.k = 16;
             g.b_transposed = true;
-            g.split_accumulator = split;
+            g.split_accumulator = turn % 2;
             te_gemm(te, &g);
             CHECK_OK(te);
-            CHECK_CLOSE("D", test_read(g.d), want, 256 * 16, 0, 0);
+            CHECK_CLOSE("D", test_read(g.d), want, 256 * n, 0, 0);
         }
 }
 
@@ -442,7 +447,7 @@ TE_TEST_DEVICES(gemm_views) {
 
 /* 16-bit D that begins at any element, in rows of any length: nothing beside it is written, and its bits are those of an aligned one. */
 TE_TEST_DEVICES(gemm_d_anywhere) {
-    static const int64_t sizes[][2] = {{300, 301}, {70, 129}, {129, 7}, {65, 264}, {16, 1}};
+    static const int64_t sizes[][2] = {{300, 301}, {70, 129}, {129, 19}, {129, 7}, {65, 264}, {16, 1}};
     for (int i = 0; i < COUNT(sizes); i++)
         for (int shift = 1; shift < 9; shift += 3)
             for (int f = 0; f < 3; f++) {
@@ -564,15 +569,16 @@ TE_TEST_DEVICES(gemm_scalings) {
 }
 
 TE_TEST_DEVICES(gemm_scaled_few) {
-    static const int64_t many[] = {9, 150}, lengths[] = {1, 127, 128, 129, 272, 520};
+    static const int64_t many[] = {9, 150}, lengths[] = {1, 127, 128, 129, 272, 520, 2080, 2300};
     int turn = 0;
     for (int f = 0; f < COUNT(scalings); f++)
         for (int few = 1; few <= 16; few += 2 + few % 3)
             for (int i = 0; i < COUNT(many); i++)
                 for (int k = 0; k < COUNT(lengths); k++, turn++) {
-                    gemm_case c = turn & 1 ? scaled_case(few, many[i], lengths[k], f, turn) : scaled_case(many[i], few, lengths[k], f, turn);
+                    gemm_case c = (turn / 8 + turn) & 1 ? scaled_case(few, many[i], lengths[k], f, turn) : scaled_case(many[i], few, lengths[k], f, turn);
                     c.a_transposed = false, c.b_transposed = true;
                     c.pad = turn % 5 == 2 ? 6 : turn % 5 == 4 ? 32 : 0;
+                    c.swizzled = c.scaling_a >= TE_SCALING_MXFP8 && turn / 3 & 1;
                     run_case(te, &c);
                 }
 }
@@ -629,7 +635,7 @@ TE_TEST_DEVICES(gemm_scaled_codes) {
     for (int f = 0; f < 3; f++)
         for (int s = 0; s < 8; s++) {
             bool fp4 = kinds[f] == TE_F4E2M1;
-            int rows = fp4 ? 16 : 256, k = 32;
+            int rows = fp4 ? 32 : 256, k = 32;
             uint8_t *codes = (uint8_t *)test_alloc(256 * 32), *unit = (uint8_t *)test_alloc(32 * 32), *scale = (uint8_t *)test_alloc(256 * 4);
             uint8_t *unit_scale = (uint8_t *)test_alloc(128 * 4);
             float *want = (float *)test_alloc(256 * 32 * sizeof(float)), one = fp4 ? 2688.0f : 1.0f;
@@ -639,11 +645,11 @@ TE_TEST_DEVICES(gemm_scaled_codes) {
             memset(scale, fp4 ? block_codes[s] : exponents[s], 256 * 4);
             memset(unit_scale, fp4 ? 56 : 127, 128 * 4); /* 1 */
             for (int i = 0; i < rows; i++) {
-                double code = code_value(kinds[f], i), factor = fp4 ? code_value(TE_F8E4M3, block_codes[s]) : ldexp(1, exponents[s] - 127);
+                double code = code_value(kinds[f], fp4 ? i % 16 : i), factor = fp4 ? code_value(TE_F8E4M3, block_codes[s]) : ldexp(1, exponents[s] - 127);
                 if (!fp4 && ((kinds[f] == TE_F8E4M3 && (i & 127) == 127) || (kinds[f] == TE_F8E5M2 && (i & 127) > 124))) code = NAN;
                 if (kinds[f] == TE_F8E5M2 && (i & 127) == 124) code = i & 128 ? -INFINITY : INFINITY;
                 if (fp4 ? block_codes[s] == 127 : exponents[s] == 255) factor = NAN;
-                codes[fp4 ? i * 16 + i % 32 / 2 : i * 32 + i % 32] = (uint8_t)(fp4 && i % 2 ? i << 4 : i);
+                codes[fp4 ? i * 16 + i / 2 : i * 32 + i % 32] = (uint8_t)(!fp4 ? i : i % 2 ? i << 4 : i % 16);
                 double value = code * factor;
                 if (!fp4) value = isfinite(value) ? rint(value * 0x1p133) * 0x1p-133 : value;
                 bool spread = !isfinite(code) || !isfinite(factor); /* 0 times NaN or infinity is NaN: it fills the row */
@@ -653,18 +659,24 @@ TE_TEST_DEVICES(gemm_scaled_codes) {
                 if (fp4) unit[i * 16 + i / 2] = (uint8_t)(i % 2 ? 0x20 : 0x02);
                 else unit[i * 32 + i] = 0x38;
             }
-            g.a = te_tensor_from_host(te, kinds[f], SHAPE(rows, k), codes);
+            te_tensor *d = test_guarded(te, TE_F32, SHAPE(rows, 32));
             g.b = te_tensor_from_host(te, fp4 ? TE_F4E2M1 : TE_F8E4M3, SHAPE(32, k), unit);
-            g.scale_a = te_tensor_from_host(te, fp4 ? TE_F8E4M3 : TE_F8E8M0, SHAPE(up(rows, 128), 4), scale);
             g.scale_b = te_tensor_from_host(te, fp4 ? TE_F8E4M3 : TE_F8E8M0, SHAPE(128, 4), unit_scale);
             g.scaling_a = g.scaling_b = fp4 ? TE_SCALING_NVFP4 : TE_SCALING_MXFP8;
             if (fp4) g.amax_a = g.amax_b = te_tensor_full(te, TE_F32, SHAPE(1), (double)one);
-            g.d = test_guarded(te, TE_F32, SHAPE(rows, 32));
-            g.m = rows, g.n = 32, g.k = k;
+            g.n = 32, g.k = k;
             g.b_transposed = true;
-            te_gemm(te, &g);
-            REQUIRE_OK(te);
-            CHECK_CLOSE("D", test_read(g.d), want, rows * 32, 2.4e-7, te_ctx_is_cuda(te) ? 0 : 0x1p-134); /* the factors' roundings */
+            for (int few = 0; few < 2; few++) { /* a few lines at a time, and all at once */
+                g.m = few ? 16 : rows;
+                g.scale_a = te_tensor_from_host(te, fp4 ? TE_F8E4M3 : TE_F8E8M0, SHAPE(up(g.m, 128), 4), scale); /* all alike */
+                te_tensor_fill(d, 7);
+                for (int first = 0; first < rows; first += (int)g.m) {
+                    g.a = te_tensor_from_host(te, kinds[f], SHAPE(g.m, k), codes + first * (fp4 ? 16 : 32)), g.d = te_tensor_narrow(d, 0, first, g.m);
+                    te_gemm(te, &g);
+                }
+                REQUIRE_OK(te);
+                CHECK_CLOSE("D", test_read(d), want, rows * 32, 2.4e-7, te_ctx_is_cuda(te) ? 0 : 0x1p-134); /* the factors' roundings */
+            }
         }
 }
 

@@ -561,9 +561,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
 
-/* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. */
-static bool te__gemm_is_skinny(const te__gemm_problem *q) {
-    if (TE__GEMM_TUNES) return false;
+/* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
+ * few lines by a few long ones. */
+static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
+    if (TE__GEMM_TUNES || (q->args->k > 16384 && te__max(q->args->m, q->args->n) < 4 * (int64_t)p->num_sms)) return false;
     return te__min(q->args->m, q->args->n) <= (te__gemm_is_aligned(q) && !q->block ? 16 : 8) && q->a.k_major && q->b.k_major && te__dtype_size(q->a.dtype) <= 2;
 }
 
@@ -631,7 +632,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
-    if (!p->baseline && te__gemm_is_skinny(&q)) return te__gemm_plan_skinny(p, &q);
+    if (!p->baseline && te__gemm_is_skinny(p, &q)) return te__gemm_plan_skinny(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);

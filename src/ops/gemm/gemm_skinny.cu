@@ -8,7 +8,8 @@
 //
 // mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. Which k they are is the same to it, as long as X and Y agree: so lane
 // 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its operands word by word. FP8 is decoded into f16,
-// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two pieces that hold them.
+// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two
+// pieces that hold them.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8
 //          FEW_A       A is the short one
@@ -28,6 +29,9 @@
 // te:row A_DT=4 B_DT=4 BLOCK=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=2 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=5 BLOCK=3 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 FEW_A=0 EIGHTS=2 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 SCALES=1 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=7 B_DT=7 SCALES=2 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=4 SCALES=1 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
 // te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=7 B_DT=7 SCALES=2 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
@@ -60,6 +64,8 @@
 #define BITS (SCALES == 2 ? 4 : FP8 ? 8 : 16)
 #define PIECE (128 / BITS)  // elements of 16 bytes
 #define TURN (8 * PIECE)    // of a turn: two steps of four lanes
+// Warps on a multiprocessor: as many as registers allow.
+#define RESIDENT ((SCALES && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
 #define A_2D (BLOCK == 3)   // of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
@@ -154,7 +160,7 @@ TE_DEV void te_skinny_multiply(float sum[4], const te_skinny_piece &x, const te_
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, (!ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32) / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     __shared__ float sums[WARPS][8 * EIGHTS][16];
     const te_i64 lines = FEW_A ? a.n : a.m, few = FEW_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;
@@ -196,8 +202,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, (!ALIGNED || SCALES ? 1
 #endif
         }
     };
-    te_i64 turn = warp, turns = te_div_up(a.k, TURN), whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN; // those that need not look where the line ends
-#pragma unroll(ALIGNED && !BLOCK && !SCALES && EIGHTS == 1 ? 2 : 1)
+    te_i64 turn = warp, turns = te_div_up(a.k, TURN);
+    te_i64 whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN; // turns that need not look where the line ends
+    const int at_once = RESIDENT == 32 ? 2 : 1;
+#pragma unroll at_once
     for (; turn < whole; turn += WARPS) take(turn * TURN, false);
 #pragma unroll 1
     for (; turn < turns; turn += WARPS) take(turn * TURN, true);

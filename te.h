@@ -893,8 +893,10 @@ typedef struct te_quant_error_args {
  *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
- * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n
- * == 0 => nothing. m, n, k are given because the tensors may be padded or of more dimensions. */
+ * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. sm_90: an operand whose rows are not at multiples
+ * of 16 bytes may be copied into a workspace of its size first, and one of up to 256 MB whose rows are not at multiples of 32 where that is quicker.
+ * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because the tensors may be padded or of
+ * more dimensions. */
 typedef struct te_gemm_args {
     const te_tensor *a, *b;
     te_tensor *d;
@@ -9871,7 +9873,8 @@ static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
     "//",
     "// Bytes beyond a row's last are 0. Words that reach beyond the first or last byte of the operand are read byte by byte.",
     "//",
-    "// One H200, 2026-11-21, te_bench odd: 511 x 4095 x 4095 bf16, 38 MB, 27 us; 4095 x 4097 x 4095, 67 MB, 43 us.",
+    "// One H200, 2026-11-21, te_bench odd, in front of a product that did nothing, itself some 3 us, and one operand after the other: 511 x 4095 x 4095 bf16,",
+    "// 38 MB, 30 us; 4095 x 4097 x 4095, 67 MB, 45 us. Both at once were no quicker within 1 us.",
     "//",
     "// Launch: grid (blocks, 1, 1), A's before B's; block 256.",
     "// te:baseline",
@@ -10155,9 +10158,9 @@ static const char *const te__source_52[] = { /* ops/gemm/gemm_hopper.cu */
     "// TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0",
     "// before the first slab is multiplied.",
     "//",
-    "// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: the",
-    "// aligned pieces of 16 bytes that hold a slab go to shared memory behind the slots, and from there, while those of the next slab are on their way,",
-    "// shifted to where TMA would have put them.",
+    "// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: the aligned pieces of 16 bytes",
+    "// that hold a slab go to shared memory behind the slots, and from there, while those of the next slab are on their way, shifted to where TMA would",
+    "// have put them.",
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2",
     "//          A_T, B_T    A lies k x m, B lies n x k",
@@ -10169,8 +10172,8 @@ static const char *const te__source_52[] = { /* ops/gemm/gemm_hopper.cu */
     "//          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),",
     "//          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).",
     "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their",
-    "//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, but for 128. Split s of a tile does k from s * k_split on, to D + s * d_split",
-    "//         (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
+    "//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, but for 128. Split s of a tile does k from s * k_split on,",
+    "//         to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "//",
     "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.02 to 1.03 of cuBLASLt), fp8 1521 (1.00), split accumulation 1463",
     "// (0.98), 1x128 by 128x128 blocks 1368 (1.01), 1x128 by 1x128 added to f32 993 (0.95; 875 on a hot card). Over the plain product, geometric means of",
@@ -10181,7 +10184,7 @@ static const char *const te__source_52[] = { /* ops/gemm/gemm_hopper.cu */
     "//   fp8 blocks  0.99 (0.96)  0.91 (none)       0.88 (0.47)   0.83 (0.46)",
     "// dGELU of fp8 wants ping-pong, whose tile of 128 x 128 has 0.94 of the large tile's speed by itself; promoting warpgroups have no registers for it.",
     "// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.94 (blocks 0.91, 0.94), 64 of 512 rows 0.83 to 0.85 (blocks 0.81:",
-    "// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.56 to 0.60 (bound by B: 450 of 610 us); along k 0.97 to 1.24.",
+    "// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.56 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.97 to 1.24.",
     "// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.07 to 1.16, fp8 1.36 to 1.44; 8191 x 6145 x 4097",
     "// 1.09 to 1.17.",
     "// te:arch 90a",
@@ -16390,7 +16393,7 @@ static const te__source te__sources[] = {
     {"ops/dropout/dropout_add.cu", te__source_44, 75},
     {"ops/dropout/kargs.h", te__source_45, 14},
     {"ops/gemm/epilogue.cuh", te__source_46, 261},
-    {"ops/gemm/gemm_align.cu", te__source_47, 41},
+    {"ops/gemm/gemm_align.cu", te__source_47, 42},
     {"ops/gemm/gemm_bias_gradient.cu", te__source_48, 34},
     {"ops/gemm/gemm_decode.cu", te__source_49, 111},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_50, 16},
@@ -16494,7 +16497,7 @@ static const te__baseline te__baselines[] = {
     {"cast/transpose", "1f9a25cb32b9e0431e0e5596a4e7df80", 941000},
     {"cast/transpose_nibbles", "1a6b91cc2f5157a1f269623f6199e421", 967909},
     {"dropout/dropout_add", "57ae93b566b5027e27140c56c3a3213a", 984932},
-    {"gemm/gemm_align", "cd5d191302a55094c3a70b8a8fa61319", 1000924},
+    {"gemm/gemm_align", "9071b4e1e270e646995f99b4c8953ec4", 1000924},
     {"gemm/gemm_decode", "b473f0f66bf59bb15ea22abe57777001", 1010834},
     {"gemm/gemm_grouped_naive", "b966aa83effb8fef8704cd37c3da48bf", 1045292},
     {"gemm/gemm_naive", "69e61de3fa26f82cdbc0a0944e14664f", 1241033},
@@ -26664,7 +26667,7 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     int64_t size = te__dtype_size(q->a.dtype), rows_a = q->a.k_major ? a->m : a->k, rows_b = q->b.k_major ? a->n : a->k;
     return rows_a * (te__gemm_align_ld((q->a.k_major ? a->k : a->m) * size) / 16) +
-               rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* and one step more */
+               rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* a step beyond the last is still counted */
 }
 
 /* Seconds that it multiplies at full speed, by an H200's. */
@@ -31060,8 +31063,9 @@ static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_
  * must not know modules or optimizers, which come as parts.
  *
  * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 27 to 51 launches): the host spends 3.1 to 4.1 us on a
- * te_graph_launch, whatever it holds, and on each launch by calls 3.2 to 3.9 us on a quiet machine, up to 5.5 on a busy one; the step takes 0.96 to 0.99 of its time by calls, whose kernels
- * follow one another closely themselves (te_follow). A layer of 8B parameters' size takes the same time both ways (0.97 to 1.04). */
+ * te_graph_launch (5.6 once), whatever it holds, and on each launch by calls 3.2 to 3.7 us in a quiet run, 3.6 to 5.5 in a busy one; the step takes 0.96 to
+ * 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), less where the host is late. A layer of 8B parameters'
+ * size takes the same time both ways (0.96 to 1.04). */
 
 /* ---- what is noted in between ---- */
 

@@ -16,16 +16,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifdef __has_feature /* clang; gcc has macros of its own */
+#if defined(__SANITIZE_ADDRESS__)
+#define TEST_ADDRESSES 1
+#elif defined(__SANITIZE_THREAD__)
+#define TEST_THREADS 1
+#elif defined(__has_feature) /* clang, which has not always had those */
 #if __has_feature(address_sanitizer)
 #define TEST_ADDRESSES 1
 #elif __has_feature(thread_sanitizer)
 #define TEST_THREADS 1
 #endif
-#elif defined(__SANITIZE_ADDRESS__)
-#define TEST_ADDRESSES 1
-#elif defined(__SANITIZE_THREAD__)
-#define TEST_THREADS 1
 #endif
 #ifndef TEST_ADDRESSES
 #define TEST_ADDRESSES 0

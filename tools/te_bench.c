@@ -1098,7 +1098,7 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
     te_scope_end(te);
 }
 
-/* The rest of what moves memory. Tables have `vocabulary` rows, of which every m-th or so is asked for. */
+/* The rest of what moves memory. The table has `vocabulary` rows, of which m are asked for, far from one another. */
 static void bench_other_memory(bench *b, int64_t m, int64_t n, int64_t vocabulary) {
     te_ctx *te = b->te;
     double e = (double)m * (double)n, rows = (double)vocabulary * (double)n;

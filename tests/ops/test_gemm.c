@@ -445,7 +445,7 @@ TE_TEST_DEVICES(gemm_views) {
     for (int i = 0; i < B * S; i++) CHECK_BYTES("left of D", test_read(whole) + i * 2 * N, before + i * 2 * N, N * sizeof(float));
 }
 
-/* 16-bit D that begins at any element, in rows of any length: nothing beside it is written, and its bits are those of an aligned one. */
+/* D that begins at any element, in rows of any length: nothing beside it is written, and its bits are those of an aligned one. */
 TE_TEST_DEVICES(gemm_d_anywhere) {
     static const int64_t sizes[][2] = {{300, 301}, {70, 129}, {129, 19}, {129, 7}, {65, 264}, {16, 1}};
     for (int i = 0; i < COUNT(sizes); i++)
@@ -747,6 +747,7 @@ TE_TEST(gemm_plans_of_unaligned) {
                  {63, 2111, 7167, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                  {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                  {8192, 6144, 4104, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}, /* rows start within a sector of 32 bytes */
+                 {4096, 4096, 4104, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}, /* as in gemm_off_sectors */
                  {8192, 6144, 4112, "gemm/gemm_hopper", "TMA and wgmma"},
                  {512, 512, 4104, "gemm/gemm_hopper", "TMA and wgmma"}, /* not worth it */
                  {64, 16384, 16392, "gemm/gemm_hopper", "TMA and wgmma"}};

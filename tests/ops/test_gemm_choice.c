@@ -1,5 +1,6 @@
 /* tests/ops/test_gemm_choice.c: every tile, cluster and split that gemm could choose for a product, forced in turn, and both ways to read operands
- * whose rows start anywhere (of the smallest the one is gemm_mma), against the one that it does choose, which test_gemm.c checks. What a choice may change is the order of sums. */
+ * whose rows start anywhere (of the smallest the one is gemm_mma), against the one that it does choose, which test_gemm.c checks. What a choice may
+ * change is the order of sums. */
 #define TE_STATIC
 #define TE__TUNE
 #define TE_IMPLEMENTATION

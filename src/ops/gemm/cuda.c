@@ -304,7 +304,7 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     int64_t size = te__dtype_size(q->a.dtype), rows_a = q->a.k_major ? a->m : a->k, rows_b = q->b.k_major ? a->n : a->k;
     return rows_a * (te__gemm_align_ld((q->a.k_major ? a->k : a->m) * size) / 16) +
-               rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* and one step more */
+               rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* a step beyond the last is still counted */
 }
 
 /* Seconds that it multiplies at full speed, by an H200's. */

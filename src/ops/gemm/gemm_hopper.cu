@@ -39,9 +39,9 @@
 // TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0
 // before the first slab is multiplied.
 //
-// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: the
-// aligned pieces of 16 bytes that hold a slab go to shared memory behind the slots, and from there, while those of the next slab are on their way,
-// shifted to where TMA would have put them.
+// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: the aligned pieces of 16 bytes
+// that hold a slab go to shared memory behind the slots, and from there, while those of the next slab are on their way, shifted to where TMA would
+// have put them.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
@@ -53,8 +53,8 @@
 //          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
 // Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their
-//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, but for 128. Split s of a tile does k from s * k_split on, to D + s * d_split
-//         (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
+//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, but for 128. Split s of a tile does k from s * k_split on,
+//         to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
 // One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.02 to 1.03 of cuBLASLt), fp8 1521 (1.00), split accumulation 1463
 // (0.98), 1x128 by 128x128 blocks 1368 (1.01), 1x128 by 1x128 added to f32 993 (0.95; 875 on a hot card). Over the plain product, geometric means of
@@ -65,7 +65,7 @@
 //   fp8 blocks  0.99 (0.96)  0.91 (none)       0.88 (0.47)   0.83 (0.46)
 // dGELU of fp8 wants ping-pong, whose tile of 128 x 128 has 0.94 of the large tile's speed by itself; promoting warpgroups have no registers for it.
 // Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.94 (blocks 0.91, 0.94), 64 of 512 rows 0.83 to 0.85 (blocks 0.81:
-// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.56 to 0.60 (bound by B: 450 of 610 us); along k 0.97 to 1.24.
+// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.56 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.97 to 1.24.
 // Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.07 to 1.16, fp8 1.36 to 1.44; 8191 x 6145 x 4097
 // 1.09 to 1.17.
 // te:arch 90a

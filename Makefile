@@ -10,7 +10,7 @@ BUILD    ?= build
 SANITIZE ?=
 
 # Warnings are errors in CI alone: a compiler that we have not seen shall not stop a newcomer.
-WARN     := -Wall -Wextra -Wpedantic $(if $(CI),-Werror)
+WARN     := -Wall -Wextra -Wpedantic -Wfloat-conversion $(if $(CI),-Werror)
 LDLIBS   := -lm -ldl -pthread
 # `make V=1` shows whole commands.
 Q         = $(if $(V),,@echo '  $@'; )

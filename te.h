@@ -10224,6 +10224,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0",
+    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0",
@@ -16637,7 +16638,7 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_decode.cu", te__source_50, 82},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_51, 16},
     {"ops/gemm/gemm_groups.cu", te__source_52, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_53, 869},
+    {"ops/gemm/gemm_hopper.cu", te__source_53, 870},
     {"ops/gemm/gemm_mma.cu", te__source_54, 406},
     {"ops/gemm/gemm_naive.cu", te__source_55, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_56, 31},
@@ -26645,10 +26646,27 @@ typedef struct te__gemm_problem {
     bool aligned; /* by gemm_align */
 } te__gemm_problem;
 
-/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there. A tile costs its slabs and what
- * is not hidden of writing D, and all of them cannot come faster than from device memory: 2.4 MB a slab, 33 KB for one block. Splitting k costs a
- * second launch and its partial sums' way through the L2 cache; within a cluster, an exchange, and multiprocessors that are left over: clusters
- * of 4 and 8 do not go into every group of them. work: on D's way out, on 128 x 256 values. */
+static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }
+/* A and B, and their rows, start at multiples of 16 bytes. */
+static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
+/* Aligned rows of which some start in the middle of a sector of the L2 cache. */
+static bool te__gemm_side_is_off(const te__gemm_side *x) {
+    return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
+}
+
+/* What a slab takes of a block at least if rows are off sectors: TMA writes such rows into shared memory at half the speed, asked for by this block or by
+ * the other one of its cluster. */
+static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
+    int share_a = t->bm > t->bn ? t->cluster : 1, share_b = t->bm > t->bn ? 1 : t->cluster;
+    double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
+    return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
+}
+
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there of 41 shapes, whose picks take 1 % longer
+ * than the best alternative on average. A tile costs its slabs and what is not hidden of writing D, and all of them cannot come faster than from
+ * device memory: 2.2 MB a slab, 80 KB for one block. A cluster costs its start. Splitting k costs a second launch and its partial sums' way through the
+ * L2 cache; within a cluster, an exchange of the tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of
+ * them. work: on D's way out, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             double work) {
     const te_gemm_args *a = q->args;
@@ -26656,11 +26674,17 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
     int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
     int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
     int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
-    double tail = (1.0 + work) * size, cost, floor = bytes / te__min(2.4e6, 33e3 * (double)te__max(blocks, 1));
-    cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.3) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
-    cost = te__max(cost, floor) + 0.1 * te__min(cost, floor);
-    if (together) cost += (splits == 8 ? 5.0 : 1.5) + 8.0 * (double)(rounds - 1); /* these blocks do not stay */
-    else if (splits > 1) cost += 3.5 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.4e6;
+    double slab = fmax(size / t->speed, p->hopper ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
+    double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
+    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
+    cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
+    if (t->cluster > 1) cost += 1.4;
+    if (together) { /* these blocks do not stay */
+        double sums = (double)(te__min(a->m, t->bm) * te__min(a->n, t->bn)) / (128.0 * 128.0);
+        cost += (splits == 8 ? 4.5 : 2.0) + 8.0 * sums + 9.5 * (double)(rounds - 1);
+    } else if (splits > 1) {
+        cost += 3.2 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.9e6;
+    }
     return cost;
 }
 
@@ -26730,7 +26754,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
 typedef struct te__gemm_key {
     int64_t m, n, k, bk;
     uint64_t kinds; /* the address of the list */
-    int dtype, block, work, clusters;
+    int dtype, block, work, flags; /* clusters, whose rows are off sectors */
 } te__gemm_key;
 typedef char te__gemm_memo_fits[sizeof(te__gemm_key) == TE__MEMO_KEY && sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
@@ -26749,7 +26773,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
     key.dtype = (int)q->a.dtype;
     key.block = q->block;
     key.work = (int)(2.0 * te__gemm_work(p, q));
-    key.clusters = clusters;
+    key.flags = (clusters ? 1 : 0) | (te__gemm_side_is_off(&q->a) ? 2 : 0) | (te__gemm_side_is_off(&q->b) ? 4 : 0);
     if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
     if (known) {
         memcpy(&c, memo, sizeof(c));
@@ -26844,10 +26868,6 @@ static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const t
     te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
 }
 
-static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }
-/* A and B, and their rows, start at multiples of 16 bytes. */
-static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
-
 static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     te__launch_option(l, "A_DT", q->a.dtype);
     te__launch_option(l, "B_DT", q->b.dtype);
@@ -26914,16 +26934,15 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
 static double te__gemm_seconds(const te__gemm_problem *q) {
     return 2.0 * (double)te__round_up(q->args->m, 64) * (double)te__round_up(q->args->n, 128) * (double)q->args->k * (double)te__dtype_size(q->a.dtype) / 1300e12;
 }
-/* Aligned rows that start in the middle of a sector of the L2 cache: TMA asks for one more a row of a slab, and 8191 x 6145 x 4097 takes half as long
- * again. Is a copy quicker? Where reading is all there is to do it never is, and it shall not ask for much memory. */
-static bool te__gemm_side_is_off_sectors(const te__gemm_problem *q, const te__gemm_side *x) {
+/* Rows off sectors: TMA asks for one more of these a row of a slab, and 8191 x 6145 x 4097 takes half as long again. Is a copy quicker? Where reading is all there is to do it never is, and it shall not ask for much memory. */
+static bool te__gemm_side_is_better_copied(const te__gemm_problem *q, const te__gemm_side *x) {
     const te_gemm_args *a = q->args;
     int64_t size = te__dtype_size(x->dtype);
     double bytes = (double)(x == &q->a ? a->m : a->n) * (double)a->k * (double)size;
-    if (((uintptr_t)x->data % 32 == 0 && x->ld * size % 32 == 0) || te__min(a->m, a->n) < 256 || bytes > 256e6) return false;
+    if (!te__gemm_side_is_off(x) || te__min(a->m, a->n) < 256 || bytes > 256e6) return false;
     return 0.15 * te__gemm_seconds(q) > 1.5e-6 + 2.0 * bytes / 3.5e12;
 }
-static bool te__gemm_wants_copy(const te__gemm_problem *q, const te__gemm_side *x) { return !te__gemm_side_is_aligned(x) || te__gemm_side_is_off_sectors(q, x); }
+static bool te__gemm_wants_copy(const te__gemm_problem *q, const te__gemm_side *x) { return !te__gemm_side_is_aligned(x) || te__gemm_side_is_better_copied(q, x); }
 
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the
  * bytes move once; but four warps shift what TMA would bring for nothing, and multiply at half the speed or less. Measured on an H200, 2026-11-21,
@@ -27070,11 +27089,13 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
-/* How D is written, te__gemm_store: by TMA if its rows and those of aux are at multiples of 16 bytes, and at most one thing has to be read; row by row
- * if there is nothing to do but scale and bias. */
+/* How D is written, te__gemm_store: by TMA if its rows and those of aux are multiples of 16 bytes that start at such, and at most one thing has to be read;
+ * row by row if there is nothing to do but scale and bias. TMA writes whole pieces of 16 bytes: where a row ends within one, over what lies beside it,
+ * and only the workspace's rows (splits) have nothing there. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
-    bool aligned = (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
+    bool whole = k->n * size % 16 == 0 || k->splits > 1;
+    bool aligned = whole && (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
     bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
     if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_ROWS | (k->bias ? TE__GEMM_STORE_BIAS : 0);
     if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
@@ -27101,13 +27122,14 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},
                                                {128, 256, 0.985, 1, 384, 1},
                                                {256, 128, 0.995, 2, 384, 2},
-                                               {128, 128, 0.935, 1, 384, 2},
-                                               {128, 128, 0.94, 1, 384, 1},
+                                               {128, 128, 0.95, 1, 384, 2},
+                                               {128, 128, 0.95, 1, 384, 1},
                                                {128, 128, 0.935, TE__GEMM_PINGPONG, 384, 2},
-                                               {64, 256, 0.8, 0, 384, 1},
-                                               {64, 128, 0.74, 0, 384, 1}};
+                                               {64, 256, 0.81, 0, 384, 1},
+                                               {64, 128, 0.82, 0, 384, 1},
+                                               {64, 128, 0.78, 0, 384, 2}};
     static const te__gemm_tile_kind promoting[] = {
-        {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}, {64, 128, 0.7, 0, 384, 1}};
+        {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.92, 1, 384, 1}, {64, 128, 0.755, 0, 384, 1}};
     static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 384, 1}, {64, 128, 0.35, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
@@ -27165,10 +27187,15 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
 
 /* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
- * few lines by a few long ones. */
+ * few lines by a few long ones. And gemm_hopper's ring keeps more bytes on the way than warps do, which tells with very many (a few rows by 128256 x 4096
+ * bf16: 254 us, here 281); with few columns most of its ring is B's, and empty. */
 static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
-    if (TE__GEMM_TUNES || (q->args->k > 16384 && te__max(q->args->m, q->args->n) < 4 * (int64_t)p->num_sms)) return false;
-    return te__min(q->args->m, q->args->n) <= (te__gemm_is_aligned(q) && !q->block ? 16 : 8) && q->a.k_major && q->b.k_major && te__dtype_size(q->a.dtype) <= 2;
+    const te_gemm_args *a = q->args;
+    bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
+    int64_t lines = te__max(a->m, a->n), size = te__dtype_size(q->a.dtype);
+    if (TE__GEMM_TUNES || !q->a.k_major || !q->b.k_major || size > 2) return false;
+    if (te__min(a->m, a->n) > (aligned && !q->block ? 16 : 8) || (a->k > 16384 && lines < 4 * (int64_t)p->num_sms)) return false;
+    return !(aligned && plain && a->m < a->n && te__gemm_fits_hopper(p, q) && lines * size > 192 * (int64_t)p->num_sms);
 }
 
 static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
@@ -27240,7 +27267,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) {
-        bool copy = (te__gemm_side_is_off_sectors(&q, &q.a) || te__gemm_side_is_off_sectors(&q, &q.b)) && te__gemm_fits_align(&q);
+        bool copy = (te__gemm_side_is_better_copied(&q, &q.a) || te__gemm_side_is_better_copied(&q, &q.b)) && te__gemm_fits_align(&q);
         if (!copy) return te__gemm_plan_hopper(p, &q);
     } else {
         if (te__gemm_copies_itself(&q)) return te__gemm_plan_hopper(p, &q);
@@ -27592,11 +27619,11 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
     k->h.g = common.g;
     k->groups = common.groups;
     out = k->h.g;
+    store = te__gemm_store_of(&out);
     if (a->along_k) { /* the third dimension of D's map: its groups */
         out.splits = (int)a->groups;
         out.d_split = k->groups.b_elements;
     }
-    store = te__gemm_store_of(&out);
     by_tma = (store & TE__GEMM_STORE) != 0;
     shares_a = t->cluster > 1 && (t->bm > t->bn || !a->along_k);
     down = t->bm * (shares_a ? 1 : t->cluster);

@@ -333,10 +333,10 @@ TE_TEST_DEVICES(gemm_few) {
                 run_case(te, &c);
             }
     memset(&wide, 0, sizeof wide);
-    wide.m = 3, wide.n = 9000, wide.k = 264;
+    wide.m = 3, wide.k = 264;
     wide.a = wide.b = wide.d = TE_BF16;
     wide.b_transposed = true;
-    run_case(te, &wide);
+    for (wide.n = 9000; wide.n <= 14000; wide.n += 5000) run_case(te, &wide); /* the second one is gemm_hopper's */
 }
 
 /* Small D and long k: what a GPU splits over blocks. */
@@ -453,8 +453,8 @@ TE_TEST_DEVICES(gemm_d_anywhere) {
             for (int f = 0; f < 3; f++) {
                 const int64_t m = sizes[i][0], n = sizes[i][1], k = 96, ld = n + shift + i % 3;
                 te_dtype dtype = f == 0 ? TE_BF16 : f == 1 ? TE_F16 : TE_F32;
-                te_tensor *whole = test_guarded_with(te, dtype, SHAPE(m, ld), test_normal(m * ld, 3)), *plain = te_tensor_empty(te, dtype, 2, (const int64_t[]){m, up(n, 64)});
-                float *before = test_read(whole);
+                te_tensor *whole = test_guarded_with(te, dtype, SHAPE(m, ld), test_normal(m * ld, 3)), *plain = test_guarded_with(te, dtype, SHAPE(m, up(n, 64)), test_normal(m * up(n, 64), 5));
+                float *before = test_read(whole), *plain_before = test_read(plain);
                 te_gemm_args g;
                 memset(&g, 0, sizeof g);
                 g.a = test_tensor(te, TE_BF16, SHAPE(m, k), test_normal(m * k, 1));
@@ -473,7 +473,29 @@ TE_TEST_DEVICES(gemm_d_anywhere) {
                     CHECK_BYTES("left of D", got + r * ld, before + r * ld, (size_t)shift * sizeof(float));
                     CHECK_BYTES("D", got + r * ld + shift, want + r * up(n, 64), (size_t)n * sizeof(float));
                     CHECK_BYTES("right of D", got + r * ld + shift + n, before + r * ld + shift + n, (size_t)(ld - shift - n) * sizeof(float));
+                    CHECK_BYTES("right of the aligned one", want + r * up(n, 64) + n, plain_before + r * up(n, 64) + n, (size_t)(up(n, 64) - n) * sizeof(float));
                 }
+            }
+}
+
+/* Rows of D and aux at multiples of 64 bytes that end anywhere: TMA would write on to the next multiple of 16. */
+TE_TEST_DEVICES(gemm_d_beside) {
+    static const int64_t widths[] = {18, 20, 150, 301};
+    int turn = 0;
+    for (int w = 0; w < COUNT(widths); w++)
+        for (int e = TE_EPILOGUE_NONE; e <= TE_EPILOGUE_DGELU; e++)
+            for (int d = 0; d < COUNT(outputs); d++, turn++) {
+                gemm_case c;
+                memset(&c, 0, sizeof c);
+                c.m = turn & 1 ? 70 : 140, c.n = widths[w], c.k = c.n + (turn % 5 ? 128 : 2496), c.pad = up(c.n, 32) - c.n;
+                c.a = c.b = turn & 1 ? TE_BF16 : TE_F8E4M3;
+                c.d = outputs[d];
+                c.b_transposed = true;
+                c.bias = turn & 2 ? outputs[(d + turn) % 3] : TE_DTYPE_NONE;
+                c.accumulate = turn % 3 == turn / 9 % 3;
+                c.split_accumulator = turn & 4;
+                c.epilogue = (te_epilogue)e;
+                run_case(te, &c);
             }
 }
 

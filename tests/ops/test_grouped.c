@@ -247,6 +247,25 @@ TE_TEST_DEVICES(grouped_blocks) {
         }
 }
 
+/* Rows of D and aux at multiples of 64 bytes that end anywhere: TMA would write on to the next multiple of 16. */
+TE_TEST_DEVICES(grouped_d_beside) {
+    static const int64_t widths[] = {10, 150, 297};
+    int turn = 0;
+    for (int w = 0; w < COUNT(widths); w++)
+        for (int kind = 0; kind < 4; kind++) /* the epilogues of rows, sums along k */
+            for (int d = 0; d < COUNT(outputs); d++, turn++) {
+                grouped_case c = any_case(0, kind < 3 && turn & 1 ? 3 : 0, turn);
+                c.along_k = c.a_transposed = kind == 3;
+                c.epilogue = kind < 3 ? (te_epilogue)kind : TE_EPILOGUE_NONE;
+                c.b_transposed = kind < 3;
+                c.n = widths[w], c.m = kind == 3 ? c.n + 32 : 0, c.k = kind < 3 ? c.n + 96 : 0, c.pad = (32 - c.n % 32) % 32;
+                c.d = outputs[d];
+                c.bias = kind < 3 && turn % 4 >= 2 ? TE_F32 : TE_DTYPE_NONE;
+                c.accumulate = turn % 3 == 1;
+                run_case(te, &c);
+            }
+}
+
 /* More tiles than a GPU has multiprocessors, long k, groups that end within slabs and tiles. */
 TE_TEST_DEVICES(grouped_many_tiles) {
     static const int64_t sizes[] = {700, 0, 130, 1, 64, 259, 0, 300};

@@ -141,11 +141,11 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
     k->h.g = common.g;
     k->groups = common.groups;
     out = k->h.g;
+    store = te__gemm_store_of(&out);
     if (a->along_k) { /* the third dimension of D's map: its groups */
         out.splits = (int)a->groups;
         out.d_split = k->groups.b_elements;
     }
-    store = te__gemm_store_of(&out);
     by_tma = (store & TE__GEMM_STORE) != 0;
     shares_a = t->cluster > 1 && (t->bm > t->bn || !a->along_k);
     down = t->bm * (shares_a ? 1 : t->cluster);

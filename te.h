@@ -9994,7 +9994,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_decode.cu */
     "//",
     "// The operand stays as it lies, transposed or not: the bf16 kernels take both. The floor is the bytes: 3 for each fp8 code, 2.5 for fp4.",
     "//",
-    "// One H200, 2026-11-21, te_bench mxfp8 nvfp4: with the product, over our bf16, geometric means of 11 shapes 0.82 and 0.85.",
+    "// One H200, 2026-11-21, te_bench mxfp8 nvfp4: with the product, over our bf16, geometric means of 10 shapes 0.85 and 0.88.",
     "//",
     "// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of 32 bytes.",
     "// te:baseline",
@@ -10187,18 +10187,18 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, but for 128. Split s of a tile does k from s * k_split on,",
     "//         to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "//",
-    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.02 to 1.03 of cuBLASLt), fp8 1521 (1.00), split accumulation 1463",
-    "// (0.98), 1x128 by 128x128 blocks 1368 (1.01), 1x128 by 1x128 added to f32 993 (0.95; 875 on a hot card). Over the plain product, geometric means of",
+    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1516 (1.00), split accumulation 1443",
+    "// (0.99), 1x128 by 128x128 blocks 1352 (1.01), 1x128 by 1x128 added to f32 983 (0.96; 875 on a hot card). Over the plain product, geometric means of",
     "// n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:",
     "//               bias         bias, GELU, aux   dGELU         dGELU, bias gradient",
-    "//   bf16        0.99 (0.99)  1.01 (0.93)       0.97 (0.85)   0.96 (0.60)",
-    "//   fp8         0.98 (0.98)  1.00 (0.85)       0.90 (0.43)   0.89 (0.43)",
-    "//   fp8 blocks  0.99 (0.96)  0.91 (none)       0.88 (0.47)   0.83 (0.46)",
+    "//   bf16        0.99 (0.99)  1.01 (0.93)       0.97 (0.85)   0.97 (0.61)",
+    "//   fp8         0.98 (0.98)  1.00 (0.85)       0.91 (0.44)   0.89 (0.44)",
+    "//   fp8 blocks  0.99 (0.96)  0.91 (none)       0.88 (0.46)   0.83 (0.46)",
     "// dGELU of fp8 wants ping-pong, whose tile of 128 x 128 has 0.94 of the large tile's speed by itself; promoting warpgroups have no registers for it.",
     "// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.94 (blocks 0.91, 0.94), 64 of 512 rows 0.83 to 0.85 (blocks 0.81:",
     "// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.56 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.97 to 1.24.",
-    "// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.07 to 1.16, fp8 1.36 to 1.44; 8191 x 6145 x 4097",
-    "// 1.09 to 1.17.",
+    "// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.19 to 1.22, fp8 1.31 to 1.42; 8191 x 6145 x 4097",
+    "// 1.08 to 1.17. Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.33 to 1.46.",
     "// te:arch 90a",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
@@ -11469,6 +11469,10 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "// 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its operands word by word. FP8 is decoded into f16,",
     "// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two",
     "// pieces that hold them.",
+    "//",
+    "// One H200, 2026-11-21, te_bench few, 1 x 4096 x 4096 and 1 x 4096 x 14336: bf16 17.1 us and 40.9 (1.10 and 1.03 of cuBLASLt), fp8 10.5 and 22.0 (1.02",
+    "// and 1.20), 1x128 by 128x128 10.4 and 22.3, MXFP8 13.4 and 32.4, NVFP4 12.9 and 30.4. Decoding costs: 1 x 128256 x 4096 takes 245 us with MXFP8, 141 with",
+    "// 1x128 blocks.",
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8",
     "//          FEW_A       A is the short one",
@@ -16642,7 +16646,7 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_mma.cu", te__source_54, 406},
     {"ops/gemm/gemm_naive.cu", te__source_55, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_56, 31},
-    {"ops/gemm/gemm_skinny.cu", te__source_57, 223},
+    {"ops/gemm/gemm_skinny.cu", te__source_57, 227},
     {"ops/gemm/groups.cuh", te__source_58, 119},
     {"ops/gemm/kargs.h", te__source_59, 136},
     {"ops/gemm/naive.cuh", te__source_60, 71},
@@ -16739,7 +16743,7 @@ static const te__baseline te__baselines[] = {
     {"cast/transpose_nibbles", "1a6b91cc2f5157a1f269623f6199e421", 967909},
     {"dropout/dropout_add", "57ae93b566b5027e27140c56c3a3213a", 984932},
     {"gemm/gemm_align", "cf100820e9581e25beb1ac2cc624fa0b", 1000924},
-    {"gemm/gemm_decode", "d8e045ce96d15e4718a2054423c4bb88", 1010834},
+    {"gemm/gemm_decode", "9b9289680b6af62f903cfea940c6ac76", 1010834},
     {"gemm/gemm_grouped_naive", "80974ac4128088729a7408a1d4479a87", 1042149},
     {"gemm/gemm_naive", "0e9162c4f42adfc9c6383d5cc1a50b2c", 1237890},
     {"loss/cross_entropy_bwd", "9cad7e14aa6674b43df124dc7e26a2be", 1434975},
@@ -31372,10 +31376,10 @@ static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_
 /* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host brings to each launch. Knows the device by its table;
  * must not know modules or optimizers, which come as parts.
  *
- * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 27 to 51 launches): the host spends 3.1 to 4.1 us on a
- * te_graph_launch (5.6 once), whatever it holds, and on each launch by calls 3.2 to 3.7 us in a quiet run, 3.6 to 5.5 in a busy one; the step takes 0.96 to
- * 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), less where the host is late. A layer of 8B parameters'
- * size takes the same time both ways (0.96 to 1.04). */
+ * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 27 to 51 launches): the host spends 2.9 to 3.1 us on a
+ * te_graph_launch, whatever it holds, and on each launch by calls 3.1 to 3.6 us (up to 5.5 where the machine was busy); the step takes 0.97 to 0.99 of its
+ * time by calls, whose kernels follow one another closely themselves (te_follow), less where the host is late. A layer of 8B parameters' size takes the
+ * same time both ways (0.97 to 1.03). */
 
 /* ---- what is noted in between ---- */
 

@@ -1488,7 +1488,7 @@ static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dty
             alternative_text(b, &p, list[i].text, sizeof list[i].text);
             list[i].cost = te__gemm_tune.cost[i];
             list[i].seconds = measure(b, run_alternative, &p);
-            if (!cheapest || list[i].cost < cheapest) cheapest = list[i].cost;
+            if (i == 0 || list[i].cost < cheapest) cheapest = list[i].cost;
             if (strcmp(list[i].text, pick) == 0) picked = list[i].seconds;
         }
         te__gemm_tune.take = -1;

@@ -5,7 +5,7 @@
  * Prints registers per thread for each architecture ("!": it spills), and the processor time that the slowest one took to compile.
  * Fails when a kernel does not compile, and, for kernels of exactly one architecture (te:arch 90a), which are written against its
  * register file, when one spills or when ptxas serialises its wgmma instructions (notes C75xx); and when a row takes too long to
- * compile for sm_90a: users wait for that. */
+ * compile for sm_90a, alone and again too: users wait for that, but for a kernel without options that has rows with options, which is embedded as PTX. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #include "te_parts.h"
@@ -26,6 +26,7 @@ typedef struct result {
 
 typedef struct row {
     char family[64], kernel[96], options[TE__OPTIONS_TEXT];
+    bool ahead; /* compiled by `make ptx`: whoever has NVRTC compiles one with options */
     te__kernel_marks marks;
     te__unit unit;
     result results[NUM_ARCHS];
@@ -36,7 +37,7 @@ static row *rows;
 static int64_t num_rows, next_task;
 static int only_arch;
 
-static void add_row(const te__kernels *kernels, const char *family, const char *kernel, const char *options, const te__kernel_marks *marks) {
+static row *add_row(const te__kernels *kernels, const char *family, const char *kernel, const char *options, const te__kernel_marks *marks) {
     te__text why = TE_ZERO;
     rows = (row *)realloc(rows, (size_t)(num_rows + 1) * sizeof(row));
     if (!rows) exit(2);
@@ -56,6 +57,7 @@ static void add_row(const te__kernels *kernels, const char *family, const char *
         for (int i = 0; i < nvrtc->num_archs; i++) known |= nvrtc->archs[i] == archs[a];
         r->results[a].wanted = known && (!only_arch || archs[a] == only_arch) && (marks->exact ? archs[a] == marks->arch : archs[a] >= marks->arch);
     }
+    return r;
 }
 
 /* "X_DT=3 Y_DT=3  and words" => "X_DT=3,Y_DT=3". */
@@ -113,6 +115,9 @@ static void compile(row *r, int a) {
     te__text image = TE_ZERO;
     char arch[24];
     double start = thread_seconds();
+    out->spilled = 0;
+    out->failed = out->slow = false;
+    te__text_free(&out->log);
     te__nvrtc_arch(nvrtc, archs[a], arch, sizeof arch);
     out->failed = !te__nvrtc_compile(nvrtc, &r->unit, r->options, arch, "--ptxas-options=-v", &image, &out->log);
     out->seconds = thread_seconds() - start;
@@ -121,7 +126,7 @@ static void compile(row *r, int a) {
     if (at) out->registers = atoi(at + 5);
     for (at = log; (at = strstr(at, " bytes spill")) != NULL; at++) out->spilled += number_before(at, log);
     if (r->marks.exact && (out->spilled || strstr(log, "C75"))) out->failed = true;
-    if (archs[a] == TIMED_ARCH && out->seconds > seconds_allowed) out->failed = out->slow = true;
+    if (archs[a] == TIMED_ARCH && !r->ahead && out->seconds > seconds_allowed) out->failed = out->slow = true;
 }
 
 static void worker(void *user) {
@@ -132,6 +137,13 @@ static void worker(void *user) {
     }
 }
 
+/* Rows that took too long among all the others: alone, and again, before they count as slow. */
+static void compile_slow_ones_again(void) {
+    for (int64_t i = 0; i < num_rows; i++)
+        for (int a = 0; a < NUM_ARCHS; a++)
+            for (int times = 0; times < 3 && rows[i].results[a].slow; times++) compile(&rows[i], a);
+}
+
 static void run_all(void) {
     enum { MAX_THREADS = 64 };
     te__thread threads[MAX_THREADS];
@@ -139,6 +151,7 @@ static void run_all(void) {
     while (started < wanted && te__thread_start(&threads[started], worker, NULL)) started++;
     worker(NULL);
     while (started > 0) te__thread_join(&threads[--started]);
+    compile_slow_ones_again();
 }
 
 static void print_head(void) {
@@ -164,7 +177,7 @@ static int print_row(const row *r) {
         failures += x->failed;
         if (x->seconds > r->results[slowest].seconds) slowest = a;
     }
-    printf("  %5.2f s (%d)%s\n", r->results[slowest].seconds, archs[slowest], archs[slowest] == TIMED_ARCH && r->results[slowest].seconds > seconds_wanted ? " long" : "");
+    printf("  %5.2f s (%d)%s\n", r->results[slowest].seconds, archs[slowest], archs[slowest] == TIMED_ARCH && !r->ahead && r->results[slowest].seconds > seconds_wanted ? " long" : "");
     return failures;
 }
 
@@ -198,7 +211,7 @@ int main(int argc, char **argv) {
         const char *text = kernels->files[i].text;
         if (!kernel_path(kernels->files[i].path, family, kernel)) continue;
         te__kernel_marks marks = te__kernel_marks_of(text);
-        if (marks.baseline && chosen(argc, argv, family, kernel, "")) add_row(kernels, family, kernel, "", &marks);
+        if (marks.baseline && chosen(argc, argv, family, kernel, "")) add_row(kernels, family, kernel, "", &marks)->ahead = te__kernel_mark(text, "row", 0, value, sizeof value);
         int n = 0;
         for (; te__kernel_mark(text, "row", n, value, sizeof value); n++) {
             row_options(value, options);

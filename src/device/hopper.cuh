@@ -164,10 +164,12 @@ template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
     TE__REGISTERS_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TE__REGISTERS_128 \
+#define TE__REGISTERS_96 \
     TE__REGISTERS_64 ", " \
     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TE__REGISTERS_128 \
+    TE__REGISTERS_96 ", " \
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define TE__FLOATS_8(d, i) \
@@ -185,6 +187,11 @@ template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                                \
                  "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, %64, %65, p" flags "; }"            \
                  : TE__FLOATS_64(d, 0)                                                                                      \
+                 : "l"(a), "l"(b), "r"((int)(keep)))
+#define TE_WGMMA_192(types, flags, d, a, b, keep)                                                                           \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %98, 0;\n"                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n192" types " {" TE__REGISTERS_96 "}, %96, %97, p" flags "; }"            \
+                 : TE__FLOATS_64(d, 0), TE__FLOATS_32(d, 64)                                                                \
                  : "l"(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_256(types, flags, d, a, b, keep)                                                                           \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0;\n"                                                               \

@@ -176,7 +176,7 @@ static void check_padding(const char *name, const float *got, const float *befor
 static void run_case(te_ctx *te, const gemm_case *c) {
     bool cuda = te_ctx_is_cuda(te);
     int64_t m = c->m, n = c->n, k = c->k, pad = c->pad;
-    double magnitude = c->magnitude ? c->magnitude : 1;
+    double magnitude = c->magnitude > 0 ? c->magnitude : 1;
     float *bias = test_rounded(c->bias ? c->bias : TE_F32, test_normal(n, 3), n);
     float *old = test_rounded(c->d, test_normal(m * n, 4), m * n), *aux = test_rounded(c->d, test_normal(m * n, 5), m * n);
     float scale_a = 0.37f, scale_b = 1.7f;

@@ -48,7 +48,7 @@ static void convert(const void *src, te_dtype from, void *dst, te_dtype to, int6
 TE_TEST_DEVICES(copy_every_pair) {
     enum { N = 203 };
     float *odd = test_specials(N, 1);
-    const float more[] = {255, 256, -1, 0.5f, 254.99f, 2147483648.0f, -2147483904.0f, 9.3e18f, -9.3e18f, 16777217};
+    const float more[] = {255, 256, -1, 0.5f, 254.99f, 2147483648.0f, -2147483904.0f, 9.3e18f, -9.3e18f, (float)16777217};
     memcpy(odd, more, sizeof more);
     for (int s = 0; s < COUNT(plain); s++) {
         te_dtype from = plain[s];

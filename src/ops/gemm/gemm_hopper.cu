@@ -45,9 +45,9 @@
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
-//          BN, WAVES   128 or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
+//          BN, WAVES   128, 192 (WAVES = 1, CLUSTER = 1) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
 //          CLUSTER     1 or 2; with SPLIT also 4 or 8
-//          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128
+//          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192
 //          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start anywhere
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),
 //          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),
@@ -93,6 +93,16 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=33 D_DT=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=130 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=81 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=33 D_DT=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=130 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0
@@ -200,6 +210,7 @@
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
+static_assert(BN != 192 || (WAVES == 1 && !SHARE && !GROUPED && !COPIES), "a tile that nobody shares");
 static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
 static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
 static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM + BN <= 256 && !LOADS), "copies");
@@ -232,6 +243,8 @@ static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same
 #define B_FLAG_1 ", 0"
 #if BN == 256 && WAVES
 #define MULTIPLY TE_WGMMA_256
+#elif BN == 192
+#define MULTIPLY TE_WGMMA_192
 #elif BN == 128 && !WAVES
 #define MULTIPLY TE_WGMMA_64
 #else

@@ -93,7 +93,7 @@ struct te_way_out {
         for (int i = 0; i < (WN + 127) / 128; i++) {
             float b = __uint_as_float(a.g.bias_dt == TE_F32 ? bias[i] : bias[i] << 16);
             if (a.g.bias_dt == TE_F16) b = te_f16_to_f32((te_u16)bias[i]);
-            if (WN >= 128 || threadIdx.x % 128 < WN) te_sts4(biases + (threadIdx.x % 128 + 128 * i) * 4, __float_as_uint(b));
+            if (threadIdx.x % 128 + 128 * i < WN) te_sts4(biases + (threadIdx.x % 128 + 128 * i) * 4, __float_as_uint(b));
         }
     }
 
@@ -282,7 +282,7 @@ struct te_way_out {
 // Bulk copies of rows are slower: 763 us for 8192 x 50257 x 768 in fp8, where the multiplying and all but the copies took 592.
 
 struct te_rows_out {
-    static const int SIZE = D_DT == 1 ? 4 : 2, COLS = WN * SIZE < LINE ? WN : LINE / SIZE, TIMES = WN / COLS; // bytes of an element; columns of a line
+    static const int SIZE = D_DT == 1 ? 4 : 2, COLS = WN * SIZE < LINE ? WN : WN * SIZE % LINE ? LINE / SIZE / 2 : LINE / SIZE, TIMES = WN / COLS; // bytes of an element; columns of a line
     static const int PIECES = COLS * SIZE / 16, AT_ONCE = 32 / PIECES; // whole ones of a row; rows that a warp stores at once
     const te__gemm_kargs &a;
     float scale;

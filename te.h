@@ -10194,18 +10194,20 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, but for 128. Split s of a tile does k from s * k_split on,",
     "//         to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "//",
-    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1516 (1.00), split accumulation 1443",
-    "// (0.99), 1x128 by 128x128 blocks 1352 (1.01), 1x128 by 1x128 added to f32 983 (0.96; 875 on a hot card). Over the plain product, geometric means of",
+    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1536 (1.00), split accumulation 1459",
+    "// (0.99), 1x128 by 128x128 blocks 1370 (1.01), 1x128 by 1x128 added to f32 994 (0.96; 875 on a hot card). Over the plain product, geometric means of",
     "// n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:",
     "//               bias         bias, GELU, aux   dGELU         dGELU, bias gradient",
-    "//   bf16        0.99 (0.99)  1.01 (0.93)       0.97 (0.85)   0.97 (0.61)",
-    "//   fp8         0.98 (0.98)  1.00 (0.85)       0.91 (0.44)   0.89 (0.44)",
-    "//   fp8 blocks  0.99 (0.96)  0.91 (none)       0.88 (0.46)   0.83 (0.46)",
+    "//   bf16        0.99 (0.99)  1.01 (0.93)       0.97 (0.85)   0.96 (0.60)",
+    "//   fp8         0.98 (0.98)  1.00 (0.85)       0.91 (0.43)   0.89 (0.43)",
+    "//   fp8 blocks  1.00 (0.96)  0.91 (none)       0.88 (0.46)   0.83 (0.46)",
     "// dGELU of fp8 wants ping-pong, whose tile of 128 x 128 has 0.94 of the large tile's speed by itself; promoting warpgroups have no registers for it.",
     "// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.94 (blocks 0.91, 0.94), 64 of 512 rows 0.83 to 0.85 (blocks 0.81:",
     "// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.56 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.97 to 1.24.",
-    "// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.19 to 1.22, fp8 1.31 to 1.42; 8191 x 6145 x 4097",
-    "// 1.08 to 1.17. Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.33 to 1.46.",
+    "// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.17 to 1.29, fp8 1.32 to 1.53; 8191 x 6145 x 4097",
+    "// 1.08 to 1.17. Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.33 to 1.48. Narrow ones, te_bench --tune, in brackets cuBLASLt's time, us:",
+    "// 4096 x 768 x 3072 bf16 29.4 (29.6), 8192 x 2304 x 768 42.7 (46.0), 3072 x 768 x 4096 36.8 (32.4), 768 x 768 x 4096 16.0 (15.0); fp8 16384 x 3072 x 768",
+    "// 58.0 (70.7).",
     "// te:arch 90a",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
@@ -11490,8 +11492,8 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two",
     "// pieces that hold them.",
     "//",
-    "// One H200, 2026-11-21, te_bench few, 1 x 4096 x 4096 and 1 x 4096 x 14336: bf16 17.1 us and 40.9 (1.10 and 1.03 of cuBLASLt), fp8 10.5 and 22.0 (1.02",
-    "// and 1.20), 1x128 by 128x128 10.4 and 22.3, MXFP8 13.4 and 32.4, NVFP4 12.9 and 30.4. Decoding costs: 1 x 128256 x 4096 takes 245 us with MXFP8, 141 with",
+    "// One H200, 2026-11-21, te_bench few, 1 x 4096 x 4096 and 1 x 4096 x 14336: bf16 16.8 us and 41.2 (1.09 and 1.03 of cuBLASLt), fp8 10.4 and 21.9 (1.03",
+    "// and 1.21), 1x128 by 128x128 10.3 and 22.3, MXFP8 13.4 and 32.4, NVFP4 12.8 and 30.7. Decoding costs: 1 x 128256 x 4096 takes 246 us with MXFP8, 142 with",
     "// 1x128 blocks.",
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8",
@@ -16662,7 +16664,7 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_decode.cu", te__source_50, 82},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_51, 16},
     {"ops/gemm/gemm_groups.cu", te__source_52, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_53, 883},
+    {"ops/gemm/gemm_hopper.cu", te__source_53, 885},
     {"ops/gemm/gemm_mma.cu", te__source_54, 406},
     {"ops/gemm/gemm_naive.cu", te__source_55, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_56, 31},
@@ -27212,8 +27214,8 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
 
 /* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
- * few lines by a few long ones. And gemm_hopper's ring keeps more bytes on the way than warps do, which tells with very many (a few rows by 128256 x 4096
- * bf16: 254 us, here 281); with few columns most of its ring is B's, and empty. */
+ * few lines by a few long ones. And gemm_hopper's ring keeps more bytes on the way than warps do, which tells with very many (one row by 128256 x 4096
+ * bf16: 257 us, here 281); with few columns most of its ring is B's, and empty. */
 static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
@@ -31398,7 +31400,7 @@ static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_
  * must not know modules or optimizers, which come as parts.
  *
  * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 27 to 51 launches): the host spends 2.9 to 3.1 us on a
- * te_graph_launch, whatever it holds, and on each launch by calls 3.1 to 3.6 us (up to 5.5 where the machine was busy); the step takes 0.97 to 0.99 of its
+ * te_graph_launch, whatever it holds, and on each launch by calls 3.1 to 3.6 us (6.1 and 5.4 where the machine was busy); the step takes 0.97 to 0.99 of its
  * time by calls, whose kernels follow one another closely themselves (te_follow), less where the host is late. A layer of 8B parameters' size takes the
  * same time both ways (0.97 to 1.03). */
 

@@ -2,7 +2,7 @@
  * must not know modules or optimizers, which come as parts.
  *
  * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 27 to 51 launches): the host spends 2.9 to 3.1 us on a
- * te_graph_launch, whatever it holds, and on each launch by calls 3.1 to 3.6 us (up to 5.5 where the machine was busy); the step takes 0.97 to 0.99 of its
+ * te_graph_launch, whatever it holds, and on each launch by calls 3.1 to 3.6 us (6.1 and 5.4 where the machine was busy); the step takes 0.97 to 0.99 of its
  * time by calls, whose kernels follow one another closely themselves (te_follow), less where the host is late. A layer of 8B parameters' size takes the
  * same time both ways (0.97 to 1.03). */
 

@@ -584,8 +584,8 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
 
 /* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
- * few lines by a few long ones. And gemm_hopper's ring keeps more bytes on the way than warps do, which tells with very many (a few rows by 128256 x 4096
- * bf16: 254 us, here 281); with few columns most of its ring is B's, and empty. */
+ * few lines by a few long ones. And gemm_hopper's ring keeps more bytes on the way than warps do, which tells with very many (one row by 128256 x 4096
+ * bf16: 257 us, here 281); with few columns most of its ring is B's, and empty. */
 static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;

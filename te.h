@@ -893,7 +893,7 @@ typedef struct te_quant_error_args {
  *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
- * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. sm_90: an operand whose rows are not at multiples
+ * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up, but where m or n is at most 8. sm_90: an operand whose rows are not at multiples
  * of 16 bytes may be copied into a workspace of its size first, and one of up to 256 MB whose rows are not at multiples of 32 where that is quicker.
  * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because the tensors may be padded or of
  * more dimensions. */
@@ -6323,7 +6323,8 @@ static const char *const te__source_6[] = { /* device/hopper.cuh */
     "                 \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(bar)",
     "                 : \"memory\");",
     "}",
-    "// Shared memory to the map's box at (x, y, z), or added to it; what lies outside is not written. Before: te_async_fence() by all that wrote,",
+    "// Shared memory to the map's box at (x, y, z), or added to it; what lies outside is not written, but whole pieces of 16 bytes are: a row must end with one,",
+    "// or have nothing beside it. Before: te_async_fence() by all that wrote,",
     "// and a barrier.",
     "TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {",
     "    asm volatile(\"cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\" ::\"l\"(map), \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(src)",
@@ -10001,7 +10002,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_decode.cu */
     "//",
     "// The operand stays as it lies, transposed or not: the bf16 kernels take both. The floor is the bytes: 3 for each fp8 code, 2.5 for fp4.",
     "//",
-    "// One H200, 2026-11-21, te_bench mxfp8 nvfp4: with the product, over our bf16, geometric means of 10 shapes 0.85 and 0.88.",
+    "// One H200, 2026-11-21, te_bench mxfp8 nvfp4: with the product, over our bf16, geometric means of the 10 shapes that are not gemm_skinny's 0.85 and 0.88.",
     "//",
     "// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of 32 bytes.",
     "// te:baseline",
@@ -10160,8 +10161,8 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "//",
     "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by",
     "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before, for",
-    "// the first chunks of a tile by a warp beside the one that copies slabs: those that multiply have no time for it. Other D (rows that are not at",
-    "// multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_rows_out. The bias",
+    "// the first chunks of a tile by a warp beside the one that copies slabs: those that multiply have no time for it. Other D (rows that start or",
+    "// end within 16 bytes: TMA writes whole ones) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_rows_out. The bias",
     "// gradient leaves as sums over 64 rows of D, to be added up by gemm_bias_gradient.",
     "//",
     "// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the",
@@ -10183,29 +10184,29 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2",
     "//          A_T, B_T    A lies k x m, B lies n x k",
-    "//          BN, WAVES   128, 192 (WAVES = 1, CLUSTER = 1) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384",
+    "//          BN, WAVES   128, 192 (WAVES = 1; no cluster but SPLIT's, not COPIES, not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384",
     "//          CLUSTER     1 or 2; with SPLIT also 4 or 8",
     "//          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192",
-    "//          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start anywhere",
-    "//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),",
+    "//          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start or end anywhere",
+    "//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128),",
     "//          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),",
     "//          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).",
     "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their",
-    "//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, but for 128. Split s of a tile does k from s * k_split on,",
+    "//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k from s * k_split on,",
     "//         to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "//",
-    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1536 (1.00), split accumulation 1459",
-    "// (0.99), 1x128 by 128x128 blocks 1370 (1.01), 1x128 by 1x128 added to f32 994 (0.96; 875 on a hot card). Over the plain product, geometric means of",
+    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 720 to 810 TFLOP/s (1.01 to 1.05 of cuBLASLt), fp8 1536 (1.00), split accumulation 1459",
+    "// (0.98), 1x128 by 128x128 blocks 1370 (1.01), 1x128 by 1x128 added to f32 994 (0.95; 875 on a hot card). Over the plain product, geometric means of",
     "// n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:",
     "//               bias         bias, GELU, aux   dGELU         dGELU, bias gradient",
-    "//   bf16        0.99 (0.99)  1.01 (0.93)       0.97 (0.85)   0.96 (0.60)",
+    "//   bf16        0.99 (0.99)  1.00 (0.93)       0.97 (0.84)   0.96 (0.60)",
     "//   fp8         0.98 (0.98)  1.00 (0.85)       0.91 (0.43)   0.89 (0.43)",
     "//   fp8 blocks  1.00 (0.96)  0.91 (none)       0.88 (0.46)   0.83 (0.46)",
     "// dGELU of fp8 wants ping-pong, whose tile of 128 x 128 has 0.94 of the large tile's speed by itself; promoting warpgroups have no registers for it.",
-    "// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.94 (blocks 0.91, 0.94), 64 of 512 rows 0.83 to 0.85 (blocks 0.81:",
+    "// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.93 (blocks 0.88, 0.91), 64 of 512 rows 0.84 to 0.86 (blocks 0.80, 0.81:",
     "// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.56 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.97 to 1.24.",
     "// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.17 to 1.29, fp8 1.32 to 1.53; 8191 x 6145 x 4097",
-    "// 1.08 to 1.17. Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.33 to 1.48. Narrow ones, te_bench --tune, in brackets cuBLASLt's time, us:",
+    "// 1.09 to 1.17. Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.33 to 1.48. Narrow ones, te_bench --tune, in brackets cuBLASLt's time, us:",
     "// 4096 x 768 x 3072 bf16 29.4 (29.6), 8192 x 2304 x 768 42.7 (46.0), 3072 x 768 x 4096 36.8 (32.4), 768 x 768 x 4096 16.0 (15.0); fp8 16384 x 3072 x 768",
     "// 58.0 (70.7).",
     "// te:arch 90a",
@@ -10241,9 +10242,12 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=81 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=3 D_DT=3",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=15 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=33 D_DT=1",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=130 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
+    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0",
@@ -11510,6 +11514,7 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "// te:row A_DT=3 B_DT=3 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8",
     "// te:row A_DT=2 B_DT=2 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8",
     "// te:row A_DT=4 B_DT=4 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=16",
+    "// te:row A_DT=4 B_DT=4 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8",
     "// te:row A_DT=5 B_DT=4 FEW_A=1 EIGHTS=1 ALIGNED=0 WARPS=8",
     "// te:row A_DT=4 B_DT=4 BLOCK=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8",
     "// te:row A_DT=4 B_DT=4 BLOCK=2 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8",
@@ -11923,7 +11928,7 @@ static const char *const te__source_59[] = { /* ops/gemm/kargs.h */
     "    TE__GEMM_STORE_DGELU = 16,",
     "    TE__GEMM_STORE_ADD = 32, /* to D */",
     "    TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */",
-    "    TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start anywhere */",
+    "    TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start or end anywhere */",
     "};",
     "",
     "/* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */",
@@ -12335,7 +12340,7 @@ static const char *const te__source_62[] = { /* ops/gemm/way_out.cuh */
     "    }",
     "};",
     "",
-    "// ---- D whose rows start anywhere, with nothing but scale and bias to be done -------------------------------------------------",
+    "// ---- D whose rows start or end anywhere, with nothing but scale and bias to be done ------------------------------------------",
     "//",
     "//   accumulators -> v = scale acc + bias -> 16 lines of shared memory for each warp -> D",
     "//",
@@ -16617,7 +16622,7 @@ static const te__source te__sources[] = {
     {"base/scaling.h", te__source_3, 83},
     {"device/base.cuh", te__source_4, 240},
     {"device/eight.cuh", te__source_5, 53},
-    {"device/hopper.cuh", te__source_6, 200},
+    {"device/hopper.cuh", te__source_6, 201},
     {"device/mma.cuh", te__source_7, 112},
     {"device/raw8.cuh", te__source_8, 107},
     {"device/tile.cuh", te__source_9, 86},
@@ -16664,11 +16669,11 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_decode.cu", te__source_50, 82},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_51, 16},
     {"ops/gemm/gemm_groups.cu", te__source_52, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_53, 885},
+    {"ops/gemm/gemm_hopper.cu", te__source_53, 888},
     {"ops/gemm/gemm_mma.cu", te__source_54, 406},
     {"ops/gemm/gemm_naive.cu", te__source_55, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_56, 31},
-    {"ops/gemm/gemm_skinny.cu", te__source_57, 227},
+    {"ops/gemm/gemm_skinny.cu", te__source_57, 228},
     {"ops/gemm/groups.cuh", te__source_58, 119},
     {"ops/gemm/kargs.h", te__source_59, 136},
     {"ops/gemm/naive.cuh", te__source_60, 71},
@@ -16764,10 +16769,10 @@ static const te__baseline te__baselines[] = {
     {"cast/transpose", "1f9a25cb32b9e0431e0e5596a4e7df80", 941000},
     {"cast/transpose_nibbles", "1a6b91cc2f5157a1f269623f6199e421", 967909},
     {"dropout/dropout_add", "57ae93b566b5027e27140c56c3a3213a", 984932},
-    {"gemm/gemm_align", "cf100820e9581e25beb1ac2cc624fa0b", 1000924},
-    {"gemm/gemm_decode", "9b9289680b6af62f903cfea940c6ac76", 1010834},
-    {"gemm/gemm_grouped_naive", "80974ac4128088729a7408a1d4479a87", 1042149},
-    {"gemm/gemm_naive", "0e9162c4f42adfc9c6383d5cc1a50b2c", 1237890},
+    {"gemm/gemm_align", "85450660963d36f4537e2c2cd325be6a", 1000924},
+    {"gemm/gemm_decode", "f4de6da416374bf0f99bf4ddb5d0b838", 1010834},
+    {"gemm/gemm_grouped_naive", "68de1e5336199ea243a848a57582fbb7", 1042149},
+    {"gemm/gemm_naive", "6d3b51ffa22ba32d2577ef5ddfff112a", 1237890},
     {"loss/cross_entropy_bwd", "9cad7e14aa6674b43df124dc7e26a2be", 1434975},
     {"loss/cross_entropy_count", "b9a7bf55b22502ae8530c3b12ef18191", 1452176},
     {"loss/cross_entropy_fwd", "051e6b997d6946106a29926ea40724d6", 1458209},
@@ -26016,7 +26021,7 @@ enum {
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
     TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
-    TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start anywhere */
+    TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start or end anywhere */
 };
 
 /* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */
@@ -26680,8 +26685,8 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* What a slab takes of a block at least if rows are off sectors: TMA writes such rows into shared memory at half the speed, asked for by this block or by
- * the other one of its cluster. */
+/* What a slab takes of a block at least if rows are off sectors: TMA then needs some five cycles for each that the block asks for, and some for each that
+ * the other one of its cluster asks for. Fitted with the rest. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = t->bm > t->bn ? t->cluster : 1, share_b = t->bm > t->bn ? 1 : t->cluster;
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
@@ -26694,13 +26699,13 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
  * L2 cache; within a cluster, an exchange of the tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of
  * them. work: on D's way out, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
-                            double work) {
+                            bool tma, double work) {
     const te_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
     int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
     int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
     int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
-    double slab = fmax(size / t->speed, p->hopper ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
+    double slab = fmax(size / t->speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
     double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
     double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
@@ -26737,15 +26742,21 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_REMEMBERS true
 #endif
 
+/* Rows of n elements that TMA may store: they start and end at multiples of 16 bytes. It writes whole pieces of 16: where a row ends within one, over what
+ * lies beside it. */
+static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int64_t size) {
+    return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
+}
+
 /* What is to be done on D's way out, or shifted there: see te__gemm_cost. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
-    return !p->hopper || (te__is_aligned(a->d, 16) && te__gemm_ld(a->d) * te__dtype_size(a->d->dtype) % 16 == 0) ? 0.0 : 0.5;
+    return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
 }
 
-/* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
-static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
+/* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA and may add up splits within a cluster. */
+static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
@@ -26757,9 +26768,9 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     int i, s, together;
     for (i = 0; i < count; i++)
         for (s = 0; s < TE__COUNT(splits); s++)
-            for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
+            for (together = 0; together <= (hopper && kinds[i].cluster == 1); together++) {
                 int64_t each = te__div_up(slabs, splits[s]);
-                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, work);
+                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, hopper, work);
                 if (s > 0 && slabs < SHORTEST * splits[s]) continue;
                 if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
                              : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
@@ -26780,12 +26791,12 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
 typedef struct te__gemm_key {
     int64_t m, n, k, bk;
     uint64_t kinds; /* the address of the list */
-    int dtype, block, work, flags; /* clusters, whose rows are off sectors */
+    int dtype, block, work, flags; /* hopper, whose rows are off sectors */
 } te__gemm_key;
 typedef char te__gemm_memo_fits[sizeof(te__gemm_key) == TE__MEMO_KEY && sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
 /* The same, searched once: that takes a quarter of what a launch takes. */
-static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
+static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_gemm_args *a = q->args;
     te__gemm_choice c;
     te__gemm_key key;
@@ -26799,13 +26810,13 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
     key.dtype = (int)q->a.dtype;
     key.block = q->block;
     key.work = (int)(2.0 * te__gemm_work(p, q));
-    key.flags = (clusters ? 1 : 0) | (te__gemm_side_is_off(&q->a) ? 2 : 0) | (te__gemm_side_is_off(&q->b) ? 4 : 0);
+    key.flags = (hopper ? 1 : 0) | (te__gemm_side_is_off(&q->a) ? 2 : 0) | (te__gemm_side_is_off(&q->b) ? 4 : 0);
     if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
     if (known) {
         memcpy(&c, memo, sizeof(c));
         return c;
     }
-    c = te__gemm_search(p, kinds, count, q, bk, clusters);
+    c = te__gemm_search(p, kinds, count, q, bk, hopper);
     if (memo) memcpy(memo, &c, sizeof(c));
     return c;
 }
@@ -26960,7 +26971,8 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
 static double te__gemm_seconds(const te__gemm_problem *q) {
     return 2.0 * (double)te__round_up(q->args->m, 64) * (double)te__round_up(q->args->n, 128) * (double)q->args->k * (double)te__dtype_size(q->a.dtype) / 1300e12;
 }
-/* Rows off sectors: TMA asks for one more of these a row of a slab, and 8191 x 6145 x 4097 takes half as long again. Is a copy quicker? Where reading is all there is to do it never is, and it shall not ask for much memory. */
+/* Rows off sectors, which TMA is slow with (te__gemm_tma_cost): 8191 x 6145 x 4097 takes half as long again. Is a copy quicker? Where reading is all there
+ * is to do it never is, and it shall not ask for much memory. */
 static bool te__gemm_side_is_better_copied(const te__gemm_problem *q, const te__gemm_side *x) {
     const te_gemm_args *a = q->args;
     int64_t size = te__dtype_size(x->dtype);
@@ -27115,13 +27127,11 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
-/* How D is written, te__gemm_store: by TMA if its rows and those of aux are multiples of 16 bytes that start at such, and at most one thing has to be read;
- * row by row if there is nothing to do but scale and bias. TMA writes whole pieces of 16 bytes: where a row ends within one, over what lies beside it,
- * and only the workspace's rows (splits) have nothing there. */
+/* How D is written, te__gemm_store: by TMA if it may store D and aux, and at most one thing has to be read; row by row if there is nothing to do but
+ * scale and bias. The workspace of splits has nothing beside its rows. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
-    bool whole = k->n * size % 16 == 0 || k->splits > 1;
-    bool aligned = whole && (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
+    bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) && te__gemm_tma_may_store(k->aux, k->ldaux, k->n, size));
     bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
     if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_ROWS | (k->bias ? TE__GEMM_STORE_BIAS : 0);
     if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
@@ -27214,8 +27224,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
 
 /* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
- * few lines by a few long ones. And gemm_hopper's ring keeps more bytes on the way than warps do, which tells with very many (one row by 128256 x 4096
- * bf16: 257 us, here 281); with few columns most of its ring is B's, and empty. */
+ * few lines by a few long ones (k > 16384, fewer blocks than four a multiprocessor). And gemm_hopper's ring keeps more bytes on the way than warps do, which
+ * tells with very many: one row by 128256 x 4096 bf16 takes it 257 us, gemm_skinny 281; by 14336 x 4096 both the same, of fp8 gemm_skinny 0.92. The bound
+ * lies between:
+ * 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is B's, and empty. */
 static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
@@ -27540,7 +27552,7 @@ static te_result te__grouped_plan_naive(te__plan *p, const te_grouped_gemm_args 
 
 /* ---- the choice of a tile: from what the host knows, as if the groups were alike ------------------------------------------- */
 
-/* Times in slabs of a 128 x 256 tile, as te__gemm_cost has them. granule: rows that cost something when one of them is there. */
+/* Times in slabs of a 128 x 256 tile, with te__gemm_cost's earlier constants, which grouped products were measured with. granule: rows that cost something when one of them is there. */
 static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
     int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
     int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
@@ -31399,9 +31411,9 @@ static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_
 /* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host brings to each launch. Knows the device by its table;
  * must not know modules or optimizers, which come as parts.
  *
- * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 27 to 51 launches): the host spends 2.9 to 3.1 us on a
- * te_graph_launch, whatever it holds, and on each launch by calls 3.1 to 3.6 us (6.1 and 5.4 where the machine was busy); the step takes 0.97 to 0.99 of its
- * time by calls, whose kernels follow one another closely themselves (te_follow), less where the host is late. A layer of 8B parameters' size takes the
+ * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 28 to 52 launches): in a quiet run the host spends 2.9 to
+ * 3.1 us on a te_graph_launch, whatever it holds, and 3.1 to 3.6 us on each launch by calls (where the machine was busy up to 6.9, and 5.4); the step takes
+ * 0.97 to 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), 0.74 to 0.79 where the host is late. A layer of 8B parameters' size takes the
  * same time both ways (0.97 to 1.03). */
 
 /* ---- what is noted in between ---- */

@@ -1453,7 +1453,7 @@ static void alternative_text(bench *b, const product *p, char *text, size_t size
             const te__launch *l = &plan->launch[i];
             bool hopper = strcmp(l->kernel, "gemm_hopper") == 0;
             int splits;
-            if (!hopper && strcmp(l->kernel, "gemm_mma") != 0) continue;
+            if (!hopper && strcmp(l->kernel, "gemm_mma") != 0 && strcmp(l->kernel, "gemm_skinny") != 0) continue;
             splits = hopper ? ((const te__gemm_hopper_kargs *)l->args)->g.splits : ((const te__gemm_kargs *)l->args)->splits;
             used += (size_t)snprintf(text + used, size - used, "%s, splits %d, grid %u x %u", l->kernel, splits, l->grid[0], l->grid[1]);
             for (o = 0; o < l->num_options && used < size; o++) {
@@ -1468,7 +1468,7 @@ static void alternative_text(bench *b, const product *p, char *text, size_t size
     free(plan);
 }
 
-/* Every tile and number of splits that the choice weighs, fastest first; "*": the one that it picks. most: lines. */
+/* Every tile and number of splits that the choice weighs, fastest first; "*": the one that it picks, which for a few lines is none of them. most: lines. */
 static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dtype out, bool split, int64_t m, int64_t n, int64_t k, int most) {
     enum { MAX_ALTERNATIVES = 511 };
     static alternative list[MAX_ALTERNATIVES];
@@ -1482,7 +1482,11 @@ static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dty
     if (product_open(b, &p, kind, b_2d, l, TE_BF16, out, m, n, k)) {
         p.args.split_accumulator |= split;
         alternative_text(b, &p, pick, sizeof pick);
-        count = (int)te__min(te__gemm_tune.count, MAX_ALTERNATIVES);
+        if (!te__gemm_tune.count) { /* what would be weighed without gemm_skinny */
+            te__gemm_tune.take = 0;
+            alternative_text(b, &p, list[0].text, sizeof list[0].text);
+        }
+        count = (int)te__min(te__gemm_tune.count, MAX_ALTERNATIVES - 1);
         for (i = 0; i < count && te_ok(b->te); i++) {
             te__gemm_tune.take = list[i].index = i;
             alternative_text(b, &p, list[i].text, sizeof list[i].text);
@@ -1493,6 +1497,12 @@ static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dty
         }
         te__gemm_tune.take = -1;
         te__gemm_tune.count = 0;
+        if (count && picked <= 0) {
+            list[count].index = count;
+            list[count].cost = 0;
+            list[count].seconds = picked = measure(b, run_alternative, &p);
+            snprintf(list[count++].text, sizeof list[0].text, "%s", pick);
+        }
         if (lt_prepare(b, &p)) theirs = measure(b, run_theirs, &p);
         qsort(list, (size_t)count, sizeof *list, by_seconds);
         if (te_ok(b->te) && !count) printf("%s: %s, without alternatives; cuBLASLt %.1f us (0: has none)\n", shape, pick, theirs * 1e6);

@@ -1,11 +1,14 @@
 /* te_kcheck.c: compiles every kernel for every architecture with NVRTC, in each option row that its file names. Needs no GPU.
  *
- *     te_kcheck [--arch N] [WORD ...]      only for sm_N; only what has one of the words in its "family/kernel options"
+ *     te_kcheck [--arch N | --in-turns] [WORD ...]      only for sm_N; only what has one of the words in its "family/kernel options"
+ *
+ * --in-turns: each option row for sm_80, sm_90 and one of the others, which take turns: half of the time.
  *
  * Prints registers per thread for each architecture ("!": it spills), and the processor time that the slowest one took to compile.
  * Fails when a kernel does not compile, and, for kernels of exactly one architecture (te:arch 90a), which are written against its
  * register file, when one spills or when ptxas serialises its wgmma instructions (notes C75xx); and when a row takes too long to
- * compile for sm_90a, alone and again too: users wait for that, but for a kernel without options that has rows with options, which is embedded as PTX. */
+ * compile for sm_90a, even alone: users wait for that. Not timed: the general form of a kernel that has option rows as well. It is embedded as PTX; NVRTC
+ * compiles the rows. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #include "te_parts.h"
@@ -26,7 +29,7 @@ typedef struct result {
 
 typedef struct row {
     char family[64], kernel[96], options[TE__OPTIONS_TEXT];
-    bool ahead; /* compiled by `make ptx`: whoever has NVRTC compiles one with options */
+    bool ahead; /* the general form of a kernel that has rows: nobody waits for NVRTC to compile it */
     te__kernel_marks marks;
     te__unit unit;
     result results[NUM_ARCHS];
@@ -36,6 +39,13 @@ static const te__nvrtc *nvrtc;
 static row *rows;
 static int64_t num_rows, next_task;
 static int only_arch;
+static bool in_turns;
+
+/* Is it the turn of archs[a] with this option row? */
+static bool has_turn(int64_t number, int a) {
+    static const int others[] = {86, 89, 100, 103, 120};
+    return archs[a] == 80 || archs[a] == TIMED_ARCH || archs[a] == others[number % (int64_t)(sizeof others / sizeof *others)];
+}
 
 static row *add_row(const te__kernels *kernels, const char *family, const char *kernel, const char *options, const te__kernel_marks *marks) {
     te__text why = TE_ZERO;
@@ -55,7 +65,8 @@ static row *add_row(const te__kernels *kernels, const char *family, const char *
     for (int a = 0; a < NUM_ARCHS; a++) {
         bool known = false;
         for (int i = 0; i < nvrtc->num_archs; i++) known |= nvrtc->archs[i] == archs[a];
-        r->results[a].wanted = known && (!only_arch || archs[a] == only_arch) && (marks->exact ? archs[a] == marks->arch : archs[a] >= marks->arch);
+        r->results[a].wanted = known && (!only_arch || archs[a] == only_arch) && (marks->exact ? archs[a] == marks->arch : archs[a] >= marks->arch) &&
+                               (!in_turns || marks->exact || !options[0] || has_turn(num_rows, a));
     }
     return r;
 }
@@ -199,6 +210,10 @@ int main(int argc, char **argv) {
         only_arch = atoi(argv[2]);
         argc -= 2;
         argv += 2;
+    } else if (argc > 1 && strcmp(argv[1], "--in-turns") == 0) {
+        in_turns = true;
+        argc--;
+        argv++;
     }
     nvrtc = te__nvrtc_open(0, &why);
     kernels = te__kernels_get(&why);

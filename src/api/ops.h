@@ -432,7 +432,7 @@ typedef struct te_quant_error_args {
  *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
- * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up. sm_90: an operand whose rows are not at multiples
+ * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up, but where m or n is at most 8. sm_90: an operand whose rows are not at multiples
  * of 16 bytes may be copied into a workspace of its size first, and one of up to 256 MB whose rows are not at multiples of 32 where that is quicker.
  * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because the tensors may be padded or of
  * more dimensions. */

@@ -98,6 +98,7 @@ TE_TEST_DEVICES(gemm_every_choice) {
         {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, false, false, true, true, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 1400, 2200, 1100},
         {TE_F8E5M2, TE_F8E4M3, TE_F32, false, true, true, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 270, 136, 2064},
         {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, true, false, false, true, true, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 2000, 1500, 400},
+        {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, true, false, true, true, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 700, 1104, 1040},
         {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, true, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, true, 1500, 1700, 2000},
         {TE_F8E4M3, TE_F8E5M2, TE_F32, false, true, true, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, false, 1300, 264, 2048},
         {TE_F8E4M3, TE_F8E4M3, TE_F32, false, true, true, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, true, false, 72, 1000, 4000},
@@ -114,6 +115,7 @@ TE_TEST_DEVICES(gemm_every_choice) {
         {TE_BF16, TE_BF16, TE_F16, false, true, false, true, true, false, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 135, 259, 512},
         {TE_BF16, TE_BF16, TE_F32, false, true, false, false, false, true, false, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 135, 259, 512},
         {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 700, 1101, 1040},
+        {TE_F8E4M3, TE_F8E4M3, TE_F16, false, true, true, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 700, 1101, 1040},
         {TE_F8E4M3, TE_F8E4M3, TE_F32, false, true, true, true, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, true, 400, 701, 1024},
         /* several tiles a block, and both warpgroups of those that take turns */
         {TE_BF16, TE_BF16, TE_BF16, false, false, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 1500, 1701, 333},

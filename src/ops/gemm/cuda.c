@@ -50,8 +50,8 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* What a slab takes of a block at least if rows are off sectors: TMA writes such rows into shared memory at half the speed, asked for by this block or by
- * the other one of its cluster. */
+/* What a slab takes of a block at least if rows are off sectors: TMA then needs some five cycles for each that the block asks for, and some for each that
+ * the other one of its cluster asks for. Fitted with the rest. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = t->bm > t->bn ? t->cluster : 1, share_b = t->bm > t->bn ? 1 : t->cluster;
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
@@ -64,13 +64,13 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
  * L2 cache; within a cluster, an exchange of the tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of
  * them. work: on D's way out, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
-                            double work) {
+                            bool tma, double work) {
     const te_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
     int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
     int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
     int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
-    double slab = fmax(size / t->speed, p->hopper ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
+    double slab = fmax(size / t->speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
     double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
     double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
@@ -107,15 +107,21 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_REMEMBERS true
 #endif
 
+/* Rows of n elements that TMA may store: they start and end at multiples of 16 bytes. It writes whole pieces of 16: where a row ends within one, over what
+ * lies beside it. */
+static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int64_t size) {
+    return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
+}
+
 /* What is to be done on D's way out, or shifted there: see te__gemm_cost. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
-    return !p->hopper || (te__is_aligned(a->d, 16) && te__gemm_ld(a->d) * te__dtype_size(a->d->dtype) % 16 == 0) ? 0.0 : 0.5;
+    return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
 }
 
-/* bk: elements of k in a slab. clusters: splits may be added up within a cluster. */
-static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
+/* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA and may add up splits within a cluster. */
+static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
@@ -127,9 +133,9 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     int i, s, together;
     for (i = 0; i < count; i++)
         for (s = 0; s < TE__COUNT(splits); s++)
-            for (together = 0; together <= (clusters && kinds[i].cluster == 1); together++) {
+            for (together = 0; together <= (hopper && kinds[i].cluster == 1); together++) {
                 int64_t each = te__div_up(slabs, splits[s]);
-                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, work);
+                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, hopper, work);
                 if (s > 0 && slabs < SHORTEST * splits[s]) continue;
                 if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
                              : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
@@ -150,12 +156,12 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
 typedef struct te__gemm_key {
     int64_t m, n, k, bk;
     uint64_t kinds; /* the address of the list */
-    int dtype, block, work, flags; /* clusters, whose rows are off sectors */
+    int dtype, block, work, flags; /* hopper, whose rows are off sectors */
 } te__gemm_key;
 typedef char te__gemm_memo_fits[sizeof(te__gemm_key) == TE__MEMO_KEY && sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
 /* The same, searched once: that takes a quarter of what a launch takes. */
-static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool clusters) {
+static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_gemm_args *a = q->args;
     te__gemm_choice c;
     te__gemm_key key;
@@ -169,13 +175,13 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
     key.dtype = (int)q->a.dtype;
     key.block = q->block;
     key.work = (int)(2.0 * te__gemm_work(p, q));
-    key.flags = (clusters ? 1 : 0) | (te__gemm_side_is_off(&q->a) ? 2 : 0) | (te__gemm_side_is_off(&q->b) ? 4 : 0);
+    key.flags = (hopper ? 1 : 0) | (te__gemm_side_is_off(&q->a) ? 2 : 0) | (te__gemm_side_is_off(&q->b) ? 4 : 0);
     if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
     if (known) {
         memcpy(&c, memo, sizeof(c));
         return c;
     }
-    c = te__gemm_search(p, kinds, count, q, bk, clusters);
+    c = te__gemm_search(p, kinds, count, q, bk, hopper);
     if (memo) memcpy(memo, &c, sizeof(c));
     return c;
 }
@@ -330,7 +336,8 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
 static double te__gemm_seconds(const te__gemm_problem *q) {
     return 2.0 * (double)te__round_up(q->args->m, 64) * (double)te__round_up(q->args->n, 128) * (double)q->args->k * (double)te__dtype_size(q->a.dtype) / 1300e12;
 }
-/* Rows off sectors: TMA asks for one more of these a row of a slab, and 8191 x 6145 x 4097 takes half as long again. Is a copy quicker? Where reading is all there is to do it never is, and it shall not ask for much memory. */
+/* Rows off sectors, which TMA is slow with (te__gemm_tma_cost): 8191 x 6145 x 4097 takes half as long again. Is a copy quicker? Where reading is all there
+ * is to do it never is, and it shall not ask for much memory. */
 static bool te__gemm_side_is_better_copied(const te__gemm_problem *q, const te__gemm_side *x) {
     const te_gemm_args *a = q->args;
     int64_t size = te__dtype_size(x->dtype);
@@ -485,13 +492,11 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
-/* How D is written, te__gemm_store: by TMA if its rows and those of aux are multiples of 16 bytes that start at such, and at most one thing has to be read;
- * row by row if there is nothing to do but scale and bias. TMA writes whole pieces of 16 bytes: where a row ends within one, over what lies beside it,
- * and only the workspace's rows (splits) have nothing there. */
+/* How D is written, te__gemm_store: by TMA if it may store D and aux, and at most one thing has to be read; row by row if there is nothing to do but
+ * scale and bias. The workspace of splits has nothing beside its rows. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
-    bool whole = k->n * size % 16 == 0 || k->splits > 1;
-    bool aligned = whole && (uintptr_t)k->d % 16 == 0 && k->ldd * size % 16 == 0 && (uintptr_t)k->aux % 16 == 0 && k->ldaux * size % 16 == 0;
+    bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) && te__gemm_tma_may_store(k->aux, k->ldaux, k->n, size));
     bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
     if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_ROWS | (k->bias ? TE__GEMM_STORE_BIAS : 0);
     if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
@@ -584,8 +589,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
 
 /* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
- * few lines by a few long ones. And gemm_hopper's ring keeps more bytes on the way than warps do, which tells with very many (one row by 128256 x 4096
- * bf16: 257 us, here 281); with few columns most of its ring is B's, and empty. */
+ * few lines by a few long ones (k > 16384, fewer blocks than four a multiprocessor). And gemm_hopper's ring keeps more bytes on the way than warps do, which
+ * tells with very many: one row by 128256 x 4096 bf16 takes it 257 us, gemm_skinny 281; by 14336 x 4096 both the same, of fp8 gemm_skinny 0.92. The bound
+ * lies between:
+ * 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is B's, and empty. */
 static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;

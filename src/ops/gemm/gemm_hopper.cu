@@ -22,8 +22,8 @@
 //
 // D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by
 // themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before, for
-// the first chunks of a tile by a warp beside the one that copies slabs: those that multiply have no time for it. Other D (rows that are not at
-// multiples of 16 bytes) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_rows_out. The bias
+// the first chunks of a tile by a warp beside the one that copies slabs: those that multiply have no time for it. Other D (rows that start or
+// end within 16 bytes: TMA writes whole ones) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_rows_out. The bias
 // gradient leaves as sums over 64 rows of D, to be added up by gemm_bias_gradient.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
@@ -45,29 +45,29 @@
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
-//          BN, WAVES   128, 192 (WAVES = 1, CLUSTER = 1) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
+//          BN, WAVES   128, 192 (WAVES = 1; no cluster but SPLIT's, not COPIES, not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
 //          CLUSTER     1 or 2; with SPLIT also 4 or 8
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192
-//          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start anywhere
-//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE),
+//          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start or end anywhere
+//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128),
 //          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
 // Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their
-//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, but for 128. Split s of a tile does k from s * k_split on,
+//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k from s * k_split on,
 //         to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
-// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.01 to 1.03 of cuBLASLt), fp8 1536 (1.00), split accumulation 1459
-// (0.99), 1x128 by 128x128 blocks 1370 (1.01), 1x128 by 1x128 added to f32 994 (0.96; 875 on a hot card). Over the plain product, geometric means of
+// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 720 to 810 TFLOP/s (1.01 to 1.05 of cuBLASLt), fp8 1536 (1.00), split accumulation 1459
+// (0.98), 1x128 by 128x128 blocks 1370 (1.01), 1x128 by 1x128 added to f32 994 (0.95; 875 on a hot card). Over the plain product, geometric means of
 // n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:
 //               bias         bias, GELU, aux   dGELU         dGELU, bias gradient
-//   bf16        0.99 (0.99)  1.01 (0.93)       0.97 (0.85)   0.96 (0.60)
+//   bf16        0.99 (0.99)  1.00 (0.93)       0.97 (0.84)   0.96 (0.60)
 //   fp8         0.98 (0.98)  1.00 (0.85)       0.91 (0.43)   0.89 (0.43)
 //   fp8 blocks  1.00 (0.96)  0.91 (none)       0.88 (0.46)   0.83 (0.46)
 // dGELU of fp8 wants ping-pong, whose tile of 128 x 128 has 0.94 of the large tile's speed by itself; promoting warpgroups have no registers for it.
-// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.94 (blocks 0.91, 0.94), 64 of 512 rows 0.83 to 0.85 (blocks 0.81:
+// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.93 (blocks 0.88, 0.91), 64 of 512 rows 0.84 to 0.86 (blocks 0.80, 0.81:
 // the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.56 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.97 to 1.24.
 // Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.17 to 1.29, fp8 1.32 to 1.53; 8191 x 6145 x 4097
-// 1.08 to 1.17. Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.33 to 1.48. Narrow ones, te_bench --tune, in brackets cuBLASLt's time, us:
+// 1.09 to 1.17. Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.33 to 1.48. Narrow ones, te_bench --tune, in brackets cuBLASLt's time, us:
 // 4096 x 768 x 3072 bf16 29.4 (29.6), 8192 x 2304 x 768 42.7 (46.0), 3072 x 768 x 4096 36.8 (32.4), 768 x 768 x 4096 16.0 (15.0); fp8 16384 x 3072 x 768
 // 58.0 (70.7).
 // te:arch 90a
@@ -103,9 +103,12 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=81 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=3 D_DT=3
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=15 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=33 D_DT=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=130 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0

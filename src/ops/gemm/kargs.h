@@ -92,7 +92,7 @@ enum {
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
     TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
-    TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start anywhere */
+    TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start or end anywhere */
 };
 
 /* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */

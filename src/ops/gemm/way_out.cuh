@@ -272,7 +272,7 @@ struct te_way_out {
     }
 };
 
-// ---- D whose rows start anywhere, with nothing but scale and bias to be done -------------------------------------------------
+// ---- D whose rows start or end anywhere, with nothing but scale and bias to be done ------------------------------------------
 //
 //   accumulators -> v = scale acc + bias -> 16 lines of shared memory for each warp -> D
 //

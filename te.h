@@ -893,8 +893,9 @@ typedef struct te_quant_error_args {
  *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
- * lies below bf16's last bit, 2^-133. That takes a workspace of 2 (m + n) k bytes, rows rounded up, but where m or n is at most 8. sm_90: an operand whose rows are not at multiples
- * of 16 bytes may be copied into a workspace of its size first, and one of up to 256 MB whose rows are not at multiples of 32 where that is quicker.
+ * lies below bf16's last bit, 2^-133. That takes a workspace of up to 2 (m + n) k bytes, rows rounded up; of a few lines by many, both along k, mostly none.
+ * sm_90: an operand whose rows are not at multiples of 16 bytes may be copied into a workspace of its size first, and one of up to 256 MB whose rows are
+ * not at multiples of 32 where that is quicker. te_explain tells what a call takes.
  * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because the tensors may be padded or of
  * more dimensions. */
 typedef struct te_gemm_args {
@@ -6324,8 +6325,7 @@ static const char *const te__source_6[] = { /* device/hopper.cuh */
     "                 : \"memory\");",
     "}",
     "// Shared memory to the map's box at (x, y, z), or added to it; what lies outside is not written, but whole pieces of 16 bytes are: a row must end with one,",
-    "// or have nothing beside it. Before: te_async_fence() by all that wrote,",
-    "// and a barrier.",
+    "// or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.",
     "TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {",
     "    asm volatile(\"cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\" ::\"l\"(map), \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(src)",
     "                 : \"memory\");",
@@ -12350,7 +12350,8 @@ static const char *const te__source_62[] = { /* ops/gemm/way_out.cuh */
     "// Bulk copies of rows are slower: 763 us for 8192 x 50257 x 768 in fp8, where the multiplying and all but the copies took 592.",
     "",
     "struct te_rows_out {",
-    "    static const int SIZE = D_DT == 1 ? 4 : 2, COLS = WN * SIZE < LINE ? WN : WN * SIZE % LINE ? LINE / SIZE / 2 : LINE / SIZE, TIMES = WN / COLS; // bytes of an element; columns of a line",
+    "    static const int SIZE = D_DT == 1 ? 4 : 2; // bytes of an element",
+    "    static const int COLS = WN * SIZE < LINE ? WN : WN * SIZE % LINE ? LINE / SIZE / 2 : LINE / SIZE, TIMES = WN / COLS; // columns of a line: WN in equal parts",
     "    static const int PIECES = COLS * SIZE / 16, AT_ONCE = 32 / PIECES; // whole ones of a row; rows that a warp stores at once",
     "    const te__gemm_kargs &a;",
     "    float scale;",
@@ -16622,7 +16623,7 @@ static const te__source te__sources[] = {
     {"base/scaling.h", te__source_3, 83},
     {"device/base.cuh", te__source_4, 240},
     {"device/eight.cuh", te__source_5, 53},
-    {"device/hopper.cuh", te__source_6, 201},
+    {"device/hopper.cuh", te__source_6, 200},
     {"device/mma.cuh", te__source_7, 112},
     {"device/raw8.cuh", te__source_8, 107},
     {"device/tile.cuh", te__source_9, 86},
@@ -16678,7 +16679,7 @@ static const te__source te__sources[] = {
     {"ops/gemm/kargs.h", te__source_59, 136},
     {"ops/gemm/naive.cuh", te__source_60, 71},
     {"ops/gemm/shift.cuh", te__source_61, 19},
-    {"ops/gemm/way_out.cuh", te__source_62, 381},
+    {"ops/gemm/way_out.cuh", te__source_62, 382},
     {"ops/loss/cross_entropy_bwd.cu", te__source_63, 57},
     {"ops/loss/cross_entropy_count.cu", te__source_64, 21},
     {"ops/loss/cross_entropy_fwd.cu", te__source_65, 81},
@@ -26636,8 +26637,9 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
  * Four kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to sixteen lines by many), gemm_naive (anything, anywhere).
- * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all but gemm_skinny. A tile size and a number of splits of k are chosen by a small
- * model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. */
+ * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all but gemm_skinny. A tile size and a number of splits
+ * of k are chosen by a small model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every
+ * run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
 typedef struct te__gemm_tile_kind {
@@ -26685,19 +26687,19 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* What a slab takes of a block at least if rows are off sectors: TMA then needs some five cycles for each that the block asks for, and some for each that
- * the other one of its cluster asks for. Fitted with the rest. */
+/* What a slab takes of a block at least if rows are off sectors: some three cycles for each that the block asks TMA for, and one for each that the other
+ * block of its cluster asks for. Fitted with the rest. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = t->bm > t->bn ? t->cluster : 1, share_b = t->bm > t->bn ? 1 : t->cluster;
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there of 64 shapes, whose picks take 1 % longer
- * than the best alternatives on average, 11 % at most. A tile costs its slabs and what is not hidden of writing D, and all of them cannot come faster than from
- * device memory: 2.2 MB a slab, 80 KB for one block. A cluster costs its start. Splitting k costs a second launch and its partial sums' way through the
- * L2 cache; within a cluster, an exchange of the tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of
- * them. work: on D's way out, on 128 x 256 values. */
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there of 41 shapes; of these and others, 64, the
+ * picks take 1 % longer than the best alternatives on average, 11 % at most. A tile costs its slabs and what is not hidden of writing D, and all of them
+ * cannot come faster than from device memory: 2.2 MB a slab, 80 KB for one block. A cluster costs its start. Splitting k costs a second launch and its
+ * partial sums' way through the L2 cache; within a cluster, an exchange of the tiles' sums, and multiprocessors that are left over: clusters of 4 and 8
+ * do not go into every group of them. work: on D's way out, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             bool tma, double work) {
     const te_gemm_args *a = q->args;
@@ -27165,8 +27167,11 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {64, 128, 0.82, 0, 384, 1},
                                                {64, 128, 0.78, 0, 384, 2},
                                                {128, 192, 0.95, 1, 384, 1}};
-    static const te__gemm_tile_kind promoting[] = {
-        {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.92, 1, 384, 1}, {64, 128, 0.755, 0, 384, 1}, {128, 192, 0.93, 1, 384, 1}}; /* the last one not for blocks of 128 columns */
+    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.96, 2, 384, 2},
+                                                   {256, 128, 0.95, 2, 384, 1},
+                                                   {128, 128, 0.92, 1, 384, 1},
+                                                   {64, 128, 0.755, 0, 384, 1},
+                                                   {128, 192, 0.93, 1, 384, 1}}; /* the last one not for blocks of 128 columns */
     static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 384, 1}, {64, 128, 0.35, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
@@ -27226,8 +27231,8 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
  * few lines by a few long ones (k > 16384, fewer blocks than four a multiprocessor). And gemm_hopper's ring keeps more bytes on the way than warps do, which
  * tells with very many: one row by 128256 x 4096 bf16 takes it 257 us, gemm_skinny 281; by 14336 x 4096 both the same, of fp8 gemm_skinny 0.92. The bound
- * lies between:
- * 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is B's, and empty. */
+ * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is
+ * B's, and empty. */
 static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
@@ -27552,7 +27557,8 @@ static te_result te__grouped_plan_naive(te__plan *p, const te_grouped_gemm_args 
 
 /* ---- the choice of a tile: from what the host knows, as if the groups were alike ------------------------------------------- */
 
-/* Times in slabs of a 128 x 256 tile, with te__gemm_cost's earlier constants, which grouped products were measured with. granule: rows that cost something when one of them is there. */
+/* Times in slabs of a 128 x 256 tile, with te__gemm_cost's earlier constants, which grouped products were measured with. granule: rows that cost
+ * something when one of them is there. */
 static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
     int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
     int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
@@ -31413,8 +31419,8 @@ static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_
  *
  * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 28 to 52 launches): in a quiet run the host spends 2.9 to
  * 3.1 us on a te_graph_launch, whatever it holds, and 3.1 to 3.6 us on each launch by calls (where the machine was busy up to 6.9, and 5.4); the step takes
- * 0.97 to 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), 0.74 to 0.79 where the host is late. A layer of 8B parameters' size takes the
- * same time both ways (0.97 to 1.03). */
+ * 0.97 to 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), 0.74 to 0.79 where the host is late. A layer of 8B
+ * parameters' size takes the same time both ways (0.97 to 1.03). */
 
 /* ---- what is noted in between ---- */
 

@@ -1,8 +1,9 @@
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
  * Four kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to sixteen lines by many), gemm_naive (anything, anywhere).
- * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all but gemm_skinny. A tile size and a number of splits of k are chosen by a small
- * model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. */
+ * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all but gemm_skinny. A tile size and a number of splits
+ * of k are chosen by a small model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every
+ * run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
 typedef struct te__gemm_tile_kind {
@@ -50,19 +51,19 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* What a slab takes of a block at least if rows are off sectors: TMA then needs some five cycles for each that the block asks for, and some for each that
- * the other one of its cluster asks for. Fitted with the rest. */
+/* What a slab takes of a block at least if rows are off sectors: some three cycles for each that the block asks TMA for, and one for each that the other
+ * block of its cluster asks for. Fitted with the rest. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = t->bm > t->bn ? t->cluster : 1, share_b = t->bm > t->bn ? 1 : t->cluster;
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there of 64 shapes, whose picks take 1 % longer
- * than the best alternatives on average, 11 % at most. A tile costs its slabs and what is not hidden of writing D, and all of them cannot come faster than from
- * device memory: 2.2 MB a slab, 80 KB for one block. A cluster costs its start. Splitting k costs a second launch and its partial sums' way through the
- * L2 cache; within a cluster, an exchange of the tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of
- * them. work: on D's way out, on 128 x 256 values. */
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there of 41 shapes; of these and others, 64, the
+ * picks take 1 % longer than the best alternatives on average, 11 % at most. A tile costs its slabs and what is not hidden of writing D, and all of them
+ * cannot come faster than from device memory: 2.2 MB a slab, 80 KB for one block. A cluster costs its start. Splitting k costs a second launch and its
+ * partial sums' way through the L2 cache; within a cluster, an exchange of the tiles' sums, and multiprocessors that are left over: clusters of 4 and 8
+ * do not go into every group of them. work: on D's way out, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             bool tma, double work) {
     const te_gemm_args *a = q->args;
@@ -530,8 +531,11 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {64, 128, 0.82, 0, 384, 1},
                                                {64, 128, 0.78, 0, 384, 2},
                                                {128, 192, 0.95, 1, 384, 1}};
-    static const te__gemm_tile_kind promoting[] = {
-        {256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.92, 1, 384, 1}, {64, 128, 0.755, 0, 384, 1}, {128, 192, 0.93, 1, 384, 1}}; /* the last one not for blocks of 128 columns */
+    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.96, 2, 384, 2},
+                                                   {256, 128, 0.95, 2, 384, 1},
+                                                   {128, 128, 0.92, 1, 384, 1},
+                                                   {64, 128, 0.755, 0, 384, 1},
+                                                   {128, 192, 0.93, 1, 384, 1}}; /* the last one not for blocks of 128 columns */
     static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 384, 1}, {64, 128, 0.35, 0, 384, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
@@ -591,8 +595,8 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
  * few lines by a few long ones (k > 16384, fewer blocks than four a multiprocessor). And gemm_hopper's ring keeps more bytes on the way than warps do, which
  * tells with very many: one row by 128256 x 4096 bf16 takes it 257 us, gemm_skinny 281; by 14336 x 4096 both the same, of fp8 gemm_skinny 0.92. The bound
- * lies between:
- * 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is B's, and empty. */
+ * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is
+ * B's, and empty. */
 static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;

@@ -35,7 +35,8 @@ static te_result te__grouped_plan_naive(te__plan *p, const te_grouped_gemm_args 
 
 /* ---- the choice of a tile: from what the host knows, as if the groups were alike ------------------------------------------- */
 
-/* Times in slabs of a 128 x 256 tile, with te__gemm_cost's earlier constants, which grouped products were measured with. granule: rows that cost something when one of them is there. */
+/* Times in slabs of a 128 x 256 tile, with te__gemm_cost's earlier constants, which grouped products were measured with. granule: rows that cost
+ * something when one of them is there. */
 static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
     int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
     int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);

@@ -282,7 +282,8 @@ struct te_way_out {
 // Bulk copies of rows are slower: 763 us for 8192 x 50257 x 768 in fp8, where the multiplying and all but the copies took 592.
 
 struct te_rows_out {
-    static const int SIZE = D_DT == 1 ? 4 : 2, COLS = WN * SIZE < LINE ? WN : WN * SIZE % LINE ? LINE / SIZE / 2 : LINE / SIZE, TIMES = WN / COLS; // bytes of an element; columns of a line
+    static const int SIZE = D_DT == 1 ? 4 : 2; // bytes of an element
+    static const int COLS = WN * SIZE < LINE ? WN : WN * SIZE % LINE ? LINE / SIZE / 2 : LINE / SIZE, TIMES = WN / COLS; // columns of a line: WN in equal parts
     static const int PIECES = COLS * SIZE / 16, AT_ONCE = 32 / PIECES; // whole ones of a row; rows that a warp stores at once
     const te__gemm_kargs &a;
     float scale;

@@ -768,9 +768,11 @@ TE_TEST(gemm_plans_of_unaligned) {
                  {1, 4095, 4097, "gemm/gemm_skinny", "few lines"},
                  {4097, 8, 4095, "gemm/gemm_skinny", "few lines"},
                  {16, 4096, 4096, "gemm/gemm_skinny", "few lines"},
-                 {9, 4095, 4097, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                 {127, 129, 255, "gemm/gemm_hopper", "copied by the kernel itself"},
-                 {63, 2111, 7167, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                 {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"},
+                 {17, 33, 65, "gemm/gemm_hopper", "copied by the kernel itself"},
+                 {63, 2111, 7167, "gemm/gemm_hopper", "copied by the kernel itself"},
+                 {127, 129, 255, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                 {300, 521, 1101, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                  {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                  {8192, 6144, 4104, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}, /* rows start within a sector of 32 bytes */
                  {4096, 4096, 4104, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}, /* as in gemm_off_sectors */

@@ -348,17 +348,19 @@ static bool te__gemm_side_is_better_copied(const te__gemm_problem *q, const te__
 }
 static bool te__gemm_wants_copy(const te__gemm_problem *q, const te__gemm_side *x) { return !te__gemm_side_is_aligned(x) || te__gemm_side_is_better_copied(q, x); }
 
-/* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the
- * bytes move once; but four warps shift what TMA would bring for nothing, and multiply at half the speed or less. Measured on an H200, 2026-11-21,
- * with a forerunner that took 16 rows at a time in place of a slab: 1 x 4095 x 4097 35 us in place of 41, 4097 x 1 x 4095 31 in place of 51,
- * 127 x 129 x 255 13 in place of 18 by gemm_mma; but 63 x 2111 x 7167, both operands, 47 in place of 35. */
-static bool te__gemm_copies_itself(te__gemm_problem *q) {
+/* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the bytes
+ * move once; but shifting takes longer than multiplying, and each block does it for itself. Microseconds more than those of a product that TMA brings,
+ * measured on an H200, 2026-11-21: some 0.8 a slab with both operands, 0.4 with one, and 4 if it is only now that k is split; by gemm_align 2.2 and the
+ * copies' way out of and into memory. Both, gemm_align's last: 17 x 33 x 65 6.5 us (gemm_mma 8.9), 127 x 129 x 255 9.4 and 8.3 (17.5), 300 x 521 x 1101
+ * 14.4 and 11.5, 63 x 2111 x 7167 30.7 and 36.1; one, 200 x 200 x 2001 10.8 and 12.9, 1 x 4095 x 4097 27.4 and 41.4. */
+static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
-    bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b), quicker;
-    double multiply = te__gemm_seconds(q), bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
+    bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
+    double slabs = (double)te__div_up(a->k, 64), blocks = (double)te__div_up(a->m, 64) * (double)te__div_up(a->n, 128) / (double)te__max(p->num_sms, 1);
+    double each = fmax(slabs < 8.0 ? slabs : 4.0, slabs * blocks), bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
+    double copies = each * (odd_a && odd_b ? 0.8 : 0.4) + (slabs >= 8.0 && slabs < 24.0 ? 4.0 : 0.0), align = 2.2 + 2.0 * bytes / 3.5e6;
     if (te__dtype_size(q->a.dtype) != 2) return false;
-    quicker = multiply < 3e-6 + 2.0 * bytes / 3.5e12 && (odd_a != odd_b || bytes < 2e6);
-    if (TE__GEMM_COPIES < 0 ? !quicker : !TE__GEMM_COPIES) return false;
+    if (TE__GEMM_COPIES < 0 ? copies >= align : !TE__GEMM_COPIES) return false;
     q->copies = (odd_a ? 1 : 0) | (odd_b ? 2 : 0);
     return true;
 }
@@ -536,7 +538,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                    {128, 128, 0.92, 1, 384, 1},
                                                    {64, 128, 0.755, 0, 384, 1},
                                                    {128, 192, 0.93, 1, 384, 1}}; /* the last one not for blocks of 128 columns */
-    static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 384, 1}, {64, 128, 0.35, 0, 384, 1}};
+    static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 512, 1}, {64, 128, 0.35, 0, 512, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
@@ -641,8 +643,10 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are. */
-static bool te__gemm_is_small(const te_gemm_args *a) { return (double)a->m * (double)a->n * (double)a->k <= 8e6; }
+/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. */
+static bool te__gemm_is_small_fp8(const te__gemm_problem *q) {
+    return te__is_fp8(q->a.dtype) && (double)q->args->m * (double)q->args->n * (double)q->args->k <= 8e6;
+}
 
 /* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
 static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
@@ -678,8 +682,8 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
         bool copy = (te__gemm_side_is_better_copied(&q, &q.a) || te__gemm_side_is_better_copied(&q, &q.b)) && te__gemm_fits_align(&q);
         if (!copy) return te__gemm_plan_hopper(p, &q);
     } else {
-        if (te__gemm_copies_itself(&q)) return te__gemm_plan_hopper(p, &q);
-        if (te__gemm_is_small(a) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
+        if (te__gemm_copies_itself(p, &q)) return te__gemm_plan_hopper(p, &q);
+        if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
     }
     return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }

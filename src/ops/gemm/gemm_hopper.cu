@@ -39,8 +39,8 @@
 // TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0
 // before the first slab is multiplied.
 //
-// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup copies them itself: the aligned pieces of 16 bytes
-// that hold a slab go to shared memory behind the slots, and from there, while those of the next slab are on their way, shifted to where TMA would
+// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup, and a fourth, copy them: the aligned pieces of 16 bytes
+// that hold a slab go to shared memory behind the slots, and from there, while those of the next slabs are on their way, shifted to where TMA would
 // have put them.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
@@ -52,7 +52,7 @@
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128),
 //          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
-// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their
+// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384, with COPIES 512; shared TE__GEMM_HOPPER_SHARED. A, B and their
 //         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k from s * k_split on,
 //         to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
@@ -190,10 +190,10 @@
 #define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; what is loaded then leaves three slots for slabs of sums that are promoted
 #define BIASES (STORE & 2 && STORE < 128 ? WN * 4 : 0) // of a warpgroup
 #define COLUMN_SUMS (STORE & 64 ? 4 * CHUNK * 4 : 0)
-#define OTHERS (32 + 2 * (WAY_OUT + BUFFERS * 8 + BIASES + COLUMN_SUMS) + (COPIES ? 16 + 2 * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
+#define OTHERS (32 + 2 * (WAY_OUT + BUFFERS * 8 + BIASES + COLUMN_SUMS) + (COPIES ? 16 + RAWS * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
 #define RAW_ROW 144 // bytes of a copied row on its way
-#define RAW_BATCH (16 * RAW_ROW)
+#define RAWS (COPIES == 3 && WAVES ? 2 : 4) // slabs of them: as many as leave slots for a split's sums
 #define RAW_SLAB (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) * RAW_ROW)
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
@@ -367,47 +367,50 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
 }
 
 #if COPIES
-// Sixteen rows of a slab, for a warp: 64 elements of an operand's rows, from anywhere; and on to the next slab.
-template <int K_MAJOR> struct te_copy {
+// What one of eight warps has of the R rows of a slab: 64 elements of an operand's rows, from anywhere; and on to the next slab. R: 64, 128, or 0 for an
+// operand that TMA brings.
+template <int R, int K_MAJOR> struct te_copy {
+    static const int ROWS = R / 8, FOURS = ROWS / 4;
     te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the slab to be asked for, if rows began where pieces do
+    te_u64 step;    // from row to row
     te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, and, last, of row `lane`
     int rows, left; // rows of the slab to be asked for, and elements of them, from the first one on. Nothing behind them is read; before a row, up to 14 bytes
 
-    // Rows `line` .. of the slab that starts at k; across: the tile's first row, or column. size, length: along m or n, along k.
-    TE_DEV void begin(const void *operand, te_i64 ld, int size, int length, int across, int line, int k) {
-        int lane = threadIdx.x & 31, row = K_MAJOR ? across + line : k + line % 64, x = K_MAJOR ? k : across + line / 64 * 64;
+    // Of the slab that starts at k; across: the tile's first row, or column. size, length: along m or n, along k.
+    TE_DEV te_copy(const void *operand, te_i64 ld, int size, int length, int across, int warp, int k) : step(2 * ld) {
+        int lane = threadIdx.x & 31, line = warp * ROWS, row = K_MAJOR ? across + line : k + line % 64, x = K_MAJOR ? k : across + line / 64 * 64;
         te_u64 first = (te_u64)operand + 2 * (row * ld + x);
         rows = (K_MAJOR ? size : length) - row, left = (K_MAJOR ? length : size) - x;
         at = first + 2 * ld * (lane >> 3) + (lane & 7) * 16;
         before = 0;
 #pragma unroll
-        for (int i = 0; i < 5; i++) before |= ((te_u32)first + (te_u32)(i < 4 ? 4 * i + (lane >> 3) : lane) * 2 * (te_u32)ld & 15) << 4 * i;
+        for (int i = 0; i <= FOURS; i++) before |= ((te_u32)first + (te_u32)(i < FOURS ? 4 * i + (lane >> 3) : lane) * 2 * (te_u32)ld & 15) << 4 * i;
     }
     // The aligned pieces of 16 bytes that hold them, nine of a row, to `raw`; and on to the next slab.
-    TE_DEV void ask(te_u32 raw, te_u64 step) {
+    TE_DEV void ask(te_u32 raw) {
         int lane = threadIdx.x & 31;
 #pragma unroll
-        for (int i = 0; i < 5; i++) {
-            int r = i < 4 ? 4 * i + (lane >> 3) : lane, piece = i < 4 ? lane & 7 : 8, by = before >> 4 * i & 15;
-            te_u64 from = at + (i < 4 ? 4 * i * step : (lane - (lane >> 3)) * step + (8 - (lane & 7)) * 16) - by;
+        for (int i = 0; i <= FOURS && R; i++) {
+            int r = i < FOURS ? 4 * i + (lane >> 3) : lane, piece = i < FOURS ? lane & 7 : 8, by = before >> 4 * i & 15;
+            te_u64 from = at + (i < FOURS ? 4 * i * step : (lane - (lane >> 3)) * step + (8 - (lane & 7)) * 16) - by;
             int there = r < rows ? 2 * min(left, 64) - (16 * piece - by) : 0; // bytes, from the piece's beginning on
-            if (r < 16) te_cp_async16(raw + r * RAW_ROW + piece * 16, (const void *)from, max(0, min(there, 16)));
+            if (r < ROWS) te_cp_async16(raw + r * RAW_ROW + piece * 16, (const void *)from, max(0, min(there, 16)));
         }
         at += K_MAJOR ? SLAB : 64 * step;
         if (K_MAJOR) left -= 64;
         else rows -= 64;
     }
-    // ... and shifted to where they lie in the slab. Beyond the ends: zeros.
-    TE_DEV void put(te_u32 raw, te_u32 to, int length) const { // of rows, from here on
-        int lane = threadIdx.x & 31, piece = lane & 7, n = length - 8 * piece;
-        uint4 lo[4], hi[4];
+    // ... and shifted to where they lie in the slab. Beyond the ends: zeros. left_k: along k, from this slab on.
+    TE_DEV void put(te_u32 raw, te_u32 to, int left_k) const {
+        int lane = threadIdx.x & 31, piece = lane & 7, length = K_MAJOR ? left_k : left, n = length - 8 * piece;
+        uint4 lo[FOURS + 1], hi[FOURS + 1];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < FOURS; i++) {
             te_u32 from = raw + (4 * i + (lane >> 3)) * RAW_ROW + piece * 16;
             lo[i] = te_lds16(from), hi[i] = te_lds16(from + 16);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < FOURS; i++) {
             int r = 4 * i + (lane >> 3);
             uint4 v = te_shift(lo[i], hi[i], before >> 4 * i & 15);
             if (length < 64) {
@@ -416,24 +419,6 @@ template <int K_MAJOR> struct te_copy {
             }
             te_sts16(to + r * SLAB + ((piece ^ (r & 7)) << 4), v);
         }
-    }
-};
-
-// What four warps have of R rows: a piece of sixteen each, R / 64 times.
-template <int R, int K_MAJOR> struct te_copies {
-    te_copy<K_MAJOR> copy[R ? R / 64 : 1];
-    te_u64 step;
-    TE_DEV te_copies(const void *operand, te_i64 ld, int size, int length, int across, int k) : step(2 * ld) {
-#pragma unroll
-        for (int i = 0; i < R / 64; i++) copy[i].begin(operand, ld, size, length, across, i * 64 + threadIdx.x / 32 * 16, k);
-    }
-    TE_DEV void ask(te_u32 raw) {
-#pragma unroll
-        for (int i = 0; i < R / 64; i++) copy[i].ask(raw + i * 4 * RAW_BATCH, step);
-    }
-    TE_DEV void put(te_u32 raw, te_u32 to, int left) const { // left: along k
-#pragma unroll
-        for (int i = 0; i < R / 64; i++) copy[i].put(raw + i * 4 * RAW_BATCH, to + i * 64 * SLAB, K_MAJOR ? left : copy[i].left);
     }
 };
 #endif
@@ -497,7 +482,7 @@ struct te_ahead {
 
 #include "ops/gemm/way_out.cuh"
 
-extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {
+extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {
     te_follow();
 #if GROUPED
     const te__gemm_hopper_kargs &a = all.h;
@@ -525,7 +510,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (TMA_OUT) te_tma_prefetch_map(a.d_map);
         if (STORE & 24 && !GROUPED) te_tma_prefetch_map(a.aux_map);
         for (int i = 0; i < STAGES; i++) {
-            te_mbar_init(full + 8 * i, COPIES ? 4 + (COPIES != 3) : 1); // one lane of each warp that copies, and who asks TMA
+            te_mbar_init(full + 8 * i, COPIES ? 8 + (COPIES != 3) : 1); // one lane of each warp that copies, and who asks TMA
             te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
@@ -540,25 +525,25 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     else __syncthreads();
 
     te_ring ring = {0, 0};
-    if (group == 0) {
+    if (group == 0 || group == 3) {
+        te_registers_down<COPIES ? 104 : GROUPED ? 56 : 24>();
 #if COPIES
-        te_u32 raw = entries + threadIdx.x / 32 * RAW_BATCH, ahead = 0;
-#endif
-        te_registers_down<COPIES ? 120 : GROUPED ? 56 : 24>();
-#if COPIES
+        const int ROWS_A = COPIES & 1 ? BM / 8 : 0, ROWS_B = COPIES & 2 ? BN / 8 : 0; // of a warp
+        int warp = threadIdx.x / 32 - (group ? 8 : 0), into = 0, out_of = 0;          // slabs of `raw`
+        te_u32 raw_a = entries + warp * ROWS_A * RAW_ROW, raw_b = entries + (8 * ROWS_A + warp * ROWS_B) * RAW_ROW;
         for (te_u32 work = first; work < works; work += step) {
             te_work w(all, work, rank, at_group);
-            te_copies<COPIES & 1 ? BM : 0, !A_T> copies_a(a.g.a, a.g.lda, (int)a.g.m, (int)a.g.k, (int)w.row, (int)w.k0);
-            te_copies<COPIES & 2 ? BN : 0, B_T> copies_b(a.g.b, a.g.ldb, (int)a.g.n, (int)a.g.k, (int)w.col, (int)w.k0);
-            int mine = threadIdx.x / 32 * 16 * SLAB;
-            for (int slab = -1; slab < w.slabs; slab++, ahead ^= RAW_SLAB) { // one slab is on its way while another is put
-                if (slab + 1 < w.slabs) {
-                    copies_a.ask(raw + ahead);
-                    copies_b.ask(raw + ahead + (COPIES & 1 ? BM / 64 * 4 * RAW_BATCH : 0));
+            te_copy<COPIES & 1 ? BM : 0, !A_T> copy_a(a.g.a, a.g.lda, (int)a.g.m, (int)a.g.k, (int)w.row, warp, (int)w.k0);
+            te_copy<COPIES & 2 ? BN : 0, B_T> copy_b(a.g.b, a.g.ldb, (int)a.g.n, (int)a.g.k, (int)w.col, warp, (int)w.k0);
+            for (int slab = 1 - RAWS; slab < w.slabs; slab++) { // RAWS - 1 slabs are on their way while another is put
+                if (slab + RAWS - 1 < w.slabs) {
+                    copy_a.ask(raw_a + into * RAW_SLAB);
+                    copy_b.ask(raw_b + into * RAW_SLAB);
+                    if (++into == RAWS) into = 0;
                 }
                 te_cp_async_commit();
                 if (slab < 0) continue;
-                te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT, from = raw + (ahead ^ RAW_SLAB);
+                te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
                 int k = (int)w.k0 + slab * BK;
                 te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
                 if (COPIES != 3 && threadIdx.x == 0) {
@@ -566,10 +551,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     if (COPIES == 1) te_load_slab<BN, B_T, 0, 0>(slot + BM * SLAB, b_map, k, (int)w.col, 0, bar, rank);
                     else te_load_slab<BM, !A_T, 0, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
                 }
-                te_cp_async_wait<1>();
+                te_cp_async_wait<RAWS - 1>();
                 __syncwarp();
-                copies_a.put(from, slot + mine, (int)a.g.k - k);
-                copies_b.put(from + (COPIES & 1 ? BM / 64 * 4 * RAW_BATCH : 0), slot + BM * SLAB + mine, (int)a.g.k - k);
+                copy_a.put(raw_a + out_of * RAW_SLAB, slot + warp * ROWS_A * SLAB, (int)a.g.k - k);
+                copy_b.put(raw_b + out_of * RAW_SLAB, slot + (BM + warp * ROWS_B) * SLAB, (int)a.g.k - k);
+                if (++out_of == RAWS) out_of = 0;
                 __syncwarp(); // all have read, and written
                 if ((threadIdx.x & 31) == 0) te_mbar_arrive(bar);
                 ring.next();
@@ -659,7 +645,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
     }
 
-    te_registers_up<COPIES ? 192 : GROUPED ? 224 : 240>();
+    te_registers_up<COPIES ? 152 : GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
     // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.

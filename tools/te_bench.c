@@ -976,7 +976,7 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.block_quantize.x = x, c.args.block_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.block_quantize.col = empty(b, TE_F8E4M3, n, m);
         c.args.block_quantize.row_scale_inv = empty(b, TE_F32, te__div_up(n, 128), te__round_up(m, 4));
         c.args.block_quantize.col_scale_inv = empty(b, TE_F32, te__div_up(m, 128), te__round_up(n, 4));
-        bench_call(b, "quantize 1x128 blocks both copies", shape, &c, e * 4);
+        bench_call(b, "quantize 1x128 blocks both copies", shape, &c, e * 4 + e / 16);
     }
     BENCH(BLOCK_QUANTIZE, "quantize 128x128 blocks both copies") {
         c.args.block_quantize.x = x, c.args.block_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.block_quantize.col = empty(b, TE_F8E4M3, n, m);
@@ -988,12 +988,12 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
     BENCH(BLOCK_DEQUANTIZE, "dequantize 1x128 blocks") {
         c.args.block_dequantize.q = empty(b, TE_F8E4M3, m, n), c.args.block_dequantize.y = dy;
         c.args.block_dequantize.scale_inv = normal(b, TE_F32, te__div_up(n, 128), te__round_up(m, 4));
-        bench_call(b, "dequantize 1x128 blocks", shape, &c, e * 3);
+        bench_call(b, "dequantize 1x128 blocks", shape, &c, e * 3 + e / 32);
     }
     BENCH(BLOCK_DEQUANTIZE, "dequantize 128x1 blocks") {
         c.args.block_dequantize.q = empty(b, TE_F8E4M3, n, m), c.args.block_dequantize.y = dy, c.args.block_dequantize.columnwise = true;
         c.args.block_dequantize.scale_inv = normal(b, TE_F32, te__div_up(m, 128), te__round_up(n, 4));
-        bench_call(b, "dequantize 128x1 blocks", shape, &c, e * 3);
+        bench_call(b, "dequantize 128x1 blocks", shape, &c, e * 3 + e / 32);
     }
     BENCH(MXFP8_QUANTIZE, "quantize mxfp8 both copies") {
         c.args.mxfp8_quantize.x = x, c.args.mxfp8_quantize.row = empty(b, TE_F8E4M3, m, n), c.args.mxfp8_quantize.col = empty(b, TE_F8E4M3, m, n);

@@ -322,6 +322,7 @@ TE_TEST_DEVICES(column_sum_shapes) {
             int64_t m = shape[0], n = shape[1];
             te_dtype dtype = floats[d % 3], out = floats[d / 3];
             bool accumulate = (s + d) % 2;
+            if ((s + d) % test_every(5)) continue;
             const float *v = test_rounded(dtype, test_normal(m * n, 6), m * n), *old = test_rounded(out, test_normal(n, 7), n);
             double *sum = (double *)test_alloc((size_t)n * 8 + 8);
             float *want = (float *)test_alloc((size_t)n * 4 + 4);

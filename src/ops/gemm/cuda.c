@@ -349,10 +349,10 @@ static bool te__gemm_side_is_better_copied(const te__gemm_problem *q, const te__
 static bool te__gemm_wants_copy(const te__gemm_problem *q, const te__gemm_side *x) { return !te__gemm_side_is_aligned(x) || te__gemm_side_is_better_copied(q, x); }
 
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the bytes
- * move once; but shifting takes longer than multiplying, and each block does it for itself. Microseconds more than those of a product that TMA brings,
- * measured on an H200, 2026-11-21: some 0.8 a slab with both operands, 0.4 with one, and 4 if it is only now that k is split; by gemm_align 2.2 and the
- * copies' way out of and into memory. Both, gemm_align's last: 17 x 33 x 65 6.5 us (gemm_mma 8.9), 127 x 129 x 255 9.4 and 8.3 (17.5), 300 x 521 x 1101
- * 14.4 and 11.5, 63 x 2111 x 7167 30.7 and 36.1; one, 200 x 200 x 2001 10.8 and 12.9, 1 x 4095 x 4097 27.4 and 41.4. */
+ * move once; but a slab takes longer than by TMA, and each block copies for itself. Microseconds more than those of a product that TMA brings, fitted by
+ * hand to te_bench --tune on an H200, 2026-11-21: 0.8 a slab with both operands, 0.4 with one, and 4 if it is only now that k is split; by gemm_align 2.2
+ * and the copies' way out of and into memory. Both operands, gemm_align's time last: 127 x 129 x 255 TN 9.4 and 8.3 us (gemm_mma 17.5), 300 x 521 x 1101 TN
+ * 14.4 and 11.5, 63 x 2111 x 7167 TN 30.7 and 36.1; one, NN: 200 x 200 x 2001 10.8 and 12.9, 1 x 4095 x 4097 27.4 and 41.4. */
 static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);

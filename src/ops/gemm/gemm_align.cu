@@ -7,8 +7,8 @@
 //
 // One H200, 2026-11-21, te_bench odd, in front of a product that did nothing, itself some 3 us, and one operand after the other: 511 x 4095 x 4095 bf16,
 // 38 MB, 30 us; 4095 x 4097 x 4095, 67 MB, 45 us. Both at once were no quicker within 1 us. Nor was a product that copies while it multiplies, by three
-// to seven more warps of each block, chunk of k after chunk, TMA waiting for each: 511 x 4095 x 4095 57 to 62 us, this and the product after it 52;
-// 4095 x 4097 x 4095 232 to 250, and 225. Both ask as much of the L2 cache as it gives.
+// to eleven warps of each block, chunk of k after chunk, TMA waiting for each: 511 x 4095 x 4095 57 us at best, this and the product after it 52;
+// 4095 x 4097 x 4095 232, and 225.
 //
 // Launch: grid (blocks, 1, 1), A's before B's; block 256.
 // te:baseline

@@ -52,11 +52,11 @@
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128),
 //          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
-// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384, with COPIES 512; shared TE__GEMM_HOPPER_SHARED. A, B and their
-//         rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k from s * k_split on,
-//         to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
+// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384, with COPIES 512; shared TE__GEMM_HOPPER_SHARED. A, B
+//         and their rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k
+//         from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
-// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 720 to 810 TFLOP/s (1.02 to 1.03 of cuBLASLt), fp8 1546 (1.00), split accumulation 1473
+// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.02 to 1.03 of cuBLASLt), fp8 1546 (1.00), split accumulation 1473
 // (0.98), 1x128 by 128x128 blocks 1379 (1.01), 1x128 by 1x128 added to f32 997 (0.95; 875 on a hot card). Over the plain product, geometric means of
 // n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:
 //               bias         bias, GELU, aux   dGELU         dGELU, bias gradient
@@ -371,7 +371,7 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
 // What one of eight warps has of the R rows of a slab: 64 elements of an operand's rows, from anywhere; and on to the next slab. R: 64, 128, or 0 for an
 // operand that TMA brings.
 template <int R, int K_MAJOR> struct te_copy {
-    static const int ROWS = R / 8, FOURS = ROWS / 4;
+    static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which reads four at a time, eight pieces of each; the ninth pieces of all come last
     te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the slab to be asked for, if rows began where pieces do
     te_u64 step;    // from row to row
     te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, and, last, of row `lane`
@@ -404,7 +404,7 @@ template <int R, int K_MAJOR> struct te_copy {
     // ... and shifted to where they lie in the slab. Beyond the ends: zeros. left_k: along k, from this slab on.
     TE_DEV void put(te_u32 raw, te_u32 to, int left_k) const {
         int lane = threadIdx.x & 31, piece = lane & 7, length = K_MAJOR ? left_k : left, n = length - 8 * piece;
-        uint4 lo[FOURS + 1], hi[FOURS + 1];
+        uint4 lo[FOURS + 1], hi[FOURS + 1]; // FOURS may be 0, and an array may not
 #pragma unroll
         for (int i = 0; i < FOURS; i++) {
             te_u32 from = raw + (4 * i + (lane >> 3)) * RAW_ROW + piece * 16;

@@ -6447,6 +6447,10 @@ static const char *const te__source_7[] = { /* device/mma.cuh */
     "TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {",
     "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" ::\"r\"(dst), \"l\"(src), \"r\"(bytes) : \"memory\");",
     "}",
+    "// The same; the L2 cache fetches the 256 bytes around it, which will be asked for soon.",
+    "TE_DEV void te_cp_async16_ahead(te_u32 dst, const void *src, int bytes) {",
+    "    asm volatile(\"cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;\" ::\"r\"(dst), \"l\"(src), \"r\"(bytes) : \"memory\");",
+    "}",
     "TE_DEV void te_cp_async_commit() { asm volatile(\"cp.async.commit_group;\" ::: \"memory\"); }",
     "// Waits until at most N of this thread's latest groups are under way.",
     "template <int N> TE_DEV void te_cp_async_wait() { asm volatile(\"cp.async.wait_group %0;\" ::\"n\"(N) : \"memory\"); }",
@@ -10186,7 +10190,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2",
     "//          A_T, B_T    A lies k x m, B lies n x k",
-    "//          BN, WAVES   128, 192 (WAVES = 1; no cluster but SPLIT's, not COPIES, not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384",
+    "//          BN, WAVES   128, 192 (WAVES = 1; not COPIES, not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384",
     "//          CLUSTER     1 or 2; with SPLIT also 4 or 8",
     "//          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192",
     "//          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start or end anywhere",
@@ -10237,7 +10241,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1",
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0",
-    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=33 D_DT=1",
+    "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=192 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=130 D_DT=3",
@@ -10246,7 +10250,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=81 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=3 D_DT=3",
-    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=15 D_DT=3",
+    "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PROMOTE=1 STORE=15 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=33 D_DT=1",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=130 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
@@ -10357,7 +10361,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
     "static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), \"the sums take the slots' place\");",
     "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
-    "static_assert(BN != 192 || (WAVES == 1 && !SHARE && !GROUPED && !COPIES), \"a tile that nobody shares\");",
+    "static_assert(BN != 192 || (WAVES == 1 && !GROUPED && !COPIES), \"neither of groups nor copied\");",
     "static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), \"two waves of one warpgroup are a tile\");",
     "static_assert(!GROUPED || STAGES + 2 <= ENTRIES, \"mail\");",
     "static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM + BN <= 256 && !LOADS), \"copies\");",
@@ -10498,6 +10502,9 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "        if (SHARED) te_tma_load2_to(dst + first * SLAB, map, k, row + first, bar, 3);",
     "        else if (STACKED) te_tma_load3(dst, map, k, row, z, bar);",
     "        else te_tma_load2(dst, map, k, row, bar);",
+    "    } else if (SHARED && mine % 64) { // three boxes: k is halved",
+    "#pragma unroll",
+    "        for (int i = 0; i < R; i += 64) te_tma_load2_to(dst + i * SLAB + rank * (GROUP / 2), map, row + i, k + (int)rank * 32, bar, 3);",
     "    } else {",
     "#pragma unroll",
     "        for (int i = 0; i < mine; i += 64) {",
@@ -10512,10 +10519,11 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "// What one of eight warps has of the R rows of a slab: 64 elements of an operand's rows, from anywhere; and on to the next slab. R: 64, 128, or 0 for an",
     "// operand that TMA brings.",
     "template <int R, int K_MAJOR> struct te_copy {",
-    "    static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which reads four at a time, eight pieces of each; the ninth pieces of all come last",
+    "    static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which asks for four at a time, eight pieces of each; the ninth pieces of all come last",
+    "    static const int RUN = R ? FOURS : 1, RUNS = 8 / RUN; // shifted, a lane has that many pieces of one row, side by side",
     "    te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the slab to be asked for, if rows began where pieces do",
     "    te_u64 step;    // from row to row",
-    "    te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, and, last, of row `lane`",
+    "    te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, then of rows `lane` and lane / RUNS",
     "    int rows, left; // rows of the slab to be asked for, and elements of them, from the first one on. Nothing behind them is read; before a row, up to 14 bytes",
     "",
     "    // Of the slab that starts at k; across: the tile's first row, or column. size, length: along m or n, along k.",
@@ -10526,7 +10534,8 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "        at = first + 2 * ld * (lane >> 3) + (lane & 7) * 16;",
     "        before = 0;",
     "#pragma unroll",
-    "        for (int i = 0; i <= FOURS; i++) before |= ((te_u32)first + (te_u32)(i < FOURS ? 4 * i + (lane >> 3) : lane) * 2 * (te_u32)ld & 15) << 4 * i;",
+    "        for (int i = 0; i <= FOURS + 1; i++)",
+    "            before |= ((te_u32)first + (te_u32)(i < FOURS ? 4 * i + (lane >> 3) : i == FOURS ? lane : lane / RUNS) * 2 * (te_u32)ld & 15) << 4 * i;",
     "    }",
     "    // The aligned pieces of 16 bytes that hold them, nine of a row, to `raw`; and on to the next slab.",
     "    TE_DEV void ask(te_u32 raw) {",
@@ -10536,7 +10545,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "            int r = i < FOURS ? 4 * i + (lane >> 3) : lane, piece = i < FOURS ? lane & 7 : 8, by = before >> 4 * i & 15;",
     "            te_u64 from = at + (i < FOURS ? 4 * i * step : (lane - (lane >> 3)) * step + (8 - (lane & 7)) * 16) - by;",
     "            int there = r < rows ? 2 * min(left, 64) - (16 * piece - by) : 0; // bytes, from the piece's beginning on",
-    "            if (r < ROWS) te_cp_async16(raw + r * RAW_ROW + piece * 16, (const void *)from, max(0, min(there, 16)));",
+    "            if (r < ROWS) te_cp_async16_ahead(raw + r * RAW_ROW + piece * 16, (const void *)from, max(0, min(there, 16)));",
     "        }",
     "        at += K_MAJOR ? SLAB : 64 * step;",
     "        if (K_MAJOR) left -= 64;",
@@ -10544,18 +10553,17 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "    }",
     "    // ... and shifted to where they lie in the slab. Beyond the ends: zeros. left_k: along k, from this slab on.",
     "    TE_DEV void put(te_u32 raw, te_u32 to, int left_k) const {",
-    "        int lane = threadIdx.x & 31, piece = lane & 7, length = K_MAJOR ? left_k : left, n = length - 8 * piece;",
-    "        uint4 lo[FOURS + 1], hi[FOURS + 1]; // FOURS may be 0, and an array may not",
+    "        if (R == 0) return;",
+    "        int lane = threadIdx.x & 31, r = lane / RUNS, first = lane % RUNS * RUN, by = before >> 4 * (FOURS + 1), length = K_MAJOR ? left_k : left;",
+    "        uint4 u[RUN + 1];",
     "#pragma unroll",
-    "        for (int i = 0; i < FOURS; i++) {",
-    "            te_u32 from = raw + (4 * i + (lane >> 3)) * RAW_ROW + piece * 16;",
-    "            lo[i] = te_lds16(from), hi[i] = te_lds16(from + 16);",
-    "        }",
+    "        for (int i = 0; i <= RUN; i++) u[i] = te_lds16(raw + r * RAW_ROW + (first + i) * 16);",
     "#pragma unroll",
-    "        for (int i = 0; i < FOURS; i++) {",
-    "            int r = 4 * i + (lane >> 3);",
-    "            uint4 v = te_shift(lo[i], hi[i], before >> 4 * i & 15);",
+    "        for (int i = 0; i < RUN; i++) {",
+    "            int piece = first + i;",
+    "            uint4 v = te_shift(u[i], u[i + 1], by);",
     "            if (length < 64) {",
+    "                int n = length - 8 * piece;",
     "                v.x = n >= 2 ? v.x : n == 1 ? v.x & 0xffff : 0, v.y = n >= 4 ? v.y : n == 3 ? v.y & 0xffff : 0;",
     "                v.z = n >= 6 ? v.z : n == 5 ? v.z & 0xffff : 0, v.w = n >= 8 ? v.w : n == 7 ? v.w & 0xffff : 0;",
     "            }",
@@ -11457,14 +11465,12 @@ static const char *const te__source_56[] = { /* ops/gemm/gemm_reduce.cu */
     "        te_i64 row = at / per_row, col = (te_i64)(at - (te_u32)row * per_row) * 8;",
     "        const float *p = a.partial + row * ld + col;",
     "        float v[8] = {}, bias[8];",
-    "        bool whole = col + 8 <= a.n;",
-    "        for (int s = 0; s < a.splits; s++, p += a.m * ld) {",
-    "            if (whole) {",
-    "                float4 u = *(const float4 *)p, w = *(const float4 *)(p + 4);",
-    "                v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;",
-    "            } else {",
-    "                for (int i = 0; i < 8 && col + i < a.n; i++) v[i] += p[i];",
-    "            }",
+    "        bool two = col + 4 < a.n;",
+    "#pragma unroll 4",
+    "        for (int s = 0; s < a.splits; s++, p += a.m * ld) { // rows end with a piece of four, whatever is in it",
+    "            float4 u = *(const float4 *)p, w = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+    "            if (two) w = *(const float4 *)(p + 4);",
+    "            v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;",
     "        }",
     "        te_gemm_bias8(a, col, bias);",
     "        te_gemm_finish8(a, scale, bias, row, col, v);",
@@ -11548,15 +11554,21 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "#define A_2D (BLOCK == 3)   // of te__gemm_block_kind",
     "#define B_2D (BLOCK == 2)",
     "",
-    "// Sixteen bytes that nothing writes while the kernel runs.",
+    "// Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker (1 x 128256 x 4096 MXFP8 232 us, not 245; 1 x",
+    "// 4095 x 4097 bf16 19.0, not 20.1) but for aligned lines of 16 bits (1 x 4096 x 4096 18.0 us, not 16.5).",
+    "#if BITS == 16 && ALIGNED",
+    "#define FETCH \"\"",
+    "#else",
+    "#define FETCH \".L2::256B\"",
+    "#endif",
     "TE_DEV uint4 te_skinny_ask(const te_u8 *p) {",
     "    uint4 u;",
-    "    asm(\"ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(u.x), \"=r\"(u.y), \"=r\"(u.z), \"=r\"(u.w) : \"l\"(p));",
+    "    asm(\"ld.global.nc\" FETCH \".v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(u.x), \"=r\"(u.y), \"=r\"(u.z), \"=r\"(u.w) : \"l\"(p));",
     "    return u;",
     "}",
     "TE_DEV uint4 te_skinny_ask_once(const te_u8 *p) {",
     "    uint4 u;",
-    "    asm(\"ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(u.x), \"=r\"(u.y), \"=r\"(u.z), \"=r\"(u.w) : \"l\"(p));",
+    "    asm(\"ld.global.nc.L1::no_allocate\" FETCH \".v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(u.x), \"=r\"(u.y), \"=r\"(u.z), \"=r\"(u.w) : \"l\"(p));",
     "    return u;",
     "}",
     "",
@@ -11701,7 +11713,145 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "    te_gemm_finish(a, te_gemm_scale(a), FEW_A ? other : first + line, FEW_A ? first + line : other, all);",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/gemm/groups.cuh */
+static const char *const te__source_58[] = { /* ops/gemm/gemm_skinny_down.cu */
+    "// ops/gemm/gemm_skinny_down.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of",
+    "// B), and the lines of the other, X, stand side by side: what is contiguous in memory is one value of k of all of them. gemm_skinny is for lines that run",
+    "// along k. The floor is X's bytes.",
+    "//",
+    "//            lines of X                             A block has STEP lines of X. Its warps take turns of 16 values of k, and add up their sums at the",
+    "//        +----+----+-- .. --+----+                  end, in order. Both operands go from memory straight into registers.",
+    "//      k |    |    | STEP   |    |",
+    "//        +----+----+-- .. --+----+                  mma.sync multiplies 16 x 8 x 16 values: lines of X, of the few, Y, and k. Which they are is the same",
+    "//        |    |    |        |    |                  to it: lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; of two lines",
+    "//        +----+----+-- .. --+----+                  each it is rows g and g + 8 of a product, when words of two lines have become words of two k.",
+    "//",
+    "// Rows (of one k) may start anywhere, but pieces are read from where they are aligned. So rows are dealt out to the warps by where they start: of PIECE",
+    "// of them that follow each other each starts elsewhere, the next one as the first. A warp has rows of one kind, whose pieces all lie alike: its lines are",
+    "// others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each block's lines is then read",
+    "// by its neighbour too.",
+    "//",
+    "// Options: DT       3 or 2: bf16 or f16",
+    "//          FEW_A    A is the short one",
+    "//          PIECE    lines of a lane: 4 or 8",
+    "//          ALIGNED  all rows start at multiples of a piece",
+    "//          WARPS    of a block: 8 or 16",
+    "// Launch: grid (ceil(lines of X / STEP), splits, 1), block 32 WARPS. X has at least PIECE lines. Split s does k from s * k_split on, to D + s * d_split.",
+    "//",
+    "// te:arch 80",
+    "// te:row DT=3 FEW_A=1 PIECE=4 ALIGNED=1 WARPS=16",
+    "// te:row DT=3 FEW_A=1 PIECE=4 ALIGNED=0 WARPS=16",
+    "// te:row DT=3 FEW_A=1 PIECE=8 ALIGNED=1 WARPS=8",
+    "// te:row DT=2 FEW_A=0 PIECE=8 ALIGNED=0 WARPS=8",
+    "#include \"device/mma.cuh\"",
+    "#include \"ops/gemm/epilogue.cuh\"",
+    "",
+    "#ifndef DT // the rows above name every option; these stand in for them in an editor",
+    "#define DT 3",
+    "#define FEW_A 1",
+    "#define PIECE 4",
+    "#define ALIGNED 1",
+    "#define WARPS 16",
+    "#endif",
+    "",
+    "#define LINES (8 * PIECE) // that a warp reads",
+    "#define STEP (ALIGNED ? LINES : LINES - PIECE)",
+    "#define KINDS (ALIGNED ? 1 : PIECE) // of rows, by where they start",
+    "#define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps go side by side",
+    "#define RESIDENT (PIECE == 8 ? 16 : 32) // warps on a multiprocessor: as many as registers allow",
+    "",
+    "// PIECE lines of one k.",
+    "struct te_down_piece {",
+    "    te_u32 word[PIECE / 2];",
+    "    TE_DEV void load(te_u64 at) { // nothing writes there while the kernel runs, and nobody reads it twice",
+    "        if (PIECE == 8) asm(\"ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(word[0]), \"=r\"(word[1]), \"=r\"(word[PIECE / 2 - 2]), \"=r\"(word[PIECE / 2 - 1]) : \"l\"(at));",
+    "        else asm(\"ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\" : \"=r\"(word[0]), \"=r\"(word[1]) : \"l\"(at));",
+    "    }",
+    "    // Only those from `first` to `last`; one of these in place of each of the others.",
+    "    TE_DEV void load_some(te_u64 at, int first, int last) {",
+    "#pragma unroll",
+    "        for (int i = 0; i < PIECE; i++) {",
+    "            te_u32 v = __ldg((const te_u16 *)at + max(first, min(i, last)));",
+    "            word[i / 2] = i % 2 ? word[i / 2] | v << 16 : v;",
+    "        }",
+    "    }",
+    "    TE_DEV void clear() {",
+    "#pragma unroll",
+    "        for (int i = 0; i < PIECE / 2; i++) word[i] = 0;",
+    "    }",
+    "};",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemm_skinny_down(const __grid_constant__ te__gemm_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float sums[WARPS][8][LINES];",
+    "    const te_i64 k0 = blockIdx.y * a.k_split, end_k = min(a.k, k0 + a.k_split);",
+    "    const te_i64 lines = FEW_A ? a.n : a.m, first = (te_i64)blockIdx.x * STEP, ld = FEW_A ? a.ldb : a.lda;",
+    "    const int few = (int)(FEW_A ? a.m : a.n);",
+    "    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;",
+    "",
+    "    // The lane's first row, and its lines: `line` on, off the block's by `by`.",
+    "    te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);",
+    "    te_u64 x = (te_u64)(FEW_A ? a.b : a.a) + 2 * row * ld;",
+    "    int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);",
+    "    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // the last lines in place of some that are not there",
+    "    x += 2 * line;",
+    "",
+    "    // Line g of Y, or the last one in its place, whose products nobody asks for.",
+    "    const te_i64 y_k = (FEW_A ? a.a_t : !a.b_t) ? (FEW_A ? a.lda : a.ldb) : 1, y_line = (FEW_A ? a.a_t : !a.b_t) ? 1 : FEW_A ? a.lda : a.ldb;",
+    "    const te_u16 *y = (const te_u16 *)(FEW_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;",
+    "",
+    "    float sum[PIECE / 2][4] = {}; // lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1 of Y, twice",
+    "    auto take = [&](bool end) {",
+    "        te_down_piece u[4];",
+    "        te_u32 v[4];",
+    "#pragma unroll",
+    "        for (int i = 0; i < 4; i++) {",
+    "            te_u64 at = x + 2 * i * KINDS * ld;",
+    "            te_i64 left = end_k - row - i * KINDS;",
+    "            if (!end || left > 1) u[i].load(at);",
+    "            else if (left == 1) u[i].load_some(at, line < 0 ? (int)-line : 0, (int)min(lines - line, (te_i64)PIECE) - 1); // behind it nothing may be read",
+    "            else u[i].clear();",
+    "            v[i] = !end || left > 0 ? __ldg(y + i * KINDS * y_k) : 0;",
+    "        }",
+    "        te_u32 of_y[2] = {v[0] | v[1] << 16, v[2] | v[3] << 16};",
+    "#pragma unroll",
+    "        for (int i = 0; i < PIECE / 2; i++) {",
+    "            te_u32 of_x[4];",
+    "#pragma unroll",
+    "            for (int h = 0; h < 2; h++) {",
+    "                of_x[2 * h] = __byte_perm(u[2 * h].word[i], u[2 * h + 1].word[i], 0x5410);",
+    "                of_x[2 * h + 1] = __byte_perm(u[2 * h].word[i], u[2 * h + 1].word[i], 0x7632);",
+    "            }",
+    "            if (DT == 3) te_mma_bf16(sum[i], of_x, of_y);",
+    "            else te_mma_f16(sum[i], of_x, of_y);",
+    "        }",
+    "        row += 16 * WARPS, x += 32 * WARPS * ld, y += 16 * WARPS * y_k;",
+    "    };",
+    "    te_i64 turn = warp / KINDS, turns = te_div_up(end_k - k0, TURN), whole = (end_k - k0 - (end_k == a.k)) / TURN; // whole ones are without the last row",
+    "    const int at_once = PIECE == 8 ? 2 : 4;",
+    "#pragma unroll at_once",
+    "    for (; turn < whole; turn += WARPS / KINDS) take(false);",
+    "#pragma unroll 1",
+    "    for (; turn < turns; turn += WARPS / KINDS) take(true);",
+    "#pragma unroll",
+    "    for (int i = 0; i < PIECE; i++)",
+    "#pragma unroll",
+    "        for (int e = 0; e < 2; e++) {",
+    "            int at = PIECE * g + i - by;",
+    "            if (at >= 0) sums[warp][2 * t + e][at] = sum[i / 2][i % 2 * 2 + e];",
+    "        }",
+    "    __syncthreads();",
+    "    float scale = te_gemm_scale(a);",
+    "    for (int at = threadIdx.x; at < few * STEP; at += 32 * WARPS) {",
+    "        int other = at / STEP, mine = at % STEP;",
+    "        if (first + mine >= lines) continue;",
+    "        float all = 0.0f;",
+    "#pragma unroll",
+    "        for (int w = 0; w < WARPS; w++) all += sums[w][other][mine];",
+    "        te_gemm_finish(a, scale, (FEW_A ? other : first + mine) + blockIdx.y * a.m, FEW_A ? first + mine : other, all); // d_split is m rows",
+    "    }",
+    "}",
+};
+static const char *const te__source_59[] = { /* ops/gemm/groups.cuh */
     "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
     "// the arguments of an ordinary one. Every warp finds out for itself: the sizes of 32 groups are added up in five steps.",
     "#pragma once",
@@ -11822,7 +11972,7 @@ static const char *const te__source_58[] = { /* ops/gemm/groups.cuh */
     "    return (g.scale_a ? g.scale_a[all.groups.each_a ? group : 0] : 1.0f) * (g.scale_b ? g.scale_b[all.groups.each_b ? group : 0] : 1.0f);",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_60[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -11960,7 +12110,7 @@ static const char *const te__source_59[] = { /* ops/gemm/kargs.h */
     "    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */",
     "} te__gemm_hopper_grouped_kargs;",
 };
-static const char *const te__source_60[] = { /* ops/gemm/naive.cuh */
+static const char *const te__source_61[] = { /* ops/gemm/naive.cuh */
     "// ops/gemm/naive.cuh: one tile of D by plain f32 FMAs: every format, layout, size and alignment.",
     "//",
     "//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3.",
@@ -12033,7 +12183,7 @@ static const char *const te__source_60[] = { /* ops/gemm/naive.cuh */
     "        }",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/gemm/shift.cuh */
+static const char *const te__source_62[] = { /* ops/gemm/shift.cuh */
     "// ops/gemm/shift.cuh: sixteen bytes that lie anywhere, out of the aligned ones that hold them.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -12054,7 +12204,7 @@ static const char *const te__source_61[] = { /* ops/gemm/shift.cuh */
     "    return make_uint4(out[0], out[1], out[2], out[3]);",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/gemm/way_out.cuh */
+static const char *const te__source_63[] = { /* ops/gemm/way_out.cuh */
     "// ops/gemm/way_out.cuh: D's ways out of gemm_hopper: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it is written in.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
@@ -12438,7 +12588,7 @@ static const char *const te__source_62[] = { /* ops/gemm/way_out.cuh */
     "    }",
     "};",
 };
-static const char *const te__source_63[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_64[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -12497,7 +12647,7 @@ static const char *const te__source_63[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_64[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_65[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -12520,7 +12670,7 @@ static const char *const te__source_64[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_66[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -12603,7 +12753,7 @@ static const char *const te__source_65[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/loss/kargs.h */
+static const char *const te__source_67[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -12647,7 +12797,7 @@ static const char *const te__source_66[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_67[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_68[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -12679,7 +12829,7 @@ static const char *const te__source_67[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_69[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// One H200, 2026-11-21, te_bench squared: 16384x4096 bf16 0.97 of copy.",
@@ -12713,7 +12863,7 @@ static const char *const te__source_68[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_70[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -12755,7 +12905,7 @@ static const char *const te__source_69[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_71[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -12771,7 +12921,7 @@ static const char *const te__source_70[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/axpby.cu */
+static const char *const te__source_72[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// One H200, 2026-11-21, te_bench \"sum of two\": 16384x4096 bf16 0.97 of copy.",
@@ -12815,7 +12965,7 @@ static const char *const te__source_71[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_73[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -12937,7 +13087,7 @@ static const char *const te__source_72[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/copy.cu */
+static const char *const te__source_74[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -13055,7 +13205,7 @@ static const char *const te__source_73[] = { /* ops/math/copy.cu */
     "    }",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_75[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -13154,7 +13304,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_76[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// One H200, 2026-11-21, te_bench embedding: 16384 rows of 4096 bf16 0.85 of copy.",
@@ -13189,7 +13339,7 @@ static const char *const te__source_75[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_77[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -13287,7 +13437,7 @@ static const char *const te__source_76[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_77[] = { /* ops/math/fill.cu */
+static const char *const te__source_78[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// One H200, 2026-11-21, te_bench fill: 16384x4096 bf16 0.99 of copy.",
@@ -13313,7 +13463,7 @@ static const char *const te__source_77[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_78[] = { /* ops/math/kargs.h */
+static const char *const te__source_79[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -13407,7 +13557,7 @@ static const char *const te__source_78[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_79[] = { /* ops/math/random.cu */
+static const char *const te__source_80[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// One H200, 2026-11-21, te_bench random: 16384x4096 bf16, normal, 0.18 of copy: 172 us of arithmetic.",
@@ -13446,7 +13596,7 @@ static const char *const te__source_79[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/math/sum.cu */
+static const char *const te__source_81[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -13490,7 +13640,7 @@ static const char *const te__source_80[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_82[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -13508,7 +13658,7 @@ static const char *const te__source_81[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_83[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* What a block does. */",
@@ -13540,7 +13690,7 @@ static const char *const te__source_82[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 32 rows and 256 columns: both casts divide it alike. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -13584,7 +13734,7 @@ static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -13660,7 +13810,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -13850,7 +14000,7 @@ static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/norm/kargs.h */
+static const char *const te__source_87[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -13906,7 +14056,7 @@ static const char *const te__source_86[] = { /* ops/norm/kargs.h */
     "    te__norm_bwd_sum_kargs sum;",
     "} te__norm_bwd_kargs;",
 };
-static const char *const te__source_87[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_88[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -13926,7 +14076,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_89[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -14218,7 +14368,7 @@ static const char *const te__source_88[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_89[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_90[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -14232,7 +14382,7 @@ static const char *const te__source_89[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_91[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -14350,7 +14500,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_92[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and takes one row after the other from a queue in shared memory, which its first thread fills:",
@@ -14481,7 +14631,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_93[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for all who add them up. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 takes rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -14531,7 +14681,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_94[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: what the forward kernels of LayerNorm and RMSNorm share. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// come. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -14639,7 +14789,7 @@ static const char *const te__source_93[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_94[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_95[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -14722,7 +14872,7 @@ static const char *const te__source_94[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_95[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_96[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -14787,7 +14937,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -14980,7 +15130,7 @@ static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (rht) te__nvfp4_hadamard(v);",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
     "// from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -15105,7 +15255,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.",
     "//",
     "// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.",
@@ -15122,7 +15272,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i == 0) *a.col = 0.0f;",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
     "//            64 columns",
@@ -15203,7 +15353,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -15519,7 +15669,7 @@ static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/optim/adam.cu */
+static const char *const te__source_102[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -15607,7 +15757,7 @@ static const char *const te__source_101[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/optim/kargs.h */
+static const char *const te__source_103[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -15671,7 +15821,7 @@ static const char *const te__source_102[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_103[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_104[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -15696,7 +15846,7 @@ static const char *const te__source_103[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_105[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -15747,7 +15897,7 @@ static const char *const te__source_104[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_106[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -15766,7 +15916,7 @@ static const char *const te__source_105[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_107[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
     "// not know what is done with the elements.",
     "#pragma once",
@@ -15811,7 +15961,7 @@ static const char *const te__source_106[] = { /* ops/optim/multi.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_108[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// One H200, 2026-11-21, te_bench scaled: 64 tensors of 1048576 bf16 0.87 of copy.",
@@ -15859,7 +16009,7 @@ static const char *const te__source_107[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/rope/kargs.h */
+static const char *const te__source_109[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -15894,7 +16044,7 @@ static const char *const te__source_108[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_109[] = { /* ops/rope/rope.cu */
+static const char *const te__source_110[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -16026,7 +16176,7 @@ static const char *const te__source_109[] = { /* ops/rope/rope.cu */
     "        te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_110[] = { /* ops/shard/kargs.h */
+static const char *const te__source_111[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -16073,7 +16223,7 @@ static const char *const te__source_110[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_111[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_112[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
     "// with them.",
     "#pragma once",
@@ -16090,7 +16240,7 @@ static const char *const te__source_111[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_113[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -16205,7 +16355,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_114[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -16333,7 +16483,7 @@ static const char *const te__source_113[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_115[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
@@ -16407,7 +16557,7 @@ static const char *const te__source_114[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_115[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_116[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -16461,7 +16611,7 @@ static const char *const te__source_115[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_116[] = { /* ops/stats/kargs.h */
+static const char *const te__source_117[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -16483,7 +16633,7 @@ static const char *const te__source_116[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_117[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_118[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -16561,7 +16711,7 @@ static const char *const te__source_117[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_118[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_119[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -16613,7 +16763,7 @@ static const te__source te__sources[] = {
     {"device/base.cuh", te__source_4, 240},
     {"device/eight.cuh", te__source_5, 53},
     {"device/hopper.cuh", te__source_6, 200},
-    {"device/mma.cuh", te__source_7, 112},
+    {"device/mma.cuh", te__source_7, 116},
     {"device/raw8.cuh", te__source_8, 107},
     {"device/tile.cuh", te__source_9, 86},
     {"ops/act/act.cuh", te__source_10, 93},
@@ -16659,72 +16809,73 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_decode.cu", te__source_50, 82},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_51, 16},
     {"ops/gemm/gemm_groups.cu", te__source_52, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_53, 875},
+    {"ops/gemm/gemm_hopper.cu", te__source_53, 879},
     {"ops/gemm/gemm_mma.cu", te__source_54, 406},
     {"ops/gemm/gemm_naive.cu", te__source_55, 13},
-    {"ops/gemm/gemm_reduce.cu", te__source_56, 31},
-    {"ops/gemm/gemm_skinny.cu", te__source_57, 228},
-    {"ops/gemm/groups.cuh", te__source_58, 119},
-    {"ops/gemm/kargs.h", te__source_59, 136},
-    {"ops/gemm/naive.cuh", te__source_60, 71},
-    {"ops/gemm/shift.cuh", te__source_61, 19},
-    {"ops/gemm/way_out.cuh", te__source_62, 382},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_63, 57},
-    {"ops/loss/cross_entropy_count.cu", te__source_64, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_65, 81},
-    {"ops/loss/kargs.h", te__source_66, 42},
-    {"ops/loss/loss.cuh", te__source_67, 30},
-    {"ops/loss/mse_bwd.cu", te__source_68, 32},
-    {"ops/loss/mse_fwd.cu", te__source_69, 40},
-    {"ops/loss/mse_sum.cu", te__source_70, 14},
-    {"ops/math/axpby.cu", te__source_71, 42},
-    {"ops/math/column_sum.cu", te__source_72, 120},
-    {"ops/math/copy.cu", te__source_73, 116},
-    {"ops/math/embedding_bwd.cu", te__source_74, 97},
-    {"ops/math/embedding_fwd.cu", te__source_75, 33},
-    {"ops/math/embedding_sort.cu", te__source_76, 96},
-    {"ops/math/fill.cu", te__source_77, 24},
-    {"ops/math/kargs.h", te__source_78, 92},
-    {"ops/math/random.cu", te__source_79, 37},
-    {"ops/math/sum.cu", te__source_80, 42},
-    {"ops/math/sum_final.cu", te__source_81, 16},
-    {"ops/mxfp8/kargs.h", te__source_82, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_83, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_84, 74},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_85, 188},
-    {"ops/norm/kargs.h", te__source_86, 54},
-    {"ops/norm/norm_amax.cu", te__source_87, 18},
-    {"ops/norm/norm_bwd.cu", te__source_88, 290},
-    {"ops/norm/norm_bwd_sum.cu", te__source_89, 12},
-    {"ops/norm/norm_fwd.cu", te__source_90, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_91, 129},
-    {"ops/norm/norm_parts.cuh", te__source_92, 48},
-    {"ops/norm/norm_row.cuh", te__source_93, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_94, 81},
-    {"ops/nvfp4/kargs.h", te__source_95, 63},
-    {"ops/nvfp4/nvfp4.cuh", te__source_96, 191},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_97, 123},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_98, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_99, 79},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_100, 314},
-    {"ops/optim/adam.cu", te__source_101, 86},
-    {"ops/optim/kargs.h", te__source_102, 62},
-    {"ops/optim/l2norm_final.cu", te__source_103, 23},
-    {"ops/optim/l2norm_partial.cu", te__source_104, 49},
-    {"ops/optim/l2norm_tensor.cu", te__source_105, 17},
-    {"ops/optim/multi.cuh", te__source_106, 43},
-    {"ops/optim/multi_scale.cu", te__source_107, 46},
-    {"ops/rope/kargs.h", te__source_108, 33},
-    {"ops/rope/rope.cu", te__source_109, 130},
-    {"ops/shard/kargs.h", te__source_110, 45},
-    {"ops/shard/shard.cuh", te__source_111, 15},
-    {"ops/shard/shard_amax.cu", te__source_112, 113},
-    {"ops/shard/shard_cast.cu", te__source_113, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_114, 72},
-    {"ops/shard/shard_scales.cu", te__source_115, 52},
-    {"ops/stats/kargs.h", te__source_116, 20},
-    {"ops/stats/quant_error.cu", te__source_117, 76},
-    {"ops/stats/quant_error_final.cu", te__source_118, 42},
+    {"ops/gemm/gemm_reduce.cu", te__source_56, 29},
+    {"ops/gemm/gemm_skinny.cu", te__source_57, 234},
+    {"ops/gemm/gemm_skinny_down.cu", te__source_58, 136},
+    {"ops/gemm/groups.cuh", te__source_59, 119},
+    {"ops/gemm/kargs.h", te__source_60, 136},
+    {"ops/gemm/naive.cuh", te__source_61, 71},
+    {"ops/gemm/shift.cuh", te__source_62, 19},
+    {"ops/gemm/way_out.cuh", te__source_63, 382},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_64, 57},
+    {"ops/loss/cross_entropy_count.cu", te__source_65, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_66, 81},
+    {"ops/loss/kargs.h", te__source_67, 42},
+    {"ops/loss/loss.cuh", te__source_68, 30},
+    {"ops/loss/mse_bwd.cu", te__source_69, 32},
+    {"ops/loss/mse_fwd.cu", te__source_70, 40},
+    {"ops/loss/mse_sum.cu", te__source_71, 14},
+    {"ops/math/axpby.cu", te__source_72, 42},
+    {"ops/math/column_sum.cu", te__source_73, 120},
+    {"ops/math/copy.cu", te__source_74, 116},
+    {"ops/math/embedding_bwd.cu", te__source_75, 97},
+    {"ops/math/embedding_fwd.cu", te__source_76, 33},
+    {"ops/math/embedding_sort.cu", te__source_77, 96},
+    {"ops/math/fill.cu", te__source_78, 24},
+    {"ops/math/kargs.h", te__source_79, 92},
+    {"ops/math/random.cu", te__source_80, 37},
+    {"ops/math/sum.cu", te__source_81, 42},
+    {"ops/math/sum_final.cu", te__source_82, 16},
+    {"ops/mxfp8/kargs.h", te__source_83, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_84, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_85, 74},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_86, 188},
+    {"ops/norm/kargs.h", te__source_87, 54},
+    {"ops/norm/norm_amax.cu", te__source_88, 18},
+    {"ops/norm/norm_bwd.cu", te__source_89, 290},
+    {"ops/norm/norm_bwd_sum.cu", te__source_90, 12},
+    {"ops/norm/norm_fwd.cu", te__source_91, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_92, 129},
+    {"ops/norm/norm_parts.cuh", te__source_93, 48},
+    {"ops/norm/norm_row.cuh", te__source_94, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_95, 81},
+    {"ops/nvfp4/kargs.h", te__source_96, 63},
+    {"ops/nvfp4/nvfp4.cuh", te__source_97, 191},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_98, 123},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_99, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_100, 79},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_101, 314},
+    {"ops/optim/adam.cu", te__source_102, 86},
+    {"ops/optim/kargs.h", te__source_103, 62},
+    {"ops/optim/l2norm_final.cu", te__source_104, 23},
+    {"ops/optim/l2norm_partial.cu", te__source_105, 49},
+    {"ops/optim/l2norm_tensor.cu", te__source_106, 17},
+    {"ops/optim/multi.cuh", te__source_107, 43},
+    {"ops/optim/multi_scale.cu", te__source_108, 46},
+    {"ops/rope/kargs.h", te__source_109, 33},
+    {"ops/rope/rope.cu", te__source_110, 130},
+    {"ops/shard/kargs.h", te__source_111, 45},
+    {"ops/shard/shard.cuh", te__source_112, 15},
+    {"ops/shard/shard_amax.cu", te__source_113, 113},
+    {"ops/shard/shard_cast.cu", te__source_114, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_115, 72},
+    {"ops/shard/shard_scales.cu", te__source_116, 52},
+    {"ops/stats/kargs.h", te__source_117, 20},
+    {"ops/stats/quant_error.cu", te__source_118, 76},
+    {"ops/stats/quant_error_final.cu", te__source_119, 42},
 };
 
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
@@ -16760,7 +16911,7 @@ static const te__baseline te__baselines[] = {
     {"cast/transpose_nibbles", "1a6b91cc2f5157a1f269623f6199e421", 967909},
     {"dropout/dropout_add", "57ae93b566b5027e27140c56c3a3213a", 984932},
     {"gemm/gemm_align", "c60c38420d48c53bbb11c58d6ac3995c", 1000924},
-    {"gemm/gemm_decode", "f4de6da416374bf0f99bf4ddb5d0b838", 1010834},
+    {"gemm/gemm_decode", "01f80eb1a6bfc07f739a8bf4321ae96d", 1010834},
     {"gemm/gemm_grouped_naive", "68de1e5336199ea243a848a57582fbb7", 1042149},
     {"gemm/gemm_naive", "6d3b51ffa22ba32d2577ef5ddfff112a", 1237890},
     {"loss/cross_entropy_bwd", "9cad7e14aa6674b43df124dc7e26a2be", 1434975},
@@ -16770,7 +16921,7 @@ static const te__baseline te__baselines[] = {
     {"loss/mse_fwd", "40dfef83fbf1fa559324681951ef4fd1", 1483044},
     {"loss/mse_sum", "19f8435ca59b027d4c48a17009af8855", 1491111},
     {"math/axpby", "9bb76e4cea92b9976aaa86982176a90d", 1494040},
-    {"math/column_sum", "19d4d048e6db6769d3d262f8b90c0cbb", 1519524},
+    {"math/column_sum", "65c8c7c4a90f14f0cfc39ecc57ece034", 1519524},
     {"math/copy", "1707876ecc1020cc73fa420dce0ecae6", 1560264},
     {"math/embedding_bwd", "af078750146f3e814cfca08876193616", 1683264},
     {"math/embedding_fwd", "0b7cc00ca305bc64750f78725c26466c", 1734472},
@@ -16782,13 +16933,13 @@ static const te__baseline te__baselines[] = {
     {"mxfp8/mxfp8_dequantize", "6ab8a1ea7548b3e7e2e2660dbdd7fa53", 1875290},
     {"mxfp8/mxfp8_quantize", "c94eff45eb07b9d1f6ab7b787c469dc6", 1935903},
     {"norm/norm_amax", "ea72a3306d45cee19daf7bbc66eac28f", 2033512},
-    {"norm/norm_bwd", "8715b6b01d3138f1e1ca8d6bbab787eb", 2034490},
+    {"norm/norm_bwd", "fdb458b9d5bff5f7bb9407edb40af0a6", 2034490},
     {"norm/norm_bwd_sum", "ba5215d180a8ab7017c1cef553206643", 2054007},
-    {"norm/norm_fwd", "1c92921424f1a7678555dd50dbddf26c", 2068926},
+    {"norm/norm_fwd", "03a225219120f8b216fe5b3b38859ef9", 2068926},
     {"nvfp4/nvfp4_amax", "aca94d618c8027843b3c038ca63807f9", 2089194},
     {"nvfp4/nvfp4_amax_zero", "af64d2d4999334c588dd2e5a96e9f2e7", 2216082},
     {"nvfp4/nvfp4_dequantize", "946f0ff3f8358e007b633ef2cea6f787", 2217318},
-    {"nvfp4/nvfp4_quantize", "e0e7365e96664beb90da3ab8bedde9b9", 2256624},
+    {"nvfp4/nvfp4_quantize", "8368a0ea0379385363f7e690c9d320f0", 2256624},
     {"optim/adam", "7d348c8e2e897b12b0df23b07b0263ae", 2815914},
     {"optim/l2norm_final", "65d47fb82702941d4aa046c168317cb7", 2858583},
     {"optim/l2norm_partial", "5baa0e1aa8d51fd7cd068e4d14269377", 2864059},
@@ -20890,11 +21041,14 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
         uint64_t align;
     } memory;
     unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver wants 64 */
-    int swizzle = k->swizzle_bytes == 128 ? 3 : k->swizzle_bytes == 64 ? 2 : k->swizzle_bytes == 32 ? 1 : 0;
+    uint64_t starts = k->address; /* of rows */
+    int i, promotion, swizzle = k->swizzle_bytes == 128 ? 3 : k->swizzle_bytes == 64 ? 2 : k->swizzle_bytes == 32 ? 1 : 0;
     te__cu_result code;
+    for (i = 0; i + 1 < k->rank; i++) starts |= k->strides[i];
+    promotion = starts % 32 ? 2 : 3; /* see te__cuda_tensor_map */
     if (!te__cu.TensorMapEncodeTiled) return te__fail(te, TE_ERR_LIBRARY, "the NVIDIA driver has no cuTensorMapEncodeTiled: update it");
     code = te__cu.TensorMapEncodeTiled(aligned, types[k->dtype], (unsigned)k->rank, (void *)(uintptr_t)k->address, k->dims, k->strides, k->box,
-                                       steps, 0, swizzle, 3 /* L2 promotion to 256 bytes */, 0 /* zeros outside */);
+                                       steps, 0, swizzle, promotion, 0 /* zeros outside */);
     if (code) {
         char call[256];
         snprintf(call, sizeof(call),
@@ -20909,7 +21063,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 
 /* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
  * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
- * host, so that recent maps are kept. */
+ * host, so that recent maps are kept. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
+ * at a multiple of 32, 128: te_gemm of 4096 x 4096 x 4104 bf16 takes 183 us so, not 193, and 1 x 128256 x 4096 255 us with 256, not 271. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
                                      const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
     te_ctx *te = p->te;
@@ -26625,10 +26780,10 @@ static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
 
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
- * Four kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to sixteen lines by many), gemm_naive (anything, anywhere).
- * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all but gemm_skinny. A tile size and a number of splits
- * of k are chosen by a small model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every
- * run. */
+ * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to sixteen lines by many along k), gemm_skinny_down (up to
+ * eight by many that stand side by side), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
+ * are bf16 to all but gemm_skinny. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying:
+ * the same shapes get the same kernel, and the same bits, in every run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
 typedef struct te__gemm_tile_kind {
@@ -26638,6 +26793,12 @@ typedef struct te__gemm_tile_kind {
     int threads;
     int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
 } te__gemm_tile_kind;
+
+/* Blocks that have a tile's part of A in common, and of B. */
+static int te__gemm_share_a(const te__gemm_tile_kind *t) { return t->bm > t->bn ? t->cluster : 1; }
+static int te__gemm_share_b(const te__gemm_tile_kind *t) { return t->bm > t->bn ? 1 : t->cluster; }
+/* Clusters at a time: those of four and more blocks do not go into every group of multiprocessors. */
+static int64_t te__gemm_clusters(const te__plan *p, int64_t size) { return te__max((size > 2 ? p->num_sms * 7 / 8 : p->num_sms) / size, 1); }
 
 enum { TE__GEMM_PINGPONG = 3 };
 
@@ -26650,7 +26811,7 @@ typedef struct te__gemm_choice {
 
 /* How many tiles, clusters counting as one. */
 static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, int64_t n) {
-    return te__div_up(m, t->bm * (t->bm <= t->bn ? t->cluster : 1)) * te__div_up(n, t->bn * (t->bm > t->bn ? t->cluster : 1));
+    return te__div_up(m, t->bm * te__gemm_share_b(t)) * te__div_up(n, t->bn * te__gemm_share_a(t));
 }
 
 /* What the kernels are given to multiply: the operands of the call, or what they were decoded into. */
@@ -26679,7 +26840,7 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
 /* What a slab takes of a block at least if rows are off sectors: some three cycles for each that the block asks TMA for, and one for each that the other
  * block of its cluster asks for. Fitted with the rest. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
-    int share_a = t->bm > t->bn ? t->cluster : 1, share_b = t->bm > t->bn ? 1 : t->cluster;
+    int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
@@ -26693,8 +26854,8 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
                             bool tma, double work) {
     const te_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
-    int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
-    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
+    int64_t at_once = te__gemm_clusters(p, together ? splits : t->cluster);
+    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, at_once);
     int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
     double slab = fmax(size / t->speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
     double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
@@ -26958,21 +27119,6 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
                rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* a step beyond the last is still counted */
 }
 
-/* Seconds that it multiplies at full speed, by an H200's. */
-static double te__gemm_seconds(const te__gemm_problem *q) {
-    return 2.0 * (double)te__round_up(q->args->m, 64) * (double)te__round_up(q->args->n, 128) * (double)q->args->k * (double)te__dtype_size(q->a.dtype) / 1300e12;
-}
-/* Rows off sectors, which TMA is slow with (te__gemm_tma_cost): 8191 x 6145 x 4097 takes half as long again. Is a copy quicker? Where reading is all there
- * is to do it never is, and it shall not ask for much memory. */
-static bool te__gemm_side_is_better_copied(const te__gemm_problem *q, const te__gemm_side *x) {
-    const te_gemm_args *a = q->args;
-    int64_t size = te__dtype_size(x->dtype);
-    double bytes = (double)(x == &q->a ? a->m : a->n) * (double)a->k * (double)size;
-    if (!te__gemm_side_is_off(x) || te__min(a->m, a->n) < 256 || bytes > 256e6) return false;
-    return 0.15 * te__gemm_seconds(q) > 1.5e-6 + 2.0 * bytes / 3.5e12;
-}
-static bool te__gemm_wants_copy(const te__gemm_problem *q, const te__gemm_side *x) { return !te__gemm_side_is_aligned(x) || te__gemm_side_is_better_copied(q, x); }
-
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the bytes
  * move once; but a slab takes longer than by TMA, and each block copies for itself. Microseconds more than those of a product that TMA brings, fitted by
  * hand to te_bench --tune on an H200, 2026-11-21: 0.8 a slab with both operands, 0.4 with one, and 4 if it is only now that k is split; by gemm_align 2.2
@@ -26990,7 +27136,7 @@ static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
     return true;
 }
 
-/* Operands that had better be copied are, into the workspace. False: there was none. */
+/* Operands that are not aligned are copied into the workspace. False: there was none. */
 static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     te__gemm_side *sides[2];
     te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
@@ -27003,7 +27149,7 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         te__gemm_side *x = sides[i];
         te__gemm_align_side *s = &k->side[i];
         int64_t size = te__dtype_size(x->dtype), lines = i ? q->args->n : q->args->m;
-        if (!te__gemm_wants_copy(q, x)) continue;
+        if (te__gemm_side_is_aligned(x)) continue;
         s->from = (const unsigned char *)x->data;
         s->rows = x->k_major ? lines : q->args->k;
         s->bytes = (x->k_major ? q->args->k : lines) * size;
@@ -27108,7 +27254,7 @@ static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
 }
 
 /* The map of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that are not
- * k-major in boxes of 64 by one slab. */
+ * k-major in boxes of 64 by one slab, or, if `box` is no multiple of 64, by half of one. */
 static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k, int box) {
     int64_t bytes = te__dtype_size(x->dtype);
     uint64_t dims[2], stride = (uint64_t)(x->ld * bytes);
@@ -27116,7 +27262,7 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     dims[0] = (uint64_t)(x->k_major ? k : size);
     dims[1] = (uint64_t)(x->k_major ? size : k);
     boxes[0] = (uint32_t)(128 / bytes);
-    boxes[1] = x->k_major ? (uint32_t)box : 64;
+    boxes[1] = x->k_major ? (uint32_t)box : box % 64 ? 32 : 64;
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
@@ -27157,17 +27303,19 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {64, 256, 0.81, 0, 384, 1},
                                                {64, 128, 0.82, 0, 384, 1},
                                                {64, 128, 0.78, 0, 384, 2},
-                                               {128, 192, 0.95, 1, 384, 1}};
+                                               {128, 192, 0.95, 1, 384, 1},
+                                               {128, 192, 0.95, 1, 384, 2}};
     static const te__gemm_tile_kind promoting[] = {{256, 128, 0.96, 2, 384, 2},
                                                    {256, 128, 0.95, 2, 384, 1},
                                                    {128, 128, 0.92, 1, 384, 1},
                                                    {64, 128, 0.755, 0, 384, 1},
-                                                   {128, 192, 0.93, 1, 384, 1}}; /* the last one not for blocks of 128 columns */
+                                                   {128, 192, 0.95, 1, 384, 1},
+                                                   {128, 192, 0.975, 1, 384, 2}}; /* the last two not for blocks of 128 columns */
     static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 512, 1}, {64, 128, 0.35, 0, 512, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
-    int count = q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) - (q->block ? 1 : 0) : TE__COUNT(plain);
+    int count = q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) - (q->block ? 2 : 0) : TE__COUNT(plain);
     te__gemm_choice c = te__gemm_choose(p, kinds, count, q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
@@ -27197,10 +27345,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "STORE", store);
     if (store) te__launch_option(l, "D_DT", k->g.d_dt);
     if (q->copies) te__launch_option(l, "COPIES", q->copies);
-    blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__max(p->num_sms / c.tile->cluster, 1));
+    blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile->cluster));
     te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if ((!(q->copies & 1) && te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK) ||
-        (!(q->copies & 2) && te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK) ||
+    if ((!(q->copies & 1) && te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / te__gemm_share_a(c.tile)) != TE_OK) ||
+        (!(q->copies & 2) && te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile)) != TE_OK) ||
         (by_tma && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
         (k->g.aux && by_tma && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
@@ -27211,8 +27359,8 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
     if (q->block) te__plan_why(p, "TMA and wgmma, sums of 128 k scaled in f32");
     if (q->aligned)
-        te__plan_why(p, q->block ? "A or B, whose rows are not 16-byte aligned (32 if that is slower than to copy them), copied; then TMA and wgmma, sums of 128 k scaled in f32"
-                                 : "A or B, whose rows are not 16-byte aligned (32 if that is slower than to copy them), copied; then TMA and wgmma");
+        te__plan_why(p, q->block ? "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma, sums of 128 k scaled in f32"
+                                 : "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma");
     if (q->copies) te__plan_why(p, "wgmma; A or B, whose rows are not 16-byte aligned, copied by the kernel itself");
     return TE_OK;
 }
@@ -27266,6 +27414,50 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
+/* ---- gemm_skinny_down ------------------------------------------------------------------------------------------------ */
+
+/* A few lines by many that stand side by side in memory: at least as many as a warp reads at a time. With very many gemm_hopper is quicker, as it is than
+ * gemm_skinny: one row by 128256 x 4096 takes it 257 us, gemm_skinny_down 270; by 28672 x 4096 both the same. */
+static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
+    int64_t lines = te__max(a->m, a->n);
+    if (TE__GEMM_TUNES || x->k_major || te__dtype_size(x->dtype) != 2 || te__min(a->m, a->n) > 8 || lines < 64) return false;
+    return !(te__gemm_is_aligned(q) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines > 256 * (int64_t)p->num_sms);
+}
+
+static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
+    const bool few_a = a->m <= a->n;
+    const te__gemm_side *x = few_a ? &q->b : &q->a;
+    int64_t lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
+    int piece = lines > 64 * sms ? 8 : 4, warps = piece == 8 ? 8 : 16;
+    bool aligned = (uintptr_t)x->data % (uintptr_t)(2 * piece) == 0 && x->ld % piece == 0;
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny_down");
+    te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
+    te__gemm_choice c = TE_ZERO;
+    blocks = te__div_up(lines, (aligned ? 8 : 7) * piece);
+    c.splits = te__max(te__min(sms / blocks, a->k / SHORTEST), 1);
+    c.k_split = te__round_up(te__div_up(a->k, c.splits), 128);
+    c.splits = te__div_up(a->k, c.k_split);
+    te__gemm_fill(k, q);
+    if (!te__gemm_split(p, k, &c)) return p->result;
+    te__launch_option(l, "DT", x->dtype);
+    te__launch_option(l, "FEW_A", few_a);
+    te__launch_option(l, "PIECE", piece);
+    te__launch_option(l, "ALIGNED", aligned);
+    te__launch_option(l, "WARPS", warps);
+    te__launch_size(l, blocks, c.splits, 1, warps * 32, 0);
+    if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
+    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
+    p->native = a->scaling_a < TE_SCALING_MXFP8;
+    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)",
+                 "few lines: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)",
+                 "few lines: NVFP4 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)");
+    return TE_OK;
+}
+
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
 /* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. */
@@ -27302,14 +27494,10 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (!p->baseline && te__gemm_is_skinny(p, &q)) return te__gemm_plan_skinny(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
+    if (te__gemm_is_skinny_down(p, &q)) return te__gemm_plan_skinny_down(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
-    if (te__gemm_is_aligned(&q)) {
-        bool copy = (te__gemm_side_is_better_copied(&q, &q.a) || te__gemm_side_is_better_copied(&q, &q.b)) && te__gemm_fits_align(&q);
-        if (!copy) return te__gemm_plan_hopper(p, &q);
-    } else {
-        if (te__gemm_copies_itself(p, &q)) return te__gemm_plan_hopper(p, &q);
-        if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
-    }
+    if (te__gemm_is_aligned(&q) || te__gemm_copies_itself(p, &q)) return te__gemm_plan_hopper(p, &q);
+    if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
     return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }
 

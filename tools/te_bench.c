@@ -1453,7 +1453,7 @@ static void alternative_text(bench *b, const product *p, char *text, size_t size
             const te__launch *l = &plan->launch[i];
             bool hopper = strcmp(l->kernel, "gemm_hopper") == 0;
             int splits;
-            if (!hopper && strcmp(l->kernel, "gemm_mma") != 0 && strcmp(l->kernel, "gemm_skinny") != 0) continue;
+            if (!hopper && strcmp(l->kernel, "gemm_mma") != 0 && strncmp(l->kernel, "gemm_skinny", 11) != 0) continue;
             splits = hopper ? ((const te__gemm_hopper_kargs *)l->args)->g.splits : ((const te__gemm_kargs *)l->args)->splits;
             used += (size_t)snprintf(text + used, size - used, "%s, splits %d, grid %u x %u", l->kernel, splits, l->grid[0], l->grid[1]);
             for (o = 0; o < l->num_options && used < size; o++) {
@@ -1482,7 +1482,7 @@ static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dty
     if (product_open(b, &p, kind, b_2d, l, TE_BF16, out, m, n, k)) {
         p.args.split_accumulator |= split;
         alternative_text(b, &p, pick, sizeof pick);
-        if (!te__gemm_tune.count) { /* what would be weighed without gemm_skinny */
+        if (!te__gemm_tune.count) { /* what would be weighed without gemm_skinny and gemm_skinny_down */
             te__gemm_tune.take = 0;
             alternative_text(b, &p, list[0].text, sizeof list[0].text);
         }
@@ -1658,6 +1658,7 @@ static void measure_all(bench *b) {
     bench_decoded(b, &all_shapes, "gemm mxfp8", TE_QUANT_MXFP8);
     bench_decoded(b, &all_shapes, "gemm nvfp4", TE_QUANT_NVFP4);
     bench_products(b, &with_few, "few bf16", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
+    bench_products(b, &with_few, "few bf16 NN", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
     bench_products(b, &with_few, "few fp8", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
     bench_products(b, &with_few, "few fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
     bench_decoded(b, &with_few, "few mxfp8", TE_QUANT_MXFP8);

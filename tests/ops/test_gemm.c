@@ -340,6 +340,40 @@ TE_TEST_DEVICES(gemm_few) {
     for (wide.n = 9000; wide.n <= 14000; wide.n += 5000) run_case(te, &wide); /* the second one is gemm_hopper's */
 }
 
+/* A few lines by many that stand side by side in memory, either way round: ends within what a lane and a block take, each length of k around a warp's
+ * turns, rows that start anywhere. */
+TE_TEST_DEVICES(gemm_few_down) {
+    static const int64_t many[] = {64, 65, 91, 200, 333}, lengths[] = {1, 2, 15, 16, 17, 63, 64, 129, 257, 500, 1030, 2056};
+    int turn = 0;
+    for (int few = 1; few <= 8; few++)
+        for (int i = 0; i < COUNT(many); i++)
+            for (int k = 0; k < COUNT(lengths); k++, turn++) {
+                gemm_case c;
+                if (turn % test_every(5)) continue;
+                memset(&c, 0, sizeof c);
+                c.m = turn & 1 ? few : many[i], c.n = turn & 1 ? many[i] : few, c.k = lengths[k];
+                c.pad = turn % 7 < 2 ? 0 : turn % 7;
+                c.a = formats[1 + turn / 3 % 2][0], c.b = c.a, c.d = outputs[turn / 2 % 3];
+                c.a_transposed = turn & 1 ? turn / 7 & 1 : 1;
+                c.b_transposed = turn & 1 ? 0 : turn / 7 & 1;
+                c.bias = turn / 3 & 1 ? outputs[turn % 3] : TE_DTYPE_NONE;
+                c.bias_gradient = turn % 13 == 0 && !c.pad;
+                c.accumulate = turn % 4 == 3 && !c.bias_gradient;
+                c.epilogue = (te_epilogue)(turn / 5 % 3);
+                c.scaled = turn % 3 == 0;
+                run_case(te, &c);
+            }
+    for (turn = 0; turn < 4; turn++) { /* so many that a GPU's lanes take eight lines each */
+        gemm_case wide;
+        memset(&wide, 0, sizeof wide);
+        wide.m = turn & 1 ? 13003 : 3, wide.n = turn & 1 ? 3 : 13000, wide.k = 150;
+        wide.pad = turn & 2 ? 3 : 0;
+        wide.a = wide.b = wide.d = TE_BF16;
+        wide.a_transposed = turn & 1;
+        run_case(te, &wide);
+    }
+}
+
 /* Small D and long k: what a GPU splits over blocks. */
 TE_TEST_DEVICES(gemm_long_k) {
     for (int f = 0; f < COUNT(formats); f++) {
@@ -502,10 +536,11 @@ TE_TEST_DEVICES(gemm_d_beside) {
             }
 }
 
-/* Large operands whose rows start in the middle of a sector are copied first, to the bits of those that need not be. */
+/* Rows that start in the middle of a sector of the GPU's L2 cache are read by tiles in clusters, which may be others than those of rows that do not; the
+ * bits are the same. */
 TE_TEST_DEVICES(gemm_off_sectors) {
-    enum { M = 4096, N = 4096, K = 4104 };
-    if (!te_ctx_is_cuda(te)) SKIP("for the GPU's copies; the CPU makes none");
+    enum { M = 3000, N = 2960, K = 1096 };
+    if (!te_ctx_is_cuda(te)) SKIP("for the GPU's tiles; the CPU has none");
     te_tensor *d[2];
     te_gemm_args g;
     memset(&g, 0, sizeof g);
@@ -758,45 +793,53 @@ TE_TEST(gemm_plans) {
         }
 }
 
-/* Rows that start anywhere: who copies them. */
+typedef struct plan_case {
+    int64_t m, n, k;
+    const char *kernels, *why;
+} plan_case;
+
+/* down: A lies k x m, B k x n; else both run along k. */
+static void check_plan(te_ctx *te, const plan_case *c, bool down) {
+    te_explanation e;
+    te_gemm_args g;
+    memset(&g, 0, sizeof g);
+    g.m = c->m, g.n = c->n, g.k = c->k;
+    g.a = down ? te_tensor_describe(te, TE_BF16, SHAPE(g.k, g.m)) : te_tensor_describe(te, TE_BF16, SHAPE(g.m, g.k));
+    g.b = down ? te_tensor_describe(te, TE_BF16, SHAPE(g.k, g.n)) : te_tensor_describe(te, TE_BF16, SHAPE(g.n, g.k));
+    g.d = te_tensor_describe(te, TE_BF16, SHAPE(g.m, g.n));
+    g.a_transposed = down, g.b_transposed = !down;
+    test_case("%lld x %lld x %lld%s", (long long)g.m, (long long)g.n, (long long)g.k, down ? ", k down" : "");
+    CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
+    CHECK(!strncmp(e.kernels, c->kernels, strlen(c->kernels)));
+    CHECK_STR(e.why, c->why);
+    CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_80", &e) == TE_OK && e.supported);
+    CHECK_STR(e.kernels, strstr(c->kernels, "skinny") ? c->kernels : "gemm/gemm_mma");
+}
+
+/* Rows that start anywhere: who copies them; and few lines. */
 TE_TEST(gemm_plans_of_unaligned) {
-    static const struct {
-        int64_t m, n, k;
-        const char *kernels, *why;
-    } cases[] = {{512, 1024, 2048, "gemm/gemm_hopper", "TMA and wgmma"},
-                 {8192, 50257, 768, "gemm/gemm_hopper", "TMA and wgmma"},
-                 {1, 4095, 4097, "gemm/gemm_skinny", "few lines"},
-                 {4097, 8, 4095, "gemm/gemm_skinny", "few lines"},
-                 {16, 4096, 4096, "gemm/gemm_skinny", "few lines"},
-                 {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"},
-                 {17, 33, 65, "gemm/gemm_hopper", "copied by the kernel itself"},
-                 {63, 2111, 7167, "gemm/gemm_hopper", "copied by the kernel itself"},
-                 {127, 129, 255, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                 {300, 521, 1101, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                 {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                 {8192, 6144, 4104, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}, /* rows start within a sector of 32 bytes */
-                 {4096, 4096, 4104, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}, /* as in gemm_off_sectors */
-                 {8192, 6144, 4112, "gemm/gemm_hopper", "TMA and wgmma"},
-                 {512, 512, 4104, "gemm/gemm_hopper", "TMA and wgmma"}, /* not worth it */
-                 {64, 16384, 16392, "gemm/gemm_hopper", "TMA and wgmma"}};
+    static const plan_case along[] = {{512, 1024, 2048, "gemm/gemm_hopper", "TMA and wgmma"},
+                                      {8192, 50257, 768, "gemm/gemm_hopper", "TMA and wgmma"},
+                                      {1, 4095, 4097, "gemm/gemm_skinny", "few lines"},
+                                      {4097, 8, 4095, "gemm/gemm_skinny", "few lines"},
+                                      {16, 4096, 4096, "gemm/gemm_skinny", "few lines"},
+                                      {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"},
+                                      {17, 33, 65, "gemm/gemm_hopper", "copied by the kernel itself"},
+                                      {63, 2111, 7167, "gemm/gemm_hopper", "copied by the kernel itself"},
+                                      {127, 129, 255, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                                      {300, 521, 1101, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                                      {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                                      {8192, 6144, 4104, "gemm/gemm_hopper", "TMA and wgmma"}, /* rows start within a sector of 32 bytes */
+                                      {64, 16384, 16392, "gemm/gemm_hopper", "TMA and wgmma"}};
+    static const plan_case down[] = {{1, 4095, 4097, "gemm/gemm_skinny_down", "few lines"},
+                                     {4097, 1, 4095, "gemm/gemm_skinny_down", "few lines"},
+                                     {8, 28672, 4096, "gemm/gemm_skinny_down", "few lines"},
+                                     {1, 1000, 16000, "gemm/gemm_skinny_down.DT=3,FEW_A=1,PIECE=4,ALIGNED=1,WARPS=16 gemm/gemm_reduce", "few lines"},
+                                     {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"}};
     te_ctx *te = test_context("cpu");
     if (!te) return;
-    for (int i = 0; i < COUNT(cases); i++) {
-        te_explanation e;
-        te_gemm_args g;
-        memset(&g, 0, sizeof g);
-        g.m = cases[i].m, g.n = cases[i].n, g.k = cases[i].k;
-        g.a = te_tensor_describe(te, TE_BF16, SHAPE(g.m, g.k));
-        g.b = te_tensor_describe(te, TE_BF16, SHAPE(g.n, g.k));
-        g.d = te_tensor_describe(te, TE_BF16, SHAPE(g.m, g.n));
-        g.b_transposed = true;
-        test_case("%lld x %lld x %lld", (long long)g.m, (long long)g.n, (long long)g.k);
-        CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
-        CHECK(!strncmp(e.kernels, cases[i].kernels, strlen(cases[i].kernels)));
-        CHECK_STR(e.why, cases[i].why);
-        CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_80", &e) == TE_OK && e.supported);
-        CHECK_STR(e.kernels, strstr(cases[i].kernels, "skinny") ? cases[i].kernels : "gemm/gemm_mma");
-    }
+    for (int i = 0; i < COUNT(along); i++) check_plan(te, &along[i], false);
+    for (int i = 0; i < COUNT(down); i++) check_plan(te, &down[i], true);
 }
 
 TE_TEST_DEVICES(gemm_complaints) {

@@ -1,9 +1,9 @@
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
- * Four kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to sixteen lines by many), gemm_naive (anything, anywhere).
- * MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and are bf16 to all but gemm_skinny. A tile size and a number of splits
- * of k are chosen by a small model of the time that each would take, never by trying: the same shapes get the same kernel, and the same bits, in every
- * run. */
+ * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to sixteen lines by many along k), gemm_skinny_down (up to
+ * eight by many that stand side by side), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
+ * are bf16 to all but gemm_skinny. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying:
+ * the same shapes get the same kernel, and the same bits, in every run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
 typedef struct te__gemm_tile_kind {
@@ -13,6 +13,12 @@ typedef struct te__gemm_tile_kind {
     int threads;
     int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
 } te__gemm_tile_kind;
+
+/* Blocks that have a tile's part of A in common, and of B. */
+static int te__gemm_share_a(const te__gemm_tile_kind *t) { return t->bm > t->bn ? t->cluster : 1; }
+static int te__gemm_share_b(const te__gemm_tile_kind *t) { return t->bm > t->bn ? 1 : t->cluster; }
+/* Clusters at a time: those of four and more blocks do not go into every group of multiprocessors. */
+static int64_t te__gemm_clusters(const te__plan *p, int64_t size) { return te__max((size > 2 ? p->num_sms * 7 / 8 : p->num_sms) / size, 1); }
 
 enum { TE__GEMM_PINGPONG = 3 };
 
@@ -25,7 +31,7 @@ typedef struct te__gemm_choice {
 
 /* How many tiles, clusters counting as one. */
 static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, int64_t n) {
-    return te__div_up(m, t->bm * (t->bm <= t->bn ? t->cluster : 1)) * te__div_up(n, t->bn * (t->bm > t->bn ? t->cluster : 1));
+    return te__div_up(m, t->bm * te__gemm_share_b(t)) * te__div_up(n, t->bn * te__gemm_share_a(t));
 }
 
 /* What the kernels are given to multiply: the operands of the call, or what they were decoded into. */
@@ -54,7 +60,7 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
 /* What a slab takes of a block at least if rows are off sectors: some three cycles for each that the block asks TMA for, and one for each that the other
  * block of its cluster asks for. Fitted with the rest. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
-    int share_a = t->bm > t->bn ? t->cluster : 1, share_b = t->bm > t->bn ? 1 : t->cluster;
+    int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
@@ -68,8 +74,8 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
                             bool tma, double work) {
     const te_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
-    int64_t at_once = together ? (splits > 2 ? p->num_sms * 7 / 8 : p->num_sms) / splits : p->num_sms / t->cluster;
-    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, te__max(at_once, 1));
+    int64_t at_once = te__gemm_clusters(p, together ? splits : t->cluster);
+    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, at_once);
     int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
     double slab = fmax(size / t->speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
     double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
@@ -333,21 +339,6 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
                rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* a step beyond the last is still counted */
 }
 
-/* Seconds that it multiplies at full speed, by an H200's. */
-static double te__gemm_seconds(const te__gemm_problem *q) {
-    return 2.0 * (double)te__round_up(q->args->m, 64) * (double)te__round_up(q->args->n, 128) * (double)q->args->k * (double)te__dtype_size(q->a.dtype) / 1300e12;
-}
-/* Rows off sectors, which TMA is slow with (te__gemm_tma_cost): 8191 x 6145 x 4097 takes half as long again. Is a copy quicker? Where reading is all there
- * is to do it never is, and it shall not ask for much memory. */
-static bool te__gemm_side_is_better_copied(const te__gemm_problem *q, const te__gemm_side *x) {
-    const te_gemm_args *a = q->args;
-    int64_t size = te__dtype_size(x->dtype);
-    double bytes = (double)(x == &q->a ? a->m : a->n) * (double)a->k * (double)size;
-    if (!te__gemm_side_is_off(x) || te__min(a->m, a->n) < 256 || bytes > 256e6) return false;
-    return 0.15 * te__gemm_seconds(q) > 1.5e-6 + 2.0 * bytes / 3.5e12;
-}
-static bool te__gemm_wants_copy(const te__gemm_problem *q, const te__gemm_side *x) { return !te__gemm_side_is_aligned(x) || te__gemm_side_is_better_copied(q, x); }
-
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the bytes
  * move once; but a slab takes longer than by TMA, and each block copies for itself. Microseconds more than those of a product that TMA brings, fitted by
  * hand to te_bench --tune on an H200, 2026-11-21: 0.8 a slab with both operands, 0.4 with one, and 4 if it is only now that k is split; by gemm_align 2.2
@@ -365,7 +356,7 @@ static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
     return true;
 }
 
-/* Operands that had better be copied are, into the workspace. False: there was none. */
+/* Operands that are not aligned are copied into the workspace. False: there was none. */
 static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     te__gemm_side *sides[2];
     te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
@@ -378,7 +369,7 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         te__gemm_side *x = sides[i];
         te__gemm_align_side *s = &k->side[i];
         int64_t size = te__dtype_size(x->dtype), lines = i ? q->args->n : q->args->m;
-        if (!te__gemm_wants_copy(q, x)) continue;
+        if (te__gemm_side_is_aligned(x)) continue;
         s->from = (const unsigned char *)x->data;
         s->rows = x->k_major ? lines : q->args->k;
         s->bytes = (x->k_major ? q->args->k : lines) * size;
@@ -483,7 +474,7 @@ static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
 }
 
 /* The map of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that are not
- * k-major in boxes of 64 by one slab. */
+ * k-major in boxes of 64 by one slab, or, if `box` is no multiple of 64, by half of one. */
 static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k, int box) {
     int64_t bytes = te__dtype_size(x->dtype);
     uint64_t dims[2], stride = (uint64_t)(x->ld * bytes);
@@ -491,7 +482,7 @@ static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, in
     dims[0] = (uint64_t)(x->k_major ? k : size);
     dims[1] = (uint64_t)(x->k_major ? size : k);
     boxes[0] = (uint32_t)(128 / bytes);
-    boxes[1] = x->k_major ? (uint32_t)box : 64;
+    boxes[1] = x->k_major ? (uint32_t)box : box % 64 ? 32 : 64;
     return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
 }
 
@@ -532,17 +523,19 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {64, 256, 0.81, 0, 384, 1},
                                                {64, 128, 0.82, 0, 384, 1},
                                                {64, 128, 0.78, 0, 384, 2},
-                                               {128, 192, 0.95, 1, 384, 1}};
+                                               {128, 192, 0.95, 1, 384, 1},
+                                               {128, 192, 0.95, 1, 384, 2}};
     static const te__gemm_tile_kind promoting[] = {{256, 128, 0.96, 2, 384, 2},
                                                    {256, 128, 0.95, 2, 384, 1},
                                                    {128, 128, 0.92, 1, 384, 1},
                                                    {64, 128, 0.755, 0, 384, 1},
-                                                   {128, 192, 0.93, 1, 384, 1}}; /* the last one not for blocks of 128 columns */
+                                                   {128, 192, 0.95, 1, 384, 1},
+                                                   {128, 192, 0.975, 1, 384, 2}}; /* the last two not for blocks of 128 columns */
     static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 512, 1}, {64, 128, 0.35, 0, 512, 1}};
     const te_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
-    int count = q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) - (q->block ? 1 : 0) : TE__COUNT(plain);
+    int count = q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) - (q->block ? 2 : 0) : TE__COUNT(plain);
     te__gemm_choice c = te__gemm_choose(p, kinds, count, q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
@@ -572,10 +565,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "STORE", store);
     if (store) te__launch_option(l, "D_DT", k->g.d_dt);
     if (q->copies) te__launch_option(l, "COPIES", q->copies);
-    blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__max(p->num_sms / c.tile->cluster, 1));
+    blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile->cluster));
     te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if ((!(q->copies & 1) && te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / (c.tile->bm > c.tile->bn ? c.tile->cluster : 1)) != TE_OK) ||
-        (!(q->copies & 2) && te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / (c.tile->bm <= c.tile->bn ? c.tile->cluster : 1)) != TE_OK) ||
+    if ((!(q->copies & 1) && te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / te__gemm_share_a(c.tile)) != TE_OK) ||
+        (!(q->copies & 2) && te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile)) != TE_OK) ||
         (by_tma && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
         (k->g.aux && by_tma && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
@@ -586,8 +579,8 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                  "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
     if (q->block) te__plan_why(p, "TMA and wgmma, sums of 128 k scaled in f32");
     if (q->aligned)
-        te__plan_why(p, q->block ? "A or B, whose rows are not 16-byte aligned (32 if that is slower than to copy them), copied; then TMA and wgmma, sums of 128 k scaled in f32"
-                                 : "A or B, whose rows are not 16-byte aligned (32 if that is slower than to copy them), copied; then TMA and wgmma");
+        te__plan_why(p, q->block ? "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma, sums of 128 k scaled in f32"
+                                 : "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma");
     if (q->copies) te__plan_why(p, "wgmma; A or B, whose rows are not 16-byte aligned, copied by the kernel itself");
     return TE_OK;
 }
@@ -641,6 +634,50 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
+/* ---- gemm_skinny_down ------------------------------------------------------------------------------------------------ */
+
+/* A few lines by many that stand side by side in memory: at least as many as a warp reads at a time. With very many gemm_hopper is quicker, as it is than
+ * gemm_skinny: one row by 128256 x 4096 takes it 257 us, gemm_skinny_down 270; by 28672 x 4096 both the same. */
+static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
+    int64_t lines = te__max(a->m, a->n);
+    if (TE__GEMM_TUNES || x->k_major || te__dtype_size(x->dtype) != 2 || te__min(a->m, a->n) > 8 || lines < 64) return false;
+    return !(te__gemm_is_aligned(q) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines > 256 * (int64_t)p->num_sms);
+}
+
+static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *q) {
+    const te_gemm_args *a = q->args;
+    enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
+    const bool few_a = a->m <= a->n;
+    const te__gemm_side *x = few_a ? &q->b : &q->a;
+    int64_t lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
+    int piece = lines > 64 * sms ? 8 : 4, warps = piece == 8 ? 8 : 16;
+    bool aligned = (uintptr_t)x->data % (uintptr_t)(2 * piece) == 0 && x->ld % piece == 0;
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny_down");
+    te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
+    te__gemm_choice c = TE_ZERO;
+    blocks = te__div_up(lines, (aligned ? 8 : 7) * piece);
+    c.splits = te__max(te__min(sms / blocks, a->k / SHORTEST), 1);
+    c.k_split = te__round_up(te__div_up(a->k, c.splits), 128);
+    c.splits = te__div_up(a->k, c.k_split);
+    te__gemm_fill(k, q);
+    if (!te__gemm_split(p, k, &c)) return p->result;
+    te__launch_option(l, "DT", x->dtype);
+    te__launch_option(l, "FEW_A", few_a);
+    te__launch_option(l, "PIECE", piece);
+    te__launch_option(l, "ALIGNED", aligned);
+    te__launch_option(l, "WARPS", warps);
+    te__launch_size(l, blocks, c.splits, 1, warps * 32, 0);
+    if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
+    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
+    p->native = a->scaling_a < TE_SCALING_MXFP8;
+    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)",
+                 "few lines: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)",
+                 "few lines: NVFP4 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)");
+    return TE_OK;
+}
+
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
 /* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. */
@@ -677,13 +714,9 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (!p->baseline && te__gemm_is_skinny(p, &q)) return te__gemm_plan_skinny(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
+    if (te__gemm_is_skinny_down(p, &q)) return te__gemm_plan_skinny_down(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
-    if (te__gemm_is_aligned(&q)) {
-        bool copy = (te__gemm_side_is_better_copied(&q, &q.a) || te__gemm_side_is_better_copied(&q, &q.b)) && te__gemm_fits_align(&q);
-        if (!copy) return te__gemm_plan_hopper(p, &q);
-    } else {
-        if (te__gemm_copies_itself(p, &q)) return te__gemm_plan_hopper(p, &q);
-        if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
-    }
+    if (te__gemm_is_aligned(&q) || te__gemm_copies_itself(p, &q)) return te__gemm_plan_hopper(p, &q);
+    if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
     return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }

@@ -45,7 +45,7 @@
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
-//          BN, WAVES   128, 192 (WAVES = 1; no cluster but SPLIT's, not COPIES, not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
+//          BN, WAVES   128, 192 (WAVES = 1; not COPIES, not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
 //          CLUSTER     1 or 2; with SPLIT also 4 or 8
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192
 //          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start or end anywhere
@@ -96,7 +96,7 @@
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0
-// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=33 D_DT=1
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=192 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=130 D_DT=3
@@ -105,7 +105,7 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=81 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=3 D_DT=3
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=15 D_DT=3
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PROMOTE=1 STORE=15 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=33 D_DT=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=130 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
@@ -216,7 +216,7 @@
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
-static_assert(BN != 192 || (WAVES == 1 && !SHARE && !GROUPED && !COPIES), "a tile that nobody shares");
+static_assert(BN != 192 || (WAVES == 1 && !GROUPED && !COPIES), "neither of groups nor copied");
 static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
 static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
 static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM + BN <= 256 && !LOADS), "copies");
@@ -357,6 +357,9 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
         if (SHARED) te_tma_load2_to(dst + first * SLAB, map, k, row + first, bar, 3);
         else if (STACKED) te_tma_load3(dst, map, k, row, z, bar);
         else te_tma_load2(dst, map, k, row, bar);
+    } else if (SHARED && mine % 64) { // three boxes: k is halved
+#pragma unroll
+        for (int i = 0; i < R; i += 64) te_tma_load2_to(dst + i * SLAB + rank * (GROUP / 2), map, row + i, k + (int)rank * 32, bar, 3);
     } else {
 #pragma unroll
         for (int i = 0; i < mine; i += 64) {
@@ -371,10 +374,11 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
 // What one of eight warps has of the R rows of a slab: 64 elements of an operand's rows, from anywhere; and on to the next slab. R: 64, 128, or 0 for an
 // operand that TMA brings.
 template <int R, int K_MAJOR> struct te_copy {
-    static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which reads four at a time, eight pieces of each; the ninth pieces of all come last
+    static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which asks for four at a time, eight pieces of each; the ninth pieces of all come last
+    static const int RUN = R ? FOURS : 1, RUNS = 8 / RUN; // shifted, a lane has that many pieces of one row, side by side
     te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the slab to be asked for, if rows began where pieces do
     te_u64 step;    // from row to row
-    te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, and, last, of row `lane`
+    te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, then of rows `lane` and lane / RUNS
     int rows, left; // rows of the slab to be asked for, and elements of them, from the first one on. Nothing behind them is read; before a row, up to 14 bytes
 
     // Of the slab that starts at k; across: the tile's first row, or column. size, length: along m or n, along k.
@@ -385,7 +389,8 @@ template <int R, int K_MAJOR> struct te_copy {
         at = first + 2 * ld * (lane >> 3) + (lane & 7) * 16;
         before = 0;
 #pragma unroll
-        for (int i = 0; i <= FOURS; i++) before |= ((te_u32)first + (te_u32)(i < FOURS ? 4 * i + (lane >> 3) : lane) * 2 * (te_u32)ld & 15) << 4 * i;
+        for (int i = 0; i <= FOURS + 1; i++)
+            before |= ((te_u32)first + (te_u32)(i < FOURS ? 4 * i + (lane >> 3) : i == FOURS ? lane : lane / RUNS) * 2 * (te_u32)ld & 15) << 4 * i;
     }
     // The aligned pieces of 16 bytes that hold them, nine of a row, to `raw`; and on to the next slab.
     TE_DEV void ask(te_u32 raw) {
@@ -395,7 +400,7 @@ template <int R, int K_MAJOR> struct te_copy {
             int r = i < FOURS ? 4 * i + (lane >> 3) : lane, piece = i < FOURS ? lane & 7 : 8, by = before >> 4 * i & 15;
             te_u64 from = at + (i < FOURS ? 4 * i * step : (lane - (lane >> 3)) * step + (8 - (lane & 7)) * 16) - by;
             int there = r < rows ? 2 * min(left, 64) - (16 * piece - by) : 0; // bytes, from the piece's beginning on
-            if (r < ROWS) te_cp_async16(raw + r * RAW_ROW + piece * 16, (const void *)from, max(0, min(there, 16)));
+            if (r < ROWS) te_cp_async16_ahead(raw + r * RAW_ROW + piece * 16, (const void *)from, max(0, min(there, 16)));
         }
         at += K_MAJOR ? SLAB : 64 * step;
         if (K_MAJOR) left -= 64;
@@ -403,18 +408,17 @@ template <int R, int K_MAJOR> struct te_copy {
     }
     // ... and shifted to where they lie in the slab. Beyond the ends: zeros. left_k: along k, from this slab on.
     TE_DEV void put(te_u32 raw, te_u32 to, int left_k) const {
-        int lane = threadIdx.x & 31, piece = lane & 7, length = K_MAJOR ? left_k : left, n = length - 8 * piece;
-        uint4 lo[FOURS + 1], hi[FOURS + 1]; // FOURS may be 0, and an array may not
+        if (R == 0) return;
+        int lane = threadIdx.x & 31, r = lane / RUNS, first = lane % RUNS * RUN, by = before >> 4 * (FOURS + 1), length = K_MAJOR ? left_k : left;
+        uint4 u[RUN + 1];
 #pragma unroll
-        for (int i = 0; i < FOURS; i++) {
-            te_u32 from = raw + (4 * i + (lane >> 3)) * RAW_ROW + piece * 16;
-            lo[i] = te_lds16(from), hi[i] = te_lds16(from + 16);
-        }
+        for (int i = 0; i <= RUN; i++) u[i] = te_lds16(raw + r * RAW_ROW + (first + i) * 16);
 #pragma unroll
-        for (int i = 0; i < FOURS; i++) {
-            int r = 4 * i + (lane >> 3);
-            uint4 v = te_shift(lo[i], hi[i], before >> 4 * i & 15);
+        for (int i = 0; i < RUN; i++) {
+            int piece = first + i;
+            uint4 v = te_shift(u[i], u[i + 1], by);
             if (length < 64) {
+                int n = length - 8 * piece;
                 v.x = n >= 2 ? v.x : n == 1 ? v.x & 0xffff : 0, v.y = n >= 4 ? v.y : n == 3 ? v.y & 0xffff : 0;
                 v.z = n >= 6 ? v.z : n == 5 ? v.z & 0xffff : 0, v.w = n >= 8 ? v.w : n == 7 ? v.w & 0xffff : 0;
             }

@@ -16,14 +16,12 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_co
         te_i64 row = at / per_row, col = (te_i64)(at - (te_u32)row * per_row) * 8;
         const float *p = a.partial + row * ld + col;
         float v[8] = {}, bias[8];
-        bool whole = col + 8 <= a.n;
-        for (int s = 0; s < a.splits; s++, p += a.m * ld) {
-            if (whole) {
-                float4 u = *(const float4 *)p, w = *(const float4 *)(p + 4);
-                v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;
-            } else {
-                for (int i = 0; i < 8 && col + i < a.n; i++) v[i] += p[i];
-            }
+        bool two = col + 4 < a.n;
+#pragma unroll 4
+        for (int s = 0; s < a.splits; s++, p += a.m * ld) { // rows end with a piece of four, whatever is in it
+            float4 u = *(const float4 *)p, w = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (two) w = *(const float4 *)(p + 4);
+            v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;
         }
         te_gemm_bias8(a, col, bias);
         te_gemm_finish8(a, scale, bias, row, col, v);

@@ -1,0 +1,136 @@
+// ops/gemm/gemm_skinny_down.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of
+// B), and the lines of the other, X, stand side by side: what is contiguous in memory is one value of k of all of them. gemm_skinny is for lines that run
+// along k. The floor is X's bytes.
+//
+//            lines of X                             A block has STEP lines of X. Its warps take turns of 16 values of k, and add up their sums at the
+//        +----+----+-- .. --+----+                  end, in order. Both operands go from memory straight into registers.
+//      k |    |    | STEP   |    |
+//        +----+----+-- .. --+----+                  mma.sync multiplies 16 x 8 x 16 values: lines of X, of the few, Y, and k. Which they are is the same
+//        |    |    |        |    |                  to it: lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; of two lines
+//        +----+----+-- .. --+----+                  each it is rows g and g + 8 of a product, when words of two lines have become words of two k.
+//
+// Rows (of one k) may start anywhere, but pieces are read from where they are aligned. So rows are dealt out to the warps by where they start: of PIECE
+// of them that follow each other each starts elsewhere, the next one as the first. A warp has rows of one kind, whose pieces all lie alike: its lines are
+// others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each block's lines is then read
+// by its neighbour too.
+//
+// Options: DT       3 or 2: bf16 or f16
+//          FEW_A    A is the short one
+//          PIECE    lines of a lane: 4 or 8
+//          ALIGNED  all rows start at multiples of a piece
+//          WARPS    of a block: 8 or 16
+// Launch: grid (ceil(lines of X / STEP), splits, 1), block 32 WARPS. X has at least PIECE lines. Split s does k from s * k_split on, to D + s * d_split.
+//
+// te:arch 80
+// te:row DT=3 FEW_A=1 PIECE=4 ALIGNED=1 WARPS=16
+// te:row DT=3 FEW_A=1 PIECE=4 ALIGNED=0 WARPS=16
+// te:row DT=3 FEW_A=1 PIECE=8 ALIGNED=1 WARPS=8
+// te:row DT=2 FEW_A=0 PIECE=8 ALIGNED=0 WARPS=8
+#include "device/mma.cuh"
+#include "ops/gemm/epilogue.cuh"
+
+#ifndef DT // the rows above name every option; these stand in for them in an editor
+#define DT 3
+#define FEW_A 1
+#define PIECE 4
+#define ALIGNED 1
+#define WARPS 16
+#endif
+
+#define LINES (8 * PIECE) // that a warp reads
+#define STEP (ALIGNED ? LINES : LINES - PIECE)
+#define KINDS (ALIGNED ? 1 : PIECE) // of rows, by where they start
+#define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps go side by side
+#define RESIDENT (PIECE == 8 ? 16 : 32) // warps on a multiprocessor: as many as registers allow
+
+// PIECE lines of one k.
+struct te_down_piece {
+    te_u32 word[PIECE / 2];
+    TE_DEV void load(te_u64 at) { // nothing writes there while the kernel runs, and nobody reads it twice
+        if (PIECE == 8) asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[PIECE / 2 - 2]), "=r"(word[PIECE / 2 - 1]) : "l"(at));
+        else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
+    }
+    // Only those from `first` to `last`; one of these in place of each of the others.
+    TE_DEV void load_some(te_u64 at, int first, int last) {
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) {
+            te_u32 v = __ldg((const te_u16 *)at + max(first, min(i, last)));
+            word[i / 2] = i % 2 ? word[i / 2] | v << 16 : v;
+        }
+    }
+    TE_DEV void clear() {
+#pragma unroll
+        for (int i = 0; i < PIECE / 2; i++) word[i] = 0;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemm_skinny_down(const __grid_constant__ te__gemm_kargs a) {
+    te_follow();
+    __shared__ float sums[WARPS][8][LINES];
+    const te_i64 k0 = blockIdx.y * a.k_split, end_k = min(a.k, k0 + a.k_split);
+    const te_i64 lines = FEW_A ? a.n : a.m, first = (te_i64)blockIdx.x * STEP, ld = FEW_A ? a.ldb : a.lda;
+    const int few = (int)(FEW_A ? a.m : a.n);
+    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+
+    // The lane's first row, and its lines: `line` on, off the block's by `by`.
+    te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
+    te_u64 x = (te_u64)(FEW_A ? a.b : a.a) + 2 * row * ld;
+    int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);
+    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // the last lines in place of some that are not there
+    x += 2 * line;
+
+    // Line g of Y, or the last one in its place, whose products nobody asks for.
+    const te_i64 y_k = (FEW_A ? a.a_t : !a.b_t) ? (FEW_A ? a.lda : a.ldb) : 1, y_line = (FEW_A ? a.a_t : !a.b_t) ? 1 : FEW_A ? a.lda : a.ldb;
+    const te_u16 *y = (const te_u16 *)(FEW_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;
+
+    float sum[PIECE / 2][4] = {}; // lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1 of Y, twice
+    auto take = [&](bool end) {
+        te_down_piece u[4];
+        te_u32 v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            te_u64 at = x + 2 * i * KINDS * ld;
+            te_i64 left = end_k - row - i * KINDS;
+            if (!end || left > 1) u[i].load(at);
+            else if (left == 1) u[i].load_some(at, line < 0 ? (int)-line : 0, (int)min(lines - line, (te_i64)PIECE) - 1); // behind it nothing may be read
+            else u[i].clear();
+            v[i] = !end || left > 0 ? __ldg(y + i * KINDS * y_k) : 0;
+        }
+        te_u32 of_y[2] = {v[0] | v[1] << 16, v[2] | v[3] << 16};
+#pragma unroll
+        for (int i = 0; i < PIECE / 2; i++) {
+            te_u32 of_x[4];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                of_x[2 * h] = __byte_perm(u[2 * h].word[i], u[2 * h + 1].word[i], 0x5410);
+                of_x[2 * h + 1] = __byte_perm(u[2 * h].word[i], u[2 * h + 1].word[i], 0x7632);
+            }
+            if (DT == 3) te_mma_bf16(sum[i], of_x, of_y);
+            else te_mma_f16(sum[i], of_x, of_y);
+        }
+        row += 16 * WARPS, x += 32 * WARPS * ld, y += 16 * WARPS * y_k;
+    };
+    te_i64 turn = warp / KINDS, turns = te_div_up(end_k - k0, TURN), whole = (end_k - k0 - (end_k == a.k)) / TURN; // whole ones are without the last row
+    const int at_once = PIECE == 8 ? 2 : 4;
+#pragma unroll at_once
+    for (; turn < whole; turn += WARPS / KINDS) take(false);
+#pragma unroll 1
+    for (; turn < turns; turn += WARPS / KINDS) take(true);
+#pragma unroll
+    for (int i = 0; i < PIECE; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int at = PIECE * g + i - by;
+            if (at >= 0) sums[warp][2 * t + e][at] = sum[i / 2][i % 2 * 2 + e];
+        }
+    __syncthreads();
+    float scale = te_gemm_scale(a);
+    for (int at = threadIdx.x; at < few * STEP; at += 32 * WARPS) {
+        int other = at / STEP, mine = at % STEP;
+        if (first + mine >= lines) continue;
+        float all = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) all += sums[w][other][mine];
+        te_gemm_finish(a, scale, (FEW_A ? other : first + mine) + blockIdx.y * a.m, FEW_A ? first + mine : other, all); // d_split is m rows
+    }
+}

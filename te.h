@@ -10201,21 +10201,22 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "//         and their rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k",
     "//         from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "//",
-    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.02 to 1.03 of cuBLASLt), fp8 1546 (1.00), split accumulation 1473",
-    "// (0.98), 1x128 by 128x128 blocks 1379 (1.01), 1x128 by 1x128 added to f32 997 (0.95; 875 on a hot card). Over the plain product, geometric means of",
+    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.02 to 1.03 of cuBLASLt), fp8 1542 (1.00), split accumulation 1512",
+    "// (1.02), 1x128 by 128x128 blocks 1368 (1.01), 1x128 by 1x128 added to f32 994 (0.95; 875 on a hot card). Over the plain product, geometric means of",
     "// n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:",
     "//               bias         bias, GELU, aux   dGELU         dGELU, bias gradient",
-    "//   bf16        1.00 (0.99)  1.01 (0.92)       0.97 (0.85)   0.95 (0.60)",
-    "//   fp8         0.98 (0.97)  1.00 (0.85)       0.92 (0.44)   0.90 (0.44)",
+    "//   bf16        0.99 (0.99)  0.99 (0.92)       0.95 (0.85)   0.96 (0.60)",
+    "//   fp8         0.98 (0.98)  1.00 (0.86)       0.91 (0.43)   0.89 (0.43)",
     "//   fp8 blocks  0.99 (0.96)  0.91 (none)       0.88 (0.46)   0.83 (0.46)",
     "// dGELU of fp8 wants ping-pong, whose tile of 128 x 128 has 0.94 of the large tile's speed by itself; promoting warpgroups have no registers for it.",
-    "// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.93 (blocks 0.88, 0.90), 64 of 512 rows 0.83 to 0.85 (blocks 0.80, 0.81:",
-    "// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.56 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.96 to 1.24.",
-    "// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.17 to 1.28, fp8 1.33 to 1.38; bf16 operands, 8191 x 6145 x",
-    "// 4097 1.18 to 1.21, 127 x 129 x 255 1.45 to 1.51, 511 x 4095 x 4095 1.88 to 1.92 (copied first); 1 x 4095 x 4097 NN 1.29, 4097 x 1 x 4095 NT 1.47, 63 x 2111 x",
-    "// 7167 1.51 to 1.56 (COPIES). Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.31 to 1.45. Narrow ones, te_bench --tune, in brackets cuBLASLt's time, us:",
-    "// 4096 x 768 x 3072 bf16 29.4 (29.6), 8192 x 2304 x 768 42.7 (46.0), 3072 x 768 x 4096 36.8 (32.4), 768 x 768 x 4096 16.0 (15.0); fp8 16384 x 3072 x 768",
-    "// 58.0 (70.7).",
+    "// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.94 (blocks 0.89, 0.91), 64 of 512 rows 0.84 to 0.85 (blocks 0.80, 0.81:",
+    "// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.57 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.97 to 1.24.",
+    "// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.17 to 1.21, fp8 1.32 to 1.38; bf16 operands, 8191 x 6145 x",
+    "// 4097 1.15 to 1.21, 127 x 129 x 255 1.44 to 1.49, 511 x 4095 x 4095 1.85 to 1.95 (copied first); 63 x 2111 x 7167 1.41 to 1.49, 17 x 33 x 65 1.05 to 1.29",
+    "// (COPIES). Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.17 to 1.28; te_bench --tune, in brackets cuBLASLt's time, us: 3000 x 3000 x 3000 84.6 (77.9),",
+    "// 5000 x 5000 x 5000 384 (349), 4096 x 4096 x 4104 184 (186), 8192 x 6144 x 4104 550 (566), fp8 8192 x 8192 x 8208 763 (851). Tiles of CLUSTER = 4, two by two,",
+    "// for these were never the quickest. Narrow ones: 4096 x 768 x 3072 bf16 30.0 (30.1), 8192 x 2304 x 768 43.5 (46.4), 3072 x 768 x 4096 36.8 (32.1), 768 x 768 x",
+    "// 4096 15.9 (14.2); fp8 16384 x 3072 x 768 58.0 (70.7).",
     "// te:arch 90a",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
@@ -11491,8 +11492,8 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two",
     "// pieces that hold them.",
     "//",
-    "// One H200, 2026-11-21, te_bench few, 1 x 4096 x 4096 and 1 x 4096 x 14336: bf16 16.8 us and 41.2 (1.09 and 1.03 of cuBLASLt), fp8 10.4 and 21.9 (1.03",
-    "// and 1.21), 1x128 by 128x128 10.3 and 22.3, MXFP8 13.4 and 32.4, NVFP4 12.8 and 30.7. Decoding costs: 1 x 128256 x 4096 takes 246 us with MXFP8, 142 with",
+    "// One H200, 2026-11-21, te_bench few, 1 x 4096 x 4096 and 1 x 4096 x 14336: bf16 16.6 us and 40.9 (1.08 and 1.02 of cuBLASLt), fp8 10.4 and 21.3 (1.03",
+    "// and 1.24), 1x128 by 128x128 10.2 and 22.1, MXFP8 13.0 and 30.9, NVFP4 12.9 and 30.3. Decoding costs: 1 x 128256 x 4096 takes 231 us with MXFP8, 138 with",
     "// 1x128 blocks.",
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8",
@@ -11730,6 +11731,9 @@ static const char *const te__source_58[] = { /* ops/gemm/gemm_skinny_down.cu */
     "// others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each block's lines is then read",
     "// by its neighbour too.",
     "//",
+    "// One H200, 2026-11-21, te_bench few odd, in brackets over cuBLASLt: bf16 NN 1 x 4096 x 4096 17.1 us (1.05), 1 x 14336 x 4096 35.9 (1.11), 8 x 14336 x 4096",
+    "// 37.2 (1.07), 1 x 4096 x 14336 43.7 (0.93); te_bench --tune: 1 x 4095 x 4097 NN 17.2 (1.09), 4097 x 1 x 4095 NT 17.2 (1.17), 1 x 28673 x 4096 NN 79.6 (1.9).",
+    "//",
     "// Options: DT       3 or 2: bf16 or f16",
     "//          FEW_A    A is the short one",
     "//          PIECE    lines of a lane: 4 or 8",
@@ -11827,7 +11831,7 @@ static const char *const te__source_58[] = { /* ops/gemm/gemm_skinny_down.cu */
     "        row += 16 * WARPS, x += 32 * WARPS * ld, y += 16 * WARPS * y_k;",
     "    };",
     "    te_i64 turn = warp / KINDS, turns = te_div_up(end_k - k0, TURN), whole = (end_k - k0 - (end_k == a.k)) / TURN; // whole ones are without the last row",
-    "    const int at_once = PIECE == 8 ? 2 : 4;",
+    "    const int at_once = PIECE == 8 || __CUDA_ARCH__ >= 1000 ? 2 : 4; // turns, as many as registers allow",
     "#pragma unroll at_once",
     "    for (; turn < whole; turn += WARPS / KINDS) take(false);",
     "#pragma unroll 1",
@@ -16809,12 +16813,12 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_decode.cu", te__source_50, 82},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_51, 16},
     {"ops/gemm/gemm_groups.cu", te__source_52, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_53, 879},
+    {"ops/gemm/gemm_hopper.cu", te__source_53, 880},
     {"ops/gemm/gemm_mma.cu", te__source_54, 406},
     {"ops/gemm/gemm_naive.cu", te__source_55, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_56, 29},
     {"ops/gemm/gemm_skinny.cu", te__source_57, 234},
-    {"ops/gemm/gemm_skinny_down.cu", te__source_58, 136},
+    {"ops/gemm/gemm_skinny_down.cu", te__source_58, 139},
     {"ops/gemm/groups.cuh", te__source_59, 119},
     {"ops/gemm/kargs.h", te__source_60, 136},
     {"ops/gemm/naive.cuh", te__source_61, 71},
@@ -26846,10 +26850,10 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
 }
 
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there of 41 shapes; of these and others, 64, the
- * picks take 1 % longer than the best alternatives on average, 11 % at most. A tile costs its slabs and what is not hidden of writing D, and all of them
- * cannot come faster than from device memory: 2.2 MB a slab, 80 KB for one block. A cluster costs its start. Splitting k costs a second launch and its
- * partial sums' way through the L2 cache; within a cluster, an exchange of the tiles' sums, and multiprocessors that are left over: clusters of 4 and 8
- * do not go into every group of them. work: on D's way out, on 128 x 256 values. */
+ * picks take 1 % longer than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters came later, and were fitted by hand to eight more.
+ * A tile costs its slabs and what is not hidden of writing D, and all of them cannot come faster than from device memory: 2.2 MB a slab, 80 KB for one
+ * block. A cluster costs its start. Splitting k costs a second launch and its partial sums' way through the L2 cache; within a cluster, an exchange of the
+ * tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of them. work: on D's way out, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             bool tma, double work) {
     const te_gemm_args *a = q->args;

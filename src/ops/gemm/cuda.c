@@ -66,10 +66,10 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
 }
 
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there of 41 shapes; of these and others, 64, the
- * picks take 1 % longer than the best alternatives on average, 11 % at most. A tile costs its slabs and what is not hidden of writing D, and all of them
- * cannot come faster than from device memory: 2.2 MB a slab, 80 KB for one block. A cluster costs its start. Splitting k costs a second launch and its
- * partial sums' way through the L2 cache; within a cluster, an exchange of the tiles' sums, and multiprocessors that are left over: clusters of 4 and 8
- * do not go into every group of them. work: on D's way out, on 128 x 256 values. */
+ * picks take 1 % longer than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters came later, and were fitted by hand to eight more.
+ * A tile costs its slabs and what is not hidden of writing D, and all of them cannot come faster than from device memory: 2.2 MB a slab, 80 KB for one
+ * block. A cluster costs its start. Splitting k costs a second launch and its partial sums' way through the L2 cache; within a cluster, an exchange of the
+ * tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of them. work: on D's way out, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             bool tma, double work) {
     const te_gemm_args *a = q->args;

@@ -894,8 +894,7 @@ typedef struct te_quant_error_args {
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
  * lies below bf16's last bit, 2^-133. That takes a workspace of up to 2 (m + n) k bytes, rows rounded up; of a few lines by many, both along k, mostly none.
- * sm_90: an operand whose rows are not at multiples of 16 bytes may be copied into a workspace of its size first, and one of up to 256 MB whose rows are
- * not at multiples of 32 where that is quicker. te_explain tells what a call takes.
+ * sm_90: an operand whose rows are not at multiples of 16 bytes may be copied into a workspace of its size first. te_explain tells what a call takes.
  * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because the tensors may be padded or of
  * more dimensions. */
 typedef struct te_gemm_args {
@@ -10156,8 +10155,8 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "// they lie: k-major boxes are 128 bytes of k by rows of A or B, the others 64 elements of m or n by 64 of k, one box after the other.",
     "//",
     "// CLUSTER = 2: two blocks do neighbouring tiles and have the larger operand of a tile in common: B of tiles above each other, or, if BM > BN,",
-    "// A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then",
-    "// empty when both blocks' warps have given it back.",
+    "// A of tiles beside each other. Each asks for its half (of 192 columns that are not k-major: half of k), and TMA writes it into both: a third less to read",
+    "// from the L2 cache. A slot is then empty when both blocks' warps have given it back.",
     "//",
     "// PINGPONG: each of the two has tiles of 128 x 128 of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies",
     "// the other writes its D.",
@@ -11726,10 +11725,10 @@ static const char *const te__source_58[] = { /* ops/gemm/gemm_skinny_down.cu */
     "//        |    |    |        |    |                  to it: lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; of two lines",
     "//        +----+----+-- .. --+----+                  each it is rows g and g + 8 of a product, when words of two lines have become words of two k.",
     "//",
-    "// Rows (of one k) may start anywhere, but pieces are read from where they are aligned. So rows are dealt out to the warps by where they start: of PIECE",
-    "// of them that follow each other each starts elsewhere, the next one as the first. A warp has rows of one kind, whose pieces all lie alike: its lines are",
-    "// others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each block's lines is then read",
-    "// by its neighbour too.",
+    "// Rows (of one k) may start anywhere, but pieces are read from where they are aligned. So rows are dealt out to the warps by where they start: PIECE of",
+    "// them that follow each other may each start elsewhere within a piece, and the next one starts as the first. A warp has rows of one kind, whose pieces all",
+    "// lie alike: its lines are others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each",
+    "// block's lines is then read by its neighbour too.",
     "//",
     "// One H200, 2026-11-21, te_bench few odd, in brackets over cuBLASLt: bf16 NN 1 x 4096 x 4096 17.1 us (1.05), 1 x 14336 x 4096 35.9 (1.11), 8 x 14336 x 4096",
     "// 37.2 (1.07), 1 x 4096 x 14336 43.7 (0.93); te_bench --tune: 1 x 4095 x 4097 NN 17.2 (1.09), 4097 x 1 x 4095 NT 17.2 (1.17), 1 x 28673 x 4096 NN 79.6 (1.9).",
@@ -11766,7 +11765,7 @@ static const char *const te__source_58[] = { /* ops/gemm/gemm_skinny_down.cu */
     "// PIECE lines of one k.",
     "struct te_down_piece {",
     "    te_u32 word[PIECE / 2];",
-    "    TE_DEV void load(te_u64 at) { // nothing writes there while the kernel runs, and nobody reads it twice",
+    "    TE_DEV void load(te_u64 at) { // nothing writes there while the kernel runs, and hardly anybody reads it twice",
     "        if (PIECE == 8) asm(\"ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(word[0]), \"=r\"(word[1]), \"=r\"(word[PIECE / 2 - 2]), \"=r\"(word[PIECE / 2 - 1]) : \"l\"(at));",
     "        else asm(\"ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\" : \"=r\"(word[0]), \"=r\"(word[1]) : \"l\"(at));",
     "    }",
@@ -21068,7 +21067,7 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 /* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
  * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
  * host, so that recent maps are kept. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
- * at a multiple of 32, 128: te_gemm of 4096 x 4096 x 4104 bf16 takes 183 us so, not 193, and 1 x 128256 x 4096 255 us with 256, not 271. */
+ * at a multiple of 32, 128: te_gemm of 4096 x 4096 x 4104 bf16 takes 183 us so, not 193, and 1 x 128256 x 4096, both along k, 255 us with 256, not 271. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
                                      const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
     te_ctx *te = p->te;
@@ -27127,7 +27126,7 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
  * move once; but a slab takes longer than by TMA, and each block copies for itself. Microseconds more than those of a product that TMA brings, fitted by
  * hand to te_bench --tune on an H200, 2026-11-21: 0.8 a slab with both operands, 0.4 with one, and 4 if it is only now that k is split; by gemm_align 2.2
  * and the copies' way out of and into memory. Both operands, gemm_align's time last: 127 x 129 x 255 TN 9.4 and 8.3 us (gemm_mma 17.5), 300 x 521 x 1101 TN
- * 14.4 and 11.5, 63 x 2111 x 7167 TN 30.7 and 36.1; one, NN: 200 x 200 x 2001 10.8 and 12.9, 1 x 4095 x 4097 27.4 and 41.4. */
+ * 14.4 and 11.5, 63 x 2111 x 7167 TN 30.7 and 36.1; one, NN: 200 x 200 x 2001 10.8 and 12.9. */
 static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
@@ -27420,8 +27419,8 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemm_skinny_down ------------------------------------------------------------------------------------------------ */
 
-/* A few lines by many that stand side by side in memory: at least as many as a warp reads at a time. With very many gemm_hopper is quicker, as it is than
- * gemm_skinny: one row by 128256 x 4096 takes it 257 us, gemm_skinny_down 270; by 28672 x 4096 both the same. */
+/* A few lines by many that stand side by side in memory; 64 or more, not to read beyond them in vain. Very many are left to gemm_hopper, as in front of
+ * gemm_skinny: one row by 128256 x 4096 takes it 257 to 267 us, by how it is split, gemm_skinny_down 270; by 28672 x 4096 both the same. */
 static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
@@ -27456,9 +27455,8 @@ static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
-    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)",
-                 "few lines: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)",
-                 "few lines: NVFP4 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)");
+    te__plan_why(p, a->scaling_a == TE_SCALING_MXFP8 ? "few lines: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)"
+                                                     : "few lines: straight from memory to the tensor cores (mma.sync)"); /* NVFP4 lies along k */
     return TE_OK;
 }
 

@@ -433,8 +433,7 @@ typedef struct te_quant_error_args {
  *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
  * MXFP8 and NVFP4 operands are decoded into bf16 on the way to the tensor cores where those do not read them: exactly, but for what
  * lies below bf16's last bit, 2^-133. That takes a workspace of up to 2 (m + n) k bytes, rows rounded up; of a few lines by many, both along k, mostly none.
- * sm_90: an operand whose rows are not at multiples of 16 bytes may be copied into a workspace of its size first, and one of up to 256 MB whose rows are
- * not at multiples of 32 where that is quicker. te_explain tells what a call takes.
+ * sm_90: an operand whose rows are not at multiples of 16 bytes may be copied into a workspace of its size first. te_explain tells what a call takes.
  * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because the tensors may be padded or of
  * more dimensions. */
 typedef struct te_gemm_args {

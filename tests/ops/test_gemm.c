@@ -9,6 +9,7 @@ typedef struct gemm_case {
     te_epilogue epilogue;
     bool bias_gradient;
     int64_t pad; /* columns beyond the matrix in A, B, D and aux: NaN in A and B, untouched in the others */
+    int64_t shift; /* of them, how many of A's and B's, without scales of their own, lie in front */
     te_scaling scaling_a, scaling_b;
     bool swizzled, rows_scaled, max_256_a, max_256_b;
     double magnitude; /* of the scales of A; those of B are its inverse; 0 => 1 */
@@ -16,11 +17,11 @@ typedef struct gemm_case {
 
 static void name_case(const gemm_case *c) {
     static const char *const scalings[] = {"", ".1d", ".2d", ".mx", ".nv"};
-    test_case("m=%lld n=%lld k=%lld %s%s%s x %s%s%s -> %s bias=%s%s%s%s%s%s epilogue=%d pad=%lld magnitude=%g", (long long)c->m, (long long)c->n, (long long)c->k,
+    test_case("m=%lld n=%lld k=%lld %s%s%s x %s%s%s -> %s bias=%s%s%s%s%s%s epilogue=%d pad=%lld shift=%lld magnitude=%g", (long long)c->m, (long long)c->n, (long long)c->k,
               te_dtype_name(c->a), scalings[c->scaling_a], c->a_transposed ? "^T" : "", te_dtype_name(c->b), scalings[c->scaling_b],
               c->b_transposed ? "^T" : "", te_dtype_name(c->d), te_dtype_name(c->bias), c->accumulate ? " accumulate" : "",
               c->split_accumulator ? " split" : "", c->scaled ? " scaled" : "", c->swizzled ? " swizzled" : "", c->rows_scaled ? " rows" : "",
-              (int)c->epilogue, (long long)c->pad, c->magnitude);
+              (int)c->epilogue, (long long)c->pad, (long long)c->shift, c->magnitude);
 }
 
 /* rows x cols values in rows of cols + pad; `fill` in between. */
@@ -46,11 +47,16 @@ static te_tensor *amaxes(te_ctx *te, int64_t n, uint64_t seed, double magnitude,
 }
 
 /* Any float format or fp8, without scales of its own. along_k: neighbours along k are neighbours in memory. */
-static operand plain_operand(te_ctx *te, te_dtype dtype, int64_t lines, int64_t k, bool along_k, int64_t pad, uint64_t seed) {
+static operand plain_operand(te_ctx *te, te_dtype dtype, int64_t lines, int64_t k, bool along_k, int64_t pad, int64_t shift, uint64_t seed) {
     operand x = {NULL, NULL, NULL, (double *)test_alloc((size_t)(lines * k + 1) * sizeof(double))};
-    int64_t rows = along_k ? lines : k, cols = along_k ? k : lines;
-    float *v = test_rounded(dtype, test_normal(rows * cols, seed), rows * cols);
-    x.codes = test_tensor(te, dtype, SHAPE(rows, cols + pad), padded(v, rows, cols, pad, NAN));
+    int64_t rows = along_k ? lines : k, cols = along_k ? k : lines, size = rows * (cols + pad);
+    float *v = test_rounded(dtype, test_normal(rows * cols, seed), rows * cols), *wide = padded(v, rows, cols, pad, NAN);
+    if (shift && size) {
+        memmove(wide + shift, wide, (size_t)(size - shift) * sizeof(float));
+        for (int64_t i = 0; i < shift; i++) wide[i] = NAN;
+    }
+    x.codes = test_tensor(te, dtype, SHAPE(rows, cols + pad), wide);
+    if (shift) x.codes = te_tensor_narrow(x.codes, 1, shift, cols);
     for (int64_t i = 0; i < lines; i++)
         for (int64_t p = 0; p < k; p++) x.values[i * k + p] = (double)v[along_k ? i * k + p : p * lines + i];
     return x;
@@ -186,9 +192,9 @@ static void run_case(te_ctx *te, const gemm_case *c) {
     memset(&g, 0, sizeof g);
     name_case(c);
     operand a = c->scaling_a ? scaled_operand(te, c, c->scaling_a, c->a, m, k, !c->a_transposed, c->max_256_a, magnitude, 1)
-                             : plain_operand(te, c->a, m, k, !c->a_transposed, pad, 1);
+                             : plain_operand(te, c->a, m, k, !c->a_transposed, pad, c->shift, 1);
     operand b = c->scaling_b ? scaled_operand(te, c, c->scaling_b, c->b, n, k, c->b_transposed, c->max_256_b, 1 / magnitude, 2)
-                             : plain_operand(te, c->b, n, k, c->b_transposed, pad, 2);
+                             : plain_operand(te, c->b, n, k, c->b_transposed, pad, c->shift, 2);
     g.a = a.codes, g.scale_a = a.scale, g.amax_a = a.amax;
     g.b = b.codes, g.scale_b = b.scale, g.amax_b = b.amax;
     g.scaling_a = c->scaling_a, g.scaling_b = c->scaling_b;
@@ -341,9 +347,9 @@ TE_TEST_DEVICES(gemm_few) {
 }
 
 /* A few lines by many that stand side by side in memory, either way round: ends within what a lane and a block take, each length of k around a warp's
- * turns, rows that start anywhere. */
+ * turns and of splits, rows that start anywhere. Lengths are 13, so that each meets all choices, which go round in 2, 3, 5 and 7. */
 TE_TEST_DEVICES(gemm_few_down) {
-    static const int64_t many[] = {64, 65, 91, 200, 333}, lengths[] = {1, 2, 15, 16, 17, 63, 64, 129, 257, 500, 1030, 2056};
+    static const int64_t many[] = {64, 65, 91, 200, 333}, lengths[] = {1, 2, 15, 16, 17, 63, 64, 129, 257, 500, 1030, 2056, 4100};
     int turn = 0;
     for (int few = 1; few <= 8; few++)
         for (int i = 0; i < COUNT(many); i++)
@@ -353,22 +359,25 @@ TE_TEST_DEVICES(gemm_few_down) {
                 memset(&c, 0, sizeof c);
                 c.m = turn & 1 ? few : many[i], c.n = turn & 1 ? many[i] : few, c.k = lengths[k];
                 c.pad = turn % 7 < 2 ? 0 : turn % 7;
+                c.shift = turn / 5 % (c.pad + 1);
                 c.a = formats[1 + turn / 3 % 2][0], c.b = c.a, c.d = outputs[turn / 2 % 3];
                 c.a_transposed = turn & 1 ? turn / 7 & 1 : 1;
                 c.b_transposed = turn & 1 ? 0 : turn / 7 & 1;
                 c.bias = turn / 3 & 1 ? outputs[turn % 3] : TE_DTYPE_NONE;
-                c.bias_gradient = turn % 13 == 0 && !c.pad;
-                c.accumulate = turn % 4 == 3 && !c.bias_gradient;
+                c.bias_gradient = turn % 11 == 0 && !c.pad;
+                c.accumulate = turn / 2 % 4 == 3 && !c.bias_gradient;
                 c.epilogue = (te_epilogue)(turn / 5 % 3);
                 c.scaled = turn % 3 == 0;
                 run_case(te, &c);
             }
-    for (turn = 0; turn < 4; turn++) { /* so many that a GPU's lanes take eight lines each */
+    for (turn = 0; turn < 12; turn++) { /* so many that a GPU's lanes take eight lines each */
+        static const int64_t ends[] = {100, 128, 150, 256, 300};
         gemm_case wide;
+        if (turn % test_every(5)) continue;
         memset(&wide, 0, sizeof wide);
-        wide.m = turn & 1 ? 13003 : 3, wide.n = turn & 1 ? 3 : 13000, wide.k = 150;
-        wide.pad = turn & 2 ? 3 : 0;
-        wide.a = wide.b = wide.d = TE_BF16;
+        wide.m = turn & 1 ? 8603 : 3, wide.n = turn & 1 ? 3 : 8600, wide.k = ends[turn % 5];
+        wide.pad = turn % 3 ? 0 : 5, wide.shift = wide.pad ? turn / 3 : 0;
+        wide.a = wide.b = turn / 2 & 1 ? TE_F16 : TE_BF16, wide.d = TE_BF16;
         wide.a_transposed = turn & 1;
         run_case(te, &wide);
     }
@@ -642,6 +651,13 @@ TE_TEST_DEVICES(gemm_scaled_few) {
                     c.swizzled = c.scaling_a >= TE_SCALING_MXFP8 && turn / 3 & 1;
                     run_case(te, &c);
                 }
+    for (turn = 0; turn < 12; turn++) { /* many that stand side by side: MXFP8's alone may */
+        int64_t k = lengths[turn % COUNT(lengths)], few = 1 + turn % 8;
+        gemm_case c = turn & 1 ? scaled_case(few, 150, k, 3, turn) : scaled_case(150, few, k, 3, turn);
+        c.a_transposed = !(turn & 1), c.b_transposed = false;
+        c.pad = turn % 3 ? 0 : 6;
+        run_case(te, &c);
+    }
 }
 
 TE_TEST_DEVICES(gemm_scaled_epilogues) {
@@ -810,10 +826,11 @@ static void check_plan(te_ctx *te, const plan_case *c, bool down) {
     g.a_transposed = down, g.b_transposed = !down;
     test_case("%lld x %lld x %lld%s", (long long)g.m, (long long)g.n, (long long)g.k, down ? ", k down" : "");
     CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
-    CHECK(!strncmp(e.kernels, c->kernels, strlen(c->kernels)));
+    CHECK(!strncmp(e.kernels, c->kernels, strlen(c->kernels)) && strchr(". ", e.kernels[strlen(c->kernels)])); /* strchr finds the end, too */
     CHECK_STR(e.why, c->why);
     CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_80", &e) == TE_OK && e.supported);
-    CHECK_STR(e.kernels, strstr(c->kernels, "skinny") ? c->kernels : "gemm/gemm_mma");
+    bool few = strstr(c->kernels, "skinny") || (down && (c->m <= 8 || c->n <= 8) && c->m + c->n > 64);
+    CHECK_STR(e.kernels, !few ? "gemm/gemm_mma" : strstr(c->kernels, "skinny") ? c->kernels : "gemm/gemm_skinny_down");
 }
 
 /* Rows that start anywhere: who copies them; and few lines. */
@@ -835,6 +852,11 @@ TE_TEST(gemm_plans_of_unaligned) {
                                      {4097, 1, 4095, "gemm/gemm_skinny_down", "few lines"},
                                      {8, 28672, 4096, "gemm/gemm_skinny_down", "few lines"},
                                      {1, 1000, 16000, "gemm/gemm_skinny_down.DT=3,FEW_A=1,PIECE=4,ALIGNED=1,WARPS=16 gemm/gemm_reduce", "few lines"},
+                                     {1, 64, 4096, "gemm/gemm_skinny_down", "few lines"},
+                                     {1, 63, 4096, "gemm/gemm_hopper", "wgmma"},
+                                     {1, 40000, 1024, "gemm/gemm_hopper", "TMA and wgmma"}, /* very many */
+                                     {1, 40001, 1024, "gemm/gemm_skinny_down", "few lines"},
+                                     {40000, 1, 1024, "gemm/gemm_skinny_down", "few lines"},
                                      {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"}};
     te_ctx *te = test_context("cpu");
     if (!te) return;

@@ -343,7 +343,7 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
  * move once; but a slab takes longer than by TMA, and each block copies for itself. Microseconds more than those of a product that TMA brings, fitted by
  * hand to te_bench --tune on an H200, 2026-11-21: 0.8 a slab with both operands, 0.4 with one, and 4 if it is only now that k is split; by gemm_align 2.2
  * and the copies' way out of and into memory. Both operands, gemm_align's time last: 127 x 129 x 255 TN 9.4 and 8.3 us (gemm_mma 17.5), 300 x 521 x 1101 TN
- * 14.4 and 11.5, 63 x 2111 x 7167 TN 30.7 and 36.1; one, NN: 200 x 200 x 2001 10.8 and 12.9, 1 x 4095 x 4097 27.4 and 41.4. */
+ * 14.4 and 11.5, 63 x 2111 x 7167 TN 30.7 and 36.1; one, NN: 200 x 200 x 2001 10.8 and 12.9. */
 static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
@@ -636,8 +636,8 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemm_skinny_down ------------------------------------------------------------------------------------------------ */
 
-/* A few lines by many that stand side by side in memory: at least as many as a warp reads at a time. With very many gemm_hopper is quicker, as it is than
- * gemm_skinny: one row by 128256 x 4096 takes it 257 us, gemm_skinny_down 270; by 28672 x 4096 both the same. */
+/* A few lines by many that stand side by side in memory; 64 or more, not to read beyond them in vain. Very many are left to gemm_hopper, as in front of
+ * gemm_skinny: one row by 128256 x 4096 takes it 257 to 267 us, by how it is split, gemm_skinny_down 270; by 28672 x 4096 both the same. */
 static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
@@ -672,9 +672,8 @@ static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
-    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)",
-                 "few lines: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)",
-                 "few lines: NVFP4 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)");
+    te__plan_why(p, a->scaling_a == TE_SCALING_MXFP8 ? "few lines: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)"
+                                                     : "few lines: straight from memory to the tensor cores (mma.sync)"); /* NVFP4 lies along k */
     return TE_OK;
 }
 

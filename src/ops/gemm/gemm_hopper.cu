@@ -11,8 +11,8 @@
 // they lie: k-major boxes are 128 bytes of k by rows of A or B, the others 64 elements of m or n by 64 of k, one box after the other.
 //
 // CLUSTER = 2: two blocks do neighbouring tiles and have the larger operand of a tile in common: B of tiles above each other, or, if BM > BN,
-// A of tiles beside each other. Each asks for its half, and TMA writes it into both: a third less to read from the L2 cache. A slot is then
-// empty when both blocks' warps have given it back.
+// A of tiles beside each other. Each asks for its half (of 192 columns that are not k-major: half of k), and TMA writes it into both: a third less to read
+// from the L2 cache. A slot is then empty when both blocks' warps have given it back.
 //
 // PINGPONG: each of the two has tiles of 128 x 128 of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies
 // the other writes its D.

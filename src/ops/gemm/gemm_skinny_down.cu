@@ -9,10 +9,10 @@
 //        |    |    |        |    |                  to it: lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; of two lines
 //        +----+----+-- .. --+----+                  each it is rows g and g + 8 of a product, when words of two lines have become words of two k.
 //
-// Rows (of one k) may start anywhere, but pieces are read from where they are aligned. So rows are dealt out to the warps by where they start: of PIECE
-// of them that follow each other each starts elsewhere, the next one as the first. A warp has rows of one kind, whose pieces all lie alike: its lines are
-// others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each block's lines is then read
-// by its neighbour too.
+// Rows (of one k) may start anywhere, but pieces are read from where they are aligned. So rows are dealt out to the warps by where they start: PIECE of
+// them that follow each other may each start elsewhere within a piece, and the next one starts as the first. A warp has rows of one kind, whose pieces all
+// lie alike: its lines are others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each
+// block's lines is then read by its neighbour too.
 //
 // One H200, 2026-11-21, te_bench few odd, in brackets over cuBLASLt: bf16 NN 1 x 4096 x 4096 17.1 us (1.05), 1 x 14336 x 4096 35.9 (1.11), 8 x 14336 x 4096
 // 37.2 (1.07), 1 x 4096 x 14336 43.7 (0.93); te_bench --tune: 1 x 4095 x 4097 NN 17.2 (1.09), 4097 x 1 x 4095 NT 17.2 (1.17), 1 x 28673 x 4096 NN 79.6 (1.9).
@@ -49,7 +49,7 @@
 // PIECE lines of one k.
 struct te_down_piece {
     te_u32 word[PIECE / 2];
-    TE_DEV void load(te_u64 at) { // nothing writes there while the kernel runs, and nobody reads it twice
+    TE_DEV void load(te_u64 at) { // nothing writes there while the kernel runs, and hardly anybody reads it twice
         if (PIECE == 8) asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[PIECE / 2 - 2]), "=r"(word[PIECE / 2 - 1]) : "l"(at));
         else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
     }

@@ -406,6 +406,7 @@ TE_TEST_DEVICES(amax_of_the_output) {
             norm_case c;
             te_norm_fwd_args f;
             te_amax_args read;
+            if ((6 * i + k) % test_every(5)) continue;
             memset(&c, 0, sizeof c);
             memset(&f, 0, sizeof f);
             memset(&read, 0, sizeof read);

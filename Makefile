@@ -160,15 +160,16 @@ golden: $(BUILD)/golden
 matrix: $(BUILD)/te_pack
 	@tests/build/matrix.sh $(BUILD)/matrix
 
-# Each in a folder of its own; CPU tests only, since the sanitizers do not know the driver.
+# Each in a folder of its own; CPU tests only, since the sanitizers do not know the driver. +: make sees that it calls itself, and lends its jobs, only where
+# it reads so in the recipe.
 SANITIZED = CUDA_VISIBLE_DEVICES= $(MAKE) --no-print-directory CFLAGS='-O1 -g -fno-omit-frame-pointer'
 
 sanitize: sanitize-address sanitize-thread
 sanitize-address:
-	@$(SANITIZED) BUILD=build/address SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all' build/address/te_test
+	+@$(SANITIZED) BUILD=build/address SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all' build/address/te_test
 	@tests/run.sh "build/address/te_test $(ARGS)"
 sanitize-thread:
-	@$(SANITIZED) BUILD=build/thread SANITIZE='-fsanitize=thread' build/thread/te_test
+	+@$(SANITIZED) BUILD=build/thread SANITIZE='-fsanitize=thread' build/thread/te_test
 	@tests/run.sh "build/thread/te_test $(ARGS)"
 .PHONY: sanitize-address sanitize-thread
 

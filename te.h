@@ -10213,8 +10213,8 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.17 to 1.21, fp8 1.32 to 1.38; bf16 operands, 8191 x 6145 x",
     "// 4097 1.15 to 1.21, 127 x 129 x 255 1.44 to 1.49, 511 x 4095 x 4095 1.85 to 1.95 (copied first); 63 x 2111 x 7167 1.41 to 1.49, 17 x 33 x 65 1.05 to 1.29",
     "// (COPIES). Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.17 to 1.28; te_bench --tune, in brackets cuBLASLt's time, us: 3000 x 3000 x 3000 84.6 (77.9),",
-    "// 5000 x 5000 x 5000 384 (349), 4096 x 4096 x 4104 184 (186), 8192 x 6144 x 4104 550 (566), fp8 8192 x 8192 x 8208 763 (851). Tiles of CLUSTER = 4, two by two,",
-    "// for these were never the quickest. Narrow ones: 4096 x 768 x 3072 bf16 30.0 (30.1), 8192 x 2304 x 768 43.5 (46.4), 3072 x 768 x 4096 36.8 (32.1), 768 x 768 x",
+    "// 5000 x 5000 x 5000 384 (349), 4096 x 4096 x 4104 185 (186), 8192 x 6144 x 4104 550 (566), fp8 8192 x 8192 x 8208 763 (851). Clusters of two by two tiles",
+    "// were no quicker for any of these. Narrow ones: 4096 x 768 x 3072 bf16 30.0 (30.1), 8192 x 2304 x 768 43.5 (46.4), 3072 x 768 x 4096 36.8 (32.1), 768 x 768 x",
     "// 4096 15.9 (14.2); fp8 16384 x 3072 x 768 58.0 (70.7).",
     "// te:arch 90a",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
@@ -11765,7 +11765,8 @@ static const char *const te__source_58[] = { /* ops/gemm/gemm_skinny_down.cu */
     "// PIECE lines of one k.",
     "struct te_down_piece {",
     "    te_u32 word[PIECE / 2];",
-    "    TE_DEV void load(te_u64 at) { // nothing writes there while the kernel runs, and hardly anybody reads it twice",
+    "    // Nothing writes there while the kernel runs, and hardly anybody reads it twice. Of four lines there are no words 2 and 3, but they must have names.",
+    "    TE_DEV void load(te_u64 at) {",
     "        if (PIECE == 8) asm(\"ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(word[0]), \"=r\"(word[1]), \"=r\"(word[PIECE / 2 - 2]), \"=r\"(word[PIECE / 2 - 1]) : \"l\"(at));",
     "        else asm(\"ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\" : \"=r\"(word[0]), \"=r\"(word[1]) : \"l\"(at));",
     "    }",
@@ -16817,7 +16818,7 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_naive.cu", te__source_55, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_56, 29},
     {"ops/gemm/gemm_skinny.cu", te__source_57, 234},
-    {"ops/gemm/gemm_skinny_down.cu", te__source_58, 139},
+    {"ops/gemm/gemm_skinny_down.cu", te__source_58, 140},
     {"ops/gemm/groups.cuh", te__source_59, 119},
     {"ops/gemm/kargs.h", te__source_60, 136},
     {"ops/gemm/naive.cuh", te__source_61, 71},
@@ -27429,6 +27430,8 @@ static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q
     return !(te__gemm_is_aligned(q) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines > 256 * (int64_t)p->num_sms);
 }
 
+/* Lanes have eight lines each where blocks of four by lane, sixteen warps, would not all be there at once, two a multiprocessor: 1 x 10000 x 4096 30 us,
+ * not 38; but 1 x 4096 x 4096 19, not 17. k is split where blocks are at most half as many as multiprocessors. */
 static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *q) {
     const te_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
@@ -27866,7 +27869,7 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
     if (store) te__launch_option(l, "D_DT", k->h.g.d_dt);
     te__launch_option(l, "GROUPED", a->along_k ? 2 : 1);
     l->cluster = (unsigned)t->cluster;
-    te__launch_size(l, t->cluster * te__min(te__grouped_tiles(a, down, t->bn * (shares_a ? t->cluster : 1)), te__max(p->num_sms / t->cluster, 1)), 1, 1,
+    te__launch_size(l, t->cluster * te__min(te__grouped_tiles(a, down, t->bn * (shares_a ? t->cluster : 1)), te__gemm_clusters(p, t->cluster)), 1, 1,
                     t->threads, TE__GEMM_HOPPER_SHARED);
     if (te__gemm_map(p, k->h.a_map, &q->a, a->m, a->k, t->bm / (shares_a || (!a->along_k && t->bm == 256) ? 2 : 1)) != TE_OK ||
         (a->along_k ? te__gemm_map(p, k->h.b_map, &q->b, a->n, a->k, t->bn / (t->cluster > 1 && !shares_a ? 2 : 1))
@@ -31602,8 +31605,8 @@ static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_
  *
  * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 28 to 52 launches): in a quiet run the host spends 2.9 to
  * 3.1 us on a te_graph_launch, whatever it holds, and 3.1 to 3.6 us on each launch by calls (where the machine was busy up to 7.4, and 5.4); the step takes
- * 0.96 to 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), 0.74 to 0.79 where the host is late. A layer of 8B
- * parameters' size takes the same time both ways (0.97 to 1.03). */
+ * 0.95 to 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), 0.74 to 0.82 where the host is late. A layer of 8B
+ * parameters' size takes the same time both ways (0.96 to 1.03). */
 
 /* ---- what is noted in between ---- */
 

@@ -3,8 +3,8 @@
  *
  * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 28 to 52 launches): in a quiet run the host spends 2.9 to
  * 3.1 us on a te_graph_launch, whatever it holds, and 3.1 to 3.6 us on each launch by calls (where the machine was busy up to 7.4, and 5.4); the step takes
- * 0.96 to 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), 0.74 to 0.79 where the host is late. A layer of 8B
- * parameters' size takes the same time both ways (0.97 to 1.03). */
+ * 0.95 to 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), 0.74 to 0.82 where the host is late. A layer of 8B
+ * parameters' size takes the same time both ways (0.96 to 1.03). */
 
 /* ---- what is noted in between ---- */
 

@@ -69,8 +69,8 @@
 // Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.17 to 1.21, fp8 1.32 to 1.38; bf16 operands, 8191 x 6145 x
 // 4097 1.15 to 1.21, 127 x 129 x 255 1.44 to 1.49, 511 x 4095 x 4095 1.85 to 1.95 (copied first); 63 x 2111 x 7167 1.41 to 1.49, 17 x 33 x 65 1.05 to 1.29
 // (COPIES). Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.17 to 1.28; te_bench --tune, in brackets cuBLASLt's time, us: 3000 x 3000 x 3000 84.6 (77.9),
-// 5000 x 5000 x 5000 384 (349), 4096 x 4096 x 4104 184 (186), 8192 x 6144 x 4104 550 (566), fp8 8192 x 8192 x 8208 763 (851). Tiles of CLUSTER = 4, two by two,
-// for these were never the quickest. Narrow ones: 4096 x 768 x 3072 bf16 30.0 (30.1), 8192 x 2304 x 768 43.5 (46.4), 3072 x 768 x 4096 36.8 (32.1), 768 x 768 x
+// 5000 x 5000 x 5000 384 (349), 4096 x 4096 x 4104 185 (186), 8192 x 6144 x 4104 550 (566), fp8 8192 x 8192 x 8208 763 (851). Clusters of two by two tiles
+// were no quicker for any of these. Narrow ones: 4096 x 768 x 3072 bf16 30.0 (30.1), 8192 x 2304 x 768 43.5 (46.4), 3072 x 768 x 4096 36.8 (32.1), 768 x 768 x
 // 4096 15.9 (14.2); fp8 16384 x 3072 x 768 58.0 (70.7).
 // te:arch 90a
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3

@@ -49,7 +49,8 @@
 // PIECE lines of one k.
 struct te_down_piece {
     te_u32 word[PIECE / 2];
-    TE_DEV void load(te_u64 at) { // nothing writes there while the kernel runs, and hardly anybody reads it twice
+    // Nothing writes there while the kernel runs, and hardly anybody reads it twice. Of four lines there are no words 2 and 3, but they must have names.
+    TE_DEV void load(te_u64 at) {
         if (PIECE == 8) asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[PIECE / 2 - 2]), "=r"(word[PIECE / 2 - 1]) : "l"(at));
         else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
     }

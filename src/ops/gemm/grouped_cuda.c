@@ -161,7 +161,7 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
     if (store) te__launch_option(l, "D_DT", k->h.g.d_dt);
     te__launch_option(l, "GROUPED", a->along_k ? 2 : 1);
     l->cluster = (unsigned)t->cluster;
-    te__launch_size(l, t->cluster * te__min(te__grouped_tiles(a, down, t->bn * (shares_a ? t->cluster : 1)), te__max(p->num_sms / t->cluster, 1)), 1, 1,
+    te__launch_size(l, t->cluster * te__min(te__grouped_tiles(a, down, t->bn * (shares_a ? t->cluster : 1)), te__gemm_clusters(p, t->cluster)), 1, 1,
                     t->threads, TE__GEMM_HOPPER_SHARED);
     if (te__gemm_map(p, k->h.a_map, &q->a, a->m, a->k, t->bm / (shares_a || (!a->along_k && t->bm == 256) ? 2 : 1)) != TE_OK ||
         (a->along_k ? te__gemm_map(p, k->h.b_map, &q->b, a->n, a->k, t->bn / (t->cluster > 1 && !shares_a ? 2 : 1))

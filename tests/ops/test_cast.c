@@ -301,6 +301,7 @@ TE_TEST_DEVICES(quantize_current_of_known_amax) {
                 int64_t m = shapes[s][0], n = shapes[s][1];
                 te_fp8_quantize_args a = {0}, b;
                 te_amax_args amax = {0};
+                if (((2 * s + f) * 3 + copies) % test_every(5)) continue;
                 te_tensor *found = te_tensor_zeros(te, TE_F32, SHAPE(2));
                 test_case("[%d, %d] %s copies %d", (int)m, (int)n, te_dtype_name(formats[f]), copies);
                 a.x = amax.x = input(te, s % 2 ? TE_BF16 : TE_F32, m, n, test_normal(m * n, (uint64_t)s + 3), s % 3 == 0);

@@ -359,6 +359,7 @@ TE_TEST_DEVICES(embedding_shapes) {
             int64_t tokens = cases[c][0], vocab = cases[c][1], h = cases[c][2];
             te_dtype table_dtype = floats[d % 3], y_dtype = floats[d / 3];
             bool accumulate = d % 2, wide = (c + d) % 2;
+            if ((9 * c + d) % test_every(5)) continue;
             const int64_t *id = text_ids(tokens, vocab);
             if (c == 5 && d > 1) continue;
             test_case("tokens %d vocab %d h %d %s, %s", (int)tokens, (int)vocab, (int)h, te_dtype_name(table_dtype), te_dtype_name(y_dtype));

@@ -6055,47 +6055,70 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    return dt == TE_I64 ? ((const te_i64 *)p)[i] : (te_i64)((const int *)p)[i];",
     "}",
     "",
-    "// ---- eight elements ------------------------------------------------------------------------------------------------",
-    "// p + i must be aligned to 16 bytes for 16- and 32-bit formats, 8 bytes for 8-bit formats.",
+    "// ---- N elements: 4 or 8 ----------------------------------------------------------------------------------------------",
+    "// p + i must be aligned to the bytes that are read or written, or to 16.",
     "",
-    "TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) {",
+    "// As they lie in memory: what has been asked for and is not waited for yet.",
+    "template <int N> struct te_bits {",
+    "    te_u32 w[N]; // 16-bit formats: the first half of them, 8-bit formats: the first quarter",
+    "};",
+    "template <int N> TE_DEV te_bits<N> te_ask(const void *p, te_i64 i, int dt) {",
+    "    te_bits<N> b;",
     "    if (dt == TE_F32) {",
-    "        const float4 *q = (const float4 *)((const float *)p + i);",
-    "        float4 u = q[0], v = q[1];",
-    "        out[0] = u.x, out[1] = u.y, out[2] = u.z, out[3] = u.w, out[4] = v.x, out[5] = v.y, out[6] = v.z, out[7] = v.w;",
-    "    } else if (dt == TE_BF16 || dt == TE_F16) {",
-    "        uint4 u = *(const uint4 *)((const te_u16 *)p + i);",
-    "        te_u32 w[4] = {u.x, u.y, u.z, u.w};",
+    "        const uint4 *q = (const uint4 *)((const float *)p + i);",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) {",
-    "            te_u16 lo = (te_u16)w[k], hi = (te_u16)(w[k] >> 16);",
-    "            out[2 * k] = dt == TE_BF16 ? te_bf16_to_f32(lo) : te_f16_to_f32(lo);",
-    "            out[2 * k + 1] = dt == TE_BF16 ? te_bf16_to_f32(hi) : te_f16_to_f32(hi);",
+    "        for (int k = 0; k < N; k += 4) {",
+    "            uint4 u = q[k / 4];",
+    "            b.w[k] = u.x, b.w[k + 1] = u.y, b.w[k + 2] = u.z, b.w[k + 3] = u.w;",
+    "        }",
+    "    } else if (N == 8 && (dt == TE_BF16 || dt == TE_F16)) {",
+    "        uint4 u = *(const uint4 *)((const te_u16 *)p + i);",
+    "        b.w[0] = u.x, b.w[1] = u.y, b.w[2] = u.z, b.w[3] = u.w;",
+    "    } else if (N == 8 || dt == TE_BF16 || dt == TE_F16) {",
+    "        uint2 u = *(const uint2 *)((const te_u8 *)p + (N == 8 ? i : 2 * i));",
+    "        b.w[0] = u.x, b.w[1] = u.y;",
+    "    } else {",
+    "        b.w[0] = *(const te_u32 *)((const te_u8 *)p + i);",
+    "    }",
+    "    return b;",
+    "}",
+    "template <int N> TE_DEV void te_of_bits(const te_bits<N> &b, int dt, float out[N]) {",
+    "    if (dt == TE_F32) {",
+    "#pragma unroll",
+    "        for (int k = 0; k < N; k++) out[k] = __uint_as_float(b.w[k]);",
+    "    } else if (dt == TE_BF16 || dt == TE_F16) {",
+    "#pragma unroll",
+    "        for (int k = 0; k < N; k++) {",
+    "            te_u16 h = (te_u16)(b.w[k >> 1] >> (16 * (k & 1)));",
+    "            out[k] = dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);",
     "        }",
     "    } else {",
-    "        uint2 u = *(const uint2 *)((const te_u8 *)p + i);",
     "#pragma unroll",
-    "        for (int k = 0; k < 8; k++) out[k] = te_fp8_to_f32((te_u8)((k < 4 ? u.x : u.y) >> (8 * (k & 3))), dt);",
+    "        for (int k = 0; k < N; k++) out[k] = te_fp8_to_f32((te_u8)(b.w[k >> 2] >> (8 * (k & 3))), dt);",
     "    }",
     "}",
-    "TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) {",
+    "template <int N> TE_DEV void te_load_n(const void *p, te_i64 i, int dt, float out[N]) { te_of_bits<N>(te_ask<N>(p, i, dt), dt, out); }",
+    "template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float in[N]) {",
+    "    te_u32 w[N / 2];",
     "    if (dt == TE_F32) {",
     "        float4 *q = (float4 *)((float *)p + i);",
-    "        q[0] = make_float4(in[0], in[1], in[2], in[3]);",
-    "        q[1] = make_float4(in[4], in[5], in[6], in[7]);",
+    "#pragma unroll",
+    "        for (int k = 0; k < N; k += 4) q[k / 4] = make_float4(in[k], in[k + 1], in[k + 2], in[k + 3]);",
     "    } else if (dt == TE_BF16 || dt == TE_F16) {",
-    "        te_u32 w[4];",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) w[k] = te_f32x2_to_half(in[2 * k], in[2 * k + 1], dt);",
-    "        *(uint4 *)((te_u16 *)p + i) = make_uint4(w[0], w[1], w[2], w[3]);",
+    "        for (int k = 0; k < N / 2; k++) w[k] = te_f32x2_to_half(in[2 * k], in[2 * k + 1], dt);",
+    "        if (N == 8) *(uint4 *)((te_u16 *)p + i) = make_uint4(w[0], w[1], w[N / 2 - 2], w[N / 2 - 1]);",
+    "        else *(uint2 *)((te_u16 *)p + i) = make_uint2(w[0], w[1]);",
     "    } else {",
-    "        te_u32 w[2];",
     "#pragma unroll",
-    "        for (int k = 0; k < 2; k++)",
+    "        for (int k = 0; k < N / 4; k++)",
     "            w[k] = te_f32x2_to_fp8(in[4 * k], in[4 * k + 1], dt) | (te_u32)te_f32x2_to_fp8(in[4 * k + 2], in[4 * k + 3], dt) << 16;",
-    "        *(uint2 *)((te_u8 *)p + i) = make_uint2(w[0], w[1]);",
+    "        if (N == 8) *(uint2 *)((te_u8 *)p + i) = make_uint2(w[0], w[1]);",
+    "        else *(te_u32 *)((te_u8 *)p + i) = w[0];",
     "    }",
     "}",
+    "TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }",
+    "TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }",
     "",
     "// ---- reductions ----------------------------------------------------------------------------------------------------",
     "// Every thread of the warp or block takes part and gets the result. The order is fixed by the thread index alone.",
@@ -6690,26 +6713,39 @@ static const char *const te__source_9[] = { /* device/tile.cuh */
     "}",
     "",
     "// Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond",
-    "// `cols` columns and ld rows. 256 threads, of which this is number t; the caller has synchronised.",
-    "TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector,",
-    "                          int t = threadIdx.x) {",
+    "// `cols` columns and `rows` rows. 256 threads, of which this is number t; the caller has synchronised.",
+    "TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 rows, te_i64 first_row, te_i64 first_col, te_i64 cols, int size,",
+    "                               bool vector, int t = threadIdx.x) {",
     "    int per_chunk = 16 / size;",
     "#pragma unroll",
     "    for (int pass = 0; pass < 2; pass++) {",
     "        int column = pass * 32 + (t >> 3), chunk = t & 7;",
-    "        te_i64 row = first_row + chunk * per_chunk;",
-    "        if (first_col + column >= cols || row >= ld) continue;",
+    "        te_i64 row = first_row + chunk * per_chunk, left = rows - row;",
+    "        if (first_col + column >= cols || left <= 0) continue;",
     "        uint4 u = te_tile_get(tile, column, chunk);",
     "        te_u8 *to = (te_u8 *)dst + ((first_col + column) * ld + row) * size;",
-    "        if (vector && row + per_chunk <= ld) {",
+    "        te_u32 w[4] = {u.x, u.y, u.z, u.w};",
+    "        if (vector && left >= per_chunk) {",
     "            *(uint4 *)to = u;",
-    "        } else {",
-    "            te_u32 w[4] = {u.x, u.y, u.z, u.w};",
+    "        } else if (size == 4) { // one by one: rows of dst may start anywhere",
     "#pragma unroll",
-    "            for (int b = 0; b < 16; b++) // byte by byte: dst may have any alignment",
-    "                if (row * size + b < ld * size) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));",
+    "            for (int k = 0; k < 4; k++)",
+    "                if (k < left) ((te_u32 *)to)[k] = w[k];",
+    "        } else if (size == 2) {",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++)",
+    "                if (k < left) ((te_u16 *)to)[k] = (te_u16)(w[k >> 1] >> (16 * (k & 1)));",
+    "        } else {",
+    "#pragma unroll",
+    "            for (int k = 0; k < 16; k++)",
+    "                if (k < left) to[k] = (te_u8)(w[k >> 2] >> (8 * (k & 3)));",
     "        }",
     "    }",
+    "}",
+    "// ... to all `ld` rows that there are.",
+    "TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector,",
+    "                          int t = threadIdx.x) {",
+    "    te_tile_store_part(tile, dst, ld, ld, first_row, first_col, cols, size, vector, t);",
     "}",
     "",
     "// ---- sums of a tile's columns ----------------------------------------------------------------------------------------",
@@ -9103,15 +9139,18 @@ static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "// te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=0",
     "// te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=1",
     "// te:row X_DT=1 Y_DT=4 CURRENT=1 BIAS=0",
-    "#include \"ops/cast/kargs.h\"",
+    "#include \"device/eight.cuh\"",
     "#include \"device/tile.cuh\"",
+    "#include \"ops/cast/kargs.h\"",
     "#ifndef X_DT",
     "#define X_DT a.x_dt",
     "#define Y_DT a.y_dt",
     "#define CURRENT a.current",
+    "#define PACKED false",
     "#define BIAS 0 /* the plan sums up x itself: this row takes long enough to compile */",
     "#define RESIDENT TE__CAST_RESIDENT",
     "#else",
+    "#define PACKED (X_DT != 1)",
     "#define RESIDENT (CURRENT ? TE__CAST_RESIDENT : 1)",
     "#endif",
     "",
@@ -9126,24 +9165,27 @@ static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "        inside = row + 4 <= a.m && col + 8 <= a.n;",
     "    }",
     "    // Loads with nothing between them: all are on their way before the first is waited for.",
-    "    TE_DEV void load(const te__fp8_quantize_kargs &a, float v[4][8]) const {",
+    "    TE_DEV void ask(const te__fp8_quantize_kargs &a, te_eight<PACKED> w[4]) const {",
     "        if (a.vector_x && inside) {",
     "#pragma unroll",
-    "            for (int r = 0; r < 4; r++) te_load8(a.x, (row + r) * a.n + col, X_DT, v[r]);",
+    "            for (int r = 0; r < 4; r++) w[r] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col, X_DT);",
     "        } else {",
     "#pragma unroll",
-    "            for (int r = 0; r < 4; r++)",
-    "#pragma unroll",
-    "                for (int k = 0; k < 8; k++) v[r][k] = row + r < a.m && col + k < a.n ? te_load(a.x, (row + r) * a.n + col + k, X_DT) : 0.0f;",
+    "            for (int r = 0; r < 4; r++) w[r] = te_eight_part<PACKED>(a.x, (row + r) * a.n + col, X_DT, row + r < a.m ? a.n - col : 0);",
     "        }",
     "    }",
     "};",
     "",
-    "TE_DEV float te_cast_largest(const float v[4][8], float largest) {",
+    "TE_DEV float te_cast_largest(const te_eight<PACKED> w[4], float largest, int dt) {",
+    "    if constexpr (PACKED) {",
+    "        te_u32 most = 0; // NaN drops out: it never is one",
     "#pragma unroll",
-    "    for (int r = 0; r < 4; r++)",
+    "        for (int i = 0; i < 16; i++) most = te_half2_max(most, w[i >> 2].w[i & 3] & 0x7fff7fffu, dt);",
+    "        te_eight<PACKED> both = {{most}};",
+    "        return fmaxf(largest, fmaxf(te_eight_get(both, 0, dt), te_eight_get(both, 1, dt)));",
+    "    }",
     "#pragma unroll",
-    "        for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[r][k]));",
+    "    for (int i = 0; i < 32; i++) largest = fmaxf(largest, fabsf(te_eight_get(w[i >> 3], i & 7, dt)));",
     "    return largest;",
     "}",
     "",
@@ -9159,9 +9201,12 @@ static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "}",
     "",
     "// The codes of v to both copies.",
-    "TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, float v[4][8], float scale, te_u32 *tile) {",
+    "TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_eight<PACKED> w[4], float scale, te_u32 *tile) {",
+    "    float v[4][8];",
     "    te_u32 code[4][2]; // eight columns of a row",
     "    float sum[8];",
+    "#pragma unroll",
+    "    for (int i = 0; i < 32; i++) v[i >> 3][i & 7] = te_eight_get(w[i >> 3], i & 7, X_DT);",
     "    if (BIAS) {",
     "#pragma unroll",
     "        for (int k = 0; k < 8; k++) sum[k] = (v[0][k] + v[1][k]) + (v[2][k] + v[3][k]);",
@@ -9214,19 +9259,25 @@ static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "    te_follow();",
     "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
     "    __shared__ float scratch[32];",
-    "    float v[4][8], largest = 0.0f, scale;",
+    "    te_eight<PACKED> w[4], next[4]; // CURRENT: of a tile, and of the one after it, which is on its way",
+    "    float largest = 0.0f, scale;",
     "    te_u32 at = blockIdx.x;",
     "    te_cast_place p(a, at);",
-    "    p.load(a, v);",
+    "    p.ask(a, w);",
     "    if (a.noop && *a.noop == 1.0f) return;",
     "    if (CURRENT) {",
-    "        largest = te_cast_largest(v, largest);",
     "#pragma unroll 1",
-    "        while (at + gridDim.x < a.tiles) {",
-    "            at += gridDim.x;",
-    "            p = te_cast_place(a, at);",
-    "            p.load(a, v);",
-    "            largest = te_cast_largest(v, largest);",
+    "        for (;;) {",
+    "            bool more = at + gridDim.x < a.tiles;",
+    "            if (more) {",
+    "                at += gridDim.x;",
+    "                p = te_cast_place(a, at);",
+    "                p.ask(a, next);",
+    "            }",
+    "            largest = te_cast_largest(w, largest, X_DT);",
+    "            if (!more) break;",
+    "#pragma unroll",
+    "            for (int r = 0; r < 4; r++) w[r] = next[r];",
     "        }",
     "        largest = te_block_max(largest, scratch);",
     "        if (threadIdx.x == 0) a.partial[blockIdx.x] = largest;",
@@ -9241,17 +9292,25 @@ static const char *const te__source_38[] = { /* ops/cast/fp8_quantize.cu */
     "        if (a.amax && blockIdx.x == 0 && threadIdx.x == 0) *a.amax = largest;",
     "    } else {",
     "        scale = *a.scale;",
-    "        if (a.amax) largest = te_cast_largest(v, largest);",
+    "        if (a.amax) largest = te_cast_largest(w, largest, X_DT);",
     "    }",
     "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);",
     "",
     "#pragma unroll 1",
     "    for (;;) {",
-    "        te_cast_tile(a, p, v, scale, tile);",
-    "        if (!CURRENT || at < gridDim.x) break;",
-    "        at -= gridDim.x;",
-    "        p = te_cast_place(a, at);",
-    "        p.load(a, v);",
+    "        bool more = CURRENT && at >= gridDim.x;",
+    "        te_cast_place q = p;",
+    "        if (more) {",
+    "            at -= gridDim.x;",
+    "            q = te_cast_place(a, at);",
+    "            q.ask(a, next);",
+    "            te_loads_go_first();",
+    "        }",
+    "        te_cast_tile(a, p, w, scale, tile);",
+    "        if (!more) break;",
+    "        p = q;",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++) w[r] = next[r];",
     "        __syncthreads(); // the tile before is written",
     "    }",
     "    if (!CURRENT && a.amax && !a.x_amax) {",
@@ -9334,16 +9393,16 @@ static const char *const te__source_39[] = { /* ops/cast/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__fp8_dequantize_kargs;",
     "",
-    "/* A block does one tile of 128 / size rows (256 of 4-bit elements) and 64 columns. */",
-    "typedef struct te__transpose_kargs {",
+    "/* A block does two tiles of 256 rows and 64 columns, beside each other. */",
+    "typedef struct te__transpose_nibbles_kargs {",
     "    const void *src; /* [m, lds] */",
     "    void *dst;       /* [n, ldd] */",
-    "    long long m, n, lds, ldd; /* lds and ldd in bytes if the elements have 4 bits */",
-    "    unsigned tiles_n;",
-    "    int size;       /* bytes of an element: 1, 2 or 4 */",
-    "    int vector_src; /* rows of src start at multiples of 8 elements and of 16 bytes (8 for bytes, 4 for 4-bit elements) */",
+    "    long long m, n, lds, ldd; /* lds and ldd in bytes */",
+    "    unsigned tiles_n; /* pairs of them */",
+    "    int vector_src; /* rows of src start at multiples of 4 bytes */",
     "    int vector_dst; /* rows of dst start at multiples of 16 bytes */",
-    "} te__transpose_kargs;",
+    "    int pad;",
+    "} te__transpose_nibbles_kargs;",
 };
 static const char *const te__source_40[] = { /* ops/cast/list.cuh */
     "// ops/cast/list.cuh: which state of a table a slot belongs to. Knows the table's layout; must not know what is done with the slot.",
@@ -9380,93 +9439,7 @@ static const char *const te__source_41[] = { /* ops/cast/scale_from_amax.cu */
     "    if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);",
     "}",
 };
-static const char *const te__source_42[] = { /* ops/cast/transpose.cu */
-    "// ops/cast/transpose.cu: dst [n, ldd] = the transpose of the first n columns of src [m, lds]; columns m .. ldd-1 of dst are 0.",
-    "//",
-    "//            64 columns (tx: 8 each)",
-    "//          +-------------------------+",
-    "//          | ty: 4 / size rows       |  ->  tile.cuh  ->  dst, 16 bytes a store",
-    "//          +-------------------------+  128 / size rows",
-    "//",
-    "// One H200, 2026-11-21, te_bench \"transpose e4m3\": 16384x4096 0.78 of copy.",
-    "//",
-    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment of at least an element.",
-    "//",
-    "// te:baseline",
-    "// te:row SIZE=1",
-    "// te:row SIZE=2",
-    "// te:row SIZE=4",
-    "#include \"ops/cast/kargs.h\"",
-    "#include \"device/tile.cuh\"",
-    "#ifndef SIZE",
-    "#define SIZE a.size",
-    "#endif",
-    "",
-    "// Eight elements of `size` bytes: 2 * size words.",
-    "TE_DEV void te_transpose_load8(const void *p, te_i64 i, int size, te_u32 w[8]) {",
-    "    if (size == 1) {",
-    "        uint2 u = *(const uint2 *)((const te_u8 *)p + i);",
-    "        w[0] = u.x, w[1] = u.y;",
-    "    } else {",
-    "        const uint4 *q = (const uint4 *)((const te_u8 *)p + i * size);",
-    "        uint4 u = q[0];",
-    "        w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;",
-    "        if (size == 4) {",
-    "            u = q[1];",
-    "            w[4] = u.x, w[5] = u.y, w[6] = u.z, w[7] = u.w;",
-    "        }",
-    "    }",
-    "}",
-    "// The same of any alignment; only n of them exist, the others are 0.",
-    "TE_DEV void te_transpose_load(const void *p, te_i64 i, int size, te_i64 n, te_u32 w[8]) {",
-    "#pragma unroll",
-    "    for (int k = 0; k < 8; k++) w[k] = 0;",
-    "#pragma unroll",
-    "    for (int k = 0; k < 8; k++) {",
-    "        if (k >= n) break;",
-    "        if (size == 1) w[k >> 2] |= (te_u32)((const te_u8 *)p)[i + k] << (8 * (k & 3));",
-    "        if (size == 2) w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));",
-    "        if (size == 4) w[k] = ((const te_u32 *)p)[i + k];",
-    "    }",
-    "}",
-    "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_transpose(const __grid_constant__ te__transpose_kargs a) {",
-    "    te_follow();",
-    "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
-    "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3, rows = 4 / SIZE; // rows of a word",
-    "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
-    "    te_i64 first_row = (te_i64)tile_m * (128 / SIZE), first_col = (te_i64)tile_n * TE_TILE_COLUMNS;",
-    "    te_i64 row = first_row + ty * rows, col = first_col + tx * 8, there = a.n - col;",
-    "    te_u32 w[4][8];",
-    "    if (a.vector_src && there >= 8 && row + rows <= a.m) {",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
-    "            if (r < rows) te_transpose_load8(a.src, (row + r) * a.lds + col, SIZE, w[r]);",
-    "    } else {",
-    "#pragma unroll",
-    "        for (int r = 0; r < 4; r++)",
-    "            if (r < rows) te_transpose_load(a.src, (row + r) * a.lds + col, SIZE, row + r < a.m ? there : 0, w[r]);",
-    "    }",
-    "    if (SIZE == 1) {",
-    "#pragma unroll",
-    "        for (int h = 0; h < 2; h++) {",
-    "            te_u32 in[4] = {w[0][h], w[1][h], w[2][h], w[3][h]}, out[4];",
-    "            te_transpose_bytes(in, out);",
-    "#pragma unroll",
-    "            for (int j = 0; j < 4; j++) te_tile_put(tile, tx, ty, 4 * h + j, out[j]);",
-    "        }",
-    "    } else if (SIZE == 2) {",
-    "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) te_tile_put(tile, tx, ty, j, __byte_perm(w[0][j >> 1], w[1][j >> 1], j & 1 ? 0x7632 : 0x5410));",
-    "    } else {",
-    "#pragma unroll",
-    "        for (int j = 0; j < 8; j++) te_tile_put(tile, tx, ty, j, w[0][j]);",
-    "    }",
-    "    __syncthreads();",
-    "    te_tile_store(tile, a.dst, a.ldd, first_row, first_col, a.n, SIZE, a.vector_dst);",
-    "}",
-};
-static const char *const te__source_43[] = { /* ops/cast/transpose_nibbles.cu */
+static const char *const te__source_42[] = { /* ops/cast/transpose_nibbles.cu */
     "// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in",
     "// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.",
     "//",
@@ -9476,6 +9449,8 @@ static const char *const te__source_43[] = { /* ops/cast/transpose_nibbles.cu */
     "//          +----------------------------------+      ->  tile.cuh as if they were bytes  ->  dst, 16 bytes a store",
     "//            256 rows",
     "//",
+    "// A block has two tiles beside each other, both of which are asked for before the first is turned.",
+    "//",
     "// One H200, 2026-11-21, te_bench \"transpose e2m1\": 16384x4096 0.65 of copy.",
     "//",
     "// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
@@ -9484,14 +9459,9 @@ static const char *const te__source_43[] = { /* ops/cast/transpose_nibbles.cu */
     "#include \"ops/cast/kargs.h\"",
     "#include \"device/tile.cuh\"",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(256) te_transpose_nibbles(const __grid_constant__ te__transpose_kargs a) {",
-    "    te_follow();",
-    "    __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];",
-    "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;",
-    "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
-    "    te_i64 first_col = (te_i64)tile_n * TE_TILE_COLUMNS, row = (te_i64)tile_m * 256 + ty * 8, byte = first_col / 2 + tx * 4;",
+    "// Eight columns of each of a thread's eight rows.",
+    "TE_DEV void te_nibbles_ask(const te__transpose_nibbles_kargs &a, te_i64 row, te_i64 byte, te_u32 w[8]) {",
     "    const te_u8 *src = (const te_u8 *)a.src + row * a.lds + byte;",
-    "    te_u32 w[8]; // eight columns of a row",
     "    if (a.vector_src && byte + 4 <= a.lds && row + 8 <= a.m) {",
     "#pragma unroll",
     "        for (int r = 0; r < 8; r++) w[r] = *(const te_u32 *)(src + r * a.lds);",
@@ -9504,6 +9474,8 @@ static const char *const te__source_43[] = { /* ops/cast/transpose_nibbles.cu */
     "                if (row + r < a.m && byte + b < a.lds) w[r] |= (te_u32)src[r * a.lds + b] << (8 * b);",
     "        }",
     "    }",
+    "}",
+    "TE_DEV void te_nibbles_put(te_u32 *tile, const te_u32 w[8]) {",
     "#pragma unroll",
     "    for (int odd = 0; odd < 2; odd++) {",
     "        te_u32 in[4], out[4]; // in: byte k is column 2k + odd of two rows",
@@ -9514,13 +9486,26 @@ static const char *const te__source_43[] = { /* ops/cast/transpose_nibbles.cu */
     "        }",
     "        te_transpose_bytes(in, out);",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) te_tile_put(tile, tx, ty, 2 * k + odd, out[k]);",
+    "        for (int k = 0; k < 4; k++) te_tile_put(tile, threadIdx.x & 7, threadIdx.x >> 3, 2 * k + odd, out[k]);",
     "    }",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_transpose_nibbles(const __grid_constant__ te__transpose_nibbles_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) te_u32 tile[2][TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
+    "    te_i64 first_col = (te_i64)tile_n * 128, row = (te_i64)tile_m * 256 + (threadIdx.x >> 3) * 8;",
+    "    te_u32 w[2][8];",
+    "#pragma unroll",
+    "    for (int i = 0; i < 2; i++) te_nibbles_ask(a, row, first_col / 2 + 32 * i + (threadIdx.x & 7) * 4, w[i]);",
+    "#pragma unroll",
+    "    for (int i = 0; i < 2; i++) te_nibbles_put(tile[i], w[i]);",
     "    __syncthreads();",
-    "    te_tile_store(tile, a.dst, a.ldd, (te_i64)tile_m * 128, first_col, a.n, 1, a.vector_dst);",
+    "#pragma unroll",
+    "    for (int i = 0; i < 2; i++) te_tile_store(tile[i], a.dst, a.ldd, (te_i64)tile_m * 128, first_col + 64 * i, a.n, 1, a.vector_dst);",
     "}",
 };
-static const char *const te__source_44[] = { /* ops/dropout/dropout_add.cu */
+static const char *const te__source_43[] = { /* ops/dropout/dropout_add.cu */
     "// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.",
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
@@ -9597,7 +9582,7 @@ static const char *const te__source_44[] = { /* ops/dropout/dropout_add.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/dropout/kargs.h */
+static const char *const te__source_44[] = { /* ops/dropout/kargs.h */
     "/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */",
@@ -9613,7 +9598,7 @@ static const char *const te__source_45[] = { /* ops/dropout/kargs.h */
     "    int x_dt, bias_dt, residual_dt, y_dt;",
     "} te__dropout_add_kargs;",
 };
-static const char *const te__source_46[] = { /* ops/gemm/decode.cuh */
+static const char *const te__source_45[] = { /* ops/gemm/decode.cuh */
     "// ops/gemm/decode.cuh: MXFP8 and NVFP4 codes times their scales as bf16. Exact: a code has at most 4 significant bits, an E4M3 scale too, and bf16 has 8",
     "// and f32's exponents; only bits below 2^-133 are lost.",
     "#pragma once",
@@ -9654,7 +9639,7 @@ static const char *const te__source_46[] = { /* ops/gemm/decode.cuh */
     "    return te_decode_times(te_decode_times(two, 0x7e807e80u), scale);",
     "}",
 };
-static const char *const te__source_47[] = { /* ops/gemm/epilogue.cuh */
+static const char *const te__source_46[] = { /* ops/gemm/epilogue.cuh */
     "// ops/gemm/epilogue.cuh: what becomes of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
@@ -9917,7 +9902,7 @@ static const char *const te__source_47[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/gemm/gemm_align.cu */
+static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
     "// ops/gemm/gemm_align.cu: operands whose rows lie anywhere, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
     "//",
     "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted together. The word",
@@ -9963,7 +9948,7 @@ static const char *const te__source_48[] = { /* ops/gemm/gemm_align.cu */
     "    }",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/gemm/gemm_bias_gradient.cu */
+static const char *const te__source_48[] = { /* ops/gemm/gemm_bias_gradient.cu */
     "// ops/gemm/gemm_bias_gradient.cu: the sums of D's columns, out of those of 64 rows each that gemm_hopper left.",
     "//",
     "//        32 columns",
@@ -9999,7 +9984,7 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_bias_gradient.cu *
     "    te_gemm_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_49[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: see decode.cuh.",
     "//",
     "//   codes  | 16 | 16 | .. |     A thread takes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they",
@@ -10083,7 +10068,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_51[] = { /* ops/gemm/gemm_grouped_naive.cu */
+static const char *const te__source_50[] = { /* ops/gemm/gemm_grouped_naive.cu */
     "// ops/gemm/gemm_grouped_naive.cu: te_grouped_gemm in plain f32 FMAs: every format, layout, size and alignment, either kind of groups.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot. naive.cuh has the tile, groups.cuh the groups.",
     "//",
@@ -10101,7 +10086,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_grouped_naive.cu *
     "    if (te_group_open(a, TILE, TILE, blockIdx.x, g, tile)) te_naive_tile(g, tile);",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/gemm/gemm_groups.cu */
+static const char *const te__source_51[] = { /* ops/gemm/gemm_groups.cu */
     "// ops/gemm/gemm_groups.cu: before gemm_hopper by groups: sizes, which only the device knows, to where each group lies, which tiles it has, and",
     "// tensor maps that end where it ends: what TMA then reads or writes beyond is zero, or is not written, and no tile needs to know of it.",
     "//",
@@ -10141,7 +10126,7 @@ static const char *const te__source_52[] = { /* ops/gemm/gemm_groups.cu */
     "    te_tma_map_release();",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_52[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
@@ -11023,7 +11008,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_53[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -11431,7 +11416,7 @@ static const char *const te__source_54[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_54[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and what runs where those cannot.",
     "// naive.cuh has the tile.",
@@ -11446,7 +11431,7 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_naive.cu */
     "    te_naive_tile(a, blockIdx.x);",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_55[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, ld], ld the next multiple of 4; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -11477,7 +11462,7 @@ static const char *const te__source_56[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
+static const char *const te__source_56[] = { /* ops/gemm/gemm_skinny.cu */
     "// ops/gemm/gemm_skinny.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines (rows of A, columns of",
     "// B): a matrix times a few vectors, as when a model writes one word after the other. The floor is the long operand's bytes.",
     "//",
@@ -11713,7 +11698,7 @@ static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny.cu */
     "    te_gemm_finish(a, te_gemm_scale(a), FEW_A ? other : first + line, FEW_A ? first + line : other, all);",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/gemm/gemm_skinny_down.cu */
+static const char *const te__source_57[] = { /* ops/gemm/gemm_skinny_down.cu */
     "// ops/gemm/gemm_skinny_down.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of",
     "// B), and the lines of the other, X, stand side by side: what is contiguous in memory is one value of k of all of them. gemm_skinny is for lines that run",
     "// along k. The floor is X's bytes.",
@@ -11855,7 +11840,7 @@ static const char *const te__source_58[] = { /* ops/gemm/gemm_skinny_down.cu */
     "    }",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/gemm/groups.cuh */
+static const char *const te__source_58[] = { /* ops/gemm/groups.cuh */
     "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
     "// the arguments of an ordinary one. Every warp finds out for itself: the sizes of 32 groups are added up in five steps.",
     "#pragma once",
@@ -11976,7 +11961,7 @@ static const char *const te__source_59[] = { /* ops/gemm/groups.cuh */
     "    return (g.scale_a ? g.scale_a[all.groups.each_a ? group : 0] : 1.0f) * (g.scale_b ? g.scale_b[all.groups.each_b ? group : 0] : 1.0f);",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_59[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -12114,7 +12099,7 @@ static const char *const te__source_60[] = { /* ops/gemm/kargs.h */
     "    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */",
     "} te__gemm_hopper_grouped_kargs;",
 };
-static const char *const te__source_61[] = { /* ops/gemm/naive.cuh */
+static const char *const te__source_60[] = { /* ops/gemm/naive.cuh */
     "// ops/gemm/naive.cuh: one tile of D by plain f32 FMAs: every format, layout, size and alignment.",
     "//",
     "//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3.",
@@ -12187,7 +12172,7 @@ static const char *const te__source_61[] = { /* ops/gemm/naive.cuh */
     "        }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/gemm/shift.cuh */
+static const char *const te__source_61[] = { /* ops/gemm/shift.cuh */
     "// ops/gemm/shift.cuh: sixteen bytes that lie anywhere, out of the aligned ones that hold them.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -12208,7 +12193,7 @@ static const char *const te__source_62[] = { /* ops/gemm/shift.cuh */
     "    return make_uint4(out[0], out[1], out[2], out[3]);",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/gemm/way_out.cuh */
+static const char *const te__source_62[] = { /* ops/gemm/way_out.cuh */
     "// ops/gemm/way_out.cuh: D's ways out of gemm_hopper: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it is written in.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
@@ -12592,7 +12577,7 @@ static const char *const te__source_63[] = { /* ops/gemm/way_out.cuh */
     "    }",
     "};",
 };
-static const char *const te__source_64[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_63[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -12651,7 +12636,7 @@ static const char *const te__source_64[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_64[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -12674,7 +12659,7 @@ static const char *const te__source_65[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_65[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -12757,7 +12742,7 @@ static const char *const te__source_66[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/loss/kargs.h */
+static const char *const te__source_66[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -12801,7 +12786,7 @@ static const char *const te__source_67[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_68[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_67[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -12833,7 +12818,7 @@ static const char *const te__source_68[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_68[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// One H200, 2026-11-21, te_bench squared: 16384x4096 bf16 0.97 of copy.",
@@ -12867,7 +12852,7 @@ static const char *const te__source_69[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_69[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -12909,7 +12894,7 @@ static const char *const te__source_70[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_70[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -12925,7 +12910,7 @@ static const char *const te__source_71[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/axpby.cu */
+static const char *const te__source_71[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
     "// One H200, 2026-11-21, te_bench \"sum of two\": 16384x4096 bf16 0.97 of copy.",
@@ -12969,7 +12954,7 @@ static const char *const te__source_72[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_72[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -13091,7 +13076,7 @@ static const char *const te__source_73[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/copy.cu */
+static const char *const te__source_73[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -13103,7 +13088,7 @@ static const char *const te__source_74[] = { /* ops/math/copy.cu */
     "//",
     "// One H200, 2026-11-21, te_bench: 16384x4096 bf16 to f32 0.67 of copy, out of a transposed view 0.14.",
     "//",
-    "// Launch: block 256, grid: blocks of 1024 items; each thread takes four, 256 apart. width 8: addresses and strides as te_load8 wants them.",
+    "// Launch: block 256, grid: blocks of 1024 items; each thread takes four, 256 apart. width 4, 8: addresses and strides as te_ask wants them.",
     "//",
     "// te:baseline",
     "// te:row SRC_DT=1 DST_DT=3",
@@ -13177,6 +13162,25 @@ static const char *const te__source_74[] = { /* ops/math/copy.cu */
     "    }",
     "}",
     "",
+    "// Items of N neighbours.",
+    "template <int N> TE_DEV void te_convert_items(const te__copy_kargs &a, te_i64 first) {",
+    "    te_bits<N> item[4];",
+    "    te_i64 from[4], to[4];",
+    "    te_locate4(a, first, from, to);",
+    "    bool all = first + 768 < a.items; // then the four loads are on their way together",
+    "#pragma unroll",
+    "    for (int k = 0; k < 4; k++)",
+    "        if (all) item[k] = te_ask<N>(a.src, from[k], SRC_DT);",
+    "#pragma unroll",
+    "    for (int k = 0; k < 4; k++) {",
+    "        float v[N];",
+    "        if (first + k * 256 >= a.items) break;",
+    "        if (!all) item[k] = te_ask<N>(a.src, from[k], SRC_DT);",
+    "        te_of_bits<N>(item[k], SRC_DT, v);",
+    "        te_store_n<N>(a.dst, to[k], DST_DT, v);",
+    "    }",
+    "}",
+    "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_copy(const __grid_constant__ te__copy_kargs a) {",
     "    te_follow();",
     "    te_i64 first = (te_i64)blockIdx.x * 1024 + threadIdx.x;",
@@ -13188,32 +13192,20 @@ static const char *const te__source_74[] = { /* ops/math/copy.cu */
     "    case 1: te_copy_units<te_u8>(a, first); return;",
     "    default: break;",
     "    }",
+    "    if (a.width == 8) return te_convert_items<8>(a, first);",
+    "    if (a.width == 4) return te_convert_items<4>(a, first);",
     "    te_i64 from[4], to[4];",
     "    te_locate4(a, first, from, to);",
-    "    if (a.width == 8) {",
-    "        float v[4][8];",
-    "        bool all = first + 768 < a.items; // then the four loads are on their way together",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++)",
-    "            if (all) te_load8(a.src, from[k], SRC_DT, v[k]);",
-    "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) {",
-    "            if (first + k * 256 >= a.items) break;",
-    "            if (!all) te_load8(a.src, from[k], SRC_DT, v[k]);",
-    "            te_store8(a.dst, to[k], DST_DT, v[k]);",
-    "        }",
-    "    } else {",
-    "#pragma unroll",
-    "        for (int k = 0; k < 4; k++)",
-    "            if (first + k * 256 < a.items) te_convert(a, from[k], to[k]);",
-    "    }",
+    "    for (int k = 0; k < 4; k++)",
+    "        if (first + k * 256 < a.items) te_convert(a, from[k], to[k]);",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_74[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
-    "//              128 columns: lane l has columns 4l .. 4l+3",
+    "//              256 columns: lane l has columns 8l .. 8l+7",
     "//            +--------+--------+--------+--------+",
     "//   id       | warp 0 | warp 1 | warp 0 | warp 1 |      splits = 2: as many warps an id as fill the GPU, fewer for a large vocabulary",
     "//            +--------+--------+--------+--------+",
@@ -13233,82 +13225,70 @@ static const char *const te__source_75[] = { /* ops/math/embedding_bwd.cu */
     "#define DTABLE_DT a.dtable_dt",
     "#endif",
     "",
-    "// Elements i .. i+3, of which `n` exist; `whole`: all of them do, and i is at a multiple of four elements.",
-    "TE_DEV void te_load4(const void *p, te_i64 i, int dt, bool whole, te_i64 n, float out[4]) {",
-    "    if (whole && dt == TE_F32) {",
-    "        float4 u = *(const float4 *)((const float *)p + i);",
-    "        out[0] = u.x, out[1] = u.y, out[2] = u.z, out[3] = u.w;",
-    "    } else if (whole) {",
-    "        uint2 u = *(const uint2 *)((const te_u16 *)p + i);",
-    "        te_u16 h[4] = {(te_u16)u.x, (te_u16)(u.x >> 16), (te_u16)u.y, (te_u16)(u.y >> 16)};",
+    "// Elements i .. i+7, of which `n` exist; `whole`: all of them do, and i is at a multiple of eight elements.",
+    "TE_DEV void te_load_part(const void *p, te_i64 i, int dt, bool whole, te_i64 n, float out[8]) {",
+    "    if (whole) return te_load8(p, i, dt, out);",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) out[k] = dt == TE_BF16 ? te_bf16_to_f32(h[k]) : te_f16_to_f32(h[k]);",
-    "    } else {",
+    "    for (int k = 0; k < 8; k++)",
+    "        if (k < n) out[k] = te_load(p, i + k, dt);",
+    "}",
+    "TE_DEV void te_store_part(void *p, te_i64 i, int dt, bool whole, te_i64 n, const float in[8]) {",
+    "    if (whole) return te_store8(p, i, dt, in);",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++)",
-    "            if (k < n) out[k] = te_load(p, i + k, dt);",
-    "    }",
+    "    for (int k = 0; k < 8; k++)",
+    "        if (k < n) te_store(p, i + k, dt, in[k]);",
     "}",
     "",
-    "TE_DEV void te_store4(void *p, te_i64 i, int dt, bool whole, te_i64 n, const float in[4]) {",
-    "    if (whole && dt == TE_F32) {",
-    "        *(float4 *)((float *)p + i) = make_float4(in[0], in[1], in[2], in[3]);",
-    "    } else if (whole) {",
-    "        te_u16 h[4];",
+    "// Columns col .. col + 7 of the row of an id whose tokens are order[begin .. end - 1]. All lanes take part, also those beyond the last column.",
+    "TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32 begin, te_u32 end, te_i64 col) {",
+    "    te_i64 there = a.h - col; // columns of this lane that exist; with `vector` 8 or more, or none",
+    "    bool whole = a.vector && there > 0;",
+    "    int lane = threadIdx.x & 31;",
+    "    float sum[8] = {}, old[8] = {};",
+    "    for (te_u32 base = begin; base < end; base += 32) {",
+    "        int rows = end - base < 32 ? (int)(end - base) : 32, r = 0;",
+    "        te_u32 token = lane < rows ? a.order[base + lane] : 0;",
+    "        // Eight rows are on their way at once: a frequent id is a long chain of dependent additions, and only its loads can overlap.",
+    "        for (; a.vector && r + 8 <= rows; r += 8) {",
+    "            te_u32 row[8];",
+    "            te_bits<8> bits[8];",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) h[k] = dt == TE_BF16 ? te_f32_to_bf16(in[k]) : te_f32_to_f16(in[k]);",
-    "        *(uint2 *)((te_u16 *)p + i) = make_uint2(h[0] | (te_u32)h[1] << 16, h[2] | (te_u32)h[3] << 16);",
-    "    } else {",
+    "            for (int s = 0; s < 8; s++) row[s] = __shfl_sync(0xffffffffu, token, r + s);",
+    "            if (!whole) continue;",
     "#pragma unroll",
-    "        for (int k = 0; k < 4; k++)",
-    "            if (k < n) te_store(p, i + k, dt, in[k]);",
+    "            for (int s = 0; s < 8; s++) bits[s] = te_ask<8>(a.dy, row[s] * a.h + col, DY_DT);",
+    "#pragma unroll",
+    "            for (int s = 0; s < 8; s++) {",
+    "                float v[8];",
+    "                te_of_bits<8>(bits[s], DY_DT, v);",
+    "#pragma unroll",
+    "                for (int k = 0; k < 8; k++) sum[k] += v[k];",
+    "            }",
+    "        }",
+    "        for (; r < rows; r++) {",
+    "            float v[8] = {};",
+    "            te_load_part(a.dy, __shfl_sync(0xffffffffu, token, r) * a.h + col, DY_DT, whole, there, v);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) sum[k] += v[k];",
+    "        }",
     "    }",
+    "    if (a.accumulate) te_load_part(a.dtable, id * a.h + col, DTABLE_DT, whole, there, old);",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) sum[k] += old[k];",
+    "    te_store_part(a.dtable, id * a.h + col, DTABLE_DT, whole, there, sum);",
     "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_embedding_bwd(const __grid_constant__ te__embedding_bwd_kargs a) {",
     "    te_follow();",
     "    te_i64 warp = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);",
     "    te_i64 id = a.splits == 1 ? warp : (te_i64)((te_u32)warp / a.splits); // more splits than one come with a small vocabulary",
-    "    int lane = threadIdx.x & 31;",
     "    if (id >= a.vocab) return;",
     "    te_u32 begin = a.start[id], end = a.start[id + 1];",
     "    if (begin == end && a.accumulate) return;",
-    "    for (te_i64 col = (warp - id * a.splits) * 128 + lane * 4; col - lane * 4 < a.h; col += a.splits * 128) {",
-    "        te_i64 there = a.h - col; // columns of this lane that exist; with `vector` 4 or more, or none",
-    "        bool whole = a.vector && there > 0;",
-    "        float sum[4] = {}, old[4] = {};",
-    "        for (te_u32 base = begin; base < end; base += 32) {",
-    "            int rows = end - base < 32 ? (int)(end - base) : 32, r = 0;",
-    "            te_u32 token = lane < rows ? a.order[base + lane] : 0;",
-    "            // Sixteen rows are on their way at once: a frequent id is a long chain of dependent additions, and only its loads can overlap.",
-    "            for (; a.vector && r + 16 <= rows; r += 16) {",
-    "                te_u32 row[16];",
-    "                float v[16][4];",
-    "#pragma unroll",
-    "                for (int s = 0; s < 16; s++) row[s] = __shfl_sync(0xffffffffu, token, r + s);",
-    "                if (!whole) continue;",
-    "#pragma unroll",
-    "                for (int s = 0; s < 16; s++) te_load4(a.dy, row[s] * a.h + col, DY_DT, true, 4, v[s]);",
-    "#pragma unroll",
-    "                for (int s = 0; s < 16; s++)",
-    "#pragma unroll",
-    "                    for (int k = 0; k < 4; k++) sum[k] += v[s][k];",
-    "            }",
-    "            for (; r < rows; r++) {",
-    "                float v[4] = {};",
-    "                te_load4(a.dy, __shfl_sync(0xffffffffu, token, r) * a.h + col, DY_DT, whole, there, v);",
-    "#pragma unroll",
-    "                for (int k = 0; k < 4; k++) sum[k] += v[k];",
-    "            }",
-    "        }",
-    "        if (a.accumulate) te_load4(a.dtable, id * a.h + col, DTABLE_DT, whole, there, old);",
-    "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) sum[k] += old[k];",
-    "        te_store4(a.dtable, id * a.h + col, DTABLE_DT, whole, there, sum);",
-    "    }",
+    "    for (te_i64 col = (warp - id * a.splits) * 256; col < a.h; col += a.splits * 256) te_embedding_add(a, id, begin, end, col + (threadIdx.x & 31) * 8);",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_75[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// One H200, 2026-11-21, te_bench embedding: 16384 rows of 4096 bf16 0.85 of copy.",
@@ -13343,7 +13323,7 @@ static const char *const te__source_76[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_77[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_76[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice",
@@ -13351,7 +13331,8 @@ static const char *const te__source_77[] = { /* ops/math/embedding_sort.cu */
     "//",
     "//   pass 1      count[w][i]: tokens of id i in stretch w; and below: tokens of smaller ids, which is where this bucket begins",
     "//   between     turned into the place of the first token of (i, w): by id, then by stretch",
-    "//   pass 2      each token goes to its place; within 32 tokens of one warp, the rank among equal ids is counted by match_any",
+    "//   pass 2      each token goes to its place; within 32 tokens of one warp, the rank among equal ids is counted by match_any. Of a stretch's first 64",
+    "//               groups of 32 tokens those are read again that have a token of the bucket: few, unless the vocabulary is small",
     "//",
     "// Launch: block 1024, grid: vocab / bucket up. Shared: static.",
     "//",
@@ -13364,7 +13345,7 @@ static const char *const te__source_77[] = { /* ops/math/embedding_sort.cu */
     "    return t < end ? te_load_index(a.ids, t, a.ids_dt) : -1;",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(1024) te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(1024, 2) te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {",
     "    te_follow();",
     "    __shared__ te_u32 place[32][TE__EMBEDDING_BUCKET];",
     "    __shared__ te_u32 below[32];",
@@ -13374,6 +13355,7 @@ static const char *const te__source_77[] = { /* ops/math/embedding_sort.cu */
     "    te_i64 stretch = te_div_up(te_div_up(a.tokens, 32), 32) * 32, begin = warp * stretch;",
     "    te_i64 end = begin + stretch < a.tokens ? begin + stretch : a.tokens;",
     "    te_u32 earlier = (1u << lane) - 1, smaller = 0;",
+    "    te_u64 ours = 0; // groups with a token of the bucket",
     "",
     "    for (int i = lane; i < ids; i += 32) place[warp][i] = 0;",
     "    __syncwarp();",
@@ -13387,6 +13369,8 @@ static const char *const te__source_77[] = { /* ops/math/embedding_sort.cu */
     "            bool mine = id[k] >= first && id[k] < last;",
     "            smaller += __popc(__ballot_sync(0xffffffffu, id[k] >= 0 && id[k] < first));",
     "            if (!__any_sync(0xffffffffu, mine)) continue;",
+    "            te_i64 group = (t - begin) / 32 + k;",
+    "            if (group < 64) ours |= (te_u64)1 << group;",
     "            te_u32 equal = __match_any_sync(0xffffffffu, mine ? (int)(id[k] - first) : -1);",
     "            if (mine && (equal & earlier) == 0) place[warp][id[k] - first] += __popc(equal);",
     "            __syncwarp();",
@@ -13421,27 +13405,29 @@ static const char *const te__source_77[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "    __syncthreads();",
     "",
-    "    for (te_i64 t = begin; t < end; t += 128) {",
-    "        te_i64 id[4];",
-    "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) id[k] = te_token_id(a, t + 32 * k + lane, end);",
-    "#pragma unroll",
-    "        for (int k = 0; k < 4; k++) {",
-    "            bool here = id[k] >= first && id[k] < last;",
-    "            if (!__any_sync(0xffffffffu, here)) continue;",
-    "            te_u32 equal = __match_any_sync(0xffffffffu, here ? (int)(id[k] - first) : -1);",
-    "            te_u32 to = here ? place[warp][id[k] - first] : 0;",
-    "            __syncwarp();",
-    "            if (here) {",
-    "                a.order[to + __popc(equal & earlier)] = (te_u32)(t + 32 * k + lane);",
-    "                if ((equal & earlier) == 0) place[warp][id[k] - first] = to + __popc(equal);",
+    "    for (te_i64 t = begin, group = 0; t < end; t += 32, group++) {",
+    "        if (group < 64) { // to the next one of ours",
+    "            if (ours == 0) {",
+    "                group = 63, t = begin + 63 * 32;",
+    "                continue;",
     "            }",
-    "            __syncwarp();",
+    "            group = __ffsll((te_i64)ours) - 1, t = begin + group * 32, ours &= ours - 1;",
     "        }",
+    "        te_i64 id = te_token_id(a, t + lane, end);",
+    "        bool here = id >= first && id < last;",
+    "        if (!__any_sync(0xffffffffu, here)) continue;",
+    "        te_u32 equal = __match_any_sync(0xffffffffu, here ? (int)(id - first) : -1);",
+    "        te_u32 to = here ? place[warp][id - first] : 0;",
+    "        __syncwarp();",
+    "        if (here) {",
+    "            a.order[to + __popc(equal & earlier)] = (te_u32)(t + lane);",
+    "            if ((equal & earlier) == 0) place[warp][id - first] = to + __popc(equal);",
+    "        }",
+    "        __syncwarp();",
     "    }",
     "}",
 };
-static const char *const te__source_78[] = { /* ops/math/fill.cu */
+static const char *const te__source_77[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// One H200, 2026-11-21, te_bench fill: 16384x4096 bf16 0.99 of copy.",
@@ -13467,7 +13453,7 @@ static const char *const te__source_78[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/math/kargs.h */
+static const char *const te__source_78[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -13479,9 +13465,24 @@ static const char *const te__source_79[] = { /* ops/math/kargs.h */
     "    long long shape[8], src_stride[8], dst_stride[8];",
     "    int ndim;",
     "    int unit;  /* 1, 2, 4, 8 or 16; 0: convert */",
-    "    int width; /* 1 or 8 */",
+    "    int width; /* 1, 4 or 8 */",
     "    int src_dt, dst_dt;",
     "} te__copy_kargs;",
+    "",
+    "/* transpose: a block does two tiles of 128 / size rows and 64 columns of a matrix, of bytes beside each other, else above each other. */",
+    "typedef struct te__transpose_kargs {",
+    "    const void *src; /* [.., m, lds] */",
+    "    void *dst;       /* [.., n, ldd] */",
+    "    long long m, n, lds, ldd;",
+    "    long long filled; /* of ldd: up to here, what is not there is 0 */",
+    "    long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, of `dims` dimensions, the last one fastest */",
+    "    unsigned shape[6];",
+    "    unsigned tiles, tiles_n; /* pairs of tiles: of a matrix, of its rows */",
+    "    int dims;",
+    "    int size;       /* bytes of an element: 1, 2 or 4 */",
+    "    int vector_src; /* rows of src start at multiples of 16 bytes (8 for bytes) */",
+    "    int vector_dst; /* rows of dst start at multiples of 16 bytes */",
+    "} te__transpose_kargs;",
     "",
     "typedef struct te__fill_kargs {",
     "    void *dst;",
@@ -13561,12 +13562,12 @@ static const char *const te__source_79[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_80[] = { /* ops/math/random.cu */
+static const char *const te__source_79[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// One H200, 2026-11-21, te_bench random: 16384x4096 bf16, normal, 0.18 of copy: 172 us of arithmetic.",
     "//",
-    "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. No alignment.",
+    "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. Any alignment.",
     "//",
     "// te:baseline",
     "// te:row DT=3",
@@ -13595,12 +13596,13 @@ static const char *const te__source_80[] = { /* ops/math/random.cu */
     "#pragma unroll",
     "        for (int k = 0; k < 4; k++) v[k] = fminf(fmaf(te__uniform01(word[k]), __fsub_rn(a.b, a.a), a.a), a.below_b);",
     "    }",
+    "    if (block * 4 + 4 <= a.n && ((te_u64)a.dst & 15) == 0) return te_store_n<4>(a.dst, block * 4, DT, v);",
     "#pragma unroll",
     "    for (int k = 0; k < 4; k++)",
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/math/sum.cu */
+static const char *const te__source_80[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -13644,7 +13646,7 @@ static const char *const te__source_81[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_81[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -13660,6 +13662,121 @@ static const char *const te__source_82[] = { /* ops/math/sum_final.cu */
     "    for (te_i64 i = threadIdx.x; i < a.partials; i += 1024) sum += a.partial[i];",
     "    sum = te_block_sum(sum, scratch);",
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
+    "}",
+};
+static const char *const te__source_82[] = { /* ops/math/transpose.cu */
+    "// ops/math/transpose.cu: dst [.., n, ldd] = the transposes of the first n columns of src [.., m, lds]; columns m .. filled-1 of dst are 0.",
+    "//",
+    "//            64 columns (tx: 8 each)",
+    "//          +-------------------------+",
+    "//          | ty: 4 / size rows       |  ->  tile.cuh  ->  dst, 16 bytes a store",
+    "//          +-------------------------+  128 / size rows",
+    "//",
+    "// A block has two tiles, of bytes beside each other, else above each other: both are asked for before the first is turned.",
+    "//",
+    "// One H200, 2026-11-21, te_bench \"transpose e4m3\": 16384x4096 0.78 of copy.",
+    "//",
+    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment of at least an element.",
+    "//",
+    "// te:baseline",
+    "// te:row SIZE=1",
+    "// te:row SIZE=2",
+    "// te:row SIZE=4",
+    "#include \"device/tile.cuh\"",
+    "#include \"ops/math/kargs.h\"",
+    "#ifndef SIZE",
+    "#define SIZE a.size",
+    "#endif",
+    "",
+    "// Eight elements of `size` bytes: 2 * size words.",
+    "TE_DEV void te_transpose_load8(const void *p, te_i64 i, int size, te_u32 w[8]) {",
+    "    if (size == 1) {",
+    "        uint2 u = *(const uint2 *)((const te_u8 *)p + i);",
+    "        w[0] = u.x, w[1] = u.y;",
+    "    } else {",
+    "        const uint4 *q = (const uint4 *)((const te_u8 *)p + i * size);",
+    "        uint4 u = q[0];",
+    "        w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;",
+    "        if (size == 4) {",
+    "            u = q[1];",
+    "            w[4] = u.x, w[5] = u.y, w[6] = u.z, w[7] = u.w;",
+    "        }",
+    "    }",
+    "}",
+    "// The same of any alignment; only n of them exist, the others are 0.",
+    "TE_DEV void te_transpose_load(const void *p, te_i64 i, int size, te_i64 n, te_u32 w[8]) {",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) w[k] = 0;",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++) {",
+    "        if (k >= n) break;",
+    "        if (size == 1) w[k >> 2] |= (te_u32)((const te_u8 *)p)[i + k] << (8 * (k & 3));",
+    "        if (size == 2) w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));",
+    "        if (size == 4) w[k] = ((const te_u32 *)p)[i + k];",
+    "    }",
+    "}",
+    "",
+    "// A thread's words of a tile at (first_row, first_col) of src.",
+    "TE_DEV void te_transpose_ask(const te__transpose_kargs &a, const void *src, te_i64 first_row, te_i64 first_col, te_u32 w[4][8]) {",
+    "    const int rows = 4 / SIZE; // of a word",
+    "    te_i64 row = first_row + (threadIdx.x >> 3) * rows, col = first_col + (threadIdx.x & 7) * 8, there = a.n - col;",
+    "    if (a.vector_src && there >= 8 && row + rows <= a.m) {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++)",
+    "            if (r < rows) te_transpose_load8(src, (row + r) * a.lds + col, SIZE, w[r]);",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int r = 0; r < 4; r++)",
+    "            if (r < rows) te_transpose_load(src, (row + r) * a.lds + col, SIZE, row + r < a.m ? there : 0, w[r]);",
+    "    }",
+    "}",
+    "TE_DEV void te_transpose_put(te_u32 *tile, int size, const te_u32 w[4][8]) {",
+    "    int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;",
+    "    if (size == 1) {",
+    "#pragma unroll",
+    "        for (int h = 0; h < 2; h++) {",
+    "            te_u32 in[4] = {w[0][h], w[1][h], w[2][h], w[3][h]}, out[4];",
+    "            te_transpose_bytes(in, out);",
+    "#pragma unroll",
+    "            for (int j = 0; j < 4; j++) te_tile_put(tile, tx, ty, 4 * h + j, out[j]);",
+    "        }",
+    "    } else if (size == 2) {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) te_tile_put(tile, tx, ty, j, __byte_perm(w[0][j >> 1], w[1][j >> 1], j & 1 ? 0x7632 : 0x5410));",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int j = 0; j < 8; j++) te_tile_put(tile, tx, ty, j, w[0][j]);",
+    "    }",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_transpose(const __grid_constant__ te__transpose_kargs a) {",
+    "    te_follow();",
+    "    __shared__ __align__(16) te_u32 tile[2][TE_TILE_COLUMNS * TE_TILE_WORDS];",
+    "    te_u32 at = blockIdx.x;",
+    "    te_i64 from = 0, to = 0;",
+    "    if (a.dims) {",
+    "        te_u32 matrix = at / a.tiles;",
+    "        at -= matrix * a.tiles;",
+    "#pragma unroll 1",
+    "        for (int d = a.dims - 1; d >= 0; d--) {",
+    "            te_u32 rest = matrix / a.shape[d], i = matrix - rest * a.shape[d];",
+    "            from += i * a.src_stride[d], to += i * a.dst_stride[d];",
+    "            matrix = rest;",
+    "        }",
+    "    }",
+    "    const void *src = (const te_u8 *)a.src + from * SIZE;",
+    "    void *dst = (te_u8 *)a.dst + to * SIZE;",
+    "    const int down = SIZE == 1 ? 0 : 128 / SIZE, across = SIZE == 1 ? TE_TILE_COLUMNS : 0; // from one tile to the other",
+    "    te_u32 tile_m = at / a.tiles_n, tile_n = at - tile_m * a.tiles_n;",
+    "    te_i64 row = (te_i64)tile_m * (128 / SIZE + down), col = (te_i64)tile_n * (TE_TILE_COLUMNS + across);",
+    "    te_u32 w[2][4][8];",
+    "#pragma unroll",
+    "    for (int i = 0; i < 2; i++) te_transpose_ask(a, src, row + i * down, col + i * across, w[i]);",
+    "#pragma unroll",
+    "    for (int i = 0; i < 2; i++) te_transpose_put(tile[i], SIZE, w[i]);",
+    "    __syncthreads();",
+    "#pragma unroll",
+    "    for (int i = 0; i < 2; i++) te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);",
     "}",
 };
 static const char *const te__source_83[] = { /* ops/mxfp8/kargs.h */
@@ -14862,10 +14979,13 @@ static const char *const te__source_95[] = { /* ops/nvfp4/arithmetic.h */
     "    return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);",
     "}",
     "",
-    "/* The factor of a block's codes when they are read: d * amax / (6 F). An amax of 0 was quantized with S = 1. */",
+    "/* The factor of a block's codes when they are read: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S = 1. */",
+    "TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {",
+    "    return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);",
+    "}",
     "TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_max) {",
     "    float most = te__mul_f32(code_max, 6.0f);",
-    "    return te__mul_f32(te__mul_f32(te__e4m3_to_f32(block_code), amax == 0.0f ? most : amax), te__rcp_f32(most));",
+    "    return te__nvfp4_decode_factor(te__e4m3_to_f32(block_code), amax, most, te__rcp_f32(most));",
     "}",
     "",
     "/* Where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled: tiles of 128 x 4. */",
@@ -15279,14 +15399,18 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
 static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
     "//",
+    "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread asks for eight neighbours of each of its four rows before it decodes the first",
+    "//",
+    "//   column-wise:",
     "//            64 columns",
-    "//          +------------+   a thread decodes one block of 16: of a row, or (columnwise) of a column;",
+    "//          +------------+   a thread decodes one block of 16 of a column;",
     "//    64    |     y      |   the tile passes through shared memory in f32, 65 floats a row;",
     "//   rows   +------------+   a thread stores eight neighbours of a row, twice",
     "//",
     "// One H200, 2026-11-21, te_bench \"dequantize nvfp4\": 16384x4096 to bf16 0.56 of copy.",
     "//",
-    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
+    "// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), those of a row of tiles next to each other. Any size, any",
+    "// alignment.",
     "//",
     "// te:baseline",
     "// te:row Y_DT=3 COLUMNWISE=0 RHT=0",
@@ -15301,30 +15425,89 @@ static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_dequantize.cu *
     "#endif",
     "",
     "#define TE_COLUMNS 65 // floats of a row of the tile",
+    "#define TE_Y_SIZE (Y_DT == TE_F32 ? 4 : 2)",
+    "",
+    "// 4 N bytes of codes, `left` of which exist; the others are 0. vector: all or none exist, at a multiple of 4 N.",
+    "template <int N> TE_DEV void te_nvfp4_codes(const te_u8 *q, te_i64 left, bool vector, te_u32 w[N]) {",
+    "    if (vector && N == 2) {",
+    "        uint2 u = *(const uint2 *)q;",
+    "        w[0] = u.x, w[N - 1] = u.y;",
+    "    } else if (vector) {",
+    "        w[0] = *(const te_u32 *)q;",
+    "    } else {",
+    "#pragma unroll",
+    "        for (int i = 0; i < N; i++) w[i] = 0;",
+    "#pragma unroll",
+    "        for (int b = 0; b < 4 * N; b++)",
+    "            if (b < left) w[b >> 2] |= (te_u32)q[b] << (8 * (b & 3));",
+    "    }",
+    "}",
+    "// Eight codes times their step. Two tables of eight bytes give the upper and the lower byte of each magnitude's bf16, four codes at a time.",
+    "TE_DEV void te_nvfp4_decode8(te_u32 w, float step, float v[8]) {",
+    "#pragma unroll",
+    "    for (int h = 0; h < 2; h++) {",
+    "        te_u32 codes = w >> (16 * h), pick = codes & 0x7777u;",
+    "        te_u32 upper = __byte_perm(0x3f3f3f00u, 0x40404040u, pick), lower = __byte_perm(0xc0800000u, 0xc0804000u, pick);",
+    "        te_u32 pair[2] = {__byte_perm(lower, upper, 0x5140), __byte_perm(lower, upper, 0x7362)};",
+    "#pragma unroll",
+    "        for (int k = 0; k < 2; k++) {",
+    "            te_u32 c = codes >> (8 * k), signs = (c & 8u) << 12 | (c & 0x80u) << 24, both = pair[k] | signs;",
+    "            v[4 * h + 2 * k] = __fmul_rn(__uint_as_float(both << 16), step);",
+    "            v[4 * h + 2 * k + 1] = __fmul_rn(__uint_as_float(both & 0xffff0000u), step);",
+    "        }",
+    "    }",
+    "}",
+    "TE_DEV void te_nvfp4_put8(const te__nvfp4_dequantize_kargs &a, te_i64 row, te_i64 col, const float y[8]) {",
+    "    if (row >= a.m) return;",
+    "    if (a.vector_y && col + 8 <= a.n) return te_store8(a.y, row * a.n + col, Y_DT, y);",
+    "#pragma unroll",
+    "    for (int k = 0; k < 8; k++)",
+    "        if (col + k < a.n) te_store(a.y, row * a.n + col + k, Y_DT, y[k]);",
+    "}",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __grid_constant__ te__nvfp4_dequantize_kargs a) {",
     "    te_follow();",
-    "    __shared__ float tile[64 * TE_COLUMNS];",
+    "    te_i64 bytes = (a.ld + 1) >> 1;",
     "    te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;",
-    "    te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 64;",
-    "    int line = threadIdx.x >> 2, block = threadIdx.x & 3; // a row and a block of it, or a column",
-    "    te_i64 i = (COLUMNWISE ? first_col : first_row) + line, j = ((COLUMNWISE ? first_row : first_col) >> 4) + block;",
-    "    te_i64 bytes = (a.ld + 1) >> 1, left = bytes - 8 * j;",
-    "    float v[16];",
-    "    if (i < (COLUMNWISE ? a.n : a.m) && left > 0 && j < a.groups) {",
-    "        const te_u8 *q = a.q + i * bytes + 8 * j;",
-    "        te_u32 w[2] = {0, 0};",
-    "        if (a.vector_q) { // 8 bytes of a row are there or not",
-    "            uint2 u = *(const uint2 *)q;",
-    "            w[0] = u.x, w[1] = u.y;",
-    "        } else {",
+    "    if (!COLUMNWISE) {",
+    "        te_i64 row = (te_i64)tile_m * 32 + (threadIdx.x >> 5), col = (te_i64)tile_n * 256 + (threadIdx.x & 31) * 8, left = bytes - (col >> 1);",
+    "        const te_u8 *q = a.q + row * bytes + (col >> 1);",
+    "        int rows = left <= 0 || col >> 4 >= a.groups || row >= a.m ? 0 : a.m - row > 24 ? 4 : (int)(a.m - row + 7) / 8; // that have codes",
+    "        te_u32 w[4] = {};",
+    "        te_u8 scale[4] = {};",
+    "        float amax[4] = {*a.amax, *a.amax, *a.amax, *a.amax};",
     "#pragma unroll",
-    "            for (int b = 0; b < 8; b++)",
-    "                if (b < left) w[b >> 2] |= (te_u32)q[b] << (8 * (b & 3));",
+    "        for (int r = 0; r < 4; r++) {",
+    "            if (r >= rows) continue;",
+    "            te_nvfp4_codes<1>(q + 8 * r * bytes, left, a.vector_q, w + r);",
+    "            scale[r] = a.scale[te__nvfp4_scale_at(row + 8 * r, col >> 4, a.groups, a.swizzled)];",
+    "            if (a.per_row) amax[r] = a.amax[row + 8 * r];",
     "        }",
-    "        float step = te__nvfp4_decode_step(a.scale[te__nvfp4_scale_at(i, j, a.groups, a.swizzled)], a.amax[a.per_row ? i : 0], a.code_max);",
+    "        te_u8 *y = (te_u8 *)a.y + (row * a.n + col) * TE_Y_SIZE;",
+    "        bool whole = a.vector_y && col + 8 <= a.n;",
+    "        float most = te__mul_f32(a.code_max, 6.0f), one_over_most = te__rcp_f32(most);",
     "#pragma unroll",
-    "        for (int k = 0; k < 16; k++) v[k] = __fmul_rn(te__e2m1_to_f32((te_u8)(w[k >> 3] >> (4 * (k & 7)) & 15u)), step);",
+    "        for (int r = 0; r < 4; r++) {",
+    "            float v[8], d, none;",
+    "            if (row + 8 * r >= a.m) break;",
+    "            te_fp8x2_to_f32(scale[r], TE_F8E4M3, &d, &none);",
+    "            te_nvfp4_decode8(w[r], te__nvfp4_decode_factor(d, amax[r], most, one_over_most), v);",
+    "            if (whole) te_store8(y + 8 * r * a.n * TE_Y_SIZE, 0, Y_DT, v);",
+    "            else te_nvfp4_put8(a, row + 8 * r, col, v);",
+    "        }",
+    "        return;",
+    "    }",
+    "    __shared__ float tile[64 * TE_COLUMNS];",
+    "    te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 64;",
+    "    int line = threadIdx.x >> 2, block = threadIdx.x & 3;",
+    "    te_i64 i = first_col + line, j = (first_row >> 4) + block, left = bytes - 8 * j;",
+    "    float v[16];",
+    "    if (i < a.n && left > 0 && j < a.groups) {",
+    "        te_u32 w[2];",
+    "        te_nvfp4_codes<2>(a.q + i * bytes + 8 * j, left, a.vector_q, w);",
+    "        float step = te__nvfp4_decode_step(a.scale[te__nvfp4_scale_at(i, j, a.groups, a.swizzled)], a.amax[a.per_row ? i : 0], a.code_max);",
+    "        te_nvfp4_decode8(w[0], step, v);",
+    "        te_nvfp4_decode8(w[1], step, v + 8);",
     "    } else {",
     "#pragma unroll",
     "        for (int k = 0; k < 16; k++) v[k] = 0.0f;",
@@ -15337,23 +15520,12 @@ static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_dequantize.cu *
     "            if (v[k] != v[k]) v[k] = __uint_as_float(0x7fffffffu); // a NaN has no sign",
     "    }",
     "#pragma unroll",
-    "    for (int k = 0; k < 16; k++) tile[COLUMNWISE ? (16 * block + k) * TE_COLUMNS + line : line * TE_COLUMNS + 16 * block + k] = v[k];",
+    "    for (int k = 0; k < 16; k++) tile[(16 * block + k) * TE_COLUMNS + line] = v[k];",
     "    __syncthreads();",
     "#pragma unroll",
     "    for (int pass = 0; pass < 2; pass++) {",
     "        int r = pass * 32 + (threadIdx.x >> 3), c = (threadIdx.x & 7) * 8;",
-    "        te_i64 row = first_row + r, col = first_col + c;",
-    "        if (row >= a.m) continue;",
-    "        float y[8];",
-    "#pragma unroll",
-    "        for (int k = 0; k < 8; k++) y[k] = tile[r * TE_COLUMNS + c + k];",
-    "        if (a.vector_y && col + 8 <= a.n) {",
-    "            te_store8(a.y, row * a.n + col, Y_DT, y);",
-    "        } else {",
-    "#pragma unroll",
-    "            for (int k = 0; k < 8; k++)",
-    "                if (col + k < a.n) te_store(a.y, row * a.n + col + k, Y_DT, y[k]);",
-    "        }",
+    "        te_nvfp4_put8(a, first_row + r, first_col + c, tile + r * TE_COLUMNS + c);",
     "    }",
     "}",
 };
@@ -15717,22 +15889,19 @@ static const char *const te__source_102[] = { /* ops/optim/adam.cu */
     "    if (i >= whole) return whole;",
     "    void *param = a.param[t];",
     "    float *m_at = a.m[t], *v_at = a.v[t], *master_at = a.master[t];",
-    "    te_raw4<G> g = te_raw4_load<G>(a.grad[t], i);",
-    "    te_raw4<TE_F32> m = te_raw4_load<TE_F32>(m_at, i), v = te_raw4_load<TE_F32>(v_at, i), master = {};",
-    "    te_raw4<P> before = {};",
-    "    if constexpr (MASTER) master = te_raw4_load<TE_F32>(master_at, i);",
-    "    else before = te_raw4_load<P>(param, i);",
-    "    float p4[4], m4[4], v4[4];",
+    "    te_bits<4> g = te_ask<4>(a.grad[t], i, G), m = te_ask<4>(m_at, i, TE_F32), v = te_ask<4>(v_at, i, TE_F32);",
+    "    te_bits<4> before = MASTER ? te_ask<4>(master_at, i, TE_F32) : te_ask<4>(param, i, P);",
+    "    float g4[4], p4[4], m4[4], v4[4];",
+    "    te_of_bits<4>(g, G, g4);",
+    "    te_of_bits<4>(before, MASTER ? TE_F32 : P, p4);",
+    "    te_of_bits<4>(m, TE_F32, m4);",
+    "    te_of_bits<4>(v, TE_F32, v4);",
     "#pragma unroll",
-    "    for (int k = 0; k < 4; k++) {",
-    "        p4[k] = MASTER ? te_raw4_get(master, k) : te_raw4_get(before, k);",
-    "        m4[k] = te_raw4_get(m, k), v4[k] = te_raw4_get(v, k);",
-    "        step(te_raw4_get(g, k), p4[k], m4[k], v4[k]);",
-    "    }",
-    "    te_store4<TE_F32>(m_at, i, m4);",
-    "    te_store4<TE_F32>(v_at, i, v4);",
-    "    if constexpr (MASTER) te_store4<TE_F32>(master_at, i, p4);",
-    "    te_store4<P>(param, i, p4);",
+    "    for (int k = 0; k < 4; k++) step(g4[k], p4[k], m4[k], v4[k]);",
+    "    te_store_n<4>(m_at, i, TE_F32, m4);",
+    "    te_store_n<4>(v_at, i, TE_F32, v4);",
+    "    if constexpr (MASTER) te_store_n<4>(master_at, i, TE_F32, p4);",
+    "    te_store_n<4>(param, i, P, p4);",
     "    return whole;",
     "}",
     "",
@@ -15921,8 +16090,7 @@ static const char *const te__source_106[] = { /* ops/optim/l2norm_tensor.cu */
     "}",
 };
 static const char *const te__source_107[] = { /* ops/optim/multi.cuh */
-    "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to, and four neighbours of one. Knows the tables' layout; must",
-    "// not know what is done with the elements.",
+    "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
@@ -15935,34 +16103,6 @@ static const char *const te__source_107[] = { /* ops/optim/multi.cuh */
     "        else high = middle - 1;",
     "    }",
     "    return low;",
-    "}",
-    "",
-    "// Elements i .. i+3; i is a multiple of four elements of an aligned array. Raw first, so that many loads can be on their way.",
-    "template <int DT> struct te_raw4 {",
-    "    te_u32 w[DT == TE_F32 ? 4 : 2];",
-    "};",
-    "template <int DT> TE_DEV te_raw4<DT> te_raw4_load(const void *p, te_i64 i) {",
-    "    te_raw4<DT> r;",
-    "    if constexpr (DT == TE_F32) {",
-    "        uint4 u = *(const uint4 *)((const float *)p + i);",
-    "        r.w[0] = u.x, r.w[1] = u.y, r.w[2] = u.z, r.w[3] = u.w;",
-    "    } else {",
-    "        uint2 u = *(const uint2 *)((const te_u16 *)p + i);",
-    "        r.w[0] = u.x, r.w[1] = u.y;",
-    "    }",
-    "    return r;",
-    "}",
-    "template <int DT> TE_DEV float te_raw4_get(const te_raw4<DT> &r, int k) {",
-    "    if constexpr (DT == TE_F32) return __int_as_float((int)r.w[k]);",
-    "    te_u16 h = (te_u16)(r.w[k >> 1] >> (16 * (k & 1)));",
-    "    return DT == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);",
-    "}",
-    "template <int DT> TE_DEV void te_store4(void *p, te_i64 i, const float v[4]) {",
-    "    if constexpr (DT == TE_F32) {",
-    "        *(float4 *)((float *)p + i) = make_float4(v[0], v[1], v[2], v[3]);",
-    "    } else {",
-    "        *(uint2 *)((te_u16 *)p + i) = make_uint2(te_f32x2_to_half(v[0], v[1], DT), te_f32x2_to_half(v[2], v[3], DT));",
-    "    }",
     "}",
 };
 static const char *const te__source_108[] = { /* ops/optim/multi_scale.cu */
@@ -16078,106 +16218,161 @@ static const char *const te__source_110[] = { /* ops/rope/rope.cu */
     "#define VECTOR a.vector",
     "#endif",
     "",
-    "struct te_rope_token {",
-    "    int t, b;",
-    "    TE_DEV te_rope_token(const te__rope_kargs &a, te_i64 token) {",
-    "        te_i64 outer = token / (a.batch_first ? a.seq : a.batch);",
-    "        int inner = (int)(token - outer * (a.batch_first ? a.seq : a.batch));",
-    "        t = a.batch_first ? inner : (int)outer;",
-    "        b = a.batch_first ? (int)outer : inner;",
+    "// The block's tokens: `first` lies at (outer, inner) of the two dimensions of tokens, the inner one of `size`.",
+    "struct te_rope_tokens {",
+    "    te_i64 outer;",
+    "    te_u32 inner, size;",
+    "    int count;",
+    "    bool batch_first;",
+    "    TE_DEV te_rope_tokens(const te__rope_kargs &a) : batch_first(a.batch_first) {",
+    "        const te_i64 first = (te_i64)blockIdx.x * a.tokens, left = (te_i64)a.batch * a.seq - first;",
+    "        count = left < a.tokens ? (int)left : a.tokens;",
+    "        size = (te_u32)(batch_first ? a.seq : a.batch);",
+    "        outer = first >> 31 ? first / size : (te_i64)((te_u32)first / size); // a 64-bit division takes a hundred instructions",
+    "        inner = (te_u32)(first - outer * size);",
+    "    }",
+    "    TE_DEV void locate(int token, int &t, int &b) const {",
+    "        te_u32 in = inner + (te_u32)token, out = (te_u32)outer;",
+    "        if (size == 1) {",
+    "            out += in, in = 0;",
+    "        } else if (in >= size) {",
+    "            te_u32 more = in / size;",
+    "            out += more, in -= more * size;",
+    "        }",
+    "        t = (int)(batch_first ? in : out), b = (int)(batch_first ? out : in);",
     "    }",
     "};",
     "",
-    "template <int W> TE_DEV void te_rope_load(float x[W], const void *p, te_i64 at, int dt) {",
-    "    if (W == 8)",
-    "        te_load8(p, at, dt, x);",
-    "    else",
-    "        x[0] = te_load(p, at, dt);",
+    "// W elements of x or y, as they came; a single one as f32.",
+    "template <int W> TE_DEV te_bits<W> te_rope_ask(const void *p, te_i64 at, int dt) {",
+    "    if constexpr (W == 8) return te_ask<8>(p, at, dt);",
+    "    else return te_bits<1>{{__float_as_uint(te_load(p, at, dt))}};",
     "}",
-    "template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const float x[W]) {",
-    "    if (W == 8)",
-    "        te_store8(p, at, dt, x);",
-    "    else",
-    "        te_store(p, at, dt, x[0]);",
+    "template <int W> TE_DEV void te_rope_values(const te_bits<W> &bits, int dt, float v[W]) {",
+    "    if constexpr (W == 8) te_of_bits<8>(bits, dt, v);",
+    "    else v[0] = __uint_as_float(bits.w[0]);",
+    "}",
+    "template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const float v[W]) {",
+    "    if constexpr (W == 8) te_store8(p, at, dt, v);",
+    "    else te_store(p, at, dt, v[0]);",
     "}",
     "",
-    "template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, const float2 *table) {",
-    "    const int all_heads = a.heads + 2 * a.groups, per_group = a.groups ? a.heads / a.groups + 2 : 1;",
-    "    const int pairs = a.half / W, units = a.d / W - pairs;",
-    "    const te_i64 first = (te_i64)blockIdx.x * a.tokens, left = (te_i64)a.batch * a.seq - first;",
-    "    const int tokens = left < a.tokens ? (int)left : a.tokens;",
-    "    for (int at = threadIdx.x; at < tokens * all_heads * units; at += TE__ROPE_THREADS) {",
-    "        const int head = at / units, unit = at - head * units, token = head / all_heads, packed_head = head - token * all_heads;",
-    "        const te_rope_token where(a, first + token);",
-    "        // Which of q, k, v, and which of its heads?",
-    "        int part, h = packed_head;",
-    "        if (a.grouped && a.groups) {",
-    "            int group = packed_head / per_group, in_group = packed_head - group * per_group;",
+    "// Which unit of which packed head of which token is number `at`; and on to the one that is TE__ROPE_THREADS further, without a division.",
+    "struct te_rope_walk {",
+    "    int units, heads; // of a head, of a token",
+    "    int unit, head, token, on_unit, on_head, on_token;",
+    "    TE_DEV te_rope_walk(int units_, int heads_, int at) : units(units_), heads(heads_) {",
+    "        split(at, unit, head, token);",
+    "        split(TE__ROPE_THREADS, on_unit, on_head, on_token);",
+    "    }",
+    "    TE_DEV void split(te_u32 at, int &u, int &h, int &t) const {",
+    "        te_u32 in_all = at / (te_u32)units, in_tokens = in_all / (te_u32)heads;",
+    "        u = (int)(at - in_all * (te_u32)units), h = (int)(in_all - in_tokens * (te_u32)heads), t = (int)in_tokens;",
+    "    }",
+    "    TE_DEV void next() {",
+    "        unit += on_unit, head += on_head, token += on_token;",
+    "        if (unit >= units) unit -= units, head++;",
+    "        if (head >= heads) head -= heads, token++;",
+    "    }",
+    "};",
+    "",
+    "// A thread's part of the work at a time: where it goes, and what is turned.",
+    "template <int W> struct te_rope_unit {",
+    "    te_bits<W> x, y;",
+    "    void *dst;",
+    "    te_i64 to;",
+    "    int turn; // where the first of its angles is in the table, the next one half / W further; -1: nothing is turned",
+    "    int cx, cy, src_dt, dst_dt; // cy -1: there is no y",
+    "",
+    "    TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {",
+    "        const int pairs = a.half / W, unit = walk.unit, token = walk.token, packed_head = walk.head;",
+    "        int where_t, where_b, part = 0, h = packed_head; // which of q, k, v, and which of its heads?",
+    "        tokens.locate(token, where_t, where_b);",
+    "        if (a.groups && a.grouped) {",
+    "            const int per_group = a.heads / a.groups + 2, group = packed_head / per_group, in_group = packed_head - group * per_group;",
     "            part = max(0, in_group - (per_group - 3));",
     "            h = part ? group : group * (per_group - 2) + in_group;",
-    "        } else {",
+    "        } else if (a.groups) {",
     "            part = h < a.heads ? 0 : h < a.heads + a.groups ? 1 : 2;",
     "            h -= part == 0 ? 0 : part == 1 ? a.heads : a.heads + a.groups;",
     "        }",
     "        const te__rope_view &one = part == 0 ? a.q : part == 1 ? a.k : a.v;",
-    "        const te_i64 in_one = where.t * one.s + where.b * one.b + h * one.h;",
-    "        const te_i64 in_packed = where.t * a.packed.s + where.b * a.packed.b + packed_head * a.packed.h;",
-    "        const te_i64 from = a.gather ? in_one : in_packed, to = a.gather ? in_packed : in_one;",
+    "        const te_i64 in_one = where_t * one.s + where_b * one.b + h * one.h;",
+    "        const te_i64 in_packed = where_t * a.packed.s + where_b * a.packed.b + packed_head * a.packed.h;",
+    "        const te_i64 from = a.gather ? in_one : in_packed;",
     "        const void *src = a.gather ? one.p : a.packed.p;",
-    "        void *dst = a.gather ? a.packed.p : one.p;",
-    "        const int src_dt = a.gather ? DT_OF(one) : DT_OF(a.packed), dst_dt = a.gather ? DT_OF(a.packed) : DT_OF(one);",
-    "",
-    "        float x[W], y[W];",
+    "        to = a.gather ? in_packed : in_one, dst = a.gather ? a.packed.p : one.p;",
+    "        src_dt = a.gather ? DT_OF(one) : DT_OF(a.packed), dst_dt = a.gather ? DT_OF(a.packed) : DT_OF(one);",
     "        if (unit >= pairs) { // behind the rotated channels",
-    "            const int c = (unit + pairs) * W;",
-    "            te_rope_load<W>(x, src, from + c, src_dt);",
-    "            te_rope_store<W>(dst, to + c, dst_dt, x);",
-    "            continue;",
+    "            cx = (unit + pairs) * W, cy = turn = -1;",
+    "        } else {",
+    "            cx = a.interleaved ? 2 * W * unit : W * unit, cy = a.interleaved ? cx + W : cx + a.half;",
+    "            turn = part < 2 ? token * a.half + unit : -1;",
+    "            y = te_rope_ask<W>(src, from + cy, src_dt);",
     "        }",
-    "        const int cx = a.interleaved ? 2 * W * unit : W * unit, cy = a.interleaved ? cx + W : cx + a.half;",
-    "        te_rope_load<W>(x, src, from + cx, src_dt);",
-    "        te_rope_load<W>(y, src, from + cy, src_dt);",
-    "        if (part < 2) {",
-    "            const float2 *turn = table + token * a.half + unit * W;",
+    "        x = te_rope_ask<W>(src, from + cx, src_dt);",
+    "        walk.next();",
+    "    }",
+    "    TE_DEV void finish(const te__rope_kargs &a, const float2 *table) const {",
+    "        float u[W], v[W];",
+    "        te_rope_values<W>(x, src_dt, u);",
+    "        if (cy >= 0) te_rope_values<W>(y, src_dt, v);",
+    "        if (turn >= 0) {",
+    "            float2 by[W];",
+    "#pragma unroll",
+    "            for (int i = 0; i < W; i++) by[i] = table[turn + i * (a.half / W)];",
     "            if (a.interleaved && W > 1) {",
     "#pragma unroll",
     "                for (int i = 0; i < W; i++) {",
-    "                    float *lo = i < W / 2 ? x + 2 * i : y + 2 * i - W, u = lo[0], v = lo[1];",
-    "                    lo[0] = u * turn[i].x - v * turn[i].y;",
-    "                    lo[1] = v * turn[i].x + u * turn[i].y;",
+    "                    float *lo = i < W / 2 ? u + 2 * i : v + 2 * i - W, p = lo[0], q = lo[1];",
+    "                    lo[0] = p * by[i].x - q * by[i].y;",
+    "                    lo[1] = q * by[i].x + p * by[i].y;",
     "                }",
     "            } else {",
     "#pragma unroll",
     "                for (int i = 0; i < W; i++) {",
-    "                    float u = x[i], v = y[i];",
-    "                    x[i] = u * turn[i].x - v * turn[i].y;",
-    "                    y[i] = v * turn[i].x + u * turn[i].y;",
+    "                    float p = u[i], q = v[i];",
+    "                    u[i] = p * by[i].x - q * by[i].y;",
+    "                    v[i] = q * by[i].x + p * by[i].y;",
     "                }",
     "            }",
     "        }",
-    "        te_rope_store<W>(dst, to + cx, dst_dt, x);",
-    "        te_rope_store<W>(dst, to + cy, dst_dt, y);",
+    "        te_rope_store<W>(dst, to + cx, dst_dt, u);",
+    "        if (cy >= 0) te_rope_store<W>(dst, to + cy, dst_dt, v);",
+    "    }",
+    "};",
+    "",
+    "template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *table) {",
+    "    const te_rope_tokens tokens(a);",
+    "    te_rope_walk walk((a.d - a.half) / W, a.heads + 2 * a.groups, threadIdx.x);",
+    "    const int all = tokens.count * walk.heads * walk.units;",
+    "    int at = threadIdx.x;",
+    "    te_rope_unit<W> one, other; // two at a time, the first of which are on their way while angles are computed",
+    "    if (at < all) one.ask(a, tokens, walk);",
+    "    if (at + TE__ROPE_THREADS < all) other.ask(a, tokens, walk);",
+    "    for (int i = threadIdx.x; i < tokens.count * a.half; i += TE__ROPE_THREADS) {",
+    "        const int token = i / a.half, pair = i - token * a.half;",
+    "        int t, b;",
+    "        tokens.locate(token, t, b);",
+    "        const float position = (float)(t + a.offset + (a.start ? a.start[b] : 0)) * a.position_scale;",
+    "        float s, c;",
+    "        sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);",
+    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // what neighbours read at once lies side by side",
+    "    }",
+    "    __syncthreads();",
+    "    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is turned while the other, and the next one, are on their way",
+    "        one.finish(a, table);",
+    "        if (at + 2 * TE__ROPE_THREADS < all) one.ask(a, tokens, walk);",
+    "        if (at + TE__ROPE_THREADS < all) other.finish(a, table);",
+    "        if (at + 3 * TE__ROPE_THREADS < all) other.ask(a, tokens, walk);",
     "    }",
     "}",
     "",
-    "extern \"C\" __global__ void __launch_bounds__(TE__ROPE_THREADS, 4) te_rope(const __grid_constant__ te__rope_kargs a) {",
+    "extern \"C\" __global__ void __launch_bounds__(TE__ROPE_THREADS, 3) te_rope(const __grid_constant__ te__rope_kargs a) {",
     "    te_follow();",
     "    extern __shared__ float2 table[]; // (cos, sin) of each token's angles",
-    "    const te_i64 first = (te_i64)blockIdx.x * a.tokens, left = (te_i64)a.batch * a.seq - first;",
-    "    for (int at = threadIdx.x; at < a.tokens * a.half; at += TE__ROPE_THREADS) {",
-    "        const int token = at / a.half;",
-    "        if (token >= left) break;",
-    "        const te_rope_token where(a, first + token);",
-    "        const float position = (float)(where.t + a.offset + (a.start ? a.start[where.b] : 0)) * a.position_scale;",
-    "        float s, c;",
-    "        sincosf(__fmul_rn(position, a.inv_freq[at - token * a.half]), &s, &c);",
-    "        table[at] = make_float2(c, s * a.direction);",
-    "    }",
-    "    __syncthreads();",
-    "    if (VECTOR)",
-    "        te_rope_units<8>(a, table);",
-    "    else",
-    "        te_rope_units<1>(a, table);",
+    "    if (VECTOR) te_rope_units<8>(a, table);",
+    "    else te_rope_units<1>(a, table);",
     "}",
 };
 static const char *const te__source_111[] = { /* ops/shard/kargs.h */
@@ -16764,12 +16959,12 @@ static const te__source te__sources[] = {
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 99},
     {"base/scaling.h", te__source_3, 83},
-    {"device/base.cuh", te__source_4, 240},
+    {"device/base.cuh", te__source_4, 263},
     {"device/eight.cuh", te__source_5, 53},
     {"device/hopper.cuh", te__source_6, 200},
     {"device/mma.cuh", te__source_7, 116},
     {"device/raw8.cuh", te__source_8, 107},
-    {"device/tile.cuh", te__source_9, 86},
+    {"device/tile.cuh", te__source_9, 99},
     {"ops/act/act.cuh", te__source_10, 93},
     {"ops/act/act_bias.cu", te__source_11, 25},
     {"ops/act/act_bwd.cu", te__source_12, 101},
@@ -16798,51 +16993,51 @@ static const te__source te__sources[] = {
     {"ops/cast/delayed_gather.cu", te__source_35, 14},
     {"ops/cast/delayed_update.cu", te__source_36, 41},
     {"ops/cast/fp8_dequantize.cu", te__source_37, 62},
-    {"ops/cast/fp8_quantize.cu", te__source_38, 194},
+    {"ops/cast/fp8_quantize.cu", te__source_38, 217},
     {"ops/cast/kargs.h", te__source_39, 82},
     {"ops/cast/list.cuh", te__source_40, 15},
     {"ops/cast/scale_from_amax.cu", te__source_41, 16},
-    {"ops/cast/transpose.cu", te__source_42, 84},
-    {"ops/cast/transpose_nibbles.cu", te__source_43, 52},
-    {"ops/dropout/dropout_add.cu", te__source_44, 75},
-    {"ops/dropout/kargs.h", te__source_45, 14},
-    {"ops/gemm/decode.cuh", te__source_46, 39},
-    {"ops/gemm/epilogue.cuh", te__source_47, 261},
-    {"ops/gemm/gemm_align.cu", te__source_48, 44},
-    {"ops/gemm/gemm_bias_gradient.cu", te__source_49, 34},
-    {"ops/gemm/gemm_decode.cu", te__source_50, 82},
-    {"ops/gemm/gemm_grouped_naive.cu", te__source_51, 16},
-    {"ops/gemm/gemm_groups.cu", te__source_52, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_53, 880},
-    {"ops/gemm/gemm_mma.cu", te__source_54, 406},
-    {"ops/gemm/gemm_naive.cu", te__source_55, 13},
-    {"ops/gemm/gemm_reduce.cu", te__source_56, 29},
-    {"ops/gemm/gemm_skinny.cu", te__source_57, 234},
-    {"ops/gemm/gemm_skinny_down.cu", te__source_58, 140},
-    {"ops/gemm/groups.cuh", te__source_59, 119},
-    {"ops/gemm/kargs.h", te__source_60, 136},
-    {"ops/gemm/naive.cuh", te__source_61, 71},
-    {"ops/gemm/shift.cuh", te__source_62, 19},
-    {"ops/gemm/way_out.cuh", te__source_63, 382},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_64, 57},
-    {"ops/loss/cross_entropy_count.cu", te__source_65, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_66, 81},
-    {"ops/loss/kargs.h", te__source_67, 42},
-    {"ops/loss/loss.cuh", te__source_68, 30},
-    {"ops/loss/mse_bwd.cu", te__source_69, 32},
-    {"ops/loss/mse_fwd.cu", te__source_70, 40},
-    {"ops/loss/mse_sum.cu", te__source_71, 14},
-    {"ops/math/axpby.cu", te__source_72, 42},
-    {"ops/math/column_sum.cu", te__source_73, 120},
-    {"ops/math/copy.cu", te__source_74, 116},
-    {"ops/math/embedding_bwd.cu", te__source_75, 97},
-    {"ops/math/embedding_fwd.cu", te__source_76, 33},
-    {"ops/math/embedding_sort.cu", te__source_77, 96},
-    {"ops/math/fill.cu", te__source_78, 24},
-    {"ops/math/kargs.h", te__source_79, 92},
-    {"ops/math/random.cu", te__source_80, 37},
-    {"ops/math/sum.cu", te__source_81, 42},
-    {"ops/math/sum_final.cu", te__source_82, 16},
+    {"ops/cast/transpose_nibbles.cu", te__source_42, 64},
+    {"ops/dropout/dropout_add.cu", te__source_43, 75},
+    {"ops/dropout/kargs.h", te__source_44, 14},
+    {"ops/gemm/decode.cuh", te__source_45, 39},
+    {"ops/gemm/epilogue.cuh", te__source_46, 261},
+    {"ops/gemm/gemm_align.cu", te__source_47, 44},
+    {"ops/gemm/gemm_bias_gradient.cu", te__source_48, 34},
+    {"ops/gemm/gemm_decode.cu", te__source_49, 82},
+    {"ops/gemm/gemm_grouped_naive.cu", te__source_50, 16},
+    {"ops/gemm/gemm_groups.cu", te__source_51, 38},
+    {"ops/gemm/gemm_hopper.cu", te__source_52, 880},
+    {"ops/gemm/gemm_mma.cu", te__source_53, 406},
+    {"ops/gemm/gemm_naive.cu", te__source_54, 13},
+    {"ops/gemm/gemm_reduce.cu", te__source_55, 29},
+    {"ops/gemm/gemm_skinny.cu", te__source_56, 234},
+    {"ops/gemm/gemm_skinny_down.cu", te__source_57, 140},
+    {"ops/gemm/groups.cuh", te__source_58, 119},
+    {"ops/gemm/kargs.h", te__source_59, 136},
+    {"ops/gemm/naive.cuh", te__source_60, 71},
+    {"ops/gemm/shift.cuh", te__source_61, 19},
+    {"ops/gemm/way_out.cuh", te__source_62, 382},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_63, 57},
+    {"ops/loss/cross_entropy_count.cu", te__source_64, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_65, 81},
+    {"ops/loss/kargs.h", te__source_66, 42},
+    {"ops/loss/loss.cuh", te__source_67, 30},
+    {"ops/loss/mse_bwd.cu", te__source_68, 32},
+    {"ops/loss/mse_fwd.cu", te__source_69, 40},
+    {"ops/loss/mse_sum.cu", te__source_70, 14},
+    {"ops/math/axpby.cu", te__source_71, 42},
+    {"ops/math/column_sum.cu", te__source_72, 120},
+    {"ops/math/copy.cu", te__source_73, 123},
+    {"ops/math/embedding_bwd.cu", te__source_74, 85},
+    {"ops/math/embedding_fwd.cu", te__source_75, 33},
+    {"ops/math/embedding_sort.cu", te__source_76, 102},
+    {"ops/math/fill.cu", te__source_77, 24},
+    {"ops/math/kargs.h", te__source_78, 107},
+    {"ops/math/random.cu", te__source_79, 38},
+    {"ops/math/sum.cu", te__source_80, 42},
+    {"ops/math/sum_final.cu", te__source_81, 16},
+    {"ops/math/transpose.cu", te__source_82, 113},
     {"ops/mxfp8/kargs.h", te__source_83, 30},
     {"ops/mxfp8/mxfp8.cuh", te__source_84, 42},
     {"ops/mxfp8/mxfp8_dequantize.cu", te__source_85, 74},
@@ -16855,22 +17050,22 @@ static const te__source te__sources[] = {
     {"ops/norm/norm_fwd_queue.cu", te__source_92, 129},
     {"ops/norm/norm_parts.cuh", te__source_93, 48},
     {"ops/norm/norm_row.cuh", te__source_94, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_95, 81},
+    {"ops/nvfp4/arithmetic.h", te__source_95, 84},
     {"ops/nvfp4/kargs.h", te__source_96, 63},
     {"ops/nvfp4/nvfp4.cuh", te__source_97, 191},
     {"ops/nvfp4/nvfp4_amax.cu", te__source_98, 123},
     {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_99, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_100, 79},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_100, 131},
     {"ops/nvfp4/nvfp4_quantize.cu", te__source_101, 314},
-    {"ops/optim/adam.cu", te__source_102, 86},
+    {"ops/optim/adam.cu", te__source_102, 83},
     {"ops/optim/kargs.h", te__source_103, 62},
     {"ops/optim/l2norm_final.cu", te__source_104, 23},
     {"ops/optim/l2norm_partial.cu", te__source_105, 49},
     {"ops/optim/l2norm_tensor.cu", te__source_106, 17},
-    {"ops/optim/multi.cuh", te__source_107, 43},
+    {"ops/optim/multi.cuh", te__source_107, 14},
     {"ops/optim/multi_scale.cu", te__source_108, 46},
     {"ops/rope/kargs.h", te__source_109, 33},
-    {"ops/rope/rope.cu", te__source_110, 130},
+    {"ops/rope/rope.cu", te__source_110, 185},
     {"ops/shard/kargs.h", te__source_111, 45},
     {"ops/shard/shard.cuh", te__source_112, 15},
     {"ops/shard/shard_amax.cu", te__source_113, 113},
@@ -22326,9 +22521,24 @@ typedef struct te__copy_kargs {
     long long shape[8], src_stride[8], dst_stride[8];
     int ndim;
     int unit;  /* 1, 2, 4, 8 or 16; 0: convert */
-    int width; /* 1 or 8 */
+    int width; /* 1, 4 or 8 */
     int src_dt, dst_dt;
 } te__copy_kargs;
+
+/* transpose: a block does two tiles of 128 / size rows and 64 columns of a matrix, of bytes beside each other, else above each other. */
+typedef struct te__transpose_kargs {
+    const void *src; /* [.., m, lds] */
+    void *dst;       /* [.., n, ldd] */
+    long long m, n, lds, ldd;
+    long long filled; /* of ldd: up to here, what is not there is 0 */
+    long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, of `dims` dimensions, the last one fastest */
+    unsigned shape[6];
+    unsigned tiles, tiles_n; /* pairs of tiles: of a matrix, of its rows */
+    int dims;
+    int size;       /* bytes of an element: 1, 2 or 4 */
+    int vector_src; /* rows of src start at multiples of 16 bytes (8 for bytes) */
+    int vector_dst; /* rows of dst start at multiples of 16 bytes */
+} te__transpose_kargs;
 
 typedef struct te__fill_kargs {
     void *dst;
@@ -22992,14 +23202,19 @@ static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src,
     while (unit < 16 && all % (uintptr_t)(2 * unit) == 0) unit *= 2;
     return unit;
 }
-/* All runs can be converted eight at a time. */
-static bool te__copy_by_eight(const te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
-    int last = w->ndim - 1, d;
-    if (!te__is_float(src->dtype) || !te__is_float(dst->dtype) || !te__math_aligned(src) || !te__math_aligned(dst)) return false;
-    if (w->src[last] != 1 || w->dst[last] != 1 || w->shape[last] % 8 != 0) return false;
+/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that what a warp reads, or writes, at once lies in a row. */
+static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
+    if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
+    return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
+}
+/* ... of all runs; else one. */
+static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
+    int last = w->ndim - 1, width = te__copy_width(src, dst), d;
+    if (!te__math_aligned(src) || !te__math_aligned(dst)) return 1;
+    if (w->src[last] != 1 || w->dst[last] != 1 || w->shape[last] % width != 0) return 1;
     for (d = 0; d < last; d++)
-        if (w->src[d] % 8 != 0 || w->dst[d] % 8 != 0) return false;
-    return true;
+        if (w->src[d] % width != 0 || w->dst[d] % width != 0) return 1;
+    return width;
 }
 
 /* One launch over part of a flat copy, or over a whole strided one. `offset`: elements to skip on both sides. */
@@ -23033,6 +23248,58 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     te__launch_size(l, te__div_up(k->items, 1024), 1, 1, 256, 0);
 }
 
+/* What a block of the kernel transposes: two tiles. */
+static int64_t te__turn_tall(int size) { return size == 1 ? 128 : 256 / size; }
+static int64_t te__turn_wide(int size) { return size == 1 ? 128 : 64; }
+
+/* Transposes of matrices of elements of t->size bytes; what follows from the rest of t is filled in. */
+static void te__plan_turn(te__plan *p, te__transpose_kargs *t) {
+    uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size), dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
+    te__launch *l = te__plan_launch(p, "math", "transpose");
+    int64_t blocks;
+    int d;
+    t->tiles_n = (unsigned)te__div_up(t->n, te__turn_wide(t->size));
+    blocks = te__div_up(t->filled, te__turn_tall(t->size)) * t->tiles_n;
+    t->tiles = (unsigned)blocks;
+    for (d = 0; d < t->dims; d++) {
+        src_at |= (uintptr_t)(t->src_stride[d] * t->size);
+        dst_at |= (uintptr_t)(t->dst_stride[d] * t->size);
+        blocks *= t->shape[d];
+    }
+    t->vector_src = src_at % (t->size == 1 ? 8 : 16) == 0;
+    t->vector_dst = dst_at % 16 == 0;
+    te__launch_option(l, "SIZE", t->size);
+    te__launch_size(l, blocks, 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__transpose_kargs) = *t;
+    te__plan_why(p, "tiles through shared memory, 16 bytes a store");
+}
+
+/* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth of tiles at least. Element by
+ * element takes six times as long as through full ones. */
+static bool te__plan_copy_turned(te__plan *p, const te__copy_walk *w, int size, const te_copy_args *a) {
+    te__transpose_kargs t = TE_ZERO;
+    int last = w->ndim - 1, across = -1, d;
+    for (d = 0; d < last; d++)
+        if (w->src[d] == 1) across = d;
+    if (across < 0 || size > 4 || w->dst[last] != 1 || w->src[last] == 1) return false;
+    t.src = te__data(a->src);
+    t.dst = te__data(a->dst);
+    t.size = size;
+    t.m = t.filled = w->shape[last];
+    t.n = w->shape[across];
+    t.lds = w->src[last];
+    t.ldd = w->dst[across];
+    if (te__round_up(t.m, te__turn_tall(size)) * te__round_up(t.n, te__turn_wide(size)) > 8 * t.m * t.n) return false;
+    for (d = 0; d < last; d++) {
+        if (d == across) continue;
+        t.shape[t.dims] = (unsigned)w->shape[d];
+        t.src_stride[t.dims] = w->src[d];
+        t.dst_stride[t.dims++] = w->dst[d];
+    }
+    te__plan_turn(p, &t);
+    return true;
+}
+
 static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
     te__copy_walk w;
     int64_t n = te__numel(a->src), whole;
@@ -23044,7 +23311,7 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
     if (flat) {
         /* The bulk in the widest items, and what is left over one by one. */
         bool aligned = te__math_aligned(a->src) && te__math_aligned(a->dst);
-        width = !aligned || (!raw && !(te__is_float(a->src->dtype) && te__is_float(a->dst->dtype))) ? 1 : raw ? 16 / size : 8;
+        width = !aligned ? 1 : raw ? 16 / size : te__copy_width(a->src, a->dst);
         if (width > 1) {
             whole = n / width * width;
             w.shape[0] = whole;
@@ -23055,7 +23322,8 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
             return TE_OK;
         }
     }
-    te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, !raw && te__copy_by_eight(&w, a->src, a->dst) ? 8 : 1);
+    if (raw && te__plan_copy_turned(p, &w, size, a)) return TE_OK;
+    te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, raw ? 1 : te__copy_run_width(&w, a->src, a->dst));
     te__plan_why(p, flat ? "contiguous, but not aligned to 16 bytes" : "strided");
     return TE_OK;
 }
@@ -23224,7 +23492,7 @@ static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_embedding_bwd
     args.start = (unsigned *)te__plan_workspace(p, (args.vocab + 1) * 4);
     args.order = (unsigned *)te__plan_workspace(p, te__max(1, args.tokens) * 4);
     args.bucket = (int)te__min(TE__EMBEDDING_BUCKET, te__div_up(args.vocab, 512)); /* 512 blocks or more, or one id a block */
-    args.splits = (int)te__max(1, te__min(te__div_up(args.h, 128), te__div_up(4096, args.vocab)));
+    args.splits = (int)te__max(1, te__min(te__div_up(args.h, 256), te__div_up(4096, args.vocab)));
     args.ids_dt = a->ids->dtype;
     args.dy_dt = a->dy->dtype;
     args.dtable_dt = a->dtable->dtype;
@@ -23316,16 +23584,16 @@ typedef struct te__fp8_dequantize_kargs {
     int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */
 } te__fp8_dequantize_kargs;
 
-/* A block does one tile of 128 / size rows (256 of 4-bit elements) and 64 columns. */
-typedef struct te__transpose_kargs {
+/* A block does two tiles of 256 rows and 64 columns, beside each other. */
+typedef struct te__transpose_nibbles_kargs {
     const void *src; /* [m, lds] */
     void *dst;       /* [n, ldd] */
-    long long m, n, lds, ldd; /* lds and ldd in bytes if the elements have 4 bits */
-    unsigned tiles_n;
-    int size;       /* bytes of an element: 1, 2 or 4 */
-    int vector_src; /* rows of src start at multiples of 8 elements and of 16 bytes (8 for bytes, 4 for 4-bit elements) */
+    long long m, n, lds, ldd; /* lds and ldd in bytes */
+    unsigned tiles_n; /* pairs of them */
+    int vector_src; /* rows of src start at multiples of 4 bytes */
     int vector_dst; /* rows of dst start at multiples of 16 bytes */
-} te__transpose_kargs;
+    int pad;
+} te__transpose_nibbles_kargs;
 
 /* ==== ops/cast/op.c ============================================================================================= */
 
@@ -23958,36 +24226,34 @@ static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_fp8_dequanti
 }
 
 static te_result te__cuda_plan_transpose(te__plan *p, const te_transpose_args *a) {
-    bool nibbles = te_dtype_bits(a->src->dtype) == 4;
+    te__transpose_nibbles_kargs *n;
+    te__transpose_kargs t = TE_ZERO;
     te__launch *l;
-    te__transpose_kargs *k;
     if (te__numel(a->dst) == 0) return TE_OK;
-    l = te__plan_launch(p, "cast", nibbles ? "transpose_nibbles" : "transpose");
-    k = TE__KARGS(p, l, te__transpose_kargs);
-    k->src = te__data(a->src);
-    k->dst = te__data(a->dst);
-    k->m = a->rows;
-    k->n = a->columns;
-    k->lds = te__cols(a->src);
-    k->ldd = te__cols(a->dst);
-    if (nibbles) {
-        k->lds = (k->lds + 1) / 2;
-        k->ldd = (k->ldd + 1) / 2;
-        k->size = 1;
-        k->vector_src = (((uintptr_t)k->src | (uintptr_t)k->lds) & 3u) == 0;
-        k->vector_dst = (((uintptr_t)k->dst | (uintptr_t)k->ldd) & 15u) == 0;
-        k->tiles_n = (unsigned)te__div_up(k->n, 64);
-        te__launch_size(l, te__div_up(k->ldd, 128) * k->tiles_n, 1, 1, 256, 0);
+    if (te_dtype_bits(a->src->dtype) == 4) {
+        l = te__plan_launch(p, "cast", "transpose_nibbles");
+        n = TE__KARGS(p, l, te__transpose_nibbles_kargs);
+        n->src = te__data(a->src);
+        n->dst = te__data(a->dst);
+        n->m = a->rows;
+        n->n = a->columns;
+        n->lds = te__div_up(te__cols(a->src), 2);
+        n->ldd = te__div_up(te__cols(a->dst), 2);
+        n->vector_src = (((uintptr_t)n->src | (uintptr_t)n->lds) & 3u) == 0;
+        n->vector_dst = (((uintptr_t)n->dst | (uintptr_t)n->ldd) & 15u) == 0;
+        n->tiles_n = (unsigned)te__div_up(n->n, 128);
+        te__launch_size(l, te__div_up(n->ldd, 128) * n->tiles_n, 1, 1, 256, 0);
         te__plan_why(p, "tiles through shared memory, eight elements turned in registers, 16 bytes a store");
         return TE_OK;
     }
-    k->size = (int)te__dtype_size(a->src->dtype);
-    k->vector_src = te__cast_aligned(a->src, k->lds, k->size == 1 ? 8 : 16) && k->lds % 8 == 0;
-    k->vector_dst = te__cast_aligned(a->dst, k->ldd, 16);
-    k->tiles_n = (unsigned)te__div_up(k->n, 64);
-    te__launch_option(l, "SIZE", k->size);
-    te__launch_size(l, te__div_up(k->ldd, 128 / k->size) * k->tiles_n, 1, 1, 256, 0);
-    te__plan_why(p, "tiles through shared memory, 16 bytes a store");
+    t.src = te__data(a->src);
+    t.dst = te__data(a->dst);
+    t.m = a->rows;
+    t.n = a->columns;
+    t.lds = te__cols(a->src);
+    t.ldd = t.filled = te__cols(a->dst);
+    t.size = (int)te__dtype_size(a->src->dtype);
+    te__plan_turn(p, &t);
     return TE_OK;
 }
 
@@ -25428,10 +25694,13 @@ TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float step, int squared) {
     return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
 }
 
-/* The factor of a block's codes when they are read: d * amax / (6 F). An amax of 0 was quantized with S = 1. */
+/* The factor of a block's codes when they are read: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S = 1. */
+TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {
+    return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);
+}
 TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_max) {
     float most = te__mul_f32(code_max, 6.0f);
-    return te__mul_f32(te__mul_f32(te__e4m3_to_f32(block_code), amax == 0.0f ? most : amax), te__rcp_f32(most));
+    return te__nvfp4_decode_factor(te__e4m3_to_f32(block_code), amax, most, te__rcp_f32(most));
 }
 
 /* Where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled: tiles of 128 x 4. */
@@ -26057,7 +26326,7 @@ static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_nvfp4_dequ
     k->n = te__cols(a->y);
     k->ld = te__cols(a->q);
     k->groups = te__cols(a->scale);
-    k->tiles_n = (unsigned)te__div_up(k->n, 64);
+    k->tiles_n = (unsigned)te__div_up(k->n, a->columnwise ? 64 : 256);
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     k->y_dt = a->y->dtype;
     k->per_row = te__numel(a->amax) != 1;
@@ -26069,8 +26338,8 @@ static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_nvfp4_dequ
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "COLUMNWISE", k->columnwise);
     te__launch_option(l, "RHT", k->rht);
-    te__launch_size(l, te__div_up(k->m, 64) * (int64_t)k->tiles_n, 1, 1, 256, 0);
-    te__plan_why(p, "tiles through shared memory, 16 bytes a store");
+    te__launch_size(l, te__div_up(k->m, k->columnwise ? 64 : 32) * (int64_t)k->tiles_n, 1, 1, 256, 0);
+    te__plan_why(p, k->columnwise ? "tiles through shared memory, 16 bytes a store" : "one pass, eight elements at a time");
     return TE_OK;
 }
 
@@ -29375,8 +29644,9 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     k->vector = a->d % 8 == 0 && a->half % 8 == 0 && te__rope_view_is_aligned(&a->packed) && te__rope_view_is_aligned(&a->q) &&
                 te__rope_view_is_aligned(&a->k) && te__rope_view_is_aligned(&a->v);
     units = heads * (a->d - a->half) / (k->vector ? 8 : 1);
-    /* Enough tokens for two units a thread; their angles in at most 32 KB. */
-    k->tokens = (int)te__max(1, te__min(2 * TE__ROPE_THREADS / units, 4096 / te__max(a->half, 1)));
+    /* Enough tokens for eight units a thread, if the GPU is full then; their angles in at most 32 KB. */
+    k->tokens = (int)te__max(2 * TE__ROPE_THREADS / units, te__min(8 * TE__ROPE_THREADS / units, tokens / (4 * te__max(p->num_sms, 1))));
+    k->tokens = (int)te__max(1, te__min(k->tokens, 4096 / te__max(a->half, 1)));
     if (te__div_up(tokens, k->tokens) > INT_MAX)
         return te__fail(p->te, TE_ERR_UNSUPPORTED, "rope: %lld tokens are more than a launch can have", (long long)tokens);
     if (k->vector && !p->baseline && alike && a->packed.dt == a->q.dt) {

@@ -35,26 +35,39 @@ TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {
 }
 
 // Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond
-// `cols` columns and ld rows. 256 threads, of which this is number t; the caller has synchronised.
-TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector,
-                          int t = threadIdx.x) {
+// `cols` columns and `rows` rows. 256 threads, of which this is number t; the caller has synchronised.
+TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 rows, te_i64 first_row, te_i64 first_col, te_i64 cols, int size,
+                               bool vector, int t = threadIdx.x) {
     int per_chunk = 16 / size;
 #pragma unroll
     for (int pass = 0; pass < 2; pass++) {
         int column = pass * 32 + (t >> 3), chunk = t & 7;
-        te_i64 row = first_row + chunk * per_chunk;
-        if (first_col + column >= cols || row >= ld) continue;
+        te_i64 row = first_row + chunk * per_chunk, left = rows - row;
+        if (first_col + column >= cols || left <= 0) continue;
         uint4 u = te_tile_get(tile, column, chunk);
         te_u8 *to = (te_u8 *)dst + ((first_col + column) * ld + row) * size;
-        if (vector && row + per_chunk <= ld) {
+        te_u32 w[4] = {u.x, u.y, u.z, u.w};
+        if (vector && left >= per_chunk) {
             *(uint4 *)to = u;
-        } else {
-            te_u32 w[4] = {u.x, u.y, u.z, u.w};
+        } else if (size == 4) { // one by one: rows of dst may start anywhere
 #pragma unroll
-            for (int b = 0; b < 16; b++) // byte by byte: dst may have any alignment
-                if (row * size + b < ld * size) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
+            for (int k = 0; k < 4; k++)
+                if (k < left) ((te_u32 *)to)[k] = w[k];
+        } else if (size == 2) {
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                if (k < left) ((te_u16 *)to)[k] = (te_u16)(w[k >> 1] >> (16 * (k & 1)));
+        } else {
+#pragma unroll
+            for (int k = 0; k < 16; k++)
+                if (k < left) to[k] = (te_u8)(w[k >> 2] >> (8 * (k & 3)));
         }
     }
+}
+// ... to all `ld` rows that there are.
+TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector,
+                          int t = threadIdx.x) {
+    te_tile_store_part(tile, dst, ld, ld, first_row, first_col, cols, size, vector, t);
 }
 
 // ---- sums of a tile's columns ----------------------------------------------------------------------------------------

@@ -172,35 +172,33 @@ static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_fp8_dequanti
 }
 
 static te_result te__cuda_plan_transpose(te__plan *p, const te_transpose_args *a) {
-    bool nibbles = te_dtype_bits(a->src->dtype) == 4;
+    te__transpose_nibbles_kargs *n;
+    te__transpose_kargs t = TE_ZERO;
     te__launch *l;
-    te__transpose_kargs *k;
     if (te__numel(a->dst) == 0) return TE_OK;
-    l = te__plan_launch(p, "cast", nibbles ? "transpose_nibbles" : "transpose");
-    k = TE__KARGS(p, l, te__transpose_kargs);
-    k->src = te__data(a->src);
-    k->dst = te__data(a->dst);
-    k->m = a->rows;
-    k->n = a->columns;
-    k->lds = te__cols(a->src);
-    k->ldd = te__cols(a->dst);
-    if (nibbles) {
-        k->lds = (k->lds + 1) / 2;
-        k->ldd = (k->ldd + 1) / 2;
-        k->size = 1;
-        k->vector_src = (((uintptr_t)k->src | (uintptr_t)k->lds) & 3u) == 0;
-        k->vector_dst = (((uintptr_t)k->dst | (uintptr_t)k->ldd) & 15u) == 0;
-        k->tiles_n = (unsigned)te__div_up(k->n, 64);
-        te__launch_size(l, te__div_up(k->ldd, 128) * k->tiles_n, 1, 1, 256, 0);
+    if (te_dtype_bits(a->src->dtype) == 4) {
+        l = te__plan_launch(p, "cast", "transpose_nibbles");
+        n = TE__KARGS(p, l, te__transpose_nibbles_kargs);
+        n->src = te__data(a->src);
+        n->dst = te__data(a->dst);
+        n->m = a->rows;
+        n->n = a->columns;
+        n->lds = te__div_up(te__cols(a->src), 2);
+        n->ldd = te__div_up(te__cols(a->dst), 2);
+        n->vector_src = (((uintptr_t)n->src | (uintptr_t)n->lds) & 3u) == 0;
+        n->vector_dst = (((uintptr_t)n->dst | (uintptr_t)n->ldd) & 15u) == 0;
+        n->tiles_n = (unsigned)te__div_up(n->n, 128);
+        te__launch_size(l, te__div_up(n->ldd, 128) * n->tiles_n, 1, 1, 256, 0);
         te__plan_why(p, "tiles through shared memory, eight elements turned in registers, 16 bytes a store");
         return TE_OK;
     }
-    k->size = (int)te__dtype_size(a->src->dtype);
-    k->vector_src = te__cast_aligned(a->src, k->lds, k->size == 1 ? 8 : 16) && k->lds % 8 == 0;
-    k->vector_dst = te__cast_aligned(a->dst, k->ldd, 16);
-    k->tiles_n = (unsigned)te__div_up(k->n, 64);
-    te__launch_option(l, "SIZE", k->size);
-    te__launch_size(l, te__div_up(k->ldd, 128 / k->size) * k->tiles_n, 1, 1, 256, 0);
-    te__plan_why(p, "tiles through shared memory, 16 bytes a store");
+    t.src = te__data(a->src);
+    t.dst = te__data(a->dst);
+    t.m = a->rows;
+    t.n = a->columns;
+    t.lds = te__cols(a->src);
+    t.ldd = t.filled = te__cols(a->dst);
+    t.size = (int)te__dtype_size(a->src->dtype);
+    te__plan_turn(p, &t);
     return TE_OK;
 }

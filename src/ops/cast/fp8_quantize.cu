@@ -35,15 +35,18 @@
 // te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=0
 // te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=1
 // te:row X_DT=1 Y_DT=4 CURRENT=1 BIAS=0
-#include "ops/cast/kargs.h"
+#include "device/eight.cuh"
 #include "device/tile.cuh"
+#include "ops/cast/kargs.h"
 #ifndef X_DT
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
 #define CURRENT a.current
+#define PACKED false
 #define BIAS 0 /* the plan sums up x itself: this row takes long enough to compile */
 #define RESIDENT TE__CAST_RESIDENT
 #else
+#define PACKED (X_DT != 1)
 #define RESIDENT (CURRENT ? TE__CAST_RESIDENT : 1)
 #endif
 
@@ -58,24 +61,27 @@ struct te_cast_place {
         inside = row + 4 <= a.m && col + 8 <= a.n;
     }
     // Loads with nothing between them: all are on their way before the first is waited for.
-    TE_DEV void load(const te__fp8_quantize_kargs &a, float v[4][8]) const {
+    TE_DEV void ask(const te__fp8_quantize_kargs &a, te_eight<PACKED> w[4]) const {
         if (a.vector_x && inside) {
 #pragma unroll
-            for (int r = 0; r < 4; r++) te_load8(a.x, (row + r) * a.n + col, X_DT, v[r]);
+            for (int r = 0; r < 4; r++) w[r] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col, X_DT);
         } else {
 #pragma unroll
-            for (int r = 0; r < 4; r++)
-#pragma unroll
-                for (int k = 0; k < 8; k++) v[r][k] = row + r < a.m && col + k < a.n ? te_load(a.x, (row + r) * a.n + col + k, X_DT) : 0.0f;
+            for (int r = 0; r < 4; r++) w[r] = te_eight_part<PACKED>(a.x, (row + r) * a.n + col, X_DT, row + r < a.m ? a.n - col : 0);
         }
     }
 };
 
-TE_DEV float te_cast_largest(const float v[4][8], float largest) {
+TE_DEV float te_cast_largest(const te_eight<PACKED> w[4], float largest, int dt) {
+    if constexpr (PACKED) {
+        te_u32 most = 0; // NaN drops out: it never is one
 #pragma unroll
-    for (int r = 0; r < 4; r++)
+        for (int i = 0; i < 16; i++) most = te_half2_max(most, w[i >> 2].w[i & 3] & 0x7fff7fffu, dt);
+        te_eight<PACKED> both = {{most}};
+        return fmaxf(largest, fmaxf(te_eight_get(both, 0, dt), te_eight_get(both, 1, dt)));
+    }
 #pragma unroll
-        for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[r][k]));
+    for (int i = 0; i < 32; i++) largest = fmaxf(largest, fabsf(te_eight_get(w[i >> 3], i & 7, dt)));
     return largest;
 }
 
@@ -91,9 +97,12 @@ TE_DEV float te_cast_found(te_u64 *word, float *scratch) {
 }
 
 // The codes of v to both copies.
-TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, float v[4][8], float scale, te_u32 *tile) {
+TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_eight<PACKED> w[4], float scale, te_u32 *tile) {
+    float v[4][8];
     te_u32 code[4][2]; // eight columns of a row
     float sum[8];
+#pragma unroll
+    for (int i = 0; i < 32; i++) v[i >> 3][i & 7] = te_eight_get(w[i >> 3], i & 7, X_DT);
     if (BIAS) {
 #pragma unroll
         for (int k = 0; k < 8; k++) sum[k] = (v[0][k] + v[1][k]) + (v[2][k] + v[3][k]);
@@ -146,19 +155,25 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
     te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ float scratch[32];
-    float v[4][8], largest = 0.0f, scale;
+    te_eight<PACKED> w[4], next[4]; // CURRENT: of a tile, and of the one after it, which is on its way
+    float largest = 0.0f, scale;
     te_u32 at = blockIdx.x;
     te_cast_place p(a, at);
-    p.load(a, v);
+    p.ask(a, w);
     if (a.noop && *a.noop == 1.0f) return;
     if (CURRENT) {
-        largest = te_cast_largest(v, largest);
 #pragma unroll 1
-        while (at + gridDim.x < a.tiles) {
-            at += gridDim.x;
-            p = te_cast_place(a, at);
-            p.load(a, v);
-            largest = te_cast_largest(v, largest);
+        for (;;) {
+            bool more = at + gridDim.x < a.tiles;
+            if (more) {
+                at += gridDim.x;
+                p = te_cast_place(a, at);
+                p.ask(a, next);
+            }
+            largest = te_cast_largest(w, largest, X_DT);
+            if (!more) break;
+#pragma unroll
+            for (int r = 0; r < 4; r++) w[r] = next[r];
         }
         largest = te_block_max(largest, scratch);
         if (threadIdx.x == 0) a.partial[blockIdx.x] = largest;
@@ -173,17 +188,25 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
         if (a.amax && blockIdx.x == 0 && threadIdx.x == 0) *a.amax = largest;
     } else {
         scale = *a.scale;
-        if (a.amax) largest = te_cast_largest(v, largest);
+        if (a.amax) largest = te_cast_largest(w, largest, X_DT);
     }
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
 
 #pragma unroll 1
     for (;;) {
-        te_cast_tile(a, p, v, scale, tile);
-        if (!CURRENT || at < gridDim.x) break;
-        at -= gridDim.x;
-        p = te_cast_place(a, at);
-        p.load(a, v);
+        bool more = CURRENT && at >= gridDim.x;
+        te_cast_place q = p;
+        if (more) {
+            at -= gridDim.x;
+            q = te_cast_place(a, at);
+            q.ask(a, next);
+            te_loads_go_first();
+        }
+        te_cast_tile(a, p, w, scale, tile);
+        if (!more) break;
+        p = q;
+#pragma unroll
+        for (int r = 0; r < 4; r++) w[r] = next[r];
         __syncthreads(); // the tile before is written
     }
     if (!CURRENT && a.amax && !a.x_amax) {

@@ -70,13 +70,13 @@ typedef struct te__fp8_dequantize_kargs {
     int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */
 } te__fp8_dequantize_kargs;
 
-/* A block does one tile of 128 / size rows (256 of 4-bit elements) and 64 columns. */
-typedef struct te__transpose_kargs {
+/* A block does two tiles of 256 rows and 64 columns, beside each other. */
+typedef struct te__transpose_nibbles_kargs {
     const void *src; /* [m, lds] */
     void *dst;       /* [n, ldd] */
-    long long m, n, lds, ldd; /* lds and ldd in bytes if the elements have 4 bits */
-    unsigned tiles_n;
-    int size;       /* bytes of an element: 1, 2 or 4 */
-    int vector_src; /* rows of src start at multiples of 8 elements and of 16 bytes (8 for bytes, 4 for 4-bit elements) */
+    long long m, n, lds, ldd; /* lds and ldd in bytes */
+    unsigned tiles_n; /* pairs of them */
+    int vector_src; /* rows of src start at multiples of 4 bytes */
     int vector_dst; /* rows of dst start at multiples of 16 bytes */
-} te__transpose_kargs;
+    int pad;
+} te__transpose_nibbles_kargs;

@@ -18,14 +18,19 @@ static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src,
     while (unit < 16 && all % (uintptr_t)(2 * unit) == 0) unit *= 2;
     return unit;
 }
-/* All runs can be converted eight at a time. */
-static bool te__copy_by_eight(const te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
-    int last = w->ndim - 1, d;
-    if (!te__is_float(src->dtype) || !te__is_float(dst->dtype) || !te__math_aligned(src) || !te__math_aligned(dst)) return false;
-    if (w->src[last] != 1 || w->dst[last] != 1 || w->shape[last] % 8 != 0) return false;
+/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that what a warp reads, or writes, at once lies in a row. */
+static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
+    if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
+    return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
+}
+/* ... of all runs; else one. */
+static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
+    int last = w->ndim - 1, width = te__copy_width(src, dst), d;
+    if (!te__math_aligned(src) || !te__math_aligned(dst)) return 1;
+    if (w->src[last] != 1 || w->dst[last] != 1 || w->shape[last] % width != 0) return 1;
     for (d = 0; d < last; d++)
-        if (w->src[d] % 8 != 0 || w->dst[d] % 8 != 0) return false;
-    return true;
+        if (w->src[d] % width != 0 || w->dst[d] % width != 0) return 1;
+    return width;
 }
 
 /* One launch over part of a flat copy, or over a whole strided one. `offset`: elements to skip on both sides. */
@@ -59,6 +64,58 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     te__launch_size(l, te__div_up(k->items, 1024), 1, 1, 256, 0);
 }
 
+/* What a block of the kernel transposes: two tiles. */
+static int64_t te__turn_tall(int size) { return size == 1 ? 128 : 256 / size; }
+static int64_t te__turn_wide(int size) { return size == 1 ? 128 : 64; }
+
+/* Transposes of matrices of elements of t->size bytes; what follows from the rest of t is filled in. */
+static void te__plan_turn(te__plan *p, te__transpose_kargs *t) {
+    uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size), dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
+    te__launch *l = te__plan_launch(p, "math", "transpose");
+    int64_t blocks;
+    int d;
+    t->tiles_n = (unsigned)te__div_up(t->n, te__turn_wide(t->size));
+    blocks = te__div_up(t->filled, te__turn_tall(t->size)) * t->tiles_n;
+    t->tiles = (unsigned)blocks;
+    for (d = 0; d < t->dims; d++) {
+        src_at |= (uintptr_t)(t->src_stride[d] * t->size);
+        dst_at |= (uintptr_t)(t->dst_stride[d] * t->size);
+        blocks *= t->shape[d];
+    }
+    t->vector_src = src_at % (t->size == 1 ? 8 : 16) == 0;
+    t->vector_dst = dst_at % 16 == 0;
+    te__launch_option(l, "SIZE", t->size);
+    te__launch_size(l, blocks, 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__transpose_kargs) = *t;
+    te__plan_why(p, "tiles through shared memory, 16 bytes a store");
+}
+
+/* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth of tiles at least. Element by
+ * element takes six times as long as through full ones. */
+static bool te__plan_copy_turned(te__plan *p, const te__copy_walk *w, int size, const te_copy_args *a) {
+    te__transpose_kargs t = TE_ZERO;
+    int last = w->ndim - 1, across = -1, d;
+    for (d = 0; d < last; d++)
+        if (w->src[d] == 1) across = d;
+    if (across < 0 || size > 4 || w->dst[last] != 1 || w->src[last] == 1) return false;
+    t.src = te__data(a->src);
+    t.dst = te__data(a->dst);
+    t.size = size;
+    t.m = t.filled = w->shape[last];
+    t.n = w->shape[across];
+    t.lds = w->src[last];
+    t.ldd = w->dst[across];
+    if (te__round_up(t.m, te__turn_tall(size)) * te__round_up(t.n, te__turn_wide(size)) > 8 * t.m * t.n) return false;
+    for (d = 0; d < last; d++) {
+        if (d == across) continue;
+        t.shape[t.dims] = (unsigned)w->shape[d];
+        t.src_stride[t.dims] = w->src[d];
+        t.dst_stride[t.dims++] = w->dst[d];
+    }
+    te__plan_turn(p, &t);
+    return true;
+}
+
 static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
     te__copy_walk w;
     int64_t n = te__numel(a->src), whole;
@@ -70,7 +127,7 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
     if (flat) {
         /* The bulk in the widest items, and what is left over one by one. */
         bool aligned = te__math_aligned(a->src) && te__math_aligned(a->dst);
-        width = !aligned || (!raw && !(te__is_float(a->src->dtype) && te__is_float(a->dst->dtype))) ? 1 : raw ? 16 / size : 8;
+        width = !aligned ? 1 : raw ? 16 / size : te__copy_width(a->src, a->dst);
         if (width > 1) {
             whole = n / width * width;
             w.shape[0] = whole;
@@ -81,7 +138,8 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
             return TE_OK;
         }
     }
-    te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, !raw && te__copy_by_eight(&w, a->src, a->dst) ? 8 : 1);
+    if (raw && te__plan_copy_turned(p, &w, size, a)) return TE_OK;
+    te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, raw ? 1 : te__copy_run_width(&w, a->src, a->dst));
     te__plan_why(p, flat ? "contiguous, but not aligned to 16 bytes" : "strided");
     return TE_OK;
 }
@@ -250,7 +308,7 @@ static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_embedding_bwd
     args.start = (unsigned *)te__plan_workspace(p, (args.vocab + 1) * 4);
     args.order = (unsigned *)te__plan_workspace(p, te__max(1, args.tokens) * 4);
     args.bucket = (int)te__min(TE__EMBEDDING_BUCKET, te__div_up(args.vocab, 512)); /* 512 blocks or more, or one id a block */
-    args.splits = (int)te__max(1, te__min(te__div_up(args.h, 128), te__div_up(4096, args.vocab)));
+    args.splits = (int)te__max(1, te__min(te__div_up(args.h, 256), te__div_up(4096, args.vocab)));
     args.ids_dt = a->ids->dtype;
     args.dy_dt = a->dy->dtype;
     args.dtable_dt = a->dtable->dtype;

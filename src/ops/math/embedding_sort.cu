@@ -5,7 +5,8 @@
 //
 //   pass 1      count[w][i]: tokens of id i in stretch w; and below: tokens of smaller ids, which is where this bucket begins
 //   between     turned into the place of the first token of (i, w): by id, then by stretch
-//   pass 2      each token goes to its place; within 32 tokens of one warp, the rank among equal ids is counted by match_any
+//   pass 2      each token goes to its place; within 32 tokens of one warp, the rank among equal ids is counted by match_any. Of a stretch's first 64
+//               groups of 32 tokens those are read again that have a token of the bucket: few, unless the vocabulary is small
 //
 // Launch: block 1024, grid: vocab / bucket up. Shared: static.
 //
@@ -18,7 +19,7 @@ TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end
     return t < end ? te_load_index(a.ids, t, a.ids_dt) : -1;
 }
 
-extern "C" __global__ void __launch_bounds__(1024) te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(1024, 2) te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {
     te_follow();
     __shared__ te_u32 place[32][TE__EMBEDDING_BUCKET];
     __shared__ te_u32 below[32];
@@ -28,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(1024) te_embedding_sort(const __gri
     te_i64 stretch = te_div_up(te_div_up(a.tokens, 32), 32) * 32, begin = warp * stretch;
     te_i64 end = begin + stretch < a.tokens ? begin + stretch : a.tokens;
     te_u32 earlier = (1u << lane) - 1, smaller = 0;
+    te_u64 ours = 0; // groups with a token of the bucket
 
     for (int i = lane; i < ids; i += 32) place[warp][i] = 0;
     __syncwarp();
@@ -41,6 +43,8 @@ extern "C" __global__ void __launch_bounds__(1024) te_embedding_sort(const __gri
             bool mine = id[k] >= first && id[k] < last;
             smaller += __popc(__ballot_sync(0xffffffffu, id[k] >= 0 && id[k] < first));
             if (!__any_sync(0xffffffffu, mine)) continue;
+            te_i64 group = (t - begin) / 32 + k;
+            if (group < 64) ours |= (te_u64)1 << group;
             te_u32 equal = __match_any_sync(0xffffffffu, mine ? (int)(id[k] - first) : -1);
             if (mine && (equal & earlier) == 0) place[warp][id[k] - first] += __popc(equal);
             __syncwarp();
@@ -75,22 +79,24 @@ extern "C" __global__ void __launch_bounds__(1024) te_embedding_sort(const __gri
     }
     __syncthreads();
 
-    for (te_i64 t = begin; t < end; t += 128) {
-        te_i64 id[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) id[k] = te_token_id(a, t + 32 * k + lane, end);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            bool here = id[k] >= first && id[k] < last;
-            if (!__any_sync(0xffffffffu, here)) continue;
-            te_u32 equal = __match_any_sync(0xffffffffu, here ? (int)(id[k] - first) : -1);
-            te_u32 to = here ? place[warp][id[k] - first] : 0;
-            __syncwarp();
-            if (here) {
-                a.order[to + __popc(equal & earlier)] = (te_u32)(t + 32 * k + lane);
-                if ((equal & earlier) == 0) place[warp][id[k] - first] = to + __popc(equal);
+    for (te_i64 t = begin, group = 0; t < end; t += 32, group++) {
+        if (group < 64) { // to the next one of ours
+            if (ours == 0) {
+                group = 63, t = begin + 63 * 32;
+                continue;
             }
-            __syncwarp();
+            group = __ffsll((te_i64)ours) - 1, t = begin + group * 32, ours &= ours - 1;
         }
+        te_i64 id = te_token_id(a, t + lane, end);
+        bool here = id >= first && id < last;
+        if (!__any_sync(0xffffffffu, here)) continue;
+        te_u32 equal = __match_any_sync(0xffffffffu, here ? (int)(id - first) : -1);
+        te_u32 to = here ? place[warp][id - first] : 0;
+        __syncwarp();
+        if (here) {
+            a.order[to + __popc(equal & earlier)] = (te_u32)(t + lane);
+            if ((equal & earlier) == 0) place[warp][id - first] = to + __popc(equal);
+        }
+        __syncwarp();
     }
 }

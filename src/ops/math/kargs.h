@@ -9,9 +9,24 @@ typedef struct te__copy_kargs {
     long long shape[8], src_stride[8], dst_stride[8];
     int ndim;
     int unit;  /* 1, 2, 4, 8 or 16; 0: convert */
-    int width; /* 1 or 8 */
+    int width; /* 1, 4 or 8 */
     int src_dt, dst_dt;
 } te__copy_kargs;
+
+/* transpose: a block does two tiles of 128 / size rows and 64 columns of a matrix, of bytes beside each other, else above each other. */
+typedef struct te__transpose_kargs {
+    const void *src; /* [.., m, lds] */
+    void *dst;       /* [.., n, ldd] */
+    long long m, n, lds, ldd;
+    long long filled; /* of ldd: up to here, what is not there is 0 */
+    long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, of `dims` dimensions, the last one fastest */
+    unsigned shape[6];
+    unsigned tiles, tiles_n; /* pairs of tiles: of a matrix, of its rows */
+    int dims;
+    int size;       /* bytes of an element: 1, 2 or 4 */
+    int vector_src; /* rows of src start at multiples of 16 bytes (8 for bytes) */
+    int vector_dst; /* rows of dst start at multiples of 16 bytes */
+} te__transpose_kargs;
 
 typedef struct te__fill_kargs {
     void *dst;

@@ -66,10 +66,13 @@ TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float step, int squared) {
     return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
 }
 
-/* The factor of a block's codes when they are read: d * amax / (6 F). An amax of 0 was quantized with S = 1. */
+/* The factor of a block's codes when they are read: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S = 1. */
+TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {
+    return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);
+}
 TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_max) {
     float most = te__mul_f32(code_max, 6.0f);
-    return te__mul_f32(te__mul_f32(te__e4m3_to_f32(block_code), amax == 0.0f ? most : amax), te__rcp_f32(most));
+    return te__nvfp4_decode_factor(te__e4m3_to_f32(block_code), amax, most, te__rcp_f32(most));
 }
 
 /* Where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled: tiles of 128 x 4. */

@@ -125,7 +125,7 @@ static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_nvfp4_dequ
     k->n = te__cols(a->y);
     k->ld = te__cols(a->q);
     k->groups = te__cols(a->scale);
-    k->tiles_n = (unsigned)te__div_up(k->n, 64);
+    k->tiles_n = (unsigned)te__div_up(k->n, a->columnwise ? 64 : 256);
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     k->y_dt = a->y->dtype;
     k->per_row = te__numel(a->amax) != 1;
@@ -137,7 +137,7 @@ static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_nvfp4_dequ
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "COLUMNWISE", k->columnwise);
     te__launch_option(l, "RHT", k->rht);
-    te__launch_size(l, te__div_up(k->m, 64) * (int64_t)k->tiles_n, 1, 1, 256, 0);
-    te__plan_why(p, "tiles through shared memory, 16 bytes a store");
+    te__launch_size(l, te__div_up(k->m, k->columnwise ? 64 : 32) * (int64_t)k->tiles_n, 1, 1, 256, 0);
+    te__plan_why(p, k->columnwise ? "tiles through shared memory, 16 bytes a store" : "one pass, eight elements at a time");
     return TE_OK;
 }

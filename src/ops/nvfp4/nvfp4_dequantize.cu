@@ -1,13 +1,17 @@
 // ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.
 //
+//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread asks for eight neighbours of each of its four rows before it decodes the first
+//
+//   column-wise:
 //            64 columns
-//          +------------+   a thread decodes one block of 16: of a row, or (columnwise) of a column;
+//          +------------+   a thread decodes one block of 16 of a column;
 //    64    |     y      |   the tile passes through shared memory in f32, 65 floats a row;
 //   rows   +------------+   a thread stores eight neighbours of a row, twice
 //
 // One H200, 2026-11-21, te_bench "dequantize nvfp4": 16384x4096 to bf16 0.56 of copy.
 //
-// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
+// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), those of a row of tiles next to each other. Any size, any
+// alignment.
 //
 // te:baseline
 // te:row Y_DT=3 COLUMNWISE=0 RHT=0
@@ -22,30 +26,89 @@
 #endif
 
 #define TE_COLUMNS 65 // floats of a row of the tile
+#define TE_Y_SIZE (Y_DT == TE_F32 ? 4 : 2)
+
+// 4 N bytes of codes, `left` of which exist; the others are 0. vector: all or none exist, at a multiple of 4 N.
+template <int N> TE_DEV void te_nvfp4_codes(const te_u8 *q, te_i64 left, bool vector, te_u32 w[N]) {
+    if (vector && N == 2) {
+        uint2 u = *(const uint2 *)q;
+        w[0] = u.x, w[N - 1] = u.y;
+    } else if (vector) {
+        w[0] = *(const te_u32 *)q;
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) w[i] = 0;
+#pragma unroll
+        for (int b = 0; b < 4 * N; b++)
+            if (b < left) w[b >> 2] |= (te_u32)q[b] << (8 * (b & 3));
+    }
+}
+// Eight codes times their step. Two tables of eight bytes give the upper and the lower byte of each magnitude's bf16, four codes at a time.
+TE_DEV void te_nvfp4_decode8(te_u32 w, float step, float v[8]) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        te_u32 codes = w >> (16 * h), pick = codes & 0x7777u;
+        te_u32 upper = __byte_perm(0x3f3f3f00u, 0x40404040u, pick), lower = __byte_perm(0xc0800000u, 0xc0804000u, pick);
+        te_u32 pair[2] = {__byte_perm(lower, upper, 0x5140), __byte_perm(lower, upper, 0x7362)};
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            te_u32 c = codes >> (8 * k), signs = (c & 8u) << 12 | (c & 0x80u) << 24, both = pair[k] | signs;
+            v[4 * h + 2 * k] = __fmul_rn(__uint_as_float(both << 16), step);
+            v[4 * h + 2 * k + 1] = __fmul_rn(__uint_as_float(both & 0xffff0000u), step);
+        }
+    }
+}
+TE_DEV void te_nvfp4_put8(const te__nvfp4_dequantize_kargs &a, te_i64 row, te_i64 col, const float y[8]) {
+    if (row >= a.m) return;
+    if (a.vector_y && col + 8 <= a.n) return te_store8(a.y, row * a.n + col, Y_DT, y);
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        if (col + k < a.n) te_store(a.y, row * a.n + col + k, Y_DT, y[k]);
+}
 
 extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __grid_constant__ te__nvfp4_dequantize_kargs a) {
     te_follow();
-    __shared__ float tile[64 * TE_COLUMNS];
+    te_i64 bytes = (a.ld + 1) >> 1;
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
-    te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 64;
-    int line = threadIdx.x >> 2, block = threadIdx.x & 3; // a row and a block of it, or a column
-    te_i64 i = (COLUMNWISE ? first_col : first_row) + line, j = ((COLUMNWISE ? first_row : first_col) >> 4) + block;
-    te_i64 bytes = (a.ld + 1) >> 1, left = bytes - 8 * j;
-    float v[16];
-    if (i < (COLUMNWISE ? a.n : a.m) && left > 0 && j < a.groups) {
-        const te_u8 *q = a.q + i * bytes + 8 * j;
-        te_u32 w[2] = {0, 0};
-        if (a.vector_q) { // 8 bytes of a row are there or not
-            uint2 u = *(const uint2 *)q;
-            w[0] = u.x, w[1] = u.y;
-        } else {
+    if (!COLUMNWISE) {
+        te_i64 row = (te_i64)tile_m * 32 + (threadIdx.x >> 5), col = (te_i64)tile_n * 256 + (threadIdx.x & 31) * 8, left = bytes - (col >> 1);
+        const te_u8 *q = a.q + row * bytes + (col >> 1);
+        int rows = left <= 0 || col >> 4 >= a.groups || row >= a.m ? 0 : a.m - row > 24 ? 4 : (int)(a.m - row + 7) / 8; // that have codes
+        te_u32 w[4] = {};
+        te_u8 scale[4] = {};
+        float amax[4] = {*a.amax, *a.amax, *a.amax, *a.amax};
 #pragma unroll
-            for (int b = 0; b < 8; b++)
-                if (b < left) w[b >> 2] |= (te_u32)q[b] << (8 * (b & 3));
+        for (int r = 0; r < 4; r++) {
+            if (r >= rows) continue;
+            te_nvfp4_codes<1>(q + 8 * r * bytes, left, a.vector_q, w + r);
+            scale[r] = a.scale[te__nvfp4_scale_at(row + 8 * r, col >> 4, a.groups, a.swizzled)];
+            if (a.per_row) amax[r] = a.amax[row + 8 * r];
         }
-        float step = te__nvfp4_decode_step(a.scale[te__nvfp4_scale_at(i, j, a.groups, a.swizzled)], a.amax[a.per_row ? i : 0], a.code_max);
+        te_u8 *y = (te_u8 *)a.y + (row * a.n + col) * TE_Y_SIZE;
+        bool whole = a.vector_y && col + 8 <= a.n;
+        float most = te__mul_f32(a.code_max, 6.0f), one_over_most = te__rcp_f32(most);
 #pragma unroll
-        for (int k = 0; k < 16; k++) v[k] = __fmul_rn(te__e2m1_to_f32((te_u8)(w[k >> 3] >> (4 * (k & 7)) & 15u)), step);
+        for (int r = 0; r < 4; r++) {
+            float v[8], d, none;
+            if (row + 8 * r >= a.m) break;
+            te_fp8x2_to_f32(scale[r], TE_F8E4M3, &d, &none);
+            te_nvfp4_decode8(w[r], te__nvfp4_decode_factor(d, amax[r], most, one_over_most), v);
+            if (whole) te_store8(y + 8 * r * a.n * TE_Y_SIZE, 0, Y_DT, v);
+            else te_nvfp4_put8(a, row + 8 * r, col, v);
+        }
+        return;
+    }
+    __shared__ float tile[64 * TE_COLUMNS];
+    te_i64 first_row = (te_i64)tile_m * 64, first_col = (te_i64)tile_n * 64;
+    int line = threadIdx.x >> 2, block = threadIdx.x & 3;
+    te_i64 i = first_col + line, j = (first_row >> 4) + block, left = bytes - 8 * j;
+    float v[16];
+    if (i < a.n && left > 0 && j < a.groups) {
+        te_u32 w[2];
+        te_nvfp4_codes<2>(a.q + i * bytes + 8 * j, left, a.vector_q, w);
+        float step = te__nvfp4_decode_step(a.scale[te__nvfp4_scale_at(i, j, a.groups, a.swizzled)], a.amax[a.per_row ? i : 0], a.code_max);
+        te_nvfp4_decode8(w[0], step, v);
+        te_nvfp4_decode8(w[1], step, v + 8);
     } else {
 #pragma unroll
         for (int k = 0; k < 16; k++) v[k] = 0.0f;
@@ -58,22 +121,11 @@ extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __gr
             if (v[k] != v[k]) v[k] = __uint_as_float(0x7fffffffu); // a NaN has no sign
     }
 #pragma unroll
-    for (int k = 0; k < 16; k++) tile[COLUMNWISE ? (16 * block + k) * TE_COLUMNS + line : line * TE_COLUMNS + 16 * block + k] = v[k];
+    for (int k = 0; k < 16; k++) tile[(16 * block + k) * TE_COLUMNS + line] = v[k];
     __syncthreads();
 #pragma unroll
     for (int pass = 0; pass < 2; pass++) {
         int r = pass * 32 + (threadIdx.x >> 3), c = (threadIdx.x & 7) * 8;
-        te_i64 row = first_row + r, col = first_col + c;
-        if (row >= a.m) continue;
-        float y[8];
-#pragma unroll
-        for (int k = 0; k < 8; k++) y[k] = tile[r * TE_COLUMNS + c + k];
-        if (a.vector_y && col + 8 <= a.n) {
-            te_store8(a.y, row * a.n + col, Y_DT, y);
-        } else {
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-                if (col + k < a.n) te_store(a.y, row * a.n + col + k, Y_DT, y[k]);
-        }
+        te_nvfp4_put8(a, first_row + r, first_col + c, tile + r * TE_COLUMNS + c);
     }
 }

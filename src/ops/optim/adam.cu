@@ -41,22 +41,19 @@ TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, i
     if (i >= whole) return whole;
     void *param = a.param[t];
     float *m_at = a.m[t], *v_at = a.v[t], *master_at = a.master[t];
-    te_raw4<G> g = te_raw4_load<G>(a.grad[t], i);
-    te_raw4<TE_F32> m = te_raw4_load<TE_F32>(m_at, i), v = te_raw4_load<TE_F32>(v_at, i), master = {};
-    te_raw4<P> before = {};
-    if constexpr (MASTER) master = te_raw4_load<TE_F32>(master_at, i);
-    else before = te_raw4_load<P>(param, i);
-    float p4[4], m4[4], v4[4];
+    te_bits<4> g = te_ask<4>(a.grad[t], i, G), m = te_ask<4>(m_at, i, TE_F32), v = te_ask<4>(v_at, i, TE_F32);
+    te_bits<4> before = MASTER ? te_ask<4>(master_at, i, TE_F32) : te_ask<4>(param, i, P);
+    float g4[4], p4[4], m4[4], v4[4];
+    te_of_bits<4>(g, G, g4);
+    te_of_bits<4>(before, MASTER ? TE_F32 : P, p4);
+    te_of_bits<4>(m, TE_F32, m4);
+    te_of_bits<4>(v, TE_F32, v4);
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        p4[k] = MASTER ? te_raw4_get(master, k) : te_raw4_get(before, k);
-        m4[k] = te_raw4_get(m, k), v4[k] = te_raw4_get(v, k);
-        step(te_raw4_get(g, k), p4[k], m4[k], v4[k]);
-    }
-    te_store4<TE_F32>(m_at, i, m4);
-    te_store4<TE_F32>(v_at, i, v4);
-    if constexpr (MASTER) te_store4<TE_F32>(master_at, i, p4);
-    te_store4<P>(param, i, p4);
+    for (int k = 0; k < 4; k++) step(g4[k], p4[k], m4[k], v4[k]);
+    te_store_n<4>(m_at, i, TE_F32, m4);
+    te_store_n<4>(v_at, i, TE_F32, v4);
+    if constexpr (MASTER) te_store_n<4>(master_at, i, TE_F32, p4);
+    te_store_n<4>(param, i, P, p4);
     return whole;
 }
 

@@ -17,8 +17,9 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     k->vector = a->d % 8 == 0 && a->half % 8 == 0 && te__rope_view_is_aligned(&a->packed) && te__rope_view_is_aligned(&a->q) &&
                 te__rope_view_is_aligned(&a->k) && te__rope_view_is_aligned(&a->v);
     units = heads * (a->d - a->half) / (k->vector ? 8 : 1);
-    /* Enough tokens for two units a thread; their angles in at most 32 KB. */
-    k->tokens = (int)te__max(1, te__min(2 * TE__ROPE_THREADS / units, 4096 / te__max(a->half, 1)));
+    /* Enough tokens for eight units a thread, if the GPU is full then; their angles in at most 32 KB. */
+    k->tokens = (int)te__max(2 * TE__ROPE_THREADS / units, te__min(8 * TE__ROPE_THREADS / units, tokens / (4 * te__max(p->num_sms, 1))));
+    k->tokens = (int)te__max(1, te__min(k->tokens, 4096 / te__max(a->half, 1)));
     if (te__div_up(tokens, k->tokens) > INT_MAX)
         return te__fail(p->te, TE_ERR_UNSUPPORTED, "rope: %lld tokens are more than a launch can have", (long long)tokens);
     if (k->vector && !p->baseline && alike && a->packed.dt == a->q.dt) {

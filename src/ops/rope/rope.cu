@@ -27,104 +27,159 @@
 #define VECTOR a.vector
 #endif
 
-struct te_rope_token {
-    int t, b;
-    TE_DEV te_rope_token(const te__rope_kargs &a, te_i64 token) {
-        te_i64 outer = token / (a.batch_first ? a.seq : a.batch);
-        int inner = (int)(token - outer * (a.batch_first ? a.seq : a.batch));
-        t = a.batch_first ? inner : (int)outer;
-        b = a.batch_first ? (int)outer : inner;
+// The block's tokens: `first` lies at (outer, inner) of the two dimensions of tokens, the inner one of `size`.
+struct te_rope_tokens {
+    te_i64 outer;
+    te_u32 inner, size;
+    int count;
+    bool batch_first;
+    TE_DEV te_rope_tokens(const te__rope_kargs &a) : batch_first(a.batch_first) {
+        const te_i64 first = (te_i64)blockIdx.x * a.tokens, left = (te_i64)a.batch * a.seq - first;
+        count = left < a.tokens ? (int)left : a.tokens;
+        size = (te_u32)(batch_first ? a.seq : a.batch);
+        outer = first >> 31 ? first / size : (te_i64)((te_u32)first / size); // a 64-bit division takes a hundred instructions
+        inner = (te_u32)(first - outer * size);
+    }
+    TE_DEV void locate(int token, int &t, int &b) const {
+        te_u32 in = inner + (te_u32)token, out = (te_u32)outer;
+        if (size == 1) {
+            out += in, in = 0;
+        } else if (in >= size) {
+            te_u32 more = in / size;
+            out += more, in -= more * size;
+        }
+        t = (int)(batch_first ? in : out), b = (int)(batch_first ? out : in);
     }
 };
 
-template <int W> TE_DEV void te_rope_load(float x[W], const void *p, te_i64 at, int dt) {
-    if (W == 8)
-        te_load8(p, at, dt, x);
-    else
-        x[0] = te_load(p, at, dt);
+// W elements of x or y, as they came; a single one as f32.
+template <int W> TE_DEV te_bits<W> te_rope_ask(const void *p, te_i64 at, int dt) {
+    if constexpr (W == 8) return te_ask<8>(p, at, dt);
+    else return te_bits<1>{{__float_as_uint(te_load(p, at, dt))}};
 }
-template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const float x[W]) {
-    if (W == 8)
-        te_store8(p, at, dt, x);
-    else
-        te_store(p, at, dt, x[0]);
+template <int W> TE_DEV void te_rope_values(const te_bits<W> &bits, int dt, float v[W]) {
+    if constexpr (W == 8) te_of_bits<8>(bits, dt, v);
+    else v[0] = __uint_as_float(bits.w[0]);
+}
+template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const float v[W]) {
+    if constexpr (W == 8) te_store8(p, at, dt, v);
+    else te_store(p, at, dt, v[0]);
 }
 
-template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, const float2 *table) {
-    const int all_heads = a.heads + 2 * a.groups, per_group = a.groups ? a.heads / a.groups + 2 : 1;
-    const int pairs = a.half / W, units = a.d / W - pairs;
-    const te_i64 first = (te_i64)blockIdx.x * a.tokens, left = (te_i64)a.batch * a.seq - first;
-    const int tokens = left < a.tokens ? (int)left : a.tokens;
-    for (int at = threadIdx.x; at < tokens * all_heads * units; at += TE__ROPE_THREADS) {
-        const int head = at / units, unit = at - head * units, token = head / all_heads, packed_head = head - token * all_heads;
-        const te_rope_token where(a, first + token);
-        // Which of q, k, v, and which of its heads?
-        int part, h = packed_head;
-        if (a.grouped && a.groups) {
-            int group = packed_head / per_group, in_group = packed_head - group * per_group;
+// Which unit of which packed head of which token is number `at`; and on to the one that is TE__ROPE_THREADS further, without a division.
+struct te_rope_walk {
+    int units, heads; // of a head, of a token
+    int unit, head, token, on_unit, on_head, on_token;
+    TE_DEV te_rope_walk(int units_, int heads_, int at) : units(units_), heads(heads_) {
+        split(at, unit, head, token);
+        split(TE__ROPE_THREADS, on_unit, on_head, on_token);
+    }
+    TE_DEV void split(te_u32 at, int &u, int &h, int &t) const {
+        te_u32 in_all = at / (te_u32)units, in_tokens = in_all / (te_u32)heads;
+        u = (int)(at - in_all * (te_u32)units), h = (int)(in_all - in_tokens * (te_u32)heads), t = (int)in_tokens;
+    }
+    TE_DEV void next() {
+        unit += on_unit, head += on_head, token += on_token;
+        if (unit >= units) unit -= units, head++;
+        if (head >= heads) head -= heads, token++;
+    }
+};
+
+// A thread's part of the work at a time: where it goes, and what is turned.
+template <int W> struct te_rope_unit {
+    te_bits<W> x, y;
+    void *dst;
+    te_i64 to;
+    int turn; // where the first of its angles is in the table, the next one half / W further; -1: nothing is turned
+    int cx, cy, src_dt, dst_dt; // cy -1: there is no y
+
+    TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {
+        const int pairs = a.half / W, unit = walk.unit, token = walk.token, packed_head = walk.head;
+        int where_t, where_b, part = 0, h = packed_head; // which of q, k, v, and which of its heads?
+        tokens.locate(token, where_t, where_b);
+        if (a.groups && a.grouped) {
+            const int per_group = a.heads / a.groups + 2, group = packed_head / per_group, in_group = packed_head - group * per_group;
             part = max(0, in_group - (per_group - 3));
             h = part ? group : group * (per_group - 2) + in_group;
-        } else {
+        } else if (a.groups) {
             part = h < a.heads ? 0 : h < a.heads + a.groups ? 1 : 2;
             h -= part == 0 ? 0 : part == 1 ? a.heads : a.heads + a.groups;
         }
         const te__rope_view &one = part == 0 ? a.q : part == 1 ? a.k : a.v;
-        const te_i64 in_one = where.t * one.s + where.b * one.b + h * one.h;
-        const te_i64 in_packed = where.t * a.packed.s + where.b * a.packed.b + packed_head * a.packed.h;
-        const te_i64 from = a.gather ? in_one : in_packed, to = a.gather ? in_packed : in_one;
+        const te_i64 in_one = where_t * one.s + where_b * one.b + h * one.h;
+        const te_i64 in_packed = where_t * a.packed.s + where_b * a.packed.b + packed_head * a.packed.h;
+        const te_i64 from = a.gather ? in_one : in_packed;
         const void *src = a.gather ? one.p : a.packed.p;
-        void *dst = a.gather ? a.packed.p : one.p;
-        const int src_dt = a.gather ? DT_OF(one) : DT_OF(a.packed), dst_dt = a.gather ? DT_OF(a.packed) : DT_OF(one);
-
-        float x[W], y[W];
+        to = a.gather ? in_packed : in_one, dst = a.gather ? a.packed.p : one.p;
+        src_dt = a.gather ? DT_OF(one) : DT_OF(a.packed), dst_dt = a.gather ? DT_OF(a.packed) : DT_OF(one);
         if (unit >= pairs) { // behind the rotated channels
-            const int c = (unit + pairs) * W;
-            te_rope_load<W>(x, src, from + c, src_dt);
-            te_rope_store<W>(dst, to + c, dst_dt, x);
-            continue;
+            cx = (unit + pairs) * W, cy = turn = -1;
+        } else {
+            cx = a.interleaved ? 2 * W * unit : W * unit, cy = a.interleaved ? cx + W : cx + a.half;
+            turn = part < 2 ? token * a.half + unit : -1;
+            y = te_rope_ask<W>(src, from + cy, src_dt);
         }
-        const int cx = a.interleaved ? 2 * W * unit : W * unit, cy = a.interleaved ? cx + W : cx + a.half;
-        te_rope_load<W>(x, src, from + cx, src_dt);
-        te_rope_load<W>(y, src, from + cy, src_dt);
-        if (part < 2) {
-            const float2 *turn = table + token * a.half + unit * W;
+        x = te_rope_ask<W>(src, from + cx, src_dt);
+        walk.next();
+    }
+    TE_DEV void finish(const te__rope_kargs &a, const float2 *table) const {
+        float u[W], v[W];
+        te_rope_values<W>(x, src_dt, u);
+        if (cy >= 0) te_rope_values<W>(y, src_dt, v);
+        if (turn >= 0) {
+            float2 by[W];
+#pragma unroll
+            for (int i = 0; i < W; i++) by[i] = table[turn + i * (a.half / W)];
             if (a.interleaved && W > 1) {
 #pragma unroll
                 for (int i = 0; i < W; i++) {
-                    float *lo = i < W / 2 ? x + 2 * i : y + 2 * i - W, u = lo[0], v = lo[1];
-                    lo[0] = u * turn[i].x - v * turn[i].y;
-                    lo[1] = v * turn[i].x + u * turn[i].y;
+                    float *lo = i < W / 2 ? u + 2 * i : v + 2 * i - W, p = lo[0], q = lo[1];
+                    lo[0] = p * by[i].x - q * by[i].y;
+                    lo[1] = q * by[i].x + p * by[i].y;
                 }
             } else {
 #pragma unroll
                 for (int i = 0; i < W; i++) {
-                    float u = x[i], v = y[i];
-                    x[i] = u * turn[i].x - v * turn[i].y;
-                    y[i] = v * turn[i].x + u * turn[i].y;
+                    float p = u[i], q = v[i];
+                    u[i] = p * by[i].x - q * by[i].y;
+                    v[i] = q * by[i].x + p * by[i].y;
                 }
             }
         }
-        te_rope_store<W>(dst, to + cx, dst_dt, x);
-        te_rope_store<W>(dst, to + cy, dst_dt, y);
+        te_rope_store<W>(dst, to + cx, dst_dt, u);
+        if (cy >= 0) te_rope_store<W>(dst, to + cy, dst_dt, v);
+    }
+};
+
+template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *table) {
+    const te_rope_tokens tokens(a);
+    te_rope_walk walk((a.d - a.half) / W, a.heads + 2 * a.groups, threadIdx.x);
+    const int all = tokens.count * walk.heads * walk.units;
+    int at = threadIdx.x;
+    te_rope_unit<W> one, other; // two at a time, the first of which are on their way while angles are computed
+    if (at < all) one.ask(a, tokens, walk);
+    if (at + TE__ROPE_THREADS < all) other.ask(a, tokens, walk);
+    for (int i = threadIdx.x; i < tokens.count * a.half; i += TE__ROPE_THREADS) {
+        const int token = i / a.half, pair = i - token * a.half;
+        int t, b;
+        tokens.locate(token, t, b);
+        const float position = (float)(t + a.offset + (a.start ? a.start[b] : 0)) * a.position_scale;
+        float s, c;
+        sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);
+        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // what neighbours read at once lies side by side
+    }
+    __syncthreads();
+    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is turned while the other, and the next one, are on their way
+        one.finish(a, table);
+        if (at + 2 * TE__ROPE_THREADS < all) one.ask(a, tokens, walk);
+        if (at + TE__ROPE_THREADS < all) other.finish(a, table);
+        if (at + 3 * TE__ROPE_THREADS < all) other.ask(a, tokens, walk);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TE__ROPE_THREADS, 4) te_rope(const __grid_constant__ te__rope_kargs a) {
+extern "C" __global__ void __launch_bounds__(TE__ROPE_THREADS, 3) te_rope(const __grid_constant__ te__rope_kargs a) {
     te_follow();
     extern __shared__ float2 table[]; // (cos, sin) of each token's angles
-    const te_i64 first = (te_i64)blockIdx.x * a.tokens, left = (te_i64)a.batch * a.seq - first;
-    for (int at = threadIdx.x; at < a.tokens * a.half; at += TE__ROPE_THREADS) {
-        const int token = at / a.half;
-        if (token >= left) break;
-        const te_rope_token where(a, first + token);
-        const float position = (float)(where.t + a.offset + (a.start ? a.start[where.b] : 0)) * a.position_scale;
-        float s, c;
-        sincosf(__fmul_rn(position, a.inv_freq[at - token * a.half]), &s, &c);
-        table[at] = make_float2(c, s * a.direction);
-    }
-    __syncthreads();
-    if (VECTOR)
-        te_rope_units<8>(a, table);
-    else
-        te_rope_units<1>(a, table);
+    if (VECTOR) te_rope_units<8>(a, table);
+    else te_rope_units<1>(a, table);
 }

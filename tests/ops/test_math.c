@@ -98,8 +98,12 @@ TE_TEST_DEVICES(copy_strided) {
         {{4, 6, 8, 16}, {2, 3}, 3, 0, 7},
         {{4, 6, 8, 16}, {0, 1}, 3, 3, 10}, /* rows that begin anywhere */
         {{4, 6, 8, 16}, {0, 1}, 3, 8, 8},  /* rows of 8 at multiples of 8 */
+        {{4, 6, 8, 16}, {0, 1}, 3, 4, 12}, /* rows of 12 at multiples of 4 */
         {{1, 1, 33, 65}, {2, 3}, 0, 0, 1},
         {{70, 1, 1, 40}, {0, 3}, 0, 6, 64},
+        {{2, 3, 130, 200}, {2, 3}, 1, 1, 2}, /* from here on by tiles, several matrices of several */
+        {{1, 2, 257, 300}, {2, 3}, 3, 3, 290},
+        {{70, 2, 3, 136}, {0, 3}, 2, 1, 2},
         {{3, 0, 5, 2}, {0, 1}, 2, 1, 2},
     };
     static const te_dtype pairs[][2] = {{TE_BF16, TE_BF16}, {TE_F32, TE_BF16}, {TE_BF16, TE_F32}, {TE_U8, TE_U8}, {TE_I64, TE_I64}, {TE_F8E4M3, TE_U8}};
@@ -353,7 +357,8 @@ static int64_t *text_ids(int64_t n, int64_t vocab) {
 
 TE_TEST_DEVICES(embedding_shapes) {
     static const int64_t cases[][3] = {/* tokens, vocab, h */
-                                       {1, 1, 1}, {7, 5, 3}, {300, 256, 129}, {1000, 256, 128}, {1000, 1000, 40}, {513, 70000, 8}, {0, 10, 8}, {10, 4, 0}, {2000, 3, 136}};
+                                       {1, 1, 1}, {7, 5, 3}, {300, 256, 129}, {1000, 256, 128}, {1000, 1000, 40}, {513, 70000, 8}, {0, 10, 8}, {10, 4, 0}, {2000, 3, 136},
+                                       {700, 50, 776}, {70000, 40, 8}}; /* more columns than a warp takes at once; more than 64 groups of tokens a warp */
     for (int c = 0; c < COUNT(cases); c++)
         for (int d = 0; d < 9; d++) {
             int64_t tokens = cases[c][0], vocab = cases[c][1], h = cases[c][2];

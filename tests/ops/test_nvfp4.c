@@ -548,7 +548,7 @@ TE_TEST_DEVICES(nvfp4_dequantize_all_codes) {
 }
 
 TE_TEST_DEVICES(nvfp4_dequantize_shapes) {
-    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 5, 7}, {17, 33, 64}, {64, 64, 64}, {127, 129, 160}, {70, 200, 200}, {0, 4, 32}, {4, 0, 32}};
+    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 5, 7}, {17, 33, 64}, {64, 64, 64}, {127, 129, 160}, {70, 200, 200}, {70, 520, 528}, {0, 4, 32}, {4, 0, 32}};
     for (int s = 0; s < COUNT(shapes); s++)
         for (int way = 0; way < 12; way++) {
             bool columnwise = way & 1, per_row = !columnwise && way & 2, rht = columnwise && way & 2;

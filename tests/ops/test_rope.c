@@ -118,7 +118,8 @@ static const te_dtype formats[] = {TE_F32, TE_F16, TE_BF16};
 TE_TEST_DEVICES(rope) {
     static const int64_t sizes[][5] = {/* s, b, heads, d, rotary_dim */
                                        {5, 2, 3, 64, 0}, {1, 1, 1, 2, 0}, {17, 1, 2, 128, 64}, {3, 4, 2, 33, 10}, {130, 2, 4, 32, 32},
-                                       {2, 2, 1, 48, 40}, {2, 1, 1, 1024, 0}, {2, 1, 1, 3000, 16}, {0, 2, 2, 8, 0}, {4, 0, 2, 8, 0}};
+                                       {2, 2, 1, 48, 40}, {2, 1, 1, 1024, 0}, {2, 1, 1, 3000, 16}, {0, 2, 2, 8, 0}, {4, 0, 2, 8, 0},
+                                       {3, 1, 128, 128, 0}, {2, 2, 64, 33, 10}}; /* more than two units of work a thread */
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(sizes); i++)
             for (int k = 0; k < 4; k++) {

@@ -103,7 +103,8 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     te__fp8_quantize_kargs *k = TE__KARGS(p, l, te__fp8_quantize_kargs);
     int64_t tiles_m = te__cast_tiles_m(a), tiles_n = te__cast_tiles_n(a), tiles = tiles_m * tiles_n;
     bool twice = a->current && !a->x_amax; /* x is read twice */
-    int64_t blocks = twice ? te__min(tiles, te__plan_resident(p, 256, 9 * 1024, TE__CAST_RESIDENT)) : tiles;
+    int64_t resident = te__dtype_size(a->x->dtype) == 2 && !p->baseline ? TE__CAST_RESIDENT_HALVES : TE__CAST_RESIDENT;
+    int64_t blocks = twice ? te__min(tiles, te__plan_resident(p, 256, 9 * 1024, resident)) : tiles;
     if (twice) {
         k->partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
         k->counter = te__plan_counter(p);

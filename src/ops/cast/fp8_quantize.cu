@@ -18,11 +18,11 @@
 //
 // BIAS: sums [tile along m][column] = sum of x over the tile's rows, which math/column_sum adds up.
 //
-// One H200, 2026-11-21, te_bench quantize: 16384x4096 bf16, of copy: row-wise 0.89, both copies 0.86, both with the scale made here 0.85, of a
+// One H200, 2026-11-22, te_bench quantize: 16384x4096 bf16, of copy: row-wise 0.89, both copies 0.86, both with the scale made here 0.86, of a
 // known amax 0.86, with the gradient of a bias 0.80.
 //
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other; at least one. current: at most TE__CAST_RESIDENT blocks a
-// multiprocessor, and as many as there are partial maxima. Any size, any alignment.
+// multiprocessor (16-bit x, but for the general row: TE__CAST_RESIDENT_HALVES), and as many as there are partial maxima. Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4 CURRENT=0 BIAS=0
@@ -47,7 +47,7 @@
 #define RESIDENT TE__CAST_RESIDENT
 #else
 #define PACKED (X_DT != 1)
-#define RESIDENT (CURRENT ? TE__CAST_RESIDENT : 1)
+#define RESIDENT (CURRENT ? (PACKED ? TE__CAST_RESIDENT_HALVES : TE__CAST_RESIDENT) : 1)
 #endif
 
 // Where a thread's eight columns of four rows are in tile `at`, and what x holds there.
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
     te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ float scratch[32];
-    te_eight<PACKED> w[4], next[4]; // CURRENT: of a tile, and of the one after it, which is on its way
+    te_eight<PACKED> w[4];
     float largest = 0.0f, scale;
     te_u32 at = blockIdx.x;
     te_cast_place p(a, at);
@@ -163,18 +163,17 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
     if (a.noop && *a.noop == 1.0f) return;
     if (CURRENT) {
 #pragma unroll 1
-        for (;;) {
-            bool more = at + gridDim.x < a.tiles;
-            if (more) {
-                at += gridDim.x;
-                p = te_cast_place(a, at);
-                p.ask(a, next);
-            }
-            largest = te_cast_largest(w, largest, X_DT);
-            if (!more) break;
+        while (at + gridDim.x < a.tiles) {
+            te_eight<PACKED> next[4]; // on its way while this tile is looked at; of f32 there are no registers for two
+            if (!PACKED) largest = te_cast_largest(w, largest, X_DT);
+            at += gridDim.x;
+            p = te_cast_place(a, at);
+            p.ask(a, next);
+            if (PACKED) largest = te_cast_largest(w, largest, X_DT);
 #pragma unroll
             for (int r = 0; r < 4; r++) w[r] = next[r];
         }
+        largest = te_cast_largest(w, largest, X_DT);
         largest = te_block_max(largest, scratch);
         if (threadIdx.x == 0) a.partial[blockIdx.x] = largest;
         te_grid_wait(a.counter);
@@ -194,19 +193,11 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
 
 #pragma unroll 1
     for (;;) {
-        bool more = CURRENT && at >= gridDim.x;
-        te_cast_place q = p;
-        if (more) {
-            at -= gridDim.x;
-            q = te_cast_place(a, at);
-            q.ask(a, next);
-            te_loads_go_first();
-        }
         te_cast_tile(a, p, w, scale, tile);
-        if (!more) break;
-        p = q;
-#pragma unroll
-        for (int r = 0; r < 4; r++) w[r] = next[r];
+        if (!CURRENT || at < gridDim.x) break;
+        at -= gridDim.x;
+        p = te_cast_place(a, at);
+        p.ask(a, w);
         __syncthreads(); // the tile before is written
     }
     if (!CURRENT && a.amax && !a.x_amax) {

@@ -39,6 +39,7 @@ typedef struct te__delayed_kargs {
 
 /* A tile has 128 rows and 64 columns. */
 #define TE__CAST_RESIDENT 3 /* blocks that run on a multiprocessor at once, when they make the scale themselves */
+#define TE__CAST_RESIDENT_HALVES 4 /* ... of an x of 16 bits, which stays packed in registers */
 typedef struct te__fp8_quantize_kargs {
     const void *x; /* [m, n] */
     void *row;     /* [m, ld], or NULL */

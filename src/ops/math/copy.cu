@@ -7,7 +7,9 @@
 //   a contiguous copy is ndim 1: item i lies at i on both sides
 //   otherwise item i is split into coordinates, last dimension fastest
 //
-// One H200, 2026-11-21, te_bench: 16384x4096 bf16 to f32 0.67 of copy, out of a transposed view 0.14.
+// Transposed views of equal formats go through transpose.cu, six times as fast.
+//
+// One H200, 2026-11-22, te_bench convert: 16384x4096 bf16 to f32 0.92 of copy.
 //
 // Launch: block 256, grid: blocks of 1024 items; each thread takes four, 256 apart. width 4, 8: addresses and strides as te_ask wants them.
 //

@@ -6,7 +6,8 @@
 //   id       | warp 0 | warp 1 | warp 0 | warp 1 |      splits = 2: as many warps an id as fill the GPU, fewer for a large vocabulary
 //            +--------+--------+--------+--------+
 //
-// One H200, 2026-11-21, te_bench embedding: 16384 rows of 4096 bf16 into 128256, with embedding_sort, 0.60 of copy.
+// One H200, 2026-11-22, te_bench embedding: 16384 rows of 4096 bf16 into 128256, with embedding_sort, 0.80 of copy. Eight warps side by side on one
+// id after the other, so that dtable is written as it lies, took 1.05 of the time.
 //
 // Launch: block 256, grid: vocab * splits / 8 up, splits fastest. `vector`: rows start at multiples of 16 bytes.
 //

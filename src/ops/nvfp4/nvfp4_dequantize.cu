@@ -8,7 +8,7 @@
 //    64    |     y      |   the tile passes through shared memory in f32, 65 floats a row;
 //   rows   +------------+   a thread stores eight neighbours of a row, twice
 //
-// One H200, 2026-11-21, te_bench "dequantize nvfp4": 16384x4096 to bf16 0.56 of copy.
+// One H200, 2026-11-22, te_bench "dequantize nvfp4": 16384x4096 to bf16, row-wise, 0.84 of copy.
 //
 // Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), those of a row of tiles next to each other. Any size, any
 // alignment.

@@ -122,7 +122,7 @@ tools: $(TOOLS:%=$(BUILD)/%) $(BUILD)/minimal
 BENCH_CSV ?= tests/bench/h200.csv
 
 bench: $(BUILD)/te_bench
-	$(BUILD)/te_bench $(or $(ARGS),--csv $(BENCH_CSV))
+	TE_BENCH_COMMIT="$$(git describe --always --dirty 2>/dev/null)" $(BUILD)/te_bench $(or $(ARGS),--csv $(BENCH_CSV))
 	@$(if $(ARGS),,$(PYTHON) tools/bench_table.py $(BENCH_CSV))
 
 bench-table:

@@ -9,7 +9,10 @@
  *
  * Every figure is the median of at least 15 runs between CUDA events, on random normal data, with the L2 cache flushed before each run:
  * by writing, which leaves it as full of lines to be written back as a call that writes leaves it; before calls that only read, by writing
- * and then reading, since such a call leaves none either. Clocks are left as they are. */
+ * and then reading, since such a call leaves none either. Clocks are left as they are.
+ *
+ * The first line says of what the figures are: GPU, driver, libraries, date, and the commit that the environment variable TE_BENCH_COMMIT names; `make bench`
+ * sets it. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #define TE__TUNE
@@ -1563,12 +1566,14 @@ static int tune(bench *b) {
 /* What the figures are of. */
 static void bench_head(bench *b) {
     const te__nvrtc *nvrtc = te__nvrtc_open(te__driver_major(), NULL);
-    char text[512], date[16] = "";
+    const char *commit = getenv("TE_BENCH_COMMIT");
+    char text[512], of[64] = "", date[16] = "";
     time_t now = time(NULL);
+    if (commit && commit[0]) snprintf(of, sizeof of, " (%s)", commit);
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
-    snprintf(text, sizeof text, "%s, driver %d.%d, NVRTC %d.%d, %s, te.h %d.%d.%d, copy %.0f GB/s (read and written), %s", b->te->cuda->name, te__cu.version / 1000,
+    snprintf(text, sizeof text, "%s, driver %d.%d, NVRTC %d.%d, %s, te.h %d.%d.%d%s, copy %.0f GB/s (read and written), %s", b->te->cuda->name, te__cu.version / 1000,
              te__cu.version / 10 % 100, nvrtc ? nvrtc->major : 0, nvrtc ? nvrtc->minor : 0, b->lt ? b->lt->version : "no cuBLASLt", TE_VERSION_MAJOR, TE_VERSION_MINOR,
-             TE_VERSION_PATCH, b->copy_rate * 1e-9, date);
+             TE_VERSION_PATCH, of, b->copy_rate * 1e-9, date);
     printf("%s\n", text);
     printf("%-42s %-20s %13s %18s %9s  ratio\n", "what", "shape", "time", "ours", "theirs");
     if (b->csv) fprintf(b->csv, "# %s\nwhat,shape,microseconds,ours,unit,against,theirs,ratio\n", text);

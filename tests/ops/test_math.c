@@ -358,7 +358,8 @@ static int64_t *text_ids(int64_t n, int64_t vocab) {
 TE_TEST_DEVICES(embedding_shapes) {
     static const int64_t cases[][3] = {/* tokens, vocab, h */
                                        {1, 1, 1}, {7, 5, 3}, {300, 256, 129}, {1000, 256, 128}, {1000, 1000, 40}, {513, 70000, 8}, {0, 10, 8}, {10, 4, 0}, {2000, 3, 136},
-                                       {700, 50, 776}, {70000, 40, 8}}; /* more columns than a warp takes at once; more than 64 groups of tokens a warp */
+                                       {700, 50, 776}, {70000, 40, 8}, /* more columns than a warp takes at once; more than 64 groups of tokens a warp */
+                                       {90, 20, 12}, {90, 20, 268}};   /* f32 rows at multiples of 16 bytes whose ends are not eights */
     for (int c = 0; c < COUNT(cases); c++)
         for (int d = 0; d < 9; d++) {
             int64_t tokens = cases[c][0], vocab = cases[c][1], h = cases[c][2];

@@ -313,7 +313,7 @@ static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_embedding_bwd
     args.dy_dt = a->dy->dtype;
     args.dtable_dt = a->dtable->dtype;
     args.accumulate = a->accumulate;
-    args.vector = te__math_aligned_rows(a->dy, args.h) && te__math_aligned_rows(a->dtable, args.h);
+    args.vector = args.h % 8 == 0 && te__math_aligned_rows(a->dy, args.h) && te__math_aligned_rows(a->dtable, args.h);
     l = te__plan_launch(p, "math", "embedding_sort");
     te__launch_size(l, te__div_up(args.vocab, args.bucket), 1, 1, 1024, 0);
     *TE__KARGS(p, l, te__embedding_bwd_kargs) = args;

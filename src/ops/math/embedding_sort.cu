@@ -1,6 +1,6 @@
 // ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.
 //
-//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids twice
+//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids, some of them twice
 //   warp w      reads the w-th of 32 equal stretches of the tokens
 //
 //   pass 1      count[w][i]: tokens of id i in stretch w; and below: tokens of smaller ids, which is where this bucket begins

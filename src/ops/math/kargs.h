@@ -102,6 +102,6 @@ typedef struct te__embedding_bwd_kargs {
     int bucket; /* ids that a block of embedding_sort takes care of, at most TE__EMBEDDING_BUCKET */
     int ids_dt, dy_dt, dtable_dt;
     int accumulate;
-    int vector;
+    int vector; /* rows start at multiples of 16 bytes on both sides, and have whole eights of columns */
 } te__embedding_bwd_kargs;
 #define TE__EMBEDDING_BUCKET 256

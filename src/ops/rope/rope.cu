@@ -8,7 +8,7 @@
 // vectors, or 1.
 //
 // Options: X_DT (te_dtype of everything; else each has its own), X_VECTOR (else a.vector).
-// One H200, 2026-11-22, te_bench rotary: 16384x4096 bf16, heads of 128, 0.85 of copy.
+// One H200, 2026-11-22, te_bench rotary: 16384x4096 bf16, heads of 128, 0.84 of copy.
 //
 // Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes. vector: addresses are multiples of 16 bytes, and all
 //         strides, d and half of 8 elements.

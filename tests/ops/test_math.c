@@ -150,6 +150,34 @@ TE_TEST_DEVICES(copy_strided) {
         }
 }
 
+/* Which kernel: a transposed view goes through tiles unless it would leave them nearly empty, or its elements are longer than a word. */
+TE_TEST(copy_plans) {
+    static const struct {
+        te_dtype from, to;
+        int64_t shape[3]; /* of what is transposed: its last two dimensions are swapped */
+        const char *kernel;
+    } row[] = {
+        {TE_BF16, TE_BF16, {1, 512, 256}, "math/transpose.SIZE=2"},
+        {TE_U8, TE_U8, {1, 300, 200}, "math/transpose.SIZE=1"},
+        {TE_F32, TE_F32, {5, 64, 100}, "math/transpose.SIZE=4"},
+        {TE_BF16, TE_BF16, {1, 512, 3}, "math/copy"},
+        {TE_I64, TE_I64, {1, 300, 200}, "math/copy"},
+        {TE_F32, TE_BF16, {1, 300, 200}, "math/copy.SRC_DT=1,DST_DT=3"},
+    };
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int i = 0; i < COUNT(row); i++) {
+        const int64_t *s = row[i].shape;
+        te_explanation e;
+        te_copy_args a = {0};
+        test_case("[%d, %d, %d] %s to %s", (int)s[0], (int)s[1], (int)s[2], te_dtype_name(row[i].from), te_dtype_name(row[i].to));
+        a.src = te_tensor_transpose(te_tensor_empty(te, row[i].from, 3, s), 1, 2);
+        a.dst = te_tensor_empty(te, row[i].to, SHAPE(s[0], s[2], s[1]));
+        CHECK(te_explain(te, TE_OP_COPY, &a, "sm_90", &e) == TE_OK && e.supported);
+        CHECK_STR(e.kernels, row[i].kernel);
+    }
+}
+
 TE_TEST_DEVICES(copy_flat_sizes) {
     static const int64_t sizes[] = {1, 7, 8, 9, 1023, 1024, 8192, 8193, 100003};
     for (int s = 0; s < COUNT(sizes); s++)

@@ -8,7 +8,7 @@
 //
 // without, eight elements that lie 256 apart, so that each step of a warp reads neighbours.
 //
-// One H200, 2026-11-21, te_bench: 16384x4096 bf16 GELU 0.91, SwiGLU 0.90 of copy.
+// One H200, 2026-11-22, te_bench: 16384x4096 bf16 GELU 0.90, SwiGLU 0.90 of copy.
 //
 // Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples
 // of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.

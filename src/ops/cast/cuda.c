@@ -200,6 +200,6 @@ static te_result te__cuda_plan_transpose(te__plan *p, const te_transpose_args *a
     t.lds = te__cols(a->src);
     t.ldd = t.filled = te__cols(a->dst);
     t.size = (int)te__dtype_size(a->src->dtype);
-    te__plan_turn(p, &t);
+    te__plan_transpose(p, &t);
     return TE_OK;
 }

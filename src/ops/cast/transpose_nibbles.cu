@@ -11,7 +11,7 @@
 //
 // One H200, 2026-11-22, te_bench "transpose e2m1": 16384x4096 0.67 of copy.
 //
-// Launch: block 256, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
+// Launch: block 256, grid: pairs of tiles, those of a row of tiles next to each other. Any size, any alignment.
 //
 // te:baseline
 #include "ops/cast/kargs.h"

@@ -65,17 +65,17 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
 }
 
 /* What a block of the kernel transposes: two tiles. */
-static int64_t te__turn_tall(int size) { return size == 1 ? 128 : 256 / size; }
-static int64_t te__turn_wide(int size) { return size == 1 ? 128 : 64; }
+static int64_t te__transpose_tall(int size) { return size == 1 ? 128 : 256 / size; }
+static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 
 /* Transposes of matrices of elements of t->size bytes; what follows from the rest of t is filled in. */
-static void te__plan_turn(te__plan *p, te__transpose_kargs *t) {
+static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size), dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
     te__launch *l = te__plan_launch(p, "math", "transpose");
     int64_t blocks;
     int d;
-    t->tiles_n = (unsigned)te__div_up(t->n, te__turn_wide(t->size));
-    blocks = te__div_up(t->filled, te__turn_tall(t->size)) * t->tiles_n;
+    t->tiles_n = (unsigned)te__div_up(t->n, te__transpose_wide(t->size));
+    blocks = te__div_up(t->filled, te__transpose_tall(t->size)) * t->tiles_n;
     t->tiles = (unsigned)blocks;
     for (d = 0; d < t->dims; d++) {
         src_at |= (uintptr_t)(t->src_stride[d] * t->size);
@@ -92,7 +92,7 @@ static void te__plan_turn(te__plan *p, te__transpose_kargs *t) {
 
 /* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth of tiles at least. Element by
  * element takes six times as long as through full ones. */
-static bool te__plan_copy_turned(te__plan *p, const te__copy_walk *w, int size, const te_copy_args *a) {
+static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;
     for (d = 0; d < last; d++)
@@ -105,14 +105,14 @@ static bool te__plan_copy_turned(te__plan *p, const te__copy_walk *w, int size, 
     t.n = w->shape[across];
     t.lds = w->src[last];
     t.ldd = w->dst[across];
-    if (te__round_up(t.m, te__turn_tall(size)) * te__round_up(t.n, te__turn_wide(size)) > 8 * t.m * t.n) return false;
+    if (te__round_up(t.m, te__transpose_tall(size)) * te__round_up(t.n, te__transpose_wide(size)) > 8 * t.m * t.n) return false;
     for (d = 0; d < last; d++) {
         if (d == across) continue;
         t.shape[t.dims] = (unsigned)w->shape[d];
         t.src_stride[t.dims] = w->src[d];
         t.dst_stride[t.dims++] = w->dst[d];
     }
-    te__plan_turn(p, &t);
+    te__plan_transpose(p, &t);
     return true;
 }
 
@@ -138,7 +138,7 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
             return TE_OK;
         }
     }
-    if (raw && te__plan_copy_turned(p, &w, size, a)) return TE_OK;
+    if (raw && te__plan_copy_transposed(p, &w, size, a)) return TE_OK;
     te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, raw ? 1 : te__copy_run_width(&w, a->src, a->dst));
     te__plan_why(p, flat ? "contiguous, but not aligned to 16 bytes" : "strided");
     return TE_OK;

@@ -9,8 +9,8 @@
 // One H200, 2026-11-22, te_bench embedding: 16384 rows of 4096 bf16 into 128256, with embedding_sort, 0.80 of copy. Eight warps side by side on one
 // id after the other, so that dtable is written as it lies, took 1.05 of the time.
 //
-// Launch: block 256, grid: vocab * splits / 8 up, splits fastest. `vector`: rows start at multiples of 16 bytes,
-// and h is one of 8.
+// Launch: block 256, grid: vocab * splits / 8 up, splits fastest. `vector`: rows start at multiples of 16 bytes, and h is a
+// multiple of 8.
 //
 // te:baseline
 // te:row DY_DT=3 DTABLE_DT=3

@@ -2,7 +2,7 @@
 //
 // One H200, 2026-11-22, te_bench random: 16384x4096 bf16, normal, 0.20 of copy: 160 us of arithmetic.
 //
-// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. Any alignment.
+// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. Any alignment of at least an element.
 //
 // te:baseline
 // te:row DT=3

@@ -20,8 +20,11 @@ TE_API te_tensor *te_tensor_main_grad(const te_tensor *x);
  * up to `loss` is gone afterwards. A NULL loss, or one in a context with a pending error, changes nothing.
  *
  * Errors: TE_ERR_STATE if a parameter or activation that a backward function reads was written since the forward pass (te_tensor_touch counts; a
- * quantized copy is the forward's own, so the weight that it was made of may change), and inside a backward function. After an error the gradients
- * that this call began are forgotten; those that were there before may have been added to. */
+ * quantized copy is the forward's own, so the weight that it was made of may change). After an error the gradients
+ * that this call began are forgotten; those that were there before may have been added to.
+ *
+ * A backward function may call it too: for what it has recorded itself inside te_enable_grad_begin, or for a part of the outer tape, which the outer
+ * te_backward must then not need (TE_ERR_STATE). Leaves that both reach get the sum. */
 TE_API te_result te_backward(te_tensor *loss);
 /* The same from any tensor, with its gradient given: [same shape]. */
 TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad);
@@ -29,4 +32,8 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad);
 /* Between these nothing is recorded. Nests. */
 TE_API void te_no_grad_begin(te_ctx *te);
 TE_API void te_no_grad_end(te_ctx *te);
+/* Between these functions are recorded again, inside of te_no_grad_begin or in a backward function, where nothing is recorded by itself. Nests. What a
+ * backward function records is played by a te_backward of its own or forgotten when it returns. */
+TE_API void te_enable_grad_begin(te_ctx *te);
+TE_API void te_enable_grad_end(te_ctx *te);
 TE_API bool te_grad_enabled(const te_ctx *te);

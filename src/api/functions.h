@@ -73,5 +73,6 @@ typedef struct te_node_desc {
     const void *state;
     size_t state_size;
     te_backward_fn backward;
+    void (*release)(te_ctx *te, void *state); /* lets go of what the copied state owns, once, whether the node is played, forgotten or never recorded; or NULL */
 } te_node_desc;
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);

@@ -87,6 +87,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     te->no_cubin_cache = desc->no_cubin_cache;
     te->seed = desc->seed ? desc->seed : 1234;
     te->writes = 1;
+    te->tape.segment = &te->tape.root;
     if (!halves) {
         te__open_device(te, desc);
     } else {
@@ -101,7 +102,7 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     if (!te) return;
     te__graphs_leave(te);
     if (te->device) te->device->synchronize(te);
-    te__tape_cut(te, 0);
+    te__segment_cut(te, &te->tape.root, 0);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
     if (te->live_buffers > 0)
         te__warn(te, "te_ctx_destroy: %lld tensors are still retained; their memory goes with the context and they must not be used again",
@@ -109,7 +110,7 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     te__pool_close(te);
     te__free(te, te->live, (size_t)te->cap_live * sizeof(te_tensor *));
     te__free(te, te->warm_vars, (size_t)te->cap_warm_vars * sizeof(te__var *));
-    te__free(te, te->tape.nodes, (size_t)te->tape.cap_nodes * sizeof(te__node *));
+    te__free(te, te->tape.root.nodes, (size_t)te->tape.root.cap_nodes * sizeof(te__node *));
     te__free(te, te->tape.fresh, (size_t)te->tape.cap_fresh * sizeof(te__var *));
     if (te->device->close) te->device->close(te);
     te__threads_close(te);

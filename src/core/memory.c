@@ -287,7 +287,8 @@ static void te__buffer_touch(te__buffer *b) {
  * write to all between them. */
 enum { TE__MAX_WRITES = 1024 };
 static void te__writes_shrink(te_ctx *te, te__buffer *b) {
-    uint64_t oldest = te->tape.num_nodes && te->tape.nodes[0] ? te->tape.nodes[0]->saved_at : 0;
+    const te__segment *root = &te->tape.root;
+    uint64_t oldest = root->num_nodes && root->nodes[0] ? root->nodes[0]->saved_at : 0;
     int i, old = 0;
     while (old < b->num_writes && b->writes[old].at <= oldest) old++;
     for (i = old; old && i < b->num_writes; i++) b->writes[i - old] = b->writes[i];

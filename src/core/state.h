@@ -222,12 +222,24 @@ typedef struct te__node {
     te_backward_fn backward;
     void *state;
     size_t state_size;
+    void (*release)(te_ctx *te, void *state); /* or NULL */
 } te__node;
 
-typedef struct te__tape {
-    te__node **nodes;
+/* A recorded region: a list of nodes in the order of recording. The context has one; a backward function records into one of its own, which is played
+ * or forgotten before the function's node is done. */
+typedef struct te__segment {
+    struct te__segment *outer;
+    te__node **nodes; /* NULL where one is being played, or was */
     int num_nodes, cap_nodes;
+    int plays; /* calls of te_backward that are under way on it */
+} te__segment;
+
+enum { TE__MAX_GRAD_REGIONS = 64 };
+typedef struct te__tape {
+    te__segment root, *segment; /* segment: the innermost */
     int no_grad;
+    int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* te_enable_grad_begin: no_grad outside */
+    int plays; /* calls of te_backward that are under way */
     te__var **fresh; /* leaves whose gradient was begun by the te_backward under way (references) */
     int num_fresh, cap_fresh;
     int unscoped, unscoped_live; /* te__watch_scopes */
@@ -236,7 +248,8 @@ typedef struct te__tape {
 enum { TE__MAX_SCOPES = 256 };
 typedef struct te__scope {
     int first_tensor; /* in te->live */
-    int first_node;   /* in te->tape */
+    te__segment *segment;
+    int first_node;   /* in it */
 } te__scope;
 
 /* ---- graphs ---- */

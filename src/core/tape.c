@@ -60,6 +60,23 @@ TE_API void te_no_grad_end(te_ctx *te) {
     }
     te->tape.no_grad--;
 }
+TE_API void te_enable_grad_begin(te_ctx *te) {
+    if (!te) return;
+    if (te->tape.num_grad_regions == TE__MAX_GRAD_REGIONS) {
+        te__fail(te, TE_ERR_STATE, "te_enable_grad_begin: %d regions are open, which is the most; is a te_enable_grad_end missing?", TE__MAX_GRAD_REGIONS);
+        return;
+    }
+    te->tape.outer_no_grad[te->tape.num_grad_regions++] = te->tape.no_grad;
+    te->tape.no_grad = 0;
+}
+TE_API void te_enable_grad_end(te_ctx *te) {
+    if (!te) return;
+    if (te->tape.num_grad_regions == 0) {
+        te__fail(te, TE_ERR_STATE, "te_enable_grad_end without te_enable_grad_begin");
+        return;
+    }
+    te->tape.no_grad = te->tape.outer_no_grad[--te->tape.num_grad_regions];
+}
 TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad == 0; }
 
 /* Will a function of x have to be recorded? */
@@ -88,11 +105,12 @@ static te__path *te__path_now(te_ctx *te) {
     return te->path;
 }
 
-TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
+/* Puts a node onto the tape, `always` or if an input wants a gradient. The state is the tape's from here on, whatever comes of it. */
+static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool always) {
+    te__segment *segment = te->tape.segment;
     te__node *node;
-    bool wanted = false;
+    bool wanted = always;
     int i;
-    if (!te || !desc) return TE_ERR_STATE;
     for (i = 0; i < desc->num_outputs; i++)
         if (!desc->outputs[i]) return TE_ERR_STATE;
     if (!te__node_tensors_ok(te, desc, desc->inputs, desc->num_inputs) || !te__node_tensors_ok(te, desc, desc->outputs, desc->num_outputs) ||
@@ -101,7 +119,7 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
     if (!desc->backward) return te__fail(te, TE_ERR_INVALID, "te_record: %s has no backward function", desc->name ? desc->name : "?");
     for (i = 0; i < desc->num_inputs; i++) wanted = wanted || te__wants_grad(desc->inputs[i]);
     if (!wanted) return TE_OK;
-    if (!te__grow(te, (void **)&te->tape.nodes, &te->tape.cap_nodes, te->tape.num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;
+    if (!te__grow(te, (void **)&segment->nodes, &segment->cap_nodes, segment->num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;
     node = (te__node *)te__alloc_zero(te, sizeof(te__node));
     if (!node) return TE_ERR_OUT_OF_MEMORY;
     node->name = desc->name ? desc->name : "?";
@@ -119,6 +137,7 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
         return TE_ERR_OUT_OF_MEMORY;
     }
     if (desc->state_size) memcpy(node->state, desc->state, desc->state_size);
+    node->release = desc->release;
     for (i = 0; i < desc->num_inputs; i++)
         if (te__wants_grad(desc->inputs[i]) && te__var_of(desc->inputs[i])) {
             node->inputs[i] = desc->inputs[i]->var;
@@ -141,9 +160,17 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
         node->arena = te->capture->arena;
         node->arena->refs++;
     }
-    te->tape.nodes[te->tape.num_nodes++] = node;
-    return te->error_code == TE_OK ? TE_OK : te->error_code;
+    segment->nodes[segment->num_nodes++] = node;
+    return TE_OK;
 }
+/* The same; a state that no node has taken is released. */
+static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool always) {
+    int before = te->tape.segment->num_nodes;
+    te_result result = te__record_node(te, desc, always);
+    if (te->tape.segment->num_nodes == before && desc->release) desc->release(te, (void *)desc->state);
+    return result == TE_OK ? te->error_code : result;
+}
+TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) { return te && desc ? te__record_always(te, desc, false) : TE_ERR_STATE; }
 
 /* Does nobody else look at the memory of this gradient? Memory that is not te.h's may be looked at by anybody. */
 static bool te__grad_is_alone(const te_tensor *grad) {
@@ -234,15 +261,15 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* The end of a te_backward: what it began in leaves becomes theirs; after a failure it is forgotten. */
-static te_result te__leaves_own(te_ctx *te, te_result result) {
+/* The end of a te_backward: what it began in leaves (those of te->tape.fresh from `first` on) becomes theirs; after a failure it is forgotten. */
+static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i;
-    for (i = 0; i < te->tape.num_fresh; i++) {
+    for (i = first; i < te->tape.num_fresh; i++) {
         te__var *v = te->tape.fresh[i];
         if (result == TE_OK) result = te__leaf_own(te, v);
         v->fresh = false;
     }
-    for (i = 0; i < te->tape.num_fresh; i++) {
+    for (i = first; i < te->tape.num_fresh; i++) {
         te__var *v = te->tape.fresh[i];
         if (result != TE_OK) {
             te_tensor_release(v->grad);
@@ -250,7 +277,7 @@ static te_result te__leaves_own(te_ctx *te, te_result result) {
         }
         te__var_release(te, v);
     }
-    te->tape.num_fresh = 0;
+    te->tape.num_fresh = first;
     return result;
 }
 
@@ -284,12 +311,33 @@ static te_result te__check_saved(te_ctx *te, const te__node *node) {
 enum { TE__MAX_NODE_TENSORS = 64 };
 
 /* Gradients on their way. */
-static void te__forget_outputs(te__node *node) {
+static void te__forget_outputs(te_ctx *te, te__node *node) {
     int i;
+    (void)te;
     for (i = 0; i < node->num_outputs; i++)
         if (node->outputs[i]) {
             te_tensor_release(node->outputs[i]->grad);
             node->outputs[i]->grad = NULL;
+        }
+}
+
+/* Recording goes into s until te__segment_end. */
+static void te__segment_begin(te_ctx *te, te__segment *s) {
+    memset(s, 0, sizeof(*s));
+    s->outer = te->tape.segment;
+    te->tape.segment = s;
+}
+static void te__segment_end(te_ctx *te, te__segment *s) {
+    int i;
+    for (i = 0; i < s->num_nodes; i++)
+        if (s->nodes[i]) te__forget_outputs(te, s->nodes[i]);
+    te__segment_cut(te, s, 0);
+    te__free(te, s->nodes, (size_t)s->cap_nodes * sizeof(te__node *));
+    te->tape.segment = s->outer;
+    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* one that was begun here, or begun anew after one too many was ended */
+        if (te->scopes[i].segment == s) {
+            te->scopes[i].segment = s->outer;
+            te->scopes[i].first_node = s->outer->num_nodes;
         }
 }
 
@@ -309,33 +357,145 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
     }
     result = te__check_saved(te, node);
     if (result == TE_OK) {
+        te__node *outer = te->playing;
+        te__segment own; /* of what the function records */
+        int grad_regions = te->tape.num_grad_regions, no_grad = te->tape.no_grad;
         te__frame_begin(te);
+        te__segment_begin(te, &own);
         te->playing = node;
         result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
-        te->playing = NULL;
+        te->playing = outer;
+        if (te->tape.num_grad_regions != grad_regions || te->tape.no_grad != no_grad) {
+            te->tape.num_grad_regions = grad_regions;
+            te->tape.no_grad = no_grad;
+            if (result == TE_OK)
+                result = te__fail(te, TE_ERR_STATE, "te_backward: the backward function of %s begins and ends regions of te_no_grad or te_enable_grad unequally often",
+                                  node->name);
+        }
+        te__segment_end(te, &own);
         for (i = 0; i < node->num_inputs && result == TE_OK; i++)
             if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
         te__frame_end(te, NULL, 0);
     }
     if (result != TE_OK) te__fail(te, result, "te_backward: the backward function of %s returned %s", node->name, te_result_name(result));
     if (result == TE_OK && te->error_code != TE_OK) result = te->error_code;
-    te__forget_outputs(node);
+    te__forget_outputs(te, node);
     for (i = 0; i < node->num_outputs; i++)
         if (node->outputs[i]) node->outputs[i]->played = true;
     return result;
 }
 
-static te_result te__backward(te_tensor *y, te_tensor *grad, const char *function) {
-    te_ctx *te;
-    te_result result;
+/* Gradients that an outer te_backward has on their way through a segment while an inner one plays it. */
+typedef struct te__stash {
+    te__var *var; /* a reference */
+    te_tensor *grad;
+} te__stash;
+static te__stash *te__stash_grads(te_ctx *te, te__segment *s, int *count, size_t *bytes) {
+    te__stash *stash;
+    int i, k, n = 0;
+    for (i = 0; i < s->num_nodes; i++)
+        for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++) n += s->nodes[i]->outputs[k] && s->nodes[i]->outputs[k]->grad;
+    *bytes = (size_t)n * sizeof(te__stash);
+    stash = (te__stash *)te__alloc(te, *bytes);
+    *count = 0;
+    for (i = 0; stash && i < s->num_nodes; i++)
+        for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++) {
+            te__var *v = s->nodes[i]->outputs[k];
+            if (!v || !v->grad) continue;
+            v->refs++;
+            stash[*count].var = v;
+            stash[(*count)++].grad = v->grad;
+            v->grad = NULL;
+        }
+    return stash;
+}
+static te_result te__stash_return(te_ctx *te, te__stash *stash, int count, size_t bytes) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < count; i++) {
+        te__var *v = stash[i].var;
+        if (v->played)
+            result = te__fail(te, TE_ERR_STATE, "te_backward: a te_backward inside a backward function has played a part of the tape that the outer one needs as well; "
+                                                "record again, inside te_enable_grad_begin, what the inner one is to play");
+        if (v->played || v->grad)
+            te_tensor_release(stash[i].grad);
+        else
+            v->grad = stash[i].grad;
+        te__var_release(te, v);
+    }
+    te__free(te, stash, bytes);
+    return result;
+}
+
+/* Plays the nodes of s that gradients have reached, from the last one on. */
+static te_result te__segment_play(te_ctx *te, te__segment *s) {
+    te_result result = TE_OK;
+    int i, k, kept = 0;
+    s->plays++;
+    for (i = s->num_nodes - 1; i >= 0 && result == TE_OK; i--) {
+        te__node *node = i < s->num_nodes ? s->nodes[i] : NULL; /* a backward function may have ended scopes, and nodes with them */
+        bool reached = false;
+        for (k = 0; node && k < node->num_outputs; k++) reached = reached || (node->outputs[k] && node->outputs[k]->grad);
+        if (!reached) continue;
+        s->nodes[i] = NULL;
+        result = te__node_play(te, node);
+        te__node_free(te, node);
+    }
+    for (i = 0; i < s->num_nodes && result != TE_OK; i++)
+        if (s->nodes[i]) te__forget_outputs(te, s->nodes[i]); /* else the next te_backward would carry them on */
+    if (--s->plays > 0) return result; /* an outer one counts on its places */
+    for (i = 0; i < s->num_nodes; i++)
+        if (s->nodes[i]) s->nodes[kept++] = s->nodes[i];
+    s->num_nodes = kept;
+    return result;
+}
+
+/* The segment that has made v: the innermost first; the outermost for all that none has. */
+static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
+    te__segment *s;
+    int i, k;
+    for (s = te->tape.segment; s->outer; s = s->outer)
+        for (i = s->num_nodes - 1; i >= 0; i--)
+            for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++)
+                if (s->nodes[i]->outputs[k] == v) return s;
+    return s;
+}
+
+/* Gradients of several tensors at once; NULL where there is none. All are of one segment. The last te_backward to end gives leaves what is theirs. */
+static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
+    te__stash *stash = NULL;
+    size_t stash_bytes = 0;
+    te_result result = TE_OK;
     bool entered;
+    int i, stashed = 0, fresh = te->tape.num_fresh;
+    if (s->plays > 0) {
+        stash = te__stash_grads(te, s, &stashed, &stash_bytes);
+        if (!stash) return TE_ERR_OUT_OF_MEMORY;
+    }
+    te->tape.no_grad++;
+    te->tape.plays++;
+    result = te__device_enter(te, &entered);
+    if (result == TE_OK) {
+        for (i = 0; i < count && result == TE_OK; i++)
+            if (grad[i]) result = te__var_add_grad(te, y[i]->var, grad[i]);
+        if (result == TE_OK) result = te__segment_play(te, s);
+        result = te__leaves_own(te, fresh, result);
+        te__device_leave(te, entered);
+    }
+    if (stash) {
+        te_result returned = te__stash_return(te, stash, stashed, stash_bytes);
+        if (result == TE_OK) result = returned;
+    }
+    te->tape.plays--;
+    te->tape.no_grad--;
+    if (result == TE_OK && te->tape.plays == 0 && te->after_backward) te->after_backward(te);
+    return result == TE_OK && te->error_code != TE_OK ? te->error_code : result;
+}
+
+static te_result te__backward(te_tensor *y, te_tensor *grad) {
+    te_ctx *te = y->te;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    int i, kept;
-    te = y->te;
     if (te->error_code != TE_OK) return te->error_code;
-    if (te->playing)
-        return te__fail(te, TE_ERR_STATE, "%s: called inside the backward function of %s, while another te_backward plays the tape; compute that gradient by "
-                                          "operations, or call %s after the outer one has returned", function, te->playing->name, function);
     if (!te__same_shape(y, grad))
         return te__fail(te, TE_ERR_SHAPE, "te_backward_from: the tensor is %s, its gradient %s", te__shape_text(y, a), te__shape_text(grad, b));
     if (grad->te != te)
@@ -346,33 +506,7 @@ static te_result te__backward(te_tensor *y, te_tensor *grad, const char *functio
     if (!y->requires_grad || !y->var)
         return te__fail(te, TE_ERR_STATE, "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
                                           "te_no_grad_begin, or in a scope that has ended?)");
-    result = te__device_enter(te, &entered);
-    if (result != TE_OK) return result;
-    te->tape.no_grad++;
-    result = te__var_add_grad(te, y->var, grad);
-    for (i = te->tape.num_nodes - 1; i >= 0 && result == TE_OK; i--) {
-        te__node *node = i < te->tape.num_nodes ? te->tape.nodes[i] : NULL; /* a backward function may have ended scopes, and nodes with them */
-        bool reached = false;
-        int k;
-        for (k = 0; node && k < node->num_outputs; k++) reached = reached || (node->outputs[k] && node->outputs[k]->grad);
-        if (!reached) continue;
-        te->tape.nodes[i] = NULL;
-        result = te__node_play(te, node);
-        te__node_free(te, node);
-    }
-    kept = 0;
-    for (i = 0; i < te->tape.num_nodes; i++) {
-        te__node *node = te->tape.nodes[i];
-        if (!node) continue;
-        if (result != TE_OK) te__forget_outputs(node); /* else the next te_backward would carry them on */
-        te->tape.nodes[kept++] = node;
-    }
-    te->tape.num_nodes = kept;
-    result = te__leaves_own(te, result);
-    te->tape.no_grad--;
-    if (result == TE_OK && te->after_backward) te->after_backward(te);
-    te__device_leave(te, entered);
-    return result == TE_OK && te->error_code != TE_OK ? te->error_code : result;
+    return te__backward_all(te, te__segment_of(te, y->var), &y, &grad, 1);
 }
 
 /* A program that never opens a scope keeps every tensor that it makes. Models and data are built in between few calls of te_backward, so it takes
@@ -390,7 +524,7 @@ static void te__watch_scopes(te_ctx *te) {
 TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     te_result result;
     if (!y || !grad) return TE_ERR_STATE;
-    result = te__backward(y, grad, "te_backward_from");
+    result = te__backward(y, grad);
     te__watch_scopes(y->te);
     return result;
 }
@@ -406,7 +540,7 @@ TE_API te_result te_backward(te_tensor *loss) {
                                                 "te_backward_from with a gradient", te__shape_text(loss, text));
     te__frame_begin(loss->te);
     one = te_tensor_full(loss->te, loss->dtype, loss->ndim, loss->shape, 1.0);
-    result = one ? te__backward(loss, one, "te_backward") : te_error_code(loss->te);
+    result = one ? te__backward(loss, one) : te_error_code(loss->te);
     te__frame_end(loss->te, NULL, 0);
     te__watch_scopes(loss->te);
     return result;

@@ -76,7 +76,7 @@ static void te__touch(te_tensor *x) {
     te__buffer *b = x ? x->buffer : NULL;
     if (!b) return;
     if (x->te->capture) b->written = x->te->capture->id;
-    if (b->saved_at && x->te->tape.num_nodes) { /* nodes may look at another part */
+    if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may look at another part */
         int64_t end = te__end(x);
         if (x->offset > 0 || end < (int64_t)b->bytes) {
             te__buffer_touch_part(b, x->offset, end);
@@ -327,12 +327,13 @@ static void te__node_free(te_ctx *te, te__node *node) {
     te__free(te, node->inputs, (size_t)node->num_inputs * sizeof(te__var *));
     te__free(te, node->outputs, (size_t)node->num_outputs * sizeof(te__var *));
     te__free(te, node->saved, (size_t)node->num_saved * sizeof(te_tensor *));
+    if (node->release) node->release(te, node->state);
     te__free(te, node->state, node->state_size);
     te__free(te, node, sizeof(*node));
 }
 /* Forgets the nodes from index `first_node` on. */
-static void te__tape_cut(te_ctx *te, int first_node) {
-    while (te->tape.num_nodes > first_node) te__node_free(te, te->tape.nodes[--te->tape.num_nodes]);
+static void te__segment_cut(te_ctx *te, te__segment *s, int first_node) {
+    while (s->num_nodes > first_node) te__node_free(te, s->nodes[--s->num_nodes]);
 }
 
 /* ---- scopes ---- */
@@ -345,7 +346,8 @@ static void te__frame_begin(te_ctx *te) {
         return;
     }
     te->scopes[depth].first_tensor = te->num_live;
-    te->scopes[depth].first_node = te->tape.num_nodes;
+    te->scopes[depth].segment = te->tape.segment;
+    te->scopes[depth].first_node = te->tape.segment->num_nodes;
 }
 
 /* Tensors among `keep` (NULLs are fine) move to the scope outside. */
@@ -378,6 +380,6 @@ TE_API void te_scope_end(te_ctx *te) {
         te__fail(te, TE_ERR_STATE, "te_scope_end without te_scope_begin");
         return;
     }
-    if (te->num_scopes <= TE__MAX_SCOPES) te__tape_cut(te, te->scopes[te->num_scopes - 1].first_node);
+    if (te->num_scopes <= TE__MAX_SCOPES) te__segment_cut(te, te->scopes[te->num_scopes - 1].segment, te->scopes[te->num_scopes - 1].first_node);
     te__frame_end(te, NULL, 0);
 }

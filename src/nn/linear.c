@@ -93,8 +93,8 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
 /* The module that owns `scaling` goes: backward passes that are still to come must not ask it. */
 static void te__linear_orphan(te_ctx *te, const te__scaling *scaling) {
     int i;
-    for (i = 0; i < te->tape.num_nodes; i++) {
-        te__node *node = te->tape.nodes[i];
+    for (i = 0; i < te->tape.root.num_nodes; i++) {
+        te__node *node = te->tape.root.nodes[i];
         te__linear_state *s = node && node->backward == te__linear_backward ? (te__linear_state *)node->state : NULL;
         te__act_state *a = node && node->backward == te__act_backward ? (te__act_state *)node->state : NULL;
         if (s && s->scaling == scaling) s->scaling = NULL;

@@ -61,7 +61,6 @@ static te_result te__check_copy(te_ctx *te, te_copy_args *a) {
                                                             (te__is_float(a->dst->dtype) || te__is_integer(a->dst->dtype))))
         return te__fail(te, TE_ERR_DTYPE, "copy: %s to %s; 8-bit floats copy to their own format or u8 (te_quantize and te_dequantize convert)",
                         te_dtype_name(a->src->dtype), te_dtype_name(a->dst->dtype));
-    te__touch(a->dst);
     return TE_OK;
 }
 
@@ -134,7 +133,6 @@ static te_result te__check_fill(te_ctx *te, te_fill_args *a) {
     if (result != TE_OK) return result;
     if (te_dtype_bits(a->dst->dtype) < 8)
         return te__fail(te, TE_ERR_DTYPE, "fill: %s; packed 4-bit values cannot be filled (te_tensor_zeros makes zeros)", te_dtype_name(a->dst->dtype));
-    te__touch(a->dst);
     return TE_OK;
 }
 
@@ -147,9 +145,7 @@ static te_result te__check_random(te_ctx *te, te_random_args *a) {
         return te__fail(te, TE_ERR_INVALID, a->kind == TE_RANDOM_UNIFORM ? "random: uniform from %g to %g: the range must be finite and upwards"
                                                                         : "random: normal with mean %g and standard deviation %g",
                         (double)a->a, (double)a->b);
-    result = te__want_rng(te, "random", a->rng);
-    if (result == TE_OK) te__touch(a->dst);
-    return result;
+    return te__want_rng(te, "random", a->rng);
 }
 /* Rounding could carry a uniform number onto b itself; it stops here. */
 static float te__random_below(const te_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
@@ -164,14 +160,12 @@ static te_result te__check_axpby(te_ctx *te, te_axpby_args *a) {
     if (result == TE_OK) result = te__math_check_same(te, "axpby", "x", a->x, "out", a->out);
     if (result == TE_OK && a->alpha_device) result = te__math_check_scalar(te, "axpby", "alpha_device", a->alpha_device);
     if (result == TE_OK && a->divide_device) result = te__math_check_scalar(te, "axpby", "divide_device", a->divide_device);
-    if (result == TE_OK) te__touch(a->out);
     return result;
 }
 static te_result te__check_sum(te_ctx *te, te_sum_args *a) {
     te_result result = te__math_check_float(te, "sum", "x", a->x);
     if (result == TE_OK) result = te__math_check_scalar(te, "sum", "out", a->out);
     if (a->scale == 0.0f) a->scale = 1.0f;
-    if (result == TE_OK) te__touch(a->out);
     return result;
 }
 static te_result te__check_column_sum(te_ctx *te, te_column_sum_args *a) {
@@ -182,7 +176,6 @@ static te_result te__check_column_sum(te_ctx *te, te_column_sum_args *a) {
     if (te__numel(a->out) != te__cols(a->x))
         return te__fail(te, TE_ERR_SHAPE, "column_sum: x is %s, so out must be [%lld], not %s", te__shape_text(a->x, x), (long long)te__cols(a->x),
                         te__shape_text(a->out, out));
-    te__touch(a->out);
     return TE_OK;
 }
 
@@ -203,12 +196,8 @@ static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor
     return TE_OK;
 }
 static te_result te__check_embedding_fwd(te_ctx *te, te_embedding_fwd_args *a) {
-    te_result result = te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y);
-    if (result == TE_OK) te__touch(a->y);
-    return result;
+    return te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y);
 }
 static te_result te__check_embedding_bwd(te_ctx *te, te_embedding_bwd_args *a) {
-    te_result result = te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy);
-    if (result == TE_OK) te__touch(a->dtable);
-    return result;
+    return te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy);
 }

@@ -101,6 +101,56 @@ static void te__copy_walk_make(te__copy_walk *w, const te_tensor *src, const te_
     w->ndim = merged + 1;
 }
 
+/* How the two sides of a copy lie to each other. Where the ranges of their bytes meet they count as overlapping, though elements may alternate. */
+typedef enum te__copy_sides { TE__COPY_APART, TE__COPY_OVERLAPS, TE__COPY_SAME /* each element onto itself: nothing to do */ } te__copy_sides;
+
+static uintptr_t te__copy_end(const te_tensor *x) {
+    int64_t last = 0;
+    int i;
+    for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
+    return (uintptr_t)te__data(x) + (uintptr_t)((last + 1) * te__dtype_size(x->dtype));
+}
+static te__copy_sides te__copy_sides_of(const te_copy_args *a) {
+    uintptr_t src = (uintptr_t)te__data(a->src), dst = (uintptr_t)te__data(a->dst);
+    bool same = src == dst && te__copy_is_raw(a->src->dtype, a->dst->dtype);
+    int i;
+    if (!src || !dst || te__numel(a->src) == 0 || src >= te__copy_end(a->dst) || dst >= te__copy_end(a->src)) return TE__COPY_APART;
+    for (i = 0; i < a->src->ndim; i++) same = same && (a->src->shape[i] == 1 || a->src->stride[i] == a->dst->stride[i]);
+    return same ? TE__COPY_SAME : TE__COPY_OVERLAPS;
+}
+
+/* A copy whose sides overlap, as two whose sides lie apart: src to memory between, and on to dst. */
+typedef struct te__copy_detour {
+    te_tensor between;
+    te__buffer memory;
+    te_copy_args there, back;
+} te__copy_detour;
+
+/* In the narrower of the two formats: values are converted once all the same. */
+static te_dtype te__copy_between(const te_copy_args *a) {
+    return te__dtype_size(a->dst->dtype) < te__dtype_size(a->src->dtype) ? a->dst->dtype : a->src->dtype;
+}
+static int64_t te__copy_detour_bytes(const te_copy_args *a) { return te__numel(a->src) * te__dtype_size(te__copy_between(a)); }
+static void te__copy_detour_make(te__copy_detour *d, const te_copy_args *a, void *memory) {
+    int64_t n = 1;
+    int i;
+    memset(d, 0, sizeof(*d));
+    d->memory.data = memory;
+    d->between.te = a->src->te;
+    d->between.buffer = &d->memory;
+    d->between.dtype = te__copy_between(a);
+    d->between.ndim = a->src->ndim;
+    for (i = a->src->ndim - 1; i >= 0; i--) {
+        d->between.shape[i] = a->src->shape[i];
+        d->between.stride[i] = n;
+        n *= a->src->shape[i];
+    }
+    d->there.src = a->src;
+    d->there.dst = &d->between;
+    d->back.src = &d->between;
+    d->back.dst = a->dst;
+}
+
 /* ---- fill, random ---- */
 
 /* The bits of `value` in a format: rounded once, to nearest even; integers truncated and saturated, NaN as 0. Through an f32 that is

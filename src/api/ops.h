@@ -74,7 +74,9 @@ typedef enum te_op {
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
 /* dst = src, converting between any two unquantized formats (f32, f16, bf16, i32, i64, u8; float to float rounds to
- * nearest even). Equal shapes, any strides on both sides. Raw bytes of 8-bit formats copy to the same format or u8. */
+ * nearest even). Equal shapes, any strides on both sides. Raw bytes of 8-bit formats copy to the same format or u8.
+ * src and dst may share memory: dst becomes what it would if src were read whole before (through a workspace of the narrower format, where the ranges
+ * of their bytes meet). Each element onto itself is nothing to do. */
 typedef struct te_copy_args {
     const te_tensor *src;
     te_tensor *dst;

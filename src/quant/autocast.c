@@ -12,6 +12,7 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
     if (!slots) return TE_ERR_OUT_OF_MEMORY;
     slots->factory = r->factory;
     slots->user = r->user;
+    slots->format = r->format;
     for (gemm = 0; gemm < s->num_gemms && result == TE_OK; gemm++)
         for (slot = 0; slot < 3 && result == TE_OK; slot++) {
             te__custom_slot *c = slot < 2 ? &slots->forward[gemm][slot] : &slots->backward[gemm];
@@ -103,7 +104,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     te_result result = TE_OK;
     const te_recipe recipe = first->recipe;
     te_group *group = recipe.no_reduce_amax ? NULL : first->group;
-#define TE__ALIKE(s) (te__slots_of(s, backward)->pending && (s)->group == first->group && memcmp(&(s)->recipe, &recipe, sizeof(recipe)) == 0)
+#define TE__ALIKE(s) (te__slots_of(s, backward)->pending && (s)->group == first->group && te__recipe_same(&(s)->recipe, &recipe))
     for (s = first; s; s = s->next) count += TE__ALIKE(s);
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
     list = (te_tensor **)te__alloc(te, bytes);

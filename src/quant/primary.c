@@ -98,14 +98,9 @@ static bool te__primary_has_start(const te_tensor *x) { return x->quantized->ini
 
 /* Writes a high-precision value into a weight that is stored quantized, from an optimizer. */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
-    te_result result;
-    bool starts;
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
-    starts = te__primary_has_start(weight);
-    result = te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
-    if (starts && weight->te->warming) weight->quantized->init_version = te__quant_version(weight); /* nothing was written */
-    return result;
+    return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
 }
 
 /* The same from an initialisation or a file: training starts from this value, so it takes the place of the preserved one. */

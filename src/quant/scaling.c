@@ -20,6 +20,7 @@ typedef struct te__custom_slots {
     struct te__custom_slots *next; /* a backward pass asks for those of its forward, whatever ran in between */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
+    te_format format; /* of the codes of slots with the module's scale */
     bool any_own_scale;
     te__custom_slot forward[TE__MAX_GEMMS][2], backward[TE__MAX_GEMMS];
 } te__custom_slots;
@@ -149,7 +150,7 @@ static void te__custom_slots_close(te_ctx *te, te__custom_slots *slots) {
 /* What the factory of this recipe has said, or NULL. */
 static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
     te__custom_slots *slots = s->custom;
-    while (slots && !(slots->factory == r->factory && slots->user == r->user)) slots = slots->next;
+    while (slots && !(slots->factory == r->factory && slots->user == r->user && slots->format == r->format)) slots = slots->next;
     return slots;
 }
 static void te__scaling_close(te__scaling *s) {

@@ -367,6 +367,11 @@ static void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     }
     te->num_live = kept;
 }
+/* Lets go of what the innermost frame holds, but for `keep`. */
+static void te__frame_sweep(te_ctx *te, te_tensor *const *keep, int num_keep) {
+    te__frame_end(te, keep, num_keep);
+    te->num_scopes++;
+}
 /* Ends a frame and returns the one tensor that leaves it. */
 static te_tensor *te__frame_return(te_ctx *te, te_tensor *x) {
     te__frame_end(te, &x, 1);

@@ -311,6 +311,7 @@ struct te_ctx {
     te_result error_code;
     char *error;
     char module_path[256]; /* of the module whose forward runs: for messages */
+    te_module *making;     /* whose create function is making children */
     te_log_fn log;
     void *log_user;
     te_log_level log_level;

@@ -12,6 +12,7 @@ struct te_module {
     const te_module_class *cls;
     char *name;
     te_module *parent;
+    te_module *maker; /* while it is made: whose create function makes it, and will be its parent; or NULL */
     te_module **children;
     int num_children, cap_children;
     te__entry *entries;
@@ -36,6 +37,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     if (!m) return NULL;
     m->te = te;
     m->cls = cls;
+    m->maker = te->making;
     m->name = te__copy_string(te, name ? name : cls->name);
     m->state = te__alloc_zero(te, cls->state_size);
     if (!m->name || !m->state) {
@@ -81,18 +83,10 @@ TE_API const te_module_class *te_module_get_class(const te_module *m) { return m
 TE_API const char *te_module_name(const te_module *m) { return m ? m->name : ""; }
 TE_API te_module *te_module_parent(const te_module *m) { return m ? m->parent : NULL; }
 
-/* Names from the child of the root down; the root's own name only when it is alone. */
-TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size) {
-    const te_module *chain[64];
-    int n = 0;
+/* Their names, the last one's first, with dots between. */
+enum { TE__MAX_PATH = 64 };
+static const char *te__join_names(const te_module *const *chain, int n, char *buffer, size_t size) {
     size_t used = 0;
-    if (!buffer || size == 0) return "";
-    buffer[0] = 0;
-    if (m && !m->parent) {
-        snprintf(buffer, size, "%s", m->name);
-        return buffer;
-    }
-    for (; m && m->parent && n < 64; m = m->parent) chain[n++] = m;
     while (n > 0) { /* for every forward: without printf */
         const char *name = chain[--n]->name;
         if (used && used + 1 < size) buffer[used++] = '.';
@@ -100,6 +94,24 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
     }
     buffer[used] = 0;
     return buffer;
+}
+
+/* Names from the child of the root down; the root's own name only when it is alone. */
+TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size) {
+    const te_module *chain[TE__MAX_PATH];
+    int n = 0;
+    if (!buffer || size == 0) return "";
+    if (m && !m->parent) chain[n++] = m;
+    for (; m && m->parent && n < TE__MAX_PATH; m = m->parent) chain[n++] = m;
+    return te__join_names(chain, n, buffer, size);
+}
+/* The path of a module that is being made: from the module on whose create function the program has called. What that will become a child of nobody
+ * knows yet. */
+static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
+    const te_module *chain[TE__MAX_PATH];
+    int n = 0;
+    for (; m && n < TE__MAX_PATH; m = m->maker) chain[n++] = m;
+    return te__join_names(chain, n, buffer, size);
 }
 
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child) {

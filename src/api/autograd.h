@@ -37,3 +37,26 @@ TE_API void te_no_grad_end(te_ctx *te);
 TE_API void te_enable_grad_begin(te_ctx *te);
 TE_API void te_enable_grad_end(te_ctx *te);
 TE_API bool te_grad_enabled(const te_ctx *te);
+
+/* Activation checkpointing (transformer_engine.pytorch.checkpoint; Chen et al. 2016): fn runs without a record, so that what its backward pass would
+ * need is freed at once; when te_backward comes to it, it runs again from its inputs, recorded, and is played. Losses and gradients are, bit for bit,
+ * those without it: the second run sees the random state, the autocast regions and the scales of delayed recipes of the first, and leaves no second
+ * amaxes. Nests. Modules: te_module_set_checkpoint.
+ *
+ * fn must do the same each time, and reach parameters and inputs alone: what else it reads must not change until te_backward. It fills outputs
+ * (borrowed from the innermost scope) and returns TE_OK, or an error's code. */
+typedef te_result (*te_checkpoint_fn)(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs);
+#define TE_MAX_CHECKPOINT_INPUTS 32
+#define TE_MAX_CHECKPOINT_OUTPUTS 16
+typedef struct te_checkpoint_desc {
+    te_checkpoint_fn fn;
+    void *user;       /* handed to fn */
+    size_t user_size; /* so many bytes of it are copied for the second run; 0 => it is borrowed until te_backward or the end of the scope */
+    te_tensor *const *inputs; /* those that require a gradient get one; retained until te_backward */
+    int num_inputs;
+    te_tensor **outputs; /* written; NULLs on failure */
+    int num_outputs;
+} te_checkpoint_desc;
+/* With gradients disabled fn simply runs. TE_ERR_STATE from te_backward: fn made other outputs than the first time, called other modules, or a
+ * parameter was written in between. */
+TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *desc);

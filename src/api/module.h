@@ -73,6 +73,10 @@ TE_API size_t te_module_print(te_module *m, char *buffer, size_t size);
 typedef te_result (*te_module_forward_fn)(te_module *self, te_forward_args *args);
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward);
 
+/* Whether the module's forward runs under te_checkpoint: its activations are made again in the backward pass. args->user and what it points to must
+ * then live until te_backward. */
+TE_API void te_module_set_checkpoint(te_module *m, bool on);
+
 /* Runs a module. te_forward gives it one input and returns its first output. */
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x);
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args);

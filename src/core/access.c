@@ -167,6 +167,7 @@ typedef struct te__view_state {
 
 static te_tensor *te__record_unary(const char *name, te_tensor *x, te_tensor *y, const te__view_state *state, te_backward_fn backward) {
     te_node_desc node = TE_ZERO;
+    if (y && x->te->recording) x->te->note_leaf(x->te, x);
     if (!y || !te__wants_grad(x)) return y;
     node.name = name;
     node.inputs = &x;

@@ -237,7 +237,7 @@ typedef struct te__segment {
 enum { TE__MAX_GRAD_REGIONS = 64 };
 typedef struct te__tape {
     te__segment root, *segment; /* segment: the innermost */
-    int no_grad;
+    int no_grad, hidden_no_grad; /* hidden: those of te_checkpoint's first runs, in which a training step goes on */
     int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* te_enable_grad_begin: no_grad outside */
     int plays; /* calls of te_backward that are under way */
     te__var **fresh; /* leaves whose gradient was begun by the te_backward under way (references) */
@@ -338,6 +338,8 @@ struct te_ctx {
     int num_quantized_init;
     bool inspecting; /* te_quant_inspect */
     struct te__scaling *scaling; /* quant/: the scaling states of this context's modules, a list */
+    struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first time, or again */
+    void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te__warm_list *warm_list;

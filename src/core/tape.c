@@ -117,6 +117,8 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         !te__node_tensors_ok(te, desc, desc->saved, desc->num_saved))
         return TE_ERR_INVALID;
     if (!desc->backward) return te__fail(te, TE_ERR_INVALID, "te_record: %s has no backward function", desc->name ? desc->name : "?");
+    if (te->recording)
+        for (i = 0; i < desc->num_inputs; i++) te->note_leaf(te, desc->inputs[i]);
     for (i = 0; i < desc->num_inputs; i++) wanted = wanted || te__wants_grad(desc->inputs[i]);
     if (!wanted) return TE_OK;
     if (!te__grow(te, (void **)&segment->nodes, &segment->cap_nodes, segment->num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;

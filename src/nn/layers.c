@@ -105,6 +105,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     if (call->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
     if (result != TE_OK || !te__keeps_scales(s, &call->recipe)) return result;
     length = te__history_length(&cast->recipe);
+    if (m->te->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
     warming = m->te->warming; /* these outlive a warm-up, so they are really filled */
     m->te->warming = false;
@@ -126,7 +127,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     }
     m->te->warming = warming;
     te__frame_end(m->te, NULL, 0);
-    return result;
+    return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
 }
 
 /* Can a norm or an activation quantize what it makes? Of delayed scaling the scale is known beforehand, of current scaling an amax can be left

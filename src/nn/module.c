@@ -19,6 +19,9 @@ struct te_module {
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
+    bool checkpoint; /* te_module_set_checkpoint */
+    int holds;       /* tape nodes that will run it again */
+    bool destroyed;  /* by its owner, while it was held */
     void *state;
 };
 
@@ -49,11 +52,17 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     return m;
 }
 
+/* A held module stays until it is let go. NULL is fine. */
+static te_module *te__module_hold(te_module *m) {
+    if (m) m->holds++;
+    return m;
+}
 TE_API void te_module_destroy(te_module *m) {
     te_ctx *te;
     int i;
     if (!m) return;
     te = m->te;
+    m->destroyed = true;
     if (m->parent) /* takes itself out of a tree that goes on living */
         for (i = 0; i < m->parent->num_children; i++)
             if (m->parent->children[i] == m) {
@@ -61,6 +70,8 @@ TE_API void te_module_destroy(te_module *m) {
                 m->parent->num_children--;
                 break;
             }
+    m->parent = NULL;
+    if (m->holds > 0) return; /* the last node that lets go of it destroys it */
     if (m->cls->destroy) m->cls->destroy(m);
     for (i = 0; i < m->num_children; i++) {
         m->children[i]->parent = NULL;
@@ -75,6 +86,10 @@ TE_API void te_module_destroy(te_module *m) {
     te__free(te, m->state, m->cls->state_size);
     te__free_string(te, m->name);
     te__free(te, m, sizeof(*m));
+}
+
+static void te__module_unhold(te_module *m) {
+    if (m && --m->holds == 0 && m->destroyed) te_module_destroy(m);
 }
 
 TE_API void *te_module_state(te_module *m) { return m ? m->state : NULL; }
@@ -286,59 +301,4 @@ TE_API size_t te_module_print(te_module *m, char *buffer, size_t size) {
     if (size > 0 && buffer) buffer[0] = 0;
     if (m) te__print_module(m, 0, buffer, buffer ? size : 0, &used);
     return used;
-}
-
-/* ---- running ---- */
-
-TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward) {
-    te_module_forward_fn old = m ? m->own_forward : NULL;
-    if (m) m->own_forward = forward;
-    return old;
-}
-
-/* Temporaries of a forward go when it returns: what the backward needs is kept by the tape. */
-TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
-    char before[sizeof(((te_ctx *)0)->module_path)];
-    te_ctx *te;
-    te_result result;
-    te__path *path;
-    bool entered;
-    if (!m || !args || !args->input) return NULL;
-    te = m->te;
-    if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
-    memcpy(before, te->module_path, sizeof(before));
-    te_module_path(m, te->module_path, sizeof(te->module_path));
-    path = te->path;
-    te->path = NULL;
-    args->num_outputs = 0;
-    memset(args->outputs, 0, sizeof(args->outputs));
-    te__frame_begin(te);
-    result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
-    if (result == TE_OK && (args->num_outputs < 1 || !args->outputs[0])) {
-        /* the class said OK and made nothing: an error is recorded already, or this is the class's own mistake */
-        if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
-        result = te->error_code;
-    }
-    if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* if it has not said more */
-    te__frame_end(te, args->outputs, result == TE_OK ? args->num_outputs : 0);
-    memcpy(te->module_path, before, sizeof(before));
-    te__path_release(te, te->path);
-    te->path = path;
-    te__device_leave(te, entered);
-    if (result == TE_OK) return args->outputs[0];
-    memset(args->outputs, 0, sizeof(args->outputs));
-    args->num_outputs = 0;
-    return NULL;
-}
-TE_API te_tensor *te_forward(te_module *m, te_tensor *x) {
-    te_forward_args args = TE_ZERO;
-    args.input = x;
-    return te_forward_with(m, &args);
-}
-/* What a class's forward calls at its end. */
-static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
-    if (!y) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
-    if (args->num_outputs == TE_MAX_OUTPUTS) return te__fail(m->te, TE_ERR_INVALID, "more than %d outputs", TE_MAX_OUTPUTS);
-    args->outputs[args->num_outputs++] = y;
-    return TE_OK;
 }

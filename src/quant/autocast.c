@@ -185,7 +185,7 @@ TE_API te_result te_autocast_end(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     if (te->num_autocast == 0) return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
     enabled = te->autocast[--te->num_autocast].enabled;
-    if (te->num_autocast > 0 || !enabled || !te_grad_enabled(te) || te->error_code != TE_OK) return te->error_code;
+    if (te->num_autocast > 0 || !enabled || te->tape.no_grad > te->tape.hidden_no_grad || te->replaying || te->error_code != TE_OK) return te->error_code;
     return te__update_slots(te, false);
 }
 

@@ -1,5 +1,5 @@
-/* core/tape.c: recording nodes and playing them backwards. Knows tensors and the one operation that adds two of them; must not
- * know what a node computes. */
+/* core/tape.c: recording nodes and playing them backwards. Knows tensors and how gradients are added, copied and decoded; must
+ * not know what a node computes. */
 
 /* The variable of x, made when it is first needed. NULL only when out of memory. */
 static te__var *te__var_of(te_tensor *x) {
@@ -285,7 +285,7 @@ static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
 
 /* ---- playing ---- */
 
-/* What the backward function is about to read must be what the forward pass read. A node that was recorded in a capture reads what the last
+/* The backward function reads the values that the forward pass has read, or does not run. A node that was recorded in a capture reads what the last
  * launch has written. */
 static te_result te__check_saved(te_ctx *te, const te__node *node) {
     uint64_t at = node->arena && node->arena->launched_at > node->saved_at ? node->arena->launched_at : node->saved_at;

@@ -1,5 +1,5 @@
 /* te_sequential_create: modules run in order, in one tree, whoever walks it. */
-#include "../te_test.h"
+#include "../faults/purse.h"
 
 static te_module *linear(te_ctx *te, int in, int out, bool return_bias) {
     te_linear_desc d = {0};
@@ -174,7 +174,7 @@ TE_TEST_DEVICES(p21_sequential_goes_into_checkpoints_and_graphs) {
     CHECK_OK(te);
 }
 
-/* What one child makes goes when the next has run: many layers take the memory of two outputs. */
+/* The output of a child goes when the next one has run: many layers take the memory of two outputs. */
 TE_TEST_DEVICES(p21_sequential_keeps_no_outputs_that_nobody_needs) {
     enum { ROWS = 1024 };
     size_t peak[2];
@@ -278,4 +278,33 @@ TE_TEST(p21_sequential_refuses_what_it_cannot_own) {
     te_module_destroy(m);
     CHECK_OK(te);
     CHECK_OK(second);
+}
+
+/* Every request for memory fails once: the children are gone, as after any other refusal. */
+TE_TEST(p21_sequential_without_memory) {
+    bool whole = false;
+    for (int k = 1; !whole && k < 100; k++) {
+        purse *p = new_purse();
+        te_ctx_desc desc = {0};
+        te_module *list[20];
+        test_case("request %d", k);
+        desc.device = "cpu";
+        desc.log = test__log;
+        desc.cpu_threads = 1;
+        desc.host_allocator = allocator_of(p);
+        te_ctx *te = te_ctx_create(&desc);
+        for (int i = 0; i < COUNT(list); i++) list[i] = same(te);
+        REQUIRE_OK(te);
+        destroyed = 0;
+        p->fail_at = p->calls + k;
+        te_module *m = te_sequential_create(te, list, COUNT(list));
+        whole = m != NULL;
+        p->fail_at = 0;
+        if (!whole) CHECK_ERROR(te, TE_ERR_OUT_OF_MEMORY, "");
+        CHECK_EQ_INT(destroyed, whole ? 0 : COUNT(list));
+        te_module_destroy(m);
+        te_ctx_destroy(te);
+        must_be_empty(p);
+    }
+    CHECK(whole);
 }

@@ -1,5 +1,5 @@
-/* The tape: leaves own their gradients, what backward needs must be as it was, backward inside backward, programs without scopes. */
-#include "../te_test.h"
+/* The tape: leaves own their gradients, backward reads the values of its forward, backward inside backward, programs without scopes. */
+#include "../faults/purse.h"
 
 static te_tensor *leaf(te_ctx *te, int ndim, const int64_t *shape, uint64_t seed) {
     te_tensor *x = test_tensor(te, TE_F32, ndim, shape, test_normal(test_numel(ndim, shape), seed));
@@ -150,7 +150,7 @@ TE_TEST_DEVICES(p07_leaves_own_their_gradients_in_a_graph) {
     CHECK_OK(te);
 }
 
-/* ---- 8: what backward needs must be as it was ------------------------------------------------------------------ */
+/* ---- 8: backward reads the values of its forward ------------------------------------------------------------------ */
 
 static te_module *small_linear(te_ctx *te, te_dtype dtype, int in, int out) {
     te_linear_desc d = {0};
@@ -216,7 +216,7 @@ TE_TEST_DEVICES(p08_an_activation_written_before_backward_is_refused) {
         CHECK_ERROR(te, TE_ERR_STATE, "\"hidden\"");
         CHECK(te_tensor_grad(x) == NULL);
     }
-    /* What no backward pass reads may be written. */
+    /* A tensor that no backward pass reads may be written. */
     te_tensor *x = leaf(te, SHAPE(4), 1), *h = te_scale(x, 2), *y = te_add(h, x);
     te_tensor_fill(h, 0);
     CHECK_EQ_INT(te_backward(te_sum_all(y)), TE_OK);
@@ -440,6 +440,51 @@ TE_TEST_DEVICES(p08_a_refused_pass_can_be_done_again) {
     CHECK_TENSOR(te_tensor_grad(x), three, 0, 0);
     CHECK_TENSOR(te_tensor_grad(late), one, 0, 0);
     CHECK_OK(te);
+}
+
+/* Every request for memory of a backward pass fails once: the pass done again gives what an undisturbed one gives. */
+TE_TEST(p08_a_pass_without_memory_can_be_done_again) {
+    for (int device = 0; device < 2; device++) {
+        bool whole = false;
+        for (int k = 1; !whole && k < 200; k++) {
+            purse *host = new_purse(), *memory = new_purse(), *p = device ? memory : host;
+            te_ctx_desc desc = {0};
+            int runs = 0;
+            test_case("request %d of the %s", k, device ? "device" : "host");
+            desc.device = "cpu";
+            desc.log = test__log;
+            desc.cpu_threads = 1;
+            desc.host_allocator = allocator_of(host);
+            desc.device_allocator = allocator_of(memory);
+            te_ctx *te = te_ctx_create(&desc);
+            te_scope_begin(te);
+            te_tensor *a = leaf(te, SHAPE(4), 1), *b = leaf(te, SHAPE(4), 2), *factor = te_tensor_full(te, TE_F32, SHAPE(4), 4);
+            te_result result = TE_ERR_STATE;
+            for (int again = 0; again < 2 && result != TE_OK; again++) {
+                te_tensor *y = te_add(te_add(times(te, a, factor, &runs), times(te, te_scale(te_add(a, b), 1), te_scale(factor, 1.5f), &runs)), te_sum_all(b));
+                for (int i = 0; i < 2; i++) y = te_sum_all(y);
+                te_tensor_fill(te_tensor_narrow(factor, 0, 0, 0), 1); /* of no bytes: not a write */
+                REQUIRE_OK(te);
+                te_memory_trim(te);
+                int64_t refused = p->refused;
+                if (!again) p->fail_at = p->calls + k;
+                result = te_backward(y);
+                p->fail_at = 0;
+                if (!again) whole = p->refused == refused;
+                if (result == TE_OK) break;
+                CHECK_ERROR(te, TE_ERR_OUT_OF_MEMORY, "");
+                CHECK(te_tensor_grad(a) == NULL && te_tensor_grad(b) == NULL);
+            }
+            CHECK_EQ_INT(result, TE_OK);
+            float *got[2] = {test_read(te_tensor_grad(a)), test_read(te_tensor_grad(b))};
+            for (int i = 0; i < 4; i++) CHECK(got[0][i] == 4 + 6 && got[1][i] == 6 + 1);
+            te_scope_end(te);
+            te_ctx_destroy(te);
+            must_be_empty(host);
+            must_be_empty(memory);
+        }
+        CHECK(whole);
+    }
 }
 
 /* ---- 10: backward inside backward --------------------------------------------------------------------------------- */

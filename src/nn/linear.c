@@ -105,7 +105,7 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
                  "te_quantized_model_init_begin, or outside of autocast", te__quant_kind_name(weight->quantized->kind), te__quant_kind_name(spec->kind));
         return NULL;
     }
-    if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale) { /* from here on the module's history scales it */
+    if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale && !weight->te->replaying) { /* from here on the module's history scales it */
         if (q->refs > 1) { /* other tensors keep to the scale that they have */
             te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
             if (!own) return NULL;

@@ -54,6 +54,7 @@
 #include "cuda/nvrtc.c"
 #include "cuda/cache.c"
 #include "cuda/jit.c"
+#include "cuda/queue.c"
 #include "cuda/launch.c"
 
 /* operations */

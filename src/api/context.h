@@ -36,7 +36,8 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
  * must have been released before. NULL is fine. */
 TE_API void te_ctx_destroy(te_ctx *te);
 
-/* True while no call has failed since te_ctx_create or te_clear_error. NULL => false. */
+/* True while no call has failed since te_ctx_create or te_clear_error. NULL => false. In a model's first step kernels are compiled on other threads
+ * while the calls go on: te_ok waits for those, so that its answer holds for every call before it. */
 TE_API bool te_ok(const te_ctx *te);
 /* The first error's whole story: what, both values, which module, what to do. "" when there is none. Borrowed, valid
  * until te_clear_error. */

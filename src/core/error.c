@@ -72,7 +72,14 @@ static te_result te__refuse_upload(te_ctx *te) {
 }
 #define TE__RUN_FIRST "run the step once, or te_warmup_begin/te_warmup_end around it, before te_graph_begin"
 
-TE_API bool te_ok(const te_ctx *te) { return te && te->error_code == TE_OK; }
+/* A kernel that is still being compiled may fail: the answer waits for it. */
+static void te__settle(const te_ctx *te) {
+    if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
+}
+TE_API bool te_ok(const te_ctx *te) {
+    te__settle(te);
+    return te && te->error_code == TE_OK;
+}
 TE_API const char *te_error(const te_ctx *te) {
     if (!te) return "there is no context (te_ctx_create returned NULL)";
     if (te->error_code == TE_OK) return "";

@@ -3,10 +3,14 @@
  * is released. */
 
 static te_result te__device_enter(te_ctx *te, bool *entered) {
+    te_result result;
     *entered = false;
-    return te->device->enter ? te->device->enter(te, entered) : TE_OK;
+    result = te->device->enter ? te->device->enter(te, entered) : TE_OK;
+    if (result == TE_OK) te->regions++;
+    return result;
 }
 static void te__device_leave(te_ctx *te, bool entered) {
+    te->regions--;
     if (entered) te->device->leave(entered);
 }
 

@@ -191,6 +191,7 @@ typedef struct te__device {
     te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
     te_result (*enter)(te_ctx *te, bool *entered); /* many calls that follow cost less between these two; NULL: they do not */
     void (*leave)(bool entered);
+    te_result (*settle)(te_ctx *te); /* what waits for its kernels goes to the device now; NULL: nothing ever waits */
     void (*close)(te_ctx *te);
     te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
     te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
@@ -318,6 +319,7 @@ struct te_ctx {
     te_allocator host_allocator, device_allocator;
     char device_name[16];
     const te__device *device;
+    int regions; /* te__device_enter without its te__device_leave: a forward, a backward, an optimizer step */
     te__cuda *cuda;       /* NULL on the CPU */
     te__threads *threads; /* NULL: one thread */
     int cpu_threads;

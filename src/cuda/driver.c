@@ -221,6 +221,12 @@ struct te__cuda {
     te__memo_slot *memo;
     unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
+    bool stream_shown;       /* the caller may queue work of its own on the stream */
+    /* While launches wait for their kernels (cuda/queue.c; else NULL): sends them off, waiting where it must; puts `bytes` for dst, copied from host memory or
+     * zeros (host NULL), in line behind them. */
+    struct te__queue *queue;
+    te_result (*settle)(te_ctx *te);
+    te_result (*line_up)(te_ctx *te, void *dst, const void *host, size_t bytes);
 };
 
 /* Records what the driver said. `call` is its name, with what it was about in front if that helps. */
@@ -250,6 +256,8 @@ static void te__cuda_leave(bool pushed) {
     te__cu_handle popped;
     if (pushed) te__cu.CtxPopCurrent(&popped);
 }
+
+static te_result te__cuda_settle(te_ctx *te) { return te->cuda->settle ? te->cuda->settle(te) : TE_OK; }
 
 static void te__cuda_device_close(te_ctx *te) {
     te__cuda *c = te->cuda;
@@ -377,7 +385,12 @@ static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context,
 
 TE_API int te_ctx_sm(const te_ctx *te) { return te && te->cuda ? te->cuda->sm : 0; }
 TE_API void *te_ctx_cu_context(const te_ctx *te) { return te && te->cuda ? te->cuda->context : NULL; }
-TE_API void *te_ctx_cu_stream(const te_ctx *te) { return te && te->cuda ? te->cuda->stream : NULL; }
+TE_API void *te_ctx_cu_stream(const te_ctx *te) {
+    if (!te || !te->cuda) return NULL;
+    te__cuda_settle((te_ctx *)te);
+    te->cuda->stream_shown = true;
+    return te->cuda->stream;
+}
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
@@ -396,6 +409,7 @@ static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
 static void te__cuda_mem_release(te_ctx *te, void *data, size_t bytes) {
     te__cu_result code;
     bool pushed;
+    te__cuda_settle(te); /* what waits may write there */
     if (te->device_allocator.alloc) {
         te->device_allocator.release(te->device_allocator.user, data, bytes);
         return;
@@ -418,9 +432,10 @@ static te_result te__cuda_synchronize(te_ctx *te) {
     te_result result = te->capture ? te__refuse_wait(te) : te__cuda_enter(te, &pushed);
     te__cu_result code;
     if (result != TE_OK) return result;
+    result = te__cuda_settle(te);
     code = te__cu.StreamSynchronize(te->cuda->stream);
     te__cuda_leave(pushed);
-    return code ? te__cu_fail(te, "cuStreamSynchronize", code) : TE_OK;
+    return code ? te__cu_fail(te, "cuStreamSynchronize", code) : result;
 }
 
 static te_result te__cuda_stage_open(te_ctx *te) {
@@ -447,8 +462,10 @@ static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t 
     te_result result;
     if (te->capture) return te__refuse_upload(te);
     if (bytes == 0) return TE_OK;
+    if (c->line_up && bytes <= TE__STAGE_BYTES) return c->line_up(te, dst, src, bytes);
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
+    te__cuda_settle(te);
     if (bytes <= TE__SMALL_UPLOAD) {
         unsigned char small[TE__SMALL_UPLOAD]; /* what the caller brings may be pinned */
         memcpy(small, src, bytes);
@@ -481,10 +498,11 @@ static te_result te__cuda_download(te_ctx *te, void *host, const void *src, size
     if (bytes == 0) return TE_OK;
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
+    result = te__cuda_settle(te);
     code = te__cu.MemcpyDtoHAsync(host, (te__cu_address)(uintptr_t)src, bytes, te->cuda->stream);
     if (!code) code = te__cu.StreamSynchronize(te->cuda->stream);
     te__cuda_leave(pushed);
-    return code ? te__cu_fail(te, "copy from the device: cuMemcpyDtoHAsync", code) : TE_OK;
+    return code ? te__cu_fail(te, "copy from the device: cuMemcpyDtoHAsync", code) : result;
 }
 
 static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
@@ -492,6 +510,7 @@ static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
     bool pushed;
     te_result result;
     if (bytes == 0) return TE_OK;
+    if (te->cuda->line_up) return te->cuda->line_up(te, dst, NULL, bytes);
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     code = te__cu.MemsetD8Async((te__cu_address)(uintptr_t)dst, 0, bytes, te->cuda->stream);
@@ -507,7 +526,8 @@ static te_result te__cuda_capture_begin(te_ctx *te) {
     te_result result;
     if (!te__cu.StreamBeginCapture || !te__cu.StreamEndCapture || !te__cu.GraphInstantiate || !te__cu.GraphLaunch || !te__cu.GraphDestroy || !te__cu.GraphExecDestroy)
         return te__fail(te, TE_ERR_LIBRARY, "te_graph_begin: the NVIDIA driver has no graphs: update it");
-    result = te__cuda_enter(te, &pushed);
+    result = te__cuda_settle(te);
+    if (result == TE_OK) result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     code = te__cu.StreamBeginCapture(te->cuda->stream, TE__CU_CAPTURE_RELAXED);
     te__cuda_leave(pushed);
@@ -532,7 +552,8 @@ static te_result te__cuda_capture_end(te_ctx *te, te_graph *g) {
 static te_result te__cuda_graph_launch(te_ctx *te, te_graph *g) {
     te__cu_result code;
     bool pushed;
-    te_result result = te__cuda_enter(te, &pushed);
+    te_result result = te__cuda_settle(te);
+    if (result == TE_OK) result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     code = te__cu.GraphLaunch(g->exec, te->cuda->stream);
     if (!code && te->cuda->debug_sync) code = te__cu.StreamSynchronize(te->cuda->stream);

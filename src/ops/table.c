@@ -118,7 +118,7 @@ static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
 }
 
 static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_download, te__cpu_clear,
-                                          te__cpu_synchronize, NULL, te__cpu_run, NULL, NULL, NULL, te__cpu_capture_begin, te__cpu_capture_end,
+                                          te__cpu_synchronize, NULL, te__cpu_run, NULL, NULL, NULL, NULL, te__cpu_capture_begin, te__cpu_capture_end,
                                           te__cpu_graph_launch, te__records_free};
 
 /* ---- the CUDA device ---- */
@@ -153,5 +153,5 @@ static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
 }
 
 static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_mem_release, te__cuda_upload, te__cuda_download, te__cuda_clear,
-                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_enter, te__cuda_leave, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
+                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_enter, te__cuda_leave, te__cuda_settle, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
                                            te__cuda_graph_launch, te__cuda_graph_close};

@@ -400,8 +400,6 @@ static te_result te__rank_end(te__thread_rank *me, te__post *post, te_result r) 
 
 enum { TE__REDUCE_RUN = 256 }; /* elements at a time: they stay in the first-level cache */
 
-static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
-
 static void te__reduce_floats(const te_thread_hub *hub, te_dtype dtype, te_reduce_op op, int64_t at, int n, char *out) {
     float sum[TE__REDUCE_RUN], x[TE__REDUCE_RUN];
     int rank, i;
@@ -413,9 +411,7 @@ static void te__reduce_floats(const te_thread_hub *hub, te_dtype dtype, te_reduc
             else if (te__is_nan_bits(sum[i]) || x[i] > sum[i]) sum[i] = x[i];
         }
     }
-    /* which NaN a sum gives is the processor's choice: one for all, as the GPU has it */
-    for (i = 0; i < n; i++)
-        if (te__is_nan_bits(sum[i])) sum[i] = te__bits_f32(0x7fffffffu);
+    te__one_nan(sum, n);
     te__store_row(out, dtype, at, n, sum);
 }
 

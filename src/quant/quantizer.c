@@ -180,13 +180,15 @@ TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
 }
 
 /* Was this copy laid out as spec lays out its own? */
-static bool te__copy_fits(const te__quant_copy *c, const te__quant_spec *spec, int which, int64_t rows) {
+static bool te__copy_fits(const te_tensor *x, const te__quant_spec *spec, int which) {
+    const te__quant_copy *c = te__copy_of(x, which);
     if (!c->data) return true;
     if (c->kind != spec->kind && !(te__is_tensor_scaled(c->kind) && te__is_tensor_scaled(spec->kind))) return false;
     if (c->kind == TE_QUANT_IDENTITY || c->kind == TE_QUANT_CUSTOM) return true;
     return c->data->dtype == spec->dtype && c->two_dimensional == spec->two_dimensional && c->swizzled == spec->swizzled &&
            (c->kind != TE_QUANT_NVFP4 || (c->rht == (spec->rht && which == TE_COLUMNWISE) && c->no_sign_mask == spec->no_sign_mask &&
-                                          c->e4m3_max_256 == spec->e4m3_max_256 && te__numel(c->amax) == (spec->row_scaled && which == TE_ROWWISE ? rows : 1)));
+                                          c->e4m3_max_256 == spec->e4m3_max_256 &&
+                                          te__numel(c->amax) == te__nvfp4_amaxes(spec, which, te__rows(x), te__cols(x))));
 }
 
 TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag) {
@@ -197,8 +199,7 @@ TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst,
     if (!dst->quantized) return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination is plain %s; te_quantizer_make_empty makes one", te_dtype_name(dst->dtype));
     if (!te__same_shape(x, dst))
         return te__fail(q->te, TE_ERR_SHAPE, "te_quantize_into: the input is %s and the destination %s; they must be equal", te__shape_text(x, a), te__shape_text(dst, b));
-    if (!te__copy_fits(&dst->quantized->row, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE, te__rows(dst)) ||
-        !te__copy_fits(&dst->quantized->col, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE, te__rows(dst)))
+    if (!te__copy_fits(dst, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE) || !te__copy_fits(dst, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE))
         return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one (%s) in kind, code format or layout; "
                         "te_quantizer_make_empty makes one that fits",
                         te__quant_kind_name(dst->quantized->kind), te__quant_kind_name(q->spec.kind));

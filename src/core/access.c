@@ -30,8 +30,10 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind, float a, float b) {
     te_random_args args = TE_ZERO;
     te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
+    te__rng_state before;
     te__draw draw;
     if (!x) return NULL;
+    before = te__rng_now(te);
     args.dst = x;
     args.kind = kind;
     args.a = a;
@@ -40,7 +42,9 @@ static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const 
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    return te__checked(x, te_random(te, &args));
+    x = te__checked(x, te_random(te, &args));
+    if (!x) te__rng_back(te, before);
+    return x;
 }
 TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high) {
     return te__random_tensor(te, dtype, ndim, shape, TE_RANDOM_UNIFORM, low, high);

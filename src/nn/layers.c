@@ -66,6 +66,7 @@ static te_module *te__module_built(te_module *m) {
         m->maker = NULL;
         return m;
     }
+    te__rng_back(m->te, m->rng);
     te_module_destroy(m);
     return NULL;
 }

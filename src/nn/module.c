@@ -19,6 +19,7 @@ struct te_module {
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
+    te__rng_state rng; /* from before it was made */
     void *state;
 };
 
@@ -38,6 +39,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     m->te = te;
     m->cls = cls;
     m->maker = te->making;
+    m->rng = te__rng_now(te);
     m->name = te__copy_string(te, name ? name : cls->name);
     m->state = te__alloc_zero(te, cls->state_size);
     if (!m->name || !m->state) {
@@ -298,11 +300,13 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
 /* Temporaries of a forward go when it returns: what the backward needs is kept by the tape. */
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     char before[sizeof(((te_ctx *)0)->module_path)];
+    te__rng_state random;
     te_ctx *te;
     te_result result;
     bool entered;
     if (!m || !args || !args->input) return NULL;
     te = m->te;
+    random = te__rng_now(te);
     if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
@@ -322,6 +326,8 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     if (result == TE_OK) return args->outputs[0];
     memset(args->outputs, 0, sizeof(args->outputs));
     args->num_outputs = 0;
+    te__step_fails(te);
+    te__rng_back(te, random);
     return NULL;
 }
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x) {

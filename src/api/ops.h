@@ -74,7 +74,9 @@ typedef enum te_op {
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
 /* dst = src, converting between any two unquantized formats (f32, f16, bf16, i32, i64, u8; float to float rounds to
- * nearest even). Equal shapes, any strides on both sides. Raw bytes of 8-bit formats copy to the same format or u8. */
+ * nearest even). Equal shapes, any strides on both sides. Raw bytes of 8-bit formats copy to the same format or u8.
+ * src and dst may share memory: dst becomes what it would if src were read whole before (through a workspace of the narrower format, where the ranges
+ * of their bytes meet). Each element onto itself is nothing to do. */
 typedef struct te_copy_args {
     const te_tensor *src;
     te_tensor *dst;
@@ -710,14 +712,14 @@ typedef struct te_mse_bwd_args {
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + wd * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
  * when not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. bias_correction: optional f32 [2], 1/bc1 and 1/bc2, replaces
- * what step and no_bias_correction say. */
+ * what step and no_bias_correction say. The last num_undecayed entries take no weight decay: one call changes all parameters, or none. */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
 } te_adam_tensor;
 typedef struct te_adam_args {
     const te_adam_tensor *tensors;
-    int num_tensors;
+    int num_tensors, num_undecayed;
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step; /* 1 for the first */
     bool l2_mode; /* weight decay goes into the gradient (Adam) in place of AdamW */

@@ -146,7 +146,8 @@ typedef enum te_nvfp4_4over6 { TE_NVFP4_4OVER6_NONE = 0, TE_NVFP4_4OVER6_WEIGHTS
 typedef enum te_tensor_type { TE_TENSOR_INPUT = 0, TE_TENSOR_WEIGHT = 1, TE_TENSOR_OUTPUT = 2, TE_TENSOR_GRAD_OUTPUT = 3, TE_TENSOR_GRAD_INPUT = 4 } te_tensor_type;
 typedef struct te_quantizer_role {
     const char *module_type; /* "Linear", "LayerNormMLP" .. */
-    const char *name;        /* path of the module */
+    const char *name;        /* path of the module (te_module_path); when its weights are stored in its create function (te_quantized_model_init): from
+                              * the module on whose create function was called, "layer.self_attention.proj", for nothing stands above that one yet */
     int gemm;                /* 0; LayerNormMLP: 0 is fc1, 1 is fc2 */
     te_tensor_type tensor_type;
 } te_quantizer_role;

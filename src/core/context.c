@@ -111,7 +111,7 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     te__free(te, te->tape.nodes, (size_t)te->tape.cap_nodes * sizeof(te__node *));
     if (te->device->close) te->device->close(te);
     te__threads_close(te);
-    te_clear_error(te);
+    te__forget_error(te);
     if (te->host_allocator.release)
         te->host_allocator.release(te->host_allocator.user, te, sizeof(*te));
     else
@@ -135,6 +135,21 @@ TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset) {
     }
     te->seed = seed;
     te->rng_offset = offset;
+}
+
+/* The random state, for a call that puts it back if it fails. */
+typedef struct te__rng_state {
+    uint64_t seed, offset;
+} te__rng_state;
+static te__rng_state te__rng_now(const te_ctx *te) {
+    te__rng_state s;
+    s.seed = te->seed;
+    s.offset = te->rng_offset;
+    return s;
+}
+static void te__rng_back(te_ctx *te, te__rng_state s) {
+    te->seed = s.seed;
+    te->rng_offset = s.offset;
 }
 
 /* What random operations draw from. */

@@ -30,6 +30,13 @@ TE_PRINTF(2, 3) static void te__warn(te_ctx *te, const char *format, ...) {
 /* Shown when not even the memory for a message could be had. */
 static const char te__no_memory_text[] = "out of host memory";
 
+/* A call that belongs to the step under way has failed, so the step has. */
+static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
+/* What the step has changed stays. In a capture and a warm-up nothing has run. */
+static void te__step_ends(te_ctx *te) {
+    if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
+}
+
 /* Keeps the first error; later ones are its consequences and only go to the debug log. */
 TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char *format, ...) {
     char text[4096];
@@ -44,6 +51,7 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     vsnprintf(text + used, sizeof(text) - used, format, args);
     va_end(args);
     if (te->capture) te->capture->failed = true;
+    if (code == TE_ERR_OUT_OF_MEMORY) te__step_fails(te);
     if (te->error_code != TE_OK) {
         te__log(te, TE_LOG_DEBUG, "after the first error: %s", text);
         return code;
@@ -79,11 +87,15 @@ TE_API const char *te_error(const te_ctx *te) {
     return te->error ? te->error : te__no_memory_text;
 }
 TE_API te_result te_error_code(const te_ctx *te) { return te ? te->error_code : TE_ERR_STATE; }
-TE_API void te_clear_error(te_ctx *te) {
-    if (!te) return;
+static void te__forget_error(te_ctx *te) {
     free(te->error);
     te->error = NULL;
     te->error_code = TE_OK;
+}
+TE_API void te_clear_error(te_ctx *te) {
+    if (!te) return;
+    te__forget_error(te);
+    if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te); /* the next step tries again, and says so */
 }
 
 TE_API const char *te_result_name(te_result result) {

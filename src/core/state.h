@@ -274,6 +274,7 @@ struct te_ctx {
     te_result error_code;
     char *error;
     char module_path[256]; /* of the module whose forward runs: for messages */
+    te_module *making;     /* whose create function is making children */
     te_log_fn log;
     void *log_user;
     te_log_level log_level;
@@ -299,6 +300,12 @@ struct te_ctx {
     bool inspecting; /* te_quant_inspect */
     struct te__scaling *scaling; /* quant/: the scaling states of this context's modules, a list */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
+    /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
+     * te_clear_error gives them back if the step has failed. */
+    bool in_step, step_failed;
+    int num_optimizers; /* 0: nobody will say when a step has ended */
+    te_result (*keep_scales)(te_ctx *te);
+    te_result (*give_back_scales)(te_ctx *te);
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te__warm_list *warm_list;
     uint64_t warm_seed, warm_offset; /* the random state to go back to */

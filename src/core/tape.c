@@ -220,13 +220,17 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
 
 TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     te_ctx *te;
+    te__rng_state before;
     te_result result;
     bool entered;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, kept;
     if (!y || !grad) return TE_ERR_STATE;
     te = y->te;
-    if (te->error_code != TE_OK) return te->error_code;
+    if (te->error_code != TE_OK) {
+        te__step_fails(te);
+        return te->error_code;
+    }
     if (!te__same_shape(y, grad))
         return te__fail(te, TE_ERR_SHAPE, "te_backward_from: the tensor is %s, its gradient %s", te__shape_text(y, a), te__shape_text(grad, b));
     if (grad->te != te)
@@ -239,6 +243,7 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
                                           "te_no_grad_begin, or in a scope that has ended?)");
     result = te__device_enter(te, &entered);
     if (result != TE_OK) return result;
+    before = te__rng_now(te);
     te->tape.no_grad++;
     result = te__var_add_grad(te, y->var, grad);
     for (i = te->tape.num_nodes - 1; i >= 0 && result == TE_OK; i--) {
@@ -258,7 +263,12 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     te->tape.no_grad--;
     if (result == TE_OK && te->after_backward) te->after_backward(te);
     te__device_leave(te, entered);
-    return result == TE_OK && te->error_code != TE_OK ? te->error_code : result;
+    if (result == TE_OK) result = te->error_code;
+    if (result != TE_OK) {
+        te__step_fails(te);
+        te__rng_back(te, before);
+    }
+    return result;
 }
 
 TE_API te_result te_backward(te_tensor *loss) {
@@ -266,7 +276,10 @@ TE_API te_result te_backward(te_tensor *loss) {
     te_result result;
     char text[TE__SHAPE_TEXT];
     if (!loss) return TE_ERR_STATE;
-    if (loss->te->error_code != TE_OK) return loss->te->error_code;
+    if (loss->te->error_code != TE_OK) {
+        te__step_fails(loss->te);
+        return loss->te->error_code;
+    }
     if (te__numel(loss) != 1)
         return te__fail(loss->te, TE_ERR_SHAPE, "te_backward: the loss is %s; a tensor of one element is needed (te_mean_all, te_sum_all), or "
                                                 "te_backward_from with a gradient", te__shape_text(loss, text));

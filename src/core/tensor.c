@@ -32,12 +32,14 @@ static int64_t te__numel(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) n *= x->shape[i];
     return n;
 }
-/* Bytes of a contiguous block; 4-bit rows are padded to whole bytes. */
+/* Bytes of `cols` neighbours that begin at a whole byte: a row of 4-bit elements is padded to one. */
+static size_t te__row_bytes(te_dtype dtype, int64_t cols) { return ((size_t)cols * (size_t)te_dtype_bits(dtype) + 7) / 8; }
+/* Bytes of a contiguous block: those of its rows. A tensor without dimensions is a row of one element. */
 static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     size_t n = 1;
     int i;
     for (i = 0; i < ndim - 1; i++) n *= (size_t)shape[i];
-    return n * (ndim ? ((size_t)shape[ndim - 1] * (size_t)te_dtype_bits(dtype) + 7) / 8 : (size_t)te__dtype_size(dtype));
+    return n * te__row_bytes(dtype, ndim ? shape[ndim - 1] : 1);
 }
 static int64_t te__cols(const te_tensor *x) { return x->ndim ? x->shape[x->ndim - 1] : 1; }
 /* The product of all sizes but the last, also when the last one is 0. */

@@ -32,6 +32,11 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
         for (i = 0; i < n; i++) out[i] = te__e8m0_to_f32(p[i]);
         break;
     }
+    case TE_F4E2M1: { /* of one row: the even element in the low half of a byte */
+        const uint8_t *p = (const uint8_t *)data;
+        for (i = 0; i < n; i++) out[i] = te__e2m1_to_f32((uint8_t)(p[(index + i) / 2] >> (index + i) % 2 * 4 & 15));
+        break;
+    }
     case TE_U8: {
         const uint8_t *p = (const uint8_t *)data + index;
         for (i = 0; i < n; i++) out[i] = (float)p[i];

@@ -421,8 +421,9 @@ static te_result te__st_item_ok(te_ctx *te, const char *path, const te_safetenso
     if (!x->buffer)
         return te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " %s", path, item->name,
                         x->quantized ? "is quantized: te_dequantize it first" : "has no memory");
-    if (x->dtype == TE_F4E2M1 && te__cols(x) % 2)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: tensor " TE__ST_NAME " has e2m1 rows of odd length, which the format cannot hold", path, item->name);
+    if (te__shape_bytes(x->dtype, x->ndim, x->shape) * 8 != (uint64_t)te__numel(x) * (uint64_t)te_dtype_bits(x->dtype))
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: tensor " TE__ST_NAME " has %s rows of odd length, which the format cannot hold", path, item->name,
+                       te_dtype_name(x->dtype));
     return TE_OK;
 }
 

@@ -41,14 +41,16 @@ static void te__add_product_weight(te_module *m, const char *name, te_dtype dtyp
 
 /* Inside te_quantized_model_init: puts quantized tensors in the place of the weights of products. */
 static te_result te__quantize_weights(te_module *m) {
+    char path[sizeof(m->te->module_path)];
     te_result result = TE_OK;
     int i, gemm = 0;
     if (!te__quantizes_weights(m->te)) return TE_OK;
+    te__making_path(m, path, sizeof(path));
     te__frame_begin(m->te);
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_tensor *y;
         if (!m->entries[i].product_weight) continue;
-        y = te__primary_create(m->entries[i].tensor, m->cls->name, m->name, gemm++);
+        y = te__primary_create(m->entries[i].tensor, m->cls->name, path, gemm++);
         result = y ? TE_OK : te_error_code(m->te);
         if (y) te_module_add_parameter(m, m->entries[i].name, y);
     }
@@ -60,8 +62,11 @@ static te_result te__quantize_weights(te_module *m) {
 static te_module *te__module_built(te_module *m) {
     if (!m) return NULL;
     if (m->te->error_code == TE_OK && (!m->cls->reset_parameters || m->cls->reset_parameters(m) == TE_OK) && te__quantize_weights(m) == TE_OK &&
-        m->te->error_code == TE_OK)
+        m->te->error_code == TE_OK) {
+        m->maker = NULL;
         return m;
+    }
+    te__rng_back(m->te, m->rng);
     te_module_destroy(m);
     return NULL;
 }

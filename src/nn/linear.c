@@ -139,7 +139,7 @@ static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, cons
         return NULL;
     }
     if (g->microbatch == TE_MICROBATCH_LATER && g->weight_cache && !weight->quantized && g->cache_buffer == weight->buffer &&
-        g->cache_version == te__buffer_version(weight->buffer) && memcmp(&g->cache_recipe, r, sizeof(*r)) == 0 &&
+        g->cache_version == te__buffer_version(weight->buffer) && te__recipe_same(&g->cache_recipe, r) &&
         (g->weight_cache->quantized->col.data || !(usage & TE_COLUMNWISE)))
         return g->weight_cache;
     spec = te__slot_spec(g->scaling, r, false, g->gemm, TE__SLOT_WEIGHT, usage);

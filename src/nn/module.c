@@ -12,12 +12,14 @@ struct te_module {
     const te_module_class *cls;
     char *name;
     te_module *parent;
+    te_module *maker; /* while it is made: whose create function makes it, and will be its parent; or NULL */
     te_module **children;
     int num_children, cap_children;
     te__entry *entries;
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
+    te__rng_state rng; /* from before it was made */
     void *state;
 };
 
@@ -36,6 +38,8 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     if (!m) return NULL;
     m->te = te;
     m->cls = cls;
+    m->maker = te->making;
+    m->rng = te__rng_now(te);
     m->name = te__copy_string(te, name ? name : cls->name);
     m->state = te__alloc_zero(te, cls->state_size);
     if (!m->name || !m->state) {
@@ -81,18 +85,10 @@ TE_API const te_module_class *te_module_get_class(const te_module *m) { return m
 TE_API const char *te_module_name(const te_module *m) { return m ? m->name : ""; }
 TE_API te_module *te_module_parent(const te_module *m) { return m ? m->parent : NULL; }
 
-/* Names from the child of the root down; the root's own name only when it is alone. */
-TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size) {
-    const te_module *chain[64];
-    int n = 0;
+/* Their names, the last one's first, with dots between. */
+enum { TE__MAX_PATH = 64 };
+static const char *te__join_names(const te_module *const *chain, int n, char *buffer, size_t size) {
     size_t used = 0;
-    if (!buffer || size == 0) return "";
-    buffer[0] = 0;
-    if (m && !m->parent) {
-        snprintf(buffer, size, "%s", m->name);
-        return buffer;
-    }
-    for (; m && m->parent && n < 64; m = m->parent) chain[n++] = m;
     while (n > 0) { /* for every forward: without printf */
         const char *name = chain[--n]->name;
         if (used && used + 1 < size) buffer[used++] = '.';
@@ -100,6 +96,24 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
     }
     buffer[used] = 0;
     return buffer;
+}
+
+/* Names from the child of the root down; the root's own name only when it is alone. */
+TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size) {
+    const te_module *chain[TE__MAX_PATH];
+    int n = 0;
+    if (!buffer || size == 0) return "";
+    if (m && !m->parent) chain[n++] = m;
+    for (; m && m->parent && n < TE__MAX_PATH; m = m->parent) chain[n++] = m;
+    return te__join_names(chain, n, buffer, size);
+}
+/* The path of a module that is being made: from the module on whose create function the program has called. What that will become a child of nobody
+ * knows yet. */
+static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
+    const te_module *chain[TE__MAX_PATH];
+    int n = 0;
+    for (; m && n < TE__MAX_PATH; m = m->maker) chain[n++] = m;
+    return te__join_names(chain, n, buffer, size);
 }
 
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child) {
@@ -286,11 +300,13 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
 /* Temporaries of a forward go when it returns: what the backward needs is kept by the tape. */
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     char before[sizeof(((te_ctx *)0)->module_path)];
+    te__rng_state random;
     te_ctx *te;
     te_result result;
     bool entered;
     if (!m || !args || !args->input) return NULL;
     te = m->te;
+    random = te__rng_now(te);
     if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
@@ -310,6 +326,8 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     if (result == TE_OK) return args->outputs[0];
     memset(args->outputs, 0, sizeof(args->outputs));
     args->num_outputs = 0;
+    te__step_fails(te);
+    te__rng_back(te, random);
     return NULL;
 }
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x) {

@@ -51,6 +51,7 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
     if (result == TE_OK && te->num_described > 0) result = te__refuse_described(te, op, &copy);
     if (result == TE_OK && te->capture) result = te__capture_args(te->capture, op, &copy);
     if (result != TE_OK) return result;
+    if (!te->warming) te__touch_args(op, &copy); /* a warm-up writes nothing */
     return te->device->run(te, op, &copy);
 }
 

@@ -12,6 +12,7 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
     if (!slots) return TE_ERR_OUT_OF_MEMORY;
     slots->factory = r->factory;
     slots->user = r->user;
+    slots->format = r->format;
     for (gemm = 0; gemm < s->num_gemms && result == TE_OK; gemm++)
         for (slot = 0; slot < 3 && result == TE_OK; slot++) {
             te__custom_slot *c = slot < 2 ? &slots->forward[gemm][slot] : &slots->backward[gemm];
@@ -103,7 +104,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     te_result result = TE_OK;
     const te_recipe recipe = first->recipe;
     te_group *group = recipe.no_reduce_amax ? NULL : first->group;
-#define TE__ALIKE(s) (te__slots_of(s, backward)->pending && (s)->group == first->group && memcmp(&(s)->recipe, &recipe, sizeof(recipe)) == 0)
+#define TE__ALIKE(s) (te__slots_of(s, backward)->pending && (s)->group == first->group && te__recipe_same(&(s)->recipe, &recipe))
     for (s = first; s; s = s->next) count += TE__ALIKE(s);
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
     list = (te_tensor **)te__alloc(te, bytes);
@@ -174,6 +175,7 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
     a->calibrating = desc && desc->calibrating;
     a->amax_group = desc ? desc->amax_group : NULL;
     if (te__recipe_check(te, &a->recipe) != TE_OK) return te_error_code(te);
+    if (te->num_autocast == 0 && (a->enabled || a->calibrating) && te->keep_scales && te->keep_scales(te) != TE_OK) return te_error_code(te);
     te->num_autocast++;
     te->after_backward = te__update_backward_slots;
     return TE_OK;
@@ -181,11 +183,14 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
 
 TE_API te_result te_autocast_end(te_ctx *te) {
     bool enabled;
+    te_result result;
     if (!te) return TE_ERR_STATE;
     if (te->num_autocast == 0) return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
     enabled = te->autocast[--te->num_autocast].enabled;
-    if (te->num_autocast > 0 || !enabled || !te_grad_enabled(te) || te->error_code != TE_OK) return te->error_code;
-    return te__update_slots(te, false);
+    result = te->error_code;
+    if (te->num_autocast == 0 && enabled && te_grad_enabled(te) && result == TE_OK) result = te__update_slots(te, false);
+    if (result != TE_OK) te__step_fails(te);
+    return result;
 }
 
 static const te__autocast *te__autocast_now(const te_ctx *te) { return te->num_autocast ? &te->autocast[te->num_autocast - 1] : NULL; }

@@ -360,7 +360,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
         }
     } else
         result = te__copies_fill(flat, spec, row, col, noop);
-    if (result == TE_OK && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
+    if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
     te__frame_end(x->te, NULL, 0);
     return result;
 }

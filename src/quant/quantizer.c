@@ -173,10 +173,14 @@ static te_tensor *te__quantized_by(te_tensor *y, te_quantizer *q) {
 }
 
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
+    te__rng_state before;
     te_tensor *y;
     if (!q || !x || !te__can_quantize(q->te, &q->spec, x, "te_quantize")) return NULL;
+    before = te__rng_now(q->te);
     y = te__quantized_by(te__quantize(x, &q->spec), q);
-    return y ? te__record_same("quantize", x, y) : NULL;
+    if (y) y = te__record_same("quantize", x, y);
+    if (!y) te__rng_back(q->te, before);
+    return y;
 }
 
 /* Was this copy laid out as spec lays out its own? */
@@ -193,6 +197,7 @@ static bool te__copy_fits(const te_tensor *x, const te__quant_spec *spec, int wh
 
 TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te__rng_state before;
     te_result result;
     if (!q || !x || !dst) return TE_ERR_STATE;
     if (!te__can_quantize(q->te, &q->spec, x, "te_quantize_into") || !te__same_ctx(dst, q->te, "te_quantize_into")) return te_error_code(q->te);
@@ -205,7 +210,9 @@ TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst,
                         te__quant_kind_name(dst->quantized->kind), te__quant_kind_name(q->spec.kind));
     if (noop_flag && (q->spec.kind >= TE_QUANT_IDENTITY || !te__is_one_f32(noop_flag)))
         return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: noop_flag is an f32 [1] on the device, for quantizers of the FP8 and FP4 kinds");
+    before = te__rng_now(q->te);
     result = te__quant_fill(dst, x, &q->spec, te_quantized_usage(dst), noop_flag);
+    if (result != TE_OK) te__rng_back(q->te, before);
     return result;
 }
 

@@ -666,7 +666,7 @@ static const char *repository_file(const char *path) {
     if (f) fclose(f);
     return n ? text : NULL;
 }
-/* The line of ops/record.c for the operations whose args are struct te_NAME_args: NAME itself, or the first typedef of it. */
+/* The lines of ops/record.c for the operations whose args are struct te_NAME_args: NAME itself, or the first typedef of it. */
 static const char *fields_listed(const char *record, const char *ops, const char *name) {
     char key[128], alias[64] = "";
     const char *at;
@@ -686,12 +686,13 @@ TE_TEST(graph_knows_every_tensor) {
     int structs = 0, fields = 0;
     if (!ops || !record) SKIP("not run from the repository");
     for (const char *at = ops; (at = strstr(at, "typedef struct te_")) != NULL; at++) {
-        char name[64] = "", line[512];
+        char name[64] = "", line[1024];
         const char *end = strstr(at, "\n}"), *listed, *stop;
         if (sscanf(at, "typedef struct te_%63[a-z0-9_]", name) != 1 || strlen(name) < 6 || strcmp(name + strlen(name) - 5, "_args") != 0) continue;
         name[strlen(name) - 5] = 0;
         listed = fields_listed(record, ops, name);
         stop = listed ? strchr(listed, '\n') : NULL;
+        while (stop && stop[-1] == '\\') stop = strchr(stop + 1, '\n');
         test_case("te_%s_args", name);
         CHECK(stop != NULL);
         if (!stop) continue;
@@ -704,7 +705,7 @@ TE_TEST(graph_knows_every_tensor) {
             for (star = strchr(star, '*'); star && star < semicolon; star = strchr(star + 1, '*')) {
                 char field[64], tensor[80], list[80];
                 if (sscanf(star, "*%63[a-z0-9_]", field) != 1 || !strcmp(field, "const")) continue; /* *const *name: the second star */
-                snprintf(tensor, sizeof tensor, "T(%s)", field);
+                snprintf(tensor, sizeof tensor, "T(%s,", field);
                 snprintf(list, sizeof list, "L(%s,", field);
                 CHECK_MSG(strstr(line, tensor) || strstr(line, list), "%s is not listed: %s", field, line);
                 fields++;

@@ -52,10 +52,7 @@ static te_result te__check_nvfp4_amax(te_ctx *te, te_nvfp4_amax_args *a) {
     if (a->amax_row) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_row", a->amax_row, te__rows(a->x));
     if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_col", a->amax_col, te__cols(a->x));
     if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_amax", "noop", a->noop, 1);
-    if (result != TE_OK) return result;
-    te__touch(a->amax_row);
-    te__touch(a->amax_col);
-    return TE_OK;
+    return result;
 }
 
 static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a) {
@@ -89,14 +86,6 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a)
     if (a->col && !a->amax_col && te__nvfp4_is_vector(a->amax_row))
         return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: amax_row is row-scaled; the column-wise copy needs an amax_col of its own, [%lld] or [1]",
                         (long long)n);
-    te__touch(a->row);
-    te__touch(a->row_scale);
-    te__touch(a->col);
-    te__touch(a->col_scale);
-    if (a->measure) {
-        te__touch((te_tensor *)a->amax_row);
-        te__touch((te_tensor *)a->amax_col);
-    }
     return TE_OK;
 }
 
@@ -128,6 +117,5 @@ static te_result te__check_nvfp4_dequantize(te_ctx *te, te_nvfp4_dequantize_args
         if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_dequantize", "scale", a->scale, m, n);
     }
     if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_dequantize", "amax", a->amax, a->columnwise ? n : m);
-    if (result == TE_OK) te__touch(a->y);
     return result;
 }

@@ -49,10 +49,8 @@ static te_result te__check_rope(te_ctx *te, te_rope_args *a) {
     if (r != TE_OK) return r;
     if (!te__same_shape(a->x, a->y))
         return te__fail(te, TE_ERR_SHAPE, "rope: x is %s and y is %s; they must be equal", te__shape_text(a->x, x), te__shape_text(a->y, y));
-    r = te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
-                              &a->position_scale, a->start_positions);
-    if (r == TE_OK) te__touch(a->y);
-    return r;
+    return te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
+                                 &a->position_scale, a->start_positions);
 }
 
 /* The two argument structs differ in what is const. */
@@ -107,13 +105,7 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_qkv_rope_args
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_qkv_rope_args *a) {
-    te_result r = te__qkv_rope_check(te, "qkv_rope", a);
-    if (r == TE_OK) {
-        te__touch(a->q);
-        te__touch(a->k);
-        te__touch(a->v);
-    }
-    return r;
+    return te__qkv_rope_check(te, "qkv_rope", a);
 }
 
 static te_result te__check_qkv_rope_bwd(te_ctx *te, te_qkv_rope_bwd_args *a) {
@@ -123,7 +115,6 @@ static te_result te__check_qkv_rope_bwd(te_ctx *te, te_qkv_rope_bwd_args *a) {
     a->base = f.base;
     a->rotary_dim = f.rotary_dim;
     a->position_scale = f.position_scale;
-    te__touch(a->qkv);
     return TE_OK;
 }
 

@@ -6,7 +6,8 @@
 
 TE_API te_tensor *te_tensor_set_requires_grad(te_tensor *x, bool on);
 TE_API bool te_tensor_requires_grad(const te_tensor *x);
-/* The gradient gathered so far, [same shape, same format] (borrowed), or NULL. */
+/* The gradient gathered so far, [same shape, same format], contiguous (borrowed), or NULL. A leaf owns its gradient: no other gradient and no tensor
+ * of the caller's has the same memory, so it may be scaled or reduced in place. */
 TE_API te_tensor *te_tensor_grad(const te_tensor *x);
 /* Forgets the gradient. */
 TE_API void te_tensor_zero_grad(te_tensor *x);
@@ -16,7 +17,11 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad);
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x);
 
 /* Gradients of a one-element tensor with respect to every leaf that it depends on. Asynchronous on CUDA. What was recorded
- * up to `loss` is gone afterwards. A NULL loss, or one in a context with a pending error, changes nothing. */
+ * up to `loss` is gone afterwards. A NULL loss, or one in a context with a pending error, changes nothing.
+ *
+ * Errors: TE_ERR_STATE if a parameter or activation that a backward function reads was written since the forward pass (te_tensor_touch counts; a
+ * quantized copy is the forward's own, so the weight that it was made of may change), and inside a backward function. After an error the gradients
+ * that this call began are forgotten; those that were there before may have been added to. */
 TE_API te_result te_backward(te_tensor *loss);
 /* The same from any tensor, with its gradient given: [same shape]. */
 TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad);

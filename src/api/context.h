@@ -72,7 +72,8 @@ TE_API void te_memory_reset_peak(te_ctx *te);
 TE_API void te_memory_trim(te_ctx *te);
 
 /* Scopes. Every tensor belongs to the innermost open scope and is released when it ends, unless it was retained; tape
- * nodes recorded inside go with it. Before the first te_scope_begin a tensor belongs to the context itself. Scopes nest. */
+ * nodes recorded inside go with it. Before the first te_scope_begin a tensor belongs to the context itself: a program that calls te_backward a
+ * hundred times without a scope is warned, once. Scopes nest. */
 TE_API void te_scope_begin(te_ctx *te);
 TE_API void te_scope_end(te_ctx *te);
 

@@ -86,6 +86,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     if (te->cpu_threads > 64) te->cpu_threads = 64;
     te->no_cubin_cache = desc->no_cubin_cache;
     te->seed = desc->seed ? desc->seed : 1234;
+    te->writes = 1;
     if (!halves) {
         te__open_device(te, desc);
     } else {
@@ -109,6 +110,7 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     te__free(te, te->live, (size_t)te->cap_live * sizeof(te_tensor *));
     te__free(te, te->warm_vars, (size_t)te->cap_warm_vars * sizeof(te__var *));
     te__free(te, te->tape.nodes, (size_t)te->tape.cap_nodes * sizeof(te__node *));
+    te__free(te, te->tape.fresh, (size_t)te->tape.cap_fresh * sizeof(te__var *));
     if (te->device->close) te->device->close(te);
     te__threads_close(te);
     te__forget_error(te);

@@ -228,7 +228,8 @@ TE_API te_result te_graph_launch(te_graph *g) {
     te->rng_offset += g->rng_used;
     te->jit_stats.launches += g->launches;
     g->arena->launches++;
-    for (i = 0; i < g->num_written; i++) g->held[i]->version++;
+    g->arena->launched_at = ++te->writes;
+    for (i = 0; i < g->num_written; i++) te__buffer_touch(g->held[i]);
     for (i = 0; i < g->num_parts; i++) g->parts[i].after(g, g->parts[i].owner, g->parts[i].data);
     return TE_OK;
 }

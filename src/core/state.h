@@ -2,8 +2,14 @@
 
 /* ---- memory ---- */
 
+/* A write to a part of a buffer. */
+typedef struct te__write {
+    uint64_t at;        /* te->writes */
+    int64_t begin, end; /* bytes */
+} te__write;
+
 /* A block of device memory with a reference count. `version` counts the writes, so that a cached quantized copy can tell
- * whether it is stale. */
+ * whether it is stale; the three times, in te->writes, tell the tape. */
 typedef struct te__buffer {
     te_ctx *te;
     int refs;
@@ -15,6 +21,10 @@ typedef struct te__buffer {
     void *user;
     struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
     uint64_t held, written;  /* the last captures that hold it, and that wrote it */
+    uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
+    uint64_t written_at, whole_at; /* the last write, and the last one that is not among `writes` */
+    te__write *writes;         /* those to parts since nodes look at it, the oldest first */
+    int num_writes, cap_writes;
 } te__buffer;
 
 /* A free block waits in a list of blocks of the same capacity. */
@@ -39,6 +49,7 @@ typedef struct te__arena {
     int refs; /* the graph and every living buffer */
     bool open; /* the graph is there */
     uint64_t launches; /* each writes the buffers that live on */
+    uint64_t launched_at; /* the last one, in te->writes */
     te__pool pool;     /* its lists */
 } te__arena;
 
@@ -49,6 +60,7 @@ typedef struct te__var {
     int refs;
     bool leaf;       /* gradients stay here: a parameter or an input marked by the user */
     bool played;     /* the node that made it has been played backwards and is gone */
+    bool fresh;      /* in te->tape.fresh */
     te_tensor *grad; /* of a leaf: gathered so far; else: on its way, during te_backward */
     te_tensor *main_grad;
 } te__var;
@@ -192,8 +204,17 @@ typedef struct te__warm_list te__warm_list; /* cuda/launch.c: launches noted bet
 
 /* ---- tape ---- */
 
+/* The module in whose forward nodes were recorded: one text for all of them. */
+typedef struct te__path {
+    int refs;
+    char text[256];
+} te__path;
+
 typedef struct te__node {
     const char *name;
+    te__path *path;      /* or NULL */
+    uint64_t saved_at;   /* te->writes when it was recorded */
+    te__arena *arena;    /* of the capture in which it was recorded (a reference), or NULL */
     te__var **inputs, **outputs;
     int num_inputs, num_outputs;
     te_tensor **saved;
@@ -207,6 +228,9 @@ typedef struct te__tape {
     te__node **nodes;
     int num_nodes, cap_nodes;
     int no_grad;
+    te__var **fresh; /* leaves whose gradient was begun by the te_backward under way (references) */
+    int num_fresh, cap_fresh;
+    int unscoped, unscoped_live; /* te__watch_scopes */
 } te__tape;
 
 enum { TE__MAX_SCOPES = 256 };
@@ -292,6 +316,8 @@ struct te_ctx {
     int num_scopes;
     te__tape tape;
     te__node *playing; /* its backward function runs */
+    te__path *path;    /* module_path, for nodes; NULL until one is recorded */
+    uint64_t writes;   /* counts every write to any buffer: a clock */
     uint64_t seed, rng_offset;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast;

@@ -1,5 +1,5 @@
-/* core/tape.c: recording nodes and playing them backwards. Knows tensors and the one operation that adds two of them; must not
- * know what a node computes. */
+/* core/tape.c: recording nodes and playing them backwards. Knows tensors and how gradients are added, copied and decoded; must
+ * not know what a node computes. */
 
 /* The variable of x, made when it is first needed. NULL only when out of memory. */
 static te__var *te__var_of(te_tensor *x) {
@@ -75,6 +75,19 @@ static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor 
     return true;
 }
 
+/* The module whose forward runs, for a node; NULL outside of modules, and for want of memory. */
+static te__path *te__path_now(te_ctx *te) {
+    if (!te->path && te->module_path[0]) {
+        te->path = (te__path *)te__try_alloc(te, sizeof(te__path));
+        if (te->path) {
+            te->path->refs = 1;
+            memcpy(te->path->text, te->module_path, sizeof(te->module_path));
+        }
+    }
+    if (te->path) te->path->refs++;
+    return te->path;
+}
+
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
     te__node *node;
     bool wanted = false;
@@ -118,12 +131,27 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
         node->outputs[i] = desc->outputs[i]->var;
         node->outputs[i]->refs++;
     }
-    for (i = 0; i < desc->num_saved; i++) node->saved[i] = te_tensor_retain(desc->saved[i]);
+    for (i = 0; i < desc->num_saved; i++) {
+        node->saved[i] = te_tensor_retain(desc->saved[i]);
+        if (node->saved[i]) te__note_saved(node->saved[i]);
+    }
+    node->saved_at = te->writes;
+    node->path = te__path_now(te);
+    if (te->capture) {
+        node->arena = te->capture->arena;
+        node->arena->refs++;
+    }
     te->tape.nodes[te->tape.num_nodes++] = node;
     return te->error_code == TE_OK ? TE_OK : te->error_code;
 }
 
-/* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up. */
+/* Does nobody else look at the memory of this gradient? Memory that is not te.h's may be looked at by anybody. */
+static bool te__grad_is_alone(const te_tensor *grad) {
+    return grad->refs == 1 && grad->buffer && te__buffer_users(grad->buffer) == 1 && (grad->buffer->capacity > 0 || grad->buffer->bytes == 0);
+}
+
+/* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up, and leaves get what is
+ * theirs when te_backward ends (te__leaves_own). */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     te_axpby_args add = TE_ZERO;
     te_tensor *sum;
@@ -132,6 +160,12 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
         return te__fail(te, TE_ERR_STATE, "te_backward: a part of this graph was played backwards before and is gone; add the losses up and call "
                                           "te_backward once");
     if (!v->grad) {
+        if (v->leaf && !v->fresh) {
+            if (!te__grow(te, (void **)&te->tape.fresh, &te->tape.cap_fresh, te->tape.num_fresh, sizeof(te__var *))) return TE_ERR_OUT_OF_MEMORY;
+            te->tape.fresh[te->tape.num_fresh++] = v;
+            v->fresh = true;
+            v->refs++;
+        }
         v->grad = te_tensor_retain(grad);
         if (te->capture && v->leaf && te__grow(te, (void **)&te->capture->vars, &te->capture->cap_vars, te->capture->num_vars, sizeof(te__var *))) {
             te->capture->vars[te->capture->num_vars++] = v; /* forgotten if the capture comes to nothing */
@@ -146,7 +180,7 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     add.x = v->grad;
     add.y = grad;
     add.alpha = add.beta = 1.0f;
-    if (v->grad->refs == 1 && v->grad->buffer && te__buffer_users(v->grad->buffer) == 1) { /* nobody else looks at it */
+    if (te__grad_is_alone(v->grad)) {
         add.out = v->grad;
         return te_axpby(te, &add);
     }
@@ -172,7 +206,7 @@ static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
 }
 /* Where the sum goes: into its own place if nobody else looks at it. */
 static te_tensor *te__grad_sum_place(te_tensor *so_far) {
-    return so_far->refs == 1 && te__buffer_users(so_far->buffer) == 1 ? so_far : te__empty_like(so_far, so_far->dtype);
+    return te__grad_is_alone(so_far) ? so_far : te__empty_like(so_far, so_far->dtype);
 }
 /* The sum is there: the backward function gives no gradient of input i. */
 static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
@@ -182,13 +216,87 @@ static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     v->grad = sum;
 }
 
+/* The gradient of a leaf stays: no other leaf, no tensor of the caller's and no tape node may share its memory. Most came out of an operation
+ * and are the leaf's alone by now; the others are copied, quantized ones decoded. In a capture a gradient from before is copied too, since
+ * launches do not write it. */
+static te_result te__leaf_own(te_ctx *te, te__var *v) {
+    te_tensor *grad = v->grad, *own;
+    te_result result;
+    if (!grad || (te__grad_is_alone(grad) && te__is_contiguous(grad) && !te__is_outside(grad->buffer))) return TE_OK;
+    te__frame_begin(te);
+    own = grad->quantized ? te_dequantize(grad, grad->dtype) : te__empty_like(grad, grad->dtype);
+    result = own ? TE_OK : te_error_code(te);
+    if (own && !grad->quantized) result = te_tensor_copy(own, grad);
+    if (result == TE_OK) {
+        v->grad = te_tensor_retain(own);
+        te_tensor_release(grad);
+    }
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+/* The end of a te_backward: what it began in leaves becomes theirs; after a failure it is forgotten. */
+static te_result te__leaves_own(te_ctx *te, te_result result) {
+    int i;
+    for (i = 0; i < te->tape.num_fresh; i++) {
+        te__var *v = te->tape.fresh[i];
+        if (result == TE_OK) result = te__leaf_own(te, v);
+        v->fresh = false;
+    }
+    for (i = 0; i < te->tape.num_fresh; i++) {
+        te__var *v = te->tape.fresh[i];
+        if (result != TE_OK) {
+            te_tensor_release(v->grad);
+            v->grad = NULL;
+        }
+        te__var_release(te, v);
+    }
+    te->tape.num_fresh = 0;
+    return result;
+}
+
+/* ---- playing ---- */
+
+/* The backward function reads the values that the forward pass has read, or does not run. A node that was recorded in a capture reads what the last
+ * launch has written. */
+static te_result te__check_saved(te_ctx *te, const te__node *node) {
+    uint64_t at = node->arena && node->arena->launched_at > node->saved_at ? node->arena->launched_at : node->saved_at;
+    char before[sizeof(te->module_path)], what[160], shape[TE__SHAPE_TEXT];
+    te_result result;
+    int i;
+    for (i = 0; i < node->num_saved; i++)
+        if (node->saved[i] && te__written_since(node->saved[i], at)) break;
+    if (i == node->num_saved) return TE_OK;
+    if (node->saved[i]->name)
+        snprintf(what, sizeof(what), "\"%.140s\"", node->saved[i]->name);
+    else
+        snprintf(what, sizeof(what), "its saved tensor %d of %d", i + 1, node->num_saved);
+    memcpy(before, te->module_path, sizeof(before));
+    if (node->path) memcpy(te->module_path, node->path->text, sizeof(before));
+    result = te__fail(te, TE_ERR_STATE,
+                      "te_backward: %s: %s, %s %s, was written after the forward pass whose value of it is needed now; gradients would be wrong. Call "
+                      "te_backward before what writes it (te_optimizer_step, te_tensor_copy, te_tensor_fill ...), run the forward pass again after it, or "
+                      "write to another tensor",
+                      node->name, what, te_dtype_name(node->saved[i]->dtype), te__shape_text(node->saved[i], shape));
+    memcpy(te->module_path, before, sizeof(before));
+    return result;
+}
+
 enum { TE__MAX_NODE_TENSORS = 64 };
+
+/* Gradients on their way. */
+static void te__forget_outputs(te__node *node) {
+    int i;
+    for (i = 0; i < node->num_outputs; i++)
+        if (node->outputs[i]) {
+            te_tensor_release(node->outputs[i]->grad);
+            node->outputs[i]->grad = NULL;
+        }
+}
 
 /* Plays one node whose outputs have gradients. */
 static te_result te__node_play(te_ctx *te, te__node *node) {
     te_tensor *grad_outputs[TE__MAX_NODE_TENSORS], *grad_inputs[TE__MAX_NODE_TENSORS];
     bool needs[TE__MAX_NODE_TENSORS];
-    te__node *outer;
     te_result result;
     int i;
     if (node->num_inputs > TE__MAX_NODE_TENSORS || node->num_outputs > TE__MAX_NODE_TENSORS)
@@ -199,38 +307,39 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         grad_inputs[i] = NULL;
         needs[i] = node->inputs[i] != NULL;
     }
-    te__frame_begin(te);
-    outer = te->playing;
-    te->playing = node;
-    result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
-    te->playing = outer;
-    for (i = 0; i < node->num_inputs && result == TE_OK; i++)
-        if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
-    te__frame_end(te, NULL, 0);
+    result = te__check_saved(te, node);
+    if (result == TE_OK) {
+        te__frame_begin(te);
+        te->playing = node;
+        result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
+        te->playing = NULL;
+        for (i = 0; i < node->num_inputs && result == TE_OK; i++)
+            if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
+        te__frame_end(te, NULL, 0);
+    }
     if (result != TE_OK) te__fail(te, result, "te_backward: the backward function of %s returned %s", node->name, te_result_name(result));
     if (result == TE_OK && te->error_code != TE_OK) result = te->error_code;
+    te__forget_outputs(node);
     for (i = 0; i < node->num_outputs; i++)
-        if (node->outputs[i]) {
-            te_tensor_release(node->outputs[i]->grad);
-            node->outputs[i]->grad = NULL;
-            node->outputs[i]->played = true;
-        }
+        if (node->outputs[i]) node->outputs[i]->played = true;
     return result;
 }
 
-TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
+static te_result te__backward(te_tensor *y, te_tensor *grad, const char *function) {
     te_ctx *te;
     te__rng_state before;
     te_result result;
     bool entered;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, kept;
-    if (!y || !grad) return TE_ERR_STATE;
     te = y->te;
     if (te->error_code != TE_OK) {
         te__step_fails(te);
         return te->error_code;
     }
+    if (te->playing)
+        return te__fail(te, TE_ERR_STATE, "%s: called inside the backward function of %s, while another te_backward plays the tape; compute that gradient by "
+                                          "operations, or call %s after the outer one has returned", function, te->playing->name, function);
     if (!te__same_shape(y, grad))
         return te__fail(te, TE_ERR_SHAPE, "te_backward_from: the tensor is %s, its gradient %s", te__shape_text(y, a), te__shape_text(grad, b));
     if (grad->te != te)
@@ -247,19 +356,24 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     te->tape.no_grad++;
     result = te__var_add_grad(te, y->var, grad);
     for (i = te->tape.num_nodes - 1; i >= 0 && result == TE_OK; i--) {
-        te__node *node = te->tape.nodes[i];
+        te__node *node = i < te->tape.num_nodes ? te->tape.nodes[i] : NULL; /* a backward function may have ended scopes, and nodes with them */
         bool reached = false;
         int k;
-        for (k = 0; k < node->num_outputs; k++) reached = reached || (node->outputs[k] && node->outputs[k]->grad);
+        for (k = 0; node && k < node->num_outputs; k++) reached = reached || (node->outputs[k] && node->outputs[k]->grad);
         if (!reached) continue;
+        te->tape.nodes[i] = NULL;
         result = te__node_play(te, node);
         te__node_free(te, node);
-        te->tape.nodes[i] = NULL;
     }
     kept = 0;
-    for (i = 0; i < te->tape.num_nodes; i++)
-        if (te->tape.nodes[i]) te->tape.nodes[kept++] = te->tape.nodes[i];
+    for (i = 0; i < te->tape.num_nodes; i++) {
+        te__node *node = te->tape.nodes[i];
+        if (!node) continue;
+        if (result != TE_OK) te__forget_outputs(node); /* else the next te_backward would carry them on */
+        te->tape.nodes[kept++] = node;
+    }
     te->tape.num_nodes = kept;
+    result = te__leaves_own(te, result);
     te->tape.no_grad--;
     if (result == TE_OK && te->after_backward) te->after_backward(te);
     te__device_leave(te, entered);
@@ -268,6 +382,26 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
         te__step_fails(te);
         te__rng_back(te, before);
     }
+    return result;
+}
+
+/* A program that never opens a scope keeps every tensor that it makes. Models and data are built in between few calls of te_backward, so it takes
+ * this many, each with more tensors alive than the one before, to tell such a program; a hundred steps are some hundred KB. */
+enum { TE__UNSCOPED_STEPS = 100 };
+static void te__watch_scopes(te_ctx *te) {
+    if (te->num_scopes > 0 || te->tape.unscoped == TE__UNSCOPED_STEPS) return;
+    if (te->num_live > te->tape.unscoped_live && ++te->tape.unscoped == TE__UNSCOPED_STEPS)
+        te__warn(te, "te_backward was called %d times outside of any scope, and %d tensors are alive that nothing releases before te_ctx_destroy: memory grows "
+                     "with each step. Put te_scope_begin(te) before a step and te_scope_end(te) after it; te_tensor_retain keeps a tensor beyond",
+                 TE__UNSCOPED_STEPS, te->num_live);
+    te->tape.unscoped_live = te->num_live;
+}
+
+TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
+    te_result result;
+    if (!y || !grad) return TE_ERR_STATE;
+    result = te__backward(y, grad, "te_backward_from");
+    te__watch_scopes(y->te);
     return result;
 }
 
@@ -285,7 +419,8 @@ TE_API te_result te_backward(te_tensor *loss) {
                                                 "te_backward_from with a gradient", te__shape_text(loss, text));
     te__frame_begin(loss->te);
     one = te_tensor_full(loss->te, loss->dtype, loss->ndim, loss->shape, 1.0);
-    result = one ? te_backward_from(loss, one) : te_error_code(loss->te);
+    result = one ? te__backward(loss, one, "te_backward") : te_error_code(loss->te);
     te__frame_end(loss->te, NULL, 0);
+    te__watch_scopes(loss->te);
     return result;
 }

@@ -65,11 +65,60 @@ static bool te__same_shape(const te_tensor *x, const te_tensor *y) {
 static void *te__data(const te_tensor *x) {
     return x && x->buffer && x->buffer->data ? (void *)((char *)x->buffer->data + x->offset) : NULL;
 }
+/* The bytes of x's buffer behind its last element; strided tensors have elements of whole bytes. */
+static int64_t te__end(const te_tensor *x) {
+    int64_t last = 0;
+    int i;
+    if (te__is_contiguous(x)) return x->offset + (int64_t)te__shape_bytes(x->dtype, x->ndim, x->shape);
+    for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
+    return x->offset + (last + 1) * te__dtype_size(x->dtype);
+}
 /* Somebody wrote, or is about to write, the memory of x. */
 static void te__touch(te_tensor *x) {
-    if (!x || !x->buffer) return;
-    x->buffer->version++;
-    if (x->te->capture) x->buffer->written = x->te->capture->id;
+    te__buffer *b = x ? x->buffer : NULL;
+    if (!b) return;
+    if (x->te->capture) b->written = x->te->capture->id;
+    if (b->saved_at && x->te->tape.num_nodes) { /* nodes may look at another part */
+        int64_t end = te__end(x);
+        if (x->offset > 0 || end < (int64_t)b->bytes) {
+            te__buffer_touch_part(b, x->offset, end);
+            return;
+        }
+    }
+    te__buffer_touch(b);
+}
+
+/* The plain tensors that hold the value of x. */
+enum { TE__MAX_PARTS = 6 };
+static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
+    te__quantized *q = x->quantized;
+    part[0] = x;
+    if (!q) return 1;
+    part[0] = q->row.data;
+    part[1] = q->row.scale;
+    part[2] = q->row.amax;
+    part[3] = q->col.data;
+    part[4] = q->col.scale;
+    part[5] = q->col.amax;
+    return TE__MAX_PARTS;
+}
+/* A tape node saves x now. */
+static void te__note_saved(te_tensor *x) {
+    te_tensor *part[TE__MAX_PARTS];
+    int i, n = te__parts(x, part);
+    for (i = 0; i < n; i++)
+        if (part[i] && part[i]->buffer) part[i]->buffer->saved_at = x->te->writes;
+}
+/* Was the value of x written after the time `at`? */
+static bool te__written_since(te_tensor *x, uint64_t at) {
+    te_tensor *part[TE__MAX_PARTS];
+    int i, n = te__parts(x, part);
+    for (i = 0; i < n; i++) {
+        const te__buffer *b = part[i] ? part[i]->buffer : NULL;
+        if (!b || (b->written_at <= at && !b->arena)) continue; /* nearly always */
+        if (te__numel(part[i]) > 0 && te__buffer_written(b, part[i]->offset, te__end(part[i]), at)) return true;
+    }
+    return false;
 }
 
 /* "[4, 128, 64]" into a buffer of TE__SHAPE_TEXT bytes. */
@@ -265,8 +314,15 @@ static te_tensor *te__alias_quantized(const te_tensor *x) {
 
 /* ---- tape nodes ---- */
 
+static void te__path_release(te_ctx *te, te__path *path) {
+    if (path && --path->refs == 0) te__free(te, path, sizeof(*path));
+}
+
 static void te__node_free(te_ctx *te, te__node *node) {
     int i;
+    if (!node) return; /* it is being played */
+    te__path_release(te, node->path);
+    te__arena_drop(te, node->arena);
     for (i = 0; i < node->num_inputs; i++) te__var_release(te, node->inputs[i]);
     for (i = 0; i < node->num_outputs; i++) te__var_release(te, node->outputs[i]);
     for (i = 0; i < node->num_saved; i++) te_tensor_release(node->saved[i]);
@@ -308,6 +364,11 @@ static void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
             te_tensor_release(x);
     }
     te->num_live = kept;
+}
+/* Lets go of what the innermost frame holds, but for `keep`. */
+static void te__frame_sweep(te_ctx *te, te_tensor *const *keep, int num_keep) {
+    te__frame_end(te, keep, num_keep);
+    te->num_scopes++;
 }
 /* Ends a frame and returns the one tensor that leaves it. */
 static te_tensor *te__frame_return(te_ctx *te, te_tensor *x) {

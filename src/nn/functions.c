@@ -400,15 +400,15 @@ TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add
 
 static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     te_embedding_bwd_args args = TE_ZERO;
-    (void)state, (void)needs;
+    (void)needs;
     args.ids = saved[0];
     args.dy = te_tensor_contiguous(dy[0]);
-    args.dtable = dx[0] = te__empty_like(saved[1], saved[1]->dtype);
+    args.dtable = dx[0] = te__empty_2d(te, dy[0]->dtype, *(const int64_t *)state, te__cols(dy[0]));
     return args.dy && dx[0] ? te_embedding_bwd(te, &args) : te_error_code(te);
 }
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
     te_embedding_fwd_args args = TE_ZERO;
-    te_tensor *saved[2], *y;
+    te_tensor *y;
     int64_t shape[TE_MAX_DIMS];
     char text[TE__SHAPE_TEXT], more[TE__SHAPE_TEXT];
     if (!table || !te__operand(table, ids, false, "te_embedding_lookup")) return NULL;
@@ -427,9 +427,7 @@ TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
     args.table = table;
     args.y = y;
     y = te__checked(y, te_embedding_fwd(table->te, &args));
-    saved[0] = ids;
-    saved[1] = table;
-    return te__record("embedding", y, te__embedding_backward, NULL, 0, &table, 1, saved, 2);
+    return te__record("embedding", y, te__embedding_backward, &table->shape[0], sizeof(table->shape[0]), &table, 1, &ids, 1);
 }
 
 /* ---- losses ---- */

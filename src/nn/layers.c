@@ -1,4 +1,4 @@
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module tree; must not
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
  * know attention. */
 
 /* ---- parameters ----
@@ -459,4 +459,93 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
     *(te_embedding_desc *)m->state = *desc;
     te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
     return te__module_built(m);
+}
+
+/* ---- Sequential ---- */
+
+/* Each child gets the call with its predecessor's output as the input; that goes when the child has run, unless the tape needs it. */
+static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
+    te_forward_args call = *args;
+    te_result result = TE_OK;
+    int i;
+    call.outputs[0] = args->input; /* of none */
+    call.num_outputs = 1;
+    te__frame_begin(m->te);
+    for (i = 0; i < m->num_children && result == TE_OK; i++) {
+        if (call.num_outputs > 1) {
+            const te_module *before = m->children[i - 1];
+            result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives %d outputs, and \"%s\" after it takes one input; leave out what makes "
+                              "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
+                              before->name, before->cls->name, call.num_outputs, m->children[i]->name);
+            break;
+        }
+        call.input = call.outputs[0];
+        if (!te_forward_with(m->children[i], &call)) result = te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+        te__frame_sweep(m->te, call.outputs, call.num_outputs);
+    }
+    te__frame_end(m->te, call.outputs, result == TE_OK ? call.num_outputs : 0);
+    for (i = 0; i < call.num_outputs && result == TE_OK; i++) result = te__output(m, args, call.outputs[i]);
+    return result;
+}
+static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
+
+/* Can these become children, each once? */
+static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
+    int i, k;
+    if (n < 0 || (n > 0 && !children)) {
+        te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n, n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
+        return false;
+    }
+    for (i = 0; i < n; i++) {
+        const te_module *c = children[i];
+        if (!c) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d of %d is NULL", i, n);
+            return false;
+        }
+        if (c->te != te) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)", i, c->name,
+                     c->te->device_name, te->device_name);
+            return false;
+        }
+        for (k = 0; k < i && children[k] != c; k++) {}
+        if (c->parent || k < i) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to tie weights, give "
+                     "two modules one parameter: te_module_add_parameter)", i, c->name, c->parent ? "a child of " : "in this list",
+                     c->parent ? c->parent->name : "");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Destroys those that have no parent. Chained first: one may be inside another, and one may be there twice. */
+static void te__destroy_orphans(te_module *const *children, int n) {
+    te_module end, *first = &end;
+    int i;
+    for (i = 0; children && i < n; i++)
+        if (children[i] && !children[i]->parent) {
+            children[i]->parent = first;
+            first = children[i];
+        }
+    while (first != &end) {
+        te_module *m = first;
+        first = m->parent;
+        m->parent = NULL;
+        te_module_destroy(m);
+    }
+}
+
+TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n) {
+    te_module *m = NULL;
+    char name[16];
+    int i;
+    if (te && te__sequential_children_ok(te, children, n)) m = te_module_create(te, &te__sequential_class, "sequential");
+    for (i = 0; m && i < n; i++) {
+        snprintf(name, sizeof(name), "%d", i);
+        if (!te_module_add_child(m, name, children[i])) break;
+    }
+    if (m && i == n) return te__module_built(m);
+    te__destroy_orphans(children, n);
+    te_module_destroy(m);
+    return NULL;
 }

@@ -24,7 +24,7 @@ static void te__gemm_slot_close(te__gemm_slot *g) {
 
 typedef struct te__linear_state {
     bool quantize_grad; /* else the gradient stays as it is */
-    bool gelu;          /* the gradient is that of a GELU's input; saved[3] */
+    bool gelu;          /* the gradient is that of a GELU's input; saved[2] */
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
@@ -44,7 +44,7 @@ static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec)
 
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
-    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
+    te_tensor *x = saved[0], *w = saved[1], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
     dyq = dy;
@@ -69,9 +69,9 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         te_gemm_args gemm = TE_ZERO;
         gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.split_accumulator = s->split_dgrad;
-        if (s->gelu) { /* times gelu'(saved[3]), in the same kernel */
+        if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
-            gemm.aux = saved[3];
+            gemm.aux = saved[2];
             if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->gelu_bias_dtype, s->shape[s->ndim - 1]);
             if (needs[3] && !dx[3]) return te_error_code(te);
         }
@@ -79,7 +79,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         result = gemm.d ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
     }
     if (needs[1] && result == TE_OK) { /* dW = dy^T x */
-        te_tensor *main_grad = s->fuse_wgrad ? te_tensor_main_grad(weight) : NULL;
+        te_tensor *main_grad = s->fuse_wgrad ? te->playing->inputs[1]->main_grad : NULL; /* the weight's */
         te_gemm_args gemm = TE_ZERO;
         gemm.d = main_grad ? main_grad : te__empty_2d(te, s->weight_dtype, te__cols(dy), s->shape[s->ndim - 1]);
         gemm.accumulate = main_grad && !s->overwrite_main_grad;
@@ -177,7 +177,7 @@ static te_result te__calibrate(te_tensor *x, te_tensor *weight, te__gemm_slot *g
 static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, te__gemm_slot *g) {
     te__linear_state state = TE_ZERO;
     te_gemm_args gemm = TE_ZERO;
-    te_tensor *in[4], *saved[4], *y, *xq, *w = weight, *gelu_of = g ? g->gelu_of : NULL;
+    te_tensor *in[4], *saved[3], *y, *xq, *w = weight, *gelu_of = g ? g->gelu_of : NULL;
     const te__autocast *cast;
     te_ctx *te;
     bool quantized, block;
@@ -254,8 +254,7 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
-    saved[2] = weight;
-    saved[3] = saved[1] ? gelu_of : NULL;
+    saved[2] = saved[1] ? gelu_of : NULL;
     state.gelu = gelu_of != NULL;
     state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
     state.fuse_wgrad = g && g->fuse_wgrad;
@@ -265,7 +264,7 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     state.x_dtype = x->dtype;
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
-    return te__frame_return(te, te__record("linear", y, te__linear_backward, &state, sizeof(state), in, 4, saved, 4));
+    return te__frame_return(te, te__record("linear", y, te__linear_backward, &state, sizeof(state), in, 4, saved, 3));
 }
 
 TE_API te_tensor *te_matmul(te_tensor *x, te_tensor *weight, te_tensor *bias) {

@@ -171,6 +171,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
         te__fail(m->te, TE_ERR_INVALID, "%s: a parameter or buffer needs a name", m->name);
         return NULL;
     }
+    if (!tensor->name && !te_tensor_set_name(tensor, name)->name) return NULL; /* for messages */
     for (i = 0; i < m->num_entries; i++)
         if (strcmp(m->entries[i].name, name) == 0) {
             if (m->entries[i].kind != kind) {
@@ -303,6 +304,7 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te__rng_state random;
     te_ctx *te;
     te_result result;
+    te__path *path;
     bool entered;
     if (!m || !args || !args->input) return NULL;
     te = m->te;
@@ -310,6 +312,8 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
+    path = te->path;
+    te->path = NULL;
     args->num_outputs = 0;
     memset(args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
@@ -322,6 +326,8 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* if it has not said more */
     te__frame_end(te, args->outputs, result == TE_OK ? args->num_outputs : 0);
     memcpy(te->module_path, before, sizeof(before));
+    te__path_release(te, te->path);
+    te->path = path;
     te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs[0];
     memset(args->outputs, 0, sizeof(args->outputs));

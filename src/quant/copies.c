@@ -591,6 +591,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
 static te_tensor *te__quant_keep(const te_tensor *x, int usage) {
     te_tensor *y = te__alias_quantized(x);
     if (!y) return NULL;
+    if (x->name) te_tensor_set_name(y, x->name);
     if (!(usage & TE_ROWWISE)) te__copy_release(&y->quantized->row);
     if (!(usage & TE_COLUMNWISE)) te__copy_release(&y->quantized->col);
     return y;

@@ -70,6 +70,8 @@ typedef struct te__arg_walk {
     te_result result;
     unsigned char *memory; /* of a kept call; NULL: only counts */
     size_t used;
+    const te_tensor *without_memory; /* the first one, and the field it is in */
+    const char *field;
 } te__arg_walk;
 typedef void (*te__arg_fn)(te__arg_walk *w, void *slot);
 
@@ -81,6 +83,12 @@ static te_tensor *te__arg_tensor(const void *slot) {
 static void te__arg_hold(te__arg_walk *w, void *slot) {
     te_tensor *x = te__arg_tensor(slot);
     if (x && w->result == TE_OK) w->result = te__capture_hold(w->g, x->buffer);
+}
+
+/* Neither described tensors nor quantized ones, which all checks refuse. */
+static void te__arg_memory(te__arg_walk *w, void *slot) {
+    const te_tensor *x = te__arg_tensor(slot);
+    if (x && !x->buffer && !w->without_memory) w->without_memory = x;
 }
 
 static void *te__arg_room(te__arg_walk *w, size_t bytes) {
@@ -105,7 +113,11 @@ static void te__arg_keep(te__arg_walk *w, void *slot) {
     }
     memcpy(slot, &copy, sizeof(copy));
 }
-static void te__arg_list(te__arg_walk *w, void *list, int64_t n, te__arg_fn visit, bool keep) {
+static void te__arg_one(te__arg_walk *w, const char *field, void *slot, te__arg_fn visit) {
+    if (!w->without_memory) w->field = field;
+    visit(w, slot);
+}
+static void te__arg_list(te__arg_walk *w, const char *field, void *list, int64_t n, te__arg_fn visit, bool keep) {
     unsigned char *first;
     int64_t i;
     memcpy(&first, list, sizeof(first));
@@ -117,11 +129,11 @@ static void te__arg_list(te__arg_walk *w, void *list, int64_t n, te__arg_fn visi
             first = copy;
         }
     }
-    for (i = 0; i < n; i++) visit(w, first + (size_t)i * sizeof(te_tensor *));
+    for (i = 0; i < n; i++) te__arg_one(w, field, first + (size_t)i * sizeof(te_tensor *), visit);
 }
 
-#define TE__ARG_T(field) visit(w, (void *)&a->field);
-#define TE__ARG_L(field, n) te__arg_list(w, (void *)&a->field, (n), visit, keep);
+#define TE__ARG_T(name) te__arg_one(w, #name, (void *)&a->name, visit);
+#define TE__ARG_L(name, n) te__arg_list(w, #name, (void *)&a->name, (n), visit, keep);
 #define TE__ARG_WALK(lower, UPPER, family)                                                             \
     static void te__walk_##lower(te__arg_walk *w, void *args, te__arg_fn visit, bool keep) {           \
         te_##lower##_args *a = (te_##lower##_args *)args;                                              \

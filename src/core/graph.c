@@ -66,10 +66,8 @@ static void te__graph_empty(te_ctx *te, te_graph *g) {
     g->te = NULL;
 }
 static void te__graph_free(te_graph *g) {
-    if (g->host_allocator.release)
-        g->host_allocator.release(g->host_allocator.user, g, sizeof(*g));
-    else
-        free(g);
+    te_allocator allocator = g->host_allocator;
+    te__raw_free(&allocator, g, sizeof(*g));
 }
 
 /* A capture comes to nothing; the device has ended it. */
@@ -132,8 +130,9 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
-    g = (te_graph *)te__alloc_zero(te, sizeof(te_graph));
-    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g = (te_graph *)te__raw_alloc(&te->host_allocator, sizeof(te_graph)); /* te_graph_destroy may come after the context's end */
+    if (!g) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_graph_begin", te__no_memory_text);
+    memset(g, 0, sizeof(*g));
     g->te = te;
     g->host_allocator = te->host_allocator;
     g->id = ++te->captures;

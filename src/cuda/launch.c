@@ -120,7 +120,7 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     } else {
         code = te__cu.LaunchKernel(function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared_bytes, te->cuda->stream, params, NULL);
     }
-    if (!code && te->cuda->debug_sync && !te->capture) {
+    if (!code && te->debug_sync && !te->capture) {
         code = te__cu.StreamSynchronize(te->cuda->stream);
         function_name = "while it ran";
     }

@@ -7,7 +7,7 @@ static te_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format,
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
     a.format = format;
     a.base = d->base;
-    a.rotary_dim = (int)((float)head_dim * percent);
+    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* te_rope refuses far fewer */
     a.interleaved = d->interleaved;
     a.position_offset = d->position_offset;
     a.start_positions = d->start_positions;

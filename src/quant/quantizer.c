@@ -30,6 +30,8 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
         return te__fail(te, TE_ERR_INVALID, "%s: with_rht and with_2d_quantization; the transform mixes rows, so its blocks are 1 x 16: choose one", who);
     if (desc->row_scaled && desc->amax_group && desc->kind == TE_QUANT_NVFP4)
         return te__fail(te, TE_ERR_INVALID, "%s: row_scaled and amax_group; each row has an amax of its own, which no group shares: choose one", who);
+    if (desc->scale && te__need_memory(desc->scale, who) != TE_OK) return TE_ERR_STATE;
+    if (desc->amax && te__need_memory(desc->amax, who) != TE_OK) return TE_ERR_STATE;
     if ((desc->scale && !te__is_one_f32(desc->scale)) || (desc->amax && !te__is_one_f32(desc->amax)))
         return te__fail(te, TE_ERR_SHAPE, "%s: scale and amax must be f32 tensors of one element", who);
     if ((desc->scale && desc->scale->te != te) || (desc->amax && desc->amax->te != te))
@@ -94,7 +96,7 @@ static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, 
 
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc) {
     te_quantizer *q;
-    if (!te || !desc) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_quantizer_create")) return NULL;
     if (te->capture) {
         te__refuse_capture(te, "te_quantizer_create", "make it before te_graph_begin");
         return NULL;
@@ -137,6 +139,7 @@ static te_tensor *te__record_same(const char *name, te_tensor *x, te_tensor *y) 
 /* Plain float tensors only; says what else was found. */
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;
+    if (te__need_memory(x, function) != TE_OK) return false;
     te__fail(x->te, TE_ERR_DTYPE, "%s: the input is %s%s; f32, f16 or bf16 is needed", function, x->quantized ? "quantized, nominally " : "",
              te_dtype_name(x->dtype));
     return false;

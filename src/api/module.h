@@ -6,6 +6,7 @@
 /* What one forward call carries, beside the input. Zero-initialised: every field's zero means "not given". */
 typedef enum te_microbatch { TE_MICROBATCH_NONE = 0, TE_MICROBATCH_FIRST = 1, TE_MICROBATCH_LATER = 2 } te_microbatch;
 #define TE_MAX_OUTPUTS 4
+#define TE_MAX_MODULE_DEPTH 256 /* levels of a tree of modules */
 typedef struct te_forward_args {
     te_tensor *input;          /* hidden states [s, b, h] or [b, s, h], ids, ... */
     te_tensor *encoder_output; /* cross attention */

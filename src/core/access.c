@@ -30,8 +30,10 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind, float a, float b) {
     te_random_args args = TE_ZERO;
     te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
+    te__rng_state before;
     te__draw draw;
     if (!x) return NULL;
+    before = te__rng_now(te);
     args.dst = x;
     args.kind = kind;
     args.a = a;
@@ -40,7 +42,9 @@ static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const 
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    return te__checked(x, te_random(te, &args));
+    x = te__checked(x, te_random(te, &args));
+    if (!x) te__rng_back(te, before);
+    return x;
 }
 TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high) {
     return te__random_tensor(te, dtype, ndim, shape, TE_RANDOM_UNIFORM, low, high);
@@ -54,11 +58,6 @@ TE_API te_tensor *te_tensor_normal(te_ctx *te, te_dtype dtype, int ndim, const i
 static te_result te__need_host(const te_tensor *x, const void *host, const char *what) {
     if (host || te__numel(x) == 0) return TE_OK;
     return te__fail(x->te, TE_ERR_INVALID, "%s: host is NULL", what);
-}
-static te_result te__no_plain_memory(const te_tensor *x, const char *what) {
-    char text[TE__SHAPE_TEXT];
-    return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", what, te__shape_text(x, text),
-                    x->quantized ? "is quantized: te_dequantize it first" : "was made by te_tensor_describe and has no memory");
 }
 
 TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host) {
@@ -190,13 +189,14 @@ static te_result te__view_backward(te_ctx *te, const void *state, te_tensor *con
 TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     te__view_state state = TE_ZERO;
     te_tensor *y;
-    int64_t full[TE_MAX_DIMS], n = 1;
+    int64_t full[TE_MAX_DIMS], n = 1, nonzero = 1; /* products of all sizes, and of those that are not 0: strides come from the latter */
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, open = -1;
     bool fits = true;
     if (!x) return NULL;
+    if (te__need_memory(x, "te_tensor_view") != TE_OK) return NULL;
     if (ndim < 0 || ndim > TE_MAX_DIMS || (ndim && !shape) || !x->buffer || !te__is_contiguous(x)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s", !x->buffer ? "the tensor has no plain memory (quantized or described)"
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s", !x->buffer ? "the tensor is quantized: te_dequantize it, or see te_quantized_view"
                                                             : te__is_contiguous(x) ? "0 to 8 dimensions with their sizes are needed"
                                                                                    : "the tensor is strided: te_tensor_contiguous it first");
         return NULL;
@@ -207,8 +207,10 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
             open = i;
             continue;
         }
-        fits = shape[i] >= 0 && (shape[i] == 0 || n <= TE__MAX_ELEMENTS / shape[i]);
-        if (fits) n *= shape[i];
+        fits = shape[i] >= 0 && (shape[i] == 0 || nonzero <= TE__MAX_ELEMENTS / shape[i]);
+        if (!fits) break;
+        n *= shape[i];
+        if (shape[i]) nonzero *= shape[i];
     }
     if (fits && open >= 0) {
         fits = n > 0 && te__numel(x) % n == 0;

@@ -66,10 +66,8 @@ static void te__graph_empty(te_ctx *te, te_graph *g) {
     g->te = NULL;
 }
 static void te__graph_free(te_graph *g) {
-    if (g->host_allocator.release)
-        g->host_allocator.release(g->host_allocator.user, g, sizeof(*g));
-    else
-        free(g);
+    te_allocator allocator = g->host_allocator;
+    te__raw_free(&allocator, g, sizeof(*g));
 }
 
 /* A capture comes to nothing; the device has ended it. */
@@ -132,8 +130,9 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
-    g = (te_graph *)te__alloc_zero(te, sizeof(te_graph));
-    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g = (te_graph *)te__raw_alloc(&te->host_allocator, sizeof(te_graph)); /* te_graph_destroy may come after the context's end */
+    if (!g) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_graph_begin", te__no_memory_text);
+    memset(g, 0, sizeof(*g));
     g->te = te;
     g->host_allocator = te->host_allocator;
     g->id = ++te->captures;
@@ -212,6 +211,7 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
     if (te->warming) return TE_OK; /* what it needs is there */
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
+    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* else the launch is all of a step: it fails before it has changed anything */
     for (i = 0; i < g->num_parts && result == TE_OK; i++) result = g->parts[i].before(g, g->parts[i].owner, g->parts[i].data);
     if (result == TE_OK && (g->draws || g->num_parts > 0)) {
         g->word[0] = te->seed;
@@ -219,7 +219,11 @@ TE_API te_result te_graph_launch(te_graph *g) {
         result = te->device->upload(te, te__data(g->state), g->word, (size_t)g->num_words * sizeof(g->word[0]));
     }
     if (result == TE_OK) result = te->device->graph_launch(te, g);
-    if (result != TE_OK) return result;
+    if (result != TE_OK) {
+        te__step_fails(te);
+        return result;
+    }
+    if (g->num_parts > 0) te__step_ends(te);
     te->rng_offset += g->rng_used;
     te->jit_stats.launches += g->launches;
     g->arena->launches++;

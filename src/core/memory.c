@@ -5,6 +5,7 @@
 static te_result te__device_enter(te_ctx *te, bool *entered) {
     te_result result;
     *entered = false;
+    if (te__is_forked(te)) return te__refuse_fork(te);
     result = te->device->enter ? te->device->enter(te, entered) : TE_OK;
     if (result == TE_OK) te->regions++;
     return result;
@@ -233,6 +234,14 @@ TE_API void te_memory_trim(te_ctx *te) {
 
 /* ---- buffers ---- */
 
+static void te__buffer_list(te_ctx *te, te__buffer *b) {
+    b->next = te->buffers;
+    b->at = &te->buffers;
+    if (te->buffers) te->buffers->at = &b->next;
+    te->buffers = b;
+    te->live_buffers++;
+}
+
 static te__buffer *te__buffer_create(te_ctx *te, size_t bytes) {
     te__buffer *b = (te__buffer *)te__alloc_zero(te, sizeof(te__buffer));
     if (!b) return NULL;
@@ -250,7 +259,7 @@ static te__buffer *te__buffer_create(te_ctx *te, size_t bytes) {
         b->arena = arena;
         if (arena) arena->refs++;
     }
-    te->live_buffers++;
+    te__buffer_list(te, b);
     return b;
 }
 
@@ -264,7 +273,7 @@ static te__buffer *te__buffer_wrap(te_ctx *te, void *data, size_t bytes, void (*
     b->version = 1;
     b->release = release;
     b->user = user;
-    te->live_buffers++;
+    te__buffer_list(te, b);
     return b;
 }
 
@@ -272,6 +281,8 @@ static void te__buffer_release(te__buffer *b) {
     te_ctx *te;
     if (!b || --b->refs > 0) return;
     te = b->te;
+    *b->at = b->next;
+    if (b->next) b->next->at = b->at;
     if (b->capacity) te__pool_release(te, b->arena, b->data, b->capacity);
     te__arena_drop(te, b->arena);
     if (b->release) b->release(b->user);

@@ -1,5 +1,17 @@
 /* core/state.h: the structs behind the handles: context, tensor, plan, tape. Knows no operation and no driver call. */
 
+/* ---- what a context has given out ---- */
+
+typedef struct te__block te__block; /* core/error.c: in front of each piece of host memory */
+
+/* Something of a room above that te_ctx_destroy closes if its owner has not: more is to be done than to free memory. Stands inside of it. */
+typedef struct te__guest {
+    struct te__guest *next, **at; /* at: what points here; NULL: in no list */
+    const char *kind;             /* "module" */
+    void (*close)(void *owner);
+    void *owner;
+} te__guest;
+
 /* ---- memory ---- */
 
 /* A write to a part of a buffer. */
@@ -12,6 +24,7 @@ typedef struct te__write {
  * whether it is stale; the three times, in te->writes, tell the tape. */
 typedef struct te__buffer {
     te_ctx *te;
+    struct te__buffer *next, **at; /* te->buffers; at: what points here */
     int refs;
     void *data;
     size_t bytes;    /* asked for */
@@ -117,10 +130,10 @@ struct te_tensor {
     te_dtype dtype;
     int ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS]; /* in elements */
-    te__buffer *buffer; /* NULL: quantized, or described only */
+    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
     int64_t offset;     /* bytes */
     bool requires_grad;
-    bool described; /* te_tensor_describe: a shape without memory, for te_explain alone */
+    bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
     char *name;
@@ -308,6 +321,8 @@ typedef struct te__quantized_init { /* te_quantized_model_init_begin */
 
 /* ---- the context ---- */
 
+enum { TE__MAX_THREADS = 64 };
+
 struct te_ctx {
     te_result error_code;
     char *error;
@@ -323,6 +338,7 @@ struct te_ctx {
     te__cuda *cuda;       /* NULL on the CPU */
     te__threads *threads; /* NULL: one thread */
     int cpu_threads;
+    bool debug_sync; /* $TE_DEBUG_SYNC */
     bool no_cubin_cache;
     te__pool pool;
     te_tensor **live; /* tensors that scopes will release */
@@ -343,6 +359,12 @@ struct te_ctx {
     struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first time, or again */
     void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
+    /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
+     * te_clear_error gives them back if the step has failed. */
+    bool in_step, step_failed;
+    int num_optimizers; /* 0: nobody will say when a step has ended */
+    te_result (*keep_scales)(te_ctx *te);
+    te_result (*give_back_scales)(te_ctx *te);
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te__warm_list *warm_list;
     uint64_t warm_seed, warm_offset; /* the random state to go back to */
@@ -350,10 +372,14 @@ struct te_ctx {
     int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;
     int64_t live_buffers;
+    te__buffer *buffers; /* these */
+    te__block *blocks;   /* all host memory of the context */
+    te__guest *guests;
+    int64_t process_id; /* where it was made, and te__forks there */
+    int forks;
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* those that are there */
     uint64_t captures; /* so far */
-    int num_described; /* tensors of te_tensor_describe that are alive */
     te_tensor found;   /* f32 [2]: where a kernel leaves the amax of what it writes, for the quantizer that is called next; 0 at all other times */
     te_tensor found_amax; /* its first number */
     te__buffer found_buffer;

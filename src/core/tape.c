@@ -30,6 +30,35 @@ TE_API void te_tensor_zero_grad(te_tensor *x) {
     te_tensor_release(x->var->grad);
     x->var->grad = NULL;
 }
+/* Do the bytes from the first to the last element of x meet those of y? Strided tensors may lie between each other's rows: they count as meeting. */
+static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
+    const te_tensor *each[2];
+    uintptr_t first[2], last[2];
+    int i, k;
+    each[0] = x;
+    each[1] = y;
+    for (i = 0; i < 2; i++) {
+        if (!te__data(each[i]) || te__numel(each[i]) == 0) return false;
+        first[i] = last[i] = (uintptr_t)te__data(each[i]);
+        for (k = 0; k < each[i]->ndim; k++) last[i] += (uintptr_t)((each[i]->shape[k] - 1) * each[i]->stride[k] * te_dtype_bits(each[i]->dtype) / 8);
+    }
+    return first[0] <= last[1] && first[1] <= last[0];
+}
+
+/* What a variable keeps of a gradient, retained: never a tensor with a variable of its own, which could hold, by some way round, the variable that
+ * is to hold it. te_tensor_set_main_grad sees to the other half of that: a gradient gets no main gradient. */
+static te_tensor *te__kept_gradient(te_tensor *grad) {
+    te_tensor *kept = grad;
+    if (grad->var) {
+        te__frame_begin(grad->te);
+        kept = te_tensor_retain(grad->quantized ? te__alias_quantized(grad) : te__alias(grad));
+        te__frame_end(grad->te, NULL, 0);
+    } else
+        te_tensor_retain(kept);
+    if (kept) kept->is_gradient = true;
+    return kept;
+}
+
 TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x) return TE_ERR_STATE;
@@ -41,10 +70,17 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
     if (main_grad && main_grad->dtype != TE_F32 && main_grad->dtype != x->dtype)
         return te__fail(x->te, TE_ERR_DTYPE, "te_tensor_set_main_grad: main_grad is %s; f32 or the tensor's own %s are possible",
                         te_dtype_name(main_grad->dtype), te_dtype_name(x->dtype));
+    if (main_grad && !main_grad->buffer) return te__no_plain_memory(main_grad, "te_tensor_set_main_grad");
+    if (main_grad && (main_grad == x || te__memory_meets(x, main_grad)))
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad lies in the tensor's own memory %s: gradients would be added into the weight", te__shape_text(x, a));
+    if (main_grad && (x->is_gradient || (main_grad->var && main_grad->var->main_grad)))
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: %s; a gradient has no main gradient of its own",
+                        x->is_gradient ? "the tensor is itself a gradient of another" : "main_grad has a main gradient itself");
     if (!te__var_of(x)) return TE_ERR_OUT_OF_MEMORY;
     te_tensor_retain(main_grad);
     te_tensor_release(x->var->main_grad);
     x->var->main_grad = main_grad;
+    if (main_grad) main_grad->is_gradient = true;
     return TE_OK;
 }
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x) { return x && x->var ? x->var->main_grad : NULL; }
@@ -84,11 +120,13 @@ static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad &&
 
 static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
     int i;
-    for (i = 0; i < count; i++)
+    for (i = 0; i < count; i++) {
+        if (tensors[i] && te__need_memory(tensors[i], desc->name ? desc->name : "te_record") != TE_OK) return false;
         if (tensors[i] && tensors[i]->te != te) {
             te__fail(te, TE_ERR_INVALID, "te_record: %s: a tensor of another context (%s)", desc->name ? desc->name : "?", tensors[i]->te->device_name);
             return false;
         }
+    }
     return true;
 }
 
@@ -115,7 +153,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         if (!desc->outputs[i]) return TE_ERR_STATE;
     if (!te__node_tensors_ok(te, desc, desc->inputs, desc->num_inputs) || !te__node_tensors_ok(te, desc, desc->outputs, desc->num_outputs) ||
         !te__node_tensors_ok(te, desc, desc->saved, desc->num_saved))
-        return TE_ERR_INVALID;
+        return te->error_code;
     if (!desc->backward) return te__fail(te, TE_ERR_INVALID, "te_record: %s has no backward function", desc->name ? desc->name : "?");
     if (te->recording)
         for (i = 0; i < desc->num_inputs; i++) te->note_leaf(te, desc->inputs[i]);
@@ -188,6 +226,7 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     if (v->played)
         return te__fail(te, TE_ERR_STATE, "te_backward: a part of this graph was played backwards before and is gone; add the losses up and call "
                                           "te_backward once");
+    if (te__need_memory(grad, "te_backward: a gradient") != TE_OK) return TE_ERR_STATE;
     if (!v->grad) {
         if (v->leaf && !v->fresh) {
             if (!te__grow(te, (void **)&te->tape.fresh, &te->tape.cap_fresh, te->tape.num_fresh, sizeof(te__var *))) return TE_ERR_OUT_OF_MEMORY;
@@ -195,7 +234,8 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
             v->fresh = true;
             v->refs++;
         }
-        v->grad = te_tensor_retain(grad);
+        v->grad = te__kept_gradient(grad);
+        if (!v->grad) return te_error_code(te);
         if (te->capture && v->leaf && te__grow(te, (void **)&te->capture->vars, &te->capture->cap_vars, te->capture->num_vars, sizeof(te__var *))) {
             te->capture->vars[te->capture->num_vars++] = v; /* forgotten if the capture comes to nothing */
             v->refs++;
@@ -221,7 +261,7 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     result = te_axpby(te, &add);
     if (result != TE_OK) return result;
     te_tensor_release(v->grad);
-    v->grad = te_tensor_retain(sum);
+    v->grad = te__kept_gradient(sum);
     return TE_OK;
 }
 
@@ -240,7 +280,7 @@ static te_tensor *te__grad_sum_place(te_tensor *so_far) {
 /* The sum is there: the backward function gives no gradient of input i. */
 static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     te__var *v = te->playing->inputs[i];
-    te_tensor_retain(sum);
+    sum = te__kept_gradient(sum); /* made for this: it has no variable */
     te_tensor_release(v->grad);
     v->grad = sum;
 }
@@ -257,7 +297,7 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     result = own ? TE_OK : te_error_code(te);
     if (own && !grad->quantized) result = te_tensor_copy(own, grad);
     if (result == TE_OK) {
-        v->grad = te_tensor_retain(own);
+        v->grad = te__kept_gradient(own);
         te_tensor_release(grad);
     }
     te__frame_end(te, NULL, 0);
@@ -467,6 +507,7 @@ static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
 static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
     te__stash *stash = NULL;
     size_t stash_bytes = 0;
+    te__rng_state before = te__rng_now(te);
     te_result result = TE_OK;
     bool entered;
     int i, stashed = 0, fresh = te->tape.num_fresh;
@@ -491,13 +532,21 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
     te->tape.plays--;
     te->tape.no_grad--;
     if (result == TE_OK && te->tape.plays == 0 && te->after_backward) te->after_backward(te);
-    return result == TE_OK && te->error_code != TE_OK ? te->error_code : result;
+    if (result == TE_OK) result = te->error_code;
+    if (result != TE_OK) {
+        te__step_fails(te);
+        te__rng_back(te, before);
+    }
+    return result;
 }
 
 static te_result te__backward(te_tensor *y, te_tensor *grad) {
     te_ctx *te = y->te;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (te->error_code != TE_OK) return te->error_code;
+    if (te->error_code != TE_OK) {
+        te__step_fails(te);
+        return te->error_code;
+    }
     if (!te__same_shape(y, grad))
         return te__fail(te, TE_ERR_SHAPE, "te_backward_from: the tensor is %s, its gradient %s", te__shape_text(y, a), te__shape_text(grad, b));
     if (grad->te != te)
@@ -536,7 +585,10 @@ TE_API te_result te_backward(te_tensor *loss) {
     te_result result;
     char text[TE__SHAPE_TEXT];
     if (!loss) return TE_ERR_STATE;
-    if (loss->te->error_code != TE_OK) return loss->te->error_code;
+    if (loss->te->error_code != TE_OK) {
+        te__step_fails(loss->te);
+        return loss->te->error_code;
+    }
     if (te__numel(loss) != 1)
         return te__fail(loss->te, TE_ERR_SHAPE, "te_backward: the loss is %s; a tensor of one element is needed (te_mean_all, te_sum_all), or "
                                                 "te_backward_from with a gradient", te__shape_text(loss, text));

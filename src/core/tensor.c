@@ -131,6 +131,21 @@ static const char *te__dims_text(int ndim, const int64_t *shape, char *out) {
 }
 static const char *te__shape_text(const te_tensor *x, char *out) { return te__dims_text(x->ndim, x->shape, out); }
 
+/* The same with its name in front, if it has one. */
+enum { TE__NAMED_TEXT = TE__SHAPE_TEXT + 64 };
+static const char *te__named_text(const te_tensor *x, char *out) {
+    char shape[TE__SHAPE_TEXT];
+    snprintf(out, TE__NAMED_TEXT, x->name ? "\"%.60s\" %s" : "%s%s", x->name ? x->name : "", te__shape_text(x, shape));
+    return out;
+}
+static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
+    char text[TE__NAMED_TEXT];
+    return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
+                    x->quantized ? "is quantized: te_dequantize it first" : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
+}
+/* Shapes that te_tensor_describe has made stop here; quantized tensors pass. */
+static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
+
 /* ---- references ---- */
 
 static void te__var_release(te_ctx *te, te__var *v) {
@@ -162,7 +177,6 @@ static void te__tensor_free(te_tensor *x) {
         te__free(te, x->quantized->init_value, x->quantized->init_bytes);
         te__free(te, x->quantized, sizeof(*x->quantized));
     }
-    if (x->described) te->num_described--;
     te__buffer_release(x->buffer);
     te__var_release(te, x->var);
     te__free_string(te, x->name);
@@ -254,11 +268,7 @@ static te_tensor *te__empty_2d(te_ctx *te, te_dtype dtype, int64_t rows, int64_t
 }
 
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
-    te_tensor *x = te__tensor_shell(te, dtype, ndim, shape);
-    if (!x) return NULL;
-    x->described = true;
-    te->num_described++;
-    return x;
+    return te__tensor_shell(te, dtype, ndim, shape);
 }
 
 TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data, void (*release)(void *user), void *user) {

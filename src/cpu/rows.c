@@ -105,6 +105,14 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
     }
 }
 
+static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
+/* One NaN for all, the GPU's: which of them a sum or a product gives is else the processor's choice. */
+static void te__one_nan(float *v, int64_t n) {
+    int64_t i;
+    for (i = 0; i < n; i++)
+        if (te__is_nan_bits(v[i])) v[i] = te__bits_f32(0x7fffffffu);
+}
+
 /* One element, for code that is not in a hurry. */
 static float te__load_element(const void *data, te_dtype dtype, int64_t index) {
     float f = 0.0f;

@@ -112,6 +112,7 @@ typedef struct te__driver {
 
 static te__driver te__cu; /* call its functions only once te__driver_open has returned TE_OK */
 static te__mutex te__driver_mutex = TE__MUTEX_INIT;
+static int te__driver_forks; /* te__forks when it was opened: the driver does not outlive a fork */
 
 enum { TE__DRIVER_MIN = 12000 };
 
@@ -163,13 +164,18 @@ static te_result te__driver_load(te__driver *d, te__text *why) {
 static te_result te__driver_open(te__text *why) {
     te_result result = TE_OK;
     te__mutex_lock(&te__driver_mutex);
-    if (!te__cu.ready) {
+    if (te__cu.ready && te__driver_forks != te__forks) {
+        te__text_put(why, "the driver was opened before this process was forked off, and cannot be used in a child: fork before the first context on a GPU, or "
+                          "begin a new program (exec, posix_spawn)");
+        result = TE_ERR_STATE;
+    } else if (!te__cu.ready) {
         te__driver d;
         memset(&d, 0, sizeof(d));
         result = te__driver_load(&d, why);
         if (result == TE_OK) {
             d.ready = true;
             te__cu = d;
+            te__driver_forks = te__forks;
         } else {
             te__dl_close(d.lib.handle);
         }
@@ -212,7 +218,6 @@ struct te__cuda {
     int sm, num_sms, max_shared;       /* max_shared: bytes that one block may ask for */
     size_t total_bytes;
     char name[128];
-    bool debug_sync; /* $TE_DEBUG_SYNC */
     unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces that uploads pass through */
     te__cu_handle staged[TE__STAGES]; /* the copy out of a piece is done */
     uint64_t uploads;
@@ -244,8 +249,10 @@ static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
 /* Between enter and leave, te's CUcontext is current; afterwards the caller's is again. *pushed goes from one to the other. */
 static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     te__cu_handle current = NULL;
-    te__cu_result code = te__cu.CtxGetCurrent(&current);
+    te__cu_result code;
     *pushed = false;
+    if (te__is_forked(te)) return te__refuse_fork(te);
+    code = te__cu.CtxGetCurrent(&current);
     if (code == 0 && current == te->cuda->context) return TE_OK;
     code = te__cu.CtxPushCurrent(te->cuda->context);
     if (code) return te__cu_fail(te, "cuCtxPushCurrent", code);
@@ -272,7 +279,7 @@ static void te__cuda_device_close(te_ctx *te) {
         if (c->own_stream) te__cu.StreamDestroy(c->stream);
         te__cuda_leave(pushed);
     }
-    if (c->retained_context) te__cu.DevicePrimaryCtxRelease(c->device);
+    if (c->retained_context && !te__is_forked(te)) te__cu.DevicePrimaryCtxRelease(c->device);
     te__free(te, c->maps, TE__MAP_SETS * sizeof(te__map_set));
     te__free(te, c->memo, TE__MEMO_SLOTS * sizeof(te__memo_slot));
     te__free(te, c, sizeof(*c));
@@ -350,7 +357,6 @@ static void *te__cuda_found(const te_ctx *te) { return (char *)te->cuda->counter
 /* Fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
     te__text why = TE_ZERO;
-    const char *text;
     te__cuda *c;
     bool pushed;
     te_result result = te__driver_open(&why);
@@ -366,8 +372,6 @@ static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context,
         c->sm = 10 * te__cu_attribute(c->device, TE__CU_SM_MAJOR) + te__cu_attribute(c->device, TE__CU_SM_MINOR);
         c->num_sms = te__cu_attribute(c->device, TE__CU_NUM_SMS);
         c->max_shared = te__cu_attribute(c->device, TE__CU_SHARED_OPTIN);
-        text = te__env("TE_DEBUG_SYNC");
-        c->debug_sync = text && strcmp(text, "0") != 0;
         if (c->sm < 80)
             result = te__fail(te, TE_ERR_UNSUPPORTED,
                               "te_ctx_create: %s (cuda:%d) is of compute capability %d.%d; te.h needs 8.0, or runs on the CPU: "
@@ -399,6 +403,7 @@ static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
     te__cu_address address = 0;
     te__cu_result code;
     bool pushed;
+    if (te__refuse_fork(te) != TE_OK) return NULL;
     if (te->device_allocator.alloc) return te->device_allocator.alloc(te->device_allocator.user, bytes, 256);
     if (te__cuda_enter(te, &pushed) != TE_OK) return NULL;
     code = te__cu.MemAlloc(&address, bytes);
@@ -409,6 +414,7 @@ static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
 static void te__cuda_mem_release(te_ctx *te, void *data, size_t bytes) {
     te__cu_result code;
     bool pushed;
+    if (te__is_forked(te)) return; /* the parent's */
     te__cuda_settle(te); /* what waits may write there */
     if (te->device_allocator.alloc) {
         te->device_allocator.release(te->device_allocator.user, data, bytes);
@@ -556,7 +562,7 @@ static te_result te__cuda_graph_launch(te_ctx *te, te_graph *g) {
     if (result == TE_OK) result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     code = te__cu.GraphLaunch(g->exec, te->cuda->stream);
-    if (!code && te->cuda->debug_sync) code = te__cu.StreamSynchronize(te->cuda->stream);
+    if (!code && te->debug_sync) code = te__cu.StreamSynchronize(te->cuda->stream);
     te__cuda_leave(pushed);
     return code ? te__cu_fail(te, "te_graph_launch: cuGraphLaunch", code) : TE_OK;
 }

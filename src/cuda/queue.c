@@ -45,7 +45,7 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     } else {
         code = te__cu.LaunchKernel(function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared_bytes, te->cuda->stream, params, NULL);
     }
-    if (!code && te->cuda->debug_sync && !te->capture) {
+    if (!code && te->debug_sync && !te->capture) {
         code = te__cu.StreamSynchronize(te->cuda->stream);
         function_name = "while it ran";
     }
@@ -284,7 +284,7 @@ static bool te__queue_waits(const te_ctx *te) { return te->cuda->queue && te->cu
 
 /* May a plan wait for kernels that are missing? Never where somebody else can queue work on the stream, or looks closely. */
 static bool te__queue_may_wait(const te_ctx *te, const te__plan *p) {
-    return te->regions > 0 && te->cuda->own_stream && !te->cuda->stream_shown && !te->cuda->debug_sync && !te->capture && !p->baseline &&
+    return te->regions > 0 && te->cuda->own_stream && !te->cuda->stream_shown && !te->debug_sync && !te->capture && !p->baseline &&
            te__nvrtc_open(te__driver_major(), NULL);
 }
 

@@ -100,17 +100,21 @@ TE_API void te_module_set_checkpoint(te_module *m, bool on) {
 }
 
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
+    te__rng_state random;
     te_ctx *te;
     te_result result;
     bool entered;
     if (!m || !args || !args->input) return NULL;
     te = m->te;
+    random = te__rng_now(te);
     if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
     result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
     te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs[0];
     memset(args->outputs, 0, sizeof(args->outputs));
     args->num_outputs = 0;
+    te__step_fails(te);
+    te__rng_back(te, random);
     return NULL;
 }
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x) {

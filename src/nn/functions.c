@@ -364,6 +364,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) {
     te_dropout_add_fwd_args args = TE_ZERO;
     te__dropout_state state;
+    te__rng_state before;
     te__draw draw = TE_ZERO;
     te_tensor *in[3], *y;
     te_ctx *te;
@@ -378,6 +379,7 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     y = x ? te__empty_like(x, x->dtype) : NULL;
     if (!y) return NULL;
     state.p = p;
+    before = te__rng_now(te);
     if (p > 0.0f) draw = te__rng_draw(te, 1);
     state.seed = draw.seed;
     state.offset = draw.offset;
@@ -394,7 +396,9 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     in[0] = x;
     in[1] = bias;
     in[2] = residual;
-    return te__record("bias_dropout_add", y, te__dropout_backward, &state, sizeof(state), in, 3, &draw.rng, 1);
+    y = te__record("bias_dropout_add", y, te__dropout_backward, &state, sizeof(state), in, 3, &draw.rng, 1);
+    if (!y) te__rng_back(te, before);
+    return y;
 }
 TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add(x, NULL, NULL, p); }
 

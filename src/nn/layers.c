@@ -66,14 +66,16 @@ static te_module *te__module_built(te_module *m) {
         m->maker = NULL;
         return m;
     }
+    te__rng_back(m->te, m->rng);
     te_module_destroy(m);
     return NULL;
 }
 
-/* Sizes and format that every class with weights asks for. */
+/* Sizes and format that every class with weights asks for. Twice as many rows, for a gated activation, still can be counted. */
+#define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
-    if (in < 1 || out < 1) {
-        te__fail(te, TE_ERR_INVALID, "%s: sizes %lld and %lld; both must be at least 1", cls, (long long)in, (long long)out);
+    if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
+        te__fail(te, TE_ERR_INVALID, "%s: sizes %lld and %lld; both must be at least 1 and less than 2^62", cls, (long long)in, (long long)out);
         return false;
     }
     if (dtype != TE_DTYPE_NONE && !te__is_float(dtype)) {
@@ -124,6 +126,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
             history = te_module_add_buffer(m, names[i][1], te__history_resized(m->te, usable ? history : NULL, length, (int)n));
         }
         result = te__slots_set(slots, scale, history);
+        if (result == TE_OK) result = te__slots_keep(slots);
     }
     m->te->warming = warming;
     te__frame_end(m->te, NULL, 0);
@@ -194,7 +197,9 @@ static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_mod
 TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
     te_module *m;
     te__linear_module *s;
-    if (!te || !desc || !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->params_dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_linear_create") ||
+        !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->params_dtype))
+        return NULL;
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
@@ -262,9 +267,9 @@ static const te_module_class te__layernorm_class = {"LayerNorm", sizeof(te__norm
 static const te_module_class te__rmsnorm_class = {"RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
 
 static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms) {
+    const char *who = rms ? "te_rmsnorm_create" : "te_layernorm_create";
     te_module *m;
-    if (!te || !desc || !te__layer_desc_ok(te, rms ? "te_rmsnorm_create" : "te_layernorm_create", desc->hidden_size, desc->hidden_size, desc->params_dtype))
-        return NULL;
+    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->hidden_size, desc->hidden_size, desc->params_dtype)) return NULL;
     m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->zero_centered_gamma, desc->eps, desc->params_dtype, desc->hidden_size);
@@ -317,7 +322,9 @@ static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", si
 TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) {
     te_module *m;
     te__layernorm_linear_module *s;
-    if (!te || !desc || !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->params_dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create") ||
+        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->params_dtype))
+        return NULL;
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
     s = (te__layernorm_linear_module *)m->state;
@@ -398,7 +405,9 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     te_module *m;
     te__layernorm_mlp_module *s;
     int64_t fc1_rows;
-    if (!te || !desc || !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->params_dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->params_dtype))
+        return NULL;
     if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
         te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
         return NULL;
@@ -431,7 +440,9 @@ static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embed
 
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc) {
     te_module *m;
-    if (!te || !desc || !te__layer_desc_ok(te, "te_embedding_create", desc->num_embeddings, desc->embedding_dim, desc->params_dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_embedding_create") ||
+        !te__layer_desc_ok(te, "te_embedding_create", desc->num_embeddings, desc->embedding_dim, desc->params_dtype))
+        return NULL;
     m = te_module_create(te, &te__embedding_class, desc->name ? desc->name : "embedding");
     if (!m) return NULL;
     *(te_embedding_desc *)m->state = *desc;

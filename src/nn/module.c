@@ -22,8 +22,16 @@ struct te_module {
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
     bool destroyed;  /* by its owner, while it was held */
+    te__rng_state rng; /* from before it was made */
     void *state;
+    te__guest guest;
 };
+
+static void te__module_close(void *owner) {
+    te_module *m = (te_module *)owner;
+    while (m->parent) m = m->parent; /* a class's destroy function finds its children */
+    te_module_destroy(m);
+}
 
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name) {
     te_module *m;
@@ -33,7 +41,8 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
         return NULL;
     }
     if (!cls || !cls->name || !cls->forward) {
-        te__fail(te, TE_ERR_INVALID, "te_module_create: a class needs a name and a forward function");
+        te__fail(te, TE_ERR_INVALID, "te_module_create: %s; a class needs a name and a forward function", !cls ? "cls is NULL" : !cls->name ? "the class has no name"
+                 : "the class has no forward function");
         return NULL;
     }
     m = (te_module *)te__alloc_zero(te, sizeof(te_module));
@@ -41,6 +50,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     m->te = te;
     m->cls = cls;
     m->maker = te->making;
+    m->rng = te__rng_now(te);
     m->name = te__copy_string(te, name ? name : cls->name);
     m->state = te__alloc_zero(te, cls->state_size);
     if (!m->name || !m->state) {
@@ -49,6 +59,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
         te__free(te, m, sizeof(*m));
         return NULL;
     }
+    te__guest_enter(te, &m->guest, "module", te__module_close, m);
     return m;
 }
 
@@ -62,6 +73,7 @@ TE_API void te_module_destroy(te_module *m) {
     int i;
     if (!m) return;
     te = m->te;
+    if (!m->destroyed) te__guest_leave(&m->guest);
     m->destroyed = true;
     if (m->parent) /* takes itself out of a tree that goes on living */
         for (i = 0; i < m->parent->num_children; i++)
@@ -99,7 +111,6 @@ TE_API const char *te_module_name(const te_module *m) { return m ? m->name : "";
 TE_API te_module *te_module_parent(const te_module *m) { return m ? m->parent : NULL; }
 
 /* Their names, the last one's first, with dots between. */
-enum { TE__MAX_PATH = 64 };
 static const char *te__join_names(const te_module *const *chain, int n, char *buffer, size_t size) {
     size_t used = 0;
     while (n > 0) { /* for every forward: without printf */
@@ -113,33 +124,46 @@ static const char *te__join_names(const te_module *const *chain, int n, char *bu
 
 /* Names from the child of the root down; the root's own name only when it is alone. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size) {
-    const te_module *chain[TE__MAX_PATH];
+    const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
     if (!buffer || size == 0) return "";
     if (m && !m->parent) chain[n++] = m;
-    for (; m && m->parent && n < TE__MAX_PATH; m = m->parent) chain[n++] = m;
+    for (; m && m->parent && n < TE_MAX_MODULE_DEPTH; m = m->parent) chain[n++] = m;
     return te__join_names(chain, n, buffer, size);
 }
 /* The path of a module that is being made: from the module on whose create function the program has called. What that will become a child of nobody
  * knows yet. */
 static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
-    const te_module *chain[TE__MAX_PATH];
+    const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
-    for (; m && n < TE__MAX_PATH; m = m->maker) chain[n++] = m;
+    for (; m && n < TE_MAX_MODULE_DEPTH; m = m->maker) chain[n++] = m;
     return te__join_names(chain, n, buffer, size);
+}
+
+/* Modules from m down to its deepest one. */
+static int te__module_height(const te_module *m) {
+    int i, height = 0;
+    for (i = 0; i < m->num_children; i++) height = (int)te__max(height, te__module_height(m->children[i]));
+    return height + 1;
 }
 
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child) {
     const te_module *up;
     char *copy;
-    int i;
+    int i, depth = 0, height;
     if (!parent || !child) return NULL;
-    for (up = parent; up; up = up->parent)
+    for (up = parent; up; up = up->parent, depth++)
         if (up == child || child->parent || child->te != parent->te) {
             te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s cannot become a child of %s: it has a parent, is above it, or is of another context",
                      child->name, parent->name);
             return NULL;
         }
+    height = te__module_height(child);
+    if (depth + height > TE_MAX_MODULE_DEPTH) { /* all that walks a tree may call itself once a level */
+        te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s has %d level%s, and %s is at level %d; a tree has at most %d (TE_MAX_MODULE_DEPTH)",
+                 name ? name : child->name, height, height == 1 ? "" : "s", parent->name, depth, TE_MAX_MODULE_DEPTH);
+        return NULL;
+    }
     if (name && (strchr(name, '.') || !name[0])) {
         te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: \"%s\": a name is not empty and has no dot", name);
         return NULL;
@@ -220,37 +244,52 @@ TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_ten
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor) { return te__module_add(m, name, tensor, TE_ENTRY_BUFFER); }
 TE_API te_tensor *te_module_parameter(const te_module *m, const char *name) {
     int i;
-    for (i = 0; m && i < m->num_entries; i++)
+    for (i = 0; m && name && i < m->num_entries; i++)
         if (strcmp(m->entries[i].name, name) == 0) return m->entries[i].tensor;
     return NULL;
 }
 
 /* ---- walking ---- */
 
-TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) {
+static bool te__has_visitor(te_module *m, bool given, const char *who) {
+    if (!given) te__fail(m->te, TE_ERR_INVALID, "%s: the function to call is NULL", who);
+    return given;
+}
+static bool te__visit_modules(te_module *m, te_module_visit_fn visit, void *user) {
     int i;
-    if (!m) return true;
     if (!visit(user, m)) return false;
     for (i = 0; i < m->num_children; i++)
-        if (!te_module_visit(m->children[i], visit, user)) return false;
+        if (!te__visit_modules(m->children[i], visit, user)) return false;
     return true;
+}
+TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) {
+    return !m || (te__has_visitor(m, visit != NULL, "te_module_visit") && te__visit_modules(m, visit, user));
 }
 
-/* Paths count from the module that the walk began at. */
-static bool te__visit_tensors(te_module *m, const char *prefix, te_tensor_visit_fn visit, void *user) {
-    char path[512];
-    int i;
-    for (i = 0; i < m->num_entries; i++) {
-        snprintf(path, sizeof(path), "%s%s%s", prefix, prefix[0] ? "." : "", m->entries[i].name);
-        if (!visit(user, m, path, m->entries[i].tensor, m->entries[i].kind)) return false;
-    }
-    for (i = 0; i < m->num_children; i++) {
-        snprintf(path, sizeof(path), "%s%s%s", prefix, prefix[0] ? "." : "", m->children[i]->name);
-        if (!te__visit_tensors(m->children[i], path, visit, user)) return false;
-    }
-    return true;
+/* Paths count from the module that the walk began at. `path` holds m's own, `used` characters of it; each call leaves it as it was. */
+enum { TE__TREE_PATH = 512 };
+static void te__path_append(char *path, size_t used, const char *name) {
+    snprintf(path + used, TE__TREE_PATH - used, "%s%s", used ? "." : "", name);
 }
-TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user) { return !m || te__visit_tensors(m, "", visit, user); }
+static bool te__visit_tensors(te_module *m, char *path, te_tensor_visit_fn visit, void *user) {
+    size_t used = strlen(path);
+    bool more = true;
+    int i;
+    for (i = 0; i < m->num_entries && more; i++) {
+        te__path_append(path, used, m->entries[i].name);
+        more = visit(user, m, path, m->entries[i].tensor, m->entries[i].kind);
+    }
+    for (i = 0; i < m->num_children && more; i++) {
+        te__path_append(path, used, m->children[i]->name);
+        more = te__visit_tensors(m->children[i], path, visit, user);
+    }
+    path[used] = 0;
+    return more;
+}
+TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user) {
+    char path[TE__TREE_PATH] = "";
+    return !m || (te__has_visitor(m, visit != NULL, "te_module_visit_tensors") && te__visit_tensors(m, path, visit, user));
+}
 
 static bool te__count_parameter(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     (void)m, (void)path;

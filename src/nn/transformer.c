@@ -57,7 +57,7 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     te_module *m;
     te_dot_product_attention_desc *s;
     int groups;
-    if (!te || !desc) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_dot_product_attention_create")) return NULL;
     groups = desc->num_gqa_groups ? desc->num_gqa_groups : desc->num_attention_heads;
     if (desc->num_attention_heads < 1 || groups < 1 || desc->num_attention_heads % groups || desc->kv_channels < 1) {
         te__fail(te, TE_ERR_INVALID, "te_dot_product_attention_create: %d heads of %lld channels in %d groups; the groups must divide the heads",
@@ -105,14 +105,16 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc), te__mha_forward, NULL, NULL};
 
-/* Fills the defaults; false with the error recorded when the sizes do not fit. */
+/* Fills the defaults; false with the error recorded when the sizes do not fit, or all heads together have more channels than a layer. */
 static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, int heads, int *groups, int64_t *channels) {
     if (heads >= 1 && *channels == 0 && hidden >= 1 && hidden % heads == 0) *channels = hidden / heads;
     if (*groups == 0) *groups = heads;
-    if (heads >= 1 && *groups >= 1 && heads % *groups == 0 && *channels >= 1 && hidden >= 1) return true;
+    if (heads >= 1 && *groups >= 1 && heads % *groups == 0 && *channels >= 1 && hidden >= 1 &&
+        *channels <= TE__MAX_LAYER_SIZE / (heads + 2 * (int64_t)*groups))
+        return true;
     te__fail(te, TE_ERR_INVALID,
              "%s: hidden_size %lld, num_attention_heads %d, num_gqa_groups %d, kv_channels %lld; the heads must divide the hidden size (or kv_channels "
-             "be given), the groups must divide the heads",
+             "be given), the groups must divide the heads, and all channels be fewer than 2^62",
              function, (long long)hidden, heads, *groups, (long long)*channels);
     return false;
 }
@@ -123,7 +125,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     te_linear_desc proj = TE_ZERO;
     te_module *m, *outer;
     int64_t qkv_rows;
-    if (!te || !desc) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_multihead_attention_create")) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, d.num_attention_heads, &d.num_gqa_groups, &d.kv_channels)) return NULL;
     m = te_module_create(te, &te__mha_class, d.name ? d.name : "self_attention");
@@ -222,7 +224,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     te_multihead_attention_desc a = TE_ZERO;
     te_layernorm_mlp_desc p = TE_ZERO;
     te_module *m, *outer;
-    if (!te || !desc) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_transformer_layer_create")) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, d.num_attention_heads, &d.num_gqa_groups, &d.kv_channels)) return NULL;
     m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");

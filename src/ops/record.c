@@ -93,6 +93,8 @@ typedef struct te__arg_walk {
     te_result result;
     unsigned char *memory; /* of a kept call; NULL: only counts */
     size_t used;
+    const te_tensor *without_memory; /* the first one, and the field it is in */
+    const char *field;
 } te__arg_walk;
 typedef void (*te__arg_fn)(te__arg_walk *w, void *slot, te__arg_use use);
 
@@ -110,6 +112,13 @@ static void te__arg_hold(te__arg_walk *w, void *slot, te__arg_use use) {
 static void te__arg_touch(te__arg_walk *w, void *slot, te__arg_use use) {
     (void)w;
     if (use != TE__IN) te__touch(te__arg_tensor(slot));
+}
+
+/* Neither described tensors nor quantized ones, which all checks refuse. */
+static void te__arg_memory(te__arg_walk *w, void *slot, te__arg_use use) {
+    const te_tensor *x = te__arg_tensor(slot);
+    (void)use;
+    if (x && !x->buffer && !w->without_memory) w->without_memory = x;
 }
 
 static void *te__arg_room(te__arg_walk *w, size_t bytes) {
@@ -135,6 +144,10 @@ static void te__arg_keep(te__arg_walk *w, void *slot, te__arg_use use) {
     }
     memcpy(slot, &copy, sizeof(copy));
 }
+static void te__arg_one(te__arg_walk *w, const char *field, void *slot, te__arg_use use, te__arg_fn visit) {
+    if (!w->without_memory) w->field = field;
+    visit(w, slot, use);
+}
 /* The first pointer of a list, which is copied where the call is kept. */
 static unsigned char *te__arg_list(te__arg_walk *w, void *list, int64_t n, bool keep) {
     unsigned char *first, *copy;
@@ -147,10 +160,10 @@ static unsigned char *te__arg_list(te__arg_walk *w, void *list, int64_t n, bool 
     return copy;
 }
 
-#define TE__ARG_T(field, use) visit(w, (void *)&a->field, (use));
-#define TE__ARG_L(field, n, use)                                                              \
-    first = te__arg_list(w, (void *)&a->field, (n), keep);                                    \
-    for (i = 0; i < (n); i++) visit(w, first + (size_t)i * sizeof(te_tensor *), (use));
+#define TE__ARG_T(name, use) te__arg_one(w, #name, (void *)&a->name, (use), visit);
+#define TE__ARG_L(name, n, use)                            \
+    first = te__arg_list(w, (void *)&a->name, (n), keep); \
+    for (i = 0; i < (n); i++) te__arg_one(w, #name, first + (size_t)i * sizeof(te_tensor *), (use), visit);
 #define TE__ARG_WALK(lower, UPPER, family)                                                             \
     static void te__walk_##lower(te__arg_walk *w, void *args, te__arg_fn visit, bool keep) {           \
         te_##lower##_args *a = (te_##lower##_args *)args;                                              \

@@ -175,6 +175,7 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
     a->calibrating = desc && desc->calibrating;
     a->amax_group = desc ? desc->amax_group : NULL;
     if (te__recipe_check(te, &a->recipe) != TE_OK) return te_error_code(te);
+    if (te->num_autocast == 0 && (a->enabled || a->calibrating) && te->keep_scales && te->keep_scales(te) != TE_OK) return te_error_code(te);
     te->num_autocast++;
     te->after_backward = te__update_backward_slots;
     return TE_OK;
@@ -182,11 +183,14 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
 
 TE_API te_result te_autocast_end(te_ctx *te) {
     bool enabled;
+    te_result result;
     if (!te) return TE_ERR_STATE;
     if (te->num_autocast == 0) return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
     enabled = te->autocast[--te->num_autocast].enabled;
-    if (te->num_autocast > 0 || !enabled || te->tape.no_grad > te->tape.hidden_no_grad || te->replaying || te->error_code != TE_OK) return te->error_code;
-    return te__update_slots(te, false);
+    result = te->error_code;
+    if (te->num_autocast == 0 && enabled && te->tape.no_grad == te->tape.hidden_no_grad && !te->replaying && result == TE_OK) result = te__update_slots(te, false);
+    if (result != TE_OK) te__step_fails(te);
+    return result;
 }
 
 static const te__autocast *te__autocast_now(const te_ctx *te) { return te->num_autocast ? &te->autocast[te->num_autocast - 1] : NULL; }

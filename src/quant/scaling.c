@@ -9,6 +9,8 @@ typedef struct te__slots {
     bool pending;     /* amaxes were recorded since the last update, */
     te_recipe recipe; /* under this recipe */
     te_group *group;  /* and for this group; borrowed */
+    te_tensor *kept_scale, *kept_history; /* what these were before the step under way, and: */
+    bool kept_pending;
 } te__slots;
 
 /* What a custom recipe's factory said about one slot. */
@@ -76,7 +78,9 @@ static void te__slots_clear(te__slots *s) {
     }
     te_tensor_release(s->scale);
     te_tensor_release(s->history);
-    s->scale = s->history = NULL;
+    te_tensor_release(s->kept_scale);
+    te_tensor_release(s->kept_history);
+    s->scale = s->history = s->kept_scale = s->kept_history = NULL;
 }
 static void te__slots_close(te_ctx *te, te__slots *s) {
     te__slots_clear(s);
@@ -115,6 +119,19 @@ static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *histor
     if (!whole) te__slots_clear(s); /* else the next forward would take them for good */
     return whole ? TE_OK : te_error_code(te);
 }
+/* Makes room for what they were before a step. */
+static te_result te__slots_keep(te__slots *s) {
+    te_ctx *te = s->scale->te;
+    bool whole;
+    te__frame_begin(te);
+    s->kept_scale = te_tensor_retain(te__empty_like(s->scale, TE_F32));
+    s->kept_history = te_tensor_retain(te__empty_like(s->history, TE_F32));
+    s->kept_pending = false;
+    whole = s->kept_scale && s->kept_history && te_tensor_copy(s->kept_scale, s->scale) == TE_OK && te_tensor_copy(s->kept_history, s->history) == TE_OK;
+    te__frame_end(te, NULL, 0);
+    if (!whole) te__slots_clear(s);
+    return whole ? TE_OK : te_error_code(te);
+}
 
 /* A history of `length` rows that begins with the rows of the old one; new rows are zero. */
 static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t length, int n) {
@@ -128,6 +145,74 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
     keep = te__min(length, old->shape[0]);
     if (te_tensor_copy(te_tensor_narrow(x, 0, 0, keep), te_tensor_narrow(te__alias(old), 0, 0, keep)) != TE_OK) return NULL;
     return x;
+}
+
+/* ---- a step that fails ----
+ *
+ * Scales and histories move while a step is under way: casts note amaxes, te_autocast_end and te_backward roll the histories and make new scales. If a
+ * later call fails the step is done again from its beginning, and must find them as they were: so they are kept when it begins, a launch for some
+ * thirty products, and given back by te_clear_error. A step ends with te_optimizer_step, for microbatches belong together; where the context has no
+ * optimizer, with the next outermost te_autocast_begin. Versions cannot tell that somebody else has written them meanwhile: te_checkpoint_load ends
+ * the step, too. */
+
+/* All that are there, to where they are kept, or back. */
+static te_result te__scales_move(te_ctx *te, bool back) {
+    enum { MOST = 8192 /* tensors of one operation: a plan has launches for 15,360 */ };
+    te_multi_scale_args args = TE_ZERO;
+    te__scaling *s;
+    te_tensor **list;
+    te_result result = TE_OK;
+    int count = 0, n = 0, i, at;
+    size_t bytes;
+    for (s = te->scaling; s; s = s->next) count += 2 * ((s->forward.scale != NULL) + (s->backward.scale != NULL));
+    if (count == 0) return TE_OK;
+    bytes = 2 * (size_t)count * sizeof(te_tensor *);
+    list = (te_tensor **)te__alloc(te, bytes);
+    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    for (s = te->scaling; s; s = s->next)
+        for (i = 0; i < 2; i++) {
+            te__slots *slots = i ? &s->backward : &s->forward;
+            if (!slots->scale) continue;
+            list[n] = slots->scale;
+            list[count + n++] = slots->kept_scale;
+            list[n] = slots->history;
+            list[count + n++] = slots->kept_history;
+        }
+    args.scale = 1.0f;
+    for (at = 0; at < count && result == TE_OK; at += MOST) {
+        args.in = (const te_tensor *const *)(list + (back ? count : 0) + at);
+        args.out = list + (back ? 0 : count) + at;
+        args.num_tensors = (int)te__min(MOST, count - at);
+        result = te_multi_scale(te, &args);
+    }
+    te__free(te, list, bytes);
+    for (s = te->scaling; s && result == TE_OK; s = s->next)
+        for (i = 0; i < 2; i++) {
+            te__slots *slots = i ? &s->backward : &s->forward;
+            if (back)
+                slots->pending = slots->kept_pending;
+            else
+                slots->kept_pending = slots->pending;
+        }
+    return result;
+}
+static te_result te__scales_give_back(te_ctx *te) {
+    te_result result = te__scales_move(te, true);
+    if (result == TE_OK) te__step_ends(te);
+    return result;
+}
+/* A step begins, or goes on. */
+static te_result te__scales_keep(te_ctx *te) {
+    te_result result = TE_OK;
+    if (te->capture || te->warming || te->replaying) return TE_OK;
+    if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the rest of a step that has failed, checked by nobody yet */
+    if (te->step_failed) result = te__scales_give_back(te);
+    if (result != TE_OK || (te->in_step && te->num_optimizers > 0)) return result;
+    te->in_step = false; /* if it fails now, there is nothing to go back to */
+    result = te__scales_move(te, false);
+    te->in_step = result == TE_OK;
+    if (te->error_code != TE_OK) te__step_fails(te);
+    return result;
 }
 
 static int te__history_length(const te_recipe *r) { return r->amax_history_len > 0 ? r->amax_history_len : 1024; }
@@ -190,6 +275,8 @@ static te__scaling *te__scaling_create(te_ctx *te, int num_gemms) {
     s->num_gemms = num_gemms;
     s->next = te->scaling;
     te->scaling = s;
+    te->keep_scales = te__scales_keep;
+    te->give_back_scales = te__scales_give_back;
     if (te__slots_open(te, &s->forward, num_gemms * TE__SLOTS_FORWARD) && te__slots_open(te, &s->backward, num_gemms * TE__SLOTS_BACKWARD)) return s;
     te__scaling_release(s);
     return NULL;

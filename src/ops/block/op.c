@@ -192,7 +192,10 @@ static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
                         for (r = 0; r < rows; r++) v[r][c] = line[r] * s;
                     }
                 }
-                for (r = 0; r < rows; r++) te__store_row(te__data(a->y), a->y->dtype, (row + r) * n + col, cols, v[r]);
+                for (r = 0; r < rows; r++) {
+                    te__one_nan(v[r], cols);
+                    te__store_row(te__data(a->y), a->y->dtype, (row + r) * n + col, cols, v[r]);
+                }
             }
 }
 static te_result te__cpu_block_dequantize(te_ctx *te, const te_block_dequantize_args *a) {

@@ -58,6 +58,8 @@ static te_result te__check_adam(te_ctx *te, te_adam_args *a) {
     if (!(a->beta1 >= 0.0f && a->beta1 < 1.0f) || !(a->beta2 >= 0.0f && a->beta2 < 1.0f) || !(a->eps >= 0.0f))
         return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)a->beta1,
                         (double)a->beta2, (double)a->eps);
+    if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
+        return te__fail(te, TE_ERR_INVALID, "adam: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
     if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
     return TE_OK;
 }

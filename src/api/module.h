@@ -30,8 +30,8 @@ typedef struct te_module_class {
     te_result (*reset_parameters)(te_module *self); /* may be NULL */
 } te_module_class;
 
-/* Owned by the caller until it is given to a parent (te_module_add_child); te_module_destroy releases a whole tree; not
- * between a forward under autocast and its backward pass, which would be refused (TE_ERR_STATE). */
+/* Owned by the caller until it is given to a parent (te_module_add_child); te_module_destroy releases a whole tree. The tape keeps what a backward pass
+ * that is still to come needs of it. */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
 TE_API void te_module_destroy(te_module *m);
 TE_API void *te_module_state(te_module *m);

@@ -205,7 +205,8 @@ typedef struct te_autocast_desc {
 } te_autocast_desc;
 
 /* Between these the GEMM modules quantize their operands. Nests; the outermost te_autocast_end runs the delayed-scaling
- * update of the forward slots (with gradients enabled), the end of the backward pass that of the backward slots. */
+ * update of the forward slots (with gradients enabled), the end of the backward pass that of the backward slots. The outermost te_autocast_begin keeps
+ * what delayed scaling has until here, in a launch for some thirty products: a step that fails is taken back (te_clear_error). */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
 TE_API te_result te_autocast_end(te_ctx *te);
 TE_API bool te_autocast_enabled(const te_ctx *te);

@@ -211,7 +211,7 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
     if (te->warming) return TE_OK; /* what it needs is there */
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* else the launch is all of a step: it fails before it has changed anything */
+    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* with an optimizer it is all of a step, and fails before it begins */
     for (i = 0; i < g->num_parts && result == TE_OK; i++) result = g->parts[i].before(g, g->parts[i].owner, g->parts[i].data);
     if (result == TE_OK && (g->draws || g->num_parts > 0)) {
         g->word[0] = te->seed;

@@ -36,6 +36,7 @@
 
 /* sys: the operating system */
 #include "sys/sys.c"
+#include "sys/floats.c"
 #include "sys/file.c"
 #include "sys/libs.c"
 

@@ -43,15 +43,18 @@ static te_result te__refuse_described(te_ctx *te, te_op op, const te__any_args *
 /* Runs one operation on the context's device. Defaults are filled in a copy of the args. */
 static te_result te__run(te_ctx *te, te_op op, const void *args) {
     te__any_args copy;
+    te__floats floats;
     te_result result;
     if (!te) return TE_ERR_STATE;
     if (!args) return te__fail(te, TE_ERR_INVALID, "te_%s: args is NULL", te__ops[op].name);
     memcpy(&copy, args, te__ops[op].args_size);
+    floats = te__floats_begin(); /* defaults and plans compute, too */
     result = te__ops[op].check(te, &copy);
     if (result == TE_OK && te->num_described > 0) result = te__refuse_described(te, op, &copy);
     if (result == TE_OK && te->capture) result = te__capture_args(te->capture, op, &copy);
-    if (result != TE_OK) return result;
-    return te->device->run(te, op, &copy);
+    if (result == TE_OK) result = te->device->run(te, op, &copy);
+    te__floats_end(&floats);
+    return result;
 }
 
 #define TE__OP_FUNCTION(lower, UPPER, family) \

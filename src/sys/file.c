@@ -231,7 +231,7 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
 
 /* After a failed begin, writes and the commit fail too, quietly. */
 static inline bool te__file_out_begin(te__file_out *f, const char *path, te__text *why) {
-    static int64_t serial; /* two threads may write one path; so may two processes */
+    static TE__ALIGNED(8) int64_t serial; /* two threads may write one path; so may two processes */
     memset(f, 0, sizeof *f);
     f->fd = TE__NO_FD;
     f->why = why;

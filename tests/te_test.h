@@ -164,6 +164,12 @@ const char *test_log_text(void);
 
 /* SHAPE(2, 3) is the two arguments `ndim, shape`. */
 #define SHAPE(...) (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]){__VA_ARGS__}
+/* A compiler of libraries that this program can open. */
+#ifdef __i386__
+#define TEST_CC "cc -m32"
+#else
+#define TEST_CC "cc"
+#endif
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 /* ---- contexts and tensors ------------------------------------------------------------------------------------ */

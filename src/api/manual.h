@@ -63,6 +63,13 @@
  * including file. Libraries are opened at run time: libcuda (the driver) for GPUs, libnvrtc (CUDA 12.0 or newer) to
  * compile the kernels for the GPU at hand. Without libnvrtc the driver compiles the simpler kernels that are embedded.
  *
+ * Codes are the same bytes on every machine, so the implementation refuses -ffast-math: give the file that defines
+ * TE_IMPLEMENTATION -fno-fast-math as its last flag. Where the rest of the process flushes subnormals, rounds another way or
+ * traps, operations set that aside while they run, on the caller's thread. 32-bit x86 wants -msse2 -mfpmath=sse: without, numbers are
+ * kept wider than their type, and codes of the CPU backend differ in places (te_report tells). On 32-bit Linux
+ * -D_FILE_OFFSET_BITS=64 opens files of 2 GiB and more. Windows: MSVC, clang or MinGW, 32 or 64 bits; te.h may be included
+ * before or behind windows.h.
+ *
  *
  * Rules that hold everywhere
  * --------------------------

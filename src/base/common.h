@@ -8,11 +8,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What these flags allow a compiler (sums in another order, x / y as x * (1 / y), no NaN, no -0) changes codes. gcc names each of them, clang and MSVC
+ * the whole; te__arithmetic_is_exact looks for what no macro tells. */
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
+    defined(__NO_SIGNED_ZEROS__) || defined(_M_FP_FAST)
+#error "te.h: -ffast-math (-Ofast, /fp:fast) and its parts would change quantized codes: compile the one file that defines TE_IMPLEMENTATION with -fno-fast-math (/fp:precise) last among its flags; all others may keep theirs"
+#endif
+
 /* `= TE_ZERO` clears a struct or array in both languages without a warning. */
 #ifdef __cplusplus
 #define TE_ZERO {}
 #else
 #define TE_ZERO {0}
+#endif
+
+/* Before a variable or a field: its address is a multiple of n. 32-bit x86 puts 64-bit numbers at multiples of 4. */
+#ifdef __cplusplus
+#define TE__ALIGNED(n) alignas(n)
+#else
+#define TE__ALIGNED(n) _Alignas(n)
 #endif
 
 #define TE__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))

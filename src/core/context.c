@@ -109,6 +109,9 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
         te__open_cpu(te);
     }
     te__found_open(te);
+    if (!te__arithmetic_is_exact())
+        te__fail(te, TE_ERR_UNSUPPORTED, "te_ctx_create: te.h was compiled with flags that let sums be reordered, divisions be multiplications or -0 be 0: quantized codes "
+                 "would not be TransformerEngine's; add -fno-fast-math -fno-unsafe-math-optimizations behind them, for the file that defines TE_IMPLEMENTATION");
     return te;
 }
 

@@ -201,8 +201,22 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
     return g;
 }
 
+/* Fills the words of the graph's state, and runs it. */
+static te_result te__graph_launch(te_ctx *te, te_graph *g) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < g->num_parts && result == TE_OK; i++) result = g->parts[i].before(g, g->parts[i].owner, g->parts[i].data);
+    if (result == TE_OK && (g->draws || g->num_parts > 0)) {
+        g->word[0] = te->seed;
+        g->word[1] = te->rng_offset;
+        result = te->device->upload(te, te__data(g->state), g->word, (size_t)g->num_words * sizeof(g->word[0]));
+    }
+    return result == TE_OK ? te->device->graph_launch(te, g) : result;
+}
+
 TE_API te_result te_graph_launch(te_graph *g) {
     te_ctx *te;
+    te__floats floats;
     te_result result = TE_OK;
     int i;
     if (!g || !g->te) return TE_ERR_STATE;
@@ -212,13 +226,9 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (te->warming) return TE_OK; /* what it needs is there */
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
     if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* with an optimizer it is all of a step, and fails before it begins */
-    for (i = 0; i < g->num_parts && result == TE_OK; i++) result = g->parts[i].before(g, g->parts[i].owner, g->parts[i].data);
-    if (result == TE_OK && (g->draws || g->num_parts > 0)) {
-        g->word[0] = te->seed;
-        g->word[1] = te->rng_offset;
-        result = te->device->upload(te, te__data(g->state), g->word, (size_t)g->num_words * sizeof(g->word[0]));
-    }
-    if (result == TE_OK) result = te->device->graph_launch(te, g);
+    floats = te__floats_begin();
+    if (result == TE_OK) result = te__graph_launch(te, g);
+    te__floats_end(&floats);
     if (result != TE_OK) {
         te__step_fails(te);
         return result;

@@ -383,5 +383,5 @@ struct te_ctx {
     te_tensor found;   /* f32 [2]: where a kernel leaves the amax of what it writes, for the quantizer that is called next; 0 at all other times */
     te_tensor found_amax; /* its first number */
     te__buffer found_buffer;
-    uint64_t found_word; /* its memory on the CPU */
+    TE__ALIGNED(8) uint64_t found_word; /* its memory on the CPU */
 };

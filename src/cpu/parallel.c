@@ -15,7 +15,7 @@ struct te__threads {
     te__range_fn fn;
     void *user;
     int64_t n, piece;
-    int64_t next; /* atomic */
+    TE__ALIGNED(8) int64_t next; /* atomic */
 };
 
 static void te__threads_work(te__threads *t) {
@@ -30,6 +30,7 @@ static void te__threads_work(te__threads *t) {
 static void te__threads_main(void *arg) {
     te__threads *t = (te__threads *)arg;
     uint64_t seen = 0;
+    te__floats_begin(); /* a new thread may compute as the one that started it */
     te__mutex_lock(&t->mutex);
     for (;;) {
         while (!t->quit && t->job == seen) te__cond_wait(&t->work, &t->mutex);

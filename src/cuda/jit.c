@@ -263,7 +263,8 @@ static void te__jit_job_run(te__jit_job *j) { j->result = te__jit_job_try(j); }
 /* Jobs for several threads: each takes the next one until none is left. */
 typedef struct te__jit_queue {
     te__jit_job *jobs;
-    int64_t count, next;
+    int64_t count;
+    TE__ALIGNED(8) int64_t next; /* atomic */
 } te__jit_queue;
 static void te__jit_worker(void *user) {
     te__jit_queue *q = (te__jit_queue *)user;

@@ -445,6 +445,7 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
 /* Elements begin .. end - 1 of this rank's copy become the result over all ranks. Each rank has a range of its own, which no other reads
  * nor writes in any copy, so this needs neither locks nor more memory. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
+    te__floats floats = te__floats_begin();
     int64_t at;
     for (at = begin; at < end; at += TE__REDUCE_RUN) {
         int n = (int)te__min(end - at, TE__REDUCE_RUN);
@@ -453,6 +454,7 @@ static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin,
         else
             te__reduce_ints(me->hub, post->dtype, post->op, at, n, post->data);
     }
+    te__floats_end(&floats);
 }
 
 /* ---- the five functions ---- */

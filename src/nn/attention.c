@@ -15,7 +15,8 @@ static te_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format,
      * by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
-        a.position_scale = (float)length > limit ? (float)d->pretrained_max_position_embeddings / (float)length : 1.0f / d->seq_len_interpolation_factor;
+        a.position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
+                                                    : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
     return a;
 }

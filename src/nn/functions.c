@@ -140,7 +140,7 @@ TE_API te_tensor *te_mean_all(te_tensor *x) {
         te__fail(x->te, TE_ERR_SHAPE, "te_mean_all: the tensor is empty");
         return NULL;
     }
-    return te__sum(x, (float)(1.0 / (double)te__numel(x)), "te_mean_all");
+    return te__sum(x, te__floats_divide(1.0, (double)te__numel(x)), "te_mean_all");
 }
 
 /* ---- norms ---- */

@@ -38,16 +38,19 @@ static te_result te__args_have_memory(te_op op, te__any_args *args) {
 /* Runs one operation on the context's device. Defaults are filled in a copy of the args. */
 static te_result te__run(te_ctx *te, te_op op, const void *args) {
     te__any_args copy;
+    te__floats floats;
     te_result result;
     if (!te) return TE_ERR_STATE;
     if (!args) return te__fail(te, TE_ERR_INVALID, "te_%s: args is NULL", te__ops[op].name);
     memcpy(&copy, args, te__ops[op].args_size);
+    floats = te__floats_begin(); /* defaults and plans compute, too */
     result = te__ops[op].check(te, &copy);
     if (result == TE_OK) result = te__args_have_memory(op, &copy);
     if (result == TE_OK && te->capture) result = te__capture_args(te->capture, op, &copy);
-    if (result != TE_OK) return result;
-    if (!te->warming) te__touch_args(op, &copy); /* a warm-up writes nothing */
-    return te->device->run(te, op, &copy);
+    if (result == TE_OK && !te->warming) te__touch_args(op, &copy); /* a warm-up writes nothing */
+    if (result == TE_OK) result = te->device->run(te, op, &copy);
+    te__floats_end(&floats);
+    return result;
 }
 
 #define TE__OP_FUNCTION(lower, UPPER, family) \

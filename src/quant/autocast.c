@@ -60,12 +60,14 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
     int length = (int)slots->history->shape[0], n = slots->n, i, k;
     size_t bytes = (size_t)(length * n + n + length) * sizeof(float);
     float *history = (float *)te__alloc(te, bytes), *scale, *column;
+    te__floats floats;
     te_result result;
     if (!history) return TE_ERR_OUT_OF_MEMORY;
     scale = history + length * n;
     column = scale + n;
     result = te_tensor_to_host(slots->history, history);
     if (result == TE_OK) result = te_tensor_to_host(slots->scale, scale);
+    floats = te__floats_begin();
     for (i = 0; i < n && result == TE_OK; i++) {
         float amax = 0.0f;
         for (k = 0; k < length; k++) column[k] = history[k * n + i];
@@ -85,6 +87,7 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
         for (k = 1; k < length; k++) history[k * n + i] = column[(k + 1) % length];
         history[i] = 0.0f;
     }
+    te__floats_end(&floats);
     if (result == TE_OK) result = te_tensor_copy_from_host(slots->history, history);
     if (result == TE_OK) result = te_tensor_copy_from_host(slots->scale, scale);
     te__free(te, history, bytes);

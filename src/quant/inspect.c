@@ -70,11 +70,13 @@ TE_API te_result te_quant_inspect(te_ctx *te, bool on) {
 static te_result te__measured_read(const te__measured *slot, te_quant_stats *out) {
     int64_t counts[6];
     float sums[5], scale = 0.0f;
+    te__floats floats;
     te_result result = te_tensor_to_host(slot->counts, counts);
     if (result == TE_OK) result = te_tensor_to_host(slot->sums, sums);
     if (result == TE_OK) result = te_tensor_to_host(slot->amax, &out->amax);
     if (result == TE_OK && slot->scale) result = te_tensor_to_host(slot->scale, &scale);
     if (result != TE_OK) return result;
+    floats = te__floats_begin();
     out->kind = slot->kind;
     out->which = slot->which;
     out->elements = counts[0];
@@ -87,6 +89,7 @@ static te_result te__measured_read(const te__measured *slot, te_quant_stats *out
     out->cosine = sums[0] > 0.0f && sums[1] > 0.0f ? (float)(sums[2] / sqrt((double)sums[0] * sums[1])) : sums[0] == sums[1] ? 1.0f : 0.0f;
     out->snr_db = sums[3] > 0.0f ? (float)(10.0 * log10((double)sums[0] / sums[3])) : INFINITY;
     out->max_error = sums[4];
+    te__floats_end(&floats);
     return TE_OK;
 }
 

@@ -28,8 +28,12 @@
 extern int clock_gettime(int clock, struct timespec *now);
 extern int nanosleep(const struct timespec *time, struct timespec *left);
 extern int fsync(int fd);
+#if defined(__GLIBC__) && defined(__USE_FILE_OFFSET64) && !defined(__LP64__)
+extern ssize_t pread(int fd, void *data, size_t n, off_t offset) __asm__("pread64"); /* as <unistd.h> has it for a 64-bit off_t */
+#else
 extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
 extern ssize_t readlink(const char *path, char *target, size_t size);
+#endif
 #endif
 #ifndef CLOCK_MONOTONIC
 #define CLOCK_MONOTONIC 1 /* Linux; hidden like the above */
@@ -149,13 +153,15 @@ static inline bool te__thread_start(te__thread *t, void (*fn)(void *user), void 
 static inline void te__thread_join(te__thread *t) { pthread_join(t->os, NULL); }
 #endif
 
-/* ---- atomics, sequentially consistent ---- */
+/* ---- atomics, sequentially consistent: of numbers at multiples of 8 bytes (TE__ALIGNED in a struct) ---- */
 
 #if defined(__GNUC__) || defined(__clang__)
+/* Where an int64_t is 4-aligned, clang would call a library for it. */
+typedef int64_t te__atomic_word __attribute__((aligned(8)));
 /* Returns the value before. */
-static inline int64_t te__atomic_add(int64_t *x, int64_t by) { return __atomic_fetch_add(x, by, __ATOMIC_SEQ_CST); }
-static inline int64_t te__atomic_load(const int64_t *x) { return __atomic_load_n(x, __ATOMIC_SEQ_CST); }
-static inline void te__atomic_store(int64_t *x, int64_t value) { __atomic_store_n(x, value, __ATOMIC_SEQ_CST); }
+static inline int64_t te__atomic_add(int64_t *x, int64_t by) { return __atomic_fetch_add((te__atomic_word *)x, by, __ATOMIC_SEQ_CST); }
+static inline int64_t te__atomic_load(const int64_t *x) { return __atomic_load_n((const te__atomic_word *)x, __ATOMIC_SEQ_CST); }
+static inline void te__atomic_store(int64_t *x, int64_t value) { __atomic_store_n((te__atomic_word *)x, value, __ATOMIC_SEQ_CST); }
 #else
 static inline int64_t te__atomic_add(int64_t *x, int64_t by) { return InterlockedExchangeAdd64((volatile LONG64 *)x, by); }
 static inline int64_t te__atomic_load(const int64_t *x) {

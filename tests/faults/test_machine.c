@@ -78,7 +78,7 @@ static bool build(const char *path, const char *flags, const te__text *source) {
     FILE *f = fopen(test_path("straw.c"), "w");
     bool made = f && fputs(te__text_str(source), f) >= 0;
     if (f) fclose(f);
-    te__text_printf(&command, "cc -w -shared -fPIC %s -o '%s' '%s' 2>'%s'", flags, path, test_path("straw.c"), test_path("straw.log"));
+    te__text_printf(&command, TEST_CC " -w -shared -fPIC %s -o '%s' '%s' 2>'%s'", flags, path, test_path("straw.c"), test_path("straw.log"));
     made = made && system(te__text_str(&command)) == 0;
     te__text_free(&command);
     return made;

@@ -13,7 +13,8 @@ enum { THREADS = 8, ROUNDS = 10000 };
 typedef struct shared {
     te__mutex mutex;
     te__cond cond;
-    int64_t atomic, guarded;
+    TE__ALIGNED(8) int64_t atomic;
+    int64_t guarded;
     int waiting;
     bool go;
 } shared;
@@ -55,7 +56,7 @@ TE_TEST(threads) {
 }
 
 static te__once once = TE__ONCE_INIT;
-static int64_t once_count;
+static TE__ALIGNED(8) int64_t once_count;
 static void count_once(void) {
     te__sleep(0.01); /* others arrive meanwhile, and wait */
     te__atomic_add(&once_count, 1);
@@ -96,11 +97,11 @@ TE_TEST(time_and_machine) {
 }
 
 /* Compiles `source` with the machine's C compiler. False if it has none. */
-static bool have_compiler(void) { return system("cc --version >/dev/null 2>&1") == 0; }
+static bool have_compiler(void) { return system(TEST_CC " --version >/dev/null 2>&1") == 0; }
 static bool compile(const char *flags, const char *source, const char *output) {
     te__text command = TE_ZERO;
     te__file_write_atomic(test_path("source.c"), source, strlen(source), NULL);
-    te__text_printf(&command, "cc %s -o '%s' '%s' -lm -pthread -ldl 2>'%s'", flags, output, test_path("source.c"), test_path("errors"));
+    te__text_printf(&command, TEST_CC " %s -o '%s' '%s' -lm -pthread -ldl 2>'%s'", flags, output, test_path("source.c"), test_path("errors"));
     bool fine = system(command.s) == 0;
     if (!fine) {
         te__text errors = TE_ZERO;

@@ -144,10 +144,10 @@ static te__attn_view te__attn_view_of(const te_tensor *x, te_qkv_format format) 
 /* Checked args. Masks and windows become two diagonals; lo and hi stay within -s_q - 1 .. s_kv, which is as good as further out. */
 static te__attn_kargs te__attn_problem(const te_attn_fwd_args *a) {
     const int seq = a->format == TE_BSHD ? 1 : 0;
-    const int64_t s_q = a->q->shape[seq], s_kv = a->k->shape[seq], far = s_q + s_kv + 1;
+    const int64_t s_q = a->q->shape[seq], s_kv = a->k->shape[seq], beyond = s_q + s_kv + 1;
     const int64_t diagonal = a->mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? s_kv - s_q : 0;
-    int64_t lo = a->window_left < 0 || a->window_left > far ? -far : diagonal - a->window_left;
-    int64_t hi = a->window_right < 0 || a->window_right > far ? far : diagonal + a->window_right;
+    int64_t lo = a->window_left < 0 || a->window_left > beyond ? -beyond : diagonal - a->window_left;
+    int64_t hi = a->window_right < 0 || a->window_right > beyond ? beyond : diagonal + a->window_right;
     te__attn_kargs k = TE_ZERO;
     if (a->mask != TE_MASK_NONE) hi = te__min(hi, diagonal);
     k.q = te__attn_view_of(a->q, a->format);

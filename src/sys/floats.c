@@ -1,0 +1,94 @@
+/* sys/floats.c: how the processor rounds, and whether it takes subnormal numbers for zeros. Any library of the process may have set that: one that was
+ * linked with -ffast-math does so when it is loaded. Codes must not depend on it, so arithmetic runs between te__floats_begin and te__floats_end. Knows
+ * the control registers of x86 (SSE) and arm64, and <fenv.h>; nothing of what is computed. */
+
+#include <fenv.h>
+#if defined(__SSE__) || defined(_M_X64) || (defined(_M_IX86_FP) && _M_IX86_FP > 0)
+#define TE__FLOATS_SSE 1
+#include <xmmintrin.h>
+#elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+#define TE__FLOATS_FPCR 1
+#endif
+
+/* What te__floats_begin found. */
+typedef struct te__floats {
+    int rounding;     /* of <fenv.h> */
+    uint64_t control; /* the register; 0 where there is none */
+    bool changed;
+} te__floats;
+
+/* The control register: rounding, flushing, and which exceptions trap. */
+static inline uint64_t te__floats_control(void) {
+#if defined(TE__FLOATS_SSE)
+    return _mm_getcsr();
+#elif defined(TE__FLOATS_FPCR)
+    uint64_t control;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+    return control;
+#else
+    return 0;
+#endif
+}
+static inline void te__floats_set_control(uint64_t control) {
+#if defined(TE__FLOATS_SSE)
+    _mm_setcsr((unsigned)control);
+#elif defined(TE__FLOATS_FPCR)
+    __asm__ volatile("msr fpcr, %0" : : "r"(control) : "memory");
+#else
+    (void)control;
+#endif
+}
+/* As a process starts with it: to nearest, subnormals kept, nothing traps. x86 has the flags of what has happened in the same register: they stay. */
+static inline uint64_t te__floats_usual(uint64_t control) {
+#if defined(TE__FLOATS_SSE)
+    return (control & 0x3fu) | 0x1f80u;
+#else
+    (void)control;
+    return 0;
+#endif
+}
+
+static inline te__floats te__floats_begin(void) {
+    te__floats was;
+    was.control = te__floats_control();
+    was.rounding = fegetround();
+    was.changed = was.rounding != FE_TONEAREST || was.control != te__floats_usual(was.control);
+    if (was.changed) {
+        fesetround(FE_TONEAREST); /* of the x87, too */
+        te__floats_set_control(te__floats_usual(was.control));
+    }
+    return was;
+}
+static inline void te__floats_end(const te__floats *was) {
+    if (!was->changed) return;
+    fesetround(was->rounding);
+    te__floats_set_control(was->control);
+}
+
+/* One of the few numbers that are made outside of operations. Through memory, since compilers take arithmetic for free to move across the calls above. */
+static inline float te__floats_divide(double a, double b) {
+    volatile double x = a, y = b;
+    volatile float quotient;
+    te__floats was = te__floats_begin();
+    quotient = (float)(x / y);
+    te__floats_end(&was);
+    return quotient;
+}
+
+/* Does the compiler's arithmetic do what is written? False if it was allowed to reorder sums, to divide by multiplying, or to forget about -0: clang tells of these
+ * flags by no macro. Where every number is kept wider than its type (FLT_EVAL_METHOD 2, te_report) this cannot be asked. */
+static inline bool te__arithmetic_is_exact(void) {
+#if FLT_EVAL_METHOD == 0
+    volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;
+    float a = large, b = one;
+    te__floats was = te__floats_begin();
+    bool exact = (a + b) - a == 0.0f; /* 2^24 + 1 is a tie */
+    quotient = five / 49.0f;          /* 5 * (1 / 49) is another number */
+    zero = minus_zero + 0.0f;
+    exact = exact && te__f32_bits(quotient) == 0x3dd0fac7u && te__f32_bits(zero) == 0;
+    te__floats_end(&was);
+    return exact;
+#else
+    return true;
+#endif
+}

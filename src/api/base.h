@@ -18,10 +18,7 @@
 
 /* Linkage of every public function. TE_STATIC makes them private to the including file, so that two files of one
  * program can each carry a te.h of their own. Such a file has its implementation too, or it would have no functions at all. */
-#if defined(TE_STATIC) && !defined(TE_IMPLEMENTATION)
-#error "TE_STATIC makes te.h's functions private to this file: define TE_IMPLEMENTATION, too, before the first #include of te.h in it"
-#endif
-#if defined(TE_STATIC) && defined(TE_IMPLEMENTATION)
+#if defined(TE_STATIC)
 #define TE_API static TE_MAYBE_UNUSED
 #elif defined(__cplusplus)
 #define TE_API extern "C"

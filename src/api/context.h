@@ -1,7 +1,7 @@
 /* api/context.h: the context: one device, one stream, one memory pool, one error, one random state.
  *
- * A context and everything made in it belong to one thread at a time. Two contexts in two threads do not know of each
- * other. The process itself holds nothing but the loaded libraries and the table of compiled kernels, behind a mutex. */
+ * A context and everything made in it belong to one thread at a time, and to the process that created it (a child by fork gets
+ * TE_ERR_STATE). Two contexts in two threads do not know of each other. The process itself holds nothing but the loaded libraries and the table of compiled kernels, behind a mutex. */
 
 typedef enum te_log_level { TE_LOG_ERROR = 1, TE_LOG_WARN = 2, TE_LOG_INFO = 3, TE_LOG_DEBUG = 4 } te_log_level;
 typedef void (*te_log_fn)(void *user, te_log_level level, const char *message);
@@ -32,8 +32,10 @@ typedef struct te_ctx_desc {
  * cannot be opened gives a context whose te_ok() is false and whose te_error() says what was tried and what to do (if the
  * device was named), or a CPU context (if it was not). Owned by the caller: te_ctx_destroy. */
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
-/* Waits for the device and releases everything that was made in the context. Modules, optimizers and retained tensors
- * must have been released before. NULL is fine. */
+/* Waits for the device and releases everything that was made in the context, in whatever order the rest went. Modules, groups, open files and tensors that
+ * are still held go with it, as do optimizers and quantizers (classes' destroy functions and the release functions of wrapped memory are called, and
+ * a warning says how many there were): they must be neither used nor released afterwards. Graphs alone want te_graph_destroy in any case. In a
+ * child by fork it releases memory and leaves threads and the GPU alone. NULL is fine. */
 TE_API void te_ctx_destroy(te_ctx *te);
 
 /* True while no call has failed since te_ctx_create or te_clear_error. NULL => false. In a model's first step kernels are compiled on other threads

@@ -10,7 +10,7 @@ typedef struct te_safetensors_entry {
     uint64_t offset, bytes; /* within the data section */
 } te_safetensors_entry;
 
-/* Reads the header. Owned: te_safetensors_close. NULL with TE_ERR_IO or TE_ERR_FORMAT. */
+/* Reads the header. Owned: te_safetensors_close. NULL with TE_ERR_IO or TE_ERR_FORMAT; for what is no regular file too. */
 TE_API te_safetensors *te_safetensors_open(te_ctx *te, const char *path);
 TE_API void te_safetensors_close(te_safetensors *f);
 TE_API int te_safetensors_count(const te_safetensors *f);
@@ -26,6 +26,9 @@ typedef struct te_safetensors_item {
     const char *name;
     const te_tensor *tensor;
 } te_safetensors_item;
-/* Temporary file, sync, rename. Syncs the device. */
+/* Temporary file PATH.HOST.PROCESS.SERIAL.tmp beside it, sync, rename: what was there before stays whole until then, and if anything fails. A process
+ * that is killed while it writes leaves its temporary file; the next one that writes or opens the same path removes it (one of another host not until an
+ * hour after its last write). A symbolic link stays, and the file that it leads to is replaced. A folder, a pipe or a device is refused. Syncs the
+ * device. */
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata);

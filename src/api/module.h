@@ -24,7 +24,8 @@ typedef struct te_forward_args {
 typedef struct te_module_class {
     const char *name;    /* "Linear" ...; must outlive the modules */
     size_t state_size;   /* bytes of the class's own data, zeroed, 16-byte aligned: te_module_state */
-    /* Fills args->outputs and num_outputs. On failure returns the result code after the context has its error. */
+    /* Fills args->outputs and num_outputs. On failure returns the result code after the context has its error. Every class has one, containers that
+     * run their children too: te_module_create refuses a class without. */
     te_result (*forward)(te_module *self, te_forward_args *args);
     void (*destroy)(te_module *self);          /* before children and parameters go; may be NULL */
     te_result (*reset_parameters)(te_module *self); /* may be NULL */
@@ -42,7 +43,7 @@ TE_API te_module *te_module_parent(const te_module *m);
 /* "layers.3.self_attention.qkv", written into buffer (truncated to fit). Returns buffer. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size);
 
-/* Gives `child` to `parent` under `name` (copied). Returns child. A NULL child passes through. */
+/* Gives `child` to `parent` under `name` (copied). Returns child. A NULL child passes through. A tree has at most TE_MAX_MODULE_DEPTH levels. */
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child);
 TE_API int te_module_num_children(const te_module *m);
 TE_API te_module *te_module_child(const te_module *m, int index);
@@ -56,7 +57,7 @@ TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor
 TE_API te_tensor *te_module_parameter(const te_module *m, const char *name);
 
 typedef enum te_entry_kind { TE_ENTRY_PARAMETER = 0, TE_ENTRY_BUFFER = 1 } te_entry_kind;
-/* Walks modules (parents first, in order of creation) and, for each, its entries. Return false to stop. */
+/* Walks modules (parents first, in order of creation) and, for each, its entries. Return false to stop. A NULL function is an error, and false. */
 typedef bool (*te_module_visit_fn)(void *user, te_module *m);
 typedef bool (*te_tensor_visit_fn)(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind);
 TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user);

@@ -29,7 +29,8 @@ TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int
 
 /* One more reference, beyond the scope's. Returns its argument. */
 TE_API te_tensor *te_tensor_retain(te_tensor *x);
-/* Gives back a reference taken by te_tensor_retain, and sets nothing else. NULL is fine. */
+/* Gives back a reference taken by te_tensor_retain, and sets nothing else. NULL is fine. One release too many is the caller's error: the tensor is
+ * freed while its scope still holds it. */
 TE_API void te_tensor_release(te_tensor *x);
 
 /* Same memory, other shape; one size may be -1 (inferred). x must be contiguous. Of e2m1 the bytes must stay as many as they are: an odd last

@@ -30,7 +30,7 @@ TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
 /* A checkpoint is one safetensors file: every parameter and buffer of `m` by path, the optimizer's states
  * ("optimizer/<path>.exp_avg" ...), the scaling state of delayed recipes, the random state, and `metadata`. Of a weight that is stored
  * quantized it has the codes and scales of each copy ("<path>.row.data", ".row.scale", ".col.data" ...). Written to a
- * temporary file beside it, synced and renamed: a failure leaves the previous file whole. Syncs. m and opt may be NULL. */
+ * temporary file beside it, synced and renamed (see te_safetensors_write): a failure leaves the previous file whole. Syncs. m and opt may be NULL. */
 typedef struct te_metadata {
     const char *key, *value;
 } te_metadata;

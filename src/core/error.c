@@ -84,8 +84,9 @@ static te_result te__refuse_upload(te_ctx *te) {
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;
-    return te__fail(te, TE_ERR_STATE, "this context on %s was created in process %lld and is used in process %lld, a child of it by fork, where its threads and its "
-                    "GPU are gone: create contexts after fork", te->device_name, (long long)te->process_id, (long long)te__process_id());
+    return te__fail(te, TE_ERR_STATE,
+                    "this context on %s was created in process %lld and is used in process %lld, a child of it by fork, where its threads and its GPU are gone: "
+                    "create contexts after fork", te->device_name, (long long)te->process_id, (long long)te__process_id());
 }
 
 /* Every maker's desc: `who` is the maker's own name. */

@@ -72,7 +72,8 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
                         te_dtype_name(main_grad->dtype), te_dtype_name(x->dtype));
     if (main_grad && !main_grad->buffer) return te__no_plain_memory(main_grad, "te_tensor_set_main_grad");
     if (main_grad && (main_grad == x || te__memory_meets(x, main_grad)))
-        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad lies in the tensor's own memory %s: gradients would be added into the weight", te__shape_text(x, a));
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad lies in the tensor's own memory %s: gradients would be added into the weight",
+                        te__shape_text(x, a));
     if (main_grad && (x->is_gradient || (main_grad->var && main_grad->var->main_grad)))
         return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: %s; a gradient has no main gradient of its own",
                         x->is_gradient ? "the tensor is itself a gradient of another" : "main_grad has a main gradient itself");

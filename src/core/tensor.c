@@ -141,7 +141,8 @@ static const char *te__named_text(const te_tensor *x, char *out) {
 static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
     char text[TE__NAMED_TEXT];
     return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
-                    x->quantized ? "is quantized: te_dequantize it first" : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
+                    x->quantized ? "is quantized: te_dequantize it first"
+                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
 }
 /* Shapes that te_tensor_describe has made stop here; quantized tensors pass. */
 static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }

@@ -342,6 +342,8 @@ TE_TEST(p13_sizes_at_the_end_of_64_bits) {
     te_tensor *ids = te_tensor_zeros(te, TE_I32, SHAPE(0));
     CHECK(te_embedding_lookup(te_tensor_zeros(te, TE_F32, SHAPE(5, 0)), te_tensor_full(te, TE_I32, SHAPE(3), 9)) != NULL);
     CHECK(te_embedding_lookup(te_tensor_zeros(te, TE_F32, SHAPE(5, 4)), ids) != NULL);
+    te_transpose_args turn = {.src = te_tensor_zeros(te, TE_F4E2M1, SHAPE(0, 4)), .dst = te_tensor_zeros(te, TE_F4E2M1, SHAPE(4, 0)), .columns = 4};
+    CHECK(te_transpose(te, &turn) == TE_OK);
     CHECK_OK(te);
 }
 

@@ -104,7 +104,8 @@ TE_TEST(p19_only_what_a_writer_left_is_removed) {
     char name[300];
     struct utimbuf before = {0, 0};
     /* not names of a writer of "a" */
-    static const char *const kept[] = {"a.tmp", "a.12345678.1.tmp", "a.1234567g.1.1.tmp", "a.12345678.1.1.tmp.bak", "b.12345678.1.1.tmp", "a.12345678.x.1.tmp", "aa.12345678.1.1.tmp"};
+    static const char *const kept[] = {"a.tmp", "a.12345678.1.tmp", "a.1234567g.1.1.tmp", "a.12345678.1.1.tmp.bak",
+                                       "b.12345678.1.1.tmp", "a.12345678.x.1.tmp", "aa.12345678.1.1.tmp"};
     for (int i = 0; i < COUNT(kept); i++) CHECK(te__file_write_atomic(test_path(kept[i]), "x", 1, NULL) && utime(test_path(kept[i]), &before) == 0);
     /* of another host: an hour after the last write, since not every file system shares locks between hosts; of this one at once */
     snprintf(name, sizeof name, "a.%08x.7.1.tmp", (unsigned)te__host_token() ^ 1u);
@@ -181,7 +182,8 @@ TE_TEST(p19_only_regular_files) {
     CHECK(mkfifo(pipe_path, 0600) == 0 && symlink(device, link) == 0);
     struct {
         const char *path, *what;
-    } all[] = {{pipe_path, "it is a pipe, not a regular file"}, {folder, "it is a folder, not a regular file"}, {device, "not a regular file"}, {link, "not a regular file"}};
+    } all[] = {{pipe_path, "it is a pipe, not a regular file"},
+               {folder, "it is a folder, not a regular file"}, {device, "not a regular file"}, {link, "not a regular file"}};
     for (int i = 0; i < COUNT(all); i++) {
         CHECK(save(te, all[i].path) == TE_ERR_IO);
         CHECK_STR(te_error(te), "cannot write ");

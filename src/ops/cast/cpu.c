@@ -261,6 +261,7 @@ static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
 }
 static te_result te__cpu_transpose(te_ctx *te, const te_transpose_args *a) {
     te_transpose_args args = *a;
+    if (te__numel(a->dst) == 0) return TE_OK;
     te__parallel_for(te, te__div_up(a->columns, 32), te__max(1, 1024 / te__max(1, a->rows)),
                      te_dtype_bits(a->src->dtype) == 4 ? te__transpose_nibbles : te__transpose_bands, &args);
     return TE_OK;

@@ -224,8 +224,8 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
         return NULL;
     }
     if (te__shape_bytes(x->dtype, ndim, full) != te_tensor_bytes(x)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s of %s has %llu bytes and %s %llu: its rows begin at whole bytes, so a view keeps the last size if that "
-                 "is odd, and an even one even", te__shape_text(x, a), te_dtype_name(x->dtype), (unsigned long long)te_tensor_bytes(x),
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s of %s has %llu bytes and %s %llu: its rows begin at whole bytes, so a view keeps the last size "
+                 "if that is odd, and an even one even", te__shape_text(x, a), te_dtype_name(x->dtype), (unsigned long long)te_tensor_bytes(x),
                  te__dims_text(ndim, full, b), (unsigned long long)te__shape_bytes(x->dtype, ndim, full));
         return NULL;
     }

@@ -402,7 +402,8 @@ static te_result te__adam_step(te_optimizer *opt) {
     if (result == TE_OK) result = te__adam_prepare_values(opt); /* from here on nothing is wanted that might not be there */
     if (result == TE_OK) result = te__adam_run(opt, n, n - decayed, lr, unbias);
     if (result == TE_OK) result = te__adam_requantize(opt);
-    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part may lie in one memory with others that did. */
+    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
+     * may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */

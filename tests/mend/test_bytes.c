@@ -368,7 +368,8 @@ static te_result run_child(te_module *self, te_forward_args *args) {
 static bool see_stats(void *user, const te_quantizer_role *role, const te_quant_stats *stats) {
     roles *r = (roles *)user;
     (void)stats;
-    if (role->tensor_type == TE_TENSOR_INPUT && r->num_others < 32) snprintf(r->others[r->num_others++], 128, "%s %s %d", role->module_type, role->name, role->gemm);
+    if (role->tensor_type == TE_TENSOR_INPUT && r->num_others < 32)
+        snprintf(r->others[r->num_others++], 128, "%s %s %d", role->module_type, role->name, role->gemm);
     return true;
 }
 

@@ -318,7 +318,8 @@ TE_TEST_DEVICES(p11_every_write_is_counted) {
         if (op == TE_OP_RMSNORM_BWD) all &= ~(uint64_t)(1 << 3 | 1 << 8);
         CHECK_MSG(claimed[op] == (claimed[op] & written[op]), "%s: places %llx are said to be written, and no call was seen to", te_op_name((te_op)op),
                   (unsigned long long)(claimed[op] & ~written[op]));
-        CHECK_MSG(covered[op] == all, "%s: no call names the tensors %llx of %s", te_op_name((te_op)op), (unsigned long long)(all & ~covered[op]), field_names[op]);
+        CHECK_MSG(covered[op] == all, "%s: no call names the tensors %llx of %s", te_op_name((te_op)op), (unsigned long long)(all & ~covered[op]),
+                  field_names[op]);
     }
 }
 

@@ -60,7 +60,8 @@
  *              target_link_libraries(app m ${CMAKE_DL_LIBS} Threads::Threads)
  *
  * The header alone is C99 and C++11, the implementation C11 and C++17. TE_STATIC makes every function private to the
- * including file. Libraries are opened at run time: libcuda (the driver) for GPUs, libnvrtc (CUDA 12.0 or newer) to
+ * including file, which then has its implementation too. -O3 makes the CPU backend two to
+ * three times as fast as -O2. Libraries are opened at run time: libcuda (the driver) for GPUs, libnvrtc (CUDA 12.0 or newer) to
  * compile the kernels for the GPU at hand. Without libnvrtc the driver compiles the simpler kernels that are embedded.
  *
  * Codes are the same bytes on every machine, so the implementation refuses -ffast-math: give the file that defines
@@ -82,6 +83,10 @@
  *   same memory). Tensors belong to the innermost scope.
  * - Nothing is printed but warnings and errors, through the log function; nothing exits or aborts.
  * - Work on CUDA is queued; functions that wait say "Syncs".
+ * - A reference is released as often as it was taken, a module, optimizer or context destroyed once: more than that is the caller's error, which nothing
+ *   catches.
+ * - Contexts do not outlive fork(): neither worker threads nor a GPU's context live on in a child. There every call on one gives TE_ERR_STATE, and
+ *   destroying works; create contexts after fork. Where the parent has opened a GPU, the child cannot: fork before, or begin a new program.
  * - The same program gives the same bits again on the same device.
  *
  *
@@ -97,6 +102,8 @@
  *     TE_LIBCUDA_PATH    the same of the driver's libcuda
  *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
  *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed
+ *
+ * A number out of its range is ignored, with a warning.
  *
  * Without TE_NVRTC_PATH, libnvrtc is also looked for where CUDA_HOME, CUDA_PATH, CUDA_ROOT, VIRTUAL_ENV, CONDA_PREFIX and PATH point.
  *
@@ -134,9 +141,10 @@
 /* Generated from src/ by `make pack`: edit there. */
 #ifndef TE_H_INCLUDED
 #define TE_H_INCLUDED
+
 #if defined(TE_STATIC) && !defined(TE_IMPLEMENTATION)
 #error "TE_STATIC makes te.h's functions private to this file: define TE_IMPLEMENTATION, too, before the first #include of te.h in it"
-#undef TE_STATIC /* one sentence is enough: no warning for every function */
+#undef TE_STATIC /* or a warning for each function would follow */
 #endif
 
 /* ==== api/enums.h =============================================================================================== */
@@ -165,7 +173,7 @@ typedef enum te_random_kind { TE_RANDOM_UNIFORM = 0, TE_RANDOM_NORMAL = 1 } te_r
 
 typedef enum te_amax_algo { TE_AMAX_MAX = 0, TE_AMAX_MOST_RECENT = 1 } te_amax_algo;
 
-/* How the scales of a quantized matrix lie; the layouts stand with te_block_quantize, te_mxfp8_quantize and te_nvfp4_quantize. */
+/* How the scales of a quantized matrix lie; the layouts stand with te_op_block_quantize, te_op_mxfp8_quantize and te_nvfp4_quantize. */
 typedef enum te_scaling {
     TE_SCALING_TENSOR = 0,   /* one f32 */
     TE_SCALING_BLOCK_1D = 1, /* f32, one for 128 neighbours along the contraction */
@@ -186,7 +194,7 @@ typedef enum te_epilogue {
 /* As TransformerEngine computes them (GLU variants: Shazeer 2020). The gated ones take [M, 2N], the first half through the
  * nonlinearity: y = f(a) * b. */
 typedef enum te_activation {
-    TE_ACTIVATION_DEFAULT = 0, /* GELU in modules, no activation in te_act_fwd's sense: refused there */
+    TE_ACTIVATION_DEFAULT = 0, /* GELU in modules, no activation in te_op_act_fwd's sense: refused there */
     TE_GELU = 1,               /* the tanh form */
     TE_RELU = 2,
     TE_SILU = 3,
@@ -286,8 +294,8 @@ typedef struct te_graph te_graph;
 
 /* api/context.h: the context: one device, one stream, one memory pool, one error, one random state.
  *
- * A context and everything made in it belong to one thread at a time. Two contexts in two threads do not know of each
- * other. The process itself holds nothing but the loaded libraries and the table of compiled kernels, behind a mutex. */
+ * A context and everything made in it belong to one thread at a time, and to the process that created it (a child by fork gets
+ * TE_ERR_STATE). Two contexts in two threads do not know of each other. The process itself holds nothing but the loaded libraries and the table of compiled kernels, behind a mutex. */
 
 typedef enum te_log_level { TE_LOG_ERROR = 1, TE_LOG_WARN = 2, TE_LOG_INFO = 3, TE_LOG_DEBUG = 4 } te_log_level;
 typedef void (*te_log_fn)(void *user, te_log_level level, const char *message);
@@ -318,8 +326,10 @@ typedef struct te_ctx_desc {
  * cannot be opened gives a context whose te_ok() is false and whose te_error() says what was tried and what to do (if the
  * device was named), or a CPU context (if it was not). Owned by the caller: te_ctx_destroy. */
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
-/* Waits for the device and releases everything that was made in the context. Modules, optimizers and retained tensors
- * must have been released before. NULL is fine. */
+/* Waits for the device and releases everything that was made in the context, in whatever order the rest went. Modules, groups, open files and tensors that
+ * are still held go with it, as do optimizers and quantizers (classes' destroy functions and the release functions of wrapped memory are called, and
+ * a warning says how many there were): they must be neither used nor released afterwards. Graphs alone want te_graph_destroy in any case. In a
+ * child by fork it releases memory and leaves threads and the GPU alone. NULL is fine. */
 TE_API void te_ctx_destroy(te_ctx *te);
 
 /* True while no call has failed since te_ctx_create or te_clear_error. NULL => false. In a model's first step kernels are compiled on other threads
@@ -340,7 +350,7 @@ TE_API te_result te_error_code(const te_ctx *te);
  * succeeded too) te_clear_error puts back to where it was when the step began, if a te_forward, te_autocast_end, te_backward, te_graph_launch or
  * te_optimizer_step of it has failed, or memory was out. A step begins with an outermost te_autocast_begin (or the launch of a graph without an
  * optimizer) and ends with a te_optimizer_step that succeeds, microbatches included; in a context without an optimizer it ends where the next one
- * begins. te_checkpoint_load ends it, too. Random numbers that a successful forward has drawn are drawn: te_rng_get before the step and te_rng_set
+ * begins. te_model_load ends it, too. Random numbers that a successful forward has drawn are drawn: te_rng_get before the step and te_rng_set
  * after te_clear_error give it the same ones again. */
 TE_API void te_clear_error(te_ctx *te);
 
@@ -416,7 +426,8 @@ TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int
 
 /* One more reference, beyond the scope's. Returns its argument. */
 TE_API te_tensor *te_tensor_retain(te_tensor *x);
-/* Gives back a reference taken by te_tensor_retain, and sets nothing else. NULL is fine. */
+/* Gives back a reference taken by te_tensor_retain, and sets nothing else. NULL is fine. One release too many is the caller's error: the tensor is
+ * freed while its scope still holds it. */
 TE_API void te_tensor_release(te_tensor *x);
 
 /* Same memory, other shape; one size may be -1 (inferred). x must be contiguous. Of e2m1 the bytes must stay as many as they are: an odd last
@@ -453,7 +464,7 @@ TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host);
 /* The only element of x, as double. Syncs. NaN when x is NULL or has another size. */
 TE_API double te_tensor_item(const te_tensor *x);
 /* Overwrites x: from host bytes of its own format and size, or from another tensor (same shape, any float format), which may share memory with it: a
- * range moved along, a matrix transposed in place (see te_copy). */
+ * range moved along, a matrix transposed in place (see te_op_copy). */
 TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host);
 TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src);
 TE_API te_result te_tensor_fill(te_tensor *x, double value);
@@ -473,7 +484,11 @@ TE_API const char *te_tensor_name(const te_tensor *x);
  *
  * Functions that take a tensor which requires a gradient record themselves; te_backward plays the record backwards. The
  * tape retains what the backward functions need, and lets go of it as they run. Gradients add up in the leaves (model
- * parameters, and tensors marked by te_tensor_set_requires_grad) until te_zero_grad or te_tensor_zero_grad. */
+ * parameters, and tensors marked by te_tensor_set_requires_grad) until te_zero_grad or te_tensor_zero_grad.
+ *
+ * A leaf's gradient is its own: nobody else has its memory, and it may be written in place. The gradients of tensors in between are there during
+ * te_backward alone, and shared: te_add gives one tensor to both of its inputs. A backward function of one's own (te_record) reads those it is
+ * given and writes none. */
 
 TE_API te_tensor *te_tensor_set_requires_grad(te_tensor *x, bool on);
 TE_API bool te_tensor_requires_grad(const te_tensor *x);
@@ -483,7 +498,7 @@ TE_API te_tensor *te_tensor_grad(const te_tensor *x);
 /* Forgets the gradient. */
 TE_API void te_tensor_zero_grad(te_tensor *x);
 /* A buffer [same shape], f32 or x's format, that weight-gradient GEMMs add into directly (TransformerEngine's
- * fuse_wgrad_accumulation). Retained. NULL takes it away. */
+ * fuse_wgrad_accumulation). Retained. NULL takes it away. TE_ERR_INVALID if it lies in x's own memory, or is a parameter with such a buffer itself. */
 TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad);
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x);
 
@@ -613,103 +628,103 @@ typedef enum te_op {
  * nearest even). Equal shapes, any strides on both sides. Raw bytes of 8-bit formats copy to the same format or u8.
  * src and dst may share memory: dst becomes what it would if src were read whole before (through a workspace of the narrower format, where the ranges
  * of their bytes meet). Each element onto itself is nothing to do. */
-typedef struct te_copy_args {
+typedef struct te_op_copy_args {
     const te_tensor *src;
     te_tensor *dst;
-} te_copy_args;
+} te_op_copy_args;
 
 /* dst[i] = value. Contiguous. */
-typedef struct te_fill_args {
+typedef struct te_op_fill_args {
     te_tensor *dst;
     double value;
-} te_fill_args;
+} te_op_fill_args;
 
 /* dst[i]: uniform on [a, b) or normal with mean a and standard deviation b; element i comes from Philox4x32-10 block
  * i / 4 of (seed, offset). Contiguous, f32/f16/bf16. */
-typedef struct te_random_args {
+typedef struct te_op_random_args {
     te_tensor *dst;
     te_random_kind kind;
     float a, b;
     uint64_t seed, offset;
     const te_tensor *rng;
-} te_random_args;
+} te_op_random_args;
 
 /* out = alpha * x + beta * y, in f32. Same shape; y optional (then beta is not read); out may be x or y. Formats may
  * differ. alpha_device: optional f32 [1] that multiplies alpha; divide_device: optional f32 [1], alpha is divided by max(it, 1). */
-typedef struct te_axpby_args {
+typedef struct te_op_axpby_args {
     const te_tensor *x, *y;
     te_tensor *out;
     float alpha, beta;
     const te_tensor *alpha_device;
     const te_tensor *divide_device;
-} te_axpby_args;
+} te_op_axpby_args;
 
 /* out f32 [1] = scale * sum of all elements of x, in a fixed order. */
-typedef struct te_sum_args {
+typedef struct te_op_sum_args {
     const te_tensor *x;
     te_tensor *out;
     float scale; /* 0 => 1 */
-} te_sum_args;
+} te_op_sum_args;
 
 /* out [N] = (accumulate ? out : 0) + sum over the M rows of x [.., N]: a bias gradient. */
-typedef struct te_column_sum_args {
+typedef struct te_op_column_sum_args {
     const te_tensor *x;
     te_tensor *out;
     bool accumulate;
-} te_column_sum_args;
+} te_op_column_sum_args;
 
 /* y [.., H] = table [V, H] at ids (i32 or i64, any shape [..]). An id outside 0 .. V-1 gives a row of zeros. */
-typedef struct te_embedding_fwd_args {
+typedef struct te_op_embedding_fwd_args {
     const te_tensor *ids, *table;
     te_tensor *y;
-} te_embedding_fwd_args;
+} te_op_embedding_fwd_args;
 /* dtable [V, H] = (accumulate ? dtable : 0) + the rows of dy [.., H] at ids, summed in f32 in the order of the ids. */
-typedef struct te_embedding_bwd_args {
+typedef struct te_op_embedding_bwd_args {
     const te_tensor *ids, *dy;
     te_tensor *dtable;
     bool accumulate;
-} te_embedding_bwd_args;
+} te_op_embedding_bwd_args;
 
 /* ---- cast ---------------------------------------------------------------------------------------------------- */
 
 /* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: take the maximum with what amax holds already.
  * noop: optional f32 [1]; 1.0 => the call does nothing. */
-typedef struct te_amax_args {
+typedef struct te_op_amax_args {
     const te_tensor *x;
     te_tensor *amax;
     bool keep;
     const te_tensor *noop;
-} te_amax_args;
+} te_op_amax_args;
 
 /* scale [n], scale_inv [n] from amax [n], all f32 (as nvte_compute_scale_from_amax):
  *   a = amax < epsilon ? epsilon : amax;  a is 0, inf or NaN => scale 1
  *   scale = RN(fp8_max / a), infinity => FLT_MAX, power_of_two => mantissa cleared;  scale_inv = RN(1 / scale) */
-typedef struct te_scale_from_amax_args {
+typedef struct te_op_scale_from_amax_args {
     const te_tensor *amax;
     te_tensor *scale, *scale_inv; /* scale_inv optional */
     float fp8_max;
     float epsilon;
     bool power_of_two;
-} te_scale_from_amax_args;
+} te_op_scale_from_amax_args;
 
 /* The delayed-scaling update of TransformerEngine (delayed_scaling_recipe) for `count` states at once, state i of n_i slots:
  * amax_history[i] f32 [L_i, n_i], scale[i] f32 [n_i]. One launch for some 200 states.
  * reduced: optional f32 [n_0 + n_1 + ..], the amaxes after a reduction over a group, used where not 0 in place of row 0 of the history. */
-typedef struct te_delayed_update_args {
+typedef struct te_op_delayed_update_args {
     te_tensor *const *amax_history, *const *scale;
     int count;
     const te_tensor *reduced;
     float fp8_max;
     float margin;
     te_amax_algo algo;
-} te_delayed_update_args;
+} te_op_delayed_update_args;
 
 /* amaxes f32 [n_0 + n_1 + ..] = row 0 of each history: what a group reduces. */
-typedef struct te_delayed_gather_args {
+typedef struct te_op_delayed_gather_args {
     te_tensor *const *amax_history;
     int count;
     te_tensor *amaxes;
-} te_delayed_gather_args;
+} te_op_delayed_gather_args;
 
 /* Per-tensor FP8 cast (as nvte_quantize). x [.., N] viewed as [M, N]; q = saturate(round_to_nearest_even(f32(x) * scale)),
  * infinity saturates, NaN stays NaN.
@@ -718,14 +733,14 @@ typedef struct te_delayed_gather_args {
  *   scale      f32 [1]  read; NULL with `current`
  *   scale_inv  f32 [1]  optional, written: RN(1 / scale)
  *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input; with `current`: = max |x|
- *   current    the scale comes from x itself, by te_scale_from_amax's rule with fp8_max of the codes' format, `epsilon`
+ *   current    the scale comes from x itself, by te_op_scale_from_amax's rule with fp8_max of the codes' format, `epsilon`
  *              and `power_of_two` (Float8CurrentScalingQuantizer)
  *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes: its first number is max |x|, which whoever wrote x
- *              has found (`amax` of te_act_fwd and others), and x is read once. The second must be 0, and counts blocks meanwhile: nobody else writes
+ *              has found (`amax` of te_op_act_fwd and others), and x is read once. The second must be 0, and counts blocks meanwhile: nobody else writes
  *              it. Both become 0: ready for the next
  *   dbias      [N] of any float format, optional: the sums of x's columns in f32: the gradient of a bias, if x is a gradient; not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written */
-typedef struct te_fp8_quantize_args {
+typedef struct te_op_fp8_quantize_args {
     const te_tensor *x;
     te_tensor *row, *col;
     const te_tensor *scale;
@@ -735,21 +750,21 @@ typedef struct te_fp8_quantize_args {
     float epsilon;
     bool power_of_two;
     te_tensor *x_amax, *dbias;
-} te_fp8_quantize_args;
+} te_op_fp8_quantize_args;
 
 /* y = f32(q) * scale_inv, rounded once to y's format. q [M, ld] with ld >= N, y [M, N]. */
-typedef struct te_fp8_dequantize_args {
+typedef struct te_op_fp8_dequantize_args {
     const te_tensor *q, *scale_inv;
     te_tensor *y;
-} te_fp8_dequantize_args;
+} te_op_fp8_dequantize_args;
 
 /* dst [N, ldd] = transpose of src [M, lds] restricted to its first N columns: dst(n, m) = src(m, n), pad columns M .. ldd-1
  * zero. 4-bit (e2m1), 8-, 16- or 32-bit elements, same format. `rows` and `columns` are M and N. */
-typedef struct te_transpose_args {
+typedef struct te_op_transpose_args {
     const te_tensor *src;
     te_tensor *dst;
     int64_t rows, columns;
-} te_transpose_args;
+} te_op_transpose_args;
 
 /* ---- block ---------------------------------------------------------------------------------------------------
  * FP8 with one f32 scale for each 1 x 128 or 128 x 128 elements (DeepSeek-V3; TransformerEngine's Float8BlockQuantizer). The
@@ -761,25 +776,25 @@ typedef struct te_transpose_args {
  *   row_scale_inv  f32: 1-D [ceil(N / 128), round_up(M, 4)], the block's index first; 2-D [ceil(M / 128), round_up(ceil(N / 128), 4)]
  *   col            [N, ldc], transposed, optional
  *   col_scale_inv  f32: 1-D [ceil(M / 128), round_up(N, 4)]; 2-D [ceil(N / 128), round_up(ceil(M / 128), 4)]
- * Per tile: a = max |x|, NaN ignored; scale by te_scale_from_amax's rule with `epsilon`, except that an infinite quotient
+ * Per tile: a = max |x|, NaN ignored; scale by te_op_scale_from_amax's rule with `epsilon`, except that an infinite quotient
  * becomes the largest finite number of x's format, and that the mantissa is cleared unless fp32_scales;
  * q = saturate(RNE(f32(x) * scale)); scale_inv = RN(1 / scale). noop: optional f32 [1]; 1.0 => nothing is written. */
-typedef struct te_block_quantize_args {
+typedef struct te_op_block_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale_inv, *col, *col_scale_inv;
     bool two_dimensional;
     bool fp32_scales; /* false => powers of two */
     float epsilon;
     const te_tensor *noop;
-} te_block_quantize_args;
+} te_op_block_quantize_args;
 
 /* y [M, N] = RN(f32(q) * scale_inv), rounded once more to y's format. columnwise: q and scale_inv are the column-wise copy. */
-typedef struct te_block_dequantize_args {
+typedef struct te_op_block_dequantize_args {
     const te_tensor *q, *scale_inv;
     te_tensor *y;
     bool two_dimensional;
     bool columnwise;
-} te_block_dequantize_args;
+} te_op_block_dequantize_args;
 
 /* ---- mxfp8 ---------------------------------------------------------------------------------------------------
  * FP8 with one power-of-two scale (E8M0) for each 32 elements (OCP Microscaling Formats v1.0; TransformerEngine's MXFP8Quantizer). */
@@ -795,21 +810,21 @@ typedef struct te_block_dequantize_args {
  *              ((i / 128) * (T / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4, T the padded number of groups
  * Per group: e = E8M0 of RN(amax * RN(1 / fp8_max)), rounded up (te__f32_to_e8m0; NaN never enters an amax); q =
  * saturate(RNE(x * 2^(127 - e))), NaN stays NaN. Padding is written as 0, also of the scales. */
-typedef struct te_mxfp8_quantize_args {
+typedef struct te_op_mxfp8_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale, *col, *col_scale;
     bool two_dimensional;
     bool swizzled;
     const te_tensor *noop;
-} te_mxfp8_quantize_args;
+} te_op_mxfp8_quantize_args;
 
 /* y [M, N] = f32(q) * 2^(e - 127), rounded to y's format. q [M, ld]; columnwise: the scales run along the columns. */
-typedef struct te_mxfp8_dequantize_args {
+typedef struct te_op_mxfp8_dequantize_args {
     const te_tensor *q, *scale;
     te_tensor *y;
     bool columnwise;
     bool swizzled;
-} te_mxfp8_dequantize_args;
+} te_op_mxfp8_dequantize_args;
 
 /* ---- nvfp4 ---------------------------------------------------------------------------------------------------
  * FP4 (E2M1) with one E4M3 scale for each 16 elements and one f32 amax above them (TransformerEngine's NVFP4Quantizer).
@@ -821,14 +836,14 @@ typedef struct te_mxfp8_dequantize_args {
 /* amax_row f32 [1] = max |x|, or [M] (one for each row of x); amax_col f32 [1] = the same of what the column-wise copy will
  * quantize (after the transform with `rht`), or [N] (one for each column of x). NaN ignored, infinity kept. Either may be NULL. Overwritten
  * unless keep. */
-typedef struct te_nvfp4_amax_args {
+typedef struct te_op_nvfp4_amax_args {
     const te_tensor *x;
     te_tensor *amax_row, *amax_col;
     bool rht;
     bool no_sign_mask;
     bool keep;
     const te_tensor *noop;
-} te_nvfp4_amax_args;
+} te_op_nvfp4_amax_args;
 
 /* x [.., N] viewed as [M, N]; blocks of 16 along a row (row), along a column (col), or 16 x 16 (two_dimensional: one scale for
  * the tile, repeated for its 16 rows and columns). The last block may be short.
@@ -840,7 +855,7 @@ typedef struct te_nvfp4_amax_args {
  *   amax_col   f32 [1], or [N] (row-scaled: each column of x, a row of the copy, has a scale of its own), read; NULL => amax_row's, which is [1]
  *              then. amax_row may be NULL if only col is asked for. two_dimensional: amax_row's for both copies (amax_col's if that is
  *              NULL), [1]; and no rht with col
- *   swizzled   scales in the layout of te_mxfp8_quantize
+ *   swizzled   scales in the layout of te_op_mxfp8_quantize
  *   rht        of the column-wise copy: each 16 rows of a column, signs turned (unless no_sign_mask), times the Hadamard matrix / 4, rounded to
  *              bf16; amax, scales and codes are those of the rounded values. The sums are a tensor core's: each product is cut to 25 bits below
  *              the leading bit of the largest, they are added exactly, and the sum is cut to f32. A NaN makes the scales of its blocks NaN, in
@@ -857,7 +872,7 @@ typedef struct te_nvfp4_amax_args {
  *   rounded; tiles: the sums of its 16 rows in that copy, half to half (i with i + 8, then + 4, + 2, + 1). q is as it would be written. Each copy
  *   chooses for itself, tiles too.
  * Padding is written as 0. */
-typedef struct te_nvfp4_quantize_args {
+typedef struct te_op_nvfp4_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale, *col, *col_scale;
     const te_tensor *amax_row, *amax_col;
@@ -870,20 +885,20 @@ typedef struct te_nvfp4_quantize_args {
     te_4over6_error four_over_six;
     bool e4m3_max_256;
     bool swizzled;
-    bool measure; /* amax_row and amax_col are written first, as te_nvfp4_amax does without keep */
+    bool measure; /* amax_row and amax_col are written first, as te_op_nvfp4_amax does without keep */
     const te_tensor *noop;
-} te_nvfp4_quantize_args;
+} te_op_nvfp4_quantize_args;
 
 /* y [M, N] = RN(q * RN(RN(d * amax) * RN(1 / (6 F)))), rounded to y's format; an amax of 0 counts as 6 F (S = 1). columnwise: the
  * column-wise copy; with rht the transform is taken back (its transpose), in f32. amax f32 [1] or [M], columnwise [N]. */
-typedef struct te_nvfp4_dequantize_args {
+typedef struct te_op_nvfp4_dequantize_args {
     const te_tensor *q, *scale, *amax;
     te_tensor *y;
     bool columnwise;
     bool rht, no_sign_mask;
     bool e4m3_max_256;
     bool swizzled;
-} te_nvfp4_dequantize_args;
+} te_op_nvfp4_dequantize_args;
 
 /* ---- shard ---------------------------------------------------------------------------------------------------
  * Quantizing a slice of a matrix that others hold the rest of (TransformerEngine's partial casts): amaxes of the slice by tile, to
@@ -891,24 +906,24 @@ typedef struct te_nvfp4_dequantize_args {
 
 /* amax f32 [ceil(M / tile_rows), ceil(N / tile_columns)] = max |x| of the elements of each tile that lie in the slice, 0 where there
  * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. Fast for tiles of 128 x 128,
- * 16 x 16, 1 x 32 and 32 x 1; for one amax of all, te_amax of x. */
-typedef struct te_shard_amax_args {
+ * 16 x 16, 1 x 32 and 32 x 1; for one amax of all, te_op_amax of x. */
+typedef struct te_op_shard_amax_args {
     const te_tensor *x;
     te_tensor *amax;
     int64_t rows, columns; /* M, N of the matrix */
     int64_t start;
     int64_t tile_rows, tile_columns;
-} te_shard_amax_args;
+} te_op_shard_amax_args;
 
 /* Scales of a whole matrix from its amaxes by tile, in the layout that the quantizing operation writes (padding 0), by its rule.
  *   BLOCK_2D  amax by 128 x 128 -> row_scale f32 (scale_inv), and col_scale its transpose; amax_limit: the largest finite number
  *             of the format that was quantized from (0 => f32's)
  *   MXFP8     amax by 1 x 32 -> row_scale, and amax_col by 32 x 1 -> col_scale, e8m0
  *   NVFP4     amax by 16 x 16 and amax_tensor f32 [1] -> row_scale, and col_scale, e4m3, repeated for the rows of each tile
- *   multiplier  BLOCK_2D, optional: what te_block_quantize multiplies with, in row_scale's layout; te_shard_cast wants it with
+ *   multiplier  BLOCK_2D, optional: what te_op_block_quantize multiplies with, in row_scale's layout; te_op_shard_cast wants it with
  *               fp32_scales, for the reciprocal of a rounded reciprocal is another number
  * Outputs may be NULL, but not all. */
-typedef struct te_shard_scales_args {
+typedef struct te_op_shard_scales_args {
     te_scaling scaling;
     const te_tensor *amax, *amax_col, *amax_tensor;
     te_tensor *row_scale, *col_scale;
@@ -919,19 +934,19 @@ typedef struct te_shard_scales_args {
     float amax_limit;
     bool e4m3_max_256; /* NVFP4 */
     te_tensor *multiplier;
-} te_shard_scales_args;
+} te_op_shard_scales_args;
 
 /* Codes of the slice x (n float elements from element `start` of [rows, columns]).
  *   dst    a row-wise copy [rows, ld] of the matrix; or, flat, the codes of the slice alone (e2m1: the first code is in the low half if
  *          start is even, else the high half; bytes shared with neighbours keep their other half)
  *   scaling TENSOR: scale f32 [1] is multiplied with (amax, optional f32 [1], is max-ed with max |x|); BLOCK_2D, MXFP8, NVFP4: scale as
- *          te_shard_scales writes it; NVFP4 needs amax_tensor
- *   multiplier  BLOCK_2D, optional: as te_shard_scales writes it; NULL => RN(1 / scale), which is the same for powers of two alone
+ *          te_op_shard_scales writes it; NVFP4 needs amax_tensor
+ *   multiplier  BLOCK_2D, optional: as te_op_shard_scales writes it; NULL => RN(1 / scale), which is the same for powers of two alone
  *   columnwise  MXFP8: scale is the column-wise one, running along the columns; TENSOR: dst is the transposed copy [columns, ld]
  *               (not flat). Other column-wise copies are made from the gathered rows.
  * Nothing but the codes of the slice is written: not the padding either, which the whole quantizations write as 0. A flat dst may be longer
  * than its slice. */
-typedef struct te_shard_cast_args {
+typedef struct te_op_shard_cast_args {
     const te_tensor *x;
     te_tensor *dst;
     const te_tensor *scale, *amax_tensor;
@@ -941,7 +956,7 @@ typedef struct te_shard_cast_args {
     bool flat, columnwise;
     bool e4m3_max_256;
     const te_tensor *multiplier;
-} te_shard_cast_args;
+} te_op_shard_cast_args;
 
 /* ---- stats --------------------------------------------------------------------------------------------------- */
 
@@ -949,10 +964,10 @@ typedef struct te_shard_cast_args {
  * that each element's scale allows. Sums in a fixed order.
  *   counts  i64 [6]: elements; x != 0 and y == 0 (underflow); x finite and |x| > 1.004 limit (saturated); NaN in x; infinite in x; zeros in x
  *   sums    f32 [5]: over elements with finite x and y: x^2, y^2, x y, (x - y)^2; and max |x - y| */
-typedef struct te_quant_error_args {
+typedef struct te_op_quant_error_args {
     const te_tensor *x, *y, *limit;
     te_tensor *counts, *sums;
-} te_quant_error_args;
+} te_op_quant_error_args;
 
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
@@ -967,9 +982,9 @@ typedef struct te_quant_error_args {
  *   bias     [n] of any float format, optional
  *   scaling  how scale_a and scale_b lie (alike for A and B, but BLOCK_1D goes with BLOCK_2D; BLOCK_2D x BLOCK_2D is refused):
  *            TENSOR   f32 [1], optional (1): the scale_inv of FP8 operands
- *            BLOCK    f32, the scale_inv of te_block_quantize for that copy; the sums of each 128 k are scaled and added in f32
- *            MXFP8    e8m0, as te_mxfp8_quantize wrote them
- *            NVFP4    e4m3, as te_nvfp4_quantize wrote them, and amax_a, amax_b f32 [1], or [m] and [n] when row-scaled; the product is
+ *            BLOCK    f32, the scale_inv of te_op_block_quantize for that copy; the sums of each 128 k are scaled and added in f32
+ *            MXFP8    e8m0, as te_op_mxfp8_quantize wrote them
+ *            NVFP4    e4m3, as te_op_nvfp4_quantize wrote them, and amax_a, amax_b f32 [1], or [m] and [n] when row-scaled; the product is
  *                     multiplied by amax_a * amax_b / (6 F)^2. k of a transformed copy is its padded one, round_up(M, 16).
  *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
  *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
@@ -981,7 +996,7 @@ typedef struct te_quant_error_args {
  * sm_90: an operand whose rows are not at multiples of 16 bytes may be copied into a workspace of its size first. te_explain tells what a call takes.
  * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because the tensors may be padded or of
  * more dimensions. */
-typedef struct te_gemm_args {
+typedef struct te_op_gemm_args {
     const te_tensor *a, *b;
     te_tensor *d;
     int64_t m, n, k;
@@ -996,14 +1011,14 @@ typedef struct te_gemm_args {
     const te_tensor *amax_a, *amax_b;
     bool swizzled_scales;
     bool e4m3_max_256_a, e4m3_max_256_b;
-} te_gemm_args;
+} te_op_gemm_args;
 
 /* Products of many matrices at once, one for each group (an expert and its tokens), whose sizes only the device knows: no host wait.
  *   along rows  D rows of g = epilogue(scale_a scale_b op(A) rows of g times op(B[g]) + bias[g]) + ...: a forward pass, or its dgrad
  *               A [m, lda], the rows of group 0, then those of group 1, ...; D [m, ldd] likewise
  *               B [groups, n, ldb] (b_transposed) or [groups, k, ldb];  bias [groups, n], optional;  aux [m, n] of D's format
  *   along_k     D[g] = scale_a scale_b op(A) op(B) over the values of k of g + ...: wgrad
- *               op(A) m x k, op(B) k x n: as te_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of
+ *               op(A) m x k, op(B) k x n: as te_op_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of
  *               an empty group is 0, or stays when accumulating
  *   sizes       i32 or i64 [groups]: rows, or values of k, of each group: any numbers from 0 up, no padding;
  *   offsets     or, in their place, i32 or i64 [groups + 1]: where each group starts, and the last one ends, upwards
@@ -1012,9 +1027,9 @@ typedef struct te_gemm_args {
  *   formats     A and B f32, f16, bf16 (alike), or e4m3/e5m2 in any mix but e5m2 x e5m2, contiguous along k. FP8 along_k takes plain
  *               transposed copies, [m, lda] and [n, ldb]: groups start at any column.  D f32, f16, bf16
  *   scaling     TENSOR: scale_a, scale_b f32 [1] or [groups], optional.  Along rows also A BLOCK_1D with B BLOCK_2D: scale_a as
- *               te_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)]
- * All else as te_gemm has it. */
-typedef struct te_grouped_gemm_args {
+ *               te_op_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)]
+ * All else as te_op_gemm has it. */
+typedef struct te_op_grouped_gemm_args {
     const te_tensor *a, *b;
     te_tensor *d;
     const te_tensor *sizes, *offsets;
@@ -1028,7 +1043,7 @@ typedef struct te_grouped_gemm_args {
     te_epilogue epilogue;
     te_tensor *aux;
     te_scaling scaling_a, scaling_b;
-} te_grouped_gemm_args;
+} te_op_grouped_gemm_args;
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */
 
@@ -1038,7 +1053,7 @@ typedef struct te_grouped_gemm_args {
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
  *               te_quantize: the f32 result is quantized without an intermediate rounding
  *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left out
- *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as te_amax would find it
+ *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as te_op_amax would find it
  *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
@@ -1049,8 +1064,8 @@ typedef struct te_norm_fwd_args {
     te_tensor *scale_inv, *amax;
     te_tensor *y_amax, *y_col;
 } te_norm_fwd_args;
-typedef te_norm_fwd_args te_layernorm_fwd_args;
-typedef te_norm_fwd_args te_rmsnorm_fwd_args;
+typedef te_norm_fwd_args te_op_layernorm_fwd_args;
+typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;
 
 /* dx, dgamma [N], dbeta [N] (LayerNorm; optional) from dy [M, N] and what the forward saved. add: optional [M, N], added to dx
  * in f32 before rounding; dx may be add, if their formats are the same. rounded: dx is rounded before that as well: the sum of two stored
@@ -1062,8 +1077,8 @@ typedef struct te_norm_bwd_args {
     bool accumulate;
     bool rounded;
 } te_norm_bwd_args;
-typedef te_norm_bwd_args te_layernorm_bwd_args;
-typedef te_norm_bwd_args te_rmsnorm_bwd_args;
+typedef te_norm_bwd_args te_op_layernorm_bwd_args;
+typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;
 
 /* ---- act ----------------------------------------------------------------------------------------------------- */
 
@@ -1073,7 +1088,7 @@ TE_API bool te_activation_is_gated(te_activation activation);
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
  *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
  *         pass of its own to find it */
-typedef struct te_act_fwd_args {
+typedef struct te_op_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
     te_activation activation;
@@ -1082,13 +1097,13 @@ typedef struct te_act_fwd_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col;
-} te_act_fwd_args;
+} te_op_act_fwd_args;
 
 /* dx = dy * act'(x), the shape of x; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in te_act_fwd.
  *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
  *   rounded     dx is rounded to x's format before anything else is done: codes, amax and dbias are those of a dx in that format
  *   accumulate  dbias is added to */
-typedef struct te_act_bwd_args {
+typedef struct te_op_act_bwd_args {
     const te_tensor *dy, *x;
     te_tensor *dx;
     te_activation activation;
@@ -1098,7 +1113,7 @@ typedef struct te_act_bwd_args {
     te_tensor *col, *dbias;
     bool accumulate;
     bool rounded;
-} te_act_bwd_args;
+} te_op_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
@@ -1108,7 +1123,7 @@ typedef struct te_act_bwd_args {
  *   rotary_dim  0 => d; the first rotary_dim channels are rotated, the rest pass through
  *   start_positions  optional i32 [b], added to each sequence's positions
  *   backward    the transposed rotation */
-typedef struct te_rope_args {
+typedef struct te_op_rope_args {
     const te_tensor *x;
     te_tensor *y;
     te_qkv_format format;
@@ -1119,11 +1134,11 @@ typedef struct te_rope_args {
     int64_t position_offset;
     const te_tensor *start_positions;
     bool backward;
-} te_rope_args;
+} te_op_rope_args;
 
 /* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope.
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: rows ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention) */
-typedef struct te_qkv_rope_args {
+typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
     te_qkv_format format;
@@ -1136,9 +1151,9 @@ typedef struct te_qkv_rope_args {
     float position_scale;
     int64_t position_offset;
     const te_tensor *start_positions;
-} te_qkv_rope_args;
+} te_op_qkv_rope_args;
 /* The reverse: dqkv from dq, dk, dv. The fields have the forward's meaning; `qkv` is written, q, k and v are read. */
-typedef struct te_qkv_rope_bwd_args {
+typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v;
     te_qkv_format format;
@@ -1151,7 +1166,7 @@ typedef struct te_qkv_rope_bwd_args {
     float position_scale;
     int64_t position_offset;
     const te_tensor *start_positions;
-} te_qkv_rope_bwd_args;
+} te_op_qkv_rope_bwd_args;
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 
@@ -1163,7 +1178,7 @@ typedef struct te_qkv_rope_bwd_args {
  *   window_left, window_right   keys i + delta - left .. i + delta + right are visible; has_window false => unbounded;
  *         delta = s_kv - s_q for bottom-right masks, else 0
  *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset), element ((b*H + h)*s_q + i)*s_kv + j */
-typedef struct te_attn_fwd_args {
+typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;
     te_tensor *o, *lse;
     te_qkv_format format;
@@ -1174,10 +1189,10 @@ typedef struct te_attn_fwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
-} te_attn_fwd_args;
+} te_op_attn_fwd_args;
 
 /* dq, dk, dv (shapes of q, k, v) from d_o and what the forward read and wrote. Deterministic. */
-typedef struct te_attn_bwd_args {
+typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
     te_qkv_format format;
@@ -1188,58 +1203,58 @@ typedef struct te_attn_bwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
-} te_attn_bwd_args;
+} te_op_attn_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
 /* y = residual + keep(x + bias) / (1 - p): bias [N], residual [.., N] optional. Element i is kept when the Philox uniform of
  * (seed, offset) at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. */
-typedef struct te_dropout_add_fwd_args {
+typedef struct te_op_dropout_add_fwd_args {
     const te_tensor *x, *bias, *residual;
     te_tensor *y;
     float p;
     uint64_t seed, offset;
     const te_tensor *rng;
-} te_dropout_add_fwd_args;
+} te_op_dropout_add_fwd_args;
 /* dx = keep(dy) / (1 - p). (The gradient of residual is dy, that of bias the column sum of dx.) */
-typedef struct te_dropout_add_bwd_args {
+typedef struct te_op_dropout_add_bwd_args {
     const te_tensor *dy;
     te_tensor *dx;
     float p;
     uint64_t seed, offset;
     const te_tensor *rng;
-} te_dropout_add_bwd_args;
+} te_op_dropout_add_bwd_args;
 
 /* ---- loss ---------------------------------------------------------------------------------------------------- */
 
 /* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
  * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0.
  * count: optional f32 [1], the number of targets that are not ignored. */
-typedef struct te_cross_entropy_fwd_args {
+typedef struct te_op_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
     float label_smoothing;
     int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
-} te_cross_entropy_fwd_args;
+} te_op_cross_entropy_fwd_args;
 /* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale, dloss f32 [M] or [1] (broadcast); count: optional f32
  * [1], divides (as max(count, 1)). dlogits may be logits. */
-typedef struct te_cross_entropy_bwd_args {
+typedef struct te_op_cross_entropy_bwd_args {
     const te_tensor *logits, *target, *lse, *dloss, *count;
     te_tensor *dlogits;
     float scale; /* 0 => 1 */
     float label_smoothing;
     int64_t ignore_index;
-} te_cross_entropy_bwd_args;
+} te_op_cross_entropy_bwd_args;
 
 /* loss f32 [1] = mean((x - target)^2); dx = dloss * 2 (x - target) / numel. */
-typedef struct te_mse_fwd_args {
+typedef struct te_op_mse_fwd_args {
     const te_tensor *x, *target;
     te_tensor *loss;
-} te_mse_fwd_args;
-typedef struct te_mse_bwd_args {
+} te_op_mse_fwd_args;
+typedef struct te_op_mse_bwd_args {
     const te_tensor *x, *target, *dloss;
     te_tensor *dx;
-} te_mse_bwd_args;
+} te_op_mse_bwd_args;
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
@@ -1253,7 +1268,7 @@ typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
 } te_adam_tensor;
-typedef struct te_adam_args {
+typedef struct te_op_adam_args {
     const te_adam_tensor *tensors;
     int num_tensors, num_undecayed;
     float lr, beta1, beta2, eps, weight_decay;
@@ -1261,37 +1276,37 @@ typedef struct te_adam_args {
     bool l2_mode; /* weight decay goes into the gradient (Adam) in place of AdamW */
     bool no_bias_correction;
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
-} te_adam_args;
+} te_op_adam_args;
 
 /* norm f32 [1] = sqrt(sum over all tensors of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors].
  * clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)); NaN and inf propagate. */
-typedef struct te_l2norm_args {
+typedef struct te_op_l2norm_args {
     const te_tensor *const *tensors;
     int num_tensors;
     te_tensor *norm, *per_tensor, *clip;
     float max_norm;
-} te_l2norm_args;
+} te_op_l2norm_args;
 
 /* out[i] = in[i] * scale * (scale_device ? *scale_device : 1); out[i] may be in[i]. found_inf: optional f32 [1], set to 1 if any
  * input is not finite. */
-typedef struct te_multi_scale_args {
+typedef struct te_op_multi_scale_args {
     const te_tensor *const *in;
     te_tensor *const *out;
     int num_tensors;
     float scale;
     const te_tensor *scale_device;
     te_tensor *found_inf;
-} te_multi_scale_args;
+} te_op_multi_scale_args;
 
-/* One function an operation: te_result te_gemm(te_ctx *te, const te_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
+/* One function an operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
  * TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE, TE_ERR_DEVICE. */
-#define TE_OP_FUNCTION(lower, UPPER, family) TE_API te_result te_##lower(te_ctx *te, const te_##lower##_args *args);
+#define TE_OP_FUNCTION(lower, UPPER, family) TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args);
 TE_OP_LIST(TE_OP_FUNCTION)
 #undef TE_OP_FUNCTION
 
 /* "gemm", "cast" ... Static strings; "?" outside the list. */
-TE_API const char *te_op_name(te_op op);
-TE_API const char *te_op_family(te_op op);
+TE_API const char *te_query_name(te_op op);
+TE_API const char *te_query_family(te_op op);
 
 /* ==== api/dist.h ================================================================================================ */
 
@@ -1356,7 +1371,7 @@ TE_API te_result te_barrier(te_group *group);
  * edges are blocks of fewer elements, and padding never enters an amax.
  *
  * Codes, scales and amaxes are the same bytes on every device, and those of TransformerEngine wherever it takes the input. The exceptions:
- *   - stochastic rounding draws te.h's random numbers (te_nvfp4_quantize), by the place of an element and not by the thread that rounds it;
+ *   - stochastic rounding draws te.h's random numbers (te_op_nvfp4_quantize), by the place of an element and not by the thread that rounds it;
  *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, of any shape. TransformerEngine's kernel for M % 64 == 0 and
  *     N % 128 == 0 does so; its others leave the NaN out of the scale, and a gradient loses it. That kernel also scales by 0 a tensor
  *     whose amax is infinite, and its others by 1, as te.h always does; it decodes to infinities and NaN either way;
@@ -1396,7 +1411,7 @@ typedef struct te_quantizer_desc {
     te_quant_kind kind;
     te_dtype dtype;             /* of FP8 codes: TE_F8E4M3 (0 =>) or TE_F8E5M2 */
     int usage;                  /* TE_ROWWISE | TE_COLUMNWISE; 0 => both */
-    bool optimize_for_gemm;     /* MXFP8, NVFP4: scales in the swizzled layout (te_mxfp8_quantize) */
+    bool optimize_for_gemm;     /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
     te_tensor *scale;           /* delayed: f32 [1], read at every cast (retained); NULL => one of its own, 1 */
     te_tensor *amax;            /* delayed: f32 [1], max-ed at every cast (retained); NULL => one of its own, 0 */
     bool power_of_two_scales;   /* current */
@@ -1449,9 +1464,9 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
  *
  *   kind             data                                       scales
  *   delayed,current  row [M, ld], col [N, ldc] transposed       f32 [1]: scale_inv
- *   block            row [M, ld], col [N, ldc] transposed       f32, see te_block_quantize
- *   MXFP8            row [M, ld], col [M, ld] not transposed    e8m0, see te_mxfp8_quantize
- *   NVFP4            row [M, ld], col [N, ldc] transposed       e4m3, see te_nvfp4_quantize; the amax by te_quantized_amax
+ *   block            row [M, ld], col [N, ldc] transposed       f32, see te_op_block_quantize
+ *   MXFP8            row [M, ld], col [M, ld] not transposed    e8m0, see te_op_mxfp8_quantize
+ *   NVFP4            row [M, ld], col [N, ldc] transposed       e4m3, see te_op_nvfp4_quantize; the amax by te_quantized_amax
  *   identity         x itself                                   NULL
  *
  * ld is N (ldc: M; with the Hadamard transform round_up(M, 16)) rounded up to 16 elements, NVFP4: 32; the tail is 0. TransformerEngine
@@ -1647,7 +1662,7 @@ TE_API te_tensor *te_scale(te_tensor *x, float factor);
 TE_API te_tensor *te_sum_all(te_tensor *x);
 TE_API te_tensor *te_mean_all(te_tensor *x);
 /* x [.., K] times weight [N, K] transposed, plus bias [N] (may be NULL) -> [.., N], in high precision. */
-TE_API te_tensor *te_matmul(te_tensor *x, te_tensor *weight, te_tensor *bias);
+TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
 /* weight [N], bias [N] may be NULL; eps 0 => 1e-5. */
 TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma);
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma);
@@ -1742,7 +1757,8 @@ typedef struct te_forward_args {
 typedef struct te_module_class {
     const char *name;    /* "Linear" ...; must outlive the modules */
     size_t state_size;   /* bytes of the class's own data, zeroed, 16-byte aligned: te_module_state */
-    /* Fills args->outputs and num_outputs. On failure returns the result code after the context has its error. */
+    /* Fills args->outputs and num_outputs. On failure returns the result code after the context has its error. Every class has one, containers that
+     * run their children too: te_module_create refuses a class without. */
     te_result (*forward)(te_module *self, te_forward_args *args);
     void (*destroy)(te_module *self);          /* before children and parameters go; may be NULL */
     te_result (*reset_parameters)(te_module *self); /* may be NULL */
@@ -1760,7 +1776,7 @@ TE_API te_module *te_module_parent(const te_module *m);
 /* "layers.3.self_attention.qkv", written into buffer (truncated to fit). Returns buffer. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size);
 
-/* Gives `child` to `parent` under `name` (copied). Returns child. A NULL child passes through. */
+/* Gives `child` to `parent` under `name` (copied). Returns child. A NULL child passes through. A tree has at most TE_MAX_MODULE_DEPTH levels. */
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child);
 TE_API int te_module_num_children(const te_module *m);
 TE_API te_module *te_module_child(const te_module *m, int index);
@@ -1774,7 +1790,7 @@ TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor
 TE_API te_tensor *te_module_parameter(const te_module *m, const char *name);
 
 typedef enum te_entry_kind { TE_ENTRY_PARAMETER = 0, TE_ENTRY_BUFFER = 1 } te_entry_kind;
-/* Walks modules (parents first, in order of creation) and, for each, its entries. Return false to stop. */
+/* Walks modules (parents first, in order of creation) and, for each, its entries. Return false to stop. A NULL function is an error, and false. */
 typedef bool (*te_module_visit_fn)(void *user, te_module *m);
 typedef bool (*te_tensor_visit_fn)(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind);
 TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user);
@@ -1992,18 +2008,18 @@ TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
 /* A checkpoint is one safetensors file: every parameter and buffer of `m` by path, the optimizer's states
  * ("optimizer/<path>.exp_avg" ...), the scaling state of delayed recipes, the random state, and `metadata`. Of a weight that is stored
  * quantized it has the codes and scales of each copy ("<path>.row.data", ".row.scale", ".col.data" ...). Written to a
- * temporary file beside it, synced and renamed: a failure leaves the previous file whole. Syncs. m and opt may be NULL. */
+ * temporary file beside it, synced and renamed (see te_safetensors_write): a failure leaves the previous file whole. Syncs. m and opt may be NULL. */
 typedef struct te_metadata {
     const char *key, *value;
 } te_metadata;
-TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
+TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
                                     int num_metadata);
 /* Reads it back. Every name, shape and format is checked, and all memory taken, before the first byte changes: any error
  * but the disk's own leaves all as it was. Entries of the file that the model lacks are ignored with a warning; those that
  * the file lacks are errors. For a weight that is stored quantized the file may have a plain one of any float format, which is quantized. */
-TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
+TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* The value of one metadata entry of a file into buffer; TE_ERR_INVALID if there is none. */
-TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size);
+TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size);
 
 /* ==== api/graph.h =============================================================================================== */
 
@@ -2067,7 +2083,7 @@ typedef struct te_safetensors_entry {
     uint64_t offset, bytes; /* within the data section */
 } te_safetensors_entry;
 
-/* Reads the header. Owned: te_safetensors_close. NULL with TE_ERR_IO or TE_ERR_FORMAT. */
+/* Reads the header. Owned: te_safetensors_close. NULL with TE_ERR_IO or TE_ERR_FORMAT; for what is no regular file too. */
 TE_API te_safetensors *te_safetensors_open(te_ctx *te, const char *path);
 TE_API void te_safetensors_close(te_safetensors *f);
 TE_API int te_safetensors_count(const te_safetensors *f);
@@ -2083,7 +2099,10 @@ typedef struct te_safetensors_item {
     const char *name;
     const te_tensor *tensor;
 } te_safetensors_item;
-/* Temporary file, sync, rename. Syncs the device. */
+/* Temporary file PATH.HOST.PROCESS.SERIAL.tmp beside it, sync, rename: what was there before stays whole until then, and if anything fails. A process
+ * that is killed while it writes leaves its temporary file; the next one that writes or opens the same path removes it (one of another host not until an
+ * hour after its last write). A symbolic link stays, and the file that it leads to is replaced. A folder, a pipe or a device is refused. Syncs the
+ * device. */
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata);
 
@@ -2111,8 +2130,8 @@ typedef struct te_explanation {
 /* What `op` with these args would do on `device`: "cpu", "sm_80" ... "sm_120", or NULL for te's own. Needs no GPU; launches nothing.
  * The tensors in args need no memory: te_tensor_describe makes such. */
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out);
-TE_API bool te_op_supported(te_ctx *te, te_op op, const void *args);
-/* A tensor with a shape and no memory, for te_explain. */
+TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
+/* A tensor with a shape and no memory, for te_explain alone: everything that would run with it gives TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
 
 /* Devices, libraries and where they were found, versions, cache, memory, kernels used so far, as text into buffer (truncated to
@@ -2155,7 +2174,7 @@ static inline te_module *te_transformer_layer_create(te_ctx *te, const te_transf
 static inline te_module *te_embedding_create(te_ctx *te, const te_embedding_desc &desc) { return te_embedding_create(te, &desc); }
 static inline te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc &desc) { return te_fused_adam_create(te, m, &desc); }
 #define TE_OP_OVERLOAD(lower, UPPER, family) \
-    static inline te_result te_##lower(te_ctx *te, const te_##lower##_args &args) { return te_##lower(te, &args); }
+    static inline te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args &args) { return te_op_##lower(te, &args); }
 TE_OP_LIST(TE_OP_OVERLOAD)
 #undef TE_OP_OVERLOAD
 #endif
@@ -3576,10 +3595,14 @@ static inline bool te__path_complain(te__text *why, const char *verb, const char
     return false;
 }
 #ifdef _WIN32
-static inline const char *te__handle_kind(te__fd fd) { return GetFileType(fd) == FILE_TYPE_DISK ? NULL : GetFileType(fd) == FILE_TYPE_PIPE ? "a pipe" : "a device"; }
+static inline const char *te__handle_kind(te__fd fd) {
+    DWORD type = GetFileType(fd);
+    return type == FILE_TYPE_DISK ? NULL : type == FILE_TYPE_PIPE ? "a pipe" : "a device";
+}
 #else
 static inline const char *te__mode_kind(const struct stat *st) {
-    return S_ISREG(st->st_mode) ? NULL : S_ISDIR(st->st_mode) ? "a folder" : S_ISFIFO(st->st_mode) ? "a pipe" : S_ISCHR(st->st_mode) || S_ISBLK(st->st_mode) ? "a device" : "a socket";
+    if (S_ISREG(st->st_mode)) return NULL;
+    return S_ISDIR(st->st_mode) ? "a folder" : S_ISFIFO(st->st_mode) ? "a pipe" : S_ISCHR(st->st_mode) || S_ISBLK(st->st_mode) ? "a device" : "a socket";
 }
 #endif
 
@@ -3783,11 +3806,13 @@ static inline bool te__path_follow(const char *path, te__text *file, te__text *w
 /* What else than a regular file is there, links followed, or NULL. */
 static inline const char *te__path_other_kind(const char *path) {
 #ifdef _WIN32
-    const char *kind = te__dir_exists(path) ? "a folder" : NULL;
+    const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
+    const char *kind;
     te__wide w;
-    HANDLE h = kind ? INVALID_HANDLE_VALUE
-                    : CreateFileW(te__widen(&w, path), 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
-    if (h == INVALID_HANDLE_VALUE) return kind;
+    HANDLE h;
+    if (te__dir_exists(path)) return "a folder";
+    h = CreateFileW(te__widen(&w, path), 0, share, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
+    if (h == INVALID_HANDLE_VALUE) return NULL;
     kind = te__handle_kind(h);
     CloseHandle(h);
     return kind;
@@ -3918,7 +3943,8 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
 static inline bool te__temp_create(te__file_out *f) {
     static TE__ALIGNED(8) int64_t serial; /* two threads may write one path; so may two processes */
     te__text_clear(&f->temp);
-    te__text_printf(&f->temp, "%s.%08x.%lld.%lld.tmp", te__text_str(&f->path), (unsigned)te__host_token(), (long long)te__process_id(), (long long)te__atomic_add(&serial, 1));
+    te__text_printf(&f->temp, "%s.%08x.%lld.%lld.tmp", te__text_str(&f->path), (unsigned)te__host_token(), (long long)te__process_id(),
+                    (long long)te__atomic_add(&serial, 1));
     if (f->temp.oom) return false;
 #ifdef _WIN32
     te__wide w;
@@ -4993,8 +5019,9 @@ static te_result te__refuse_upload(te_ctx *te) {
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;
-    return te__fail(te, TE_ERR_STATE, "this context on %s was created in process %lld and is used in process %lld, a child of it by fork, where its threads and its "
-                    "GPU are gone: create contexts after fork", te->device_name, (long long)te->process_id, (long long)te__process_id());
+    return te__fail(te, TE_ERR_STATE,
+                    "this context on %s was created in process %lld and is used in process %lld, a child of it by fork, where its threads and its GPU are gone: "
+                    "create contexts after fork", te->device_name, (long long)te->process_id, (long long)te__process_id());
 }
 
 /* Every maker's desc: `who` is the maker's own name. */
@@ -5658,7 +5685,8 @@ static const char *te__named_text(const te_tensor *x, char *out) {
 static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
     char text[TE__NAMED_TEXT];
     return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
-                    x->quantized ? "is quantized: te_dequantize it first" : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
+                    x->quantized ? "is quantized: te_dequantize it first"
+                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
 }
 /* Shapes that te_tensor_describe has made stop here; quantized tensors pass. */
 static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
@@ -6312,7 +6340,7 @@ static const char *const te__source_0[] = { /* api/enums.h */
     "",
     "typedef enum te_amax_algo { TE_AMAX_MAX = 0, TE_AMAX_MOST_RECENT = 1 } te_amax_algo;",
     "",
-    "/* How the scales of a quantized matrix lie; the layouts stand with te_block_quantize, te_mxfp8_quantize and te_nvfp4_quantize. */",
+    "/* How the scales of a quantized matrix lie; the layouts stand with te_op_block_quantize, te_op_mxfp8_quantize and te_nvfp4_quantize. */",
     "typedef enum te_scaling {",
     "    TE_SCALING_TENSOR = 0,   /* one f32 */",
     "    TE_SCALING_BLOCK_1D = 1, /* f32, one for 128 neighbours along the contraction */",
@@ -6333,7 +6361,7 @@ static const char *const te__source_0[] = { /* api/enums.h */
     "/* As TransformerEngine computes them (GLU variants: Shazeer 2020). The gated ones take [M, 2N], the first half through the",
     " * nonlinearity: y = f(a) * b. */",
     "typedef enum te_activation {",
-    "    TE_ACTIVATION_DEFAULT = 0, /* GELU in modules, no activation in te_act_fwd's sense: refused there */",
+    "    TE_ACTIVATION_DEFAULT = 0, /* GELU in modules, no activation in te_op_act_fwd's sense: refused there */",
     "    TE_GELU = 1,               /* the tanh form */",
     "    TE_RELU = 2,",
     "    TE_SILU = 3,",
@@ -22584,7 +22612,7 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 /* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
  * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
  * host, so that recent maps are kept. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
- * at a multiple of 32, 128: te_gemm of 4096 x 4096 x 4104 bf16 takes 183 us so, not 193, and 1 x 128256 x 4096, both along k, 255 us with 256, not 271. */
+ * at a multiple of 32, 128: te_op_gemm of 4096 x 4096 x 4104 bf16 takes 183 us so, not 193, and 1 x 128256 x 4096, both along k, 255 us with 256, not 271. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
                                      const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
     te_ctx *te = p->te;
@@ -24292,7 +24320,7 @@ static bool te__is_integer(te_dtype dtype) { return dtype == TE_U8 || dtype == T
 /* The bytes are copied as they are. */
 static bool te__copy_is_raw(te_dtype src, te_dtype dst) { return src == dst || (dst == TE_U8 && te_dtype_bits(src) == 8); }
 
-static te_result te__check_copy(te_ctx *te, te_copy_args *a) {
+static te_result te__check_copy(te_ctx *te, te_op_copy_args *a) {
     te_result result = te__math_check(te, "copy", "src", a->src);
     if (result == TE_OK) result = te__math_check(te, "copy", "dst", a->dst);
     if (result == TE_OK) result = te__math_check_same(te, "copy", "src", a->src, "dst", a->dst);
@@ -24353,7 +24381,7 @@ static uintptr_t te__copy_end(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
     return (uintptr_t)te__data(x) + (uintptr_t)((last + 1) * te__dtype_size(x->dtype));
 }
-static te__copy_sides te__copy_sides_of(const te_copy_args *a) {
+static te__copy_sides te__copy_sides_of(const te_op_copy_args *a) {
     uintptr_t src = (uintptr_t)te__data(a->src), dst = (uintptr_t)te__data(a->dst);
     bool same = src == dst && te__copy_is_raw(a->src->dtype, a->dst->dtype);
     int i;
@@ -24366,15 +24394,15 @@ static te__copy_sides te__copy_sides_of(const te_copy_args *a) {
 typedef struct te__copy_detour {
     te_tensor between;
     te__buffer memory;
-    te_copy_args there, back;
+    te_op_copy_args there, back;
 } te__copy_detour;
 
 /* In the narrower of the two formats: values are converted once all the same. */
-static te_dtype te__copy_between(const te_copy_args *a) {
+static te_dtype te__copy_between(const te_op_copy_args *a) {
     return te__dtype_size(a->dst->dtype) < te__dtype_size(a->src->dtype) ? a->dst->dtype : a->src->dtype;
 }
-static int64_t te__copy_detour_bytes(const te_copy_args *a) { return te__numel(a->src) * te__dtype_size(te__copy_between(a)); }
-static void te__copy_detour_make(te__copy_detour *d, const te_copy_args *a, void *memory) {
+static int64_t te__copy_detour_bytes(const te_op_copy_args *a) { return te__numel(a->src) * te__dtype_size(te__copy_between(a)); }
+static void te__copy_detour_make(te__copy_detour *d, const te_op_copy_args *a, void *memory) {
     int64_t n = 1;
     int i;
     memset(d, 0, sizeof(*d));
@@ -24421,7 +24449,7 @@ static uint64_t te__fill_bits(te_dtype dtype, double value) {
     default: return te__f32_to_e8m0(f);
     }
 }
-static te_result te__check_fill(te_ctx *te, te_fill_args *a) {
+static te_result te__check_fill(te_ctx *te, te_op_fill_args *a) {
     te_result result = te__math_check_contiguous(te, "fill", "dst", a->dst);
     if (result != TE_OK) return result;
     if (te_dtype_bits(a->dst->dtype) < 8)
@@ -24429,7 +24457,7 @@ static te_result te__check_fill(te_ctx *te, te_fill_args *a) {
     return TE_OK;
 }
 
-static te_result te__check_random(te_ctx *te, te_random_args *a) {
+static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
     te_result result = te__math_check_float(te, "random", "dst", a->dst);
     if (result != TE_OK) return result;
     if (a->kind != TE_RANDOM_UNIFORM && a->kind != TE_RANDOM_NORMAL) return te__fail(te, TE_ERR_INVALID, "random: %d is not a te_random_kind", (int)a->kind);
@@ -24441,11 +24469,11 @@ static te_result te__check_random(te_ctx *te, te_random_args *a) {
     return te__want_rng(te, "random", a->rng);
 }
 /* Rounding could carry a uniform number onto b itself; it stops here. */
-static float te__random_below(const te_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
+static float te__random_below(const te_op_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
 
 /* ---- axpby, sums ---- */
 
-static te_result te__check_axpby(te_ctx *te, te_axpby_args *a) {
+static te_result te__check_axpby(te_ctx *te, te_op_axpby_args *a) {
     te_result result = te__math_check_float(te, "axpby", "x", a->x);
     if (result == TE_OK && a->y) result = te__math_check_float(te, "axpby", "y", a->y);
     if (result == TE_OK) result = te__math_check_float(te, "axpby", "out", a->out);
@@ -24455,13 +24483,13 @@ static te_result te__check_axpby(te_ctx *te, te_axpby_args *a) {
     if (result == TE_OK && a->divide_device) result = te__math_check_scalar(te, "axpby", "divide_device", a->divide_device);
     return result;
 }
-static te_result te__check_sum(te_ctx *te, te_sum_args *a) {
+static te_result te__check_sum(te_ctx *te, te_op_sum_args *a) {
     te_result result = te__math_check_float(te, "sum", "x", a->x);
     if (result == TE_OK) result = te__math_check_scalar(te, "sum", "out", a->out);
     if (a->scale == 0.0f) a->scale = 1.0f;
     return result;
 }
-static te_result te__check_column_sum(te_ctx *te, te_column_sum_args *a) {
+static te_result te__check_column_sum(te_ctx *te, te_op_column_sum_args *a) {
     char x[TE__SHAPE_TEXT], out[TE__SHAPE_TEXT];
     te_result result = te__math_check_float(te, "column_sum", "x", a->x);
     if (result == TE_OK) result = te__math_check_float(te, "column_sum", "out", a->out);
@@ -24488,10 +24516,10 @@ static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor
     if (te__numel(ids) > UINT32_MAX) return te__fail(te, TE_ERR_INVALID, "%s: %lld ids; at most 2^32 - 1 go in one call", op, (long long)te__numel(ids));
     return TE_OK;
 }
-static te_result te__check_embedding_fwd(te_ctx *te, te_embedding_fwd_args *a) {
+static te_result te__check_embedding_fwd(te_ctx *te, te_op_embedding_fwd_args *a) {
     return te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y);
 }
-static te_result te__check_embedding_bwd(te_ctx *te, te_embedding_bwd_args *a) {
+static te_result te__check_embedding_bwd(te_ctx *te, te_op_embedding_bwd_args *a) {
     return te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy);
 }
 
@@ -24582,7 +24610,7 @@ static void te__copy_pieces(void *user, int64_t begin, int64_t end) {
             te__copy_convert(j, j->src + from * src_size, w->src[last], j->dst + to * dst_size, w->dst[last], n);
     }
 }
-static void te__copy_apart(te_ctx *te, const te_copy_args *a) {
+static void te__copy_apart(te_ctx *te, const te_op_copy_args *a) {
     te__copy_job j;
     int64_t n = te__numel(a->src), run;
     if (n == 0) return;
@@ -24596,7 +24624,7 @@ static void te__copy_apart(te_ctx *te, const te_copy_args *a) {
     j.pieces = te__div_up(run, TE__MATH_PIECE);
     te__parallel_for(te, n / run * j.pieces, te__max(1, 16384 / te__min(run, TE__MATH_PIECE)), te__copy_pieces, &j);
 }
-static te_result te__cpu_copy(te_ctx *te, const te_copy_args *a) {
+static te_result te__cpu_copy(te_ctx *te, const te_op_copy_args *a) {
     te__copy_sides sides = te__copy_sides_of(a);
     te__copy_detour d;
     size_t bytes;
@@ -24618,7 +24646,7 @@ static te_result te__cpu_copy(te_ctx *te, const te_copy_args *a) {
 static int64_t te__math_pieces(int64_t n) { return te__div_up(n, TE__MATH_PIECE); }
 static int64_t te__math_piece_size(int64_t piece, int64_t n) { return te__min(TE__MATH_PIECE, n - piece * TE__MATH_PIECE); }
 
-static te_result te__cpu_fill(te_ctx *te, const te_fill_args *a) {
+static te_result te__cpu_fill(te_ctx *te, const te_op_fill_args *a) {
     uint64_t bits = te__fill_bits(a->dst->dtype, a->value);
     int64_t n = te__numel(a->dst), i;
     void *dst = te__data(a->dst);
@@ -24639,7 +24667,7 @@ static te_result te__cpu_fill(te_ctx *te, const te_fill_args *a) {
 }
 
 static void te__random_pieces(void *user, int64_t begin, int64_t end) {
-    const te_random_args *a = (const te_random_args *)user;
+    const te_op_random_args *a = (const te_op_random_args *)user;
     float v[TE__MATH_PIECE], below = te__random_below(a), width = a->b - a->a;
     int64_t n = te__numel(a->dst), piece, i, k;
     for (piece = begin; piece < end; piece++) {
@@ -24660,21 +24688,21 @@ static void te__random_pieces(void *user, int64_t begin, int64_t end) {
         te__store_row(te__data(a->dst), a->dst->dtype, piece * TE__MATH_PIECE, te__math_piece_size(piece, n), v);
     }
 }
-static te_result te__cpu_random(te_ctx *te, const te_random_args *a) {
-    te_random_args args = *a;
+static te_result te__cpu_random(te_ctx *te, const te_op_random_args *a) {
+    te_op_random_args args = *a;
     te__rng_read(te__data(a->rng), &args.seed, &args.offset);
     te__parallel_for(te, te__math_pieces(te__numel(a->dst)), 1, te__random_pieces, &args);
     return TE_OK;
 }
 
 /* alpha with what the device scalars make of it. */
-static float te__axpby_alpha(const te_axpby_args *a) {
+static float te__axpby_alpha(const te_op_axpby_args *a) {
     float alpha = a->alpha_device ? a->alpha * *(const float *)te__data(a->alpha_device) : a->alpha;
     float divisor = a->divide_device ? *(const float *)te__data(a->divide_device) : 1.0f;
     return divisor > 1.0f ? alpha / divisor : alpha;
 }
 static void te__axpby_pieces(void *user, int64_t begin, int64_t end) {
-    const te_axpby_args *a = (const te_axpby_args *)user;
+    const te_op_axpby_args *a = (const te_op_axpby_args *)user;
     float x[TE__MATH_PIECE], y[TE__MATH_PIECE], alpha = te__axpby_alpha(a), beta = a->beta;
     int64_t n = te__numel(a->x), piece, i;
     for (piece = begin; piece < end; piece++) {
@@ -24689,8 +24717,8 @@ static void te__axpby_pieces(void *user, int64_t begin, int64_t end) {
         te__store_row(te__data(a->out), a->out->dtype, at, size, x);
     }
 }
-static te_result te__cpu_axpby(te_ctx *te, const te_axpby_args *a) {
-    te_axpby_args args = *a;
+static te_result te__cpu_axpby(te_ctx *te, const te_op_axpby_args *a) {
+    te_op_axpby_args args = *a;
     te__parallel_for(te, te__math_pieces(te__numel(a->x)), 8, te__axpby_pieces, &args);
     return TE_OK;
 }
@@ -24700,7 +24728,7 @@ static te_result te__cpu_axpby(te_ctx *te, const te_axpby_args *a) {
 /* The array is cut in as many parts as there may be threads, whatever their number is. */
 enum { TE__SUM_PARTS = 64 };
 typedef struct te__sum_job {
-    const te_sum_args *a;
+    const te_op_sum_args *a;
     double part[TE__SUM_PARTS];
 } te__sum_job;
 
@@ -24725,7 +24753,7 @@ static void te__sum_parts(void *user, int64_t begin, int64_t end) {
         j->part[part] = sum[0] + sum[1] + sum[2] + sum[3];
     }
 }
-static te_result te__cpu_sum(te_ctx *te, const te_sum_args *a) {
+static te_result te__cpu_sum(te_ctx *te, const te_op_sum_args *a) {
     te__sum_job j;
     double sum = 0;
     int i;
@@ -24738,7 +24766,7 @@ static te_result te__cpu_sum(te_ctx *te, const te_sum_args *a) {
 
 enum { TE__COLUMN_BLOCK = 64 };
 static void te__column_sum_blocks(void *user, int64_t begin, int64_t end) {
-    const te_column_sum_args *a = (const te_column_sum_args *)user;
+    const te_op_column_sum_args *a = (const te_op_column_sum_args *)user;
     double sum[TE__COLUMN_BLOCK];
     float v[TE__COLUMN_BLOCK];
     int64_t m = te__rows(a->x), n = te__cols(a->x), block, row, i;
@@ -24757,8 +24785,8 @@ static void te__column_sum_blocks(void *user, int64_t begin, int64_t end) {
         te__store_row(te__data(a->out), a->out->dtype, col, size, v);
     }
 }
-static te_result te__cpu_column_sum(te_ctx *te, const te_column_sum_args *a) {
-    te_column_sum_args args = *a;
+static te_result te__cpu_column_sum(te_ctx *te, const te_op_column_sum_args *a) {
+    te_op_column_sum_args args = *a;
     te__parallel_for(te, te__div_up(te__cols(a->x), TE__COLUMN_BLOCK), 1, te__column_sum_blocks, &args);
     return TE_OK;
 }
@@ -24781,7 +24809,7 @@ static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *ds
     }
 }
 static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
-    const te_embedding_fwd_args *a = (const te_embedding_fwd_args *)user;
+    const te_op_embedding_fwd_args *a = (const te_op_embedding_fwd_args *)user;
     int64_t vocab = a->table->shape[0], h = a->table->shape[1], size = te__dtype_size(a->y->dtype), token;
     for (token = begin; token < end; token++) {
         int64_t id = te__load_index(te__data(a->ids), a->ids->dtype, token);
@@ -24791,8 +24819,8 @@ static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
             memset((char *)te__data(a->y) + token * h * size, 0, (size_t)(h * size)); /* all bits 0 is 0 in every float format */
     }
 }
-static te_result te__cpu_embedding_fwd(te_ctx *te, const te_embedding_fwd_args *a) {
-    te_embedding_fwd_args args = *a;
+static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_args *a) {
+    te_op_embedding_fwd_args args = *a;
     if (te__numel(a->y) == 0) return TE_OK;
     te__parallel_for(te, te__numel(a->ids), 64, te__embedding_fwd_rows, &args);
     return TE_OK;
@@ -24800,13 +24828,13 @@ static te_result te__cpu_embedding_fwd(te_ctx *te, const te_embedding_fwd_args *
 
 /* order: the tokens sorted by id, in their order within an id; those of id v are order[start[v] .. start[v + 1] - 1]. */
 typedef struct te__embedding_job {
-    const te_embedding_bwd_args *a;
+    const te_op_embedding_bwd_args *a;
     int64_t *start, *order;
 } te__embedding_job;
 
 static void te__embedding_bwd_rows(void *user, int64_t begin, int64_t end) {
     const te__embedding_job *j = (const te__embedding_job *)user;
-    const te_embedding_bwd_args *a = j->a;
+    const te_op_embedding_bwd_args *a = j->a;
     int64_t h = a->dtable->shape[1], id, at, token, i;
     float sum[TE__MATH_PIECE], v[TE__MATH_PIECE];
     for (id = begin; id < end; id++) {
@@ -24826,7 +24854,7 @@ static void te__embedding_bwd_rows(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-static te_result te__cpu_embedding_bwd(te_ctx *te, const te_embedding_bwd_args *a) {
+static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_args *a) {
     te__embedding_job j;
     int64_t tokens = te__numel(a->ids), vocab = a->dtable->shape[0], i, id;
     size_t start_bytes = (size_t)(vocab + 2) * sizeof(int64_t), order_bytes = (size_t)tokens * sizeof(int64_t);
@@ -24951,7 +24979,7 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
 
 /* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth of tiles at least. Element by
  * element takes six times as long as through full ones. */
-static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_copy_args *a) {
+static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;
     for (d = 0; d < last; d++)
@@ -24975,7 +25003,7 @@ static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int si
     return true;
 }
 
-static void te__plan_copy_apart(te__plan *p, const te_copy_args *a) {
+static void te__plan_copy_apart(te__plan *p, const te_op_copy_args *a) {
     te__copy_walk w;
     int64_t n = te__numel(a->src), whole;
     bool raw = te__copy_is_raw(a->src->dtype, a->dst->dtype), flat;
@@ -25001,7 +25029,7 @@ static void te__plan_copy_apart(te__plan *p, const te_copy_args *a) {
     te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, raw ? 1 : te__copy_run_width(&w, a->src, a->dst));
     te__plan_why(p, flat ? "contiguous, but not aligned to 16 bytes" : "strided");
 }
-static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
+static te_result te__cuda_plan_copy(te__plan *p, const te_op_copy_args *a) {
     te__copy_sides sides = te__copy_sides_of(a);
     te__copy_detour d;
     void *memory;
@@ -25018,7 +25046,7 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
 
 /* ---- fill, random, axpby ---- */
 
-static te_result te__cuda_plan_fill(te__plan *p, const te_fill_args *a) {
+static te_result te__cuda_plan_fill(te__plan *p, const te_op_fill_args *a) {
     te__launch *l;
     te__fill_kargs *k;
     int unit = (int)te__dtype_size(a->dst->dtype), bits;
@@ -25037,7 +25065,7 @@ static te_result te__cuda_plan_fill(te__plan *p, const te_fill_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_random(te__plan *p, const te_random_args *a) {
+static te_result te__cuda_plan_random(te__plan *p, const te_op_random_args *a) {
     te__launch *l;
     te__random_kargs *k;
     if (te__numel(a->dst) == 0) return TE_OK;
@@ -25059,7 +25087,7 @@ static te_result te__cuda_plan_random(te__plan *p, const te_random_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_axpby(te__plan *p, const te_axpby_args *a) {
+static te_result te__cuda_plan_axpby(te__plan *p, const te_op_axpby_args *a) {
     te__launch *l;
     te__axpby_kargs *k;
     if (te__numel(a->x) == 0) return TE_OK;
@@ -25087,7 +25115,7 @@ static te_result te__cuda_plan_axpby(te__plan *p, const te_axpby_args *a) {
 
 /* ---- sums ---- */
 
-static te_result te__cuda_plan_sum(te__plan *p, const te_sum_args *a) {
+static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
     te__sum_kargs args = TE_ZERO;
     te__launch *l = te__plan_launch(p, "math", "sum");
     args.x = te__data(a->x);
@@ -25138,13 +25166,13 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
     return TE_OK;
 }
-static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+static te_result te__cuda_plan_column_sum(te__plan *p, const te_op_column_sum_args *a) {
     return te__plan_column_sum(p, te__data(a->x), a->x->dtype, te__rows(a->x), te__cols(a->x), a->out, a->accumulate);
 }
 
 /* ---- embedding ---- */
 
-static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_embedding_fwd_args *a) {
+static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_op_embedding_fwd_args *a) {
     te__launch *l;
     te__embedding_fwd_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
@@ -25167,7 +25195,7 @@ static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_embedding_fwd
     return TE_OK;
 }
 
-static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_embedding_bwd_args *a) {
+static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_op_embedding_bwd_args *a) {
     te__embedding_bwd_kargs args = TE_ZERO;
     te__launch *l;
     args.tokens = te__numel(a->ids);
@@ -25321,14 +25349,14 @@ static te_result te__cast_check_fp8_max(te_ctx *te, const char *op, float fp8_ma
 
 /* ---- amax, scales ---- */
 
-static te_result te__check_amax(te_ctx *te, te_amax_args *a) {
+static te_result te__check_amax(te_ctx *te, te_op_amax_args *a) {
     te_result result = te__cast_check_float(te, "amax", "x", a->x);
     if (result == TE_OK) result = te__cast_check_f32(te, "amax", "amax", a->amax, 1, false);
     if (result == TE_OK) result = te__cast_check_f32(te, "amax", "noop", a->noop, 1, true);
     return result;
 }
 
-static te_result te__check_scale_from_amax(te_ctx *te, te_scale_from_amax_args *a) {
+static te_result te__check_scale_from_amax(te_ctx *te, te_op_scale_from_amax_args *a) {
     te_result result = te__cast_check(te, "scale_from_amax", "amax", a->amax);
     if (result == TE_OK) result = te__cast_check_f32(te, "scale_from_amax", "amax", a->amax, te__numel(a->amax), false);
     if (result == TE_OK) result = te__cast_check_f32(te, "scale_from_amax", "scale", a->scale, te__numel(a->amax), false);
@@ -25360,7 +25388,7 @@ static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor 
     return TE_OK;
 }
 
-static te_result te__check_delayed_update(te_ctx *te, te_delayed_update_args *a) {
+static te_result te__check_delayed_update(te_ctx *te, te_op_delayed_update_args *a) {
     char name[48];
     int64_t slots;
     int i;
@@ -25380,14 +25408,14 @@ static te_result te__check_delayed_update(te_ctx *te, te_delayed_update_args *a)
     return TE_OK;
 }
 
-static te_result te__check_delayed_gather(te_ctx *te, te_delayed_gather_args *a) {
+static te_result te__check_delayed_gather(te_ctx *te, te_op_delayed_gather_args *a) {
     int64_t slots;
     te_result result = te__cast_check_histories(te, "delayed_gather", a->amax_history, a->count, &slots);
     if (result == TE_OK) result = te__cast_check_f32(te, "delayed_gather", "amaxes", a->amaxes, slots, false);
     return result;
 }
 /* fp8_max / 2^margin, once on the host for both backends: a fractional margin then gives one number. */
-static float te__delayed_scaled_max(const te_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
+static float te__delayed_scaled_max(const te_op_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
 
 /* ---- casts ---- */
 
@@ -25403,13 +25431,13 @@ static te_result te__cast_check_codes(te_ctx *te, const char *op, const char *na
     return TE_OK;
 }
 /* The largest of x from its producer, and a count of the blocks that have read it: one word of eight bytes. */
-static te_result te__cast_check_x_amax(te_ctx *te, const te_fp8_quantize_args *a) {
+static te_result te__cast_check_x_amax(te_ctx *te, const te_op_fp8_quantize_args *a) {
     if (!a->current || a->noop)
         return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax %s", a->current ? "with noop: what is not done would leave it as it is" : "belongs to `current`");
     if ((uintptr_t)te__data(a->x_amax) % 8) return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax is not at a multiple of 8 bytes");
     return te__cast_check_f32(te, "fp8_quantize", "x_amax", a->x_amax, 2, false);
 }
-static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
+static te_result te__check_fp8_quantize(te_ctx *te, te_op_fp8_quantize_args *a) {
     te_result result = te__cast_check_float(te, "fp8_quantize", "x", a->x);
     if (result != TE_OK) return result;
     if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "fp8_quantize: neither row nor col is given");
@@ -25426,18 +25454,18 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "amax", a->amax, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "noop", a->noop, 1, true);
     if (result == TE_OK && a->dbias) result = te__want_vector(te, "fp8_quantize", "dbias", a->dbias, te__cols(a->x));
-    if (result == TE_OK && a->dbias && a->noop) result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_column_sum");
+    if (result == TE_OK && a->dbias && a->noop) result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_op_column_sum");
     return result;
 }
 
-static te_result te__check_fp8_dequantize(te_ctx *te, te_fp8_dequantize_args *a) {
+static te_result te__check_fp8_dequantize(te_ctx *te, te_op_fp8_dequantize_args *a) {
     te_result result = te__cast_check_float(te, "fp8_dequantize", "y", a->y);
     if (result == TE_OK) result = te__cast_check_codes(te, "fp8_dequantize", "q", a->q, te__rows(a->y), te__cols(a->y));
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_dequantize", "scale_inv", a->scale_inv, 1, false);
     return result;
 }
 
-static te_result te__check_transpose(te_ctx *te, te_transpose_args *a) {
+static te_result te__check_transpose(te_ctx *te, te_op_transpose_args *a) {
     char src[TE__SHAPE_TEXT], dst[TE__SHAPE_TEXT];
     te_result result = te__cast_check(te, "transpose", "src", a->src);
     if (result == TE_OK) result = te__cast_check(te, "transpose", "dst", a->dst);
@@ -25500,14 +25528,14 @@ static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
     te__parallel_for(te, TE__AMAX_PARTS, te__max(1, TE__AMAX_PARTS * 32768 / te__max(1, te__numel(x))), te__amax_parts, &j);
     return te__amax_of(j.part, TE__AMAX_PARTS, largest);
 }
-static te_result te__cpu_amax(te_ctx *te, const te_amax_args *a) {
+static te_result te__cpu_amax(te_ctx *te, const te_op_amax_args *a) {
     float *amax = (float *)te__data(a->amax);
     if (te__noop_is_up(a->noop)) return TE_OK;
     *amax = te__amax_whole(te, a->x, a->keep ? *amax : 0.0f);
     return TE_OK;
 }
 
-static te_result te__cpu_scale_from_amax(te_ctx *te, const te_scale_from_amax_args *a) {
+static te_result te__cpu_scale_from_amax(te_ctx *te, const te_op_scale_from_amax_args *a) {
     const float *amax = (const float *)te__data(a->amax);
     float *scale = (float *)te__data(a->scale), *scale_inv = (float *)te__data(a->scale_inv);
     int64_t i, n = te__numel(a->amax);
@@ -25538,7 +25566,7 @@ static void te__delayed_slot(float *history, int64_t length, int64_t n, float *s
     next = scaled_max / amax;
     *scale = next > FLT_MAX ? FLT_MAX : next;
 }
-static te_result te__cpu_delayed_update(te_ctx *te, const te_delayed_update_args *a) {
+static te_result te__cpu_delayed_update(te_ctx *te, const te_op_delayed_update_args *a) {
     const float *reduced = (const float *)te__data(a->reduced);
     float scaled_max = te__delayed_scaled_max(a);
     int64_t slot;
@@ -25552,7 +25580,7 @@ static te_result te__cpu_delayed_update(te_ctx *te, const te_delayed_update_args
     }
     return TE_OK;
 }
-static te_result te__cpu_delayed_gather(te_ctx *te, const te_delayed_gather_args *a) {
+static te_result te__cpu_delayed_gather(te_ctx *te, const te_op_delayed_gather_args *a) {
     float *amaxes = (float *)te__data(a->amaxes);
     int i;
     (void)te;
@@ -25579,7 +25607,7 @@ static void te__transpose_tile(const uint8_t *src, uint8_t *dst) {
 }
 
 typedef struct te__quantize_job {
-    const te_fp8_quantize_args *a;
+    const te_op_fp8_quantize_args *a;
     int64_t m, n, ld, ldc, tiles_m, tiles_n;
     te_dtype format;
     float scale;
@@ -25623,10 +25651,10 @@ static void te__quantize_parts(void *user, int64_t begin, int64_t end) {
         j->part[part] = largest;
     }
 }
-static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a) {
+static te_result te__cpu_fp8_quantize(te_ctx *te, const te_op_fp8_quantize_args *a) {
     te__quantize_job j;
     float *amax = (float *)te__data(a->amax), *scale_inv = (float *)te__data(a->scale_inv);
-    te_column_sum_args sum = TE_ZERO;
+    te_op_column_sum_args sum = TE_ZERO;
     if (te__noop_is_up(a->noop)) return TE_OK;
     sum.x = a->x;
     sum.out = a->dbias;
@@ -25657,7 +25685,7 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a)
 /* ---- dequantize, transpose ---- */
 
 static void te__dequantize_rows(void *user, int64_t begin, int64_t end) {
-    const te_fp8_dequantize_args *a = (const te_fp8_dequantize_args *)user;
+    const te_op_fp8_dequantize_args *a = (const te_op_fp8_dequantize_args *)user;
     float v[TE__AMAX_PIECE], scale_inv = *(const float *)te__data(a->scale_inv);
     int64_t n = te__cols(a->y), ld = te__cols(a->q), row, at, i;
     for (row = begin; row < end; row++)
@@ -25669,15 +25697,15 @@ static void te__dequantize_rows(void *user, int64_t begin, int64_t end) {
             te__store_row(te__data(a->y), a->y->dtype, row * n + at, size, v);
         }
 }
-static te_result te__cpu_fp8_dequantize(te_ctx *te, const te_fp8_dequantize_args *a) {
-    te_fp8_dequantize_args args = *a;
+static te_result te__cpu_fp8_dequantize(te_ctx *te, const te_op_fp8_dequantize_args *a) {
+    te_op_fp8_dequantize_args args = *a;
     te__parallel_for(te, te__rows(a->y), te__max(1, 16384 / te__max(1, te__cols(a->y))), te__dequantize_rows, &args);
     return TE_OK;
 }
 
 /* Row n of dst, 32 columns of src at a time, so that a cache line of src is used up while it is there. */
 static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
-    const te_transpose_args *a = (const te_transpose_args *)user;
+    const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const char *src = (const char *)te__data(a->src);
     char *dst = (char *)te__data(a->dst);
     int64_t size = te__dtype_size(a->src->dtype), lds = te__cols(a->src), ldd = te__cols(a->dst), band, m, n;
@@ -25699,7 +25727,7 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
 }
 /* The same of 4-bit elements, the even one in the low half of a byte; rows are padded to whole bytes. */
 static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
-    const te_transpose_args *a = (const te_transpose_args *)user;
+    const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const uint8_t *src = (const uint8_t *)te__data(a->src);
     uint8_t *dst = (uint8_t *)te__data(a->dst);
     int64_t lds = (te__cols(a->src) + 1) / 2, ldd = (te__cols(a->dst) + 1) / 2, band, m, n;
@@ -25715,8 +25743,9 @@ static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
         for (n = band * 32; n < last; n++) memset(dst + n * ldd + (a->rows + 1) / 2, 0, (size_t)(ldd - (a->rows + 1) / 2));
     }
 }
-static te_result te__cpu_transpose(te_ctx *te, const te_transpose_args *a) {
-    te_transpose_args args = *a;
+static te_result te__cpu_transpose(te_ctx *te, const te_op_transpose_args *a) {
+    te_op_transpose_args args = *a;
+    if (te__numel(a->dst) == 0) return TE_OK;
     te__parallel_for(te, te__div_up(a->columns, 32), te__max(1, 1024 / te__max(1, a->rows)),
                      te_dtype_bits(a->src->dtype) == 4 ? te__transpose_nibbles : te__transpose_bands, &args);
     return TE_OK;
@@ -25734,7 +25763,7 @@ static bool te__cast_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
 typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
 
 /* As many blocks of 512 as run at once: each goes on until nothing is left, and finishes once. */
-static te_result te__cuda_plan_amax(te__plan *p, const te_amax_args *a) {
+static te_result te__cuda_plan_amax(te__plan *p, const te_op_amax_args *a) {
     te__launch *l = te__plan_launch(p, "cast", "amax");
     te__amax_kargs *k = TE__KARGS(p, l, te__amax_kargs);
     int64_t size = te__dtype_size(a->x->dtype), blocks;
@@ -25755,7 +25784,7 @@ static te_result te__cuda_plan_amax(te__plan *p, const te_amax_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_scale_from_amax_args *a) {
+static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_from_amax_args *a) {
     te__launch *l;
     te__scale_from_amax_kargs *k;
     if (te__numel(a->amax) == 0) return TE_OK;
@@ -25803,7 +25832,7 @@ static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block,
         te__launch_size(l, te__div_up(slots, slots_a_block), 1, 1, 256, 0);
     }
 }
-static te_result te__cuda_plan_delayed_update(te__plan *p, const te_delayed_update_args *a) {
+static te_result te__cuda_plan_delayed_update(te__plan *p, const te_op_delayed_update_args *a) {
     te__delayed_kargs with = TE_ZERO;
     with.amaxes = (float *)te__data(a->reduced);
     with.scaled_max = te__delayed_scaled_max(a);
@@ -25812,7 +25841,7 @@ static te_result te__cuda_plan_delayed_update(te__plan *p, const te_delayed_upda
     te__plan_why(p, "186 states a launch, one block a slot");
     return TE_OK;
 }
-static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_delayed_gather_args *a) {
+static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_op_delayed_gather_args *a) {
     te__delayed_kargs with = TE_ZERO;
     with.amaxes = (float *)te__data(a->amaxes);
     te__plan_delayed(p, "delayed_gather", 256, a->amax_history, NULL, a->count, &with);
@@ -25821,10 +25850,10 @@ static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_delayed_gath
 }
 
 /* Tiles cover the padding too. One also when there is nothing to cast: scale_inv is written all the same. */
-static int64_t te__cast_tiles_m(const te_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128)); }
-static int64_t te__cast_tiles_n(const te_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 64)); }
+static int64_t te__cast_tiles_m(const te_op_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128)); }
+static int64_t te__cast_tiles_n(const te_op_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 64)); }
 
-static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_args *a) {
+static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantize_args *a) {
     te__launch *l = te__plan_launch(p, "cast", "fp8_quantize");
     te__fp8_quantize_kargs *k = TE__KARGS(p, l, te__fp8_quantize_kargs);
     int64_t tiles_m = te__cast_tiles_m(a), tiles_n = te__cast_tiles_n(a), tiles = tiles_m * tiles_n;
@@ -25875,7 +25904,7 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     return TE_OK;
 }
 
-static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_fp8_dequantize_args *a) {
+static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_op_fp8_dequantize_args *a) {
     te__launch *l;
     te__fp8_dequantize_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
@@ -25898,7 +25927,7 @@ static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_fp8_dequanti
     return TE_OK;
 }
 
-static te_result te__cuda_plan_transpose(te__plan *p, const te_transpose_args *a) {
+static te_result te__cuda_plan_transpose(te__plan *p, const te_op_transpose_args *a) {
     te__transpose_nibbles_kargs *n;
     te__transpose_kargs t = TE_ZERO;
     te__launch *l;
@@ -25996,7 +26025,7 @@ static te_result te__block_check_copy(te_ctx *te, const char *op, const char *na
     return TE_OK;
 }
 
-static te_result te__check_block_quantize(te_ctx *te, te_block_quantize_args *a) {
+static te_result te__check_block_quantize(te_ctx *te, te_op_block_quantize_args *a) {
     int64_t m, n;
     te_result result = te__want_float(te, "block_quantize", "x", a->x);
     if (result != TE_OK) return result;
@@ -26016,7 +26045,7 @@ static te_result te__check_block_quantize(te_ctx *te, te_block_quantize_args *a)
     return result;
 }
 
-static te_result te__check_block_dequantize(te_ctx *te, te_block_dequantize_args *a) {
+static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_args *a) {
     te_result result = te__want_float(te, "block_dequantize", "y", a->y);
     if (result != TE_OK) return result;
     return te__block_check_copy(te, "block_dequantize", "q", "scale_inv", a->q, a->scale_inv, a->columnwise ? te__cols(a->y) : te__rows(a->y),
@@ -26029,7 +26058,7 @@ static float te__block_limit(te_dtype dtype) { return dtype == TE_F16 ? 65504.0f
 /* ---- CPU: quantize ---- */
 
 typedef struct te__block_job {
-    const te_block_quantize_args *a;
+    const te_op_block_quantize_args *a;
     int64_t m, n, tiles_n;
     te_dtype format;
     float fp8_max, limit;
@@ -26044,7 +26073,7 @@ typedef struct te__block_tile {
 
 /* Amaxes are kept as bits: non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers vectorizes. */
 static void te__block_scales(const te__block_job *j, te__block_tile *t) {
-    const te_block_quantize_args *a = j->a;
+    const te_op_block_quantize_args *a = j->a;
     int32_t row[TE__BLOCK], col[TE__BLOCK], largest = 0;
     int r, c;
     memset(col, 0, sizeof(col));
@@ -26112,14 +26141,14 @@ static void te__block_quantize_tiles(void *user, int64_t begin, int64_t end) {
 }
 
 /* Tiles cover the padding too. */
-static int64_t te__block_tiles_m(const te_block_quantize_args *a) {
+static int64_t te__block_tiles_m(const te_op_block_quantize_args *a) {
     return te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), TE__BLOCK);
 }
-static int64_t te__block_tiles_n(const te_block_quantize_args *a) {
+static int64_t te__block_tiles_n(const te_op_block_quantize_args *a) {
     return te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), TE__BLOCK);
 }
 
-static te_result te__cpu_block_quantize(te_ctx *te, const te_block_quantize_args *a) {
+static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_args *a) {
     te__block_job j;
     if (a->noop && *(const float *)te__data(a->noop) == 1.0f) return TE_OK;
     j.a = a;
@@ -26138,7 +26167,7 @@ static te_result te__cpu_block_quantize(te_ctx *te, const te_block_quantize_args
 /* Bands of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a time, and turned on the way. */
 static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
     enum { ROWS = 16 };
-    const te_block_dequantize_args *a = (const te_block_dequantize_args *)user;
+    const te_op_block_dequantize_args *a = (const te_op_block_dequantize_args *)user;
     const float *scale = (const float *)te__data(a->scale_inv);
     const void *q = te__data(a->q);
     int64_t m = te__rows(a->y), n = te__cols(a->y), ld = te__cols(a->q), scale_cols = te__cols(a->scale_inv), band, row, col, r, c;
@@ -26166,8 +26195,8 @@ static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
                 }
             }
 }
-static te_result te__cpu_block_dequantize(te_ctx *te, const te_block_dequantize_args *a) {
-    te_block_dequantize_args args = *a;
+static te_result te__cpu_block_dequantize(te_ctx *te, const te_op_block_dequantize_args *a) {
+    te_op_block_dequantize_args args = *a;
     te__parallel_for(te, te__div_up(te__rows(a->y), TE__BLOCK), 1, te__block_dequantize_bands, &args);
     return TE_OK;
 }
@@ -26179,7 +26208,7 @@ static bool te__block_aligned(const te_tensor *x, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && te__cols(x) * te__dtype_size(x->dtype) % bytes == 0;
 }
 
-static te_result te__cuda_plan_block_quantize(te__plan *p, const te_block_quantize_args *a) {
+static te_result te__cuda_plan_block_quantize(te__plan *p, const te_op_block_quantize_args *a) {
     int64_t tiles_m = te__block_tiles_m(a), tiles_n = te__block_tiles_n(a);
     te__launch *l;
     te__block_quantize_kargs *k;
@@ -26221,7 +26250,7 @@ static te_result te__cuda_plan_block_quantize(te__plan *p, const te_block_quanti
     return TE_OK;
 }
 
-static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_block_dequantize_args *a) {
+static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_op_block_dequantize_args *a) {
     te__launch *l;
     te__block_dequantize_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
@@ -26338,7 +26367,7 @@ static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name,
                     te__shape_text(scale, text), columnwise ? "column-wise" : "row-wise", (long long)m, (long long)n, (long long)rows, (long long)cols);
 }
 
-static te_result te__check_mxfp8_quantize(te_ctx *te, te_mxfp8_quantize_args *a) {
+static te_result te__check_mxfp8_quantize(te_ctx *te, te_op_mxfp8_quantize_args *a) {
     const char *op = "mxfp8_quantize";
     int64_t m, n;
     te_result r = te__want_float(te, op, "x", a->x);
@@ -26363,7 +26392,7 @@ static te_result te__check_mxfp8_quantize(te_ctx *te, te_mxfp8_quantize_args *a)
     return r;
 }
 
-static te_result te__check_mxfp8_dequantize(te_ctx *te, te_mxfp8_dequantize_args *a) {
+static te_result te__check_mxfp8_dequantize(te_ctx *te, te_op_mxfp8_dequantize_args *a) {
     const char *op = "mxfp8_dequantize";
     te_result r = te__want_float(te, op, "y", a->y);
     if (r == TE_OK) r = te__mx_want_codes(te, op, "q", a->q, te__rows(a->y), te__cols(a->y));
@@ -26388,7 +26417,7 @@ static void te__mx_clear(te_tensor *x) {
 /* ---- quantize ---- */
 
 typedef struct te__mx_quantize_job {
-    const te_mxfp8_quantize_args *a;
+    const te_op_mxfp8_quantize_args *a;
     int64_t m, n, ld, ldc, tiles_n;
     te__mx_layout row_layout, col_layout;
     te_dtype format;
@@ -26477,7 +26506,7 @@ static void te__mx_quantize_tiles(void *user, int64_t begin, int64_t end) {
     }
 }
 
-static te_result te__cpu_mxfp8_quantize(te_ctx *te, const te_mxfp8_quantize_args *a) {
+static te_result te__cpu_mxfp8_quantize(te_ctx *te, const te_op_mxfp8_quantize_args *a) {
     te__mx_quantize_job j;
     if (a->noop && *(const float *)te__data(a->noop) == 1.0f) return TE_OK;
     j.a = a;
@@ -26499,7 +26528,7 @@ static te_result te__cpu_mxfp8_quantize(te_ctx *te, const te_mxfp8_quantize_args
 /* ---- dequantize ---- */
 
 typedef struct te__mx_dequantize_job {
-    const te_mxfp8_dequantize_args *a;
+    const te_op_mxfp8_dequantize_args *a;
     int64_t m, n, ld, tiles_n;
     te__mx_layout layout;
 } te__mx_dequantize_job;
@@ -26527,7 +26556,7 @@ static void te__mx_dequantize_tiles(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-static te_result te__cpu_mxfp8_dequantize(te_ctx *te, const te_mxfp8_dequantize_args *a) {
+static te_result te__cpu_mxfp8_dequantize(te_ctx *te, const te_op_mxfp8_dequantize_args *a) {
     te__mx_dequantize_job j;
     j.a = a;
     j.m = te__rows(a->y);
@@ -26554,7 +26583,7 @@ static void te__mx_grid(te__launch *l, int64_t m, int64_t n) {
     te__launch_size(l, te__div_up(n, TE__MX_COLS), te__min(tiles_m, most), te__div_up(tiles_m, most), 256, 0);
 }
 
-static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quantize_args *a) {
+static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_op_mxfp8_quantize_args *a) {
     te__mxfp8_quantize_kargs args = TE_ZERO;
     te__launch *l;
     int64_t wide; /* codes and scales, with their padding */
@@ -26590,7 +26619,7 @@ static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quanti
     return TE_OK;
 }
 
-static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_mxfp8_dequantize_args *a) {
+static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_op_mxfp8_dequantize_args *a) {
     te__launch *l;
     te__mxfp8_dequantize_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
@@ -26720,7 +26749,7 @@ static te_result te__shard_scale(te_ctx *te, const char *op, const char *name, c
 
 /* ---- amax ---- */
 
-static te_result te__check_shard_amax(te_ctx *te, te_shard_amax_args *a) {
+static te_result te__check_shard_amax(te_ctx *te, te_op_shard_amax_args *a) {
     te_result result = te__shard_slice(te, "shard_amax", a->x, a->rows, a->columns, a->start);
     if (result != TE_OK) return result;
     if (a->tile_rows < 1 || a->tile_columns < 1)
@@ -26732,12 +26761,12 @@ static te_result te__check_shard_amax(te_ctx *te, te_shard_amax_args *a) {
 
 /* ---- scales ---- */
 
-static te_result te__check_shard_scales(te_ctx *te, te_shard_scales_args *a) {
+static te_result te__check_shard_scales(te_ctx *te, te_op_shard_scales_args *a) {
     const char *op = "shard_scales";
     int64_t rows = a->rows, columns = a->columns, tile = a->scaling == TE_SCALING_BLOCK_2D ? 128 : 16;
     te_result result = TE_OK;
     if (a->scaling != TE_SCALING_BLOCK_2D && a->scaling != TE_SCALING_MXFP8 && a->scaling != TE_SCALING_NVFP4)
-        return te__fail(te, TE_ERR_INVALID, "shard_scales: scaling %d; BLOCK_2D, MXFP8 and NVFP4 have scales by tile (te_scale_from_amax: TENSOR)",
+        return te__fail(te, TE_ERR_INVALID, "shard_scales: scaling %d; BLOCK_2D, MXFP8 and NVFP4 have scales by tile (te_op_scale_from_amax: TENSOR)",
                         (int)a->scaling);
     if (rows < 0 || columns < 0 || (columns > 0 && rows > INT64_MAX / 4 / columns))
         return te__fail(te, TE_ERR_SHAPE, "shard_scales: the matrix is [%lld, %lld]", (long long)rows, (long long)columns);
@@ -26770,7 +26799,7 @@ static float te__shard_fp8_max(te_dtype dtype) { return dtype == TE_F8E5M2 ? 573
 /* ---- cast ---- */
 
 /* Where the codes go. */
-static te_result te__shard_codes(te_ctx *te, const te_shard_cast_args *a) {
+static te_result te__shard_codes(te_ctx *te, const te_op_shard_cast_args *a) {
     char text[TE__SHAPE_TEXT];
     bool fp4 = a->scaling == TE_SCALING_NVFP4, transposed = a->scaling == TE_SCALING_TENSOR && a->columnwise;
     int64_t m = transposed ? a->columns : a->rows, n = transposed ? a->rows : a->columns, need = te__numel(a->x);
@@ -26791,7 +26820,7 @@ static te_result te__shard_codes(te_ctx *te, const te_shard_cast_args *a) {
     return TE_OK;
 }
 
-static te_result te__check_shard_cast(te_ctx *te, te_shard_cast_args *a) {
+static te_result te__check_shard_cast(te_ctx *te, te_op_shard_cast_args *a) {
     const char *op = "shard_cast";
     te_result result = te__shard_slice(te, op, a->x, a->rows, a->columns, a->start);
     if (result != TE_OK) return result;
@@ -26799,9 +26828,9 @@ static te_result te__check_shard_cast(te_ctx *te, te_shard_cast_args *a) {
         return te__fail(te, TE_ERR_INVALID, "shard_cast: scaling %d; TENSOR, BLOCK_2D, MXFP8 and NVFP4 are possible (1 x 128 blocks are no format of weights)",
                         (int)a->scaling);
     if (a->columnwise && a->scaling != TE_SCALING_TENSOR && a->scaling != TE_SCALING_MXFP8)
-        return te__fail(te, TE_ERR_INVALID, "shard_cast: columnwise goes with TENSOR and MXFP8; other column-wise copies are transposes of the gathered rows (te_transpose)");
+        return te__fail(te, TE_ERR_INVALID, "shard_cast: columnwise goes with TENSOR and MXFP8; other column-wise copies are transposes of the gathered rows (te_op_transpose)");
     if (a->amax && a->scaling != TE_SCALING_TENSOR)
-        return te__fail(te, TE_ERR_INVALID, "shard_cast: amax goes with TENSOR; te_shard_amax gives those of tiles");
+        return te__fail(te, TE_ERR_INVALID, "shard_cast: amax goes with TENSOR; te_op_shard_amax gives those of tiles");
     if (a->multiplier && a->scaling != TE_SCALING_BLOCK_2D) return te__fail(te, TE_ERR_INVALID, "shard_cast: multiplier goes with BLOCK_2D");
     result = te__shard_codes(te, a);
     if (result == TE_OK && a->scaling == TE_SCALING_TENSOR) result = te__want_f32(te, op, "scale", a->scale, 1);
@@ -26828,7 +26857,7 @@ static void te__shard_columns(int64_t row, int64_t columns, int64_t start, int64
 /* ---- amax ---- */
 
 static void te__shard_amax_rows(void *user, int64_t begin, int64_t end) {
-    const te_shard_amax_args *a = (const te_shard_amax_args *)user;
+    const te_op_shard_amax_args *a = (const te_op_shard_amax_args *)user;
     int64_t tiles_n = te__cols(a->amax), n = te__numel(a->x), tile, row, from, to, at, i;
     float v[TE__SHARD_PIECE];
     for (tile = begin; tile < end; tile++) {
@@ -26852,8 +26881,8 @@ static void te__shard_amax_rows(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-static te_result te__cpu_shard_amax(te_ctx *te, const te_shard_amax_args *a) {
-    te_shard_amax_args args = *a;
+static te_result te__cpu_shard_amax(te_ctx *te, const te_op_shard_amax_args *a) {
+    te_op_shard_amax_args args = *a;
     if (te__numel(a->amax) == 0) return TE_OK;
     te__parallel_for(te, te__rows(a->amax), te__max(1, 32768 / te__max(1, a->tile_rows * a->columns)), te__shard_amax_rows, &args);
     return TE_OK;
@@ -26861,10 +26890,10 @@ static te_result te__cpu_shard_amax(te_ctx *te, const te_shard_amax_args *a) {
 
 /* ---- scales ---- */
 
-static float te__shard_block_scale(const te_shard_scales_args *a, float amax) {
+static float te__shard_block_scale(const te_op_shard_scales_args *a, float amax) {
     return te__block_scale(amax, te__shard_fp8_max(a->dtype), a->epsilon, a->amax_limit, !a->fp32_scales);
 }
-static void te__shard_scales_block(const te_shard_scales_args *a, te_tensor *out, bool columnwise, bool multiplier) {
+static void te__shard_scales_block(const te_op_shard_scales_args *a, te_tensor *out, bool columnwise, bool multiplier) {
     const float *amax = (const float *)te__data(a->amax);
     int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n, i, j, m = te__rows(out), n = te__cols(out);
     float *scale = (float *)te__data(out);
@@ -26874,7 +26903,7 @@ static void te__shard_scales_block(const te_shard_scales_args *a, te_tensor *out
             scale[i * n + j] = j < along && !multiplier ? te__rcp_f32(s) : s;
         }
 }
-static void te__shard_scales_mxfp8(const te_shard_scales_args *a, const te_tensor *amaxes, te_tensor *out) {
+static void te__shard_scales_mxfp8(const te_op_shard_scales_args *a, const te_tensor *amaxes, te_tensor *out) {
     const float *amax = (const float *)te__data(amaxes);
     int64_t groups_m = te__rows(amaxes), groups_n = te__cols(amaxes), i, j, m = te__rows(out), n = te__cols(out);
     uint8_t *scale = (uint8_t *)te__data(out);
@@ -26882,7 +26911,7 @@ static void te__shard_scales_mxfp8(const te_shard_scales_args *a, const te_tenso
     for (i = 0; i < m; i++)
         for (j = 0; j < n; j++) scale[i * n + j] = i < groups_m && j < groups_n ? te__mxfp8_exponent(amax[i * groups_n + j], inverse) : 0;
 }
-static void te__shard_scales_nvfp4(const te_shard_scales_args *a, te_tensor *out, bool columnwise) {
+static void te__shard_scales_nvfp4(const te_op_shard_scales_args *a, te_tensor *out, bool columnwise) {
     const float *amax = (const float *)te__data(a->amax);
     int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n, across = columnwise ? a->columns : a->rows;
     int64_t i, j, m = te__rows(out), n = te__cols(out);
@@ -26894,7 +26923,7 @@ static void te__shard_scales_nvfp4(const te_shard_scales_args *a, te_tensor *out
             scale[i * n + j] = i < across && j < along ? te__nvfp4_block_code(amax[tile], tensor_scale) : 0;
         }
 }
-static te_result te__cpu_shard_scales(te_ctx *te, const te_shard_scales_args *a) {
+static te_result te__cpu_shard_scales(te_ctx *te, const te_op_shard_scales_args *a) {
     (void)te;
     if (a->scaling == TE_SCALING_BLOCK_2D) {
         if (a->row_scale) te__shard_scales_block(a, a->row_scale, false, false);
@@ -26913,7 +26942,7 @@ static te_result te__cpu_shard_scales(te_ctx *te, const te_shard_scales_args *a)
 /* ---- cast ---- */
 
 typedef struct te__shard_job {
-    const te_shard_cast_args *a;
+    const te_op_shard_cast_args *a;
     int64_t n, first_pair, pairs;
     float tensor_scale; /* NVFP4 */
     float part[TE__SHARD_PARTS];
@@ -26921,7 +26950,7 @@ typedef struct te__shard_job {
 
 /* What element (row, column) is multiplied with. */
 static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t column) {
-    const te_shard_cast_args *a = j->a;
+    const te_op_shard_cast_args *a = j->a;
     const void *scale = te__data(a->scale);
     int64_t ld = te__cols(a->scale);
     switch (a->scaling) {
@@ -26937,7 +26966,7 @@ static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t c
 
 /* Codes of `size` neighbours in v, from (row, column) on, to their place. */
 static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, int64_t size, const float *v) {
-    const te_shard_cast_args *a = j->a;
+    const te_op_shard_cast_args *a = j->a;
     uint8_t *dst = (uint8_t *)te__data(a->dst);
     int64_t ld = te__cols(a->dst), at = a->flat ? row * a->columns + column - a->start : row * ld + column, i;
     if (a->scaling == TE_SCALING_NVFP4) {
@@ -26954,7 +26983,7 @@ static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, i
 }
 
 static float te__shard_cast_row(const te__shard_job *j, int64_t row, float largest) {
-    const te_shard_cast_args *a = j->a;
+    const te_op_shard_cast_args *a = j->a;
     int64_t run = a->scaling == TE_SCALING_MXFP8 && a->columnwise ? 1 : 16; /* neighbours from a multiple of 16 on have one multiplier */
     int64_t from, to, at, i;
     float v[TE__SHARD_PIECE];
@@ -26987,7 +27016,7 @@ static void te__shard_cast_parts(void *user, int64_t begin, int64_t end) {
         j->part[part] = largest;
     }
 }
-static te_result te__cpu_shard_cast(te_ctx *te, const te_shard_cast_args *a) {
+static te_result te__cpu_shard_cast(te_ctx *te, const te_op_shard_cast_args *a) {
     te__shard_job j;
     int i;
     j.a = a;
@@ -27009,7 +27038,7 @@ static te_result te__cpu_shard_cast(te_ctx *te, const te_shard_cast_args *a) {
 
 /* ops/shard/cuda.c: plans of the operations on slices. Knows the kernels' contracts; must not know what they compute. */
 
-static te_result te__cuda_plan_shard_amax(te__plan *p, const te_shard_amax_args *a) {
+static te_result te__cuda_plan_shard_amax(te__plan *p, const te_op_shard_amax_args *a) {
     int64_t tr = a->tile_rows, tc = a->tile_columns, blocks;
     te__launch *l;
     te__shard_amax_kargs *k;
@@ -27045,7 +27074,7 @@ static te_result te__cuda_plan_shard_amax(te__plan *p, const te_shard_amax_args 
     return TE_OK;
 }
 
-static te_result te__cuda_plan_shard_scales(te__plan *p, const te_shard_scales_args *a) {
+static te_result te__cuda_plan_shard_scales(te__plan *p, const te_op_shard_scales_args *a) {
     const te_tensor *row = a->row_scale ? a->row_scale : a->multiplier;
     int64_t quads = ((row ? te__numel(row) : 0) + (a->col_scale ? te__numel(a->col_scale) : 0)) / 4;
     te__launch *l;
@@ -27077,7 +27106,7 @@ static te_result te__cuda_plan_shard_scales(te__plan *p, const te_shard_scales_a
     return TE_OK;
 }
 
-static te_result te__cuda_plan_shard_cast(te__plan *p, const te_shard_cast_args *a) {
+static te_result te__cuda_plan_shard_cast(te__plan *p, const te_op_shard_cast_args *a) {
     bool transposed = a->scaling == TE_SCALING_TENSOR && a->columnwise;
     int64_t n = te__numel(a->x), last;
     te__launch *l;
@@ -27153,7 +27182,7 @@ typedef struct te__quant_error_kargs {
 
 /* ops/stats/op.c: what a quantization lost: what the call must look like. Knows tensors; must not know how anything was quantized. */
 
-static te_result te__check_quant_error(te_ctx *te, te_quant_error_args *a) {
+static te_result te__check_quant_error(te_ctx *te, te_op_quant_error_args *a) {
     const char *op = "quant_error";
     te_result result = te__want_float(te, op, "x", a->x);
     if (result == TE_OK) result = te__want_f32(te, op, "y", a->y, te__numel(a->x));
@@ -27180,7 +27209,7 @@ typedef struct te__stats_part {
 } te__stats_part;
 
 typedef struct te__stats_job {
-    const te_quant_error_args *a;
+    const te_op_quant_error_args *a;
     int64_t n;
     te__stats_part part[TE__STATS_PARTS];
 } te__stats_job;
@@ -27203,7 +27232,7 @@ static void te__stats_element(te__stats_part *p, float x, float y, float limit) 
 }
 static void te__stats_parts(void *user, int64_t begin, int64_t end) {
     te__stats_job *j = (te__stats_job *)user;
-    const te_quant_error_args *a = j->a;
+    const te_op_quant_error_args *a = j->a;
     const float *y = (const float *)te__data(a->y), *limit = (const float *)te__data(a->limit);
     float x[TE__STATS_PIECE];
     int64_t part, at, i;
@@ -27216,7 +27245,7 @@ static void te__stats_parts(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-static te_result te__cpu_quant_error(te_ctx *te, const te_quant_error_args *a) {
+static te_result te__cpu_quant_error(te_ctx *te, const te_op_quant_error_args *a) {
     te__stats_job j;
     te__stats_part all;
     float *sums = (float *)te__data(a->sums);
@@ -27250,7 +27279,7 @@ static te_result te__cpu_quant_error(te_ctx *te, const te_quant_error_args *a) {
 
 /* ops/stats/cuda.c: plan of the error statistics. Knows the kernels' contracts; must not know what they compute. */
 
-static te_result te__cuda_plan_quant_error(te__plan *p, const te_quant_error_args *a) {
+static te_result te__cuda_plan_quant_error(te__plan *p, const te_op_quant_error_args *a) {
     te__quant_error_kargs args = TE_ZERO;
     te__launch *l;
     args.x = te__data(a->x);
@@ -27538,12 +27567,12 @@ static int te__nvfp4_transform(bool rht, bool no_sign_mask) { return !rht ? 0 : 
 /* One amax for each row of the copy, in place of one for the tensor? */
 static bool te__nvfp4_is_vector(const te_tensor *amax) { return amax && te__numel(amax) != 1; }
 /* The amaxes of the two copies. */
-static const te_tensor *te__nvfp4_row_amax(const te_nvfp4_quantize_args *a) { return a->amax_row ? a->amax_row : a->amax_col; }
-static const te_tensor *te__nvfp4_col_amax(const te_nvfp4_quantize_args *a) {
+static const te_tensor *te__nvfp4_row_amax(const te_op_nvfp4_quantize_args *a) { return a->amax_row ? a->amax_row : a->amax_col; }
+static const te_tensor *te__nvfp4_col_amax(const te_op_nvfp4_quantize_args *a) {
     return a->amax_col && !a->two_dimensional ? a->amax_col : te__nvfp4_row_amax(a);
 }
 
-static te_result te__check_nvfp4_amax(te_ctx *te, te_nvfp4_amax_args *a) {
+static te_result te__check_nvfp4_amax(te_ctx *te, te_op_nvfp4_amax_args *a) {
     te_result result = te__want_float(te, "nvfp4_amax", "x", a->x);
     if (result != TE_OK) return result;
     if (!a->amax_row && !a->amax_col) return te__fail(te, TE_ERR_INVALID, "nvfp4_amax: neither amax_row nor amax_col is given");
@@ -27553,7 +27582,7 @@ static te_result te__check_nvfp4_amax(te_ctx *te, te_nvfp4_amax_args *a) {
     return result;
 }
 
-static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a) {
+static te_result te__check_nvfp4_quantize(te_ctx *te, te_op_nvfp4_quantize_args *a) {
     int64_t m, n;
     te_result result = te__want_float(te, "nvfp4_quantize", "x", a->x);
     if (result != TE_OK) return result;
@@ -27588,8 +27617,8 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a)
 }
 
 /* The amaxes that a cast with `measure` makes first. */
-static te_nvfp4_amax_args te__nvfp4_measures(const te_nvfp4_quantize_args *a) {
-    te_nvfp4_amax_args m = TE_ZERO;
+static te_op_nvfp4_amax_args te__nvfp4_measures(const te_op_nvfp4_quantize_args *a) {
+    te_op_nvfp4_amax_args m = TE_ZERO;
     m.x = a->x;
     m.amax_row = (te_tensor *)a->amax_row;
     m.amax_col = (te_tensor *)a->amax_col;
@@ -27599,7 +27628,7 @@ static te_nvfp4_amax_args te__nvfp4_measures(const te_nvfp4_quantize_args *a) {
     return m;
 }
 
-static te_result te__check_nvfp4_dequantize(te_ctx *te, te_nvfp4_dequantize_args *a) {
+static te_result te__check_nvfp4_dequantize(te_ctx *te, te_op_nvfp4_dequantize_args *a) {
     int64_t m, n;
     te_result result = te__want_float(te, "nvfp4_dequantize", "y", a->y);
     if (result != TE_OK) return result;
@@ -27659,13 +27688,13 @@ static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turne
 
 enum { TE__NVFP4_PARTS = 64 };
 typedef struct te__nvfp4_amax_job {
-    const te_nvfp4_amax_args *a;
+    const te_op_nvfp4_amax_args *a;
     float row[TE__NVFP4_PARTS], col[TE__NVFP4_PARTS];
 } te__nvfp4_amax_job;
 
 static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
     te__nvfp4_amax_job *j = (te__nvfp4_amax_job *)user;
-    const te_nvfp4_amax_args *a = j->a;
+    const te_op_nvfp4_amax_args *a = j->a;
     int64_t m = te__rows(a->x), strips = te__div_up(m, 16), groups = te__div_up(te__cols(a->x), 16), part, strip, group, r;
     int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
     float *rows = te__nvfp4_is_vector(a->amax_row) ? (float *)te__data(a->amax_row) : NULL;
@@ -27691,7 +27720,7 @@ static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
 }
 /* Columns 16 begin .. 16 end - 1, each with an amax of its own. */
 static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
-    const te_nvfp4_amax_args *a = (const te_nvfp4_amax_args *)user;
+    const te_op_nvfp4_amax_args *a = (const te_op_nvfp4_amax_args *)user;
     int64_t n = te__cols(a->x), strips = te__div_up(te__rows(a->x), 16), group, strip, c;
     int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
     float *cols = (float *)te__data(a->amax_col);
@@ -27707,9 +27736,9 @@ static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
             cols[16 * group + c] = te__nvfp4_largest(each + c, 1, a->keep ? cols[16 * group + c] : 0.0f);
     }
 }
-static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_nvfp4_amax_args *a) {
+static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_op_nvfp4_amax_args *a) {
     te__nvfp4_amax_job j;
-    te_nvfp4_amax_args rest = *a;
+    te_op_nvfp4_amax_args rest = *a;
     float *row, *col;
     if (te__nvfp4_noop(a->noop)) return TE_OK;
     if (te__nvfp4_is_vector(a->amax_col)) {
@@ -27796,7 +27825,7 @@ typedef struct te__nvfp4_copy {
     te__nvfp4_rounding how;
 } te__nvfp4_copy;
 
-static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_nvfp4_quantize_args *a, te_tensor *q, te_tensor *scale, int64_t rows, int64_t cols) {
+static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args *a, te_tensor *q, te_tensor *scale, int64_t rows, int64_t cols) {
     memset(c, 0, sizeof *c);
     c->how.stochastic = a->stochastic_rounding;
     c->how.nan = a->rht && !a->two_dimensional;
@@ -27842,7 +27871,7 @@ static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t g
 }
 
 typedef struct te__nvfp4_job {
-    const te_nvfp4_quantize_args *a;
+    const te_op_nvfp4_quantize_args *a;
     te__nvfp4_copy row, col;
     int64_t groups; /* of 16 columns, as many as either copy or its scales reach */
     const float *amax_row, *amax_col;
@@ -27851,7 +27880,7 @@ typedef struct te__nvfp4_job {
 
 static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
     te__nvfp4_job *j = (te__nvfp4_job *)user;
-    const te_nvfp4_quantize_args *a = j->a;
+    const te_op_nvfp4_quantize_args *a = j->a;
     int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
     int64_t strip, group;
     te__nvfp4_tile v, turned;
@@ -27864,12 +27893,12 @@ static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
             te__nvfp4_put_tile(&j->col, group, strip, turned, j->amax_col, j->per_col, a->two_dimensional);
         }
 }
-static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_nvfp4_quantize_args *a) {
+static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_op_nvfp4_quantize_args *a) {
     te__nvfp4_job j;
     int64_t m = te__rows(a->x), n = te__cols(a->x), strips;
     if (te__nvfp4_noop(a->noop)) return TE_OK;
     if (a->measure) {
-        te_nvfp4_amax_args measures = te__nvfp4_measures(a);
+        te_op_nvfp4_amax_args measures = te__nvfp4_measures(a);
         te_result result = te__cpu_nvfp4_amax(te, &measures);
         if (result != TE_OK) return result;
     }
@@ -27890,7 +27919,7 @@ static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_nvfp4_quantize_args
 /* ---- dequantize ---- */
 
 typedef struct te__nvfp4_dequantize_job {
-    const te_nvfp4_dequantize_args *a;
+    const te_op_nvfp4_dequantize_args *a;
     int64_t m, n, bytes, groups;
     const float *amax;
     bool per_row;
@@ -27909,7 +27938,7 @@ static void te__nvfp4_block_values(const te__nvfp4_dequantize_job *job, int64_t 
 }
 static void te__nvfp4_dequantize_strips(void *user, int64_t begin, int64_t end) {
     const te__nvfp4_dequantize_job *job = (const te__nvfp4_dequantize_job *)user;
-    const te_nvfp4_dequantize_args *a = job->a;
+    const te_op_nvfp4_dequantize_args *a = job->a;
     int64_t strip, group, r;
     te__nvfp4_tile v, turned;
     int k;
@@ -27933,7 +27962,7 @@ static void te__nvfp4_dequantize_strips(void *user, int64_t begin, int64_t end) 
             }
         }
 }
-static te_result te__cpu_nvfp4_dequantize(te_ctx *te, const te_nvfp4_dequantize_args *a) {
+static te_result te__cpu_nvfp4_dequantize(te_ctx *te, const te_op_nvfp4_dequantize_args *a) {
     te__nvfp4_dequantize_job j;
     j.a = a;
     j.m = te__rows(a->y);
@@ -27954,7 +27983,7 @@ static te_result te__cpu_nvfp4_dequantize(te_ctx *te, const te_nvfp4_dequantize_
 /* Rows of `bytes` bytes all start at multiples of `unit`. */
 static bool te__nvfp4_aligned(const te_tensor *x, int64_t bytes, int64_t unit) { return te__is_aligned(x, (uintptr_t)unit) && bytes % unit == 0; }
 
-static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args *a) {
+static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_args *a) {
     te__nvfp4_amax_kargs args = TE_ZERO;
     te__launch *l;
     args.x = te__data(a->x);
@@ -27993,7 +28022,7 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
     return TE_OK;
 }
 
-static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quantize_args *a) {
+static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_quantize_args *a) {
     enum { PER_SM = 4, SHARED = 128 * (272 + 72) + 2048 }; /* of the kernel */
     int64_t size = te__dtype_size(a->x->dtype), columns = 256 / size, reach_m, reach_n, tiles, blocks;
     const te_tensor *amax_row, *amax_col;
@@ -28010,7 +28039,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     at_once = a->measure && tiles > 0 && !te__nvfp4_is_vector(a->amax_row) && !te__nvfp4_is_vector(a->amax_col);
     blocks = at_once ? te__min(tiles, te__plan_resident(p, 256, SHARED, PER_SM)) : tiles;
     if (a->measure && !at_once) {
-        te_nvfp4_amax_args measures = te__nvfp4_measures(a);
+        te_op_nvfp4_amax_args measures = te__nvfp4_measures(a);
         te_result result = te__cuda_plan_nvfp4_amax(p, &measures);
         if (result != TE_OK) return result;
     }
@@ -28071,7 +28100,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     return TE_OK;
 }
 
-static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_nvfp4_dequantize_args *a) {
+static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_op_nvfp4_dequantize_args *a) {
     te__launch *l;
     te__nvfp4_dequantize_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
@@ -28308,13 +28337,13 @@ static int64_t te__gemm_scale_rows(te_scaling s, bool columnwise, int64_t size, 
 /* What a block's codes times its scale still lack of the values that were quantized, besides the amax. */
 static float te__gemm_nvfp4_factor(bool e4m3_max_256) { return 1.0f / (6.0f * (e4m3_max_256 ? 256.0f : 448.0f)); }
 
-static te_result te__gemm_check_pair(te_ctx *te, const te_gemm_args *a) {
+static te_result te__gemm_check_pair(te_ctx *te, const te_op_gemm_args *a) {
     te_scaling sa = a->scaling_a, sb = a->scaling_b;
     if ((int)sa < 0 || sa > TE_SCALING_NVFP4 || (int)sb < 0 || sb > TE_SCALING_NVFP4)
         return te__fail(te, TE_ERR_INVALID, "gemm: scaling_a is %d and scaling_b %d; te_scaling has 0 to %d", (int)sa, (int)sb, (int)TE_SCALING_NVFP4);
     if (sa == TE_SCALING_BLOCK_2D && sb == TE_SCALING_BLOCK_2D)
         return te__fail(te, TE_ERR_INVALID,
-                        "gemm: A and B both have 128 x 128 blocks (BLOCK_2D); one of them must have 1 x 128 blocks: quantize A or B with te_block_quantize "
+                        "gemm: A and B both have 128 x 128 blocks (BLOCK_2D); one of them must have 1 x 128 blocks: quantize A or B with te_op_block_quantize "
                         "and two_dimensional = false, and pass BLOCK_1D");
     if (sa != sb && !(te__gemm_is_block(sa) && te__gemm_is_block(sb)))
         return te__fail(te, TE_ERR_INVALID, "gemm: A is scaled by %s and B by %s; only BLOCK_1D and BLOCK_2D go together: quantize both by one recipe",
@@ -28326,7 +28355,7 @@ static te_result te__gemm_check_pair(te_ctx *te, const te_gemm_args *a) {
     return TE_OK;
 }
 
-static te_result te__gemm_check_formats(te_ctx *te, const te_gemm_args *a) {
+static te_result te__gemm_check_formats(te_ctx *te, const te_op_gemm_args *a) {
     te_dtype ad = a->a->dtype, bd = a->b->dtype;
     const char *an = te_dtype_name(ad), *bn = te_dtype_name(bd), *scaling = te__gemm_scaling_name(a->scaling_a);
     bool narrow = ad == TE_F4E2M1 && bd == TE_F4E2M1, fp8 = te__is_fp8(ad) && te__is_fp8(bd);
@@ -28372,7 +28401,7 @@ static te_result te__gemm_check_amax(te_ctx *te, const char *name, const te_tens
     return te__want_f32(te, "gemm", name, amax, te__numel(amax) == 1 ? 1 : size);
 }
 
-static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
+static te_result te__gemm_check_epilogue(te_ctx *te, const te_op_gemm_args *a) {
     te_result r = TE_OK;
     if ((int)a->epilogue < TE_EPILOGUE_NONE || a->epilogue > TE_EPILOGUE_DGELU)
         return te__fail(te, TE_ERR_INVALID, "gemm: epilogue is %d; te_epilogue has 0 to %d", (int)a->epilogue, (int)TE_EPILOGUE_DGELU);
@@ -28388,7 +28417,7 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
     if (r == TE_OK && a->bias_gradient) {
         r = te__want_vector(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
         if (r == TE_OK && a->accumulate)
-            r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_column_sum");
+            r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_op_column_sum");
         if (r == TE_OK && (te__rows(a->d) != a->m || te__cols(a->d) != a->n || !te__is_contiguous(a->d)))
             r = te__fail(te, TE_ERR_SHAPE, "gemm: with bias_gradient D must be a contiguous [%lld, %lld]", (long long)a->m, (long long)a->n);
     }
@@ -28396,14 +28425,14 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
 }
 
 /* What bias_gradient is, of a D that has been written. */
-static te_column_sum_args te__gemm_column_sum(const te_gemm_args *a) {
-    te_column_sum_args sum = TE_ZERO;
+static te_op_column_sum_args te__gemm_column_sum(const te_op_gemm_args *a) {
+    te_op_column_sum_args sum = TE_ZERO;
     sum.x = a->d;
     sum.out = a->bias_gradient;
     return sum;
 }
 
-static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
+static te_result te__check_gemm(te_ctx *te, te_op_gemm_args *a) {
     te_result r;
     if (a->m < 0 || a->n < 0 || a->k < 0)
         return te__fail(te, TE_ERR_INVALID, "gemm: m, n, k are %lld, %lld, %lld; sizes cannot be negative", (long long)a->m, (long long)a->n, (long long)a->k);
@@ -28648,7 +28677,7 @@ static int64_t te__gemm_block(const te__gemm_operand *x) {
 /* ---- tiles of D -------------------------------------------------------------------------------------------------------- */
 
 typedef struct te__gemm_job {
-    const te_gemm_args *args;
+    const te_op_gemm_args *args;
     te__gemm_operand a, b;
     int64_t ldd, ldaux;
     float scale, factor_a, factor_b;
@@ -28665,7 +28694,7 @@ static float te__gemm_dgelu(float x) {
 
 /* n sums of row `row` from column `col` on become elements of D. */
 static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums, const float *bias) {
-    const te_gemm_args *g = job->args;
+    const te_op_gemm_args *g = job->args;
     float v[TE__GEMM_NC], other[TE__GEMM_NC], of_row = job->amax_a ? job->amax_a[row] * job->factor_a : 1.0f;
     int64_t i;
     for (i = 0; i < n; i++) v[i] = sums[i] * of_row;
@@ -28743,7 +28772,7 @@ static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin, 
 
 /* What the sums are multiplied with at the end. */
 static void te__gemm_job_scale(te__gemm_job *job) {
-    const te_gemm_args *g = job->args;
+    const te_op_gemm_args *g = job->args;
     job->scale = 1.0f;
     if (g->scaling_a == TE_SCALING_TENSOR) {
         if (g->scale_a) job->scale = *(const float *)te__data(g->scale_a);
@@ -28762,12 +28791,12 @@ static void te__gemm_job_scale(te__gemm_job *job) {
         job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
 }
 
-static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_gemm_args *g) {
-    te_column_sum_args sum = te__gemm_column_sum(g);
+static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_op_gemm_args *g) {
+    te_op_column_sum_args sum = te__gemm_column_sum(g);
     return g->bias_gradient ? te__cpu_column_sum(te, &sum) : TE_OK;
 }
 
-static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
+static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
     te__gemm_job job;
     int64_t block_a, block_b, i, j;
     size_t bytes_a, bytes_b;
@@ -28849,7 +28878,7 @@ typedef struct te__gemm_side {
     bool k_major; /* neighbours along k are neighbours in memory */
 } te__gemm_side;
 typedef struct te__gemm_problem {
-    const te_gemm_args *args;
+    const te_op_gemm_args *args;
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
     int copies; /* gemm_hopper's option: whose rows start anywhere, and are copied by the kernel itself */
@@ -28879,7 +28908,7 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
  * tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of them. work: on D's way out, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             bool tma, double work) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
     int64_t at_once = te__gemm_clusters(p, together ? splits : t->cluster);
     int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, at_once);
@@ -28929,14 +28958,14 @@ static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int6
 
 /* What is to be done on D's way out, or shifted there: see te__gemm_cost. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
     return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
 }
 
 /* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA and may add up splits within a cluster. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
@@ -28976,7 +29005,7 @@ typedef char te__gemm_memo_fits[sizeof(te__gemm_key) == TE__MEMO_KEY && sizeof(t
 
 /* The same, searched once: that takes a quarter of what a launch takes. */
 static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__gemm_choice c;
     te__gemm_key key;
     bool known = false;
@@ -29003,7 +29032,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
 /* ---- arguments ------------------------------------------------------------------------------------------------------- */
 
 static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     k->factor_a = k->factor_b = 1.0f;
     k->block = q->block;
     if (q->block) {
@@ -29025,7 +29054,7 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
 }
 
 static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     k->a = q->a.data;
     k->b = q->b.data;
     k->d = te__data(a->d);
@@ -29075,7 +29104,7 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
 
 /* ... and a second kernel adds them up and does the rest. */
 static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const te__gemm_choice *c, const void *partial) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_reduce");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
@@ -29119,7 +29148,7 @@ static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_s
 
 /* A and B of MXFP8 or NVFP4 become bf16 in the workspace. False: there was none. */
 static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_decode");
     te__gemm_decode_kargs *k = TE__KARGS(p, l, te__gemm_decode_kargs);
     int64_t pieces;
@@ -29140,7 +29169,7 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
 static int64_t te__gemm_align_ld(int64_t bytes) { return te__round_up(bytes, bytes >= 512 ? 128 : bytes > 16 ? 32 : 16); }
 /* gemm_align counts pieces of 16 bytes in 32 bits. */
 static bool te__gemm_fits_align(const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     int64_t size = te__dtype_size(q->a.dtype), rows_a = q->a.k_major ? a->m : a->k, rows_b = q->b.k_major ? a->n : a->k;
     return rows_a * (te__gemm_align_ld((q->a.k_major ? a->k : a->m) * size) / 16) +
                rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* a step beyond the last is still counted */
@@ -29152,7 +29181,7 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
  * and the copies' way out of and into memory. Both operands, gemm_align's time last: 127 x 129 x 255 TN 9.4 and 8.3 us (gemm_mma 17.5), 300 x 521 x 1101 TN
  * 14.4 and 11.5, 63 x 2111 x 7167 TN 30.7 and 36.1; one, NN: 200 x 200 x 2001 10.8 and 12.9. */
 static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
     double slabs = (double)te__div_up(a->k, 64), blocks = (double)te__div_up(a->m, 64) * (double)te__div_up(a->n, 128) / (double)te__max(p->num_sms, 1);
     double each = fmax(slabs < 8.0 ? slabs : 4.0, slabs * blocks), bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
@@ -29201,8 +29230,8 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
 /* ---- bias gradient ---------------------------------------------------------------------------------------------------- */
 
 /* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
-static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, const float *sums, int64_t rows) {
-    te_column_sum_args of_d = te__gemm_column_sum(a);
+static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
+    te_op_column_sum_args of_d = te__gemm_column_sum(a);
     enum { FEW = 1024 }; /* rows that one block adds up before several would have begun */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
     if (rows <= FEW) {
@@ -29222,7 +29251,7 @@ static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, cons
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
     te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
     te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
@@ -29275,7 +29304,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 
 /* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
@@ -29339,7 +29368,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                    {128, 192, 0.95, 1, 384, 1},
                                                    {128, 192, 0.975, 1, 384, 2}}; /* the last two not for blocks of 128 columns */
     static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 512, 1}, {64, 128, 0.35, 0, 512, 1}};
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
     int count = q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) - (q->block ? 2 : 0) : TE__COUNT(plain);
@@ -29400,7 +29429,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
  * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is
  * B's, and empty. */
 static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
     int64_t lines = te__max(a->m, a->n), size = te__dtype_size(q->a.dtype);
     if (TE__GEMM_TUNES || !q->a.k_major || !q->b.k_major || size > 2) return false;
@@ -29409,7 +29438,7 @@ static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
 }
 
 static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     int64_t few = te__min(a->m, a->n), blocks = te__div_up(te__max(a->m, a->n), 16);
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
     int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block && !scales && few <= 8 ? 16 : 8;
@@ -29446,7 +29475,7 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
 /* A few lines by many that stand side by side in memory; 64 or more, not to read beyond them in vain. Very many are left to gemm_hopper, as in front of
  * gemm_skinny: one row by 128256 x 4096 takes it 257 to 267 us, by how it is split, gemm_skinny_down 270; by 28672 x 4096 both the same. */
 static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
     int64_t lines = te__max(a->m, a->n);
     if (TE__GEMM_TUNES || x->k_major || te__dtype_size(x->dtype) != 2 || te__min(a->m, a->n) > 8 || lines < 64) return false;
@@ -29456,7 +29485,7 @@ static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q
 /* Lanes have eight lines each where blocks of four by lane, sixteen warps, would not all be there at once, two a multiprocessor: 1 x 10000 x 4096 30 us,
  * not 38; but 1 x 4096 x 4096 19, not 17. k is split where blocks are at most half as many as multiprocessors. */
 static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
     const bool few_a = a->m <= a->n;
     const te__gemm_side *x = few_a ? &q->b : &q->a;
@@ -29500,7 +29529,7 @@ static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     x->ld = te__round_up(k, 16);
 }
 
-static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
+static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
     if (a->m == 0 || a->n == 0) return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;
@@ -29533,9 +29562,9 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
 
 /* ops/gemm/grouped_op.c: the front door of products by groups: checks. Knows tensors; must not know which backend runs. */
 
-/* One group's product, as te_gemm has it, with all the rows or all the k there are: what both kinds have in common with it. */
-static te_gemm_args te__grouped_one(const te_grouped_gemm_args *a) {
-    te_gemm_args g = TE_ZERO;
+/* One group's product, as te_op_gemm has it, with all the rows or all the k there are: what both kinds have in common with it. */
+static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
+    te_op_gemm_args g = TE_ZERO;
     g.a = a->a;
     g.b = a->b;
     g.d = a->d;
@@ -29556,7 +29585,7 @@ static te_gemm_args te__grouped_one(const te_grouped_gemm_args *a) {
     return g;
 }
 
-static te_result te__grouped_check_sizes(te_ctx *te, const te_grouped_gemm_args *a) {
+static te_result te__grouped_check_sizes(te_ctx *te, const te_op_grouped_gemm_args *a) {
     const te_tensor *x = a->sizes ? a->sizes : a->offsets;
     const char *name = a->sizes ? "sizes" : "offsets";
     te_result r;
@@ -29578,7 +29607,7 @@ static te_result te__grouped_want_stack(te_ctx *te, const char *name, const te_t
     return r;
 }
 
-static te_result te__grouped_check_scales(te_ctx *te, const te_grouped_gemm_args *a) {
+static te_result te__grouped_check_scales(te_ctx *te, const te_op_grouped_gemm_args *a) {
     te_result r = TE_OK;
     if (a->scaling_a == TE_SCALING_TENSOR) {
         if (a->scale_a) r = te__want_f32(te, "grouped_gemm", "scale_a", a->scale_a, te__numel(a->scale_a) == 1 ? 1 : a->groups);
@@ -29596,8 +29625,8 @@ static te_result te__grouped_check_scales(te_ctx *te, const te_grouped_gemm_args
     return r;
 }
 
-static te_result te__grouped_check_epilogue(te_ctx *te, const te_grouped_gemm_args *a, const te_gemm_args *one) {
-    te_gemm_args plain = *one;
+static te_result te__grouped_check_epilogue(te_ctx *te, const te_op_grouped_gemm_args *a, const te_op_gemm_args *one) {
+    te_op_gemm_args plain = *one;
     te_result r;
     if (a->along_k && (a->bias || a->epilogue != TE_EPILOGUE_NONE || a->aux))
         return te__fail(te, TE_ERR_INVALID, "grouped_gemm: bias, aux and epilogues belong to groups along rows, and these lie along k");
@@ -29606,8 +29635,8 @@ static te_result te__grouped_check_epilogue(te_ctx *te, const te_grouped_gemm_ar
     return r == TE_OK && a->bias ? te__want_vector(te, "grouped_gemm", "bias", a->bias, a->groups * a->n) : r;
 }
 
-static te_result te__check_grouped_gemm(te_ctx *te, te_grouped_gemm_args *a) {
-    te_gemm_args one = te__grouped_one(a);
+static te_result te__check_grouped_gemm(te_ctx *te, te_op_grouped_gemm_args *a) {
+    te_op_gemm_args one = te__grouped_one(a);
     te_result r;
     if (a->groups < 0 || a->m < 0 || a->n < 0 || a->k < 0 || a->groups > INT_MAX)
         return te__fail(te, TE_ERR_INVALID, "grouped_gemm: groups, m, n, k are %lld, %lld, %lld, %lld; sizes cannot be negative, nor groups that many",
@@ -29631,7 +29660,7 @@ static te_result te__check_grouped_gemm(te_ctx *te, te_grouped_gemm_args *a) {
 
 /* ==== ops/gemm/grouped_cpu.c ==================================================================================== */
 
-/* ops/gemm/grouped_cpu.c: products by groups on the CPU: one te_gemm for each group. Knows tensors; must not know CUDA. */
+/* ops/gemm/grouped_cpu.c: products by groups on the CPU: one te_op_gemm for each group. Knows tensors; must not know CUDA. */
 
 /* rows x cols elements of x as a matrix, from element (row, col) of its [M, N] view on. A tensor of the stack, for the length of a call. */
 static te_tensor te__grouped_part(const te_tensor *x, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols) {
@@ -29646,21 +29675,21 @@ static te_tensor te__grouped_part(const te_tensor *x, int64_t ld, int64_t row, i
 }
 
 /* Where group g ends, given where it starts; never beyond `total`. */
-static int64_t te__grouped_end(const te_grouped_gemm_args *a, int64_t g, int64_t begin, int64_t total) {
+static int64_t te__grouped_end(const te_op_grouped_gemm_args *a, int64_t g, int64_t begin, int64_t total) {
     const te_tensor *x = a->sizes ? a->sizes : a->offsets;
     const void *data = te__data(x);
     int64_t at = a->sizes ? g : g + 1, v = x->dtype == TE_I64 ? ((const int64_t *)data)[at] : (int64_t)((const int32_t *)data)[at];
     if (a->sizes) v = te__min(te__max(v, 0), total) + begin;
     return te__min(te__max(v, begin), total);
 }
-static int64_t te__grouped_begin(const te_grouped_gemm_args *a, int64_t total) {
+static int64_t te__grouped_begin(const te_op_grouped_gemm_args *a, int64_t total) {
     const void *data;
     if (a->sizes) return 0;
     data = te__data(a->offsets);
     return te__min(te__max(a->offsets->dtype == TE_I64 ? ((const int64_t *)data)[0] : (int64_t)((const int32_t *)data)[0], 0), total);
 }
 
-static te_result te__grouped_rows(te_ctx *te, const te_grouped_gemm_args *a, te_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
+static te_result te__grouped_rows(te_ctx *te, const te_op_grouped_gemm_args *a, te_op_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
     te_tensor pa, pb, pd, paux, pbias, psa, psb;
     int64_t rows_b = a->b_transposed ? a->n : a->k, cols_b = a->b_transposed ? a->k : a->n, rows = end - begin;
     g->m = rows;
@@ -29688,7 +29717,7 @@ static te_result te__grouped_rows(te_ctx *te, const te_grouped_gemm_args *a, te_
     return te__cpu_gemm(te, g);
 }
 
-static te_result te__grouped_k(te_ctx *te, const te_grouped_gemm_args *a, te_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
+static te_result te__grouped_k(te_ctx *te, const te_op_grouped_gemm_args *a, te_op_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
     te_tensor pa, pb, pd;
     int64_t k = end - begin;
     if (k == 0 && a->accumulate) return TE_OK;
@@ -29702,13 +29731,13 @@ static te_result te__grouped_k(te_ctx *te, const te_grouped_gemm_args *a, te_gem
     return te__cpu_gemm(te, g);
 }
 
-static te_result te__cpu_grouped_gemm(te_ctx *te, const te_grouped_gemm_args *a) {
+static te_result te__cpu_grouped_gemm(te_ctx *te, const te_op_grouped_gemm_args *a) {
     int64_t total = a->along_k ? a->k : a->m, begin = te__grouped_begin(a, total), end, group;
     bool each_a = a->scale_a && a->scaling_a == TE_SCALING_TENSOR && te__numel(a->scale_a) > 1;
     bool each_b = a->scale_b && a->scaling_b == TE_SCALING_TENSOR && te__numel(a->scale_b) > 1;
     te_result r = TE_OK;
     for (group = 0; group < a->groups && r == TE_OK; group++, begin = end) {
-        te_gemm_args g = te__grouped_one(a);
+        te_op_gemm_args g = te__grouped_one(a);
         te_tensor psa, psb;
         end = te__grouped_end(a, group, begin, total);
         if (each_a) {
@@ -29731,12 +29760,12 @@ static te_result te__cpu_grouped_gemm(te_ctx *te, const te_grouped_gemm_args *a)
  * How many tiles there are only the device knows: along rows a launch has as many blocks as there can be, and those without a tile leave. */
 
 /* Tiles of bm x bn that there can be: each group ends with one that is not full. */
-static int64_t te__grouped_tiles(const te_grouped_gemm_args *a, int64_t bm, int64_t bn) {
+static int64_t te__grouped_tiles(const te_op_grouped_gemm_args *a, int64_t bm, int64_t bn) {
     int64_t down = a->along_k ? a->groups * te__div_up(a->m, bm) : te__min(a->m / bm + a->groups, a->m);
     return down * te__div_up(a->n, bn);
 }
 
-static void te__grouped_fill(te__gemm_grouped_kargs *k, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+static void te__grouped_fill(te__gemm_grouped_kargs *k, const te_op_grouped_gemm_args *a, const te__gemm_problem *q) {
     te__gemm_grouping *s = &k->groups;
     te__gemm_fill(&k->g, q);
     s->sizes = te__data(a->sizes ? a->sizes : a->offsets);
@@ -29752,7 +29781,7 @@ static void te__grouped_fill(te__gemm_grouped_kargs *k, const te_grouped_gemm_ar
 
 /* ---- gemm_grouped_naive ---------------------------------------------------------------------------------------------- */
 
-static te_result te__grouped_plan_naive(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+static te_result te__grouped_plan_naive(te__plan *p, const te_op_grouped_gemm_args *a, const te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_grouped_naive");
     te__grouped_fill(TE__KARGS(p, l, te__gemm_grouped_kargs), a, q);
     te__launch_size(l, te__grouped_tiles(a, 64, 64), 1, 1, 256, 0);
@@ -29765,7 +29794,7 @@ static te_result te__grouped_plan_naive(te__plan *p, const te_grouped_gemm_args 
 
 /* Times in slabs of a 128 x 256 tile, with te__gemm_cost's earlier constants, which grouped products were measured with. granule: rows that cost
  * something when one of them is there. */
-static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
+static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_op_grouped_gemm_args *a, int64_t bk, int64_t granule) {
     int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
     int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
     double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0); /* of a tile, on average */
@@ -29773,7 +29802,7 @@ static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, c
     return (double)rounds * ((double)te__div_up(k, bk) * size / t->speed + 0.3 + size);
 }
 
-static const te__gemm_tile_kind *te__grouped_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
+static const te__gemm_tile_kind *te__grouped_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te_op_grouped_gemm_args *a, int64_t bk, int64_t granule) {
     const te__gemm_tile_kind *best = NULL;
     double best_cost = 0.0;
     int i;
@@ -29788,7 +29817,7 @@ static const te__gemm_tile_kind *te__grouped_choose(const te__plan *p, const te_
 
 /* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
 
-static te_result te__grouped_plan_mma(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+static te_result te__grouped_plan_mma(te__plan *p, const te_op_grouped_gemm_args *a, const te__gemm_problem *q) {
     /* As te__gemm_plan_mma has them. */
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
     static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
@@ -29818,7 +29847,7 @@ static te_result te__grouped_plan_mma(te__plan *p, const te_grouped_gemm_args *a
 /* ---- gemm_hopper ----------------------------------------------------------------------------------------------------- */
 
 /* B of all groups, as te__gemm_map has one: the third dimension are the groups, so that each ends in zeros of its own. */
-static te_result te__grouped_stack_map(te__plan *p, void *map, const te_grouped_gemm_args *a, const te__gemm_side *x, int box) {
+static te_result te__grouped_stack_map(te__plan *p, void *map, const te_op_grouped_gemm_args *a, const te__gemm_side *x, int box) {
     int64_t bytes = te__dtype_size(x->dtype);
     uint64_t dims[3], strides[2];
     uint32_t boxes[3];
@@ -29834,7 +29863,7 @@ static te_result te__grouped_stack_map(te__plan *p, void *map, const te_grouped_
 }
 
 /* gemm_groups, which comes first, gets the maps that gemm_hopper must not use as they are. */
-static void te__grouped_plan_groups(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q, const te__gemm_hopper_grouped_kargs *h, int64_t bm,
+static void te__grouped_plan_groups(te__plan *p, const te_op_grouped_gemm_args *a, const te__gemm_problem *q, const te__gemm_hopper_grouped_kargs *h, int64_t bm,
                                     int64_t per_row, bool store, te__gemm_groups_kargs *k) {
     memcpy(k->map[0], a->along_k ? h->h.a_map : h->h.d_map, sizeof(k->map[0]));
     memcpy(k->map[1], a->along_k ? h->h.b_map : h->h.aux_map, sizeof(k->map[1]));
@@ -29849,7 +29878,7 @@ static void te__grouped_plan_groups(te__plan *p, const te_grouped_gemm_args *a, 
     k->maps = (unsigned long long *)te__plan_workspace(p, a->groups * 2 * 128);
 }
 
-static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+static te_result te__grouped_plan_hopper(te__plan *p, const te_op_grouped_gemm_args *a, const te__gemm_problem *q) {
     /* Clusters share A along rows: tiles beside each other belong to one group. Tiles of 256 rows there do what rows of the group are in them. */
     static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.97, 2, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.985, 1, 384, 1}, {128, 128, 0.94, 1, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
@@ -29906,9 +29935,9 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_grouped_gemm_args *a) {
+static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
-    te_gemm_args one = te__grouped_one(a);
+    te_op_gemm_args one = te__grouped_one(a);
     if (a->groups == 0 || a->m == 0 || a->n == 0) return TE_OK;
     q.args = &one;
     q.a.data = te__data(a->a);
@@ -30041,8 +30070,8 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
 }
 
 /* y_col as cast's transpose sees it. */
-static te_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
-    te_transpose_args t = TE_ZERO;
+static te_op_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
+    te_op_transpose_args t = TE_ZERO;
     t.src = a->y;
     t.dst = a->y_col;
     t.rows = te__rows(a->x);
@@ -30050,10 +30079,10 @@ static te_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
     return t;
 }
 
-static te_result te__check_layernorm_fwd(te_ctx *te, te_layernorm_fwd_args *a) { return te__check_norm_fwd(te, a, true); }
-static te_result te__check_rmsnorm_fwd(te_ctx *te, te_rmsnorm_fwd_args *a) { return te__check_norm_fwd(te, a, false); }
-static te_result te__check_layernorm_bwd(te_ctx *te, te_layernorm_bwd_args *a) { return te__check_norm_bwd(te, a, true); }
-static te_result te__check_rmsnorm_bwd(te_ctx *te, te_rmsnorm_bwd_args *a) { return te__check_norm_bwd(te, a, false); }
+static te_result te__check_layernorm_fwd(te_ctx *te, te_op_layernorm_fwd_args *a) { return te__check_norm_fwd(te, a, true); }
+static te_result te__check_rmsnorm_fwd(te_ctx *te, te_op_rmsnorm_fwd_args *a) { return te__check_norm_fwd(te, a, false); }
+static te_result te__check_layernorm_bwd(te_ctx *te, te_op_layernorm_bwd_args *a) { return te__check_norm_bwd(te, a, true); }
+static te_result te__check_rmsnorm_bwd(te_ctx *te, te_op_rmsnorm_bwd_args *a) { return te__check_norm_bwd(te, a, false); }
 
 /* ==== ops/norm/cpu.c ============================================================================================ */
 
@@ -30164,7 +30193,7 @@ static void te__norm_fwd_rows(void *user, int64_t begin, int64_t end) {
 
 /* y_col is what the transpose of the codes would be. */
 static te_result te__norm_transpose(te_ctx *te, const te_norm_fwd_args *a) {
-    te_transpose_args t = te__norm_transpose_args(a);
+    te_op_transpose_args t = te__norm_transpose_args(a);
     return te__cpu_transpose(te, &t);
 }
 
@@ -30299,10 +30328,10 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
     return TE_OK;
 }
 
-static te_result te__cpu_layernorm_fwd(te_ctx *te, const te_layernorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, true); }
-static te_result te__cpu_rmsnorm_fwd(te_ctx *te, const te_rmsnorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, false); }
-static te_result te__cpu_layernorm_bwd(te_ctx *te, const te_layernorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, true); }
-static te_result te__cpu_rmsnorm_bwd(te_ctx *te, const te_rmsnorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, false); }
+static te_result te__cpu_layernorm_fwd(te_ctx *te, const te_op_layernorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, true); }
+static te_result te__cpu_rmsnorm_fwd(te_ctx *te, const te_op_rmsnorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, false); }
+static te_result te__cpu_layernorm_bwd(te_ctx *te, const te_op_layernorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, true); }
+static te_result te__cpu_rmsnorm_bwd(te_ctx *te, const te_op_rmsnorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, false); }
 
 /* ==== ops/norm/cuda.c =========================================================================================== */
 
@@ -30425,7 +30454,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         last->y_dt = a->y->dtype;
     }
     if (a->y_col) {
-        te_transpose_args turn = te__norm_transpose_args(a);
+        te_op_transpose_args turn = te__norm_transpose_args(a);
         te__cuda_plan_transpose(p, &turn);
     }
     te__plan_why(p, queued         ? "rows in registers; each goes to the block that is ready first"
@@ -30536,10 +30565,10 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     return TE_OK;
 }
 
-static te_result te__cuda_plan_layernorm_fwd(te__plan *p, const te_layernorm_fwd_args *a) { return te__cuda_plan_norm_fwd(p, a, true); }
-static te_result te__cuda_plan_rmsnorm_fwd(te__plan *p, const te_rmsnorm_fwd_args *a) { return te__cuda_plan_norm_fwd(p, a, false); }
-static te_result te__cuda_plan_layernorm_bwd(te__plan *p, const te_layernorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, true); }
-static te_result te__cuda_plan_rmsnorm_bwd(te__plan *p, const te_rmsnorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, false); }
+static te_result te__cuda_plan_layernorm_fwd(te__plan *p, const te_op_layernorm_fwd_args *a) { return te__cuda_plan_norm_fwd(p, a, true); }
+static te_result te__cuda_plan_rmsnorm_fwd(te__plan *p, const te_op_rmsnorm_fwd_args *a) { return te__cuda_plan_norm_fwd(p, a, false); }
+static te_result te__cuda_plan_layernorm_bwd(te__plan *p, const te_op_layernorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, true); }
+static te_result te__cuda_plan_rmsnorm_bwd(te__plan *p, const te_op_rmsnorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, false); }
 
 /* ==== ops/act/kargs.h =========================================================================================== */
 
@@ -30642,7 +30671,7 @@ static te_result te__act_check_output(te_ctx *te, const char *op, const char *na
     return r;
 }
 
-static te_result te__check_act_fwd(te_ctx *te, te_act_fwd_args *a) {
+static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
     int64_t n;
     te_result r = te__check_activation(te, "act_fwd", a->activation, &a->limit, &a->alpha);
@@ -30657,7 +30686,7 @@ static te_result te__check_act_fwd(te_ctx *te, te_act_fwd_args *a) {
     return te__act_check_output(te, "act_fwd", "y", a->y, a->col, a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
 }
 
-static te_result te__check_act_bwd(te_ctx *te, te_act_bwd_args *a) {
+static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
     te_result r = te__check_activation(te, "act_bwd", a->activation, &a->limit, &a->alpha);
     int64_t n;
     if (r == TE_OK) r = te__want_float(te, "act_bwd", "dy", a->dy);
@@ -30717,8 +30746,8 @@ static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit)
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
-    const te_act_fwd_args *fwd; /* the one or the other */
-    const te_act_bwd_args *bwd;
+    const te_op_act_fwd_args *fwd; /* the one or the other */
+    const te_op_act_bwd_args *bwd;
     te_activation act;
     float limit, alpha, scale;
     bool gated, quantized;
@@ -30873,7 +30902,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     return TE_OK;
 }
 
-static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
+static te_result te__cpu_act_fwd(te_ctx *te, const te_op_act_fwd_args *a) {
     te__act_job job = TE_ZERO;
     job.fwd = a;
     job.act = a->activation;
@@ -30888,7 +30917,7 @@ static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
-static te_result te__cpu_act_bwd(te_ctx *te, const te_act_bwd_args *a) {
+static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
     te__act_job job = TE_ZERO;
     job.bwd = a;
     job.act = a->activation;
@@ -30933,7 +30962,7 @@ static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     return d;
 }
 
-static te_result te__cuda_plan_act_fwd(te__plan *p, const te_act_fwd_args *a) {
+static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector;
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
@@ -30982,7 +31011,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_act_fwd_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
+static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
     const te_tensor *dx = a->dx ? a->dx : a->col;
     int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width, ldc = a->col ? te__cols(a->col) : 0;
@@ -31117,7 +31146,7 @@ static te_result te__rope_want(te_ctx *te, const char *op, const char *name, con
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
-/* What te_rope_args and the two te_qkv_rope_args have in common. */
+/* What te_op_rope_args and the two te_op_qkv_rope_args have in common. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
                                        float *position_scale, int64_t offset, const te_tensor *start) {
     te_result r = TE_OK;
@@ -31141,7 +31170,7 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format
     return r == TE_OK ? te__want_numel(te, op, "start_positions", start, b) : r;
 }
 
-static te_result te__check_rope(te_ctx *te, te_rope_args *a) {
+static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
     te_result r = te__rope_want(te, "rope", "x", a->x);
     if (r == TE_OK) r = te__rope_want(te, "rope", "y", a->y);
@@ -31153,8 +31182,8 @@ static te_result te__check_rope(te_ctx *te, te_rope_args *a) {
 }
 
 /* The two argument structs differ in what is const. */
-static te_qkv_rope_args te__qkv_rope_forward_of(const te_qkv_rope_bwd_args *a) {
-    te_qkv_rope_args f = TE_ZERO;
+static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args *a) {
+    te_op_qkv_rope_args f = TE_ZERO;
     f.qkv = a->qkv;
     f.q = (te_tensor *)a->q;
     f.k = (te_tensor *)a->k;
@@ -31174,7 +31203,7 @@ static te_qkv_rope_args te__qkv_rope_forward_of(const te_qkv_rope_bwd_args *a) {
     return f;
 }
 
-static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_qkv_rope_args *a) {
+static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_args *a) {
     const te_tensor *part[3];
     static const char *const names[3] = {"q", "k", "v"};
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
@@ -31204,12 +31233,12 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_qkv_rope_args
                                  a->start_positions);
 }
 
-static te_result te__check_qkv_rope(te_ctx *te, te_qkv_rope_args *a) {
+static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
     return te__qkv_rope_check(te, "qkv_rope", a);
 }
 
-static te_result te__check_qkv_rope_bwd(te_ctx *te, te_qkv_rope_bwd_args *a) {
-    te_qkv_rope_args f = te__qkv_rope_forward_of(a);
+static te_result te__check_qkv_rope_bwd(te_ctx *te, te_op_qkv_rope_bwd_args *a) {
+    te_op_qkv_rope_args f = te__qkv_rope_forward_of(a);
     te_result r = te__qkv_rope_check(te, "qkv_rope_bwd", &f);
     if (r != TE_OK) return r;
     a->base = f.base;
@@ -31247,7 +31276,7 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
     for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)pow((double)base, -2.0 * i / rotary_dim);
 }
 
-static void te__rope_problem(te__rope_kargs *k, const te_rope_args *a) {
+static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
     te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, a->position_offset, a->start_positions);
     k->packed = te__rope_view_of(a->x, a->format);
@@ -31255,7 +31284,7 @@ static void te__rope_problem(te__rope_kargs *k, const te_rope_args *a) {
     k->direction = a->backward ? -1.0f : 1.0f;
 }
 
-static void te__qkv_rope_problem(te__rope_kargs *k, const te_qkv_rope_args *a, bool backward) {
+static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
     te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale, a->position_offset,
                       a->start_positions);
@@ -31340,18 +31369,18 @@ static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
     return TE_OK;
 }
 
-static te_result te__cpu_rope(te_ctx *te, const te_rope_args *args) {
+static te_result te__cpu_rope(te_ctx *te, const te_op_rope_args *args) {
     te__rope_kargs a;
     te__rope_problem(&a, args);
     return te__rope_cpu(te, &a);
 }
-static te_result te__cpu_qkv_rope(te_ctx *te, const te_qkv_rope_args *args) {
+static te_result te__cpu_qkv_rope(te_ctx *te, const te_op_qkv_rope_args *args) {
     te__rope_kargs a;
     te__qkv_rope_problem(&a, args, false);
     return te__rope_cpu(te, &a);
 }
-static te_result te__cpu_qkv_rope_bwd(te_ctx *te, const te_qkv_rope_bwd_args *args) {
-    te_qkv_rope_args f = te__qkv_rope_forward_of(args);
+static te_result te__cpu_qkv_rope_bwd(te_ctx *te, const te_op_qkv_rope_bwd_args *args) {
+    te_op_qkv_rope_args f = te__qkv_rope_forward_of(args);
     te__rope_kargs a;
     te__qkv_rope_problem(&a, &f, true);
     return te__rope_cpu(te, &a);
@@ -31392,18 +31421,18 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_rope(te__plan *p, const te_rope_args *args) {
+static te_result te__cuda_plan_rope(te__plan *p, const te_op_rope_args *args) {
     te__rope_kargs a;
     te__rope_problem(&a, args);
     return te__rope_plan(p, &a);
 }
-static te_result te__cuda_plan_qkv_rope(te__plan *p, const te_qkv_rope_args *args) {
+static te_result te__cuda_plan_qkv_rope(te__plan *p, const te_op_qkv_rope_args *args) {
     te__rope_kargs a;
     te__qkv_rope_problem(&a, args, false);
     return te__rope_plan(p, &a);
 }
-static te_result te__cuda_plan_qkv_rope_bwd(te__plan *p, const te_qkv_rope_bwd_args *args) {
-    te_qkv_rope_args f = te__qkv_rope_forward_of(args);
+static te_result te__cuda_plan_qkv_rope_bwd(te__plan *p, const te_op_qkv_rope_bwd_args *args) {
+    te_op_qkv_rope_args f = te__qkv_rope_forward_of(args);
     te__rope_kargs a;
     te__qkv_rope_problem(&a, &f, true);
     return te__rope_plan(p, &a);
@@ -31487,7 +31516,7 @@ static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *nam
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s it must be %s", op, name, te__shape_text(x, text), like, te__dims_text(4, shape, want));
 }
 
-static te_result te__attn_check(te_ctx *te, const char *op, te_attn_fwd_args *a) {
+static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
     const int seq = a->format == TE_BSHD ? 1 : 0;
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
     int64_t b, heads, s_q, s_kv;
@@ -31533,13 +31562,13 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_attn_fwd_args *a)
     return TE_OK;
 }
 
-static te_result te__check_attn_fwd(te_ctx *te, te_attn_fwd_args *a) {
+static te_result te__check_attn_fwd(te_ctx *te, te_op_attn_fwd_args *a) {
     return te__attn_check(te, "attn_fwd", a);
 }
 
 /* The forward that a backward belongs to. */
-static te_attn_fwd_args te__attn_forward_of(const te_attn_bwd_args *a) {
-    te_attn_fwd_args f = TE_ZERO;
+static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
+    te_op_attn_fwd_args f = TE_ZERO;
     f.q = a->q;
     f.k = a->k;
     f.v = a->v;
@@ -31558,10 +31587,10 @@ static te_attn_fwd_args te__attn_forward_of(const te_attn_bwd_args *a) {
     return f;
 }
 
-static te_result te__check_attn_bwd(te_ctx *te, te_attn_bwd_args *a) {
+static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     const char *op = "attn_bwd";
     const int seq = a->format == TE_BSHD ? 1 : 0;
-    te_attn_fwd_args f = te__attn_forward_of(a);
+    te_op_attn_fwd_args f = te__attn_forward_of(a);
     te_result r = te__attn_check(te, op, &f);
     int64_t b, s_q, s_kv, heads, groups, d, d_v;
     if (r != TE_OK) return r;
@@ -31597,7 +31626,7 @@ static te__attn_view te__attn_view_of(const te_tensor *x, te_qkv_format format) 
 }
 
 /* Checked args. Masks and windows become two diagonals; lo and hi stay within -s_q - 1 .. s_kv, which is as good as further out. */
-static te__attn_kargs te__attn_problem(const te_attn_fwd_args *a) {
+static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
     const int seq = a->format == TE_BSHD ? 1 : 0;
     const int64_t s_q = a->q->shape[seq], s_kv = a->k->shape[seq], beyond = s_q + s_kv + 1;
     const int64_t diagonal = a->mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? s_kv - s_q : 0;
@@ -31629,8 +31658,8 @@ static te__attn_kargs te__attn_problem(const te_attn_fwd_args *a) {
     k.rng = te__data(a->rng);
     return k;
 }
-static te__attn_kargs te__attn_problem_bwd(const te_attn_bwd_args *a) {
-    te_attn_fwd_args f = te__attn_forward_of(a);
+static te__attn_kargs te__attn_problem_bwd(const te_op_attn_bwd_args *a) {
+    te_op_attn_fwd_args f = te__attn_forward_of(a);
     te__attn_kargs k = te__attn_problem(&f);
     k.d_o = te__attn_view_of(a->d_o, a->format);
     k.dq = te__attn_view_of(a->dq, a->format);
@@ -31989,13 +32018,13 @@ static void te__attn_draw(te__attn_kargs *a) {
     a->offset = offset;
 }
 
-static te_result te__cpu_attn_fwd(te_ctx *te, const te_attn_fwd_args *args) {
+static te_result te__cpu_attn_fwd(te_ctx *te, const te_op_attn_fwd_args *args) {
     te__attn_kargs a = te__attn_problem(args);
     te__attn_draw(&a);
     return te__attn_cpu(te, &a, false);
 }
 
-static te_result te__cpu_attn_bwd(te_ctx *te, const te_attn_bwd_args *args) {
+static te_result te__cpu_attn_bwd(te_ctx *te, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     te__attn_draw(&a);
     return te__attn_cpu(te, &a, true);
@@ -32111,7 +32140,7 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
 static const char te__attn_why_mma[] = "tensor cores: 16-bit operands in aligned rows";
 static const char te__attn_why_general[] = "general: any format, head size and stride, in f32";
 
-static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_attn_fwd_args *args) {
+static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     const te__attn_kargs a = te__attn_problem(args);
     if (te__attn_has_mma(p, &a, false)) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f);
@@ -32122,7 +32151,7 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_attn_fwd_args *arg
     return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, 0, te__max(a.d, a.d_v), 0));
 }
 
-static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_attn_bwd_args *args) {
+static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad;
     te_result r;
@@ -32174,7 +32203,7 @@ static te_result te__check_dropout_p(te_ctx *te, const char *op, float p) {
     return te__fail(te, TE_ERR_INVALID, "%s: p is %g; it is a probability, 0 to 1", op, (double)p);
 }
 
-static te_result te__check_dropout_add_fwd(te_ctx *te, te_dropout_add_fwd_args *a) {
+static te_result te__check_dropout_add_fwd(te_ctx *te, te_op_dropout_add_fwd_args *a) {
     te_result r = te__check_dropout_p(te, "dropout_add_fwd", a->p);
     if (r == TE_OK) r = te__want_float(te, "dropout_add_fwd", "x", a->x);
     if (r == TE_OK && a->bias) r = te__want_vector(te, "dropout_add_fwd", "bias", a->bias, te__cols(a->x));
@@ -32184,7 +32213,7 @@ static te_result te__check_dropout_add_fwd(te_ctx *te, te_dropout_add_fwd_args *
     return r;
 }
 
-static te_result te__check_dropout_add_bwd(te_ctx *te, te_dropout_add_bwd_args *a) {
+static te_result te__check_dropout_add_bwd(te_ctx *te, te_op_dropout_add_bwd_args *a) {
     te_result r = te__check_dropout_p(te, "dropout_add_bwd", a->p);
     if (r == TE_OK) r = te__want_float(te, "dropout_add_bwd", "dy", a->dy);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_bwd", "dx", a->dx, "dy", a->dy);
@@ -32193,8 +32222,8 @@ static te_result te__check_dropout_add_bwd(te_ctx *te, te_dropout_add_bwd_args *
 }
 
 /* The backward is the forward of dy alone: the same elements are kept, and scaled alike. */
-static te_dropout_add_fwd_args te__dropout_backward_args(const te_dropout_add_bwd_args *a) {
-    te_dropout_add_fwd_args forward = TE_ZERO;
+static te_op_dropout_add_fwd_args te__dropout_backward_args(const te_op_dropout_add_bwd_args *a) {
+    te_op_dropout_add_fwd_args forward = TE_ZERO;
     forward.x = a->dy;
     forward.y = a->dx;
     forward.p = a->p;
@@ -32212,7 +32241,7 @@ static te_dropout_add_fwd_args te__dropout_backward_args(const te_dropout_add_bw
 enum { TE__DROPOUT_RUN = 512 };
 
 typedef struct te__dropout_job {
-    const te_dropout_add_fwd_args *a;
+    const te_op_dropout_add_fwd_args *a;
     uint64_t seed, offset;
     int64_t n, runs;
     float keep_scale;
@@ -32220,7 +32249,7 @@ typedef struct te__dropout_job {
 
 /* Zeroes or scales elements first .. first + count - 1 of the whole tensor. */
 static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t count, float *v) {
-    const te_dropout_add_fwd_args *a = job->a;
+    const te_op_dropout_add_fwd_args *a = job->a;
     uint32_t words[4];
     int64_t k;
     for (k = 0; k < count; k++) {
@@ -32232,7 +32261,7 @@ static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t 
 
 static void te__dropout_units(void *user, int64_t begin, int64_t end) {
     const te__dropout_job *job = (const te__dropout_job *)user;
-    const te_dropout_add_fwd_args *a = job->a;
+    const te_op_dropout_add_fwd_args *a = job->a;
     float v[TE__DROPOUT_RUN], t[TE__DROPOUT_RUN];
     int64_t unit, k;
     for (unit = begin; unit < end; unit++) {
@@ -32252,7 +32281,7 @@ static void te__dropout_units(void *user, int64_t begin, int64_t end) {
     }
 }
 
-static te_result te__cpu_dropout_add_fwd(te_ctx *te, const te_dropout_add_fwd_args *a) {
+static te_result te__cpu_dropout_add_fwd(te_ctx *te, const te_op_dropout_add_fwd_args *a) {
     te__dropout_job job = TE_ZERO;
     int64_t m = te__rows(a->x);
     job.a = a;
@@ -32271,8 +32300,8 @@ static te_result te__cpu_dropout_add_fwd(te_ctx *te, const te_dropout_add_fwd_ar
     return TE_OK;
 }
 
-static te_result te__cpu_dropout_add_bwd(te_ctx *te, const te_dropout_add_bwd_args *a) {
-    te_dropout_add_fwd_args forward = te__dropout_backward_args(a);
+static te_result te__cpu_dropout_add_bwd(te_ctx *te, const te_op_dropout_add_bwd_args *a) {
+    te_op_dropout_add_fwd_args forward = te__dropout_backward_args(a);
     return te__cpu_dropout_add_fwd(te, &forward);
 }
 
@@ -32280,7 +32309,7 @@ static te_result te__cpu_dropout_add_bwd(te_ctx *te, const te_dropout_add_bwd_ar
 
 /* ops/dropout/cuda.c: dropout, which kernel and how it is launched. Knows plans; must not know the driver. */
 
-static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_dropout_add_fwd_args *a) {
+static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_add_fwd_args *a) {
     int64_t count = te__numel(a->x), n = te__cols(a->x);
     te_dtype dt = a->x->dtype;
     bool vector = !p->baseline && count % 8 == 0 && (!a->bias || n % 8 == 0) && a->y->dtype == dt && (!a->residual || a->residual->dtype == dt) &&
@@ -32314,8 +32343,8 @@ static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_dropout_add
     return TE_OK;
 }
 
-static te_result te__cuda_plan_dropout_add_bwd(te__plan *p, const te_dropout_add_bwd_args *a) {
-    te_dropout_add_fwd_args forward = te__dropout_backward_args(a);
+static te_result te__cuda_plan_dropout_add_bwd(te__plan *p, const te_op_dropout_add_bwd_args *a) {
+    te_op_dropout_add_fwd_args forward = te__dropout_backward_args(a);
     return te__cuda_plan_dropout_add_fwd(p, &forward);
 }
 
@@ -32379,7 +32408,7 @@ static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, cons
     return r;
 }
 
-static te_result te__check_cross_entropy_fwd(te_ctx *te, te_cross_entropy_fwd_args *a) {
+static te_result te__check_cross_entropy_fwd(te_ctx *te, te_op_cross_entropy_fwd_args *a) {
     const char *op = "cross_entropy_fwd";
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->label_smoothing);
     if (r == TE_OK) r = te__want_f32(te, op, "loss", a->loss, te__rows(a->logits));
@@ -32388,7 +32417,7 @@ static te_result te__check_cross_entropy_fwd(te_ctx *te, te_cross_entropy_fwd_ar
     return r;
 }
 
-static te_result te__check_cross_entropy_bwd(te_ctx *te, te_cross_entropy_bwd_args *a) {
+static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd_args *a) {
     const char *op = "cross_entropy_bwd";
     char text[TE__SHAPE_TEXT];
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->label_smoothing);
@@ -32406,14 +32435,14 @@ static te_result te__check_cross_entropy_bwd(te_ctx *te, te_cross_entropy_bwd_ar
     return r;
 }
 
-static te_result te__check_mse_fwd(te_ctx *te, te_mse_fwd_args *a) {
+static te_result te__check_mse_fwd(te_ctx *te, te_op_mse_fwd_args *a) {
     te_result r = te__want_float(te, "mse_fwd", "x", a->x);
     if (r == TE_OK) r = te__want_like(te, "mse_fwd", "target", a->target, "x", a->x);
     if (r == TE_OK) r = te__want_f32(te, "mse_fwd", "loss", a->loss, 1);
     return r;
 }
 
-static te_result te__check_mse_bwd(te_ctx *te, te_mse_bwd_args *a) {
+static te_result te__check_mse_bwd(te_ctx *te, te_op_mse_bwd_args *a) {
     te_result r = te__want_float(te, "mse_bwd", "x", a->x);
     if (r == TE_OK) r = te__want_like(te, "mse_bwd", "target", a->target, "x", a->x);
     if (r == TE_OK) r = te__want_f32(te, "mse_bwd", "dloss", a->dloss, 1);
@@ -32437,7 +32466,7 @@ static int64_t te__loss_target(const te_tensor *target, int64_t row, int64_t ign
 /* ---- cross entropy ---- */
 
 static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
-    const te_cross_entropy_fwd_args *a = (const te_cross_entropy_fwd_args *)user;
+    const te_op_cross_entropy_fwd_args *a = (const te_op_cross_entropy_fwd_args *)user;
     const void *logits = te__data(a->logits);
     te_dtype dt = a->logits->dtype;
     float run[TE__LOSS_RUN], e = a->label_smoothing;
@@ -32470,8 +32499,8 @@ static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
     }
 }
 
-static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_cross_entropy_fwd_args *a) {
-    te_cross_entropy_fwd_args args = *a;
+static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_op_cross_entropy_fwd_args *a) {
+    te_op_cross_entropy_fwd_args args = *a;
     int64_t m = te__rows(a->logits), v = te__cols(a->logits), row, counted = 0;
     te__parallel_for(te, m, te__max(1, 4096 / te__max(1, v)), te__cross_entropy_fwd_rows, &args);
     if (!a->count) return TE_OK;
@@ -32481,7 +32510,7 @@ static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_cross_entropy_fw
 }
 
 static void te__cross_entropy_bwd_rows(void *user, int64_t begin, int64_t end) {
-    const te_cross_entropy_bwd_args *a = (const te_cross_entropy_bwd_args *)user;
+    const te_op_cross_entropy_bwd_args *a = (const te_op_cross_entropy_bwd_args *)user;
     const float *dloss = (const float *)te__data(a->dloss), *lse = (const float *)te__data(a->lse);
     float run[TE__LOSS_RUN], e = a->label_smoothing, count_of_targets = 1.0f, everywhere;
     int64_t v = te__cols(a->logits), row, i, k, count, step = te__numel(a->dloss) == 1 ? 0 : 1;
@@ -32501,8 +32530,8 @@ static void te__cross_entropy_bwd_rows(void *user, int64_t begin, int64_t end) {
     }
 }
 
-static te_result te__cpu_cross_entropy_bwd(te_ctx *te, const te_cross_entropy_bwd_args *a) {
-    te_cross_entropy_bwd_args args = *a;
+static te_result te__cpu_cross_entropy_bwd(te_ctx *te, const te_op_cross_entropy_bwd_args *a) {
+    te_op_cross_entropy_bwd_args args = *a;
     int64_t v = te__cols(a->logits);
     if (v == 0) return TE_OK;
     te__parallel_for(te, te__rows(a->logits), te__max(1, 4096 / v), te__cross_entropy_bwd_rows, &args);
@@ -32542,7 +32571,7 @@ static void te__mse_blocks(void *user, int64_t begin, int64_t end) {
     }
 }
 
-static te_result te__cpu_mse_fwd(te_ctx *te, const te_mse_fwd_args *a) {
+static te_result te__cpu_mse_fwd(te_ctx *te, const te_op_mse_fwd_args *a) {
     te__mse_job job = TE_ZERO;
     int64_t n = te__numel(a->x), blocks = te__div_up(n, TE__LOSS_BLOCK), i;
     double sum = 0.0;
@@ -32558,7 +32587,7 @@ static te_result te__cpu_mse_fwd(te_ctx *te, const te_mse_fwd_args *a) {
     return TE_OK;
 }
 
-static te_result te__cpu_mse_bwd(te_ctx *te, const te_mse_bwd_args *a) {
+static te_result te__cpu_mse_bwd(te_ctx *te, const te_op_mse_bwd_args *a) {
     te__mse_job job = TE_ZERO;
     job.x = a->x;
     job.target = a->target;
@@ -32579,7 +32608,7 @@ static int te__loss_threads(int64_t v, int64_t each, int64_t most) {
     return (int)te__min(most, te__round_up(te__max(1, te__div_up(v, each)), 32));
 }
 
-static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_cross_entropy_fwd_args *a) {
+static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_entropy_fwd_args *a) {
     int64_t m = te__rows(a->logits), v = te__cols(a->logits);
     if (m > 0) {
         te__launch *l = te__plan_launch(p, "loss", "cross_entropy_fwd");
@@ -32612,7 +32641,7 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_cross_ent
     return TE_OK;
 }
 
-static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_cross_entropy_bwd_args *a) {
+static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_entropy_bwd_args *a) {
     int64_t m = te__rows(a->logits), v = te__cols(a->logits);
     te__launch *l;
     te__cross_entropy_bwd_kargs *k;
@@ -32644,7 +32673,7 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_cross_ent
     return TE_OK;
 }
 
-static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_mse_fwd_args *a) {
+static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_op_mse_fwd_args *a) {
     int64_t count = te__numel(a->x), parts = te__min(1024, te__div_up(count, 2048));
     float *partial = (float *)te__plan_workspace(p, parts * (int64_t)sizeof(float));
     te__launch *l;
@@ -32676,7 +32705,7 @@ static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_mse_fwd_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_mse_bwd_args *a) {
+static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a) {
     int64_t count = te__numel(a->x);
     bool vector = !p->baseline && count % 8 == 0 && a->dx->dtype == a->x->dtype && te__is_aligned(a->x, 16) && te__is_aligned(a->target, 16) &&
                   te__is_aligned(a->dx, 16);
@@ -32810,7 +32839,7 @@ static te_result te__optim_check_list(te_ctx *te, const char *op, int num_tensor
     return te__fail(te, TE_ERR_INVALID, given ? "%s: num_tensors is %d" : "%s: the list of %d tensors is NULL", op, num_tensors);
 }
 
-static te_result te__check_adam(te_ctx *te, te_adam_args *a) {
+static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     te_result result = te__optim_check_list(te, "adam", a->num_tensors, a->tensors != NULL);
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
@@ -32839,7 +32868,7 @@ static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) 
     return no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
 }
 
-static te_result te__check_l2norm(te_ctx *te, te_l2norm_args *a) {
+static te_result te__check_l2norm(te_ctx *te, te_op_l2norm_args *a) {
     te_result result = te__optim_check_list(te, "l2norm", a->num_tensors, a->tensors != NULL);
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) result = te__optim_check(te, "l2norm", "tensors", i, a->tensors[i]);
@@ -32851,7 +32880,7 @@ static te_result te__check_l2norm(te_ctx *te, te_l2norm_args *a) {
     return TE_OK;
 }
 
-static te_result te__check_multi_scale(te_ctx *te, te_multi_scale_args *a) {
+static te_result te__check_multi_scale(te_ctx *te, te_op_multi_scale_args *a) {
     te_result result = te__optim_check_list(te, "multi_scale", a->num_tensors, a->in && a->out);
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
@@ -32904,7 +32933,7 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 /* ---- adam ---- */
 
 typedef struct te__adam_job {
-    const te_adam_args *a;
+    const te_op_adam_args *a;
     te__pieces pieces;
     float grad_scale, lr, unbias1, unbias2;
 } te__adam_job;
@@ -32945,7 +32974,7 @@ static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-static te_result te__cpu_adam(te_ctx *te, const te_adam_args *a) {
+static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
     te__adam_job j;
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
@@ -32962,7 +32991,7 @@ static te_result te__cpu_adam(te_ctx *te, const te_adam_args *a) {
 /* ---- norm ---- */
 
 typedef struct te__norm_job {
-    const te_l2norm_args *a;
+    const te_op_l2norm_args *a;
     te__pieces pieces;
     double *square; /* of each piece */
 } te__norm_job;
@@ -32992,7 +33021,7 @@ static void te__norm_pieces(void *user, int64_t begin, int64_t end) {
         j->square[piece] = sum[0] + sum[1] + sum[2] + sum[3];
     }
 }
-static te_result te__cpu_l2norm(te_ctx *te, const te_l2norm_args *a) {
+static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     te__norm_job j;
     int64_t all, piece;
     double total = 0;
@@ -33025,7 +33054,7 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_l2norm_args *a) {
 /* ---- scale ---- */
 
 typedef struct te__multi_scale_job {
-    const te_multi_scale_args *a;
+    const te_op_multi_scale_args *a;
     te__pieces pieces;
     float scale;
     unsigned char *infinite; /* of each piece: something was not finite */
@@ -33052,7 +33081,7 @@ static void te__multi_scale_pieces(void *user, int64_t begin, int64_t end) {
         j->infinite[piece] = !finite;
     }
 }
-static te_result te__cpu_multi_scale(te_ctx *te, const te_multi_scale_args *a) {
+static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a) {
     te__multi_scale_job j;
     int64_t all, piece;
     j.a = a;
@@ -33086,7 +33115,7 @@ static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
+static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
     te__launch *l = NULL;
     te__adam_kargs *k = NULL;
     int64_t chunks = 0;
@@ -33133,7 +33162,7 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_l2norm(te__plan *p, const te_l2norm_args *a) {
+static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
     te__l2norm_final_kargs total = TE_ZERO;
     te__launch *l = NULL;
     te__l2norm_kargs *k = NULL;
@@ -33189,7 +33218,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_l2norm_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_multi_scale(te__plan *p, const te_multi_scale_args *a) {
+static te_result te__cuda_plan_multi_scale(te__plan *p, const te_op_multi_scale_args *a) {
     te__launch *l = NULL;
     te__multi_scale_kargs *k = NULL;
     int64_t chunks = 0;
@@ -33307,7 +33336,7 @@ typedef char te__adam_tensor_is_five_pointers[sizeof(te_adam_tensor) == 5 * size
 /* Every args struct fits. */
 typedef union te__any_args {
     uint64_t align[2];
-#define TE__OP_MEMBER(lower, UPPER, family) te_##lower##_args lower;
+#define TE__OP_MEMBER(lower, UPPER, family) te_op_##lower##_args lower;
     TE_OP_LIST(TE__OP_MEMBER)
 #undef TE__OP_MEMBER
 } te__any_args;
@@ -33391,7 +33420,7 @@ static unsigned char *te__arg_list(te__arg_walk *w, void *list, int64_t n, bool 
     for (i = 0; i < (n); i++) te__arg_one(w, #name, first + (size_t)i * sizeof(te_tensor *), (use), visit);
 #define TE__ARG_WALK(lower, UPPER, family)                                                             \
     static void te__walk_##lower(te__arg_walk *w, void *args, te__arg_fn visit, bool keep) {           \
-        te_##lower##_args *a = (te_##lower##_args *)args;                                              \
+        te_op_##lower##_args *a = (te_op_##lower##_args *)args;                                              \
         unsigned char *first = NULL;                                                                   \
         int64_t i = 0;                                                                                 \
         (void)keep, (void)first, (void)i;                                                              \
@@ -33490,19 +33519,19 @@ typedef struct te__op_info {
 
 /* The families' functions take their own args types; these take any. */
 #define TE__OP_WRAP(lower, UPPER, family)                                                                              \
-    static te_result te__any_check_##lower(te_ctx *te, void *args) { return te__check_##lower(te, (te_##lower##_args *)args); } \
-    static te_result te__any_cpu_##lower(te_ctx *te, const void *args) { return te__cpu_##lower(te, (const te_##lower##_args *)args); } \
-    static te_result te__any_plan_##lower(te__plan *p, const void *args) { return te__cuda_plan_##lower(p, (const te_##lower##_args *)args); }
+    static te_result te__any_check_##lower(te_ctx *te, void *args) { return te__check_##lower(te, (te_op_##lower##_args *)args); } \
+    static te_result te__any_cpu_##lower(te_ctx *te, const void *args) { return te__cpu_##lower(te, (const te_op_##lower##_args *)args); } \
+    static te_result te__any_plan_##lower(te__plan *p, const void *args) { return te__cuda_plan_##lower(p, (const te_op_##lower##_args *)args); }
 TE_OP_LIST(TE__OP_WRAP)
 #undef TE__OP_WRAP
 
 #define TE__OP_ROW(lower, UPPER, family) \
-    {#lower, #family, sizeof(te_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
+    {#lower, #family, sizeof(te_op_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
 static const te__op_info te__ops[TE_OP_COUNT] = {{"?", "?", 0, NULL, NULL, NULL}, TE_OP_LIST(TE__OP_ROW)};
 #undef TE__OP_ROW
 
-TE_API const char *te_op_name(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].name : "?"; }
-TE_API const char *te_op_family(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].family : "?"; }
+TE_API const char *te_query_name(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].name : "?"; }
+TE_API const char *te_query_family(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].family : "?"; }
 
 /* Checks let tensors of te_tensor_describe pass, since te_explain asks them too; nothing runs with one. */
 static te_result te__args_have_memory(te_op op, te__any_args *args) {
@@ -33510,7 +33539,7 @@ static te_result te__args_have_memory(te_op op, te__any_args *args) {
     char who[96];
     te__walk_args(&w, op, args, te__arg_memory, false);
     if (!w.without_memory) return TE_OK;
-    snprintf(who, sizeof(who), "te_%s: %s", te__ops[op].name, w.field);
+    snprintf(who, sizeof(who), "te_op_%s: %s", te__ops[op].name, w.field);
     return te__no_plain_memory(w.without_memory, who);
 }
 
@@ -33520,7 +33549,7 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
     te__floats floats;
     te_result result;
     if (!te) return TE_ERR_STATE;
-    if (!args) return te__fail(te, TE_ERR_INVALID, "te_%s: args is NULL", te__ops[op].name);
+    if (!args) return te__fail(te, TE_ERR_INVALID, "te_op_%s: args is NULL", te__ops[op].name);
     memcpy(&copy, args, te__ops[op].args_size);
     floats = te__floats_begin(); /* defaults and plans compute, too */
     result = te__ops[op].check(te, &copy);
@@ -33533,7 +33562,7 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
 }
 
 #define TE__OP_FUNCTION(lower, UPPER, family) \
-    TE_API te_result te_##lower(te_ctx *te, const te_##lower##_args *args) { return te__run(te, TE_OP_##UPPER, args); }
+    TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args) { return te__run(te, TE_OP_##UPPER, args); }
 TE_OP_LIST(TE__OP_FUNCTION)
 #undef TE__OP_FUNCTION
 
@@ -34193,7 +34222,8 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
                         te_dtype_name(main_grad->dtype), te_dtype_name(x->dtype));
     if (main_grad && !main_grad->buffer) return te__no_plain_memory(main_grad, "te_tensor_set_main_grad");
     if (main_grad && (main_grad == x || te__memory_meets(x, main_grad)))
-        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad lies in the tensor's own memory %s: gradients would be added into the weight", te__shape_text(x, a));
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad lies in the tensor's own memory %s: gradients would be added into the weight",
+                        te__shape_text(x, a));
     if (main_grad && (x->is_gradient || (main_grad->var && main_grad->var->main_grad)))
         return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: %s; a gradient has no main gradient of its own",
                         x->is_gradient ? "the tensor is itself a gradient of another" : "main_grad has a main gradient itself");
@@ -34341,7 +34371,7 @@ static bool te__grad_is_alone(const te_tensor *grad) {
 /* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up, and leaves get what is
  * theirs when te_backward ends (te__leaves_own). */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
-    te_axpby_args add = TE_ZERO;
+    te_op_axpby_args add = TE_ZERO;
     te_tensor *sum;
     te_result result;
     if (v->played)
@@ -34372,14 +34402,14 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     add.alpha = add.beta = 1.0f;
     if (te__grad_is_alone(v->grad)) {
         add.out = v->grad;
-        return te_axpby(te, &add);
+        return te_op_axpby(te, &add);
     }
     if (v->leaf && v->grad->buffer && te__is_outside(v->grad->buffer))
         return te__refuse_capture(te, "te_backward adds to a gradient that was there before and that shares its memory",
                                   "forget gradients (te_optimizer_zero_grad, te_module_zero_grad) before te_graph_begin");
     sum = add.out = te__empty_like(v->grad, v->grad->dtype);
     if (!sum) return te_error_code(te);
-    result = te_axpby(te, &add);
+    result = te_op_axpby(te, &add);
     if (result != TE_OK) return result;
     te_tensor_release(v->grad);
     v->grad = te__kept_gradient(sum);
@@ -34729,11 +34759,11 @@ TE_API te_result te_backward(te_tensor *loss) {
 /* ---- filling ---- */
 
 TE_API te_result te_tensor_fill(te_tensor *x, double value) {
-    te_fill_args args = TE_ZERO;
+    te_op_fill_args args = TE_ZERO;
     if (!x) return TE_ERR_STATE;
     args.dst = x;
     args.value = value;
-    return te_fill(x->te, &args);
+    return te_op_fill(x->te, &args);
 }
 
 /* x if the call that filled it succeeded, else NULL. */
@@ -34753,7 +34783,7 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 }
 
 static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind, float a, float b) {
-    te_random_args args = TE_ZERO;
+    te_op_random_args args = TE_ZERO;
     te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
     te__rng_state before;
     te__draw draw;
@@ -34767,7 +34797,7 @@ static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const 
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    x = te__checked(x, te_random(te, &args));
+    x = te__checked(x, te_op_random(te, &args));
     if (!x) te__rng_back(te, before);
     return x;
 }
@@ -34818,11 +34848,11 @@ TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const
 }
 
 TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src) {
-    te_copy_args args = TE_ZERO;
+    te_op_copy_args args = TE_ZERO;
     if (!dst || !src) return TE_ERR_STATE;
     args.src = src;
     args.dst = dst;
-    return te_copy(dst->te, &args);
+    return te_op_copy(dst->te, &args);
 }
 
 TE_API te_result te_tensor_to_host(const te_tensor *x, void *host) {
@@ -34949,8 +34979,8 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
         return NULL;
     }
     if (te__shape_bytes(x->dtype, ndim, full) != te_tensor_bytes(x)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s of %s has %llu bytes and %s %llu: its rows begin at whole bytes, so a view keeps the last size if that "
-                 "is odd, and an even one even", te__shape_text(x, a), te_dtype_name(x->dtype), (unsigned long long)te_tensor_bytes(x),
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s of %s has %llu bytes and %s %llu: its rows begin at whole bytes, so a view keeps the last size "
+                 "if that is odd, and an even one even", te__shape_text(x, a), te_dtype_name(x->dtype), (unsigned long long)te_tensor_bytes(x),
                  te__dims_text(ndim, full, b), (unsigned long long)te__shape_bytes(x->dtype, ndim, full));
         return NULL;
     }
@@ -35872,7 +35902,7 @@ static void te__found_forget(te_ctx *te) { te->device->clear(te, te__data(&te->f
 /* Per tensor: the scale is given, or comes from x; a group must agree on the amax before. */
 static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
-    te_fp8_quantize_args cast = TE_ZERO;
+    te_op_fp8_quantize_args cast = TE_ZERO;
     te_result result = TE_OK;
     cast.x = x;
     cast.noop = noop;
@@ -35884,8 +35914,8 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         cast.scale = spec->scale;
         cast.amax = spec->amax;
     } else if (te_group_size(spec->group) > 1) {
-        te_amax_args amax = TE_ZERO;
-        te_scale_from_amax_args scale = TE_ZERO;
+        te_op_amax_args amax = TE_ZERO;
+        te_op_scale_from_amax_args scale = TE_ZERO;
         amax.x = x;
         amax.amax = te__empty_1d(te, TE_F32, 1);
         scale.amax = amax.amax;
@@ -35893,9 +35923,9 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         scale.fp8_max = te_dtype_max(spec->dtype);
         scale.epsilon = spec->epsilon;
         scale.power_of_two = spec->power_of_two;
-        result = scale.scale ? te_amax(te, &amax) : te_error_code(te);
+        result = scale.scale ? te_op_amax(te, &amax) : te_error_code(te);
         result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
-        if (result == TE_OK) result = te_scale_from_amax(te, &scale);
+        if (result == TE_OK) result = te_op_scale_from_amax(te, &scale);
         if (result != TE_OK) return result;
         cast.scale = scale.scale;
     } else {
@@ -35904,13 +35934,13 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         cast.power_of_two = spec->power_of_two;
         cast.x_amax = spec->found ? &te->found : NULL;
     }
-    return te_fp8_quantize(te, &cast);
+    return te_op_fp8_quantize(te, &cast);
 }
 
 static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
-    te_nvfp4_amax_args amax = TE_ZERO;
-    te_nvfp4_quantize_args cast = TE_ZERO;
+    te_op_nvfp4_amax_args amax = TE_ZERO;
+    te_op_nvfp4_quantize_args cast = TE_ZERO;
     te_tensor *whole[2] = {NULL, NULL}; /* what a group reduces: a collective may fail, and then the copies stay as they are */
     te_result result = TE_OK;
     int i;
@@ -35930,7 +35960,7 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
         whole[i] = own;
     }
     cast.measure = !whole[0] && !whole[1]; /* nobody else has a say: the cast does it all */
-    if (!cast.measure) result = te_nvfp4_amax(te, &amax);
+    if (!cast.measure) result = te_op_nvfp4_amax(te, &amax);
     if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
     for (i = 0; i < 2 && result == TE_OK; i++)
         if (whole[i]) result = te_all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);
@@ -35962,7 +35992,7 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
     cast.e4m3_max_256 = spec->e4m3_max_256;
     cast.swizzled = spec->swizzled;
     cast.noop = noop;
-    return te_nvfp4_quantize(te, &cast);
+    return te_op_nvfp4_quantize(te, &cast);
 }
 
 /* Quantizes x (contiguous) into these copies, NULL for none; both are of spec's kind. Custom copies get new tensors. */
@@ -35975,7 +36005,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
     case TE_QUANT_DELAYED:
     case TE_QUANT_CURRENT: return te__fill_tensor_scaled(x, spec, row, col, noop);
     case TE_QUANT_BLOCK: {
-        te_block_quantize_args cast = TE_ZERO;
+        te_op_block_quantize_args cast = TE_ZERO;
         cast.x = x;
         if (row) {
             cast.row = row->data;
@@ -35989,10 +36019,10 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         cast.fp32_scales = spec->fp32_scales;
         cast.epsilon = spec->epsilon;
         cast.noop = noop;
-        return te_block_quantize(te, &cast);
+        return te_op_block_quantize(te, &cast);
     }
     case TE_QUANT_MXFP8: {
-        te_mxfp8_quantize_args cast = TE_ZERO;
+        te_op_mxfp8_quantize_args cast = TE_ZERO;
         cast.x = x;
         if (row) {
             cast.row = row->data;
@@ -36005,7 +36035,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         cast.two_dimensional = spec->two_dimensional;
         cast.swizzled = spec->swizzled;
         cast.noop = noop;
-        return te_mxfp8_quantize(te, &cast);
+        return te_op_mxfp8_quantize(te, &cast);
     }
     case TE_QUANT_NVFP4: return te__fill_nvfp4(x, spec, row, col, noop);
     case TE_QUANT_IDENTITY:
@@ -36169,38 +36199,38 @@ static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dt
     y = te__empty_like(x, dtype);
     if (!y) return te__frame_return(te, NULL);
     if (te__is_tensor_scaled(c->kind)) {
-        te_fp8_dequantize_args args = TE_ZERO;
+        te_op_fp8_dequantize_args args = TE_ZERO;
         args.q = c->data;
         args.scale_inv = c->scale;
         args.y = y;
         if (columnwise) { /* the codes are the same in both copies */
-            te_transpose_args turn = TE_ZERO;
+            te_op_transpose_args turn = TE_ZERO;
             turn.src = c->data;
             turn.rows = te__cols(x);
             turn.columns = te__rows(x);
             turn.dst = te__empty_2d(te, c->data->dtype, turn.columns, te__quant_ld(c->data->dtype, turn.rows));
-            result = turn.dst ? te_transpose(te, &turn) : te_error_code(te);
+            result = turn.dst ? te_op_transpose(te, &turn) : te_error_code(te);
             args.q = turn.dst;
         }
-        if (result == TE_OK) result = te_fp8_dequantize(te, &args);
+        if (result == TE_OK) result = te_op_fp8_dequantize(te, &args);
     } else if (c->kind == TE_QUANT_BLOCK) {
-        te_block_dequantize_args args = TE_ZERO;
+        te_op_block_dequantize_args args = TE_ZERO;
         args.q = c->data;
         args.scale_inv = c->scale;
         args.y = y;
         args.two_dimensional = c->two_dimensional;
         args.columnwise = columnwise;
-        result = te_block_dequantize(te, &args);
+        result = te_op_block_dequantize(te, &args);
     } else if (c->kind == TE_QUANT_MXFP8) {
-        te_mxfp8_dequantize_args args = TE_ZERO;
+        te_op_mxfp8_dequantize_args args = TE_ZERO;
         args.q = c->data;
         args.scale = c->scale;
         args.y = y;
         args.columnwise = columnwise;
         args.swizzled = c->swizzled;
-        result = te_mxfp8_dequantize(te, &args);
+        result = te_op_mxfp8_dequantize(te, &args);
     } else if (c->kind == TE_QUANT_NVFP4) {
-        te_nvfp4_dequantize_args args = TE_ZERO;
+        te_op_nvfp4_dequantize_args args = TE_ZERO;
         args.q = c->data;
         args.scale = c->scale;
         args.amax = c->amax;
@@ -36210,7 +36240,7 @@ static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dt
         args.no_sign_mask = c->no_sign_mask;
         args.e4m3_max_256 = c->e4m3_max_256;
         args.swizzled = c->swizzled;
-        result = te_nvfp4_dequantize(te, &args);
+        result = te_op_nvfp4_dequantize(te, &args);
     } else
         result = te_tensor_copy(te__as_matrix(y), c->data);
     return te__frame_return(te, result == TE_OK ? y : NULL);
@@ -36288,7 +36318,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
             te__copy_retain(col);
         }
     } else {
-        te_transpose_args turn = TE_ZERO, scales = TE_ZERO;
+        te_op_transpose_args turn = TE_ZERO, scales = TE_ZERO;
         if (is_new) {
             te__quant_spec spec;
             memset(&spec, 0, sizeof(spec));
@@ -36308,8 +36338,8 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
         scales.dst = col->scale;
         scales.rows = te__div_up(m, 128);
         scales.columns = te__div_up(n, 128);
-        if (result == TE_OK) result = te_transpose(te, &turn);
-        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) result = te_transpose(te, &scales);
+        if (result == TE_OK) result = te_op_transpose(te, &turn);
+        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) result = te_op_transpose(te, &scales);
         if (result == TE_OK && row->kind == TE_QUANT_NVFP4) result = te__nvfp4_turn_scales(te, row, col, m, n);
         if (result != TE_OK && is_new) te__copy_release(col);
     }
@@ -36565,7 +36595,7 @@ TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int n
 }
 
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
-    te_amax_args amax = TE_ZERO;
+    te_op_amax_args amax = TE_ZERO;
     te_result result;
     if (!q || !x) return TE_ERR_STATE;
     if (!te__can_quantize(q->te, &q->spec, x, "te_quantizer_calibrate")) return te_error_code(q->te);
@@ -36574,7 +36604,7 @@ TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
     amax.x = te_tensor_contiguous(x);
     amax.amax = q->spec.amax;
     amax.keep = true;
-    result = amax.x ? te_amax(q->te, &amax) : te_error_code(q->te);
+    result = amax.x ? te_op_amax(q->te, &amax) : te_error_code(q->te);
     te__frame_end(q->te, NULL, 0);
     return result;
 }
@@ -36698,7 +36728,7 @@ static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
 
 /* D = op(A) op(B) into g->d with the rest of g as it stands (bias, accumulate, split_accumulator). A is [m, k], or a_transposed [k, m]; B
  * is [k, n], or b_transposed [n, k]; of a quantized matrix the copy is read that is contiguous along k. */
-static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed, te_gemm_args *g) {
+static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed, te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;
     const te__quant_copy *ca = a->quantized ? te__copy_of(a, a_which) : NULL, *cb = b->quantized ? te__copy_of(b, b_which) : NULL;
     te_result result;
@@ -36728,7 +36758,7 @@ static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_ten
         g->a_transposed = a_transposed;
         g->b_transposed = b_transposed;
     }
-    result = g->a && g->b ? te_gemm(te, g) : te_error_code(te);
+    result = g->a && g->b ? te_op_gemm(te, g) : te_error_code(te);
     te__frame_end(te, NULL, 0);
     return result;
 }
@@ -37019,13 +37049,13 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
  * Scales and histories move while a step is under way: casts note amaxes, te_autocast_end and te_backward roll the histories and make new scales. If a
  * later call fails the step is done again from its beginning, and must find them as they were: so they are kept when it begins, a launch for some
  * thirty products, and given back by te_clear_error. A step ends with te_optimizer_step, for microbatches belong together; where the context has no
- * optimizer, with the next outermost te_autocast_begin. Versions cannot tell that somebody else has written them meanwhile: te_checkpoint_load ends
+ * optimizer, with the next outermost te_autocast_begin. Versions cannot tell that somebody else has written them meanwhile: te_model_load ends
  * the step, too. */
 
 /* All that are there, to where they are kept, or back. */
 static te_result te__scales_move(te_ctx *te, bool back) {
     enum { MOST = 8192 /* tensors of one operation: a plan has launches for 15,360 */ };
-    te_multi_scale_args args = TE_ZERO;
+    te_op_multi_scale_args args = TE_ZERO;
     te__scaling *s;
     te_tensor **list;
     te_result result = TE_OK;
@@ -37050,7 +37080,7 @@ static te_result te__scales_move(te_ctx *te, bool back) {
         args.in = (const te_tensor *const *)(list + (back ? count : 0) + at);
         args.out = list + (back ? 0 : count) + at;
         args.num_tensors = (int)te__min(MOST, count - at);
-        result = te_multi_scale(te, &args);
+        result = te_op_multi_scale(te, &args);
     }
     te__free(te, list, bytes);
     for (s = te->scaling; s && result == TE_OK; s = s->next)
@@ -37275,7 +37305,7 @@ static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward 
 
 /* Updates all states that wait and that agree with the first one about recipe and group: one launch for hundreds of them. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
-    te_delayed_update_args args = TE_ZERO;
+    te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;
     te_tensor **list, *reduced = NULL;
     int64_t amaxes = 0;
@@ -37304,15 +37334,15 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     args.margin = recipe.margin;
     args.algo = recipe.amax_algo;
     if (te_group_size(group) > 1) {
-        te_delayed_gather_args gather = TE_ZERO;
+        te_op_delayed_gather_args gather = TE_ZERO;
         gather.amax_history = list;
         gather.count = count;
         gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
-        result = reduced ? te_delayed_gather(te, &gather) : te_error_code(te);
+        result = reduced ? te_op_delayed_gather(te, &gather) : te_error_code(te);
         result = result == TE_OK ? te_all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
         args.reduced = reduced;
     }
-    if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_delayed_update(te, &args);
+    if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_op_delayed_update(te, &args);
     if (result == TE_OK && (recipe.amax_fn || recipe.scale_fn) && !te->warming) {
         float *host = reduced ? (float *)te__alloc(te, (size_t)amaxes * sizeof(float)) : NULL;
         int64_t at = 0;
@@ -37595,8 +37625,8 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
 /* Notes what became of x as slot `type` of product `gemm`. Does nothing unless inspecting. */
 static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
     te_ctx *te = x->te;
-    te_quant_error_args error = TE_ZERO;
-    te_amax_args amax = TE_ZERO;
+    te_op_quant_error_args error = TE_ZERO;
+    te_op_amax_args amax = TE_ZERO;
     te__measured *slot, fresh;
     const te__quant_copy *copy;
     if (!te->inspecting || te->warming || !x->buffer || !xq->quantized) return; /* a custom recipe may leave an operand as it is */
@@ -37625,7 +37655,7 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
     error.sums = fresh.sums;
     amax.x = error.x;
     amax.amax = fresh.amax;
-    if (error.x && error.y && fresh.amax && te_quant_error(te, &error) == TE_OK && te_amax(te, &amax) == TE_OK) {
+    if (error.x && error.y && fresh.amax && te_op_quant_error(te, &error) == TE_OK && te_op_amax(te, &amax) == TE_OK) {
         te__measured_close(slot);
         *slot = fresh;
     } else
@@ -38018,7 +38048,7 @@ static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at
 }
 
 static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_t tile_rows, int64_t tile_cols) {
-    te_shard_amax_args args = TE_ZERO;
+    te_op_shard_amax_args args = TE_ZERO;
     args.x = j->slice;
     args.amax = amax;
     args.rows = j->rows;
@@ -38026,16 +38056,16 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     args.start = j->start;
     args.tile_rows = tile_rows;
     args.tile_columns = tile_cols;
-    return te_shard_amax(j->weight->te, &args);
+    return te_op_shard_amax(j->weight->te, &args);
 }
 
 /* amax = max(amax, |x|). */
 static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
-    te_amax_args args = TE_ZERO;
+    te_op_amax_args args = TE_ZERO;
     args.x = x;
     args.amax = amax;
     args.keep = true;
-    return te_amax(x->te, &args);
+    return te_op_amax(x->te, &args);
 }
 
 /* The amaxes of the job's slice; without one they stay 0. Delayed: with what the weight's quantizer has recorded already. */
@@ -38055,7 +38085,7 @@ static te_result te__master_measure(const te__master_job *j) {
 
 /* Codes of the slice into the weight's copy `c`, or into its shard. */
 static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, const te_tensor *multiplier) {
-    te_shard_cast_args args = TE_ZERO;
+    te_op_shard_cast_args args = TE_ZERO;
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
     if (shard) { /* u8 is as good as the codes' own format */
@@ -38078,23 +38108,23 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     args.columnwise = columnwise;
     args.e4m3_max_256 = c->e4m3_max_256;
     args.multiplier = multiplier;
-    return te_shard_cast(j->weight->te, &args);
+    return te_op_shard_cast(j->weight->te, &args);
 }
 
 /* scale_inv = RN(1 / scale), as the cast writes it: by a cast of one zero. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
-    te_fp8_quantize_args cast = TE_ZERO;
+    te_op_fp8_quantize_args cast = TE_ZERO;
     cast.x = te_tensor_zeros(te, TE_F32, 1, &one);
     cast.row = te__empty_2d(te, TE_F8E4M3, 1, 16);
     cast.scale = scale;
     cast.scale_inv = scale_inv;
-    return cast.x && cast.row ? te_fp8_quantize(te, &cast) : te_error_code(te);
+    return cast.x && cast.row ? te_op_fp8_quantize(te, &cast) : te_error_code(te);
 }
 
 static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
-    te_scale_from_amax_args args = TE_ZERO;
+    te_op_scale_from_amax_args args = TE_ZERO;
     te_result result;
     if (j->spec->kind == TE_QUANT_DELAYED) { /* the scale rests until the update; the amax is for that; several weights may share both */
         args.scale = j->spec->scale;
@@ -38107,7 +38137,7 @@ static te_result te__master_per_tensor(const te__master_job *j) {
         args.fp8_max = te_dtype_max(j->spec->dtype);
         args.epsilon = j->spec->epsilon;
         args.power_of_two = j->spec->power_of_two;
-        result = args.scale ? te_scale_from_amax(te, &args) : te_error_code(te);
+        result = args.scale ? te_op_scale_from_amax(te, &args) : te_error_code(te);
     }
     return result == TE_OK ? te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, args.scale, NULL) : result;
 }
@@ -38115,7 +38145,7 @@ static te_result te__master_per_tensor(const te__master_job *j) {
 static te_result te__master_by_tile(const te__master_job *j) {
     te_ctx *te = j->weight->te;
     bool both = j->spec->kind == TE_QUANT_MXFP8;
-    te_shard_scales_args args = TE_ZERO;
+    te_op_shard_scales_args args = TE_ZERO;
     te_result result = TE_OK;
     args.scaling = te__scaling_kind(j->copy);
     args.amax = j->amax;
@@ -38135,7 +38165,7 @@ static te_result te__master_by_tile(const te__master_job *j) {
         if (!args.multiplier) return te_error_code(te);
     }
     if (j->amax_tensor) result = te_tensor_copy(j->copy->amax, j->amax_tensor);
-    if (result == TE_OK) result = te_shard_scales(te, &args);
+    if (result == TE_OK) result = te_op_shard_scales(te, &args);
     if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, false, j->copy->scale, args.multiplier);
     if (result == TE_OK && both) result = te__slice_cast(j, j->col, j->shard_col, true, j->col->scale, NULL);
     return result;
@@ -38312,18 +38342,18 @@ static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char 
 
 /* gradient of a parameter [N] that was broadcast over the rows of dy: in the parameter's own format */
 static te_tensor *te__bias_grad(te_tensor *dy, te_dtype dtype) {
-    te_column_sum_args args = TE_ZERO;
+    te_op_column_sum_args args = TE_ZERO;
     te_tensor *db = te__empty_1d(dy->te, dtype, te__cols(dy));
     if (!db) return NULL;
     args.x = dy;
     args.out = db;
-    return te_column_sum(dy->te, &args) == TE_OK ? db : NULL;
+    return te_op_column_sum(dy->te, &args) == TE_OK ? db : NULL;
 }
 
 /* ---- add, scale, sums ---- */
 
 static te_tensor *te__axpby(te_tensor *x, te_tensor *y, float alpha, float beta) {
-    te_axpby_args args = TE_ZERO;
+    te_op_axpby_args args = TE_ZERO;
     te_tensor *out = te__empty_like(x, x->dtype);
     if (!out) return NULL;
     args.x = x;
@@ -38331,7 +38361,7 @@ static te_tensor *te__axpby(te_tensor *x, te_tensor *y, float alpha, float beta)
     args.out = out;
     args.alpha = alpha;
     args.beta = beta;
-    return te__checked(out, te_axpby(x->te, &args));
+    return te__checked(out, te_op_axpby(x->te, &args));
 }
 
 static te_result te__add_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
@@ -38374,7 +38404,7 @@ typedef struct te__sum_state {
 } te__sum_state;
 static te_result te__sum_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__sum_state *s = (const te__sum_state *)state;
-    te_axpby_args args = TE_ZERO;
+    te_op_axpby_args args = TE_ZERO;
     te_tensor *ones = te_tensor_full(te, s->dtype, s->ndim, s->shape, 1.0);
     (void)saved, (void)needs;
     if (!ones) return te_error_code(te);
@@ -38382,11 +38412,11 @@ static te_result te__sum_backward(te_ctx *te, const void *state, te_tensor *cons
     args.alpha = s->scale;
     args.alpha_device = dy[0];
     dx[0] = ones;
-    return te_axpby(te, &args);
+    return te_op_axpby(te, &args);
 }
 static te_tensor *te__sum(te_tensor *x, float scale, const char *name) {
     te__sum_state state = TE_ZERO;
-    te_sum_args args = TE_ZERO;
+    te_op_sum_args args = TE_ZERO;
     te_tensor *y;
     if (!te__need_float(x, name)) return NULL;
     x = te_tensor_contiguous(x);
@@ -38395,7 +38425,7 @@ static te_tensor *te__sum(te_tensor *x, float scale, const char *name) {
     args.x = x;
     args.out = y;
     args.scale = scale;
-    y = te__checked(y, te_sum(x->te, &args));
+    y = te__checked(y, te_op_sum(x->te, &args));
     state.dtype = x->dtype;
     state.ndim = x->ndim;
     memcpy(state.shape, x->shape, sizeof(state.shape));
@@ -38435,7 +38465,7 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
     args.dgamma = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
     if (!s->rms && needs[2]) args.dbeta = dx[2] = te__empty_like(saved[1], saved[1]->dtype);
     if (!args.dy || !args.dx || !dx[1]) return te_error_code(te);
-    result = s->rms ? te_rmsnorm_bwd(te, &args) : te_layernorm_bwd(te, &args);
+    result = s->rms ? te_op_rmsnorm_bwd(te, &args) : te_op_layernorm_bwd(te, &args);
     if (so_far && result == TE_OK) te__grad_sum_done(te, 0, args.dx);
     if (!so_far) dx[0] = args.dx;
     return result;
@@ -38471,7 +38501,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
     args.amax = out.amax;
-    result = !args.rstd ? te_error_code(te) : rms ? te_rmsnorm_fwd(te, &args) : te_layernorm_fwd(te, &args);
+    result = !args.rstd ? te_error_code(te) : rms ? te_op_rmsnorm_fwd(te, &args) : te_op_layernorm_fwd(te, &args);
     if (spec) result = te__quant_out_close(&out, spec, result);
     state.rms = rms;
     state.zero_centered = zero_centered;
@@ -38516,7 +38546,7 @@ static void te__act_release(te_ctx *te, void *state) {
 static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__act_state *s = (const te__act_state *)state;
     te_tensor *x = saved[0];
-    te_act_bwd_args args = TE_ZERO;
+    te_op_act_bwd_args args = TE_ZERO;
     te__quant_out out = TE_ZERO;
     te__quant_spec spec;
     te_result result;
@@ -38530,7 +38560,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
     if (!s->quant.scaling) {
         args.dx = dx[0] = te__empty_like(x, x->dtype);
-        return dx[0] ? te_act_bwd(te, &args) : te_error_code(te);
+        return dx[0] ? te_op_act_bwd(te, &args) : te_error_code(te);
     }
     spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, s->usage);
     out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, &spec);
@@ -38541,15 +38571,15 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
     args.amax = out.amax;
-    result = te__quant_out_close(&out, &spec, te_act_bwd(te, &args));
+    result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
     if (result != TE_OK || !te->inspecting) return result;
     if (!out.plain) { /* only a second run shows what was quantized */
-        te_act_bwd_args again = TE_ZERO;
+        te_op_act_bwd_args again = TE_ZERO;
         again.dy = args.dy;
         again.x = x;
         again.activation = s->activation;
         again.dx = out.plain = te__empty_like(x, x->dtype);
-        result = out.plain ? te_act_bwd(te, &again) : te_error_code(te);
+        result = out.plain ? te_op_act_bwd(te, &again) : te_error_code(te);
     }
     if (result == TE_OK) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, out.plain, out.y);
     return result;
@@ -38557,7 +38587,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
 
 /* As te__norm, for activations. `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te__quant_spec *spec, const te__act_grad *grad) {
-    te_act_fwd_args args = TE_ZERO;
+    te_op_act_fwd_args args = TE_ZERO;
     te__act_state state = TE_ZERO;
     te__quant_out out = TE_ZERO;
     te_tensor *y, *in[2];
@@ -38586,7 +38616,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
     args.amax = out.amax;
-    result = te_act_fwd(te, &args);
+    result = te_op_act_fwd(te, &args);
     if (spec) result = te__quant_out_close(&out, spec, result);
     state.activation = activation;
     if (grad) {
@@ -38615,14 +38645,14 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
     te_tensor *g = te_tensor_contiguous(dy[0]), *kept = g;
     if (!g) return te_error_code(te);
     if (s->p > 0.0f && (needs[0] || needs[1])) {
-        te_dropout_add_bwd_args args = TE_ZERO;
+        te_op_dropout_add_bwd_args args = TE_ZERO;
         args.dy = g;
         args.dx = kept = te__empty_like(g, g->dtype);
         args.p = s->p;
         args.seed = s->seed;
         args.offset = s->offset;
         args.rng = saved[0];
-        if (!kept || te_dropout_add_bwd(te, &args) != TE_OK) return te_error_code(te);
+        if (!kept || te_op_dropout_add_bwd(te, &args) != TE_OK) return te_error_code(te);
     }
     dx[0] = kept;
     dx[2] = g;
@@ -38631,7 +38661,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
 }
 
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) {
-    te_dropout_add_fwd_args args = TE_ZERO;
+    te_op_dropout_add_fwd_args args = TE_ZERO;
     te__dropout_state state;
     te__rng_state before;
     te__draw draw = TE_ZERO;
@@ -38661,7 +38691,7 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     args.seed = state.seed;
     args.offset = state.offset;
     args.rng = draw.rng;
-    y = te__checked(y, te_dropout_add_fwd(te, &args));
+    y = te__checked(y, te_op_dropout_add_fwd(te, &args));
     in[0] = x;
     in[1] = bias;
     in[2] = residual;
@@ -38674,15 +38704,15 @@ TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add
 /* ---- embedding ---- */
 
 static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_embedding_bwd_args args = TE_ZERO;
+    te_op_embedding_bwd_args args = TE_ZERO;
     (void)needs;
     args.ids = saved[0];
     args.dy = te_tensor_contiguous(dy[0]);
     args.dtable = dx[0] = te__empty_2d(te, dy[0]->dtype, *(const int64_t *)state, te__cols(dy[0]));
-    return args.dy && dx[0] ? te_embedding_bwd(te, &args) : te_error_code(te);
+    return args.dy && dx[0] ? te_op_embedding_bwd(te, &args) : te_error_code(te);
 }
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
-    te_embedding_fwd_args args = TE_ZERO;
+    te_op_embedding_fwd_args args = TE_ZERO;
     te_tensor *y;
     int64_t shape[TE_MAX_DIMS];
     char text[TE__SHAPE_TEXT], more[TE__SHAPE_TEXT];
@@ -38701,7 +38731,7 @@ TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
     args.ids = ids;
     args.table = table;
     args.y = y;
-    y = te__checked(y, te_embedding_fwd(table->te, &args));
+    y = te__checked(y, te_op_embedding_fwd(table->te, &args));
     return te__record("embedding", y, te__embedding_backward, &table->shape[0], sizeof(table->shape[0]), &table, 1, &ids, 1);
 }
 
@@ -38715,7 +38745,7 @@ typedef struct te__loss_state {
 
 static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__loss_state *s = (const te__loss_state *)state;
-    te_cross_entropy_bwd_args args = TE_ZERO;
+    te_op_cross_entropy_bwd_args args = TE_ZERO;
     (void)needs;
     args.logits = saved[0];
     args.target = saved[1];
@@ -38725,12 +38755,12 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     args.label_smoothing = s->label_smoothing;
     args.ignore_index = s->ignore_index;
     args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
-    return args.dloss && dx[0] ? te_cross_entropy_bwd(te, &args) : te_error_code(te);
+    return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
 
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc) {
     te_cross_entropy_desc zero = TE_ZERO;
-    te_cross_entropy_fwd_args args = TE_ZERO;
+    te_op_cross_entropy_fwd_args args = TE_ZERO;
     te__loss_state state;
     te_tensor *saved[4], *rows, *loss;
     te_ctx *te;
@@ -38759,17 +38789,17 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     args.label_smoothing = state.label_smoothing;
     args.ignore_index = state.ignore_index;
     loss = state.reduce ? te__empty_1d(te, TE_F32, 1) : rows;
-    result = args.loss && args.lse && args.count && loss ? te_cross_entropy_fwd(te, &args) : te_error_code(te);
+    result = args.loss && args.lse && args.count && loss ? te_op_cross_entropy_fwd(te, &args) : te_error_code(te);
     if (result == TE_OK && state.reduce) { /* sum / max(count, 1) */
-        te_sum_args sum = TE_ZERO;
-        te_axpby_args divide = TE_ZERO;
+        te_op_sum_args sum = TE_ZERO;
+        te_op_axpby_args divide = TE_ZERO;
         sum.x = rows;
         sum.out = loss;
-        result = te_sum(te, &sum);
+        result = te_op_sum(te, &sum);
         divide.x = divide.out = loss;
         divide.alpha = 1.0f;
         divide.divide_device = args.count;
-        if (result == TE_OK) result = te_axpby(te, &divide);
+        if (result == TE_OK) result = te_op_axpby(te, &divide);
     }
     saved[0] = logits;
     saved[1] = target;
@@ -38780,18 +38810,18 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
 }
 
 static te_result te__mse_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_mse_bwd_args args = TE_ZERO;
+    te_op_mse_bwd_args args = TE_ZERO;
     (void)state;
     args.x = saved[0];
     args.target = saved[1];
     args.dloss = dy[0];
     args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
-    if (!dx[0] || te_mse_bwd(te, &args) != TE_OK) return te_error_code(te);
+    if (!dx[0] || te_op_mse_bwd(te, &args) != TE_OK) return te_error_code(te);
     if (needs[1]) dx[1] = te_tensor_cast(te__axpby(dx[0], NULL, -1.0f, 0.0f), saved[1]->dtype);
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target) {
-    te_mse_fwd_args args = TE_ZERO;
+    te_op_mse_fwd_args args = TE_ZERO;
     te_tensor *in[2], *y;
     if (!x || !te__operand(x, target, false, "te_mse_loss") || !te__need_float(x, "te_mse_loss")) return NULL;
     in[0] = te_tensor_contiguous(x);
@@ -38801,7 +38831,7 @@ TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target) {
     args.x = in[0];
     args.target = in[1];
     args.loss = y;
-    return te__record("mse_loss", te__checked(y, te_mse_fwd(x->te, &args)), te__mse_backward, NULL, 0, in, 2, in, 2);
+    return te__record("mse_loss", te__checked(y, te_op_mse_fwd(x->te, &args)), te__mse_backward, NULL, 0, in, 2, in, 2);
 }
 
 /* ==== nn/attention.c ============================================================================================ */
@@ -38810,12 +38840,12 @@ TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target) {
 
 /* ---- rope ---- */
 
-static te_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format, int64_t head_dim, int64_t length) {
-    te_rope_args a = TE_ZERO;
+static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format, int64_t head_dim, int64_t length) {
+    te_op_rope_args a = TE_ZERO;
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
     a.format = format;
     a.base = d->base;
-    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* te_rope refuses far fewer */
+    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* te_op_rope refuses far fewer */
     a.interleaved = d->interleaved;
     a.position_offset = d->position_offset;
     a.start_positions = d->start_positions;
@@ -38829,13 +38859,13 @@ static te_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format,
     return a;
 }
 
-static te_tensor *te__rope_apply(te_tensor *x, te_rope_args args) {
+static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     args.x = x;
     args.y = te__empty_like(x, x->dtype);
-    return args.y ? te__checked(args.y, te_rope(x->te, &args)) : NULL;
+    return args.y ? te__checked(args.y, te_op_rope(x->te, &args)) : NULL;
 }
 static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_rope_args args = *(const te_rope_args *)state;
+    te_op_rope_args args = *(const te_op_rope_args *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)needs;
     args.start_positions = saved[0];
@@ -38845,7 +38875,7 @@ static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *con
 }
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
-    te_rope_args args;
+    te_op_rope_args args;
     te_tensor *saved[1];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
@@ -38864,8 +38894,8 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 /* ---- a packed projection to q, k and v, rotated ---- */
 
 static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te_qkv_rope_args *f = (const te_qkv_rope_args *)state;
-    te_qkv_rope_bwd_args args = TE_ZERO;
+    const te_op_qkv_rope_args *f = (const te_op_qkv_rope_args *)state;
+    te_op_qkv_rope_bwd_args args = TE_ZERO;
     te_tensor *g[3];
     const te_tensor *like = dy[0] ? dy[0] : dy[1] ? dy[1] : dy[2];
     int64_t shape[4];
@@ -38895,13 +38925,13 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     args.position_scale = f->position_scale;
     args.position_offset = f->position_offset;
     args.start_positions = saved[0];
-    return te_qkv_rope_bwd(te, &args);
+    return te_op_qkv_rope_bwd(te, &args);
 }
 
 /* qkv [s, b, (H + 2G) d] to out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. False on failure. */
 static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_dim, bool interleaved, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
-    te_qkv_rope_args args = TE_ZERO;
+    te_op_qkv_rope_args args = TE_ZERO;
     te_node_desc node = TE_ZERO;
     te_tensor *saved[1];
     int64_t shape[4];
@@ -38927,7 +38957,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     args.interleaved_groups = interleaved;
     args.no_rope = !rotary;
     if (rotary) {
-        te_rope_args r = te__rope_args(rotary, format, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0]);
+        te_op_rope_args r = te__rope_args(rotary, format, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0]);
         args.base = r.base;
         args.rotary_dim = r.rotary_dim;
         args.interleaved = r.interleaved;
@@ -38935,7 +38965,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
         args.position_offset = r.position_offset;
         args.start_positions = r.start_positions;
     }
-    if (te_qkv_rope(qkv->te, &args) != TE_OK) return false;
+    if (te_op_qkv_rope(qkv->te, &args) != TE_OK) return false;
     saved[0] = rotary ? rotary->start_positions : NULL;
     node.name = "split_qkv";
     node.inputs = &qkv;
@@ -38953,8 +38983,8 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
 /* ---- attention ---- */
 
 static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te_attn_fwd_args *f = (const te_attn_fwd_args *)state;
-    te_attn_bwd_args args = TE_ZERO;
+    const te_op_attn_fwd_args *f = (const te_op_attn_fwd_args *)state;
+    te_op_attn_bwd_args args = TE_ZERO;
     (void)needs;
     args.q = saved[0];
     args.k = saved[1];
@@ -38975,12 +39005,12 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     args.seed = f->seed;
     args.offset = f->offset;
     args.rng = saved[5];
-    return args.d_o && dx[0] && dx[1] && dx[2] ? te_attn_bwd(te, &args) : te_error_code(te);
+    return args.d_o && dx[0] && dx[1] && dx[2] ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
     te_attention_desc zero = TE_ZERO;
-    te_attn_fwd_args args = TE_ZERO;
+    te_op_attn_fwd_args args = TE_ZERO;
     te__rng_state before;
     te__draw draw = TE_ZERO;
     te_tensor *in[3], *saved[6], *o;
@@ -39021,7 +39051,7 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    if (!o || !args.lse || te_attn_fwd(te, &args) != TE_OK) o = NULL;
+    if (!o || !args.lse || te_op_attn_fwd(te, &args) != TE_OK) o = NULL;
     saved[0] = q;
     saved[1] = k;
     saved[2] = v;
@@ -39110,7 +39140,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         if (!dx[2]) return te_error_code(te);
     }
     if (needs[0] || needs[3]) { /* dx = dy W */
-        te_gemm_args gemm = TE_ZERO;
+        te_op_gemm_args gemm = TE_ZERO;
         gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
@@ -39124,7 +39154,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     }
     if (needs[1] && result == TE_OK) { /* dW = dy^T x */
         te_tensor *main_grad = s->fuse_wgrad ? te->playing->inputs[1]->main_grad : NULL; /* the weight's */
-        te_gemm_args gemm = TE_ZERO;
+        te_op_gemm_args gemm = TE_ZERO;
         gemm.d = main_grad ? main_grad : te__empty_2d(te, s->weight_dtype, te__cols(dy), s->shape[s->ndim - 1]);
         gemm.accumulate = main_grad && !s->overwrite_main_grad;
         gemm.split_accumulator = s->split_wgrad;
@@ -39197,11 +39227,11 @@ static te_result te__calibrate(const te__linear_call *c) {
     int slot;
     for (slot = TE__SLOT_INPUT; slot <= TE__SLOT_WEIGHT && result == TE_OK; slot++) {
         te__quant_spec spec = te__slot_spec(c->quant, false, c->gemm, slot, TE_ROWWISE);
-        te_amax_args amax = TE_ZERO;
+        te_op_amax_args amax = TE_ZERO;
         amax.x = slot == TE__SLOT_INPUT ? c->x : c->weight;
         amax.amax = spec.amax;
         amax.keep = true;
-        if (amax.x->buffer && spec.amax) result = te_amax(amax.x->te, &amax);
+        if (amax.x->buffer && spec.amax) result = te_op_amax(amax.x->te, &amax);
     }
     return result;
 }
@@ -39209,7 +39239,7 @@ static te_result te__calibrate(const te__linear_call *c) {
 /* y = x W^T + b. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
-    te_gemm_args gemm = TE_ZERO;
+    te_op_gemm_args gemm = TE_ZERO;
     te_tensor *x = c->x, *weight = c->weight, *bias = c->bias, *w = weight;
     te_tensor *in[4], *saved[3], *y, *xq;
     const te__quant_call *quant = c->quant;
@@ -39300,9 +39330,9 @@ static te_tensor *te__linear(const te__linear_call *c) {
     return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
 }
 
-TE_API te_tensor *te_matmul(te_tensor *x, te_tensor *weight, te_tensor *bias) {
+TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias) {
     te__linear_call call = TE_ZERO;
-    if (x && !te__need_float(x, "te_matmul")) return NULL;
+    if (x && !te__need_float(x, "te_linear")) return NULL;
     call.x = x;
     call.weight = weight;
     call.bias = bias;
@@ -39354,8 +39384,8 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
         return NULL;
     }
     if (!cls || !cls->name || !cls->forward) {
-        te__fail(te, TE_ERR_INVALID, "te_module_create: %s; a class needs a name and a forward function", !cls ? "cls is NULL" : !cls->name ? "the class has no name"
-                 : "the class has no forward function");
+        te__fail(te, TE_ERR_INVALID, "te_module_create: %s; a class needs a name and a forward function",
+                 !cls ? "cls is NULL" : !cls->name ? "the class has no name" : "the class has no forward function");
         return NULL;
     }
     m = (te_module *)te__alloc_zero(te, sizeof(te_module));
@@ -39709,7 +39739,7 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
     te__var *const *vars = te->playing->inputs;
     te_tensor *in[TE_MAX_CHECKPOINT_INPUTS], *out[TE_MAX_CHECKPOINT_OUTPUTS], *grad[TE_MAX_CHECKPOINT_OUTPUTS];
-    te__replay replay;
+    te__replay replay = TE_ZERO;
     te_result result = TE_OK;
     int i;
     for (i = 0; i < s->num_inputs && result == TE_OK; i++) {
@@ -39955,7 +39985,7 @@ static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
  * Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
 
 static te_result te__init_normal(te_tensor *x, const te_init *init) {
-    te_random_args args = TE_ZERO;
+    te_op_random_args args = TE_ZERO;
     te__draw draw;
     te_result result;
     if (!x) return TE_ERR_STATE;
@@ -39968,7 +39998,7 @@ static te_result te__init_normal(te_tensor *x, const te_init *init) {
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    result = args.dst ? te_random(x->te, &args) : te_error_code(x->te);
+    result = args.dst ? te_op_random(x->te, &args) : te_error_code(x->te);
     if (result == TE_OK && x->quantized) result = te__primary_start(x, args.dst);
     te__frame_end(x->te, NULL, 0);
     return result;
@@ -40996,7 +41026,7 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
  * parameter took no part in this step. */
 static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
-    te_axpby_args add = TE_ZERO;
+    te_op_axpby_args add = TE_ZERO;
     te_result result;
     *grad = te_tensor_grad(param);
     if (!main_grad) return TE_OK;
@@ -41004,7 +41034,7 @@ static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
         add.x = add.out = main_grad;
         add.y = *grad;
         add.alpha = add.beta = 1.0f;
-        result = te_axpby(param->te, &add);
+        result = te_op_axpby(param->te, &add);
         if (result != TE_OK) return result;
         if (!param->te->warming) te_tensor_zero_grad(param);
     }
@@ -41135,7 +41165,7 @@ static te_result te__adam_capture(te_optimizer *opt, te__adam_steps **steps, te_
 }
 
 static te_result te__adam_run(te_optimizer *opt, int count, int num_undecayed, const te_tensor *lr, const te_tensor *unbias) {
-    te_adam_args args = TE_ZERO;
+    te_op_adam_args args = TE_ZERO;
     if (count == 0) return TE_OK;
     args.tensors = opt->list;
     args.num_tensors = count;
@@ -41151,7 +41181,7 @@ static te_result te__adam_run(te_optimizer *opt, int count, int num_undecayed, c
     args.grad_scale = opt->clip;
     args.lr_device = lr;
     args.bias_correction = unbias;
-    return te_adam(opt->te, &args);
+    return te_op_adam(opt->te, &args);
 }
 
 static te_result te__adam_step(te_optimizer *opt) {
@@ -41170,19 +41200,20 @@ static te_result te__adam_step(te_optimizer *opt) {
     decayed = n;
     if (split && result == TE_OK) result = te__adam_collect(opt, false, false, &n);
     if (opt->clip && n > 0 && result == TE_OK) {
-        te_l2norm_args norm = TE_ZERO;
+        te_op_l2norm_args norm = TE_ZERO;
         norm.tensors = opt->grads;
         norm.num_tensors = n;
         norm.norm = opt->norm;
         norm.clip = opt->clip;
         norm.max_norm = opt->desc.max_grad_norm;
-        result = te_l2norm(te, &norm);
+        result = te_op_l2norm(te, &norm);
     }
     if (te->capture && result == TE_OK) result = te__adam_capture(opt, &captured, &lr, &unbias);
     if (result == TE_OK) result = te__adam_prepare_values(opt); /* from here on nothing is wanted that might not be there */
     if (result == TE_OK) result = te__adam_run(opt, n, n - decayed, lr, unbias);
     if (result == TE_OK) result = te__adam_requantize(opt);
-    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part may lie in one memory with others that did. */
+    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
+     * may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
@@ -42148,7 +42179,7 @@ static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *
     all[(*n)++].value = value;
 }
 
-TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
+TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
     te__text lr = TE_ZERO;
     te_metadata *all = NULL;
@@ -42156,12 +42187,12 @@ TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, 
     char steps[24], seed[24], offset[24];
     int i, n = 0;
     if (!te) return TE_ERR_STATE;
-    if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_checkpoint_save: metadata is missing");
-    result = te__ckpt_ready(&c, te, "te_checkpoint_save", path, m, opt);
+    if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_model_save: metadata is missing");
+    result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
     if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
     for (i = 0; i < num_metadata && result == TE_OK; i++)
         if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))
-            result = te__fail(te, TE_ERR_INVALID, "te_checkpoint_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
+            result = te__fail(te, TE_ERR_INVALID, "te_model_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
                               metadata[i].key, te__ckpt_prefix);
     if (result == TE_OK) all = (te_metadata *)te__alloc(te, (size_t)(num_metadata + 4) * sizeof(te_metadata));
     if (result == TE_OK && !all) result = TE_ERR_OUT_OF_MEMORY;
@@ -42327,14 +42358,14 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     return TE_OK;
 }
 
-TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt) {
+TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt) {
     te__ckpt_plan p;
     te_safetensors *f = NULL;
     te_result result;
     if (!te) return TE_ERR_STATE;
     memset(&p, 0, sizeof(p));
     te__frame_begin(te);
-    result = te__ckpt_ready(&p.have, te, "te_checkpoint_load", path, m, opt);
+    result = te__ckpt_ready(&p.have, te, "te_model_load", path, m, opt);
     if (result == TE_OK) f = te_safetensors_open(te, path);
     if (result == TE_OK && !f) result = te_error_code(te);
     p.have.file = f;
@@ -42350,12 +42381,12 @@ TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, 
     return result;
 }
 
-TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size) {
+TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size) {
     te_safetensors *f;
     const char *value;
     te_result result = TE_OK;
     if (!te) return TE_ERR_STATE;
-    if (!key || !buffer || size == 0) return te__fail(te, TE_ERR_INVALID, "te_checkpoint_metadata: key or buffer is missing");
+    if (!key || !buffer || size == 0) return te__fail(te, TE_ERR_INVALID, "te_model_metadata: key or buffer is missing");
     buffer[0] = 0;
     f = te_safetensors_open(te, path);
     if (!f) return te_error_code(te);
@@ -42491,7 +42522,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     return result;
 }
 
-TE_API bool te_op_supported(te_ctx *te, te_op op, const void *args) {
+TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args) {
     te_explanation e;
     bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, supported = te_explain(te, op, args, NULL, &e) == TE_OK;
     if (!supported && !pending) te_clear_error(te); /* asking is no mistake */

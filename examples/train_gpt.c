@@ -115,7 +115,7 @@ static te_result gpt_forward(te_module *self, te_forward_args *args) { /* ids [s
     for (int i = 1; i <= opt.layers; i++)
         x = te_forward_with(te_module_child(self, i), &(te_forward_args){.input = x, .rotary = &rotary});
     x = te_forward(norm, x);
-    x = te_matmul(x, te_module_parameter(embedding, "weight"), NULL); /* in high precision whatever the autocast */
+    x = te_linear(x, te_module_parameter(embedding, "weight"), NULL); /* in high precision whatever the autocast */
     args->outputs[args->num_outputs++] = x;
     return te_error_code(te);
 }
@@ -186,7 +186,7 @@ static void open_run(run *r) {
     r->targets = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){opt.seq, opt.batch});
     r->adam = te_fused_adam_create(te, r->model, &(te_fused_adam_desc){
         .beta2 = 0.95f, .weight_decay = 0.1f, .decay_matrices_only = true, .max_grad_norm = 1});
-    if (opt.resume && !access(in_out(r->file), F_OK)) te_checkpoint_load(te, in_out(r->file), r->model, r->adam);
+    if (opt.resume && !access(in_out(r->file), F_OK)) te_model_load(te, in_out(r->file), r->model, r->adam);
     check();
     r->step = (int)te_optimizer_steps(r->adam);
     r->train = malloc(te_tensor_bytes(r->curves));
@@ -252,7 +252,7 @@ static void evaluate(run *r, int step) {
 static double save(void) { /* returns when to save again: a tenth of the time at most goes into it */
     double started = now();
     if (opt.inspect) inspect_save(&inspected, opt.out, end[-1].name, title); /* first: what is later than a checkpoint is dropped at --resume */
-    for (run *r = runs; r < end; r++) te_checkpoint_save(te, in_out(r->file), r->model, r->adam, NULL, 0);
+    for (run *r = runs; r < end; r++) te_model_save(te, in_out(r->file), r->model, r->adam, NULL, 0);
     check();
     curve curves[2];
     for (run *r = runs; r < end; r++) curves[r - runs] = (curve){r->name, r->color, r->train, r->valid, r->step};

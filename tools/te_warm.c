@@ -83,7 +83,7 @@ static void plan_step(te_ctx *te, const sizes *s, const te_recipe *recipe) {
     if (recipe) te_autocast_begin(te, &cast);
     y = te_forward_with(layer, &f);
     if (recipe) te_autocast_end(te);
-    y = te_matmul(te_forward(norm, y), te_module_parameter(embedding, "weight"), NULL);
+    y = te_linear(te_forward(norm, y), te_module_parameter(embedding, "weight"), NULL);
     if (!s->inference) {
         te_backward(te_cross_entropy(y, ids, NULL));
         te_optimizer_step(adam);

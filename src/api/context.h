@@ -56,7 +56,7 @@ TE_API te_result te_error_code(const te_ctx *te);
  * succeeded too) te_clear_error puts back to where it was when the step began, if a te_forward, te_autocast_end, te_backward, te_graph_launch or
  * te_optimizer_step of it has failed, or memory was out. A step begins with an outermost te_autocast_begin (or the launch of a graph without an
  * optimizer) and ends with a te_optimizer_step that succeeds, microbatches included; in a context without an optimizer it ends where the next one
- * begins. te_checkpoint_load ends it, too. Random numbers that a successful forward has drawn are drawn: te_rng_get before the step and te_rng_set
+ * begins. te_model_load ends it, too. Random numbers that a successful forward has drawn are drawn: te_rng_get before the step and te_rng_set
  * after te_clear_error give it the same ones again. */
 TE_API void te_clear_error(te_ctx *te);
 

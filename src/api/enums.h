@@ -22,7 +22,7 @@ typedef enum te_random_kind { TE_RANDOM_UNIFORM = 0, TE_RANDOM_NORMAL = 1 } te_r
 
 typedef enum te_amax_algo { TE_AMAX_MAX = 0, TE_AMAX_MOST_RECENT = 1 } te_amax_algo;
 
-/* How the scales of a quantized matrix lie; the layouts stand with te_block_quantize, te_mxfp8_quantize and te_nvfp4_quantize. */
+/* How the scales of a quantized matrix lie; the layouts stand with te_op_block_quantize, te_op_mxfp8_quantize and te_nvfp4_quantize. */
 typedef enum te_scaling {
     TE_SCALING_TENSOR = 0,   /* one f32 */
     TE_SCALING_BLOCK_1D = 1, /* f32, one for 128 neighbours along the contraction */
@@ -43,7 +43,7 @@ typedef enum te_epilogue {
 /* As TransformerEngine computes them (GLU variants: Shazeer 2020). The gated ones take [M, 2N], the first half through the
  * nonlinearity: y = f(a) * b. */
 typedef enum te_activation {
-    TE_ACTIVATION_DEFAULT = 0, /* GELU in modules, no activation in te_act_fwd's sense: refused there */
+    TE_ACTIVATION_DEFAULT = 0, /* GELU in modules, no activation in te_op_act_fwd's sense: refused there */
     TE_GELU = 1,               /* the tanh form */
     TE_RELU = 2,
     TE_SILU = 3,

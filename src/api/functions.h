@@ -10,7 +10,7 @@ TE_API te_tensor *te_scale(te_tensor *x, float factor);
 TE_API te_tensor *te_sum_all(te_tensor *x);
 TE_API te_tensor *te_mean_all(te_tensor *x);
 /* x [.., K] times weight [N, K] transposed, plus bias [N] (may be NULL) -> [.., N], in high precision. */
-TE_API te_tensor *te_matmul(te_tensor *x, te_tensor *weight, te_tensor *bias);
+TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
 /* weight [N], bias [N] may be NULL; eps 0 => 1e-5. */
 TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma);
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma);

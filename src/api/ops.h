@@ -77,103 +77,103 @@ typedef enum te_op {
  * nearest even). Equal shapes, any strides on both sides. Raw bytes of 8-bit formats copy to the same format or u8.
  * src and dst may share memory: dst becomes what it would if src were read whole before (through a workspace of the narrower format, where the ranges
  * of their bytes meet). Each element onto itself is nothing to do. */
-typedef struct te_copy_args {
+typedef struct te_op_copy_args {
     const te_tensor *src;
     te_tensor *dst;
-} te_copy_args;
+} te_op_copy_args;
 
 /* dst[i] = value. Contiguous. */
-typedef struct te_fill_args {
+typedef struct te_op_fill_args {
     te_tensor *dst;
     double value;
-} te_fill_args;
+} te_op_fill_args;
 
 /* dst[i]: uniform on [a, b) or normal with mean a and standard deviation b; element i comes from Philox4x32-10 block
  * i / 4 of (seed, offset). Contiguous, f32/f16/bf16. */
-typedef struct te_random_args {
+typedef struct te_op_random_args {
     te_tensor *dst;
     te_random_kind kind;
     float a, b;
     uint64_t seed, offset;
     const te_tensor *rng;
-} te_random_args;
+} te_op_random_args;
 
 /* out = alpha * x + beta * y, in f32. Same shape; y optional (then beta is not read); out may be x or y. Formats may
  * differ. alpha_device: optional f32 [1] that multiplies alpha; divide_device: optional f32 [1], alpha is divided by max(it, 1). */
-typedef struct te_axpby_args {
+typedef struct te_op_axpby_args {
     const te_tensor *x, *y;
     te_tensor *out;
     float alpha, beta;
     const te_tensor *alpha_device;
     const te_tensor *divide_device;
-} te_axpby_args;
+} te_op_axpby_args;
 
 /* out f32 [1] = scale * sum of all elements of x, in a fixed order. */
-typedef struct te_sum_args {
+typedef struct te_op_sum_args {
     const te_tensor *x;
     te_tensor *out;
     float scale; /* 0 => 1 */
-} te_sum_args;
+} te_op_sum_args;
 
 /* out [N] = (accumulate ? out : 0) + sum over the M rows of x [.., N]: a bias gradient. */
-typedef struct te_column_sum_args {
+typedef struct te_op_column_sum_args {
     const te_tensor *x;
     te_tensor *out;
     bool accumulate;
-} te_column_sum_args;
+} te_op_column_sum_args;
 
 /* y [.., H] = table [V, H] at ids (i32 or i64, any shape [..]). An id outside 0 .. V-1 gives a row of zeros. */
-typedef struct te_embedding_fwd_args {
+typedef struct te_op_embedding_fwd_args {
     const te_tensor *ids, *table;
     te_tensor *y;
-} te_embedding_fwd_args;
+} te_op_embedding_fwd_args;
 /* dtable [V, H] = (accumulate ? dtable : 0) + the rows of dy [.., H] at ids, summed in f32 in the order of the ids. */
-typedef struct te_embedding_bwd_args {
+typedef struct te_op_embedding_bwd_args {
     const te_tensor *ids, *dy;
     te_tensor *dtable;
     bool accumulate;
-} te_embedding_bwd_args;
+} te_op_embedding_bwd_args;
 
 /* ---- cast ---------------------------------------------------------------------------------------------------- */
 
 /* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: take the maximum with what amax holds already.
  * noop: optional f32 [1]; 1.0 => the call does nothing. */
-typedef struct te_amax_args {
+typedef struct te_op_amax_args {
     const te_tensor *x;
     te_tensor *amax;
     bool keep;
     const te_tensor *noop;
-} te_amax_args;
+} te_op_amax_args;
 
 /* scale [n], scale_inv [n] from amax [n], all f32 (as nvte_compute_scale_from_amax):
  *   a = amax < epsilon ? epsilon : amax;  a is 0, inf or NaN => scale 1
  *   scale = RN(fp8_max / a), infinity => FLT_MAX, power_of_two => mantissa cleared;  scale_inv = RN(1 / scale) */
-typedef struct te_scale_from_amax_args {
+typedef struct te_op_scale_from_amax_args {
     const te_tensor *amax;
     te_tensor *scale, *scale_inv; /* scale_inv optional */
     float fp8_max;
     float epsilon;
     bool power_of_two;
-} te_scale_from_amax_args;
+} te_op_scale_from_amax_args;
 
 /* The delayed-scaling update of TransformerEngine (delayed_scaling_recipe) for `count` states at once, state i of n_i slots:
  * amax_history[i] f32 [L_i, n_i], scale[i] f32 [n_i]. One launch for some 200 states.
  * reduced: optional f32 [n_0 + n_1 + ..], the amaxes after a reduction over a group, used where not 0 in place of row 0 of the history. */
-typedef struct te_delayed_update_args {
+typedef struct te_op_delayed_update_args {
     te_tensor *const *amax_history, *const *scale;
     int count;
     const te_tensor *reduced;
     float fp8_max;
     float margin;
     te_amax_algo algo;
-} te_delayed_update_args;
+} te_op_delayed_update_args;
 
 /* amaxes f32 [n_0 + n_1 + ..] = row 0 of each history: what a group reduces. */
-typedef struct te_delayed_gather_args {
+typedef struct te_op_delayed_gather_args {
     te_tensor *const *amax_history;
     int count;
     te_tensor *amaxes;
-} te_delayed_gather_args;
+} te_op_delayed_gather_args;
 
 /* Per-tensor FP8 cast (as nvte_quantize). x [.., N] viewed as [M, N]; q = saturate(round_to_nearest_even(f32(x) * scale)),
  * infinity saturates, NaN stays NaN.
@@ -182,14 +182,14 @@ typedef struct te_delayed_gather_args {
  *   scale      f32 [1]  read; NULL with `current`
  *   scale_inv  f32 [1]  optional, written: RN(1 / scale)
  *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input; with `current`: = max |x|
- *   current    the scale comes from x itself, by te_scale_from_amax's rule with fp8_max of the codes' format, `epsilon`
+ *   current    the scale comes from x itself, by te_op_scale_from_amax's rule with fp8_max of the codes' format, `epsilon`
  *              and `power_of_two` (Float8CurrentScalingQuantizer)
  *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes: its first number is max |x|, which whoever wrote x
- *              has found (`amax` of te_act_fwd and others), and x is read once. The second must be 0, and counts blocks meanwhile: nobody else writes
+ *              has found (`amax` of te_op_act_fwd and others), and x is read once. The second must be 0, and counts blocks meanwhile: nobody else writes
  *              it. Both become 0: ready for the next
  *   dbias      [N] of any float format, optional: the sums of x's columns in f32: the gradient of a bias, if x is a gradient; not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written */
-typedef struct te_fp8_quantize_args {
+typedef struct te_op_fp8_quantize_args {
     const te_tensor *x;
     te_tensor *row, *col;
     const te_tensor *scale;
@@ -199,21 +199,21 @@ typedef struct te_fp8_quantize_args {
     float epsilon;
     bool power_of_two;
     te_tensor *x_amax, *dbias;
-} te_fp8_quantize_args;
+} te_op_fp8_quantize_args;
 
 /* y = f32(q) * scale_inv, rounded once to y's format. q [M, ld] with ld >= N, y [M, N]. */
-typedef struct te_fp8_dequantize_args {
+typedef struct te_op_fp8_dequantize_args {
     const te_tensor *q, *scale_inv;
     te_tensor *y;
-} te_fp8_dequantize_args;
+} te_op_fp8_dequantize_args;
 
 /* dst [N, ldd] = transpose of src [M, lds] restricted to its first N columns: dst(n, m) = src(m, n), pad columns M .. ldd-1
  * zero. 4-bit (e2m1), 8-, 16- or 32-bit elements, same format. `rows` and `columns` are M and N. */
-typedef struct te_transpose_args {
+typedef struct te_op_transpose_args {
     const te_tensor *src;
     te_tensor *dst;
     int64_t rows, columns;
-} te_transpose_args;
+} te_op_transpose_args;
 
 /* ---- block ---------------------------------------------------------------------------------------------------
  * FP8 with one f32 scale for each 1 x 128 or 128 x 128 elements (DeepSeek-V3; TransformerEngine's Float8BlockQuantizer). The
@@ -225,25 +225,25 @@ typedef struct te_transpose_args {
  *   row_scale_inv  f32: 1-D [ceil(N / 128), round_up(M, 4)], the block's index first; 2-D [ceil(M / 128), round_up(ceil(N / 128), 4)]
  *   col            [N, ldc], transposed, optional
  *   col_scale_inv  f32: 1-D [ceil(M / 128), round_up(N, 4)]; 2-D [ceil(N / 128), round_up(ceil(M / 128), 4)]
- * Per tile: a = max |x|, NaN ignored; scale by te_scale_from_amax's rule with `epsilon`, except that an infinite quotient
+ * Per tile: a = max |x|, NaN ignored; scale by te_op_scale_from_amax's rule with `epsilon`, except that an infinite quotient
  * becomes the largest finite number of x's format, and that the mantissa is cleared unless fp32_scales;
  * q = saturate(RNE(f32(x) * scale)); scale_inv = RN(1 / scale). noop: optional f32 [1]; 1.0 => nothing is written. */
-typedef struct te_block_quantize_args {
+typedef struct te_op_block_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale_inv, *col, *col_scale_inv;
     bool two_dimensional;
     bool fp32_scales; /* false => powers of two */
     float epsilon;
     const te_tensor *noop;
-} te_block_quantize_args;
+} te_op_block_quantize_args;
 
 /* y [M, N] = RN(f32(q) * scale_inv), rounded once more to y's format. columnwise: q and scale_inv are the column-wise copy. */
-typedef struct te_block_dequantize_args {
+typedef struct te_op_block_dequantize_args {
     const te_tensor *q, *scale_inv;
     te_tensor *y;
     bool two_dimensional;
     bool columnwise;
-} te_block_dequantize_args;
+} te_op_block_dequantize_args;
 
 /* ---- mxfp8 ---------------------------------------------------------------------------------------------------
  * FP8 with one power-of-two scale (E8M0) for each 32 elements (OCP Microscaling Formats v1.0; TransformerEngine's MXFP8Quantizer). */
@@ -259,21 +259,21 @@ typedef struct te_block_dequantize_args {
  *              ((i / 128) * (T / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4, T the padded number of groups
  * Per group: e = E8M0 of RN(amax * RN(1 / fp8_max)), rounded up (te__f32_to_e8m0; NaN never enters an amax); q =
  * saturate(RNE(x * 2^(127 - e))), NaN stays NaN. Padding is written as 0, also of the scales. */
-typedef struct te_mxfp8_quantize_args {
+typedef struct te_op_mxfp8_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale, *col, *col_scale;
     bool two_dimensional;
     bool swizzled;
     const te_tensor *noop;
-} te_mxfp8_quantize_args;
+} te_op_mxfp8_quantize_args;
 
 /* y [M, N] = f32(q) * 2^(e - 127), rounded to y's format. q [M, ld]; columnwise: the scales run along the columns. */
-typedef struct te_mxfp8_dequantize_args {
+typedef struct te_op_mxfp8_dequantize_args {
     const te_tensor *q, *scale;
     te_tensor *y;
     bool columnwise;
     bool swizzled;
-} te_mxfp8_dequantize_args;
+} te_op_mxfp8_dequantize_args;
 
 /* ---- nvfp4 ---------------------------------------------------------------------------------------------------
  * FP4 (E2M1) with one E4M3 scale for each 16 elements and one f32 amax above them (TransformerEngine's NVFP4Quantizer).
@@ -285,14 +285,14 @@ typedef struct te_mxfp8_dequantize_args {
 /* amax_row f32 [1] = max |x|, or [M] (one for each row of x); amax_col f32 [1] = the same of what the column-wise copy will
  * quantize (after the transform with `rht`), or [N] (one for each column of x). NaN ignored, infinity kept. Either may be NULL. Overwritten
  * unless keep. */
-typedef struct te_nvfp4_amax_args {
+typedef struct te_op_nvfp4_amax_args {
     const te_tensor *x;
     te_tensor *amax_row, *amax_col;
     bool rht;
     bool no_sign_mask;
     bool keep;
     const te_tensor *noop;
-} te_nvfp4_amax_args;
+} te_op_nvfp4_amax_args;
 
 /* x [.., N] viewed as [M, N]; blocks of 16 along a row (row), along a column (col), or 16 x 16 (two_dimensional: one scale for
  * the tile, repeated for its 16 rows and columns). The last block may be short.
@@ -304,7 +304,7 @@ typedef struct te_nvfp4_amax_args {
  *   amax_col   f32 [1], or [N] (row-scaled: each column of x, a row of the copy, has a scale of its own), read; NULL => amax_row's, which is [1]
  *              then. amax_row may be NULL if only col is asked for. two_dimensional: amax_row's for both copies (amax_col's if that is
  *              NULL), [1]; and no rht with col
- *   swizzled   scales in the layout of te_mxfp8_quantize
+ *   swizzled   scales in the layout of te_op_mxfp8_quantize
  *   rht        of the column-wise copy: each 16 rows of a column, signs turned (unless no_sign_mask), times the Hadamard matrix / 4, rounded to
  *              bf16; amax, scales and codes are those of the rounded values. The sums are a tensor core's: each product is cut to 25 bits below
  *              the leading bit of the largest, they are added exactly, and the sum is cut to f32. A NaN makes the scales of its blocks NaN, in
@@ -321,7 +321,7 @@ typedef struct te_nvfp4_amax_args {
  *   rounded; tiles: the sums of its 16 rows in that copy, half to half (i with i + 8, then + 4, + 2, + 1). q is as it would be written. Each copy
  *   chooses for itself, tiles too.
  * Padding is written as 0. */
-typedef struct te_nvfp4_quantize_args {
+typedef struct te_op_nvfp4_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale, *col, *col_scale;
     const te_tensor *amax_row, *amax_col;
@@ -334,20 +334,20 @@ typedef struct te_nvfp4_quantize_args {
     te_4over6_error four_over_six;
     bool e4m3_max_256;
     bool swizzled;
-    bool measure; /* amax_row and amax_col are written first, as te_nvfp4_amax does without keep */
+    bool measure; /* amax_row and amax_col are written first, as te_op_nvfp4_amax does without keep */
     const te_tensor *noop;
-} te_nvfp4_quantize_args;
+} te_op_nvfp4_quantize_args;
 
 /* y [M, N] = RN(q * RN(RN(d * amax) * RN(1 / (6 F)))), rounded to y's format; an amax of 0 counts as 6 F (S = 1). columnwise: the
  * column-wise copy; with rht the transform is taken back (its transpose), in f32. amax f32 [1] or [M], columnwise [N]. */
-typedef struct te_nvfp4_dequantize_args {
+typedef struct te_op_nvfp4_dequantize_args {
     const te_tensor *q, *scale, *amax;
     te_tensor *y;
     bool columnwise;
     bool rht, no_sign_mask;
     bool e4m3_max_256;
     bool swizzled;
-} te_nvfp4_dequantize_args;
+} te_op_nvfp4_dequantize_args;
 
 /* ---- shard ---------------------------------------------------------------------------------------------------
  * Quantizing a slice of a matrix that others hold the rest of (TransformerEngine's partial casts): amaxes of the slice by tile, to
@@ -355,24 +355,24 @@ typedef struct te_nvfp4_dequantize_args {
 
 /* amax f32 [ceil(M / tile_rows), ceil(N / tile_columns)] = max |x| of the elements of each tile that lie in the slice, 0 where there
  * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. Fast for tiles of 128 x 128,
- * 16 x 16, 1 x 32 and 32 x 1; for one amax of all, te_amax of x. */
-typedef struct te_shard_amax_args {
+ * 16 x 16, 1 x 32 and 32 x 1; for one amax of all, te_op_amax of x. */
+typedef struct te_op_shard_amax_args {
     const te_tensor *x;
     te_tensor *amax;
     int64_t rows, columns; /* M, N of the matrix */
     int64_t start;
     int64_t tile_rows, tile_columns;
-} te_shard_amax_args;
+} te_op_shard_amax_args;
 
 /* Scales of a whole matrix from its amaxes by tile, in the layout that the quantizing operation writes (padding 0), by its rule.
  *   BLOCK_2D  amax by 128 x 128 -> row_scale f32 (scale_inv), and col_scale its transpose; amax_limit: the largest finite number
  *             of the format that was quantized from (0 => f32's)
  *   MXFP8     amax by 1 x 32 -> row_scale, and amax_col by 32 x 1 -> col_scale, e8m0
  *   NVFP4     amax by 16 x 16 and amax_tensor f32 [1] -> row_scale, and col_scale, e4m3, repeated for the rows of each tile
- *   multiplier  BLOCK_2D, optional: what te_block_quantize multiplies with, in row_scale's layout; te_shard_cast wants it with
+ *   multiplier  BLOCK_2D, optional: what te_op_block_quantize multiplies with, in row_scale's layout; te_op_shard_cast wants it with
  *               fp32_scales, for the reciprocal of a rounded reciprocal is another number
  * Outputs may be NULL, but not all. */
-typedef struct te_shard_scales_args {
+typedef struct te_op_shard_scales_args {
     te_scaling scaling;
     const te_tensor *amax, *amax_col, *amax_tensor;
     te_tensor *row_scale, *col_scale;
@@ -383,19 +383,19 @@ typedef struct te_shard_scales_args {
     float amax_limit;
     bool e4m3_max_256; /* NVFP4 */
     te_tensor *multiplier;
-} te_shard_scales_args;
+} te_op_shard_scales_args;
 
 /* Codes of the slice x (n float elements from element `start` of [rows, columns]).
  *   dst    a row-wise copy [rows, ld] of the matrix; or, flat, the codes of the slice alone (e2m1: the first code is in the low half if
  *          start is even, else the high half; bytes shared with neighbours keep their other half)
  *   scaling TENSOR: scale f32 [1] is multiplied with (amax, optional f32 [1], is max-ed with max |x|); BLOCK_2D, MXFP8, NVFP4: scale as
- *          te_shard_scales writes it; NVFP4 needs amax_tensor
- *   multiplier  BLOCK_2D, optional: as te_shard_scales writes it; NULL => RN(1 / scale), which is the same for powers of two alone
+ *          te_op_shard_scales writes it; NVFP4 needs amax_tensor
+ *   multiplier  BLOCK_2D, optional: as te_op_shard_scales writes it; NULL => RN(1 / scale), which is the same for powers of two alone
  *   columnwise  MXFP8: scale is the column-wise one, running along the columns; TENSOR: dst is the transposed copy [columns, ld]
  *               (not flat). Other column-wise copies are made from the gathered rows.
  * Nothing but the codes of the slice is written: not the padding either, which the whole quantizations write as 0. A flat dst may be longer
  * than its slice. */
-typedef struct te_shard_cast_args {
+typedef struct te_op_shard_cast_args {
     const te_tensor *x;
     te_tensor *dst;
     const te_tensor *scale, *amax_tensor;
@@ -405,7 +405,7 @@ typedef struct te_shard_cast_args {
     bool flat, columnwise;
     bool e4m3_max_256;
     const te_tensor *multiplier;
-} te_shard_cast_args;
+} te_op_shard_cast_args;
 
 /* ---- stats --------------------------------------------------------------------------------------------------- */
 
@@ -413,10 +413,10 @@ typedef struct te_shard_cast_args {
  * that each element's scale allows. Sums in a fixed order.
  *   counts  i64 [6]: elements; x != 0 and y == 0 (underflow); x finite and |x| > 1.004 limit (saturated); NaN in x; infinite in x; zeros in x
  *   sums    f32 [5]: over elements with finite x and y: x^2, y^2, x y, (x - y)^2; and max |x - y| */
-typedef struct te_quant_error_args {
+typedef struct te_op_quant_error_args {
     const te_tensor *x, *y, *limit;
     te_tensor *counts, *sums;
-} te_quant_error_args;
+} te_op_quant_error_args;
 
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
@@ -431,9 +431,9 @@ typedef struct te_quant_error_args {
  *   bias     [n] of any float format, optional
  *   scaling  how scale_a and scale_b lie (alike for A and B, but BLOCK_1D goes with BLOCK_2D; BLOCK_2D x BLOCK_2D is refused):
  *            TENSOR   f32 [1], optional (1): the scale_inv of FP8 operands
- *            BLOCK    f32, the scale_inv of te_block_quantize for that copy; the sums of each 128 k are scaled and added in f32
- *            MXFP8    e8m0, as te_mxfp8_quantize wrote them
- *            NVFP4    e4m3, as te_nvfp4_quantize wrote them, and amax_a, amax_b f32 [1], or [m] and [n] when row-scaled; the product is
+ *            BLOCK    f32, the scale_inv of te_op_block_quantize for that copy; the sums of each 128 k are scaled and added in f32
+ *            MXFP8    e8m0, as te_op_mxfp8_quantize wrote them
+ *            NVFP4    e4m3, as te_op_nvfp4_quantize wrote them, and amax_a, amax_b f32 [1], or [m] and [n] when row-scaled; the product is
  *                     multiplied by amax_a * amax_b / (6 F)^2. k of a transformed copy is its padded one, round_up(M, 16).
  *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
  *   e4m3_max_256_a, _b NVFP4: F is 256 for that operand
@@ -445,7 +445,7 @@ typedef struct te_quant_error_args {
  * sm_90: an operand whose rows are not at multiples of 16 bytes may be copied into a workspace of its size first. te_explain tells what a call takes.
  * Sizes that are 0: k == 0 => D = bias (or D kept when accumulating); m or n == 0 => nothing. m, n, k are given because the tensors may be padded or of
  * more dimensions. */
-typedef struct te_gemm_args {
+typedef struct te_op_gemm_args {
     const te_tensor *a, *b;
     te_tensor *d;
     int64_t m, n, k;
@@ -460,14 +460,14 @@ typedef struct te_gemm_args {
     const te_tensor *amax_a, *amax_b;
     bool swizzled_scales;
     bool e4m3_max_256_a, e4m3_max_256_b;
-} te_gemm_args;
+} te_op_gemm_args;
 
 /* Products of many matrices at once, one for each group (an expert and its tokens), whose sizes only the device knows: no host wait.
  *   along rows  D rows of g = epilogue(scale_a scale_b op(A) rows of g times op(B[g]) + bias[g]) + ...: a forward pass, or its dgrad
  *               A [m, lda], the rows of group 0, then those of group 1, ...; D [m, ldd] likewise
  *               B [groups, n, ldb] (b_transposed) or [groups, k, ldb];  bias [groups, n], optional;  aux [m, n] of D's format
  *   along_k     D[g] = scale_a scale_b op(A) op(B) over the values of k of g + ...: wgrad
- *               op(A) m x k, op(B) k x n: as te_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of
+ *               op(A) m x k, op(B) k x n: as te_op_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of
  *               an empty group is 0, or stays when accumulating
  *   sizes       i32 or i64 [groups]: rows, or values of k, of each group: any numbers from 0 up, no padding;
  *   offsets     or, in their place, i32 or i64 [groups + 1]: where each group starts, and the last one ends, upwards
@@ -476,9 +476,9 @@ typedef struct te_gemm_args {
  *   formats     A and B f32, f16, bf16 (alike), or e4m3/e5m2 in any mix but e5m2 x e5m2, contiguous along k. FP8 along_k takes plain
  *               transposed copies, [m, lda] and [n, ldb]: groups start at any column.  D f32, f16, bf16
  *   scaling     TENSOR: scale_a, scale_b f32 [1] or [groups], optional.  Along rows also A BLOCK_1D with B BLOCK_2D: scale_a as
- *               te_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)]
- * All else as te_gemm has it. */
-typedef struct te_grouped_gemm_args {
+ *               te_op_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)]
+ * All else as te_op_gemm has it. */
+typedef struct te_op_grouped_gemm_args {
     const te_tensor *a, *b;
     te_tensor *d;
     const te_tensor *sizes, *offsets;
@@ -492,7 +492,7 @@ typedef struct te_grouped_gemm_args {
     te_epilogue epilogue;
     te_tensor *aux;
     te_scaling scaling_a, scaling_b;
-} te_grouped_gemm_args;
+} te_op_grouped_gemm_args;
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */
 
@@ -502,7 +502,7 @@ typedef struct te_grouped_gemm_args {
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
  *               te_quantize: the f32 result is quantized without an intermediate rounding
  *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left out
- *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as te_amax would find it
+ *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as te_op_amax would find it
  *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
@@ -513,8 +513,8 @@ typedef struct te_norm_fwd_args {
     te_tensor *scale_inv, *amax;
     te_tensor *y_amax, *y_col;
 } te_norm_fwd_args;
-typedef te_norm_fwd_args te_layernorm_fwd_args;
-typedef te_norm_fwd_args te_rmsnorm_fwd_args;
+typedef te_norm_fwd_args te_op_layernorm_fwd_args;
+typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;
 
 /* dx, dgamma [N], dbeta [N] (LayerNorm; optional) from dy [M, N] and what the forward saved. add: optional [M, N], added to dx
  * in f32 before rounding; dx may be add, if their formats are the same. rounded: dx is rounded before that as well: the sum of two stored
@@ -526,8 +526,8 @@ typedef struct te_norm_bwd_args {
     bool accumulate;
     bool rounded;
 } te_norm_bwd_args;
-typedef te_norm_bwd_args te_layernorm_bwd_args;
-typedef te_norm_bwd_args te_rmsnorm_bwd_args;
+typedef te_norm_bwd_args te_op_layernorm_bwd_args;
+typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;
 
 /* ---- act ----------------------------------------------------------------------------------------------------- */
 
@@ -537,7 +537,7 @@ TE_API bool te_activation_is_gated(te_activation activation);
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
  *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
  *         pass of its own to find it */
-typedef struct te_act_fwd_args {
+typedef struct te_op_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
     te_activation activation;
@@ -546,13 +546,13 @@ typedef struct te_act_fwd_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col;
-} te_act_fwd_args;
+} te_op_act_fwd_args;
 
 /* dx = dy * act'(x), the shape of x; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in te_act_fwd.
  *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
  *   rounded     dx is rounded to x's format before anything else is done: codes, amax and dbias are those of a dx in that format
  *   accumulate  dbias is added to */
-typedef struct te_act_bwd_args {
+typedef struct te_op_act_bwd_args {
     const te_tensor *dy, *x;
     te_tensor *dx;
     te_activation activation;
@@ -562,7 +562,7 @@ typedef struct te_act_bwd_args {
     te_tensor *col, *dbias;
     bool accumulate;
     bool rounded;
-} te_act_bwd_args;
+} te_op_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
@@ -572,7 +572,7 @@ typedef struct te_act_bwd_args {
  *   rotary_dim  0 => d; the first rotary_dim channels are rotated, the rest pass through
  *   start_positions  optional i32 [b], added to each sequence's positions
  *   backward    the transposed rotation */
-typedef struct te_rope_args {
+typedef struct te_op_rope_args {
     const te_tensor *x;
     te_tensor *y;
     te_qkv_format format;
@@ -583,11 +583,11 @@ typedef struct te_rope_args {
     int64_t position_offset;
     const te_tensor *start_positions;
     bool backward;
-} te_rope_args;
+} te_op_rope_args;
 
 /* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope.
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: rows ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention) */
-typedef struct te_qkv_rope_args {
+typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
     te_qkv_format format;
@@ -600,9 +600,9 @@ typedef struct te_qkv_rope_args {
     float position_scale;
     int64_t position_offset;
     const te_tensor *start_positions;
-} te_qkv_rope_args;
+} te_op_qkv_rope_args;
 /* The reverse: dqkv from dq, dk, dv. The fields have the forward's meaning; `qkv` is written, q, k and v are read. */
-typedef struct te_qkv_rope_bwd_args {
+typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v;
     te_qkv_format format;
@@ -615,7 +615,7 @@ typedef struct te_qkv_rope_bwd_args {
     float position_scale;
     int64_t position_offset;
     const te_tensor *start_positions;
-} te_qkv_rope_bwd_args;
+} te_op_qkv_rope_bwd_args;
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 
@@ -627,7 +627,7 @@ typedef struct te_qkv_rope_bwd_args {
  *   window_left, window_right   keys i + delta - left .. i + delta + right are visible; has_window false => unbounded;
  *         delta = s_kv - s_q for bottom-right masks, else 0
  *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset), element ((b*H + h)*s_q + i)*s_kv + j */
-typedef struct te_attn_fwd_args {
+typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;
     te_tensor *o, *lse;
     te_qkv_format format;
@@ -638,10 +638,10 @@ typedef struct te_attn_fwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
-} te_attn_fwd_args;
+} te_op_attn_fwd_args;
 
 /* dq, dk, dv (shapes of q, k, v) from d_o and what the forward read and wrote. Deterministic. */
-typedef struct te_attn_bwd_args {
+typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
     te_qkv_format format;
@@ -652,58 +652,58 @@ typedef struct te_attn_bwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
-} te_attn_bwd_args;
+} te_op_attn_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
 /* y = residual + keep(x + bias) / (1 - p): bias [N], residual [.., N] optional. Element i is kept when the Philox uniform of
  * (seed, offset) at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. */
-typedef struct te_dropout_add_fwd_args {
+typedef struct te_op_dropout_add_fwd_args {
     const te_tensor *x, *bias, *residual;
     te_tensor *y;
     float p;
     uint64_t seed, offset;
     const te_tensor *rng;
-} te_dropout_add_fwd_args;
+} te_op_dropout_add_fwd_args;
 /* dx = keep(dy) / (1 - p). (The gradient of residual is dy, that of bias the column sum of dx.) */
-typedef struct te_dropout_add_bwd_args {
+typedef struct te_op_dropout_add_bwd_args {
     const te_tensor *dy;
     te_tensor *dx;
     float p;
     uint64_t seed, offset;
     const te_tensor *rng;
-} te_dropout_add_bwd_args;
+} te_op_dropout_add_bwd_args;
 
 /* ---- loss ---------------------------------------------------------------------------------------------------- */
 
 /* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
  * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0.
  * count: optional f32 [1], the number of targets that are not ignored. */
-typedef struct te_cross_entropy_fwd_args {
+typedef struct te_op_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
     float label_smoothing;
     int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
-} te_cross_entropy_fwd_args;
+} te_op_cross_entropy_fwd_args;
 /* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale, dloss f32 [M] or [1] (broadcast); count: optional f32
  * [1], divides (as max(count, 1)). dlogits may be logits. */
-typedef struct te_cross_entropy_bwd_args {
+typedef struct te_op_cross_entropy_bwd_args {
     const te_tensor *logits, *target, *lse, *dloss, *count;
     te_tensor *dlogits;
     float scale; /* 0 => 1 */
     float label_smoothing;
     int64_t ignore_index;
-} te_cross_entropy_bwd_args;
+} te_op_cross_entropy_bwd_args;
 
 /* loss f32 [1] = mean((x - target)^2); dx = dloss * 2 (x - target) / numel. */
-typedef struct te_mse_fwd_args {
+typedef struct te_op_mse_fwd_args {
     const te_tensor *x, *target;
     te_tensor *loss;
-} te_mse_fwd_args;
-typedef struct te_mse_bwd_args {
+} te_op_mse_fwd_args;
+typedef struct te_op_mse_bwd_args {
     const te_tensor *x, *target, *dloss;
     te_tensor *dx;
-} te_mse_bwd_args;
+} te_op_mse_bwd_args;
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
@@ -717,7 +717,7 @@ typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
 } te_adam_tensor;
-typedef struct te_adam_args {
+typedef struct te_op_adam_args {
     const te_adam_tensor *tensors;
     int num_tensors, num_undecayed;
     float lr, beta1, beta2, eps, weight_decay;
@@ -725,34 +725,34 @@ typedef struct te_adam_args {
     bool l2_mode; /* weight decay goes into the gradient (Adam) in place of AdamW */
     bool no_bias_correction;
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
-} te_adam_args;
+} te_op_adam_args;
 
 /* norm f32 [1] = sqrt(sum over all tensors of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors].
  * clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)); NaN and inf propagate. */
-typedef struct te_l2norm_args {
+typedef struct te_op_l2norm_args {
     const te_tensor *const *tensors;
     int num_tensors;
     te_tensor *norm, *per_tensor, *clip;
     float max_norm;
-} te_l2norm_args;
+} te_op_l2norm_args;
 
 /* out[i] = in[i] * scale * (scale_device ? *scale_device : 1); out[i] may be in[i]. found_inf: optional f32 [1], set to 1 if any
  * input is not finite. */
-typedef struct te_multi_scale_args {
+typedef struct te_op_multi_scale_args {
     const te_tensor *const *in;
     te_tensor *const *out;
     int num_tensors;
     float scale;
     const te_tensor *scale_device;
     te_tensor *found_inf;
-} te_multi_scale_args;
+} te_op_multi_scale_args;
 
-/* One function an operation: te_result te_gemm(te_ctx *te, const te_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
+/* One function an operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
  * TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE, TE_ERR_DEVICE. */
-#define TE_OP_FUNCTION(lower, UPPER, family) TE_API te_result te_##lower(te_ctx *te, const te_##lower##_args *args);
+#define TE_OP_FUNCTION(lower, UPPER, family) TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args);
 TE_OP_LIST(TE_OP_FUNCTION)
 #undef TE_OP_FUNCTION
 
 /* "gemm", "cast" ... Static strings; "?" outside the list. */
-TE_API const char *te_op_name(te_op op);
-TE_API const char *te_op_family(te_op op);
+TE_API const char *te_query_name(te_op op);
+TE_API const char *te_query_family(te_op op);

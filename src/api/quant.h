@@ -6,7 +6,7 @@
  * edges are blocks of fewer elements, and padding never enters an amax.
  *
  * Codes, scales and amaxes are the same bytes on every device, and those of TransformerEngine wherever it takes the input. The exceptions:
- *   - stochastic rounding draws te.h's random numbers (te_nvfp4_quantize), by the place of an element and not by the thread that rounds it;
+ *   - stochastic rounding draws te.h's random numbers (te_op_nvfp4_quantize), by the place of an element and not by the thread that rounds it;
  *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, of any shape. TransformerEngine's kernel for M % 64 == 0 and
  *     N % 128 == 0 does so; its others leave the NaN out of the scale, and a gradient loses it. That kernel also scales by 0 a tensor
  *     whose amax is infinite, and its others by 1, as te.h always does; it decodes to infinities and NaN either way;
@@ -46,7 +46,7 @@ typedef struct te_quantizer_desc {
     te_quant_kind kind;
     te_dtype dtype;             /* of FP8 codes: TE_F8E4M3 (0 =>) or TE_F8E5M2 */
     int usage;                  /* TE_ROWWISE | TE_COLUMNWISE; 0 => both */
-    bool optimize_for_gemm;     /* MXFP8, NVFP4: scales in the swizzled layout (te_mxfp8_quantize) */
+    bool optimize_for_gemm;     /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
     te_tensor *scale;           /* delayed: f32 [1], read at every cast (retained); NULL => one of its own, 1 */
     te_tensor *amax;            /* delayed: f32 [1], max-ed at every cast (retained); NULL => one of its own, 0 */
     bool power_of_two_scales;   /* current */
@@ -99,9 +99,9 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
  *
  *   kind             data                                       scales
  *   delayed,current  row [M, ld], col [N, ldc] transposed       f32 [1]: scale_inv
- *   block            row [M, ld], col [N, ldc] transposed       f32, see te_block_quantize
- *   MXFP8            row [M, ld], col [M, ld] not transposed    e8m0, see te_mxfp8_quantize
- *   NVFP4            row [M, ld], col [N, ldc] transposed       e4m3, see te_nvfp4_quantize; the amax by te_quantized_amax
+ *   block            row [M, ld], col [N, ldc] transposed       f32, see te_op_block_quantize
+ *   MXFP8            row [M, ld], col [M, ld] not transposed    e8m0, see te_op_mxfp8_quantize
+ *   NVFP4            row [M, ld], col [N, ldc] transposed       e4m3, see te_op_nvfp4_quantize; the amax by te_quantized_amax
  *   identity         x itself                                   NULL
  *
  * ld is N (ldc: M; with the Hadamard transform round_up(M, 16)) rounded up to 16 elements, NVFP4: 32; the tail is 0. TransformerEngine

@@ -20,7 +20,7 @@ typedef struct te_explanation {
 /* What `op` with these args would do on `device`: "cpu", "sm_80" ... "sm_120", or NULL for te's own. Needs no GPU; launches nothing.
  * The tensors in args need no memory: te_tensor_describe makes such. */
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out);
-TE_API bool te_op_supported(te_ctx *te, te_op op, const void *args);
+TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
 /* A tensor with a shape and no memory, for te_explain alone: everything that would run with it gives TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
 

@@ -67,7 +67,7 @@ TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host);
 /* The only element of x, as double. Syncs. NaN when x is NULL or has another size. */
 TE_API double te_tensor_item(const te_tensor *x);
 /* Overwrites x: from host bytes of its own format and size, or from another tensor (same shape, any float format), which may share memory with it: a
- * range moved along, a matrix transposed in place (see te_copy). */
+ * range moved along, a matrix transposed in place (see te_op_copy). */
 TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host);
 TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src);
 TE_API te_result te_tensor_fill(te_tensor *x, double value);

@@ -34,11 +34,11 @@ TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
 typedef struct te_metadata {
     const char *key, *value;
 } te_metadata;
-TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
+TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
                                     int num_metadata);
 /* Reads it back. Every name, shape and format is checked, and all memory taken, before the first byte changes: any error
  * but the disk's own leaves all as it was. Entries of the file that the model lacks are ignored with a warning; those that
  * the file lacks are errors. For a weight that is stored quantized the file may have a plain one of any float format, which is quantized. */
-TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
+TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* The value of one metadata entry of a file into buffer; TE_ERR_INVALID if there is none. */
-TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size);
+TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size);

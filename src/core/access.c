@@ -4,11 +4,11 @@
 /* ---- filling ---- */
 
 TE_API te_result te_tensor_fill(te_tensor *x, double value) {
-    te_fill_args args = TE_ZERO;
+    te_op_fill_args args = TE_ZERO;
     if (!x) return TE_ERR_STATE;
     args.dst = x;
     args.value = value;
-    return te_fill(x->te, &args);
+    return te_op_fill(x->te, &args);
 }
 
 /* x if the call that filled it succeeded, else NULL. */
@@ -28,7 +28,7 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 }
 
 static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind, float a, float b) {
-    te_random_args args = TE_ZERO;
+    te_op_random_args args = TE_ZERO;
     te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
     te__rng_state before;
     te__draw draw;
@@ -42,7 +42,7 @@ static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const 
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    x = te__checked(x, te_random(te, &args));
+    x = te__checked(x, te_op_random(te, &args));
     if (!x) te__rng_back(te, before);
     return x;
 }
@@ -93,11 +93,11 @@ TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const
 }
 
 TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src) {
-    te_copy_args args = TE_ZERO;
+    te_op_copy_args args = TE_ZERO;
     if (!dst || !src) return TE_ERR_STATE;
     args.src = src;
     args.dst = dst;
-    return te_copy(dst->te, &args);
+    return te_op_copy(dst->te, &args);
 }
 
 TE_API te_result te_tensor_to_host(const te_tensor *x, void *host) {

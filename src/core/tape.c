@@ -221,7 +221,7 @@ static bool te__grad_is_alone(const te_tensor *grad) {
 /* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up, and leaves get what is
  * theirs when te_backward ends (te__leaves_own). */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
-    te_axpby_args add = TE_ZERO;
+    te_op_axpby_args add = TE_ZERO;
     te_tensor *sum;
     te_result result;
     if (v->played)
@@ -252,14 +252,14 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     add.alpha = add.beta = 1.0f;
     if (te__grad_is_alone(v->grad)) {
         add.out = v->grad;
-        return te_axpby(te, &add);
+        return te_op_axpby(te, &add);
     }
     if (v->leaf && v->grad->buffer && te__is_outside(v->grad->buffer))
         return te__refuse_capture(te, "te_backward adds to a gradient that was there before and that shares its memory",
                                   "forget gradients (te_optimizer_zero_grad, te_module_zero_grad) before te_graph_begin");
     sum = add.out = te__empty_like(v->grad, v->grad->dtype);
     if (!sum) return te_error_code(te);
-    result = te_axpby(te, &add);
+    result = te_op_axpby(te, &add);
     if (result != TE_OK) return result;
     te_tensor_release(v->grad);
     v->grad = te__kept_gradient(sum);

@@ -607,7 +607,7 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 /* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
  * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
  * host, so that recent maps are kept. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
- * at a multiple of 32, 128: te_gemm of 4096 x 4096 x 4104 bf16 takes 183 us so, not 193, and 1 x 128256 x 4096, both along k, 255 us with 256, not 271. */
+ * at a multiple of 32, 128: te_op_gemm of 4096 x 4096 x 4104 bf16 takes 183 us so, not 193, and 1 x 128256 x 4096, both along k, 255 us with 256, not 271. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
                                      const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
     te_ctx *te = p->te;

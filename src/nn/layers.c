@@ -6,7 +6,7 @@
  * Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
 
 static te_result te__init_normal(te_tensor *x, const te_init *init) {
-    te_random_args args = TE_ZERO;
+    te_op_random_args args = TE_ZERO;
     te__draw draw;
     te_result result;
     if (!x) return TE_ERR_STATE;
@@ -19,7 +19,7 @@ static te_result te__init_normal(te_tensor *x, const te_init *init) {
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    result = args.dst ? te_random(x->te, &args) : te_error_code(x->te);
+    result = args.dst ? te_op_random(x->te, &args) : te_error_code(x->te);
     if (result == TE_OK && x->quantized) result = te__primary_start(x, args.dst);
     te__frame_end(x->te, NULL, 0);
     return result;

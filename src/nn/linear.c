@@ -73,7 +73,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         if (!dx[2]) return te_error_code(te);
     }
     if (needs[0] || needs[3]) { /* dx = dy W */
-        te_gemm_args gemm = TE_ZERO;
+        te_op_gemm_args gemm = TE_ZERO;
         gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
@@ -87,7 +87,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     }
     if (needs[1] && result == TE_OK) { /* dW = dy^T x */
         te_tensor *main_grad = s->fuse_wgrad ? te->playing->inputs[1]->main_grad : NULL; /* the weight's */
-        te_gemm_args gemm = TE_ZERO;
+        te_op_gemm_args gemm = TE_ZERO;
         gemm.d = main_grad ? main_grad : te__empty_2d(te, s->weight_dtype, te__cols(dy), s->shape[s->ndim - 1]);
         gemm.accumulate = main_grad && !s->overwrite_main_grad;
         gemm.split_accumulator = s->split_wgrad;
@@ -160,11 +160,11 @@ static te_result te__calibrate(const te__linear_call *c) {
     int slot;
     for (slot = TE__SLOT_INPUT; slot <= TE__SLOT_WEIGHT && result == TE_OK; slot++) {
         te__quant_spec spec = te__slot_spec(c->quant, false, c->gemm, slot, TE_ROWWISE);
-        te_amax_args amax = TE_ZERO;
+        te_op_amax_args amax = TE_ZERO;
         amax.x = slot == TE__SLOT_INPUT ? c->x : c->weight;
         amax.amax = spec.amax;
         amax.keep = true;
-        if (amax.x->buffer && spec.amax) result = te_amax(amax.x->te, &amax);
+        if (amax.x->buffer && spec.amax) result = te_op_amax(amax.x->te, &amax);
     }
     return result;
 }
@@ -172,7 +172,7 @@ static te_result te__calibrate(const te__linear_call *c) {
 /* y = x W^T + b. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
-    te_gemm_args gemm = TE_ZERO;
+    te_op_gemm_args gemm = TE_ZERO;
     te_tensor *x = c->x, *weight = c->weight, *bias = c->bias, *w = weight;
     te_tensor *in[4], *saved[3], *y, *xq;
     const te__quant_call *quant = c->quant;
@@ -263,9 +263,9 @@ static te_tensor *te__linear(const te__linear_call *c) {
     return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
 }
 
-TE_API te_tensor *te_matmul(te_tensor *x, te_tensor *weight, te_tensor *bias) {
+TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias) {
     te__linear_call call = TE_ZERO;
-    if (x && !te__need_float(x, "te_matmul")) return NULL;
+    if (x && !te__need_float(x, "te_linear")) return NULL;
     call.x = x;
     call.weight = weight;
     call.bias = bias;

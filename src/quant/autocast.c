@@ -98,7 +98,7 @@ static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward 
 
 /* Updates all states that wait and that agree with the first one about recipe and group: one launch for hundreds of them. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
-    te_delayed_update_args args = TE_ZERO;
+    te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;
     te_tensor **list, *reduced = NULL;
     int64_t amaxes = 0;
@@ -127,15 +127,15 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     args.margin = recipe.margin;
     args.algo = recipe.amax_algo;
     if (te_group_size(group) > 1) {
-        te_delayed_gather_args gather = TE_ZERO;
+        te_op_delayed_gather_args gather = TE_ZERO;
         gather.amax_history = list;
         gather.count = count;
         gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
-        result = reduced ? te_delayed_gather(te, &gather) : te_error_code(te);
+        result = reduced ? te_op_delayed_gather(te, &gather) : te_error_code(te);
         result = result == TE_OK ? te_all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
         args.reduced = reduced;
     }
-    if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_delayed_update(te, &args);
+    if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_op_delayed_update(te, &args);
     if (result == TE_OK && (recipe.amax_fn || recipe.scale_fn) && !te->warming) {
         float *host = reduced ? (float *)te__alloc(te, (size_t)amaxes * sizeof(float)) : NULL;
         int64_t at = 0;

@@ -141,7 +141,7 @@ static void te__found_forget(te_ctx *te) { te->device->clear(te, te__data(&te->f
 /* Per tensor: the scale is given, or comes from x; a group must agree on the amax before. */
 static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
-    te_fp8_quantize_args cast = TE_ZERO;
+    te_op_fp8_quantize_args cast = TE_ZERO;
     te_result result = TE_OK;
     cast.x = x;
     cast.noop = noop;
@@ -153,8 +153,8 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         cast.scale = spec->scale;
         cast.amax = spec->amax;
     } else if (te_group_size(spec->group) > 1) {
-        te_amax_args amax = TE_ZERO;
-        te_scale_from_amax_args scale = TE_ZERO;
+        te_op_amax_args amax = TE_ZERO;
+        te_op_scale_from_amax_args scale = TE_ZERO;
         amax.x = x;
         amax.amax = te__empty_1d(te, TE_F32, 1);
         scale.amax = amax.amax;
@@ -162,9 +162,9 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         scale.fp8_max = te_dtype_max(spec->dtype);
         scale.epsilon = spec->epsilon;
         scale.power_of_two = spec->power_of_two;
-        result = scale.scale ? te_amax(te, &amax) : te_error_code(te);
+        result = scale.scale ? te_op_amax(te, &amax) : te_error_code(te);
         result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
-        if (result == TE_OK) result = te_scale_from_amax(te, &scale);
+        if (result == TE_OK) result = te_op_scale_from_amax(te, &scale);
         if (result != TE_OK) return result;
         cast.scale = scale.scale;
     } else {
@@ -173,13 +173,13 @@ static te_result te__fill_tensor_scaled(te_tensor *x, const te__quant_spec *spec
         cast.power_of_two = spec->power_of_two;
         cast.x_amax = spec->found ? &te->found : NULL;
     }
-    return te_fp8_quantize(te, &cast);
+    return te_op_fp8_quantize(te, &cast);
 }
 
 static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const te__quant_copy *row, const te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
-    te_nvfp4_amax_args amax = TE_ZERO;
-    te_nvfp4_quantize_args cast = TE_ZERO;
+    te_op_nvfp4_amax_args amax = TE_ZERO;
+    te_op_nvfp4_quantize_args cast = TE_ZERO;
     te_tensor *whole[2] = {NULL, NULL}; /* what a group reduces: a collective may fail, and then the copies stay as they are */
     te_result result = TE_OK;
     int i;
@@ -199,7 +199,7 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
         whole[i] = own;
     }
     cast.measure = !whole[0] && !whole[1]; /* nobody else has a say: the cast does it all */
-    if (!cast.measure) result = te_nvfp4_amax(te, &amax);
+    if (!cast.measure) result = te_op_nvfp4_amax(te, &amax);
     if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
     for (i = 0; i < 2 && result == TE_OK; i++)
         if (whole[i]) result = te_all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);
@@ -231,7 +231,7 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
     cast.e4m3_max_256 = spec->e4m3_max_256;
     cast.swizzled = spec->swizzled;
     cast.noop = noop;
-    return te_nvfp4_quantize(te, &cast);
+    return te_op_nvfp4_quantize(te, &cast);
 }
 
 /* Quantizes x (contiguous) into these copies, NULL for none; both are of spec's kind. Custom copies get new tensors. */
@@ -244,7 +244,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
     case TE_QUANT_DELAYED:
     case TE_QUANT_CURRENT: return te__fill_tensor_scaled(x, spec, row, col, noop);
     case TE_QUANT_BLOCK: {
-        te_block_quantize_args cast = TE_ZERO;
+        te_op_block_quantize_args cast = TE_ZERO;
         cast.x = x;
         if (row) {
             cast.row = row->data;
@@ -258,10 +258,10 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         cast.fp32_scales = spec->fp32_scales;
         cast.epsilon = spec->epsilon;
         cast.noop = noop;
-        return te_block_quantize(te, &cast);
+        return te_op_block_quantize(te, &cast);
     }
     case TE_QUANT_MXFP8: {
-        te_mxfp8_quantize_args cast = TE_ZERO;
+        te_op_mxfp8_quantize_args cast = TE_ZERO;
         cast.x = x;
         if (row) {
             cast.row = row->data;
@@ -274,7 +274,7 @@ static te_result te__copies_fill(te_tensor *x, const te__quant_spec *spec, te__q
         cast.two_dimensional = spec->two_dimensional;
         cast.swizzled = spec->swizzled;
         cast.noop = noop;
-        return te_mxfp8_quantize(te, &cast);
+        return te_op_mxfp8_quantize(te, &cast);
     }
     case TE_QUANT_NVFP4: return te__fill_nvfp4(x, spec, row, col, noop);
     case TE_QUANT_IDENTITY:
@@ -438,38 +438,38 @@ static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dt
     y = te__empty_like(x, dtype);
     if (!y) return te__frame_return(te, NULL);
     if (te__is_tensor_scaled(c->kind)) {
-        te_fp8_dequantize_args args = TE_ZERO;
+        te_op_fp8_dequantize_args args = TE_ZERO;
         args.q = c->data;
         args.scale_inv = c->scale;
         args.y = y;
         if (columnwise) { /* the codes are the same in both copies */
-            te_transpose_args turn = TE_ZERO;
+            te_op_transpose_args turn = TE_ZERO;
             turn.src = c->data;
             turn.rows = te__cols(x);
             turn.columns = te__rows(x);
             turn.dst = te__empty_2d(te, c->data->dtype, turn.columns, te__quant_ld(c->data->dtype, turn.rows));
-            result = turn.dst ? te_transpose(te, &turn) : te_error_code(te);
+            result = turn.dst ? te_op_transpose(te, &turn) : te_error_code(te);
             args.q = turn.dst;
         }
-        if (result == TE_OK) result = te_fp8_dequantize(te, &args);
+        if (result == TE_OK) result = te_op_fp8_dequantize(te, &args);
     } else if (c->kind == TE_QUANT_BLOCK) {
-        te_block_dequantize_args args = TE_ZERO;
+        te_op_block_dequantize_args args = TE_ZERO;
         args.q = c->data;
         args.scale_inv = c->scale;
         args.y = y;
         args.two_dimensional = c->two_dimensional;
         args.columnwise = columnwise;
-        result = te_block_dequantize(te, &args);
+        result = te_op_block_dequantize(te, &args);
     } else if (c->kind == TE_QUANT_MXFP8) {
-        te_mxfp8_dequantize_args args = TE_ZERO;
+        te_op_mxfp8_dequantize_args args = TE_ZERO;
         args.q = c->data;
         args.scale = c->scale;
         args.y = y;
         args.columnwise = columnwise;
         args.swizzled = c->swizzled;
-        result = te_mxfp8_dequantize(te, &args);
+        result = te_op_mxfp8_dequantize(te, &args);
     } else if (c->kind == TE_QUANT_NVFP4) {
-        te_nvfp4_dequantize_args args = TE_ZERO;
+        te_op_nvfp4_dequantize_args args = TE_ZERO;
         args.q = c->data;
         args.scale = c->scale;
         args.amax = c->amax;
@@ -479,7 +479,7 @@ static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dt
         args.no_sign_mask = c->no_sign_mask;
         args.e4m3_max_256 = c->e4m3_max_256;
         args.swizzled = c->swizzled;
-        result = te_nvfp4_dequantize(te, &args);
+        result = te_op_nvfp4_dequantize(te, &args);
     } else
         result = te_tensor_copy(te__as_matrix(y), c->data);
     return te__frame_return(te, result == TE_OK ? y : NULL);
@@ -557,7 +557,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
             te__copy_retain(col);
         }
     } else {
-        te_transpose_args turn = TE_ZERO, scales = TE_ZERO;
+        te_op_transpose_args turn = TE_ZERO, scales = TE_ZERO;
         if (is_new) {
             te__quant_spec spec;
             memset(&spec, 0, sizeof(spec));
@@ -577,8 +577,8 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
         scales.dst = col->scale;
         scales.rows = te__div_up(m, 128);
         scales.columns = te__div_up(n, 128);
-        if (result == TE_OK) result = te_transpose(te, &turn);
-        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) result = te_transpose(te, &scales);
+        if (result == TE_OK) result = te_op_transpose(te, &turn);
+        if (result == TE_OK && row->kind == TE_QUANT_BLOCK) result = te_op_transpose(te, &scales);
         if (result == TE_OK && row->kind == TE_QUANT_NVFP4) result = te__nvfp4_turn_scales(te, row, col, m, n);
         if (result != TE_OK && is_new) te__copy_release(col);
     }

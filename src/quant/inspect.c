@@ -20,8 +20,8 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
 /* Notes what became of x as slot `type` of product `gemm`. Does nothing unless inspecting. */
 static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
     te_ctx *te = x->te;
-    te_quant_error_args error = TE_ZERO;
-    te_amax_args amax = TE_ZERO;
+    te_op_quant_error_args error = TE_ZERO;
+    te_op_amax_args amax = TE_ZERO;
     te__measured *slot, fresh;
     const te__quant_copy *copy;
     if (!te->inspecting || te->warming || !x->buffer || !xq->quantized) return; /* a custom recipe may leave an operand as it is */
@@ -50,7 +50,7 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
     error.sums = fresh.sums;
     amax.x = error.x;
     amax.amax = fresh.amax;
-    if (error.x && error.y && fresh.amax && te_quant_error(te, &error) == TE_OK && te_amax(te, &amax) == TE_OK) {
+    if (error.x && error.y && fresh.amax && te_op_quant_error(te, &error) == TE_OK && te_op_amax(te, &amax) == TE_OK) {
         te__measured_close(slot);
         *slot = fresh;
     } else

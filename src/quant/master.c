@@ -133,7 +133,7 @@ static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at
 }
 
 static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_t tile_rows, int64_t tile_cols) {
-    te_shard_amax_args args = TE_ZERO;
+    te_op_shard_amax_args args = TE_ZERO;
     args.x = j->slice;
     args.amax = amax;
     args.rows = j->rows;
@@ -141,16 +141,16 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     args.start = j->start;
     args.tile_rows = tile_rows;
     args.tile_columns = tile_cols;
-    return te_shard_amax(j->weight->te, &args);
+    return te_op_shard_amax(j->weight->te, &args);
 }
 
 /* amax = max(amax, |x|). */
 static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
-    te_amax_args args = TE_ZERO;
+    te_op_amax_args args = TE_ZERO;
     args.x = x;
     args.amax = amax;
     args.keep = true;
-    return te_amax(x->te, &args);
+    return te_op_amax(x->te, &args);
 }
 
 /* The amaxes of the job's slice; without one they stay 0. Delayed: with what the weight's quantizer has recorded already. */
@@ -170,7 +170,7 @@ static te_result te__master_measure(const te__master_job *j) {
 
 /* Codes of the slice into the weight's copy `c`, or into its shard. */
 static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, const te_tensor *multiplier) {
-    te_shard_cast_args args = TE_ZERO;
+    te_op_shard_cast_args args = TE_ZERO;
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
     if (shard) { /* u8 is as good as the codes' own format */
@@ -193,23 +193,23 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     args.columnwise = columnwise;
     args.e4m3_max_256 = c->e4m3_max_256;
     args.multiplier = multiplier;
-    return te_shard_cast(j->weight->te, &args);
+    return te_op_shard_cast(j->weight->te, &args);
 }
 
 /* scale_inv = RN(1 / scale), as the cast writes it: by a cast of one zero. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
-    te_fp8_quantize_args cast = TE_ZERO;
+    te_op_fp8_quantize_args cast = TE_ZERO;
     cast.x = te_tensor_zeros(te, TE_F32, 1, &one);
     cast.row = te__empty_2d(te, TE_F8E4M3, 1, 16);
     cast.scale = scale;
     cast.scale_inv = scale_inv;
-    return cast.x && cast.row ? te_fp8_quantize(te, &cast) : te_error_code(te);
+    return cast.x && cast.row ? te_op_fp8_quantize(te, &cast) : te_error_code(te);
 }
 
 static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
-    te_scale_from_amax_args args = TE_ZERO;
+    te_op_scale_from_amax_args args = TE_ZERO;
     te_result result;
     if (j->spec->kind == TE_QUANT_DELAYED) { /* the scale rests until the update; the amax is for that; several weights may share both */
         args.scale = j->spec->scale;
@@ -222,7 +222,7 @@ static te_result te__master_per_tensor(const te__master_job *j) {
         args.fp8_max = te_dtype_max(j->spec->dtype);
         args.epsilon = j->spec->epsilon;
         args.power_of_two = j->spec->power_of_two;
-        result = args.scale ? te_scale_from_amax(te, &args) : te_error_code(te);
+        result = args.scale ? te_op_scale_from_amax(te, &args) : te_error_code(te);
     }
     return result == TE_OK ? te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, args.scale, NULL) : result;
 }
@@ -230,7 +230,7 @@ static te_result te__master_per_tensor(const te__master_job *j) {
 static te_result te__master_by_tile(const te__master_job *j) {
     te_ctx *te = j->weight->te;
     bool both = j->spec->kind == TE_QUANT_MXFP8;
-    te_shard_scales_args args = TE_ZERO;
+    te_op_shard_scales_args args = TE_ZERO;
     te_result result = TE_OK;
     args.scaling = te__scaling_kind(j->copy);
     args.amax = j->amax;
@@ -250,7 +250,7 @@ static te_result te__master_by_tile(const te__master_job *j) {
         if (!args.multiplier) return te_error_code(te);
     }
     if (j->amax_tensor) result = te_tensor_copy(j->copy->amax, j->amax_tensor);
-    if (result == TE_OK) result = te_shard_scales(te, &args);
+    if (result == TE_OK) result = te_op_shard_scales(te, &args);
     if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, false, j->copy->scale, args.multiplier);
     if (result == TE_OK && both) result = te__slice_cast(j, j->col, j->shard_col, true, j->col->scale, NULL);
     return result;

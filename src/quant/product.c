@@ -27,7 +27,7 @@ static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
 
 /* D = op(A) op(B) into g->d with the rest of g as it stands (bias, accumulate, split_accumulator). A is [m, k], or a_transposed [k, m]; B
  * is [k, n], or b_transposed [n, k]; of a quantized matrix the copy is read that is contiguous along k. */
-static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed, te_gemm_args *g) {
+static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed, te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;
     const te__quant_copy *ca = a->quantized ? te__copy_of(a, a_which) : NULL, *cb = b->quantized ? te__copy_of(b, b_which) : NULL;
     te_result result;
@@ -57,7 +57,7 @@ static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_ten
         g->a_transposed = a_transposed;
         g->b_transposed = b_transposed;
     }
-    result = g->a && g->b ? te_gemm(te, g) : te_error_code(te);
+    result = g->a && g->b ? te_op_gemm(te, g) : te_error_code(te);
     te__frame_end(te, NULL, 0);
     return result;
 }

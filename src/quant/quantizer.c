@@ -233,7 +233,7 @@ TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int n
 }
 
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
-    te_amax_args amax = TE_ZERO;
+    te_op_amax_args amax = TE_ZERO;
     te_result result;
     if (!q || !x) return TE_ERR_STATE;
     if (!te__can_quantize(q->te, &q->spec, x, "te_quantizer_calibrate")) return te_error_code(q->te);
@@ -242,7 +242,7 @@ TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
     amax.x = te_tensor_contiguous(x);
     amax.amax = q->spec.amax;
     amax.keep = true;
-    result = amax.x ? te_amax(q->te, &amax) : te_error_code(q->te);
+    result = amax.x ? te_op_amax(q->te, &amax) : te_error_code(q->te);
     te__frame_end(q->te, NULL, 0);
     return result;
 }

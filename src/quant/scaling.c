@@ -152,13 +152,13 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
  * Scales and histories move while a step is under way: casts note amaxes, te_autocast_end and te_backward roll the histories and make new scales. If a
  * later call fails the step is done again from its beginning, and must find them as they were: so they are kept when it begins, a launch for some
  * thirty products, and given back by te_clear_error. A step ends with te_optimizer_step, for microbatches belong together; where the context has no
- * optimizer, with the next outermost te_autocast_begin. Versions cannot tell that somebody else has written them meanwhile: te_checkpoint_load ends
+ * optimizer, with the next outermost te_autocast_begin. Versions cannot tell that somebody else has written them meanwhile: te_model_load ends
  * the step, too. */
 
 /* All that are there, to where they are kept, or back. */
 static te_result te__scales_move(te_ctx *te, bool back) {
     enum { MOST = 8192 /* tensors of one operation: a plan has launches for 15,360 */ };
-    te_multi_scale_args args = TE_ZERO;
+    te_op_multi_scale_args args = TE_ZERO;
     te__scaling *s;
     te_tensor **list;
     te_result result = TE_OK;
@@ -183,7 +183,7 @@ static te_result te__scales_move(te_ctx *te, bool back) {
         args.in = (const te_tensor *const *)(list + (back ? count : 0) + at);
         args.out = list + (back ? 0 : count) + at;
         args.num_tensors = (int)te__min(MOST, count - at);
-        result = te_multi_scale(te, &args);
+        result = te_op_multi_scale(te, &args);
     }
     te__free(te, list, bytes);
     for (s = te->scaling; s && result == TE_OK; s = s->next)

@@ -216,7 +216,7 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
  * parameter took no part in this step. */
 static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
-    te_axpby_args add = TE_ZERO;
+    te_op_axpby_args add = TE_ZERO;
     te_result result;
     *grad = te_tensor_grad(param);
     if (!main_grad) return TE_OK;
@@ -224,7 +224,7 @@ static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
         add.x = add.out = main_grad;
         add.y = *grad;
         add.alpha = add.beta = 1.0f;
-        result = te_axpby(param->te, &add);
+        result = te_op_axpby(param->te, &add);
         if (result != TE_OK) return result;
         if (!param->te->warming) te_tensor_zero_grad(param);
     }
@@ -355,7 +355,7 @@ static te_result te__adam_capture(te_optimizer *opt, te__adam_steps **steps, te_
 }
 
 static te_result te__adam_run(te_optimizer *opt, int count, int num_undecayed, const te_tensor *lr, const te_tensor *unbias) {
-    te_adam_args args = TE_ZERO;
+    te_op_adam_args args = TE_ZERO;
     if (count == 0) return TE_OK;
     args.tensors = opt->list;
     args.num_tensors = count;
@@ -371,7 +371,7 @@ static te_result te__adam_run(te_optimizer *opt, int count, int num_undecayed, c
     args.grad_scale = opt->clip;
     args.lr_device = lr;
     args.bias_correction = unbias;
-    return te_adam(opt->te, &args);
+    return te_op_adam(opt->te, &args);
 }
 
 static te_result te__adam_step(te_optimizer *opt) {
@@ -390,13 +390,13 @@ static te_result te__adam_step(te_optimizer *opt) {
     decayed = n;
     if (split && result == TE_OK) result = te__adam_collect(opt, false, false, &n);
     if (opt->clip && n > 0 && result == TE_OK) {
-        te_l2norm_args norm = TE_ZERO;
+        te_op_l2norm_args norm = TE_ZERO;
         norm.tensors = opt->grads;
         norm.num_tensors = n;
         norm.norm = opt->norm;
         norm.clip = opt->clip;
         norm.max_norm = opt->desc.max_grad_norm;
-        result = te_l2norm(te, &norm);
+        result = te_op_l2norm(te, &norm);
     }
     if (te->capture && result == TE_OK) result = te__adam_capture(opt, &captured, &lr, &unbias);
     if (result == TE_OK) result = te__adam_prepare_values(opt); /* from here on nothing is wanted that might not be there */

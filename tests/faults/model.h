@@ -19,7 +19,7 @@ static te_result model__forward(te_module *self, te_forward_args *args) { /* ids
     layer.input = te_forward(te_module_child(self, 0), args->input);
     layer.rotary = &rotary;
     args->outputs[args->num_outputs++] =
-        te_matmul(te_forward_with(te_module_child(self, 1), &layer), te_module_parameter(te_module_child(self, 0), "weight"), NULL);
+        te_linear(te_forward_with(te_module_child(self, 1), &layer), te_module_parameter(te_module_child(self, 0), "weight"), NULL);
     return te_error_code(te_module_ctx(self));
 }
 

@@ -218,8 +218,8 @@ TE_TEST(modules_whose_parts_are_replaced) {
 TE_TEST_DEVICES(functions_name_both_shapes) {
     model bystander = new_bystander(te);
     te_tensor *x = F32(2, 3);
-    REFUSED(te_matmul(x, F32(4, 2), NULL), TE_ERR_SHAPE, "[2, 3]", "[4, 2]", NULL);
-    REFUSED(te_matmul(x, F32(4, 3), F32(3)), TE_ERR_SHAPE, "[3]", "[4, 3]", NULL);
+    REFUSED(te_linear(x, F32(4, 2), NULL), TE_ERR_SHAPE, "[2, 3]", "[4, 2]", NULL);
+    REFUSED(te_linear(x, F32(4, 3), F32(3)), TE_ERR_SHAPE, "[3]", "[4, 3]", NULL);
     REFUSED(te_layernorm(x, F32(2), NULL, 0, false), TE_ERR_SHAPE, "te_layernorm: the input is [2, 3] and the weight [2]", NULL, NULL);
     REFUSED(te_layernorm(x, F32(3), F32(4), 0, false), TE_ERR_SHAPE, "te_layernorm: the input is [2, 3] and the bias [4]", NULL, NULL);
     REFUSED(te_rmsnorm(x, F32(4), 0, false), TE_ERR_SHAPE, "te_rmsnorm: the input is [2, 3] and the weight [4]", NULL, NULL);
@@ -283,8 +283,8 @@ TE_TEST_DEVICES(formats_that_do_not_fit) {
     REFUSED(te_add(ids, ids), TE_ERR_DTYPE, "te_add: the input is i32; f32, f16 or bf16 is needed", NULL, NULL);
     REFUSED(te_scale(ids, 2), TE_ERR_DTYPE, "te_scale: the input is i32", NULL, NULL);
     REFUSED(te_sum_all(ids), TE_ERR_DTYPE, "te_sum_all: the input is i32", NULL, NULL);
-    REFUSED(te_matmul(x, BF16(3, 4), NULL), TE_ERR_DTYPE, "the input is f32 and the weight bf16; te_tensor_cast the input", NULL, NULL);
-    REFUSED(te_matmul(x, F32(3, 4), I32(3)), TE_ERR_DTYPE, "bias is i32", NULL, NULL);
+    REFUSED(te_linear(x, BF16(3, 4), NULL), TE_ERR_DTYPE, "the input is f32 and the weight bf16; te_tensor_cast the input", NULL, NULL);
+    REFUSED(te_linear(x, F32(3, 4), I32(3)), TE_ERR_DTYPE, "bias is i32", NULL, NULL);
     REFUSED(te_rmsnorm(x, I32(4), 0, false), TE_ERR_DTYPE, "gamma is i32", NULL, NULL);
     REFUSED(te_activate(ids, TE_GELU), TE_ERR_DTYPE, "te_activate: the input is i32", NULL, NULL);
     REFUSED(te_dropout(ids, 0.5f), TE_ERR_DTYPE, "the input is i32", NULL, NULL);
@@ -354,8 +354,8 @@ TE_TEST_DEVICES(tensors_of_another_context) {
     te_tensor *w = te_tensor_set_requires_grad(F32(2, 4), true);
     const char *words = "a tensor of another context (cpu)";
     REFUSED(te_add(x, there), TE_ERR_INVALID, "te_add: ", words, "copy it through the host");
-    REFUSED(te_matmul(x, there, NULL), TE_ERR_INVALID, words, NULL, NULL);
-    REFUSED(te_matmul(x, F32(3, 4), vector), TE_ERR_INVALID, words, NULL, NULL);
+    REFUSED(te_linear(x, there, NULL), TE_ERR_INVALID, words, NULL, NULL);
+    REFUSED(te_linear(x, F32(3, 4), vector), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_layernorm(x, vector, NULL, 0, false), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_layernorm(x, F32(4), vector, 0, false), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_rmsnorm(x, vector, 0, false), TE_ERR_INVALID, words, NULL, NULL);
@@ -389,8 +389,8 @@ TE_TEST_DEVICES(tensors_of_another_context) {
     REFUSED(te_module_add_parameter(linear, "weight", there), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_module_add_child(linear, "child", stranger), TE_ERR_INVALID, "of another context", NULL, NULL);
     REFUSED(te_fused_adam_create(te, stranger, NULL), TE_ERR_INVALID, "module linear belongs to another context", NULL, NULL);
-    REFUSES(te_checkpoint_save(te, test_path("x"), stranger, NULL, NULL, 0), TE_ERR_INVALID, "the module belongs to another context", NULL, NULL);
-    REFUSES(te_checkpoint_load(te, test_path("x"), stranger, NULL), TE_ERR_INVALID, "the module belongs to another context", NULL, NULL);
+    REFUSES(te_model_save(te, test_path("x"), stranger, NULL, NULL, 0), TE_ERR_INVALID, "the module belongs to another context", NULL, NULL);
+    REFUSES(te_model_load(te, test_path("x"), stranger, NULL), TE_ERR_INVALID, "the module belongs to another context", NULL, NULL);
     te_quantizer_desc quantizer = {0};
     quantizer.kind = TE_QUANT_DELAYED;
     quantizer.scale = te_tensor_full(other, TE_F32, SHAPE(1), 1);
@@ -463,7 +463,7 @@ static void call_with_nothing(te_ctx *te, bool pending) {
     uint64_t seed, offset;
     te_tensor *data;
     te_explanation explanation;
-    CHECK(!te_add(NULL, NULL) && !te_scale(NULL, 1) && !te_sum_all(NULL) && !te_mean_all(NULL) && !te_matmul(NULL, NULL, NULL));
+    CHECK(!te_add(NULL, NULL) && !te_scale(NULL, 1) && !te_sum_all(NULL) && !te_mean_all(NULL) && !te_linear(NULL, NULL, NULL));
     CHECK(!te_layernorm(NULL, NULL, NULL, 0, false) && !te_rmsnorm(NULL, NULL, 0, false) && !te_activate(NULL, TE_GELU) && !te_dropout(NULL, 0.5f));
     CHECK(!te_bias_dropout_add(NULL, NULL, NULL, 0) && !te_embedding_lookup(NULL, NULL) && !te_apply_rotary_pos_emb(NULL, NULL, TE_SBHD));
     CHECK(!te_attention(NULL, NULL, NULL, NULL) && !te_cross_entropy(NULL, NULL, NULL) && !te_mse_loss(NULL, NULL) && te_record(te, NULL) != TE_OK);
@@ -530,20 +530,20 @@ static void call_with_nothing(te_ctx *te, bool pending) {
     CHECK(!te_tensor_full(te, TE_F32, 1, NULL, 1) && !te_tensor_uniform(te, TE_F32, 1, NULL, 0, 1) && !te_tensor_normal(te, TE_F32, 1, NULL, 0, 1));
     CHECK(!te_tensor_from_host(te, TE_F32, 1, NULL, NULL) && !te_tensor_from_f32(te, TE_F32, 1, NULL, NULL) && !te_tensor_describe(te, TE_F32, 1, NULL));
     CHECK(!te_tensor_wrap(te, TE_F32, SHAPE(1), NULL, NULL, NULL) && te_explain(te, TE_OP_FILL, NULL, NULL, NULL) != TE_OK);
-    CHECK(te_explain(te, TE_OP_NONE, NULL, NULL, &explanation) != TE_OK && !te_op_supported(te, (te_op)999, NULL));
-    CHECK(!te_safetensors_open(te, NULL) && te_safetensors_write(te, NULL, NULL, 0, NULL, 0) != TE_OK && te_checkpoint_save(te, NULL, NULL, NULL, NULL, 0) != TE_OK);
-    CHECK(te_checkpoint_load(te, NULL, NULL, NULL) != TE_OK && te_checkpoint_metadata(te, NULL, NULL, NULL, 0) != TE_OK);
+    CHECK(te_explain(te, TE_OP_NONE, NULL, NULL, &explanation) != TE_OK && !te_query_supported(te, (te_op)999, NULL));
+    CHECK(!te_safetensors_open(te, NULL) && te_safetensors_write(te, NULL, NULL, 0, NULL, 0) != TE_OK && te_model_save(te, NULL, NULL, NULL, NULL, 0) != TE_OK);
+    CHECK(te_model_load(te, NULL, NULL, NULL) != TE_OK && te_model_metadata(te, NULL, NULL, NULL, 0) != TE_OK);
     /* every raw operation: without arguments, and with none of the tensors that it wants */
 #define CALL(lower, UPPER, family)                                          \
     do {                                                                    \
-        te_##lower##_args none;                                             \
+        te_op_##lower##_args none;                                             \
         memset(&none, 0, sizeof none);                                      \
         test_case("te_" #lower);                                            \
-        CHECK(te_##lower(te, NULL) != TE_OK);                               \
-        te_result result = te_##lower(te, &none);                           \
+        CHECK(te_op_##lower(te, NULL) != TE_OK);                               \
+        te_result result = te_op_##lower(te, &none);                           \
         /* lists of no tensors are legal */                                 \
         if (TE_OP_##UPPER != TE_OP_L2NORM && TE_OP_##UPPER < TE_OP_ADAM) CHECK(result != TE_OK); \
-        te_op_supported(te, TE_OP_##UPPER, &none);                          \
+        te_query_supported(te, TE_OP_##UPPER, &none);                          \
     } while (0);
     TE_OP_LIST(CALL)
 #undef CALL

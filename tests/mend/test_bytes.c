@@ -285,12 +285,12 @@ TE_TEST_DEVICES(p09_raw_copies_and_graphs) {
     for (int way = 0; way < PAIRS; way++) {
         te_tensor *x = counted(te, TE_BF16), *again = te_tensor_zeros(te, TE_BF16, SHAPE(SIDE * SIDE)), *start = counted(te, TE_BF16);
         pair p = overlapping(x, way), q = overlapping(again, way);
-        te_copy_args args = {0};
+        te_op_copy_args args = {0};
         const float *want = wanted(te, TE_BF16, way);
         test_case("way %d", way);
         args.dst = p.dst;
         args.src = p.src;
-        CHECK_EQ_INT(te_copy(te, &args), TE_OK);
+        CHECK_EQ_INT(te_op_copy(te, &args), TE_OK);
         CHECK_TENSOR(x, want, 0, 0);
         te_graph_begin(te);
         te_tensor_copy(again, start);
@@ -327,9 +327,9 @@ TE_TEST_DEVICES(p11_losses_and_statistics_are_counted) {
     te_tensor *x = te_tensor_normal(te, TE_F32, SHAPE(6, 32), 0, 1), *t = te_tensor_normal(te, TE_F32, SHAPE(6, 32), 0, 1);
     te_tensor *gamma = te_tensor_full(te, TE_F32, SHAPE(32), 1), *out[4];
     uint64_t before[4];
-    te_mse_fwd_args loss = {0};
-    te_mse_bwd_args dx = {0};
-    te_rmsnorm_fwd_args norm = {0};
+    te_op_mse_fwd_args loss = {0};
+    te_op_mse_bwd_args dx = {0};
+    te_op_rmsnorm_fwd_args norm = {0};
     out[0] = loss.loss = te_tensor_zeros(te, TE_F32, SHAPE(1));
     out[1] = dx.dx = te_tensor_zeros(te, TE_F32, SHAPE(6, 32));
     out[2] = norm.y = te_tensor_zeros(te, TE_F32, SHAPE(6, 32));
@@ -339,9 +339,9 @@ TE_TEST_DEVICES(p11_losses_and_statistics_are_counted) {
     dx.dloss = loss.loss;
     norm.gamma = gamma;
     for (int i = 0; i < 4; i++) before[i] = te_tensor_version(out[i]);
-    te_mse_fwd(te, &loss);
-    te_mse_bwd(te, &dx);
-    te_rmsnorm_fwd(te, &norm);
+    te_op_mse_fwd(te, &loss);
+    te_op_mse_bwd(te, &dx);
+    te_op_rmsnorm_fwd(te, &norm);
     for (int i = 0; i < 4; i++) CHECK_MSG(te_tensor_version(out[i]) > before[i], "write %d is not counted", i);
     CHECK_OK(te);
 }

@@ -300,12 +300,12 @@ TE_TEST_DEVICES(p14_a_checkpoint_ends_the_step) {
     const char *path = test_path("model.safetensors");
     half_step(m, 1, true);
     te_optimizer_step(adam);
-    CHECK_EQ_INT(te_checkpoint_save(te, path, m, adam, NULL, 0), TE_OK);
+    CHECK_EQ_INT(te_model_save(te, path, m, adam, NULL, 0), TE_OK);
     const float *saved = scales(m);
     half_step(m, 5, true);
     te_optimizer_step(adam);
     half_step(m, 7, true);
-    CHECK_EQ_INT(te_checkpoint_load(te, path, m, adam), TE_OK);
+    CHECK_EQ_INT(te_model_load(te, path, m, adam), TE_OK);
     CHECK_BYTES("loaded", scales(m), saved, SCALES * sizeof(float));
     fail_forward(m);
     CHECK_BYTES("still so", scales(m), saved, SCALES * sizeof(float));

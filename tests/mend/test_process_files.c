@@ -79,7 +79,7 @@ TE_TEST(p19_what_a_killed_writer_left_goes_with_the_next_save_or_load) {
         CHECK_EQ_INT(temps(), 1);
         CHECK(save(te, other) == TE_OK);
         CHECK_EQ_INT(temps(), 0);
-        CHECK(te_checkpoint_metadata(te, path, "x", (char[8]){0}, 8) == TE_ERR_INVALID);
+        CHECK(te_model_metadata(te, path, "x", (char[8]){0}, 8) == TE_ERR_INVALID);
         te_clear_error(te);
         remove(path);
         remove(other);
@@ -89,10 +89,10 @@ TE_TEST(p19_what_a_killed_writer_left_goes_with_the_next_save_or_load) {
     const char *link = test_path("latest");
     CHECK(symlink("model.safetensors", link) == 0);
     kill_writer(begin_to_write(path));
-    CHECK(te_checkpoint_save(te, link, m, NULL, NULL, 0) == TE_OK);
+    CHECK(te_model_save(te, link, m, NULL, NULL, 0) == TE_OK);
     CHECK_EQ_INT(temps(), 0);
     kill_writer(begin_to_write(link));
-    CHECK(te_checkpoint_load(te, link, m, NULL) == TE_OK);
+    CHECK(te_model_load(te, link, m, NULL) == TE_OK);
     CHECK_EQ_INT(temps(), 0);
     CHECK_OK(te);
     te_module_destroy(m);
@@ -188,12 +188,12 @@ TE_TEST(p19_only_regular_files) {
         CHECK(save(te, all[i].path) == TE_ERR_IO);
         CHECK_STR(te_error(te), "cannot write ");
         CHECK_ERROR(te, TE_ERR_IO, all[i].what);
-        CHECK(te_checkpoint_save(te, all[i].path, NULL, NULL, NULL, 0) == TE_ERR_IO);
+        CHECK(te_model_save(te, all[i].path, NULL, NULL, NULL, 0) == TE_ERR_IO);
         CHECK_ERROR(te, TE_ERR_IO, all[i].what);
         CHECK(!load(te, all[i].path));
         CHECK_STR(te_error(te), "cannot open ");
         CHECK_ERROR(te, TE_ERR_IO, all[i].what);
-        CHECK(te_checkpoint_load(te, all[i].path, NULL, NULL) == TE_ERR_IO);
+        CHECK(te_model_load(te, all[i].path, NULL, NULL) == TE_ERR_IO);
         CHECK_ERROR(te, TE_ERR_IO, all[i].what);
     }
     CHECK(stat(pipe_path, &st) == 0 && S_ISFIFO(st.st_mode));
@@ -209,9 +209,9 @@ TE_TEST(p21_an_empty_path_is_called_so) {
     CHECK_ERROR(te, TE_ERR_IO, "cannot write the file: its path is empty");
     CHECK(!load(te, ""));
     CHECK_ERROR(te, TE_ERR_IO, "cannot open the file: its path is empty");
-    CHECK(te_checkpoint_save(te, "", NULL, NULL, NULL, 0) == TE_ERR_IO);
+    CHECK(te_model_save(te, "", NULL, NULL, NULL, 0) == TE_ERR_IO);
     CHECK_ERROR(te, TE_ERR_IO, "its path is empty");
-    CHECK(te_checkpoint_load(te, "", NULL, NULL) == TE_ERR_IO);
+    CHECK(te_model_load(te, "", NULL, NULL) == TE_ERR_IO);
     CHECK_ERROR(te, TE_ERR_IO, "its path is empty");
 }
 

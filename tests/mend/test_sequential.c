@@ -151,10 +151,10 @@ TE_TEST_DEVICES(p21_sequential_goes_into_checkpoints_and_graphs) {
     step(te, m, false, NULL, TE_MICROBATCH_NONE);
     CHECK_EQ_INT(te_optimizer_step(adam), TE_OK);
     const char *path = test_path("model.safetensors");
-    CHECK_EQ_INT(te_checkpoint_save(te, path, m, adam, NULL, 0), TE_OK);
+    CHECK_EQ_INT(te_model_save(te, path, m, adam, NULL, 0), TE_OK);
     other = model(te);
     CHECK(listing_of(m).hash != listing_of(other).hash);
-    CHECK_EQ_INT(te_checkpoint_load(te, path, other, NULL), TE_OK);
+    CHECK_EQ_INT(te_model_load(te, path, other, NULL), TE_OK);
     CHECK(listing_of(m).hash == listing_of(other).hash);
     te_tensor *in = ids(te, 1);
     te_module_train(m, false);

@@ -132,10 +132,10 @@ TE_TEST_DEVICES(p07_leaves_own_their_gradients_in_a_graph) {
         SKIP("this driver has no graphs");
     }
     te_backward_from(te_add(a, b), dy);
-    te_axpby_args quarter = {0};
+    te_op_axpby_args quarter = {0};
     quarter.x = quarter.out = te_tensor_grad(a);
     quarter.alpha = 0.25f;
-    te_axpby(te, &quarter);
+    te_op_axpby(te, &quarter);
     te_graph *graph = te_graph_end(te);
     REQUIRE_OK(te);
     for (int i = 0; i < 3; i++) {

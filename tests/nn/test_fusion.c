@@ -251,7 +251,7 @@ TE_TEST_DEVICES(amaxes_of_a_group) {
 }
 
 /* The gradient of a Linear's bias comes with the cast of its output's gradient, from the numbers before it: the others are what they are
- * without a bias, the sums are te_column_sum's. */
+ * without a bias, the sums are te_op_column_sum's. */
 TE_TEST_DEVICES(bias_gradient_comes_with_the_cast) {
     static te_recipe (*const recipes[])(void) = {te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling};
     enum { M = 72, N = 48, K = 32 };
@@ -270,10 +270,10 @@ TE_TEST_DEVICES(bias_gradient_comes_with_the_cast) {
         te_tensor *dy = test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 2));
         chain a = {{with}, 1, TE_GELU}, b = {{without}, 1, TE_GELU};
         result got = run_chain(te, &a, &r, NULL, x, dy), want = run_chain(te, &b, &r, NULL, x, dy);
-        te_column_sum_args sum = {0};
+        te_op_column_sum_args sum = {0};
         sum.x = dy;
         sum.out = te_tensor_empty(te, TE_BF16, SHAPE(N));
-        te_column_sum(te, &sum);
+        te_op_column_sum(te, &sum);
         REQUIRE_OK(te);
         CHECK_BYTES("dx", got.dx, want.dx, M * K * sizeof(float));
         check_gradient(with, "weight", without, "weight", 0);

@@ -28,7 +28,7 @@ static te_result gpt_forward(te_module *self, te_forward_args *args) {
     layer.rotary = &rotary;
     layer.is_first_microbatch = args->is_first_microbatch;
     args->outputs[args->num_outputs++] =
-        te_matmul(te_forward_with(te_module_child(self, 1), &layer), te_module_parameter(te_module_child(self, 0), "weight"), NULL);
+        te_linear(te_forward_with(te_module_child(self, 1), &layer), te_module_parameter(te_module_child(self, 0), "weight"), NULL);
     return te_error_code(te_module_ctx(self));
 }
 

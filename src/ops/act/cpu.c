@@ -43,8 +43,8 @@ static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit)
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
-    const te_act_fwd_args *fwd; /* the one or the other */
-    const te_act_bwd_args *bwd;
+    const te_op_act_fwd_args *fwd; /* the one or the other */
+    const te_op_act_bwd_args *bwd;
     te_activation act;
     float limit, alpha, scale;
     bool gated, quantized;
@@ -199,7 +199,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     return TE_OK;
 }
 
-static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
+static te_result te__cpu_act_fwd(te_ctx *te, const te_op_act_fwd_args *a) {
     te__act_job job = TE_ZERO;
     job.fwd = a;
     job.act = a->activation;
@@ -214,7 +214,7 @@ static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
-static te_result te__cpu_act_bwd(te_ctx *te, const te_act_bwd_args *a) {
+static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
     te__act_job job = TE_ZERO;
     job.bwd = a;
     job.act = a->activation;

@@ -25,7 +25,7 @@ static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     return d;
 }
 
-static te_result te__cuda_plan_act_fwd(te__plan *p, const te_act_fwd_args *a) {
+static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector;
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
@@ -74,7 +74,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_act_fwd_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
+static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
     const te_tensor *dx = a->dx ? a->dx : a->col;
     int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width, ldc = a->col ? te__cols(a->col) : 0;

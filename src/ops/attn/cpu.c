@@ -346,13 +346,13 @@ static void te__attn_draw(te__attn_kargs *a) {
     a->offset = offset;
 }
 
-static te_result te__cpu_attn_fwd(te_ctx *te, const te_attn_fwd_args *args) {
+static te_result te__cpu_attn_fwd(te_ctx *te, const te_op_attn_fwd_args *args) {
     te__attn_kargs a = te__attn_problem(args);
     te__attn_draw(&a);
     return te__attn_cpu(te, &a, false);
 }
 
-static te_result te__cpu_attn_bwd(te_ctx *te, const te_attn_bwd_args *args) {
+static te_result te__cpu_attn_bwd(te_ctx *te, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     te__attn_draw(&a);
     return te__attn_cpu(te, &a, true);

@@ -32,7 +32,7 @@ static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *nam
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s it must be %s", op, name, te__shape_text(x, text), like, te__dims_text(4, shape, want));
 }
 
-static te_result te__attn_check(te_ctx *te, const char *op, te_attn_fwd_args *a) {
+static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
     const int seq = a->format == TE_BSHD ? 1 : 0;
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
     int64_t b, heads, s_q, s_kv;
@@ -78,13 +78,13 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_attn_fwd_args *a)
     return TE_OK;
 }
 
-static te_result te__check_attn_fwd(te_ctx *te, te_attn_fwd_args *a) {
+static te_result te__check_attn_fwd(te_ctx *te, te_op_attn_fwd_args *a) {
     return te__attn_check(te, "attn_fwd", a);
 }
 
 /* The forward that a backward belongs to. */
-static te_attn_fwd_args te__attn_forward_of(const te_attn_bwd_args *a) {
-    te_attn_fwd_args f = TE_ZERO;
+static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
+    te_op_attn_fwd_args f = TE_ZERO;
     f.q = a->q;
     f.k = a->k;
     f.v = a->v;
@@ -103,10 +103,10 @@ static te_attn_fwd_args te__attn_forward_of(const te_attn_bwd_args *a) {
     return f;
 }
 
-static te_result te__check_attn_bwd(te_ctx *te, te_attn_bwd_args *a) {
+static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     const char *op = "attn_bwd";
     const int seq = a->format == TE_BSHD ? 1 : 0;
-    te_attn_fwd_args f = te__attn_forward_of(a);
+    te_op_attn_fwd_args f = te__attn_forward_of(a);
     te_result r = te__attn_check(te, op, &f);
     int64_t b, s_q, s_kv, heads, groups, d, d_v;
     if (r != TE_OK) return r;
@@ -142,7 +142,7 @@ static te__attn_view te__attn_view_of(const te_tensor *x, te_qkv_format format) 
 }
 
 /* Checked args. Masks and windows become two diagonals; lo and hi stay within -s_q - 1 .. s_kv, which is as good as further out. */
-static te__attn_kargs te__attn_problem(const te_attn_fwd_args *a) {
+static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
     const int seq = a->format == TE_BSHD ? 1 : 0;
     const int64_t s_q = a->q->shape[seq], s_kv = a->k->shape[seq], beyond = s_q + s_kv + 1;
     const int64_t diagonal = a->mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? s_kv - s_q : 0;
@@ -174,8 +174,8 @@ static te__attn_kargs te__attn_problem(const te_attn_fwd_args *a) {
     k.rng = te__data(a->rng);
     return k;
 }
-static te__attn_kargs te__attn_problem_bwd(const te_attn_bwd_args *a) {
-    te_attn_fwd_args f = te__attn_forward_of(a);
+static te__attn_kargs te__attn_problem_bwd(const te_op_attn_bwd_args *a) {
+    te_op_attn_fwd_args f = te__attn_forward_of(a);
     te__attn_kargs k = te__attn_problem(&f);
     k.d_o = te__attn_view_of(a->d_o, a->format);
     k.dq = te__attn_view_of(a->dq, a->format);

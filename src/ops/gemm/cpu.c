@@ -222,7 +222,7 @@ static int64_t te__gemm_block(const te__gemm_operand *x) {
 /* ---- tiles of D -------------------------------------------------------------------------------------------------------- */
 
 typedef struct te__gemm_job {
-    const te_gemm_args *args;
+    const te_op_gemm_args *args;
     te__gemm_operand a, b;
     int64_t ldd, ldaux;
     float scale, factor_a, factor_b;
@@ -239,7 +239,7 @@ static float te__gemm_dgelu(float x) {
 
 /* n sums of row `row` from column `col` on become elements of D. */
 static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums, const float *bias) {
-    const te_gemm_args *g = job->args;
+    const te_op_gemm_args *g = job->args;
     float v[TE__GEMM_NC], other[TE__GEMM_NC], of_row = job->amax_a ? job->amax_a[row] * job->factor_a : 1.0f;
     int64_t i;
     for (i = 0; i < n; i++) v[i] = sums[i] * of_row;
@@ -317,7 +317,7 @@ static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin, 
 
 /* What the sums are multiplied with at the end. */
 static void te__gemm_job_scale(te__gemm_job *job) {
-    const te_gemm_args *g = job->args;
+    const te_op_gemm_args *g = job->args;
     job->scale = 1.0f;
     if (g->scaling_a == TE_SCALING_TENSOR) {
         if (g->scale_a) job->scale = *(const float *)te__data(g->scale_a);
@@ -336,12 +336,12 @@ static void te__gemm_job_scale(te__gemm_job *job) {
         job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
 }
 
-static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_gemm_args *g) {
-    te_column_sum_args sum = te__gemm_column_sum(g);
+static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_op_gemm_args *g) {
+    te_op_column_sum_args sum = te__gemm_column_sum(g);
     return g->bias_gradient ? te__cpu_column_sum(te, &sum) : TE_OK;
 }
 
-static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
+static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
     te__gemm_job job;
     int64_t block_a, block_b, i, j;
     size_t bytes_a, bytes_b;

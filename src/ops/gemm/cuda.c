@@ -42,7 +42,7 @@ typedef struct te__gemm_side {
     bool k_major; /* neighbours along k are neighbours in memory */
 } te__gemm_side;
 typedef struct te__gemm_problem {
-    const te_gemm_args *args;
+    const te_op_gemm_args *args;
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
     int copies; /* gemm_hopper's option: whose rows start anywhere, and are copied by the kernel itself */
@@ -72,7 +72,7 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
  * tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of them. work: on D's way out, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             bool tma, double work) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
     int64_t at_once = te__gemm_clusters(p, together ? splits : t->cluster);
     int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, at_once);
@@ -122,14 +122,14 @@ static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int6
 
 /* What is to be done on D's way out, or shifted there: see te__gemm_cost. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
     return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
 }
 
 /* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA and may add up splits within a cluster. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
@@ -169,7 +169,7 @@ typedef char te__gemm_memo_fits[sizeof(te__gemm_key) == TE__MEMO_KEY && sizeof(t
 
 /* The same, searched once: that takes a quarter of what a launch takes. */
 static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__gemm_choice c;
     te__gemm_key key;
     bool known = false;
@@ -196,7 +196,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
 /* ---- arguments ------------------------------------------------------------------------------------------------------- */
 
 static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     k->factor_a = k->factor_b = 1.0f;
     k->block = q->block;
     if (q->block) {
@@ -218,7 +218,7 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
 }
 
 static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     k->a = q->a.data;
     k->b = q->b.data;
     k->d = te__data(a->d);
@@ -268,7 +268,7 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
 
 /* ... and a second kernel adds them up and does the rest. */
 static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const te__gemm_choice *c, const void *partial) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_reduce");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
@@ -312,7 +312,7 @@ static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_s
 
 /* A and B of MXFP8 or NVFP4 become bf16 in the workspace. False: there was none. */
 static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_decode");
     te__gemm_decode_kargs *k = TE__KARGS(p, l, te__gemm_decode_kargs);
     int64_t pieces;
@@ -333,7 +333,7 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
 static int64_t te__gemm_align_ld(int64_t bytes) { return te__round_up(bytes, bytes >= 512 ? 128 : bytes > 16 ? 32 : 16); }
 /* gemm_align counts pieces of 16 bytes in 32 bits. */
 static bool te__gemm_fits_align(const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     int64_t size = te__dtype_size(q->a.dtype), rows_a = q->a.k_major ? a->m : a->k, rows_b = q->b.k_major ? a->n : a->k;
     return rows_a * (te__gemm_align_ld((q->a.k_major ? a->k : a->m) * size) / 16) +
                rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* a step beyond the last is still counted */
@@ -345,7 +345,7 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
  * and the copies' way out of and into memory. Both operands, gemm_align's time last: 127 x 129 x 255 TN 9.4 and 8.3 us (gemm_mma 17.5), 300 x 521 x 1101 TN
  * 14.4 and 11.5, 63 x 2111 x 7167 TN 30.7 and 36.1; one, NN: 200 x 200 x 2001 10.8 and 12.9. */
 static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
     double slabs = (double)te__div_up(a->k, 64), blocks = (double)te__div_up(a->m, 64) * (double)te__div_up(a->n, 128) / (double)te__max(p->num_sms, 1);
     double each = fmax(slabs < 8.0 ? slabs : 4.0, slabs * blocks), bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
@@ -394,8 +394,8 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
 /* ---- bias gradient ---------------------------------------------------------------------------------------------------- */
 
 /* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
-static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, const float *sums, int64_t rows) {
-    te_column_sum_args of_d = te__gemm_column_sum(a);
+static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
+    te_op_column_sum_args of_d = te__gemm_column_sum(a);
     enum { FEW = 1024 }; /* rows that one block adds up before several would have begun */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
     if (rows <= FEW) {
@@ -415,7 +415,7 @@ static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, cons
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
     te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
     te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
@@ -468,7 +468,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 
 /* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
@@ -532,7 +532,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                    {128, 192, 0.95, 1, 384, 1},
                                                    {128, 192, 0.975, 1, 384, 2}}; /* the last two not for blocks of 128 columns */
     static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 512, 1}, {64, 128, 0.35, 0, 512, 1}};
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
     int count = q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) - (q->block ? 2 : 0) : TE__COUNT(plain);
@@ -593,7 +593,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
  * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is
  * B's, and empty. */
 static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
     int64_t lines = te__max(a->m, a->n), size = te__dtype_size(q->a.dtype);
     if (TE__GEMM_TUNES || !q->a.k_major || !q->b.k_major || size > 2) return false;
@@ -602,7 +602,7 @@ static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
 }
 
 static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     int64_t few = te__min(a->m, a->n), blocks = te__div_up(te__max(a->m, a->n), 16);
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
     int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block && !scales && few <= 8 ? 16 : 8;
@@ -639,7 +639,7 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
 /* A few lines by many that stand side by side in memory; 64 or more, not to read beyond them in vain. Very many are left to gemm_hopper, as in front of
  * gemm_skinny: one row by 128256 x 4096 takes it 257 to 267 us, by how it is split, gemm_skinny_down 270; by 28672 x 4096 both the same. */
 static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
     int64_t lines = te__max(a->m, a->n);
     if (TE__GEMM_TUNES || x->k_major || te__dtype_size(x->dtype) != 2 || te__min(a->m, a->n) > 8 || lines < 64) return false;
@@ -649,7 +649,7 @@ static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q
 /* Lanes have eight lines each where blocks of four by lane, sixteen warps, would not all be there at once, two a multiprocessor: 1 x 10000 x 4096 30 us,
  * not 38; but 1 x 4096 x 4096 19, not 17. k is split where blocks are at most half as many as multiprocessors. */
 static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
     const bool few_a = a->m <= a->n;
     const te__gemm_side *x = few_a ? &q->b : &q->a;
@@ -693,7 +693,7 @@ static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     x->ld = te__round_up(k, 16);
 }
 
-static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
+static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
     if (a->m == 0 || a->n == 0) return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;

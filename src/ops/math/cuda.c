@@ -92,7 +92,7 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
 
 /* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth of tiles at least. Element by
  * element takes six times as long as through full ones. */
-static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_copy_args *a) {
+static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;
     for (d = 0; d < last; d++)
@@ -116,7 +116,7 @@ static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int si
     return true;
 }
 
-static void te__plan_copy_apart(te__plan *p, const te_copy_args *a) {
+static void te__plan_copy_apart(te__plan *p, const te_op_copy_args *a) {
     te__copy_walk w;
     int64_t n = te__numel(a->src), whole;
     bool raw = te__copy_is_raw(a->src->dtype, a->dst->dtype), flat;
@@ -142,7 +142,7 @@ static void te__plan_copy_apart(te__plan *p, const te_copy_args *a) {
     te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, raw ? 1 : te__copy_run_width(&w, a->src, a->dst));
     te__plan_why(p, flat ? "contiguous, but not aligned to 16 bytes" : "strided");
 }
-static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
+static te_result te__cuda_plan_copy(te__plan *p, const te_op_copy_args *a) {
     te__copy_sides sides = te__copy_sides_of(a);
     te__copy_detour d;
     void *memory;
@@ -159,7 +159,7 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
 
 /* ---- fill, random, axpby ---- */
 
-static te_result te__cuda_plan_fill(te__plan *p, const te_fill_args *a) {
+static te_result te__cuda_plan_fill(te__plan *p, const te_op_fill_args *a) {
     te__launch *l;
     te__fill_kargs *k;
     int unit = (int)te__dtype_size(a->dst->dtype), bits;
@@ -178,7 +178,7 @@ static te_result te__cuda_plan_fill(te__plan *p, const te_fill_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_random(te__plan *p, const te_random_args *a) {
+static te_result te__cuda_plan_random(te__plan *p, const te_op_random_args *a) {
     te__launch *l;
     te__random_kargs *k;
     if (te__numel(a->dst) == 0) return TE_OK;
@@ -200,7 +200,7 @@ static te_result te__cuda_plan_random(te__plan *p, const te_random_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_axpby(te__plan *p, const te_axpby_args *a) {
+static te_result te__cuda_plan_axpby(te__plan *p, const te_op_axpby_args *a) {
     te__launch *l;
     te__axpby_kargs *k;
     if (te__numel(a->x) == 0) return TE_OK;
@@ -228,7 +228,7 @@ static te_result te__cuda_plan_axpby(te__plan *p, const te_axpby_args *a) {
 
 /* ---- sums ---- */
 
-static te_result te__cuda_plan_sum(te__plan *p, const te_sum_args *a) {
+static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
     te__sum_kargs args = TE_ZERO;
     te__launch *l = te__plan_launch(p, "math", "sum");
     args.x = te__data(a->x);
@@ -279,13 +279,13 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
     return TE_OK;
 }
-static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+static te_result te__cuda_plan_column_sum(te__plan *p, const te_op_column_sum_args *a) {
     return te__plan_column_sum(p, te__data(a->x), a->x->dtype, te__rows(a->x), te__cols(a->x), a->out, a->accumulate);
 }
 
 /* ---- embedding ---- */
 
-static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_embedding_fwd_args *a) {
+static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_op_embedding_fwd_args *a) {
     te__launch *l;
     te__embedding_fwd_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
@@ -308,7 +308,7 @@ static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_embedding_fwd
     return TE_OK;
 }
 
-static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_embedding_bwd_args *a) {
+static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_op_embedding_bwd_args *a) {
     te__embedding_bwd_kargs args = TE_ZERO;
     te__launch *l;
     args.tokens = te__numel(a->ids);

@@ -49,7 +49,7 @@ static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name,
                     te__shape_text(scale, text), columnwise ? "column-wise" : "row-wise", (long long)m, (long long)n, (long long)rows, (long long)cols);
 }
 
-static te_result te__check_mxfp8_quantize(te_ctx *te, te_mxfp8_quantize_args *a) {
+static te_result te__check_mxfp8_quantize(te_ctx *te, te_op_mxfp8_quantize_args *a) {
     const char *op = "mxfp8_quantize";
     int64_t m, n;
     te_result r = te__want_float(te, op, "x", a->x);
@@ -74,7 +74,7 @@ static te_result te__check_mxfp8_quantize(te_ctx *te, te_mxfp8_quantize_args *a)
     return r;
 }
 
-static te_result te__check_mxfp8_dequantize(te_ctx *te, te_mxfp8_dequantize_args *a) {
+static te_result te__check_mxfp8_dequantize(te_ctx *te, te_op_mxfp8_dequantize_args *a) {
     const char *op = "mxfp8_dequantize";
     te_result r = te__want_float(te, op, "y", a->y);
     if (r == TE_OK) r = te__mx_want_codes(te, op, "q", a->q, te__rows(a->y), te__cols(a->y));

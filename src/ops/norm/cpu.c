@@ -105,7 +105,7 @@ static void te__norm_fwd_rows(void *user, int64_t begin, int64_t end) {
 
 /* y_col is what the transpose of the codes would be. */
 static te_result te__norm_transpose(te_ctx *te, const te_norm_fwd_args *a) {
-    te_transpose_args t = te__norm_transpose_args(a);
+    te_op_transpose_args t = te__norm_transpose_args(a);
     return te__cpu_transpose(te, &t);
 }
 
@@ -240,7 +240,7 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
     return TE_OK;
 }
 
-static te_result te__cpu_layernorm_fwd(te_ctx *te, const te_layernorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, true); }
-static te_result te__cpu_rmsnorm_fwd(te_ctx *te, const te_rmsnorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, false); }
-static te_result te__cpu_layernorm_bwd(te_ctx *te, const te_layernorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, true); }
-static te_result te__cpu_rmsnorm_bwd(te_ctx *te, const te_rmsnorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, false); }
+static te_result te__cpu_layernorm_fwd(te_ctx *te, const te_op_layernorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, true); }
+static te_result te__cpu_rmsnorm_fwd(te_ctx *te, const te_op_rmsnorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, false); }
+static te_result te__cpu_layernorm_bwd(te_ctx *te, const te_op_layernorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, true); }
+static te_result te__cpu_rmsnorm_bwd(te_ctx *te, const te_op_rmsnorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, false); }

@@ -60,18 +60,18 @@ static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
     return TE_OK;
 }
 
-static te_result te__cpu_rope(te_ctx *te, const te_rope_args *args) {
+static te_result te__cpu_rope(te_ctx *te, const te_op_rope_args *args) {
     te__rope_kargs a;
     te__rope_problem(&a, args);
     return te__rope_cpu(te, &a);
 }
-static te_result te__cpu_qkv_rope(te_ctx *te, const te_qkv_rope_args *args) {
+static te_result te__cpu_qkv_rope(te_ctx *te, const te_op_qkv_rope_args *args) {
     te__rope_kargs a;
     te__qkv_rope_problem(&a, args, false);
     return te__rope_cpu(te, &a);
 }
-static te_result te__cpu_qkv_rope_bwd(te_ctx *te, const te_qkv_rope_bwd_args *args) {
-    te_qkv_rope_args f = te__qkv_rope_forward_of(args);
+static te_result te__cpu_qkv_rope_bwd(te_ctx *te, const te_op_qkv_rope_bwd_args *args) {
+    te_op_qkv_rope_args f = te__qkv_rope_forward_of(args);
     te__rope_kargs a;
     te__qkv_rope_problem(&a, &f, true);
     return te__rope_cpu(te, &a);

@@ -129,6 +129,7 @@
 #include "ops/optim/cuda.c"
 #include "ops/record.c"
 #include "ops/table.c"
+#include "core/deferred.c"
 #include "core/graph.c"
 #include "core/context.c"
 #include "core/tape.c"

@@ -61,11 +61,11 @@ static void plan_step(te_ctx *te, const sizes *s, const te_recipe *recipe) {
     e.num_embeddings = s->vocabulary;
     e.embedding_dim = d.hidden_size = n.hidden_size = s->hidden;
     d.ffn_hidden_size = s->ffn;
-    d.num_attention_heads = (int)s->heads;
-    d.num_gqa_groups = (int)s->kv_heads;
-    d.normalization = s->layernorm ? TE_LAYERNORM : TE_RMSNORM;
+    d.attention.num_attention_heads = (int)s->heads;
+    d.attention.num_gqa_groups = (int)s->kv_heads;
+    d.norm.normalization = s->layernorm ? TE_LAYERNORM : TE_RMSNORM;
     d.activation = s->layernorm ? TE_GELU : TE_SWIGLU;
-    d.no_bias = !s->layernorm;
+    d.gemm.no_bias = !s->layernorm;
     d.params_dtype = e.params_dtype = n.params_dtype = s->dtype;
     a.max_grad_norm = 1;
     embedding = te_embedding_create(te, &e);

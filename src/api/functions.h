@@ -38,8 +38,7 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 typedef struct te_attention_desc {
     te_qkv_format format;
     te_attn_mask mask; /* 0 => causal */
-    bool has_window;
-    int64_t window_left, window_right;
+    te_window window;
     float softmax_scale; /* 0 => 1 / sqrt(d) */
     float dropout_p;
 } te_attention_desc;

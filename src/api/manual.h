@@ -14,8 +14,8 @@
  *     int main(void) {
  *         te_ctx *te = te_ctx_create(NULL);           // GPU 0 if there is one, else the CPU
  *         te_module *layer = te_transformer_layer_create(te, &(te_transformer_layer_desc){
- *             .hidden_size = 1024, .ffn_hidden_size = 2816, .num_attention_heads = 16, .num_gqa_groups = 4,
- *             .normalization = TE_RMSNORM, .activation = TE_SWIGLU, .no_bias = true });
+ *             .hidden_size = 1024, .ffn_hidden_size = 2816, .attention.num_attention_heads = 16, .attention.num_gqa_groups = 4,
+ *             .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU, .gemm.no_bias = true });
  *         te_optimizer *adam = te_fused_adam_create(te, layer, &(te_fused_adam_desc){ .lr = 3e-4f });
  *         te_recipe recipe = te_recipe_current_scaling();
  *
@@ -45,7 +45,7 @@
  *         te_transformer_layer_create(te, &layer_desc),
  *         te_transformer_layer_create(te, &layer_desc),
  *         te_rmsnorm_create(te, &(te_norm_desc){ .hidden_size = 1024 }),
- *         te_linear_create(te, &(te_linear_desc){ .in_features = 1024, .out_features = 256, .no_bias = true }) }, 5);
+ *         te_linear_create(te, &(te_linear_desc){ .in_features = 1024, .out_features = 256, .gemm.no_bias = true }) }, 5);
  *     te_tensor *logits = te_forward(model, ids);     // optimizers, checkpoints, te_module_print ... take `model`
  *
  *

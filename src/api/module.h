@@ -3,9 +3,15 @@
  * A module has a class, a name, children, parameters (trained) and buffers (saved, not trained). Everything that walks a
  * model walks this tree: optimizers, checkpoints, printing, freezing. The built-in classes have no private door. */
 
+/* The tensors that a module makes, by name: NULL where it does not. */
+typedef struct te_outputs {
+    te_tensor *out;       /* every module's */
+    te_tensor *bias;      /* with return_bias: not added to out yet */
+    te_tensor *ln_out;    /* with return_layernorm_output */
+    te_tensor *max_logit; /* with return_max_logit */
+} te_outputs;
 /* What one forward call carries, beside the input. Zero-initialised: every field's zero means "not given". */
 typedef enum te_microbatch { TE_MICROBATCH_NONE = 0, TE_MICROBATCH_FIRST = 1, TE_MICROBATCH_LATER = 2 } te_microbatch;
-#define TE_MAX_OUTPUTS 4
 #define TE_MAX_MODULE_DEPTH 256 /* levels of a tree of modules */
 typedef struct te_forward_args {
     te_tensor *input;          /* hidden states [s, b, h] or [b, s, h], ids, ... */
@@ -13,18 +19,16 @@ typedef struct te_forward_args {
     te_tensor *key, *value;    /* te_dot_product_attention: input is the query */
     const te_rotary_desc *rotary; /* TransformerEngine's rotary_pos_emb; NULL => none */
     te_attn_mask mask;         /* 0 => the module's own */
-    bool has_window;
-    int64_t window_left, window_right;
+    te_window window;          /* not on => the module's own */
     te_microbatch is_first_microbatch; /* FIRST: quantize the weight and keep the copy; LATER: use the kept one */
     void *user;                /* for classes of one's own */
-    te_tensor *outputs[TE_MAX_OUTPUTS]; /* written: out[, bias][, ln_out] */
-    int num_outputs;           /* written */
+    te_outputs outputs;        /* written */
 } te_forward_args;
 
 typedef struct te_module_class {
     const char *name;    /* "Linear" ...; must outlive the modules */
     size_t state_size;   /* bytes of the class's own data, zeroed, 16-byte aligned: te_module_state */
-    /* Fills args->outputs and num_outputs. On failure returns the result code after the context has its error. Every class has one, containers that
+    /* Fills args->outputs, at least out. On failure returns the result code after the context has its error. Every class has one, containers that
      * run their children too: te_module_create refuses a class without. */
     te_result (*forward)(te_module *self, te_forward_args *args);
     void (*destroy)(te_module *self);          /* before children and parameters go; may be NULL */

@@ -620,11 +620,17 @@ typedef struct te_op_qkv_rope_bwd_args {
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 
 
+/* Which keys a query sees beside its mask: those from `left` before it to `right` behind it, both counted from the diagonal of the mask. */
+typedef struct te_window {
+    bool on;             /* false => no window */
+    int64_t left, right; /* -1: no bound on that side */
+} te_window;
+
 /* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
  *   q, o  [s_q, b, H, d] (or bshd), k, v [s_kv, b, G, d]; any strides, the last dimension contiguous; head h uses group
  *         h / (H / G); d up to 256; v may have another head size than q and k
  *   lse   f32 [b, H, s_q]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
- *   window_left, window_right   keys i + delta - left .. i + delta + right are visible; has_window false => unbounded;
+ *   window   keys i + delta - left .. i + delta + right are visible; not on => unbounded;
  *         delta = s_kv - s_q for bottom-right masks, else 0
  *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset), element ((b*H + h)*s_q + i)*s_kv + j */
 typedef struct te_op_attn_fwd_args {
@@ -632,8 +638,7 @@ typedef struct te_op_attn_fwd_args {
     te_tensor *o, *lse;
     te_qkv_format format;
     te_attn_mask mask;
-    bool has_window;
-    int64_t window_left, window_right; /* -1 => unbounded on that side */
+    te_window window;
     float softmax_scale;               /* 0 => 1 / sqrt(d) */
     float dropout_p;
     uint64_t seed, offset;
@@ -646,8 +651,7 @@ typedef struct te_op_attn_bwd_args {
     te_tensor *dq, *dk, *dv;
     te_qkv_format format;
     te_attn_mask mask;
-    bool has_window;
-    int64_t window_left, window_right;
+    te_window window;
     float softmax_scale;
     float dropout_p;
     uint64_t seed, offset;

@@ -137,6 +137,7 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     te__graphs_leave(te);
     if (te->device) te->device->synchronize(te);
     te__segment_cut(te, &te->tape.root, 0);
+    te__deferred_forget(te, NULL);
     te__close_guests(te);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
     if (te->live_buffers > 0)

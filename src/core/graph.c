@@ -75,6 +75,7 @@ static void te__capture_drop(te_ctx *te) {
     te_graph *g = te->capture;
     int i;
     te->capture = NULL;
+    te__deferred_forget_capture(te, g->id);
     for (i = 0; i < g->num_vars; i++) { /* gradients that nobody will compute */
         te_tensor_release(g->vars[i]->grad);
         g->vars[i]->grad = NULL;
@@ -179,6 +180,8 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
         return NULL;
     }
     if (te->num_autocast > 0) te__fail(te, TE_ERR_STATE, "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
+    if (te__num_deferred(te) > 0)
+        te__fail(te, TE_ERR_STATE, "te_graph_end: %d weight gradients of the capture wait for te_backward_dw, which belongs to it", te__num_deferred(te));
     if (g->failed && te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
     for (i = 0; i < g->num_parts; i++)
         if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);

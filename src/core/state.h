@@ -347,6 +347,7 @@ struct te_ctx {
     int num_scopes;
     te__tape tape;
     te__node *playing; /* its backward function runs */
+    struct te__deferred *deferred; /* core/deferred.c: the first of a list */
     te__path *path;    /* module_path, for nodes; NULL until one is recorded */
     uint64_t writes;   /* counts every write to any buffer: a clock */
     uint64_t seed, rng_offset;

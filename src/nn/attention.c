@@ -159,9 +159,7 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     args.dv = dx[2] = te__empty_like(saved[2], saved[2]->dtype);
     args.format = f->format;
     args.mask = f->mask;
-    args.has_window = f->has_window;
-    args.window_left = f->window_left;
-    args.window_right = f->window_right;
+    args.window = f->window;
     args.softmax_scale = f->softmax_scale;
     args.dropout_p = f->dropout_p;
     args.seed = f->seed;
@@ -203,9 +201,7 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     args.lse = te_tensor_empty(te, TE_F32, 3, lse);
     args.format = desc->format;
     args.mask = desc->mask;
-    args.has_window = desc->has_window;
-    args.window_left = desc->window_left;
-    args.window_right = desc->window_right;
+    args.window = desc->window;
     args.softmax_scale = desc->softmax_scale;
     args.dropout_p = desc->dropout_p;
     before = te__rng_now(te);

@@ -24,6 +24,7 @@ typedef struct te__linear_call {
     te__weight_cache *cache;      /* with quant */
     te_microbatch microbatch;
     bool fuse_wgrad;
+    te__scaling *delays;      /* whose module's te_backward_dw computes the weight's gradient; NULL: te_backward does */
     bool bias_grad_elsewhere; /* an activation that follows gives it */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x is GELU of this, which no node records; its sum is with that bias */
 } te__linear_call;
@@ -34,6 +35,7 @@ typedef struct te__linear_state {
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
+    te__scaling *delays; /* a reference, or NULL */
     te__quant_call quant;
     int gemm;
     int ndim;
@@ -44,6 +46,7 @@ typedef struct te__linear_state {
 static void te__linear_release(te_ctx *te, void *state) {
     (void)te;
     te__quant_call_drop(&((te__linear_state *)state)->quant);
+    te__scaling_release(((te__linear_state *)state)->delays);
 }
 
 /* `given`: 0 the default, 1 yes, 2 no. */
@@ -51,6 +54,44 @@ static bool te__split(int given, bool by_default) { return given == 0 ? by_defau
 
 /* x by `spec`: an operand that stays in high precision is x itself. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->kind == TE_QUANT_IDENTITY ? x : te__quantize(x, spec); }
+
+/* dW = dy^T x: what it takes, with references of its own once it is deferred. */
+typedef struct te__wgrad {
+    te_tensor *dy, *x; /* as the product takes them */
+    te__var *weight;
+    te_dtype dtype; /* of the gradient [rows, columns] */
+    int64_t rows, columns;
+    bool fused, overwrite, split;
+    uint64_t saved_at; /* te->writes */
+} te__wgrad;
+
+/* Adds into main_grad, or gives the gradient in *dw. */
+static te_result te__wgrad_product(te_ctx *te, const te__wgrad *g, te_tensor **dw) {
+    te_tensor *main_grad = g->fused ? g->weight->main_grad : NULL;
+    te_op_gemm_args gemm = TE_ZERO;
+    gemm.d = main_grad ? main_grad : te__empty_2d(te, g->dtype, g->rows, g->columns);
+    gemm.accumulate = main_grad && !g->overwrite;
+    gemm.split_accumulator = g->split;
+    *dw = main_grad ? NULL : gemm.d;
+    return gemm.d ? te__product(te, g->dy, true, g->x, false, &gemm) : te_error_code(te);
+}
+
+static void te__wgrad_release(te_ctx *te, void *state) {
+    te__wgrad *g = (te__wgrad *)state;
+    te_tensor_release(g->dy);
+    te_tensor_release(g->x);
+    te__var_release(te, g->weight);
+}
+static te_result te__wgrad_run(te_ctx *te, void *state) {
+    const te__wgrad *g = (const te__wgrad *)state;
+    te_tensor *dw;
+    te_result result;
+    if (te__written_since(g->x, g->saved_at) || te__written_since(g->dy, g->saved_at))
+        return te__fail(te, TE_ERR_STATE, "te_backward_dw: the %s of a linear layer was written after te_backward, and the weight's gradient needs it; call te_backward_dw first",
+                        te__written_since(g->x, g->saved_at) ? "input" : "output's gradient");
+    result = te__wgrad_product(te, g, &dw);
+    return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
+}
 
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
@@ -85,14 +126,25 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         dx[0] = gemm.d;
         result = gemm.d ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
     }
-    if (needs[1] && result == TE_OK) { /* dW = dy^T x */
-        te_tensor *main_grad = s->fuse_wgrad ? te->playing->inputs[1]->main_grad : NULL; /* the weight's */
-        te_op_gemm_args gemm = TE_ZERO;
-        gemm.d = main_grad ? main_grad : te__empty_2d(te, s->weight_dtype, te__cols(dy), s->shape[s->ndim - 1]);
-        gemm.accumulate = main_grad && !s->overwrite_main_grad;
-        gemm.split_accumulator = s->split_wgrad;
-        result = gemm.d ? te__product(te, dyq, true, x, false, &gemm) : te_error_code(te);
-        if (!main_grad) dx[1] = gemm.d;
+    if (needs[1] && result == TE_OK) {
+        te__wgrad g;
+        g.dy = dyq;
+        g.x = x;
+        g.weight = te->playing->inputs[1];
+        g.dtype = s->weight_dtype;
+        g.rows = te__cols(dy);
+        g.columns = s->shape[s->ndim - 1];
+        g.fused = s->fuse_wgrad;
+        g.overwrite = s->overwrite_main_grad;
+        g.split = s->split_wgrad;
+        g.saved_at = te->writes;
+        if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]); /* nobody could ask for it later */
+        te_tensor_retain(dyq);
+        te_tensor_retain(x);
+        te__note_saved(dyq);
+        te__note_saved(x);
+        g.weight->refs++;
+        result = te__defer(te, s->delays, te__wgrad_run, te__wgrad_release, &g, sizeof(g));
     }
     return result;
 }
@@ -252,6 +304,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.gelu = c->gelu_of != NULL;
     state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
     state.fuse_wgrad = c->fuse_wgrad;
+    state.delays = c->delays;
+    if (state.delays) state.delays->refs++;
     state.overwrite_main_grad = c->microbatch == TE_MICROBATCH_FIRST;
     state.gemm = c->gemm;
     state.ndim = x->ndim;

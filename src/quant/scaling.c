@@ -55,6 +55,7 @@ static void te__measured_close(te__measured *s) {
 typedef struct te__scaling {
     te_ctx *te;
     int refs;
+    te_module *module; /* NULL: it is gone */
     struct te__scaling *next; /* te->scaling */
     int num_gemms;
     te__slots forward, backward;
@@ -267,11 +268,19 @@ static void te__scaling_release(te__scaling *s) {
     te__slots_close(te, &s->backward);
     te__free(te, s, sizeof(*s));
 }
-static te__scaling *te__scaling_create(te_ctx *te, int num_gemms) {
+/* The module lets go of its state. */
+static void te__scaling_leave(te__scaling *s) {
+    if (!s) return;
+    te__deferred_forget(s->te, s);
+    s->module = NULL;
+    te__scaling_release(s);
+}
+static te__scaling *te__scaling_create(te_ctx *te, te_module *module, int num_gemms) {
     te__scaling *s = (te__scaling *)te__alloc_zero(te, sizeof(te__scaling));
     if (!s) return NULL;
     s->te = te;
     s->refs = 1;
+    s->module = module;
     s->num_gemms = num_gemms;
     s->next = te->scaling;
     te->scaling = s;

@@ -424,6 +424,8 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     if (!opt) return TE_ERR_STATE;
     te = opt->te;
     before = te__rng_now(te);
+    if (te__num_deferred(te) > 0)
+        te__warn(te, "te_optimizer_step: %d weight gradients wait for te_backward_dw (delay_wgrad_compute): this step goes without them", te__num_deferred(te));
     result = te->error_code == TE_OK ? te__device_enter(te, &entered) : te->error_code;
     if (result == TE_OK) {
         te__frame_begin(te);

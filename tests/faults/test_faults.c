@@ -35,7 +35,7 @@ static te_tensor *zeros_of(te_ctx *te, te_dtype dtype, int ndim, const int64_t *
 /* ---- modules --------------------------------------------------------------------------------------------------- */
 
 static te_result first_child_forward(te_module *self, te_forward_args *args) {
-    args->outputs[args->num_outputs++] = te_forward(te_module_child(self, 0), args->input);
+    args->outputs.out = te_forward(te_module_child(self, 0), args->input);
     return te_error_code(te_module_ctx(self));
 }
 static const te_module_class first_child = {"FirstChild", 0, first_child_forward, NULL, NULL};
@@ -52,7 +52,7 @@ TE_TEST_DEVICES(modules_name_shapes_and_path) {
     model bystander = new_bystander(te);
     te_transformer_layer_desc layer_desc = {0};
     layer_desc.hidden_size = layer_desc.ffn_hidden_size = 16;
-    layer_desc.num_attention_heads = 4;
+    layer_desc.attention.num_attention_heads = 4;
     te_module *gpt = te_module_create(te, &first_child, "gpt");
     te_module *layers = te_module_add_child(gpt, "layers", te_module_create(te, &first_child, NULL));
     te_module *layer = te_module_add_child(layers, "0", te_transformer_layer_create(te, &layer_desc));
@@ -106,9 +106,9 @@ TE_TEST_DEVICES(modules_name_shapes_and_path) {
     te_module_destroy(mlp);
 
     te_dot_product_attention_desc core_desc = {0};
-    core_desc.num_attention_heads = 4;
-    core_desc.num_gqa_groups = 2;
-    core_desc.kv_channels = 8;
+    core_desc.attention.num_attention_heads = 4;
+    core_desc.attention.num_gqa_groups = 2;
+    core_desc.attention.kv_channels = 8;
     te_module *core = te_dot_product_attention_create(te, &core_desc);
     REFUSED(te_forward(core, BF16(2, 1, 4, 8)), TE_ERR_INVALID, "core_attention: ", "key and value are needed", NULL);
     REFUSED(attend(core, BF16(2, 1, 4, 8), BF16(2, 1, 3, 8), BF16(2, 1, 2, 8)), TE_ERR_SHAPE, "core_attention: ", "query [2, 1, 4, 8] and key [2, 1, 3, 8]", NULL);
@@ -139,7 +139,7 @@ TE_TEST(modules_that_cannot_be_made) {
     linear.out_features = (int64_t)1 << 60;
     REFUSED(te_linear_create(te, &linear), TE_ERR_SHAPE, "[1152921504606846976, 4]", NULL, NULL);
     linear.out_features = 3;
-    linear.params_dtype = TE_F8E4M3;
+    linear.gemm.params_dtype = TE_F8E4M3;
     REFUSED(te_linear_create(te, &linear), TE_ERR_DTYPE, "params_dtype e4m3; f32, f16 and bf16 are possible", NULL, NULL);
     te_norm_desc norm = {0};
     REFUSED(te_rmsnorm_create(te, &norm), TE_ERR_INVALID, "te_rmsnorm_create", NULL, NULL);
@@ -150,22 +150,22 @@ TE_TEST(modules_that_cannot_be_made) {
     te_transformer_layer_desc layer = {0};
     layer.hidden_size = layer.ffn_hidden_size = 16;
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_INVALID, "hidden_size 16, num_attention_heads 0", NULL, NULL);
-    layer.num_attention_heads = 3;
+    layer.attention.num_attention_heads = 3;
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_INVALID, "hidden_size 16, num_attention_heads 3, num_gqa_groups 3, kv_channels 0",
             "the heads must divide the hidden size", NULL);
-    layer.num_attention_heads = 4;
-    layer.num_gqa_groups = 3;
+    layer.attention.num_attention_heads = 4;
+    layer.attention.num_gqa_groups = 3;
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_INVALID, "num_attention_heads 4, num_gqa_groups 3", "the groups must divide the heads", NULL);
-    layer.num_gqa_groups = -4;
+    layer.attention.num_gqa_groups = -4;
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_INVALID, "num_gqa_groups -4", NULL, NULL);
-    layer.num_gqa_groups = 0;
+    layer.attention.num_gqa_groups = 0;
     layer.ffn_hidden_size = 0; /* found when the self_attention is there already */
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_INVALID, "te_layernorm_mlp_create: sizes 16 and 0", NULL, NULL);
     layer.ffn_hidden_size = 16;
-    layer.params_dtype = TE_I32;
+    layer.gemm.params_dtype = TE_I32;
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_DTYPE, "params_dtype i32", NULL, NULL);
     te_dot_product_attention_desc core = {0};
-    core.num_attention_heads = 4;
+    core.attention.num_attention_heads = 4;
     REFUSED(te_dot_product_attention_create(te, &core), TE_ERR_INVALID, "4 heads of 0 channels in 4 groups", NULL, NULL);
     te_embedding_desc embedding = {0};
     embedding.num_embeddings = 5;
@@ -183,7 +183,7 @@ TE_TEST(modules_whose_parts_are_replaced) {
     te_linear_desc desc = {0};
     desc.in_features = 4;
     desc.out_features = 3;
-    desc.no_bias = true;
+    desc.gemm.no_bias = true;
     te_module *linear = te_linear_create(te, &desc);
     te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(1, 4), 1);
     te_scope_begin(te);
@@ -198,7 +198,7 @@ TE_TEST(modules_whose_parts_are_replaced) {
 
     te_transformer_layer_desc layer_desc = {0};
     layer_desc.hidden_size = layer_desc.ffn_hidden_size = 16;
-    layer_desc.num_attention_heads = 4;
+    layer_desc.attention.num_attention_heads = 4;
     te_module *layer = te_transformer_layer_create(te, &layer_desc), *attention = te_module_find(layer, "self_attention");
     te_tensor *h = te_tensor_full(te, TE_BF16, SHAPE(2, 1, 16), 1);
     te_module_destroy(te_module_find(attention, "proj"));
@@ -382,7 +382,7 @@ TE_TEST_DEVICES(tensors_of_another_context) {
 
     te_linear_desc desc = {0};
     desc.in_features = desc.out_features = 4;
-    desc.params_dtype = TE_F32;
+    desc.gemm.params_dtype = TE_F32;
     te_module *linear = te_linear_create(te, &desc), *stranger = te_linear_create(other, &desc);
     REFUSED(te_forward(linear, there), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_module_add_buffer(linear, "mine", there), TE_ERR_INVALID, words, NULL, NULL);

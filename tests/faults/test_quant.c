@@ -118,7 +118,7 @@ static te_module *linear_of(te_ctx *te, const char *name) {
     te_linear_desc d = {0};
     d.in_features = 32;
     d.out_features = 16;
-    d.params_dtype = TE_F32;
+    d.gemm.params_dtype = TE_F32;
     d.name = name;
     return te_linear_create(te, &d);
 }
@@ -1320,7 +1320,7 @@ TE_TEST(no_memory_in_a_step) {
             if (primary) init_with(te, &h.recipe);
             te_layernorm_mlp_desc d = {0};
             d.hidden_size = d.ffn_hidden_size = 16;
-            d.params_dtype = TE_F32;
+            d.gemm.params_dtype = TE_F32;
             h.module = te_layernorm_mlp_create(te, &d);
             if (primary) te_quantized_model_init_end(te);
             h.x = normal(te, 6, 16, 1);

@@ -38,7 +38,7 @@ static void recipe_over(te_recipe *r, int fill) {
 static te_module *plain_linear(te_ctx *te) {
     te_linear_desc d = {0};
     d.in_features = d.out_features = 32;
-    d.no_bias = true;
+    d.gemm.no_bias = true;
     return te_linear_create(te, &d);
 }
 static uint64_t launches(te_ctx *te) { return te_jit_get_stats(te).launches; }
@@ -362,7 +362,7 @@ static te_result note_role(void *user, const te_quantizer_role *role, te_quantiz
     return TE_OK;
 }
 static te_result run_child(te_module *self, te_forward_args *args) {
-    args->outputs[args->num_outputs++] = te_forward(te_module_child(self, 0), args->input);
+    args->outputs.out = te_forward(te_module_child(self, 0), args->input);
     return te_error_code(te_module_ctx(self));
 }
 static bool see_stats(void *user, const te_quantizer_role *role, const te_quant_stats *stats) {
@@ -385,7 +385,7 @@ TE_TEST(p12_roles_carry_the_path_everywhere) {
         te_autocast_desc cast = {0};
         cast.recipe = init.recipe = &recipe;
         d.hidden_size = d.ffn_hidden_size = 32;
-        d.num_attention_heads = 2;
+        d.attention.num_attention_heads = 2;
         d.output_layernorm = norm == 1; /* the attention then begins with a plain Linear */
         d.name = "block";
         test_case("%s", norm ? "output_layernorm" : "input layernorm");

@@ -102,7 +102,7 @@ TE_TEST_DEVICES(p01_a_nan_reaches_the_weight_gradient) {
     te_autocast_desc cast = {0};
     float *x = test_normal(M * K, 1);
     x[5 * K + 3] = NAN;
-    desc.in_features = K, desc.out_features = N, desc.params_dtype = TE_BF16, desc.no_bias = true;
+    desc.in_features = K, desc.out_features = N, desc.gemm.params_dtype = TE_BF16, desc.gemm.no_bias = true;
     te_module *linear = te_linear_create(te, &desc);
     REQUIRE_OK(te);
     cast.recipe = &recipe;
@@ -289,7 +289,7 @@ TE_TEST_DEVICES(p03_a_layer_trains_with_row_scaled_activations) {
         float *dw[2] = {NULL, NULL};
         recipe.row_scaled_activation = recipe.disable_stochastic_rounding = true;
         recipe.disable_rht = !rht;
-        desc.in_features = K, desc.out_features = N, desc.params_dtype = TE_BF16, desc.no_bias = true;
+        desc.in_features = K, desc.out_features = N, desc.gemm.params_dtype = TE_BF16, desc.gemm.no_bias = true;
         te_module *linear = te_linear_create(te, &desc);
         for (int on = 0; on < 2; on++) {
             te_autocast_desc cast = {0};

@@ -41,7 +41,7 @@ TE_TEST_DEVICES(p13_described_tensors_reach_no_kernel) {
     CHECK_ERROR(te, TE_ERR_STATE, "te_scale: the tensor \"ghost\"");
     CHECK(!te_linear(real, kept, NULL));
     CHECK_ERROR(te, TE_ERR_STATE, need);
-    te_module *linear = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 4, .params_dtype = TE_F32, .no_bias = true});
+    te_module *linear = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 4, .gemm.params_dtype = TE_F32, .gemm.no_bias = true});
     te_module_add_parameter(linear, "weight", kept);
     CHECK(!te_forward(linear, real));
     CHECK_ERROR(te, TE_ERR_STATE, need);
@@ -82,7 +82,7 @@ TE_TEST_DEVICES(p13_described_tensors_are_no_gradients) {
 
 static int mine_destroyed, children_then;
 static te_result mine_forward(te_module *self, te_forward_args *args) {
-    args->outputs[args->num_outputs++] = te_forward(te_module_child(self, 0), args->input);
+    args->outputs.out = te_forward(te_module_child(self, 0), args->input);
     return te_error_code(te_module_ctx(self));
 }
 static void mine_destroy(te_module *self) {
@@ -328,13 +328,13 @@ TE_TEST(p13_sizes_at_the_end_of_64_bits) {
     te_layernorm_mlp_desc mlp = {.hidden_size = 1, .ffn_hidden_size = half, .activation = TE_SWIGLU};
     CHECK(!te_layernorm_mlp_create(te, &mlp));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_layernorm_mlp_create: sizes 1 and 4611686018427387904; both must be at least 1 and less than 2^62");
-    CHECK(!te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 2, .ffn_hidden_size = half, .num_attention_heads = 1, .activation = TE_SWIGLU}));
+    CHECK(!te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 2, .ffn_hidden_size = half, .attention.num_attention_heads = 1, .activation = TE_SWIGLU}));
     te_clear_error(te);
-    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = 8, .num_attention_heads = 2, .kv_channels = half}));
+    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = 8, .attention.num_attention_heads = 2, .attention.kv_channels = half}));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_multihead_attention_create");
-    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = INT64_MAX, .num_attention_heads = 1}));
+    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = INT64_MAX, .attention.num_attention_heads = 1}));
     te_clear_error(te);
-    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = 8, .num_attention_heads = INT32_MAX, .kv_channels = (int64_t)1 << 40}));
+    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = 8, .attention.num_attention_heads = INT32_MAX, .attention.kv_channels = (int64_t)1 << 40}));
     te_clear_error(te);
     CHECK(!te_linear_create(te, &(te_linear_desc){.in_features = INT64_MAX, .out_features = INT64_MAX}));
     te_clear_error(te);
@@ -505,7 +505,7 @@ static void found_a_family(te_ctx *te) {
     family.group = te_thread_group_create(te, family.hub, 0);
     family.path = test_path("never");
     family.saved = test_path("saved");
-    family.m = te_linear_create(te, &(te_linear_desc){.in_features = 64, .out_features = 64, .params_dtype = TE_F32});
+    family.m = te_linear_create(te, &(te_linear_desc){.in_features = 64, .out_features = 64, .gemm.params_dtype = TE_F32});
     family.adam = te_fused_adam_create(te, family.m, NULL);
     family.x = te_tensor_retain(te_tensor_full(te, TE_F32, SHAPE(2048, 64), 1));
     family_step();

@@ -212,9 +212,9 @@ static te_op_attn_fwd_args forward_args(const attn_case *c, const attn_tensors *
     f.lse = t->lse;
     f.format = c->format;
     f.mask = c->mask;
-    f.has_window = c->has_window;
-    f.window_left = c->left;
-    f.window_right = c->right;
+    f.window.on = c->has_window;
+    f.window.left = c->left;
+    f.window.right = c->right;
     f.softmax_scale = c->scale;
     f.dropout_p = c->p;
     f.seed = 123;
@@ -235,9 +235,9 @@ static te_op_attn_bwd_args backward_args(const attn_case *c, const attn_tensors 
     a.dv = t->x[DV];
     a.format = c->format;
     a.mask = c->mask;
-    a.has_window = c->has_window;
-    a.window_left = c->left;
-    a.window_right = c->right;
+    a.window.on = c->has_window;
+    a.window.left = c->left;
+    a.window.right = c->right;
     a.softmax_scale = c->scale;
     a.dropout_p = c->p;
     a.seed = 123;
@@ -623,7 +623,7 @@ TE_TEST_DEVICES(attn_refuses) {
     CHECK_ERROR(te, TE_ERR_INVALID, "1.5");
     f = good, f.mask = (te_attn_mask)9, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "mask is 9");
-    f = good, f.has_window = true, f.window_left = -2, te_op_attn_fwd(te, &f);
+    f = good, f.window.on = true, f.window.left = -2, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "window is -2");
     f = good, f.q = f.k = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 2, 257)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "1 to 256");

@@ -124,7 +124,7 @@ static void close_session(void *arg) {
     te_module_destroy(s->model);
 }
 static te_module *layer_of(te_ctx *te, int64_t hidden) {
-    return te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = hidden, .ffn_hidden_size = 40, .num_attention_heads = 2, .activation = TE_SWIGLU});
+    return te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = hidden, .ffn_hidden_size = 40, .attention.num_attention_heads = 2, .activation = TE_SWIGLU});
 }
 static session *open_session(te_ctx *te, int recipe, bool quantized, uint64_t seed) {
     session *s = (session *)test_alloc(sizeof *s);
@@ -276,7 +276,7 @@ TE_TEST_DEVICES(backward_passes_equal_those_of_a_bf16_twin) {
                 if (variant == 1) r.backward_override = TE_BACKWARD_DEQUANTIZED;
                 te_seed(te, 6);
                 te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = twin});
-                te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 40, .out_features = 24, .fuse_wgrad_accumulation = variant == 2});
+                te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 40, .out_features = 24, .gemm.fuse_wgrad_accumulation = variant == 2});
                 te_quantized_model_init_end(te);
                 te_tensor *w = te_module_parameter(m, "weight"), *x = test_tensor(te, TE_BF16, SHAPE(6, 40), test_normal(240, 2));
                 if (variant == 2) CHECK_EQ_INT(te_tensor_set_main_grad(w, te_tensor_full(te, TE_F32, SHAPE(24, 40), 5)), TE_OK);
@@ -341,7 +341,7 @@ TE_TEST_DEVICES(delayed_weights_that_share_a_quantizer) {
     te_quantizer *q = te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_DELAYED});
     te_module *m[2];
     for (int k = 0; k < 2; k++) {
-        m[k] = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 4, .no_bias = true});
+        m[k] = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 4, .gemm.no_bias = true});
         te_module_add_parameter(m[k], "weight", te_quantize(q, te_tensor_full(te, TE_BF16, SHAPE(4, 8), k ? 3 : 1)));
     }
     te_quantizer_destroy(q);

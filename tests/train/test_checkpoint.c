@@ -27,8 +27,8 @@ static session *open_session(te_ctx *te, te_recipe_kind kind, uint64_t seed) {
     s->recipe = kind == TE_RECIPE_DELAYED ? te_recipe_delayed_scaling() : te_recipe_current_scaling();
     s->recipe.amax_history_len = 4;
     te_seed(te, seed);
-    s->model = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .num_attention_heads = 4,
-                                                                           .num_gqa_groups = 2, .normalization = TE_RMSNORM, .activation = TE_SWIGLU,
+    s->model = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .attention.num_attention_heads = 4,
+                                                                           .attention.num_gqa_groups = 2, .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU,
                                                                            .hidden_dropout = 0.1f});
     s->adam = te_fused_adam_create(te, s->model, &(te_fused_adam_desc){.lr = 0.01f, .max_grad_norm = 1, .weight_decay = 0.1f});
     test_on_end(close_session, s);
@@ -161,7 +161,7 @@ TE_TEST_DEVICES(checkpoint_of_weights_alone) {
 
 static te_result only_forward(te_module *self, te_forward_args *args) {
     (void)self;
-    args->outputs[args->num_outputs++] = args->input;
+    args->outputs.out = args->input;
     return TE_OK;
 }
 static const te_module_class two_class = {"Two", 0, only_forward, NULL, NULL};
@@ -293,7 +293,7 @@ TE_TEST(checkpoint_save_refuses_and_keeps) {
 
 /* Cached quantized weights are made from the weights that a checkpoint brought. */
 TE_TEST_DEVICES(checkpoint_renews_cached_weights) {
-    te_linear_desc desc = {.in_features = 16, .out_features = 16, .no_bias = true};
+    te_linear_desc desc = {.in_features = 16, .out_features = 16, .gemm.no_bias = true};
     te_recipe recipe = te_recipe_current_scaling();
     te_module *m = te_linear_create(te, &desc), *n = te_linear_create(te, &desc);
     te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(16, 16), 0, 1), *y[3];

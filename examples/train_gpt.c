@@ -317,7 +317,10 @@ int main(int argc, char **argv) {
         else read_text(*argv), files++;
     }
     for (int i = 0; i < 5 && !files; i++) if (!access(sources[i], R_OK)) read_text(sources[i]);
-    if (valid.size <= (size_t)opt.seq) die("%zu bytes of text are too few for --seq %d", train.size + valid.size, opt.seq);
+    if (valid.size <= (size_t)opt.seq || train.size <= (size_t)opt.seq)
+        die("of %zu bytes of text %zu bytes are held out (every tenth block of 4 KiB) and the model learns from %zu; --seq %d needs %d of each. "
+            "The tenth block begins at 36 KiB: give it a longer text",
+            train.size + valid.size, valid.size, train.size, opt.seq, opt.seq + 1);
     choose_recipe(&runs[1], opt.recipe, names);
     if (opt.inspect && end == runs + 1) die("--inspect: --recipe none quantizes nothing; choose another");
     if (mkdir(opt.out, 0777) && errno != EEXIST) die("cannot make the folder %s: %s", opt.out, strerror(errno));

@@ -123,6 +123,7 @@ TE_API bool te_op_supported(te_ctx *te, te_op op, const void *args) {
 
 TE_API te_jit_stats te_jit_get_stats(te_ctx *te) {
     te_jit_stats none = TE_ZERO;
+    te__settle(te);
     return te ? te->jit_stats : none;
 }
 

@@ -2,6 +2,10 @@
  * above it, never what stands below. */
 #ifndef TE_H_INCLUDED
 #define TE_H_INCLUDED
+#if defined(TE_STATIC) && !defined(TE_IMPLEMENTATION)
+#error "TE_STATIC makes te.h's functions private to this file: define TE_IMPLEMENTATION, too, before the first #include of te.h in it"
+#undef TE_STATIC /* one sentence is enough: no warning for every function */
+#endif
 
 #include "api/manual.h"
 #include "api/enums.h"
@@ -55,6 +59,7 @@
 #include "cuda/nvrtc.c"
 #include "cuda/cache.c"
 #include "cuda/jit.c"
+#include "cuda/queue.c"
 #include "cuda/launch.c"
 
 /* operations */
@@ -138,6 +143,7 @@
 #include "quant/recipe.c"
 #include "quant/scaling.c"
 #include "quant/autocast.c"
+#include "quant/snapshot.c"
 #include "quant/inspect.c"
 #include "quant/primary.c"
 #include "quant/master.c"
@@ -145,6 +151,8 @@
 #include "nn/attention.c"
 #include "nn/linear.c"
 #include "nn/module.c"
+#include "nn/recompute.c"
+#include "nn/forward.c"
 #include "nn/layers.c"
 #include "nn/transformer.c"
 #include "train/adam.c"

@@ -52,6 +52,7 @@ static float measure_once(bench *b, int index, work_fn work, void *arg) {
         read.amax = b->flushed;
         te_amax(b->te, &read);
     }
+    te__cuda_settle(b->te); /* no launch of the warm-up waits for its kernel any more */
     te__cu.EventRecord(b->start, b->te->cuda->stream);
     work(b, arg);
     te__cu.EventRecord(b->end, b->te->cuda->stream);

@@ -17,8 +17,8 @@
 #endif
 
 /* Linkage of every public function. TE_STATIC makes them private to the including file, so that two files of one
- * program can each carry a te.h of their own. */
-#if defined(TE_STATIC)
+ * program can each carry a te.h of their own. Such a file has its implementation too, or it would have no functions at all. */
+#ifdef TE_STATIC
 #define TE_API static TE_MAYBE_UNUSED
 #elif defined(__cplusplus)
 #define TE_API extern "C"

@@ -36,12 +36,26 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
  * must have been released before. NULL is fine. */
 TE_API void te_ctx_destroy(te_ctx *te);
 
-/* True while no call has failed since te_ctx_create or te_clear_error. NULL => false. */
+/* True while no call has failed since te_ctx_create or te_clear_error. NULL => false. In a model's first step kernels are compiled on other threads
+ * while the calls go on: te_ok waits for those, so that its answer holds for every call before it. */
 TE_API bool te_ok(const te_ctx *te);
 /* The first error's whole story: what, both values, which module, what to do. "" when there is none. Borrowed, valid
  * until te_clear_error. */
 TE_API const char *te_error(const te_ctx *te);
 TE_API te_result te_error_code(const te_ctx *te);
+/* Forgets the error; the context goes on.
+ *
+ * What a failed call leaves behind. It has made no tensor. Tensors that it was to write hold what they held or something in between. The random state is
+ * what it was before the call. An optimizer has stepped with all parameters or with none (weights that are stored quantized by quantizers of the
+ * user's own, or over a group, are the exception: their functions may fail after others have been stored). The tape of a te_backward that failed is
+ * partly played, so that a training step is done again as a whole: te_clear_error, te_optimizer_zero_grad, and forward, backward, te_optimizer_step.
+ *
+ * A step that is done again gives the bits of one that never failed. What delayed scaling has moved meanwhile (amaxes, histories, scales, by calls that
+ * succeeded too) te_clear_error puts back to where it was when the step began, if a te_forward, te_autocast_end, te_backward, te_graph_launch or
+ * te_optimizer_step of it has failed, or memory was out. A step begins with an outermost te_autocast_begin (or the launch of a graph without an
+ * optimizer) and ends with a te_optimizer_step that succeeds, microbatches included; in a context without an optimizer it ends where the next one
+ * begins. te_checkpoint_load ends it, too. Random numbers that a successful forward has drawn are drawn: te_rng_get before the step and te_rng_set
+ * after te_clear_error give it the same ones again. */
 TE_API void te_clear_error(te_ctx *te);
 
 /* "cpu" or "cuda:N" (borrowed). */
@@ -72,7 +86,8 @@ TE_API void te_memory_reset_peak(te_ctx *te);
 TE_API void te_memory_trim(te_ctx *te);
 
 /* Scopes. Every tensor belongs to the innermost open scope and is released when it ends, unless it was retained; tape
- * nodes recorded inside go with it. Before the first te_scope_begin a tensor belongs to the context itself. Scopes nest. */
+ * nodes recorded inside go with it. Before the first te_scope_begin a tensor belongs to the context itself: a program that calls te_backward a
+ * hundred times without a scope is warned, once. Scopes nest. */
 TE_API void te_scope_begin(te_ctx *te);
 TE_API void te_scope_end(te_ctx *te);
 

@@ -58,8 +58,8 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
 
 /* A node of one's own: `backward` gets the gradients of the outputs (NULL where none arrived) and returns those of the inputs
- * (grad_inputs[i] stays NULL where none is wanted; needs[i] says whether it is). `saved` are retained until it has run. `state`
- * is copied by size. */
+ * (grad_inputs[i] stays NULL where none is wanted; needs[i] says whether it is). `saved` are retained until it has run, and
+ * te_backward refuses to run it if one of them was written meanwhile. `state` is copied by size. */
 typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs,
                                     te_tensor **grad_inputs, const bool *needs);
 typedef struct te_node_desc {
@@ -73,5 +73,6 @@ typedef struct te_node_desc {
     const void *state;
     size_t state_size;
     te_backward_fn backward;
+    void (*release)(te_ctx *te, void *state); /* lets go of what the copied state owns, once, whether the node is played, forgotten or never recorded; or NULL */
 } te_node_desc;
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);

@@ -38,6 +38,17 @@
  *     }
  *
  *
+ * A model is a module of modules. te_sequential_create runs them in order; for anything else write a class (te_module_class: a forward function).
+ *
+ *     te_module *model = te_sequential_create(te, (te_module *[]){
+ *         te_embedding_create(te, &(te_embedding_desc){ .num_embeddings = 256, .embedding_dim = 1024 }),
+ *         te_transformer_layer_create(te, &layer_desc),
+ *         te_transformer_layer_create(te, &layer_desc),
+ *         te_rmsnorm_create(te, &(te_norm_desc){ .hidden_size = 1024 }),
+ *         te_linear_create(te, &(te_linear_desc){ .in_features = 1024, .out_features = 256, .no_bias = true }) }, 5);
+ *     te_tensor *logits = te_forward(model, ids);     // optimizers, checkpoints, te_module_print ... take `model`
+ *
+ *
  * Build
  * -----
  *
@@ -113,7 +124,7 @@
  *     quant       quantizers, recipes, autocast, inspection, quantized weights
  *     functions   differentiable functions
  *     module      the module tree
- *     nn          Linear ... TransformerLayer
+ *     nn          Linear ... TransformerLayer, Sequential
  *     train       optimizers, checkpoints
  *     graph       a step noted once and launched again and again
  *     io          safetensors

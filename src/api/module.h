@@ -6,6 +6,7 @@
 /* What one forward call carries, beside the input. Zero-initialised: every field's zero means "not given". */
 typedef enum te_microbatch { TE_MICROBATCH_NONE = 0, TE_MICROBATCH_FIRST = 1, TE_MICROBATCH_LATER = 2 } te_microbatch;
 #define TE_MAX_OUTPUTS 4
+#define TE_MAX_MODULE_DEPTH 256 /* levels of a tree of modules */
 typedef struct te_forward_args {
     te_tensor *input;          /* hidden states [s, b, h] or [b, s, h], ids, ... */
     te_tensor *encoder_output; /* cross attention */
@@ -29,8 +30,8 @@ typedef struct te_module_class {
     te_result (*reset_parameters)(te_module *self); /* may be NULL */
 } te_module_class;
 
-/* Owned by the caller until it is given to a parent (te_module_add_child); te_module_destroy releases a whole tree; not
- * between a forward under autocast and its backward pass, which would be refused (TE_ERR_STATE). */
+/* Owned by the caller until it is given to a parent (te_module_add_child); te_module_destroy releases a whole tree. The tape keeps what a backward pass
+ * that is still to come needs of it. */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
 TE_API void te_module_destroy(te_module *m);
 TE_API void *te_module_state(te_module *m);
@@ -72,6 +73,10 @@ TE_API size_t te_module_print(te_module *m, char *buffer, size_t size);
 /* The instance's own forward, which shadows the class's; NULL takes it away. Returns what was there. */
 typedef te_result (*te_module_forward_fn)(te_module *self, te_forward_args *args);
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward);
+
+/* Whether the module's forward runs under te_checkpoint: its activations are made again in the backward pass. args->user and what it points to must
+ * then live until te_backward. */
+TE_API void te_module_set_checkpoint(te_module *m, bool on);
 
 /* Runs a module. te_forward gives it one input and returns its first output. */
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x);

@@ -143,3 +143,13 @@ typedef struct te_embedding_desc {
     const char *name;
 } te_embedding_desc;
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
+
+/* Modules run in order, each on the first output of the one before; the last one's outputs are the container's. No child: the input comes back. The rest
+ * of the call (mask, rotary, is_first_microbatch ...) goes to every child. Children are named "0", "1", ... in this order, so paths read "0.weight",
+ * "1.self_attention.proj.bias"; te_module_add_child appends more.
+ *
+ * Takes the children: they are owned by the container from the call on, and destroyed if it cannot be made, so they may be created in the list
+ * itself. Errors: TE_ERR_INVALID for a NULL child, one of another context, one that has a parent (which keeps it) or is in the list twice; TE_ERR_STATE in
+ * forward if a child before the last gives several outputs (return_bias).
+ * Source: torch.nn.Sequential. */
+TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n);

@@ -74,7 +74,9 @@ typedef enum te_op {
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
 /* dst = src, converting between any two unquantized formats (f32, f16, bf16, i32, i64, u8; float to float rounds to
- * nearest even). Equal shapes, any strides on both sides. Raw bytes of 8-bit formats copy to the same format or u8. */
+ * nearest even). Equal shapes, any strides on both sides. Raw bytes of 8-bit formats copy to the same format or u8.
+ * src and dst may share memory: dst becomes what it would if src were read whole before (through a workspace of the narrower format, where the ranges
+ * of their bytes meet). Each element onto itself is nothing to do. */
 typedef struct te_copy_args {
     const te_tensor *src;
     te_tensor *dst;
@@ -281,7 +283,8 @@ typedef struct te_mxfp8_dequantize_args {
  * 16. In f32: signs first, then for h = 1, 2, 4, 8 the pairs (i, i + h) become (a + b, a - b), then * 0.25. */
 
 /* amax_row f32 [1] = max |x|, or [M] (one for each row of x); amax_col f32 [1] = the same of what the column-wise copy will
- * quantize (after the transform with `rht`). NaN ignored, infinity kept. Either may be NULL. Overwritten unless keep. */
+ * quantize (after the transform with `rht`), or [N] (one for each column of x). NaN ignored, infinity kept. Either may be NULL. Overwritten
+ * unless keep. */
 typedef struct te_nvfp4_amax_args {
     const te_tensor *x;
     te_tensor *amax_row, *amax_col;
@@ -298,9 +301,14 @@ typedef struct te_nvfp4_amax_args {
  *   amax_row   f32 [1], or [M] (row-scaled: each row has a scale of its own in place of the tensor's), read
  *   col        e2m1 [N, ldc], transposed, optional; with rht the codes of rows M .. round_up(M, 16) - 1 are part of it, and ldc reaches them
  *   col_scale  e4m3 [round_up(N, 128), round_up(ceil(M / 16), 4)]
- *   amax_col   f32 [1], read; NULL => amax_row's. amax_row may be NULL if only col is asked for. two_dimensional: amax_row's for both copies
- *              (amax_col's if that is NULL), which is [1]; and no rht with col
+ *   amax_col   f32 [1], or [N] (row-scaled: each column of x, a row of the copy, has a scale of its own), read; NULL => amax_row's, which is [1]
+ *              then. amax_row may be NULL if only col is asked for. two_dimensional: amax_row's for both copies (amax_col's if that is
+ *              NULL), [1]; and no rht with col
  *   swizzled   scales in the layout of te_mxfp8_quantize
+ *   rht        of the column-wise copy: each 16 rows of a column, signs turned (unless no_sign_mask), times the Hadamard matrix / 4, rounded to
+ *              bf16; amax, scales and codes are those of the rounded values. The sums are a tensor core's: each product is cut to 25 bits below
+ *              the leading bit of the largest, they are added exactly, and the sum is cut to f32. A NaN makes the scales of its blocks NaN, in
+ *              both copies, and their codes 7 (6)
  * With F = 448 (256 if e4m3_max_256):
  *   S = min(F * 6 / amax, FLT_MAX), 1 if amax or S is 0;  d = E4M3(RN(block amax * RN(S * RN(1 / 6))));
  *   mult = min(RN(1 / RN(d * RN(1 / S))), FLT_MAX);  q = E2M1(RNE(RN(x * mult))), saturated, NaN => 6
@@ -308,9 +316,10 @@ typedef struct te_nvfp4_amax_args {
  *   magnitudes below 2, below 4, and above; u = k / 256, k byte t of the 16 bytes of Philox (seed, offset, row * blocks + block),
  *   t the element's place in its block; offset + 1 for the column-wise copy (row: of that copy, blocks: those
  *   of its rows that hold elements of x). The same for two_dimensional; NaN => 6 here too.
- * four_over_six: each block (or tile) is also tried with d = E4M3(RN(RN(block amax * RN(S * RN(1 / 6))) * 1.5)), and keeps it
- *   if the error is smaller: the sum over its elements, in order (tiles: row by row, then the rows' sums), of |e| or
- *   e * e, e = RN(x - RN(q * RN(d * RN(1 / S)))), every operation rounded. q is as it would be written (of a tile: in the row-wise copy).
+ * four_over_six: b = RN(RN(block amax / 6) * S), d = E4M3(b); each block (or tile) is also tried with d = E4M3(RN(b * 1.5)), and keeps it
+ *   if the error is smaller: the sum over its elements, in order, of |e| or e * e, e = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x), every operation
+ *   rounded; tiles: the sums of its 16 rows in that copy, half to half (i with i + 8, then + 4, + 2, + 1). q is as it would be written. Each copy
+ *   chooses for itself, tiles too.
  * Padding is written as 0. */
 typedef struct te_nvfp4_quantize_args {
     const te_tensor *x;
@@ -330,7 +339,7 @@ typedef struct te_nvfp4_quantize_args {
 } te_nvfp4_quantize_args;
 
 /* y [M, N] = RN(q * RN(RN(d * amax) * RN(1 / (6 F)))), rounded to y's format; an amax of 0 counts as 6 F (S = 1). columnwise: the
- * column-wise copy; with rht the transform is taken back (its transpose), in f32. amax f32 [1] or [M]. */
+ * column-wise copy; with rht the transform is taken back (its transpose), in f32. amax f32 [1] or [M], columnwise [N]. */
 typedef struct te_nvfp4_dequantize_args {
     const te_tensor *q, *scale, *amax;
     te_tensor *y;
@@ -703,14 +712,14 @@ typedef struct te_mse_bwd_args {
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + wd * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
  * when not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. bias_correction: optional f32 [2], 1/bc1 and 1/bc2, replaces
- * what step and no_bias_correction say. */
+ * what step and no_bias_correction say. The last num_undecayed entries take no weight decay: one call changes all parameters, or none. */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
 } te_adam_tensor;
 typedef struct te_adam_args {
     const te_adam_tensor *tensors;
-    int num_tensors;
+    int num_tensors, num_undecayed;
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step; /* 1 for the first */
     bool l2_mode; /* weight decay goes into the gradient (Adam) in place of AdamW */

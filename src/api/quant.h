@@ -3,7 +3,17 @@
  * A quantized tensor is one object with a row-wise copy (contiguous along the last dimension: what the forward product reads), a
  * column-wise copy (for the gradients), or both, their scales, and the quantizer that made it. Its nominal dtype is what dequantizing
  * gives. A recipe says which quantizer each operand of a module's products gets. Any shape works in every kind: short blocks at the
- * edges are blocks of fewer elements, and padding never enters an amax. */
+ * edges are blocks of fewer elements, and padding never enters an amax.
+ *
+ * Codes, scales and amaxes are the same bytes on every device, and those of TransformerEngine wherever it takes the input. The exceptions:
+ *   - stochastic rounding draws te.h's random numbers (te_nvfp4_quantize), by the place of an element and not by the thread that rounds it;
+ *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, of any shape. TransformerEngine's kernel for M % 64 == 0 and
+ *     N % 128 == 0 does so; its others leave the NaN out of the scale, and a gradient loses it. That kernel also scales by 0 a tensor
+ *     whose amax is infinite, and its others by 1, as te.h always does; it decodes to infinities and NaN either way;
+ *   - NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH, which loosen NVFP4 there, do nothing here.
+ * Without the transform NVFP4 has no NaN: one becomes 6 times its block's scale, there and here. A decoded NaN is 0x7fffffff in f32, 0x7fff in
+ * bf16 and f16. TransformerEngine refuses what these are of te.h's own: the transform of f32 and f16; row_scaled or four_over_six with the
+ * transform, with stochastic rounding or, column-wise, with each other; short blocks. */
 
 typedef enum te_quant_kind {
     TE_QUANT_NONE = 0,
@@ -48,8 +58,8 @@ typedef struct te_quantizer_desc {
     bool with_rht;              /* NVFP4: random Hadamard transform of the column-wise copy */
     bool no_random_sign_mask;   /* NVFP4: the transform without its signs */
     bool stochastic_rounding;   /* NVFP4: with the context's random state, which advances by two */
-    bool row_scaled;            /* NVFP4: the row-wise copy has an amax for each row in place of one */
-    te_4over6_error four_over_six; /* NVFP4 */
+    bool row_scaled;            /* NVFP4: the row-wise copy has an amax for each row of x, the column-wise one for each column, in place of one */
+    te_4over6_error four_over_six; /* NVFP4: each copy chooses the scales of its blocks */
     bool e4m3_max_256;          /* NVFP4: block scales reach 256, not 448: room for 4-over-6 */
     const struct te_quantizer_desc *rowwise_quantizer, *columnwise_quantizer; /* hybrid: read during the call */
     const te_custom_quantizer *custom;                                        /* custom: copied */
@@ -81,7 +91,8 @@ TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q);
  * there is. Differentiable as the identity. */
 TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);
 /* The copies that x is to have from here on. Dropping always works; a column-wise copy is made from a row-wise one where both hold the
- * same numbers (per-tensor FP8, 128 x 128 blocks); else TE_ERR_STATE. TransformerEngine: update_usage. */
+ * same numbers (per-tensor FP8, 128 x 128 blocks, NVFP4 by 16 x 16; with 4-over-6 it then has the row-wise one's scales); else TE_ERR_STATE.
+ * TransformerEngine: update_usage. */
 TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
 
 /* The raw bytes and the scales of one copy of x [.., N], seen as [M, N], as plain tensors (alias, in the innermost scope):
@@ -94,9 +105,9 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
  *   identity         x itself                                   NULL
  *
  * ld is N (ldc: M; with the Hadamard transform round_up(M, 16)) rounded up to 16 elements, NVFP4: 32; the tail is 0. TransformerEngine
- * has no such padding: for sizes that are multiples of these the bytes are the same. TE_ERR_STATE if that copy was not made. */
+ * has no such padding: where sizes are multiples of these it lays out the same bytes. TE_ERR_STATE if that copy was not made. */
 TE_API te_result te_quantized_view(const te_tensor *x, int which, te_tensor **data, te_tensor **scale);
-/* NVFP4: the amax of one copy, f32 [1] or (row-scaled) [M]; else NULL. Alias. */
+/* NVFP4: the amax of one copy, f32 [1] or (row-scaled) [M], of the column-wise one [N]; else NULL. Alias. */
 TE_API te_tensor *te_quantized_amax(const te_tensor *x, int which);
 TE_API te_quant_kind te_quantized_kind(const te_tensor *x); /* TE_QUANT_NONE for a plain tensor */
 TE_API int te_quantized_usage(const te_tensor *x);          /* the copies that are there */
@@ -135,7 +146,8 @@ typedef enum te_nvfp4_4over6 { TE_NVFP4_4OVER6_NONE = 0, TE_NVFP4_4OVER6_WEIGHTS
 typedef enum te_tensor_type { TE_TENSOR_INPUT = 0, TE_TENSOR_WEIGHT = 1, TE_TENSOR_OUTPUT = 2, TE_TENSOR_GRAD_OUTPUT = 3, TE_TENSOR_GRAD_INPUT = 4 } te_tensor_type;
 typedef struct te_quantizer_role {
     const char *module_type; /* "Linear", "LayerNormMLP" .. */
-    const char *name;        /* path of the module */
+    const char *name;        /* path of the module (te_module_path); when its weights are stored in its create function (te_quantized_model_init): from
+                              * the module on whose create function was called, "layer.self_attention.proj", for nothing stands above that one yet */
     int gemm;                /* 0; LayerNormMLP: 0 is fc1, 1 is fc2 */
     te_tensor_type tensor_type;
 } te_quantizer_role;
@@ -168,7 +180,7 @@ typedef struct te_recipe {
     bool enable_2d_quantization; /* weights by 32 x 32 */
     /* NVFP4 */
     bool disable_rht, disable_stochastic_rounding, disable_2d_quantization;
-    bool row_scaled_activation;
+    bool row_scaled_activation; /* inputs: an amax for each row, and for each column in the column-wise copy */
     te_nvfp4_4over6 four_over_six;
     bool four_over_six_mse;      /* error by squares; false => by magnitudes */
     bool four_over_six_e4m3_256; /* block scales of those tensors reach 256 */
@@ -193,7 +205,8 @@ typedef struct te_autocast_desc {
 } te_autocast_desc;
 
 /* Between these the GEMM modules quantize their operands. Nests; the outermost te_autocast_end runs the delayed-scaling
- * update of the forward slots (with gradients enabled), the end of the backward pass that of the backward slots. */
+ * update of the forward slots (with gradients enabled), the end of the backward pass that of the backward slots. The outermost te_autocast_begin keeps
+ * what delayed scaling has until here, in a launch for some thirty products: a step that fails is taken back (te_clear_error). */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
 TE_API te_result te_autocast_end(te_ctx *te);
 TE_API bool te_autocast_enabled(const te_ctx *te);

@@ -34,7 +34,7 @@ typedef struct te_jit_stats {
     int from_cache;  /* cubins read from disk */
     int from_ptx;    /* embedded PTX, compiled by the driver */
     int cache_damaged; /* entries that were found damaged and made anew */
-    double compile_seconds;
+    double compile_seconds; /* of the clock, while at least one kernel was being compiled */
     uint64_t launches;
 } te_jit_stats;
 TE_API te_jit_stats te_jit_get_stats(te_ctx *te);

@@ -2,7 +2,8 @@
  *
  * A tensor is a reference-counted view of a block of memory: number format, at most TE_MAX_DIMS sizes, strides. It
  * belongs to the innermost scope (te_scope_begin); te_tensor_retain keeps it beyond. Shapes are row-major: the last
- * size varies fastest. A size may be 0.
+ * size varies fastest. A size may be 0. Of 4-bit formats (e2m1) two elements share a byte, the even one in its low half, and each row (run along
+ * the last size) begins at a whole byte: [3, 5] has 9 bytes, and no dimensions at all 1.
  *
  * A function that takes a tensor and is given NULL returns NULL (or TE_ERR_STATE) and reports nothing: the call that
  * made the NULL has reported already. */
@@ -31,10 +32,11 @@ TE_API te_tensor *te_tensor_retain(te_tensor *x);
 /* Gives back a reference taken by te_tensor_retain, and sets nothing else. NULL is fine. */
 TE_API void te_tensor_release(te_tensor *x);
 
-/* Same memory, other shape; one size may be -1 (inferred). x must be contiguous. Differentiable. Alias. */
+/* Same memory, other shape; one size may be -1 (inferred). x must be contiguous. Of e2m1 the bytes must stay as many as they are: an odd last
+ * size stays. Differentiable. Alias. */
 TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape);
 /* Elements start .. start+length-1 of dimension `dim` (negative counts from the end). Alias; strided unless dim is the
- * first. Differentiable. */
+ * first. Differentiable. Not of e2m1, nor is te_tensor_transpose. */
 TE_API te_tensor *te_tensor_narrow(te_tensor *x, int dim, int64_t start, int64_t length);
 /* Dimensions a and b swapped. Alias; strided. Differentiable. */
 TE_API te_tensor *te_tensor_transpose(te_tensor *x, int a, int b);
@@ -63,7 +65,8 @@ TE_API te_result te_tensor_to_host(const te_tensor *x, void *host);
 TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host);
 /* The only element of x, as double. Syncs. NaN when x is NULL or has another size. */
 TE_API double te_tensor_item(const te_tensor *x);
-/* Overwrites x: from host bytes of its own format and size, or from another tensor (same shape, any float format). */
+/* Overwrites x: from host bytes of its own format and size, or from another tensor (same shape, any float format), which may share memory with it: a
+ * range moved along, a matrix transposed in place (see te_copy). */
 TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host);
 TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src);
 TE_API te_result te_tensor_fill(te_tensor *x, double value);

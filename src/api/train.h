@@ -17,7 +17,7 @@ typedef struct te_fused_adam_desc {
 TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc);
 TE_API void te_optimizer_destroy(te_optimizer *opt);
 /* One step over all parameters that have a gradient, then the gradients are forgotten (unless te_optimizer_keep_grad). Does
- * nothing when the context has an error. No host wait. */
+ * nothing when the context has an error; a step that fails changes no parameter (see te_clear_error). No host wait. */
 TE_API te_result te_optimizer_step(te_optimizer *opt);
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);

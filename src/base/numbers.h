@@ -3,7 +3,7 @@
  *
  * Every conversion is integer arithmetic on the bits of the f32: no compiler flag (contraction, fast math, flushing of
  * subnormals) and no rounding mode can change a result, and loops over it vectorize. The rules are those of the GPU's cvt
- * instructions, NaN included: one positive NaN code per format, whatever the NaN that came in. */
+ * instructions, NaN included: one positive NaN code per format, whatever the NaN that came in; of f32 0x7fffffff. */
 #ifndef TE__NUMBERS_H
 #define TE__NUMBERS_H
 
@@ -96,7 +96,7 @@ TE__BOTH float te__e4m3_to_f32(uint8_t c) {
     uint32_t sign = (uint32_t)(c & 0x80u) << 24, m = c & 0x7fu;
     uint32_t normal = (m << 20) + (120u << 23);
     uint32_t tiny = te__f32_bits((float)(int)m * 0.001953125f); /* m 2^-9, exact */
-    return te__bits_f32(sign | (m < 8u ? tiny : m == 0x7fu ? 0x7fc00000u : normal));
+    return te__bits_f32(m == 0x7fu ? 0x7fffffffu : sign | (m < 8u ? tiny : normal));
 }
 
 TE__BOTH uint8_t te__f32_to_e4m3(float f) {
@@ -121,7 +121,7 @@ TE__BOTH uint8_t te__f32_to_e5m2(float f) {
  * up: what is divided by it fits. 0 and all below 2^-127 become code 0; infinity the largest, 0xfe ---- */
 
 TE__BOTH float te__e8m0_to_f32(uint8_t c) {
-    return te__bits_f32(c == 0 ? 0x400000u : c == 0xffu ? 0x7fc00000u : (uint32_t)c << 23);
+    return te__bits_f32(c == 0 ? 0x400000u : c == 0xffu ? 0x7fffffffu : (uint32_t)c << 23);
 }
 
 TE__BOTH uint8_t te__f32_to_e8m0(float f) {

@@ -64,10 +64,12 @@ TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
 
 #define TE__ONE_SIXTH 0.16666667163372039794921875f /* RN(1 / 6) */
 
-/* The E4M3 code of a block's scale; stretch 1, or 1.5 for the blocks that map their largest to 4 instead of 6. */
-TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale, float stretch) {
-    return te__f32_to_e4m3(te__mul_f32(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)), stretch));
+/* The E4M3 code of a block's scale. A NaN stays one. */
+TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale) {
+    return te__f32_to_e4m3(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)));
 }
+/* 4-over-6, which rounds in another order: the scale that maps the block's largest to 6; 1.5 times as much maps it to 4. */
+TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) { return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale); }
 
 /* The factor that a block's codes have: d / S. */
 TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {

@@ -30,8 +30,10 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind, float a, float b) {
     te_random_args args = TE_ZERO;
     te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
+    te__rng_state before;
     te__draw draw;
     if (!x) return NULL;
+    before = te__rng_now(te);
     args.dst = x;
     args.kind = kind;
     args.a = a;
@@ -40,7 +42,9 @@ static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const 
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    return te__checked(x, te_random(te, &args));
+    x = te__checked(x, te_random(te, &args));
+    if (!x) te__rng_back(te, before);
+    return x;
 }
 TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high) {
     return te__random_tensor(te, dtype, ndim, shape, TE_RANDOM_UNIFORM, low, high);
@@ -54,11 +58,6 @@ TE_API te_tensor *te_tensor_normal(te_ctx *te, te_dtype dtype, int ndim, const i
 static te_result te__need_host(const te_tensor *x, const void *host, const char *what) {
     if (host || te__numel(x) == 0) return TE_OK;
     return te__fail(x->te, TE_ERR_INVALID, "%s: host is NULL", what);
-}
-static te_result te__no_plain_memory(const te_tensor *x, const char *what) {
-    char text[TE__SHAPE_TEXT];
-    return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", what, te__shape_text(x, text),
-                    x->quantized ? "is quantized: te_dequantize it first" : "was made by te_tensor_describe and has no memory");
 }
 
 TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host) {
@@ -132,7 +131,12 @@ TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host) {
     size = plain ? te_tensor_bytes(plain) : 0;
     bytes = plain ? te__alloc(te, size) : NULL;
     result = bytes ? te_tensor_to_host(plain, bytes) : te_error_code(te);
-    if (result == TE_OK) te__load_row(bytes, plain->dtype, 0, te__numel(plain), host);
+    if (result == TE_OK && te_dtype_bits(plain->dtype) < 8) { /* each row begins at a byte of its own */
+        int64_t rows = te__rows(plain), cols = te__cols(plain), i;
+        for (i = 0; i < rows; i++)
+            te__load_row((const char *)bytes + (size_t)i * te__row_bytes(plain->dtype, cols), plain->dtype, 0, cols, host + i * cols);
+    } else if (result == TE_OK)
+        te__load_row(bytes, plain->dtype, 0, te__numel(plain), host);
     te__free(te, bytes, size);
     te__frame_end(te, NULL, 0);
     return result;
@@ -162,6 +166,7 @@ typedef struct te__view_state {
 
 static te_tensor *te__record_unary(const char *name, te_tensor *x, te_tensor *y, const te__view_state *state, te_backward_fn backward) {
     te_node_desc node = TE_ZERO;
+    if (y && x->te->recording) x->te->note_leaf(x->te, x);
     if (!y || !te__wants_grad(x)) return y;
     node.name = name;
     node.inputs = &x;
@@ -184,13 +189,14 @@ static te_result te__view_backward(te_ctx *te, const void *state, te_tensor *con
 TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     te__view_state state = TE_ZERO;
     te_tensor *y;
-    int64_t full[TE_MAX_DIMS], n = 1;
+    int64_t full[TE_MAX_DIMS], n = 1, nonzero = 1; /* products of all sizes, and of those that are not 0: strides come from the latter */
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, open = -1;
     bool fits = true;
     if (!x) return NULL;
+    if (te__need_memory(x, "te_tensor_view") != TE_OK) return NULL;
     if (ndim < 0 || ndim > TE_MAX_DIMS || (ndim && !shape) || !x->buffer || !te__is_contiguous(x)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s", !x->buffer ? "the tensor has no plain memory (quantized or described)"
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s", !x->buffer ? "the tensor is quantized: te_dequantize it, or see te_quantized_view"
                                                             : te__is_contiguous(x) ? "0 to 8 dimensions with their sizes are needed"
                                                                                    : "the tensor is strided: te_tensor_contiguous it first");
         return NULL;
@@ -201,8 +207,10 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
             open = i;
             continue;
         }
-        fits = shape[i] >= 0 && (shape[i] == 0 || n <= TE__MAX_ELEMENTS / shape[i]);
-        if (fits) n *= shape[i];
+        fits = shape[i] >= 0 && (shape[i] == 0 || nonzero <= TE__MAX_ELEMENTS / shape[i]);
+        if (!fits) break;
+        n *= shape[i];
+        if (shape[i]) nonzero *= shape[i];
     }
     if (fits && open >= 0) {
         fits = n > 0 && te__numel(x) % n == 0;
@@ -213,6 +221,12 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     if (!fits) {
         te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s cannot be seen as %s: %lld elements", te__shape_text(x, a), te__dims_text(ndim, shape, b),
                  (long long)te__numel(x));
+        return NULL;
+    }
+    if (te__shape_bytes(x->dtype, ndim, full) != te_tensor_bytes(x)) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s of %s has %llu bytes and %s %llu: its rows begin at whole bytes, so a view keeps the last size if that "
+                 "is odd, and an even one even", te__shape_text(x, a), te_dtype_name(x->dtype), (unsigned long long)te_tensor_bytes(x),
+                 te__dims_text(ndim, full, b), (unsigned long long)te__shape_bytes(x->dtype, ndim, full));
         return NULL;
     }
     y = te__alias(x);
@@ -226,6 +240,13 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     state.ndim = x->ndim;
     memcpy(state.shape, x->shape, sizeof(state.shape));
     return te__record_unary("view", x, y, &state, te__view_backward);
+}
+
+/* Elements of 4 bits have no address of their own: no view begins at one, or steps from one to the next. */
+static bool te__has_addresses(const te_tensor *x, const char *function) {
+    if (te_dtype_bits(x->dtype) >= 8) return true;
+    te__fail(x->te, TE_ERR_DTYPE, "%s: %s has two elements a byte, which no view can take apart", function, te_dtype_name(x->dtype));
+    return false;
 }
 
 /* A gradient is stored where its range was; zeros around it. */
@@ -243,8 +264,9 @@ TE_API te_tensor *te_tensor_narrow(te_tensor *x, int dim, int64_t start, int64_t
     te_tensor *y;
     char a[TE__SHAPE_TEXT];
     if (!x) return NULL;
+    if (!te__has_addresses(x, "te_tensor_narrow")) return NULL;
     if (dim < 0) dim += x->ndim;
-    if (!x->buffer || te_dtype_bits(x->dtype) < 8 || dim < 0 || dim >= x->ndim || start < 0 || length < 0 || start > x->shape[dim] - length) {
+    if (!x->buffer || dim < 0 || dim >= x->ndim || start < 0 || length < 0 || start > x->shape[dim] - length) {
         te__fail(x->te, TE_ERR_SHAPE, "te_tensor_narrow: %lld elements from %lld on of dimension %d do not exist in %s", (long long)length,
                  (long long)start, dim, te__shape_text(x, a));
         return NULL;
@@ -272,9 +294,10 @@ TE_API te_tensor *te_tensor_transpose(te_tensor *x, int a, int b) {
     te_tensor *y;
     char text[TE__SHAPE_TEXT];
     if (!x) return NULL;
+    if (!te__has_addresses(x, "te_tensor_transpose")) return NULL;
     if (a < 0) a += x->ndim;
     if (b < 0) b += x->ndim;
-    if (!x->buffer || te_dtype_bits(x->dtype) < 8 || a < 0 || b < 0 || a >= x->ndim || b >= x->ndim) {
+    if (!x->buffer || a < 0 || b < 0 || a >= x->ndim || b >= x->ndim) {
         te__fail(x->te, TE_ERR_SHAPE, "te_tensor_transpose: dimensions %d and %d of %s", a, b, te__shape_text(x, text));
         return NULL;
     }

@@ -21,7 +21,7 @@ static void te__open_cpu(te_ctx *te) {
 
 /* The device that was asked for, or the best there is. A context always has one of the two, so that no later call crashes. */
 static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
-    const char *name = desc->device ? desc->device : te__env("TE_DEVICE");
+    const char *name = desc->device ? desc->device : te__env("TE_DEVICE"), *whose = desc->device ? "device \"" : "TE_DEVICE is \"";
     bool any = !name || !name[0];
     int ordinal = any ? 0 : te__cuda_ordinal(name);
     if (!any && strcmp(name, "cpu") == 0) {
@@ -29,7 +29,7 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
         return;
     }
     if (ordinal < 0) {
-        te__fail(te, TE_ERR_INVALID, "te_ctx_create: device \"%s\" is neither \"cpu\" nor \"cuda:N\"", name);
+        te__fail(te, TE_ERR_INVALID, "te_ctx_create: %s%s\"%s is neither \"cpu\" nor \"cuda:N\"", whose, name, desc->device ? "" : ", which");
         te__open_cpu(te);
         return;
     }
@@ -59,33 +59,49 @@ static void te__found_open(te_ctx *te) {
     te->found_amax.shape[0] = 1;
 }
 
+/* The whole number in an environment variable; `otherwise` if there is none, or, with a warning, none from `low` to `high`. */
+static int te__env_number(te_ctx *te, const char *name, int low, int high, int otherwise) {
+    const char *text = te__env(name);
+    char *end;
+    long n;
+    if (!text) return otherwise;
+    n = strtol(text, &end, 10);
+    if (*end == 0 && n >= low && n <= high) return (int)n;
+    te__warn(te, "%s is \"%.40s\"; a whole number from %d to %d is possible: it is ignored", name, text, low, high);
+    return otherwise;
+}
+
 static bool te__allocator_ok(const te_allocator *a) { return !a->alloc == !a->release; }
 
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     te_ctx_desc zero = TE_ZERO;
     te_ctx *te;
     te_allocator host, device;
-    const char *text;
     bool halves;
     if (!desc) desc = &zero;
     halves = !te__allocator_ok(&desc->host_allocator) || !te__allocator_ok(&desc->device_allocator);
     host = halves ? zero.host_allocator : desc->host_allocator;
     device = halves ? zero.device_allocator : desc->device_allocator;
-    te = (te_ctx *)(host.alloc ? host.alloc(host.user, sizeof(te_ctx), 16) : malloc(sizeof(te_ctx)));
+    te = (te_ctx *)te__raw_alloc(&host, sizeof(te_ctx));
     if (!te) return NULL;
     memset(te, 0, sizeof(*te));
+    te__watch_forks();
+    te->forks = te__forks;
+    te->process_id = te__process_id();
     te->host_allocator = host;
     te->device_allocator = device;
     te->log = desc->log;
     te->log_user = desc->log_user;
-    text = te__env("TE_LOG");
-    te->log_level = desc->log_level ? desc->log_level : text && text[0] >= '1' && text[0] <= '4' ? (te_log_level)(text[0] - '0') : TE_LOG_WARN;
-    text = te__env("TE_THREADS");
-    te->cpu_threads = desc->cpu_threads > 0 ? desc->cpu_threads : text ? atoi(text) : 0;
+    te->log_level = desc->log_level ? desc->log_level : TE_LOG_WARN;
+    if (!desc->log_level) te->log_level = (te_log_level)te__env_number(te, "TE_LOG", TE_LOG_ERROR, TE_LOG_DEBUG, TE_LOG_WARN);
+    te->debug_sync = te__env_number(te, "TE_DEBUG_SYNC", 0, 1, 0) != 0;
+    te->cpu_threads = desc->cpu_threads > 0 ? desc->cpu_threads : te__env_number(te, "TE_THREADS", 1, TE__MAX_THREADS, 0);
     if (te->cpu_threads <= 0) te->cpu_threads = te__cpu_count();
-    if (te->cpu_threads > 64) te->cpu_threads = 64;
+    if (te->cpu_threads > TE__MAX_THREADS) te->cpu_threads = TE__MAX_THREADS;
     te->no_cubin_cache = desc->no_cubin_cache;
     te->seed = desc->seed ? desc->seed : 1234;
+    te->writes = 1;
+    te->tape.segment = &te->tape.root;
     if (!halves) {
         te__open_device(te, desc);
     } else {
@@ -99,26 +115,44 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     return te;
 }
 
+/* Modules, groups and open files that nobody has destroyed. */
+static void te__close_guests(te_ctx *te) {
+    const char *kind = NULL;
+    const te__guest *g;
+    int n = 0, others = 0;
+    for (g = te->guests; g; g = g->next) {
+        if (!kind) kind = g->kind;
+        if (kind == g->kind) n++;
+        else others++;
+    }
+    if (n)
+        te__warn(te, "te_ctx_destroy: %d %s%s%s still there; the context takes all with it, and they must be neither used nor destroyed any more", n, kind,
+                 n == 1 ? "" : "s", others ? " and others are" : n == 1 ? " is" : " are");
+    while (te->guests) te->guests->close(te->guests->owner);
+}
+
 TE_API void te_ctx_destroy(te_ctx *te) {
+    te_allocator allocator;
     if (!te) return;
     te__graphs_leave(te);
     if (te->device) te->device->synchronize(te);
-    te__tape_cut(te, 0);
+    te__segment_cut(te, &te->tape.root, 0);
+    te__close_guests(te);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
     if (te->live_buffers > 0)
-        te__warn(te, "te_ctx_destroy: %lld tensors are still retained; their memory goes with the context and they must not be used again",
+        te__warn(te, "te_ctx_destroy: %lld tensors are still retained; the context takes them with it, and they must be neither used nor released any more",
                  (long long)te->live_buffers);
+    while (te->buffers) {
+        te->buffers->refs = 1;
+        te__buffer_release(te->buffers);
+    }
     te__pool_close(te);
-    te__free(te, te->live, (size_t)te->cap_live * sizeof(te_tensor *));
-    te__free(te, te->warm_vars, (size_t)te->cap_warm_vars * sizeof(te__var *));
-    te__free(te, te->tape.nodes, (size_t)te->tape.cap_nodes * sizeof(te__node *));
     if (te->device->close) te->device->close(te);
     te__threads_close(te);
-    te_clear_error(te);
-    if (te->host_allocator.release)
-        te->host_allocator.release(te->host_allocator.user, te, sizeof(*te));
-    else
-        free(te);
+    te__forget_error(te);
+    te__free_all(te);
+    allocator = te->host_allocator;
+    te__raw_free(&allocator, te, sizeof(*te));
 }
 
 TE_API const char *te_ctx_device(const te_ctx *te) { return te ? te->device_name : ""; }
@@ -138,6 +172,21 @@ TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset) {
     }
     te->seed = seed;
     te->rng_offset = offset;
+}
+
+/* The random state, for a call that puts it back if it fails. */
+typedef struct te__rng_state {
+    uint64_t seed, offset;
+} te__rng_state;
+static te__rng_state te__rng_now(const te_ctx *te) {
+    te__rng_state s;
+    s.seed = te->seed;
+    s.offset = te->rng_offset;
+    return s;
+}
+static void te__rng_back(te_ctx *te, te__rng_state s) {
+    te->seed = s.seed;
+    te->rng_offset = s.offset;
 }
 
 /* What random operations draw from. */

@@ -30,6 +30,13 @@ TE_PRINTF(2, 3) static void te__warn(te_ctx *te, const char *format, ...) {
 /* Shown when not even the memory for a message could be had. */
 static const char te__no_memory_text[] = "out of host memory";
 
+/* A call that belongs to the step under way has failed, so the step has. */
+static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
+/* What the step has changed stays. In a capture and a warm-up nothing has run. */
+static void te__step_ends(te_ctx *te) {
+    if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
+}
+
 /* Keeps the first error; later ones are its consequences and only go to the debug log. */
 TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char *format, ...) {
     char text[4096];
@@ -44,6 +51,7 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     vsnprintf(text + used, sizeof(text) - used, format, args);
     va_end(args);
     if (te->capture) te->capture->failed = true;
+    if (code == TE_ERR_OUT_OF_MEMORY) te__step_fails(te);
     if (te->error_code != TE_OK) {
         te__log(te, TE_LOG_DEBUG, "after the first error: %s", text);
         return code;
@@ -72,18 +80,44 @@ static te_result te__refuse_upload(te_ctx *te) {
 }
 #define TE__RUN_FIRST "run the step once, or te_warmup_begin/te_warmup_end around it, before te_graph_begin"
 
-TE_API bool te_ok(const te_ctx *te) { return te && te->error_code == TE_OK; }
+/* Is this a child, by fork, of the process that made the context? Neither threads nor what the driver holds of a GPU live on there. */
+static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
+static te_result te__refuse_fork(te_ctx *te) {
+    if (!te__is_forked(te)) return TE_OK;
+    return te__fail(te, TE_ERR_STATE, "this context on %s was created in process %lld and is used in process %lld, a child of it by fork, where its threads and its "
+                    "GPU are gone: create contexts after fork", te->device_name, (long long)te->process_id, (long long)te__process_id());
+}
+
+/* Every maker's desc: `who` is the maker's own name. */
+static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
+    if (desc) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: desc is NULL; it says what to make: zero one, and fill in what has no default", who);
+    return false;
+}
+
+/* A kernel that is still being compiled may fail: the answer waits for it. */
+static void te__settle(const te_ctx *te) {
+    if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
+}
+TE_API bool te_ok(const te_ctx *te) {
+    te__settle(te);
+    return te && te->error_code == TE_OK;
+}
 TE_API const char *te_error(const te_ctx *te) {
     if (!te) return "there is no context (te_ctx_create returned NULL)";
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
 TE_API te_result te_error_code(const te_ctx *te) { return te ? te->error_code : TE_ERR_STATE; }
-TE_API void te_clear_error(te_ctx *te) {
-    if (!te) return;
+static void te__forget_error(te_ctx *te) {
     free(te->error);
     te->error = NULL;
     te->error_code = TE_OK;
+}
+TE_API void te_clear_error(te_ctx *te) {
+    if (!te) return;
+    te__forget_error(te);
+    if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te); /* the next step tries again, and says so */
 }
 
 TE_API const char *te_result_name(te_result result) {
@@ -95,10 +129,38 @@ TE_API const char *te_result_name(te_result result) {
 
 /* ---- host memory ---- */
 
+/* Of a context itself, and of what outlives it. */
+static void *te__raw_alloc(const te_allocator *a, size_t bytes) { return a->alloc ? a->alloc(a->user, bytes, 16) : malloc(bytes); }
+static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
+    if (a->release)
+        a->release(a->user, p, bytes);
+    else
+        free(p);
+}
+
+/* Stands in front of all other memory, 16-byte aligned as that is: te_ctx_destroy gives back what nobody has. */
+struct te__block {
+    union {
+        struct {
+            te__block *next, **at; /* at: what points here */
+            size_t bytes;
+        } is;
+        uint64_t align[4];
+    } u;
+};
+
 /* NULL when there is none, and no error: for what can be done without. */
 static void *te__try_alloc(te_ctx *te, size_t bytes) {
+    te__block *b;
     if (bytes == 0) bytes = 1;
-    return te->host_allocator.alloc ? te->host_allocator.alloc(te->host_allocator.user, bytes, 16) : malloc(bytes);
+    b = bytes <= SIZE_MAX - sizeof(te__block) ? (te__block *)te__raw_alloc(&te->host_allocator, sizeof(te__block) + bytes) : NULL;
+    if (!b) return NULL;
+    b->u.is.bytes = bytes;
+    b->u.is.next = te->blocks;
+    b->u.is.at = &te->blocks;
+    if (te->blocks) te->blocks->u.is.at = &b->u.is.next;
+    te->blocks = b;
+    return b + 1;
 }
 static void *te__alloc(te_ctx *te, size_t bytes) {
     void *p = te__try_alloc(te, bytes);
@@ -112,12 +174,34 @@ static void *te__alloc_zero(te_ctx *te, size_t bytes) {
 }
 /* `bytes` is the size that was asked for. */
 static void te__free(te_ctx *te, void *p, size_t bytes) {
+    te__block *b;
     if (!p) return;
     if (bytes == 0) bytes = 1;
-    if (te->host_allocator.release)
-        te->host_allocator.release(te->host_allocator.user, p, bytes);
-    else
-        free(p);
+    b = (te__block *)p - 1;
+    *b->u.is.at = b->u.is.next;
+    if (b->u.is.next) b->u.is.next->u.is.at = b->u.is.at;
+    te__raw_free(&te->host_allocator, b, sizeof(te__block) + bytes);
+}
+static void te__free_all(te_ctx *te) {
+    while (te->blocks) te__free(te, te->blocks + 1, te->blocks->u.is.bytes);
+}
+
+/* ---- guests: see te__guest ---- */
+
+static void te__guest_enter(te_ctx *te, te__guest *g, const char *kind, void (*close)(void *owner), void *owner) {
+    g->kind = kind;
+    g->close = close;
+    g->owner = owner;
+    g->next = te->guests;
+    g->at = &te->guests;
+    if (te->guests) te->guests->at = &g->next;
+    te->guests = g;
+}
+static void te__guest_leave(te__guest *g) {
+    if (!g->at) return;
+    *g->at = g->next;
+    if (g->next) g->next->at = g->at;
+    g->at = NULL;
 }
 /* Makes room for one more element of an array. False, with the array as it was, when there is no memory. */
 static bool te__try_grow(te_ctx *te, void **array, int *capacity, int count, size_t element) {

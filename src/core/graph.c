@@ -66,10 +66,8 @@ static void te__graph_empty(te_ctx *te, te_graph *g) {
     g->te = NULL;
 }
 static void te__graph_free(te_graph *g) {
-    if (g->host_allocator.release)
-        g->host_allocator.release(g->host_allocator.user, g, sizeof(*g));
-    else
-        free(g);
+    te_allocator allocator = g->host_allocator;
+    te__raw_free(&allocator, g, sizeof(*g));
 }
 
 /* A capture comes to nothing; the device has ended it. */
@@ -132,8 +130,9 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
-    g = (te_graph *)te__alloc_zero(te, sizeof(te_graph));
-    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g = (te_graph *)te__raw_alloc(&te->host_allocator, sizeof(te_graph)); /* te_graph_destroy may come after the context's end */
+    if (!g) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_graph_begin", te__no_memory_text);
+    memset(g, 0, sizeof(*g));
     g->te = te;
     g->host_allocator = te->host_allocator;
     g->id = ++te->captures;
@@ -218,7 +217,7 @@ static te_result te__graph_launch(te_ctx *te, te_graph *g) {
 TE_API te_result te_graph_launch(te_graph *g) {
     te_ctx *te;
     te__floats floats;
-    te_result result;
+    te_result result = TE_OK;
     int i;
     if (!g || !g->te) return TE_ERR_STATE;
     te = g->te;
@@ -226,14 +225,20 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
     if (te->warming) return TE_OK; /* what it needs is there */
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
+    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* with an optimizer it is all of a step, and fails before it begins */
     floats = te__floats_begin();
-    result = te__graph_launch(te, g);
+    if (result == TE_OK) result = te__graph_launch(te, g);
     te__floats_end(&floats);
-    if (result != TE_OK) return result;
+    if (result != TE_OK) {
+        te__step_fails(te);
+        return result;
+    }
+    if (g->num_parts > 0) te__step_ends(te);
     te->rng_offset += g->rng_used;
     te->jit_stats.launches += g->launches;
     g->arena->launches++;
-    for (i = 0; i < g->num_written; i++) g->held[i]->version++;
+    g->arena->launched_at = ++te->writes;
+    for (i = 0; i < g->num_written; i++) te__buffer_touch(g->held[i]);
     for (i = 0; i < g->num_parts; i++) g->parts[i].after(g, g->parts[i].owner, g->parts[i].data);
     return TE_OK;
 }

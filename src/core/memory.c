@@ -3,10 +3,15 @@
  * is released. */
 
 static te_result te__device_enter(te_ctx *te, bool *entered) {
+    te_result result;
     *entered = false;
-    return te->device->enter ? te->device->enter(te, entered) : TE_OK;
+    if (te__is_forked(te)) return te__refuse_fork(te);
+    result = te->device->enter ? te->device->enter(te, entered) : TE_OK;
+    if (result == TE_OK) te->regions++;
+    return result;
 }
 static void te__device_leave(te_ctx *te, bool entered) {
+    te->regions--;
     if (entered) te->device->leave(entered);
 }
 
@@ -229,6 +234,14 @@ TE_API void te_memory_trim(te_ctx *te) {
 
 /* ---- buffers ---- */
 
+static void te__buffer_list(te_ctx *te, te__buffer *b) {
+    b->next = te->buffers;
+    b->at = &te->buffers;
+    if (te->buffers) te->buffers->at = &b->next;
+    te->buffers = b;
+    te->live_buffers++;
+}
+
 static te__buffer *te__buffer_create(te_ctx *te, size_t bytes) {
     te__buffer *b = (te__buffer *)te__alloc_zero(te, sizeof(te__buffer));
     if (!b) return NULL;
@@ -246,7 +259,7 @@ static te__buffer *te__buffer_create(te_ctx *te, size_t bytes) {
         b->arena = arena;
         if (arena) arena->refs++;
     }
-    te->live_buffers++;
+    te__buffer_list(te, b);
     return b;
 }
 
@@ -260,7 +273,7 @@ static te__buffer *te__buffer_wrap(te_ctx *te, void *data, size_t bytes, void (*
     b->version = 1;
     b->release = release;
     b->user = user;
-    te->live_buffers++;
+    te__buffer_list(te, b);
     return b;
 }
 
@@ -268,11 +281,74 @@ static void te__buffer_release(te__buffer *b) {
     te_ctx *te;
     if (!b || --b->refs > 0) return;
     te = b->te;
+    *b->at = b->next;
+    if (b->next) b->next->at = b->at;
     if (b->capacity) te__pool_release(te, b->arena, b->data, b->capacity);
     te__arena_drop(te, b->arena);
     if (b->release) b->release(b->user);
     te->live_buffers--;
+    te__free(te, b->writes, (size_t)b->cap_writes * sizeof(te__write));
     te__free(te, b, sizeof(*b));
+}
+
+/* Notes a write to the whole of b, or to a part that nobody keeps apart. */
+static void te__buffer_touch(te__buffer *b) {
+    b->version++;
+    b->written_at = b->whole_at = ++b->te->writes;
+    b->num_writes = 0;
+}
+
+/* Makes room in the list of writes to parts: those that every node on the tape is younger than are forgotten; of very many, neighbours become one
+ * write to all between them. */
+enum { TE__MAX_WRITES = 1024 };
+static void te__writes_shrink(te_ctx *te, te__buffer *b) {
+    const te__segment *root = &te->tape.root;
+    uint64_t oldest = root->num_nodes && root->nodes[0] ? root->nodes[0]->saved_at : 0;
+    int i, old = 0;
+    while (old < b->num_writes && b->writes[old].at <= oldest) old++;
+    for (i = old; old && i < b->num_writes; i++) b->writes[i - old] = b->writes[i];
+    b->num_writes -= old;
+    if (b->num_writes < TE__MAX_WRITES) return;
+    for (i = 0; i < b->num_writes / 2; i++) {
+        const te__write *x = &b->writes[2 * i], *y = x + 1;
+        te__write both;
+        both.at = y->at;
+        both.begin = te__min(x->begin, y->begin);
+        both.end = te__max(x->end, y->end);
+        b->writes[i] = both;
+    }
+    b->num_writes /= 2;
+}
+
+/* Notes a write to the bytes begin .. end of b, which tape nodes look at. */
+static void te__buffer_touch_part(te__buffer *b, int64_t begin, int64_t end) {
+    te_ctx *te = b->te;
+    te__write *last = b->num_writes ? &b->writes[b->num_writes - 1] : NULL;
+    b->version++;
+    b->written_at = ++te->writes;
+    if (last && last->begin == begin && last->end == end && last->at > b->saved_at) { /* no node was recorded in between */
+        last->at = te->writes;
+        return;
+    }
+    if (b->num_writes == b->cap_writes) te__writes_shrink(te, b);
+    if (!te__try_grow(te, (void **)&b->writes, &b->cap_writes, b->num_writes, sizeof(te__write))) {
+        b->whole_at = te->writes;
+        b->num_writes = 0;
+        return;
+    }
+    b->writes[b->num_writes].at = te->writes;
+    b->writes[b->num_writes].begin = begin;
+    b->writes[b->num_writes++].end = end;
+}
+
+/* Were the bytes begin .. end of b written after the time `at`? */
+static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, uint64_t at) {
+    int i;
+    if (b->arena && b->arena->launched_at > at) return true;
+    if (b->whole_at > at) return true;
+    for (i = b->num_writes - 1; i >= 0 && b->writes[i].at > at; i--)
+        if (b->writes[i].begin < end && begin < b->writes[i].end) return true;
+    return false;
 }
 
 /* Counts the writes; the launches of a graph are writes of all that it has left behind. */

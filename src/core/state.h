@@ -1,11 +1,30 @@
 /* core/state.h: the structs behind the handles: context, tensor, plan, tape. Knows no operation and no driver call. */
 
+/* ---- what a context has given out ---- */
+
+typedef struct te__block te__block; /* core/error.c: in front of each piece of host memory */
+
+/* Something of a room above that te_ctx_destroy closes if its owner has not: more is to be done than to free memory. Stands inside of it. */
+typedef struct te__guest {
+    struct te__guest *next, **at; /* at: what points here; NULL: in no list */
+    const char *kind;             /* "module" */
+    void (*close)(void *owner);
+    void *owner;
+} te__guest;
+
 /* ---- memory ---- */
 
+/* A write to a part of a buffer. */
+typedef struct te__write {
+    uint64_t at;        /* te->writes */
+    int64_t begin, end; /* bytes */
+} te__write;
+
 /* A block of device memory with a reference count. `version` counts the writes, so that a cached quantized copy can tell
- * whether it is stale. */
+ * whether it is stale; the three times, in te->writes, tell the tape. */
 typedef struct te__buffer {
     te_ctx *te;
+    struct te__buffer *next, **at; /* te->buffers; at: what points here */
     int refs;
     void *data;
     size_t bytes;    /* asked for */
@@ -15,6 +34,10 @@ typedef struct te__buffer {
     void *user;
     struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
     uint64_t held, written;  /* the last captures that hold it, and that wrote it */
+    uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
+    uint64_t written_at, whole_at; /* the last write, and the last one that is not among `writes` */
+    te__write *writes;         /* those to parts since nodes look at it, the oldest first */
+    int num_writes, cap_writes;
 } te__buffer;
 
 /* A free block waits in a list of blocks of the same capacity. */
@@ -39,6 +62,7 @@ typedef struct te__arena {
     int refs; /* the graph and every living buffer */
     bool open; /* the graph is there */
     uint64_t launches; /* each writes the buffers that live on */
+    uint64_t launched_at; /* the last one, in te->writes */
     te__pool pool;     /* its lists */
 } te__arena;
 
@@ -49,6 +73,7 @@ typedef struct te__var {
     int refs;
     bool leaf;       /* gradients stay here: a parameter or an input marked by the user */
     bool played;     /* the node that made it has been played backwards and is gone */
+    bool fresh;      /* in te->tape.fresh */
     te_tensor *grad; /* of a leaf: gathered so far; else: on its way, during te_backward */
     te_tensor *main_grad;
 } te__var;
@@ -105,10 +130,10 @@ struct te_tensor {
     te_dtype dtype;
     int ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS]; /* in elements */
-    te__buffer *buffer; /* NULL: quantized, or described only */
+    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
     int64_t offset;     /* bytes */
     bool requires_grad;
-    bool described; /* te_tensor_describe: a shape without memory, for te_explain alone */
+    bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
     char *name;
@@ -179,6 +204,7 @@ typedef struct te__device {
     te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
     te_result (*enter)(te_ctx *te, bool *entered); /* many calls that follow cost less between these two; NULL: they do not */
     void (*leave)(bool entered);
+    te_result (*settle)(te_ctx *te); /* what waits for its kernels goes to the device now; NULL: nothing ever waits */
     void (*close)(te_ctx *te);
     te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
     te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
@@ -192,8 +218,17 @@ typedef struct te__warm_list te__warm_list; /* cuda/launch.c: launches noted bet
 
 /* ---- tape ---- */
 
+/* The module in whose forward nodes were recorded: one text for all of them. */
+typedef struct te__path {
+    int refs;
+    char text[256];
+} te__path;
+
 typedef struct te__node {
     const char *name;
+    te__path *path;      /* or NULL */
+    uint64_t saved_at;   /* te->writes when it was recorded */
+    te__arena *arena;    /* of the capture in which it was recorded (a reference), or NULL */
     te__var **inputs, **outputs;
     int num_inputs, num_outputs;
     te_tensor **saved;
@@ -201,18 +236,34 @@ typedef struct te__node {
     te_backward_fn backward;
     void *state;
     size_t state_size;
+    void (*release)(te_ctx *te, void *state); /* or NULL */
 } te__node;
 
-typedef struct te__tape {
-    te__node **nodes;
+/* A recorded region: a list of nodes in the order of recording. The context has one; a backward function records into one of its own, which is played
+ * or forgotten before the function's node is done. */
+typedef struct te__segment {
+    struct te__segment *outer;
+    te__node **nodes; /* NULL where one is being played, or was */
     int num_nodes, cap_nodes;
-    int no_grad;
+    int plays; /* calls of te_backward that are under way on it */
+} te__segment;
+
+enum { TE__MAX_GRAD_REGIONS = 64 };
+typedef struct te__tape {
+    te__segment root, *segment; /* segment: the innermost */
+    int no_grad, hidden_no_grad; /* hidden: those of te_checkpoint's first runs, in which a training step goes on */
+    int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* te_enable_grad_begin: no_grad outside */
+    int plays; /* calls of te_backward that are under way */
+    te__var **fresh; /* leaves whose gradient was begun by the te_backward under way (references) */
+    int num_fresh, cap_fresh;
+    int unscoped, unscoped_live; /* te__watch_scopes */
 } te__tape;
 
 enum { TE__MAX_SCOPES = 256 };
 typedef struct te__scope {
     int first_tensor; /* in te->live */
-    int first_node;   /* in te->tape */
+    te__segment *segment;
+    int first_node;   /* in it */
 } te__scope;
 
 /* ---- graphs ---- */
@@ -270,19 +321,24 @@ typedef struct te__quantized_init { /* te_quantized_model_init_begin */
 
 /* ---- the context ---- */
 
+enum { TE__MAX_THREADS = 64 };
+
 struct te_ctx {
     te_result error_code;
     char *error;
     char module_path[256]; /* of the module whose forward runs: for messages */
+    te_module *making;     /* whose create function is making children */
     te_log_fn log;
     void *log_user;
     te_log_level log_level;
     te_allocator host_allocator, device_allocator;
     char device_name[16];
     const te__device *device;
+    int regions; /* te__device_enter without its te__device_leave: a forward, a backward, an optimizer step */
     te__cuda *cuda;       /* NULL on the CPU */
     te__threads *threads; /* NULL: one thread */
     int cpu_threads;
+    bool debug_sync; /* $TE_DEBUG_SYNC */
     bool no_cubin_cache;
     te__pool pool;
     te_tensor **live; /* tensors that scopes will release */
@@ -291,6 +347,8 @@ struct te_ctx {
     int num_scopes;
     te__tape tape;
     te__node *playing; /* its backward function runs */
+    te__path *path;    /* module_path, for nodes; NULL until one is recorded */
+    uint64_t writes;   /* counts every write to any buffer: a clock */
     uint64_t seed, rng_offset;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast;
@@ -298,7 +356,15 @@ struct te_ctx {
     int num_quantized_init;
     bool inspecting; /* te_quant_inspect */
     struct te__scaling *scaling; /* quant/: the scaling states of this context's modules, a list */
+    struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first time, or again */
+    void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
+    /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
+     * te_clear_error gives them back if the step has failed. */
+    bool in_step, step_failed;
+    int num_optimizers; /* 0: nobody will say when a step has ended */
+    te_result (*keep_scales)(te_ctx *te);
+    te_result (*give_back_scales)(te_ctx *te);
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te__warm_list *warm_list;
     uint64_t warm_seed, warm_offset; /* the random state to go back to */
@@ -306,10 +372,14 @@ struct te_ctx {
     int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;
     int64_t live_buffers;
+    te__buffer *buffers; /* these */
+    te__block *blocks;   /* all host memory of the context */
+    te__guest *guests;
+    int64_t process_id; /* where it was made, and te__forks there */
+    int forks;
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* those that are there */
     uint64_t captures; /* so far */
-    int num_described; /* tensors of te_tensor_describe that are alive */
     te_tensor found;   /* f32 [2]: where a kernel leaves the amax of what it writes, for the quantizer that is called next; 0 at all other times */
     te_tensor found_amax; /* its first number */
     te__buffer found_buffer;

@@ -1,5 +1,5 @@
-/* core/tape.c: recording nodes and playing them backwards. Knows tensors and the one operation that adds two of them; must not
- * know what a node computes. */
+/* core/tape.c: recording nodes and playing them backwards. Knows tensors and how gradients are added, copied and decoded; must
+ * not know what a node computes. */
 
 /* The variable of x, made when it is first needed. NULL only when out of memory. */
 static te__var *te__var_of(te_tensor *x) {
@@ -30,6 +30,35 @@ TE_API void te_tensor_zero_grad(te_tensor *x) {
     te_tensor_release(x->var->grad);
     x->var->grad = NULL;
 }
+/* Do the bytes from the first to the last element of x meet those of y? Strided tensors may lie between each other's rows: they count as meeting. */
+static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
+    const te_tensor *each[2];
+    uintptr_t first[2], last[2];
+    int i, k;
+    each[0] = x;
+    each[1] = y;
+    for (i = 0; i < 2; i++) {
+        if (!te__data(each[i]) || te__numel(each[i]) == 0) return false;
+        first[i] = last[i] = (uintptr_t)te__data(each[i]);
+        for (k = 0; k < each[i]->ndim; k++) last[i] += (uintptr_t)((each[i]->shape[k] - 1) * each[i]->stride[k] * te_dtype_bits(each[i]->dtype) / 8);
+    }
+    return first[0] <= last[1] && first[1] <= last[0];
+}
+
+/* What a variable keeps of a gradient, retained: never a tensor with a variable of its own, which could hold, by some way round, the variable that
+ * is to hold it. te_tensor_set_main_grad sees to the other half of that: a gradient gets no main gradient. */
+static te_tensor *te__kept_gradient(te_tensor *grad) {
+    te_tensor *kept = grad;
+    if (grad->var) {
+        te__frame_begin(grad->te);
+        kept = te_tensor_retain(grad->quantized ? te__alias_quantized(grad) : te__alias(grad));
+        te__frame_end(grad->te, NULL, 0);
+    } else
+        te_tensor_retain(kept);
+    if (kept) kept->is_gradient = true;
+    return kept;
+}
+
 TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x) return TE_ERR_STATE;
@@ -41,10 +70,17 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
     if (main_grad && main_grad->dtype != TE_F32 && main_grad->dtype != x->dtype)
         return te__fail(x->te, TE_ERR_DTYPE, "te_tensor_set_main_grad: main_grad is %s; f32 or the tensor's own %s are possible",
                         te_dtype_name(main_grad->dtype), te_dtype_name(x->dtype));
+    if (main_grad && !main_grad->buffer) return te__no_plain_memory(main_grad, "te_tensor_set_main_grad");
+    if (main_grad && (main_grad == x || te__memory_meets(x, main_grad)))
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad lies in the tensor's own memory %s: gradients would be added into the weight", te__shape_text(x, a));
+    if (main_grad && (x->is_gradient || (main_grad->var && main_grad->var->main_grad)))
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: %s; a gradient has no main gradient of its own",
+                        x->is_gradient ? "the tensor is itself a gradient of another" : "main_grad has a main gradient itself");
     if (!te__var_of(x)) return TE_ERR_OUT_OF_MEMORY;
     te_tensor_retain(main_grad);
     te_tensor_release(x->var->main_grad);
     x->var->main_grad = main_grad;
+    if (main_grad) main_grad->is_gradient = true;
     return TE_OK;
 }
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x) { return x && x->var ? x->var->main_grad : NULL; }
@@ -60,6 +96,23 @@ TE_API void te_no_grad_end(te_ctx *te) {
     }
     te->tape.no_grad--;
 }
+TE_API void te_enable_grad_begin(te_ctx *te) {
+    if (!te) return;
+    if (te->tape.num_grad_regions == TE__MAX_GRAD_REGIONS) {
+        te__fail(te, TE_ERR_STATE, "te_enable_grad_begin: %d regions are open, which is the most; is a te_enable_grad_end missing?", TE__MAX_GRAD_REGIONS);
+        return;
+    }
+    te->tape.outer_no_grad[te->tape.num_grad_regions++] = te->tape.no_grad;
+    te->tape.no_grad = 0;
+}
+TE_API void te_enable_grad_end(te_ctx *te) {
+    if (!te) return;
+    if (te->tape.num_grad_regions == 0) {
+        te__fail(te, TE_ERR_STATE, "te_enable_grad_end without te_enable_grad_begin");
+        return;
+    }
+    te->tape.no_grad = te->tape.outer_no_grad[--te->tape.num_grad_regions];
+}
 TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad == 0; }
 
 /* Will a function of x have to be recorded? */
@@ -67,28 +120,46 @@ static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad &&
 
 static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
     int i;
-    for (i = 0; i < count; i++)
+    for (i = 0; i < count; i++) {
+        if (tensors[i] && te__need_memory(tensors[i], desc->name ? desc->name : "te_record") != TE_OK) return false;
         if (tensors[i] && tensors[i]->te != te) {
             te__fail(te, TE_ERR_INVALID, "te_record: %s: a tensor of another context (%s)", desc->name ? desc->name : "?", tensors[i]->te->device_name);
             return false;
         }
+    }
     return true;
 }
 
-TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
+/* The module whose forward runs, for a node; NULL outside of modules, and for want of memory. */
+static te__path *te__path_now(te_ctx *te) {
+    if (!te->path && te->module_path[0]) {
+        te->path = (te__path *)te__try_alloc(te, sizeof(te__path));
+        if (te->path) {
+            te->path->refs = 1;
+            memcpy(te->path->text, te->module_path, sizeof(te->module_path));
+        }
+    }
+    if (te->path) te->path->refs++;
+    return te->path;
+}
+
+/* Puts a node onto the tape, `always` or if an input wants a gradient. The state is the tape's from here on, whatever comes of it. */
+static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool always) {
+    te__segment *segment = te->tape.segment;
     te__node *node;
-    bool wanted = false;
+    bool wanted = always;
     int i;
-    if (!te || !desc) return TE_ERR_STATE;
     for (i = 0; i < desc->num_outputs; i++)
         if (!desc->outputs[i]) return TE_ERR_STATE;
     if (!te__node_tensors_ok(te, desc, desc->inputs, desc->num_inputs) || !te__node_tensors_ok(te, desc, desc->outputs, desc->num_outputs) ||
         !te__node_tensors_ok(te, desc, desc->saved, desc->num_saved))
-        return TE_ERR_INVALID;
+        return te->error_code;
     if (!desc->backward) return te__fail(te, TE_ERR_INVALID, "te_record: %s has no backward function", desc->name ? desc->name : "?");
+    if (te->recording)
+        for (i = 0; i < desc->num_inputs; i++) te->note_leaf(te, desc->inputs[i]);
     for (i = 0; i < desc->num_inputs; i++) wanted = wanted || te__wants_grad(desc->inputs[i]);
     if (!wanted) return TE_OK;
-    if (!te__grow(te, (void **)&te->tape.nodes, &te->tape.cap_nodes, te->tape.num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;
+    if (!te__grow(te, (void **)&segment->nodes, &segment->cap_nodes, segment->num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;
     node = (te__node *)te__alloc_zero(te, sizeof(te__node));
     if (!node) return TE_ERR_OUT_OF_MEMORY;
     node->name = desc->name ? desc->name : "?";
@@ -106,6 +177,7 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
         return TE_ERR_OUT_OF_MEMORY;
     }
     if (desc->state_size) memcpy(node->state, desc->state, desc->state_size);
+    node->release = desc->release;
     for (i = 0; i < desc->num_inputs; i++)
         if (te__wants_grad(desc->inputs[i]) && te__var_of(desc->inputs[i])) {
             node->inputs[i] = desc->inputs[i]->var;
@@ -118,12 +190,35 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
         node->outputs[i] = desc->outputs[i]->var;
         node->outputs[i]->refs++;
     }
-    for (i = 0; i < desc->num_saved; i++) node->saved[i] = te_tensor_retain(desc->saved[i]);
-    te->tape.nodes[te->tape.num_nodes++] = node;
-    return te->error_code == TE_OK ? TE_OK : te->error_code;
+    for (i = 0; i < desc->num_saved; i++) {
+        node->saved[i] = te_tensor_retain(desc->saved[i]);
+        if (node->saved[i]) te__note_saved(node->saved[i]);
+    }
+    node->saved_at = te->writes;
+    node->path = te__path_now(te);
+    if (te->capture) {
+        node->arena = te->capture->arena;
+        node->arena->refs++;
+    }
+    segment->nodes[segment->num_nodes++] = node;
+    return TE_OK;
+}
+/* The same; a state that no node has taken is released. */
+static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool always) {
+    int before = te->tape.segment->num_nodes;
+    te_result result = te__record_node(te, desc, always);
+    if (te->tape.segment->num_nodes == before && desc->release) desc->release(te, (void *)desc->state);
+    return result == TE_OK ? te->error_code : result;
+}
+TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) { return te && desc ? te__record_always(te, desc, false) : TE_ERR_STATE; }
+
+/* Does nobody else look at the memory of this gradient? Memory that is not te.h's may be looked at by anybody. */
+static bool te__grad_is_alone(const te_tensor *grad) {
+    return grad->refs == 1 && grad->buffer && te__buffer_users(grad->buffer) == 1 && (grad->buffer->capacity > 0 || grad->buffer->bytes == 0);
 }
 
-/* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up. */
+/* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up, and leaves get what is
+ * theirs when te_backward ends (te__leaves_own). */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     te_axpby_args add = TE_ZERO;
     te_tensor *sum;
@@ -131,8 +226,16 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     if (v->played)
         return te__fail(te, TE_ERR_STATE, "te_backward: a part of this graph was played backwards before and is gone; add the losses up and call "
                                           "te_backward once");
+    if (te__need_memory(grad, "te_backward: a gradient") != TE_OK) return TE_ERR_STATE;
     if (!v->grad) {
-        v->grad = te_tensor_retain(grad);
+        if (v->leaf && !v->fresh) {
+            if (!te__grow(te, (void **)&te->tape.fresh, &te->tape.cap_fresh, te->tape.num_fresh, sizeof(te__var *))) return TE_ERR_OUT_OF_MEMORY;
+            te->tape.fresh[te->tape.num_fresh++] = v;
+            v->fresh = true;
+            v->refs++;
+        }
+        v->grad = te__kept_gradient(grad);
+        if (!v->grad) return te_error_code(te);
         if (te->capture && v->leaf && te__grow(te, (void **)&te->capture->vars, &te->capture->cap_vars, te->capture->num_vars, sizeof(te__var *))) {
             te->capture->vars[te->capture->num_vars++] = v; /* forgotten if the capture comes to nothing */
             v->refs++;
@@ -146,7 +249,7 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     add.x = v->grad;
     add.y = grad;
     add.alpha = add.beta = 1.0f;
-    if (v->grad->refs == 1 && v->grad->buffer && te__buffer_users(v->grad->buffer) == 1) { /* nobody else looks at it */
+    if (te__grad_is_alone(v->grad)) {
         add.out = v->grad;
         return te_axpby(te, &add);
     }
@@ -158,7 +261,7 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     result = te_axpby(te, &add);
     if (result != TE_OK) return result;
     te_tensor_release(v->grad);
-    v->grad = te_tensor_retain(sum);
+    v->grad = te__kept_gradient(sum);
     return TE_OK;
 }
 
@@ -172,23 +275,118 @@ static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
 }
 /* Where the sum goes: into its own place if nobody else looks at it. */
 static te_tensor *te__grad_sum_place(te_tensor *so_far) {
-    return so_far->refs == 1 && te__buffer_users(so_far->buffer) == 1 ? so_far : te__empty_like(so_far, so_far->dtype);
+    return te__grad_is_alone(so_far) ? so_far : te__empty_like(so_far, so_far->dtype);
 }
 /* The sum is there: the backward function gives no gradient of input i. */
 static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     te__var *v = te->playing->inputs[i];
-    te_tensor_retain(sum);
+    sum = te__kept_gradient(sum); /* made for this: it has no variable */
     te_tensor_release(v->grad);
     v->grad = sum;
 }
 
+/* The gradient of a leaf stays: no other leaf, no tensor of the caller's and no tape node may share its memory. Most came out of an operation
+ * and are the leaf's alone by now; the others are copied, quantized ones decoded. In a capture a gradient from before is copied too, since
+ * launches do not write it. */
+static te_result te__leaf_own(te_ctx *te, te__var *v) {
+    te_tensor *grad = v->grad, *own;
+    te_result result;
+    if (!grad || (te__grad_is_alone(grad) && te__is_contiguous(grad) && !te__is_outside(grad->buffer))) return TE_OK;
+    te__frame_begin(te);
+    own = grad->quantized ? te_dequantize(grad, grad->dtype) : te__empty_like(grad, grad->dtype);
+    result = own ? TE_OK : te_error_code(te);
+    if (own && !grad->quantized) result = te_tensor_copy(own, grad);
+    if (result == TE_OK) {
+        v->grad = te__kept_gradient(own);
+        te_tensor_release(grad);
+    }
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+/* The end of a te_backward: what it began in leaves (those of te->tape.fresh from `first` on) becomes theirs; after a failure it is forgotten. */
+static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
+    int i;
+    for (i = first; i < te->tape.num_fresh; i++) {
+        te__var *v = te->tape.fresh[i];
+        if (result == TE_OK) result = te__leaf_own(te, v);
+        v->fresh = false;
+    }
+    for (i = first; i < te->tape.num_fresh; i++) {
+        te__var *v = te->tape.fresh[i];
+        if (result != TE_OK) {
+            te_tensor_release(v->grad);
+            v->grad = NULL;
+        }
+        te__var_release(te, v);
+    }
+    te->tape.num_fresh = first;
+    return result;
+}
+
+/* ---- playing ---- */
+
+/* The backward function reads the values that the forward pass has read, or does not run. A node that was recorded in a capture reads what the last
+ * launch has written. */
+static te_result te__check_saved(te_ctx *te, const te__node *node) {
+    uint64_t at = node->arena && node->arena->launched_at > node->saved_at ? node->arena->launched_at : node->saved_at;
+    char before[sizeof(te->module_path)], what[160], shape[TE__SHAPE_TEXT];
+    te_result result;
+    int i;
+    for (i = 0; i < node->num_saved; i++)
+        if (node->saved[i] && te__written_since(node->saved[i], at)) break;
+    if (i == node->num_saved) return TE_OK;
+    if (node->saved[i]->name)
+        snprintf(what, sizeof(what), "\"%.140s\"", node->saved[i]->name);
+    else
+        snprintf(what, sizeof(what), "its saved tensor %d of %d", i + 1, node->num_saved);
+    memcpy(before, te->module_path, sizeof(before));
+    if (node->path) memcpy(te->module_path, node->path->text, sizeof(before));
+    result = te__fail(te, TE_ERR_STATE,
+                      "te_backward: %s: %s, %s %s, was written after the forward pass whose value of it is needed now; gradients would be wrong. Call "
+                      "te_backward before what writes it (te_optimizer_step, te_tensor_copy, te_tensor_fill ...), run the forward pass again after it, or "
+                      "write to another tensor",
+                      node->name, what, te_dtype_name(node->saved[i]->dtype), te__shape_text(node->saved[i], shape));
+    memcpy(te->module_path, before, sizeof(before));
+    return result;
+}
+
 enum { TE__MAX_NODE_TENSORS = 64 };
+
+/* Gradients on their way. */
+static void te__forget_outputs(te_ctx *te, te__node *node) {
+    int i;
+    (void)te;
+    for (i = 0; i < node->num_outputs; i++)
+        if (node->outputs[i]) {
+            te_tensor_release(node->outputs[i]->grad);
+            node->outputs[i]->grad = NULL;
+        }
+}
+
+/* Recording goes into s until te__segment_end. */
+static void te__segment_begin(te_ctx *te, te__segment *s) {
+    memset(s, 0, sizeof(*s));
+    s->outer = te->tape.segment;
+    te->tape.segment = s;
+}
+static void te__segment_end(te_ctx *te, te__segment *s) {
+    int i;
+    for (i = 0; i < s->num_nodes; i++)
+        if (s->nodes[i]) te__forget_outputs(te, s->nodes[i]);
+    te__segment_cut(te, s, 0);
+    te__free(te, s->nodes, (size_t)s->cap_nodes * sizeof(te__node *));
+    te->tape.segment = s->outer;
+    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* one that was begun here, or begun anew after one too many was ended */
+        if (te->scopes[i].segment == s) {
+            te->scopes[i].segment = s->outer;
+            te->scopes[i].first_node = s->outer->num_nodes;
+        }
+}
 
 /* Plays one node whose outputs have gradients. */
 static te_result te__node_play(te_ctx *te, te__node *node) {
     te_tensor *grad_outputs[TE__MAX_NODE_TENSORS], *grad_inputs[TE__MAX_NODE_TENSORS];
     bool needs[TE__MAX_NODE_TENSORS];
-    te__node *outer;
     te_result result;
     int i;
     if (node->num_inputs > TE__MAX_NODE_TENSORS || node->num_outputs > TE__MAX_NODE_TENSORS)
@@ -199,34 +397,156 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         grad_inputs[i] = NULL;
         needs[i] = node->inputs[i] != NULL;
     }
-    te__frame_begin(te);
-    outer = te->playing;
-    te->playing = node;
-    result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
-    te->playing = outer;
-    for (i = 0; i < node->num_inputs && result == TE_OK; i++)
-        if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
-    te__frame_end(te, NULL, 0);
+    result = te__check_saved(te, node);
+    if (result == TE_OK) {
+        te__node *outer = te->playing;
+        te__segment own; /* of what the function records */
+        int grad_regions = te->tape.num_grad_regions, no_grad = te->tape.no_grad;
+        te__frame_begin(te);
+        te__segment_begin(te, &own);
+        te->playing = node;
+        result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
+        te->playing = outer;
+        if (te->tape.num_grad_regions != grad_regions || te->tape.no_grad != no_grad) {
+            te->tape.num_grad_regions = grad_regions;
+            te->tape.no_grad = no_grad;
+            if (result == TE_OK)
+                result = te__fail(te, TE_ERR_STATE, "te_backward: the backward function of %s begins and ends regions of te_no_grad or te_enable_grad unequally often",
+                                  node->name);
+        }
+        te__segment_end(te, &own);
+        for (i = 0; i < node->num_inputs && result == TE_OK; i++)
+            if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
+        te__frame_end(te, NULL, 0);
+    }
     if (result != TE_OK) te__fail(te, result, "te_backward: the backward function of %s returned %s", node->name, te_result_name(result));
     if (result == TE_OK && te->error_code != TE_OK) result = te->error_code;
+    te__forget_outputs(te, node);
     for (i = 0; i < node->num_outputs; i++)
-        if (node->outputs[i]) {
-            te_tensor_release(node->outputs[i]->grad);
-            node->outputs[i]->grad = NULL;
-            node->outputs[i]->played = true;
-        }
+        if (node->outputs[i]) node->outputs[i]->played = true;
     return result;
 }
 
-TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
-    te_ctx *te;
-    te_result result;
+/* Gradients that an outer te_backward has on their way through a segment while an inner one plays it. */
+typedef struct te__stash {
+    te__var *var; /* a reference */
+    te_tensor *grad;
+} te__stash;
+static te__stash *te__stash_grads(te_ctx *te, te__segment *s, int *count, size_t *bytes) {
+    te__stash *stash;
+    int i, k, n = 0;
+    for (i = 0; i < s->num_nodes; i++)
+        for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++) n += s->nodes[i]->outputs[k] && s->nodes[i]->outputs[k]->grad;
+    *bytes = (size_t)n * sizeof(te__stash);
+    stash = (te__stash *)te__alloc(te, *bytes);
+    *count = 0;
+    for (i = 0; stash && i < s->num_nodes; i++)
+        for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++) {
+            te__var *v = s->nodes[i]->outputs[k];
+            if (!v || !v->grad) continue;
+            v->refs++;
+            stash[*count].var = v;
+            stash[(*count)++].grad = v->grad;
+            v->grad = NULL;
+        }
+    return stash;
+}
+static te_result te__stash_return(te_ctx *te, te__stash *stash, int count, size_t bytes) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < count; i++) {
+        te__var *v = stash[i].var;
+        if (v->played)
+            result = te__fail(te, TE_ERR_STATE, "te_backward: a te_backward inside a backward function has played a part of the tape that the outer one needs as well; "
+                                                "record again, inside te_enable_grad_begin, what the inner one is to play");
+        if (v->played || v->grad)
+            te_tensor_release(stash[i].grad);
+        else
+            v->grad = stash[i].grad;
+        te__var_release(te, v);
+    }
+    te__free(te, stash, bytes);
+    return result;
+}
+
+/* Plays the nodes of s that gradients have reached, from the last one on. */
+static te_result te__segment_play(te_ctx *te, te__segment *s) {
+    te_result result = TE_OK;
+    int i, k, kept = 0;
+    s->plays++;
+    for (i = s->num_nodes - 1; i >= 0 && result == TE_OK; i--) {
+        te__node *node = i < s->num_nodes ? s->nodes[i] : NULL; /* a backward function may have ended scopes, and nodes with them */
+        bool reached = false;
+        for (k = 0; node && k < node->num_outputs; k++) reached = reached || (node->outputs[k] && node->outputs[k]->grad);
+        if (!reached) continue;
+        s->nodes[i] = NULL;
+        result = te__node_play(te, node);
+        te__node_free(te, node);
+    }
+    for (i = 0; i < s->num_nodes && result != TE_OK; i++)
+        if (s->nodes[i]) te__forget_outputs(te, s->nodes[i]); /* else the next te_backward would carry them on */
+    if (--s->plays > 0) return result; /* an outer one counts on its places */
+    for (i = 0; i < s->num_nodes; i++)
+        if (s->nodes[i]) s->nodes[kept++] = s->nodes[i];
+    s->num_nodes = kept;
+    return result;
+}
+
+/* The segment that has made v: the innermost first; the outermost for all that none has. */
+static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
+    te__segment *s;
+    int i, k;
+    for (s = te->tape.segment; s->outer; s = s->outer)
+        for (i = s->num_nodes - 1; i >= 0; i--)
+            for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++)
+                if (s->nodes[i]->outputs[k] == v) return s;
+    return s;
+}
+
+/* Gradients of several tensors at once; NULL where there is none. All are of one segment. The last te_backward to end gives leaves what is theirs. */
+static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
+    te__stash *stash = NULL;
+    size_t stash_bytes = 0;
+    te__rng_state before = te__rng_now(te);
+    te_result result = TE_OK;
     bool entered;
+    int i, stashed = 0, fresh = te->tape.num_fresh;
+    if (s->plays > 0) {
+        stash = te__stash_grads(te, s, &stashed, &stash_bytes);
+        if (!stash) return TE_ERR_OUT_OF_MEMORY;
+    }
+    te->tape.no_grad++;
+    te->tape.plays++;
+    result = te__device_enter(te, &entered);
+    if (result == TE_OK) {
+        for (i = 0; i < count && result == TE_OK; i++)
+            if (grad[i]) result = te__var_add_grad(te, y[i]->var, grad[i]);
+        if (result == TE_OK) result = te__segment_play(te, s);
+        result = te__leaves_own(te, fresh, result);
+        te__device_leave(te, entered);
+    }
+    if (stash) {
+        te_result returned = te__stash_return(te, stash, stashed, stash_bytes);
+        if (result == TE_OK) result = returned;
+    }
+    te->tape.plays--;
+    te->tape.no_grad--;
+    if (result == TE_OK && te->tape.plays == 0 && te->after_backward) te->after_backward(te);
+    if (result == TE_OK) result = te->error_code;
+    if (result != TE_OK) {
+        te__step_fails(te);
+        te__rng_back(te, before);
+    }
+    return result;
+}
+
+static te_result te__backward(te_tensor *y, te_tensor *grad) {
+    te_ctx *te = y->te;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    int i, kept;
-    if (!y || !grad) return TE_ERR_STATE;
-    te = y->te;
-    if (te->error_code != TE_OK) return te->error_code;
+    if (te->error_code != TE_OK) {
+        te__step_fails(te);
+        return te->error_code;
+    }
     if (!te__same_shape(y, grad))
         return te__fail(te, TE_ERR_SHAPE, "te_backward_from: the tensor is %s, its gradient %s", te__shape_text(y, a), te__shape_text(grad, b));
     if (grad->te != te)
@@ -237,28 +557,27 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
     if (!y->requires_grad || !y->var)
         return te__fail(te, TE_ERR_STATE, "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
                                           "te_no_grad_begin, or in a scope that has ended?)");
-    result = te__device_enter(te, &entered);
-    if (result != TE_OK) return result;
-    te->tape.no_grad++;
-    result = te__var_add_grad(te, y->var, grad);
-    for (i = te->tape.num_nodes - 1; i >= 0 && result == TE_OK; i--) {
-        te__node *node = te->tape.nodes[i];
-        bool reached = false;
-        int k;
-        for (k = 0; k < node->num_outputs; k++) reached = reached || (node->outputs[k] && node->outputs[k]->grad);
-        if (!reached) continue;
-        result = te__node_play(te, node);
-        te__node_free(te, node);
-        te->tape.nodes[i] = NULL;
-    }
-    kept = 0;
-    for (i = 0; i < te->tape.num_nodes; i++)
-        if (te->tape.nodes[i]) te->tape.nodes[kept++] = te->tape.nodes[i];
-    te->tape.num_nodes = kept;
-    te->tape.no_grad--;
-    if (result == TE_OK && te->after_backward) te->after_backward(te);
-    te__device_leave(te, entered);
-    return result == TE_OK && te->error_code != TE_OK ? te->error_code : result;
+    return te__backward_all(te, te__segment_of(te, y->var), &y, &grad, 1);
+}
+
+/* A program that never opens a scope keeps every tensor that it makes. Models and data are built in between few calls of te_backward, so it takes
+ * this many, each with more tensors alive than the one before, to tell such a program; a hundred steps are some hundred KB. */
+enum { TE__UNSCOPED_STEPS = 100 };
+static void te__watch_scopes(te_ctx *te) {
+    if (te->num_scopes > 0 || te->tape.unscoped == TE__UNSCOPED_STEPS) return;
+    if (te->num_live > te->tape.unscoped_live && ++te->tape.unscoped == TE__UNSCOPED_STEPS)
+        te__warn(te, "te_backward was called %d times outside of any scope, and %d tensors are alive that nothing releases before te_ctx_destroy: memory grows "
+                     "with each step. Put te_scope_begin(te) before a step and te_scope_end(te) after it; te_tensor_retain keeps a tensor beyond",
+                 TE__UNSCOPED_STEPS, te->num_live);
+    te->tape.unscoped_live = te->num_live;
+}
+
+TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad) {
+    te_result result;
+    if (!y || !grad) return TE_ERR_STATE;
+    result = te__backward(y, grad);
+    te__watch_scopes(y->te);
+    return result;
 }
 
 TE_API te_result te_backward(te_tensor *loss) {
@@ -266,13 +585,17 @@ TE_API te_result te_backward(te_tensor *loss) {
     te_result result;
     char text[TE__SHAPE_TEXT];
     if (!loss) return TE_ERR_STATE;
-    if (loss->te->error_code != TE_OK) return loss->te->error_code;
+    if (loss->te->error_code != TE_OK) {
+        te__step_fails(loss->te);
+        return loss->te->error_code;
+    }
     if (te__numel(loss) != 1)
         return te__fail(loss->te, TE_ERR_SHAPE, "te_backward: the loss is %s; a tensor of one element is needed (te_mean_all, te_sum_all), or "
                                                 "te_backward_from with a gradient", te__shape_text(loss, text));
     te__frame_begin(loss->te);
     one = te_tensor_full(loss->te, loss->dtype, loss->ndim, loss->shape, 1.0);
-    result = one ? te_backward_from(loss, one) : te_error_code(loss->te);
+    result = one ? te__backward(loss, one) : te_error_code(loss->te);
     te__frame_end(loss->te, NULL, 0);
+    te__watch_scopes(loss->te);
     return result;
 }

@@ -32,12 +32,14 @@ static int64_t te__numel(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) n *= x->shape[i];
     return n;
 }
-/* Bytes of a contiguous block; 4-bit rows are padded to whole bytes. */
+/* Bytes of `cols` neighbours that begin at a whole byte: a row of 4-bit elements is padded to one. */
+static size_t te__row_bytes(te_dtype dtype, int64_t cols) { return ((size_t)cols * (size_t)te_dtype_bits(dtype) + 7) / 8; }
+/* Bytes of a contiguous block: those of its rows. A tensor without dimensions is a row of one element. */
 static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     size_t n = 1;
     int i;
     for (i = 0; i < ndim - 1; i++) n *= (size_t)shape[i];
-    return n * (ndim ? ((size_t)shape[ndim - 1] * (size_t)te_dtype_bits(dtype) + 7) / 8 : (size_t)te__dtype_size(dtype));
+    return n * te__row_bytes(dtype, ndim ? shape[ndim - 1] : 1);
 }
 static int64_t te__cols(const te_tensor *x) { return x->ndim ? x->shape[x->ndim - 1] : 1; }
 /* The product of all sizes but the last, also when the last one is 0. */
@@ -63,11 +65,60 @@ static bool te__same_shape(const te_tensor *x, const te_tensor *y) {
 static void *te__data(const te_tensor *x) {
     return x && x->buffer && x->buffer->data ? (void *)((char *)x->buffer->data + x->offset) : NULL;
 }
+/* The bytes of x's buffer behind its last element; strided tensors have elements of whole bytes. */
+static int64_t te__end(const te_tensor *x) {
+    int64_t last = 0;
+    int i;
+    if (te__is_contiguous(x)) return x->offset + (int64_t)te__shape_bytes(x->dtype, x->ndim, x->shape);
+    for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
+    return x->offset + (last + 1) * te__dtype_size(x->dtype);
+}
 /* Somebody wrote, or is about to write, the memory of x. */
 static void te__touch(te_tensor *x) {
-    if (!x || !x->buffer) return;
-    x->buffer->version++;
-    if (x->te->capture) x->buffer->written = x->te->capture->id;
+    te__buffer *b = x ? x->buffer : NULL;
+    if (!b) return;
+    if (x->te->capture) b->written = x->te->capture->id;
+    if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may look at another part */
+        int64_t end = te__end(x);
+        if (x->offset > 0 || end < (int64_t)b->bytes) {
+            te__buffer_touch_part(b, x->offset, end);
+            return;
+        }
+    }
+    te__buffer_touch(b);
+}
+
+/* The plain tensors that hold the value of x. */
+enum { TE__MAX_PARTS = 6 };
+static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
+    te__quantized *q = x->quantized;
+    part[0] = x;
+    if (!q) return 1;
+    part[0] = q->row.data;
+    part[1] = q->row.scale;
+    part[2] = q->row.amax;
+    part[3] = q->col.data;
+    part[4] = q->col.scale;
+    part[5] = q->col.amax;
+    return TE__MAX_PARTS;
+}
+/* A tape node saves x now. */
+static void te__note_saved(te_tensor *x) {
+    te_tensor *part[TE__MAX_PARTS];
+    int i, n = te__parts(x, part);
+    for (i = 0; i < n; i++)
+        if (part[i] && part[i]->buffer) part[i]->buffer->saved_at = x->te->writes;
+}
+/* Was the value of x written after the time `at`? */
+static bool te__written_since(te_tensor *x, uint64_t at) {
+    te_tensor *part[TE__MAX_PARTS];
+    int i, n = te__parts(x, part);
+    for (i = 0; i < n; i++) {
+        const te__buffer *b = part[i] ? part[i]->buffer : NULL;
+        if (!b || (b->written_at <= at && !b->arena)) continue; /* nearly always */
+        if (te__numel(part[i]) > 0 && te__buffer_written(b, part[i]->offset, te__end(part[i]), at)) return true;
+    }
+    return false;
 }
 
 /* "[4, 128, 64]" into a buffer of TE__SHAPE_TEXT bytes. */
@@ -79,6 +130,21 @@ static const char *te__dims_text(int ndim, const int64_t *shape, char *out) {
     return out;
 }
 static const char *te__shape_text(const te_tensor *x, char *out) { return te__dims_text(x->ndim, x->shape, out); }
+
+/* The same with its name in front, if it has one. */
+enum { TE__NAMED_TEXT = TE__SHAPE_TEXT + 64 };
+static const char *te__named_text(const te_tensor *x, char *out) {
+    char shape[TE__SHAPE_TEXT];
+    snprintf(out, TE__NAMED_TEXT, x->name ? "\"%.60s\" %s" : "%s%s", x->name ? x->name : "", te__shape_text(x, shape));
+    return out;
+}
+static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
+    char text[TE__NAMED_TEXT];
+    return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
+                    x->quantized ? "is quantized: te_dequantize it first" : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
+}
+/* Shapes that te_tensor_describe has made stop here; quantized tensors pass. */
+static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
 
 /* ---- references ---- */
 
@@ -111,7 +177,6 @@ static void te__tensor_free(te_tensor *x) {
         te__free(te, x->quantized->init_value, x->quantized->init_bytes);
         te__free(te, x->quantized, sizeof(*x->quantized));
     }
-    if (x->described) te->num_described--;
     te__buffer_release(x->buffer);
     te__var_release(te, x->var);
     te__free_string(te, x->name);
@@ -203,11 +268,7 @@ static te_tensor *te__empty_2d(te_ctx *te, te_dtype dtype, int64_t rows, int64_t
 }
 
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
-    te_tensor *x = te__tensor_shell(te, dtype, ndim, shape);
-    if (!x) return NULL;
-    x->described = true;
-    te->num_described++;
-    return x;
+    return te__tensor_shell(te, dtype, ndim, shape);
 }
 
 TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data, void (*release)(void *user), void *user) {
@@ -263,20 +324,28 @@ static te_tensor *te__alias_quantized(const te_tensor *x) {
 
 /* ---- tape nodes ---- */
 
+static void te__path_release(te_ctx *te, te__path *path) {
+    if (path && --path->refs == 0) te__free(te, path, sizeof(*path));
+}
+
 static void te__node_free(te_ctx *te, te__node *node) {
     int i;
+    if (!node) return; /* it is being played */
+    te__path_release(te, node->path);
+    te__arena_drop(te, node->arena);
     for (i = 0; i < node->num_inputs; i++) te__var_release(te, node->inputs[i]);
     for (i = 0; i < node->num_outputs; i++) te__var_release(te, node->outputs[i]);
     for (i = 0; i < node->num_saved; i++) te_tensor_release(node->saved[i]);
     te__free(te, node->inputs, (size_t)node->num_inputs * sizeof(te__var *));
     te__free(te, node->outputs, (size_t)node->num_outputs * sizeof(te__var *));
     te__free(te, node->saved, (size_t)node->num_saved * sizeof(te_tensor *));
+    if (node->release) node->release(te, node->state);
     te__free(te, node->state, node->state_size);
     te__free(te, node, sizeof(*node));
 }
 /* Forgets the nodes from index `first_node` on. */
-static void te__tape_cut(te_ctx *te, int first_node) {
-    while (te->tape.num_nodes > first_node) te__node_free(te, te->tape.nodes[--te->tape.num_nodes]);
+static void te__segment_cut(te_ctx *te, te__segment *s, int first_node) {
+    while (s->num_nodes > first_node) te__node_free(te, s->nodes[--s->num_nodes]);
 }
 
 /* ---- scopes ---- */
@@ -289,7 +358,8 @@ static void te__frame_begin(te_ctx *te) {
         return;
     }
     te->scopes[depth].first_tensor = te->num_live;
-    te->scopes[depth].first_node = te->tape.num_nodes;
+    te->scopes[depth].segment = te->tape.segment;
+    te->scopes[depth].first_node = te->tape.segment->num_nodes;
 }
 
 /* Tensors among `keep` (NULLs are fine) move to the scope outside. */
@@ -307,6 +377,11 @@ static void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     }
     te->num_live = kept;
 }
+/* Lets go of what the innermost frame holds, but for `keep`. */
+static void te__frame_sweep(te_ctx *te, te_tensor *const *keep, int num_keep) {
+    te__frame_end(te, keep, num_keep);
+    te->num_scopes++;
+}
 /* Ends a frame and returns the one tensor that leaves it. */
 static te_tensor *te__frame_return(te_ctx *te, te_tensor *x) {
     te__frame_end(te, &x, 1);
@@ -322,6 +397,6 @@ TE_API void te_scope_end(te_ctx *te) {
         te__fail(te, TE_ERR_STATE, "te_scope_end without te_scope_begin");
         return;
     }
-    if (te->num_scopes <= TE__MAX_SCOPES) te__tape_cut(te, te->scopes[te->num_scopes - 1].first_node);
+    if (te->num_scopes <= TE__MAX_SCOPES) te__segment_cut(te, te->scopes[te->num_scopes - 1].segment, te->scopes[te->num_scopes - 1].first_node);
     te__frame_end(te, NULL, 0);
 }

@@ -48,14 +48,16 @@ static void te__threads_close(te_ctx *te) {
     te__threads *t = te->threads;
     int i;
     if (!t) return;
-    te__mutex_lock(&t->mutex);
-    t->quit = true;
-    te__cond_broadcast(&t->work);
-    te__mutex_unlock(&t->mutex);
-    for (i = 0; i < t->num_threads; i++) te__thread_join(&t->thread[i]);
-    te__mutex_free(&t->mutex);
-    te__cond_free(&t->work);
-    te__cond_free(&t->done);
+    if (!te__is_forked(te)) { /* else there are no threads, and one may have held the mutex at the fork */
+        te__mutex_lock(&t->mutex);
+        t->quit = true;
+        te__cond_broadcast(&t->work);
+        te__mutex_unlock(&t->mutex);
+        for (i = 0; i < t->num_threads; i++) te__thread_join(&t->thread[i]);
+        te__mutex_free(&t->mutex);
+        te__cond_free(&t->work);
+        te__cond_free(&t->done);
+    }
     te__free(te, t->thread, (size_t)te->cpu_threads * sizeof(te__thread));
     te__free(te, t, sizeof(*t));
     te->threads = NULL;

@@ -32,6 +32,11 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
         for (i = 0; i < n; i++) out[i] = te__e8m0_to_f32(p[i]);
         break;
     }
+    case TE_F4E2M1: { /* of one row: the even element in the low half of a byte */
+        const uint8_t *p = (const uint8_t *)data;
+        for (i = 0; i < n; i++) out[i] = te__e2m1_to_f32((uint8_t)(p[(index + i) / 2] >> (index + i) % 2 * 4 & 15));
+        break;
+    }
     case TE_U8: {
         const uint8_t *p = (const uint8_t *)data + index;
         for (i = 0; i < n; i++) out[i] = (float)p[i];
@@ -98,6 +103,14 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
     }
     default: break;
     }
+}
+
+static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
+/* One NaN for all, the GPU's: which of them a sum or a product gives is else the processor's choice. */
+static void te__one_nan(float *v, int64_t n) {
+    int64_t i;
+    for (i = 0; i < n; i++)
+        if (te__is_nan_bits(v[i])) v[i] = te__bits_f32(0x7fffffffu);
 }
 
 /* One element, for code that is not in a hurry. */

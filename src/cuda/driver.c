@@ -112,6 +112,7 @@ typedef struct te__driver {
 
 static te__driver te__cu; /* call its functions only once te__driver_open has returned TE_OK */
 static te__mutex te__driver_mutex = TE__MUTEX_INIT;
+static int te__driver_forks; /* te__forks when it was opened: the driver does not outlive a fork */
 
 enum { TE__DRIVER_MIN = 12000 };
 
@@ -163,13 +164,18 @@ static te_result te__driver_load(te__driver *d, te__text *why) {
 static te_result te__driver_open(te__text *why) {
     te_result result = TE_OK;
     te__mutex_lock(&te__driver_mutex);
-    if (!te__cu.ready) {
+    if (te__cu.ready && te__driver_forks != te__forks) {
+        te__text_put(why, "the driver was opened before this process was forked off, and cannot be used in a child: fork before the first context on a GPU, or "
+                          "begin a new program (exec, posix_spawn)");
+        result = TE_ERR_STATE;
+    } else if (!te__cu.ready) {
         te__driver d;
         memset(&d, 0, sizeof(d));
         result = te__driver_load(&d, why);
         if (result == TE_OK) {
             d.ready = true;
             te__cu = d;
+            te__driver_forks = te__forks;
         } else {
             te__dl_close(d.lib.handle);
         }
@@ -212,7 +218,6 @@ struct te__cuda {
     int sm, num_sms, max_shared;       /* max_shared: bytes that one block may ask for */
     size_t total_bytes;
     char name[128];
-    bool debug_sync; /* $TE_DEBUG_SYNC */
     unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces that uploads pass through */
     te__cu_handle staged[TE__STAGES]; /* the copy out of a piece is done */
     uint64_t uploads;
@@ -221,6 +226,12 @@ struct te__cuda {
     te__memo_slot *memo;
     unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
+    bool stream_shown;       /* the caller may queue work of its own on the stream */
+    /* While launches wait for their kernels (cuda/queue.c; else NULL): sends them off, waiting where it must; puts `bytes` for dst, copied from host memory or
+     * zeros (host NULL), in line behind them. */
+    struct te__queue *queue;
+    te_result (*settle)(te_ctx *te);
+    te_result (*line_up)(te_ctx *te, void *dst, const void *host, size_t bytes);
 };
 
 /* Records what the driver said. `call` is its name, with what it was about in front if that helps. */
@@ -238,8 +249,10 @@ static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
 /* Between enter and leave, te's CUcontext is current; afterwards the caller's is again. *pushed goes from one to the other. */
 static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     te__cu_handle current = NULL;
-    te__cu_result code = te__cu.CtxGetCurrent(&current);
+    te__cu_result code;
     *pushed = false;
+    if (te__is_forked(te)) return te__refuse_fork(te);
+    code = te__cu.CtxGetCurrent(&current);
     if (code == 0 && current == te->cuda->context) return TE_OK;
     code = te__cu.CtxPushCurrent(te->cuda->context);
     if (code) return te__cu_fail(te, "cuCtxPushCurrent", code);
@@ -250,6 +263,8 @@ static void te__cuda_leave(bool pushed) {
     te__cu_handle popped;
     if (pushed) te__cu.CtxPopCurrent(&popped);
 }
+
+static te_result te__cuda_settle(te_ctx *te) { return te->cuda->settle ? te->cuda->settle(te) : TE_OK; }
 
 static void te__cuda_device_close(te_ctx *te) {
     te__cuda *c = te->cuda;
@@ -264,7 +279,7 @@ static void te__cuda_device_close(te_ctx *te) {
         if (c->own_stream) te__cu.StreamDestroy(c->stream);
         te__cuda_leave(pushed);
     }
-    if (c->retained_context) te__cu.DevicePrimaryCtxRelease(c->device);
+    if (c->retained_context && !te__is_forked(te)) te__cu.DevicePrimaryCtxRelease(c->device);
     te__free(te, c->maps, TE__MAP_SETS * sizeof(te__map_set));
     te__free(te, c->memo, TE__MEMO_SLOTS * sizeof(te__memo_slot));
     te__free(te, c, sizeof(*c));
@@ -342,7 +357,6 @@ static void *te__cuda_found(const te_ctx *te) { return (char *)te->cuda->counter
 /* Fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
     te__text why = TE_ZERO;
-    const char *text;
     te__cuda *c;
     bool pushed;
     te_result result = te__driver_open(&why);
@@ -358,8 +372,6 @@ static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context,
         c->sm = 10 * te__cu_attribute(c->device, TE__CU_SM_MAJOR) + te__cu_attribute(c->device, TE__CU_SM_MINOR);
         c->num_sms = te__cu_attribute(c->device, TE__CU_NUM_SMS);
         c->max_shared = te__cu_attribute(c->device, TE__CU_SHARED_OPTIN);
-        text = te__env("TE_DEBUG_SYNC");
-        c->debug_sync = text && strcmp(text, "0") != 0;
         if (c->sm < 80)
             result = te__fail(te, TE_ERR_UNSUPPORTED,
                               "te_ctx_create: %s (cuda:%d) is of compute capability %d.%d; te.h needs 8.0, or runs on the CPU: "
@@ -377,7 +389,12 @@ static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context,
 
 TE_API int te_ctx_sm(const te_ctx *te) { return te && te->cuda ? te->cuda->sm : 0; }
 TE_API void *te_ctx_cu_context(const te_ctx *te) { return te && te->cuda ? te->cuda->context : NULL; }
-TE_API void *te_ctx_cu_stream(const te_ctx *te) { return te && te->cuda ? te->cuda->stream : NULL; }
+TE_API void *te_ctx_cu_stream(const te_ctx *te) {
+    if (!te || !te->cuda) return NULL;
+    te__cuda_settle((te_ctx *)te);
+    te->cuda->stream_shown = true;
+    return te->cuda->stream;
+}
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
@@ -386,6 +403,7 @@ static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
     te__cu_address address = 0;
     te__cu_result code;
     bool pushed;
+    if (te__refuse_fork(te) != TE_OK) return NULL;
     if (te->device_allocator.alloc) return te->device_allocator.alloc(te->device_allocator.user, bytes, 256);
     if (te__cuda_enter(te, &pushed) != TE_OK) return NULL;
     code = te__cu.MemAlloc(&address, bytes);
@@ -396,6 +414,8 @@ static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
 static void te__cuda_mem_release(te_ctx *te, void *data, size_t bytes) {
     te__cu_result code;
     bool pushed;
+    if (te__is_forked(te)) return; /* the parent's */
+    te__cuda_settle(te); /* what waits may write there */
     if (te->device_allocator.alloc) {
         te->device_allocator.release(te->device_allocator.user, data, bytes);
         return;
@@ -418,9 +438,10 @@ static te_result te__cuda_synchronize(te_ctx *te) {
     te_result result = te->capture ? te__refuse_wait(te) : te__cuda_enter(te, &pushed);
     te__cu_result code;
     if (result != TE_OK) return result;
+    result = te__cuda_settle(te);
     code = te__cu.StreamSynchronize(te->cuda->stream);
     te__cuda_leave(pushed);
-    return code ? te__cu_fail(te, "cuStreamSynchronize", code) : TE_OK;
+    return code ? te__cu_fail(te, "cuStreamSynchronize", code) : result;
 }
 
 static te_result te__cuda_stage_open(te_ctx *te) {
@@ -447,8 +468,10 @@ static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t 
     te_result result;
     if (te->capture) return te__refuse_upload(te);
     if (bytes == 0) return TE_OK;
+    if (c->line_up && bytes <= TE__STAGE_BYTES) return c->line_up(te, dst, src, bytes);
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
+    te__cuda_settle(te);
     if (bytes <= TE__SMALL_UPLOAD) {
         unsigned char small[TE__SMALL_UPLOAD]; /* what the caller brings may be pinned */
         memcpy(small, src, bytes);
@@ -481,10 +504,11 @@ static te_result te__cuda_download(te_ctx *te, void *host, const void *src, size
     if (bytes == 0) return TE_OK;
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
+    result = te__cuda_settle(te);
     code = te__cu.MemcpyDtoHAsync(host, (te__cu_address)(uintptr_t)src, bytes, te->cuda->stream);
     if (!code) code = te__cu.StreamSynchronize(te->cuda->stream);
     te__cuda_leave(pushed);
-    return code ? te__cu_fail(te, "copy from the device: cuMemcpyDtoHAsync", code) : TE_OK;
+    return code ? te__cu_fail(te, "copy from the device: cuMemcpyDtoHAsync", code) : result;
 }
 
 static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
@@ -492,6 +516,7 @@ static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
     bool pushed;
     te_result result;
     if (bytes == 0) return TE_OK;
+    if (te->cuda->line_up) return te->cuda->line_up(te, dst, NULL, bytes);
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     code = te__cu.MemsetD8Async((te__cu_address)(uintptr_t)dst, 0, bytes, te->cuda->stream);
@@ -507,7 +532,8 @@ static te_result te__cuda_capture_begin(te_ctx *te) {
     te_result result;
     if (!te__cu.StreamBeginCapture || !te__cu.StreamEndCapture || !te__cu.GraphInstantiate || !te__cu.GraphLaunch || !te__cu.GraphDestroy || !te__cu.GraphExecDestroy)
         return te__fail(te, TE_ERR_LIBRARY, "te_graph_begin: the NVIDIA driver has no graphs: update it");
-    result = te__cuda_enter(te, &pushed);
+    result = te__cuda_settle(te);
+    if (result == TE_OK) result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     code = te__cu.StreamBeginCapture(te->cuda->stream, TE__CU_CAPTURE_RELAXED);
     te__cuda_leave(pushed);
@@ -532,10 +558,11 @@ static te_result te__cuda_capture_end(te_ctx *te, te_graph *g) {
 static te_result te__cuda_graph_launch(te_ctx *te, te_graph *g) {
     te__cu_result code;
     bool pushed;
-    te_result result = te__cuda_enter(te, &pushed);
+    te_result result = te__cuda_settle(te);
+    if (result == TE_OK) result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     code = te__cu.GraphLaunch(g->exec, te->cuda->stream);
-    if (!code && te->cuda->debug_sync) code = te__cu.StreamSynchronize(te->cuda->stream);
+    if (!code && te->debug_sync) code = te__cu.StreamSynchronize(te->cuda->stream);
     te__cuda_leave(pushed);
     return code ? te__cu_fail(te, "te_graph_launch: cuGraphLaunch", code) : TE_OK;
 }

@@ -414,20 +414,26 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     return te__cu_fail(te, call, code);
 }
 
-/* The function that a launch names. baseline: the one from the embedded PTX. Within te's CUcontext. Compiles or reads files the first
- * time. */
-static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function) {
+/* The function that a launch names, if its kernel is in the table; else false. baseline: the one from the embedded PTX. Within te's CUcontext. */
+static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function, te_result *result) {
     te__jit_entry *e = te__jit_find(te->cuda->context, l, baseline);
-    if (!e) {
-        const te__launch *one = l;
-        te_result result = baseline ? te__jit_load_baseline(te, l) : te__jit_load(te, &one, 1);
-        if (result != TE_OK) return result;
-        e = te__jit_find(te->cuda->context, l, baseline);
-    }
-    if (!e || !e->function) return te__jit_fail_missing(te, l);
-    *function = e->function;
-    l->follows = e->follows;
-    return l->shared_bytes > TE__SHARED_FREE ? te__jit_allow_shared(te, l, e) : TE_OK;
+    if (!e) return false;
+    if (e->function) {
+        *function = e->function;
+        l->follows = e->follows;
+        *result = l->shared_bytes > TE__SHARED_FREE ? te__jit_allow_shared(te, l, e) : TE_OK;
+    } else
+        *result = te__jit_fail_missing(te, l);
+    return true;
+}
+/* The same, loaded if need be: compiles or reads files. */
+static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function) {
+    const te__launch *one = l;
+    te_result result;
+    if (te__jit_get_loaded(te, l, baseline, function, &result)) return result;
+    result = baseline ? te__jit_load_baseline(te, l) : te__jit_load(te, &one, 1);
+    if (result != TE_OK) return result;
+    return te__jit_get_loaded(te, l, baseline, function, &result) ? result : te__jit_fail_missing(te, l);
 }
 
 /* Whether launches can be had as they are; without NVRTC only if a cache has all of their kernels. Within te's CUcontext. */

@@ -33,6 +33,7 @@ static te_result te__cuda_open_cache(te_ctx *te) {
 static void te__cuda_close(te_ctx *te) {
     bool pushed;
     if (!te->cuda) return;
+    te__cuda_settle(te);
     if (te__cuda_enter(te, &pushed) == TE_OK) {
         te__jit_leave(te->cuda->context);
         te__cuda_leave(pushed);
@@ -83,60 +84,20 @@ static void te__cuda_drop_options(te__plan *p) {
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle function) {
-    void *params[1];
-    te__cu_result code;
-    char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
-    const char *function_name = "cuLaunchKernel";
-    params[0] = l->args;
-    /* Cooperative launches need the whole GPU; captures know of it since CUDA 12.3, but not at once. */
-    bool follows = l->follows && !l->cooperative && (!te->capture || te__cu.version >= 12040);
-    if (l->cluster > 1 || l->cooperative || follows) {
-        te__cu_launch_attribute attribute[3];
-        te__cu_launch_config config = TE_ZERO;
-        memset(attribute, 0, sizeof(attribute));
-        if (l->cluster > 1) {
-            attribute[0].id = TE__CU_LAUNCH_CLUSTER;
-            attribute[0].value.cluster[0] = l->cluster;
-            attribute[0].value.cluster[1] = attribute[0].value.cluster[2] = 1;
-            config.num_attributes++;
-        }
-        if (l->cooperative) {
-            attribute[config.num_attributes].id = TE__CU_LAUNCH_COOPERATIVE;
-            attribute[config.num_attributes++].value.cooperative = 1;
-        }
-        if (follows) {
-            attribute[config.num_attributes].id = TE__CU_LAUNCH_PROGRAMMATIC;
-            attribute[config.num_attributes++].value.programmatic = 1;
-        }
-        memcpy(config.grid, l->grid, sizeof(config.grid));
-        config.block[0] = l->threads;
-        config.block[1] = config.block[2] = 1;
-        config.shared_bytes = l->shared_bytes;
-        config.stream = te->cuda->stream;
-        config.attributes = attribute;
-        code = te__cu.LaunchKernelEx ? te__cu.LaunchKernelEx(&config, function, params, NULL) : TE__CU_NOT_FOUND;
-        function_name = "cuLaunchKernelEx";
-    } else {
-        code = te__cu.LaunchKernel(function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared_bytes, te->cuda->stream, params, NULL);
-    }
-    if (!code && te->cuda->debug_sync && !te->capture) {
-        code = te__cu.StreamSynchronize(te->cuda->stream);
-        function_name = "while it ran";
-    }
-    te->jit_stats.launches++;
-    if (!code) return TE_OK;
-    snprintf(call, sizeof(call), "kernel %s, grid %u x %u x %u, block %u, cluster %u, %u bytes of shared memory: %s", te__launch_text(l, name),
-             l->grid[0], l->grid[1], l->grid[2], l->threads, l->cluster, l->shared_bytes, function_name);
-    return te__cu_fail(te, call, code);
-}
-
-/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel could be had. */
+/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel could be had, or is being compiled. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te__cu_handle functions[TE__MAX_LAUNCHES];
     te_result result = TE_OK;
     te__cuda_drop_options(p);
-    for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__jit_get(te, &p->launch[i], p->baseline, &functions[i]);
+    if (te__queue_waits(te)) {
+        if (te__queue_add(te, p)) return TE_OK;
+        te__cuda_settle(te);
+    }
+    for (int i = 0; i < p->num_launches && result == TE_OK; i++) {
+        if (te__jit_get_loaded(te, &p->launch[i], p->baseline, &functions[i], &result)) continue;
+        if (te__queue_may_wait(te, p) && te__queue_add(te, p)) return TE_OK;
+        result = te__jit_get(te, &p->launch[i], p->baseline, &functions[i]);
+    }
     for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, &p->launch[i], functions[i]);
     return result;
 }

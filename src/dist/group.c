@@ -14,18 +14,17 @@ struct te_group {
     /* Takes part in a collective with a failure in place of a tensor, so that the other ranks fail too and do not wait. NULL: the
      * implementation has no way to say that. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, te_result code);
+    te__guest guest;
 };
 
 /* ---- making ---- */
 
+static void te__group_close(void *owner) { te_group_destroy((te_group *)owner); }
+
 TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
     te_group *group;
     const char *missing;
-    if (!te) return NULL;
-    if (!desc) {
-        te__fail(te, TE_ERR_INVALID, "te_group_create: desc is NULL");
-        return NULL;
-    }
+    if (!te || !te__has_desc(te, desc, "te_group_create")) return NULL;
     if (desc->size < 1 || desc->rank < 0 || desc->rank >= desc->size) {
         te__fail(te, TE_ERR_INVALID, "te_group_create: rank %d of %d; ranks count from 0 to size - 1", desc->rank, desc->size);
         return NULL;
@@ -46,7 +45,10 @@ TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
     group->is = *desc;
     group->name = te__copy_string(te, desc->name ? desc->name : "custom");
     group->is.name = group->name;
-    if (group->name) return group;
+    if (group->name) {
+        te__guest_enter(te, &group->guest, "group", te__group_close, group);
+        return group;
+    }
     te__free(te, group, sizeof(*group));
     return NULL;
 }
@@ -55,7 +57,8 @@ TE_API void te_group_destroy(te_group *group) {
     te_ctx *te;
     if (!group) return;
     te = group->te;
-    if (group->is.destroy) group->is.destroy(group->is.user);
+    te__guest_leave(&group->guest);
+    if (group->is.destroy && !te__is_forked(te)) group->is.destroy(group->is.user); /* the other ranks are the parent's */
     te__free_string(te, group->name);
     te__free(te, group, sizeof(*group));
 }
@@ -71,7 +74,8 @@ static te_result te__want_shared(te_group *group, te__collective kind, const cha
     te_result r;
     if (!x) return TE_ERR_STATE;
     te = group ? group->te : x->te;
-    r = te__want(te, te__collective_name(kind), name, x);
+    r = te__refuse_fork(te);
+    if (r == TE_OK) r = te__want(te, te__collective_name(kind), name, x);
     return r == TE_OK && !x->buffer ? te__no_plain_memory(x, te__collective_name(kind)) : r;
 }
 
@@ -106,7 +110,7 @@ static te_result te__want_parts(te__collective kind, const char *whole_name, con
 
 /* This rank cannot make the call. */
 static te_result te__refuse(te_group *group, te__collective kind, te_result code) {
-    if (group && group->is.size > 1 && group->refuse && !group->te->warming) group->refuse(group->is.user, group->te, kind, code);
+    if (group && group->is.size > 1 && group->refuse && !group->te->warming && !te__is_forked(group->te)) group->refuse(group->is.user, group->te, kind, code);
     return code;
 }
 /* Nothing is to be exchanged. During a warm-up nothing is computed that could be, and ranks warm up at times of their own. */
@@ -186,7 +190,8 @@ TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root) {
 }
 
 TE_API te_result te_barrier(te_group *group) {
-    if (te__is_alone(group)) return TE_OK;
+    te_result r = group ? te__refuse_fork(group->te) : TE_OK;
+    if (te__is_alone(group) || r != TE_OK) return r;
     return te__report_collective(group, TE__BARRIER, group->is.barrier(group->is.user));
 }
 
@@ -221,6 +226,7 @@ struct te_thread_hub {
     bool closed;      /* by te_thread_hub_destroy; the last rank to leave frees it */
     int arrived;      /* at the meeting under way */
     uint64_t meeting; /* counts meetings: whoever sees a new number knows that all had come */
+    int forks;         /* te__forks where it was made: no thread comes to it in a child */
     te_result verdict; /* of the last meeting */
     char text[TE__WHY_TEXT + 64];
 };
@@ -241,6 +247,7 @@ TE_API te_thread_hub *te_thread_hub_create(int size) {
     te__mutex_init(&hub->mutex);
     te__cond_init(&hub->cond);
     hub->size = size;
+    hub->forks = te__forks;
     hub->seat = (te__seat *)calloc((size_t)size, sizeof(te__seat));
     hub->post = (te__post *)calloc((size_t)size, sizeof(te__post));
     if (hub->seat && hub->post) return hub;
@@ -250,7 +257,7 @@ TE_API te_thread_hub *te_thread_hub_create(int size) {
 
 TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
     bool last;
-    if (!hub) return;
+    if (!hub || hub->forks != te__forks) return; /* a child's copy: its mutex may be held for ever */
     te__mutex_lock(&hub->mutex);
     hub->closed = true;
     last = hub->num_taken == 0;
@@ -400,8 +407,6 @@ static te_result te__rank_end(te__thread_rank *me, te__post *post, te_result r) 
 
 enum { TE__REDUCE_RUN = 256 }; /* elements at a time: they stay in the first-level cache */
 
-static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
-
 static void te__reduce_floats(const te_thread_hub *hub, te_dtype dtype, te_reduce_op op, int64_t at, int n, char *out) {
     float sum[TE__REDUCE_RUN], x[TE__REDUCE_RUN];
     int rank, i;
@@ -413,9 +418,7 @@ static void te__reduce_floats(const te_thread_hub *hub, te_dtype dtype, te_reduc
             else if (te__is_nan_bits(sum[i]) || x[i] > sum[i]) sum[i] = x[i];
         }
     }
-    /* which NaN a sum gives is the processor's choice: one for all, as the GPU has it */
-    for (i = 0; i < n; i++)
-        if (te__is_nan_bits(sum[i])) sum[i] = te__bits_f32(0x7fffffffu);
+    te__one_nan(sum, n);
     te__store_row(out, dtype, at, n, sum);
 }
 
@@ -585,6 +588,10 @@ TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank
     if (!te) return NULL;
     if (!hub) {
         te__fail(te, TE_ERR_INVALID, "te_thread_group_create: hub is NULL (te_thread_hub_create takes 1 thread or more)");
+        return NULL;
+    }
+    if (hub->forks != te__forks) {
+        te__fail(te, TE_ERR_STATE, "te_thread_group_create: the hub was created before fork, and its threads are the parent's: create hubs after fork");
         return NULL;
     }
     if (rank < 0 || rank >= hub->size) {

@@ -42,6 +42,7 @@ struct te_safetensors {
     te_metadata *metadata; /* sorted by key */
     int num_metadata, cap_metadata;
     void *staging; /* NULL until it is needed: what data passes through on its way to the device */
+    te__guest guest;
 };
 
 /* ---- the header ---- */
@@ -248,6 +249,7 @@ TE_API void te_safetensors_close(te_safetensors *f) {
     te_ctx *te;
     if (!f) return;
     te = f->te;
+    te__guest_leave(&f->guest);
     te__file_close(&f->file);
     te__free_string(te, f->path);
     te__free(te, f->header, f->header_size + 1);
@@ -257,6 +259,8 @@ TE_API void te_safetensors_close(te_safetensors *f) {
     te__free(te, f->staging, te__st_staging_bytes(f));
     te__free(te, f, sizeof(*f));
 }
+
+static void te__st_close(void *owner) { te_safetensors_close((te_safetensors *)owner); }
 
 TE_API te_safetensors *te_safetensors_open(te_ctx *te, const char *path) {
     te_safetensors *f;
@@ -271,12 +275,16 @@ TE_API te_safetensors *te_safetensors_open(te_ctx *te, const char *path) {
     if (!f) return NULL;
     f->te = te;
     f->path = te__copy_string(te, path);
+    te__temps_remove_of(path);
     if (!te__file_open(&f->file, path, &why))
         te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
     else if (f->path)
         ok = te__st_read_header(f, &why) && te__st_parse_header(f) && te__st_check_layout(f);
     te__text_free(&why);
-    if (ok) return f;
+    if (ok) {
+        te__guest_enter(te, &f->guest, "open file", te__st_close, f);
+        return f;
+    }
     te_safetensors_close(f);
     return NULL;
 }
@@ -421,8 +429,9 @@ static te_result te__st_item_ok(te_ctx *te, const char *path, const te_safetenso
     if (!x->buffer)
         return te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " %s", path, item->name,
                         x->quantized ? "is quantized: te_dequantize it first" : "has no memory");
-    if (x->dtype == TE_F4E2M1 && te__cols(x) % 2)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: tensor " TE__ST_NAME " has e2m1 rows of odd length, which the format cannot hold", path, item->name);
+    if (te__shape_bytes(x->dtype, x->ndim, x->shape) * 8 != (uint64_t)te__numel(x) * (uint64_t)te_dtype_bits(x->dtype))
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: tensor " TE__ST_NAME " has %s rows of odd length, which the format cannot hold", path, item->name,
+                       te_dtype_name(x->dtype));
     return TE_OK;
 }
 

@@ -7,7 +7,7 @@ static te_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format,
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
     a.format = format;
     a.base = d->base;
-    a.rotary_dim = (int)((float)head_dim * percent);
+    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* te_rope refuses far fewer */
     a.interleaved = d->interleaved;
     a.position_offset = d->position_offset;
     a.start_positions = d->start_positions;
@@ -173,6 +173,7 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
     te_attention_desc zero = TE_ZERO;
     te_attn_fwd_args args = TE_ZERO;
+    te__rng_state before;
     te__draw draw = TE_ZERO;
     te_tensor *in[3], *saved[6], *o;
     te_ctx *te;
@@ -207,16 +208,19 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     args.window_right = desc->window_right;
     args.softmax_scale = desc->softmax_scale;
     args.dropout_p = desc->dropout_p;
+    before = te__rng_now(te);
     if (desc->dropout_p > 0.0f) draw = te__rng_draw(te, 1);
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    if (!o || !args.lse || te_attn_fwd(te, &args) != TE_OK) return te__frame_return(te, NULL);
+    if (!o || !args.lse || te_attn_fwd(te, &args) != TE_OK) o = NULL;
     saved[0] = q;
     saved[1] = k;
     saved[2] = v;
     saved[3] = o;
     saved[4] = args.lse;
     saved[5] = draw.rng;
-    return te__frame_return(te, te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 3, saved, 6));
+    o = te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 3, saved, 6);
+    if (!o) te__rng_back(te, before);
+    return te__frame_return(te, o);
 }

@@ -4,10 +4,9 @@
 /* ---- plumbing ---- */
 
 /* Records one output. NULL inputs are fine. Returns the output, or NULL. */
-static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
-                             int num_inputs, te_tensor *const *saved, int num_saved) {
+static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_fn backward, void *state, size_t state_size,
+                                    void (*release)(te_ctx *te, void *state), te_tensor *const *inputs, int num_inputs, te_tensor *const *saved, int num_saved) {
     te_node_desc node = TE_ZERO;
-    if (!y) return NULL;
     node.name = name;
     node.inputs = inputs;
     node.num_inputs = num_inputs;
@@ -18,7 +17,13 @@ static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn back
     node.state = state;
     node.state_size = state_size;
     node.backward = backward;
+    node.release = release;
     return te_record(y->te, &node) == TE_OK ? y : NULL;
+}
+/* A state that owns nothing; y NULL passes through. */
+static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
+                             int num_inputs, te_tensor *const *saved, int num_saved) {
+    return y ? te__record_owning(name, y, backward, (void *)state, state_size, NULL, inputs, num_inputs, saved, num_saved) : NULL;
 }
 
 /* The second operand of a function must be of the first one's context; NULL is fine where `optional`. A NULL that is not optional came
@@ -222,20 +227,22 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
 
 /* What an activation's backward pass makes of its gradient for the product that made x: sums of columns for a bias, and codes. */
 typedef struct te__act_grad {
-    te_tensor *bias;     /* of that product, or NULL: x is its sum with it */
-    te__scaling *scaling; /* NULL: the gradient stays plain */
-    int gemm;
-    te_recipe recipe;    /* all zero in high precision */
-    int usage;
+    te_tensor *bias; /* of that product, or NULL: x is its sum with it */
+    const te__quant_call *quant; /* NULL: the gradient stays plain */
+    int gemm, usage;
 } te__act_grad;
 
 typedef struct te__act_state {
     te_activation activation;
     te_dtype bias_dtype;
-    te__scaling *scaling;
+    te__quant_call quant;
     int gemm, usage;
-    te_recipe recipe;
 } te__act_state;
+
+static void te__act_release(te_ctx *te, void *state) {
+    (void)te;
+    te__quant_call_drop(&((te__act_state *)state)->quant);
+}
 
 static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__act_state *s = (const te__act_state *)state;
@@ -249,14 +256,14 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.x = x;
     args.activation = s->activation;
     /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
-    args.rounded = gated || !s->scaling || (s->recipe.kind != TE_RECIPE_DELAYED && s->recipe.kind != TE_RECIPE_MXFP8);
+    args.rounded = gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8);
     if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
     if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
-    if (!s->scaling) {
+    if (!s->quant.scaling) {
         args.dx = dx[0] = te__empty_like(x, x->dtype);
         return dx[0] ? te_act_bwd(te, &args) : te_error_code(te);
     }
-    spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, s->usage);
+    spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, s->usage);
     out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, &spec);
     if (!out.y) return te_error_code(te);
     dx[0] = out.y;
@@ -275,7 +282,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
         again.dx = out.plain = te__empty_like(x, x->dtype);
         result = out.plain ? te_act_bwd(te, &again) : te_error_code(te);
     }
-    if (result == TE_OK) te__inspect(s->scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, out.plain, out.y);
+    if (result == TE_OK) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, out.plain, out.y);
     return result;
 }
 
@@ -315,15 +322,14 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     state.activation = activation;
     if (grad) {
         state.bias_dtype = grad->bias ? grad->bias->dtype : TE_DTYPE_NONE;
-        state.scaling = grad->scaling;
         state.gemm = grad->gemm;
         state.usage = grad->usage;
-        state.recipe = grad->recipe;
     }
     in[0] = x;
     in[1] = grad ? grad->bias : NULL;
-    if (result == TE_OK) y = te__record("activate", y, te__act_backward, &state, sizeof(state), in, 2, &x, 1);
-    return te__frame_return(te, result == TE_OK ? y : NULL);
+    if (result != TE_OK) return te__frame_return(te, NULL);
+    if (grad && grad->quant) state.quant = te__quant_call_keep(grad->quant);
+    return te__frame_return(te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
 }
 TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL, NULL); }
 
@@ -358,6 +364,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) {
     te_dropout_add_fwd_args args = TE_ZERO;
     te__dropout_state state;
+    te__rng_state before;
     te__draw draw = TE_ZERO;
     te_tensor *in[3], *y;
     te_ctx *te;
@@ -372,6 +379,7 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     y = x ? te__empty_like(x, x->dtype) : NULL;
     if (!y) return NULL;
     state.p = p;
+    before = te__rng_now(te);
     if (p > 0.0f) draw = te__rng_draw(te, 1);
     state.seed = draw.seed;
     state.offset = draw.offset;
@@ -388,7 +396,9 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     in[0] = x;
     in[1] = bias;
     in[2] = residual;
-    return te__record("bias_dropout_add", y, te__dropout_backward, &state, sizeof(state), in, 3, &draw.rng, 1);
+    y = te__record("bias_dropout_add", y, te__dropout_backward, &state, sizeof(state), in, 3, &draw.rng, 1);
+    if (!y) te__rng_back(te, before);
+    return y;
 }
 TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add(x, NULL, NULL, p); }
 
@@ -396,15 +406,15 @@ TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add
 
 static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     te_embedding_bwd_args args = TE_ZERO;
-    (void)state, (void)needs;
+    (void)needs;
     args.ids = saved[0];
     args.dy = te_tensor_contiguous(dy[0]);
-    args.dtable = dx[0] = te__empty_like(saved[1], saved[1]->dtype);
+    args.dtable = dx[0] = te__empty_2d(te, dy[0]->dtype, *(const int64_t *)state, te__cols(dy[0]));
     return args.dy && dx[0] ? te_embedding_bwd(te, &args) : te_error_code(te);
 }
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
     te_embedding_fwd_args args = TE_ZERO;
-    te_tensor *saved[2], *y;
+    te_tensor *y;
     int64_t shape[TE_MAX_DIMS];
     char text[TE__SHAPE_TEXT], more[TE__SHAPE_TEXT];
     if (!table || !te__operand(table, ids, false, "te_embedding_lookup")) return NULL;
@@ -423,9 +433,7 @@ TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
     args.table = table;
     args.y = y;
     y = te__checked(y, te_embedding_fwd(table->te, &args));
-    saved[0] = ids;
-    saved[1] = table;
-    return te__record("embedding", y, te__embedding_backward, NULL, 0, &table, 1, saved, 2);
+    return te__record("embedding", y, te__embedding_backward, &table->shape[0], sizeof(table->shape[0]), &table, 1, &ids, 1);
 }
 
 /* ---- losses ---- */

@@ -1,4 +1,4 @@
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module tree; must not
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
  * know attention. */
 
 /* ---- parameters ----
@@ -41,14 +41,16 @@ static void te__add_product_weight(te_module *m, const char *name, te_dtype dtyp
 
 /* Inside te_quantized_model_init: puts quantized tensors in the place of the weights of products. */
 static te_result te__quantize_weights(te_module *m) {
+    char path[sizeof(m->te->module_path)];
     te_result result = TE_OK;
     int i, gemm = 0;
     if (!te__quantizes_weights(m->te)) return TE_OK;
+    te__making_path(m, path, sizeof(path));
     te__frame_begin(m->te);
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_tensor *y;
         if (!m->entries[i].product_weight) continue;
-        y = te__primary_create(m->entries[i].tensor, m->cls->name, m->name, gemm++);
+        y = te__primary_create(m->entries[i].tensor, m->cls->name, path, gemm++);
         result = y ? TE_OK : te_error_code(m->te);
         if (y) te_module_add_parameter(m, m->entries[i].name, y);
     }
@@ -60,16 +62,20 @@ static te_result te__quantize_weights(te_module *m) {
 static te_module *te__module_built(te_module *m) {
     if (!m) return NULL;
     if (m->te->error_code == TE_OK && (!m->cls->reset_parameters || m->cls->reset_parameters(m) == TE_OK) && te__quantize_weights(m) == TE_OK &&
-        m->te->error_code == TE_OK)
+        m->te->error_code == TE_OK) {
+        m->maker = NULL;
         return m;
+    }
+    te__rng_back(m->te, m->rng);
     te_module_destroy(m);
     return NULL;
 }
 
-/* Sizes and format that every class with weights asks for. */
+/* Sizes and format that every class with weights asks for. Twice as many rows, for a gated activation, still can be counted. */
+#define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
-    if (in < 1 || out < 1) {
-        te__fail(te, TE_ERR_INVALID, "%s: sizes %lld and %lld; both must be at least 1", cls, (long long)in, (long long)out);
+    if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
+        te__fail(te, TE_ERR_INVALID, "%s: sizes %lld and %lld; both must be at least 1 and less than 2^62", cls, (long long)in, (long long)out);
         return false;
     }
     if (dtype != TE_DTYPE_NONE && !te__is_float(dtype)) {
@@ -81,21 +87,27 @@ static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t o
 
 /* ---- scaling state of a module ---- */
 
-/* Notes the recipe in force. Where it keeps scales: makes the slots, or takes up those that a checkpoint has brought, as buffers of the
+/* How this call quantizes. Where the recipe in force keeps scales: makes the slots, or takes up those that a checkpoint has brought, as buffers of the
  * module. */
-static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
+static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
     const te__autocast *cast = te__autocast_now(m->te);
     te_result result = TE_OK;
     bool warming;
     int i, length;
+    memset(call, 0, sizeof(*call));
     if (!cast || !(cast->enabled || cast->calibrating)) return TE_OK;
     s->module_type = m->cls->name;
-    s->recipe = cast->recipe;
-    s->group = cast->amax_group;
-    if (s->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &s->recipe, m->cls->name);
-    if (result != TE_OK || !te__keeps_scales(s, &s->recipe)) return result;
+    call->scaling = s;
+    call->recipe = cast->recipe;
+    call->group = cast->amax_group;
+    call->enabled = cast->enabled;
+    call->calibrating = cast->calibrating;
+    call->forward = &s->forward;
+    if (call->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
+    if (result != TE_OK || !te__keeps_scales(s, &call->recipe)) return result;
     length = te__history_length(&cast->recipe);
+    if (m->te->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
     warming = m->te->warming; /* these outlive a warm-up, so they are really filled */
     m->te->warming = false;
@@ -114,65 +126,70 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s) {
             history = te_module_add_buffer(m, names[i][1], te__history_resized(m->te, usable ? history : NULL, length, (int)n));
         }
         result = te__slots_set(slots, scale, history);
+        if (result == TE_OK) result = te__slots_keep(slots);
     }
     m->te->warming = warming;
     te__frame_end(m->te, NULL, 0);
-    return result;
+    return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
 }
 
 /* Can a norm or an activation quantize what it makes? Of delayed scaling the scale is known beforehand, of current scaling an amax can be left
  * for the cast; and no backward pass may ask for the value in high precision. */
-static bool te__fuses(const te__autocast *cast) {
-    return cast && cast->enabled && !cast->recipe.backward_override && (cast->recipe.kind == TE_RECIPE_DELAYED || cast->recipe.kind == TE_RECIPE_CURRENT);
+static bool te__fuses(const te__quant_call *q) {
+    return q->enabled && !q->recipe.backward_override && (q->recipe.kind == TE_RECIPE_DELAYED || q->recipe.kind == TE_RECIPE_CURRENT);
 }
-/* The spec by which they do so for GEMM `g`, or NULL. */
-static const te__quant_spec *te__fused_spec(te__gemm_slot *g, const te_tensor *weight, te__quant_spec *spec) {
-    const te__autocast *cast = te__autocast_now(g->scaling->te);
-    if (!te__fuses(cast)) return NULL;
-    *spec = te__slot_spec(g->scaling, &cast->recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
+/* The spec by which they do so for the input of product `gemm`, or NULL. */
+static const te__quant_spec *te__fused_spec(const te__quant_call *q, int gemm, const te_tensor *weight, te__quant_spec *spec) {
+    if (!te__fuses(q)) return NULL;
+    *spec = te__slot_spec(q, false, gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
     return spec;
 }
 
-static void te__gemm_slot_open(te__gemm_slot *g, te__scaling *s, int gemm, bool fuse_wgrad) {
-    g->scaling = s;
-    g->gemm = gemm;
-    g->fuse_wgrad = fuse_wgrad;
+/* A module's product by its options, its state and what its call was given. */
+static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te__weight_cache *cache, const te_forward_args *args, bool fuse_wgrad) {
+    te__linear_call c = TE_ZERO;
+    c.quant = q;
+    c.gemm = gemm;
+    c.cache = cache;
+    c.microbatch = args->is_first_microbatch;
+    c.fuse_wgrad = fuse_wgrad;
+    return c;
 }
 
 /* ---- Linear ---- */
 
 typedef struct te__linear_module {
     te_linear_desc desc;
-    te_tensor *weight, *bias; /* borrowed from the module's entries, for the length of a call */
-    te__scaling scaling;
-    te__gemm_slot gemm;
+    te__scaling *scaling;
+    te__weight_cache cache;
 } te__linear_module;
 
-static te__linear_module *te__linear_state_of(te_module *m) {
-    te__linear_module *s = (te__linear_module *)m->state;
-    s->weight = te_module_parameter(m, "weight");
-    s->bias = s->desc.no_bias ? NULL : te_module_parameter(m, "bias");
-    return s;
-}
+static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
+
 static te_result te__linear_forward(te_module *m, te_forward_args *args) {
-    te__linear_module *s = te__linear_state_of(m);
-    te_result result = te__scaling_prepare(m, &s->scaling);
+    te__linear_module *s = (te__linear_module *)m->state;
+    te_tensor *bias = te__bias_of(m, "bias", s->desc.no_bias);
+    te__quant_call quant;
+    te_result result = te__scaling_prepare(m, s->scaling, &quant);
+    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, s->desc.fuse_wgrad_accumulation);
     if (result != TE_OK) return result;
-    s->gemm.microbatch = args->is_first_microbatch;
-    result = te__output(m, args, te__linear(args->input, s->weight, s->desc.return_bias ? NULL : s->bias, &s->gemm));
-    if (result == TE_OK && s->desc.return_bias && s->bias) result = te__output(m, args, s->bias);
+    call.x = args->input;
+    call.weight = te_module_parameter(m, "weight");
+    call.bias = s->desc.return_bias ? NULL : bias;
+    result = te__output(m, args, te__linear(&call));
+    if (result == TE_OK && s->desc.return_bias && bias) result = te__output(m, args, bias);
     return result;
 }
 static void te__linear_destroy(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te__gemm_slot_close(&s->gemm);
-    te__linear_orphan(m->te, &s->scaling);
-    te__scaling_close(&s->scaling);
+    te__weight_cache_close(&s->cache);
+    te__scaling_release(s->scaling);
 }
 static te_result te__linear_reset(te_module *m) {
-    te__linear_module *s = te__linear_state_of(m);
-    te_result result = te__init_normal(s->weight, &s->desc.init);
-    if (result == TE_OK && s->bias) result = te_tensor_fill(s->bias, 0.0);
+    te__linear_module *s = (te__linear_module *)m->state;
+    te_tensor *bias = te__bias_of(m, "bias", s->desc.no_bias);
+    te_result result = te__init_normal(te_module_parameter(m, "weight"), &s->desc.init);
+    if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
     return result;
 }
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward, te__linear_destroy, te__linear_reset};
@@ -180,15 +197,16 @@ static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_mod
 TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
     te_module *m;
     te__linear_module *s;
-    if (!te || !desc || !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->params_dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_linear_create") ||
+        !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->params_dtype))
+        return NULL;
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
     s->desc = *desc;
     te__add_product_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
     if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
-    te__scaling_open(te, &s->scaling, 1);
-    te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
+    s->scaling = te__scaling_create(te, 1);
     return te__module_built(m);
 }
 
@@ -199,7 +217,6 @@ typedef struct te__norm_params {
     const char *weight, *bias; /* their names */
     bool rms, zero_centered;
     float eps;
-    te_tensor *gamma, *beta; /* borrowed for the length of a call */
 } te__norm_params;
 
 static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, const char *bias, bool rms, bool zero_centered, float eps, te_dtype dtype,
@@ -212,56 +229,47 @@ static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, 
     te__add_weight(m, weight, dtype, hidden, 0);
     if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
 }
-static void te__norm_take(te_module *m, te__norm_params *n) {
-    n->gamma = te_module_parameter(m, n->weight);
-    n->beta = n->rms ? NULL : te_module_parameter(m, n->bias);
-}
-static te_result te__norm_reset(te__norm_params *n) {
-    te_result result = te_tensor_fill(n->gamma, n->zero_centered ? 0.0 : 1.0);
-    if (result == TE_OK && n->beta) result = te_tensor_fill(n->beta, 0.0);
+static te_result te__norm_reset(te_module *m, const te__norm_params *n) {
+    te_result result = te_tensor_fill(te_module_parameter(m, n->weight), n->zero_centered ? 0.0 : 1.0);
+    if (result == TE_OK && !n->rms) result = te_tensor_fill(te_module_parameter(m, n->bias), 0.0);
     return result;
 }
-static te_tensor *te__norm_run(const te__norm_params *n, te_tensor *x, const te__quant_spec *spec) {
-    return te__norm(x, n->gamma, n->beta, n->eps, n->rms, n->zero_centered, spec);
+static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec) {
+    return te__norm(x, te_module_parameter(m, n->weight), n->rms ? NULL : te_module_parameter(m, n->bias), n->eps, n->rms, n->zero_centered, spec);
 }
 
 /* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was quantized. */
-static te_tensor *te__norm_run_for(const te__norm_params *n, te_tensor *x, const te__quant_spec *spec, te__gemm_slot *g) {
-    te_tensor *y = te__norm_run(n, x, spec), *plain;
+static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec, const te__quant_call *q, int gemm) {
+    te_tensor *y = te__norm_run(m, n, x, spec), *plain;
     if (!y || !spec || !y->te->inspecting) return y;
     y->te->tape.no_grad++;
-    plain = te__norm_run(n, x, NULL);
-    if (plain) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, plain, y);
+    plain = te__norm_run(m, n, x, NULL);
+    if (plain) te__inspect(q->scaling, gemm, TE_TENSOR_INPUT, plain, y);
     y->te->tape.no_grad--;
     return y;
 }
-static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te__quant_spec *spec, const te__act_grad *grad, te__gemm_slot *g) {
+static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te__quant_spec *spec, const te__act_grad *grad, const te__quant_call *q,
+                                   int gemm) {
     te_tensor *y = te__activate(x, activation, spec, grad), *plain;
     if (!y || !spec || !y->te->inspecting) return y;
     y->te->tape.no_grad++;
     plain = te__activate(x, activation, NULL, NULL);
-    if (plain) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, plain, y);
+    if (plain) te__inspect(q->scaling, gemm, TE_TENSOR_INPUT, plain, y);
     y->te->tape.no_grad--;
     return y;
 }
 
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
-    te__norm_params *n = (te__norm_params *)m->state;
-    te__norm_take(m, n);
-    return te__output(m, args, te__norm_run(n, args->input, NULL));
+    return te__output(m, args, te__norm_run(m, (const te__norm_params *)m->state, args->input, NULL));
 }
-static te_result te__norm_module_reset(te_module *m) {
-    te__norm_params *n = (te__norm_params *)m->state;
-    te__norm_take(m, n);
-    return te__norm_reset(n);
-}
+static te_result te__norm_module_reset(te_module *m) { return te__norm_reset(m, (const te__norm_params *)m->state); }
 static const te_module_class te__layernorm_class = {"LayerNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
 static const te_module_class te__rmsnorm_class = {"RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
 
 static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms) {
+    const char *who = rms ? "te_rmsnorm_create" : "te_layernorm_create";
     te_module *m;
-    if (!te || !desc || !te__layer_desc_ok(te, rms ? "te_rmsnorm_create" : "te_layernorm_create", desc->hidden_size, desc->hidden_size, desc->params_dtype))
-        return NULL;
+    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->hidden_size, desc->hidden_size, desc->params_dtype)) return NULL;
     m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->zero_centered_gamma, desc->eps, desc->params_dtype, desc->hidden_size);
@@ -275,42 +283,37 @@ TE_API te_module *te_rmsnorm_create(te_ctx *te, const te_norm_desc *desc) { retu
 typedef struct te__layernorm_linear_module {
     te_layernorm_linear_desc desc;
     te__norm_params norm;
-    te_tensor *weight, *bias;
-    te__scaling scaling;
-    te__gemm_slot gemm;
+    te__scaling *scaling;
+    te__weight_cache cache;
 } te__layernorm_linear_module;
 
-static te__layernorm_linear_module *te__layernorm_linear_state_of(te_module *m) {
-    te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te__norm_take(m, &s->norm);
-    s->weight = te_module_parameter(m, "weight");
-    s->bias = s->desc.no_bias ? NULL : te_module_parameter(m, "bias");
-    return s;
-}
 static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
-    te__layernorm_linear_module *s = te__layernorm_linear_state_of(m);
+    te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
+    te_tensor *bias = te__bias_of(m, "bias", s->desc.no_bias);
+    te__quant_call quant;
     te__quant_spec spec;
-    te_tensor *ln;
-    te_result result = te__scaling_prepare(m, &s->scaling);
+    te_result result = te__scaling_prepare(m, s->scaling, &quant);
+    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, s->desc.fuse_wgrad_accumulation);
     if (result != TE_OK) return result;
-    s->gemm.microbatch = args->is_first_microbatch;
-    ln = te__norm_run_for(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->gemm, s->weight, &spec), &s->gemm);
-    result = te__output(m, args, te__linear(ln, s->weight, s->desc.return_bias ? NULL : s->bias, &s->gemm));
-    if (result == TE_OK && s->desc.return_bias && s->bias) result = te__output(m, args, s->bias);
-    if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, ln);
+    call.weight = te_module_parameter(m, "weight");
+    call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, 0, call.weight, &spec), &quant, 0);
+    call.bias = s->desc.return_bias ? NULL : bias;
+    result = te__output(m, args, te__linear(&call));
+    if (result == TE_OK && s->desc.return_bias && bias) result = te__output(m, args, bias);
+    if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, call.x);
     return result;
 }
 static void te__layernorm_linear_destroy(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te__gemm_slot_close(&s->gemm);
-    te__linear_orphan(m->te, &s->scaling);
-    te__scaling_close(&s->scaling);
+    te__weight_cache_close(&s->cache);
+    te__scaling_release(s->scaling);
 }
 static te_result te__layernorm_linear_reset(te_module *m) {
-    te__layernorm_linear_module *s = te__layernorm_linear_state_of(m);
-    te_result result = te__norm_reset(&s->norm);
-    if (result == TE_OK) result = te__init_normal(s->weight, &s->desc.init);
-    if (result == TE_OK && s->bias) result = te_tensor_fill(s->bias, 0.0);
+    te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
+    te_tensor *bias = te__bias_of(m, "bias", s->desc.no_bias);
+    te_result result = te__norm_reset(m, &s->norm);
+    if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "weight"), &s->desc.init);
+    if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
     return result;
 }
 static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", sizeof(te__layernorm_linear_module), te__layernorm_linear_forward,
@@ -319,7 +322,9 @@ static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", si
 TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) {
     te_module *m;
     te__layernorm_linear_module *s;
-    if (!te || !desc || !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->params_dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create") ||
+        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->params_dtype))
+        return NULL;
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
     s = (te__layernorm_linear_module *)m->state;
@@ -328,8 +333,7 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
                   desc->params_dtype, desc->in_features);
     te__add_product_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
     if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
-    te__scaling_open(te, &s->scaling, 1);
-    te__gemm_slot_open(&s->gemm, &s->scaling, 0, desc->fuse_wgrad_accumulation);
+    s->scaling = te__scaling_create(te, 1);
     return te__module_built(m);
 }
 
@@ -338,71 +342,60 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
 typedef struct te__layernorm_mlp_module {
     te_layernorm_mlp_desc desc;
     te__norm_params norm;
-    te_tensor *fc1_weight, *fc1_bias, *fc2_weight, *fc2_bias;
-    te__scaling scaling;
-    te__gemm_slot fc1, fc2;
+    te__scaling *scaling;
+    te__weight_cache fc1, fc2;
 } te__layernorm_mlp_module;
+enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
 
-static te__layernorm_mlp_module *te__layernorm_mlp_state_of(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te__norm_take(m, &s->norm);
-    s->fc1_weight = te_module_parameter(m, "fc1_weight");
-    s->fc2_weight = te_module_parameter(m, "fc2_weight");
-    s->fc1_bias = s->desc.no_bias ? NULL : te_module_parameter(m, "fc1_bias");
-    s->fc2_bias = s->desc.no_bias ? NULL : te_module_parameter(m, "fc2_bias");
-    return s;
-}
-/* What the activation does for fc1's backward pass. */
-static te__act_grad te__fc1_grad(te__layernorm_mlp_module *s, const te_tensor *h) {
-    const te__autocast *cast = te__autocast_now(s->scaling.te);
-    te__act_grad grad = TE_ZERO;
-    grad.bias = s->fc1_bias;
-    if (cast && cast->enabled) grad.recipe = cast->recipe;
-    grad.usage = (te__wants_grad(h) ? TE_ROWWISE : 0) | (te__wants_grad(s->fc1_weight) ? TE_COLUMNWISE : 0);
-    if (grad.usage && te__fuses(cast)) grad.scaling = &s->scaling;
-    grad.gemm = s->fc1.gemm;
-    return grad;
-}
 static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
-    te__layernorm_mlp_module *s = te__layernorm_mlp_state_of(m);
-    te__act_grad grad;
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.no_bias), *z;
+    te__quant_call quant;
     te__quant_spec spec;
-    te_tensor *h, *z;
-    te_result result = te__scaling_prepare(m, &s->scaling);
+    te_result result = te__scaling_prepare(m, s->scaling, &quant);
+    te__linear_call fc1 = te__linear_call_of(&quant, TE__FC1, &s->fc1, args, s->desc.fuse_wgrad_accumulation);
+    te__linear_call fc2 = te__linear_call_of(&quant, TE__FC2, &s->fc2, args, s->desc.fuse_wgrad_accumulation);
     if (result != TE_OK) return result;
-    s->fc1.microbatch = s->fc2.microbatch = args->is_first_microbatch;
-    h = te__norm_run_for(&s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&s->fc1, s->fc1_weight, &spec), &s->fc1);
-    z = te__linear(h, s->fc1_weight, s->fc1_bias, &s->fc1);
-    if (s->desc.activation == TE_GELU && !te_autocast_enabled(m->te)) { /* fc2's backward pass is GELU's too */
-        s->fc2.gelu_of = z;
-        s->fc2.gelu_bias = s->fc1_bias;
+    fc1.weight = te_module_parameter(m, "fc1_weight");
+    fc2.weight = te_module_parameter(m, "fc2_weight");
+    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.no_bias);
+    fc2.bias = s->desc.return_bias ? NULL : fc2_bias;
+    fc1.bias_grad_elsewhere = true;
+    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, TE__FC1, fc1.weight, &spec), &quant, TE__FC1);
+    z = te__linear(&fc1);
+    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's backward pass is GELU's too */
+        fc2.gelu_of = z;
+        fc2.gelu_bias = fc1.bias;
         m->te->tape.no_grad++;
-        z = te__activate(z, TE_GELU, NULL, NULL);
+        fc2.x = te__activate(z, TE_GELU, NULL, NULL);
         m->te->tape.no_grad--;
-    } else {
-        grad = te__fc1_grad(s, h);
-        z = te__activate_for(z, s->desc.activation, te__fused_spec(&s->fc2, s->fc2_weight, &spec), &grad, &s->fc2);
+    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
+        te__act_grad grad = TE_ZERO;
+        grad.bias = fc1.bias;
+        grad.gemm = TE__FC1;
+        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
+        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
+        fc2.x = te__activate_for(z, s->desc.activation, te__fused_spec(&quant, TE__FC2, fc2.weight, &spec), &grad, &quant, TE__FC2);
     }
-    result = te__output(m, args, te__linear(z, s->fc2_weight, s->desc.return_bias ? NULL : s->fc2_bias, &s->fc2));
-    s->fc2.gelu_of = s->fc2.gelu_bias = NULL;
-    if (result == TE_OK && s->desc.return_bias && s->fc2_bias) result = te__output(m, args, s->fc2_bias);
-    if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, h);
+    result = te__output(m, args, te__linear(&fc2));
+    if (result == TE_OK && s->desc.return_bias && fc2_bias) result = te__output(m, args, fc2_bias);
+    if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, fc1.x);
     return result;
 }
 static void te__layernorm_mlp_destroy(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te__gemm_slot_close(&s->fc1);
-    te__gemm_slot_close(&s->fc2);
-    te__linear_orphan(m->te, &s->scaling);
-    te__scaling_close(&s->scaling);
+    te__weight_cache_close(&s->fc1);
+    te__weight_cache_close(&s->fc2);
+    te__scaling_release(s->scaling);
 }
 static te_result te__layernorm_mlp_reset(te_module *m) {
-    te__layernorm_mlp_module *s = te__layernorm_mlp_state_of(m);
-    te_result result = te__norm_reset(&s->norm);
-    if (result == TE_OK) result = te__init_normal(s->fc1_weight, &s->desc.init);
-    if (result == TE_OK) result = te__init_normal(s->fc2_weight, &s->desc.output_layer_init);
-    if (result == TE_OK && s->fc1_bias) result = te_tensor_fill(s->fc1_bias, 0.0);
-    if (result == TE_OK && s->fc2_bias) result = te_tensor_fill(s->fc2_bias, 0.0);
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.no_bias);
+    te_result result = te__norm_reset(m, &s->norm);
+    if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "fc1_weight"), &s->desc.init);
+    if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init);
+    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
+    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
     return result;
 }
 static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
@@ -412,7 +405,9 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     te_module *m;
     te__layernorm_mlp_module *s;
     int64_t fc1_rows;
-    if (!te || !desc || !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->params_dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->params_dtype))
+        return NULL;
     if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
         te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
         return NULL;
@@ -429,10 +424,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     if (!desc->no_bias) te__add_weight(m, "fc1_bias", desc->params_dtype, fc1_rows, 0);
     te__add_product_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
     if (!desc->no_bias) te__add_weight(m, "fc2_bias", desc->params_dtype, desc->hidden_size, 0);
-    te__scaling_open(te, &s->scaling, 2);
-    te__gemm_slot_open(&s->fc1, &s->scaling, 0, desc->fuse_wgrad_accumulation);
-    te__gemm_slot_open(&s->fc2, &s->scaling, 1, desc->fuse_wgrad_accumulation);
-    s->fc1.bias_grad_elsewhere = true;
+    s->scaling = te__scaling_create(te, 2);
     return te__module_built(m);
 }
 
@@ -448,10 +440,101 @@ static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embed
 
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc) {
     te_module *m;
-    if (!te || !desc || !te__layer_desc_ok(te, "te_embedding_create", desc->num_embeddings, desc->embedding_dim, desc->params_dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_embedding_create") ||
+        !te__layer_desc_ok(te, "te_embedding_create", desc->num_embeddings, desc->embedding_dim, desc->params_dtype))
+        return NULL;
     m = te_module_create(te, &te__embedding_class, desc->name ? desc->name : "embedding");
     if (!m) return NULL;
     *(te_embedding_desc *)m->state = *desc;
     te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
     return te__module_built(m);
+}
+
+/* ---- Sequential ---- */
+
+/* Each child gets the call with its predecessor's output as the input; that goes when the child has run, unless the tape needs it. */
+static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
+    te_forward_args call = *args;
+    te_result result = TE_OK;
+    int i;
+    call.outputs[0] = args->input; /* of none */
+    call.num_outputs = 1;
+    te__frame_begin(m->te);
+    for (i = 0; i < m->num_children && result == TE_OK; i++) {
+        if (call.num_outputs > 1) {
+            const te_module *before = m->children[i - 1];
+            result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives %d outputs, and \"%s\" after it takes one input; leave out what makes "
+                              "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
+                              before->name, before->cls->name, call.num_outputs, m->children[i]->name);
+            break;
+        }
+        call.input = call.outputs[0];
+        if (!te_forward_with(m->children[i], &call)) result = te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+        te__frame_sweep(m->te, call.outputs, call.num_outputs);
+    }
+    te__frame_end(m->te, call.outputs, result == TE_OK ? call.num_outputs : 0);
+    for (i = 0; i < call.num_outputs && result == TE_OK; i++) result = te__output(m, args, call.outputs[i]);
+    return result;
+}
+static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
+
+/* Can these become children, each once? */
+static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
+    int i, k;
+    if (n < 0 || (n > 0 && !children)) {
+        te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n, n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
+        return false;
+    }
+    for (i = 0; i < n; i++) {
+        const te_module *c = children[i];
+        if (!c) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d of %d is NULL", i, n);
+            return false;
+        }
+        if (c->te != te) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)", i, c->name,
+                     c->te->device_name, te->device_name);
+            return false;
+        }
+        for (k = 0; k < i && children[k] != c; k++) {}
+        if (c->parent || k < i) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to tie weights, give "
+                     "two modules one parameter: te_module_add_parameter)", i, c->name, c->parent ? "a child of " : "in this list",
+                     c->parent ? c->parent->name : "");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Destroys those that have no parent. Chained first: one may be inside another, and one may be there twice. */
+static void te__destroy_orphans(te_module *const *children, int n) {
+    te_module end, *first = &end;
+    int i;
+    for (i = 0; children && i < n; i++)
+        if (children[i] && !children[i]->parent) {
+            children[i]->parent = first;
+            first = children[i];
+        }
+    while (first != &end) {
+        te_module *m = first;
+        first = m->parent;
+        m->parent = NULL;
+        te_module_destroy(m);
+    }
+}
+
+TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n) {
+    te_module *m = NULL;
+    char name[16];
+    int i;
+    if (te && te__sequential_children_ok(te, children, n)) m = te_module_create(te, &te__sequential_class, "sequential");
+    for (i = 0; m && i < n; i++) {
+        snprintf(name, sizeof(name), "%d", i);
+        if (!te_module_add_child(m, name, children[i])) break;
+    }
+    if (m && i == n) return te__module_built(m);
+    te__destroy_orphans(children, n);
+    te_module_destroy(m);
+    return NULL;
 }

@@ -1,40 +1,50 @@
 /* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products: the function that every GEMM module calls. Knows
  * quantizers and the scaling state; must not know the module tree. */
 
-/* What a module keeps for each of its GEMMs. */
-typedef struct te__gemm_slot {
-    te__scaling *scaling;
-    int gemm;                /* index within the scaling state */
-    te_tensor *weight_cache; /* quantized copy kept between microbatches (retained), or NULL */
-    te__buffer *cache_buffer; /* of the weight when the copy was made (retained: else another could come to its address), and its version */
-    uint64_t cache_version, cache_capture; /* cache_capture: the one that made the copy; 0: it was really made */
-    te_recipe cache_recipe;
+/* What a module keeps for one of its products: the weight's quantized copy between microbatches. */
+typedef struct te__weight_cache {
+    te_tensor *copy;    /* retained, or NULL */
+    te__buffer *buffer; /* of the weight when the copy was made (retained: else another could come to its address), and its version */
+    uint64_t version, capture; /* capture: the one that made the copy; 0: it was really made */
+    te_recipe recipe;
+} te__weight_cache;
+
+static void te__weight_cache_close(te__weight_cache *c) {
+    te_tensor_release(c->copy);
+    te__buffer_release(c->buffer);
+    c->copy = NULL;
+    c->buffer = NULL;
+}
+
+/* One call of a product: operands and options. Zero is plain high precision. */
+typedef struct te__linear_call {
+    te_tensor *x, *weight, *bias; /* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL */
+    const te__quant_call *quant;  /* NULL: high precision whatever the autocast */
+    int gemm;                     /* of quant->scaling */
+    te__weight_cache *cache;      /* with quant */
     te_microbatch microbatch;
     bool fuse_wgrad;
     bool bias_grad_elsewhere; /* an activation that follows gives it */
-    te_tensor *gelu_of, *gelu_bias; /* for a call in high precision, or NULL: the input is GELU of this, which no node records; its sum is with that bias */
-} te__gemm_slot;
-
-static void te__gemm_slot_close(te__gemm_slot *g) {
-    te_tensor_release(g->weight_cache);
-    te__buffer_release(g->cache_buffer);
-    g->weight_cache = NULL;
-    g->cache_buffer = NULL;
-}
+    te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x is GELU of this, which no node records; its sum is with that bias */
+} te__linear_call;
 
 typedef struct te__linear_state {
     bool quantize_grad; /* else the gradient stays as it is */
-    bool gelu;          /* the gradient is that of a GELU's input; saved[3] */
+    bool gelu;          /* the gradient is that of a GELU's input; saved[2] */
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
-    te__scaling *scaling;
+    te__quant_call quant;
     int gemm;
-    te_recipe recipe;
     int ndim;
     int64_t shape[TE_MAX_DIMS]; /* of x */
     te_dtype x_dtype, weight_dtype, bias_dtype;
 } te__linear_state;
+
+static void te__linear_release(te_ctx *te, void *state) {
+    (void)te;
+    te__quant_call_drop(&((te__linear_state *)state)->quant);
+}
 
 /* `given`: 0 the default, 1 yes, 2 no. */
 static bool te__split(int given, bool by_default) { return given == 0 ? by_default : given == 1; }
@@ -44,22 +54,19 @@ static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec)
 
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
-    te_tensor *x = saved[0], *w = saved[1], *weight = saved[2], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
+    te_tensor *x = saved[0], *w = saved[1], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
     dyq = dy;
-    if (s->quantize_grad && !s->scaling && (needs[0] || needs[1]))
-        return te__fail(te, TE_ERR_STATE, "linear: its module was destroyed between the forward and the backward pass, and the scales of its gradients with it; destroy "
-                        "modules after te_backward");
     if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* else an activation has done it */
-        te__quant_spec spec = te__slot_spec(s->scaling, &s->recipe, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+        te__quant_spec spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
         if (needs[2] && te__is_tensor_scaled(spec.kind)) {
             dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
             if (!dx[2]) return te_error_code(te);
         }
         dyq = te__quantize_operand(dy, &spec);
         if (!dyq) return te_error_code(te);
-        te__inspect(s->scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, dyq);
+        te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, dyq);
     }
     if (needs[2] && !dx[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
         dx[2] = te__bias_grad(dy, s->bias_dtype);
@@ -69,9 +76,9 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         te_gemm_args gemm = TE_ZERO;
         gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.split_accumulator = s->split_dgrad;
-        if (s->gelu) { /* times gelu'(saved[3]), in the same kernel */
+        if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
-            gemm.aux = saved[3];
+            gemm.aux = saved[2];
             if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->gelu_bias_dtype, s->shape[s->ndim - 1]);
             if (needs[3] && !dx[3]) return te_error_code(te);
         }
@@ -79,7 +86,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         result = gemm.d ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
     }
     if (needs[1] && result == TE_OK) { /* dW = dy^T x */
-        te_tensor *main_grad = s->fuse_wgrad ? te_tensor_main_grad(weight) : NULL;
+        te_tensor *main_grad = s->fuse_wgrad ? te->playing->inputs[1]->main_grad : NULL; /* the weight's */
         te_gemm_args gemm = TE_ZERO;
         gemm.d = main_grad ? main_grad : te__empty_2d(te, s->weight_dtype, te__cols(dy), s->shape[s->ndim - 1]);
         gemm.accumulate = main_grad && !s->overwrite_main_grad;
@@ -90,18 +97,6 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     return result;
 }
 
-/* The module that owns `scaling` goes: backward passes that are still to come must not ask it. */
-static void te__linear_orphan(te_ctx *te, const te__scaling *scaling) {
-    int i;
-    for (i = 0; i < te->tape.num_nodes; i++) {
-        te__node *node = te->tape.nodes[i];
-        te__linear_state *s = node && node->backward == te__linear_backward ? (te__linear_state *)node->state : NULL;
-        te__act_state *a = node && node->backward == te__act_backward ? (te__act_state *)node->state : NULL;
-        if (s && s->scaling == scaling) s->scaling = NULL;
-        if (a && a->scaling == scaling) a->scaling = NULL;
-    }
-}
-
 /* A weight that is stored quantized must have been made for the recipe in force. */
 static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *spec) {
     te_quantizer *q = weight->quantized->quantizer;
@@ -110,7 +105,7 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
                  "te_quantized_model_init_begin, or outside of autocast", te__quant_kind_name(weight->quantized->kind), te__quant_kind_name(spec->kind));
         return NULL;
     }
-    if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale) { /* from here on the module's history scales it */
+    if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale && !weight->te->replaying) { /* from here on the module's history scales it */
         if (q->refs > 1) { /* other tensors keep to the scale that they have */
             te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
             if (!own) return NULL;
@@ -129,56 +124,59 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
 }
 
 /* The weight's quantized copy: the weight itself if it is stored so; else made anew, or the cached one while it is allowed and not stale. */
-static te_tensor *te__quantized_weight(te_tensor *weight, te__gemm_slot *g, const te_recipe *r, int usage) {
+static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
+    te_tensor *weight = c->weight, *w;
+    te__weight_cache *cache = c->cache;
     te__quant_spec spec;
-    te_tensor *w;
     uint64_t capture = weight->te->capture ? weight->te->capture->id : 0;
-    if (g->microbatch == TE_MICROBATCH_LATER && !weight->quantized && (g->weight_cache ? g->cache_capture : 0) != capture) {
+    if (c->microbatch == TE_MICROBATCH_LATER && !weight->quantized && (cache->copy ? cache->capture : 0) != capture) {
         te__fail(weight->te, TE_ERR_STATE, "linear: is_first_microbatch is LATER %s a graph, and the kept weight is from %s; FIRST and its LATER belong to one capture",
                  capture ? "inside" : "outside of", capture ? "outside" : "inside");
         return NULL;
     }
-    if (g->microbatch == TE_MICROBATCH_LATER && g->weight_cache && !weight->quantized && g->cache_buffer == weight->buffer &&
-        g->cache_version == te__buffer_version(weight->buffer) && memcmp(&g->cache_recipe, r, sizeof(*r)) == 0 &&
-        (g->weight_cache->quantized->col.data || !(usage & TE_COLUMNWISE)))
-        return g->weight_cache;
-    spec = te__slot_spec(g->scaling, r, false, g->gemm, TE__SLOT_WEIGHT, usage);
+    if (c->microbatch == TE_MICROBATCH_LATER && cache->copy && !weight->quantized && cache->buffer == weight->buffer &&
+        cache->version == te__buffer_version(weight->buffer) && te__recipe_same(&cache->recipe, &c->quant->recipe) &&
+        (cache->copy->quantized->col.data || !(usage & TE_COLUMNWISE)))
+        return cache->copy;
+    spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_WEIGHT, usage);
     if (weight->quantized) return te__primary_weight(weight, &spec);
     w = te__quantize_operand(weight, &spec);
-    if (w && w != weight) te__inspect(g->scaling, g->gemm, TE_TENSOR_WEIGHT, weight, w);
-    if (w && w != weight && g->microbatch != TE_MICROBATCH_NONE && !weight->te->warming) {
-        te__gemm_slot_close(g);
-        g->weight_cache = te_tensor_retain(w);
-        g->cache_buffer = weight->buffer;
-        g->cache_buffer->refs++;
-        g->cache_version = te__buffer_version(weight->buffer);
-        g->cache_capture = capture;
-        g->cache_recipe = *r;
+    if (w && w != weight) te__inspect(c->quant->scaling, c->gemm, TE_TENSOR_WEIGHT, weight, w);
+    if (w && w != weight && c->microbatch != TE_MICROBATCH_NONE && !weight->te->warming) {
+        te__weight_cache_close(cache);
+        cache->copy = te_tensor_retain(w);
+        cache->buffer = weight->buffer;
+        cache->buffer->refs++;
+        cache->version = te__buffer_version(weight->buffer);
+        cache->capture = capture;
+        cache->recipe = c->quant->recipe;
     }
     return w;
 }
 
 /* Outside of autocast, or where delayed scaling calibrates: amaxes alone, for scales to be used later. */
-static te_result te__calibrate(te_tensor *x, te_tensor *weight, te__gemm_slot *g, const te_recipe *r) {
+static te_result te__calibrate(const te__linear_call *c) {
     te_result result = TE_OK;
     int slot;
     for (slot = TE__SLOT_INPUT; slot <= TE__SLOT_WEIGHT && result == TE_OK; slot++) {
-        te__quant_spec spec = te__slot_spec(g->scaling, r, false, g->gemm, slot, TE_ROWWISE);
+        te__quant_spec spec = te__slot_spec(c->quant, false, c->gemm, slot, TE_ROWWISE);
         te_amax_args amax = TE_ZERO;
-        amax.x = slot == TE__SLOT_INPUT ? x : weight;
+        amax.x = slot == TE__SLOT_INPUT ? c->x : c->weight;
         amax.amax = spec.amax;
         amax.keep = true;
-        if (amax.x->buffer && spec.amax) result = te_amax(x->te, &amax);
+        if (amax.x->buffer && spec.amax) result = te_amax(amax.x->te, &amax);
     }
     return result;
 }
 
-/* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL; g NULL => high precision whatever the autocast. */
-static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, te__gemm_slot *g) {
+/* y = x W^T + b. */
+static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
     te_gemm_args gemm = TE_ZERO;
-    te_tensor *in[4], *saved[4], *y, *xq, *w = weight, *gelu_of = g ? g->gelu_of : NULL;
-    const te__autocast *cast;
+    te_tensor *x = c->x, *weight = c->weight, *bias = c->bias, *w = weight;
+    te_tensor *in[4], *saved[3], *y, *xq;
+    const te__quant_call *quant = c->quant;
+    const te_recipe *recipe;
     te_ctx *te;
     bool quantized, block;
     int keep = TE_COLUMNWISE;
@@ -201,9 +199,9 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
                  te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
         return NULL;
     }
-    cast = g ? te__autocast_now(te) : NULL;
-    quantized = cast && cast->enabled;
-    if (quantized && x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !cast->recipe.backward_override && !x->quantized->col.data))) {
+    quantized = quant && quant->enabled;
+    recipe = quantized ? &quant->recipe : NULL;
+    if (quantized && x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !recipe->backward_override && !x->quantized->col.data))) {
         te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
                  x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
         return NULL;
@@ -214,30 +212,26 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     if (x) shape[x->ndim - 1] = weight->shape[0];
     y = x ? te_tensor_empty(te, x->dtype, x->ndim, shape) : NULL;
     if (!y) return te__frame_return(te, NULL);
-    in[0] = gelu_of ? gelu_of : x;
+    in[0] = c->gelu_of ? c->gelu_of : x;
     in[1] = weight;
-    in[2] = g && g->bias_grad_elsewhere ? NULL : bias;
-    in[3] = gelu_of ? g->gelu_bias : NULL;
+    in[2] = c->bias_grad_elsewhere ? NULL : bias;
+    in[3] = c->gelu_of ? c->gelu_bias : NULL;
     xq = x;
     if (quantized) {
-        state.recipe = cast->recipe;
-        state.scaling = g->scaling;
-        state.gemm = g->gemm;
-        keep = state.recipe.backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* what the backward reads */
+        keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* what the backward reads */
         if (!x->quantized) {
-            te__quant_spec spec = te__slot_spec(g->scaling, &state.recipe, false, g->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? keep : 0));
+            te__quant_spec spec = te__slot_spec(quant, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? keep : 0));
             xq = te__quantize_operand(x, &spec);
-            if (xq && xq != x) te__inspect(g->scaling, g->gemm, TE_TENSOR_INPUT, x, xq);
+            if (xq && xq != x) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, xq);
         }
-        w = te__quantized_weight(weight, g, &state.recipe, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
-        block = state.recipe.kind == TE_RECIPE_BLOCK; /* has no other way */
-        gemm.split_accumulator = block || te__split(state.recipe.split_fprop, false);
-        state.split_dgrad = block || te__split(state.recipe.split_dgrad, true);
-        state.split_wgrad = block || te__split(state.recipe.split_wgrad, true);
-        state.quantize_grad = state.recipe.backward_override == TE_BACKWARD_QUANTIZED;
+        w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
+        block = recipe->kind == TE_RECIPE_BLOCK; /* has no other way */
+        gemm.split_accumulator = block || te__split(recipe->split_fprop, false);
+        state.split_dgrad = block || te__split(recipe->split_dgrad, true);
+        state.split_wgrad = block || te__split(recipe->split_wgrad, true);
+        state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
-        if (cast && cast->calibrating && cast->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(x, weight, g, &cast->recipe) != TE_OK)
-            return te__frame_return(te, NULL);
+        if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) return te__frame_return(te, NULL);
         if (x->quantized) xq = te__quant_value(x, x->dtype);
         if (weight->quantized) w = te__quant_value(weight, weight->dtype);
     }
@@ -245,7 +239,7 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     gemm.d = y;
     gemm.bias = bias;
     if (te__product(te, xq, false, w, true, &gemm) != TE_OK) return te__frame_return(te, NULL);
-    if (quantized && state.recipe.backward_override == TE_BACKWARD_HIGH_PRECISION) { /* as they were before */
+    if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) { /* as they were before */
         xq = x->quantized ? te__quant_value(x, x->dtype) : x;
         w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
         if (!xq || !w) return te__frame_return(te, NULL);
@@ -254,21 +248,26 @@ static te_tensor *te__linear(te_tensor *x, te_tensor *weight, te_tensor *bias, t
     if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
-    saved[2] = weight;
-    saved[3] = saved[1] ? gelu_of : NULL;
-    state.gelu = gelu_of != NULL;
+    saved[2] = saved[1] ? c->gelu_of : NULL;
+    state.gelu = c->gelu_of != NULL;
     state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
-    state.fuse_wgrad = g && g->fuse_wgrad;
-    state.overwrite_main_grad = g && g->microbatch == TE_MICROBATCH_FIRST;
+    state.fuse_wgrad = c->fuse_wgrad;
+    state.overwrite_main_grad = c->microbatch == TE_MICROBATCH_FIRST;
+    state.gemm = c->gemm;
     state.ndim = x->ndim;
     memcpy(state.shape, x->shape, sizeof(state.shape));
     state.x_dtype = x->dtype;
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
-    return te__frame_return(te, te__record("linear", y, te__linear_backward, &state, sizeof(state), in, 4, saved, 4));
+    if (state.quantize_grad) state.quant = te__quant_call_keep(quant);
+    return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
 }
 
 TE_API te_tensor *te_matmul(te_tensor *x, te_tensor *weight, te_tensor *bias) {
+    te__linear_call call = TE_ZERO;
     if (x && !te__need_float(x, "te_matmul")) return NULL;
-    return te__linear(x, weight, bias, NULL);
+    call.x = x;
+    call.weight = weight;
+    call.bias = bias;
+    return te__linear(&call);
 }

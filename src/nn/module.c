@@ -12,14 +12,26 @@ struct te_module {
     const te_module_class *cls;
     char *name;
     te_module *parent;
+    te_module *maker; /* while it is made: whose create function makes it, and will be its parent; or NULL */
     te_module **children;
     int num_children, cap_children;
     te__entry *entries;
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
+    bool checkpoint; /* te_module_set_checkpoint */
+    int holds;       /* tape nodes that will run it again */
+    bool destroyed;  /* by its owner, while it was held */
+    te__rng_state rng; /* from before it was made */
     void *state;
+    te__guest guest;
 };
+
+static void te__module_close(void *owner) {
+    te_module *m = (te_module *)owner;
+    while (m->parent) m = m->parent; /* a class's destroy function finds its children */
+    te_module_destroy(m);
+}
 
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name) {
     te_module *m;
@@ -29,13 +41,16 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
         return NULL;
     }
     if (!cls || !cls->name || !cls->forward) {
-        te__fail(te, TE_ERR_INVALID, "te_module_create: a class needs a name and a forward function");
+        te__fail(te, TE_ERR_INVALID, "te_module_create: %s; a class needs a name and a forward function", !cls ? "cls is NULL" : !cls->name ? "the class has no name"
+                 : "the class has no forward function");
         return NULL;
     }
     m = (te_module *)te__alloc_zero(te, sizeof(te_module));
     if (!m) return NULL;
     m->te = te;
     m->cls = cls;
+    m->maker = te->making;
+    m->rng = te__rng_now(te);
     m->name = te__copy_string(te, name ? name : cls->name);
     m->state = te__alloc_zero(te, cls->state_size);
     if (!m->name || !m->state) {
@@ -44,14 +59,22 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
         te__free(te, m, sizeof(*m));
         return NULL;
     }
+    te__guest_enter(te, &m->guest, "module", te__module_close, m);
     return m;
 }
 
+/* A held module stays until it is let go. NULL is fine. */
+static te_module *te__module_hold(te_module *m) {
+    if (m) m->holds++;
+    return m;
+}
 TE_API void te_module_destroy(te_module *m) {
     te_ctx *te;
     int i;
     if (!m) return;
     te = m->te;
+    if (!m->destroyed) te__guest_leave(&m->guest);
+    m->destroyed = true;
     if (m->parent) /* takes itself out of a tree that goes on living */
         for (i = 0; i < m->parent->num_children; i++)
             if (m->parent->children[i] == m) {
@@ -59,6 +82,8 @@ TE_API void te_module_destroy(te_module *m) {
                 m->parent->num_children--;
                 break;
             }
+    m->parent = NULL;
+    if (m->holds > 0) return; /* the last node that lets go of it destroys it */
     if (m->cls->destroy) m->cls->destroy(m);
     for (i = 0; i < m->num_children; i++) {
         m->children[i]->parent = NULL;
@@ -75,24 +100,19 @@ TE_API void te_module_destroy(te_module *m) {
     te__free(te, m, sizeof(*m));
 }
 
+static void te__module_unhold(te_module *m) {
+    if (m && --m->holds == 0 && m->destroyed) te_module_destroy(m);
+}
+
 TE_API void *te_module_state(te_module *m) { return m ? m->state : NULL; }
 TE_API te_ctx *te_module_ctx(const te_module *m) { return m ? m->te : NULL; }
 TE_API const te_module_class *te_module_get_class(const te_module *m) { return m ? m->cls : NULL; }
 TE_API const char *te_module_name(const te_module *m) { return m ? m->name : ""; }
 TE_API te_module *te_module_parent(const te_module *m) { return m ? m->parent : NULL; }
 
-/* Names from the child of the root down; the root's own name only when it is alone. */
-TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size) {
-    const te_module *chain[64];
-    int n = 0;
+/* Their names, the last one's first, with dots between. */
+static const char *te__join_names(const te_module *const *chain, int n, char *buffer, size_t size) {
     size_t used = 0;
-    if (!buffer || size == 0) return "";
-    buffer[0] = 0;
-    if (m && !m->parent) {
-        snprintf(buffer, size, "%s", m->name);
-        return buffer;
-    }
-    for (; m && m->parent && n < 64; m = m->parent) chain[n++] = m;
     while (n > 0) { /* for every forward: without printf */
         const char *name = chain[--n]->name;
         if (used && used + 1 < size) buffer[used++] = '.';
@@ -102,17 +122,48 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
     return buffer;
 }
 
+/* Names from the child of the root down; the root's own name only when it is alone. */
+TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size) {
+    const te_module *chain[TE_MAX_MODULE_DEPTH];
+    int n = 0;
+    if (!buffer || size == 0) return "";
+    if (m && !m->parent) chain[n++] = m;
+    for (; m && m->parent && n < TE_MAX_MODULE_DEPTH; m = m->parent) chain[n++] = m;
+    return te__join_names(chain, n, buffer, size);
+}
+/* The path of a module that is being made: from the module on whose create function the program has called. What that will become a child of nobody
+ * knows yet. */
+static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
+    const te_module *chain[TE_MAX_MODULE_DEPTH];
+    int n = 0;
+    for (; m && n < TE_MAX_MODULE_DEPTH; m = m->maker) chain[n++] = m;
+    return te__join_names(chain, n, buffer, size);
+}
+
+/* Modules from m down to its deepest one. */
+static int te__module_height(const te_module *m) {
+    int i, height = 0;
+    for (i = 0; i < m->num_children; i++) height = (int)te__max(height, te__module_height(m->children[i]));
+    return height + 1;
+}
+
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child) {
     const te_module *up;
     char *copy;
-    int i;
+    int i, depth = 0, height;
     if (!parent || !child) return NULL;
-    for (up = parent; up; up = up->parent)
+    for (up = parent; up; up = up->parent, depth++)
         if (up == child || child->parent || child->te != parent->te) {
             te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s cannot become a child of %s: it has a parent, is above it, or is of another context",
                      child->name, parent->name);
             return NULL;
         }
+    height = te__module_height(child);
+    if (depth + height > TE_MAX_MODULE_DEPTH) { /* all that walks a tree may call itself once a level */
+        te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s has %d level%s, and %s is at level %d; a tree has at most %d (TE_MAX_MODULE_DEPTH)",
+                 name ? name : child->name, height, height == 1 ? "" : "s", parent->name, depth, TE_MAX_MODULE_DEPTH);
+        return NULL;
+    }
     if (name && (strchr(name, '.') || !name[0])) {
         te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: \"%s\": a name is not empty and has no dot", name);
         return NULL;
@@ -157,6 +208,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
         te__fail(m->te, TE_ERR_INVALID, "%s: a parameter or buffer needs a name", m->name);
         return NULL;
     }
+    if (!tensor->name && !te_tensor_set_name(tensor, name)->name) return NULL; /* for messages */
     for (i = 0; i < m->num_entries; i++)
         if (strcmp(m->entries[i].name, name) == 0) {
             if (m->entries[i].kind != kind) {
@@ -192,37 +244,52 @@ TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_ten
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor) { return te__module_add(m, name, tensor, TE_ENTRY_BUFFER); }
 TE_API te_tensor *te_module_parameter(const te_module *m, const char *name) {
     int i;
-    for (i = 0; m && i < m->num_entries; i++)
+    for (i = 0; m && name && i < m->num_entries; i++)
         if (strcmp(m->entries[i].name, name) == 0) return m->entries[i].tensor;
     return NULL;
 }
 
 /* ---- walking ---- */
 
-TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) {
+static bool te__has_visitor(te_module *m, bool given, const char *who) {
+    if (!given) te__fail(m->te, TE_ERR_INVALID, "%s: the function to call is NULL", who);
+    return given;
+}
+static bool te__visit_modules(te_module *m, te_module_visit_fn visit, void *user) {
     int i;
-    if (!m) return true;
     if (!visit(user, m)) return false;
     for (i = 0; i < m->num_children; i++)
-        if (!te_module_visit(m->children[i], visit, user)) return false;
+        if (!te__visit_modules(m->children[i], visit, user)) return false;
     return true;
+}
+TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) {
+    return !m || (te__has_visitor(m, visit != NULL, "te_module_visit") && te__visit_modules(m, visit, user));
 }
 
-/* Paths count from the module that the walk began at. */
-static bool te__visit_tensors(te_module *m, const char *prefix, te_tensor_visit_fn visit, void *user) {
-    char path[512];
-    int i;
-    for (i = 0; i < m->num_entries; i++) {
-        snprintf(path, sizeof(path), "%s%s%s", prefix, prefix[0] ? "." : "", m->entries[i].name);
-        if (!visit(user, m, path, m->entries[i].tensor, m->entries[i].kind)) return false;
-    }
-    for (i = 0; i < m->num_children; i++) {
-        snprintf(path, sizeof(path), "%s%s%s", prefix, prefix[0] ? "." : "", m->children[i]->name);
-        if (!te__visit_tensors(m->children[i], path, visit, user)) return false;
-    }
-    return true;
+/* Paths count from the module that the walk began at. `path` holds m's own, `used` characters of it; each call leaves it as it was. */
+enum { TE__TREE_PATH = 512 };
+static void te__path_append(char *path, size_t used, const char *name) {
+    snprintf(path + used, TE__TREE_PATH - used, "%s%s", used ? "." : "", name);
 }
-TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user) { return !m || te__visit_tensors(m, "", visit, user); }
+static bool te__visit_tensors(te_module *m, char *path, te_tensor_visit_fn visit, void *user) {
+    size_t used = strlen(path);
+    bool more = true;
+    int i;
+    for (i = 0; i < m->num_entries && more; i++) {
+        te__path_append(path, used, m->entries[i].name);
+        more = visit(user, m, path, m->entries[i].tensor, m->entries[i].kind);
+    }
+    for (i = 0; i < m->num_children && more; i++) {
+        te__path_append(path, used, m->children[i]->name);
+        more = te__visit_tensors(m->children[i], path, visit, user);
+    }
+    path[used] = 0;
+    return more;
+}
+TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user) {
+    char path[TE__TREE_PATH] = "";
+    return !m || (te__has_visitor(m, visit != NULL, "te_module_visit_tensors") && te__visit_tensors(m, path, visit, user));
+}
 
 static bool te__count_parameter(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     (void)m, (void)path;
@@ -273,54 +340,4 @@ TE_API size_t te_module_print(te_module *m, char *buffer, size_t size) {
     if (size > 0 && buffer) buffer[0] = 0;
     if (m) te__print_module(m, 0, buffer, buffer ? size : 0, &used);
     return used;
-}
-
-/* ---- running ---- */
-
-TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward) {
-    te_module_forward_fn old = m ? m->own_forward : NULL;
-    if (m) m->own_forward = forward;
-    return old;
-}
-
-/* Temporaries of a forward go when it returns: what the backward needs is kept by the tape. */
-TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
-    char before[sizeof(((te_ctx *)0)->module_path)];
-    te_ctx *te;
-    te_result result;
-    bool entered;
-    if (!m || !args || !args->input) return NULL;
-    te = m->te;
-    if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
-    memcpy(before, te->module_path, sizeof(before));
-    te_module_path(m, te->module_path, sizeof(te->module_path));
-    args->num_outputs = 0;
-    memset(args->outputs, 0, sizeof(args->outputs));
-    te__frame_begin(te);
-    result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
-    if (result == TE_OK && (args->num_outputs < 1 || !args->outputs[0])) {
-        /* the class said OK and made nothing: an error is recorded already, or this is the class's own mistake */
-        if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
-        result = te->error_code;
-    }
-    if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* if it has not said more */
-    te__frame_end(te, args->outputs, result == TE_OK ? args->num_outputs : 0);
-    memcpy(te->module_path, before, sizeof(before));
-    te__device_leave(te, entered);
-    if (result == TE_OK) return args->outputs[0];
-    memset(args->outputs, 0, sizeof(args->outputs));
-    args->num_outputs = 0;
-    return NULL;
-}
-TE_API te_tensor *te_forward(te_module *m, te_tensor *x) {
-    te_forward_args args = TE_ZERO;
-    args.input = x;
-    return te_forward_with(m, &args);
-}
-/* What a class's forward calls at its end. */
-static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
-    if (!y) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
-    if (args->num_outputs == TE_MAX_OUTPUTS) return te__fail(m->te, TE_ERR_INVALID, "more than %d outputs", TE_MAX_OUTPUTS);
-    args->outputs[args->num_outputs++] = y;
-    return TE_OK;
 }

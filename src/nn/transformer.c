@@ -57,7 +57,7 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     te_module *m;
     te_dot_product_attention_desc *s;
     int groups;
-    if (!te || !desc) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_dot_product_attention_create")) return NULL;
     groups = desc->num_gqa_groups ? desc->num_gqa_groups : desc->num_attention_heads;
     if (desc->num_attention_heads < 1 || groups < 1 || desc->num_attention_heads % groups || desc->kv_channels < 1) {
         te__fail(te, TE_ERR_INVALID, "te_dot_product_attention_create: %d heads of %lld channels in %d groups; the groups must divide the heads",
@@ -105,14 +105,16 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc), te__mha_forward, NULL, NULL};
 
-/* Fills the defaults; false with the error recorded when the sizes do not fit. */
+/* Fills the defaults; false with the error recorded when the sizes do not fit, or all heads together have more channels than a layer. */
 static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, int heads, int *groups, int64_t *channels) {
     if (heads >= 1 && *channels == 0 && hidden >= 1 && hidden % heads == 0) *channels = hidden / heads;
     if (*groups == 0) *groups = heads;
-    if (heads >= 1 && *groups >= 1 && heads % *groups == 0 && *channels >= 1 && hidden >= 1) return true;
+    if (heads >= 1 && *groups >= 1 && heads % *groups == 0 && *channels >= 1 && hidden >= 1 &&
+        *channels <= TE__MAX_LAYER_SIZE / (heads + 2 * (int64_t)*groups))
+        return true;
     te__fail(te, TE_ERR_INVALID,
              "%s: hidden_size %lld, num_attention_heads %d, num_gqa_groups %d, kv_channels %lld; the heads must divide the hidden size (or kv_channels "
-             "be given), the groups must divide the heads",
+             "be given), the groups must divide the heads, and all channels be fewer than 2^62",
              function, (long long)hidden, heads, *groups, (long long)*channels);
     return false;
 }
@@ -121,17 +123,20 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     te_multihead_attention_desc d;
     te_dot_product_attention_desc core = TE_ZERO;
     te_linear_desc proj = TE_ZERO;
-    te_module *m;
+    te_module *m, *outer;
     int64_t qkv_rows;
-    if (!te || !desc) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_multihead_attention_create")) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, d.num_attention_heads, &d.num_gqa_groups, &d.kv_channels)) return NULL;
     m = te_module_create(te, &te__mha_class, d.name ? d.name : "self_attention");
     if (!m) return NULL;
     *(te_multihead_attention_desc *)m->state = d;
+    outer = te->making;
+    te->making = m;
     qkv_rows = (d.num_attention_heads + 2 * (int64_t)d.num_gqa_groups) * d.kv_channels;
     if (d.input_layernorm) {
         te_layernorm_linear_desc l = TE_ZERO;
+        l.name = "layernorm_qkv";
         l.in_features = d.hidden_size;
         l.out_features = qkv_rows;
         l.eps = d.layernorm_epsilon;
@@ -142,16 +147,17 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         l.init = d.init;
         l.params_dtype = d.params_dtype;
         l.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-        te__adopt(m, "layernorm_qkv", te_layernorm_linear_create(te, &l));
+        te__adopt(m, l.name, te_layernorm_linear_create(te, &l));
     } else {
         te_linear_desc l = TE_ZERO;
+        l.name = "qkv";
         l.in_features = d.hidden_size;
         l.out_features = qkv_rows;
         l.no_bias = d.no_bias;
         l.init = d.init;
         l.params_dtype = d.params_dtype;
         l.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-        te__adopt(m, "qkv", te_linear_create(te, &l));
+        te__adopt(m, l.name, te_linear_create(te, &l));
     }
     core.num_attention_heads = d.num_attention_heads;
     core.num_gqa_groups = d.num_gqa_groups;
@@ -164,6 +170,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     core.window_right = d.window_right;
     core.softmax_scale = d.softmax_scale;
     te__adopt(m, "core_attention", te_dot_product_attention_create(te, &core));
+    proj.name = "proj";
     proj.in_features = d.num_attention_heads * d.kv_channels;
     proj.out_features = d.hidden_size;
     proj.no_bias = d.no_bias;
@@ -171,7 +178,8 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     proj.init = d.output_layer_init;
     proj.params_dtype = d.params_dtype;
     proj.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    te__adopt(m, "proj", te_linear_create(te, &proj));
+    te__adopt(m, proj.name, te_linear_create(te, &proj));
+    te->making = outer;
     return te__module_built(m);
 }
 
@@ -215,13 +223,16 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     te_transformer_layer_desc d;
     te_multihead_attention_desc a = TE_ZERO;
     te_layernorm_mlp_desc p = TE_ZERO;
-    te_module *m;
-    if (!te || !desc) return NULL;
+    te_module *m, *outer;
+    if (!te || !te__has_desc(te, desc, "te_transformer_layer_create")) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, d.num_attention_heads, &d.num_gqa_groups, &d.kv_channels)) return NULL;
     m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");
     if (!m) return NULL;
     *(te_transformer_layer_desc *)m->state = d;
+    outer = te->making;
+    te->making = m;
+    a.name = "self_attention";
     a.hidden_size = d.hidden_size;
     a.num_attention_heads = d.num_attention_heads;
     a.num_gqa_groups = d.num_gqa_groups;
@@ -244,7 +255,8 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     a.output_layer_init = d.output_layer_init;
     a.params_dtype = d.params_dtype;
     a.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    te__adopt(m, "self_attention", te_multihead_attention_create(te, &a));
+    te__adopt(m, a.name, te_multihead_attention_create(te, &a));
+    p.name = "layernorm_mlp";
     p.hidden_size = d.hidden_size;
     p.ffn_hidden_size = d.ffn_hidden_size;
     p.eps = d.layernorm_epsilon;
@@ -258,14 +270,16 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     p.output_layer_init = d.output_layer_init;
     p.params_dtype = d.params_dtype;
     p.fuse_wgrad_accumulation = d.fuse_wgrad_accumulation;
-    te__adopt(m, "layernorm_mlp", te_layernorm_mlp_create(te, &p));
+    te__adopt(m, p.name, te_layernorm_mlp_create(te, &p));
     if (d.output_layernorm) {
         te_norm_desc n = TE_ZERO;
         n.hidden_size = d.hidden_size;
         n.eps = d.layernorm_epsilon;
         n.zero_centered_gamma = d.zero_centered_gamma;
         n.params_dtype = d.params_dtype;
-        te__adopt(m, "layernorm", d.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
+        n.name = "layernorm";
+        te__adopt(m, n.name, d.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }
+    te->making = outer;
     return te__module_built(m);
 }

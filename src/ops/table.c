@@ -25,19 +25,14 @@ static const te__op_info te__ops[TE_OP_COUNT] = {{"?", "?", 0, NULL, NULL, NULL}
 TE_API const char *te_op_name(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].name : "?"; }
 TE_API const char *te_op_family(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].family : "?"; }
 
-/* A tensor of te_tensor_describe has no memory to run on; checks let it pass, since te_explain asks them too. Args are structs of
- * pointers, so a word that equals the address of such a tensor is that tensor. */
-static te_result te__refuse_described(te_ctx *te, te_op op, const te__any_args *args) {
-    size_t i;
-    int k;
-    for (i = 0; i + sizeof(te_tensor *) <= te__ops[op].args_size; i += sizeof(te_tensor *)) {
-        const te_tensor *x;
-        memcpy(&x, (const char *)args + i, sizeof(x));
-        for (k = 0; k < te->num_live; k++)
-            if (te->live[k] == x && x->described && te__numel(x) > 0)
-                return te__fail(te, TE_ERR_STATE, "te_%s: a tensor made by te_tensor_describe has no memory: it is for te_explain alone", te__ops[op].name);
-    }
-    return TE_OK;
+/* Checks let tensors of te_tensor_describe pass, since te_explain asks them too; nothing runs with one. */
+static te_result te__args_have_memory(te_op op, te__any_args *args) {
+    te__arg_walk w = TE_ZERO;
+    char who[96];
+    te__walk_args(&w, op, args, te__arg_memory, false);
+    if (!w.without_memory) return TE_OK;
+    snprintf(who, sizeof(who), "te_%s: %s", te__ops[op].name, w.field);
+    return te__no_plain_memory(w.without_memory, who);
 }
 
 /* Runs one operation on the context's device. Defaults are filled in a copy of the args. */
@@ -50,8 +45,9 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
     memcpy(&copy, args, te__ops[op].args_size);
     floats = te__floats_begin(); /* defaults and plans compute, too */
     result = te__ops[op].check(te, &copy);
-    if (result == TE_OK && te->num_described > 0) result = te__refuse_described(te, op, &copy);
+    if (result == TE_OK) result = te__args_have_memory(op, &copy);
     if (result == TE_OK && te->capture) result = te__capture_args(te->capture, op, &copy);
+    if (result == TE_OK && !te->warming) te__touch_args(op, &copy); /* a warm-up writes nothing */
     if (result == TE_OK) result = te->device->run(te, op, &copy);
     te__floats_end(&floats);
     return result;
@@ -65,6 +61,7 @@ TE_OP_LIST(TE__OP_FUNCTION)
 /* ---- the CPU device ---- */
 
 static void *te__cpu_mem_alloc(te_ctx *te, size_t bytes) {
+    if (te__refuse_fork(te) != TE_OK) return NULL;
     if (te->device_allocator.alloc) return te->device_allocator.alloc(te->device_allocator.user, bytes, 64);
     if (te->host_allocator.alloc) return te->host_allocator.alloc(te->host_allocator.user, bytes, 64);
     return malloc(bytes);
@@ -78,22 +75,26 @@ static void te__cpu_mem_release(te_ctx *te, void *data, size_t bytes) {
         free(data);
 }
 static te_result te__cpu_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
+    if (te__is_forked(te)) return te__refuse_fork(te);
     if (te->capture) return te__refuse_upload(te);
     if (bytes) memcpy(dst, src, bytes);
     return TE_OK;
 }
 static te_result te__cpu_download(te_ctx *te, void *dst, const void *src, size_t bytes) {
+    if (te__is_forked(te)) return te__refuse_fork(te);
     if (te->capture) return te__refuse_download(te);
     if (bytes) memcpy(dst, src, bytes);
     return TE_OK;
 }
 static te_result te__cpu_clear(te_ctx *te, void *dst, size_t bytes) {
+    if (te__is_forked(te)) return te__refuse_fork(te);
     if (te->capture && bytes) return te__record_clear(te, dst, bytes);
     if (bytes) memset(dst, 0, bytes);
     return TE_OK;
 }
-static te_result te__cpu_synchronize(te_ctx *te) { return te->capture ? te__refuse_wait(te) : TE_OK; }
+static te_result te__cpu_synchronize(te_ctx *te) { return te->capture ? te__refuse_wait(te) : te__refuse_fork(te); }
 static te_result te__cpu_run(te_ctx *te, te_op op, const void *args) {
+    if (te__is_forked(te)) return te__refuse_fork(te);
     if (te->warming) return TE_OK; /* nothing to compile, and nothing may change */
     te->jit_stats.launches++;
     return te->capture ? te__record_call(te, op, args, te__ops[op].args_size) : te__ops[op].cpu(te, args);
@@ -107,7 +108,7 @@ static te_result te__cpu_capture_end(te_ctx *te, te_graph *g) {
     return TE_OK;
 }
 static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
-    te_result result = TE_OK;
+    te_result result = te__refuse_fork(te);
     int i;
     for (i = 0; i < g->num_records && result == TE_OK; i++) {
         const te__call *r = &g->records[i];
@@ -120,7 +121,7 @@ static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
 }
 
 static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_download, te__cpu_clear,
-                                          te__cpu_synchronize, NULL, te__cpu_run, NULL, NULL, NULL, te__cpu_capture_begin, te__cpu_capture_end,
+                                          te__cpu_synchronize, NULL, te__cpu_run, NULL, NULL, NULL, NULL, te__cpu_capture_begin, te__cpu_capture_end,
                                           te__cpu_graph_launch, te__records_free};
 
 /* ---- the CUDA device ---- */
@@ -155,5 +156,5 @@ static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
 }
 
 static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_mem_release, te__cuda_upload, te__cuda_download, te__cuda_clear,
-                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_enter, te__cuda_leave, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
+                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_enter, te__cuda_leave, te__cuda_settle, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
                                            te__cuda_graph_launch, te__cuda_graph_close};

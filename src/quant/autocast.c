@@ -5,40 +5,41 @@
 static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
     te__custom_slots *slots;
     te_result result = TE_OK;
-    int gemm, slot;
+    int i;
     if (te__custom_slots_of(s, r)) return TE_OK;
     if (te->capture) return te__refuse_capture(te, "the first run of a module under a custom recipe", TE__RUN_FIRST);
-    slots = (te__custom_slots *)te__alloc_zero(te, sizeof(te__custom_slots));
+    slots = (te__custom_slots *)te__alloc_zero(te, te__custom_slots_bytes(s));
     if (!slots) return TE_ERR_OUT_OF_MEMORY;
     slots->factory = r->factory;
     slots->user = r->user;
-    for (gemm = 0; gemm < s->num_gemms && result == TE_OK; gemm++)
-        for (slot = 0; slot < 3 && result == TE_OK; slot++) {
-            te__custom_slot *c = slot < 2 ? &slots->forward[gemm][slot] : &slots->backward[gemm];
-            te_quantizer_desc desc = TE_ZERO;
-            te_quantizer_role role = TE_ZERO;
-            role.module_type = module_type;
-            role.name = te->module_path;
-            role.gemm = gemm;
-            role.tensor_type = slot == 0 ? TE_TENSOR_INPUT : slot == 1 ? TE_TENSOR_WEIGHT : TE_TENSOR_GRAD_OUTPUT;
-            result = r->factory(r->user, &role, &desc);
-            if (result != TE_OK) {
-                te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
-                break;
-            }
-            if (desc.kind == TE_QUANT_NONE) desc.kind = TE_QUANT_IDENTITY;
-            if (desc.kind == TE_QUANT_DELAYED && !desc.scale) {
-                te_dtype dtype = te__recipe_dtype(r, slot == 2);
-                if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)
-                    result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
-                                      "change te_recipe.format, or give the quantizer a scale of its own", te_dtype_name(desc.dtype), te_dtype_name(dtype));
-                desc.dtype = dtype;
-                c->own_scale = slots->any_own_scale = true;
-            }
-            if (result == TE_OK) result = te__spec_open_whole(te, &desc, &c->spec, c->child, "recipe custom");
+    slots->format = r->format;
+    for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS && result == TE_OK; i++) {
+        te__custom_slot *c = &slots->slot[i];
+        int slot = i % TE__CUSTOM_SLOTS;
+        te_quantizer_desc desc = TE_ZERO;
+        te_quantizer_role role = TE_ZERO;
+        role.module_type = module_type;
+        role.name = te->module_path;
+        role.gemm = i / TE__CUSTOM_SLOTS;
+        role.tensor_type = slot == 0 ? TE_TENSOR_INPUT : slot == 1 ? TE_TENSOR_WEIGHT : TE_TENSOR_GRAD_OUTPUT;
+        result = r->factory(r->user, &role, &desc);
+        if (result != TE_OK) {
+            te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
+            break;
         }
+        if (desc.kind == TE_QUANT_NONE) desc.kind = TE_QUANT_IDENTITY;
+        if (desc.kind == TE_QUANT_DELAYED && !desc.scale) {
+            te_dtype dtype = te__recipe_dtype(r, slot == 2);
+            if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)
+                result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
+                                  "change te_recipe.format, or give the quantizer a scale of its own", te_dtype_name(desc.dtype), te_dtype_name(dtype));
+            desc.dtype = dtype;
+            c->own_scale = slots->any_own_scale = true;
+        }
+        if (result == TE_OK) result = te__spec_open_whole(te, &desc, &c->spec, c->child, "recipe custom");
+    }
     if (result != TE_OK) {
-        te__custom_slots_close(te, slots);
+        te__custom_slots_close(s, slots);
         return result;
     }
     slots->next = s->custom;
@@ -104,9 +105,9 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     int count = 0, i = 0;
     size_t bytes;
     te_result result = TE_OK;
-    const te_recipe recipe = first->recipe;
-    te_group *group = recipe.no_reduce_amax ? NULL : first->group;
-#define TE__ALIKE(s) (te__slots_of(s, backward)->pending && (s)->group == first->group && memcmp(&(s)->recipe, &recipe, sizeof(recipe)) == 0)
+    const te_recipe recipe = te__slots_of(first, backward)->recipe;
+    te_group *first_group = te__slots_of(first, backward)->group, *group = recipe.no_reduce_amax ? NULL : first_group;
+#define TE__ALIKE(s) (te__slots_of(s, backward)->pending && te__slots_of(s, backward)->group == first_group && te__recipe_same(&te__slots_of(s, backward)->recipe, &recipe))
     for (s = first; s; s = s->next) count += TE__ALIKE(s);
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
     list = (te_tensor **)te__alloc(te, bytes);
@@ -177,6 +178,7 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
     a->calibrating = desc && desc->calibrating;
     a->amax_group = desc ? desc->amax_group : NULL;
     if (te__recipe_check(te, &a->recipe) != TE_OK) return te_error_code(te);
+    if (te->num_autocast == 0 && (a->enabled || a->calibrating) && te->keep_scales && te->keep_scales(te) != TE_OK) return te_error_code(te);
     te->num_autocast++;
     te->after_backward = te__update_backward_slots;
     return TE_OK;
@@ -184,11 +186,14 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
 
 TE_API te_result te_autocast_end(te_ctx *te) {
     bool enabled;
+    te_result result;
     if (!te) return TE_ERR_STATE;
     if (te->num_autocast == 0) return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
     enabled = te->autocast[--te->num_autocast].enabled;
-    if (te->num_autocast > 0 || !enabled || !te_grad_enabled(te) || te->error_code != TE_OK) return te->error_code;
-    return te__update_slots(te, false);
+    result = te->error_code;
+    if (te->num_autocast == 0 && enabled && te->tape.no_grad == te->tape.hidden_no_grad && !te->replaying && result == TE_OK) result = te__update_slots(te, false);
+    if (result != TE_OK) te__step_fails(te);
+    return result;
 }
 
 static const te__autocast *te__autocast_now(const te_ctx *te) { return te->num_autocast ? &te->autocast[te->num_autocast - 1] : NULL; }
@@ -198,23 +203,24 @@ TE_API bool te_autocast_enabled(const te_ctx *te) {
     return a && a->enabled;
 }
 
-/* How slot `slot` of product `gemm` is quantized under recipe r. */
-static te__quant_spec te__slot_spec(te__scaling *s, const te_recipe *r, bool backward, int gemm, int slot, int usage) {
-    te__slots *slots = te__slots_of(s, backward);
+/* How slot `slot` of product `gemm` is quantized in a call. */
+static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int gemm, int slot, int usage) {
+    te__slots *slots = backward ? &q->scaling->backward : q->forward;
     int i = gemm * (backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD) + slot;
     const te__custom_slot *custom = NULL;
     te__quant_spec spec;
-    if (r->kind == TE_RECIPE_CUSTOM) {
-        te__custom_slots *c = te__custom_slots_of(s, r);
-        custom = backward ? &c->backward[gemm] : &c->forward[gemm][slot];
+    if (q->recipe.kind == TE_RECIPE_CUSTOM) {
+        custom = &te__custom_slots_of(q->scaling, &q->recipe)->slot[gemm * TE__CUSTOM_SLOTS + (backward ? 2 : slot)];
         spec = custom->spec;
     } else
-        spec = te__recipe_spec(r, backward, slot, s->group);
+        spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
     spec.usage = usage;
-    if (r->kind == TE_RECIPE_DELAYED || (custom && custom->own_scale)) {
+    if (q->recipe.kind == TE_RECIPE_DELAYED || (custom && custom->own_scale)) {
         spec.scale = slots->slot_scale[i];
         spec.amax = slots->slot_amax[i];
         slots->pending = true;
+        slots->recipe = q->recipe;
+        slots->group = q->group;
     }
     return spec;
 }

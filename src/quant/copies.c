@@ -36,6 +36,9 @@ static void te__scale_shape(const te__quant_copy *c, int which, int64_t m, int64
     }
 }
 
+/* How many amaxes an NVFP4 copy has: row-scaled, one for each row of x, or for each column. */
+static int64_t te__nvfp4_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) { return !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n; }
+
 /* One copy of an [m, n] matrix by `spec`, uninitialised or cleared. The tensors belong to the copy. */
 static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal, int64_t m, int64_t n, bool clear) {
     static const te_dtype scale_dtype[] = {TE_F32, TE_F32, TE_F32, TE_F32, TE_F8E8M0, TE_F8E4M3};
@@ -63,7 +66,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     te__scale_shape(c, which, m, n, shape);
     c->scale = te_tensor_retain(te__is_tensor_scaled(spec->kind) ? make(te, TE_F32, 1, &one) : make(te, scale_dtype[spec->kind], 2, shape));
     if (spec->kind == TE_QUANT_NVFP4) {
-        int64_t amaxes = spec->row_scaled && which == TE_ROWWISE ? m : 1;
+        int64_t amaxes = te__nvfp4_amaxes(spec, which, m, n);
         c->amax = te_tensor_retain(make(te, TE_F32, 1, &amaxes));
     }
     return c->data && c->scale && (c->amax || spec->kind != TE_QUANT_NVFP4) ? TE_OK : te_error_code(te);
@@ -77,7 +80,7 @@ static void te__copies_share(te__quantized *q) {
         te_tensor_release(col->scale);
         col->scale = te_tensor_retain(row->scale);
     }
-    if (q->kind == TE_QUANT_NVFP4 && !col->rht && te__numel(row->amax) == 1) {
+    if (q->kind == TE_QUANT_NVFP4 && !col->rht && row->amax && col->amax && te__numel(row->amax) == 1 && te__numel(col->amax) == 1) {
         te_tensor_release(col->amax);
         col->amax = te_tensor_retain(row->amax);
     }
@@ -188,7 +191,7 @@ static te_result te__fill_nvfp4(te_tensor *x, const te__quant_spec *spec, const 
     amax.noop = noop;
     for (i = 0; i < 2 && te_group_size(spec->group) > 1; i++) {
         te_tensor **slot = i ? &amax.amax_col : &amax.amax_row, *own = *slot;
-        if (!own || (i == 0 && spec->row_scaled)) continue;
+        if (!own) continue;
         *slot = te__empty_1d(te, TE_F32, 1);
         if (!*slot) return te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
         if (noop) result = te_tensor_copy(*slot, own);
@@ -357,7 +360,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
         }
     } else
         result = te__copies_fill(flat, spec, row, col, noop);
-    if (result == TE_OK && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
+    if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
     te__frame_end(x->te, NULL, 0);
     return result;
 }
@@ -588,6 +591,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
 static te_tensor *te__quant_keep(const te_tensor *x, int usage) {
     te_tensor *y = te__alias_quantized(x);
     if (!y) return NULL;
+    if (x->name) te_tensor_set_name(y, x->name);
     if (!(usage & TE_ROWWISE)) te__copy_release(&y->quantized->row);
     if (!(usage & TE_COLUMNWISE)) te__copy_release(&y->quantized->col);
     return y;

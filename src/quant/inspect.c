@@ -26,12 +26,12 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
     const te__quant_copy *copy;
     if (!te->inspecting || te->warming || !x->buffer || !xq->quantized) return; /* a custom recipe may leave an operand as it is */
     if (!s->inspection) {
-        s->inspection = (te__inspection *)te__alloc_zero(te, sizeof(*s->inspection));
+        s->inspection = (te__inspection *)te__alloc_zero(te, te__inspection_bytes(s));
         if (!s->inspection) return;
     }
     if (te->module_path[0]) memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path)); /* empty in the backward pass */
     s->inspection->module_type = s->module_type;
-    slot = &s->inspection->slot[gemm][type == TE_TENSOR_INPUT ? 0 : type == TE_TENSOR_WEIGHT ? 1 : 2];
+    slot = &s->inspection->slot[gemm * TE__INSPECTED_TYPES + (type == TE_TENSOR_INPUT ? 0 : type == TE_TENSOR_WEIGHT ? 1 : 2)];
     memset(&fresh, 0, sizeof(fresh));
     te__frame_begin(te);
     te->tape.no_grad++;
@@ -109,7 +109,7 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
         if (s->inspection) order[--i] = s;
     for (i = 0; i < n && result == TE_OK; i++)
         for (k = 0; k < order[i]->num_gemms * TE__INSPECTED_TYPES && result == TE_OK; k++) {
-            const te__measured *slot = &order[i]->inspection->slot[k / TE__INSPECTED_TYPES][k % TE__INSPECTED_TYPES];
+            const te__measured *slot = &order[i]->inspection->slot[k];
             te_quantizer_role role = TE_ZERO;
             te_quant_stats stats = TE_ZERO;
             if (slot->kind == TE_QUANT_NONE) continue;

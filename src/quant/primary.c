@@ -24,7 +24,7 @@ TE_API te_result te_quantized_model_init_end(te_ctx *te) {
 static bool te__quantizes_weights(const te_ctx *te) { return te->num_quantized_init > 0 && !te->quantized_init[te->num_quantized_init - 1].disabled; }
 
 /* The quantizer that the recipe of the region in force has for a weight. */
-static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *name, int gemm) {
+static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *path, int gemm) {
     const te_recipe *r = &te->quantized_init[te->num_quantized_init - 1].recipe;
     te_quantizer_desc desc = TE_ZERO;
     te_quantizer *q;
@@ -32,7 +32,7 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
         te_quantizer_role role = TE_ZERO;
         te_result result;
         role.module_type = module_type;
-        role.name = name;
+        role.name = path;
         role.gemm = gemm;
         role.tensor_type = TE_TENSOR_WEIGHT;
         result = r->factory(r->user, &role, &desc);
@@ -54,9 +54,9 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
 }
 
 /* A quantized tensor in place of a weight that was just given its first value; the weight itself where the recipe leaves it alone. */
-static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *name, int gemm) {
+static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *path, int gemm) {
     te_ctx *te = weight->te;
-    te_quantizer *q = te__weight_quantizer(te, module_type, name, gemm);
+    te_quantizer *q = te__weight_quantizer(te, module_type, path, gemm);
     te_tensor *y;
     if (!q) return NULL;
     if (q->spec.kind == TE_QUANT_IDENTITY) {
@@ -98,14 +98,9 @@ static bool te__primary_has_start(const te_tensor *x) { return x->quantized->ini
 
 /* Writes a high-precision value into a weight that is stored quantized, from an optimizer. */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
-    te_result result;
-    bool starts;
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
-    starts = te__primary_has_start(weight);
-    result = te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
-    if (starts && weight->te->warming) weight->quantized->init_version = te__quant_version(weight); /* nothing was written */
-    return result;
+    return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
 }
 
 /* The same from an initialisation or a file: training starts from this value, so it takes the place of the preserved one. */

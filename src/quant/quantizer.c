@@ -30,6 +30,8 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
         return te__fail(te, TE_ERR_INVALID, "%s: with_rht and with_2d_quantization; the transform mixes rows, so its blocks are 1 x 16: choose one", who);
     if (desc->row_scaled && desc->amax_group && desc->kind == TE_QUANT_NVFP4)
         return te__fail(te, TE_ERR_INVALID, "%s: row_scaled and amax_group; each row has an amax of its own, which no group shares: choose one", who);
+    if (desc->scale && te__need_memory(desc->scale, who) != TE_OK) return TE_ERR_STATE;
+    if (desc->amax && te__need_memory(desc->amax, who) != TE_OK) return TE_ERR_STATE;
     if ((desc->scale && !te__is_one_f32(desc->scale)) || (desc->amax && !te__is_one_f32(desc->amax)))
         return te__fail(te, TE_ERR_SHAPE, "%s: scale and amax must be f32 tensors of one element", who);
     if ((desc->scale && desc->scale->te != te) || (desc->amax && desc->amax->te != te))
@@ -94,7 +96,7 @@ static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, 
 
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc) {
     te_quantizer *q;
-    if (!te || !desc) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_quantizer_create")) return NULL;
     if (te->capture) {
         te__refuse_capture(te, "te_quantizer_create", "make it before te_graph_begin");
         return NULL;
@@ -137,6 +139,7 @@ static te_tensor *te__record_same(const char *name, te_tensor *x, te_tensor *y) 
 /* Plain float tensors only; says what else was found. */
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;
+    if (te__need_memory(x, function) != TE_OK) return false;
     te__fail(x->te, TE_ERR_DTYPE, "%s: the input is %s%s; f32, f16 or bf16 is needed", function, x->quantized ? "quantized, nominally " : "",
              te_dtype_name(x->dtype));
     return false;
@@ -173,38 +176,46 @@ static te_tensor *te__quantized_by(te_tensor *y, te_quantizer *q) {
 }
 
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
+    te__rng_state before;
     te_tensor *y;
     if (!q || !x || !te__can_quantize(q->te, &q->spec, x, "te_quantize")) return NULL;
+    before = te__rng_now(q->te);
     y = te__quantized_by(te__quantize(x, &q->spec), q);
-    return y ? te__record_same("quantize", x, y) : NULL;
+    if (y) y = te__record_same("quantize", x, y);
+    if (!y) te__rng_back(q->te, before);
+    return y;
 }
 
 /* Was this copy laid out as spec lays out its own? */
-static bool te__copy_fits(const te__quant_copy *c, const te__quant_spec *spec, int which, int64_t rows) {
+static bool te__copy_fits(const te_tensor *x, const te__quant_spec *spec, int which) {
+    const te__quant_copy *c = te__copy_of(x, which);
     if (!c->data) return true;
     if (c->kind != spec->kind && !(te__is_tensor_scaled(c->kind) && te__is_tensor_scaled(spec->kind))) return false;
     if (c->kind == TE_QUANT_IDENTITY || c->kind == TE_QUANT_CUSTOM) return true;
     return c->data->dtype == spec->dtype && c->two_dimensional == spec->two_dimensional && c->swizzled == spec->swizzled &&
            (c->kind != TE_QUANT_NVFP4 || (c->rht == (spec->rht && which == TE_COLUMNWISE) && c->no_sign_mask == spec->no_sign_mask &&
-                                          c->e4m3_max_256 == spec->e4m3_max_256 && te__numel(c->amax) == (spec->row_scaled && which == TE_ROWWISE ? rows : 1)));
+                                          c->e4m3_max_256 == spec->e4m3_max_256 &&
+                                          te__numel(c->amax) == te__nvfp4_amaxes(spec, which, te__rows(x), te__cols(x))));
 }
 
 TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te__rng_state before;
     te_result result;
     if (!q || !x || !dst) return TE_ERR_STATE;
     if (!te__can_quantize(q->te, &q->spec, x, "te_quantize_into") || !te__same_ctx(dst, q->te, "te_quantize_into")) return te_error_code(q->te);
     if (!dst->quantized) return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination is plain %s; te_quantizer_make_empty makes one", te_dtype_name(dst->dtype));
     if (!te__same_shape(x, dst))
         return te__fail(q->te, TE_ERR_SHAPE, "te_quantize_into: the input is %s and the destination %s; they must be equal", te__shape_text(x, a), te__shape_text(dst, b));
-    if (!te__copy_fits(&dst->quantized->row, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE, te__rows(dst)) ||
-        !te__copy_fits(&dst->quantized->col, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE, te__rows(dst)))
+    if (!te__copy_fits(dst, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE) || !te__copy_fits(dst, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE))
         return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one (%s) in kind, code format or layout; "
                         "te_quantizer_make_empty makes one that fits",
                         te__quant_kind_name(dst->quantized->kind), te__quant_kind_name(q->spec.kind));
     if (noop_flag && (q->spec.kind >= TE_QUANT_IDENTITY || !te__is_one_f32(noop_flag)))
         return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: noop_flag is an f32 [1] on the device, for quantizers of the FP8 and FP4 kinds");
+    before = te__rng_now(q->te);
     result = te__quant_fill(dst, x, &q->spec, te_quantized_usage(dst), noop_flag);
+    if (result != TE_OK) te__rng_back(q->te, before);
     return result;
 }
 

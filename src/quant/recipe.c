@@ -22,6 +22,21 @@ TE_API const char *te_recipe_name(te_recipe_kind kind) {
     return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
 }
 
+/* Do a and b say the same? Field by field: what stands in the padding of a struct is the caller's. Floats by their bits, so that a recipe is the same as
+ * itself whatever is in it. */
+static bool te__recipe_same(const te_recipe *a, const te_recipe *b) {
+#define TE__SAME(field) (a->field == b->field)
+#define TE__SAME_BITS(field) (te__f32_bits(a->field) == te__f32_bits(b->field))
+    return TE__SAME(kind) && TE__SAME(format) && TE__SAME(backward_override) && TE__SAME(split_fprop) && TE__SAME(split_dgrad) && TE__SAME(split_wgrad) &&
+           TE__SAME_BITS(margin) && TE__SAME(amax_history_len) && TE__SAME(amax_algo) && TE__SAME(amax_fn) && TE__SAME(scale_fn) && TE__SAME(user) &&
+           TE__SAME(no_reduce_amax) && TE__SAME(fp8_dpa) && TE__SAME(fp8_mha) && TE__SAME(power_of_two_scales) && TE__SAME_BITS(amax_epsilon) &&
+           TE__SAME(x_block_scaling_dim) && TE__SAME(w_block_scaling_dim) && TE__SAME(grad_block_scaling_dim) && TE__SAME(fp32_scales) &&
+           TE__SAME(enable_2d_quantization) && TE__SAME(disable_rht) && TE__SAME(disable_stochastic_rounding) && TE__SAME(disable_2d_quantization) &&
+           TE__SAME(row_scaled_activation) && TE__SAME(four_over_six) && TE__SAME(four_over_six_mse) && TE__SAME(four_over_six_e4m3_256) && TE__SAME(factory);
+#undef TE__SAME
+#undef TE__SAME_BITS
+}
+
 /* Slots of one product, as TransformerEngine counts them. */
 enum { TE__SLOT_INPUT = 0, TE__SLOT_WEIGHT = 1, TE__SLOT_OUTPUT = 2, TE__SLOTS_FORWARD = 3, TE__SLOT_GRAD_OUTPUT = 0, TE__SLOT_GRAD_INPUT = 1, TE__SLOTS_BACKWARD = 2 };
 

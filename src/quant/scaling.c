@@ -1,14 +1,16 @@
 /* quant/scaling.c: what modules keep for their recipes: scales and histories of delayed slots, the answers of a custom recipe, the last
  * inspection. Knows quantizers; must not know when any of it is used. */
 
-enum { TE__MAX_GEMMS = 2, TE__MAX_SLOTS = TE__MAX_GEMMS * TE__SLOTS_FORWARD };
-
 /* One direction: scale f32 [n], history f32 [L, n]; views of single slots for the casts. */
 typedef struct te__slots {
     te_tensor *scale, *history;
-    te_tensor *slot_scale[TE__MAX_SLOTS], *slot_amax[TE__MAX_SLOTS];
+    te_tensor **slot_scale, **slot_amax; /* [n] */
     int n;
-    bool pending; /* amaxes were recorded since the last update */
+    bool pending;     /* amaxes were recorded since the last update, */
+    te_recipe recipe; /* under this recipe */
+    te_group *group;  /* and for this group; borrowed */
+    te_tensor *kept_scale, *kept_history; /* what these were before the step under way, and: */
+    bool kept_pending;
 } te__slots;
 
 /* What a custom recipe's factory said about one slot. */
@@ -20,9 +22,11 @@ typedef struct te__custom_slots {
     struct te__custom_slots *next; /* a backward pass asks for those of its forward, whatever ran in between */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
+    te_format format; /* of the codes of slots with the module's scale */
     bool any_own_scale;
-    te__custom_slot forward[TE__MAX_GEMMS][2], backward[TE__MAX_GEMMS];
+    te__custom_slot slot[1]; /* 3 for each product: input, weight, gradient of the output; they end this allocation */
 } te__custom_slots;
+enum { TE__CUSTOM_SLOTS = 3 };
 
 /* What inspection last saw of one slot. */
 enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
@@ -37,7 +41,7 @@ typedef struct te__measured {
 typedef struct te__inspection {
     char path[256];
     const char *module_type;
-    te__measured slot[TE__MAX_GEMMS][TE__INSPECTED_TYPES];
+    te__measured slot[1]; /* TE__INSPECTED_TYPES for each product; they end this allocation */
 } te__inspection;
 
 static void te__measured_close(te__measured *s) {
@@ -47,28 +51,41 @@ static void te__measured_close(te__measured *s) {
     te_tensor_release(s->scale);
     memset(s, 0, sizeof(*s));
 }
+/* A module's state, for as many products as it has. The module holds a reference, and so does each tape node whose backward function quantizes. */
 typedef struct te__scaling {
     te_ctx *te;
-    struct te__scaling *next;
+    int refs;
+    struct te__scaling *next; /* te->scaling */
     int num_gemms;
-    te_recipe recipe; /* of the last forward, and its group */
-    te_group *group;
     te__slots forward, backward;
     te__custom_slots *custom;
     const char *module_type; /* static: a class's name */
     te__inspection *inspection;
 } te__scaling;
 
-static void te__slots_close(te__slots *s) {
+static bool te__slots_open(te_ctx *te, te__slots *s, int n) {
+    s->n = n;
+    s->slot_scale = (te_tensor **)te__alloc_zero(te, 2 * (size_t)n * sizeof(te_tensor *));
+    s->slot_amax = s->slot_scale ? s->slot_scale + n : NULL;
+    return s->slot_scale != NULL;
+}
+static void te__slots_clear(te__slots *s) {
     int i;
-    for (i = 0; i < s->n; i++) {
+    for (i = 0; s->slot_scale && i < s->n; i++) {
         te_tensor_release(s->slot_scale[i]);
         te_tensor_release(s->slot_amax[i]);
         s->slot_scale[i] = s->slot_amax[i] = NULL;
     }
     te_tensor_release(s->scale);
     te_tensor_release(s->history);
-    s->scale = s->history = NULL;
+    te_tensor_release(s->kept_scale);
+    te_tensor_release(s->kept_history);
+    s->scale = s->history = s->kept_scale = s->kept_history = NULL;
+}
+static void te__slots_close(te_ctx *te, te__slots *s) {
+    te__slots_clear(s);
+    te__free(te, s->slot_scale, 2 * (size_t)s->n * sizeof(te_tensor *));
+    s->slot_scale = s->slot_amax = NULL;
 }
 
 /* Element i of an f32 tensor as a tensor of its own. */
@@ -89,7 +106,7 @@ static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *histor
     if (!scale || !history) return te ? te_error_code(te) : TE_ERR_OUT_OF_MEMORY;
     te_tensor_retain(scale);
     te_tensor_retain(history);
-    te__slots_close(s);
+    te__slots_clear(s);
     s->scale = scale;
     s->history = history;
     te__frame_begin(te);
@@ -99,7 +116,20 @@ static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *histor
         whole = whole && s->slot_scale[i] && s->slot_amax[i];
     }
     te__frame_end(te, NULL, 0);
-    if (!whole) te__slots_close(s); /* else the next forward would take them for good */
+    if (!whole) te__slots_clear(s); /* else the next forward would take them for good */
+    return whole ? TE_OK : te_error_code(te);
+}
+/* Makes room for what they were before a step. */
+static te_result te__slots_keep(te__slots *s) {
+    te_ctx *te = s->scale->te;
+    bool whole;
+    te__frame_begin(te);
+    s->kept_scale = te_tensor_retain(te__empty_like(s->scale, TE_F32));
+    s->kept_history = te_tensor_retain(te__empty_like(s->history, TE_F32));
+    s->kept_pending = false;
+    whole = s->kept_scale && s->kept_history && te_tensor_copy(s->kept_scale, s->scale) == TE_OK && te_tensor_copy(s->kept_history, s->history) == TE_OK;
+    te__frame_end(te, NULL, 0);
+    if (!whole) te__slots_clear(s);
     return whole ? TE_OK : te_error_code(te);
 }
 
@@ -117,57 +147,161 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
     return x;
 }
 
+/* ---- a step that fails ----
+ *
+ * Scales and histories move while a step is under way: casts note amaxes, te_autocast_end and te_backward roll the histories and make new scales. If a
+ * later call fails the step is done again from its beginning, and must find them as they were: so they are kept when it begins, a launch for some
+ * thirty products, and given back by te_clear_error. A step ends with te_optimizer_step, for microbatches belong together; where the context has no
+ * optimizer, with the next outermost te_autocast_begin. Versions cannot tell that somebody else has written them meanwhile: te_checkpoint_load ends
+ * the step, too. */
+
+/* All that are there, to where they are kept, or back. */
+static te_result te__scales_move(te_ctx *te, bool back) {
+    enum { MOST = 8192 /* tensors of one operation: a plan has launches for 15,360 */ };
+    te_multi_scale_args args = TE_ZERO;
+    te__scaling *s;
+    te_tensor **list;
+    te_result result = TE_OK;
+    int count = 0, n = 0, i, at;
+    size_t bytes;
+    for (s = te->scaling; s; s = s->next) count += 2 * ((s->forward.scale != NULL) + (s->backward.scale != NULL));
+    if (count == 0) return TE_OK;
+    bytes = 2 * (size_t)count * sizeof(te_tensor *);
+    list = (te_tensor **)te__alloc(te, bytes);
+    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    for (s = te->scaling; s; s = s->next)
+        for (i = 0; i < 2; i++) {
+            te__slots *slots = i ? &s->backward : &s->forward;
+            if (!slots->scale) continue;
+            list[n] = slots->scale;
+            list[count + n++] = slots->kept_scale;
+            list[n] = slots->history;
+            list[count + n++] = slots->kept_history;
+        }
+    args.scale = 1.0f;
+    for (at = 0; at < count && result == TE_OK; at += MOST) {
+        args.in = (const te_tensor *const *)(list + (back ? count : 0) + at);
+        args.out = list + (back ? 0 : count) + at;
+        args.num_tensors = (int)te__min(MOST, count - at);
+        result = te_multi_scale(te, &args);
+    }
+    te__free(te, list, bytes);
+    for (s = te->scaling; s && result == TE_OK; s = s->next)
+        for (i = 0; i < 2; i++) {
+            te__slots *slots = i ? &s->backward : &s->forward;
+            if (back)
+                slots->pending = slots->kept_pending;
+            else
+                slots->kept_pending = slots->pending;
+        }
+    return result;
+}
+static te_result te__scales_give_back(te_ctx *te) {
+    te_result result = te__scales_move(te, true);
+    if (result == TE_OK) te__step_ends(te);
+    return result;
+}
+/* A step begins, or goes on. */
+static te_result te__scales_keep(te_ctx *te) {
+    te_result result = TE_OK;
+    if (te->capture || te->warming || te->replaying) return TE_OK;
+    if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the rest of a step that has failed, checked by nobody yet */
+    if (te->step_failed) result = te__scales_give_back(te);
+    if (result != TE_OK || (te->in_step && te->num_optimizers > 0)) return result;
+    te->in_step = false; /* if it fails now, there is nothing to go back to */
+    result = te__scales_move(te, false);
+    te->in_step = result == TE_OK;
+    if (te->error_code != TE_OK) te__step_fails(te);
+    return result;
+}
+
 static int te__history_length(const te_recipe *r) { return r->amax_history_len > 0 ? r->amax_history_len : 1024; }
 
-static void te__scaling_open(te_ctx *te, te__scaling *s, int num_gemms) {
-    s->te = te;
-    s->num_gemms = num_gemms;
-    s->forward.n = num_gemms * TE__SLOTS_FORWARD;
-    s->backward.n = num_gemms * TE__SLOTS_BACKWARD;
-    s->next = te->scaling;
-    te->scaling = s;
+static size_t te__inspection_bytes(const te__scaling *s) {
+    return sizeof(te__inspection) + (size_t)(s->num_gemms * TE__INSPECTED_TYPES) * sizeof(te__measured);
 }
 static void te__inspection_close(te__scaling *s) {
     int i;
     if (!s->inspection) return;
-    for (i = 0; i < (int)TE__MAX_GEMMS * TE__INSPECTED_TYPES; i++) te__measured_close(&s->inspection->slot[i / TE__INSPECTED_TYPES][i % TE__INSPECTED_TYPES]);
-    te__free(s->te, s->inspection, sizeof(*s->inspection));
+    for (i = 0; i < s->num_gemms * TE__INSPECTED_TYPES; i++) te__measured_close(&s->inspection->slot[i]);
+    te__free(s->te, s->inspection, te__inspection_bytes(s));
     s->inspection = NULL;
 }
 
-static void te__custom_slots_close(te_ctx *te, te__custom_slots *slots) {
-    int gemm, slot;
-    for (gemm = 0; gemm < TE__MAX_GEMMS; gemm++)
-        for (slot = 0; slot < 3; slot++) {
-            te__custom_slot *c = slot < 2 ? &slots->forward[gemm][slot] : &slots->backward[gemm];
-            te__spec_close(&c->spec);
-            te__spec_close(&c->child[0]);
-            te__spec_close(&c->child[1]);
-        }
-    te__free(te, slots, sizeof(*slots));
+static size_t te__custom_slots_bytes(const te__scaling *s) {
+    return sizeof(te__custom_slots) + (size_t)(s->num_gemms * TE__CUSTOM_SLOTS) * sizeof(te__custom_slot);
+}
+static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
+    int i;
+    for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS; i++) {
+        te__spec_close(&slots->slot[i].spec);
+        te__spec_close(&slots->slot[i].child[0]);
+        te__spec_close(&slots->slot[i].child[1]);
+    }
+    te__free(s->te, slots, te__custom_slots_bytes(s));
 }
 /* What the factory of this recipe has said, or NULL. */
 static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
     te__custom_slots *slots = s->custom;
-    while (slots && !(slots->factory == r->factory && slots->user == r->user)) slots = slots->next;
+    while (slots && !(slots->factory == r->factory && slots->user == r->user && slots->format == r->format)) slots = slots->next;
     return slots;
 }
-static void te__scaling_close(te__scaling *s) {
+/* NULL lets go of nothing. */
+static void te__scaling_release(te__scaling *s) {
     te__scaling **p;
-    if (!s->te) return;
+    te_ctx *te;
+    if (!s || --s->refs > 0) return;
+    te = s->te;
     while (s->custom) {
         te__custom_slots *slots = s->custom;
         s->custom = slots->next;
-        te__custom_slots_close(s->te, slots);
+        te__custom_slots_close(s, slots);
     }
     te__inspection_close(s);
-    for (p = &s->te->scaling; *p; p = &(*p)->next)
+    for (p = &te->scaling; *p; p = &(*p)->next)
         if (*p == s) {
             *p = s->next;
             break;
         }
-    te__slots_close(&s->forward);
-    te__slots_close(&s->backward);
-    s->te = NULL;
+    te__slots_close(te, &s->forward);
+    te__slots_close(te, &s->backward);
+    te__free(te, s, sizeof(*s));
+}
+static te__scaling *te__scaling_create(te_ctx *te, int num_gemms) {
+    te__scaling *s = (te__scaling *)te__alloc_zero(te, sizeof(te__scaling));
+    if (!s) return NULL;
+    s->te = te;
+    s->refs = 1;
+    s->num_gemms = num_gemms;
+    s->next = te->scaling;
+    te->scaling = s;
+    te->keep_scales = te__scales_keep;
+    te->give_back_scales = te__scales_give_back;
+    if (te__slots_open(te, &s->forward, num_gemms * TE__SLOTS_FORWARD) && te__slots_open(te, &s->backward, num_gemms * TE__SLOTS_BACKWARD)) return s;
+    te__scaling_release(s);
+    return NULL;
 }
 
+/* ---- a call -------------------------------------------------------------------------------------------------- */
+
+/* How one call of a module quantizes. A tape node keeps a copy, so that its backward pass goes by the recipe and the group of its own forward. */
+typedef struct te__quant_call {
+    te__scaling *scaling; /* NULL: in high precision */
+    te_recipe recipe;
+    te_group *group; /* reduces amaxes; borrowed */
+    bool enabled;    /* else amaxes alone may be wanted: calibrating */
+    bool calibrating;
+    te__slots *forward; /* the scales that the forward reads, the amaxes that it leaves: the module's, or those of a forward that runs again */
+} te__quant_call;
+
+/* For a node's state; te__quant_call_drop takes the reference back. */
+static te__quant_call te__quant_call_keep(const te__quant_call *q) {
+    te__quant_call kept = *q;
+    if (kept.scaling) kept.scaling->refs++;
+    kept.forward = NULL; /* the backward pass has no use for it */
+    return kept;
+}
+static void te__quant_call_drop(te__quant_call *q) {
+    te__scaling_release(q->scaling);
+    q->scaling = NULL;
+}

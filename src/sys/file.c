@@ -44,14 +44,17 @@ static inline bool te__path_is_absolute(const char *path) {
 #endif
     return te__is_slash(path[0]);
 }
-/* Length of the folder part of a path, without its last slash: 0 for "a", 1 for "/a", 3 for "b/c/d". */
-static inline size_t te__path_dir_length(const char *path) {
+/* Where the last part of a path begins. */
+static inline size_t te__path_name_at(const char *path) {
     size_t n = strlen(path);
     while (n > 0 && !te__is_slash(path[n - 1])) n--;
+    return n;
+}
+/* Length of the folder part of a path, without its last slash: 0 for "a", 1 for "/a", 3 for "b/c/d". */
+static inline size_t te__path_dir_length(const char *path) {
+    size_t n = te__path_name_at(path);
     return n > 1 ? n - 1 : n;
 }
-
-/* ---- reading ---- */
 
 #ifdef _WIN32
 typedef HANDLE te__fd;
@@ -67,6 +70,23 @@ typedef int te__fd;
 #define TE__O_CLOEXEC 0
 #endif
 #endif
+
+/* An empty path, and whatever is there and is no regular file: a folder, a pipe or a device has no size to check against, and nothing may take its
+ * place. `kind`: what it is, or NULL. */
+static inline bool te__path_complain(te__text *why, const char *verb, const char *path, const char *kind) {
+    if (why && !path[0]) te__text_printf(why, "cannot %s the file: its path is empty", verb);
+    else if (why) te__text_printf(why, "cannot %s %s: it is %s, not a regular file", verb, path, kind);
+    return false;
+}
+#ifdef _WIN32
+static inline const char *te__handle_kind(te__fd fd) { return GetFileType(fd) == FILE_TYPE_DISK ? NULL : GetFileType(fd) == FILE_TYPE_PIPE ? "a pipe" : "a device"; }
+#else
+static inline const char *te__mode_kind(const struct stat *st) {
+    return S_ISREG(st->st_mode) ? NULL : S_ISDIR(st->st_mode) ? "a folder" : S_ISFIFO(st->st_mode) ? "a pipe" : S_ISCHR(st->st_mode) || S_ISBLK(st->st_mode) ? "a device" : "a socket";
+}
+#endif
+
+/* ---- reading ---- */
 
 /* One read or write call takes at most this much: Linux and Windows both stop short of 2 GiB. */
 enum { TE__IO_CHUNK = 1 << 30 };
@@ -88,7 +108,6 @@ static inline void te__file_close(te__file *f) {
     f->fd = TE__NO_FD;
 }
 
-/* Anything but a regular file is refused: a folder, a pipe or a device has no size to check against. */
 static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     size_t length = strlen(path);
     f->fd = TE__NO_FD;
@@ -96,12 +115,19 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     if (length >= sizeof f->path) length = sizeof f->path - 1;
     memcpy(f->path, path, length);
     f->path[length] = 0;
+    if (!path[0]) return te__path_complain(why, "open", path, NULL);
 #ifdef _WIN32
     te__wide w;
     LARGE_INTEGER size;
+    if (te__dir_exists(path)) return te__path_complain(why, "open", path, "a folder");
     f->fd = CreateFileW(te__widen(&w, path), GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING,
                         FILE_ATTRIBUTE_NORMAL, NULL);
     if (f->fd == TE__NO_FD) return te__file_complain(why, "open", path);
+    if (te__handle_kind(f->fd)) {
+        te__path_complain(why, "open", path, te__handle_kind(f->fd));
+        te__file_close(f);
+        return false;
+    }
     if (!GetFileSizeEx(f->fd, &size)) {
         te__file_complain(why, "read the size of", path);
         te__file_close(f);
@@ -122,7 +148,7 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
         }
     }
     if (!S_ISREG(st.st_mode)) {
-        if (why) te__text_printf(why, "cannot open %s: not a regular file", path);
+        te__path_complain(why, "open", path, te__mode_kind(&st));
         te__file_close(f);
         return false;
     }
@@ -190,6 +216,168 @@ static inline bool te__file_remove(const char *path, te__text *why) {
     return te__file_complain(why, "remove", path);
 }
 
+/* ---- looking around ---- */
+
+/* Calls each(user, name) for every entry but . and .., in the system's order, until it returns false. */
+static inline bool te__dir_list(const char *path, bool (*each)(void *user, const char *name), void *user, te__text *why) {
+#ifdef _WIN32
+    te__text pattern = TE_ZERO;
+    te__wide w;
+    WIN32_FIND_DATAW entry;
+    char name[1024];
+    te__text_printf(&pattern, "%s\\*", path);
+    HANDLE dir = FindFirstFileW(te__widen(&w, te__text_str(&pattern)), &entry);
+    te__text_free(&pattern);
+    if (dir == INVALID_HANDLE_VALUE) return te__file_complain(why, "list the folder", path);
+    do {
+        if (!te__narrow(name, sizeof name, entry.cFileName) || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
+        if (!each(user, name)) break;
+    } while (FindNextFileW(dir, &entry));
+    FindClose(dir);
+#else
+    DIR *dir = opendir(path);
+    if (!dir) return te__file_complain(why, "list the folder", path);
+    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        if (!each(user, entry->d_name)) break;
+    }
+    closedir(dir);
+#endif
+    return true;
+}
+
+/* The file itself, where `path` is a symbolic link to it: what is written in its place must be beside it. It need not be there. */
+static inline bool te__path_follow(const char *path, te__text *file, te__text *why) {
+    te__text_clear(file);
+    te__text_put(file, path);
+#ifdef _WIN32
+    te__wide w;
+    DWORD a = GetFileAttributesW(te__widen(&w, path));
+    if (a != INVALID_FILE_ATTRIBUTES && (a & FILE_ATTRIBUTE_REPARSE_POINT)) {
+        HANDLE h = CreateFileW(w.s, 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, NULL);
+        char real[4096];
+        DWORD n = h != INVALID_HANDLE_VALUE ? GetFinalPathNameByHandleW(h, w.s, TE__COUNT(w.s), 0) : 0;
+        bool found = n > 0 && n < (DWORD)TE__COUNT(w.s) && te__narrow(real, sizeof real, w.s);
+        if (h != INVALID_HANDLE_VALUE) CloseHandle(h);
+        if (!found) return te__file_complain(why, "follow the link", path);
+        te__text_clear(file);
+        te__text_put(file, real);
+    }
+#else
+    char target[4096];
+    int links;
+    for (links = 0; !file->oom; links++) {
+        ssize_t n = readlink(te__text_str(file), target, sizeof target - 1);
+        if (n < 0) break; /* no link, or nothing there */
+        if (links == 40) { /* as the system counts */
+            if (why) te__text_printf(why, "cannot follow the link %s: it leads through more than 40 others", path);
+            return false;
+        }
+        target[n] = 0;
+        if (te__path_is_absolute(target)) te__text_clear(file);
+        else file->s[file->n = te__path_name_at(file->s)] = 0;
+        te__text_put(file, target);
+    }
+#endif
+    if (file->oom && why) te__text_printf(why, "cannot follow %s: out of memory", path);
+    return !file->oom;
+}
+
+/* What else than a regular file is there, links followed, or NULL. */
+static inline const char *te__path_other_kind(const char *path) {
+#ifdef _WIN32
+    const char *kind = te__dir_exists(path) ? "a folder" : NULL;
+    te__wide w;
+    HANDLE h = kind ? INVALID_HANDLE_VALUE
+                    : CreateFileW(te__widen(&w, path), 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
+    if (h == INVALID_HANDLE_VALUE) return kind;
+    kind = te__handle_kind(h);
+    CloseHandle(h);
+    return kind;
+#else
+    struct stat st;
+    return stat(path, &st) == 0 ? te__mode_kind(&st) : NULL;
+#endif
+}
+
+/* ---- temporary files ----
+ *
+ * FILE is written as FILE.HOST.PROCESS.SERIAL.tmp beside it. A process that is killed leaves that behind; whoever comes to FILE next takes it away. Numbers
+ * of processes are used again, and mean nothing in another container, so a writer locks what it writes (flock): the system lets go of the lock when the
+ * writer is gone, whatever its end. A lock that can be had is believed of the writer's own host, and of others an hour after the last write, for not
+ * every file system shares locks between hosts. Where there are no locks, files stay. Windows lets nobody remove what a writer has open. */
+
+enum { TE__TEMP_PATIENCE = 3600 };
+
+static inline bool te__read_digits(const char **at, int64_t *number) {
+    const char *p = *at;
+    for (*number = 0; *p >= '0' && *p <= '9' && *number < INT64_MAX / 10 - 9; p++) *number = *number * 10 + (*p - '0');
+    if (p == *at) return false;
+    *at = p;
+    return true;
+}
+/* Is `name` that of a temporary file of the file `base`? */
+static inline bool te__temp_parse(const char *name, const char *base, size_t base_length, uint32_t *host, int64_t *process) {
+    const char *p = name + base_length, *digits = "0123456789abcdef", *digit = NULL;
+    int64_t serial;
+    int i;
+    if (strncmp(name, base, base_length) != 0 || *p++ != '.') return false;
+    for (*host = 0, i = 0; i < 8 && *p && (digit = strchr(digits, *p)) != NULL; i++, p++) *host = *host << 4 | (uint32_t)(digit - digits);
+    return i == 8 && *p++ == '.' && te__read_digits(&p, process) && *p++ == '.' && te__read_digits(&p, &serial) && strcmp(p, ".tmp") == 0;
+}
+
+typedef struct te__temp_search {
+    const char *file; /* in a folder that is its first `dir` characters */
+    size_t dir;
+    te__text path; /* of the one that is looked at */
+} te__temp_search;
+
+static inline bool te__temp_consider(void *user, const char *name) {
+    te__temp_search *s = (te__temp_search *)user;
+    const char *base = s->file + s->dir;
+    uint32_t host;
+    int64_t process;
+    if (!te__temp_parse(name, base, strlen(base), &host, &process)) return true;
+    te__text_clear(&s->path);
+    te__text_add(&s->path, s->file, s->dir);
+    te__text_put(&s->path, name);
+    if (s->path.oom) return false;
+#ifdef _WIN32
+    HANDLE writer = host == te__host_token() ? OpenProcess(SYNCHRONIZE, FALSE, (DWORD)process) : NULL;
+    bool gone = host == te__host_token() && (writer ? WaitForSingleObject(writer, 0) == WAIT_OBJECT_0 : GetLastError() == ERROR_INVALID_PARAMETER);
+    if (writer) CloseHandle(writer);
+    if (gone) te__file_remove(s->path.s, NULL);
+#else
+    struct stat st;
+    int fd = open(s->path.s, O_WRONLY | O_NONBLOCK | TE__O_CLOEXEC);
+    if (fd < 0) return true;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+        (host == te__host_token() || (int64_t)st.st_mtime + TE__TEMP_PATIENCE < (int64_t)time(NULL)))
+        te__file_remove(s->path.s, NULL);
+    close(fd);
+#endif
+    return true;
+}
+
+/* Removes what writers of `file` that are gone have left. */
+static inline void te__temps_remove(const char *file) {
+    te__temp_search s;
+    te__text dir = TE_ZERO;
+    memset(&s, 0, sizeof s);
+    s.file = file;
+    s.dir = te__path_name_at(file);
+    te__text_add(&dir, s.dir ? file : ".", s.dir ? s.dir : 1);
+    if (!dir.oom) te__dir_list(te__text_str(&dir), te__temp_consider, &s, NULL);
+    te__text_free(&dir);
+    te__text_free(&s.path);
+}
+/* The same of a path that may be a link. */
+static inline void te__temps_remove_of(const char *path) {
+    te__text file = TE_ZERO;
+    if (path[0] && te__path_follow(path, &file, NULL)) te__temps_remove(te__text_str(&file));
+    te__text_free(&file);
+}
+
 /* ---- writing ---- */
 
 /* Tests set this to the bytes after which every file being written meets a full disk. Negative: off. With TE_TEST_HOOKS the
@@ -229,9 +417,40 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
     return false;
 }
 
-/* After a failed begin, writes and the commit fail too, quietly. */
-static inline bool te__file_out_begin(te__file_out *f, const char *path, te__text *why) {
+/* A new file with a name of its own, locked as long as it is open. False: this name is in use, or somebody has taken the file away before it was locked. */
+static inline bool te__temp_create(te__file_out *f) {
     static TE__ALIGNED(8) int64_t serial; /* two threads may write one path; so may two processes */
+    te__text_clear(&f->temp);
+    te__text_printf(&f->temp, "%s.%08x.%lld.%lld.tmp", te__text_str(&f->path), (unsigned)te__host_token(), (long long)te__process_id(), (long long)te__atomic_add(&serial, 1));
+    if (f->temp.oom) return false;
+#ifdef _WIN32
+    te__wide w;
+    f->fd = CreateFileW(te__widen(&w, f->temp.s), GENERIC_WRITE, 0, NULL, CREATE_NEW, FILE_ATTRIBUTE_NORMAL, NULL);
+    return f->fd != TE__NO_FD;
+#else
+    struct stat st;
+    do f->fd = open(f->temp.s, O_WRONLY | O_CREAT | O_EXCL | TE__O_CLOEXEC, 0666);
+    while (f->fd < 0 && errno == EINTR);
+    if (f->fd < 0) return false;
+    if ((flock(f->fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) && fstat(f->fd, &st) == 0 && st.st_nlink > 0) return true;
+    close(f->fd);
+    f->fd = TE__NO_FD;
+    errno = EEXIST;
+    return false;
+#endif
+}
+static inline bool te__name_is_taken(void) {
+#ifdef _WIN32
+    return GetLastError() == ERROR_FILE_EXISTS;
+#else
+    return errno == EEXIST;
+#endif
+}
+
+/* After a failed begin, writes and the commit fail too, quietly. A link stays one: the file that it leads to is replaced. */
+static inline bool te__file_out_begin(te__file_out *f, const char *path, te__text *why) {
+    const char *kind;
+    int tries = 0;
     memset(f, 0, sizeof *f);
     f->fd = TE__NO_FD;
     f->why = why;
@@ -239,22 +458,16 @@ static inline bool te__file_out_begin(te__file_out *f, const char *path, te__tex
 #ifdef TE_TEST_HOOKS
     if (te__env("TE_TEST_FILE_FAIL_AFTER")) f->budget = (int64_t)strtoll(te__env("TE_TEST_FILE_FAIL_AFTER"), NULL, 10);
 #endif
-    te__text_put(&f->path, path);
-    te__text_printf(&f->temp, "%s.%lld.%lld.tmp", path, (long long)te__process_id(), (long long)te__atomic_add(&serial, 1));
-    if (f->path.oom || f->temp.oom) {
-        if (why) te__text_printf(why, "cannot write %s: out of memory", path);
-        te__file_out_abort(f);
-        return false;
+    kind = path[0] ? te__path_other_kind(path) : NULL;
+    if (!path[0] || kind) {
+        te__path_complain(why, "write", path, kind);
+    } else if (te__path_follow(path, &f->path, why)) {
+        te__temps_remove(te__text_str(&f->path));
+        while (!te__temp_create(f) && !f->temp.oom && te__name_is_taken() && ++tries < 100) {}
+        if (f->fd != TE__NO_FD) return true;
+        if (!f->temp.oom) te__file_out_fail(f, "write");
+        else if (why) te__text_printf(why, "cannot write %s: out of memory", path);
     }
-#ifdef _WIN32
-    te__wide w;
-    f->fd = CreateFileW(te__widen(&w, f->temp.s), GENERIC_WRITE, 0, NULL, CREATE_NEW, FILE_ATTRIBUTE_NORMAL, NULL);
-#else
-    do f->fd = open(f->temp.s, O_WRONLY | O_CREAT | O_EXCL | TE__O_CLOEXEC, 0666);
-    while (f->fd < 0 && errno == EINTR);
-#endif
-    if (f->fd != TE__NO_FD) return true;
-    te__file_out_fail(f, "write");
     te__file_out_abort(f);
     return false;
 }
@@ -316,9 +529,11 @@ static inline bool te__file_out_commit(te__file_out *f) {
         /* A file on something that cannot be flushed (EINVAL) is as safe as it gets there. */
         done = synced == 0 || errno == EINVAL;
         if (!done) te__file_out_fail(f, "flush");
+        int locked = dup(f->fd); /* the file keeps its lock until it has its name */
         if (close(f->fd) != 0 && errno != EINTR && done) done = te__file_out_fail(f, "close");
         f->fd = TE__NO_FD;
         if (done && rename(f->temp.s, f->path.s) != 0) done = te__file_out_fail(f, "replace");
+        if (locked >= 0) close(locked);
         if (done) te__dir_sync(f->path.s);
 #endif
         if (!done) te__file_remove(f->temp.s, NULL);
@@ -379,34 +594,6 @@ static inline bool te__dir_is_private(const char *path, te__text *why) {
     if (reason && why) te__text_printf(why, "%s %s", path, reason);
     return reason == NULL;
 #endif
-}
-
-/* Calls each(user, name) for every entry but . and .., in the system's order, until it returns false. */
-static inline bool te__dir_list(const char *path, bool (*each)(void *user, const char *name), void *user, te__text *why) {
-#ifdef _WIN32
-    te__text pattern = TE_ZERO;
-    te__wide w;
-    WIN32_FIND_DATAW entry;
-    char name[1024];
-    te__text_printf(&pattern, "%s\\*", path);
-    HANDLE dir = FindFirstFileW(te__widen(&w, te__text_str(&pattern)), &entry);
-    te__text_free(&pattern);
-    if (dir == INVALID_HANDLE_VALUE) return te__file_complain(why, "list the folder", path);
-    do {
-        if (!te__narrow(name, sizeof name, entry.cFileName) || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
-        if (!each(user, name)) break;
-    } while (FindNextFileW(dir, &entry));
-    FindClose(dir);
-#else
-    DIR *dir = opendir(path);
-    if (!dir) return te__file_complain(why, "list the folder", path);
-    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        if (!each(user, entry->d_name)) break;
-    }
-    closedir(dir);
-#endif
-    return true;
 }
 
 /* ---- locks between processes ---- */

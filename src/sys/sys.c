@@ -18,6 +18,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 /* te.h is included wherever its user likes: a feature macro would come too late when <stdio.h> came first, and under
@@ -31,6 +32,7 @@ extern int fsync(int fd);
 extern ssize_t pread(int fd, void *data, size_t n, off_t offset) __asm__("pread64"); /* as <unistd.h> has it for a 64-bit off_t */
 #else
 extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
+extern ssize_t readlink(const char *path, char *target, size_t size);
 #endif
 #endif
 #ifndef CLOCK_MONOTONIC
@@ -212,12 +214,38 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
+/* How often this process, or one that it comes from, has been forked off: a value kept from before a fork differs in the child. A fork costs one
+ * addition, asking one load. Always 0 on Windows, which has no fork. Counts from te__watch_forks on. */
+static int te__forks;
+#ifdef _WIN32
+static inline void te__watch_forks(void) {}
+#else
+static void te__count_fork(void) { te__forks++; }
+static void te__watch_forks_once(void) { pthread_atfork(NULL, NULL, te__count_fork); }
+static inline void te__watch_forks(void) {
+    static te__once once = TE__ONCE_INIT;
+    te__once_run(&once, te__watch_forks_once);
+}
+#endif
+
 /* 0 on Windows, which has no such number. */
 static inline int64_t te__user_id(void) {
 #ifdef _WIN32
     return 0;
 #else
     return (int64_t)getuid();
+#endif
+}
+
+/* The same on one host at all times; of two hosts most likely not. */
+static inline uint32_t te__host_token(void) {
+#ifdef _WIN32
+    char name[MAX_COMPUTERNAME_LENGTH + 1];
+    DWORD n = (DWORD)sizeof name;
+    return GetComputerNameA(name, &n) ? (uint32_t)te__hash64(name, n, 0) : 0;
+#else
+    struct utsname system;
+    return uname(&system) >= 0 ? (uint32_t)te__hash64(system.nodename, strlen(system.nodename), 0) : 0;
 #endif
 }
 

@@ -10,6 +10,7 @@ typedef struct te__adam_param {
     bool behind;      /* `master` did not even then: a capture cannot take it, the launch will */
     bool listed;      /* takes part in the step under way */
     bool untouched;   /* nobody else had written the parameter when that step began */
+    te_tensor *value; /* quantized: what its codes are made of in that step (borrowed) */
 } te__adam_param;
 
 struct te_optimizer {
@@ -54,21 +55,50 @@ static te_result te__adam_take_master(te__adam_param *p) {
     return result;
 }
 
-/* The masters of quantized parameters were stepped: rounded to the nominal dtype and quantized, as if the parameter were kept in it. */
-static te_result te__adam_requantize(te_optimizer *opt) {
+/* Rows of these kinds are cast by operations alone, which keep nothing of what they read. */
+static bool te__adam_shares_value(const te_tensor *param) {
+    te_quant_kind kind = param->quantized->kind;
+    return kind != TE_QUANT_HYBRID && kind != TE_QUANT_CUSTOM;
+}
+
+/* Where the masters of quantized parameters are rounded to, before they are quantized: taken before the masters change, so that the step changes all or
+ * nothing. One memory serves all that only read it. */
+static te_result te__adam_prepare_values(te_optimizer *opt) {
     te_ctx *te = opt->te;
+    te_tensor *room = NULL;
+    int64_t most = 0;
+    int i;
+    for (i = 0; i < opt->num_params; i++) {
+        const te_tensor *x = opt->params[i].param;
+        if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__adam_shares_value(x)) most = te__max(most, (int64_t)te_tensor_bytes(x));
+    }
+    if (most > 0 && !(room = te__empty_1d(te, TE_U8, most))) return te_error_code(te);
+    for (i = 0; i < opt->num_params; i++) {
+        te__adam_param *p = &opt->params[i];
+        if (!p->listed || !p->param->quantized) continue;
+        if (p->param->dtype == TE_F32)
+            p->value = p->master;
+        else if (!te__adam_shares_value(p->param))
+            p->value = te__empty_like(p->param, p->param->dtype);
+        else if ((p->value = te__tensor_shell(te, p->param->dtype, p->param->ndim, p->param->shape)) != NULL) {
+            p->value->buffer = room->buffer;
+            if (room->buffer) room->buffer->refs++;
+        }
+        if (!p->value) return te_error_code(te);
+    }
+    return TE_OK;
+}
+/* The masters were stepped: rounded to the nominal dtype and quantized, as if the parameter were kept in it. */
+static te_result te__adam_requantize(te_optimizer *opt) {
     te_result result = TE_OK;
     int i;
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
         te__adam_param *p = &opt->params[i];
-        te_tensor *value;
         if (!p->listed || !p->param->quantized) continue;
-        te__frame_begin(te);
-        value = p->param->dtype == TE_F32 ? p->master : te__empty_like(p->param, p->param->dtype);
-        result = value ? TE_OK : te_error_code(te);
-        if (result == TE_OK && value != p->master) result = te_tensor_copy(value, p->master);
-        if (result == TE_OK) result = te__primary_assign(p->param, value);
-        te__frame_end(te, NULL, 0);
+        te__frame_begin(opt->te);
+        if (p->value != p->master) result = te_tensor_copy(p->value, p->master);
+        if (result == TE_OK) result = te__primary_assign(p->param, p->value);
+        te__frame_end(opt->te, NULL, 0);
     }
     return result;
 }
@@ -120,6 +150,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     int i;
     if (!opt) return;
     te = opt->te;
+    te->num_optimizers--;
     te__graphs_forget(te, opt, "its optimizer was destroyed");
     for (i = 0; i < opt->num_params; i++) {
         te__adam_param *p = &opt->params[i];
@@ -155,6 +186,7 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
     opt = (te_optimizer *)te__alloc_zero(te, sizeof(te_optimizer));
     if (!opt) return NULL;
     opt->te = te;
+    te->num_optimizers++;
     opt->desc = *desc;
     if (opt->desc.lr == 0.0f) opt->desc.lr = 1e-3f;
     if (opt->desc.beta1 == 0.0f) opt->desc.beta1 = 0.9f;
@@ -322,16 +354,17 @@ static te_result te__adam_capture(te_optimizer *opt, te__adam_steps **steps, te_
     return *lr && *unbias ? TE_OK : te_error_code(opt->te);
 }
 
-static te_result te__adam_run(te_optimizer *opt, int first, int count, float weight_decay, const te_tensor *lr, const te_tensor *unbias) {
+static te_result te__adam_run(te_optimizer *opt, int count, int num_undecayed, const te_tensor *lr, const te_tensor *unbias) {
     te_adam_args args = TE_ZERO;
     if (count == 0) return TE_OK;
-    args.tensors = opt->list + first;
+    args.tensors = opt->list;
     args.num_tensors = count;
+    args.num_undecayed = num_undecayed;
     args.lr = opt->desc.lr;
     args.beta1 = opt->desc.beta1;
     args.beta2 = opt->desc.beta2;
     args.eps = opt->desc.eps;
-    args.weight_decay = weight_decay;
+    args.weight_decay = opt->desc.weight_decay;
     args.step = opt->steps + 1;
     args.l2_mode = opt->desc.l2_mode;
     args.no_bias_correction = opt->desc.no_bias_correction;
@@ -366,11 +399,10 @@ static te_result te__adam_step(te_optimizer *opt) {
         result = te_l2norm(te, &norm);
     }
     if (te->capture && result == TE_OK) result = te__adam_capture(opt, &captured, &lr, &unbias);
-    if (result == TE_OK) result = te__adam_run(opt, 0, decayed, opt->desc.weight_decay, lr, unbias);
-    if (result == TE_OK) result = te__adam_run(opt, decayed, n - decayed, 0.0f, lr, unbias);
+    if (result == TE_OK) result = te__adam_prepare_values(opt); /* from here on nothing is wanted that might not be there */
+    if (result == TE_OK) result = te__adam_run(opt, n, n - decayed, lr, unbias);
     if (result == TE_OK) result = te__adam_requantize(opt);
-    /* Also a step that failed, or that a warm-up did not run, gives parameters a new version; it has written master and parameter alike, or
-     * neither. A parameter that took no part may lie in one memory with others that did. */
+    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
@@ -384,16 +416,26 @@ static te_result te__adam_step(te_optimizer *opt) {
     return TE_OK;
 }
 TE_API te_result te_optimizer_step(te_optimizer *opt) {
+    te__rng_state before;
+    te_ctx *te;
     te_result result;
     bool entered;
     if (!opt) return TE_ERR_STATE;
-    if (opt->te->error_code != TE_OK) return opt->te->error_code;
-    result = te__device_enter(opt->te, &entered);
-    if (result != TE_OK) return result;
-    te__frame_begin(opt->te);
-    result = te__adam_step(opt);
-    te__frame_end(opt->te, NULL, 0);
-    te__device_leave(opt->te, entered);
+    te = opt->te;
+    before = te__rng_now(te);
+    result = te->error_code == TE_OK ? te__device_enter(te, &entered) : te->error_code;
+    if (result == TE_OK) {
+        te__frame_begin(te);
+        result = te__adam_step(opt);
+        te__frame_end(te, NULL, 0);
+        te__device_leave(te, entered);
+    }
+    if (result == TE_OK) {
+        te__step_ends(te);
+    } else {
+        te__step_fails(te);
+        te__rng_back(te, before);
+    }
     return result;
 }
 

@@ -287,6 +287,7 @@ TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, 
     if (result == TE_OK) result = te__ckpt_collect(&p.have, te, m, opt);
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
+    if (result == TE_OK) te__step_ends(te); /* what was read is not given back */
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
     if (p.value) te__free(te, p.value, ((size_t)p.have.num_values + 1) * sizeof(te_tensor *));
     te__ckpt_close(&p.have);

@@ -106,7 +106,7 @@ sizes() { # FILE COMPILER LANGUAGE FLAGS
 sed '/TE_H_INCLUDED \*\//q' te.h >"$out/public"
 sizes "$out/sizes.plain" gcc c ""
 same_sizes() { sizes "$out/sizes.other" "$@" && test -s "$out/sizes.plain" && diff "$out/sizes.plain" "$out/sizes.other"; }
-check "public structs: TE_STATIC" same_sizes gcc c -DTE_STATIC
+check "public structs: TE_STATIC" same_sizes gcc c "-DTE_STATIC -DTE_IMPLEMENTATION"
 check "public structs: TE_IMPLEMENTATION" same_sizes gcc c -DTE_IMPLEMENTATION
 check "public structs: NDEBUG" same_sizes gcc c -DNDEBUG
 if command -v g++ >/dev/null; then check "public structs: C++" same_sizes g++ cc ""; fi

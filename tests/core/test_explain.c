@@ -41,7 +41,7 @@ TE_TEST(described_tensors_do_not_run) {
     te_fill_args f = {0};
     f.dst = te_tensor_describe(te, TE_F32, SHAPE(10));
     CHECK_EQ_INT(te_fill(te, &f), TE_ERR_STATE);
-    CHECK_ERROR(te, TE_ERR_STATE, "te_tensor_describe has no memory");
+    CHECK_ERROR(te, TE_ERR_STATE, "te_tensor_describe and has no memory");
 }
 
 /* A warm-up plans a whole step and leaves everything as it was. */

@@ -1,4 +1,4 @@
-/* The tape: gradients add up, graphs are released, views and casts pass gradients, misuse is refused. */
+/* The tape: gradients add up, graphs are released, views and casts pass gradients, backward inside backward, misuse is refused. */
 #include "../te_test.h"
 
 TE_TEST_DEVICES(tape_gradients_add_up) {
@@ -84,9 +84,132 @@ TE_TEST_DEVICES(tape_nodes_of_ones_own) {
     te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(1), 3), true);
     te_tensor *y = te_tensor_full(te, TE_F32, SHAPE(1), 9 * 0.5);
     float factor = 0.5f;
-    te_node_desc d = {"square", &x, 1, &y, 1, &x, 1, &factor, sizeof factor, square_backward};
+    te_node_desc d = {"square", &x, 1, &y, 1, &x, 1, &factor, sizeof factor, square_backward, NULL};
     CHECK_EQ_INT(te_record(te, &d), TE_OK);
     CHECK_EQ_INT(te_backward(y), TE_OK);
     CHECK(te_tensor_item(te_tensor_grad(x)) == 3);
+    CHECK_OK(te);
+}
+
+/* ---- backward inside backward ---- */
+
+/* y = x^2 by a node whose backward function knows no derivative: it records the square again, `depth` nodes inside each other, and plays it. */
+static te_tensor *square_recorded(te_ctx *te, te_tensor *x, int depth);
+static te_result square_again_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    int depth = *(const int *)state;
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_detach(saved[0]), true), *y;
+    (void)needs;
+    if (te_grad_enabled(te)) return TE_ERR_STATE;
+    te_enable_grad_begin(te);
+    if (!te_grad_enabled(te)) return TE_ERR_STATE;
+    y = depth ? square_recorded(te, x, depth - 1) : te_scale(te_mse_loss(x, te_tensor_zeros(te, TE_F32, SHAPE(1))), 1);
+    te_enable_grad_end(te);
+    te_result result = te_backward_from(y, dy[0]);
+    dx[0] = te_tensor_grad(x);
+    return result;
+}
+static te_tensor *square_recorded(te_ctx *te, te_tensor *x, int depth) {
+    te_no_grad_begin(te);
+    te_tensor *y = te_mse_loss(x, te_tensor_zeros(te, TE_F32, SHAPE(1)));
+    te_no_grad_end(te);
+    te_node_desc d = {"square again", &x, 1, &y, 1, &x, 1, &depth, sizeof depth, square_again_backward, NULL};
+    return te_record(te, &d) == TE_OK ? y : NULL;
+}
+TE_TEST_DEVICES(tape_plays_inside_itself) {
+    for (int depth = 0; depth < 4; depth++) {
+        te_scope_begin(te);
+        size_t before = te_memory_get_stats(te).allocated;
+        te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(1), 3), true);
+        te_scope_begin(te);
+        te_tensor *y = te_add(square_recorded(te, te_scale(x, 2), depth), te_scale(x, 7)); /* 4 x^2 + 7 x */
+        CHECK_EQ_INT(te_backward(te_scale(y, 10)), TE_OK);
+        te_scope_end(te);
+        CHECK(te_tensor_item(te_tensor_grad(x)) == 10 * (8 * 3 + 7));
+        te_scope_end(te);
+        CHECK_EQ_INT(te_memory_get_stats(te).allocated, before);
+    }
+    CHECK_OK(te);
+}
+
+/* Plays *state, a loss of the outer tape. */
+static te_result plays_other_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    (void)te, (void)saved, (void)needs;
+    dx[0] = dy[0];
+    return te_backward(*(te_tensor *const *)state);
+}
+/* A part of the outer tape that the outer pass does not need; gradients of the outer pass wait at the tensor that both go through. */
+TE_TEST_DEVICES(tape_plays_another_part_of_itself) {
+    for (int both = 0; both < 2; both++) {
+        te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(1), 1), true), *h = te_scale(x, 2);
+        te_tensor *other = te_scale(both ? h : x, 3), *y = te_tensor_full(te, TE_F32, SHAPE(1), 1), *in = te_scale(x, 5);
+        te_node_desc d = {"plays other", &in, 1, &y, 1, NULL, 0, &other, sizeof other, plays_other_backward, NULL};
+        CHECK_EQ_INT(te_record(te, &d), TE_OK);
+        te_tensor *loss = te_add(y, te_scale(h, 100)); /* the latter is played first and leaves its gradient at h */
+        if (both) {
+            CHECK_EQ_INT(te_backward(loss), TE_ERR_STATE);
+            CHECK_ERROR(te, TE_ERR_STATE, "that the outer one needs as well");
+        } else {
+            CHECK_EQ_INT(te_backward(loss), TE_OK);
+            CHECK(te_tensor_item(te_tensor_grad(x)) == 3 + 5 + 200);
+        }
+        te_tensor_zero_grad(x);
+    }
+    CHECK_OK(te);
+}
+
+static te_result forgets_end_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    (void)state, (void)saved, (void)needs;
+    te_enable_grad_begin(te);
+    dx[0] = te_scale(dy[0], 2);
+    return TE_OK;
+}
+TE_TEST_DEVICES(tape_regions_are_balanced) {
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(1), 1), true), *y = te_tensor_full(te, TE_F32, SHAPE(1), 2);
+    te_node_desc d = {"forgets", &x, 1, &y, 1, NULL, 0, NULL, 0, forgets_end_backward, NULL};
+    CHECK_EQ_INT(te_record(te, &d), TE_OK);
+    CHECK_EQ_INT(te_backward(y), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "of forgets begins and ends regions");
+    CHECK(te_grad_enabled(te));
+    te_enable_grad_end(te);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_enable_grad_end without te_enable_grad_begin");
+    te_no_grad_begin(te);
+    te_enable_grad_begin(te);
+    CHECK(te_grad_enabled(te));
+    te_no_grad_begin(te);
+    CHECK(!te_grad_enabled(te));
+    te_no_grad_end(te);
+    te_enable_grad_end(te);
+    CHECK(!te_grad_enabled(te));
+    te_no_grad_end(te);
+    for (int i = 0; i < 65; i++) te_enable_grad_begin(te);
+    CHECK_ERROR(te, TE_ERR_STATE, "64 regions are open");
+    for (int i = 0; i < 64; i++) te_enable_grad_end(te);
+    CHECK_OK(te);
+}
+
+static te_result passes_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    (void)te, (void)state, (void)saved, (void)needs;
+    dx[0] = dy[0];
+    return TE_OK;
+}
+static void count_release(te_ctx *te, void *state) {
+    (void)te;
+    ++**(int **)state;
+}
+/* A node's state is let go of once: played, forgotten with its scope, or never recorded. */
+TE_TEST_DEVICES(tape_releases_states) {
+    for (int way = 0; way < 4; way++) { /* played, forgotten, no input wants a gradient, refused */
+        int released = 0, *state = &released;
+        te_scope_begin(te);
+        te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(1), 1), way != 2), *y = te_tensor_full(te, TE_F32, SHAPE(1), 2);
+        te_node_desc d = {"counts", &x, 1, &y, 1, NULL, 0, &state, sizeof state, way == 3 ? NULL : passes_backward, count_release};
+        CHECK_EQ_INT(te_record(te, &d), way == 3 ? TE_ERR_INVALID : TE_OK);
+        te_clear_error(te);
+        CHECK_EQ_INT(released, way >= 2);
+        if (way == 0) CHECK_EQ_INT(te_backward(y), TE_OK);
+        CHECK_EQ_INT(released, way != 1);
+        te_scope_end(te);
+        CHECK_EQ_INT(released, 1);
+    }
     CHECK_OK(te);
 }

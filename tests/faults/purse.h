@@ -12,6 +12,7 @@ typedef struct purse {
     size_t held, limit;     /* bytes; 0: no limit */
     size_t peak, largest;   /* held at any time; of one request */
     int64_t blocks, calls, fail_at; /* fail_at: the number of the request that is refused; 0: none */
+    bool stays_out; /* and so are all that follow it */
     int64_t refused;
     pthread_t owner;
 } purse;
@@ -22,7 +23,7 @@ static TE_MAYBE_UNUSED void *purse_alloc(void *user, size_t bytes, size_t alignm
     CHECK_MSG(alignment > 0 && (alignment & (alignment - 1)) == 0 && alignment <= 4096, "alignment %zu", alignment);
     p->calls++;
     if (bytes > p->largest) p->largest = bytes;
-    if (p->calls == p->fail_at || (p->limit && p->held + bytes > p->limit)) {
+    if (p->calls == p->fail_at || (p->stays_out && p->fail_at && p->calls > p->fail_at) || (p->limit && p->held + bytes > p->limit)) {
         p->refused++;
         return NULL;
     }

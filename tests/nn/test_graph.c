@@ -1,149 +1,6 @@
 /* Graphs: a launch gives what the calls would give, to the bit, whatever changes from step to step; their memory; what they refuse. */
 #include "../faults/purse.h"
-
-enum { WORDS = 48, WIDTH = 64, LENGTH = 6, BATCH = 2, TOKENS = LENGTH * BATCH, STEPS = 7 };
-
-typedef struct setup {
-    const char *name;
-    te_recipe (*recipe)(void); /* NULL: high precision */
-    int microbatches;          /* in one step; more than one: the weights are quantized once */
-    bool fused;                /* weight gradients are added into f32 main_grads */
-    bool primary;              /* weights are stored quantized */
-    bool eight;                /* f32 parameters: no masters */
-} setup;
-
-typedef struct trainer {
-    te_ctx *te;
-    setup is;
-    te_module *gpt;
-    te_optimizer *adam;
-    te_tensor *ids[4], *targets[4]; /* of each microbatch: where data is put */
-    te_tensor *loss;                /* of the last step */
-} trainer;
-
-static te_result gpt_forward(te_module *self, te_forward_args *args) {
-    te_rotary_desc rotary = {0};
-    te_forward_args layer = {0};
-    layer.input = te_forward(te_module_child(self, 0), args->input);
-    layer.rotary = &rotary;
-    layer.is_first_microbatch = args->is_first_microbatch;
-    args->outputs[args->num_outputs++] =
-        te_matmul(te_forward_with(te_module_child(self, 1), &layer), te_module_parameter(te_module_child(self, 0), "weight"), NULL);
-    return te_error_code(te_module_ctx(self));
-}
-
-static bool give_main_grad(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    (void)user, (void)m, (void)path;
-    if (kind == TE_ENTRY_PARAMETER && te_tensor_ndim(x) == 2 && te_tensor_shape(x)[0] != WORDS)
-        te_tensor_set_main_grad(x, te_tensor_zeros(te_tensor_ctx(x), TE_F32, 2, te_tensor_shape(x)));
-    return true;
-}
-
-static void open_trainer(trainer *t, te_ctx *te, const setup *is) {
-    static const te_module_class cls = {"GPT", 0, gpt_forward, NULL, NULL};
-    te_embedding_desc table = {0};
-    te_transformer_layer_desc layer = {0};
-    te_fused_adam_desc adam = {0};
-    te_quantized_model_init_desc stored = {0};
-    te_recipe recipe = is->recipe ? is->recipe() : te_recipe_current_scaling();
-    memset(t, 0, sizeof *t);
-    t->te = te;
-    t->is = *is;
-    te_seed(te, 77);
-    te_scope_begin(te);
-    table.num_embeddings = WORDS;
-    table.embedding_dim = layer.hidden_size = WIDTH;
-    table.params_dtype = layer.params_dtype = is->eight ? TE_F32 : TE_BF16;
-    layer.ffn_hidden_size = 96;
-    layer.num_attention_heads = 4;
-    layer.hidden_dropout = layer.attention_dropout = 0.1f;
-    layer.fuse_wgrad_accumulation = is->fused;
-    adam.max_grad_norm = 0.5f;
-    adam.weight_decay = 0.1f;
-    adam.decay_matrices_only = true;
-    stored.recipe = &recipe;
-    t->gpt = te_module_create(te, &cls, "gpt");
-    te_module_add_child(t->gpt, "embedding", te_embedding_create(te, &table));
-    if (is->primary) te_quantized_model_init_begin(te, &stored);
-    te_module_add_child(t->gpt, "layer", te_transformer_layer_create(te, &layer));
-    if (is->primary) te_quantized_model_init_end(te);
-    t->adam = te_fused_adam_create(te, t->gpt, &adam);
-    if (is->fused) te_module_visit_tensors(te_module_child(t->gpt, 1), give_main_grad, NULL);
-    for (int i = 0; i < is->microbatches; i++) {
-        t->ids[i] = te_tensor_retain(te_tensor_zeros(te, TE_I32, SHAPE(LENGTH, BATCH)));
-        t->targets[i] = te_tensor_retain(te_tensor_zeros(te, TE_I32, SHAPE(LENGTH, BATCH)));
-    }
-    te_scope_end(te);
-}
-static void close_trainer(trainer *t) {
-    for (int i = 0; i < t->is.microbatches; i++) {
-        te_tensor_release(t->ids[i]);
-        te_tensor_release(t->targets[i]);
-    }
-    te_tensor_release(t->loss);
-    te_optimizer_destroy(t->adam);
-    te_module_destroy(t->gpt);
-}
-
-/* New data and a new learning rate: what comes before a step, or a launch. */
-static void feed(trainer *t, int step) {
-    for (int i = 0; i < t->is.microbatches; i++) {
-        int32_t ids[TOKENS + 1];
-        for (int k = 0; k <= TOKENS; k++) ids[k] = (k * k * 7 + step * 5 + i * 3 + 1) % WORDS;
-        te_tensor_copy_from_host(t->ids[i], ids);
-        te_tensor_copy_from_host(t->targets[i], ids + 1);
-    }
-    te_optimizer_set_lr(t->adam, 0.01f / (float)(step + 1));
-}
-
-static void train_step(trainer *t) {
-    te_ctx *te = t->te;
-    te_recipe recipe = t->is.recipe ? t->is.recipe() : te_recipe_current_scaling();
-    te_autocast_desc cast = {0};
-    te_tensor *sum = NULL;
-    recipe.amax_history_len = 3;
-    cast.recipe = &recipe;
-    cast.disabled = !t->is.recipe;
-    te_scope_begin(te);
-    for (int i = 0; i < t->is.microbatches; i++) {
-        te_forward_args args = {0};
-        args.input = t->ids[i];
-        args.is_first_microbatch = t->is.microbatches == 1 ? TE_MICROBATCH_NONE : i == 0 ? TE_MICROBATCH_FIRST : TE_MICROBATCH_LATER;
-        te_autocast_begin(te, &cast);
-        te_tensor *logits = te_forward_with(t->gpt, &args);
-        te_autocast_end(te);
-        te_tensor *loss = te_cross_entropy(logits, t->targets[i], NULL);
-        te_backward(loss);
-        loss = te_tensor_detach(loss);
-        sum = sum ? te_add(sum, loss) : loss;
-    }
-    te_optimizer_step(t->adam);
-    te_tensor_release(t->loss);
-    t->loss = te_tensor_retain(sum);
-    te_scope_end(te);
-}
-
-static bool add_tensor(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    uint64_t *hash = (uint64_t *)user;
-    int64_t n = te_tensor_numel(x);
-    float *values = (float *)malloc((size_t)n * sizeof(float));
-    (void)m, (void)path, (void)kind;
-    te_tensor_to_f32(x, values);
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &values[i], 4);
-        *hash = (*hash ^ bits) * 0x100000001B3u;
-    }
-    free(values);
-    return true;
-}
-/* Of everything that lives on: parameters, scales and histories, the random state, steps. */
-static uint64_t state_of(trainer *t) {
-    uint64_t hash = 0xCBF29CE484222325u, seed, offset;
-    te_module_visit_tensors(t->gpt, add_tensor, &hash);
-    te_rng_get(t->te, &seed, &offset);
-    return hash ^ seed * 31 ^ offset * 0x9E3779B97F4A7C15u ^ (uint64_t)te_optimizer_steps(t->adam) << 40;
-}
+#include "trainer.h"
 
 static te_graph *captured(trainer *t) {
     te_result begun = te_graph_begin(t->te);
@@ -153,23 +10,6 @@ static te_graph *captured(trainer *t) {
     CHECK_MSG(graph != NULL, "no graph: %s", te_error(t->te));
     return graph;
 }
-
-static const setup setups[] = {
-    {"none", NULL, 1, false, false, false},
-    {"f32", NULL, 1, false, false, true},
-    {"delayed", te_recipe_delayed_scaling, 1, false, false, false},
-    {"current", te_recipe_current_scaling, 1, false, false, false},
-    {"block", te_recipe_block_scaling, 1, false, false, false},
-    {"mxfp8", te_recipe_mxfp8, 1, false, false, false},
-    {"nvfp4", te_recipe_nvfp4, 1, false, false, false},
-    {"none, microbatches, main_grad", NULL, 3, true, false, false},
-    {"delayed, microbatches, main_grad", te_recipe_delayed_scaling, 2, true, false, false},
-    {"current, microbatches", te_recipe_current_scaling, 2, false, false, false},
-    {"delayed, stored", te_recipe_delayed_scaling, 1, false, true, false},
-    {"current, stored", te_recipe_current_scaling, 2, false, true, false},
-    {"mxfp8, stored", te_recipe_mxfp8, 1, false, true, false},
-    {"nvfp4, stored", te_recipe_nvfp4, 1, false, true, false},
-};
 
 /* Steps made by calls; then the same again: one by calls, some by launches, one by calls, the rest by launches. */
 static void replay(te_ctx *te, const setup *is) {
@@ -666,7 +506,7 @@ static const char *repository_file(const char *path) {
     if (f) fclose(f);
     return n ? text : NULL;
 }
-/* The line of ops/record.c for the operations whose args are struct te_NAME_args: NAME itself, or the first typedef of it. */
+/* The lines of ops/record.c for the operations whose args are struct te_NAME_args: NAME itself, or the first typedef of it. */
 static const char *fields_listed(const char *record, const char *ops, const char *name) {
     char key[128], alias[64] = "";
     const char *at;
@@ -686,12 +526,13 @@ TE_TEST(graph_knows_every_tensor) {
     int structs = 0, fields = 0;
     if (!ops || !record) SKIP("not run from the repository");
     for (const char *at = ops; (at = strstr(at, "typedef struct te_")) != NULL; at++) {
-        char name[64] = "", line[512];
+        char name[64] = "", line[1024];
         const char *end = strstr(at, "\n}"), *listed, *stop;
         if (sscanf(at, "typedef struct te_%63[a-z0-9_]", name) != 1 || strlen(name) < 6 || strcmp(name + strlen(name) - 5, "_args") != 0) continue;
         name[strlen(name) - 5] = 0;
         listed = fields_listed(record, ops, name);
         stop = listed ? strchr(listed, '\n') : NULL;
+        while (stop && stop[-1] == '\\') stop = strchr(stop + 1, '\n');
         test_case("te_%s_args", name);
         CHECK(stop != NULL);
         if (!stop) continue;
@@ -704,7 +545,7 @@ TE_TEST(graph_knows_every_tensor) {
             for (star = strchr(star, '*'); star && star < semicolon; star = strchr(star + 1, '*')) {
                 char field[64], tensor[80], list[80];
                 if (sscanf(star, "*%63[a-z0-9_]", field) != 1 || !strcmp(field, "const")) continue; /* *const *name: the second star */
-                snprintf(tensor, sizeof tensor, "T(%s)", field);
+                snprintf(tensor, sizeof tensor, "T(%s,", field);
                 snprintf(list, sizeof list, "L(%s,", field);
                 CHECK_MSG(strstr(line, tensor) || strstr(line, list), "%s is not listed: %s", field, line);
                 fields++;

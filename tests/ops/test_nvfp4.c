@@ -72,23 +72,26 @@ static int e2m1_stochastic(float x, int k) {
 }
 
 typedef struct options {
-    bool two, rht, no_sign, stochastic, max_256, swizzled, per_row, no_amax_col, misaligned;
+    bool two, rht, no_sign, stochastic, max_256, swizzled, per_row, one_col, no_amax_col, misaligned; /* one_col: per_row, but amax_col is [1] */
     int four;
     int copies; /* 1 row, 2 column, 0 both */
     uint64_t seed, offset;
 } options;
 
+static float code_max(const options *o) { return o->max_256 ? 256 : 448; }
 static float tensor_scale(const options *o, float amax) {
-    float s = divide(mul(o->max_256 ? 256 : 448, 6), amax);
+    float s = divide(mul(code_max(o), 6), amax);
     if (!(s < 0x1.fffffep127f)) s = 0x1.fffffep127f;
     return amax == 0 || s == 0 ? 1 : s;
 }
-static int block_code(float amax, float s, bool stretched) {
-    float product = mul(amax, mul(s, divide(1, 6)));
-    return e4m3_code(stretched ? mul(product, 1.5f) : product);
+/* The two scales that a block may have: {6, 4}; without 4-over-6 the first alone. */
+static void block_codes(const options *o, float block_amax, float amax, int d[2]) {
+    float s = tensor_scale(o, amax), base = mul(divide(block_amax, 6), s);
+    d[0] = e4m3_code(o->four ? base : mul(block_amax, mul(s, divide(1, 6))));
+    d[1] = e4m3_code(mul(base, 1.5f));
 }
-static void encode(const options *o, const float v[16], int d, float s, uint64_t offset, uint64_t block, int code[16], float *error) {
-    float step = mul(e4m3_value(d), divide(1, s)), multiplier = divide(1, step);
+static void encode(const options *o, const float v[16], int d, float amax, uint64_t offset, uint64_t block, int code[16], float *error) {
+    float multiplier = divide(1, mul(e4m3_value(d), divide(1, tensor_scale(o, amax))));
     uint32_t words[4] = {0};
     if (!(multiplier < 0x1.fffffep127f)) multiplier = 0x1.fffffep127f;
     if (o->stochastic) te__philox(o->seed, offset, block, words);
@@ -96,28 +99,66 @@ static void encode(const options *o, const float v[16], int d, float s, uint64_t
     for (int i = 0; i < 16; i++) {
         float y = mul(v[i], multiplier);
         code[i] = o->stochastic ? e2m1_stochastic(y, (int)(words[i / 4] >> (8 * (i % 4)) & 255)) : e2m1_code(y);
-        float q = code[i] & 8 ? -grid[code[i] & 7] : grid[code[i]], e = add(v[i], -mul(q, step));
+        float q = code[i] & 8 ? -grid[code[i] & 7] : grid[code[i]], e = add(divide(mul(mul(q, e4m3_value(d)), amax), mul(6, code_max(o))), -v[i]);
         *error = add(*error, o->four == TE_4OVER6_MSE ? mul(e, e) : fabsf(e));
     }
 }
 
-/* The transform, from its matrix's recursion. */
-static void transform(float v[16], bool no_sign) {
+/* The transform's matrix, times four: the sign of element (i, j). */
+static double hadamard(int i, int j, bool no_sign) {
     static const char *signs = "+++-+------+-+--";
-    for (int i = 0; i < 16; i++)
-        if (!no_sign && signs[i] == '-') v[i] = -v[i];
+    int both = i & j, odd = (both ^ both >> 1 ^ both >> 2 ^ both >> 3) & 1;
+    return odd != (!no_sign && signs[i] == '-') ? -1 : 1;
+}
+/* Sums as tensor cores have them, of the products' 26 leading bits, cut to 24, then rounded to bf16. Infinities and NaN as they fall. */
+static void transform(float v[16], bool no_sign) {
+    static double matrix[2][16][16];
+    double x[16], most = 0, unit, sum;
+    bool finite = true;
+    int e;
+    for (int i = 0; i < 256 && matrix[no_sign][15][15] == 0; i++) matrix[no_sign][i % 16][i / 16] = hadamard(i % 16, i / 16, no_sign) * 0.25;
+    for (int i = 0; i < 16; i++) {
+        finite = finite && isfinite(v[i]);
+        if (fabsf(v[i]) > most) most = fabsf(v[i]);
+    }
+    frexp(finite ? most * 0.25 : 0, &e);
+    unit = ldexp(1, e - 26);
+    for (int i = 0; i < 16; i++) x[i] = v[i];
+    for (int j = 0; j < 16; j++) {
+        sum = 0;
+        for (int i = 0; i < 16; i++) {
+            double product = x[i] * matrix[no_sign][i][j];
+            if (finite) sum += trunc(product / unit);
+            else if (!isfinite(product)) sum += product;
+        }
+        if (finite) {
+            int bits;
+            frexp(sum, &bits);
+            sum = ldexp(trunc(ldexp(sum, 24 - bits)), bits - 24) * unit;
+        }
+        v[j] = te__bf16_to_f32(te__f32_to_bf16((float)sum));
+    }
+}
+/* Its transpose in f32, by the matrix's recursion. */
+static void transform_back(float v[16], bool no_sign) {
+    for (int i = 0; i < 16; i++) v[i] = mul(v[i], 0.25f);
     for (int h = 1; h < 16; h *= 2)
         for (int i = 0; i < 16; i++)
             if (!(i & h)) {
                 float a = v[i], b = v[i + h];
                 v[i] = add(a, b), v[i + h] = add(a, -b);
             }
-    for (int i = 0; i < 16; i++) v[i] = mul(v[i], 0.25f);
+    for (int i = 0; i < 16; i++) v[i] *= (float)hadamard(i, 0, no_sign);
 }
 static float largest(const float *x, int64_t n, float from) {
     for (int64_t i = 0; i < n; i++)
         if (fabsf(x[i]) > from) from = fabsf(x[i]);
     return from;
+}
+static bool any_nan(const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (isnan(x[i])) return true;
+    return false;
 }
 /* What the column-wise copy quantizes: [n, round_up(m, 16)]. */
 static float *turned(const float *x, int64_t m, int64_t n, const options *o) {
@@ -129,61 +170,61 @@ static float *turned(const float *x, int64_t m, int64_t n, const options *o) {
     return t;
 }
 
-/* One copy: values [m, n] (rows `pitch` apart) to codes [m, ld] and scales. tile: the scales of 16 x 16 tiles at (i / 16, j), or NULL. */
+/* The scales of the 16 x 16 tiles of values [m, n] (rows `pitch` apart), as this copy chooses them. */
+static int *tiles_of(const options *o, const float *x, int64_t m, int64_t n, int64_t pitch, float amax, uint64_t offset) {
+    int64_t down = (m + 15) / 16, across = (n + 15) / 16;
+    int *tile = (int *)test_alloc((size_t)(down * across) * sizeof(int) + 4);
+    for (int64_t i = 0; i < down; i++)
+        for (int64_t j = 0; j < across; j++) {
+            float v[16][16] = {{0}}, lost[2][16], a = 0;
+            int code[16], d[2];
+            for (int r = 0; r < 16; r++)
+                for (int c = 0; c < 16; c++)
+                    if (16 * i + r < m && 16 * j + c < n) v[r][c] = x[(16 * i + r) * pitch + 16 * j + c];
+            for (int r = 0; r < 16; r++) a = largest(v[r], 16, a);
+            block_codes(o, a, amax, d);
+            for (int k = 0; k < 2; k++) {
+                for (int r = 0; r < 16; r++) encode(o, v[r], d[k], amax, offset, (uint64_t)((16 * i + r) * across + j), code, &lost[k][r]);
+                for (int half = 8; half; half /= 2)
+                    for (int r = 0; r < half; r++) lost[k][r] = add(lost[k][r], lost[k][r + half]);
+            }
+            tile[i * across + j] = o->four && lost[1][0] < lost[0][0] ? d[1] : d[0];
+        }
+    return tile;
+}
+/* One copy: values [m, n] (rows `pitch` apart) to codes [m, ld] and scales. */
 typedef struct copy {
     uint8_t *q, *scale;
     size_t q_bytes, scale_bytes;
 } copy;
-static copy quantized(const options *o, const float *x, int64_t m, int64_t n, int64_t pitch, int64_t ld, const float *amax, bool per_row, uint64_t offset,
-                      const int *tile, int64_t tile_i, int64_t tile_j) {
+static copy quantized(const options *o, const float *x, int64_t m, int64_t n, int64_t pitch, int64_t ld, const float *amax, bool per_row, uint64_t offset) {
     int64_t groups = round_up((n + 15) / 16, 4), bytes = (ld + 1) / 2, blocks = (n + 15) / 16;
+    const int *tile = o->two ? tiles_of(o, x, m, n, pitch, *amax, offset) : NULL;
     copy c;
     c.q_bytes = (size_t)(m * bytes), c.scale_bytes = (size_t)(round_up(m, 128) * groups);
     c.q = (uint8_t *)test_alloc(c.q_bytes + 1), c.scale = (uint8_t *)test_alloc(c.scale_bytes + 1);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < blocks; j++) {
-            float v[16] = {0}, s = tensor_scale(o, amax[per_row ? i : 0]), six, four;
-            int code[16], other[16];
+            float v[16] = {0}, a = amax[per_row ? i : 0], six, four;
+            int code[16], other[16], d[2];
             for (int k = 0; k < 16; k++) v[k] = 16 * j + k < pitch ? x[i * pitch + 16 * j + k] : 0;
-            float a = largest(v, 16, 0);
             uint64_t block = (uint64_t)(i * blocks + j);
-            int d = tile ? tile[i / 16 * tile_i + j * tile_j] : block_code(a, s, false);
-            encode(o, v, d, s, offset, block, code, &six);
-            if (o->four && !tile) {
-                int stretched = block_code(a, s, true);
-                encode(o, v, stretched, s, offset, block, other, &four);
-                if (four < six) d = stretched, memcpy(code, other, sizeof code);
+            block_codes(o, largest(v, 16, 0), a, d);
+            if (tile) d[0] = tile[i / 16 * blocks + j];
+            encode(o, v, d[0], a, offset, block, code, &six);
+            encode(o, v, d[1], a, offset, block, other, &four);
+            if (o->four && !tile && four < six) d[0] = d[1], memcpy(code, other, sizeof code);
+            if (o->rht && !o->two && any_nan(v, 16)) { /* a NaN takes its block along */
+                d[0] = 127;
+                for (int k = 0; k < 16; k++) code[k] = 16 * j + k < pitch ? 7 : 0;
             }
             for (int k = 0; k < 16; k++)
                 if ((16 * j + k) / 2 < bytes) c.q[i * bytes + (16 * j + k) / 2] |= (uint8_t)(code[k] << (k % 2 * 4));
             int64_t at = i * groups + j;
             if (o->swizzled) at = ((i / 128) * (groups / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4;
-            c.scale[at] = (uint8_t)d;
+            c.scale[at] = (uint8_t)d[0];
         }
     return c;
-}
-/* Scales of 16 x 16 tiles. */
-static int *tiles_of(const options *o, const float *x, int64_t m, int64_t n, float amax) {
-    int64_t down = (m + 15) / 16, across = (n + 15) / 16;
-    int *tile = (int *)test_alloc((size_t)(down * across) * sizeof(int) + 4);
-    float s = tensor_scale(o, amax);
-    for (int64_t i = 0; i < down; i++)
-        for (int64_t j = 0; j < across; j++) {
-            float v[16][16] = {{0}}, a = 0, six = 0, four = 0, e;
-            int code[16];
-            for (int r = 0; r < 16; r++)
-                for (int c = 0; c < 16; c++)
-                    if (16 * i + r < m && 16 * j + c < n) v[r][c] = x[(16 * i + r) * n + 16 * j + c];
-            for (int r = 0; r < 16; r++) a = largest(v[r], 16, a);
-            int d = block_code(a, s, false), stretched = block_code(a, s, true);
-            for (int r = 0; o->four && r < 16; r++) {
-                uint64_t block = (uint64_t)((16 * i + r) * across + j);
-                encode(o, v[r], d, s, o->offset, block, code, &e), six = add(six, e);
-                encode(o, v[r], stretched, s, o->offset, block, code, &e), four = add(four, e);
-            }
-            tile[i * across + j] = o->four && four < six ? stretched : d;
-        }
-    return tile;
 }
 
 /* ---- quantize ---- */
@@ -203,9 +244,9 @@ static te_nvfp4_quantize_args arguments(const options *o) {
 }
 static const char *text(const options *o) {
     char *s = (char *)test_alloc(160);
-    snprintf(s, 160, "%s%s%s%s%s%s%s%s four %d copies %d", o->two ? " 2d" : "", o->rht ? " rht" : "", o->no_sign ? " unsigned" : "",
+    snprintf(s, 160, "%s%s%s%s%s%s%s%s%s four %d copies %d", o->two ? " 2d" : "", o->rht ? " rht" : "", o->no_sign ? " unsigned" : "",
              o->stochastic ? " stochastic" : "", o->max_256 ? " 256" : "", o->swizzled ? " swizzled" : "", o->per_row ? " per row" : "",
-             o->misaligned ? " misaligned" : "", o->four, o->copies);
+             o->one_col ? " one column amax" : "", o->misaligned ? " misaligned" : "", o->four, o->copies);
     return s;
 }
 
@@ -213,14 +254,18 @@ static void check_quantize(te_ctx *te, const options *o, te_dtype dtype, int64_t
     bool with_row = o->copies != 2, with_col = o->copies != 1;
     test_case("%s [%d, %d] ld %d ldc %d%s", te_dtype_name(dtype), (int)m, (int)n, (int)ld, (int)ldc, text(o));
     const float *x = test_rounded(dtype, values, m * n), *t = turned(x, m, n, o);
-    float *amax = (float *)test_alloc((size_t)m * 4 + 4), amax_col = o->no_amax_col ? largest(x, m * n, 0) : largest(t, n * round_up(m, 16), 0);
+    float *amax = (float *)test_alloc((size_t)m * 4 + 4), *amax_col = (float *)test_alloc((size_t)n * 4 + 4);
+    bool per_col = o->per_row && !o->one_col;
+    int64_t up_m = round_up(m, 16);
     amax[0] = largest(x, m * n, 0);
+    amax_col[0] = o->no_amax_col ? amax[0] : largest(t, n * up_m, 0);
     for (int64_t i = 0; o->per_row && i < m; i++) amax[i] = largest(x + i * n, n, 0);
+    for (int64_t j = 0; per_col && j < n; j++) amax_col[j] = largest(t + j * up_m, up_m, 0);
 
     te_nvfp4_quantize_args a = arguments(o);
     a.x = input(te, dtype, m, n, values, o->misaligned);
     a.amax_row = with_row || o->no_amax_col ? test_tensor(te, TE_F32, SHAPE(o->per_row ? m : 1), amax) : NULL;
-    a.amax_col = with_col && !o->no_amax_col ? scalar(te, amax_col) : NULL;
+    a.amax_col = with_col && !o->no_amax_col ? test_tensor(te, TE_F32, SHAPE(per_col ? n : 1), amax_col) : NULL;
     if (with_row) {
         a.row = test_guarded(te, TE_F4E2M1, SHAPE(m, ld));
         a.row_scale = test_guarded(te, TE_F8E4M3, SHAPE(round_up(m, 128), round_up((n + 15) / 16, 4)));
@@ -232,15 +277,13 @@ static void check_quantize(te_ctx *te, const options *o, te_dtype dtype, int64_t
     CHECK_EQ_INT(te_nvfp4_quantize(te, &a), TE_OK);
     REQUIRE_OK(te);
 
-    int *tile = o->two ? tiles_of(o, x, m, n, amax[0]) : NULL;
-    int64_t across = (n + 15) / 16;
     if (with_row) {
-        copy c = quantized(o, x, m, n, n, ld, amax, o->per_row, o->offset, tile, across, 1);
+        copy c = quantized(o, x, m, n, n, ld, amax, o->per_row, o->offset);
         CHECK_BYTES("row", test_read_bytes(a.row), c.q, c.q_bytes);
         CHECK_BYTES("row_scale", test_read_bytes(a.row_scale), c.scale, c.scale_bytes);
     }
     if (with_col) {
-        copy c = quantized(o, t, n, m, round_up(m, 16), ldc, &amax_col, false, o->offset + 1, tile, 1, across);
+        copy c = quantized(o, t, n, m, up_m, ldc, amax_col, per_col, o->offset + 1);
         CHECK_BYTES("col", test_read_bytes(a.col), c.q, c.q_bytes);
         CHECK_BYTES("col_scale", test_read_bytes(a.col_scale), c.scale, c.scale_bytes);
     }
@@ -260,6 +303,10 @@ static const options runs[] = {
     {.four = TE_4OVER6_MSE, .two = true, .max_256 = true},
     {.four = TE_4OVER6_MAE, .stochastic = true, .seed = 9, .two = true},
     {.per_row = true},
+    {.per_row = true, .one_col = true},
+    {.per_row = true, .rht = true, .stochastic = true, .seed = 2},
+    {.per_row = true, .four = TE_4OVER6_MSE, .swizzled = true},
+    {.four = TE_4OVER6_MAE, .two = true},
     {.per_row = true, .copies = 1, .four = TE_4OVER6_MAE, .swizzled = true},
     {.copies = 1, .misaligned = true},
     {.copies = 2, .rht = true, .misaligned = true},
@@ -490,23 +537,24 @@ TE_TEST_DEVICES(nvfp4_amax_values) {
                     int64_t m = shapes[s][0], n = shapes[s][1];
                     if (m * n > 2000 && (kind + r) % 3 != d) continue;
                     test_case("%s [%d, %d] kind %d keep %d%s", te_dtype_name(floats[d]), (int)m, (int)n, kind, keep, text(&o));
-                    float *values = odd_values(m * n + 1, kind), *rows = (float *)test_alloc((size_t)m * 4 + 4), col = keep ? 2.5f : 0;
+                    float *values = odd_values(m * n + 1, kind), *rows = (float *)test_alloc((size_t)m * 4 + 4), *cols = (float *)test_alloc((size_t)n * 4 + 4);
                     const float *x = test_rounded(floats[d], values, m * n), *t = turned(x, m, n, &o);
                     for (int64_t i = 0; i < m || i == 0; i++) rows[i] = keep ? 2.5f : 0;
+                    for (int64_t j = 0; j < n || j == 0; j++) cols[j] = keep ? 2.5f : 0;
                     te_nvfp4_amax_args a = {0};
                     a.x = input(te, floats[d], m, n, values, o.misaligned);
-                    int64_t size = o.per_row ? m : 1;
-                    float *before = (float *)test_alloc((size_t)size * 4 + 4);
-                    for (int64_t i = 0; i < size; i++) before[i] = 2.5f;
+                    int64_t size = o.per_row ? m : 1, size_col = o.per_row && r != 6 ? n : 1, up_m = round_up(m, 16);
+                    float *before = (float *)test_alloc((size_t)(size + size_col) * 4 + 4);
+                    for (int64_t i = 0; i < size + size_col; i++) before[i] = 2.5f;
                     a.amax_row = with_row ? test_guarded_with(te, TE_F32, SHAPE(size), before) : NULL;
-                    a.amax_col = with_col ? test_guarded_with(te, TE_F32, SHAPE(1), (const float[]){2.5f}) : NULL;
+                    a.amax_col = with_col ? test_guarded_with(te, TE_F32, SHAPE(size_col), before) : NULL;
                     a.rht = o.rht, a.no_sign_mask = o.no_sign, a.keep = keep;
                     te_nvfp4_amax(te, &a);
                     REQUIRE_OK(te);
                     for (int64_t i = 0; i < m; i++) rows[o.per_row ? i : 0] = largest(x + i * n, n, rows[o.per_row ? i : 0]);
-                    col = largest(t, n * round_up(m, 16), col);
+                    for (int64_t j = 0; j < n; j++) cols[size_col > 1 ? j : 0] = largest(t + j * up_m, up_m, cols[size_col > 1 ? j : 0]);
                     if (with_row) CHECK_BYTES("row", test_read_bytes(a.amax_row), rows, (size_t)size * 4);
-                    if (with_col) CHECK_BYTES("col", test_read_bytes(a.amax_col), &col, 4);
+                    if (with_col) CHECK_BYTES("col", test_read_bytes(a.amax_col), cols, (size_t)size_col * 4);
                 }
 }
 
@@ -551,7 +599,7 @@ TE_TEST_DEVICES(nvfp4_dequantize_shapes) {
     static const int64_t shapes[][3] = {{1, 1, 1}, {3, 5, 7}, {17, 33, 64}, {64, 64, 64}, {127, 129, 160}, {70, 200, 200}, {70, 520, 528}, {0, 4, 32}, {4, 0, 32}};
     for (int s = 0; s < COUNT(shapes); s++)
         for (int way = 0; way < 12; way++) {
-            bool columnwise = way & 1, per_row = !columnwise && way & 2, rht = columnwise && way & 2;
+            bool columnwise = way & 1, per_row = way & 2, rht = columnwise && way & 2;
             te_dtype dtype = floats[way / 4];
             int64_t m = shapes[s][0], n = shapes[s][1], rows = columnwise ? n : m, cols = columnwise ? m : n, ld = shapes[s][2];
             if (columnwise) ld = round_up(ld, 16) > round_up(m, 16) ? round_up(ld, 16) : round_up(m, 16);
@@ -570,15 +618,14 @@ TE_TEST_DEVICES(nvfp4_dequantize_shapes) {
                 }
                 for (int64_t j = 0; rht && j < cols; j += 16) {
                     float *v = values + i * round_up(cols, 16) + j;
-                    transform(v, true);
-                    for (int k = 0; way & 4 && k < 16; k++) v[k] = "+++-+------+-+--"[k] == '-' ? -v[k] : v[k];
+                    transform_back(v, !(way & 4));
                 }
                 for (int64_t j = 0; j < cols; j++) want[columnwise ? j * n + i : i * n + j] = values[i * round_up(cols, 16) + j];
             }
             te_nvfp4_dequantize_args a = {0};
             a.q = te_tensor_from_host(te, TE_F4E2M1, SHAPE(rows, ld), q);
             a.scale = te_tensor_from_host(te, TE_F8E4M3, SHAPE(round_up(rows, 128), groups), scale);
-            a.amax = test_tensor(te, TE_F32, SHAPE(per_row ? m : 1), amax);
+            a.amax = test_tensor(te, TE_F32, SHAPE(per_row ? rows : 1), amax);
             a.y = test_guarded(te, dtype, SHAPE(m, n));
             a.columnwise = columnwise, a.rht = rht, a.no_sign_mask = !(way & 4);
             te_nvfp4_dequantize(te, &a);
@@ -647,7 +694,7 @@ TE_TEST(nvfp4_cuda_gives_the_bytes_of_the_cpu) {
                         te_nvfp4_dequantize_args b = {0};
                         x.x = a.x = input(te, floats[d], m, n, values, o->misaligned);
                         x.amax_row = te_tensor_zeros(te, TE_F32, SHAPE(o->per_row ? m : 1));
-                        x.amax_col = te_tensor_zeros(te, TE_F32, SHAPE(1));
+                        x.amax_col = te_tensor_zeros(te, TE_F32, SHAPE(o->per_row && !o->one_col ? n : 1));
                         x.rht = o->rht, x.no_sign_mask = o->no_sign;
                         te_nvfp4_amax(te, &x);
                         a.amax_row = x.amax_row, a.amax_col = x.amax_col;

@@ -2,6 +2,7 @@
  * being included behind <stdio.h> under a strict -std. */
 #include "../te_test.h"
 #include "base/common.h"
+#include "base/hash.c"
 #include "base/text.c"
 #include "sys/sys.c"
 #include "sys/file.c"

@@ -136,6 +136,8 @@ def make_input(kind, shape, dtype, seed):
         x *= least * 8
     elif kind == "zero":
         x *= 0
+    elif kind == "spread":  # many magnitudes side by side: where the order of a sum is seen
+        x = np.ldexp(x, r.integers(-40, 41, *shape))
     elif kind == "infinite":
         x = at_random(r, x, 0.01, [np.inf, -np.inf])
     elif kind == "nan":
@@ -173,6 +175,7 @@ def all_inputs():
     for name, dtype in (("f32", F32), ("f16", np.float16)):
         for kind in ("tiny", "odd"):
             x[f"{name}_{kind}_33x65"] = make_input(kind, (33, 65), dtype, len(x) + 1)
+    x["spread_64x48"] = make_input("spread", (64, 48), BF16, len(x) + 1)
     return x
 
 
@@ -337,8 +340,10 @@ def nvfp4_cases():
     f = File("nvfp4")
 
     def amaxes(name, rows, rht, sign_mask):
+        """rows: one of each row of x, and one of each column (transformed first)."""
         x = f32(name)
-        return (amax(x, 1) if rows else amax(x).reshape(1)), amax(hadamard(x.T, sign_mask) if rht else x).reshape(1)
+        turned = hadamard(x.T, sign_mask) if rht else x.T
+        return (amax(x, 1), amax(turned, 1)) if rows else (amax(x).reshape(1), amax(turned).reshape(1))
 
     def take_amax(name, rows=False, rht=False, sign_mask=True, keep=None):
         a, c = amaxes(name, rows, rht, sign_mask)
@@ -351,7 +356,6 @@ def nvfp4_cases():
                  col=True, a=None, back=False):
         x = f32(name)
         m, n = x.shape
-        col = col and not rows
         ld, ldc = strides(name, 2 if tight and not rht else 32)
         if a is None:
             a, c = amaxes(name, rows, rht, sign_mask)
@@ -360,8 +364,8 @@ def nvfp4_cases():
         stochastic = None if seed is None else (seed, seed % 1000003 * 2**31 + 5)
         options = dict(two_dimensional=two, rht=rht, sign_mask=sign_mask, stochastic=stochastic, four_over_six=four, ceiling=ceiling, swizzled=swizzled)
         r = nvfp4_quantize(x, a, c, ld, ldc if col else None, **options)
-        inputs = [("amax_row", a, None)] if row or not rht else []
-        inputs += [("amax_col", c, None)] if col and rht else []
+        inputs = [("amax_row", a, None)] if row or not (rht or rows) else []
+        inputs += [("amax_col", c, None)] if col and (rht or rows) else []
         outputs = []
         for k, wanted in (("row", row), ("col", col)):
             if wanted:
@@ -388,7 +392,7 @@ def nvfp4_cases():
     for name in MEDIUM:
         take_amax(name + "_33x65", rht=True)
 
-    quantize("every_bf16", rows=True)
+    quantize("every_bf16", rows=True, col=False)
     for i, name in enumerate(BY_SIZE + OTHERS):
         seed = (i + 1) * 0x9E3779B97F4A7C15 % 2**64
         medium = name.endswith("33x65")
@@ -413,7 +417,15 @@ def nvfp4_cases():
     quantize("wide_128x128", two=True, seed=2**64 - 1, swizzled=True)
     quantize("wide_128x128", four="mae", row=False)
     quantize("wide_16x512", rht=True, swizzled=True)
-    quantize("odd_16x512", rows=True)
+    quantize("odd_16x512", rows=True, row=False)
+    quantize("wide_128x128", rows=True, back=True)
+    quantize("odd_33x65", rows=True, rht=True, back=True)
+    quantize("spread_64x48", rht=True, back=True)
+    quantize("spread_64x48", rht=True, sign_mask=False, row=False)
+    quantize("infinite_3x5", rht=True)
+    for kind in MEDIUM:  # both copies choose for themselves
+        quantize(kind + "_33x65", four="mae", two=True, row=kind == "tiny")
+        quantize(kind + "_33x65", four="mse", ceiling=256, row=False)
     return f
 
 

@@ -138,43 +138,53 @@ GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], F32)
 ONE_SIXTH = F32(1) / F32(6)
 
 
-def butterflies(v):
-    """H v / 4 along the last axis of 16."""
-    v = v.copy()
-    for h in (1, 2, 4, 8):
-        for i in range(16):
-            if i & h == 0:
-                a, b = v[..., i].copy(), v[..., i + h].copy()
-                v[..., i], v[..., i + h] = a + b, a - b
-    return v * F32(0.25)
+def sylvester(size):
+    return np.array([[1.0]]) if size == 1 else np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), sylvester(size // 2))
+
+
+HADAMARD = sylvester(16) * 0.25  # its entries are exact in bf16, the factor included
+
+
+def tensor_core_sum(products):
+    """The sum over axis 1 as mma.sync on Hopper and tcgen05.mma on Blackwell have it for 16 products of bf16: none is rounded; all are
+    cut to 25 bits below the leading bit of the largest, added exactly, and the sum is cut to the 24 bits of an f32."""
+    _, exponent = np.frexp(np.max(np.abs(products), axis=1, initial=0, keepdims=True))
+    terms = np.trunc(np.ldexp(products, 26 - exponent))
+    total = np.ldexp(np.sum(terms, axis=1), exponent[:, 0] - 26)
+    mantissa, exponent = np.frexp(total)
+    return np.ldexp(np.trunc(np.ldexp(mantissa, 24)), exponent - 24).astype(F32)
 
 
 def hadamard(v, sign_mask):
-    """The random Hadamard transform along the rows of v [R, C]: [R, C rounded up to 16]."""
-    g = groups_of(v, 16)
-    return butterflies(g * SIGNS if sign_mask else g).reshape(v.shape[0], -1)
+    """The random Hadamard transform along the rows of v [R, C], rounded to bf16, as every kernel of TransformerEngine leaves it:
+    [R, C rounded up to 16]."""
+    g = groups_of(v, 16).reshape(-1, 16).astype(np.float64)
+    matrix = HADAMARD * (SIGNS[:, None] if sign_mask else 1.0)
+    out = np.zeros(g.shape, F32)
+    finite = np.isfinite(g).all(1)
+    out[finite] = tensor_core_sum(g[finite][:, :, None] * matrix[None])
+    out[~finite] = np.sum(np.where(np.isfinite(g[~finite]), 0, g[~finite])[:, :, None] * matrix[None], axis=1)  # infinities and NaN alone decide
+    return out.astype(BF16).astype(F32).reshape(v.shape[0], -1)
 
 
 def hadamard_back(v, sign_mask):
-    g = butterflies(groups_of(v, 16))
+    """The transpose, in f32: te.h's own, by butterflies. The factor comes first."""
+    g = groups_of(v, 16) * F32(0.25)
+    for h in (1, 2, 4, 8):
+        for i in range(16):
+            if i & h == 0:
+                a, b = g[..., i].copy(), g[..., i + h].copy()
+                g[..., i], g[..., i + h] = a + b, a - b
     return (g * SIGNS if sign_mask else g).reshape(v.shape[0], -1)[:, : v.shape[1]]
 
 
-def sum_in_order(e, axis):
-    total = F32(0)
-    for part in np.moveaxis(e, axis, 0):
-        total = total + part
-    return total
-
-
-def nvfp4_codes(v, block_amax, s, stretch, stochastic):
-    """(codes [R, groups, 16], scale codes [R, groups]) of v [R, C]; s: S of each row [R, 1]."""
-    d = encode(block_amax * (s * ONE_SIXTH) * F32(stretch), E4M3)  # a product with 1 is exact
+def nvfp4_codes(v, d, s, stochastic):
+    """(codes [R, groups, 16], multipliers [R, groups]) of v [R, C] under the scale codes d; s: S of each row [R, 1]."""
     step = decode(d, E4M3) * (F32(1) / s)
-    multiplier = np.minimum(F32(1) / step, F32_MAX)
+    multiplier = np.minimum(F32(1) / step, F32_MAX)  # a NaN stays one
     scaled = groups_of(v, 16) * multiplier[:, :, None]
     if stochastic is None:
-        return encode(scaled, E2M1), d, step
+        return encode(scaled, E2M1)
     seed, offset = stochastic
     rows, blocks = d.shape
     random = np.frombuffer(b"".join(philox_bytes(seed, offset, i) for i in range(rows * blocks)), np.uint8).reshape(rows, blocks, 16)
@@ -182,54 +192,62 @@ def nvfp4_codes(v, block_amax, s, stretch, stochastic):
     width = np.where(magnitude < 2, F32(0.5), np.where(magnitude < 4, F32(1), F32(2)))
     t = magnitude + random.astype(F32) / F32(256) * width
     codes = np.searchsorted(GRID, t, side="right") - 1
-    return np.where(np.isnan(t), 7, codes | np.where(np.signbit(scaled), 8, 0)).astype(np.uint8), d, step
+    return np.where(np.isnan(t), 7, codes | np.where(np.signbit(scaled), 8, 0)).astype(np.uint8)
+
+
+def nvfp4_error(v, codes, d, a, ceiling, measure):
+    """What each block of 16 loses, [R, groups]: TransformerEngine's accumulate_dequant_error, element after element. a: [R, 1]."""
+    x = groups_of(v, 16)
+    top = F32(6) * F32(ceiling)
+    total = np.zeros(d.shape, F32)
+    for i in range(16):
+        value = decode(np.ascontiguousarray(codes[:, :, i]), E2M1) * decode(d, E4M3) * a / top
+        lost = value - x[:, :, i]
+        total = total + (np.abs(lost) if measure == "mae" else lost * lost)
+    return total
+
+
+def tile_sums(e):
+    """The errors [R, groups] of 16 rows at a time, added as lanes of a warp do: half to half, four times; repeated for the rows."""
+    t = pad(e, round_up(e.shape[0], 16), e.shape[1]).reshape(-1, 16, e.shape[1])
+    for half in (8, 4, 2, 1):
+        t = t[:, :half] + t[:, half : 2 * half]
+    return np.repeat(t[:, 0], 16, 0)[: e.shape[0]]
 
 
 def nvfp4_quantize(x, amax_row, amax_col, ld, ldc, two_dimensional=False, rht=False, sign_mask=True, stochastic=None, four_over_six=None,
                    ceiling=448, swizzled=False):
-    """amax_row [1] or [M]; stochastic: (seed, offset); four_over_six: None, "mae" or "mse"."""
-    m, n = x.shape
-
-    def error(v, codes, step):
-        e = groups_of(v, 16) - decode(codes, E2M1) * step[:, :, None]
-        return sum_in_order(np.abs(e) if four_over_six == "mae" else e * e, 2)
-
-    def tile_error(e):
-        return sum_in_order(pad(e, round_up(m, 16), e.shape[1]).reshape(-1, 16, e.shape[1]), 1)
-
-    # Which blocks map their largest to 4. With tiles, both copies follow the rows of x.
-    def better(v, block_amax, s):
-        six, _, step6 = nvfp4_codes(v, block_amax, s, 1, None)
-        four, _, step4 = nvfp4_codes(v, block_amax, s, 1.5, None)
-        return error(v, six, step6), error(v, four, step4)
-
+    """amax_row [1] or [M], amax_col [1] or [N]; stochastic: (seed, offset); four_over_six: None, "mae" or "mse"."""
     tiles = tile_amax(x, 16)
     out = {}
     for name, v, a, stride in (("row", x, amax_row, ld), ("col", x.T, amax_col, ldc)):
-        if name == "col" and (a is None or stride is None):
+        if a is None or stride is None:
             continue
         if name == "col" and rht:
             v = hadamard(v, sign_mask)
-        s = np.broadcast_to(nvfp4_tensor_scale(a, ceiling).reshape(-1, 1), (v.shape[0], 1))
+        rows = v.shape[0]
+        s = np.broadcast_to(nvfp4_tensor_scale(a, ceiling).reshape(-1, 1), (rows, 1))
+        a = np.broadcast_to(np.asarray(a, F32).reshape(-1, 1), (rows, 1))
         if two_dimensional:
-            block = np.repeat(tiles if name == "row" else tiles.T, 16, 0)[: v.shape[0]]
+            block = np.repeat(tiles if name == "row" else tiles.T, 16, 0)[:rows]
+        elif rht:  # the kernel that transforms lets a NaN through to the scales of both copies
+            block = np.max(np.abs(groups_of(v, 16)), axis=2, initial=0)
         else:
             block = amax(groups_of(v, 16), 2)
         draw = None if stochastic is None else (stochastic[0], stochastic[1] + (name == "col"))
-        codes, d, _ = nvfp4_codes(v, block, s, 1, draw)
         if four_over_six:
-            four, d4, _ = nvfp4_codes(v, block, s, 1.5, draw)
+            base = block / F32(6) * s
+            d, d4 = encode(base, E4M3), encode(base * F32(1.5), E4M3)
+            six, four = nvfp4_codes(v, d, s, draw), nvfp4_codes(v, d4, s, draw)
+            e6, e4 = nvfp4_error(v, six, d, a, ceiling, four_over_six), nvfp4_error(v, four, d4, a, ceiling, four_over_six)
             if two_dimensional:
-                along = np.repeat(tiles, 16, 0)[:m]
-                e6, e4 = (tile_error(e) for e in better(x, along, np.broadcast_to(s[:1], (m, 1))))
-                pick = e4 < e6
-                pick = np.repeat(pick if name == "row" else pick.T, 16, 0)[: v.shape[0]]
-            else:
-                e6, e4 = better(v, block, s)
-                pick = e4 < e6
-            codes, d = np.where(pick[:, :, None], four, codes), np.where(pick, d4, d)
-        codes = codes.reshape(v.shape[0], -1)[:, : v.shape[1]]
-        out[name] = pad(codes, v.shape[0], stride)
+                e6, e4 = tile_sums(e6), tile_sums(e4)
+            codes, d = np.where((e4 < e6)[:, :, None], four, six), np.where(e4 < e6, d4, d)
+        else:
+            d = encode(block * (s * ONE_SIXTH), E4M3)
+            codes = nvfp4_codes(v, d, s, draw)
+        codes = codes.reshape(rows, -1)[:, : v.shape[1]]
+        out[name] = pad(codes, rows, stride)
         scale = pad(d, round_up(d.shape[0], 128), round_up(d.shape[1], 4))
         out[name + "_scale"] = swizzle(scale) if swizzled else scale
     return out

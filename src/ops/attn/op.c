@@ -79,12 +79,7 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_attn_fwd_args *a)
 }
 
 static te_result te__check_attn_fwd(te_ctx *te, te_attn_fwd_args *a) {
-    te_result r = te__attn_check(te, "attn_fwd", a);
-    if (r == TE_OK) {
-        te__touch(a->o);
-        te__touch(a->lse);
-    }
-    return r;
+    return te__attn_check(te, "attn_fwd", a);
 }
 
 /* The forward that a backward belongs to. */
@@ -131,11 +126,7 @@ static te_result te__check_attn_bwd(te_ctx *te, te_attn_bwd_args *a) {
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dq", a->dq, a->format, s_q, b, heads, d, "q");
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dk", a->dk, a->format, s_kv, b, groups, d, "k");
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dv", a->dv, a->format, s_kv, b, groups, d_v, "v");
-    if (r != TE_OK) return r;
-    te__touch(a->dq);
-    te__touch(a->dk);
-    te__touch(a->dv);
-    return TE_OK;
+    return r;
 }
 
 /* ---- the problem ---- */

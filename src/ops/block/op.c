@@ -45,21 +45,14 @@ static te_result te__check_block_quantize(te_ctx *te, te_block_quantize_args *a)
         result = te__fail(te, TE_ERR_DTYPE, "block_quantize: row is %s and col is %s; both copies have one format", te_dtype_name(a->row->dtype),
                           te_dtype_name(a->col->dtype));
     if (result == TE_OK && a->noop) result = te__want_f32(te, "block_quantize", "noop", a->noop, 1);
-    if (result != TE_OK) return result;
-    te__touch(a->row);
-    te__touch(a->row_scale_inv);
-    te__touch(a->col);
-    te__touch(a->col_scale_inv);
-    return TE_OK;
+    return result;
 }
 
 static te_result te__check_block_dequantize(te_ctx *te, te_block_dequantize_args *a) {
     te_result result = te__want_float(te, "block_dequantize", "y", a->y);
     if (result != TE_OK) return result;
-    result = te__block_check_copy(te, "block_dequantize", "q", "scale_inv", a->q, a->scale_inv, a->columnwise ? te__cols(a->y) : te__rows(a->y),
-                                  a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
-    if (result == TE_OK) te__touch(a->y);
-    return result;
+    return te__block_check_copy(te, "block_dequantize", "q", "scale_inv", a->q, a->scale_inv, a->columnwise ? te__cols(a->y) : te__rows(a->y),
+                                a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
 
 /* What a scale becomes where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block kernels). */
@@ -199,7 +192,10 @@ static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
                         for (r = 0; r < rows; r++) v[r][c] = line[r] * s;
                     }
                 }
-                for (r = 0; r < rows; r++) te__store_row(te__data(a->y), a->y->dtype, (row + r) * n + col, cols, v[r]);
+                for (r = 0; r < rows; r++) {
+                    te__one_nan(v[r], cols);
+                    te__store_row(te__data(a->y), a->y->dtype, (row + r) * n + col, cols, v[r]);
+                }
             }
 }
 static te_result te__cpu_block_dequantize(te_ctx *te, const te_block_dequantize_args *a) {

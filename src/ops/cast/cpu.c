@@ -209,6 +209,7 @@ static void te__dequantize_rows(void *user, int64_t begin, int64_t end) {
             int64_t size = te__min(TE__AMAX_PIECE, n - at);
             te__load_row(te__data(a->q), a->q->dtype, row * ld + at, size, v);
             for (i = 0; i < size; i++) v[i] *= scale_inv;
+            te__one_nan(v, size);
             te__store_row(te__data(a->y), a->y->dtype, row * n + at, size, v);
         }
 }

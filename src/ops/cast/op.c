@@ -37,7 +37,6 @@ static te_result te__check_amax(te_ctx *te, te_amax_args *a) {
     te_result result = te__cast_check_float(te, "amax", "x", a->x);
     if (result == TE_OK) result = te__cast_check_f32(te, "amax", "amax", a->amax, 1, false);
     if (result == TE_OK) result = te__cast_check_f32(te, "amax", "noop", a->noop, 1, true);
-    if (result == TE_OK) te__touch(a->amax);
     return result;
 }
 
@@ -47,10 +46,7 @@ static te_result te__check_scale_from_amax(te_ctx *te, te_scale_from_amax_args *
     if (result == TE_OK) result = te__cast_check_f32(te, "scale_from_amax", "scale", a->scale, te__numel(a->amax), false);
     if (result == TE_OK) result = te__cast_check_f32(te, "scale_from_amax", "scale_inv", a->scale_inv, te__numel(a->amax), true);
     if (result == TE_OK) result = te__cast_check_fp8_max(te, "scale_from_amax", a->fp8_max);
-    if (result != TE_OK) return result;
-    te__touch(a->scale);
-    te__touch(a->scale_inv);
-    return TE_OK;
+    return result;
 }
 
 /* ---- delayed scaling ---- */
@@ -93,10 +89,6 @@ static te_result te__check_delayed_update(te_ctx *te, te_delayed_update_args *a)
     if (a->algo != TE_AMAX_MAX && a->algo != TE_AMAX_MOST_RECENT)
         return te__fail(te, TE_ERR_INVALID, "delayed_update: %d is not a te_amax_algo", (int)a->algo);
     if (!(fabsf(a->margin) < 64.0f)) return te__fail(te, TE_ERR_INVALID, "delayed_update: margin is %g; -64 to 64 are possible", (double)a->margin);
-    for (i = 0; i < a->count; i++) {
-        te__touch(a->amax_history[i]);
-        te__touch(a->scale[i]);
-    }
     return TE_OK;
 }
 
@@ -104,7 +96,6 @@ static te_result te__check_delayed_gather(te_ctx *te, te_delayed_gather_args *a)
     int64_t slots;
     te_result result = te__cast_check_histories(te, "delayed_gather", a->amax_history, a->count, &slots);
     if (result == TE_OK) result = te__cast_check_f32(te, "delayed_gather", "amaxes", a->amaxes, slots, false);
-    if (result == TE_OK) te__touch(a->amaxes);
     return result;
 }
 /* fp8_max / 2^margin, once on the host for both backends: a fractional margin then gives one number. */
@@ -148,21 +139,13 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "noop", a->noop, 1, true);
     if (result == TE_OK && a->dbias) result = te__want_vector(te, "fp8_quantize", "dbias", a->dbias, te__cols(a->x));
     if (result == TE_OK && a->dbias && a->noop) result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_column_sum");
-    if (result != TE_OK) return result;
-    te__touch(a->row);
-    te__touch(a->col);
-    te__touch(a->scale_inv);
-    te__touch(a->amax);
-    te__touch(a->x_amax);
-    te__touch(a->dbias);
-    return TE_OK;
+    return result;
 }
 
 static te_result te__check_fp8_dequantize(te_ctx *te, te_fp8_dequantize_args *a) {
     te_result result = te__cast_check_float(te, "fp8_dequantize", "y", a->y);
     if (result == TE_OK) result = te__cast_check_codes(te, "fp8_dequantize", "q", a->q, te__rows(a->y), te__cols(a->y));
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_dequantize", "scale_inv", a->scale_inv, 1, false);
-    if (result == TE_OK) te__touch(a->y);
     return result;
 }
 
@@ -178,6 +161,5 @@ static te_result te__check_transpose(te_ctx *te, te_transpose_args *a) {
         te__cols(a->dst) < a->rows)
         return te__fail(te, TE_ERR_SHAPE, "transpose: src %s to dst %s with rows %lld and columns %lld; [rows, >= columns] and [columns, >= rows] are needed",
                         te__shape_text(a->src, src), te__shape_text(a->dst, dst), (long long)a->rows, (long long)a->columns);
-    te__touch(a->dst);
     return TE_OK;
 }

@@ -12,7 +12,6 @@ static te_result te__check_dropout_add_fwd(te_ctx *te, te_dropout_add_fwd_args *
     if (r == TE_OK && a->residual) r = te__want_like(te, "dropout_add_fwd", "residual", a->residual, "x", a->x);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_fwd", "y", a->y, "x", a->x);
     if (r == TE_OK) r = te__want_rng(te, "dropout_add_fwd", a->rng);
-    if (r == TE_OK) te__touch(a->y);
     return r;
 }
 
@@ -21,7 +20,6 @@ static te_result te__check_dropout_add_bwd(te_ctx *te, te_dropout_add_bwd_args *
     if (r == TE_OK) r = te__want_float(te, "dropout_add_bwd", "dy", a->dy);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_bwd", "dx", a->dx, "dy", a->dy);
     if (r == TE_OK) r = te__want_rng(te, "dropout_add_bwd", a->rng);
-    if (r == TE_OK) te__touch(a->dx);
     return r;
 }
 

@@ -156,8 +156,7 @@ static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, 
     int group = x->scaling == TE_SCALING_NVFP4 ? 4 : 5; /* log2 of its size */
     float scale = 1.0f;
     if (x->dtype == TE_F4E2M1) {
-        const uint8_t *pairs = (const uint8_t *)x->data + row * (x->ld / 2);
-        for (i = 0; i < n; i++) out[i] = te__e2m1_to_f32((uint8_t)(pairs[(at + i) / 2] >> (at + i) % 2 * 4 & 15));
+        te__load_row((const uint8_t *)x->data + row * (x->ld / 2), x->dtype, at, n, out);
     } else if (te__is_fp8(x->dtype)) {
         const uint8_t *codes = (const uint8_t *)x->data + row * x->ld + at;
         for (i = 0; i < n; i++) out[i] = x->fp8[codes[i]];

@@ -83,10 +83,10 @@ static void te__copy_pieces(void *user, int64_t begin, int64_t end) {
             te__copy_convert(j, j->src + from * src_size, w->src[last], j->dst + to * dst_size, w->dst[last], n);
     }
 }
-static te_result te__cpu_copy(te_ctx *te, const te_copy_args *a) {
+static void te__copy_apart(te_ctx *te, const te_copy_args *a) {
     te__copy_job j;
     int64_t n = te__numel(a->src), run;
-    if (n == 0) return TE_OK;
+    if (n == 0) return;
     te__copy_walk_make(&j.walk, a->src, a->dst);
     j.src = (const char *)te__data(a->src);
     j.dst = (char *)te__data(a->dst);
@@ -96,6 +96,21 @@ static te_result te__cpu_copy(te_ctx *te, const te_copy_args *a) {
     run = j.walk.shape[j.walk.ndim - 1];
     j.pieces = te__div_up(run, TE__MATH_PIECE);
     te__parallel_for(te, n / run * j.pieces, te__max(1, 16384 / te__min(run, TE__MATH_PIECE)), te__copy_pieces, &j);
+}
+static te_result te__cpu_copy(te_ctx *te, const te_copy_args *a) {
+    te__copy_sides sides = te__copy_sides_of(a);
+    te__copy_detour d;
+    size_t bytes;
+    void *memory;
+    if (sides == TE__COPY_APART) te__copy_apart(te, a);
+    if (sides != TE__COPY_OVERLAPS) return TE_OK;
+    bytes = (size_t)te__copy_detour_bytes(a);
+    memory = te__alloc(te, bytes);
+    if (!memory) return TE_ERR_OUT_OF_MEMORY;
+    te__copy_detour_make(&d, a, memory);
+    te__copy_apart(te, &d.there);
+    te__copy_apart(te, &d.back);
+    te__free(te, memory, bytes);
     return TE_OK;
 }
 

@@ -116,12 +116,12 @@ static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int si
     return true;
 }
 
-static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
+static void te__plan_copy_apart(te__plan *p, const te_copy_args *a) {
     te__copy_walk w;
     int64_t n = te__numel(a->src), whole;
     bool raw = te__copy_is_raw(a->src->dtype, a->dst->dtype), flat;
     int size = (int)te__dtype_size(a->src->dtype), width;
-    if (n == 0) return TE_OK;
+    if (n == 0) return;
     te__copy_walk_make(&w, a->src, a->dst);
     flat = w.ndim == 1 && w.src[0] == 1 && w.dst[0] == 1;
     if (flat) {
@@ -135,12 +135,25 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
             w.shape[0] = n - whole;
             if (n > whole) te__copy_launch(p, &w, a->src, a->dst, whole, raw ? size : 0, 1);
             te__plan_why(p, "contiguous, 16 bytes at a time");
-            return TE_OK;
+            return;
         }
     }
-    if (raw && te__plan_copy_transposed(p, &w, size, a)) return TE_OK;
+    if (raw && te__plan_copy_transposed(p, &w, size, a)) return;
     te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, raw ? 1 : te__copy_run_width(&w, a->src, a->dst));
     te__plan_why(p, flat ? "contiguous, but not aligned to 16 bytes" : "strided");
+}
+static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
+    te__copy_sides sides = te__copy_sides_of(a);
+    te__copy_detour d;
+    void *memory;
+    if (sides == TE__COPY_APART) te__plan_copy_apart(p, a);
+    if (sides != TE__COPY_OVERLAPS) return TE_OK;
+    memory = te__plan_workspace(p, te__copy_detour_bytes(a));
+    if (!memory) return p->result;
+    te__copy_detour_make(&d, a, memory);
+    te__plan_copy_apart(p, &d.there);
+    te__plan_copy_apart(p, &d.back);
+    te__plan_why(p, "src and dst share memory: through memory between");
     return TE_OK;
 }
 

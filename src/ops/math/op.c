@@ -61,7 +61,6 @@ static te_result te__check_copy(te_ctx *te, te_copy_args *a) {
                                                             (te__is_float(a->dst->dtype) || te__is_integer(a->dst->dtype))))
         return te__fail(te, TE_ERR_DTYPE, "copy: %s to %s; 8-bit floats copy to their own format or u8 (te_quantize and te_dequantize convert)",
                         te_dtype_name(a->src->dtype), te_dtype_name(a->dst->dtype));
-    te__touch(a->dst);
     return TE_OK;
 }
 
@@ -102,6 +101,56 @@ static void te__copy_walk_make(te__copy_walk *w, const te_tensor *src, const te_
     w->ndim = merged + 1;
 }
 
+/* How the two sides of a copy lie to each other. Where the ranges of their bytes meet they count as overlapping, though elements may alternate. */
+typedef enum te__copy_sides { TE__COPY_APART, TE__COPY_OVERLAPS, TE__COPY_SAME /* each element onto itself: nothing to do */ } te__copy_sides;
+
+static uintptr_t te__copy_end(const te_tensor *x) {
+    int64_t last = 0;
+    int i;
+    for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
+    return (uintptr_t)te__data(x) + (uintptr_t)((last + 1) * te__dtype_size(x->dtype));
+}
+static te__copy_sides te__copy_sides_of(const te_copy_args *a) {
+    uintptr_t src = (uintptr_t)te__data(a->src), dst = (uintptr_t)te__data(a->dst);
+    bool same = src == dst && te__copy_is_raw(a->src->dtype, a->dst->dtype);
+    int i;
+    if (!src || !dst || te__numel(a->src) == 0 || src >= te__copy_end(a->dst) || dst >= te__copy_end(a->src)) return TE__COPY_APART;
+    for (i = 0; i < a->src->ndim; i++) same = same && (a->src->shape[i] == 1 || a->src->stride[i] == a->dst->stride[i]);
+    return same ? TE__COPY_SAME : TE__COPY_OVERLAPS;
+}
+
+/* A copy whose sides overlap, as two whose sides lie apart: src to memory between, and on to dst. */
+typedef struct te__copy_detour {
+    te_tensor between;
+    te__buffer memory;
+    te_copy_args there, back;
+} te__copy_detour;
+
+/* In the narrower of the two formats: values are converted once all the same. */
+static te_dtype te__copy_between(const te_copy_args *a) {
+    return te__dtype_size(a->dst->dtype) < te__dtype_size(a->src->dtype) ? a->dst->dtype : a->src->dtype;
+}
+static int64_t te__copy_detour_bytes(const te_copy_args *a) { return te__numel(a->src) * te__dtype_size(te__copy_between(a)); }
+static void te__copy_detour_make(te__copy_detour *d, const te_copy_args *a, void *memory) {
+    int64_t n = 1;
+    int i;
+    memset(d, 0, sizeof(*d));
+    d->memory.data = memory;
+    d->between.te = a->src->te;
+    d->between.buffer = &d->memory;
+    d->between.dtype = te__copy_between(a);
+    d->between.ndim = a->src->ndim;
+    for (i = a->src->ndim - 1; i >= 0; i--) {
+        d->between.shape[i] = a->src->shape[i];
+        d->between.stride[i] = n;
+        n *= a->src->shape[i];
+    }
+    d->there.src = a->src;
+    d->there.dst = &d->between;
+    d->back.src = &d->between;
+    d->back.dst = a->dst;
+}
+
 /* ---- fill, random ---- */
 
 /* The bits of `value` in a format: rounded once, to nearest even; integers truncated and saturated, NaN as 0. Through an f32 that is
@@ -134,7 +183,6 @@ static te_result te__check_fill(te_ctx *te, te_fill_args *a) {
     if (result != TE_OK) return result;
     if (te_dtype_bits(a->dst->dtype) < 8)
         return te__fail(te, TE_ERR_DTYPE, "fill: %s; packed 4-bit values cannot be filled (te_tensor_zeros makes zeros)", te_dtype_name(a->dst->dtype));
-    te__touch(a->dst);
     return TE_OK;
 }
 
@@ -147,9 +195,7 @@ static te_result te__check_random(te_ctx *te, te_random_args *a) {
         return te__fail(te, TE_ERR_INVALID, a->kind == TE_RANDOM_UNIFORM ? "random: uniform from %g to %g: the range must be finite and upwards"
                                                                         : "random: normal with mean %g and standard deviation %g",
                         (double)a->a, (double)a->b);
-    result = te__want_rng(te, "random", a->rng);
-    if (result == TE_OK) te__touch(a->dst);
-    return result;
+    return te__want_rng(te, "random", a->rng);
 }
 /* Rounding could carry a uniform number onto b itself; it stops here. */
 static float te__random_below(const te_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
@@ -164,14 +210,12 @@ static te_result te__check_axpby(te_ctx *te, te_axpby_args *a) {
     if (result == TE_OK) result = te__math_check_same(te, "axpby", "x", a->x, "out", a->out);
     if (result == TE_OK && a->alpha_device) result = te__math_check_scalar(te, "axpby", "alpha_device", a->alpha_device);
     if (result == TE_OK && a->divide_device) result = te__math_check_scalar(te, "axpby", "divide_device", a->divide_device);
-    if (result == TE_OK) te__touch(a->out);
     return result;
 }
 static te_result te__check_sum(te_ctx *te, te_sum_args *a) {
     te_result result = te__math_check_float(te, "sum", "x", a->x);
     if (result == TE_OK) result = te__math_check_scalar(te, "sum", "out", a->out);
     if (a->scale == 0.0f) a->scale = 1.0f;
-    if (result == TE_OK) te__touch(a->out);
     return result;
 }
 static te_result te__check_column_sum(te_ctx *te, te_column_sum_args *a) {
@@ -182,7 +226,6 @@ static te_result te__check_column_sum(te_ctx *te, te_column_sum_args *a) {
     if (te__numel(a->out) != te__cols(a->x))
         return te__fail(te, TE_ERR_SHAPE, "column_sum: x is %s, so out must be [%lld], not %s", te__shape_text(a->x, x), (long long)te__cols(a->x),
                         te__shape_text(a->out, out));
-    te__touch(a->out);
     return TE_OK;
 }
 
@@ -203,12 +246,8 @@ static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor
     return TE_OK;
 }
 static te_result te__check_embedding_fwd(te_ctx *te, te_embedding_fwd_args *a) {
-    te_result result = te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y);
-    if (result == TE_OK) te__touch(a->y);
-    return result;
+    return te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y);
 }
 static te_result te__check_embedding_bwd(te_ctx *te, te_embedding_bwd_args *a) {
-    te_result result = te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy);
-    if (result == TE_OK) te__touch(a->dtable);
-    return result;
+    return te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy);
 }

@@ -144,6 +144,7 @@ static void te__mx_dequantize_tiles(void *user, int64_t begin, int64_t end) {
             }
             te__load_row(te__data(j->a->q), j->a->q->dtype, row * j->ld + first_col, cols, v);
             for (i = 0; i < cols; i++) v[i] = te__mul_f32(v[i], factor[i]);
+            te__one_nan(v, cols);
             te__store_row(te__data(j->a->y), j->a->y->dtype, row * j->n + first_col, cols, v);
         }
     }

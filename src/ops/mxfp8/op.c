@@ -71,12 +71,7 @@ static te_result te__check_mxfp8_quantize(te_ctx *te, te_mxfp8_quantize_args *a)
         r = te__fail(te, TE_ERR_DTYPE, "%s: row is %s and col is %s; copies in two formats are two calls", op, te_dtype_name(a->row->dtype),
                      te_dtype_name(a->col->dtype));
     if (r == TE_OK && a->noop) r = te__want_f32(te, op, "noop", a->noop, 1);
-    if (r != TE_OK) return r;
-    te__touch(a->row);
-    te__touch(a->row_scale);
-    te__touch(a->col);
-    te__touch(a->col_scale);
-    return TE_OK;
+    return r;
 }
 
 static te_result te__check_mxfp8_dequantize(te_ctx *te, te_mxfp8_dequantize_args *a) {
@@ -84,7 +79,6 @@ static te_result te__check_mxfp8_dequantize(te_ctx *te, te_mxfp8_dequantize_args
     te_result r = te__want_float(te, op, "y", a->y);
     if (r == TE_OK) r = te__mx_want_codes(te, op, "q", a->q, te__rows(a->y), te__cols(a->y));
     if (r == TE_OK) r = te__mx_want_scale(te, op, "scale", a->scale, te__rows(a->y), te__cols(a->y), a->columnwise);
-    if (r == TE_OK) te__touch(a->y);
     return r;
 }
 

@@ -23,30 +23,92 @@ TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x
 /* Rows whose sign the random Hadamard transform turns: bit i is element i. */
 #define TE__NVFP4_SIGNS 0xd7e8u
 
-/* v = H v / 4, H the Sylvester matrix of order 16. */
+#ifdef __CUDA_ARCH__
+#define TE__NVFP4_UNROLL _Pragma("unroll")
+#else
+#define TE__NVFP4_UNROLL
+#endif
+
+/* v = H v / 4 in f32, H the Sylvester matrix of order 16: how a transform is taken back. The factor comes first, so that nothing overflows whose
+ * result does not. */
 TE__BOTH void te__nvfp4_hadamard(float v[16]) {
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+    TE__NVFP4_UNROLL
+    for (int i = 0; i < 16; i++) v[i] = te__nvfp4_product(v[i], 0.25f);
+    TE__NVFP4_UNROLL
     for (int h = 1; h < 16; h *= 2)
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+        TE__NVFP4_UNROLL
         for (int i = 0; i < 16; i++)
             if (!(i & h)) {
                 float a = v[i], b = v[i + h];
                 v[i] = te__nvfp4_sum(a, b), v[i + h] = te__nvfp4_sum(a, -b);
             }
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
-    for (int i = 0; i < 16; i++) v[i] = te__nvfp4_product(v[i], 0.25f);
 }
 TE__BOTH void te__nvfp4_flip(float v[16], uint32_t signs) {
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+    TE__NVFP4_UNROLL
     for (int i = 0; i < 16; i++) v[i] = te__bits_f32(te__f32_bits(v[i]) ^ (signs >> i & 1u) << 31);
+}
+
+
+/* The f32 that is nearest to s among those not farther from 0. |s| < 2^30. */
+TE__BOTH float te__nvfp4_toward_zero(int32_t s) {
+#ifdef __CUDA_ARCH__
+    return __int2float_rz(s);
+#else
+    uint32_t m = s < 0 ? 0u - (uint32_t)s : (uint32_t)s, cut = 0;
+    while (m >> 24 >> cut) cut++;
+    m = m >> cut << cut;
+    return s < 0 ? -(float)(int32_t)m : (float)(int32_t)m;
+#endif
+}
+/* v = H v / 4, rounded to bf16: the column-wise copy's transform, summed as the tensor cores do that TransformerEngine leaves it to (mma.sync on
+ * Hopper and Blackwell, tcgen05.mma): no product is rounded; the 16 of a sum are cut to 25 bits below the leading bit of the largest and
+ * added up exactly; the sum is cut to f32. Since all products of v have the magnitudes of v / 4, integers do it, in any order.
+ * With an infinity or a NaN in v, these alone decide. */
+TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
+    uint32_t top = 0;
+    int32_t t[16];
+    float up, down, back = 1.0f;
+    int i, h;
+    TE__NVFP4_UNROLL
+    for (i = 0; i < 16; i++) {
+        uint32_t e = te__f32_bits(v[i]) & 0x7f800000u;
+        top = e > top ? e : top;
+    }
+    if (top == 0x7f800000u) {
+        TE__NVFP4_UNROLL
+        for (i = 0; i < 16; i++) v[i] = (te__f32_bits(v[i]) & 0x7f800000u) == 0x7f800000u ? v[i] : 0.0f;
+        te__nvfp4_hadamard(v);
+        return;
+    }
+    if (top < 28u << 23) { /* the units below would be subnormal */
+        top = 0;
+        TE__NVFP4_UNROLL
+        for (i = 0; i < 16; i++) {
+            uint32_t e;
+            v[i] = te__nvfp4_product(v[i], 18446744073709551616.0f); /* 2^64 */
+            e = te__f32_bits(v[i]) & 0x7f800000u;
+            top = e > top ? e : top;
+        }
+        back = 5.421010862427522e-20f; /* 2^-64 */
+        if (top < 28u << 23) top = 28u << 23; /* nothing but zeros */
+    }
+    up = te__bits_f32((279u << 23) - top);  /* 2^25 over the largest power of two in v: 2^(127 + 25 - e) */
+    down = te__bits_f32(top - (27u << 23)); /* its reciprocal, times the factor of 1/4 */
+    TE__NVFP4_UNROLL
+    for (i = 0; i < 16; i++) t[i] = (int32_t)te__nvfp4_product(v[i], up);
+    TE__NVFP4_UNROLL
+    for (h = 1; h < 16; h *= 2)
+        TE__NVFP4_UNROLL
+        for (i = 0; i < 16; i++)
+            if (!(i & h)) {
+                int32_t a = t[i], b = t[i + h];
+                t[i] = a + b, t[i + h] = a - b;
+            }
+    TE__NVFP4_UNROLL
+    for (i = 0; i < 16; i++) {
+        float sum = te__nvfp4_product(te__nvfp4_product(te__nvfp4_toward_zero(t[i]), down), back);
+        v[i] = te__bf16_to_f32(te__f32_to_bf16(sum));
+    }
 }
 
 /* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The product is exact. */
@@ -60,9 +122,10 @@ TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
 /* Byte t of Philox's four words. */
 TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) { return words[t >> 2] >> (8 * (t & 3)) & 0xffu; }
 
-/* What quantizing x lost: |e| or e * e. */
-TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float step, int squared) {
-    float e = te__nvfp4_sum(x, -te__nvfp4_product(te__e2m1_to_f32(code), step));
+/* 4-over-6: what quantizing x lost, |e| or e * e. d: the block's scale; most: 6 F. The value is written out here as nowhere else, with a
+ * division: the amax may be so small that S is none of it. */
+TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
+    float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most), e = te__nvfp4_sum(value, -x);
     return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
 }
 

@@ -29,7 +29,7 @@ static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turne
     if (!transform) return;
     for (c = 0; c < 16; c++) {
         if (transform == 1) te__nvfp4_flip(turned[c], TE__NVFP4_SIGNS);
-        te__nvfp4_hadamard(turned[c]);
+        te__nvfp4_transform_bf16(turned[c]);
     }
 }
 
@@ -46,7 +46,7 @@ static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
     const te_nvfp4_amax_args *a = j->a;
     int64_t m = te__rows(a->x), strips = te__div_up(m, 16), groups = te__div_up(te__cols(a->x), 16), part, strip, group, r;
     int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
-    float *rows = a->amax_row && te__numel(a->amax_row) != 1 ? (float *)te__data(a->amax_row) : NULL;
+    float *rows = te__nvfp4_is_vector(a->amax_row) ? (float *)te__data(a->amax_row) : NULL;
     te__nvfp4_tile v, turned;
     for (part = begin; part < end; part++) {
         float row = 0.0f, col = 0.0f;
@@ -67,13 +67,40 @@ static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
         j->col[part] = transform ? col : row;
     }
 }
+/* Columns 16 begin .. 16 end - 1, each with an amax of its own. */
+static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
+    const te_nvfp4_amax_args *a = (const te_nvfp4_amax_args *)user;
+    int64_t n = te__cols(a->x), strips = te__div_up(te__rows(a->x), 16), group, strip, c;
+    int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
+    float *cols = (float *)te__data(a->amax_col);
+    te__nvfp4_tile v, turned;
+    for (group = begin; group < end; group++) {
+        float each[16] = TE_ZERO;
+        for (strip = 0; strip < strips; strip++) {
+            te__nvfp4_load(a->x, strip, group, v);
+            te__nvfp4_turn(v, transform, turned);
+            for (c = 0; c < 16; c++) each[c] = te__nvfp4_largest(turned[c], 16, each[c]);
+        }
+        for (c = 0; c < 16 && 16 * group + c < n; c++)
+            cols[16 * group + c] = te__nvfp4_largest(each + c, 1, a->keep ? cols[16 * group + c] : 0.0f);
+    }
+}
 static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_nvfp4_amax_args *a) {
     te__nvfp4_amax_job j;
-    float *row = (float *)te__data(a->amax_row), *col = (float *)te__data(a->amax_col);
+    te_nvfp4_amax_args rest = *a;
+    float *row, *col;
     if (te__nvfp4_noop(a->noop)) return TE_OK;
-    j.a = a;
+    if (te__nvfp4_is_vector(a->amax_col)) {
+        te__parallel_for(te, te__div_up(te__cols(a->x), 16), te__max(1, 1024 / te__max(1, te__rows(a->x))), te__nvfp4_amax_columns, &rest);
+        if (!a->amax_row) return TE_OK;
+        rest.amax_col = NULL;
+        rest.rht = false;
+    }
+    row = (float *)te__data(rest.amax_row);
+    col = (float *)te__data(rest.amax_col);
+    j.a = &rest;
     te__parallel_for(te, TE__NVFP4_PARTS, te__max(1, TE__NVFP4_PARTS * 16384 / te__max(1, te__numel(a->x))), te__nvfp4_amax_parts, &j);
-    if (row && te__numel(a->amax_row) == 1) *row = te__nvfp4_largest(j.row, TE__NVFP4_PARTS, a->keep ? *row : 0.0f);
+    if (row && !te__nvfp4_is_vector(rest.amax_row)) *row = te__nvfp4_largest(j.row, TE__NVFP4_PARTS, a->keep ? *row : 0.0f);
     if (col) *col = te__nvfp4_largest(j.col, TE__NVFP4_PARTS, a->keep ? *col : 0.0f);
     return TE_OK;
 }
@@ -83,7 +110,9 @@ static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_nvfp4_amax_args *a) {
 /* How one copy is rounded. */
 typedef struct te__nvfp4_rounding {
     bool stochastic;
+    bool nan; /* a NaN makes the scale of its block NaN */
     int four;
+    float code_max;
     uint64_t seed, offset;
 } te__nvfp4_rounding;
 
@@ -92,6 +121,10 @@ static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], ui
     float multiplier = te__nvfp4_multiplier(d, tensor_scale);
     uint32_t words[4];
     int i;
+    if (d == 0x7fu) {
+        memset(code, 7, 16);
+        return;
+    }
     if (!how->stochastic) {
         for (i = 0; i < 16; i++) code[i] = te__f32_to_e2m1(te__mul_f32(v[i], multiplier));
         return;
@@ -99,32 +132,44 @@ static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], ui
     te__philox(how->seed, how->offset, block, words);
     for (i = 0; i < 16; i++) code[i] = te__nvfp4_stochastic(te__nvfp4_product(v[i], multiplier), te__nvfp4_random_byte(words, i));
 }
-static float te__nvfp4_error(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale, uint64_t block) {
+static float te__nvfp4_error(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float amax, uint64_t block) {
     uint8_t code[16];
-    float step = te__nvfp4_step(d, tensor_scale), sum = 0.0f;
+    float scale = te__e4m3_to_f32(d), most = te__mul_f32(how->code_max, 6.0f), sum = 0.0f;
     int i;
-    te__nvfp4_codes(how, v, d, tensor_scale, block, code);
-    for (i = 0; i < 16; i++) sum = te__nvfp4_sum(sum, te__nvfp4_loss(v[i], code[i], step, how->four == TE_4OVER6_MSE));
+    te__nvfp4_codes(how, v, d, te__nvfp4_tensor_scale(amax, how->code_max), block, code);
+    for (i = 0; i < 16; i++) sum = te__nvfp4_sum(sum, te__nvfp4_loss(v[i], code[i], scale, amax, most, how->four == TE_4OVER6_MSE));
     return sum;
 }
-/* The block scale of `rows` runs of 16 elements: 1, or 16 for a tile, whose runs are blocks `stride` apart. */
-static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float tensor_scale, uint64_t block, uint64_t stride) {
-    float amax = te__nvfp4_largest(v[0], 16 * rows, 0.0f), six = 0.0f, four = 0.0f;
-    uint8_t d = te__nvfp4_block_code(amax, tensor_scale, 1.0f), stretched;
-    int r;
-    if (!how->four) return d;
-    stretched = te__nvfp4_block_code(amax, tensor_scale, 1.5f);
+/* The errors of a tile's 16 runs, in the order in which the lanes of a warp add them. */
+static float te__nvfp4_tile_sum(float e[16]) {
+    int half, i;
+    for (half = 8; half; half /= 2)
+        for (i = 0; i < half; i++) e[i] = te__nvfp4_sum(e[i], e[i + half]);
+    return e[0];
+}
+/* The block scale of `rows` runs of 16 elements, of which amax is the tensor's: 1, or 16 for a tile, whose runs are blocks `stride` apart. */
+static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float amax, uint64_t block, uint64_t stride) {
+    float largest = te__nvfp4_largest(v[0], 16 * rows, 0.0f), tensor_scale = te__nvfp4_tensor_scale(amax, how->code_max), base, six[16], four[16];
+    uint8_t d, stretched;
+    int r, i;
+    for (i = 0; how->nan && i < 16 * rows; i++)
+        if (v[0][i] != v[0][i]) return 0x7f;
+    if (!how->four) return te__nvfp4_block_code(largest, tensor_scale);
+    base = te__nvfp4_base(largest, tensor_scale);
+    d = te__f32_to_e4m3(base);
+    stretched = te__f32_to_e4m3(te__mul_f32(base, 1.5f));
     for (r = 0; r < rows; r++) {
-        six = te__nvfp4_sum(six, te__nvfp4_error(how, v[r], d, tensor_scale, block + (uint64_t)r * stride));
-        four = te__nvfp4_sum(four, te__nvfp4_error(how, v[r], stretched, tensor_scale, block + (uint64_t)r * stride));
+        six[r] = te__nvfp4_error(how, v[r], d, amax, block + (uint64_t)r * stride);
+        four[r] = te__nvfp4_error(how, v[r], stretched, amax, block + (uint64_t)r * stride);
     }
-    return four < six ? stretched : d;
+    if (rows == 1) return four[0] < six[0] ? stretched : d;
+    return te__nvfp4_tile_sum(four) < te__nvfp4_tile_sum(six) ? stretched : d;
 }
 
 /* One copy: `rows` rows of codes, of which `blocks` blocks hold elements, and its scales. */
 typedef struct te__nvfp4_copy {
     uint8_t *q, *scale;
-    int64_t rows, bytes, blocks, scale_rows, groups;
+    int64_t rows, cols, bytes, blocks, scale_rows, groups; /* cols: that hold elements, transformed ones too */
     bool swizzled;
     te__nvfp4_rounding how;
 } te__nvfp4_copy;
@@ -132,7 +177,9 @@ typedef struct te__nvfp4_copy {
 static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_nvfp4_quantize_args *a, te_tensor *q, te_tensor *scale, int64_t rows, int64_t cols) {
     memset(c, 0, sizeof *c);
     c->how.stochastic = a->stochastic_rounding;
+    c->how.nan = a->rht && !a->two_dimensional;
     c->how.four = (int)a->four_over_six;
+    c->how.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     c->how.seed = a->seed;
     c->how.offset = a->offset;
     te__rng_read(te__data(a->rng), &c->how.seed, &c->how.offset);
@@ -142,64 +189,62 @@ static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_nvfp4_quantize_args *a
     c->q = (uint8_t *)te__data(q);
     c->scale = (uint8_t *)te__data(scale);
     c->rows = rows;
+    c->cols = q == a->col && a->rht ? te__round_up(cols, 16) : cols;
     c->bytes = te__div_up(te__cols(q), 2);
     c->scale_rows = te__round_up(rows, 128);
     c->groups = te__nvfp4_groups(cols);
 }
-/* Block (i, j) of a copy: its codes as far as they exist, and its scale. */
-static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const float v[16], uint8_t d, float tensor_scale) {
+/* Block (i, j) of a copy under the tensor's (or its row's) amax: its codes as far as they exist, and its scale. */
+static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const float v[16], uint8_t d, float amax) {
     uint8_t code[16];
     int64_t b;
     if (i < c->rows && 8 * j < c->bytes) {
-        te__nvfp4_codes(&c->how, v, d, tensor_scale, (uint64_t)(i * c->blocks + j), code);
+        te__nvfp4_codes(&c->how, v, d, te__nvfp4_tensor_scale(amax, c->how.code_max), (uint64_t)(i * c->blocks + j), code);
+        for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0; /* what lies beyond the edge is no NaN */
         for (b = 0; b < 8 && 8 * j + b < c->bytes; b++) c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
     }
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
         c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
 }
+/* The 16 runs of tile (strip, group) of a copy, as they lie in it. amax: of all, or one for each row of the copy. */
+static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v, const float *amax, bool per_row, bool two) {
+    uint8_t d = 0;
+    int r;
+    if (two) d = te__nvfp4_choose(&c->how, v, 16, *amax, (uint64_t)(16 * strip * c->blocks + group), (uint64_t)c->blocks);
+    for (r = 0; r < 16; r++) {
+        int64_t i = 16 * strip + r;
+        float of_row = per_row && i < c->rows ? amax[i] : *amax;
+        if (!two) d = te__nvfp4_choose(&c->how, v + r, 1, of_row, (uint64_t)(i * c->blocks + group), 0);
+        te__nvfp4_put(c, i, group, v[r], d, of_row);
+    }
+}
 
 typedef struct te__nvfp4_job {
     const te_nvfp4_quantize_args *a;
     te__nvfp4_copy row, col;
-    int64_t m, groups; /* groups: of 16 columns, as many as either copy or its scales reach */
+    int64_t groups; /* of 16 columns, as many as either copy or its scales reach */
     const float *amax_row, *amax_col;
-    bool per_row;
-    float code_max;
+    bool per_row, per_col;
 } te__nvfp4_job;
 
 static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
     te__nvfp4_job *j = (te__nvfp4_job *)user;
     const te_nvfp4_quantize_args *a = j->a;
-    int transform = te__nvfp4_transform(a->rht, a->no_sign_mask), r;
+    int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
     int64_t strip, group;
     te__nvfp4_tile v, turned;
     for (strip = begin; strip < end; strip++)
         for (group = 0; group < j->groups; group++) {
-            float row_scale = te__nvfp4_tensor_scale(j->amax_row[0], j->code_max), col_scale = te__nvfp4_tensor_scale(j->amax_col[0], j->code_max);
-            uint8_t d = 0;
             te__nvfp4_load(a->x, strip, group, v);
-            if (a->two_dimensional)
-                d = te__nvfp4_choose(&j->row.how, v, 16, row_scale, (uint64_t)(16 * strip * j->row.blocks + group), (uint64_t)j->row.blocks);
-            for (r = 0; a->row && r < 16; r++) {
-                int64_t i = 16 * strip + r;
-                if (j->per_row && i < j->m) row_scale = te__nvfp4_tensor_scale(j->amax_row[i], j->code_max);
-                if (!a->two_dimensional)
-                    d = te__nvfp4_choose(&j->row.how, v + r, 1, row_scale, (uint64_t)(i * j->row.blocks + group), 0);
-                te__nvfp4_put(&j->row, i, group, v[r], d, row_scale);
-            }
-            if (!a->col) continue;
+            if (j->row.rows > 0) te__nvfp4_put_tile(&j->row, strip, group, v, j->amax_row, j->per_row, a->two_dimensional);
+            if (j->col.rows == 0) continue;
             te__nvfp4_turn(v, transform, turned);
-            for (r = 0; r < 16; r++) {
-                int64_t i = 16 * group + r;
-                if (!a->two_dimensional)
-                    d = te__nvfp4_choose(&j->col.how, turned + r, 1, col_scale, (uint64_t)(i * j->col.blocks + strip), 0);
-                te__nvfp4_put(&j->col, i, strip, turned[r], d, col_scale);
-            }
+            te__nvfp4_put_tile(&j->col, group, strip, turned, j->amax_col, j->per_col, a->two_dimensional);
         }
 }
 static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_nvfp4_quantize_args *a) {
     te__nvfp4_job j;
-    int64_t n = te__cols(a->x), strips;
+    int64_t m = te__rows(a->x), n = te__cols(a->x), strips;
     if (te__nvfp4_noop(a->noop)) return TE_OK;
     if (a->measure) {
         te_nvfp4_amax_args measures = te__nvfp4_measures(a);
@@ -207,16 +252,14 @@ static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_nvfp4_quantize_args
         if (result != TE_OK) return result;
     }
     j.a = a;
-    j.m = te__rows(a->x);
-    te__nvfp4_copy_of(&j.row, a, a->row, a->row_scale, j.m, n);
-    te__nvfp4_copy_of(&j.col, a, a->col, a->col_scale, n, j.m);
+    te__nvfp4_copy_of(&j.row, a, a->row, a->row_scale, m, n);
+    te__nvfp4_copy_of(&j.col, a, a->col, a->col_scale, n, m);
     j.col.how.offset++;
-    if (!te__nvfp4_first_amax(a)) return TE_OK;
-    j.amax_row = (const float *)te__data(te__nvfp4_first_amax(a));
-    j.amax_col = a->two_dimensional || !a->amax_col ? j.amax_row : (const float *)te__data(a->amax_col);
-    j.per_row = a->amax_row && te__numel(a->amax_row) != 1;
-    j.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
-    strips = te__div_up(te__round_up(te__max(j.m, a->col ? te__cols(a->col) : 0), 128), 16);
+    j.amax_row = (const float *)te__data(te__nvfp4_row_amax(a));
+    j.amax_col = (const float *)te__data(te__nvfp4_col_amax(a));
+    j.per_row = te__nvfp4_is_vector(te__nvfp4_row_amax(a));
+    j.per_col = te__nvfp4_is_vector(te__nvfp4_col_amax(a));
+    strips = te__div_up(te__round_up(te__max(m, a->col ? te__cols(a->col) : 0), 128), 16);
     j.groups = te__div_up(te__round_up(te__max(n, a->row ? te__cols(a->row) : 0), 128), 16);
     te__parallel_for(te, strips, te__max(1, 64 / te__max(1, j.groups)), te__nvfp4_strips, &j);
     return TE_OK;
@@ -263,8 +306,7 @@ static void te__nvfp4_dequantize_strips(void *user, int64_t begin, int64_t end) 
                 for (k = 0; k < 16; k++) v[k][r] = turned[r][k];
             }
             for (r = 0; r < rows; r++) {
-                for (k = 0; k < cols; k++)
-                    if (v[r][k] != v[r][k]) v[r][k] = te__bits_f32(0x7fffffffu); /* one NaN, that of the GPU */
+                te__one_nan(v[r], cols);
                 te__store_row(te__data(a->y), a->y->dtype, (16 * strip + r) * job->n + 16 * group, cols, v[r]);
             }
         }
@@ -277,7 +319,7 @@ static te_result te__cpu_nvfp4_dequantize(te_ctx *te, const te_nvfp4_dequantize_
     j.bytes = te__div_up(te__cols(a->q), 2);
     j.groups = te__cols(a->scale);
     j.amax = (const float *)te__data(a->amax);
-    j.per_row = te__numel(a->amax) != 1;
+    j.per_row = te__nvfp4_is_vector(a->amax);
     j.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     te__parallel_for(te, te__div_up(j.m, 16), te__max(1, 1024 / te__max(1, j.n)), te__nvfp4_dequantize_strips, &j);
     return TE_OK;

@@ -15,13 +15,14 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
     args.across = (unsigned)te__div_up(args.n, 128);
     args.pieces = te__div_up(args.m, 16) * args.across;
     args.x_dt = a->x->dtype;
-    args.per_row = a->amax_row && te__numel(a->amax_row) != 1;
+    args.per_row = te__nvfp4_is_vector(a->amax_row);
+    args.per_col = te__nvfp4_is_vector(a->amax_col);
     args.rht = te__nvfp4_transform(a->rht && a->amax_col, a->no_sign_mask);
     args.vector = te__nvfp4_aligned(a->x, args.n * te__dtype_size(a->x->dtype), 4 * te__dtype_size(a->x->dtype));
     args.keep = a->keep;
-    if (!a->keep && (args.per_row || args.pieces == 0)) {
+    if (!a->keep && (args.per_row || args.per_col || args.pieces == 0)) {
         l = te__plan_launch(p, "nvfp4", "nvfp4_amax_zero");
-        te__launch_size(l, te__max(1, args.per_row ? te__div_up(args.m, 256) : 1), 1, 1, 256, 0);
+        te__launch_size(l, te__max(1, te__div_up(te__max(args.per_row ? args.m : 1, args.per_col ? args.n : 1), 256)), 1, 1, 256, 0);
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
     if (args.pieces > 0) {
@@ -33,6 +34,7 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
         te__launch_option(l, "X_DT", args.x_dt);
         te__launch_option(l, "RHT", args.rht);
         te__launch_option(l, "PER_ROW", args.per_row);
+        te__launch_option(l, "PER_COL", args.per_col);
         te__launch_size(l, blocks, 1, 1, 256, 0);
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
@@ -43,20 +45,25 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
 static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quantize_args *a) {
     enum { PER_SM = 4, SHARED = 128 * (272 + 72) + 2048 }; /* of the kernel */
     int64_t size = te__dtype_size(a->x->dtype), columns = 256 / size, reach_m, reach_n, tiles, blocks;
+    const te_tensor *amax_row, *amax_col;
     bool at_once;
     te__launch *l;
     te__nvfp4_quantize_kargs *k;
     reach_m = te__round_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128);
     reach_n = te__round_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 128);
     tiles = reach_m / 128 * (reach_n / columns);
-    at_once = a->measure && tiles > 0 && !(a->amax_row && te__numel(a->amax_row) != 1);
+    amax_row = te__nvfp4_row_amax(a);
+    amax_col = te__nvfp4_col_amax(a);
+    if (te__numel(amax_row) == 0) amax_row = amax_col; /* of a copy without rows: what is read there counts for nothing */
+    if (te__numel(amax_col) == 0) amax_col = amax_row;
+    at_once = a->measure && tiles > 0 && !te__nvfp4_is_vector(a->amax_row) && !te__nvfp4_is_vector(a->amax_col);
     blocks = at_once ? te__min(tiles, te__plan_resident(p, 256, SHARED, PER_SM)) : tiles;
     if (a->measure && !at_once) {
         te_nvfp4_amax_args measures = te__nvfp4_measures(a);
         te_result result = te__cuda_plan_nvfp4_amax(p, &measures);
         if (result != TE_OK) return result;
     }
-    if (tiles == 0 || !te__nvfp4_first_amax(a)) return TE_OK;
+    if (tiles == 0 || te__numel(amax_row) == 0) return TE_OK;
     l = te__plan_launch(p, "nvfp4", "nvfp4_quantize");
     k = TE__KARGS(p, l, te__nvfp4_quantize_kargs);
     k->x = te__data(a->x);
@@ -76,8 +83,8 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     }
     k->row_groups = te__nvfp4_groups(k->n);
     k->col_groups = te__nvfp4_groups(k->m);
-    k->amax_row = (const float *)te__data(te__nvfp4_first_amax(a));
-    k->amax_col = a->two_dimensional || !a->amax_col ? k->amax_row : (const float *)te__data(a->amax_col);
+    k->amax_row = (const float *)te__data(amax_row);
+    k->amax_col = (const float *)te__data(amax_col);
     if (at_once) {
         k->out_row = (float *)te__data(a->amax_row);
         k->out_col = (float *)te__data(a->amax_col);
@@ -85,7 +92,8 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
         k->counter = te__plan_counter(p);
         l->cooperative = true;
     }
-    k->per_row = a->amax_row && te__numel(a->amax_row) != 1;
+    k->per_row = te__nvfp4_is_vector(te__nvfp4_row_amax(a));
+    k->per_col = te__nvfp4_is_vector(te__nvfp4_col_amax(a));
     k->noop = (const float *)te__data(a->noop);
     k->seed = a->seed;
     k->offset = a->offset;
@@ -95,7 +103,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     k->x_dt = a->x->dtype;
     k->two = a->two_dimensional;
-    k->rht = te__nvfp4_transform(a->rht && a->col, a->no_sign_mask);
+    k->rht = te__nvfp4_transform(a->rht && !a->two_dimensional, a->no_sign_mask);
     k->stochastic = a->stochastic_rounding;
     k->four = (int)a->four_over_six;
     k->swizzled = a->swizzled;
@@ -106,6 +114,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     te__launch_option(l, "STOCHASTIC", k->stochastic);
     te__launch_option(l, "FOUR", k->four);
     te__launch_option(l, "MEASURE", at_once);
+    te__launch_option(l, "PER_LINE", k->per_row || k->per_col);
     te__launch_size(l, blocks, 1, 1, 256, 0);
     te__plan_why(p, at_once ? "one launch: amaxes, then both copies of each tile in shared memory" : "one read of x, a tile in shared memory, both copies from it");
     return TE_OK;
@@ -128,7 +137,7 @@ static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_nvfp4_dequ
     k->tiles_n = (unsigned)te__div_up(k->n, a->columnwise ? 64 : 256);
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     k->y_dt = a->y->dtype;
-    k->per_row = te__numel(a->amax) != 1;
+    k->per_row = te__nvfp4_is_vector(a->amax);
     k->columnwise = a->columnwise;
     k->rht = te__nvfp4_transform(a->rht, a->no_sign_mask);
     k->swizzled = a->swizzled;

@@ -2,8 +2,8 @@
 
 typedef struct te__nvfp4_amax_kargs {
     const void *x;       /* [m, n] */
-    float *row, *col;    /* [1], or row [m]; either may be NULL */
-    float *row_part, *col_part; /* [blocks]: of which the last block makes row [1] and col */
+    float *row, *col;    /* [1], or row [m], col [n]; either may be NULL */
+    float *row_part, *col_part; /* [blocks]: of which the last block makes row [1] and col [1] */
     unsigned *counter;   /* of te_last_block */
     const float *noop;
     long long m, n;
@@ -11,6 +11,7 @@ typedef struct te__nvfp4_amax_kargs {
     long long pieces;    /* all pieces of 16 rows and 128 columns */
     int x_dt;
     int per_row;         /* row is [m] */
+    int per_col;         /* col is [n] */
     int rht;             /* of what col is the amax: 0 x itself, 1 transformed, 2 transformed without signs */
     int vector;          /* rows of x start at multiples of four elements */
     int keep;            /* the maximum with what row and col hold */
@@ -35,8 +36,9 @@ typedef struct te__nvfp4_quantize_kargs {
     float code_max;   /* the largest block scale: 448 or 256 */
     int x_dt;
     int per_row;      /* amax_row is [m] */
+    int per_col;      /* amax_col is [n] */
     int two;          /* blocks of 16 x 16 */
-    int rht;          /* as in te__nvfp4_amax_kargs */
+    int rht;          /* as in te__nvfp4_amax_kargs; a NaN then makes the scales of its blocks NaN, without col too */
     int stochastic;
     int four;         /* te_4over6_error */
     int swizzled;

@@ -75,25 +75,26 @@ TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, cons
 // te__nvfp4_block_code, _step and _multiplier, with what depends on the tensor alone taken out of the loop, and by the cvt instructions where
 // there are any. No amax is a NaN.
 struct te_nvfp4_tensor {
-    float sixth, inverse; // S / 6, 1 / S
+    float sixth, inverse;    // S / 6, 1 / S
+    float scale, amax, most; // S, of this amax, and 6 F: 4-over-6 alone reads them
 };
 TE_DEV te_nvfp4_tensor te_nvfp4_tensor_of(float amax, float code_max) {
     float scale = te__nvfp4_tensor_scale(amax, code_max);
-    te_nvfp4_tensor s = {__fmul_rn(scale, TE__ONE_SIXTH), te__rcp_f32(scale)};
+    te_nvfp4_tensor s = {__fmul_rn(scale, TE__ONE_SIXTH), te__rcp_f32(scale), scale, amax, __fmul_rn(code_max, 6.0f)};
     return s;
 }
-TE_DEV te_u8 te_nvfp4_block_code(float amax, const te_nvfp4_tensor &s, float stretch) {
-    return (te_u8)te_f32x2_to_fp8(__fmul_rn(__fmul_rn(amax, s.sixth), stretch), 0.0f, TE_F8E4M3);
-}
-TE_DEV float te_nvfp4_step(te_u8 d, const te_nvfp4_tensor &s) {
+TE_DEV te_u8 te_nvfp4_to_e4m3(float f) { return (te_u8)te_f32x2_to_fp8(f, 0.0f, TE_F8E4M3); }
+TE_DEV te_u8 te_nvfp4_block_code(float amax, const te_nvfp4_tensor &s) { return te_nvfp4_to_e4m3(__fmul_rn(amax, s.sixth)); }
+TE_DEV float te_nvfp4_scale_value(te_u8 d) {
 #if TE_HAS_FP8_CVT
     te_u32 h;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((te_u16)d));
-    return __fmul_rn(te_f16_to_f32((te_u16)h), s.inverse);
+    return te_f16_to_f32((te_u16)h);
 #else
-    return __fmul_rn(te__e4m3_to_f32(d), s.inverse);
+    return te__e4m3_to_f32(d);
 #endif
 }
+TE_DEV float te_nvfp4_step(te_u8 d, const te_nvfp4_tensor &s) { return __fmul_rn(te_nvfp4_scale_value(d), s.inverse); }
 TE_DEV float te_nvfp4_multiplier(te_u8 d, const te_nvfp4_tensor &s) {
     return fminf(te__rcp_f32(te_nvfp4_step(d, s)), TE_FLT_MAX); // no NaN: a step is finite and not negative
 }
@@ -128,6 +129,7 @@ TE_DEV float te_nvfp4_amax(const float v[16]) {
 // How one copy is rounded.
 struct te_nvfp4_rounding {
     bool stochastic;
+    bool nan; // a NaN makes the scale of its block NaN
     int four;
     te_u64 seed, offset;
     const void *rng; // te__rng_read
@@ -157,35 +159,67 @@ TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], flo
 }
 // What the block scale d loses of 16 elements.
 TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, const te_nvfp4_tensor &s, const te_u32 random[4]) {
-    float multiplier = te_nvfp4_multiplier(d, s), step = te_nvfp4_step(d, s), sum = 0.0f;
+    float multiplier = te_nvfp4_multiplier(d, s), scale = te_nvfp4_scale_value(d), sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 16; i++)
-        sum = __fadd_rn(sum, te__nvfp4_loss(v[i], te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i), step, how.four == TE_4OVER6_MSE));
+    for (int i = 0; i < 16; i++) {
+        te_u8 code = te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i);
+        sum = __fadd_rn(sum, te__nvfp4_loss(v[i], code, scale, s.amax, s.most, how.four == TE_4OVER6_MSE));
+    }
     return sum;
 }
-// One block of 16: its codes and its scale. amax: te_nvfp4_amax's. tile_code: the scale of the tile that it belongs to, or -1. block: its
+// The better of the two scales of 4-over-6 for 16 elements of a block with this amax. tile: of 16 lanes, who add up their errors.
+TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const te_u32 random[4], bool tile) {
+    float base = te__nvfp4_base(amax, s.scale), least = 0.0f;
+    te_u8 best = 0;
+#pragma unroll 1
+    for (int k = 0; k < 2; k++) { // not unrolled: sixteen divisions
+        te_u8 d = te_nvfp4_to_e4m3(__fmul_rn(base, k ? 1.5f : 1.0f));
+        float lost = te_nvfp4_error(how, v, d, s, random);
+#pragma unroll
+        for (int half = 8; tile && half; half >>= 1) lost = __fadd_rn(lost, __shfl_down_sync(0xffffffffu, lost, half, 16));
+        if (k == 0 || lost < least) best = d, least = lost;
+    }
+    return best;
+}
+// One block of 16: its codes and its scale. amax: te_nvfp4_amax's. tile: it belongs to one, whose scale is tile_code. block: its
 // number in the copy. multipliers: of the 128 block scales of the tensor, or NULL.
-TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const float *multipliers, int tile_code,
-                            te_u64 block, te_u8 *scale) {
+TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const float *multipliers, bool tile,
+                            const int &tile_code, te_u64 block, te_u8 *scale) {
     te_u32 random[4];
     if (how.stochastic) te_nvfp4_draw(how, block, random);
     bool nan = amax != amax;
-    if (nan) amax = te_nvfp4_largest(v);
-    te_u8 d = (te_u8)tile_code;
-    if (tile_code < 0) {
-        d = te_nvfp4_block_code(amax, s, 1.0f);
-        if (how.four) {
-            te_u8 stretched = te_nvfp4_block_code(amax, s, 1.5f);
-            if (te_nvfp4_error(how, v, stretched, s, random) < te_nvfp4_error(how, v, d, s, random)) d = stretched;
-        }
+    if (nan && how.nan) {
+        *scale = 0x7f;
+        return make_uint2(0x77777777u, 0x77777777u);
     }
+    if (nan) amax = te_nvfp4_largest(v);
+    te_u8 d = tile ? (te_u8)tile_code : how.four ? te_nvfp4_four_over_six(how, v, amax, s, random, false) : te_nvfp4_block_code(amax, s);
     *scale = d;
     float multiplier = multipliers ? multipliers[d] : te_nvfp4_multiplier(d, s);
     return te_nvfp4_codes(how, v, multiplier, random, nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));
 }
 
-// The transform of what the column-wise copy is made of: 1 with signs, 2 without.
-TE_DEV void te_nvfp4_transform(float v[16], int rht) {
+// The transform of what the column-wise copy is made of, of format dt: 1 with signs, 2 without. Nearly always the 16 magnitudes are so close
+// together that each sum of them has 24 bits and f32 sums are exact: then they are te__nvfp4_transform_bf16's. A NaN passes through either.
+TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
+    if (!rht) return;
     if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);
-    if (rht) te__nvfp4_hadamard(v);
+    float most = fabsf(v[0]), least = most;
+#pragma unroll
+    for (int i = 1; i < 16; i++) most = fmaxf(most, fabsf(v[i])), least = fminf(least, fabsf(v[i]));
+    te_u32 top = __float_as_uint(most) >> 23, spread = top - (__float_as_uint(least) >> 23);
+    if (dt == TE_F32 || spread > (dt == TE_BF16 ? 12 : 9) || top > 249) return te__nvfp4_transform_bf16(v); // 16 of them: 4 bits; bf16 has 8, f16 11
+#pragma unroll
+    for (int h = 1; h < 16; h *= 2)
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            if (!(i & h)) {
+                float a = v[i], b = v[i + h];
+                v[i] = __fadd_rn(a, b), v[i + h] = __fsub_rn(a, b);
+            }
+#pragma unroll
+    for (int i = 0; i < 16; i += 2) {
+        te_u32 pair = te_f32x2_to_half(__fmaf_rn(v[i], 0.25f, 0.0f), __fmaf_rn(v[i + 1], 0.25f, 0.0f), TE_BF16); // + 0 makes a 0 of a -0
+        v[i] = te_nvfp4_of_word(pair, 0, TE_BF16), v[i + 1] = te_nvfp4_of_word(pair, 1, TE_BF16);
+    }
 }

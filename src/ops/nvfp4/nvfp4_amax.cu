@@ -1,12 +1,12 @@
 // ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),
-// from one read of x. NaN ignored, infinity kept.
+// of everything or of each column; from one read of x. NaN ignored, infinity kept.
 //
 //            128 columns: 4 a lane
 //          +-----------------------+
 //    16    |  a piece: one warp    |     each thread holds 16 rows of its four columns: whole groups of the transform
 //   rows   +-----------------------+
 //
-// The block that ends last takes the largest of all blocks. Rows' own maxima meet by atomics, which give the same bits always, after
+// The block that ends last takes the largest of all blocks. Rows' and columns' own maxima meet by atomics, which give the same bits always, after
 // nvfp4_amax_zero; most warps find a larger one there already, and need none.
 //
 // One H200, 2026-11-22, te_bench nvfp4: 16384x4096 bf16, plain and transformed: 0.76 of copy.
@@ -15,18 +15,20 @@
 // any alignment.
 //
 // te:baseline
-// te:row X_DT=3 RHT=0 PER_ROW=0
-// te:row X_DT=3 RHT=1 PER_ROW=0
-// te:row X_DT=3 RHT=2 PER_ROW=0
-// te:row X_DT=3 RHT=0 PER_ROW=1
-// te:row X_DT=3 RHT=1 PER_ROW=1
-// te:row X_DT=1 RHT=0 PER_ROW=0
-// te:row X_DT=1 RHT=1 PER_ROW=0
+// te:row X_DT=3 RHT=0 PER_ROW=0 PER_COL=0
+// te:row X_DT=3 RHT=1 PER_ROW=0 PER_COL=0
+// te:row X_DT=3 RHT=2 PER_ROW=0 PER_COL=0
+// te:row X_DT=3 RHT=0 PER_ROW=1 PER_COL=0
+// te:row X_DT=3 RHT=0 PER_ROW=1 PER_COL=1
+// te:row X_DT=3 RHT=1 PER_ROW=1 PER_COL=1
+// te:row X_DT=1 RHT=0 PER_ROW=0 PER_COL=0
+// te:row X_DT=1 RHT=1 PER_ROW=0 PER_COL=0
 #include "ops/nvfp4/nvfp4.cuh"
 #ifndef X_DT
 #define X_DT a.x_dt
 #define RHT a.rht
 #define PER_ROW a.per_row
+#define PER_COL a.per_col
 #endif
 
 // Four neighbours as they lie in memory: two words of 16-bit formats, four of f32.
@@ -89,35 +91,38 @@ extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_
                 }
             }
         }
-        if (RHT) {
+        if (RHT || PER_COL) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 float v[16];
 #pragma unroll
                 for (int r = 0; r < 16; r++) v[r] = te_nvfp4_element(w[r], k, X_DT);
-                te_nvfp4_transform(v, RHT);
-                of_col = fmaxf(of_col, te_nvfp4_largest(v));
+                te_nvfp4_transform(v, RHT, X_DT);
+                float largest = te_nvfp4_largest(v);
+                of_col = fmaxf(of_col, largest);
+                if (PER_COL && col + k < a.n && piece < a.pieces) te_nvfp4_raise(a.col + col + k, largest);
             }
         }
     }
+    bool one_row = a.row && !PER_ROW, one_col = a.col && !PER_COL;
     if (!RHT) of_col = of_row;
-    if (a.row && !PER_ROW) {
+    if (one_row) {
         of_row = te_block_max(of_row, scratch);
         if (threadIdx.x == 0) a.row_part[blockIdx.x] = of_row;
     }
-    if (a.col) {
+    if (one_col) {
         of_col = te_block_max(of_col, scratch);
         if (threadIdx.x == 0) a.col_part[blockIdx.x] = of_col;
     }
-    if ((PER_ROW && !a.col) || !te_last_block(a.counter)) return;
+    if (!(one_row || one_col) || !te_last_block(a.counter)) return;
     of_row = of_col = 0.0f;
     for (int b = threadIdx.x; b < gridDim.x; b += 256) {
-        if (a.row && !PER_ROW) of_row = fmaxf(of_row, __ldcg(a.row_part + b));
-        if (a.col) of_col = fmaxf(of_col, __ldcg(a.col_part + b));
+        if (one_row) of_row = fmaxf(of_row, __ldcg(a.row_part + b));
+        if (one_col) of_col = fmaxf(of_col, __ldcg(a.col_part + b));
     }
     of_row = te_block_max(of_row, scratch);
     of_col = te_block_max(of_col, scratch);
     if (threadIdx.x != 0) return;
-    if (a.row && !PER_ROW && (!a.keep || of_row > *a.row)) *a.row = of_row;
-    if (a.col && (!a.keep || of_col > *a.col)) *a.col = of_col;
+    if (one_row && (!a.keep || of_row > *a.row)) *a.row = of_row;
+    if (one_col && (!a.keep || of_col > *a.col)) *a.col = of_col;
 }

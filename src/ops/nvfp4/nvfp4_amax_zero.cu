@@ -1,6 +1,6 @@
-// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows, or of an x without elements, = 0, unless the noop flag is up.
+// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is up.
 //
-// Launch: block 256, grid: as many threads as amax_row has elements; at least one block.
+// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.
 //
 // te:baseline
 #include "device/base.cuh"
@@ -11,5 +11,5 @@ extern "C" __global__ void te_nvfp4_amax_zero(const __grid_constant__ te__nvfp4_
     te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x;
     if (a.noop && *a.noop == 1.0f) return;
     if (a.row && i < (a.per_row ? a.m : 1)) a.row[i] = 0.0f;
-    if (a.col && i == 0) *a.col = 0.0f;
+    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;
 }

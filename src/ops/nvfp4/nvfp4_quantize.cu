@@ -10,8 +10,8 @@
 //
 // The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond the edges of x the tile
 // holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.
-// Blocks of 16 x 16: a pass over the tile before, for the 64 scales. MEASURE, a cooperative launch: blocks walk up their tiles for the amaxes,
-// wait for each other's, and cast on the way down, the last tile first: it is in shared memory still.
+// Blocks of 16 x 16: a pass over the tile before, for the 64 scales; 4-over-6: two, for each copy chooses its own. MEASURE, a cooperative launch:
+// blocks walk up their tiles for the amaxes, wait for each other's, and cast on the way down, the last tile first: it is in shared memory still.
 //
 // One H200, 2026-11-21, te_bench nvfp4: 16384x4096 bf16, both copies, of copy: 0.52, transformed 0.45, rounded stochastically 0.29, 16x16 0.46,
 // transformed with its amaxes 0.51.
@@ -19,18 +19,19 @@
 // Launch: block 256, grid: tiles, those of a row of tiles next to each other; MEASURE: any number that runs at once. Any size, any alignment.
 //
 // te:baseline
-// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0
-// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=0
-// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=1 FOUR=0 MEASURE=0
-// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=1 FOUR=0 MEASURE=0
-// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0
-// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=1 MEASURE=0
-// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=2 MEASURE=0
-// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=1
-// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=1 FOUR=0 MEASURE=1
-// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=1
-// te:row X_DT=1 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0
-// te:row X_DT=2 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=0
+// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
+// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=1
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
+// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=1 FOUR=0 MEASURE=0 PER_LINE=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=1 FOUR=0 MEASURE=0 PER_LINE=0
+// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=1 MEASURE=0 PER_LINE=0
+// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=2 MEASURE=0 PER_LINE=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=1 PER_LINE=0
+// te:row X_DT=3 TWO=0 RHT=1 STOCHASTIC=1 FOUR=0 MEASURE=1 PER_LINE=0
+// te:row X_DT=3 TWO=1 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=1 PER_LINE=0
+// te:row X_DT=1 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
+// te:row X_DT=2 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
 #include "device/mma.cuh"
 #include "ops/nvfp4/nvfp4.cuh"
 #ifndef X_DT
@@ -40,6 +41,7 @@
 #define STOCHASTIC a.stochastic
 #define FOUR a.four
 #define MEASURE (a.part != nullptr)
+#define PER_LINE (a.per_row || a.per_col)
 #endif
 
 #define TE_SIZE (X_DT == TE_F32 ? 4 : 2)
@@ -71,7 +73,7 @@ TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
 // A tile of x, and the shared memory that it is worked on in.
 struct te_nvfp4_tile {
     te_u8 *tile, *turned;
-    int *tile_code; // the scales of 16 x 16 blocks
+    int *tile_code; // the scales of 16 x 16 blocks; with 4-over-6 those of the column-wise copy from 64 on
     const te_nvfp4_tensor *of_tensor;
     const float (*multipliers)[128]; // of the block scales that there are, for rows and for columns
     te_i64 first_row, first_col;
@@ -82,6 +84,7 @@ struct te_nvfp4_tile {
     }
     TE_DEV void load(const te__nvfp4_quantize_kargs &a) const;
     TE_DEV void measure(const te__nvfp4_quantize_kargs &a, float &of_row, float &of_col) const;
+    TE_DEV void choose(const te__nvfp4_quantize_kargs &a, const te_nvfp4_rounding &how, bool columns, te_i64 blocks) const;
     TE_DEV void cast(const te__nvfp4_quantize_kargs &a) const;
 };
 
@@ -126,7 +129,38 @@ TE_DEV void te_nvfp4_tile::measure(const te__nvfp4_quantize_kargs &a, float &of_
 #pragma unroll
         for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(*(const te_u32 *)(from + r * TE_STRIDE), i >> 9, X_DT);
         of_row = fmaxf(of_row, te_nvfp4_largest(v));
-        if (RHT) te_nvfp4_transform(v, RHT), of_col = fmaxf(of_col, te_nvfp4_largest(v));
+        if (RHT && a.col) te_nvfp4_transform(v, RHT, X_DT), of_col = fmaxf(of_col, te_nvfp4_largest(v));
+    }
+}
+
+// The scales of the tile's 16 x 16 blocks, for the row-wise copy or for the column-wise one: 16 lanes have the rows, or columns, of a block.
+TE_DEV void te_nvfp4_tile::choose(const te__nvfp4_quantize_kargs &a, const te_nvfp4_rounding &how, bool columns, te_i64 blocks) const {
+    const int groups = TE_COLUMNS / 16; // of a row of the tile
+    const te_nvfp4_tensor s = of_tensor[columns];
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 128 * groups; i += 256) {
+        float v[16], largest;
+        int block = i >> 4, down = block / groups, across = block - down * groups, line = (columns ? across : down) * 16 + (i & 15);
+        if (columns) {
+            const te_u8 *from = tile + 16 * down * TE_STRIDE + (line * TE_SIZE & ~3);
+#pragma unroll
+            for (int k = 0; k < 16; k++) v[k] = te_nvfp4_of_word(*(const te_u32 *)(from + k * TE_STRIDE), line & 1, X_DT);
+            largest = te_nvfp4_largest(v);
+        } else {
+            largest = te_nvfp4_row16(tile + line * TE_STRIDE + 16 * across * TE_SIZE, X_DT, v);
+            if (largest != largest) largest = te_nvfp4_largest(v);
+        }
+#pragma unroll
+        for (int d = 8; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
+        if (!FOUR) {
+            if ((i & 15) == 0) tile_code[block] = te_nvfp4_block_code(largest, s);
+            continue;
+        }
+        te_u32 random[4];
+        te_i64 at = columns ? (first_col + line) * blocks + first_row / 16 + down : (first_row + line) * blocks + first_col / 16 + across;
+        if (how.stochastic) te_nvfp4_draw(how, (te_u64)at, random);
+        te_u8 code = te_nvfp4_four_over_six(how, v, largest, s, random, true);
+        if ((i & 15) == 0) tile_code[64 * columns + block] = code;
     }
 }
 
@@ -134,35 +168,14 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
     int t = threadIdx.x, lane = t & 31;
     const int chunks = TE_COLUMNS / 32;
     te_i64 row_blocks = te_div_up(a.n, 16), col_blocks = te_div_up(a.m, 16), rows_padded = te_div_up(a.m, 128) * 128;
-    te_nvfp4_rounding by_row = {STOCHASTIC != 0, FOUR, a.seed, a.offset, a.rng}, by_col = {STOCHASTIC != 0, FOUR, a.seed, a.offset + 1, a.rng};
+    te_nvfp4_rounding by_row = {STOCHASTIC != 0, RHT != 0, FOUR, a.seed, a.offset, a.rng};
+    te_nvfp4_rounding by_col = {STOCHASTIC != 0, RHT != 0, FOUR, a.seed, a.offset + 1, a.rng};
     te_nvfp4_tensor of_row = of_tensor[0];
 
     if (TWO) {
-        const int groups = TE_COLUMNS / 16; // of a row of the tile
 #pragma unroll 1
-        for (int i = t; i < 128 * groups; i += 256) { // lanes: 16 rows of two blocks
-            float v[16];
-            int block = i >> 4, r = block / groups * 16 + (i & 15), j = block % groups;
-            float largest = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * TE_SIZE, X_DT, v);
-            if (largest != largest) largest = te_nvfp4_largest(v);
-#pragma unroll
-            for (int d = 8; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
-            te_u8 code = te_nvfp4_block_code(largest, of_row, 1.0f);
-            if (FOUR) {
-                te_u8 stretched = te_nvfp4_block_code(largest, of_row, 1.5f);
-                te_u32 random[4];
-                if (by_row.stochastic) te_nvfp4_draw(by_row, (te_u64)((first_row + r) * row_blocks + first_col / 16 + j), random);
-                float e6 = te_nvfp4_error(by_row, v, code, of_row, random), e4 = te_nvfp4_error(by_row, v, stretched, of_row, random);
-                float six = 0.0f, four = 0.0f;
-#pragma unroll
-                for (int k = 0; k < 16; k++) { // the rows' sums, in order
-                    six = __fadd_rn(six, __shfl_sync(0xffffffffu, e6, (lane & 16) + k));
-                    four = __fadd_rn(four, __shfl_sync(0xffffffffu, e4, (lane & 16) + k));
-                }
-                if (four < six) code = stretched;
-            }
-            if ((i & 15) == 0) tile_code[block] = code;
-        }
+        for (int columns = 0; columns <= (FOUR != 0); columns++)
+            if (!FOUR || (columns ? a.col : a.row)) choose(a, columns ? by_col : by_row, columns != 0, columns ? col_blocks : row_blocks);
         __syncthreads();
     }
 
@@ -174,14 +187,19 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
             te_i64 row = first_row + r, col = first_col + 32 * chunk;
             te_u32 code[4];
             te_u8 scale[2];
-            if (a.per_row && row < a.m) of_row = te_nvfp4_tensor_of(a.amax_row[row], a.code_max);
+            if (PER_LINE && a.per_row && row < a.m) of_row = te_nvfp4_tensor_of(a.amax_row[row], a.code_max);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float v[16];
                 int j = 2 * chunk + h;
                 float amax = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * TE_SIZE, X_DT, v);
-                uint2 u = te_nvfp4_block(by_row, v, amax, of_row, a.per_row ? NULL : multipliers[0], TWO ? tile_code[(r >> 4) * (TE_COLUMNS / 16) + j] : -1,
-                                         (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
+                uint2 u = te_nvfp4_block(by_row, v, amax, of_row, PER_LINE && a.per_row ? NULL : multipliers[0], TWO,
+                                         tile_code[(r >> 4) * (TE_COLUMNS / 16) + j], (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
+                te_i64 left = a.n - col - 16 * h;
+                if (RHT && scale[h] == 0x7f && left < 16) { // what lies beyond the edge is no NaN
+                    u.x &= left < 8 ? (1u << (4 * (int)left)) - 1 : 0xffffffffu;
+                    u.y &= left < 8 ? 0 : (1u << (4 * (int)left - 32)) - 1;
+                }
                 code[2 * h] = u.x, code[2 * h + 1] = u.y;
             }
             if (row < a.m) {
@@ -223,9 +241,11 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
             te_u8 scale;
 #pragma unroll
             for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(RHT ? *(const te_u32 *)(from + r * TE_STRIDE) : w[r], half, X_DT);
-            te_nvfp4_transform(v, RHT);
+            te_nvfp4_transform(v, RHT, X_DT);
+            if (PER_LINE && a.per_col) of_col = te_nvfp4_tensor_of(a.amax_col[first_col + c < a.n ? first_col + c : 0], a.code_max);
             float amax = X_DT == TE_F32 || RHT ? te_nvfp4_amax(v) : fabsf(te_nvfp4_of_word(most, half, X_DT));
-            uint2 u = te_nvfp4_block(by_col, v, amax, of_col, multipliers[1], TWO ? tile_code[g * (TE_COLUMNS / 16) + (c >> 4)] : -1,
+            uint2 u = te_nvfp4_block(by_col, v, amax, of_col, PER_LINE && a.per_col ? NULL : multipliers[1],
+                                     TWO, tile_code[(FOUR ? 64 : 0) + g * (TE_COLUMNS / 16) + (c >> 4)],
                                      (te_u64)((first_col + c) * col_blocks + (first_row >> 4) + g), &scale);
             *(uint2 *)(turned + c * TE_TURNED + 8 * g) = u;
             turned[c * TE_TURNED + 64 + g] = scale;
@@ -259,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
     te_follow();
     __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
     __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
-    __shared__ int tile_code[64];
+    __shared__ int tile_code[128];
     __shared__ te_nvfp4_tensor of_tensor[2];
     __shared__ float multipliers[2][128];
     te_nvfp4_tile x = {tile, turned, tile_code, of_tensor, multipliers, 0, 0};
@@ -289,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         of_row = of_col = 0.0f;
         for (int b = t; b < gridDim.x; b += 256) of_row = fmaxf(of_row, __ldcg(a.part + b)), of_col = fmaxf(of_col, __ldcg(a.part + gridDim.x + b));
         of_row = te_block_max(of_row, scratch);
-        of_col = RHT ? te_block_max(of_col, scratch) : of_row;
+        of_col = RHT && a.out_col ? te_block_max(of_col, scratch) : of_row;
         if (t < 2) of_tensor[t] = te_nvfp4_tensor_of(t ? of_col : of_row, a.code_max);
         if (t == 0 && blockIdx.x == 0) {
             if (a.out_row) *a.out_row = of_row;

@@ -23,11 +23,11 @@ static te_result te__nvfp4_check_scale(te_ctx *te, const char *op, const char *n
                         (long long)te__nvfp4_groups(cols));
     return TE_OK;
 }
-/* f32 [1], or [m] where m is not negative. */
+/* f32 [1], or [m]. */
 static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *name, const te_tensor *amax, int64_t m) {
     char text[TE__SHAPE_TEXT];
     te_result result;
-    if (m < 0 || !amax || te__numel(amax) == 1) return te__want_f32(te, op, name, amax, 1);
+    if (!amax || te__numel(amax) == 1) return te__want_f32(te, op, name, amax, 1);
     result = te__want(te, op, name, amax);
     if (result != TE_OK) return result;
     if (te__numel(amax) != m)
@@ -37,9 +37,12 @@ static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *na
 /* What happens before the column-wise copy: nothing, the transform, the transform without signs. */
 static int te__nvfp4_transform(bool rht, bool no_sign_mask) { return !rht ? 0 : no_sign_mask ? 2 : 1; }
 
-/* The amax that the row-wise copy's first row reads; of no rows, the other. NULL: then there is nothing to quantize either. */
-static const te_tensor *te__nvfp4_first_amax(const te_nvfp4_quantize_args *a) {
-    return a->amax_row && te__numel(a->amax_row) > 0 ? a->amax_row : a->amax_col;
+/* One amax for each row of the copy, in place of one for the tensor? */
+static bool te__nvfp4_is_vector(const te_tensor *amax) { return amax && te__numel(amax) != 1; }
+/* The amaxes of the two copies. */
+static const te_tensor *te__nvfp4_row_amax(const te_nvfp4_quantize_args *a) { return a->amax_row ? a->amax_row : a->amax_col; }
+static const te_tensor *te__nvfp4_col_amax(const te_nvfp4_quantize_args *a) {
+    return a->amax_col && !a->two_dimensional ? a->amax_col : te__nvfp4_row_amax(a);
 }
 
 static te_result te__check_nvfp4_amax(te_ctx *te, te_nvfp4_amax_args *a) {
@@ -47,12 +50,9 @@ static te_result te__check_nvfp4_amax(te_ctx *te, te_nvfp4_amax_args *a) {
     if (result != TE_OK) return result;
     if (!a->amax_row && !a->amax_col) return te__fail(te, TE_ERR_INVALID, "nvfp4_amax: neither amax_row nor amax_col is given");
     if (a->amax_row) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_row", a->amax_row, te__rows(a->x));
-    if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_col", a->amax_col, -1);
+    if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_col", a->amax_col, te__cols(a->x));
     if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_amax", "noop", a->noop, 1);
-    if (result != TE_OK) return result;
-    te__touch(a->amax_row);
-    te__touch(a->amax_col);
-    return TE_OK;
+    return result;
 }
 
 static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a) {
@@ -72,7 +72,7 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a)
     }
     if (result == TE_OK && (a->row || a->amax_row || !a->amax_col))
         result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_row", a->amax_row, m);
-    if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_col", a->amax_col, -1);
+    if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_col", a->amax_col, n);
     if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_quantize", "noop", a->noop, 1);
     if (result == TE_OK) result = te__want_rng(te, "nvfp4_quantize", a->rng);
     if (result != TE_OK) return result;
@@ -80,20 +80,12 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a)
         return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: %d is not a te_4over6_error", (int)a->four_over_six);
     if (a->two_dimensional && a->rht && a->col)
         return te__fail(te, TE_ERR_UNSUPPORTED, "nvfp4_quantize: two_dimensional blocks have one scale for both copies, and rht changes one of them");
-    if (a->amax_row && te__numel(a->amax_row) != 1) {
-        if (a->two_dimensional)
-            return te__fail(te, TE_ERR_UNSUPPORTED, "nvfp4_quantize: a row-scaled amax_row gives no scale to a two_dimensional block");
-        if (a->col && !a->amax_col)
-            return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: amax_row is row-scaled; the column-wise copy needs an amax_col of its own");
-    }
-    te__touch(a->row);
-    te__touch(a->row_scale);
-    te__touch(a->col);
-    te__touch(a->col_scale);
-    if (a->measure) {
-        te__touch((te_tensor *)a->amax_row);
-        te__touch((te_tensor *)a->amax_col);
-    }
+    if (a->two_dimensional && (te__nvfp4_is_vector(a->amax_row) || te__nvfp4_is_vector(a->amax_col)))
+        return te__fail(te, TE_ERR_UNSUPPORTED, "nvfp4_quantize: a row-scaled %s gives no scale to a two_dimensional block",
+                        te__nvfp4_is_vector(a->amax_row) ? "amax_row" : "amax_col");
+    if (a->col && !a->amax_col && te__nvfp4_is_vector(a->amax_row))
+        return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: amax_row is row-scaled; the column-wise copy needs an amax_col of its own, [%lld] or [1]",
+                        (long long)n);
     return TE_OK;
 }
 
@@ -124,7 +116,6 @@ static te_result te__check_nvfp4_dequantize(te_ctx *te, te_nvfp4_dequantize_args
         result = te__nvfp4_check_codes(te, "nvfp4_dequantize", "q", a->q, m, n);
         if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_dequantize", "scale", a->scale, m, n);
     }
-    if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_dequantize", "amax", a->amax, a->columnwise ? -1 : m);
-    if (result == TE_OK) te__touch(a->y);
+    if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_dequantize", "amax", a->amax, a->columnwise ? n : m);
     return result;
 }

@@ -44,8 +44,8 @@ typedef struct te__adam_job {
 
 static const te_tensor *te__adam_entry(const void *list, int t) { return ((const te_adam_tensor *)list)[t].param; }
 
-static void te__adam_row(const te__adam_job *j, const float *g, float *p, float *m, float *v, int64_t n) {
-    float beta1 = j->a->beta1, beta2 = j->a->beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = j->a->eps, decay = j->a->weight_decay;
+static void te__adam_row(const te__adam_job *j, float decay, const float *g, float *p, float *m, float *v, int64_t n) {
+    float beta1 = j->a->beta1, beta2 = j->a->beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = j->a->eps;
     float grad_scale = j->grad_scale, lr = j->lr, unbias1 = j->unbias1, unbias2 = j->unbias2;
     float decay_gradient = j->a->l2_mode ? decay : 0.0f, decay_step = j->a->l2_mode ? 0.0f : decay;
     int64_t i;
@@ -63,7 +63,9 @@ static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
     int64_t piece;
     for (piece = begin; piece < end; piece++) {
         int64_t at, stop;
-        const te_adam_tensor *t = &j->a->tensors[te__piece_tensor(&j->pieces, piece, &at)];
+        int place = te__piece_tensor(&j->pieces, piece, &at);
+        const te_adam_tensor *t = &j->a->tensors[place];
+        float decay = place < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
@@ -71,7 +73,7 @@ static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
             float *p = t->master ? (float *)te__data(t->master) + at : t->param->dtype == TE_F32 ? (float *)te__data(t->param) + at : row;
             te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
             if (p == row) te__load_row(te__data(t->param), t->param->dtype, at, n, row);
-            te__adam_row(j, g, p, m, v, n);
+            te__adam_row(j, decay, g, p, m, v, n);
             if (t->master || p == row) te__store_row(te__data(t->param), t->param->dtype, at, n, p);
         }
     }

@@ -19,6 +19,7 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
         int64_t n = te__numel(t->param), more = te__div_up(n, TE__ADAM_CHUNK);
         int at;
         if (n == 0) continue;
+        if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
         if (!k || k->tensors == TE__ADAM_MAX || chunks + more > INT32_MAX) {
             l = te__plan_launch(p, "optim", "adam");
             k = TE__KARGS(p, l, te__adam_kargs);
@@ -30,7 +31,7 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
             k->beta1 = a->beta1;
             k->beta2 = a->beta2;
             k->eps = a->eps;
-            k->weight_decay = a->weight_decay;
+            k->weight_decay = i < a->num_tensors - a->num_undecayed ? a->weight_decay : 0.0f;
             k->unbias = (const float *)te__data(a->bias_correction);
             k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
             k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);

@@ -58,14 +58,9 @@ static te_result te__check_adam(te_ctx *te, te_adam_args *a) {
     if (!(a->beta1 >= 0.0f && a->beta1 < 1.0f) || !(a->beta2 >= 0.0f && a->beta2 < 1.0f) || !(a->eps >= 0.0f))
         return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)a->beta1,
                         (double)a->beta2, (double)a->eps);
+    if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
+        return te__fail(te, TE_ERR_INVALID, "adam: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
     if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
-    /* A warm-up writes nothing; a new version would make the optimizer take its masters from the rounded parameters. */
-    for (i = 0; i < a->num_tensors && !te->warming; i++) {
-        te__touch(a->tensors[i].param);
-        te__touch(a->tensors[i].m);
-        te__touch(a->tensors[i].v);
-        te__touch(a->tensors[i].master);
-    }
     return TE_OK;
 }
 /* 1 / (1 - beta^step), once on the host for both backends. */
@@ -82,9 +77,6 @@ static te_result te__check_l2norm(te_ctx *te, te_l2norm_args *a) {
     if (result == TE_OK) result = te__optim_check_f32(te, "l2norm", "clip", a->clip, 1, true);
     if (result != TE_OK) return result;
     if (a->clip && !(a->max_norm > 0.0f)) return te__fail(te, TE_ERR_INVALID, "l2norm: clip is asked for with max_norm %g", (double)a->max_norm);
-    te__touch(a->norm);
-    te__touch(a->per_tensor);
-    te__touch(a->clip);
     return TE_OK;
 }
 
@@ -97,7 +89,5 @@ static te_result te__check_multi_scale(te_ctx *te, te_multi_scale_args *a) {
     }
     if (result == TE_OK) result = te__optim_check_f32(te, "multi_scale", "scale_device", a->scale_device, 1, true);
     if (result == TE_OK) result = te__optim_check_f32(te, "multi_scale", "found_inf", a->found_inf, 1, true);
-    for (i = 0; i < a->num_tensors && result == TE_OK; i++) te__touch(a->out[i]);
-    if (result == TE_OK) te__touch(a->found_inf);
     return result;
 }

@@ -20,9 +20,12 @@ static te_result te__rope_want(te_ctx *te, const char *op, const char *name, con
     return TE_OK;
 }
 
+/* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
+#define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
+
 /* What te_rope_args and the two te_qkv_rope_args have in common. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
-                                       float *position_scale, const te_tensor *start) {
+                                       float *position_scale, int64_t offset, const te_tensor *start) {
     te_result r = TE_OK;
     if (format != TE_SBHD && format != TE_BSHD)
         return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format);
@@ -35,6 +38,8 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format
                         (long long)d);
     if (*rotary_dim > 2 * TE__ROPE_MAX_HALF)
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
+    if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
+        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
     if (!start) return TE_OK;
     r = te__want(te, op, "start_positions", start);
     if (r == TE_OK && start->dtype != TE_I32)
@@ -49,10 +54,8 @@ static te_result te__check_rope(te_ctx *te, te_rope_args *a) {
     if (r != TE_OK) return r;
     if (!te__same_shape(a->x, a->y))
         return te__fail(te, TE_ERR_SHAPE, "rope: x is %s and y is %s; they must be equal", te__shape_text(a->x, x), te__shape_text(a->y, y));
-    r = te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
-                              &a->position_scale, a->start_positions);
-    if (r == TE_OK) te__touch(a->y);
-    return r;
+    return te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
+                                 &a->position_scale, a->position_offset, a->start_positions);
 }
 
 /* The two argument structs differ in what is const. */
@@ -103,17 +106,12 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_qkv_rope_args
     r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
     if (r != TE_OK) return r;
     if (a->no_rope) return TE_OK;
-    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale, a->start_positions);
+    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale, a->position_offset,
+                                 a->start_positions);
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_qkv_rope_args *a) {
-    te_result r = te__qkv_rope_check(te, "qkv_rope", a);
-    if (r == TE_OK) {
-        te__touch(a->q);
-        te__touch(a->k);
-        te__touch(a->v);
-    }
-    return r;
+    return te__qkv_rope_check(te, "qkv_rope", a);
 }
 
 static te_result te__check_qkv_rope_bwd(te_ctx *te, te_qkv_rope_bwd_args *a) {
@@ -123,7 +121,6 @@ static te_result te__check_qkv_rope_bwd(te_ctx *te, te_qkv_rope_bwd_args *a) {
     a->base = f.base;
     a->rotary_dim = f.rotary_dim;
     a->position_scale = f.position_scale;
-    te__touch(a->qkv);
     return TE_OK;
 }
 

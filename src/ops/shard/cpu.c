@@ -75,7 +75,7 @@ static void te__shard_scales_nvfp4(const te_shard_scales_args *a, te_tensor *out
     for (i = 0; i < m; i++)
         for (j = 0; j < n; j++) {
             int64_t tile = columnwise ? j * tiles_n + i / 16 : i / 16 * tiles_n + j;
-            scale[i * n + j] = i < across && j < along ? te__nvfp4_block_code(amax[tile], tensor_scale, 1.0f) : 0;
+            scale[i * n + j] = i < across && j < along ? te__nvfp4_block_code(amax[tile], tensor_scale) : 0;
         }
 }
 static te_result te__cpu_shard_scales(te_ctx *te, const te_shard_scales_args *a) {

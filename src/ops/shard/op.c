@@ -60,9 +60,7 @@ static te_result te__check_shard_amax(te_ctx *te, te_shard_amax_args *a) {
         return te__fail(te, TE_ERR_INVALID, "shard_amax: tiles of %lld x %lld; 1 or more each", (long long)a->tile_rows, (long long)a->tile_columns);
     a->tile_rows = te__min(a->tile_rows, te__max(1, a->rows));
     a->tile_columns = te__min(a->tile_columns, te__max(1, a->columns));
-    result = te__shard_matrix(te, "shard_amax", "amax", a->amax, TE_F32, te__div_up(a->rows, a->tile_rows), te__div_up(a->columns, a->tile_columns));
-    if (result == TE_OK) te__touch(a->amax);
-    return result;
+    return te__shard_matrix(te, "shard_amax", "amax", a->amax, TE_F32, te__div_up(a->rows, a->tile_rows), te__div_up(a->columns, a->tile_columns));
 }
 
 /* ---- scales ---- */
@@ -97,11 +95,7 @@ static te_result te__check_shard_scales(te_ctx *te, te_shard_scales_args *a) {
         result = te__shard_matrix(te, op, "amax", a->amax, TE_F32, te__div_up(rows, tile), te__div_up(columns, tile));
         if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_f32(te, op, "amax_tensor", a->amax_tensor, 1);
     }
-    if (result != TE_OK) return result;
-    te__touch(a->row_scale);
-    te__touch(a->col_scale);
-    te__touch(a->multiplier);
-    return TE_OK;
+    return result;
 }
 
 static float te__shard_fp8_max(te_dtype dtype) { return dtype == TE_F8E5M2 ? 57344.0f : 448.0f; }
@@ -148,8 +142,5 @@ static te_result te__check_shard_cast(te_ctx *te, te_shard_cast_args *a) {
     if (result == TE_OK && a->multiplier) result = te__shard_scale(te, op, "multiplier", a->multiplier, a->scaling, false, a->rows, a->columns);
     if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_f32(te, op, "amax_tensor", a->amax_tensor, 1);
     if (result == TE_OK && a->amax) result = te__want_f32(te, op, "amax", a->amax, 1);
-    if (result != TE_OK) return result;
-    te__touch(a->dst);
-    te__touch(a->amax);
-    return TE_OK;
+    return result;
 }

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_scales(const __grid_c
         float tensor_scale = te__nvfp4_tensor_scale(*a.amax_tensor, a.code_max);
         for (int k = 0; k < 4 && i < across && j + k < along; k++) {
             float amax = a.amax[columnwise ? (j + k) * tiles_n + i / 16 : i / 16 * tiles_n + j + k];
-            codes |= (te_u32)te__nvfp4_block_code(amax, tensor_scale, 1.0f) << (8 * k);
+            codes |= (te_u32)te__nvfp4_block_code(amax, tensor_scale) << (8 * k);
         }
     }
     te_u8 *to = (te_u8 *)(columnwise ? a.col_scale : a.row_scale) + at;

@@ -1,0 +1,153 @@
+/* nn/recompute.c: activation checkpointing: a function runs without a record, and again, recorded, when te_backward comes to it. Knows the tape and
+ * snapshots; must not know what the function computes. */
+
+typedef struct te__checkpoint_state {
+    te_checkpoint_fn fn;
+    void *user;
+    size_t user_size; /* of our copy; 0: the caller's */
+    te_module *module; /* held, or NULL */
+    te__snapshot *snapshot;
+    int num_inputs, num_outputs; /* num_outputs 0: the first run of a module, which tells */
+    te_dtype dtype[TE_MAX_CHECKPOINT_OUTPUTS];
+    int ndim[TE_MAX_CHECKPOINT_OUTPUTS];
+    int64_t shape[TE_MAX_CHECKPOINT_OUTPUTS][TE_MAX_DIMS];
+} te__checkpoint_state;
+
+static void te__checkpoint_release(te_ctx *te, void *state) {
+    te__checkpoint_state *s = (te__checkpoint_state *)state;
+    if (s->user_size) te__free(te, s->user, s->user_size);
+    te__snapshot_free(te, s->snapshot);
+    te__module_unhold(s->module);
+}
+
+/* The function's result, as an error if it made none. */
+static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs, te_tensor **outputs) {
+    te_result result;
+    int i;
+    for (i = 0; i < s->num_outputs; i++) outputs[i] = NULL;
+    result = s->fn(te, s->user, inputs, s->num_inputs, outputs, s->num_outputs);
+    if (result == TE_OK) result = te->error_code;
+    for (i = 0; i < s->num_outputs && result == TE_OK; i++)
+        if (!outputs[i]) result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function returned TE_OK without output %d of %d", i + 1, s->num_outputs);
+    if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result)); /* if it has not said more */
+    return result;
+}
+
+/* Has the second run made what the first one did? */
+static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *outputs) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int i;
+    for (i = 0; i < s->num_outputs; i++)
+        if (outputs[i]->dtype != s->dtype[i] || outputs[i]->ndim != s->ndim[i] || memcmp(outputs[i]->shape, s->shape[i], (size_t)s->ndim[i] * sizeof(int64_t)) != 0)
+            return te__fail(te, TE_ERR_STATE, "te_checkpoint: run again for the backward pass, the function made %s %s of output %d; in the forward pass it was %s %s. It must do "
+                            "the same each time", te_dtype_name(outputs[i]->dtype), te__shape_text(outputs[i], a), i + 1, te_dtype_name(s->dtype[i]),
+                            te__dims_text(s->ndim[i], s->shape[i], b));
+    return TE_OK;
+}
+
+/* Gradients that an input has gathered already are added to as if there were no checkpoint: they move to the copy that the second run reads, and back. */
+static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__checkpoint_state *s = (const te__checkpoint_state *)state;
+    te__var *const *vars = te->playing->inputs;
+    te_tensor *in[TE_MAX_CHECKPOINT_INPUTS], *out[TE_MAX_CHECKPOINT_OUTPUTS], *grad[TE_MAX_CHECKPOINT_OUTPUTS];
+    te__replay replay;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < s->num_inputs && result == TE_OK; i++) {
+        in[i] = te_tensor_detach(saved[i]);
+        if (saved[i] && !in[i]) result = te_error_code(te);
+        if (in[i]) in[i]->requires_grad = false;
+        if (!in[i] || !needs[i]) continue;
+        te_tensor_set_requires_grad(in[i], true);
+        if (!in[i]->var) result = TE_ERR_OUT_OF_MEMORY;
+    }
+    if (result == TE_OK) result = te__snapshot_replay(te, s->snapshot, &replay);
+    if (result != TE_OK) return result;
+    result = te__checkpoint_call(te, s, in, out);
+    te__snapshot_replayed(te, s->snapshot, &replay);
+    if (result == TE_OK) result = te__checkpoint_same(te, s, out);
+    if (result != TE_OK) return result;
+    for (i = 0; i < s->num_outputs; i++) grad[i] = out[i]->requires_grad && out[i]->var ? dy[i] : NULL;
+    for (i = 0; i < s->num_inputs; i++)
+        if (needs[i] && vars[i]->grad && !vars[i]->played && vars[i]->grad->buffer && !(vars[i]->leaf && te__is_outside(vars[i]->grad->buffer))) {
+            in[i]->var->grad = vars[i]->grad;
+            vars[i]->grad = NULL;
+        }
+    result = te__backward_all(te, te->tape.segment, out, grad, s->num_outputs);
+    for (i = 0; i < s->num_inputs && result == TE_OK; i++)
+        if (needs[i]) dx[i] = in[i]->var->grad;
+    return result;
+}
+
+/* Runs d->fn without a record and notes it. `m`: the module whose forward that is, or NULL; *num_outputs then comes from it. */
+static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
+    te__checkpoint_state s = TE_ZERO;
+    te_node_desc node = TE_ZERO;
+    te_tensor *in[TE_MAX_CHECKPOINT_INPUTS];
+    te_result result;
+    int i;
+    s.fn = d->fn;
+    s.user = d->user;
+    s.num_inputs = d->num_inputs;
+    s.num_outputs = d->num_outputs;
+    if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs); /* nothing to forget, and nothing to run again */
+    te__frame_begin(te);
+    s.snapshot = te__snapshot_begin(te);
+    result = s.snapshot ? te__checkpoint_call(te, &s, d->inputs, d->outputs) : TE_ERR_OUT_OF_MEMORY;
+    if (s.snapshot) te__snapshot_end(te, s.snapshot);
+    if (m) s.num_outputs = *num_outputs;
+    for (i = 0; i < s.num_outputs && result == TE_OK; i++) {
+        te_tensor *y = d->outputs[i];
+        if (y->var) d->outputs[i] = y = te_tensor_detach(y); /* an input, or a parameter: its own history stays */
+        if (!y) {
+            result = te_error_code(te);
+            break;
+        }
+        s.dtype[i] = y->dtype;
+        s.ndim[i] = y->ndim;
+        memcpy(s.shape[i], y->shape, sizeof(s.shape[i]));
+    }
+    te__frame_end(te, d->outputs, result == TE_OK ? s.num_outputs : 0);
+    if (result == TE_OK && d->user_size) { /* as the first run has left it */
+        s.user = te__alloc(te, d->user_size);
+        if (s.user) memcpy(s.user, d->user, s.user_size = d->user_size);
+        if (!s.user) result = TE_ERR_OUT_OF_MEMORY;
+    }
+    s.module = te__module_hold(m);
+    if (result != TE_OK) {
+        te__checkpoint_release(te, &s);
+        return result;
+    }
+    for (i = 0; i < s.num_inputs; i++) in[i] = d->inputs[i];
+    node.name = "checkpoint";
+    node.inputs = node.saved = in;
+    node.num_inputs = node.num_saved = s.num_inputs;
+    node.outputs = d->outputs;
+    node.num_outputs = s.num_outputs;
+    node.state = &s;
+    node.state_size = sizeof(s);
+    node.backward = te__checkpoint_backward;
+    node.release = te__checkpoint_release;
+    return te__record_always(te, &node, true);
+}
+
+TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
+    te_result result;
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (!d || !d->fn) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: %s", d ? "fn is NULL" : "desc is NULL");
+    if (d->num_inputs < 0 || d->num_inputs > TE_MAX_CHECKPOINT_INPUTS || (d->num_inputs && !d->inputs) || d->num_outputs < 1 ||
+        d->num_outputs > TE_MAX_CHECKPOINT_OUTPUTS || !d->outputs)
+        return te__fail(te, TE_ERR_INVALID, "te_checkpoint: %d inputs and %d outputs; 0 to %d and 1 to %d are possible, each with its list", d->num_inputs, d->num_outputs,
+                        TE_MAX_CHECKPOINT_INPUTS, TE_MAX_CHECKPOINT_OUTPUTS);
+    if (d->user_size && !d->user) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: user_size is %zu and user NULL", d->user_size);
+    for (i = 0; i < d->num_inputs; i++) {
+        if (!d->inputs[i]) return TE_ERR_STATE;
+        if (!te__same_ctx(d->inputs[i], te, "te_checkpoint")) return TE_ERR_INVALID;
+    }
+    result = te__checkpoint_run(te, d, NULL, NULL);
+    if (result != TE_OK)
+        for (i = 0; i < d->num_outputs; i++) d->outputs[i] = NULL;
+    return result;
+}

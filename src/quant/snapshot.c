@@ -1,0 +1,166 @@
+/* quant/snapshot.c: what a forward that runs again must see again: the random state, the autocast stack, the scales of delayed recipes, and the
+ * parameters unchanged. Knows scaling states and the tape; must not know modules. */
+
+typedef struct te__snapshot_scales {
+    te__scaling *scaling; /* a reference */
+    te_tensor *scale;     /* f32 [n], a copy of what the call read (retained) */
+    te__slots slots;      /* of the second run: that scale, and amaxes that nobody asks for */
+} te__snapshot_scales;
+
+typedef struct te__snapshot {
+    struct te__snapshot *outer; /* the one that was being recorded, or played, before this one */
+    uint64_t seed, rng_offset;
+    te__autocast *autocast; /* a copy of the stack */
+    int num_autocast;
+    te__snapshot_scales *scales; /* in the order of the calls */
+    int num_scales, cap_scales, next_scales;
+    te_tensor **params; /* leaves that functions read (retained) */
+    int num_params, cap_params;
+    uint64_t taken_at; /* te->writes at the end of the first run */
+} te__snapshot;
+
+static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
+    int i;
+    if (!s) return;
+    for (i = 0; i < s->num_scales; i++) {
+        te__slots_close(te, &s->scales[i].slots);
+        te_tensor_release(s->scales[i].scale);
+        te__scaling_release(s->scales[i].scaling);
+    }
+    for (i = 0; i < s->num_params; i++) te_tensor_release(s->params[i]);
+    te__free(te, s->scales, (size_t)s->cap_scales * sizeof(te__snapshot_scales));
+    te__free(te, s->params, (size_t)s->cap_params * sizeof(te_tensor *));
+    te__free(te, s->autocast, (size_t)s->num_autocast * sizeof(te__autocast));
+    te__free(te, s, sizeof(*s));
+}
+
+/* A function of x has run, in the first run of a checkpoint: te_record would have kept x's variable. */
+static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
+    te__snapshot *s = te->recording;
+    int i;
+    if (!x || !x->requires_grad || !x->var || !x->var->leaf) return;
+    for (i = 0; i < s->num_params; i++)
+        if (s->params[i] == x) return;
+    if (!te__grow(te, (void **)&s->params, &s->cap_params, s->num_params, sizeof(te_tensor *))) return;
+    s->params[s->num_params++] = te_tensor_retain(x);
+    te__note_saved(x);
+}
+
+/* The first run begins: it records nothing on the tape. */
+static te__snapshot *te__snapshot_begin(te_ctx *te) {
+    te__snapshot *s = (te__snapshot *)te__alloc_zero(te, sizeof(te__snapshot));
+    if (!s) return NULL;
+    s->seed = te->seed;
+    s->rng_offset = te->rng_offset;
+    s->num_autocast = te->num_autocast;
+    s->autocast = (te__autocast *)te__alloc(te, (size_t)te->num_autocast * sizeof(te__autocast));
+    if (!s->autocast) {
+        te__free(te, s, sizeof(*s));
+        return NULL;
+    }
+    memcpy(s->autocast, te->autocast, (size_t)te->num_autocast * sizeof(te__autocast));
+    s->outer = te->recording;
+    te->recording = s;
+    te->note_leaf = te__snapshot_note_leaf;
+    te->tape.no_grad++;
+    te->tape.hidden_no_grad++;
+    return s;
+}
+static void te__snapshot_end(te_ctx *te, te__snapshot *s) {
+    te->tape.hidden_no_grad--;
+    te->tape.no_grad--;
+    te->recording = s->outer;
+    s->taken_at = te->writes;
+}
+
+/* A call reads the scales of `slots`: a copy of them for the second run. */
+static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__slots *slots) {
+    te__snapshot *s = te->recording;
+    te__snapshot_scales *e;
+    if (!te__grow(te, (void **)&s->scales, &s->cap_scales, s->num_scales, sizeof(te__snapshot_scales))) return TE_ERR_OUT_OF_MEMORY;
+    e = &s->scales[s->num_scales];
+    memset(e, 0, sizeof(*e));
+    te__frame_begin(te);
+    e->scale = te_tensor_retain(te__empty_like(slots->scale, TE_F32));
+    te__frame_end(te, NULL, 0);
+    if (!e->scale || te_tensor_copy(e->scale, slots->scale) != TE_OK) {
+        te_tensor_release(e->scale);
+        return te_error_code(te);
+    }
+    e->scaling = scaling;
+    scaling->refs++;
+    s->num_scales++;
+    return TE_OK;
+}
+
+/* The slots for the next call of the second run. */
+static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots **slots) {
+    te__snapshot *s = te->replaying;
+    te__snapshot_scales *e = s->next_scales < s->num_scales ? &s->scales[s->next_scales] : NULL;
+    int64_t shape[2];
+    te_tensor *amaxes;
+    if (!e || e->scaling != scaling)
+        return te__fail(te, TE_ERR_STATE, "te_checkpoint: the second run calls another module than the first: call %d of those that keep scales is of a %s, it was %s%s; a "
+                        "checkpointed function must do the same each time", s->next_scales + 1, scaling->module_type, e ? "of a " : "not there",
+                        e ? e->scaling->module_type : "");
+    s->next_scales++;
+    shape[0] = 1;
+    shape[1] = scaling->forward.n;
+    *slots = &e->slots;
+    if (!te__slots_open(te, &e->slots, scaling->forward.n)) return TE_ERR_OUT_OF_MEMORY;
+    te__frame_begin(te);
+    amaxes = te_tensor_zeros(te, TE_F32, 2, shape);
+    if (amaxes) te__slots_set(&e->slots, e->scale, amaxes);
+    te__frame_end(te, NULL, 0);
+    return te_error_code(te);
+}
+
+/* A module that keeps scales is called: in a second run it reads those of the first; a first run notes what it reads. */
+static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_call *call) {
+    te_result result = te->replaying ? te__snapshot_take(te, scaling, &call->forward) : TE_OK;
+    return result == TE_OK && te->recording ? te__snapshot_note(te, scaling, call->forward) : result;
+}
+
+/* What te__snapshot_replay changes, and te__snapshot_replayed puts back. */
+typedef struct te__replay {
+    te__snapshot *outer;
+    uint64_t seed, rng_offset;
+    te__autocast autocast[TE__MAX_AUTOCAST];
+    int num_autocast, no_grad;
+} te__replay;
+
+/* The second run begins, recording. */
+static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r) {
+    char shape[TE__SHAPE_TEXT];
+    int i;
+    for (i = 0; i < s->num_params; i++)
+        if (te__written_since(s->params[i], s->taken_at))
+            return te__fail(te, TE_ERR_STATE, "te_checkpoint: the parameter %s, %s %s, was written after the forward pass, which is to run again now; gradients would be wrong. "
+                            "Call te_backward before what writes it (te_optimizer_step, te_tensor_copy ...)", s->params[i]->name ? s->params[i]->name : "without a name",
+                            te_dtype_name(s->params[i]->dtype), te__shape_text(s->params[i], shape));
+    r->outer = te->replaying;
+    r->seed = te->seed;
+    r->rng_offset = te->rng_offset;
+    memcpy(r->autocast, te->autocast, sizeof(r->autocast));
+    r->num_autocast = te->num_autocast;
+    r->no_grad = te->tape.no_grad;
+    te->seed = s->seed;
+    te->rng_offset = s->rng_offset;
+    memcpy(te->autocast, s->autocast, (size_t)s->num_autocast * sizeof(te__autocast));
+    te->num_autocast = s->num_autocast;
+    te->replaying = s;
+    s->next_scales = 0;
+    te->tape.no_grad = 0;
+    return TE_OK;
+}
+/* It has ended; what the nodes of the second run need of its slots, they hold. */
+static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay *r) {
+    int i;
+    te->tape.no_grad = r->no_grad;
+    te->replaying = r->outer;
+    memcpy(te->autocast, r->autocast, sizeof(r->autocast));
+    te->num_autocast = r->num_autocast;
+    te->seed = r->seed;
+    te->rng_offset = r->rng_offset;
+    for (i = 0; i < s->num_scales; i++) te__slots_close(te, &s->scales[i].slots);
+}

@@ -1,0 +1,215 @@
+/* Checkpointing: losses, gradients, scales and the random state are, bit for bit, those without it; less memory; what it refuses. */
+#include "trainer.h"
+
+/* Which modules run again: bits. */
+enum { NOWHERE = 0, LAYER = 1, ATTENTION = 2, MLP = 4, WHOLE = 8, DEEP = LAYER | MLP | WHOLE };
+
+static void set_checkpoints(trainer *t, int where) {
+    te_module_set_checkpoint(t->gpt, (where & WHOLE) != 0);
+    te_module_set_checkpoint(te_module_find(t->gpt, "layer"), (where & LAYER) != 0);
+    te_module_set_checkpoint(te_module_find(t->gpt, "layer.self_attention"), (where & ATTENTION) != 0);
+    te_module_set_checkpoint(te_module_find(t->gpt, "layer.layernorm_mlp"), (where & MLP) != 0);
+}
+
+static void same_training(te_ctx *te, const setup *is, bool graph) {
+    static const int places[] = {NOWHERE, LAYER, ATTENTION | MLP, WHOLE, DEEP};
+    float losses[2][STEPS];
+    uint64_t state[2][STEPS];
+    for (int run = 0; run < COUNT(places) && te_ok(te); run++) {
+        trainer t;
+        te_graph *g = NULL;
+        int to = run > 0;
+        test_case("%s, checkpoints %d", is->name, places[run]);
+        open_trainer(&t, te, is);
+        set_checkpoints(&t, places[run]);
+        for (int step = 0; step < STEPS; step++) {
+            feed(&t, step);
+            if (graph && run && step == 2) {
+                CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+                train_step(&t);
+                g = te_graph_end(te);
+                CHECK_MSG(g != NULL, "no graph: %s", te_error(te));
+            }
+            if (g) CHECK_EQ_INT(te_graph_launch(g), TE_OK);
+            else train_step(&t);
+            te_tensor_to_host(t.loss, &losses[to][step]);
+            state[to][step] = state_of(&t);
+        }
+        te_graph_destroy(g);
+        close_trainer(&t);
+        CHECK_OK(te);
+        if (run) {
+            CHECK_BYTES("losses", losses[1], losses[0], sizeof losses[0]);
+            for (int step = 0; step < STEPS; step++) CHECK_MSG(state[1][step] == state[0][step], "step %d: parameters or states differ", step);
+        }
+    }
+}
+TE_TEST_DEVICES(checkpoints_change_no_bit) {
+    for (int i = 0; i < COUNT(setups) && te_ok(te); i++) same_training(te, &setups[i], false);
+}
+TE_TEST_DEVICES(checkpoints_change_no_bit_of_a_graph) {
+    for (int i = 0; i < COUNT(setups) && te_ok(te); i++) same_training(te, &setups[i], true);
+}
+
+/* ---- functions ---- */
+
+typedef struct calls {
+    te_tensor *factor; /* a parameter, reached by the function's own ways */
+    int runs, fail_at, other_at; /* fails, or makes another shape, in run number so many */
+    bool grad_was_on;
+} calls;
+
+/* outputs: dropout(gelu(a * factor)) + b, and a sum of b */
+static te_result some_function(te_ctx *te, void *user, te_tensor *const *in, int n, te_tensor **out, int m) {
+    calls *c = *(calls **)user;
+    c->runs++;
+    c->grad_was_on = te_grad_enabled(te);
+    if (n != 2 || m != 2) return TE_ERR_INVALID;
+    if (c->runs == c->fail_at) return TE_ERR_IO;
+    te_tensor *h = te_matmul(in[0], c->factor, NULL);
+    if (c->runs == c->other_at) h = te_tensor_narrow(h, 0, 0, 1);
+    out[0] = c->runs == c->other_at ? h : te_add(te_dropout(te_activate(h, TE_GELU), 0.25f), in[1]);
+    out[1] = te_sum_all(in[1]);
+    return TE_OK;
+}
+static te_result run_some(te_ctx *te, bool checkpointed, calls *c, te_tensor **in, te_tensor **out) {
+    te_checkpoint_desc d = {0};
+    d.fn = some_function;
+    d.user = &c;
+    d.user_size = sizeof c; /* the pointer is copied: this frame is gone by the second run */
+    d.inputs = in;
+    d.num_inputs = 2;
+    d.outputs = out;
+    d.num_outputs = 2;
+    return checkpointed ? te_checkpoint(te, &d) : some_function(te, &c, in, 2, out, 2);
+}
+TE_TEST_DEVICES(checkpointed_functions) {
+    float *want[3] = {NULL, NULL, NULL};
+    for (int depth = 0; depth < 2; depth++) {
+        calls c = {0};
+        te_seed(te, 3);
+        te_tensor *in[2], *out[2], *h, *loss;
+        te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(4, 8), 0, 1), true);
+        c.factor = te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(8, 8), 0, 1), true);
+        in[0] = x;
+        in[1] = h = te_scale(x, 2); /* x is used inside, by h inside, and outside: the order of additions counts */
+        CHECK_EQ_INT(run_some(te, depth > 0, &c, in, out), TE_OK);
+        CHECK(te_tensor_requires_grad(out[0]) && te_tensor_requires_grad(out[1]));
+        loss = te_add(te_mse_loss(te_add(out[0], x), te_scale(h, 0.5f)), te_scale(out[1], 0.125f));
+        CHECK_EQ_INT(te_backward(loss), TE_OK);
+        CHECK_EQ_INT(c.runs, depth + 1);
+        float *got[3] = {test_read(te_tensor_grad(x)), test_read(te_tensor_grad(c.factor)), test_read(loss)};
+        const size_t sizes[3] = {32, 64, 1};
+        for (int i = 0; i < 3; i++)
+            if (depth) CHECK_BYTES("gradients", got[i], want[i], sizes[i] * sizeof(float));
+            else want[i] = got[i];
+    }
+    CHECK_OK(te);
+}
+
+TE_TEST_DEVICES(checkpoints_without_gradients) {
+    calls c = {0};
+    te_tensor *out[2], *in[2] = {te_tensor_normal(te, TE_BF16, SHAPE(4, 8), 0, 1), te_tensor_normal(te, TE_BF16, SHAPE(4, 8), 0, 1)};
+    c.factor = te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(8, 8), 0, 1), true);
+    te_no_grad_begin(te);
+    CHECK_EQ_INT(run_some(te, true, &c, in, out), TE_OK);
+    te_no_grad_end(te);
+    CHECK(!te_tensor_requires_grad(out[0]) && c.runs == 1);
+    /* no input wants one, a parameter does */
+    CHECK_EQ_INT(run_some(te, true, &c, in, out), TE_OK);
+    CHECK(!c.grad_was_on);
+    CHECK_EQ_INT(te_backward(te_mean_all(out[0])), TE_OK);
+    CHECK(c.runs == 3 && c.grad_was_on && te_tensor_grad(c.factor) != NULL);
+    /* a record that is never played lets go of everything */
+    te_scope_begin(te);
+    size_t before = te_memory_get_stats(te).allocated;
+    te_scope_begin(te);
+    CHECK_EQ_INT(run_some(te, true, &c, in, out), TE_OK);
+    te_scope_end(te);
+    CHECK_EQ_INT(te_memory_get_stats(te).allocated, before);
+    te_scope_end(te);
+    CHECK_OK(te);
+}
+
+TE_TEST_DEVICES(checkpoints_that_change_their_mind) {
+    for (int way = 0; way < 4; way++) {
+        calls c = {0};
+        te_tensor *out[2], *in[2];
+        in[0] = te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(4, 8), 0, 1), true);
+        in[1] = te_tensor_normal(te, TE_BF16, SHAPE(4, 8), 0, 1);
+        c.factor = te_tensor_set_name(te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(8, 8), 0, 1), true), "factor");
+        c.fail_at = way == 0 ? 1 : way == 1 ? 2 : 0;
+        c.other_at = way == 2 ? 2 : 0;
+        te_result result = run_some(te, true, &c, in, out);
+        if (way == 0) {
+            CHECK_EQ_INT(result, TE_ERR_IO);
+            CHECK(out[0] == NULL && out[1] == NULL);
+            CHECK_ERROR(te, TE_ERR_IO, "te_checkpoint: the function returned");
+            continue;
+        }
+        CHECK_EQ_INT(result, TE_OK);
+        if (way == 3) te_tensor_fill(c.factor, 1);
+        CHECK(te_backward(te_mean_all(out[0])) != TE_OK);
+        CHECK(te_tensor_grad(in[0]) == NULL && te_grad_enabled(te));
+        if (way == 1) CHECK_ERROR(te, TE_ERR_IO, "te_checkpoint: the function returned");
+        if (way == 2) {
+            CHECK(strstr(te_error(te), "[1, 8]") != NULL);
+            CHECK_ERROR(te, TE_ERR_STATE, "was bf16 [4, 8]");
+        }
+        if (way == 3) CHECK_ERROR(te, TE_ERR_STATE, "the parameter factor, bf16 [8, 8], was written after the forward pass");
+    }
+    te_checkpoint_desc d = {0};
+    CHECK_EQ_INT(te_checkpoint(te, NULL), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "desc is NULL");
+    CHECK_EQ_INT(te_checkpoint(te, &d), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "fn is NULL");
+    d.fn = some_function;
+    CHECK_EQ_INT(te_checkpoint(te, &d), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "0 inputs and 0 outputs");
+    CHECK_OK(te);
+}
+
+/* A module that its owner has destroyed stays until the backward pass has run it again. */
+TE_TEST_DEVICES(checkpoints_hold_their_modules) {
+    te_linear_desc d = {0};
+    d.in_features = d.out_features = 16;
+    for (int played = 0; played < 2; played++) {
+        te_scope_begin(te);
+        te_module *m = te_linear_create(te, &d);
+        te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(4, 16), 0, 1), true);
+        te_module_set_checkpoint(m, true);
+        te_tensor *y = te_forward(m, x);
+        te_module_destroy(m);
+        if (played) CHECK_EQ_INT(te_backward(te_mean_all(y)), TE_OK);
+        CHECK(!played || te_tensor_grad(x) != NULL);
+        te_scope_end(te);
+    }
+    CHECK_OK(te);
+}
+
+/* Twelve layers: a step keeps one layer's activations at a time, and the layers' inputs. */
+TE_TEST_DEVICES(checkpoints_save_memory) {
+    enum { LAYERS = 12, ROWS = 128, HIDDEN = 64 };
+    te_transformer_layer_desc d = {0};
+    te_module *layers[LAYERS];
+    size_t peak[2];
+    d.hidden_size = HIDDEN;
+    d.ffn_hidden_size = 4 * HIDDEN;
+    d.num_attention_heads = 4;
+    for (int i = 0; i < LAYERS; i++) layers[i] = te_transformer_layer_create(te, &d);
+    for (int run = 0; run < 2; run++) {
+        for (int i = 0; i < LAYERS; i++) te_module_set_checkpoint(layers[i], run == 1);
+        te_scope_begin(te);
+        te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(ROWS, 2, HIDDEN), 0, 1);
+        size_t before = te_memory_get_stats(te).allocated;
+        te_memory_reset_peak(te);
+        for (int i = 0; i < LAYERS; i++) x = te_forward(layers[i], x);
+        peak[run] = te_memory_get_stats(te).peak_allocated - before; /* of the forward pass: the backward pass's gradients of parameters are the same in both */
+        CHECK_EQ_INT(te_backward(te_mean_all(x)), TE_OK);
+        te_scope_end(te);
+        for (int i = 0; i < LAYERS; i++) te_module_zero_grad(layers[i]);
+    }
+    CHECK_MSG(peak[1] * 4 < peak[0], "%zu bytes with checkpoints, %zu without", peak[1], peak[0]);
+    for (int i = 0; i < LAYERS; i++) te_module_destroy(layers[i]);
+    CHECK_OK(te);
+}

@@ -17,11 +17,7 @@
 #ifndef TE_TEST_H_INCLUDED
 #define TE_TEST_H_INCLUDED
 
-#ifdef TE_TEST_PACKED
-#include "../te.h"
-#else
 #include "te_parts.h"
-#endif
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

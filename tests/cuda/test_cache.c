@@ -26,7 +26,7 @@ static te__cache open_cache(const char *dir) {
 }
 
 /* The reason why $TE_CACHE_DIR cannot be used. */
-static const char *refusal(void) {
+static const char *cache_refusal(void) {
     static char text[512];
     te__cache cache;
     te__text why = TE_ZERO;
@@ -173,30 +173,30 @@ TE_TEST(cache_folder_choice) {
     test_setenv("HOME", test_path("home"));
     CHECK(te__cache_open(&cache, &why) && strcmp(cache.root, test_path("home/.cache/te")) == 0 && te__dir_exists(cache.root));
     test_setenv("HOME", NULL);
-    CHECK_STR(refusal(), "no home folder");
+    CHECK_STR(cache_refusal(), "no home folder");
     te__text_free(&why);
 }
 
 TE_TEST(cache_folders_that_are_not_used) {
 #ifdef _WIN32
-    (void)refusal;
+    (void)cache_refusal;
     SKIP("Windows has no mode bits and no owners of files");
 #else
     const char *dir = test_path("cache");
     test_setenv("TE_CACHE_READONLY", NULL);
     REQUIRE(te__file_write_atomic(test_path("file"), "", 0, NULL));
     test_setenv("TE_CACHE_DIR", test_path("file/cache"));
-    CHECK_STR(refusal(), "cannot make the folder");
+    CHECK_STR(cache_refusal(), "cannot make the folder");
     REQUIRE(mkdir(dir, 0700) == 0 && chmod(dir, 0770) == 0);
     test_setenv("TE_CACHE_DIR", dir);
-    CHECK_STR(refusal(), "can be written by others");
+    CHECK_STR(cache_refusal(), "can be written by others");
     CHECK(chmod(dir, 0702) == 0);
-    CHECK_STR(refusal(), "can be written by others");
+    CHECK_STR(cache_refusal(), "can be written by others");
     CHECK(chmod(dir, 0755) == 0);
-    CHECK(refusal()[0] == 0);
+    CHECK(cache_refusal()[0] == 0);
     if (getuid() == 0) CHECK(chown(dir, 12345, 12345) == 0);
     else test_setenv("TE_CACHE_DIR", "/");
-    CHECK_STR(refusal(), "belongs to another user");
+    CHECK_STR(cache_refusal(), "belongs to another user");
 #endif
 }
 

@@ -50,7 +50,7 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
     te__var *const *vars = te->playing->inputs;
     te_tensor *in[TE_MAX_CHECKPOINT_INPUTS], *out[TE_MAX_CHECKPOINT_OUTPUTS], *grad[TE_MAX_CHECKPOINT_OUTPUTS];
-    te__replay replay;
+    te__replay replay = TE_ZERO;
     te_result result = TE_OK;
     int i;
     for (i = 0; i < s->num_inputs && result == TE_OK; i++) {

@@ -4,6 +4,8 @@ ifeq ($(origin CC),default)
 CC       := gcc
 endif
 CFLAGS   ?= -O3 -march=native -g0
+# Tests and tools compute little themselves: what they link or include is compiled in a quarter of the time.
+TEST_CFLAGS ?= $(patsubst -O3,-O1,$(CFLAGS))
 PYTHON   ?= python3
 BUILD    ?= build
 # Instrumentation of the variant builds: see `sanitize`.
@@ -14,15 +16,16 @@ WARN     := -Wall -Wextra -Wpedantic -Wfloat-conversion $(if $(CI),-Werror)
 LDLIBS   := -lm -ldl -pthread
 # `make V=1` shows whole commands.
 Q         = $(if $(V),,@echo '  $@'; )
-COMPILE   = $(Q)$(CC) -std=c11 $(CFLAGS) $(SANITIZE) $(WARN) -MMD -MP -Isrc -I. -I$(BUILD) -pthread
+COMPILE_AS = $(Q)$(CC) -std=c11 $1 $(WARN) -MMD -MP -Isrc -I. -I$(BUILD) -pthread
+COMPILE      = $(call COMPILE_AS,$(CFLAGS) $(SANITIZE))
+COMPILE_TEST = $(call COMPILE_AS,$(TEST_CFLAGS) $(SANITIZE))
 LINK      = $(Q)$(CC) $(CFLAGS) $(SANITIZE)
 
-# Test files that carry an implementation of their own, to reach private functions.
+# Test files that include the implementation, to reach private functions, are compiled as one: so it is compiled once.
 TESTS         := $(filter-out tests/build/%,$(wildcard tests/*/test_*.c))
-PRIVATE_TESTS := $(if $(TESTS),$(shell grep -l 'define TE_IMPLEMENTATION' $(TESTS)))
-TEST_OBJECTS  := $(TESTS:tests/%.c=$(BUILD)/tests/%.o) $(BUILD)/tests/te_test.o
-PACKED_TESTS  := $(filter-out $(PRIVATE_TESTS),$(TESTS))
-PACKED_OBJECTS := $(PACKED_TESTS:tests/%.c=$(BUILD)/packed/%.o) $(BUILD)/packed/te_test.o $(BUILD)/packed/te.o
+PRIVATE_TESTS := $(if $(TESTS),$(shell grep -l '^\#define TE_IMPLEMENTATION' $(TESTS)))
+PUBLIC_TESTS  := $(filter-out $(PRIVATE_TESTS),$(TESTS)) tests/te_test.c
+PUBLIC_OBJECTS := $(PUBLIC_TESTS:tests/%.c=$(BUILD)/tests/%.o)
 TOOLS         := te_info te_explain te_warm te_bench
 # What the second run, on the packed te.h, repeats.
 PACKED_WORDS  ?= core/ quant/ nn/
@@ -74,9 +77,18 @@ $(BUILD)/te.o: src/te_parts.h $(BUILD)/te_sources.inc
 
 $(BUILD)/tests/%.o: tests/%.c | $(BUILD)/te_sources.inc
 	@mkdir -p $(@D)
-	$(COMPILE) -c $< -o $@
+	$(COMPILE_TEST) -c $< -o $@
 
-$(BUILD)/te_test: $(BUILD)/te.o $(TEST_OBJECTS)
+# Written anew when the list has changed.
+HASH := \#
+PRIVATE_LINES = '$(HASH)define _GNU_SOURCE' '$(HASH)define TE__TUNE' $(PRIVATE_TESTS:%='$(HASH)include "%"')
+$(BUILD)/tests/private.c: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' $(PRIVATE_LINES) | cmp -s - $@ || printf '%s\n' $(PRIVATE_LINES) >$@
+$(BUILD)/tests/private.o: $(BUILD)/tests/private.c $(BUILD)/te_sources.inc
+	$(COMPILE_TEST) -c $< -o $@
+
+$(BUILD)/te_test: $(BUILD)/te.o $(BUILD)/tests/private.o $(PUBLIC_OBJECTS)
 	$(LINK) $^ -o $@ $(LDLIBS)
 
 # The packed te.h, compiled as most users would: the compiler's own dialect, which may fuse multiplications into additions.
@@ -84,11 +96,7 @@ $(BUILD)/packed/te.o: te.h
 	@mkdir -p $(@D)
 	$(Q)$(CC) -O2 -march=native $(WARN) -DTE_IMPLEMENTATION -x c -c $< -o $@
 
-$(BUILD)/packed/%.o: tests/%.c te.h
-	@mkdir -p $(@D)
-	$(COMPILE) -DTE_TEST_PACKED -c $< -o $@
-
-$(BUILD)/te_test_packed: $(PACKED_OBJECTS)
+$(BUILD)/te_test_packed: $(BUILD)/packed/te.o $(PUBLIC_OBJECTS)
 	$(LINK) $^ -o $@ $(LDLIBS)
 
 # train_gpt is there for tests/faults, which interrupts it.
@@ -97,9 +105,15 @@ test: $(BUILD)/te_test $(BUILD)/te_test_packed $(BUILD)/train_gpt
 
 # ---- the example ------------------------------------------------------------------------------------------------------
 
-$(BUILD)/%: examples/%.c te.h
+# As its users compile it: one file.
+$(BUILD)/minimal: examples/minimal.c te.h
 	@mkdir -p $(@D)
-	$(COMPILE) $< -o $@ $(LDLIBS)
+	$(COMPILE_TEST) $< -o $@ $(LDLIBS)
+
+# With the development build's implementation, which tests need as well.
+$(BUILD)/train_gpt: examples/train_gpt.c $(BUILD)/te.o
+	@mkdir -p $(BUILD)/dev && echo '$(HASH)include "te_parts.h"' >$(BUILD)/dev/te.h
+	$(call COMPILE_AS,-I$(BUILD)/dev -DTE_IMPLEMENTATION_DONE $(CFLAGS) $(SANITIZE)) $< $(BUILD)/te.o -o $@ $(LDLIBS)
 
 run: $(BUILD)/train_gpt
 	$(BUILD)/train_gpt $(ARGS)
@@ -114,7 +128,7 @@ needs_te = $(shell grep -q 'define TE_IMPLEMENTATION' tools/$1.c 2>/dev/null || 
 
 $(BUILD)/te_%: tools/te_%.c $$(call needs_te,te_$$*) | $(BUILD)/te_sources.inc
 	@mkdir -p $(@D)
-	$(COMPILE) $< $(filter %.o,$^) -o $@ $(LDLIBS)
+	$(COMPILE_TEST) $< $(filter %.o,$^) -o $@ $(LDLIBS)
 
 tools: $(TOOLS:%=$(BUILD)/%) $(BUILD)/minimal
 

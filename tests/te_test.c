@@ -12,6 +12,11 @@
 #include <ftw.h>
 #include <signal.h>
 #include <stdarg.h>
+#ifdef _WIN32
+#include <malloc.h>
+#else
+#include <sys/resource.h>
+#endif
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -160,6 +165,37 @@ void *test_alloc(size_t bytes) {
     b->next = blocks;
     blocks = b;
     return b + 1;
+}
+
+void *test_aligned_alloc(size_t alignment, size_t bytes) {
+#ifdef _WIN32
+    return _aligned_malloc(bytes, alignment);
+#else
+    return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+#endif
+}
+void test_aligned_free(void *p) {
+#ifdef _WIN32
+    _aligned_free(p);
+#else
+    free(p);
+#endif
+}
+
+bool test_limit_files(int64_t bytes) {
+#ifdef _WIN32
+    (void)bytes;
+    return false;
+#else
+    static void (*handler)(int);
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit)) return false;
+    limit.rlim_cur = bytes < 0 ? limit.rlim_max : (rlim_t)bytes;
+    if (setrlimit(RLIMIT_FSIZE, &limit)) return false;
+    if (bytes < 0) signal(SIGXFSZ, handler);
+    else handler = signal(SIGXFSZ, SIG_IGN);
+    return true;
+#endif
 }
 
 static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *where) {

@@ -17,11 +17,7 @@
 #ifndef TE_TEST_H_INCLUDED
 #define TE_TEST_H_INCLUDED
 
-#ifdef TE_TEST_PACKED
-#include "../te.h"
-#else
 #include "te_parts.h"
-#endif
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -47,6 +43,13 @@ const char *test_no_gpu(void);
 
 /* n under the thread sanitizer, else 1: of many cases that run alike it takes every n-th. It is ten times as slow, and races are the same in all. */
 int test_every(int n);
+
+/* For allocators of tests: memory of their own, from any thread. */
+void *test_aligned_alloc(size_t alignment, size_t bytes);
+void test_aligned_free(void *p);
+
+/* A file that this program writes ends after so many bytes, as on a full disk; negative: as before. False where a process has no such limit. */
+bool test_limit_files(int64_t bytes);
 
 /* All of these last until the test ends. */
 void *test_alloc(size_t bytes); /* zeroed */

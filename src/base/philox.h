@@ -9,12 +9,29 @@
 #ifndef TE__PHILOX_H
 #define TE__PHILOX_H
 
+#if defined(__MINGW32__) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)
+/* MinGW's own fmaf rounds twice. The product is exact in double; the sum is rounded to odd there, so that the rounding to float sees what was cut off. */
+static inline float te__exact_fmaf(float a, float b, float c) {
+    volatile double product = (double)a * b, sum = product + c; /* volatile: in 64 bits, on the x87 as well */
+    volatile double back = sum - product, error = (product - (sum - back)) + (c - back);
+    double kept = sum;
+    uint64_t bits;
+    memcpy(&bits, &kept, sizeof bits);
+    if (error != 0 && error - error == 0 && !(bits & 1)) bits += (error > 0) == (kept > 0) ? 1 : UINT64_MAX;
+    memcpy(&kept, &bits, sizeof bits);
+    return (float)kept;
+}
+#define TE__FMAF te__exact_fmaf
+#else
+#define TE__FMAF fmaf
+#endif
+
 /* a * b + c with one rounding. */
 TE__BOTH float te__fma(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
 #else
-    return fmaf(a, b, c);
+    return TE__FMAF(a, b, c);
 #endif
 }
 

@@ -28,7 +28,7 @@ static TE_MAYBE_UNUSED void *purse_alloc(void *user, size_t bytes, size_t alignm
         return NULL;
     }
     size_t header = alignment > PURSE_HEADER ? PURSE_PAGE : PURSE_HEADER;
-    char *block = (char *)aligned_alloc(header, (header + bytes + header - 1) / header * header);
+    char *block = (char *)test_aligned_alloc(header, header + bytes);
     if (!block) return NULL;
     ((size_t *)(void *)block)[0] = bytes;
     char *data = block + header;
@@ -52,7 +52,7 @@ static TE_MAYBE_UNUSED void purse_release(void *user, void *pointer, size_t byte
     memset(pointer, TEST_POISON, ((size_t *)(void *)block)[0]);
     p->held -= ((size_t *)(void *)block)[0];
     p->blocks--;
-    free(block);
+    test_aligned_free(block);
 }
 
 static TE_MAYBE_UNUSED te_allocator allocator_of(purse *p) {

@@ -27,12 +27,11 @@ typedef struct rank_state {
 
 static void *rank_alloc(void *user, size_t bytes, size_t alignment) {
     rank_state *s = (rank_state *)user;
-    size_t step = alignment < 64 ? 64 : alignment;
-    return ++s->requests == s->fail_at ? NULL : aligned_alloc(step, (bytes + step - 1) / step * step);
+    return ++s->requests == s->fail_at ? NULL : test_aligned_alloc(alignment < 64 ? 64 : alignment, bytes);
 }
 static void rank_free(void *user, void *pointer, size_t bytes) {
     (void)user, (void)bytes;
-    free(pointer);
+    test_aligned_free(pointer);
 }
 
 static void no_log(void *user, te_log_level level, const char *message) { (void)user, (void)level, (void)message; }

@@ -132,6 +132,7 @@
 #include "core/deferred.c"
 #include "core/graph.c"
 #include "core/context.c"
+#include "core/saved.c"
 #include "core/tape.c"
 #include "core/access.c"
 

@@ -224,6 +224,13 @@ typedef struct te__path {
     char text[256];
 } te__path;
 
+/* The shape and format of a saved tensor that a hook has packed. */
+typedef struct te__packed_as {
+    te_dtype dtype;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+} te__packed_as;
+
 typedef struct te__node {
     const char *name;
     te__path *path;      /* or NULL */
@@ -237,6 +244,9 @@ typedef struct te__node {
     void *state;
     size_t state_size;
     void (*release)(te_ctx *te, void *state); /* or NULL */
+    te_saved_tensors_hooks hooks; /* with packed: */
+    void **packed;                /* [num_saved] handles in place of tensors, NULL where a tensor stayed; or NULL: no hooks */
+    te__packed_as *packed_as;
 } te__node;
 
 /* A recorded region: a list of nodes in the order of recording. The context has one; a backward function records into one of its own, which is played
@@ -248,12 +258,14 @@ typedef struct te__segment {
     int plays; /* calls of te_backward that are under way on it */
 } te__segment;
 
-enum { TE__MAX_GRAD_REGIONS = 64 };
+enum { TE__MAX_GRAD_REGIONS = 64, TE__MAX_HOOKS = 16 };
 typedef struct te__tape {
     te__segment root, *segment; /* segment: the innermost */
     int no_grad, hidden_no_grad; /* hidden: those of te_checkpoint's first runs, in which a training step goes on */
     int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* te_enable_grad_begin: no_grad outside */
     int plays; /* calls of te_backward that are under way */
+    te_saved_tensors_hooks hooks[TE__MAX_HOOKS]; /* of regions that are open */
+    int num_hooks;
     te__var **fresh; /* leaves whose gradient was begun by the te_backward under way (references) */
     int num_fresh, cap_fresh;
     int unscoped, unscoped_live; /* te__watch_scopes */

@@ -195,6 +195,10 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         node->saved[i] = te_tensor_retain(desc->saved[i]);
         if (node->saved[i]) te__note_saved(node->saved[i]);
     }
+    if (te__saved_pack(te, node) != TE_OK) {
+        te__node_free(te, node);
+        return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
+    }
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {
@@ -406,7 +410,8 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         te__frame_begin(te);
         te__segment_begin(te, &own);
         te->playing = node;
-        result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
+        result = te__saved_unpack(te, node);
+        if (result == TE_OK) result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
         te->playing = outer;
         if (te->tape.num_grad_regions != grad_regions || te->tape.no_grad != no_grad) {
             te->tape.num_grad_regions = grad_regions;

@@ -1457,7 +1457,7 @@ static void alternative_text(bench *b, const product *p, char *text, size_t size
             const te__launch *l = &plan->launch[i];
             bool hopper = strcmp(l->kernel, "gemm_hopper") == 0;
             int splits;
-            if (!hopper && strcmp(l->kernel, "gemm_mma") != 0 && strncmp(l->kernel, "gemm_skinny", 11) != 0) continue;
+            if (!hopper && strcmp(l->kernel, "gemm_mma") != 0 && strncmp(l->kernel, "gemv_", 5) != 0) continue;
             splits = hopper ? ((const te__gemm_hopper_kargs *)l->args)->g.splits : ((const te__gemm_kargs *)l->args)->splits;
             used += (size_t)snprintf(text + used, size - used, "%s, splits %d, grid %u x %u", l->kernel, splits, l->grid[0], l->grid[1]);
             for (o = 0; o < l->num_options && used < size; o++) {
@@ -1486,7 +1486,7 @@ static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dty
     if (product_open(b, &p, kind, b_2d, l, TE_BF16, out, m, n, k)) {
         p.args.split_accumulator |= split;
         alternative_text(b, &p, pick, sizeof pick);
-        if (!te__gemm_tune.count) { /* what would be weighed without gemm_skinny and gemm_skinny_down */
+        if (!te__gemm_tune.count) { /* what would be weighed without gemv_k and gemv_mn */
             te__gemm_tune.take = 0;
             alternative_text(b, &p, list[0].text, sizeof list[0].text);
         }

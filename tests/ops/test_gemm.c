@@ -836,17 +836,17 @@ static void check_plan(te_ctx *te, const plan_case *c, bool down) {
     CHECK(begins_with(e.kernels, c->kernels));
     CHECK_STR(e.why, c->why);
     CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_80", &e) == TE_OK && e.supported);
-    bool few = strstr(c->kernels, "skinny") || (down && (c->m <= 8 || c->n <= 8) && c->m + c->n > 64);
-    CHECK(begins_with(e.kernels, !few ? "gemm/gemm_mma" : strstr(c->kernels, "skinny") ? c->kernels : "gemm/gemm_skinny_down"));
+    bool gemv = strstr(c->kernels, "gemv") || (down && (c->m <= 8 || c->n <= 8) && c->m + c->n > 64);
+    CHECK(begins_with(e.kernels, !gemv ? "gemm/gemm_mma" : strstr(c->kernels, "gemv") ? c->kernels : "gemm/gemv_mn"));
 }
 
-/* Rows that start anywhere: who copies them; and few lines. */
+/* Rows that start anywhere: the kernel that copies them; and GEMVs. */
 TE_TEST(gemm_plans_of_unaligned) {
     static const plan_case along[] = {{512, 1024, 2048, "gemm/gemm_hopper", "TMA and wgmma"},
                                       {8192, 50257, 768, "gemm/gemm_hopper", "TMA and wgmma"},
-                                      {1, 4095, 4097, "gemm/gemm_skinny", "few lines"},
-                                      {4097, 8, 4095, "gemm/gemm_skinny", "few lines"},
-                                      {16, 4096, 4096, "gemm/gemm_skinny", "few lines"},
+                                      {1, 4095, 4097, "gemm/gemv_k", "GEMV"},
+                                      {4097, 8, 4095, "gemm/gemv_k", "GEMV"},
+                                      {16, 4096, 4096, "gemm/gemv_k", "GEMV"},
                                       {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"},
                                       {17, 33, 65, "gemm/gemm_hopper", "copied by the kernel itself"},
                                       {63, 2111, 7167, "gemm/gemm_hopper", "copied by the kernel itself"},
@@ -855,15 +855,15 @@ TE_TEST(gemm_plans_of_unaligned) {
                                       {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                                       {8192, 6144, 4104, "gemm/gemm_hopper", "TMA and wgmma"}, /* rows start within a sector of 32 bytes */
                                       {64, 16384, 16392, "gemm/gemm_hopper", "TMA and wgmma"}};
-    static const plan_case down[] = {{1, 4095, 4097, "gemm/gemm_skinny_down", "few lines"},
-                                     {4097, 1, 4095, "gemm/gemm_skinny_down", "few lines"},
-                                     {8, 28672, 4096, "gemm/gemm_skinny_down", "few lines"},
-                                     {1, 1000, 16000, "gemm/gemm_skinny_down.DT=3,FEW_A=1,PIECE=4,ALIGNED=1,WARPS=16 gemm/gemm_reduce", "few lines"},
-                                     {1, 64, 4096, "gemm/gemm_skinny_down", "few lines"},
+    static const plan_case down[] = {{1, 4095, 4097, "gemm/gemv_mn", "GEMV"},
+                                     {4097, 1, 4095, "gemm/gemv_mn", "GEMV"},
+                                     {8, 28672, 4096, "gemm/gemv_mn", "GEMV"},
+                                     {1, 1000, 16000, "gemm/gemv_mn.DT=3,SHORT_A=1,PIECE=4,ALIGNED=1,WARPS=16 gemm/gemm_reduce", "GEMV"},
+                                     {1, 64, 4096, "gemm/gemv_mn", "GEMV"},
                                      {1, 63, 4096, "gemm/gemm_hopper", "wgmma"},
                                      {1, 40000, 1024, "gemm/gemm_hopper", "TMA and wgmma"}, /* very many */
-                                     {1, 40001, 1024, "gemm/gemm_skinny_down", "few lines"},
-                                     {40000, 1, 1024, "gemm/gemm_skinny_down", "few lines"},
+                                     {1, 40001, 1024, "gemm/gemv_mn", "GEMV"},
+                                     {40000, 1, 1024, "gemm/gemv_mn", "GEMV"},
                                      {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"}};
     te_ctx *te = test_context("cpu");
     if (!te) return;

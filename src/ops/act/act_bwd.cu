@@ -21,7 +21,7 @@
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=4
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
-#include "ops/act/tile.cuh"
+#include "ops/act/act_tile.cuh"
 
 // Read behind the loads of dy and x: what waits for these numbers holds up nothing.
 TE_DEV void te_act_begin(const te__act_bwd_kargs &a, float *scale, float *seen) {

@@ -26,7 +26,7 @@
 // te:row ACT=12 X_DT=3 Y_DT=4
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
-#include "ops/act/tile.cuh"
+#include "ops/act/act_tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_constant__ te__act_fwd_kargs a) {
     te_follow();
@@ -44,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         there[k] = i + k * 2048 < all && column < a.n;
         from[k] = there[k] ? row * (te_act_gated(ACT) ? 2 : 1) * a.n + column : 0;
     }
-    te_eight<X_DT != TE_F32> x[2]; // two, or the first one's gate
-    x[0] = te_eight_load<X_DT != TE_F32>(a.x, from[0], X_DT);
-    x[1] = te_eight_load<X_DT != TE_F32>(a.x, te_act_gated(ACT) ? from[0] + a.n : from[1], X_DT);
+    te_raw<X_DT> x[2]; // two, or the first one's gate
+    x[0] = te_raw_load<X_DT>(a.x, from[0], X_DT);
+    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + a.n : from[1], X_DT);
     te_loads_go_first();
     // Behind the loads of x: what waits for these numbers holds up nothing.
     float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;
@@ -57,8 +57,8 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         if (there[k]) {
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float u = te_eight_get<X_DT != TE_F32>(x[k], j, X_DT);
-                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<X_DT != TE_F32>(x[1], j, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);
+                float u = te_raw_get(x[k], j);
+                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(x[1], j), a.limit, a.alpha) : te_act(ACT, u, &slope);
             }
             if (a.amax) {
 #pragma unroll

@@ -17,14 +17,14 @@
 // te:row ACT=6 X_DT=1 Y_DT=4
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
-#include "ops/act/tile.cuh"
+#include "ops/act/act_tile.cuh"
 #ifdef ACT
-#define PACKED (X_DT != TE_F32)
+#define HELD X_DT
 #else
 #define ACT a.act
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
-#define PACKED false
+#define HELD TE_F32 // the format of elements in registers: numbers
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_constant__ te__act_fwd_kargs a) {
@@ -33,9 +33,9 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
     te_act_place p(a.tiles_n);
     te_i64 left = a.m - p.row, cols = a.n - p.col, width = te_act_gated(ACT) ? 2 * a.n : a.n, at = p.row * width + p.col;
     int rows = left > 4 ? 4 : left < 0 ? 0 : (int)left;
-    te_eight<PACKED> x[4], gate[4];
-    te_act_load<PACKED>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);
-    if (te_act_gated(ACT)) te_act_load<PACKED>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);
+    te_raw<HELD> x[4], gate[4];
+    te_act_load<HELD>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);
+    if (te_act_gated(ACT)) te_act_load<HELD>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);
     float scale = *a.scale, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, slope;
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
     te_u32 code[4][2];
@@ -44,8 +44,8 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
         float y[8];
 #pragma unroll te_act_unroll
         for (int k = 0; k < 8; k++) {
-            float u = te_eight_get<PACKED>(x[r], k, X_DT);
-            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<PACKED>(gate[r], k, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);
+            float u = te_raw_get(x[r], k);
+            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate[r], k), a.limit, a.alpha) : te_act(ACT, u, &slope);
             largest = fmaxf(largest, fabsf(y[k]));
             y[k] *= scale;
             if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is not a number

@@ -129,18 +129,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         if (tiled) k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld - width + n));
         else te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
     }
-    if (a->dbias) {
-        te__act_bias_kargs *sum;
-        l = te__plan_launch(p, "act", "act_bias");
-        sum = TE__KARGS(p, l, te__act_bias_kargs);
-        sum->partial = partial;
-        sum->dbias = te__data(a->dbias);
-        sum->tiles = te__div_up(m, 128);
-        sum->n = width;
-        sum->dbias_dt = a->dbias->dtype;
-        sum->accumulate = a->accumulate;
-        te__launch_size(l, te__div_up(width, 32), 1, 1, 256, 0);
-    }
+    if (a->dbias) te__plan_column_sum_short(p, partial, te__div_up(m, 128), width, a->dbias, a->accumulate);
     te__plan_why(p, tiled ? "tiles of 128 x 64: codes of rows and of columns, sums of columns from one read" :
                  vector ? "eight elements a thread" : "general: one element at a time");
     return TE_OK;

@@ -24,7 +24,7 @@
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1
 // te:row X_DT=2 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
-#include "ops/attn/tile.cuh"
+#include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these stand in for them in an editor
 #define X_DT 3

@@ -57,6 +57,6 @@ extern "C" __global__ void __launch_bounds__(256) te_block_dequantize(const __gr
         te_fp8x8_to_f32(code[r].x, code[r].y, Q_DT, v);
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], scale[r]);
-        te_store_part(a.y, row[r] * a.n + col[r], Y_DT, v, a.n - col[r], whole);
+        te_store_part(a.y, row[r] * a.n + col[r], Y_DT, a.n - col[r], whole, v);
     }
 }

@@ -19,7 +19,7 @@
 // te:row Q_DT=4 Y_DT=1
 #include "ops/block/block.cuh"
 #include "ops/block/kargs.h"
-#include "device/tile.cuh"
+#include "device/transpose.cuh"
 #ifndef Q_DT
 #define Q_DT a.q_dt
 #define Y_DT a.y_dt
@@ -75,6 +75,6 @@ extern "C" __global__ void __launch_bounds__(256) te_block_dequantize_col(const 
         te_fp8x8_to_f32(u.x, u.y, Q_DT, v);
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], s[k]);
-        te_store_part(a.y, row * a.n + col, Y_DT, v, a.n - col, a.vector_y);
+        te_store_part(a.y, row * a.n + col, Y_DT, a.n - col, a.vector_y, v);
     }
 }

@@ -8,7 +8,7 @@
 // te:row Q_DT=4 Y_DT=3
 // te:row Q_DT=5 Y_DT=3
 // te:row Q_DT=4 Y_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/cast/kargs.h"
 #ifndef Q_DT
 #define Q_DT a.q_dt

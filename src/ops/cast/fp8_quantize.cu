@@ -35,20 +35,22 @@
 // te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=0
 // te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=1
 // te:row X_DT=1 Y_DT=4 CURRENT=1 BIAS=0
-#include "device/eight.cuh"
-#include "device/tile.cuh"
+#include "device/vector.cuh"
+#include "device/transpose.cuh"
 #include "ops/cast/kargs.h"
 #ifndef X_DT
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
 #define CURRENT a.current
-#define PACKED false
+#define HELD TE_F32 // the format of elements in registers: numbers
 #define BIAS 0 /* the plan sums up x itself: this row takes long enough to compile */
 #define RESIDENT TE__CAST_RESIDENT
 #else
-#define PACKED (X_DT != 1)
+#define HELD X_DT
 #define RESIDENT (CURRENT ? (PACKED ? TE__CAST_RESIDENT_HALVES : TE__CAST_RESIDENT) : 1)
 #endif
+
+#define PACKED (HELD != TE_F32)
 
 // Where a thread's eight columns of four rows are in tile `at`, and what x holds there.
 struct te_cast_place {
@@ -61,27 +63,27 @@ struct te_cast_place {
         inside = row + 4 <= a.m && col + 8 <= a.n;
     }
     // Loads with nothing between them: all are on their way before the first is waited for.
-    TE_DEV void ask(const te__fp8_quantize_kargs &a, te_eight<PACKED> w[4]) const {
+    TE_DEV void ask(const te__fp8_quantize_kargs &a, te_raw<HELD> w[4]) const {
         if (a.vector_x && inside) {
 #pragma unroll
-            for (int r = 0; r < 4; r++) w[r] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col, X_DT);
+            for (int r = 0; r < 4; r++) w[r] = te_raw_load<HELD>(a.x, (row + r) * a.n + col, X_DT);
         } else {
 #pragma unroll
-            for (int r = 0; r < 4; r++) w[r] = te_eight_part<PACKED>(a.x, (row + r) * a.n + col, X_DT, row + r < a.m ? a.n - col : 0);
+            for (int r = 0; r < 4; r++) w[r] = te_raw_load_part<HELD>(a.x, (row + r) * a.n + col, X_DT, row + r < a.m ? a.n - col : 0);
         }
     }
 };
 
-TE_DEV float te_cast_largest(const te_eight<PACKED> w[4], float largest, int dt) {
+TE_DEV float te_cast_largest(const te_raw<HELD> w[4], float largest, int dt) {
     if constexpr (PACKED) {
         te_u32 most = 0; // NaN drops out: it never is one
 #pragma unroll
         for (int i = 0; i < 16; i++) most = te_half2_max(most, w[i >> 2].w[i & 3] & 0x7fff7fffu, dt);
-        te_eight<PACKED> both = {{most}};
-        return fmaxf(largest, fmaxf(te_eight_get(both, 0, dt), te_eight_get(both, 1, dt)));
+        te_raw<HELD> both = {{most}};
+        return fmaxf(largest, fmaxf(te_raw_get(both, 0), te_raw_get(both, 1)));
     }
 #pragma unroll
-    for (int i = 0; i < 32; i++) largest = fmaxf(largest, fabsf(te_eight_get(w[i >> 3], i & 7, dt)));
+    for (int i = 0; i < 32; i++) largest = fmaxf(largest, fabsf(te_raw_get(w[i >> 3], i & 7)));
     return largest;
 }
 
@@ -97,12 +99,12 @@ TE_DEV float te_cast_found(te_u64 *word, float *scratch) {
 }
 
 // The codes of v to both copies.
-TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_eight<PACKED> w[4], float scale, te_u32 *tile) {
+TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_raw<HELD> w[4], float scale, te_u32 *tile) {
     float v[4][8];
     te_u32 code[4][2]; // eight columns of a row
     float sum[8];
 #pragma unroll
-    for (int i = 0; i < 32; i++) v[i >> 3][i & 7] = te_eight_get(w[i >> 3], i & 7, X_DT);
+    for (int i = 0; i < 32; i++) v[i >> 3][i & 7] = te_raw_get(w[i >> 3], i & 7);
     if (BIAS) {
 #pragma unroll
         for (int k = 0; k < 8; k++) sum[k] = (v[0][k] + v[1][k]) + (v[2][k] + v[3][k]);
@@ -155,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
     te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ float scratch[32];
-    te_eight<PACKED> w[4];
+    te_raw<HELD> w[4];
     float largest = 0.0f, scale;
     te_u32 at = blockIdx.x;
     te_cast_place p(a, at);
@@ -164,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
     if (CURRENT) {
 #pragma unroll 1
         while (at + gridDim.x < a.tiles) {
-            te_eight<PACKED> next[4]; // on its way while this tile is looked at; of f32 there are no registers for two
+            te_raw<HELD> next[4]; // on its way while this tile is looked at; of f32 there are no registers for two
             if (!PACKED) largest = te_cast_largest(w, largest, X_DT);
             at += gridDim.x;
             p = te_cast_place(a, at);

@@ -15,7 +15,7 @@
 //
 // te:baseline
 #include "ops/cast/kargs.h"
-#include "device/tile.cuh"
+#include "device/transpose.cuh"
 
 // Eight columns of each of a thread's eight rows.
 TE_DEV void te_nibbles_ask(const te__transpose_nibbles_kargs &a, te_i64 row, te_i64 byte, te_u32 w[8]) {

@@ -17,7 +17,7 @@
 // te:row X_DT=3 W_DT=3
 // te:row X_DT=1 W_DT=1
 // te:row X_DT=2 W_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/dropout/kargs.h"
 
 // v is x + bias; w its random word.

@@ -1,8 +1,8 @@
 /* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
  *
- * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to sixteen lines by many along k), gemm_skinny_down (up to
+ * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (up to sixteen lines by many along k), gemv_mn (up to
  * eight by many that stand side by side), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
- * are bf16 to all but gemm_skinny. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying:
+ * are bf16 to all but gemv_k. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying:
  * the same shapes get the same kernel, and the same bits, in every run. */
 
 /* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
@@ -396,17 +396,10 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
 /* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
     te_op_column_sum_args of_d = te__gemm_column_sum(a);
-    enum { FEW = 1024 }; /* rows that one block adds up before several would have begun */
+    enum { SHORT = 1024 }; /* rows that one block adds up before several would have begun */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
-    if (rows <= FEW) {
-        te__launch *l = te__plan_launch(p, "gemm", "gemm_bias_gradient");
-        te__gemm_bias_gradient_kargs *k = TE__KARGS(p, l, te__gemm_bias_gradient_kargs);
-        k->sums = sums;
-        k->out = te__data(a->bias_gradient);
-        k->rows = rows;
-        k->n = a->n;
-        k->out_dt = a->bias_gradient->dtype;
-        te__launch_size(l, te__div_up(a->n, 32), 1, 1, 256, 0);
+    if (rows <= SHORT) {
+        te__plan_column_sum_short(p, sums, rows, a->n, a->bias_gradient, false);
         return true;
     }
     return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
@@ -585,14 +578,14 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
-/* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
+/* ---- gemv_k ----------------------------------------------------------------------------------------------------- */
 
 /* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
  * few lines by a few long ones (k > 16384, fewer blocks than four a multiprocessor). And gemm_hopper's ring keeps more bytes on the way than warps do, which
- * tells with very many: one row by 128256 x 4096 bf16 takes it 257 us, gemm_skinny 281; by 14336 x 4096 both the same, of fp8 gemm_skinny 0.92. The bound
+ * tells with very many: one row by 128256 x 4096 bf16 takes it 257 us, gemv_k 281; by 14336 x 4096 both the same, of fp8 gemv_k 0.92. The bound
  * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is
  * B's, and empty. */
-static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
+static bool te__gemm_is_gemv_k(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
     int64_t lines = te__max(a->m, a->n), size = te__dtype_size(q->a.dtype);
@@ -601,12 +594,12 @@ static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
     return !(aligned && plain && a->m < a->n && te__gemm_fits_hopper(p, q) && lines * size > 192 * (int64_t)p->num_sms);
 }
 
-static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
+static te_result te__gemm_plan_gemv_k(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     int64_t few = te__min(a->m, a->n), blocks = te__div_up(te__max(a->m, a->n), 16);
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
     int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block && !scales && few <= 8 ? 16 : 8;
-    te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny");
+    te__launch *l = te__plan_launch(p, "gemm", "gemv_k");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
     if (scales) {
@@ -619,7 +612,7 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     }
     te__launch_option(l, "A_DT", q->a.dtype);
     te__launch_option(l, "B_DT", q->b.dtype);
-    te__launch_option(l, "FEW_A", a->m <= a->n);
+    te__launch_option(l, "SHORT_A", a->m <= a->n);
     te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
     te__launch_option(l, "ALIGNED", te__gemm_is_aligned(q));
     te__launch_option(l, "WARPS", warps);
@@ -627,18 +620,18 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, blocks, 1, 1, warps * 32, 0);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = !scales && !te__is_fp8(q->a.dtype);
-    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)", "few lines: straight from memory, MXFP8 decoded exactly into bf16, to the tensor cores (mma.sync)",
-                 "few lines: straight from memory, NVFP4 decoded exactly into bf16, to the tensor cores (mma.sync)");
-    if (te__is_fp8(q->a.dtype) && !scales) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
-    if (q->block) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
+    te__gemm_why(p, q, "GEMV: straight from memory to the tensor cores (mma.sync)", "GEMV: straight from memory, MXFP8 decoded exactly into bf16, to the tensor cores (mma.sync)",
+                 "GEMV: straight from memory, NVFP4 decoded exactly into bf16, to the tensor cores (mma.sync)");
+    if (te__is_fp8(q->a.dtype) && !scales) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
+    if (q->block) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
     return TE_OK;
 }
 
-/* ---- gemm_skinny_down ------------------------------------------------------------------------------------------------ */
+/* ---- gemv_mn ------------------------------------------------------------------------------------------------ */
 
 /* A few lines by many that stand side by side in memory; 64 or more, not to read beyond them in vain. Very many are left to gemm_hopper, as in front of
- * gemm_skinny: one row by 128256 x 4096 takes it 257 to 267 us, by how it is split, gemm_skinny_down 270; by 28672 x 4096 both the same. */
-static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q) {
+ * gemv_k: one row by 128256 x 4096 takes it 257 to 267 us, by how it is split, gemv_mn 270; by 28672 x 4096 both the same. */
+static bool te__gemm_is_gemv_mn(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
     int64_t lines = te__max(a->m, a->n);
@@ -648,7 +641,7 @@ static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q
 
 /* Lanes have eight lines each where blocks of four by lane, sixteen warps, would not all be there at once, two a multiprocessor: 1 x 10000 x 4096 30 us,
  * not 38; but 1 x 4096 x 4096 19, not 17. k is split where blocks are at most half as many as multiprocessors. */
-static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *q) {
+static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
     const bool few_a = a->m <= a->n;
@@ -656,7 +649,7 @@ static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *
     int64_t lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
     int piece = lines > 64 * sms ? 8 : 4, warps = piece == 8 ? 8 : 16;
     bool aligned = (uintptr_t)x->data % (uintptr_t)(2 * piece) == 0 && x->ld % piece == 0;
-    te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny_down");
+    te__launch *l = te__plan_launch(p, "gemm", "gemv_mn");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_choice c = TE_ZERO;
     blocks = te__div_up(lines, (aligned ? 8 : 7) * piece);
@@ -666,7 +659,7 @@ static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *
     te__gemm_fill(k, q);
     if (!te__gemm_split(p, k, &c)) return p->result;
     te__launch_option(l, "DT", x->dtype);
-    te__launch_option(l, "FEW_A", few_a);
+    te__launch_option(l, "SHORT_A", few_a);
     te__launch_option(l, "PIECE", piece);
     te__launch_option(l, "ALIGNED", aligned);
     te__launch_option(l, "WARPS", warps);
@@ -674,8 +667,8 @@ static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
-    te__plan_why(p, a->scaling_a == TE_SCALING_MXFP8 ? "few lines: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)"
-                                                     : "few lines: straight from memory to the tensor cores (mma.sync)"); /* NVFP4 lies along k */
+    te__plan_why(p, a->scaling_a == TE_SCALING_MXFP8 ? "GEMV: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)"
+                                                     : "GEMV: straight from memory to the tensor cores (mma.sync)"); /* NVFP4 lies along k */
     return TE_OK;
 }
 
@@ -712,10 +705,10 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
-    if (!p->baseline && te__gemm_is_skinny(p, &q)) return te__gemm_plan_skinny(p, &q);
+    if (!p->baseline && te__gemm_is_gemv_k(p, &q)) return te__gemm_plan_gemv_k(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (te__gemm_is_skinny_down(p, &q)) return te__gemm_plan_skinny_down(p, &q);
+    if (te__gemm_is_gemv_mn(p, &q)) return te__gemm_plan_gemv_mn(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q) || te__gemm_copies_itself(p, &q)) return te__gemm_plan_hopper(p, &q);
     if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);

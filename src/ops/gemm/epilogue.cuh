@@ -8,7 +8,7 @@
 // Tensor-core kernels pass their accumulators through a stage of shared memory, 16 rows of 64 columns for each warp, so that device
 // memory sees whole rows whatever the fragment looks like.
 #pragma once
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/gemm/kargs.h"
 
 // ---- D, aux and bias: f32, f16 or bf16, known at run time -------------------------------------------------------------

@@ -23,8 +23,8 @@
 // D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by
 // themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before, for
 // the first chunks of a tile by a warp beside the one that copies slabs: those that multiply have no time for it. Other D (rows that start or
-// end within 16 bytes: TMA writes whole ones) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_rows_out. The bias
-// gradient leaves as sums over 64 rows of D, to be added up by gemm_bias_gradient.
+// end within 16 bytes: TMA writes whole ones) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_row_store_path. The bias
+// gradient leaves as sums over 64 rows of D, to be added up by column_sum_short.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.
@@ -486,7 +486,7 @@ struct te_ahead {
     }
 };
 
-#include "ops/gemm/way_out.cuh"
+#include "ops/gemm/epilogue_store.cuh"
 
 extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {
     te_follow();
@@ -640,8 +640,8 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
                     te_mbar_wait(unused + 8 * of, tile & 1);
                     for (int chunk = 0; chunk < (CHUNKS < BUFFERS ? CHUNKS : BUFFERS); chunk++) {
                         te_u32 at = of * BUFFERS + (tile * CHUNKS + chunk) % BUFFERS;
-                        te_way_out::load(staged + at * BUFFER, loads + 8 * at, STORE & 16 ? a.aux_map : a.d_map, row + te_way_out::row_of(chunk),
-                                         col + te_way_out::col_of(chunk), w.split);
+                        te_tma_store_path::load(staged + at * BUFFER, loads + 8 * at, STORE & 16 ? a.aux_map : a.d_map, row + te_tma_store_path::row_of(chunk),
+                                         col + te_tma_store_path::col_of(chunk), w.split);
                     }
                 }
             }
@@ -658,7 +658,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
-    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, sums + group * COLUMN_SUMS, group);
+    te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, sums + group * COLUMN_SUMS, group);
 #endif
     te_u32 empty_there = SHARE ? te_cluster_at(empty, rank ^ 1) : 0; // once: to ask takes as long as a part of a product
     auto release = [&](int slot) {
@@ -855,7 +855,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
         float scale = te_gemm_scale(a.g);
 #endif
 #if ROWS_OUT
-        te_rows_out out(e, scale, staged + warp * 16 * LINE_PITCH);
+        te_row_store_path out(e, scale, staged + warp * 16 * LINE_PITCH);
 #pragma unroll
         for (int v = 0; v < SUMS; v++) out.finish(acc[v], row + v * STEP + warp % 4 * 16, col);
 #else

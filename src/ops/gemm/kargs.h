@@ -7,7 +7,7 @@ typedef struct te__gemm_kargs {
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
     const void *bias;  /* [n], or NULL */
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
-    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize. gemm_skinny: also the
+    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize. gemv_k: also the
                                        * bytes of MXFP8's and NVFP4's */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
     float *row_sums;                /* gemm_hopper: of D's columns, [m / 64 rounded up, n]: each of 64 rows */
@@ -74,16 +74,7 @@ typedef struct te__gemm_align_kargs {
     te__gemm_align_side side[2]; /* A and B */
 } te__gemm_align_kargs;
 
-/* gemm_bias_gradient: out [n] = the sums of the columns of sums [rows, n]. */
-typedef struct te__gemm_bias_gradient_kargs {
-    const float *sums;
-    void *out;
-    long long rows, n;
-    int out_dt;
-    int pad;
-} te__gemm_bias_gradient_kargs;
-
-/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_rows_out, else by TMA, with what comes in between. */
+/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_row_store_path, else by TMA, with what comes in between. */
 enum {
     TE__GEMM_STORE = 1,
     TE__GEMM_STORE_BIAS = 2,

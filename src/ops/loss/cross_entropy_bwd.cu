@@ -13,6 +13,7 @@
 // te:row X_DT=3
 // te:row X_DT=1
 // te:row X_DT=2
+#include "device/vector.cuh"
 #include "ops/loss/kargs.h"
 #include "ops/loss/loss.cuh"
 

@@ -9,7 +9,7 @@
 // te:row X_DT=3 T_DT=3
 // te:row X_DT=1 T_DT=1
 // te:row X_DT=3 T_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/loss/kargs.h"
 
 extern "C" __global__ void __launch_bounds__(256) te_mse_bwd(const __grid_constant__ te__mse_kargs a) {

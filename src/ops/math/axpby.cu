@@ -8,7 +8,7 @@
 // te:row X_DT=3 Y_DT=3 OUT_DT=3
 // te:row X_DT=1 Y_DT=1 OUT_DT=1
 // te:row X_DT=3 Y_DT=0 OUT_DT=3
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef X_DT
 #define X_DT a.x_dt

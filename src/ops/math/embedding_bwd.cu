@@ -16,7 +16,7 @@
 // te:row DY_DT=3 DTABLE_DT=3
 // te:row DY_DT=3 DTABLE_DT=1
 // te:row DY_DT=1 DTABLE_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef DY_DT
 #define DY_DT a.dy_dt
@@ -29,12 +29,6 @@ TE_DEV void te_load_part(const void *p, te_i64 i, int dt, bool whole, te_i64 n, 
 #pragma unroll
     for (int k = 0; k < 8; k++)
         if (k < n) out[k] = te_load(p, i + k, dt);
-}
-TE_DEV void te_store_part(void *p, te_i64 i, int dt, bool whole, te_i64 n, const float in[8]) {
-    if (whole) return te_store8(p, i, dt, in);
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-        if (k < n) te_store(p, i + k, dt, in[k]);
 }
 
 // Columns col .. col + 7 of the row of an id whose tokens are order[begin .. end - 1]. All lanes take part, also those beyond the last column.
@@ -49,16 +43,16 @@ TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32
         // Eight rows are on their way at once: a frequent id is a long chain of dependent additions, and only its loads can overlap.
         for (; a.vector && r + 8 <= rows; r += 8) {
             te_u32 row[8];
-            te_bits<8> bits[8];
+            te_raw<TE_ANY, 8> bits[8];
 #pragma unroll
             for (int s = 0; s < 8; s++) row[s] = __shfl_sync(0xffffffffu, token, r + s);
             if (!whole) continue;
 #pragma unroll
-            for (int s = 0; s < 8; s++) bits[s] = te_ask<8>(a.dy, row[s] * a.h + col, DY_DT);
+            for (int s = 0; s < 8; s++) bits[s] = te_raw_ask<8>(a.dy, row[s] * a.h + col, DY_DT);
 #pragma unroll
             for (int s = 0; s < 8; s++) {
                 float v[8];
-                te_of_bits<8>(bits[s], DY_DT, v);
+                te_raw_values<8>(bits[s], DY_DT, v);
 #pragma unroll
                 for (int k = 0; k < 8; k++) sum[k] += v[k];
             }
@@ -73,7 +67,7 @@ TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32
     if (a.accumulate) te_load_part(a.dtable, id * a.h + col, DTABLE_DT, whole, there, old);
 #pragma unroll
     for (int k = 0; k < 8; k++) sum[k] += old[k];
-    te_store_part(a.dtable, id * a.h + col, DTABLE_DT, whole, there, sum);
+    te_store_part(a.dtable, id * a.h + col, DTABLE_DT, there, a.vector, sum);
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_embedding_bwd(const __grid_constant__ te__embedding_bwd_kargs a) {

@@ -7,7 +7,7 @@
 // te:baseline
 // te:row TABLE_DT=3 Y_DT=3
 // te:row TABLE_DT=1 Y_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef TABLE_DT
 #define TABLE_DT a.table_dt

@@ -83,6 +83,14 @@ typedef struct te__column_sum_kargs {
     int accumulate;
 } te__column_sum_kargs;
 
+/* The same of f32 with few rows, in one pass. */
+typedef struct te__column_sum_short_kargs {
+    const float *x; /* [m, n] */
+    void *out;      /* [n] */
+    long long m, n;
+    int out_dt, accumulate;
+} te__column_sum_short_kargs;
+
 typedef struct te__embedding_fwd_kargs {
     const void *ids, *table; /* [tokens], [vocab, h] */
     void *y;                 /* [tokens, h] */

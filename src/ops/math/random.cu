@@ -7,7 +7,7 @@
 // te:baseline
 // te:row DT=3
 // te:row DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef DT
 #define DT a.dt

@@ -12,7 +12,7 @@
 // te:baseline
 // te:row X_DT=3
 // te:row X_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef X_DT
 #define X_DT a.x_dt

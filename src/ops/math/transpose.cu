@@ -16,7 +16,7 @@
 // te:row SIZE=1
 // te:row SIZE=2
 // te:row SIZE=4
-#include "device/tile.cuh"
+#include "device/transpose.cuh"
 #include "ops/math/kargs.h"
 #ifndef SIZE
 #define SIZE a.size

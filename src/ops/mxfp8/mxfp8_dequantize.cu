@@ -11,6 +11,7 @@
 // te:row Q_DT=5 Y_DT=3
 // te:row Q_DT=4 Y_DT=2
 // te:row Q_DT=4 Y_DT=1
+#include "device/vector.cuh"
 #include "ops/mxfp8/kargs.h"
 #include "ops/mxfp8/mxfp8.cuh"
 #ifndef Q_DT

@@ -18,7 +18,7 @@
 // te:row X_DT=2 Y_DT=5
 // te:row X_DT=1 Y_DT=4
 // te:row X_DT=1 Y_DT=5
-#include "device/eight.cuh"
+#include "device/vector.cuh"
 #include "ops/mxfp8/kargs.h"
 #include "ops/mxfp8/mxfp8.cuh"
 #ifndef X_DT

@@ -46,11 +46,11 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_f
     te_norm_row r;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
-        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw8_load_once<X_DT>(from, c * THREADS * 8) : te_raw8_zero<X_DT>();
+        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw_load_once<X_DT>(from, c * THREADS * 8) : te_raw_zero<X_DT>();
     float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f, one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;
     te_norm_scale_inv(a);
     r.finish(r.add(r.share(t, vectors, 0.0f), scratch.sums[0]), t, vectors, one_nth, a.eps, scratch);
-    if (PACKED) te_raw8_seal(r.x);
+    if (PACKED) te_raw_seal(r.x);
     te_norm_stats(a, row, t, r);
 
     char *to = (char *)a.y + (row * a.ld + 8 * t) * te_y_size;
@@ -58,8 +58,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_f
     for (int c = 0; c < CHUNKS; c++) {
         int v = t + c * THREADS;
         if (!FULL && v >= vectors) continue;
-        te_raw8<W_DT> g = PACKED ? te_raw8_load_here<W_DT>(a.gamma, 8 * v) : te_raw8_load<W_DT>(a.gamma, 8 * v), b = te_raw8_zero<W_DT>();
-        if (LAYERNORM && a.beta) b = PACKED ? te_raw8_load_here<W_DT>(a.beta, 8 * v) : te_raw8_load<W_DT>(a.beta, 8 * v);
+        te_raw<W_DT> g = PACKED ? te_raw_load_here<W_DT>(a.gamma, 8 * v) : te_raw_load_nc<W_DT>(a.gamma, 8 * v), b = te_raw_zero<W_DT>();
+        if (LAYERNORM && a.beta) b = PACKED ? te_raw_load_here<W_DT>(a.beta, 8 * v) : te_raw_load_nc<W_DT>(a.beta, 8 * v);
         float y[8];
         r.result(c, g, b, ZERO_CENTERED, y);
         if (AMAX) largest = fmaxf(largest, te_largest8(y));

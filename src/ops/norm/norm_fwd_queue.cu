@@ -63,12 +63,19 @@ struct te_norm_feed {
     }
 };
 
+// From shared memory, at a multiple of 16; 16-bit formats.
+template <int DT> TE_DEV te_raw<DT> te_raw_shared(te_u32 at) {
+    te_raw<DT> r;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.w[0]), "=r"(r.w[1]), "=r"(r.w[2]), "=r"(r.w[3]) : "r"(at) : "memory");
+    return r;
+}
+
 // Weights as f32, from the one load to the last row.
-TE_DEV te_raw8<TE_F32> te_norm_weights(const void *p, int i, bool centred) {
-    te_raw8<W_DT> w = p ? te_raw8_load<W_DT>(p, i) : te_raw8_zero<W_DT>();
-    te_raw8<TE_F32> r;
+TE_DEV te_raw<TE_F32> te_norm_weights(const void *p, int i, bool centred) {
+    te_raw<W_DT> w = p ? te_raw_load_nc<W_DT>(p, i) : te_raw_zero<W_DT>();
+    te_raw<TE_F32> r;
 #pragma unroll
-    for (int j = 0; j < 8; j++) r.w[j] = __float_as_uint(centred ? te_raw8_get(w, j) + 1.0f : te_raw8_get(w, j));
+    for (int j = 0; j < 8; j++) r.w[j] = __float_as_uint(centred ? te_raw_get(w, j) + 1.0f : te_raw_get(w, j));
     return r;
 }
 
@@ -90,14 +97,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) te_norm_fwd_queu
         for (int s = 0; s < STAGES; s++) feed.fill(a, queue, places, s);
     }
     float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f;
-    te_raw8<TE_F32> gamma[CHUNKS], beta[CHUNKS];
+    te_raw<TE_F32> gamma[CHUNKS], beta[CHUNKS];
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         gamma[c] = te_norm_weights(a.gamma, 8 * (t + c * THREADS), ZERO_CENTERED);
         if (LAYERNORM) beta[c] = te_norm_weights(a.beta, 8 * (t + c * THREADS), false);
     }
-    te_raw8_seal(gamma);
-    if (LAYERNORM) te_raw8_seal(beta);
+    te_raw_seal(gamma);
+    if (LAYERNORM) te_raw_seal(beta);
     te_norm_scale_inv(a);
 
     for (int place = 0, turn = 0, parity = 0;; turn ^= 1) {
@@ -106,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) te_norm_fwd_queu
         if (row >= (int)a.m) break;
         te_norm_row r;
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) r.x[c] = te_raw8_shared<X_DT>(places + place * te_row_bytes + (c * THREADS + t) * 16);
+        for (int c = 0; c < CHUNKS; c++) r.x[c] = te_raw_shared<X_DT>(places + place * te_row_bytes + (c * THREADS + t) * 16);
         float2 sum = r.add(r.share(t, CHUNKS * THREADS, 0.0f), scratch.sums[turn]);
         if (t == 0) feed.fill(a, queue, places, place); // all threads have read what was there: the sum has it
         r.finish(sum, t, CHUNKS * THREADS, 1.0f / (CHUNKS * THREADS * 8), a.eps, scratch);

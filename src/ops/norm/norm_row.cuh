@@ -7,7 +7,7 @@
 // Sums of x and x^2 take one pass and one barrier. Where the mean is larger than the spread, the difference that makes the variance has lost
 // digits: then a second pass takes what is left of the elements without the mean.
 #pragma once
-#include "device/raw8.cuh"
+#include "device/vector.cuh"
 #include "ops/norm/kargs.h"
 
 TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {
@@ -32,7 +32,7 @@ struct __align__(16) te_norm_scratch {
 };
 
 struct te_norm_row {
-    te_raw8<X_DT> x[CHUNKS];
+    te_raw<X_DT> x[CHUNKS];
     float mean, rstd;
 
     // A thread's share of the sums of x - shift and of its square.
@@ -44,7 +44,7 @@ struct te_norm_row {
             float2 part = make_float2(0.0f, 0.0f);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float d = te_raw8_get(x[c], j) - shift;
+                float d = te_raw_get(x[c], j) - shift;
                 if (LAYERNORM) part.x += d;
                 part.y = fmaf(d, d, part.y);
             }
@@ -88,12 +88,12 @@ struct te_norm_row {
         rstd = __frsqrt_rn(variance + eps);
     }
     // y of vector c, before it is scaled.
-    template <int G_DT> TE_DEV void result(int c, const te_raw8<G_DT> &gamma, const te_raw8<G_DT> &beta, bool centred, float y[8]) const {
+    template <int G_DT> TE_DEV void result(int c, const te_raw<G_DT> &gamma, const te_raw<G_DT> &beta, bool centred, float y[8]) const {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            float g = te_raw8_get(gamma, j), v = te_raw8_get(x[c], j);
+            float g = te_raw_get(gamma, j), v = te_raw_get(x[c], j);
             if (centred) g += 1.0f;
-            y[j] = LAYERNORM ? fmaf((v - mean) * rstd, g, te_raw8_get(beta, j)) : v * rstd * g; // 0 where x is the mean: not v rstd less mean rstd
+            y[j] = LAYERNORM ? fmaf((v - mean) * rstd, g, te_raw_get(beta, j)) : v * rstd * g; // 0 where x is the mean: not v rstd less mean rstd
         }
     }
 };

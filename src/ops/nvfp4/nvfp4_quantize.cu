@@ -33,6 +33,7 @@
 // te:row X_DT=1 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
 // te:row X_DT=2 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
 #include "device/mma.cuh"
+#include "device/vector.cuh"
 #include "ops/nvfp4/nvfp4.cuh"
 #ifndef X_DT
 #define X_DT a.x_dt

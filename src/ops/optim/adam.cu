@@ -16,6 +16,7 @@
 // Launch: block 256, grid: chunks of 1024 elements, four a thread. found_inf != 0: nothing is written.
 //
 // te:baseline
+#include "device/vector.cuh"
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
@@ -41,13 +42,13 @@ TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, i
     if (i >= whole) return whole;
     void *param = a.param[t];
     float *m_at = a.m[t], *v_at = a.v[t], *master_at = a.master[t];
-    te_bits<4> g = te_ask<4>(a.grad[t], i, G), m = te_ask<4>(m_at, i, TE_F32), v = te_ask<4>(v_at, i, TE_F32);
-    te_bits<4> before = MASTER ? te_ask<4>(master_at, i, TE_F32) : te_ask<4>(param, i, P);
+    te_raw<TE_ANY, 4> g = te_raw_ask<4>(a.grad[t], i, G), m = te_raw_ask<4>(m_at, i, TE_F32), v = te_raw_ask<4>(v_at, i, TE_F32);
+    te_raw<TE_ANY, 4> before = MASTER ? te_raw_ask<4>(master_at, i, TE_F32) : te_raw_ask<4>(param, i, P);
     float g4[4], p4[4], m4[4], v4[4];
-    te_of_bits<4>(g, G, g4);
-    te_of_bits<4>(before, MASTER ? TE_F32 : P, p4);
-    te_of_bits<4>(m, TE_F32, m4);
-    te_of_bits<4>(v, TE_F32, v4);
+    te_raw_values<4>(g, G, g4);
+    te_raw_values<4>(before, MASTER ? TE_F32 : P, p4);
+    te_raw_values<4>(m, TE_F32, m4);
+    te_raw_values<4>(v, TE_F32, v4);
 #pragma unroll
     for (int k = 0; k < 4; k++) step(g4[k], p4[k], m4[k], v4[k]);
     te_store_n<4>(m_at, i, TE_F32, m4);

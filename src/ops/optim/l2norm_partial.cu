@@ -10,6 +10,7 @@
 // Launch: block 256, grid: chunks of this launch.
 //
 // te:baseline
+#include "device/vector.cuh"
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 

@@ -5,6 +5,7 @@
 // Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.
 //
 // te:baseline
+#include "device/vector.cuh"
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 

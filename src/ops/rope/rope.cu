@@ -16,7 +16,7 @@
 // te:row X_DT=1 X_VECTOR=1
 // te:row X_DT=2 X_VECTOR=1
 // te:row X_DT=3 X_VECTOR=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/rope/kargs.h"
 
 #ifdef X_DT
@@ -53,12 +53,12 @@ struct te_rope_tokens {
 };
 
 // W elements of x or y, as they came; a single one as f32.
-template <int W> TE_DEV te_bits<W> te_rope_ask(const void *p, te_i64 at, int dt) {
-    if constexpr (W == 8) return te_ask<8>(p, at, dt);
-    else return te_bits<1>{{__float_as_uint(te_load(p, at, dt))}};
+template <int W> TE_DEV te_raw<TE_ANY, W> te_rope_ask(const void *p, te_i64 at, int dt) {
+    if constexpr (W == 8) return te_raw_ask<8>(p, at, dt);
+    else return te_raw<TE_ANY, 1>{{__float_as_uint(te_load(p, at, dt))}};
 }
-template <int W> TE_DEV void te_rope_values(const te_bits<W> &bits, int dt, float v[W]) {
-    if constexpr (W == 8) te_of_bits<8>(bits, dt, v);
+template <int W> TE_DEV void te_rope_values(const te_raw<TE_ANY, W> &bits, int dt, float v[W]) {
+    if constexpr (W == 8) te_raw_values<8>(bits, dt, v);
     else v[0] = __uint_as_float(bits.w[0]);
 }
 template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const float v[W]) {
@@ -87,7 +87,7 @@ struct te_rope_walk {
 
 // A thread's part of the work at a time: where it goes, and what is turned.
 template <int W> struct te_rope_unit {
-    te_bits<W> x, y;
+    te_raw<TE_ANY, W> x, y;
     void *dst;
     te_i64 to;
     int turn; // where the first of its angles is in the table, the next one half / W further; -1: nothing is turned

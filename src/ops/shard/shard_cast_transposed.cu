@@ -14,7 +14,7 @@
 // te:row X_DT=1
 #include "ops/shard/kargs.h"
 #include "ops/shard/shard.cuh"
-#include "device/tile.cuh"
+#include "device/transpose.cuh"
 #ifndef X_DT
 #define X_DT a.x_dt
 #endif

@@ -12,7 +12,7 @@
 // te:row X_DT=3
 // te:row X_DT=2
 // te:row X_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "base/scaling.h"
 #include "ops/stats/kargs.h"
 #ifndef X_DT

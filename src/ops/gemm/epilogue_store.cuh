@@ -1,4 +1,4 @@
-// ops/gemm/way_out.cuh: D's ways out of gemm_hopper: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it is written in.
+// ops/gemm/epilogue_store.cuh: D's ways out of gemm_hopper: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it is written in.
 //
 //   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D
 //
@@ -17,7 +17,7 @@ TE_DEV te_u32 te_gemm_clamp_8(te_u32 w, int dt) {
 }
 
 // What a warpgroup knows on its way out.
-struct te_way_out {
+struct te_tma_store_path {
     const te__gemm_hopper_kargs &a;
     const void *d_map, *aux_map, *bias_from;
     te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there
@@ -28,7 +28,7 @@ struct te_way_out {
     float scale;
     te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., as it lies in memory
 
-    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 unused_, te_u32 biases_, te_u32 sums_, int group_)
+    TE_DEV te_tma_store_path(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 unused_, te_u32 biases_, te_u32 sums_, int group_)
         : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), unused(unused_), biases(biases_), sums(sums_),
           group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0), scale(te_gemm_scale(args.g)) {}
 
@@ -283,7 +283,7 @@ struct te_way_out {
 // One H200, 2026-11-22, the same product by ping-pong tiles, us: 666; without the stores of whole pieces 590, of rows' ends 633, of both 516, with no more than
 // put 440, with no way out at all 400. By TMA, of 50264 columns, 504: what is left to gain is in the shifting and the rows' ends.
 
-struct te_rows_out {
+struct te_row_store_path {
     static const int SIZE = D_DT == 1 ? 4 : 2; // bytes of an element
     static const int COLS = WN * SIZE < LINE ? WN : WN * SIZE % LINE ? LINE / SIZE / 2 : LINE / SIZE, TIMES = WN / COLS; // columns of a line: WN in equal parts
     static const int PIECES = COLS * SIZE / 16, AT_ONCE = 32 / PIECES; // whole ones of a row; rows that a warp stores at once
@@ -291,7 +291,7 @@ struct te_rows_out {
     float scale;
     te_u32 lines;
     int lane;
-    TE_DEV te_rows_out(const te__gemm_kargs &args, float scale_, te_u32 lines_) : a(args), scale(scale_), lines(lines_), lane(threadIdx.x & 31) {
+    TE_DEV te_row_store_path(const te__gemm_kargs &args, float scale_, te_u32 lines_) : a(args), scale(scale_), lines(lines_), lane(threadIdx.x & 31) {
         asm volatile("" : "+r"(lane)); // all that comes of it is found here, and not kept while slabs are multiplied
     }
 

@@ -1,4 +1,4 @@
-// ops/attn/tile.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.
+// ops/attn/fragments.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.
 //
 // A row is D / 8 pieces of 16 bytes and one piece of nothing: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in
 // different banks, and every address is a lane's own plus a constant.

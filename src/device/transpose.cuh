@@ -1,4 +1,4 @@
-// device/tile.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must
+// device/transpose.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must
 // not know what they mean.
 //
 // A tile has 64 columns; each of them is 32 words of 4 bytes in shared memory: a word holds 4 / size elements of neighbouring rows, so

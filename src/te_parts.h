@@ -140,6 +140,15 @@
 #include "dist/group.c"
 
 /* what is built from operations */
+#include "quant/kinds.h"
+#include "quant/kind_tensor.c"
+#include "quant/kind_block.c"
+#include "quant/kind_mxfp8.c"
+#include "quant/kind_nvfp4.c"
+#include "quant/kind_identity.c"
+#include "quant/kind_custom.c"
+#include "quant/kind_hybrid.c"
+#include "quant/kinds.c"
 #include "quant/copies.c"
 #include "quant/quantizer.c"
 #include "quant/product.c"

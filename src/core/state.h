@@ -78,13 +78,15 @@ typedef struct te__var {
     te_tensor *main_grad;
 } te__var;
 
+typedef struct te__quant_class te__quant_class; /* quant/kinds.h: a kind of quantizer */
+
 /* One copy of a quantized tensor, and how it is to be read; the layouts stand at te_quantized_view. The copies of a hybrid tensor are of
  * different kinds. */
 typedef struct te__quant_copy {
+    const te__quant_class *cls;
     te_tensor *data;  /* NULL: this copy was not made */
     te_tensor *scale; /* NULL: identity */
     te_tensor *amax;  /* NVFP4 */
-    te_quant_kind kind;
     bool two_dimensional;   /* block, MXFP8, NVFP4 */
     bool rht, no_sign_mask; /* NVFP4 */
     bool e4m3_max_256;      /* NVFP4 */
@@ -93,7 +95,7 @@ typedef struct te__quant_copy {
 } te__quant_copy;
 /* How to quantize: a te_quantizer_desc with its defaults resolved. */
 typedef struct te__quant_spec {
-    te_quant_kind kind;
+    const te__quant_class *cls;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
     bool found;     /* current: the amax of what is quantized is in te->found */
@@ -115,7 +117,7 @@ struct te_quantizer {
 };
 
 typedef struct te__quantized {
-    te_quant_kind kind;      /* of the quantizer that made it */
+    const te__quant_class *cls; /* of the quantizer that made it */
     te_quantizer *quantizer; /* that one, if its user holds it too (a reference), else NULL */
     te__quant_copy row, col;
     uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other memory */

@@ -53,7 +53,7 @@ static void te__linear_release(te_ctx *te, void *state) {
 static bool te__split(int given, bool by_default) { return given == 0 ? by_default : given == 1; }
 
 /* x by `spec`: an operand that stays in high precision is x itself. */
-static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->kind == TE_QUANT_IDENTITY ? x : te__quantize(x, spec); }
+static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
 
 /* dW = dy^T x: what it takes, with references of its own once it is deferred. */
 typedef struct te__wgrad {
@@ -101,7 +101,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     dyq = dy;
     if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* else an activation has done it */
         te__quant_spec spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
-        if (needs[2] && te__is_tensor_scaled(spec.kind)) {
+        if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
             dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
             if (!dx[2]) return te_error_code(te);
         }
@@ -152,12 +152,12 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
 /* A weight that is stored quantized must have been made for the recipe in force. */
 static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *spec) {
     te_quantizer *q = weight->quantized->quantizer;
-    if (weight->quantized->kind != spec->kind) {
+    if (weight->quantized->cls != spec->cls) {
         te__fail(weight->te, TE_ERR_STATE, "linear: the weight was quantized by a %s quantizer and the recipe in force asks for %s; run it under the recipe given to "
-                 "te_quantized_model_init_begin, or outside of autocast", te__quant_kind_name(weight->quantized->kind), te__quant_kind_name(spec->kind));
+                 "te_quantized_model_init_begin, or outside of autocast", weight->quantized->cls->name, spec->cls->name);
         return NULL;
     }
-    if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale && !weight->te->replaying) { /* from here on the module's history scales it */
+    if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale && !weight->te->replaying) { /* from here on the module's history scales it */
         if (q->refs > 1) { /* other tensors keep to the scale that they have */
             te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
             if (!own) return NULL;

@@ -15,6 +15,7 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
     slots->format = r->format;
     for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS && result == TE_OK; i++) {
         te__custom_slot *c = &slots->slot[i];
+        const te__quant_class *cls;
         int slot = i % TE__CUSTOM_SLOTS;
         te_quantizer_desc desc = TE_ZERO;
         te_quantizer_role role = TE_ZERO;
@@ -22,13 +23,10 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
         role.name = te->module_path;
         role.gemm = i / TE__CUSTOM_SLOTS;
         role.tensor_type = slot == 0 ? TE_TENSOR_INPUT : slot == 1 ? TE_TENSOR_WEIGHT : TE_TENSOR_GRAD_OUTPUT;
-        result = r->factory(r->user, &role, &desc);
-        if (result != TE_OK) {
-            te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
-            break;
-        }
-        if (desc.kind == TE_QUANT_NONE) desc.kind = TE_QUANT_IDENTITY;
-        if (desc.kind == TE_QUANT_DELAYED && !desc.scale) {
+        result = te__recipe_ask(te, r, &role, &desc);
+        if (result != TE_OK) break;
+        cls = te__quant_class_of(desc.kind);
+        if (cls && cls->facts & TE__SCALE_GIVEN && !desc.scale) {
             te_dtype dtype = te__recipe_dtype(r, slot == 2);
             if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)
                 result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "

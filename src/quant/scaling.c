@@ -32,10 +32,10 @@ enum { TE__CUSTOM_SLOTS = 3 };
 enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
 
 typedef struct te__measured {
-    te_quant_kind kind; /* TE_QUANT_NONE: never */
+    const te__quant_class *cls; /* NULL: never */
     int which;
     bool e4m3_max_256;
-    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: scale_inv, or the amax of NVFP4, or NULL */
+    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: what tensor_factor takes, or NULL */
 } te__measured;
 
 typedef struct te__inspection {
@@ -234,11 +234,7 @@ static size_t te__custom_slots_bytes(const te__scaling *s) {
 }
 static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
     int i;
-    for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS; i++) {
-        te__spec_close(&slots->slot[i].spec);
-        te__spec_close(&slots->slot[i].child[0]);
-        te__spec_close(&slots->slot[i].child[1]);
-    }
+    for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS; i++) te__spec_close_whole(&slots->slot[i].spec, slots->slot[i].child);
     te__free(s->te, slots, te__custom_slots_bytes(s));
 }
 /* What the factory of this recipe has said, or NULL. */

@@ -57,8 +57,8 @@ static te_result te__adam_take_master(te__adam_param *p) {
 
 /* Rows of these kinds are cast by operations alone, which keep nothing of what they read. */
 static bool te__adam_shares_value(const te_tensor *param) {
-    te_quant_kind kind = param->quantized->kind;
-    return kind != TE_QUANT_HYBRID && kind != TE_QUANT_CUSTOM;
+    te__quant_form form = param->quantized->cls->form;
+    return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
 /* Where the masters of quantized parameters are rounded to, before they are quantized: taken before the masters change, so that the step changes all or

@@ -26,7 +26,7 @@ static te_tensor *blocks_of(te_ctx *te, te_dtype dtype, int64_t rows, int64_t co
     te__quant_spec spec;
     te_tensor *q;
     memset(&spec, 0, sizeof spec);
-    spec.kind = TE_QUANT_BLOCK;
+    spec.cls = te__quant_class_of(TE_QUANT_BLOCK);
     spec.dtype = dtype;
     spec.usage = TE_ROWWISE;
     spec.two_dimensional = two_d;

@@ -308,7 +308,8 @@ typedef struct te_master_weights {
     /* Optional [count]: the slice's codes are written here, flat, and not into the weight (its scales are written all the same). MXFP8: row-wise
      * codes into shard_weights, column-wise ones into shard_columnwise. e2m1: u8, from the byte of the first element on. */
     te_tensor *const *shard_weights, *const *shard_columnwise;
-    bool manual_post_processing; /* column-wise copies keep their old codes until te_post_all_gather_processing; false => they are dropped, and made anew when read */
+    /* Column-wise copies keep their old codes until te_post_all_gather_processing; false => they are dropped, and made anew when they are read. */
+    bool manual_post_processing;
 } te_master_weights;
 
 /* Quantizes each rank's slices of f32 master weights (rounded to the weight's nominal dtype first) into the model's weights: together the slices give

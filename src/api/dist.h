@@ -12,24 +12,27 @@ typedef enum te_reduce_op { TE_REDUCE_SUM = 0, TE_REDUCE_MAX = 1 /* NaN is ignor
 /* What an implementation provides. Each returns TE_OK, or an error code that the library reports with the group's name and rank. */
 typedef struct te_group_desc {
     const char *name; /* for messages; copied; NULL => "custom" */
-    int rank, size;
-    void *user;
+    int rank, size;   /* this rank, 0 to size - 1, and how many there are */
+    void *user;       /* handed to every function; borrowed for the group's lifetime */
     /* x = op over the ranks of x. f32, f16, bf16 (sums in f32, rounded once), i32, i64; MAX also u8 and e8m0 (as bytes). */
     te_result (*all_reduce)(void *user, te_ctx *te, te_tensor *x, te_reduce_op op);
     /* out [size * n] = the ranks' x [n] in rank order; any format. */
     te_result (*all_gather)(void *user, te_ctx *te, const te_tensor *x, te_tensor *out);
     /* out [n] = piece `rank` of the sum over the ranks of x [size * n]. */
     te_result (*reduce_scatter)(void *user, te_ctx *te, const te_tensor *x, te_tensor *out);
+    /* x = x of rank `root`; any format. */
     te_result (*broadcast)(void *user, te_ctx *te, te_tensor *x, int root);
-    te_result (*barrier)(void *user);
-    void (*destroy)(void *user); /* may be NULL */
+    te_result (*barrier)(void *user); /* returns when every rank has called it */
+    void (*destroy)(void *user); /* called once by te_group_destroy; may be NULL */
 } te_group_desc;
 
-/* Owned by the caller: te_group_destroy, before the context goes. All functions must be there. On failure `destroy` is not called. */
+/* Makes a group of the user's collectives. Owned by the caller: te_group_destroy. Only name and destroy may be NULL. On failure `destroy` is not
+ * called. */
 TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc);
+/* Destroys the group, before or with its context. NULL is fine. */
 TE_API void te_group_destroy(te_group *group);
-TE_API int te_group_rank(const te_group *group); /* 0 for NULL */
-TE_API int te_group_size(const te_group *group); /* 1 for NULL */
+TE_API int te_group_rank(const te_group *group); /* this rank, from 0; 0 for NULL */
+TE_API int te_group_size(const te_group *group); /* the number of ranks; 1 for NULL */
 
 /* The in-process group: `size` threads, each with a context of its own (CPU or CUDA, mixed as well), join one hub. The hub is
  * owned by the caller and outlives its groups. Collectives go through host memory: for tests, and for small groups in one process.
@@ -40,11 +43,19 @@ typedef struct te_thread_hub te_thread_hub;
 TE_API te_thread_hub *te_thread_hub_create(int size); /* NULL: size < 1, or no memory */
 /* Ranks that are still in a group, or wait in one, get errors. NULL is fine. */
 TE_API void te_thread_hub_destroy(te_thread_hub *hub);
+/* Joins the hub as rank `rank`. Owned by the caller: te_group_destroy. TE_ERR_INVALID for a rank outside 0 .. size - 1
+ * or a context that is in the hub already; TE_ERR_STATE if the rank is taken or has left, or the hub was destroyed. */
 TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank);
 
-/* The collectives themselves. A NULL group or one of size 1: the identity. */
+/* The collectives. For a NULL group or one of size 1 they are the identity. TE_ERR_SHAPE or TE_ERR_DTYPE where tensors do not fit, TE_ERR_STATE for a
+ * NULL tensor. */
+/* x = op over the ranks' x: f32, f16, bf16 (sums in f32, rounded once), i32, i64; MAX also u8 and e8m0. */
 TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op);
+/* out [size * n] = the ranks' x [n] in rank order; of one format, any. */
 TE_API te_result te_all_gather(te_group *group, const te_tensor *x, te_tensor *out);
+/* out [n] = piece `rank` of the sum of the ranks' x [size * n], in f32, rounded once. */
 TE_API te_result te_reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out);
+/* x = x of rank `root`; any format. */
 TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root);
+/* Returns when every rank has called it. */
 TE_API te_result te_barrier(te_group *group);

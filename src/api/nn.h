@@ -1,8 +1,18 @@
-/* api/nn.h: the modules that TransformerEngine has, by their names. Every desc is zero-initialised, and zero is the default. */
+/* api/nn.h: the modules that TransformerEngine has, by their names. Every desc is zero-initialised, and zero is the default.
+ *
+ * Each create function returns a module that the caller owns (te_module_destroy, or a parent by te_module_add_child), with its parameters
+ * initialised from the context's random state, or NULL: TE_ERR_INVALID for sizes that do not fit, TE_ERR_DTYPE for a params_dtype other than f32, f16
+ * and bf16, TE_ERR_STATE inside a graph's capture. It allocates and does not sync. Inputs are f32, f16 or bf16 of any shape [.., in] unless said
+ * otherwise. Under autocast the products are quantized. */
 
-typedef enum te_normalization { TE_NORM_DEFAULT = 0 /* LayerNorm */, TE_LAYERNORM = 1, TE_RMSNORM = 2 } te_normalization;
+/* The norm of a module that has one. */
+typedef enum te_normalization {
+    TE_NORM_DEFAULT = 0, /* LayerNorm */
+    TE_LAYERNORM = 1,    /* (x - mean) / sqrt(variance + eps) * weight + bias */
+    TE_RMSNORM = 2       /* x / sqrt(mean(x^2) + eps) * weight */
+} te_normalization;
 
-/* How weights start: N(0, std^2). */
+/* The first values of weights: N(0, std^2). Biases begin at 0, norms at the identity. */
 typedef struct te_init {
     float std;    /* 0 => 0.023 */
     bool no_init; /* leave uninitialised (a checkpoint will be loaded) */
@@ -50,7 +60,7 @@ typedef struct te_attention_options {
  * Source: transformer_engine.pytorch.Linear. */
 typedef struct te_linear_desc {
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
-    te_gemm_options gemm;
+    te_gemm_options gemm; /* of the product */
     const char *name; /* copied; NULL => "linear" */
 } te_linear_desc;
 /* Owned by the caller, or by the parent it is given to, as all modules are. NULL on an error. */
@@ -73,8 +83,8 @@ TE_API te_module *te_rmsnorm_create(te_ctx *te, const te_norm_desc *desc);
  * Source: transformer_engine.pytorch.LayerNormLinear. */
 typedef struct te_layernorm_linear_desc {
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
-    te_norm_options norm;
-    te_gemm_options gemm;
+    te_norm_options norm; /* of the norm in front */
+    te_gemm_options gemm; /* of the product */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     const char *name; /* copied; NULL => "layernorm_linear" */
 } te_layernorm_linear_desc;
@@ -109,7 +119,7 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */
-    te_attention_options attention;
+    te_attention_options attention; /* of the core */
     te_norm_options norm;         /* with input_layernorm */
     te_gemm_options gemm;         /* init: of the first projection */
     te_init output_layer_init;    /* of proj */
@@ -124,7 +134,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
  * Source: transformer_engine.pytorch.TransformerLayer. */
 typedef struct te_transformer_layer_desc {
     int64_t hidden_size, ffn_hidden_size; /* last sizes of x and y, and inside the MLP */
-    te_attention_options attention;
+    te_attention_options attention; /* of the core */
     te_norm_options norm;
     te_gemm_options gemm;      /* return_bias has no meaning here */
     te_init output_layer_init; /* of the second projection of each half */
@@ -145,19 +155,20 @@ TE_API te_result te_backward_dw(te_module *m);
 
 /* Parameter: weight [num_embeddings, embedding_dim]. Forward: ids i32/i64 [..] -> [.., embedding_dim]. */
 typedef struct te_embedding_desc {
-    int64_t num_embeddings, embedding_dim;
-    te_init init;
-    te_dtype params_dtype;
-    const char *name;
+    int64_t num_embeddings, embedding_dim; /* rows of the table, and their size */
+    te_init init;                          /* of the weight */
+    te_dtype params_dtype;                 /* of the weight and the output: f32, f16, bf16; 0 => bf16 */
+    const char *name;                      /* of the module, copied; NULL => "embedding" */
 } te_embedding_desc;
+/* An Embedding module. */
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
 
-/* Modules run in order, each on the first output of the one before; the last one's outputs are the container's. No child: the input comes back. The rest
- * of the call (mask, rotary, is_first_microbatch ...) goes to every child. Children are named "0", "1", ... in this order, so paths read "0.weight",
- * "1.self_attention.proj.bias"; te_module_add_child appends more.
+/* A module that runs `n` modules in order, each on the first output of the one before; the last one's outputs are its own. n 0: the input comes back.
+ * The rest of the call (mask, rotary, is_first_microbatch ...) goes to every child. Children are named "0", "1", ... in this order, so paths read
+ * "0.weight", "1.self_attention.proj.bias"; te_module_add_child appends more.
  *
- * Takes the children: they are owned by the container from the call on, and destroyed if it cannot be made, so they may be created in the list
- * itself. Errors: TE_ERR_INVALID for a NULL child, one of another context, one that has a parent (which keeps it) or is in the list twice; TE_ERR_STATE in
+ * The call takes the children: the container owns them, and they are destroyed if it cannot be made, so they may be created in the list itself.
+ * Errors: TE_ERR_INVALID for a NULL child, one of another context, one that has a parent (which keeps it) or is in the list twice; TE_ERR_STATE in
  * forward if a child before the last gives several outputs (return_bias).
  * Source: torch.nn.Sequential. */
 TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n);

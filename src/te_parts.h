@@ -136,6 +136,8 @@
 
 /* dist: groups of ranks */
 #include "dist/group.c"
+#include "dist/hub.c"
+#include "dist/threads.c"
 
 /* what is built from operations */
 #include "quant/copies.c"

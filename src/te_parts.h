@@ -138,6 +138,8 @@
 
 /* dist: groups of ranks */
 #include "dist/group.c"
+#include "dist/hub.c"
+#include "dist/threads.c"
 
 /* what is built from operations */
 #include "quant/kinds.h"

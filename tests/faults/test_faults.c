@@ -19,6 +19,8 @@
  *     damaged cache entries                       faults/machine; cuda/cache.cache_damaged_entries (every bit), cuda/jit
  *     a cache that cannot be written              faults/machine; cuda/cache.cache_folders_that_are_not_used
  *     several processes that compile at once      faults/machine; cuda/jit.jit_in_many_processes
+ *     ranks whose calls do not fit                dist/group.misfits, dist/exchange (exchanges_that_do_not_fit, messages_that_do_not_fit)
+ *     ranks that abort, leave or lock             dist/exchange (groups_that_end, ranks_that_wait_for_one_another), dist/group.a_rank_leaves
  *     truncated and hostile safetensors           io/safetensors (every kind by its name); faults/files (what they may allocate, checkpoints)
  *     a checkpoint of another model               train/checkpoint.checkpoint_that_does_not_fit_changes_nothing
  *     a full disk                                 faults/machine; io/safetensors, sys/file.disk_full, cuda/cache.cache_full_disk

@@ -38,7 +38,7 @@ typedef struct row {
 static const te__nvrtc *nvrtc;
 static row *rows;
 static int64_t num_rows;
-static TE__ALIGNED(8) int64_t next_task;
+TE__ALIGNED(8) static int64_t next_task;
 static int only_arch;
 static bool in_turns;
 

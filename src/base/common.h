@@ -22,7 +22,7 @@
 #define TE_ZERO {0}
 #endif
 
-/* Before a variable or a field: its address is a multiple of n. 32-bit x86 puts 64-bit numbers at multiples of 4. */
+/* In front of all else in the declaration of a variable or a field: its address is a multiple of n. 32-bit x86 puts 64-bit numbers at multiples of 4. */
 #ifdef __cplusplus
 #define TE__ALIGNED(n) alignas(n)
 #else

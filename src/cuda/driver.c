@@ -473,9 +473,9 @@ static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t 
     if (result != TE_OK) return result;
     te__cuda_settle(te);
     if (bytes <= TE__SMALL_UPLOAD) {
-        unsigned char small[TE__SMALL_UPLOAD]; /* what the caller brings may be pinned */
-        memcpy(small, src, bytes);
-        code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, small, bytes, c->stream);
+        unsigned char staged[TE__SMALL_UPLOAD]; /* what the caller brings may be pinned */
+        memcpy(staged, src, bytes);
+        code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, staged, bytes, c->stream);
         te__cuda_leave(pushed);
         return code ? te__cu_fail(te, "copy to the device: cuMemcpyHtoDAsync", code) : TE_OK;
     }

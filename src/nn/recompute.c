@@ -141,7 +141,7 @@ TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
         d->num_outputs > TE_MAX_CHECKPOINT_OUTPUTS || !d->outputs)
         return te__fail(te, TE_ERR_INVALID, "te_checkpoint: %d inputs and %d outputs; 0 to %d and 1 to %d are possible, each with its list", d->num_inputs, d->num_outputs,
                         TE_MAX_CHECKPOINT_INPUTS, TE_MAX_CHECKPOINT_OUTPUTS);
-    if (d->user_size && !d->user) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: user_size is %zu and user NULL", d->user_size);
+    if (d->user_size && !d->user) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: user_size is %llu and user NULL", (unsigned long long)d->user_size);
     for (i = 0; i < d->num_inputs; i++) {
         if (!d->inputs[i]) return TE_ERR_STATE;
         if (!te__same_ctx(d->inputs[i], te, "te_checkpoint")) return TE_ERR_INVALID;

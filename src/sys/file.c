@@ -425,7 +425,7 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
 
 /* A new file with a name of its own, locked as long as it is open. False: this name is in use, or somebody has taken the file away before it was locked. */
 static inline bool te__temp_create(te__file_out *f) {
-    static TE__ALIGNED(8) int64_t serial; /* two threads may write one path; so may two processes */
+    TE__ALIGNED(8) static int64_t serial; /* two threads may write one path; so may two processes */
     te__text_clear(&f->temp);
     te__text_printf(&f->temp, "%s.%08x.%lld.%lld.tmp", te__text_str(&f->path), (unsigned)te__host_token(), (long long)te__process_id(),
                     (long long)te__atomic_add(&serial, 1));

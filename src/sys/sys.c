@@ -28,11 +28,11 @@
 extern int clock_gettime(int clock, struct timespec *now);
 extern int nanosleep(const struct timespec *time, struct timespec *left);
 extern int fsync(int fd);
+extern ssize_t readlink(const char *path, char *target, size_t size);
 #if defined(__GLIBC__) && defined(__USE_FILE_OFFSET64) && !defined(__LP64__)
 extern ssize_t pread(int fd, void *data, size_t n, off_t offset) __asm__("pread64"); /* as <unistd.h> has it for a 64-bit off_t */
 #else
 extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
-extern ssize_t readlink(const char *path, char *target, size_t size);
 #endif
 #endif
 #ifndef CLOCK_MONOTONIC

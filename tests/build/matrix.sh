@@ -1,12 +1,32 @@
 #!/bin/sh
-# Compiles te.h in every way that its users do: matrix.sh FOLDER. Run it from the repository's root.
+# Compiles te.h in every way that its users do: matrix.sh FOLDER [PART]. Run it from the repository's root. Without a part all of them, at once.
 # The last line is `N passed, M failed, K skipped`.
 out=${1:-build/matrix}
-rm -rf "$out"
-mkdir -p "$out"
+part=$2
 warn="-Wall -Wextra -Wpedantic -Werror"
 libs="-lm -ldl -pthread"
 passed=0 failed=0 skipped=0
+
+if [ -z "$part" ]; then
+    rm -rf "$out"
+    mkdir -p "$out"
+    parts="gcc clang contents windows machines floats"
+    for part in $parts; do "$0" "$out/$part" $part >"$out/$part.log" 2>&1 & done
+    wait
+    for part in $parts; do
+        grep -v 'passed, .* failed, .* skipped$' "$out/$part.log"
+        counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$out/$part.log")
+        read -r p f s <<COUNTS
+${counts:-0 1 0}
+COUNTS
+        passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    done
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" = 0 ]
+    exit
+fi
+rm -rf "$out"
+mkdir -p "$out"
 
 # check NAME COMMAND ...: one line, and what the command printed if it failed.
 check() {
@@ -29,12 +49,6 @@ skip() {
 # Runs `command`, which must print nothing.
 prints_nothing() { ! sh -c "$1" | grep .; }
 
-# C compiler, C++ compiler.
-compilers() {
-    echo "gcc g++"
-    echo "clang clang++"
-}
-
 # ---- the header alone, and the implementation, under every warning ---------------------------------------------------
 
 header() { # NAME COMPILER DIALECT LANGUAGE
@@ -42,11 +56,11 @@ header() { # NAME COMPILER DIALECT LANGUAGE
     check "$1" "$2" -std="$3" $warn -I. -fsyntax-only "$out/header.$4"
 }
 
-# program NAME COMPILER DIALECT LANGUAGE FLAGS-OF-MAIN FLAGS-OF-OTHER: compiles both files, links, runs.
+# program NAME COMPILER DIALECT LANGUAGE FLAGS-OF-MAIN FLAGS-OF-OTHER FLAGS-OF-ALL: compiles both files, links, runs.
 build_and_run() {
     "$1" -std="$2" -x "$3" $warn $6 -I. $4 -c tests/build/main.c -o "$out/main.o" &&
         "$1" -std="$2" -x "$3" $warn $6 -I. $5 -c tests/build/other.c -o "$out/other.o" &&
-        "$1" "$out/main.o" "$out/other.o" -o "$out/program" $libs &&
+        "$1" $6 "$out/main.o" "$out/other.o" -o "$out/program" $libs &&
         "$out/program"
 }
 program() {
@@ -58,8 +72,9 @@ program() {
 one="-DFIRST_HAS_IMPLEMENTATION"
 two="-DSECOND_HAS_IMPLEMENTATION"
 
-compilers >"$out/compilers"
-while read -r cc cxx; do
+# every_way C-COMPILER C++-COMPILER
+every_way() {
+    cc=$1 cxx=$2
     if ! command -v "$cc" >/dev/null; then
         skip "$cc" "not on this machine"
     else
@@ -76,21 +91,9 @@ while read -r cc cxx; do
         program "$cxx c++17, TE_STATIC in both files" "$cxx" c++17 c++ "-DTE_STATIC $one" "-DTE_STATIC $two" -O0
         program "$cxx c++20, without exceptions and rtti" "$cxx" c++20 c++ "" "$two" "-O1 -fno-exceptions -fno-rtti"
     fi
-done <"$out/compilers"
+}
 
 # ---- what is in it -----------------------------------------------------------------------------------------------------
-
-printf '#define TE_IMPLEMENTATION\n#include "te.h"\n' >"$out/implementation.c"
-check "implementation, -O2, for the symbols" gcc -std=c11 -O2 $warn -I. -c "$out/implementation.c" -o "$out/implementation.o"
-check "exported symbols are te_name or TE_NAME" \
-    prints_nothing "nm -g --defined-only '$out/implementation.o' | awk '{print \$NF}' | grep -v '^te_[a-z0-9]\|^TE_[A-Z0-9]'"
-check "every public function is there" sh -c "
-    { gcc -E -P -I. -x c te.h | tr '\n' ' ' | tr ';' '\n' | sed -n 's/^ *extern .*[ *]\(te_[a-z0-9_]*\)(.*/\1/p'; } | sort -u >'$out/declared'
-    nm -g --defined-only '$out/implementation.o' | awk '{print \$NF}' | sort -u >'$out/defined'
-    test -s '$out/declared' && diff '$out/declared' '$out/defined'"
-check "no CUDA header is included" prints_nothing "gcc -M -I. '$out/implementation.c' | tr ' ' '\n' | grep -i 'cuda\|nccl\|nvrtc'"
-check "TE_STATIC exports nothing" sh -c "
-    gcc -std=c11 -DTE_STATIC $warn -I. -c '$out/implementation.c' -o '$out/static.o' && ! nm -g --defined-only '$out/static.o' | grep ."
 
 # Sizes of the public structs, under every switch.
 sizes() { # FILE COMPILER LANGUAGE FLAGS
@@ -103,14 +106,37 @@ sizes() { # FILE COMPILER LANGUAGE FLAGS
     } >"$out/sizes.$3"
     $2 $4 -I. "$out/sizes.$3" -o "$out/sizes" $libs && "$out/sizes" >"$1"
 }
-sed '/TE_H_INCLUDED \*\//q' te.h >"$out/public"
-sizes "$out/sizes.plain" gcc c ""
 same_sizes() { sizes "$out/sizes.other" "$@" && test -s "$out/sizes.plain" && diff "$out/sizes.plain" "$out/sizes.other"; }
-check "public structs: TE_STATIC" same_sizes gcc c "-DTE_STATIC -DTE_IMPLEMENTATION"
-check "public structs: TE_IMPLEMENTATION" same_sizes gcc c -DTE_IMPLEMENTATION
-check "public structs: NDEBUG" same_sizes gcc c -DNDEBUG
-if command -v g++ >/dev/null; then check "public structs: C++" same_sizes g++ cc ""; fi
-if command -v clang >/dev/null; then check "public structs: clang" same_sizes clang c ""; fi
+
+contents() {
+    printf '#define TE_IMPLEMENTATION\n#include "te.h"\n' >"$out/implementation.c"
+    check "implementation, for the symbols" gcc -std=c11 -O0 $warn -I. -c "$out/implementation.c" -o "$out/implementation.o"
+    check "exported symbols are te_name or TE_NAME" \
+        prints_nothing "nm -g --defined-only '$out/implementation.o' | awk '{print \$NF}' | grep -v '^te_[a-z0-9]\|^TE_[A-Z0-9]'"
+    check "every public function is there" sh -c "
+        { gcc -E -P -I. -x c te.h | tr '\n' ' ' | tr ';' '\n' | sed -n 's/^ *extern .*[ *]\(te_[a-z0-9_]*\)(.*/\1/p'; } | sort -u >'$out/declared'
+        nm -g --defined-only '$out/implementation.o' | awk '{print \$NF}' | sort -u >'$out/defined'
+        test -s '$out/declared' && diff '$out/declared' '$out/defined'"
+    check "no CUDA header is included" prints_nothing "gcc -M -I. '$out/implementation.c' | tr ' ' '\n' | grep -i 'cuda\|nccl\|nvrtc'"
+    check "TE_STATIC exports nothing" sh -c "
+        gcc -std=c11 -DTE_STATIC $warn -I. -c '$out/implementation.c' -o '$out/static.o' && ! nm -g --defined-only '$out/static.o' | grep ."
+
+    sed '/TE_H_INCLUDED \*\//q' te.h >"$out/public"
+    sizes "$out/sizes.plain" gcc c ""
+    check "public structs: TE_STATIC" same_sizes gcc c "-DTE_STATIC -DTE_IMPLEMENTATION"
+    check "public structs: TE_IMPLEMENTATION" same_sizes gcc c -DTE_IMPLEMENTATION
+    check "public structs: NDEBUG" same_sizes gcc c -DNDEBUG
+    if command -v g++ >/dev/null; then check "public structs: C++" same_sizes g++ cc ""; fi
+    if command -v clang >/dev/null; then check "public structs: clang" same_sizes clang c ""; fi
+}
+
+. tests/build/places.sh
+
+case $part in
+gcc) every_way gcc g++ ;;
+clang) every_way clang clang++ ;;
+*) $part ;;
+esac
 
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -56,7 +56,7 @@ TE_TEST(threads) {
 }
 
 static te__once once = TE__ONCE_INIT;
-static TE__ALIGNED(8) int64_t once_count;
+TE__ALIGNED(8) static int64_t once_count;
 static void count_once(void) {
     te__sleep(0.01); /* others arrive meanwhile, and wait */
     te__atomic_add(&once_count, 1);

@@ -415,7 +415,7 @@ static bool product_open(bench *b, product *p, te_quant_kind kind, bool b_2d, la
     for (i = 0; i < 2 && kind; i++) {
         te__quant_spec spec;
         memset(&spec, 0, sizeof spec);
-        spec.kind = kind;
+        spec.cls = te__quant_class_of(kind);
         spec.dtype = kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : TE_F8E4M3;
         spec.usage = TE_ROWWISE;
         spec.two_dimensional = kind == TE_QUANT_BLOCK && i == 1 && b_2d;
@@ -680,7 +680,7 @@ static void bench_host(bench *b) {
             }
             if (!y) times[ROUNDS / 2] = 0;
             else qsort(times, ROUNDS, sizeof(float), by_value);
-            snprintf(text, sizeof text, "%s %dx%d", te__quant_kind_name(kinds[i]), (int)sizes[s], (int)sizes[s]);
+            snprintf(text, sizeof text, "%s %dx%d", te__quant_class_of(kinds[i])->name, (int)sizes[s], (int)sizes[s]);
             report(b, "host time of a quantizer call", text, (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, "us");
             te_quantizer_destroy(q);
             te_scope_end(b->te);
@@ -1312,11 +1312,10 @@ static te_result no_attention_forward(te_module *self, te_forward_args *args) {
     te_no_grad_begin(te);
     args->outputs.out = te_tensor_view(q, 3, shape);
     te_no_grad_end(te);
-    args->num_outputs = 1;
     inputs[0] = q, inputs[1] = args->key, inputs[2] = args->value;
     node.name = "no attention";
     node.inputs = inputs, node.num_inputs = 3;
-    node.outputs = args->outputs, node.num_outputs = 1;
+    node.outputs = &args->outputs.out, node.num_outputs = 1;
     node.state = args->user, node.state_size = sizeof(no_attention);
     node.backward = no_attention_backward;
     return te_record(te, &node);

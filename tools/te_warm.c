@@ -66,7 +66,7 @@ static void plan_step(te_ctx *te, const sizes *s, const te_recipe *recipe) {
     d.norm.normalization = s->layernorm ? TE_LAYERNORM : TE_RMSNORM;
     d.activation = s->layernorm ? TE_GELU : TE_SWIGLU;
     d.gemm.no_bias = !s->layernorm;
-    d.params_dtype = e.params_dtype = n.params_dtype = s->dtype;
+    d.gemm.params_dtype = e.params_dtype = n.params_dtype = s->dtype;
     a.max_grad_norm = 1;
     embedding = te_embedding_create(te, &e);
     layer = te_transformer_layer_create(te, &d);

@@ -20,7 +20,7 @@
 #endif
 
 /* TE_API is the linkage of every public function: extern "C". TE_STATIC, defined before the include, makes them private to the including
- * file, so that two files of one program can each carry a te.h of their own. Such a file defines TE_IMPLEMENTATION too. */
+ * file, so that two files of one program can each carry a te.h of their own. Such a file has its implementation too. */
 #ifdef TE_STATIC
 #define TE_API static TE_MAYBE_UNUSED
 #elif defined(__cplusplus)

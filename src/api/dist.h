@@ -9,7 +9,7 @@
 
 typedef enum te_reduce_op { TE_REDUCE_SUM = 0, TE_REDUCE_MAX = 1 /* NaN is ignored */ } te_reduce_op;
 
-/* What an implementation provides. Each returns TE_OK, or an error code that the library reports with the group's name and rank. */
+/* An implementation of a group. Each function returns TE_OK, or an error code that the library reports with the group's name and rank. */
 typedef struct te_group_desc {
     const char *name; /* for messages; copied; NULL => "custom" */
     int rank, size;   /* this rank, 0 to size - 1, and how many there are */

@@ -53,7 +53,7 @@ TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank
 TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op);
 /* out [size * n] = the ranks' x [n] in rank order; of one format, any. */
 TE_API te_result te_all_gather(te_group *group, const te_tensor *x, te_tensor *out);
-/* out [n] = piece `rank` of the sum of the ranks' x [size * n], in f32, rounded once. */
+/* out [n] = piece `rank` of the sum of the ranks' x [size * n]; formats as te_all_reduce. */
 TE_API te_result te_reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out);
 /* x = x of rank `root`; any format. */
 TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root);

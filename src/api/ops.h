@@ -161,7 +161,7 @@ typedef struct te_op_scale_from_amax_args {
 
 /* The delayed-scaling update (TransformerEngine: delayed_scaling_recipe) of `count` states at once, state i with n_i slots: amax_history[i] f32
  * [L_i, n_i], scale[i] f32 [n_i], both updated in place: scale = fp8_max / 2^margin / amax, the histories move by one row, and row 0 becomes 0. A slot
- * whose row 0 is 0 stays as it is. One launch for some 200 states.
+ * whose newest amax is 0 stays as it is; an infinite or NaN amax leaves the scale. One launch for some 200 states.
  * reduced: optional f32 [n_0 + n_1 + ..], the amaxes after a reduction over a group, used where not 0 in place of row 0 of the history. */
 typedef struct te_op_delayed_update_args {
     te_tensor *const *amax_history, *const *scale;

@@ -20,7 +20,7 @@ typedef struct te_allocator {
     void *user;                                                 /* handed to both; borrowed for the context's lifetime */
 } te_allocator;
 
-/* What te_ctx_create makes. Strings are read during the call; pointers that are borrowed must outlive the context. */
+/* The options of te_ctx_create. Strings are read during the call; borrowed pointers must outlive the context. */
 typedef struct te_ctx_desc {
     const char *device;             /* "cpu", "cuda:0" ...; NULL => $TE_DEVICE, else GPU 0 if there is one, else the CPU */
     void *cu_context;               /* an existing CUcontext (borrowed); NULL => the device's primary context */
@@ -41,7 +41,7 @@ typedef struct te_ctx_desc {
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
 /* Waits for the device and releases everything that was made in the context. Modules, groups, open files, tensors, optimizers and quantizers
  * that are still held go with it (classes' destroy functions and the release functions of wrapped memory are called, and a warning counts
- * them): they must be neither used nor released afterwards. Graphs alone want te_graph_destroy in any case. In a child by fork it
+ * them): they must be neither used nor released afterwards. Graphs alone need te_graph_destroy in any case. In a child by fork it
  * releases memory and leaves threads and the GPU alone. Syncs. NULL is fine. */
 TE_API void te_ctx_destroy(te_ctx *te);
 

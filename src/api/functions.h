@@ -66,8 +66,8 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
 
 /* The backward function of a recorded node: reads the gradients of the outputs (grad_outputs[i] is NULL where none arrived), and sets
- * grad_inputs[i] to a new tensor of the input's shape and format where needs[i] is true, leaving the others NULL. Nothing is recorded inside
- * (te_enable_grad_begin changes that). Returns TE_OK, or an error's code. */
+ * grad_inputs[i] to a tensor of the input's shape and format (it may be one of grad_outputs) where needs[i] is true, leaving the others NULL.
+ * Nothing is recorded inside (te_enable_grad_begin changes that). Returns TE_OK, or an error's code. */
 typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs,
                                     te_tensor **grad_inputs, const bool *needs);
 /* A differentiable function of the user's. The lists are copied by te_record. */

@@ -42,5 +42,5 @@ TE_API te_graph *te_graph_end(te_ctx *te);
  * destroyed. */
 TE_API te_result te_graph_launch(te_graph *graph);
 /* Frees the graph, and its memory as far as no tensor holds it. Syncs. NULL is fine. te_ctx_destroy leaves a graph of the context as a shell that
- * still wants this call and allows no other. */
+ * still needs this call and allows no other. */
 TE_API void te_graph_destroy(te_graph *graph);

@@ -139,7 +139,7 @@ typedef struct te_op_embedding_bwd_args {
 
 /* ---- cast ---------------------------------------------------------------------------------------------------- */
 
-/* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: take the maximum with what amax holds already.
+/* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: amax becomes the maximum of that and its present value.
  * noop: optional. */
 typedef struct te_op_amax_args {
     const te_tensor *x;
@@ -161,7 +161,7 @@ typedef struct te_op_scale_from_amax_args {
 
 /* The delayed-scaling update (TransformerEngine: delayed_scaling_recipe) of `count` states at once, state i with n_i slots: amax_history[i] f32
  * [L_i, n_i], scale[i] f32 [n_i], both updated in place: scale = fp8_max / 2^margin / amax, the histories move by one row, and row 0 becomes 0. A slot
- * whose row 0 is 0 stays as it is. One launch for some 200 states.
+ * whose newest amax is 0 stays as it is; an infinite or NaN amax leaves the scale. One launch for some 200 states.
  * reduced: optional f32 [n_0 + n_1 + ..], the amaxes after a reduction over a group, used where not 0 in place of row 0 of the history. */
 typedef struct te_op_delayed_update_args {
     te_tensor *const *amax_history, *const *scale;
@@ -257,7 +257,7 @@ typedef struct te_op_block_dequantize_args {
  *   row_scale  e8m0 [round_up(M, 128), round_up(ceil(N / 32), 4)]
  *   col        [M, ld], not transposed: the values of x scaled along the columns, in the format of row, optional
  *   col_scale  e8m0 [round_up(ceil(M / 32), 4), round_up(N, 128)]
- *   swizzled   the scales (their shapes stay) lie as Blackwell's tensor cores read them: [R, C] of them become tiles of 128 x 4, 512 bytes
+ *   swizzled   the scales have the layout that Blackwell's tensor cores read (and the same shapes): [R, C] of them are tiles of 128 x 4, 512 bytes
  *              each; scale (i, j) (i: row of x or column of x; j: index of the group along the contraction) at
  *              ((i / 128) * (T / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4, T the padded number of groups
  * Per group: e = E8M0 of RN(amax * RN(1 / fp8_max)), rounded up (NaN never enters an amax); q = saturate(RNE(x * 2^(127 - e))), NaN stays NaN.
@@ -431,7 +431,7 @@ typedef struct te_op_quant_error_args {
  *            column-wise copies of MXFP8, which are not transposed in memory, are MN-major (A transposed, B not transposed).
  *   D        d: f32, f16 or bf16 [m, ldd]
  *   bias     [n] of any float format, optional
- *   scaling  how scale_a and scale_b lie (alike for A and B, but BLOCK_1D goes with BLOCK_2D; BLOCK_2D x BLOCK_2D is refused):
+ *   scaling  scaling_a and scaling_b, the layouts of scale_a and scale_b (alike, or BLOCK_1D and BLOCK_2D; BLOCK_2D x BLOCK_2D is refused):
  *            TENSOR   f32 [1], optional (1): the scale_inv of FP8 operands
  *            BLOCK    f32, the scale_inv of te_op_block_quantize for that copy; the sums of each 128 k are scaled and added in f32
  *            MXFP8    e8m0, as te_op_mxfp8_quantize wrote them
@@ -532,7 +532,7 @@ typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
 
 /* ---- act ----------------------------------------------------------------------------------------------------- */
 
-/* Does it take [M, 2N]? */
+/* Does the activation read [M, 2N] and give [M, N]? */
 TE_API bool te_activation_is_gated(te_activation activation);
 
 /* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args.

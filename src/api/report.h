@@ -22,7 +22,7 @@ typedef struct te_explanation {
 /* Fills `out` with how `op` with these args (its te_op_..._args) would run on `device`: "cpu", "sm_80" ... "sm_120", or NULL for the context's own.
  * Needs no GPU; launches nothing. The tensors in args need no memory: te_tensor_describe makes such. Returns the error that the call would give. */
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out);
-/* Would `op` with these args run on the context's device? Leaves no error behind. */
+/* Would `op` with these args run on the context's device? Adds no error to the context. */
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
 /* A tensor with a shape and no memory, for te_explain alone: any call that would read or write it gives TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);

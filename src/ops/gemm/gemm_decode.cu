@@ -5,7 +5,7 @@
 //
 // The operand stays as it lies, transposed or not: the bf16 kernels take both. The floor is the bytes: 3 for each fp8 code, 2.5 for fp4.
 //
-// One H200, 2026-11-21, te_bench mxfp8 nvfp4: with the product, over our bf16, geometric means of the 10 shapes that are not gemv_k's 0.85 and 0.88.
+// Benchmark: "gemm mxfp8", "gemm nvfp4" in tests/bench/h200.csv.
 //
 // Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of 32 bytes.
 // te:baseline

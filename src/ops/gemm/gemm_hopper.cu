@@ -56,22 +56,7 @@
 //         and their rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k
 //         from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
-// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.02 to 1.03 of cuBLASLt), fp8 1542 (1.00), split accumulation 1512
-// (1.02), 1x128 by 128x128 blocks 1368 (1.01), 1x128 by 1x128 added to f32 994 (0.95; 875 on a hot card). Over the plain product, geometric means of
-// n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:
-//               bias         bias, GELU, aux   dGELU         dGELU, bias gradient
-//   bf16        0.99 (0.99)  0.99 (0.92)       0.95 (0.85)   0.96 (0.60)
-//   fp8         0.98 (0.98)  1.00 (0.86)       0.91 (0.43)   0.89 (0.43)
-//   fp8 blocks  0.99 (0.96)  0.91 (none)       0.88 (0.46)   0.83 (0.46)
-// dGELU of fp8 wants ping-pong, whose tile of 128 x 128 has 0.94 of the large tile's speed by itself; promoting warpgroups have no registers for it.
-// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.94 (blocks 0.89, 0.91), 64 of 512 rows 0.84 to 0.85 (blocks 0.80, 0.81:
-// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.57 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.97 to 1.24.
-// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.17 to 1.21, fp8 1.32 to 1.38; bf16 operands, 8191 x 6145 x
-// 4097 1.15 to 1.21, 127 x 129 x 255 1.44 to 1.49, 511 x 4095 x 4095 1.85 to 1.95 (copied first); 63 x 2111 x 7167 1.41 to 1.49, 17 x 33 x 65 1.05 to 1.29
-// (COPIES). Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.17 to 1.28; te_bench --tune, in brackets cuBLASLt's time, us: 3000 x 3000 x 3000 84.6 (77.9),
-// 5000 x 5000 x 5000 384 (349), 4096 x 4096 x 4104 185 (186), 8192 x 6144 x 4104 550 (566), fp8 8192 x 8192 x 8208 763 (851). Clusters of two by two tiles
-// were no quicker for any of these. Narrow ones: 4096 x 768 x 3072 bf16 30.0 (30.1), 8192 x 2304 x 768 43.5 (46.4), 3072 x 768 x 4096 36.8 (32.1), 768 x 768 x
-// 4096 15.9 (14.2); fp8 16384 x 3072 x 768 58.0 (70.7).
+// Benchmark: "gemm ...", "grouped ...", "odd ..." in tests/bench/h200.csv.
 // te:arch 90a
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3

@@ -17,7 +17,7 @@
 //          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32),
 //          BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, either kind: groups.cuh finds the group and the tile of a
 //          block, and what is left is an ordinary product; 0 if left out).
-// One H200, 2026-11-21, te_bench TF32: 4096 x 4096 x 4096, f32 as TF32, 124 TFLOP/s (0.31 of cuBLASLt). No other product of an H200 is its own.
+// Benchmark: "gemm f32 as TF32 TN" in tests/bench/h200.csv.
 //
 // Launch: grid (tiles, splits, 1), GROUPED: (tiles that there can be, 1, 1); split s does k from s * k_split (BLOCK: a multiple of 128) on, to D + s * d_split. By TILE:
 //          TILE   BM x BN     warps of      block   shared

@@ -11,9 +11,7 @@
 // MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two
 // pieces that hold them.
 //
-// One H200, 2026-11-21, te_bench few, 1 x 4096 x 4096 and 1 x 4096 x 14336: bf16 16.6 us and 40.9 (1.08 and 1.02 of cuBLASLt), fp8 10.4 and 21.3 (1.03
-// and 1.24), 1x128 by 128x128 10.2 and 22.1, MXFP8 13.0 and 30.9, NVFP4 12.9 and 30.3. Decoding costs: 1 x 128256 x 4096 takes 231 us with MXFP8, 138 with
-// 1x128 blocks.
+// Benchmark: "few ..." in tests/bench/h200.csv.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8
 //          SHORT_A       A is the short one

@@ -14,8 +14,7 @@
 // lie alike: its lines are others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each
 // block's lines is then read by its neighbour too.
 //
-// One H200, 2026-11-21, te_bench few odd, in brackets over cuBLASLt: bf16 NN 1 x 4096 x 4096 17.1 us (1.05), 1 x 14336 x 4096 35.9 (1.11), 8 x 14336 x 4096
-// 37.2 (1.07), 1 x 4096 x 14336 43.7 (0.93); te_bench --tune: 1 x 4095 x 4097 NN 17.2 (1.09), 4097 x 1 x 4095 NT 17.2 (1.17), 1 x 28673 x 4096 NN 79.6 (1.9).
+// Benchmark: "few bf16 NN" in tests/bench/h200.csv.
 //
 // Options: DT       3 or 2: bf16 or f16
 //          SHORT_A    A is the short one

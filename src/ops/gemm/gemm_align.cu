@@ -1,11 +1,11 @@
-// ops/gemm/gemm_align.cu: operands whose rows lie anywhere, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.
+// ops/gemm/gemm_align.cu: operands whose rows have any alignment, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.
 //
-//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted together. The word
-//   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well comes from the L1 cache.
+//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted. The word
+//   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well is in the L1 cache.
 //
 // Bytes beyond a row's last are 0. Words that reach beyond the first or last byte of the operand are read byte by byte.
 //
-// Benchmark: "odd ..." in tests/bench/h200.csv.
+// Benchmark: "odd ..." in tests/bench/h200.csv, and tests/bench/notes.md.
 //
 // Launch: grid (blocks, 1, 1), A's before B's; block 256.
 // te:baseline

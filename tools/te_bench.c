@@ -389,12 +389,12 @@ static double lt_difference(bench *b, product *p) {
 static const int64_t shapes[][3] = {{8192, 8192, 8192}, {4096, 4096, 4096}, {8192, 6144, 4096}, {8192, 4096, 4096}, {8192, 28672, 4096}, {8192, 4096, 14336},
                                     {4096, 14336, 4096}, {16384, 7168, 2048}, {512, 4096, 4096}, {64, 2112, 7168}, {1, 4096, 4096}};
 /* A model that writes one word after the other, for one, four, eight or sixteen readers. */
-static const int64_t few_shapes[][3] = {{1, 4096, 4096}, {1, 14336, 4096}, {1, 4096, 14336}, {1, 128256, 4096}, {4, 14336, 4096}, {8, 14336, 4096}, {16, 14336, 4096}};
+static const int64_t gemv_shapes[][3] = {{1, 4096, 4096}, {1, 14336, 4096}, {1, 4096, 14336}, {1, 128256, 4096}, {4, 14336, 4096}, {8, 14336, 4096}, {16, 14336, 4096}};
 typedef struct shape_list {
     const int64_t (*of)[3];
     int count;
 } shape_list;
-static const shape_list all_shapes = {shapes, sizeof shapes / sizeof *shapes}, with_few = {few_shapes, sizeof few_shapes / sizeof *few_shapes};
+static const shape_list all_shapes = {shapes, sizeof shapes / sizeof *shapes}, with_gemv = {gemv_shapes, sizeof gemv_shapes / sizeof *gemv_shapes};
 
 static void shape_text(char text[64], int64_t m, int64_t n, int64_t k) { snprintf(text, 64, "%lldx%lldx%lld", (long long)m, (long long)n, (long long)k); }
 
@@ -1471,7 +1471,7 @@ static void alternative_text(bench *b, const product *p, char *text, size_t size
     free(plan);
 }
 
-/* Every tile and number of splits that the choice weighs, fastest first; "*": the one that it picks, which for a few lines is none of them. most: lines. */
+/* Every tile and number of splits that the choice weighs, fastest first; "*": the one that it picks, which is none of them for a GEMV. most: lines. */
 static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dtype out, bool split, int64_t m, int64_t n, int64_t k, int most) {
     enum { MAX_ALTERNATIVES = 511 };
     static alternative list[MAX_ALTERNATIVES];
@@ -1662,12 +1662,12 @@ static void measure_all(bench *b) {
     bench_gemm(b);
     bench_decoded(b, &all_shapes, "gemm mxfp8", TE_QUANT_MXFP8);
     bench_decoded(b, &all_shapes, "gemm nvfp4", TE_QUANT_NVFP4);
-    bench_products(b, &with_few, "few bf16", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
-    bench_products(b, &with_few, "few bf16 NN", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
-    bench_products(b, &with_few, "few fp8", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
-    bench_products(b, &with_few, "few fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
-    bench_decoded(b, &with_few, "few mxfp8", TE_QUANT_MXFP8);
-    bench_decoded(b, &with_few, "few nvfp4", TE_QUANT_NVFP4);
+    bench_products(b, &with_gemv, "gemv bf16", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
+    bench_products(b, &with_gemv, "gemv bf16 NN", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
+    bench_products(b, &with_gemv, "gemv fp8", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
+    bench_products(b, &with_gemv, "gemv fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
+    bench_decoded(b, &with_gemv, "gemv mxfp8", TE_QUANT_MXFP8);
+    bench_decoded(b, &with_gemv, "gemv nvfp4", TE_QUANT_NVFP4);
     bench_epilogues(b);
     bench_odd(b);
     bench_host(b);

@@ -1,4 +1,4 @@
-/* core/access.c: what needs an operation to be done to a tensor: filling, copying, converting, reading back, views with history.
+/* core/access.c: functions of tensors that run operations: filling, copying, converting, reading back, views with history.
  * Knows the math and cast operations; must not know modules. */
 
 /* ---- filling ---- */

@@ -1,4 +1,4 @@
-// device/base.cuh: what every kernel includes: number formats in memory, warp and block reductions, small math. Knows no operation.
+// device/base.cuh: included by every kernel: number formats in memory, warp and block reductions, small math. Knows no operation.
 //
 // NVRTC compiles this without any toolkit header. Conversions use the hardware's instructions where the architecture has them and the
 // integer code of base/numbers.h elsewhere; both give the same bits.
@@ -33,9 +33,8 @@ typedef long long te_i64;
 
 // The first statement of a kernel: waits until the kernels before it in the stream have ended and their writes are there. A kernel that has it is
 // launched so that it may be brought onto the GPU while the one before it ends (programmatic dependent launch), and must touch no memory
-// but its arguments before. One H200, 2026-11-21, te_bench "step of a layer", with it in every kernel: a small layer by calls 0.78 .. 0.88 of the
-// time, by a graph 0.96 .. 0.99; nothing for large ones. Letting the next kernel come still earlier (griddepcontrol.launch_dependents) took 0.93
-// of the small and 1.01 .. 1.05 of the large ones.
+// but its arguments before. Small layers gain, large ones do not; an earlier launch (griddepcontrol.launch_dependents) slows large ones:
+// tests/bench/notes.md.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -127,7 +126,7 @@ TE_DEV te_i64 te_load_index(const void *p, te_i64 i, int dt) {
 }
 
 // ---- reductions ----------------------------------------------------------------------------------------------------
-// Every thread of the warp or block takes part and gets the result. The order is fixed by the thread index alone.
+// Every thread of the warp or block calls it and gets the result. The order is fixed by the thread index alone.
 
 TE_DEV float te_warp_sum(float v) {
 #pragma unroll
@@ -139,7 +138,7 @@ TE_DEV float te_warp_max(float v) {
     for (int d = 16; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
     return v;
 }
-// Both sums over a warp at once: half of it goes on with x and half with y, which takes seven shuffles in place of ten.
+// Both sums over a warp at once: one half of the warp reduces x and the other y, seven shuffles in place of ten.
 TE_DEV float2 te_warp_sum2(float2 v) {
     bool second = threadIdx.x & 16;
     float mine = second ? v.y : v.x;
@@ -169,7 +168,7 @@ TE_DEV float te_block_max(float v, float *scratch) {
     __syncthreads();
     return v;
 }
-// True in every thread of the block that gets here last; it sees what thread 0 of every other block wrote before. The counter, 0 between
+// True in every thread of the block that arrives last; the writes of thread 0 of every other block are visible to it. The counter, 0 between
 // kernels, is 0 again then (te__plan_counter).
 TE_DEV bool te_last_block(te_u32 *counter) {
     __shared__ bool last;
@@ -181,7 +180,7 @@ TE_DEV bool te_last_block(te_u32 *counter) {
     __syncthreads();
     return last;
 }
-// Returns once every block of a cooperative launch has come here; what their threads 0 wrote before is visible. counter[1] counts the times.
+// Returns once every block of a cooperative launch has arrived; the earlier writes of their threads 0 are visible. counter[1] counts the barriers.
 TE_DEV void te_grid_wait(te_u32 *counter) {
     if (threadIdx.x == 0) {
         volatile te_u32 *times = counter + 1;

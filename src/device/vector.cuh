@@ -1,5 +1,5 @@
 // device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them as they lie in memory.
-// Knows formats and where an array ends; must not know what is computed from the elements.
+// Knows formats and where an array ends; must not know the operation.
 //
 // A held element is converted when it is used. 16-bit formats stay packed until then: half the registers, and one instruction an element.
 #pragma once
@@ -149,7 +149,7 @@ template <int FORMAT> TE_DEV float te_raw_get(const te_raw<FORMAT> &r, int j) {
     if constexpr (FORMAT == TE_BF16) return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));
     return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));
 }
-// Keeps the compiler from carrying unpacked elements from one pass to the next: they take twice the registers.
+// Keeps the compiler from carrying unpacked elements from one pass to the next, in twice the registers.
 template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++)

@@ -1,18 +1,17 @@
-// ops/act/act_bwd_tile.cu: activations, backward, with what a tile alone can give: codes of dx along columns too, and sums of its columns
-// (the gradient of a bias). Formulas: act.cuh; tiles: tile.cuh.
+// ops/act/act_bwd_tile.cu: activations, backward, with results that need a tile: codes of dx along columns too, and sums of its columns
+// (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.
 //
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]
 //   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;   amax = max |dx|
 //   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded
 //   ROUNDED: dx is rounded to x's format first, as if it had been stored there and read again
 //
-// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They go on over `ld` and `ldc`: that is how padding
-// is written.
+// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They extend over `ld` and `ldc`, and so write
+// the padding.
 //
-// One H200, 2026-11-21, te_bench: 16384x4096 bf16 to e5m2, both copies: GELU 0.92, with the bias gradient 0.88, SwiGLU 0.89 of copy; GELU to bf16
-// with the bias gradient 0.90.
+// Benchmark: "gelu backward e5m2 both copies", "swiglu backward e5m2 both copies" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.
+// Launch: block of 256 threads, grid: tiles of 128 x 64, consecutive along a row of tiles. Any size, any alignment.
 //
 // te:baseline
 // te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=4 BIAS=0 ROUNDED=0
@@ -33,7 +32,7 @@
 #define HELD_DY DY_DT
 #define HELD X_DT
 #define GATED (ACT >= TE_GEGLU)
-#define BLOCKS (__CUDA_ARCH__ >= 890 && HELD != TE_F32 && !(GATED && BIAS) ? GATED ? 3 : 4 : 1) // a multiprocessor should hold, where the registers suffice
+#define BLOCKS (__CUDA_ARCH__ >= 890 && HELD != TE_F32 && !(GATED && BIAS) ? GATED ? 3 : 4 : 1) // resident blocks of a multiprocessor, if the registers suffice
 #else
 #define ACT a.act
 #define DY_DT a.dy_dt
@@ -87,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
                 if (BIAS) sum[h][k] += dx[h][k];
                 if (!fp8) continue;
                 dx[h][k] *= scale;
-                if (r >= rows || k >= cols) dx[h][k] = 0.0f; // also when the scale is not a number
+                if (r >= rows || k >= cols) dx[h][k] = 0.0f; // also when the scale is NaN
             }
         }
 #pragma unroll

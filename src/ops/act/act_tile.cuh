@@ -1,5 +1,5 @@
-// ops/act/act_tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results leave: rows, their transpose, sums of columns.
-// Knows where elements lie; must not know what was computed.
+// ops/act/act_tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results are stored: rows, their transpose, sums of columns.
+// Knows positions of elements; must not know the activation.
 //
 //            64 columns (tx = t % 8: 8 each)
 //          +-------------------------+
@@ -26,7 +26,7 @@ struct te_act_place {
     }
 };
 
-// Four rows of eight elements of p [.., ld], from element `at` on; of them `rows` and `there` exist, the others are 0.
+// Four rows of eight elements of p [.., ld], from element `at` on; `rows` by `there` of them exist, the others are 0.
 template <int FORMAT> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector, te_raw<FORMAT> v[4]) {
 #ifdef ACT
     if (vector && rows == 4 && there >= 8) {
@@ -64,10 +64,10 @@ TE_DEV void te_act_turn(te_u32 *tile, const te_u32 code[4][2]) {
     }
 }
 
-// The largest of a warp to amax, by one atomic if it has something to say: `seen` is what was there when the block began, and most find a
-// larger one. All lanes take part.
+// The largest of a warp to amax, by one atomic if it is larger than `seen`, the value when the block began, and than the value now. All lanes
+// call it.
 TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
-    if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is written
+    if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values
     if (dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));
     largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))); // not negative: they order like their bits
     if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);

@@ -38,8 +38,8 @@ static float te__act_one(te_activation act, float x, float *slope) {
 /* fminf and fmaxf drop a NaN, as the GPU's do. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* What is done with a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is wanted, of
- * TE__ACT_BAND rows, whose codes are turned together; with sums of columns it goes on over all bands. */
+/* The storing of a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is wanted, of
+ * TE__ACT_BAND rows, whose codes are transposed as one tile; with sums of columns it goes on over all bands. */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
@@ -176,7 +176,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         j->n = j->ld = j->m * j->n;
         j->m = 1;
     }
-    wide = te__max(j->n, j->ld - (halves - 1) * j->n); /* what a half covers, padding included */
+    wide = te__max(j->n, j->ld - (halves - 1) * j->n); /* columns of a half, padding included */
     j->tall = bands ? TE__ACT_BAND : 1;
     j->wide = bands ? (int64_t)TE__ACT_BAND : (int64_t)TE__ACT_RUN;
     j->runs = te__div_up(wide, j->wide);
@@ -191,7 +191,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         for (i = 0; i < j->units; i++)
             if (j->amax[i] > largest) largest = j->amax[i];
         te__free(te, j->amax, (size_t)j->units * sizeof(float));
-        if (j->format == TE_BF16) largest = te__bf16_to_f32(te__f32_to_bf16(largest)); /* of what is written */
+        if (j->format == TE_BF16) largest = te__bf16_to_f32(te__f32_to_bf16(largest)); /* of the stored values */
         if (j->format == TE_F16) largest = te__f16_to_f32(te__f32_to_f16(largest));
         if (largest > *to) *to = largest;
     }

@@ -12,7 +12,7 @@ static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
     return (unsigned)tiles_n;
 }
 
-/* What divides numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic = floor(2^(31+l) / d) + 1 has 32 bits,
+/* The divisor of numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic = floor(2^(31+l) / d) + 1 has 32 bits,
  * and is exact enough for 31. */
 static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     te__act_divisor d = TE_ZERO;
@@ -29,7 +29,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     bool gated = te_activation_is_gated(a->activation), vector;
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or as many as a store takes */
+    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or the size of a store */
     te__launch *l;
     te__act_fwd_kargs *k;
     if (n == 0 || te__max(m, ldc) == 0) return TE_OK;

@@ -11,7 +11,7 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* What is written for x [m, n]: `out` of floats [m, n], or codes [m, ld]; of codes, `col` [n, ldc] beside or in place of it. */
+/* The outputs for x [m, n]: `out` of floats [m, n], or codes [m, ld]; of codes, `col` [n, ldc] beside or in place of it. */
 static te_result te__act_check_output(te_ctx *te, const char *op, const char *name, te_tensor *out, te_tensor *col, const te_tensor *scale,
                                       te_tensor *scale_inv, te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];

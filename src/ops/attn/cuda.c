@@ -1,6 +1,6 @@
 /* ops/attn/cuda.c: attention, which kernels with which tiles. Knows plans; must not know the driver.
  *
- * The tensor-core kernels take bf16 and f16 with head sizes that are multiples of 8 and rows at multiples of 16 bytes; the general ones take
+ * The tensor-core kernels are for bf16 and f16 with head sizes that are multiples of 8 and rows at multiples of 16 bytes; the general ones take
  * everything. Head sizes are rounded up to one that a tensor-core kernel is made for: zeros between cost time, not results. */
 
 /* Tiles of the tensor-core kernels. `m`: 16-row fragments of a warp; `tile`: rows of the other side at a time. */

@@ -7,15 +7,14 @@
 //   rows   |    8 elements           |     column amax  across the 2 ty of a warp, then 16 warps in shared memory
 //          +-------------------------+     both copies  scaled and rounded from the same registers
 //
-// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (tile.cuh) to stores of 16 bytes.
+// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (transpose.cuh) to stores of 16 bytes.
 //
-// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: that is how padding is written.
-// Tiles that hold nothing but padding have no scales.
+// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: padding included.
+// Tiles of padding alone have no scales.
 //
-// One H200, 2026-11-21: 16384x4096 bf16, 1 x 128 blocks, both copies 0.85 of copy. Three blocks of 512 threads on a multiprocessor are what
-// matters: with two it is 0.80.
+// Benchmark: "quantize 1x128 blocks both copies", "quantize 128x128 blocks both copies" in tests/bench/h200.csv.
 //
-// Launch: block 512, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
+// Launch: block 512, grid: tiles, consecutive along a row of tiles. Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4
@@ -30,7 +29,7 @@
 #include "base/scaling.h"
 #ifdef X_DT
 #define HELD X_DT
-#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1) // a multiprocessor should hold, where the registers suffice
+#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1) // resident blocks of a multiprocessor, if the registers suffice
 #else
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
@@ -61,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(cons
     te_i64 row = first_row + ty * 4, col = first_col + tx * 8;
     bool scaled = first_row < a.m && first_col < a.n; // else all of it is padding
 
-    // The loads come first, with nothing between them: they are all on their way before the first is waited for.
+    // All loads are issued before the first element is used: their latencies overlap.
     te_raw<HELD> x[4];
     if (a.vector_x && row + 4 <= a.m && col + 8 <= a.n) {
 #pragma unroll
@@ -77,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(cons
     if (a.noop && *a.noop == 1.0f) return;
     float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;
 
-    // NaN drops out of every maximum. 16-bit formats are compared two at a time, as they lie.
+    // NaN drops out of every maximum. 16-bit formats are compared two at a time, packed.
     float row_amax[4] = {}, col_amax[8] = {};
     if constexpr (PACKED) {
         te_u32 rows[4] = {}, columns[4] = {};

@@ -55,7 +55,7 @@ static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_a
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
 
-/* What a scale becomes where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block kernels). */
+/* The scale where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block kernels). */
 static float te__block_limit(te_dtype dtype) { return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX; }
 
 /* ---- CPU: quantize ---- */
@@ -167,7 +167,7 @@ static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_a
 
 /* ---- CPU: dequantize ---- */
 
-/* Bands of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a time, and turned on the way. */
+/* Bands of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a time, and transposed. */
 static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
     enum { ROWS = 16 };
     const te_op_block_dequantize_args *a = (const te_op_block_dequantize_args *)user;

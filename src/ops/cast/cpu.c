@@ -1,4 +1,4 @@
-/* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. What it gives is what every GPU gives, byte for byte. Work is cut by the
+/* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. Every GPU gives the same bytes. Work is cut by the
  * shape alone. */
 
 /* max(largest, |x|): non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers vectorizes. */

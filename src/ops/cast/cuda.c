@@ -47,7 +47,7 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
     return TE_OK;
 }
 
-/* The list cut into tables; slots_a_block of the kernel. `with` holds what the tables have in common, its amaxes those of all slots. */
+/* The list cut into tables; slots_a_block of the kernel. `with` holds the fields that the tables share, its amaxes those of all slots. */
 static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history, te_tensor *const *scale, int count,
                              const te__delayed_kargs *with) {
     te__launch *l = NULL;

@@ -1,4 +1,4 @@
-/* ops/cast/op.c: amax, scales, FP8 casts, transpose: what each call must look like, and the scale arithmetic of the recipes. Knows tensors;
+/* ops/cast/op.c: amax, scales, FP8 casts, transpose: the checks of each call, and the scale arithmetic of the recipes. Knows tensors;
  * must not know which backend runs. */
 
 /* A plain contiguous tensor of this context. */
@@ -51,7 +51,7 @@ static te_result te__check_scale_from_amax(te_ctx *te, te_op_scale_from_amax_arg
 
 /* ---- delayed scaling ---- */
 
-/* The histories of a list, and how many slots they have together. */
+/* The histories of a list, and the number of all their slots. */
 static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor *const *history, int count, int64_t *slots) {
     char name[48], text[TE__SHAPE_TEXT];
     int i;

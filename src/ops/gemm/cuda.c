@@ -1,11 +1,11 @@
-/* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
+/* ops/gemm/cuda.c: matrix products: the choice of the kernel, and its launch. Knows plans; must not know the driver beyond tensor maps.
  *
- * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (up to sixteen lines by many along k), gemv_mn (up to
- * eight by many that stand side by side), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
+ * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (GEMV: up to sixteen lines by a K-major operand), gemv_mn (up to
+ * eight by an MN-major operand), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
  * are bf16 to all but gemv_k. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying:
  * the same shapes get the same kernel, and the same bits, in every run. */
 
-/* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
+/* A tile that a kernel can have, and its share of the best utilisation of the tensor cores. */
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     double speed;
@@ -34,7 +34,7 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, in
     return te__div_up(m, t->bm * te__gemm_share_b(t)) * te__div_up(n, t->bn * te__gemm_share_a(t));
 }
 
-/* What the kernels are given to multiply: the operands of the call, or what they were decoded into. */
+/* The operands that the kernels multiply: those of the call, or their decoded copies. */
 typedef struct te__gemm_side {
     const void *data;
     te_dtype dtype;
@@ -57,19 +57,19 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* What a slab takes of a block at least if rows are off sectors: some three cycles for each that the block asks TMA for, and one for each that the other
- * block of its cluster asks for. Fitted with the rest. */
+/* The least time of a slab for a block if rows are off sectors: some three cycles for each row that the block loads by TMA, and one for each that the
+ * other block of its cluster loads. Fitted with the rest. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there of 41 shapes; of these and others, 64, the
- * picks take 1 % longer than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters came later, and were fitted by hand to eight more.
- * A tile costs its slabs and what is not hidden of writing D, and all of them cannot come faster than from device memory: 2.2 MB a slab, 80 KB for one
- * block. A cluster costs its start. Splitting k costs a second launch and its partial sums' way through the L2 cache; within a cluster, an exchange of the
- * tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of them. work: on D's way out, on 128 x 256 values. */
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
+ * picks are 1 % slower than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters were fitted later, by hand, to eight more.
+ * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
+ * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache; within a cluster, an exchange of the
+ * tiles' sums, and idle multiprocessors: clusters of 4 and 8 do not fit into every group of them. work: of the epilogue, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             bool tma, double work) {
     const te_op_gemm_args *a = q->args;
@@ -82,7 +82,7 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
     double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
     if (t->cluster > 1) cost += 1.4;
-    if (together) { /* these blocks do not stay */
+    if (together) { /* these blocks are not persistent */
         double sums = (double)(te__min(a->m, t->bm) * te__min(a->n, t->bn)) / (128.0 * 128.0);
         cost += (splits == 8 ? 4.5 : 2.0) + 8.0 * sums + 9.5 * (double)(rounds - 1);
     } else if (splits > 1) {
@@ -91,7 +91,7 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
     return cost;
 }
 
-/* For `te_bench --tune` and tests, which have one alternative after the other taken: `take`, -1 for the best. */
+/* For `te_bench --tune` and tests, which run each alternative: number `take`, -1 for the best. */
 #ifdef TE__TUNE
 static struct te__gemm_tune {
     int take, count;
@@ -106,7 +106,7 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
 #define TE__GEMM_COPIES te__gemm_tune.copies
 #define TE__GEMM_TUNES (te__gemm_tune.take >= 0 || te__gemm_tune.copies >= 0)
-#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: somebody is about to count */
+#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: the alternatives are about to be counted */
 #else
 #define TE__GEMM_SKIPS(cost) false
 #define TE__GEMM_COPIES -1
@@ -120,7 +120,7 @@ static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int6
     return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
 }
 
-/* What is to be done on D's way out, or shifted there: see te__gemm_cost. */
+/* The work of the epilogue, or of its shifted stores: see te__gemm_cost. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
@@ -167,7 +167,7 @@ typedef struct te__gemm_key {
 } te__gemm_key;
 typedef char te__gemm_memo_fits[sizeof(te__gemm_key) == TE__MEMO_KEY && sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
-/* The same, searched once: that takes a quarter of what a launch takes. */
+/* The same, searched once: a search costs a quarter of a launch. */
 static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
     te__gemm_choice c;
@@ -340,10 +340,9 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
 }
 
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the bytes
- * move once; but a slab takes longer than by TMA, and each block copies for itself. Microseconds more than those of a product that TMA brings, fitted by
- * hand to te_bench --tune on an H200, 2026-11-21: 0.8 a slab with both operands, 0.4 with one, and 4 if it is only now that k is split; by gemm_align 2.2
- * and the copies' way out of and into memory. Both operands, gemm_align's time last: 127 x 129 x 255 TN 9.4 and 8.3 us (gemm_mma 17.5), 300 x 521 x 1101 TN
- * 14.4 and 11.5, 63 x 2111 x 7167 TN 30.7 and 36.1; one, NN: 200 x 200 x 2001 10.8 and 12.9. */
+ * move once; but a slab is slower than by TMA, and each block copies for itself. The model has microseconds beyond those of a product loaded by TMA, fitted by
+ * hand to te_bench --tune on an H200: 0.8 a slab with both operands, 0.4 with one, and 4 if k is split for that alone; by gemm_align 2.2
+ * and a round trip of the copies through memory. Measurements: tests/bench/notes.md. */
 static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
@@ -424,7 +423,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
-    /* Plain first; the second list is for what needs more registers. Shared memory: four slots of 64 bytes of k. */
+    /* Plain first; the second list is for products that need more registers. Shared memory: four slots of 64 bytes of k. */
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
     static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
@@ -539,7 +538,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
-    if (q->copies && (store & TE__GEMM_STORE_DGELU || (store & TE__GEMM_STORE_ADD && k->g.d_dt != TE_F32))) store = 0; /* no warp is free to bring what is there */
+    if (q->copies && (store & TE__GEMM_STORE_DGELU || (store & TE__GEMM_STORE_ADD && k->g.d_dt != TE_F32))) store = 0; /* no warp is free to load aux or the old D */
     by_tma = (store & TE__GEMM_STORE) != 0;
     if (a->bias_gradient && by_tma && !q->copies && c.splits == 1) { /* of 64 rows each */
         sum_rows = te__div_up(a->m, 64);
@@ -580,10 +579,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemv_k ----------------------------------------------------------------------------------------------------- */
 
-/* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
- * few lines by a few long ones (k > 16384, fewer blocks than four a multiprocessor). And gemm_hopper's ring keeps more bytes on the way than warps do, which
- * tells with very many: one row by 128256 x 4096 bf16 takes it 257 us, gemv_k 281; by 14336 x 4096 both the same, of fp8 gemv_k 0.92. The bound
- * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is
+/* GEMVs of two K-major operands, bound by the bytes of the long one. More than eight lines of the short operand need registers that shifts, and scales of
+ * blocks, need as well. k is not split, so a small grid with long lines (k > 16384, fewer blocks than four a multiprocessor) is refused. And the ring of
+ * gemm_hopper has more bytes in flight than warps do, which is quicker for very many lines (tests/bench/notes.md). The bound
+ * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With a short B most of the ring is
  * B's, and empty. */
 static bool te__gemm_is_gemv_k(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
@@ -629,8 +628,8 @@ static te_result te__gemm_plan_gemv_k(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemv_mn ------------------------------------------------------------------------------------------------ */
 
-/* A few lines by many that stand side by side in memory; 64 or more, not to read beyond them in vain. Very many are left to gemm_hopper, as in front of
- * gemv_k: one row by 128256 x 4096 takes it 257 to 267 us, by how it is split, gemv_mn 270; by 28672 x 4096 both the same. */
+/* GEMVs with an MN-major long operand; of 64 lines or more, so that no piece beyond them is read in vain. Very many lines are left to gemm_hopper, as in
+ * te__gemm_is_gemv_k: tests/bench/notes.md. */
 static bool te__gemm_is_gemv_mn(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
@@ -639,8 +638,8 @@ static bool te__gemm_is_gemv_mn(const te__plan *p, const te__gemm_problem *q) {
     return !(te__gemm_is_aligned(q) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines > 256 * (int64_t)p->num_sms);
 }
 
-/* Lanes have eight lines each where blocks of four by lane, sixteen warps, would not all be there at once, two a multiprocessor: 1 x 10000 x 4096 30 us,
- * not 38; but 1 x 4096 x 4096 19, not 17. k is split where blocks are at most half as many as multiprocessors. */
+/* Lanes have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once, two a multiprocessor: tests/bench/notes.md.
+ * k is split if blocks are at most half as many as multiprocessors. */
 static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */

@@ -1,28 +1,26 @@
 // ops/gemm/gemv_k.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines (rows of A, columns of
-// B): a matrix times a few vectors, as when a model writes one word after the other. The floor is the long operand's bytes.
+// B): a GEMV, or a product with up to sixteen vectors, of two K-major operands, as in decoding. The floor is the long operand's bytes.
 //
-//        k                                          A block has 16 lines of the long operand, X. Its warps take turns of 128 bytes of k,
-//        +----+----+-- ..  --+----+----+            and add up their sums at the end, in order. Both operands go from memory straight into
-//     16 | w0 | w1 |         | w0 | w1 | ..         registers: nobody else needs the bytes, and those of Y, the short one, are in the L1 cache.
+//        k                                          A block has 16 lines of the long operand, X. Its warps have turns of 128 bytes of k,
+//        +----+----+-- ..  --+----+----+            and their sums are added at the end, in order. Both operands are loaded from memory into
+//     16 | w0 | w1 |         | w0 | w1 | ..         registers: no other block needs the bytes of X, and those of Y, the short one, are in the L1 cache.
 //        +----+----+-- ..  --+----+----+
 //
-// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. Which k they are is the same to it, as long as X and Y agree: so lane
+// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. The order of k is free, as long as X and Y agree: so lane
 // 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its operands word by word. FP8 is decoded into f16,
-// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two
-// pieces that hold them.
+// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may have any alignment: 16 bytes that do not begin at a multiple of 16 are shifted out of
+// the two pieces that hold them.
 //
-// One H200, 2026-11-21, te_bench few, 1 x 4096 x 4096 and 1 x 4096 x 14336: bf16 16.6 us and 40.9 (1.08 and 1.02 of cuBLASLt), fp8 10.4 and 21.3 (1.03
-// and 1.24), 1x128 by 128x128 10.2 and 22.1, MXFP8 13.0 and 30.9, NVFP4 12.9 and 30.3. Decoding costs: 1 x 128256 x 4096 takes 231 us with MXFP8, 138 with
-// 1x128 blocks.
+// Benchmark: "gemv ..." in tests/bench/h200.csv.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8
-//          SHORT_A       A is the short one
+//          SHORT_A     A is the short operand
 //          EIGHTS      of lines of the short one: 1, or, ALIGNED and without BLOCK, 2
 //          ALIGNED     A, B and their lines start at multiples of 16 bytes
-//          WARPS       of a block: 16, where there are few blocks, ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8, which have more registers
+//          WARPS       of a block: 16, for a small grid, ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8, which have more registers
 //          and, 0 where left out: BLOCK (te__gemm_block_kind, fp8: sums of 128 k, a turn, are scaled in f32),
 //          SCALES (1: MXFP8, 2: NVFP4; where block_a and block_b point to, row-wise), SWIZZLED (they are)
-// Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands k-major.
+// Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands K-major.
 //
 // te:arch 80
 // te:row A_DT=3 B_DT=3 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
@@ -74,8 +72,8 @@
 #define A_2D (BLOCK == 3)   // of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker (1 x 128256 x 4096 MXFP8 232 us, not 245; 1 x
-// 4095 x 4097 bf16 19.0, not 20.1) but for aligned lines of 16 bits (1 x 4096 x 4096 18.0 us, not 16.5).
+// Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker but for aligned lines of 16 bits:
+// tests/bench/notes.md.
 #if BITS == 16 && ALIGNED
 #define FETCH ""
 #else
@@ -92,7 +90,7 @@ TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
     return u;
 }
 
-// A line of an operand: the last one in place of one that is not there, whose products nobody asks for.
+// A line of an operand; beyond the end the last one, whose products are not stored.
 struct te_gemv_line {
     const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with SCALES
     te_i64 line, ld_scale;
@@ -103,7 +101,7 @@ struct te_gemv_line {
     }
 
     // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with them.
-    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, for it will be asked for again
+    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, since it is loaded again
         const te_u8 *p = from + at * BITS / 8;
         int by = ALIGNED ? 0 : (int)((te_u64)p & 15);
         uint4 u = !ALIGNED || kept ? te_gemv_load(p - by) : te_gemv_load_once(p);
@@ -125,7 +123,7 @@ struct te_gemv_line {
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
-    // The scales of those, as the decoding wants them: one of MXFP8, two of NVFP4; beyond the last something finite.
+    // The scales of those, as the decoding requires them: one of MXFP8, two of NVFP4; beyond the last something finite.
     TE_DEV uint2 scales(te_i64 at, te_i64 k) const {
         te_u32 r[2] = {0, 0};
 #pragma unroll

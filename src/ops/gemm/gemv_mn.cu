@@ -1,24 +1,22 @@
 // ops/gemm/gemv_mn.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of
-// B), and the lines of the other, X, stand side by side: what is contiguous in memory is one value of k of all of them. gemv_k is for lines that run
-// along k. The floor is X's bytes.
+// B), and the other, X, is MN-major: values of one k of all its lines are contiguous. gemv_k is for K-major X. The floor is X's bytes.
 //
-//            lines of X                             A block has STEP lines of X. Its warps take turns of 16 values of k, and add up their sums at the
-//        +----+----+-- .. --+----+                  end, in order. Both operands go from memory straight into registers.
+//            lines of X                             A block has STEP lines of X. Its warps have turns of 16 values of k, and their sums are added at the
+//        +----+----+-- .. --+----+                  end, in order. Both operands are loaded from memory into registers.
 //      k |    |    | STEP   |    |
-//        +----+----+-- .. --+----+                  mma.sync multiplies 16 x 8 x 16 values: lines of X, of the few, Y, and k. Which they are is the same
-//        |    |    |        |    |                  to it: lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; of two lines
-//        +----+----+-- .. --+----+                  each it is rows g and g + 8 of a product, when words of two lines have become words of two k.
+//        +----+----+-- .. --+----+                  mma.sync multiplies 16 x 8 x 16 values: lines of X, of the short operand, Y, and k. Their order is free:
+//        |    |    |        |    |                  lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; two lines each
+//        +----+----+-- .. --+----+                  are rows g and g + 8 of a product, once words of two lines have become words of two k.
 //
-// Rows (of one k) may start anywhere, but pieces are read from where they are aligned. So rows are dealt out to the warps by where they start: PIECE of
-// them that follow each other may each start elsewhere within a piece, and the next one starts as the first. A warp has rows of one kind, whose pieces all
-// lie alike: its lines are others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each
+// Rows (of one k) may have any alignment, but pieces are loaded from aligned addresses. So rows are dealt out to the warps by their alignment: PIECE
+// consecutive rows may each have another one within a piece, and the next row has that of the first. A warp has rows of one kind, whose pieces are all
+// aligned alike: its lines are off by up to PIECE - 1 from those of an aligned X, which the final sums correct. The last piece of each
 // block's lines is then read by its neighbour too.
 //
-// One H200, 2026-11-21, te_bench few odd, in brackets over cuBLASLt: bf16 NN 1 x 4096 x 4096 17.1 us (1.05), 1 x 14336 x 4096 35.9 (1.11), 8 x 14336 x 4096
-// 37.2 (1.07), 1 x 4096 x 14336 43.7 (0.93); te_bench --tune: 1 x 4095 x 4097 NN 17.2 (1.09), 4097 x 1 x 4095 NT 17.2 (1.17), 1 x 28673 x 4096 NN 79.6 (1.9).
+// Benchmark: "gemv bf16 NN" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
 // Options: DT       3 or 2: bf16 or f16
-//          SHORT_A    A is the short one
+//          SHORT_A  A is the short operand
 //          PIECE    lines of a lane: 4 or 8
 //          ALIGNED  all rows start at multiples of a piece
 //          WARPS    of a block: 8 or 16
@@ -43,13 +41,13 @@
 #define LINES (8 * PIECE) // that a warp reads
 #define STEP (ALIGNED ? LINES : LINES - PIECE)
 #define KINDS (ALIGNED ? 1 : PIECE) // of rows, by where they start
-#define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps go side by side
+#define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps are adjacent
 #define RESIDENT (PIECE == 8 ? 16 : 32) // warps on a multiprocessor: as many as registers allow
 
 // PIECE lines of one k.
 struct te_gemv_piece {
     te_u32 word[PIECE / 2];
-    // Nothing writes there while the kernel runs, and hardly anybody reads it twice. Of four lines there are no words 2 and 3, but they must have names.
+    // Nothing writes there while the kernel runs, and hardly any byte is read twice. Four lines have no words 2 and 3, but the asm needs operands.
     TE_DEV void load(te_u64 at) {
         if (PIECE == 8) asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[PIECE / 2 - 2]), "=r"(word[PIECE / 2 - 1]) : "l"(at));
         else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
@@ -80,10 +78,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
     te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
     te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;
     int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);
-    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // the last lines in place of some that are not there
+    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // beyond the end the last lines
     x += 2 * line;
 
-    // Line g of Y, or the last one in its place, whose products nobody asks for.
+    // Line g of Y, or beyond the end the last one, whose products are not stored.
     const te_i64 y_k = (SHORT_A ? a.a_t : !a.b_t) ? (SHORT_A ? a.lda : a.ldb) : 1, y_line = (SHORT_A ? a.a_t : !a.b_t) ? 1 : SHORT_A ? a.lda : a.ldb;
     const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;
 

@@ -33,7 +33,7 @@ static te_result te__grouped_plan_naive(te__plan *p, const te_op_grouped_gemm_ar
     return TE_OK;
 }
 
-/* ---- the choice of a tile: from what the host knows, as if the groups were alike ------------------------------------------- */
+/* ---- the choice of a tile: by the sizes on the host, as if the groups were alike ------------------------------------------- */
 
 /* Times in slabs of a 128 x 256 tile, with te__gemm_cost's earlier constants, which grouped products were measured with. granule: rows that cost
  * something when one of them is there. */
@@ -122,7 +122,7 @@ static void te__grouped_plan_groups(te__plan *p, const te_op_grouped_gemm_args *
 }
 
 static te_result te__grouped_plan_hopper(te__plan *p, const te_op_grouped_gemm_args *a, const te__gemm_problem *q) {
-    /* Clusters share A along rows: tiles beside each other belong to one group. Tiles of 256 rows there do what rows of the group are in them. */
+    /* Clusters share A along rows: tiles of one row belong to one group. Tiles of 256 rows there compute only the rows of their group. */
     static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.97, 2, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.985, 1, 384, 1}, {128, 128, 0.94, 1, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind sums_promoting[] = {{256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}};

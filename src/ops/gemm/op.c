@@ -60,7 +60,7 @@ static int64_t te__gemm_scale_rows(te_scaling s, bool columnwise, int64_t size, 
     return columnwise ? te__round_up(te__gemm_groups(s, k), 4) : te__round_up(size, 128);
 }
 
-/* What a block's codes times its scale still lack of the values that were quantized, besides the amax. */
+/* The factor between a block's codes times its scale and the quantized values, besides the amax. */
 static float te__gemm_nvfp4_factor(bool e4m3_max_256) { return 1.0f / (6.0f * (e4m3_max_256 ? 256.0f : 448.0f)); }
 
 static te_result te__gemm_check_pair(te_ctx *te, const te_op_gemm_args *a) {
@@ -150,7 +150,7 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_op_gemm_args *a) {
     return r;
 }
 
-/* What bias_gradient is, of a D that has been written. */
+/* The column sum that bias_gradient is, of a D that has been written. */
 static te_op_column_sum_args te__gemm_column_sum(const te_op_gemm_args *a) {
     te_op_column_sum_args sum = TE_ZERO;
     sum.x = a->d;

@@ -1,8 +1,8 @@
 // ops/loss/mse_fwd.cu: partial sums of (x - target)^2.
 //
-//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone
+//   block b of B sums elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone
 //
-// One H200, 2026-11-21, te_bench squared: 16384x4096 bf16, with mse_sum, 0.96 of copy.
+// Benchmark: "mean squared error forward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid `parts`. With options: count a multiple of 8, x and target aligned to 16 bytes.
 //

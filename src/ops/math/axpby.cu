@@ -1,6 +1,6 @@
 // ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.
 //
-// One H200, 2026-11-21, te_bench "sum of two": 16384x4096 bf16 0.97 of copy.
+// Benchmark: "sum of two" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.
 //

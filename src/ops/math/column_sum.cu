@@ -8,7 +8,7 @@
 // Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of all the group's columns: four
 // sums over every fourth chunk, which are then added in order. That is one launch, and bits that depend on the shape alone.
 //
-// One H200, 2026-11-21, te_bench, bf16, of copy: 16384x4096 0.87, 8192x8192 0.87, 16384x2048 0.71 (22 us).
+// Benchmark: "column sum" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple of 8, and rows of x
 // start at multiples of 16 bytes.
@@ -25,7 +25,7 @@
 #define RESIDENT 1
 #endif
 
-// True in every thread of the block that ends last of `count`; it sees what all of them wrote. The counter is 0 again then.
+// True in every thread of the block that ends last of `count`; the writes of all of them are visible to it. The counter is 0 again then.
 TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {
     __shared__ bool last;
     __syncthreads();
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_column_sum(const 
 #pragma unroll
                 for (int k = 0; k < 8; k++) sum[k] += te_raw_get(x[r], k);
         }
-        te_raw<X_DT> x[8]; // what is left, all at once as well
+        te_raw<X_DT> x[8]; // the remaining rows, all loads at once as well
 #pragma unroll
         for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw_load_once<X_DT>(at + r * stride, 0) : te_raw_zero<X_DT>();
 #pragma unroll

@@ -9,9 +9,9 @@
 //
 // Transposed views of equal formats go through transpose.cu, six times as fast.
 //
-// One H200, 2026-11-22, te_bench convert: 16384x4096 bf16 to f32 0.92 of copy.
+// Benchmark: "convert to f32" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: blocks of 1024 items; each thread takes four, 256 apart. width 4, 8: addresses and strides as te_ask wants them.
+// Launch: block 256, grid: blocks of 1024 items; each thread has four, 256 apart. width 4, 8: addresses and strides as te_raw_ask requires.
 //
 // te:baseline
 // te:row SRC_DT=1 DST_DT=3
@@ -90,7 +90,7 @@ template <int N> TE_DEV void te_convert_items(const te__copy_kargs &a, te_i64 fi
     te_raw<TE_ANY, N> item[4];
     te_i64 from[4], to[4];
     te_locate4(a, first, from, to);
-    bool all = first + 768 < a.items; // then the four loads are on their way together
+    bool all = first + 768 < a.items; // then the four loads are in flight at once
 #pragma unroll
     for (int k = 0; k < 4; k++)
         if (all) item[k] = te_raw_ask<N>(a.src, from[k], SRC_DT);

@@ -168,7 +168,7 @@ static te_result te__cpu_random(te_ctx *te, const te_op_random_args *a) {
     return TE_OK;
 }
 
-/* alpha with what the device scalars make of it. */
+/* alpha times the device scalars. */
 static float te__axpby_alpha(const te_op_axpby_args *a) {
     float alpha = a->alpha_device ? a->alpha * *(const float *)te__data(a->alpha_device) : a->alpha;
     float divisor = a->divide_device ? *(const float *)te__data(a->divide_device) : 1.0f;

@@ -18,7 +18,7 @@ static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src,
     while (unit < 16 && all % (uintptr_t)(2 * unit) == 0) unit *= 2;
     return unit;
 }
-/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that what a warp reads, or writes, at once lies in a row. */
+/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that each load or store of a warp is contiguous. */
 static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
     if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
     return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
@@ -64,11 +64,11 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     te__launch_size(l, te__div_up(k->items, 1024), 1, 1, 256, 0);
 }
 
-/* What a block of the kernel transposes: two tiles. */
+/* A block of the kernel transposes two tiles. */
 static int64_t te__transpose_tall(int size) { return size == 1 ? 128 : 256 / size; }
 static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 
-/* Transposes of matrices of elements of t->size bytes; what follows from the rest of t is filled in. */
+/* Transposes of matrices of elements of t->size bytes; the fields that follow from the rest of t are filled in. */
 static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size), dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
     te__launch *l = te__plan_launch(p, "math", "transpose");
@@ -91,7 +91,7 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
 }
 
 /* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth of tiles at least. Element by
- * element takes six times as long as through full ones. */
+ * element is six times slower than full tiles. */
 static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;
@@ -125,7 +125,7 @@ static void te__plan_copy_apart(te__plan *p, const te_op_copy_args *a) {
     te__copy_walk_make(&w, a->src, a->dst);
     flat = w.ndim == 1 && w.src[0] == 1 && w.dst[0] == 1;
     if (flat) {
-        /* The bulk in the widest items, and what is left over one by one. */
+        /* The bulk in the widest items, and the rest one by one. */
         bool aligned = te__math_aligned(a->src) && te__math_aligned(a->dst);
         width = !aligned ? 1 : raw ? 16 / size : te__copy_width(a->src, a->dst);
         if (width > 1) {

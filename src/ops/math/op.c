@@ -1,4 +1,4 @@
-/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: what each call must look like, and what both backends share about it.
+/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: the checks of each call, and what both backends share about it.
  * Knows tensors; must not know which backend runs. */
 
 /* A plain tensor of this context. */

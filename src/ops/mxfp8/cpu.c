@@ -1,4 +1,4 @@
-/* ops/mxfp8/cpu.c: reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. What it gives is what every GPU gives, byte for byte.
+/* ops/mxfp8/cpu.c: reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. Every GPU gives the same bytes.
  * Knows rows of floats; must not know the kernels. */
 
 enum { TE__MX_COLUMNS = 128, TE__MX_TILE_GROUPS = TE__MX_COLUMNS / TE__MX_GROUP };

@@ -7,7 +7,7 @@ static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
 
 /* A block for each tile that is wanted of m x n. */
 static void te__mx_grid(te__launch *l, int64_t m, int64_t n) {
-    int64_t most = 65535 /* what y and z can count */, tiles_m = te__div_up(m, TE__MX_ROWS);
+    int64_t most = 65535 /* the limit of y and z */, tiles_m = te__div_up(m, TE__MX_ROWS);
     te__launch_size(l, te__div_up(n, TE__MX_COLS), te__min(tiles_m, most), te__div_up(tiles_m, most), 256, 0);
 }
 

@@ -9,7 +9,7 @@ typedef struct te__norm_tiling {
     bool full; /* without a vector to spare */
 } te__norm_tiling;
 
-/* As few warps as hold a row with `most` vectors a thread, of those the first that share it out evenly. None: warps is 0. */
+/* The least number of warps that hold a row with `most` vectors a thread, of those the first that share it out evenly. None: warps is 0. */
 static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     te__norm_tiling t = TE_ZERO;
     int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
@@ -126,7 +126,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     return p->result;
 }
 
-/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES on their way, the sums over rows in registers or not. */
+/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES in flight, the sums over rows in registers or not. */
 typedef struct te__norm_bwd_tiling {
     te__norm_tiling row;
     int groups, stages;

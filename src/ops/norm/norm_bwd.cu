@@ -2,7 +2,7 @@
 //
 //   xhat = (x - mean) * rstd,  g = dy * gamma'
 //   dx = rstd * (g - mean(g xhat) * xhat - mean(g)) + add          RMSNorm: without mean(g)
-//   rounded: what stands before + add is rounded to dx's format; dx may be add
+//   rounded: the sum before + add is rounded to dx's format; dx may be add
 //   dgamma = sum over rows of dy xhat,  dbeta = sum over rows of dy
 //
 //   a block works on GROUPS rows at once, in step with all others; its sums over rows become one row of `partial`:
@@ -15,8 +15,7 @@
 // in shared memory if SUMS_SHARED), so that a row costs nothing but its own bytes and one barrier of its group. In a cooperative launch
 // (`counter`) the blocks wait for each other in the end and add the rows of `partial` up themselves; else norm_bwd_sum does so.
 //
-// One H200, 2026-11-21, te_bench, bf16, of copy, with norm_bwd_sum: 16384x4096 RMSNorm 0.92, LayerNorm 0.90; 8192x8192 0.91, 0.86;
-// 16384x2048 0.82, 0.78.
+// Benchmark: "rmsnorm backward", "layernorm backward" in tests/bench/h200.csv.
 //
 // Launch: grid of B <= m blocks. With CHUNKS: 32 WARPS GROUPS threads, at most 512; n a multiple of 8 and at most 256 CHUNKS WARPS (FULL:
 // equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared memory: see te__norm_bwd_tile. Without: block of up to
@@ -37,7 +36,7 @@
 #include "device/vector.cuh"
 #include "ops/norm/norm_parts.cuh"
 
-// What comes back of v when it is stored, if that is asked for.
+// v rounded to the format of dx, if `rounded` is set.
 TE_DEV float te_norm_stored(float v, int rounded, int dt) {
     if (rounded && dt == TE_BF16) return te_bf16_to_f32(te_f32_to_bf16(v));
     if (rounded && dt == TE_F16) return te_f16_to_f32(te_f32_to_f16(v));
@@ -108,8 +107,8 @@ struct te_norm_sums {
 #endif
 };
 
-// Both sums over the row, and with them the only barrier of a row's threads: scratch alternates from row to row, so that nobody overwrites
-// what others still read.
+// Both sums over the row, with the only barrier of a row's threads: scratch alternates from row to row, so that no thread overwrites
+// sums that others still read.
 TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {
     int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;
     if (LAYERNORM) v = te_warp_sum2(v);
@@ -229,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(co
     if (!a.partial) return;
     te_cp_async_wait<0>();
 #if GROUPS > 1
-    // The groups' sums, in their order, through what the queue no longer needs.
+    // The groups' sums, in their order, through the memory of the ring, which is free now.
     float4 *shared = (float4 *)te_norm_shared + t;
     for (int g = 1; g < GROUPS; g++) {
         __syncthreads();

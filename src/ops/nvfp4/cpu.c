@@ -1,4 +1,4 @@
-/* ops/nvfp4/cpu.c: reference of the NVFP4 amaxes and casts. What it gives is what every GPU gives, byte for byte. A strip of 16 rows is one
+/* ops/nvfp4/cpu.c: reference of the NVFP4 amaxes and casts. Every GPU gives the same bytes. A strip of 16 rows is one
  * piece of work: its codes fill whole bytes of both copies. */
 
 static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
@@ -21,7 +21,7 @@ static void te__nvfp4_load(const te_tensor *x, int64_t strip, int64_t group, te_
     memset(v, 0, sizeof(te__nvfp4_tile));
     for (r = 0; r < 16 && 16 * strip + r < m; r++) te__load_row(te__data(x), x->dtype, (16 * strip + r) * n + 16 * group, size, v[r]);
 }
-/* What the column-wise copy is made of: the transpose, transformed. */
+/* The input of the column-wise copy: the transpose, transformed. */
 static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turned) {
     int r, c;
     for (r = 0; r < 16; r++)
@@ -200,7 +200,7 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
     int64_t b;
     if (i < c->rows && 8 * j < c->bytes) {
         te__nvfp4_codes(&c->how, v, d, te__nvfp4_tensor_scale(amax, c->how.code_max), (uint64_t)(i * c->blocks + j), code);
-        for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0; /* what lies beyond the edge is no NaN */
+        for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0; /* elements beyond the edge are no NaN */
         for (b = 0; b < 8 && 8 * j + b < c->bytes; b++) c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
     }
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */

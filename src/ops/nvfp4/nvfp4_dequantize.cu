@@ -1,6 +1,6 @@
-// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.
+// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.
 //
-//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread asks for eight neighbours of each of its four rows before it decodes the first
+//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first
 //
 //   column-wise:
 //            64 columns
@@ -8,9 +8,9 @@
 //    64    |     y      |   the tile passes through shared memory in f32, 65 floats a row;
 //   rows   +------------+   a thread stores eight neighbours of a row, twice
 //
-// One H200, 2026-11-22, te_bench "dequantize nvfp4": 16384x4096 to bf16, row-wise, 0.84 of copy.
+// Benchmark: "dequantize nvfp4" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), those of a row of tiles next to each other. Any size, any
+// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), consecutive along a row of tiles. Any size, any
 // alignment.
 //
 // te:baseline

@@ -1,4 +1,4 @@
-/* ops/nvfp4/op.c: NVFP4 amaxes and casts: what each call must look like. Knows tensors; must not know which backend runs. */
+/* ops/nvfp4/op.c: NVFP4 amaxes and casts: the checks of each call. Knows tensors; must not know which backend runs. */
 
 /* [rows, ld] e2m1 codes with ld >= cols. */
 static te_result te__nvfp4_check_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows, int64_t cols) {
@@ -34,7 +34,7 @@ static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *na
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text), (long long)m);
     return te__want_f32(te, op, name, amax, m);
 }
-/* What happens before the column-wise copy: nothing, the transform, the transform without signs. */
+/* The step before the column-wise copy: nothing, the transform, the transform without signs. */
 static int te__nvfp4_transform(bool rht, bool no_sign_mask) { return !rht ? 0 : no_sign_mask ? 2 : 1; }
 
 /* One amax for each row of the copy, in place of one for the tensor? */

@@ -1,4 +1,4 @@
-/* ops/optim/op.c: Adam, gradient norm, scaling over lists of tensors: what each call must look like. Knows tensors; must not know which backend
+/* ops/optim/op.c: Adam, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
  * runs. */
 
 /* A plain contiguous float tensor of this context; `i`: its place in the list. */

@@ -1,6 +1,6 @@
 /* ops/rope/cpu.c: rotary embedding, token by token. Knows number formats only through cpu/rows.c.
  *
- * The angle is (float(t) * position_scale) * inv_freq, two f32 products like the kernel's, so that both sides take the sine of the same
+ * The angle is (float(t) * position_scale) * inv_freq, two f32 products like the kernel's, so that both compute the sine of the same
  * number: at position 10^6 the next f32 is 0.06 radians away. Sine and cosine are then good to an f32 ulp or two on either side. */
 
 /* Where head `packed_head` of the packed side lies on the other: in q (0), k (1) or v (2), as head *h. */

@@ -1,5 +1,5 @@
 /* ops/rope/op.c: the front door of the rotary embeddings: defaults, checks, and the one description that both backends work from: heads
- * of `packed` on one side and of q, k and v on the other, some of them rotated on the way. Knows tensors; must not know which backend runs. */
+ * of `packed` on one side and of q, k and v on the other, some of them rotated. Knows tensors; must not know which backend runs. */
 
 /* Float, plain, of this context, [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
 static te_result te__rope_want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
@@ -23,7 +23,7 @@ static te_result te__rope_want(te_ctx *te, const char *op, const char *name, con
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
-/* What te_op_rope_args and the two te_op_qkv_rope_args have in common. */
+/* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
                                        float *position_scale, int64_t offset, const te_tensor *start) {
     te_result r = TE_OK;
@@ -58,7 +58,7 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
                                  &a->position_scale, a->position_offset, a->start_positions);
 }
 
-/* The two argument structs differ in what is const. */
+/* The two argument structs differ in const alone. */
 static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args *a) {
     te_op_qkv_rope_args f = TE_ZERO;
     f.qkv = a->qkv;

@@ -1,5 +1,5 @@
-/* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. What it gives is what every GPU
- * gives, byte for byte. Must not know CUDA. */
+/* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. Every GPU gives
+ * the same bytes. Must not know CUDA. */
 
 enum { TE__SHARD_PIECE = 512, TE__SHARD_PARTS = 64 };
 
@@ -103,7 +103,7 @@ typedef struct te__shard_job {
     float part[TE__SHARD_PARTS];
 } te__shard_job;
 
-/* What element (row, column) is multiplied with. */
+/* The multiplier of element (row, column). */
 static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t column) {
     const te_op_shard_cast_args *a = j->a;
     const void *scale = te__data(a->scale);

@@ -1,4 +1,4 @@
-/* ops/shard/op.c: quantizing a slice of a matrix: what each call must look like. Knows tensors and the layouts of codes and scales; must not
+/* ops/shard/op.c: quantizing a slice of a matrix: the checks of each call. Knows tensors and the layouts of codes and scales; must not
  * know which backend runs, nor the operations that quantize whole tensors. */
 
 /* The slice lies in the matrix, whose size fits 64 bits. */

@@ -1,5 +1,5 @@
-// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done
-// with them.
+// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the
+// cast.
 #pragma once
 #include "device/vector.cuh"
 

@@ -1,6 +1,6 @@
 // ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.
 //
-//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)
+//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)
 //          +-------------------------+                  +---------------- 128 rows ----------------+
 //   128    | ty: 4 rows              |   ->  dst        |    those of a column that lie in the     |  64 columns
 //   rows   |    x eight columns      |                  |    slice are neighbours                  |

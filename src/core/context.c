@@ -146,7 +146,10 @@ TE_API void te_ctx_destroy(te_ctx *te) {
         te->buffers->refs = 1;
         te__buffer_release(te->buffers);
     }
+    te__streams_close(te);
     te__pool_close(te);
+    te__pinned_trim(te, true);
+    te__events_close(te);
     if (te->device->close) te->device->close(te);
     te__threads_close(te);
     te__forget_error(te);
@@ -157,7 +160,10 @@ TE_API void te_ctx_destroy(te_ctx *te) {
 
 TE_API const char *te_ctx_device(const te_ctx *te) { return te ? te->device_name : ""; }
 TE_API bool te_ctx_is_cuda(const te_ctx *te) { return te && te->device == &te__cuda_device; }
-TE_API te_result te_synchronize(te_ctx *te) { return te ? te->device->synchronize(te) : TE_ERR_STATE; }
+TE_API te_result te_synchronize(te_ctx *te) {
+    te_result result = te ? te->device->synchronize(te) : TE_ERR_STATE;
+    return result == TE_OK ? te__streams_synchronize(te) : result;
+}
 
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {

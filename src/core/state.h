@@ -12,6 +12,34 @@ typedef struct te__guest {
     void *owner;
 } te__guest;
 
+/* ---- streams ---- */
+
+/* A stream beside the context's own one (core/stream.c). */
+typedef struct te__stream {
+    te_ctx *te;
+    struct te__stream *next; /* te->streams */
+    void *handle;            /* the device's */
+} te__stream;
+
+/* A point in the work of a stream. */
+typedef struct te__event {
+    te_ctx *te;
+    struct te__event *next; /* te->spare_events */
+    int refs;
+    void *handle;
+    const te__stream *stream; /* where it was recorded: compared, never followed; NULL: the context's own */
+    bool pending;             /* recorded, and not known to have passed */
+} te__event;
+
+/* A block of pinned host memory, for copies on a second stream. */
+typedef struct te__pinned {
+    struct te__pinned *next; /* te->pinned */
+    void *data;
+    size_t capacity;
+    bool taken;
+    te__event *used; /* behind the last copy to or from it (a reference), or NULL */
+} te__pinned;
+
 /* ---- memory ---- */
 
 /* A write to a part of a buffer. */
@@ -33,6 +61,7 @@ typedef struct te__buffer {
     void (*release)(void *user); /* foreign memory */
     void *user;
     struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
+    te__event *used; /* behind the last copy of it on another stream (a reference), or NULL */
     uint64_t held, written;  /* the last captures that hold it, and that wrote it */
     uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
     uint64_t written_at, whole_at; /* the last write, and the last one that is not among `writes` */
@@ -40,10 +69,12 @@ typedef struct te__buffer {
     int num_writes, cap_writes;
 } te__buffer;
 
-/* A free block waits in a list of blocks of the same capacity. */
+/* A free block waits in a list of blocks of the same capacity; one that another stream still uses, among the pool's `pending`. */
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
+    size_t capacity; /* pending: with its event (a reference) */
+    te__event *used;
 } te__free_block;
 typedef struct te__free_list {
     size_t capacity;
@@ -52,6 +83,7 @@ typedef struct te__free_list {
 typedef struct te__pool {
     te__free_list *lists; /* sorted by capacity */
     int num_lists, cap_lists;
+    te__free_block *pending;
     te__free_block *spare; /* list nodes for reuse */
     te_memory_stats stats;
 } te__pool;
@@ -210,6 +242,18 @@ typedef struct te__device {
     te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
     te_result (*graph_launch)(te_ctx *te, te_graph *g);
     void (*graph_close)(te_ctx *te, te_graph *g);
+    /* Streams and events: core/stream.c, the only one to call these. A stream NULL is the context's own. */
+    te_result (*stream_create)(te_ctx *te, void **stream);
+    void (*stream_destroy)(te_ctx *te, void *stream);
+    te_result (*stream_synchronize)(te_ctx *te, const te__stream *s); /* never NULL */
+    te_result (*stream_wait)(te_ctx *te, const te__stream *s, void *event); /* what comes on the stream runs after the event */
+    te_result (*event_create)(te_ctx *te, void **event);
+    void (*event_destroy)(te_ctx *te, void *event);
+    te_result (*event_record)(te_ctx *te, void *event, const te__stream *s);
+    te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* only asks; passed NULL: the host waits */
+    te_result (*copy)(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host); /* the host's side is pinned */
+    void *(*pinned_alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
+    void (*pinned_release)(te_ctx *te, void *host, size_t bytes);
 } te__device;
 
 typedef struct te__cuda te__cuda;           /* cuda/driver.c */
@@ -373,6 +417,9 @@ struct te_ctx {
     te_jit_stats jit_stats;
     int64_t live_buffers;
     te__buffer *buffers; /* these */
+    te__stream *streams;
+    te__event *spare_events;
+    te__pinned *pinned;
     te__block *blocks;   /* all host memory of the context */
     te__guest *guests;
     int64_t process_id; /* where it was made, and te__forks there */

@@ -43,20 +43,24 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     te__open_cpu(te);
 }
 
-/* A tensor that is always there, and that nobody frees. */
-static void te__found_open(te_ctx *te) {
-    te->found_buffer.te = te->found.te = te;
-    te->found_buffer.refs = te->found.refs = 1;
-    te->found_buffer.data = te->cuda ? te__cuda_found(te) : (void *)&te->found_word;
-    te->found_buffer.bytes = sizeof(te->found_word);
-    te->found_buffer.version = 1;
-    te->found.dtype = TE_F32;
-    te->found.ndim = 1;
-    te->found.shape[0] = 2;
-    te->found.stride[0] = 1;
-    te->found.buffer = &te->found_buffer;
-    te->found_amax = te->found;
-    te->found_amax.shape[0] = 1;
+/* Tensors that are always there, and that nobody frees. */
+static void te__amax_words_open(te_ctx *te) {
+    int i;
+    for (i = 0; i < TE__AMAX_WORDS; i++) {
+        te__amax_word *w = &te->amax_words[i];
+        w->buffer.te = w->pair.te = te;
+        w->buffer.refs = w->pair.refs = 1;
+        w->buffer.data = te->cuda ? te__cuda_amax_word(te, i) : (void *)&te->amax_memory[i];
+        w->buffer.bytes = sizeof(te->amax_memory[i]);
+        w->buffer.version = 1;
+        w->pair.dtype = TE_F32;
+        w->pair.ndim = 1;
+        w->pair.shape[0] = 2;
+        w->pair.stride[0] = 1;
+        w->pair.buffer = &w->buffer;
+        w->amax = w->pair;
+        w->amax.shape[0] = 1;
+    }
 }
 
 /* The whole number in an environment variable; `otherwise` if there is none, or, with a warning, none from `low` to `high`. */
@@ -108,7 +112,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
         te__fail(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or neither");
         te__open_cpu(te);
     }
-    te__found_open(te);
+    te__amax_words_open(te);
     if (!te__arithmetic_is_exact())
         te__fail(te, TE_ERR_UNSUPPORTED, "te_ctx_create: te.h was compiled with flags that let sums be reordered, divisions be multiplications or -0 be 0: quantized codes "
                  "would not be TransformerEngine's; add -fno-fast-math -fno-unsafe-math-optimizations behind them, for the file that defines TE_IMPLEMENTATION");

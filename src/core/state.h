@@ -128,7 +128,7 @@ typedef struct te__quant_spec {
     te_quant_kind kind;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
-    bool found;     /* current: the amax of what is quantized is in te->found */
+    te_tensor *x_amax; /* current: f32 [2], the amax of what is quantized, as te_op_fp8_quantize takes it (borrowed); NULL: the cast measures it */
     te_tensor *bias_grad; /* delayed, current: gets the sums of columns of what is quantized; or NULL */
     bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_sign_mask, stochastic, row_scaled, e4m3_max_256;
     te_4over6_error four_over_six;
@@ -365,6 +365,16 @@ typedef struct te__quantized_init { /* te_quantized_model_init_begin */
 
 /* ---- the context ---- */
 
+/* Where an operation leaves the amax of what it writes, for the quantizer that its caller hands the tensor to (te__amax_take). A cast leaves 0 there, so nobody
+ * has to clear it before: nothing is allocated and nothing launched for it. */
+enum { TE__AMAX_WORDS = 4 };
+typedef struct te__amax_word {
+    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while nobody has taken it. First: te__amax_give knows the word by it */
+    te_tensor amax; /* its first number */
+    te__buffer buffer;
+    bool taken;
+} te__amax_word;
+
 enum { TE__MAX_THREADS = 64 };
 
 struct te_ctx {
@@ -427,8 +437,6 @@ struct te_ctx {
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* those that are there */
     uint64_t captures; /* so far */
-    te_tensor found;   /* f32 [2]: where a kernel leaves the amax of what it writes, for the quantizer that is called next; 0 at all other times */
-    te_tensor found_amax; /* its first number */
-    te__buffer found_buffer;
-    TE__ALIGNED(8) uint64_t found_word; /* its memory on the CPU */
+    te__amax_word amax_words[TE__AMAX_WORDS];
+    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* theirs on the CPU */
 };

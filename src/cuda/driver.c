@@ -355,8 +355,8 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
 
-/* The last of them are te->found's. */
-static void *te__cuda_found(const te_ctx *te) { return (char *)te->cuda->counter + 248; }
+/* The last of them are te->amax_words'. */
+static void *te__cuda_amax_word(const te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
 
 /* Fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {

@@ -48,8 +48,10 @@
 /* core: context, memory, tensors, plans, tape */
 #include "core/state.h"
 #include "core/error.c"
+#include "core/stream.c"
 #include "core/memory.c"
 #include "core/tensor.c"
+#include "core/transfer.c"
 #include "core/plan.c"
 
 /* backends */
@@ -57,6 +59,7 @@
 #include "cpu/rows.c"
 #include "cuda/kernels.c"
 #include "cuda/driver.c"
+#include "cuda/stream.c"
 #include "cuda/nvrtc.c"
 #include "cuda/cache.c"
 #include "cuda/jit.c"

@@ -43,20 +43,24 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     te__open_cpu(te);
 }
 
-/* A tensor that always exists and is never freed. */
-static void te__found_open(te_ctx *te) {
-    te->found_buffer.te = te->found.te = te;
-    te->found_buffer.refs = te->found.refs = 1;
-    te->found_buffer.data = te->cuda ? te__cuda_found(te) : (void *)&te->found_word;
-    te->found_buffer.bytes = sizeof(te->found_word);
-    te->found_buffer.version = 1;
-    te->found.dtype = TE_F32;
-    te->found.ndim = 1;
-    te->found.shape[0] = 2;
-    te->found.stride[0] = 1;
-    te->found.buffer = &te->found_buffer;
-    te->found_amax = te->found;
-    te->found_amax.shape[0] = 1;
+/* Tensors that always exist and are never freed. */
+static void te__amax_words_open(te_ctx *te) {
+    int i;
+    for (i = 0; i < TE__AMAX_WORDS; i++) {
+        te__amax_word *w = &te->amax_words[i];
+        w->buffer.te = w->pair.te = te;
+        w->buffer.refs = w->pair.refs = 1;
+        w->buffer.data = te->cuda ? te__cuda_amax_word(te, i) : (void *)&te->amax_memory[i];
+        w->buffer.bytes = sizeof(te->amax_memory[i]);
+        w->buffer.version = 1;
+        w->pair.dtype = TE_F32;
+        w->pair.ndim = 1;
+        w->pair.shape[0] = 2;
+        w->pair.stride[0] = 1;
+        w->pair.buffer = &w->buffer;
+        w->amax = w->pair;
+        w->amax.shape[0] = 1;
+    }
 }
 
 /* The whole number in an environment variable; `otherwise` if there is none, or, with a warning, none from `low` to `high`. */
@@ -108,7 +112,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
         te__fail(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or neither");
         te__open_cpu(te);
     }
-    te__found_open(te);
+    te__amax_words_open(te);
     if (!te__arithmetic_is_exact())
         te__fail(te, TE_ERR_UNSUPPORTED, "te_ctx_create: te.h was compiled with flags that let sums be reordered, divisions be multiplications or -0 be 0: quantized codes "
                  "would not be TransformerEngine's; add -fno-fast-math -fno-unsafe-math-optimizations behind them, for the file that defines TE_IMPLEMENTATION");
@@ -147,7 +151,10 @@ TE_API void te_ctx_destroy(te_ctx *te) {
         te->buffers->refs = 1;
         te__buffer_release(te->buffers);
     }
+    te__streams_close(te);
     te__pool_close(te);
+    te__pinned_trim(te, true);
+    te__events_close(te);
     if (te->device->close) te->device->close(te);
     te__threads_close(te);
     te__forget_error(te);
@@ -158,7 +165,10 @@ TE_API void te_ctx_destroy(te_ctx *te) {
 
 TE_API const char *te_ctx_device(const te_ctx *te) { return te ? te->device_name : ""; }
 TE_API bool te_ctx_is_cuda(const te_ctx *te) { return te && te->device == &te__cuda_device; }
-TE_API te_result te_synchronize(te_ctx *te) { return te ? te->device->synchronize(te) : TE_ERR_STATE; }
+TE_API te_result te_synchronize(te_ctx *te) {
+    te_result result = te ? te->device->synchronize(te) : TE_ERR_STATE;
+    return result == TE_OK ? te__streams_synchronize(te) : result;
+}
 
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {

@@ -1,6 +1,6 @@
 /* core/memory.c: the caching pool of device memory, arenas beside it, and reference-counted buffers from both. Knows the device only through its
- * table of functions. All work of a context is ordered by its one stream, so a block may be handed out again as soon as it
- * is released. */
+ * table of functions. All operations of a context are ordered by its own stream, so a block may be handed out again as soon as it
+ * is released; where another stream has used it, once that one's event has passed. */
 
 static te_result te__device_enter(te_ctx *te, bool *entered) {
     te_result result;
@@ -126,6 +126,42 @@ static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
     te->pool.stats.reserved -= capacity;
 }
 
+/* Keeps a block that another stream may still use (its buffer's reference to the event comes with it). */
+static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
+    te__pool *pool = &te->pool;
+    te__free_block *b;
+    if (te__event_passed(used) || (!pool->spare && !te__pool_add_spare(te, pool))) {
+        te__event_synchronize(used);
+        te__event_release(used);
+        te__pool_keep(te, data, capacity);
+        return;
+    }
+    b = pool->spare;
+    pool->spare = b->next;
+    b->data = data;
+    b->capacity = capacity;
+    b->used = used;
+    b->next = pool->pending;
+    pool->pending = b;
+}
+/* Deferred blocks whose event has passed become free; `wait`: all. */
+static void te__pool_reclaim(te_ctx *te, bool wait) {
+    te__pool *pool = &te->pool;
+    te__free_block *b, **at = &pool->pending;
+    while ((b = *at) != NULL) {
+        if (wait) te__event_synchronize(b->used);
+        if (!te__event_passed(b->used)) {
+            at = &b->next;
+            continue;
+        }
+        *at = b->next;
+        te__event_release(b->used);
+        b->next = pool->spare; /* the node that te__pool_put takes */
+        pool->spare = b;
+        te__pool_keep(te, b->data, b->capacity);
+    }
+}
+
 /* A block of at least `bytes`; *capacity is what te__pool_release wants back. arena: where it will go back to, or NULL; what that takes of host
  * memory is taken now, for a graph goes on writing its blocks and they can go nowhere else. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
@@ -134,11 +170,13 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     void *data = arena ? te__pool_take(&arena->pool, &want) : NULL;
     bool adopt = arena && !data;
     pool->stats.allocs++;
+    if (pool->pending && !te->capture) te__pool_reclaim(te, false);
     if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
         if (!data) { /* cached blocks may be the missing memory; te_graph_begin has waited already */
             if (!te->capture) te->device->synchronize(te);
+            te__pool_reclaim(te, true);
             te__pool_trim(te);
             data = te->device->alloc(te, want);
         }
@@ -161,10 +199,18 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity) {
+/* used: see te__buffer; the reference goes along. */
+static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
+    if (used && arena && arena->open) { /* its graph's next launch writes there, and asks nobody */
+        te__event_synchronize(used);
+        te__event_release(used);
+        used = NULL;
+    }
     if (arena && arena->open)
         te__pool_put(te, &arena->pool, data, capacity);
+    else if (used)
+        te__pool_defer(te, data, capacity, used);
     else
         te__pool_keep(te, data, capacity);
 }
@@ -181,6 +227,7 @@ static void te__pool_free_lists(te_ctx *te, te__pool *pool) {
     pool->num_lists = pool->cap_lists = 0;
 }
 static void te__pool_close(te_ctx *te) {
+    te__pool_reclaim(te, true);
     te__pool_trim(te);
     te__pool_free_lists(te, &te->pool);
 }
@@ -229,7 +276,9 @@ TE_API void te_memory_reset_peak(te_ctx *te) {
 TE_API void te_memory_trim(te_ctx *te) {
     if (!te || !te->device) return;
     if (te->device->synchronize(te) != TE_OK && te->capture) return;
+    te__pool_reclaim(te, true);
     te__pool_trim(te);
+    te__pinned_trim(te, false);
 }
 
 /* ---- buffers ---- */
@@ -283,7 +332,12 @@ static void te__buffer_release(te__buffer *b) {
     te = b->te;
     *b->at = b->next;
     if (b->next) b->next->at = b->at;
-    if (b->capacity) te__pool_release(te, b->arena, b->data, b->capacity);
+    if (b->capacity) {
+        te__pool_release(te, b->arena, b->data, b->capacity, b->used);
+    } else if (b->used) { /* who gets foreign memory back knows of no event */
+        te__event_synchronize(b->used);
+        te__event_release(b->used);
+    }
     te__arena_drop(te, b->arena);
     if (b->release) b->release(b->user);
     te->live_buffers--;

@@ -12,6 +12,34 @@ typedef struct te__guest {
     void *owner;
 } te__guest;
 
+/* ---- streams ---- */
+
+/* A stream beside the context's own one (core/stream.c). */
+typedef struct te__stream {
+    te_ctx *te;
+    struct te__stream *next; /* te->streams */
+    void *handle;            /* the device's */
+} te__stream;
+
+/* A point in the work of a stream. */
+typedef struct te__event {
+    te_ctx *te;
+    struct te__event *next; /* te->spare_events */
+    int refs;
+    void *handle;
+    const te__stream *stream; /* where it was recorded: compared, never followed; NULL: the context's own */
+    bool pending;             /* recorded, and not known to have passed */
+} te__event;
+
+/* A block of pinned host memory, for copies on a second stream. */
+typedef struct te__pinned {
+    struct te__pinned *next; /* te->pinned */
+    void *data;
+    size_t capacity;
+    bool taken;
+    te__event *used; /* behind the last copy to or from it (a reference), or NULL */
+} te__pinned;
+
 /* ---- memory ---- */
 
 /* A write to a part of a buffer. */
@@ -33,6 +61,7 @@ typedef struct te__buffer {
     void (*release)(void *user); /* foreign memory */
     void *user;
     struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
+    te__event *used; /* behind the last copy of it on another stream (a reference), or NULL */
     uint64_t held, written;  /* the last captures that hold it, and that wrote it */
     uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
     uint64_t written_at, whole_at; /* the last write, and the last one that is not among `writes` */
@@ -40,10 +69,12 @@ typedef struct te__buffer {
     int num_writes, cap_writes;
 } te__buffer;
 
-/* A free block waits in a list of blocks of the same capacity. */
+/* A free block waits in a list of blocks of the same capacity; one that another stream still uses, among the pool's `pending`. */
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
+    size_t capacity; /* pending: with its event (a reference) */
+    te__event *used;
 } te__free_block;
 typedef struct te__free_list {
     size_t capacity;
@@ -52,6 +83,7 @@ typedef struct te__free_list {
 typedef struct te__pool {
     te__free_list *lists; /* sorted by capacity */
     int num_lists, cap_lists;
+    te__free_block *pending;
     te__free_block *spare; /* list nodes for reuse */
     te_memory_stats stats;
 } te__pool;
@@ -98,7 +130,7 @@ typedef struct te__quant_spec {
     const te__quant_class *cls;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
-    bool found;     /* current: the amax of what is quantized is in te->found */
+    te_tensor *x_amax; /* current: f32 [2], the amax of what is quantized, as te_op_fp8_quantize takes it (borrowed); NULL: the cast measures it */
     te_tensor *bias_grad; /* delayed, current: gets the sums of columns of what is quantized; or NULL */
     bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_sign_mask, stochastic, row_scaled, e4m3_max_256;
     te_4over6_error four_over_six;
@@ -212,6 +244,18 @@ typedef struct te__device {
     te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
     te_result (*graph_launch)(te_ctx *te, te_graph *g);
     void (*graph_close)(te_ctx *te, te_graph *g);
+    /* Streams and events: core/stream.c, the only one to call these. A stream NULL is the context's own. */
+    te_result (*stream_create)(te_ctx *te, void **stream);
+    void (*stream_destroy)(te_ctx *te, void *stream);
+    te_result (*stream_synchronize)(te_ctx *te, const te__stream *s); /* never NULL */
+    te_result (*stream_wait)(te_ctx *te, const te__stream *s, void *event); /* what comes on the stream runs after the event */
+    te_result (*event_create)(te_ctx *te, void **event);
+    void (*event_destroy)(te_ctx *te, void *event);
+    te_result (*event_record)(te_ctx *te, void *event, const te__stream *s);
+    te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* only asks; passed NULL: the host waits */
+    te_result (*copy)(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host); /* the host's side is pinned */
+    void *(*pinned_alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
+    void (*pinned_release)(te_ctx *te, void *host, size_t bytes);
 } te__device;
 
 typedef struct te__cuda te__cuda;           /* cuda/driver.c */
@@ -335,6 +379,16 @@ typedef struct te__quantized_init { /* te_quantized_model_init_begin */
 
 /* ---- the context ---- */
 
+/* Where an operation leaves the amax of what it writes, for the quantizer that its caller hands the tensor to (te__amax_take). A cast leaves 0 there, so nobody
+ * has to clear it before: nothing is allocated and nothing launched for it. */
+enum { TE__AMAX_WORDS = 4 };
+typedef struct te__amax_word {
+    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while nobody has taken it. First: te__amax_give knows the word by it */
+    te_tensor amax; /* its first number */
+    te__buffer buffer;
+    bool taken;
+} te__amax_word;
+
 enum { TE__MAX_THREADS = 64 };
 
 struct te_ctx {
@@ -388,6 +442,9 @@ struct te_ctx {
     te_jit_stats jit_stats;
     int64_t live_buffers;
     te__buffer *buffers; /* these */
+    te__stream *streams;
+    te__event *spare_events;
+    te__pinned *pinned;
     te__block *blocks;   /* all host memory of the context */
     te__guest *guests;
     int64_t process_id; /* where it was made, and te__forks there */
@@ -395,8 +452,6 @@ struct te_ctx {
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* those that are there */
     uint64_t captures; /* so far */
-    te_tensor found;   /* f32 [2]: where a kernel leaves the amax of what it writes, for the quantizer that is called next; 0 at all other times */
-    te_tensor found_amax; /* its first number */
-    te__buffer found_buffer;
-    TE__ALIGNED(8) uint64_t found_word; /* its memory on the CPU */
+    te__amax_word amax_words[TE__AMAX_WORDS];
+    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* theirs on the CPU */
 };

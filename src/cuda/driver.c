@@ -30,6 +30,7 @@ enum {
     TE__CU_OUT_OF_MEMORY = 2,
     TE__CU_NO_DEVICE = 100,
     TE__CU_NOT_FOUND = 500,
+    TE__CU_NOT_READY = 600,
     TE__CU_NUM_SMS = 16,
     TE__CU_SM_MAJOR = 75,
     TE__CU_SM_MINOR = 76,
@@ -39,6 +40,7 @@ enum {
     TE__CU_LAUNCH_CLUSTER = 4,
     TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
     TE__CU_EVENT_NO_TIMING = 2,
+    TE__CU_STREAM_NON_BLOCKING = 1,
     TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded in between */
 };
 
@@ -73,6 +75,8 @@ enum {
     X(1, StreamDestroy, "cuStreamDestroy_v2", (te__cu_handle stream))                                                                   \
     X(1, StreamSynchronize, "cuStreamSynchronize", (te__cu_handle stream))                                                              \
     X(1, StreamGetCtx, "cuStreamGetCtx", (te__cu_handle stream, te__cu_handle * context))                                               \
+    X(1, StreamWaitEvent, "cuStreamWaitEvent", (te__cu_handle stream, te__cu_handle event, unsigned flags))                            \
+    X(1, EventQuery, "cuEventQuery", (te__cu_handle event))                                                                            \
     X(1, EventCreate, "cuEventCreate", (te__cu_handle * event, unsigned flags))                                                         \
     X(1, EventRecord, "cuEventRecord", (te__cu_handle event, te__cu_handle stream))                                                     \
     X(1, EventSynchronize, "cuEventSynchronize", (te__cu_handle event))                                                                 \
@@ -351,8 +355,8 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
 
-/* The last of them are te->found's. */
-static void *te__cuda_found(const te_ctx *te) { return (char *)te->cuda->counter + 248; }
+/* The last of them are te->amax_words'. */
+static void *te__cuda_amax_word(const te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
 
 /* Fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {

@@ -120,9 +120,43 @@ static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
     return result;
 }
 
+/* All of a copy happens in its call, so there is nothing to wait for. */
+static te_result te__cpu_handle(te_ctx *te, void **handle) {
+    *handle = NULL;
+    return te__refuse_fork(te);
+}
+static void te__cpu_handle_free(te_ctx *te, void *handle) { (void)te, (void)handle; }
+static te_result te__cpu_stream_synchronize(te_ctx *te, const te__stream *s) {
+    (void)s;
+    return te__refuse_fork(te);
+}
+static te_result te__cpu_stream_wait(te_ctx *te, const te__stream *s, void *event) {
+    (void)s, (void)event;
+    return te__refuse_fork(te);
+}
+static te_result te__cpu_event_record(te_ctx *te, void *event, const te__stream *s) {
+    (void)s, (void)event;
+    return te__refuse_fork(te);
+}
+static te_result te__cpu_event_wait(te_ctx *te, void *event, bool *passed) {
+    (void)event;
+    if (passed) *passed = true;
+    return te__refuse_fork(te);
+}
+static te_result te__cpu_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host) {
+    (void)s, (void)to_host;
+    if (te__is_forked(te)) return te__refuse_fork(te);
+    if (bytes) memcpy(dst, src, bytes);
+    return TE_OK;
+}
+static void *te__cpu_pinned_alloc(te_ctx *te, size_t bytes) { return te__try_alloc(te, bytes); }
+static void te__cpu_pinned_release(te_ctx *te, void *host, size_t bytes) { te__free(te, host, bytes); }
+
 static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_download, te__cpu_clear,
                                           te__cpu_synchronize, NULL, te__cpu_run, NULL, NULL, NULL, NULL, te__cpu_capture_begin, te__cpu_capture_end,
-                                          te__cpu_graph_launch, te__records_free};
+                                          te__cpu_graph_launch, te__records_free, te__cpu_handle, te__cpu_handle_free, te__cpu_stream_synchronize,
+                                          te__cpu_stream_wait, te__cpu_handle, te__cpu_handle_free, te__cpu_event_record, te__cpu_event_wait, te__cpu_transfer,
+                                          te__cpu_pinned_alloc, te__cpu_pinned_release};
 
 /* ---- the CUDA device ---- */
 
@@ -157,4 +191,6 @@ static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
 
 static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_mem_release, te__cuda_upload, te__cuda_download, te__cuda_clear,
                                            te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_enter, te__cuda_leave, te__cuda_settle, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
-                                           te__cuda_graph_launch, te__cuda_graph_close};
+                                           te__cuda_graph_launch, te__cuda_graph_close, te__cuda_stream_create, te__cuda_stream_destroy,
+                                           te__cuda_stream_synchronize, te__cuda_stream_wait, te__cuda_event_create, te__cuda_event_destroy,
+                                           te__cuda_event_record, te__cuda_event_wait, te__cuda_transfer, te__cuda_pinned_alloc, te__cuda_pinned_release};

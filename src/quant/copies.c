@@ -87,8 +87,24 @@ static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized
 
 /* ---- filling ---- */
 
-/* The amax in te->found would be taken for that of another tensor. */
-static void te__found_forget(te_ctx *te) { te->device->clear(te, te__data(&te->found), te->found_buffer.bytes); }
+/* A word for the amax of what is about to be written: 0; NULL where all are taken, and the cast measures. */
+static te_tensor *te__amax_take(te_ctx *te) {
+    int i;
+    for (i = 0; i < TE__AMAX_WORDS; i++) {
+        te__amax_word *w = &te->amax_words[i];
+        if (w->taken) continue;
+        w->taken = true;
+        return &w->pair;
+    }
+    return NULL;
+}
+static te__amax_word *te__amax_word_of(te_tensor *pair) { return (te__amax_word *)(void *)pair; }
+/* `read`: a cast has read it, and left 0. */
+static void te__amax_give(te_tensor *pair, bool read) {
+    if (!pair) return;
+    if (!read) pair->te->device->clear(pair->te, te__data(pair), te_tensor_bytes(pair));
+    te__amax_word_of(pair)->taken = false;
+}
 
 /* Fills the copies that y has with x, by `spec`. Temporaries go to a frame of their own. */
 static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage, const te_tensor *noop) {
@@ -122,6 +138,7 @@ typedef struct te__quant_out {
     te_tensor *y, *plain; /* plain NULL: the codes are written at once */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
+    te_tensor *x_amax; /* current: a taken word, whose first number is `amax`; or NULL */
 } te__quant_out;
 
 /* Of this spec, delayed or current; y is NULL when that fails. */
@@ -138,23 +155,24 @@ static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, 
         out.scale_inv = c->scale;
         out.amax = spec->amax;
     } else if (out.y) {
-        if (!empty && !measured) out.amax = &te->found_amax;
         out.plain = te_tensor_empty(te, nominal, ndim, shape);
         if (!out.plain) out.y = NULL;
+        if (out.plain && !empty && !measured) out.x_amax = te__amax_take(te);
+        if (out.x_amax) out.amax = &te__amax_word_of(out.x_amax)->amax;
     }
     if (!out.y && measured) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
 /* After its value, or its codes, have been written with `result`. */
 static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
-    te__quant_spec found = *spec;
+    te__quant_spec known = *spec;
     if (!out->plain) return result;
-    found.found = out->amax != NULL;
+    known.x_amax = out->x_amax;
     if (result == TE_OK)
-        result = te__quant_fill(out->y, out->plain, &found, spec->usage, NULL);
+        result = te__quant_fill(out->y, out->plain, &known, spec->usage, NULL);
     else if (!(spec->cls->facts & TE__SCALE_GIVEN))
         te__refuse(spec->group, TE__ALL_REDUCE, result);
-    if (result != TE_OK && found.found) te__found_forget(out->y->te);
+    te__amax_give(out->x_amax, result == TE_OK);
     return result;
 }
 

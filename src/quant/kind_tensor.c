@@ -33,7 +33,7 @@ static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__q
         cast.current = true;
         cast.epsilon = spec->epsilon;
         cast.power_of_two = spec->power_of_two;
-        cast.x_amax = spec->found ? &te->found : NULL;
+        cast.x_amax = spec->x_amax;
     }
     return te_op_fp8_quantize(te, &cast);
 }

@@ -1,5 +1,7 @@
 /* tests/cuda/paper.h: a driver and a compiler made of paper: functions of this file in the place of libcuda's and NVRTC's, host memory in the place of
  * a GPU's. For tests that carry the implementation. */
+#ifndef TE_TEST_PAPER_H
+#define TE_TEST_PAPER_H
 
 /* ---- the driver ---- */
 
@@ -15,11 +17,13 @@ static struct {
     unsigned last_cluster;
     int last_shared, last_follows;
     int capturing, graphs, graph_launches, captures_end; /* captures_end: what ending one returns */
-    char order[256];        /* of what reached the stream: L launch, H copy to the device, Z zeros, D copy to the host */
+    char order[256];        /* of what reached the stream: L launch, H copy to the device, Z zeros, D copy to the host; */
+    bool watch;             /* and R record, W wait for an event; small letters: on another stream */
+    bool busy;              /* no event passes until the host waits for one */
 } fake;
 
 static char primary[1], foreign[1], other[1]; /* CUcontexts */
-static char own_stream[1], foreign_stream[1], stream_of_other[1];
+static TE_MAYBE_UNUSED char own_stream[1], second_stream[1], foreign_stream[1], stream_of_other[1];
 
 static int refusal(void) {
     int code = fake.refuse;
@@ -120,16 +124,14 @@ static int fake_FreeHost(void *host) {
     return 0;
 }
 static int fake_HtoD(te__cu_address dst, const void *src, size_t bytes, te__cu_handle stream) {
-    (void)stream;
     must_be_inside();
     memcpy((void *)(uintptr_t)dst, src, bytes);
-    reached('H');
+    reached(stream == second_stream ? 'h' : 'H');
     return refusal();
 }
 static int fake_DtoH(void *dst, te__cu_address src, size_t bytes, te__cu_handle stream) {
-    (void)stream;
     memcpy(dst, (const void *)(uintptr_t)src, bytes);
-    reached('D');
+    reached(stream == second_stream ? 'd' : 'D');
     return 0;
 }
 static int fake_Memset(te__cu_address dst, unsigned char value, size_t bytes, te__cu_handle stream) {
@@ -139,14 +141,15 @@ static int fake_Memset(te__cu_address dst, unsigned char value, size_t bytes, te
     return 0;
 }
 static int fake_StreamCreate(te__cu_handle *stream, unsigned flags) {
-    (void)flags;
     must_be_inside();
-    *stream = own_stream;
+    int code = refusal();
+    if (code) return code;
+    *stream = flags == TE__CU_STREAM_NON_BLOCKING ? second_stream : own_stream;
     fake.streams++;
     return 0;
 }
 static int fake_StreamDestroy(te__cu_handle stream) {
-    CHECK(stream == own_stream);
+    CHECK(stream == own_stream || stream == second_stream);
     fake.streams--;
     return 0;
 }
@@ -161,16 +164,30 @@ static int fake_StreamGetCtx(te__cu_handle stream, te__cu_handle *context) {
 }
 static int fake_EventCreate(te__cu_handle *event, unsigned flags) {
     (void)flags;
+    int code = refusal();
+    if (code) return code;
     *event = &fake.events;
     fake.events++;
     return 0;
 }
 static int fake_EventRecord(te__cu_handle event, te__cu_handle stream) {
-    (void)event, (void)stream;
+    (void)event;
+    if (fake.watch) reached(stream == second_stream ? 'r' : 'R');
     return 0;
+}
+static int fake_StreamWait(te__cu_handle stream, te__cu_handle event, unsigned flags) {
+    (void)event, (void)flags;
+    must_be_inside();
+    if (fake.watch) reached(stream == second_stream ? 'w' : 'W');
+    return refusal();
+}
+static int fake_EventQuery(te__cu_handle event) {
+    (void)event;
+    return fake.fault ? fake.fault : fake.busy ? 600 : 0;
 }
 static int fake_EventSync(te__cu_handle event) {
     (void)event;
+    fake.busy = false;
     return 0;
 }
 static int fake_EventDestroy(te__cu_handle event) {
@@ -335,7 +352,7 @@ static te__nvrtc_result fake_LogSize(te__nvrtc_program program, size_t *size) {
 static const char *fake_CompilerError(te__nvrtc_result code) { return code ? "a torn page" : "fine"; }
 
 /* Until the test ends. */
-static void install_compiler(void) {
+static TE_MAYBE_UNUSED void install_compiler(void) {
     te__nvrtc *n = &te__nvrtc_of_process;
     n->CreateProgram = fake_CreateProgram;
     n->DestroyProgram = fake_DestroyProgram;
@@ -386,6 +403,8 @@ static void install_driver(void) {
     d.StreamGetCtx = fake_StreamGetCtx;
     d.EventCreate = fake_EventCreate;
     d.EventRecord = fake_EventRecord;
+    d.EventQuery = fake_EventQuery;
+    d.StreamWaitEvent = fake_StreamWait;
     d.EventSynchronize = fake_EventSync;
     d.EventDestroy = fake_EventDestroy;
     d.ModuleLoadDataEx = fake_Load;
@@ -412,3 +431,4 @@ static void install_driver(void) {
     test_setenv("TE_DEBUG_SYNC", NULL);
 }
 
+#endif

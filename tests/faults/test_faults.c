@@ -16,6 +16,7 @@
  *     kernels that do not compile                 faults/machine; cuda/jit.jit_refusals
  *     out of device memory                        faults/memory (a full device), faults/machine (the driver's numbers)
  *     out of host memory                          faults/memory (every single request)
+ *     a stream that ends before its memory        cuda/stream (stream_ends_first, stream_memory_is_deferred, stream_refusals)
  *     damaged cache entries                       faults/machine; cuda/cache.cache_damaged_entries (every bit), cuda/jit
  *     a cache that cannot be written              faults/machine; cuda/cache.cache_folders_that_are_not_used
  *     several processes that compile at once      faults/machine; cuda/jit.jit_in_many_processes

@@ -1,0 +1,173 @@
+/* core/stream.c: streams beside the context's own one, events, and pinned host memory. Knows the device by its table of functions; must not know tensors
+ * nor the pool.
+ *
+ * Operations run on the context's own stream alone. A second stream copies between device memory and pinned host memory while they run (core/transfer.c). An
+ * event marks a point in the work of one stream, for the host or for another stream to wait for; NULL as a stream means the context's own one everywhere.
+ * On the CPU all of it happens at once. Streams do not take part in captures. */
+
+static te_result te__refuse_stream(te_ctx *te) {
+    if (!te->capture) return te__refuse_fork(te);
+    return te__refuse_capture(te, "copying on a second stream", "end the offload before te_graph_begin");
+}
+
+/* ---- events ---- */
+
+/* Of one reference, recorded nowhere yet; NULL with an error. */
+static te__event *te__event_create(te_ctx *te) {
+    te__event *e = te->spare_events;
+    if (e) {
+        te->spare_events = e->next;
+    } else {
+        e = (te__event *)te__alloc_zero(te, sizeof(te__event));
+        if (!e) return NULL;
+        if (te->device->event_create(te, &e->handle) != TE_OK) {
+            te__free(te, e, sizeof(*e));
+            return NULL;
+        }
+        e->te = te;
+    }
+    e->refs = 1;
+    e->pending = false;
+    e->stream = NULL;
+    return e;
+}
+static te__event *te__event_retain(te__event *e) {
+    e->refs++;
+    return e;
+}
+/* Whoever waits for it goes on waiting: its next user records it anew, and a wait holds for the record before. */
+static void te__event_release(te__event *e) {
+    if (!e || --e->refs > 0) return;
+    e->next = e->te->spare_events;
+    e->te->spare_events = e;
+}
+
+/* Marks what `s` has been given so far. */
+static te_result te__event_record(te__event *e, te__stream *s) {
+    te_result result = te__refuse_stream(e->te);
+    if (result == TE_OK) result = e->te->device->event_record(e->te, e->handle, s);
+    if (result != TE_OK) return result;
+    e->stream = s;
+    e->pending = true;
+    return TE_OK;
+}
+/* What `s` is given from here on runs after the event; the host does not wait. */
+static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
+    te_result result;
+    if (!e || !e->pending || e->stream == s) return TE_OK;
+    result = te__refuse_stream(te);
+    return result == TE_OK ? te->device->stream_wait(te, s, e->handle) : result;
+}
+/* Has the work before it run? Without waiting. A device that has failed runs nothing any more: true, with the error. */
+static bool te__event_passed(te__event *e) {
+    bool passed = true;
+    if (e->pending && !te__is_forked(e->te) && e->te->device->event_wait(e->te, e->handle, &passed) != TE_OK) passed = true;
+    e->pending = !passed;
+    return passed;
+}
+/* The host waits. */
+static te_result te__event_synchronize(te__event *e) {
+    te_result result = TE_OK;
+    if (e->pending && !te__is_forked(e->te)) result = e->te->device->event_wait(e->te, e->handle, NULL);
+    e->pending = false;
+    return result;
+}
+
+/* ---- streams ---- */
+
+/* NULL with an error. Ends with its context, or by te__stream_destroy. */
+static inline te__stream *te__stream_create(te_ctx *te) {
+    te__stream *s;
+    if (te__refuse_stream(te) != TE_OK) return NULL;
+    s = (te__stream *)te__alloc_zero(te, sizeof(te__stream));
+    if (!s) return NULL;
+    if (te->device->stream_create(te, &s->handle) != TE_OK) {
+        te__free(te, s, sizeof(*s));
+        return NULL;
+    }
+    s->te = te;
+    s->next = te->streams;
+    te->streams = s;
+    return s;
+}
+/* Waits for what it has been given, so memory and events that it used may live on. */
+static void te__stream_destroy(te__stream *s) {
+    te_ctx *te;
+    te__stream **at;
+    if (!s) return;
+    te = s->te;
+    for (at = &te->streams; *at != s;) at = &(*at)->next;
+    *at = s->next;
+    if (!te__is_forked(te)) {
+        te->device->stream_synchronize(te, s);
+        te->device->stream_destroy(te, s->handle);
+    }
+    te__free(te, s, sizeof(*s));
+}
+static te_result te__streams_synchronize(te_ctx *te) {
+    te_result result = TE_OK;
+    te__stream *s;
+    for (s = te->streams; s && result == TE_OK; s = s->next) result = te->device->stream_synchronize(te, s);
+    return result;
+}
+
+/* ---- pinned host memory ---- */
+
+/* At least `bytes`, until te__pinned_give; NULL with an error. Taking memory from the driver is slow and waits for the device, so blocks are kept. A copy may
+ * still run on what was given back: copies wait for it on the device, the host by te__pinned_wait. */
+static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
+    te__pinned *p, *best = NULL;
+    for (p = te->pinned; p; p = p->next)
+        if (!p->taken && p->capacity >= bytes && p->capacity <= bytes + bytes / 4 + 4096 && (!best || p->capacity < best->capacity)) best = p;
+    if (best) {
+        best->taken = true;
+        return best;
+    }
+    p = (te__pinned *)te__alloc_zero(te, sizeof(te__pinned));
+    if (!p) return NULL;
+    p->capacity = (bytes / 4096 + 1) * 4096;
+    p->data = te->device->pinned_alloc(te, p->capacity);
+    if (!p->data) {
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be had", te->device_name, (unsigned long long)p->capacity);
+        te__free(te, p, sizeof(*p));
+        return NULL;
+    }
+    p->taken = true;
+    p->next = te->pinned;
+    te->pinned = p;
+    return p;
+}
+static inline void te__pinned_give(te__pinned *p) {
+    if (p) p->taken = false;
+}
+/* The host may read and write it. */
+static te_result te__pinned_wait(te__pinned *p) { return p->used ? te__event_synchronize(p->used) : TE_OK; }
+
+/* Gives blocks back to the system: those that nobody has, or `all`. */
+static void te__pinned_trim(te_ctx *te, bool all) {
+    te__pinned *p, **at = &te->pinned;
+    while ((p = *at) != NULL) {
+        if (p->taken && !all) {
+            at = &p->next;
+            continue;
+        }
+        *at = p->next;
+        te__pinned_wait(p);
+        te__event_release(p->used);
+        if (!te__is_forked(te)) te->device->pinned_release(te, p->data, p->capacity);
+        te__free(te, p, sizeof(*p));
+    }
+}
+
+/* The context goes: nothing waits any more. */
+static void te__streams_close(te_ctx *te) {
+    while (te->streams) te__stream_destroy(te->streams);
+}
+static void te__events_close(te_ctx *te) {
+    te__event *e;
+    while ((e = te->spare_events) != NULL) {
+        te->spare_events = e->next;
+        if (!te__is_forked(te)) te->device->event_destroy(te, e->handle);
+        te__free(te, e, sizeof(*e));
+    }
+}

@@ -1,0 +1,62 @@
+/* core/transfer.c: copies between tensors and pinned host memory on a stream beside the context's own one. Knows buffers and streams; must not know the
+ * tape, nor why anybody copies.
+ *
+ *     te__copy_out(s, host, at, x)   the bytes of x to pinned memory
+ *     te__copy_in(s, x, host, at)    and back
+ *     te__await(x)                   operations that come read what was copied in, and may write what is copied out
+ *
+ * Both copies run after all that the context has queued so far, and after earlier copies on the same memory, whatever stream these ran on; neither the host nor
+ * an operation waits for them. The buffer and the pinned block remember the event behind their last copy: memory that is released before goes to nobody
+ * until the event has passed (te__pool_release), so x may be released at once. An operation that is called between te__copy_in and te__await reads
+ * anything; so does one after te__copy_out that writes x. */
+
+/* Puts the copy between all that came before it and an event that the memory remembers. */
+static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes, bool out) {
+    te_ctx *te = s->te;
+    te__event *before = te__event_create(te), *after = before ? te__event_create(te) : NULL;
+    te_result result = after ? te__event_record(before, NULL) : te_error_code(te);
+    if (result == TE_OK) result = te__stream_wait(te, s, before);
+    if (result == TE_OK) result = te__stream_wait(te, s, b->used);
+    if (result == TE_OK) result = te__stream_wait(te, s, p->used);
+    if (result == TE_OK) result = te->device->copy(te, s, out ? host : device, out ? device : host, bytes, out);
+    if (result == TE_OK) {
+        result = te__event_record(after, s);
+        if (result == TE_OK) {
+            te__event_release(b->used);
+            te__event_release(p->used);
+            b->used = te__event_retain(after);
+            p->used = te__event_retain(after);
+        } else {
+            te->device->stream_synchronize(te, s); /* nobody else could tell when it has run */
+        }
+    }
+    te__event_release(before);
+    te__event_release(after);
+    return result;
+}
+
+static te_result te__transfer(te__stream *s, te_tensor *x, te__pinned *p, size_t at, bool out) {
+    const char *what = out ? "copying a tensor to pinned memory" : "copying a tensor from pinned memory";
+    te_ctx *te = s->te;
+    char text[TE__SHAPE_TEXT];
+    size_t bytes;
+    te_result result = te__refuse_stream(te);
+    if (result != TE_OK) return result;
+    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: it belongs to another context than the stream", what);
+    if (!x->buffer || x->quantized) return te__no_plain_memory(x, what);
+    if (!te__is_contiguous(x)) return te__fail(te, TE_ERR_SHAPE, "%s: %s is strided", what, te__shape_text(x, text));
+    bytes = te_tensor_bytes(x);
+    if (at > p->capacity || bytes > p->capacity - at)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s needs %llu bytes from byte %llu on; the block has %llu", what, te__shape_text(x, text), (unsigned long long)bytes,
+                        (unsigned long long)at, (unsigned long long)p->capacity);
+    return bytes ? te__transfer_queue(s, x->buffer, p, te__data(x), (char *)p->data + at, bytes, out) : TE_OK;
+}
+static inline te_result te__copy_out(te__stream *s, te__pinned *host, size_t at, const te_tensor *x) {
+    return te__transfer(s, (te_tensor *)x, host, at, true); /* whose buffer remembers who reads it */
+}
+static inline te_result te__copy_in(te__stream *s, te_tensor *x, te__pinned *host, size_t at) {
+    te_result result = te__transfer(s, x, host, at, false);
+    te__touch(x);
+    return result;
+}
+static inline te_result te__await(const te_tensor *x) { return x->buffer ? te__stream_wait(x->te, NULL, x->buffer->used) : TE_OK; }

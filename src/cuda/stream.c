@@ -1,0 +1,89 @@
+/* cuda/stream.c: streams beside the context's own one, events and pinned memory, as the device interface wants them. Knows the driver; must not know kernels.
+ *
+ * Launches may wait in line for their kernels (cuda/queue.c): the line is sent off before an event is recorded on the context's own stream, and before that
+ * stream waits for one. */
+
+/* Of a stream of core/stream.c; NULL: the context's own, up to date. */
+static te__cu_handle te__cuda_stream_of(te_ctx *te, const te__stream *s) {
+    if (s) return s->handle;
+    te__cuda_settle(te); /* a kernel that could not be had is an error of its own */
+    return te->cuda->stream;
+}
+static te_result te__cuda_told(te_ctx *te, bool pushed, const char *call, te__cu_result code) {
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, call, code) : TE_OK;
+}
+
+/* It keeps no order with the legacy default stream. */
+static te_result te__cuda_stream_create(te_ctx *te, void **stream) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamCreate", te__cu.StreamCreate(stream, TE__CU_STREAM_NON_BLOCKING)) : result;
+}
+static void te__cuda_stream_destroy(te_ctx *te, void *stream) {
+    bool pushed;
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuStreamDestroy", te__cu.StreamDestroy(stream));
+}
+static te_result te__cuda_stream_synchronize(te_ctx *te, const te__stream *s) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamSynchronize", te__cu.StreamSynchronize(s->handle)) : result;
+}
+
+static te_result te__cuda_event_create(te_ctx *te, void **event) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    return result == TE_OK ? te__cuda_told(te, pushed, "cuEventCreate", te__cu.EventCreate(event, TE__CU_EVENT_NO_TIMING)) : result;
+}
+static void te__cuda_event_destroy(te_ctx *te, void *event) {
+    bool pushed;
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuEventDestroy", te__cu.EventDestroy(event));
+}
+static te_result te__cuda_event_record(te_ctx *te, void *event, const te__stream *s) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    return result == TE_OK ? te__cuda_told(te, pushed, "cuEventRecord", te__cu.EventRecord(event, te__cuda_stream_of(te, s))) : result;
+}
+static te_result te__cuda_stream_wait(te_ctx *te, const te__stream *s, void *event) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamWaitEvent", te__cu.StreamWaitEvent(te__cuda_stream_of(te, s), event, 0)) : result;
+}
+static te_result te__cuda_event_wait(te_ctx *te, void *event, bool *passed) {
+    te__cu_result code;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = passed ? te__cu.EventQuery(event) : te__cu.EventSynchronize(event);
+    if (passed) *passed = code != TE__CU_NOT_READY;
+    return te__cuda_told(te, pushed, passed ? "cuEventQuery" : "cuEventSynchronize", passed && code == TE__CU_NOT_READY ? 0 : code);
+}
+
+/* `host` is pinned, so the copy runs beside everything else. */
+static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host) {
+    te__cu_result code;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = to_host ? te__cu.MemcpyDtoHAsync(dst, (te__cu_address)(uintptr_t)src, bytes, s->handle)
+                   : te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, src, bytes, s->handle);
+    if (!code && te->debug_sync) code = te__cu.StreamSynchronize(s->handle);
+    return te__cuda_told(te, pushed, to_host ? "copy to pinned memory: cuMemcpyDtoHAsync" : "copy from pinned memory: cuMemcpyHtoDAsync", code);
+}
+
+/* NULL when there is none. */
+static void *te__cuda_pinned_alloc(te_ctx *te, size_t bytes) {
+    void *host = NULL;
+    te__cu_result code;
+    bool pushed;
+    if (te__cuda_enter(te, &pushed) != TE_OK) return NULL;
+    code = te__cu.MemHostAlloc(&host, bytes, 0);
+    te__cuda_leave(pushed);
+    if (code && code != TE__CU_OUT_OF_MEMORY) te__cu_fail(te, "cuMemHostAlloc", code);
+    return code ? NULL : host;
+}
+static void te__cuda_pinned_release(te_ctx *te, void *host, size_t bytes) {
+    bool pushed;
+    (void)bytes;
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuMemFreeHost", te__cu.MemFreeHost(host));
+}

@@ -59,12 +59,4 @@ static te__quant_copy *te__copy_of(const te_tensor *x, int which) { return which
 static int64_t te__quant_ld(te_dtype dtype, int64_t columns) { return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16); }
 
 /* A contiguous tensor as [M, N], without history. */
-static te_tensor *te__as_matrix(const te_tensor *x) {
-    te_tensor *y = te__alias(x);
-    if (!y) return NULL;
-    y->ndim = 2;
-    y->shape[0] = te__rows(x);
-    y->shape[1] = y->stride[0] = te__cols(x);
-    y->stride[1] = 1;
-    return y;
-}
+static te_tensor *te__as_matrix(const te_tensor *x) { return te__alias_2d(x, 0, x->dtype, te__rows(x), te__cols(x)); }

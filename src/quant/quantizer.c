@@ -127,7 +127,7 @@ static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
              x->te->device_name, te->device_name);
     return false;
 }
-/* What a custom quantizer's own function says of x; others take any. */
+/* Asks a custom quantizer's own function, if it has one, whether x can be quantized; the built-in kinds take any x. */
 static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) { return !spec->custom.is_quantizable || spec->custom.is_quantizable(spec->custom.user, x); }
 
 /* Something that spec can quantize. */

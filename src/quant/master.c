@@ -33,7 +33,7 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     const te__quant_class *cls = s->cls;
     bool plain = s->two_dimensional == (cls->slice_tile[0] > 1) && !s->rht && !s->stochastic && !s->row_scaled && !s->four_over_six && !s->swizzled;
     if (within_hybrid && cls->slice_tile[0]) return te__master_refuse(te, i, "a hybrid quantizer with block scales; per-tensor and identity parts are possible");
-    return cls->slices_need && (te__is_opaque(cls) || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
+    return cls->slices_need && (cls->slice_tile[0] == 0 || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
 /* Where the codes of a slice are to go instead of the weight. An empty slice needs nothing. */

@@ -336,7 +336,7 @@ typedef struct te_allocator {
     void *user;                                                 /* handed to both; borrowed for the context's lifetime */
 } te_allocator;
 
-/* What te_ctx_create makes. Strings are read during the call; pointers that are borrowed must outlive the context. */
+/* The options of te_ctx_create. Strings are read during the call; borrowed pointers must outlive the context. */
 typedef struct te_ctx_desc {
     const char *device;             /* "cpu", "cuda:0" ...; NULL => $TE_DEVICE, else GPU 0 if there is one, else the CPU */
     void *cu_context;               /* an existing CUcontext (borrowed); NULL => the device's primary context */
@@ -357,7 +357,7 @@ typedef struct te_ctx_desc {
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
 /* Waits for the device and releases everything that was made in the context. Modules, groups, open files, tensors, optimizers and quantizers
  * that are still held go with it (classes' destroy functions and the release functions of wrapped memory are called, and a warning counts
- * them): they must be neither used nor released afterwards. Graphs alone want te_graph_destroy in any case. In a child by fork it
+ * them): they must be neither used nor released afterwards. Graphs alone need te_graph_destroy in any case. In a child by fork it
  * releases memory and leaves threads and the GPU alone. Syncs. NULL is fine. */
 TE_API void te_ctx_destroy(te_ctx *te);
 
@@ -755,7 +755,7 @@ typedef struct te_op_embedding_bwd_args {
 
 /* ---- cast ---------------------------------------------------------------------------------------------------- */
 
-/* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: take the maximum with what amax holds already.
+/* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: amax becomes the maximum of that and its present value.
  * noop: optional. */
 typedef struct te_op_amax_args {
     const te_tensor *x;
@@ -777,7 +777,7 @@ typedef struct te_op_scale_from_amax_args {
 
 /* The delayed-scaling update (TransformerEngine: delayed_scaling_recipe) of `count` states at once, state i with n_i slots: amax_history[i] f32
  * [L_i, n_i], scale[i] f32 [n_i], both updated in place: scale = fp8_max / 2^margin / amax, the histories move by one row, and row 0 becomes 0. A slot
- * whose row 0 is 0 stays as it is. One launch for some 200 states.
+ * whose newest amax is 0 stays as it is; an infinite or NaN amax leaves the scale. One launch for some 200 states.
  * reduced: optional f32 [n_0 + n_1 + ..], the amaxes after a reduction over a group, used where not 0 in place of row 0 of the history. */
 typedef struct te_op_delayed_update_args {
     te_tensor *const *amax_history, *const *scale;
@@ -873,7 +873,7 @@ typedef struct te_op_block_dequantize_args {
  *   row_scale  e8m0 [round_up(M, 128), round_up(ceil(N / 32), 4)]
  *   col        [M, ld], not transposed: the values of x scaled along the columns, in the format of row, optional
  *   col_scale  e8m0 [round_up(ceil(M / 32), 4), round_up(N, 128)]
- *   swizzled   the scales (their shapes stay) lie as Blackwell's tensor cores read them: [R, C] of them become tiles of 128 x 4, 512 bytes
+ *   swizzled   the scales have the layout that Blackwell's tensor cores read (and the same shapes): [R, C] of them are tiles of 128 x 4, 512 bytes
  *              each; scale (i, j) (i: row of x or column of x; j: index of the group along the contraction) at
  *              ((i / 128) * (T / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4, T the padded number of groups
  * Per group: e = E8M0 of RN(amax * RN(1 / fp8_max)), rounded up (NaN never enters an amax); q = saturate(RNE(x * 2^(127 - e))), NaN stays NaN.
@@ -1047,7 +1047,7 @@ typedef struct te_op_quant_error_args {
  *            column-wise copies of MXFP8, which are not transposed in memory, are MN-major (A transposed, B not transposed).
  *   D        d: f32, f16 or bf16 [m, ldd]
  *   bias     [n] of any float format, optional
- *   scaling  how scale_a and scale_b lie (alike for A and B, but BLOCK_1D goes with BLOCK_2D; BLOCK_2D x BLOCK_2D is refused):
+ *   scaling  scaling_a and scaling_b, the layouts of scale_a and scale_b (alike, or BLOCK_1D and BLOCK_2D; BLOCK_2D x BLOCK_2D is refused):
  *            TENSOR   f32 [1], optional (1): the scale_inv of FP8 operands
  *            BLOCK    f32, the scale_inv of te_op_block_quantize for that copy; the sums of each 128 k are scaled and added in f32
  *            MXFP8    e8m0, as te_op_mxfp8_quantize wrote them
@@ -1148,7 +1148,7 @@ typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
 
 /* ---- act ----------------------------------------------------------------------------------------------------- */
 
-/* Does it take [M, 2N]? */
+/* Does the activation read [M, 2N] and give [M, N]? */
 TE_API bool te_activation_is_gated(te_activation activation);
 
 /* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args.
@@ -1898,8 +1898,8 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
 
 /* The backward function of a recorded node: reads the gradients of the outputs (grad_outputs[i] is NULL where none arrived), and sets
- * grad_inputs[i] to a new tensor of the input's shape and format where needs[i] is true, leaving the others NULL. Nothing is recorded inside
- * (te_enable_grad_begin changes that). Returns TE_OK, or an error's code. */
+ * grad_inputs[i] to a tensor of the input's shape and format (it may be one of grad_outputs) where needs[i] is true, leaving the others NULL.
+ * Nothing is recorded inside (te_enable_grad_begin changes that). Returns TE_OK, or an error's code. */
 typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs,
                                     te_tensor **grad_inputs, const bool *needs);
 /* A differentiable function of the user's. The lists are copied by te_record. */
@@ -2317,7 +2317,7 @@ TE_API te_graph *te_graph_end(te_ctx *te);
  * destroyed. */
 TE_API te_result te_graph_launch(te_graph *graph);
 /* Frees the graph, and its memory as far as no tensor holds it. Syncs. NULL is fine. te_ctx_destroy leaves a graph of the context as a shell that
- * still wants this call and allows no other. */
+ * still needs this call and allows no other. */
 TE_API void te_graph_destroy(te_graph *graph);
 
 /* ==== api/io.h ================================================================================================== */
@@ -2392,7 +2392,7 @@ typedef struct te_explanation {
 /* Fills `out` with how `op` with these args (its te_op_..._args) would run on `device`: "cpu", "sm_80" ... "sm_120", or NULL for the context's own.
  * Needs no GPU; launches nothing. The tensors in args need no memory: te_tensor_describe makes such. Returns the error that the call would give. */
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out);
-/* Would `op` with these args run on the context's device? Leaves no error behind. */
+/* Would `op` with these args run on the context's device? Adds no error to the context. */
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
 /* A tensor with a shape and no memory, for te_explain alone: any call that would read or write it gives TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
@@ -4839,6 +4839,34 @@ typedef struct te__guest {
     void *owner;
 } te__guest;
 
+/* ---- streams ---- */
+
+/* A stream beside the context's own one (core/stream.c). */
+typedef struct te__stream {
+    te_ctx *te;
+    struct te__stream *next; /* te->streams */
+    void *handle;            /* the device's */
+} te__stream;
+
+/* A point in the work of a stream. */
+typedef struct te__event {
+    te_ctx *te;
+    struct te__event *next; /* te->spare_events */
+    int refs;
+    void *handle;
+    const te__stream *stream; /* where it was recorded: compared, never followed; NULL: the context's own */
+    bool pending;             /* recorded, and not known to have passed */
+} te__event;
+
+/* A block of pinned host memory, for copies on a second stream. */
+typedef struct te__pinned {
+    struct te__pinned *next; /* te->pinned */
+    void *data;
+    size_t capacity;
+    bool taken;
+    te__event *used; /* behind the last copy to or from it (a reference), or NULL */
+} te__pinned;
+
 /* ---- memory ---- */
 
 /* A write to a part of a buffer. */
@@ -4860,6 +4888,7 @@ typedef struct te__buffer {
     void (*release)(void *user); /* foreign memory */
     void *user;
     struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
+    te__event *used; /* behind the last copy of it on another stream (a reference), or NULL */
     uint64_t held, written;  /* the last captures that hold it, and that wrote it */
     uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
     uint64_t written_at, whole_at; /* the last write, and the last one that is not among `writes` */
@@ -4867,10 +4896,12 @@ typedef struct te__buffer {
     int num_writes, cap_writes;
 } te__buffer;
 
-/* A free block waits in a list of blocks of the same capacity. */
+/* A free block waits in a list of blocks of the same capacity; one that another stream still uses, among the pool's `pending`. */
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
+    size_t capacity; /* pending: with its event (a reference) */
+    te__event *used;
 } te__free_block;
 typedef struct te__free_list {
     size_t capacity;
@@ -4879,6 +4910,7 @@ typedef struct te__free_list {
 typedef struct te__pool {
     te__free_list *lists; /* sorted by capacity */
     int num_lists, cap_lists;
+    te__free_block *pending;
     te__free_block *spare; /* list nodes for reuse */
     te_memory_stats stats;
 } te__pool;
@@ -4925,7 +4957,7 @@ typedef struct te__quant_spec {
     const te__quant_class *cls;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
-    bool found;     /* current: the amax of what is quantized is in te->found */
+    te_tensor *x_amax; /* current: f32 [2], the amax of what is quantized, as te_op_fp8_quantize takes it (borrowed); NULL: the cast measures it */
     te_tensor *bias_grad; /* delayed, current: gets the sums of columns of what is quantized; or NULL */
     bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_sign_mask, stochastic, row_scaled, e4m3_max_256;
     te_4over6_error four_over_six;
@@ -5039,6 +5071,18 @@ typedef struct te__device {
     te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
     te_result (*graph_launch)(te_ctx *te, te_graph *g);
     void (*graph_close)(te_ctx *te, te_graph *g);
+    /* Streams and events: core/stream.c, the only one to call these. A stream NULL is the context's own. */
+    te_result (*stream_create)(te_ctx *te, void **stream);
+    void (*stream_destroy)(te_ctx *te, void *stream);
+    te_result (*stream_synchronize)(te_ctx *te, const te__stream *s); /* never NULL */
+    te_result (*stream_wait)(te_ctx *te, const te__stream *s, void *event); /* what comes on the stream runs after the event */
+    te_result (*event_create)(te_ctx *te, void **event);
+    void (*event_destroy)(te_ctx *te, void *event);
+    te_result (*event_record)(te_ctx *te, void *event, const te__stream *s);
+    te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* only asks; passed NULL: the host waits */
+    te_result (*copy)(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host); /* the host's side is pinned */
+    void *(*pinned_alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
+    void (*pinned_release)(te_ctx *te, void *host, size_t bytes);
 } te__device;
 
 typedef struct te__cuda te__cuda;           /* cuda/driver.c */
@@ -5162,6 +5206,16 @@ typedef struct te__quantized_init { /* te_quantized_model_init_begin */
 
 /* ---- the context ---- */
 
+/* Where an operation leaves the amax of what it writes, for the quantizer that its caller hands the tensor to (te__amax_take). A cast leaves 0 there, so nobody
+ * has to clear it before: nothing is allocated and nothing launched for it. */
+enum { TE__AMAX_WORDS = 4 };
+typedef struct te__amax_word {
+    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while nobody has taken it. First: te__amax_give knows the word by it */
+    te_tensor amax; /* its first number */
+    te__buffer buffer;
+    bool taken;
+} te__amax_word;
+
 enum { TE__MAX_THREADS = 64 };
 
 struct te_ctx {
@@ -5215,6 +5269,9 @@ struct te_ctx {
     te_jit_stats jit_stats;
     int64_t live_buffers;
     te__buffer *buffers; /* these */
+    te__stream *streams;
+    te__event *spare_events;
+    te__pinned *pinned;
     te__block *blocks;   /* all host memory of the context */
     te__guest *guests;
     int64_t process_id; /* where it was made, and te__forks there */
@@ -5222,10 +5279,8 @@ struct te_ctx {
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* those that are there */
     uint64_t captures; /* so far */
-    te_tensor found;   /* f32 [2]: where a kernel leaves the amax of what it writes, for the quantizer that is called next; 0 at all other times */
-    te_tensor found_amax; /* its first number */
-    te__buffer found_buffer;
-    TE__ALIGNED(8) uint64_t found_word; /* its memory on the CPU */
+    te__amax_word amax_words[TE__AMAX_WORDS];
+    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* theirs on the CPU */
 };
 
 /* ==== core/error.c ============================================================================================== */
@@ -5264,7 +5319,7 @@ static const char te__no_memory_text[] = "out of host memory";
 
 /* A call that belongs to the step under way has failed, so the step has. */
 static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
-/* What the step has changed stays. In a capture and a warm-up nothing has run. */
+/* Changes by the step stay. In a capture and a warm-up nothing has run. */
 static void te__step_ends(te_ctx *te) {
     if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
 }
@@ -5296,7 +5351,7 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     return code;
 }
 
-/* What a capture cannot note. */
+/* Calls that a capture cannot record. */
 static te_result te__refuse_capture(te_ctx *te, const char *what, const char *instead) {
     return te__fail(te, TE_ERR_STATE, "%s between te_graph_begin and te_graph_end, where nothing runs: %s", what, instead);
 }
@@ -5371,7 +5426,7 @@ static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
         free(p);
 }
 
-/* Stands in front of all other memory, 16-byte aligned as that is: te_ctx_destroy gives back what nobody has. */
+/* Stands in front of all other memory, 16-byte aligned as that is: te_ctx_destroy releases the rest of it. */
 struct te__block {
     union {
         struct {
@@ -5465,11 +5520,187 @@ static void te__free_string(te_ctx *te, char *s) {
     if (s) te__free(te, s, strlen(s) + 1);
 }
 
+/* ==== core/stream.c ============================================================================================= */
+
+/* core/stream.c: streams beside the context's own one, events, and pinned host memory. Knows the device by its table of functions; must not know tensors
+ * nor the pool.
+ *
+ * Operations run on the context's own stream alone. A second stream copies between device memory and pinned host memory while they run (core/transfer.c). An
+ * event marks a point in the work of one stream, for the host or for another stream to wait for; NULL as a stream means the context's own one everywhere.
+ * On the CPU all of it happens at once. Streams do not take part in captures. */
+
+static te_result te__refuse_stream(te_ctx *te) {
+    if (!te->capture) return te__refuse_fork(te);
+    return te__refuse_capture(te, "copying on a second stream", "end the offload before te_graph_begin");
+}
+
+/* ---- events ---- */
+
+/* Of one reference, recorded nowhere yet; NULL with an error. */
+static te__event *te__event_create(te_ctx *te) {
+    te__event *e = te->spare_events;
+    if (e) {
+        te->spare_events = e->next;
+    } else {
+        e = (te__event *)te__alloc_zero(te, sizeof(te__event));
+        if (!e) return NULL;
+        if (te->device->event_create(te, &e->handle) != TE_OK) {
+            te__free(te, e, sizeof(*e));
+            return NULL;
+        }
+        e->te = te;
+    }
+    e->refs = 1;
+    e->pending = false;
+    e->stream = NULL;
+    return e;
+}
+static te__event *te__event_retain(te__event *e) {
+    e->refs++;
+    return e;
+}
+/* Whoever waits for it goes on waiting: its next user records it anew, and a wait holds for the record before. */
+static void te__event_release(te__event *e) {
+    if (!e || --e->refs > 0) return;
+    e->next = e->te->spare_events;
+    e->te->spare_events = e;
+}
+
+/* Marks what `s` has been given so far. */
+static te_result te__event_record(te__event *e, te__stream *s) {
+    te_result result = te__refuse_stream(e->te);
+    if (result == TE_OK) result = e->te->device->event_record(e->te, e->handle, s);
+    if (result != TE_OK) return result;
+    e->stream = s;
+    e->pending = true;
+    return TE_OK;
+}
+/* What `s` is given from here on runs after the event; the host does not wait. */
+static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
+    te_result result;
+    if (!e || !e->pending || e->stream == s) return TE_OK;
+    result = te__refuse_stream(te);
+    return result == TE_OK ? te->device->stream_wait(te, s, e->handle) : result;
+}
+/* Has the work before it run? Without waiting. A device that has failed runs nothing any more: true, with the error. */
+static bool te__event_passed(te__event *e) {
+    bool passed = true;
+    if (e->pending && !te__is_forked(e->te) && e->te->device->event_wait(e->te, e->handle, &passed) != TE_OK) passed = true;
+    e->pending = !passed;
+    return passed;
+}
+/* The host waits. */
+static te_result te__event_synchronize(te__event *e) {
+    te_result result = TE_OK;
+    if (e->pending && !te__is_forked(e->te)) result = e->te->device->event_wait(e->te, e->handle, NULL);
+    e->pending = false;
+    return result;
+}
+
+/* ---- streams ---- */
+
+/* NULL with an error. Ends with its context, or by te__stream_destroy. */
+static inline te__stream *te__stream_create(te_ctx *te) {
+    te__stream *s;
+    if (te__refuse_stream(te) != TE_OK) return NULL;
+    s = (te__stream *)te__alloc_zero(te, sizeof(te__stream));
+    if (!s) return NULL;
+    if (te->device->stream_create(te, &s->handle) != TE_OK) {
+        te__free(te, s, sizeof(*s));
+        return NULL;
+    }
+    s->te = te;
+    s->next = te->streams;
+    te->streams = s;
+    return s;
+}
+/* Waits for what it has been given, so memory and events that it used may live on. */
+static void te__stream_destroy(te__stream *s) {
+    te_ctx *te;
+    te__stream **at;
+    if (!s) return;
+    te = s->te;
+    for (at = &te->streams; *at != s;) at = &(*at)->next;
+    *at = s->next;
+    if (!te__is_forked(te)) {
+        te->device->stream_synchronize(te, s);
+        te->device->stream_destroy(te, s->handle);
+    }
+    te__free(te, s, sizeof(*s));
+}
+static te_result te__streams_synchronize(te_ctx *te) {
+    te_result result = TE_OK;
+    te__stream *s;
+    for (s = te->streams; s && result == TE_OK; s = s->next) result = te->device->stream_synchronize(te, s);
+    return result;
+}
+
+/* ---- pinned host memory ---- */
+
+/* At least `bytes`, until te__pinned_give; NULL with an error. Taking memory from the driver is slow and waits for the device, so blocks are kept. A copy may
+ * still run on what was given back: copies wait for it on the device, the host by te__pinned_wait. */
+static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
+    te__pinned *p, *best = NULL;
+    for (p = te->pinned; p; p = p->next)
+        if (!p->taken && p->capacity >= bytes && p->capacity <= bytes + bytes / 4 + 4096 && (!best || p->capacity < best->capacity)) best = p;
+    if (best) {
+        best->taken = true;
+        return best;
+    }
+    p = (te__pinned *)te__alloc_zero(te, sizeof(te__pinned));
+    if (!p) return NULL;
+    p->capacity = (bytes / 4096 + 1) * 4096;
+    p->data = te->device->pinned_alloc(te, p->capacity);
+    if (!p->data) {
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be had", te->device_name, (unsigned long long)p->capacity);
+        te__free(te, p, sizeof(*p));
+        return NULL;
+    }
+    p->taken = true;
+    p->next = te->pinned;
+    te->pinned = p;
+    return p;
+}
+static inline void te__pinned_give(te__pinned *p) {
+    if (p) p->taken = false;
+}
+/* The host may read and write it. */
+static te_result te__pinned_wait(te__pinned *p) { return p->used ? te__event_synchronize(p->used) : TE_OK; }
+
+/* Gives blocks back to the system: those that nobody has, or `all`. */
+static void te__pinned_trim(te_ctx *te, bool all) {
+    te__pinned *p, **at = &te->pinned;
+    while ((p = *at) != NULL) {
+        if (p->taken && !all) {
+            at = &p->next;
+            continue;
+        }
+        *at = p->next;
+        te__pinned_wait(p);
+        te__event_release(p->used);
+        if (!te__is_forked(te)) te->device->pinned_release(te, p->data, p->capacity);
+        te__free(te, p, sizeof(*p));
+    }
+}
+
+/* The context goes: nothing waits any more. */
+static void te__streams_close(te_ctx *te) {
+    while (te->streams) te__stream_destroy(te->streams);
+}
+static void te__events_close(te_ctx *te) {
+    te__event *e;
+    while ((e = te->spare_events) != NULL) {
+        te->spare_events = e->next;
+        if (!te__is_forked(te)) te->device->event_destroy(te, e->handle);
+        te__free(te, e, sizeof(*e));
+    }
+}
+
 /* ==== core/memory.c ============================================================================================= */
 
 /* core/memory.c: the caching pool of device memory, arenas beside it, and reference-counted buffers from both. Knows the device only through its
- * table of functions. All work of a context is ordered by its one stream, so a block may be handed out again as soon as it
- * is released. */
+ * table of functions. All operations of a context are ordered by its own stream, so a block may be handed out again as soon as it
+ * is released; where another stream has used it, once that one's event has passed. */
 
 static te_result te__device_enter(te_ctx *te, bool *entered) {
     te_result result;
@@ -5484,7 +5715,7 @@ static void te__device_leave(te_ctx *te, bool entered) {
     if (entered) te->device->leave(entered);
 }
 
-/* Capacities come in steps of an eighth of a power of two, at least 512 bytes: few distinct sizes, at most 12.5 % waste. */
+/* Capacities come in steps of an eighth of a power of two, at least 512 bytes: a small number of sizes, at most 12.5 % waste. */
 static size_t te__pool_capacity(size_t bytes) {
     size_t step = 512;
     while (step * 8 < bytes) step *= 2;
@@ -5595,6 +5826,42 @@ static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
     te->pool.stats.reserved -= capacity;
 }
 
+/* Keeps a block that another stream may still use (its buffer's reference to the event comes with it). */
+static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
+    te__pool *pool = &te->pool;
+    te__free_block *b;
+    if (te__event_passed(used) || (!pool->spare && !te__pool_add_spare(te, pool))) {
+        te__event_synchronize(used);
+        te__event_release(used);
+        te__pool_keep(te, data, capacity);
+        return;
+    }
+    b = pool->spare;
+    pool->spare = b->next;
+    b->data = data;
+    b->capacity = capacity;
+    b->used = used;
+    b->next = pool->pending;
+    pool->pending = b;
+}
+/* Deferred blocks whose event has passed become free; `wait`: all. */
+static void te__pool_reclaim(te_ctx *te, bool wait) {
+    te__pool *pool = &te->pool;
+    te__free_block *b, **at = &pool->pending;
+    while ((b = *at) != NULL) {
+        if (wait) te__event_synchronize(b->used);
+        if (!te__event_passed(b->used)) {
+            at = &b->next;
+            continue;
+        }
+        *at = b->next;
+        te__event_release(b->used);
+        b->next = pool->spare; /* the node that te__pool_put takes */
+        pool->spare = b;
+        te__pool_keep(te, b->data, b->capacity);
+    }
+}
+
 /* A block of at least `bytes`; *capacity is what te__pool_release wants back. arena: where it will go back to, or NULL; what that takes of host
  * memory is taken now, for a graph goes on writing its blocks and they can go nowhere else. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
@@ -5603,11 +5870,13 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     void *data = arena ? te__pool_take(&arena->pool, &want) : NULL;
     bool adopt = arena && !data;
     pool->stats.allocs++;
+    if (pool->pending && !te->capture) te__pool_reclaim(te, false);
     if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* what is cached may be what is missing; te_graph_begin has waited already */
+        if (!data) { /* cached blocks may be the missing memory; te_graph_begin has waited already */
             if (!te->capture) te->device->synchronize(te);
+            te__pool_reclaim(te, true);
             te__pool_trim(te);
             data = te->device->alloc(te, want);
         }
@@ -5630,10 +5899,18 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity) {
+/* used: see te__buffer; the reference goes along. */
+static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
+    if (used && arena && arena->open) { /* its graph's next launch writes there, and asks nobody */
+        te__event_synchronize(used);
+        te__event_release(used);
+        used = NULL;
+    }
     if (arena && arena->open)
         te__pool_put(te, &arena->pool, data, capacity);
+    else if (used)
+        te__pool_defer(te, data, capacity, used);
     else
         te__pool_keep(te, data, capacity);
 }
@@ -5650,6 +5927,7 @@ static void te__pool_free_lists(te_ctx *te, te__pool *pool) {
     pool->num_lists = pool->cap_lists = 0;
 }
 static void te__pool_close(te_ctx *te) {
+    te__pool_reclaim(te, true);
     te__pool_trim(te);
     te__pool_free_lists(te, &te->pool);
 }
@@ -5666,7 +5944,7 @@ static te__arena *te__arena_create(te_ctx *te) {
 static void te__arena_drop(te_ctx *te, te__arena *a) {
     if (a && --a->refs == 0) te__free(te, a, sizeof(*a));
 }
-/* Its graph is gone and nothing runs: what is free goes to the context's pool, the rest will. */
+/* Its graph is gone and nothing runs: free blocks go to the context's pool, the others when they are released. */
 static void te__arena_close(te_ctx *te, te__arena *a) {
     int i;
     if (!a) return;
@@ -5698,7 +5976,9 @@ TE_API void te_memory_reset_peak(te_ctx *te) {
 TE_API void te_memory_trim(te_ctx *te) {
     if (!te || !te->device) return;
     if (te->device->synchronize(te) != TE_OK && te->capture) return;
+    te__pool_reclaim(te, true);
     te__pool_trim(te);
+    te__pinned_trim(te, false);
 }
 
 /* ---- buffers ---- */
@@ -5752,7 +6032,12 @@ static void te__buffer_release(te__buffer *b) {
     te = b->te;
     *b->at = b->next;
     if (b->next) b->next->at = b->at;
-    if (b->capacity) te__pool_release(te, b->arena, b->data, b->capacity);
+    if (b->capacity) {
+        te__pool_release(te, b->arena, b->data, b->capacity, b->used);
+    } else if (b->used) { /* who gets foreign memory back knows of no event */
+        te__event_synchronize(b->used);
+        te__event_release(b->used);
+    }
     te__arena_drop(te, b->arena);
     if (b->release) b->release(b->user);
     te->live_buffers--;
@@ -5760,7 +6045,7 @@ static void te__buffer_release(te__buffer *b) {
     te__free(te, b, sizeof(*b));
 }
 
-/* Notes a write to the whole of b, or to a part that nobody keeps apart. */
+/* Notes a write to the whole of b, or to a part that is not tracked by itself. */
 static void te__buffer_touch(te__buffer *b) {
     b->version++;
     b->written_at = b->whole_at = ++b->te->writes;
@@ -5823,7 +6108,7 @@ static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, 
 /* Counts the writes; the launches of a graph are writes of all that it has left behind. */
 static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b->arena ? b->arena->launches : 0); }
 
-/* A capture will use what b holds, at each launch: it stays until the graph goes. The graph's own memory stays in any case. */
+/* A capture will use the memory of b at each launch: it stays until the graph goes. The graph's own memory stays in any case. */
 static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
     if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *))) return TE_ERR_OUT_OF_MEMORY;
@@ -6135,14 +6420,27 @@ TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int
     return x;
 }
 
+/* The memory of x from its byte `offset` on as a contiguous tensor of another format and shape, without history. */
+static te_tensor *te__alias_as(const te_tensor *x, int64_t offset, te_dtype dtype, int ndim, const int64_t *shape) {
+    te_tensor *y = te__tensor_shell(x->te, dtype, ndim, shape);
+    if (!y) return NULL;
+    y->buffer = x->buffer;
+    y->offset = x->offset + offset;
+    if (y->buffer) y->buffer->refs++;
+    return y;
+}
+static te_tensor *te__alias_1d(const te_tensor *x, int64_t offset, te_dtype dtype, int64_t n) { return te__alias_as(x, offset, dtype, 1, &n); }
+static te_tensor *te__alias_2d(const te_tensor *x, int64_t offset, te_dtype dtype, int64_t rows, int64_t cols) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = cols;
+    return te__alias_as(x, offset, dtype, 2, shape);
+}
+
 /* Another tensor over the memory of x, without history. */
 static te_tensor *te__alias(const te_tensor *x) {
-    te_tensor *y = te__tensor_shell(x->te, x->dtype, x->ndim, x->shape);
-    if (!y) return NULL;
-    memcpy(y->stride, x->stride, sizeof(x->stride));
-    y->buffer = x->buffer;
-    y->offset = x->offset;
-    if (y->buffer) y->buffer->refs++;
+    te_tensor *y = te__alias_as(x, 0, x->dtype, x->ndim, x->shape);
+    if (y) memcpy(y->stride, x->stride, sizeof(x->stride));
     return y;
 }
 
@@ -6255,9 +6553,74 @@ TE_API void te_scope_end(te_ctx *te) {
     te__frame_end(te, NULL, 0);
 }
 
+/* ==== core/transfer.c =========================================================================================== */
+
+/* core/transfer.c: copies between tensors and pinned host memory on a stream beside the context's own one. Knows buffers and streams; must not know the
+ * tape, nor why anybody copies.
+ *
+ *     te__copy_out(s, host, at, x)   the bytes of x to pinned memory
+ *     te__copy_in(s, x, host, at)    and back
+ *     te__await(x)                   operations that come read what was copied in, and may write what is copied out
+ *
+ * Both copies run after all that the context has queued so far, and after earlier copies on the same memory, whatever stream these ran on; neither the host nor
+ * an operation waits for them. The buffer and the pinned block remember the event behind their last copy: memory that is released before goes to nobody
+ * until the event has passed (te__pool_release), so x may be released at once. An operation that is called between te__copy_in and te__await reads
+ * anything; so does one after te__copy_out that writes x. */
+
+/* Puts the copy between all that came before it and an event that the memory remembers. */
+static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes, bool out) {
+    te_ctx *te = s->te;
+    te__event *before = te__event_create(te), *after = before ? te__event_create(te) : NULL;
+    te_result result = after ? te__event_record(before, NULL) : te_error_code(te);
+    if (result == TE_OK) result = te__stream_wait(te, s, before);
+    if (result == TE_OK) result = te__stream_wait(te, s, b->used);
+    if (result == TE_OK) result = te__stream_wait(te, s, p->used);
+    if (result == TE_OK) result = te->device->copy(te, s, out ? host : device, out ? device : host, bytes, out);
+    if (result == TE_OK) {
+        result = te__event_record(after, s);
+        if (result == TE_OK) {
+            te__event_release(b->used);
+            te__event_release(p->used);
+            b->used = te__event_retain(after);
+            p->used = te__event_retain(after);
+        } else {
+            te->device->stream_synchronize(te, s); /* nobody else could tell when it has run */
+        }
+    }
+    te__event_release(before);
+    te__event_release(after);
+    return result;
+}
+
+static te_result te__transfer(te__stream *s, te_tensor *x, te__pinned *p, size_t at, bool out) {
+    const char *what = out ? "copying a tensor to pinned memory" : "copying a tensor from pinned memory";
+    te_ctx *te = s->te;
+    char text[TE__SHAPE_TEXT];
+    size_t bytes;
+    te_result result = te__refuse_stream(te);
+    if (result != TE_OK) return result;
+    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: it belongs to another context than the stream", what);
+    if (!x->buffer || x->quantized) return te__no_plain_memory(x, what);
+    if (!te__is_contiguous(x)) return te__fail(te, TE_ERR_SHAPE, "%s: %s is strided", what, te__shape_text(x, text));
+    bytes = te_tensor_bytes(x);
+    if (at > p->capacity || bytes > p->capacity - at)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s needs %llu bytes from byte %llu on; the block has %llu", what, te__shape_text(x, text), (unsigned long long)bytes,
+                        (unsigned long long)at, (unsigned long long)p->capacity);
+    return bytes ? te__transfer_queue(s, x->buffer, p, te__data(x), (char *)p->data + at, bytes, out) : TE_OK;
+}
+static inline te_result te__copy_out(te__stream *s, te__pinned *host, size_t at, const te_tensor *x) {
+    return te__transfer(s, (te_tensor *)x, host, at, true); /* whose buffer remembers who reads it */
+}
+static inline te_result te__copy_in(te__stream *s, te_tensor *x, te__pinned *host, size_t at) {
+    te_result result = te__transfer(s, x, host, at, false);
+    te__touch(x);
+    return result;
+}
+static inline te_result te__await(const te_tensor *x) { return x->buffer ? te__stream_wait(x->te, NULL, x->buffer->used) : TE_OK; }
+
 /* ==== core/plan.c =============================================================================================== */
 
-/* core/plan.c: what an operation means to launch: kernels, options, sizes, arguments, workspace. Knows no driver: launching is
+/* core/plan.c: the launches of an operation: kernels, options, sizes, arguments, workspace. Knows no driver: launching is
  * cuda/launch.c's. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
@@ -6348,7 +6711,7 @@ static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t sha
     return te__max(per_sm, 1) * te__max(p->num_sms, 1);
 }
 
-/* Device memory that lives until the plan has been queued; the pool hands it out again in stream order. 256-byte aligned. */
+/* Device memory that lives until the plan has been queued; the pool reuses it in stream order. 256-byte aligned. */
 static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     te__buffer *b;
     if (bytes <= 0) return NULL;
@@ -7070,7 +7433,7 @@ static const char *const te__source_3[] = { /* base/scaling.h */
     "#endif",
 };
 static const char *const te__source_4[] = { /* device/base.cuh */
-    "// device/base.cuh: what every kernel includes: number formats in memory, warp and block reductions, small math. Knows no operation.",
+    "// device/base.cuh: included by every kernel: number formats in memory, warp and block reductions, small math. Knows no operation.",
     "//",
     "// NVRTC compiles this without any toolkit header. Conversions use the hardware's instructions where the architecture has them and the",
     "// integer code of base/numbers.h elsewhere; both give the same bits.",
@@ -7105,9 +7468,8 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "",
     "// The first statement of a kernel: waits until the kernels before it in the stream have ended and their writes are there. A kernel that has it is",
     "// launched so that it may be brought onto the GPU while the one before it ends (programmatic dependent launch), and must touch no memory",
-    "// but its arguments before. One H200, 2026-11-21, te_bench \"step of a layer\", with it in every kernel: a small layer by calls 0.78 .. 0.88 of the",
-    "// time, by a graph 0.96 .. 0.99; nothing for large ones. Letting the next kernel come still earlier (griddepcontrol.launch_dependents) took 0.93",
-    "// of the small and 1.01 .. 1.05 of the large ones.",
+    "// but its arguments before. Small layers gain, large ones do not; an earlier launch (griddepcontrol.launch_dependents) slows large ones:",
+    "// tests/bench/notes.md.",
     "TE_DEV void te_follow() {",
     "#if __CUDA_ARCH__ >= 900",
     "    asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");",
@@ -7199,7 +7561,7 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "}",
     "",
     "// ---- reductions ----------------------------------------------------------------------------------------------------",
-    "// Every thread of the warp or block takes part and gets the result. The order is fixed by the thread index alone.",
+    "// Every thread of the warp or block calls it and gets the result. The order is fixed by the thread index alone.",
     "",
     "TE_DEV float te_warp_sum(float v) {",
     "#pragma unroll",
@@ -7211,7 +7573,7 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    for (int d = 16; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));",
     "    return v;",
     "}",
-    "// Both sums over a warp at once: half of it goes on with x and half with y, which takes seven shuffles in place of ten.",
+    "// Both sums over a warp at once: one half of the warp reduces x and the other y, seven shuffles in place of ten.",
     "TE_DEV float2 te_warp_sum2(float2 v) {",
     "    bool second = threadIdx.x & 16;",
     "    float mine = second ? v.y : v.x;",
@@ -7241,7 +7603,7 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    __syncthreads();",
     "    return v;",
     "}",
-    "// True in every thread of the block that gets here last; it sees what thread 0 of every other block wrote before. The counter, 0 between",
+    "// True in every thread of the block that arrives last; the writes of thread 0 of every other block are visible to it. The counter, 0 between",
     "// kernels, is 0 again then (te__plan_counter).",
     "TE_DEV bool te_last_block(te_u32 *counter) {",
     "    __shared__ bool last;",
@@ -7253,7 +7615,7 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    __syncthreads();",
     "    return last;",
     "}",
-    "// Returns once every block of a cooperative launch has come here; what their threads 0 wrote before is visible. counter[1] counts the times.",
+    "// Returns once every block of a cooperative launch has arrived; the earlier writes of their threads 0 are visible. counter[1] counts the barriers.",
     "TE_DEV void te_grid_wait(te_u32 *counter) {",
     "    if (threadIdx.x == 0) {",
     "        volatile te_u32 *times = counter + 1;",
@@ -7279,7 +7641,7 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "TE_DEV float te_sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + expf(-x)); }",
 };
 static const char *const te__source_5[] = { /* device/hopper.cuh */
-    "// device/hopper.cuh: what sm_90a alone has: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither operations nor tiles.",
+    "// device/hopper.cuh: features of sm_90a alone: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither operations nor tiles.",
     "#pragma once",
     "#include \"device/mma.cuh\"",
     "",
@@ -7313,19 +7675,19 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "    asm volatile(\"mov.u32 %0, %%cluster_ctarank;\" : \"=r\"(r));",
     "    return r;",
     "}",
-    "// Every thread of every block of the cluster; what they wrote before is visible after.",
+    "// Barrier of all threads of all blocks of the cluster; their earlier writes are visible afterwards.",
     "TE_DEV void te_cluster_sync() {",
     "    asm volatile(\"barrier.cluster.arrive.release.aligned;\\n\"",
     "                 \"barrier.cluster.wait.acquire.aligned;\" ::",
     "                     : \"memory\");",
     "}",
-    "// Where what lies at `at` here lies in block `rank` of the cluster; what lies n bytes on, lies n bytes on there.",
+    "// The address in block `rank` of the cluster that corresponds to shared address `at` of this block; offsets carry over.",
     "TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {",
     "    te_u32 r;",
     "    asm volatile(\"mapa.shared::cluster.u32 %0, %1, %2;\" : \"=r\"(r) : \"r\"(at), \"r\"(rank));",
     "    return r;",
     "}",
-    "// Arrives at a barrier of another block: te_cluster_at. Orders what TMA and wgmma did, which have been waited for; not this thread's own writes to",
+    "// Arrives at a barrier of another block: te_cluster_at. Orders TMA and wgmma accesses that this thread has waited for; not its own writes to",
     "// other blocks: release at the scope of a cluster costs a fence of the whole device.",
     "TE_DEV void te_mbar_arrive_there(te_u32 bar) { asm volatile(\"mbarrier.arrive.shared::cluster.b64 _, [%0];\" ::\"r\"(bar) : \"memory\"); }",
     "",
@@ -7361,7 +7723,7 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "// After the changes; and, by the thread that is to use the map, before.",
     "TE_DEV void te_tma_map_release() { asm volatile(\"fence.proxy.tensormap::generic.release.gpu;\" ::: \"memory\"); }",
     "TE_DEV void te_tma_map_acquire(const void *map) { asm volatile(\"fence.proxy.tensormap::generic.acquire.gpu [%0], 128;\" ::\"l\"(map) : \"memory\"); }",
-    "// The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. What lies outside is filled with zeros.",
+    "// The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. Elements outside the tensor become zeros.",
     "TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {",
     "    asm volatile(\"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\" ::\"r\"(dst), \"l\"(map),",
     "                 \"r\"(x), \"r\"(y), \"r\"(bar)",
@@ -7378,7 +7740,7 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "                 \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(bar)",
     "                 : \"memory\");",
     "}",
-    "// Shared memory to the map's box at (x, y, z), or added to it; what lies outside is not written, but whole pieces of 16 bytes are: a row must end with one,",
+    "// Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole pieces of 16 bytes are: a row must end with one,",
     "// or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.",
     "TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {",
     "    asm volatile(\"cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\" ::\"l\"(map), \"r\"(x), \"r\"(y), \"r\"(z), \"r\"(src)",
@@ -7481,18 +7843,18 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
 };
 static const char *const te__source_6[] = { /* device/mma.cuh */
-    "// device/mma.cuh: matrix products as Ampere and everything later has them: cp.async, ldmatrix, mma.sync. Knows neither operations nor tiles.",
+    "// device/mma.cuh: matrix products on Ampere and later: cp.async, ldmatrix, mma.sync. Knows neither operations nor tiles.",
     "//",
     "// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t; a \"word\" is 32 bits of neighbours along k (one f32, two 16-bit or four 8-bit values):",
     "//   A  a[0] (row g,     word t)   a[1] (row g + 8, word t)   a[2] (row g,     word t + 4)   a[3] (row g + 8, word t + 4)",
     "//   B  b[0] (column g,  word t)   b[1] (column g,  word t + 4)",
     "//   D  d[0] (row g, column 2t)    d[1] (row g, column 2t + 1)    d[2], d[3] the same in row g + 8",
-    "// ldmatrix hands out exactly these words from rows of 16 bytes that run along k; its .trans form does so for 16-bit elements whose rows",
+    "// ldmatrix loads exactly these words from rows of 16 bytes that run along k; its .trans form does so for 16-bit elements whose rows",
     "// run along m or n.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
-    "// The address of shared memory as instructions want it.",
+    "// An address of shared memory, as PTX operands require it.",
     "TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p); }",
     "",
     "// ---- copies from device to shared memory -----------------------------------------------------------------------------",
@@ -7501,7 +7863,7 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {",
     "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" ::\"r\"(dst), \"l\"(src), \"r\"(bytes) : \"memory\");",
     "}",
-    "// The same; the L2 cache fetches the 256 bytes around it, which will be asked for soon.",
+    "// The same; the L2 cache fetches the 256 bytes around it, which will be loaded soon.",
     "TE_DEV void te_cp_async16_ahead(te_u32 dst, const void *src, int bytes) {",
     "    asm volatile(\"cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;\" ::\"r\"(dst), \"l\"(src), \"r\"(bytes) : \"memory\");",
     "}",
@@ -7588,7 +7950,7 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "    return r;",
     "}",
     "",
-    "// Tensor cores that multiply fp8 themselves. Elsewhere mma.sync of fp8 does not exist or is translated into f16 products by the compiler.",
+    "// Tensor cores with fp8 mma.sync. Elsewhere mma.sync of fp8 does not exist or is translated into f16 products by the compiler.",
     "#if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200",
     "#define TE_HAS_FP8_MMA 1",
     "TE_DEV void te_mma_e4m3_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA(\"m16n8k32.row.col.f32.e4m3.e4m3.f32\", d, a, b); }",
@@ -7599,14 +7961,13 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "#endif",
 };
 static const char *const te__source_7[] = { /* device/transpose.cuh */
-    "// device/transpose.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must",
-    "// not know what they mean.",
+    "// device/transpose.cuh: transposes a tile through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must not know what they mean.",
     "//",
     "// A tile has 64 columns; each of them is 32 words of 4 bytes in shared memory: a word holds 4 / size elements of neighbouring rows, so",
     "// a tile is 128 rows of bytes, 64 of 16-bit or 32 of 32-bit elements.",
     "//",
     "//   writing    thread (tx = t % 8, ty = t / 8) has columns 8 tx .. 8 tx + 7 of the rows of word ty, and writes eight words",
-    "//   reading    thread takes 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the transpose",
+    "//   reading    thread reads 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the transpose",
     "//",
     "// Word w of column j lies at w ^ 4 (j / 8 % 8). The 32 lanes of a write (8 tx, 4 ty) then meet 32 banks, and so do the 8 lanes that read",
     "// one column 16 bytes each.",
@@ -7701,7 +8062,7 @@ static const char *const te__source_7[] = { /* device/transpose.cuh */
 };
 static const char *const te__source_8[] = { /* device/vector.cuh */
     "// device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them as they lie in memory.",
-    "// Knows formats and where an array ends; must not know what is computed from the elements.",
+    "// Knows formats and where an array ends; must not know the operation.",
     "//",
     "// A held element is converted when it is used. 16-bit formats stay packed until then: half the registers, and one instruction an element.",
     "#pragma once",
@@ -7851,7 +8212,7 @@ static const char *const te__source_8[] = { /* device/vector.cuh */
     "    if constexpr (FORMAT == TE_BF16) return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));",
     "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
     "}",
-    "// Keeps the compiler from carrying unpacked elements from one pass to the next: they take twice the registers.",
+    "// Keeps the compiler from carrying unpacked elements from one pass to the next, in twice the registers.",
     "template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {",
     "#pragma unroll",
     "    for (int i = 0; i < N; i++)",
@@ -7898,8 +8259,8 @@ static const char *const te__source_9[] = { /* ops/act/act.cuh */
     "",
     "TE_DEV constexpr bool te_act_gated(int act) { return act >= TE_GEGLU; }",
     "",
-    "// sigmoid(x) = 1 / (1 + 2^t), t = -x log2(e), to a few units in the last place: an exponential and a reciprocal as the multiprocessor has",
-    "// them. Beyond the numbers the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.",
+    "// sigmoid(x) = 1 / (1 + 2^t), t = -x log2(e), to a few units in the last place: an exponential and a reciprocal in",
+    "// hardware. Beyond the numbers the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.",
     "#define TE_LOG2E 1.44269504f",
     "TE_DEV float te_act_sigmoid2(float t) {",
     "    float e, s;",
@@ -7979,9 +8340,9 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "//",
     "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);   amax = max |dx|",
     "//",
-    "// Elements of dy go to threads as those of y do in act_fwd.cu.",
+    "// Elements of dy are distributed over threads as elements of y in act_fwd.cu.",
     "//",
-    "// One H200, 2026-11-21, te_bench: 16384x4096 bf16 GELU 0.97, SwiGLU 0.94 of copy.",
+    "// Benchmark: \"gelu backward\", \"swiglu backward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options: n a multiple of 8, all",
     "// pointers aligned to 16 bytes (FP8: 8), and what is not gated is one long row. Without: anything.",
@@ -8000,13 +8361,13 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "#include \"ops/act/kargs.h\"",
     "#include \"ops/act/act_tile.cuh\"",
     "",
-    "// Read behind the loads of dy and x: what waits for these numbers holds up nothing.",
+    "// Loaded after dy and x, whose latency hides that of these numbers.",
     "TE_DEV void te_act_begin(const te__act_bwd_kargs &a, float *scale, float *seen) {",
     "    te_loads_go_first();",
     "    if (a.scale) *scale = *a.scale;",
     "    if (a.amax) *seen = *a.amax;",
     "}",
-    "// Eight elements of dx on their way: measured, scaled.",
+    "// Eight elements of dx before the store: their amax, and the scale.",
     "TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float v[8], float *largest) {",
     "    if (a.amax) {",
     "#pragma unroll",
@@ -8018,7 +8379,7 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "    }",
     "}",
     "",
-    "// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would have to wait until the first one is used up.",
+    "// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would wait until the registers of the first one are free.",
     "extern \"C\" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {",
     "    te_follow();",
     "    float largest = 0.0f, scale = 1.0f, seen = 0.0f;",
@@ -8078,21 +8439,20 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "}",
 };
 static const char *const te__source_11[] = { /* ops/act/act_bwd_tile.cu */
-    "// ops/act/act_bwd_tile.cu: activations, backward, with what a tile alone can give: codes of dx along columns too, and sums of its columns",
-    "// (the gradient of a bias). Formulas: act.cuh; tiles: tile.cuh.",
+    "// ops/act/act_bwd_tile.cu: activations, backward, with results that need a tile: codes of dx along columns too, and sums of its columns",
+    "// (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.",
     "//",
     "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]",
     "//   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;   amax = max |dx|",
     "//   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded",
     "//   ROUNDED: dx is rounded to x's format first, as if it had been stored there and read again",
     "//",
-    "// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They go on over `ld` and `ldc`: that is how padding",
-    "// is written.",
+    "// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They extend over `ld` and `ldc`, and so write",
+    "// the padding.",
     "//",
-    "// One H200, 2026-11-21, te_bench: 16384x4096 bf16 to e5m2, both copies: GELU 0.92, with the bias gradient 0.88, SwiGLU 0.89 of copy; GELU to bf16",
-    "// with the bias gradient 0.90.",
+    "// Benchmark: \"gelu backward e5m2 both copies\", \"swiglu backward e5m2 both copies\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.",
+    "// Launch: block of 256 threads, grid: tiles of 128 x 64, consecutive along a row of tiles. Any size, any alignment.",
     "//",
     "// te:baseline",
     "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=4 BIAS=0 ROUNDED=0",
@@ -8113,7 +8473,7 @@ static const char *const te__source_11[] = { /* ops/act/act_bwd_tile.cu */
     "#define HELD_DY DY_DT",
     "#define HELD X_DT",
     "#define GATED (ACT >= TE_GEGLU)",
-    "#define BLOCKS (__CUDA_ARCH__ >= 890 && HELD != TE_F32 && !(GATED && BIAS) ? GATED ? 3 : 4 : 1) // a multiprocessor should hold, where the registers suffice",
+    "#define BLOCKS (__CUDA_ARCH__ >= 890 && HELD != TE_F32 && !(GATED && BIAS) ? GATED ? 3 : 4 : 1) // resident blocks of a multiprocessor, if the registers suffice",
     "#else",
     "#define ACT a.act",
     "#define DY_DT a.dy_dt",
@@ -8167,7 +8527,7 @@ static const char *const te__source_11[] = { /* ops/act/act_bwd_tile.cu */
     "                if (BIAS) sum[h][k] += dx[h][k];",
     "                if (!fp8) continue;",
     "                dx[h][k] *= scale;",
-    "                if (r >= rows || k >= cols) dx[h][k] = 0.0f; // also when the scale is not a number",
+    "                if (r >= rows || k >= cols) dx[h][k] = 0.0f; // also when the scale is NaN",
     "            }",
     "        }",
     "#pragma unroll",
@@ -8211,13 +8571,13 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "//",
     "//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;   amax = max |y|",
     "//",
-    "// With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight that lie 2048 apart: its loads come first.",
+    "// With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight, 2048 apart: its loads are issued first.",
     "//",
     "//       block 0: [thread 0: y 0..7][thread 1: y 8..15] ..   block 1: [y 2048..] ..",
     "//",
-    "// without, eight elements that lie 256 apart, so that each step of a warp reads neighbours.",
+    "// without, eight elements, 256 apart, so that each load of a warp is contiguous.",
     "//",
-    "// One H200, 2026-11-22, te_bench: 16384x4096 bf16 GELU 0.90, SwiGLU 0.90 of copy.",
+    "// Benchmark: \"gelu forward\", \"swiglu forward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples",
     "// of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.",
@@ -8257,7 +8617,7 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "    x[0] = te_raw_load<X_DT>(a.x, from[0], X_DT);",
     "    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + a.n : from[1], X_DT);",
     "    te_loads_go_first();",
-    "    // Behind the loads of x: what waits for these numbers holds up nothing.",
+    "    // Loaded after x, whose latency hides that of these numbers.",
     "    float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;",
     "#pragma unroll",
     "    for (int k = 0; k < vectors; k++) {",
@@ -8304,16 +8664,16 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "}",
 };
 static const char *const te__source_13[] = { /* ops/act/act_fwd_tile.cu */
-    "// ops/act/act_fwd_tile.cu: activations, forward, into FP8 that is read along columns too: codes row-wise and transposed from one read of x.",
-    "// Formulas: act.cuh; tiles: tile.cuh.",
+    "// ops/act/act_fwd_tile.cu: activations, forward, into FP8 with a column-wise copy: codes row-wise and transposed from one read of x.",
+    "// Formulas: act.cuh; tiles: act_tile.cuh.",
     "//",
     "//   y = f(x) or f(a) b;   q = saturate(y * scale), amax = max |y|;   row [m, ld] and col [n, ldc], padded with 0",
     "//",
-    "// Tiles cover `ld` columns and `ldc` rows: that is how padding is written.",
+    "// Tiles cover `ld` columns and `ldc` rows, padding included.",
     "//",
-    "// One H200, 2026-11-21, te_bench: 16384x4096 bf16 to e4m3, both copies: GELU 0.86, SwiGLU 0.86 of copy.",
+    "// Benchmark: \"gelu forward e4m3 both copies\", \"swiglu forward e4m3 both copies\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.",
+    "// Launch: block of 256 threads, grid: tiles of 128 x 64, consecutive along a row of tiles. Any size, any alignment.",
     "//",
     "// te:baseline",
     "// te:row ACT=8 X_DT=3 Y_DT=4",
@@ -8354,7 +8714,7 @@ static const char *const te__source_13[] = { /* ops/act/act_fwd_tile.cu */
     "            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate[r], k), a.limit, a.alpha) : te_act(ACT, u, &slope);",
     "            largest = fmaxf(largest, fabsf(y[k]));",
     "            y[k] *= scale;",
-    "            if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is not a number",
+    "            if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is NaN",
     "        }",
     "#pragma unroll",
     "        for (int h = 0; h < 2; h++) code[r][h] = te_f32x2_to_fp8(y[4 * h], y[4 * h + 1], Y_DT) | (te_u32)te_f32x2_to_fp8(y[4 * h + 2], y[4 * h + 3], Y_DT) << 16;",
@@ -8369,8 +8729,8 @@ static const char *const te__source_13[] = { /* ops/act/act_fwd_tile.cu */
     "}",
 };
 static const char *const te__source_14[] = { /* ops/act/act_tile.cuh */
-    "// ops/act/act_tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results leave: rows, their transpose, sums of columns.",
-    "// Knows where elements lie; must not know what was computed.",
+    "// ops/act/act_tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results are stored: rows, their transpose, sums of columns.",
+    "// Knows positions of elements; must not know the activation.",
     "//",
     "//            64 columns (tx = t % 8: 8 each)",
     "//          +-------------------------+",
@@ -8397,7 +8757,7 @@ static const char *const te__source_14[] = { /* ops/act/act_tile.cuh */
     "    }",
     "};",
     "",
-    "// Four rows of eight elements of p [.., ld], from element `at` on; of them `rows` and `there` exist, the others are 0.",
+    "// Four rows of eight elements of p [.., ld], from element `at` on; `rows` by `there` of them exist, the others are 0.",
     "template <int FORMAT> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector, te_raw<FORMAT> v[4]) {",
     "#ifdef ACT",
     "    if (vector && rows == 4 && there >= 8) {",
@@ -8435,10 +8795,10 @@ static const char *const te__source_14[] = { /* ops/act/act_tile.cuh */
     "    }",
     "}",
     "",
-    "// The largest of a warp to amax, by one atomic if it has something to say: `seen` is what was there when the block began, and most find a",
-    "// larger one. All lanes take part.",
+    "// The largest of a warp to amax, by one atomic if it is larger than `seen`, the value when the block began, and than the value now. All lanes",
+    "// call it.",
     "TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {",
-    "    if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is written",
+    "    if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values",
     "    if (dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));",
     "    largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))); // not negative: they order like their bits",
     "    if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);",
@@ -8490,7 +8850,7 @@ static const char *const te__source_15[] = { /* ops/act/kargs.h */
     "} te__act_bwd_kargs;",
 };
 static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
-    "// ops/attn/attn.cuh: what all attention kernels share: which keys a row sees, and dropout. Knows no tiles.",
+    "// ops/attn/attn.cuh: shared by all attention kernels: the mask (the keys that a row attends to), and dropout. Knows no tiles.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "#include \"ops/attn/kargs.h\"",
@@ -8650,7 +9010,7 @@ static const char *const te__source_18[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "//",
     "// Options: X_DT (te_dtype of all six), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,",
     "//          X_DROPOUT.",
-    "// One H200, 2026-11-21, te_bench attention: b4 h32 s4096 d128 causal, backward as a whole: 219 TFLOP/s.",
+    "// Benchmark: \"attention backward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: grid (ceil(s_kv / (16 M WARPS)) * batch * groups), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BM) + 16 BM bytes.",
     "//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, BM divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.",
@@ -8740,7 +9100,7 @@ static const char *const te__source_18[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "        const te_u32 q = slots + turn * SLOT, g = q + TILE, rows = g + TILE;",
     "        const int i = i0 + 2 * (lane & 3); // this lane's first row",
     "        te_cp_async_wait<0>();",
-    "        __syncthreads(); // the tile is here for everybody, and nobody reads the other slot any more",
+    "        __syncthreads(); // every warp sees the tile, and none reads the other slot any more",
     "        if (left > 1) walk.copy(slots + (turn ^ 1) * SLOT, a, at.b, end);",
     "",
     "        // Rows i0 .. i0 + BM - 1 see keys i0 + lo .. i0 + BM - 1 + hi at most.",
@@ -8881,7 +9241,7 @@ static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "//                                     would need, and no sums whose order depends on which block came first.",
     "//",
     "// Options: as in attn_fwd_mma.cu.",
-    "// One H200, 2026-11-21, te_bench attention: b4 h32 s4096 d128 causal, backward as a whole: 219 TFLOP/s.",
+    "// Benchmark: \"attention backward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BN) bytes.",
     "//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, 16 M WARPS divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.",
@@ -8956,7 +9316,7 @@ static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "    for (int j0 = begin, turn = 0; j0 < end; j0 += BN, turn ^= 1) {",
     "        const te_u32 k = kv + turn * (2 * SLOT), v = k + SLOT;",
     "        te_cp_async_wait<0>();",
-    "        __syncthreads(); // the tile is here for everybody, and nobody reads the other slot any more",
+    "        __syncthreads(); // every warp sees the tile, and none reads the other slot any more",
     "        if (j0 + BN < end) {",
     "            te_u32 next = kv + (turn ^ 1) * (2 * SLOT);",
     "            k_copier.copy(next, a.k.s, a.s_kv);",
@@ -8995,7 +9355,7 @@ static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "}",
 };
 static const char *const te__source_21[] = { /* ops/attn/attn_delta.cu */
-    "// ops/attn/attn_delta.cu: what the backward needs of each query row before it starts, one warp a row:",
+    "// ops/attn/attn_delta.cu: per query row, a term that the backward kernels read, one warp a row:",
     "//   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout)",
     "//   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0 everywhere.",
     "// Both are [batch, heads, s_pad]; rows from s_q on get delta 0 and lse2 +inf, so that whole tiles can be read without a test.",
@@ -9101,11 +9461,11 @@ static const char *const te__source_23[] = { /* ops/attn/attn_fwd_mma.cu */
     "//                                     Tiles that no row sees are never read; a warp skips those that none of its own rows see.",
     "//",
     "// The running maximum follows only when it would grow by more than 2^8: until then P is a little larger than 1, which neither format minds,",
-    "// and the rescaling of O is saved. l sums what was added, so the result is the same.",
+    "// and the rescaling of O is saved. l sums the same terms, so the result is the same.",
     "//",
     "// Options: X_DT (te_dtype of q, k, v and o), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,",
     "//          X_DROPOUT.",
-    "// One H200, 2026-11-21, te_bench attention: b4 h32 s4096 d128 causal: 344 TFLOP/s.",
+    "// Benchmark: \"attention forward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (16 M WARPS + 4 BN) bytes.",
     "//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0; DROPOUT: s_kv is a multiple of 4.",
@@ -9177,7 +9537,7 @@ static const char *const te__source_23[] = { /* ops/attn/attn_fwd_mma.cu */
     "    for (int j0 = begin, turn = 0; j0 < end; j0 += BN, turn ^= 1) {",
     "        const te_u32 k = kv + turn * (2 * SLOT), v = k + SLOT;",
     "        te_cp_async_wait<0>();",
-    "        __syncthreads(); // the tile is here for everybody, and nobody reads the other slot any more",
+    "        __syncthreads(); // every warp sees the tile, and none reads the other slot any more",
     "        if (j0 + BN < end) {",
     "            te_u32 next = kv + (turn ^ 1) * (2 * SLOT);",
     "            k_copier.copy(next, a.k.s, a.s_kv);",
@@ -9316,7 +9676,7 @@ static const char *const te__source_24[] = { /* ops/attn/fragments.cuh */
     "};",
     "",
     "// Where this lane's row of an ldmatrix lies, for all of a tile's fragments: `rows_first` order gives the four matrices as",
-    "// (rows 0-7, rows 8-15) x (channels 0-7, then 8-15): operand A, and B turned around; else channels come first: operand B as it lies.",
+    "// (rows 0-7, rows 8-15) x (channels 0-7, then 8-15): operand A, and B transposed; else channels first: operand B as stored.",
     "template <int D> struct te_reader {",
     "    te_u32 lane_at;",
     "    TE_DEV te_reader(bool rows_first) {",
@@ -9405,7 +9765,7 @@ static const char *const te__source_24[] = { /* ops/attn/fragments.cuh */
     "    }",
     "}",
     "",
-    "// ---- masks, and the way out ----",
+    "// ---- masks, and the epilogue ----",
     "",
     "// -inf where row i does not see key j, in a tile of scores. `row` and `column` are this lane's first ones.",
     "template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_kargs &a, int row, int column) {",
@@ -9450,7 +9810,7 @@ static const char *const te__source_25[] = { /* ops/attn/general.cuh */
     "// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.",
     "//",
     "// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a",
-    "// time. Scores: each lane takes one of the 32 rows and four of the warp's. Sums over the 32 rows: each lane takes channels lane + 32 t.",
+    "// time. Scores: each lane has one of the 32 rows and four of the warp's. Sums over the 32 rows: each lane has channels lane + 32 t.",
     "#pragma once",
     "#include \"ops/attn/attn.cuh\"",
     "",
@@ -9522,7 +9882,7 @@ static const char *const te__source_25[] = { /* ops/attn/general.cuh */
     "}",
 };
 static const char *const te__source_26[] = { /* ops/attn/kargs.h */
-    "/* ops/attn/kargs.h: what the attention kernels are told. Read by both compilers. */",
+    "/* ops/attn/kargs.h: arguments of the attention kernels. Read by both compilers. */",
     "#ifndef TE__ATTN_KARGS_H",
     "#define TE__ATTN_KARGS_H",
     "",
@@ -9533,7 +9893,7 @@ static const char *const te__source_26[] = { /* ops/attn/kargs.h */
     "    int dt;            /* te_dtype */",
     "} te__attn_view;",
     "",
-    "/* All attention kernels take this; each reads what it needs. */",
+    "/* The arguments of all attention kernels; each reads a part of them. */",
     "typedef struct te__attn_kargs {",
     "    te__attn_view q, k, v, o, d_o, dq, dk, dv;",
     "    float *lse;          /* [batch, heads, s_q], natural logarithm; may be NULL in the forward */",
@@ -9590,7 +9950,7 @@ static const char *const te__source_28[] = { /* ops/block/block_dequantize.cu */
     "//   1-D blocks   element (i, j) has scale_inv[j / 128][i]",
     "//   2-D blocks   element (i, j) has scale_inv[i / 128][j / 128]",
     "//",
-    "// One H200, 2026-11-21, te_bench dequantize: 16384x4096 bf16, 1x128: 0.88 of copy.",
+    "// Benchmark: \"dequantize 1x128 blocks\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.",
     "//",
@@ -9623,7 +9983,7 @@ static const char *const te__source_28[] = { /* ops/block/block_dequantize.cu */
     "        col[r] = (g - row[r] * per_row) * 8;",
     "        whole = whole && g < groups && col[r] + 8 <= a.n;",
     "    }",
-    "    if (whole) { // the loads come first, with nothing between them",
+    "    if (whole) { // all loads are issued before the first code is used",
     "#pragma unroll",
     "        for (int r = 0; r < 4; r++) {",
     "            code[r] = *(const uint2 *)((const te_u8 *)a.q + row[r] * a.ld + col[r]);",
@@ -9656,13 +10016,13 @@ static const char *const te__source_29[] = { /* ops/block/block_dequantize_col.c
     "//",
     "//            128 rows of y (tx: 16 each)",
     "//          +-------------------------+                  +------- 128 columns -------+",
-    "//   128    | ty: 4 columns of y      |  ->  tile.cuh -> | 8 a thread, decoded, of   |  128 rows of y",
+    "//   128    | ty: 4 columns of y      |  ->  transpose.cuh -> | 8 a thread, decoded, of   |  128 rows of y",
     "//   columns|                         |                  | every 16th row            |",
     "//          +-------------------------+                  +---------------------------+",
     "//",
-    "// One H200, 2026-11-22, te_bench dequantize: 16384x4096 bf16, 128x1: 0.80 of copy.",
+    "// Benchmark: \"dequantize 128x1 blocks\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block 256, grid: tiles of 128 rows and 128 columns of y, those of the same rows next to each other. Any size, any alignment.",
+    "// Launch: block 256, grid: tiles of 128 rows and 128 columns of y, consecutive along the same rows. Any size, any alignment.",
     "//",
     "// te:baseline",
     "// te:row Q_DT=4 Y_DT=3",
@@ -9740,15 +10100,14 @@ static const char *const te__source_30[] = { /* ops/block/block_quantize.cu */
     "//   rows   |    8 elements           |     column amax  across the 2 ty of a warp, then 16 warps in shared memory",
     "//          +-------------------------+     both copies  scaled and rounded from the same registers",
     "//",
-    "// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (tile.cuh) to stores of 16 bytes.",
+    "// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (transpose.cuh) to stores of 16 bytes.",
     "//",
-    "// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: that is how padding is written.",
-    "// Tiles that hold nothing but padding have no scales.",
+    "// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: padding included.",
+    "// Tiles of padding alone have no scales.",
     "//",
-    "// One H200, 2026-11-21: 16384x4096 bf16, 1 x 128 blocks, both copies 0.85 of copy. Three blocks of 512 threads on a multiprocessor are what",
-    "// matters: with two it is 0.80.",
+    "// Benchmark: \"quantize 1x128 blocks both copies\", \"quantize 128x128 blocks both copies\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block 512, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.",
+    "// Launch: block 512, grid: tiles, consecutive along a row of tiles. Any size, any alignment.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3 Y_DT=4",
@@ -9763,7 +10122,7 @@ static const char *const te__source_30[] = { /* ops/block/block_quantize.cu */
     "#include \"base/scaling.h\"",
     "#ifdef X_DT",
     "#define HELD X_DT",
-    "#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1) // a multiprocessor should hold, where the registers suffice",
+    "#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1) // resident blocks of a multiprocessor, if the registers suffice",
     "#else",
     "#define X_DT a.x_dt",
     "#define Y_DT a.y_dt",
@@ -9794,7 +10153,7 @@ static const char *const te__source_30[] = { /* ops/block/block_quantize.cu */
     "    te_i64 row = first_row + ty * 4, col = first_col + tx * 8;",
     "    bool scaled = first_row < a.m && first_col < a.n; // else all of it is padding",
     "",
-    "    // The loads come first, with nothing between them: they are all on their way before the first is waited for.",
+    "    // All loads are issued before the first element is used: their latencies overlap.",
     "    te_raw<HELD> x[4];",
     "    if (a.vector_x && row + 4 <= a.m && col + 8 <= a.n) {",
     "#pragma unroll",
@@ -9810,7 +10169,7 @@ static const char *const te__source_30[] = { /* ops/block/block_quantize.cu */
     "    if (a.noop && *a.noop == 1.0f) return;",
     "    float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;",
     "",
-    "    // NaN drops out of every maximum. 16-bit formats are compared two at a time, as they lie.",
+    "    // NaN drops out of every maximum. 16-bit formats are compared two at a time, packed.",
     "    float row_amax[4] = {}, col_amax[8] = {};",
     "    if constexpr (PACKED) {",
     "        te_u32 rows[4] = {}, columns[4] = {};",
@@ -9964,9 +10323,9 @@ static const char *const te__source_32[] = { /* ops/cast/amax.cu */
     "//   x   | head | vector 0 | vector 1 | ...                                       | tail |",
     "//              |<- block 0: 2048 vectors of 16 bytes ->|<- block 1 ->| ... |<- block 0 again ...",
     "//",
-    "// One H200, 2026-11-21, te_bench amax: 16384x4096 bf16, 0.90 of copy.",
+    "// Benchmark: \"amax\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block 512, grid: at most as many blocks as run at once. They stay until nothing is left, four loads of each thread on their way at",
+    "// Launch: block 512, grid: at most as many blocks as run at once. Each loops over x, four loads of each thread in flight at",
     "// a time: a block that ends after each piece waits longer for its own finish than for memory. Any alignment of at least an element.",
     "//",
     "// te:baseline",
@@ -10072,7 +10431,7 @@ static const char *const te__source_34[] = { /* ops/cast/delayed_update.cu */
     "        te_i64 row = base + threadIdx.x;",
     "        float old = row < length ? history[row * n] : 0.0f, below = row + 1 < length ? history[(row + 1) * n] : last;",
     "        largest = fmaxf(largest, old);",
-    "        __syncthreads(); // everybody has read before anybody writes; the next round reads nothing that this one writes",
+    "        __syncthreads(); // all reads of the round precede its writes; the next round reads nothing that this one writes",
     "        if (row < length) history[row * n] = below;",
     "    }",
     "    largest = fmaxf(te_block_max(largest, scratch), last);",
@@ -10088,7 +10447,7 @@ static const char *const te__source_34[] = { /* ops/cast/delayed_update.cu */
 static const char *const te__source_35[] = { /* ops/cast/fp8_dequantize.cu */
     "// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].",
     "//",
-    "// One H200, 2026-11-21, te_bench \"dequantize e4m3\": 16384x4096 to bf16 0.89 of copy.",
+    "// Benchmark: \"dequantize e4m3\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.",
     "//",
@@ -10152,7 +10511,7 @@ static const char *const te__source_35[] = { /* ops/cast/fp8_dequantize.cu */
 static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
     "// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.",
     "//",
-    "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
+    "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
     "//          +-------------------------+                  +---------------- 128 rows ----------------+",
     "//   128    | ty: 4 rows              |   ->  row        |                                          |  64 columns  ->  col",
     "//   rows   |    x eight columns      |                  |                                          |",
@@ -10165,15 +10524,14 @@ static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
     "// each other, and every block makes the scale of the largest. On the way down they cast: the last tile is in their registers still. That",
     "// the end of x may be in the L2 cache has not been seen in any time: hints to keep it there (ld.cs, st.cs) took 1 to 2 us more of 111.",
     "//",
-    "// x_amax: whoever wrote x knows its maximum. It lies in one word with a count of the blocks, so that one atomic gives a block both; the last",
+    "// x_amax: the kernel that wrote x left its maximum. It lies in one word with a count of the blocks, so that one atomic gives a block both; the last",
     "// one to come leaves 0.",
     "//",
     "// BIAS: sums [tile along m][column] = sum of x over the tile's rows, which math/column_sum adds up.",
     "//",
-    "// One H200, 2026-11-22, te_bench quantize: 16384x4096 bf16, of copy: row-wise 0.89, both copies 0.86, both with the scale made here 0.86, of a",
-    "// known amax 0.86, with the gradient of a bias 0.80.",
+    "// Benchmark: \"quantize e4m3 ...\", \"quantize e5m2 ...\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other; at least one. current: at most TE__CAST_RESIDENT blocks a",
+    "// Launch: block 256, grid: tiles, consecutive along a row of tiles; at least one. current: at most TE__CAST_RESIDENT blocks a",
     "// multiprocessor (16-bit x, but for the general row: TE__CAST_RESIDENT_HALVES), and as many as there are partial maxima. Any size, any alignment.",
     "//",
     "// te:baseline",
@@ -10204,7 +10562,7 @@ static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
     "",
     "#define PACKED (HELD != TE_F32)",
     "",
-    "// Where a thread's eight columns of four rows are in tile `at`, and what x holds there.",
+    "// The position of a thread's four rows by eight columns in tile `at`, and the load of x from there.",
     "struct te_cast_place {",
     "    te_i64 first_row, first_col, row, col;",
     "    bool inside;",
@@ -10214,7 +10572,7 @@ static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
     "        row = first_row + (threadIdx.x >> 3) * 4, col = first_col + (threadIdx.x & 7) * 8;",
     "        inside = row + 4 <= a.m && col + 8 <= a.n;",
     "    }",
-    "    // Loads with nothing between them: all are on their way before the first is waited for.",
+    "    // All loads are issued before the first element is used: their latencies overlap.",
     "    TE_DEV void ask(const te__fp8_quantize_kargs &a, te_raw<HELD> w[4]) const {",
     "        if (a.vector_x && inside) {",
     "#pragma unroll",
@@ -10265,7 +10623,7 @@ static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
     "    for (int r = 0; r < 4; r++) {",
     "#pragma unroll",
     "        for (int k = 0; k < 8; k++) v[r][k] = __fmul_rn(v[r][k], scale);",
-    "        if (!p.inside) { // what lies outside x is 0 also when the scale is not a number",
+    "        if (!p.inside) { // elements outside x are 0 also when the scale is NaN",
     "#pragma unroll",
     "            for (int k = 0; k < 8; k++)",
     "                if (p.row + r >= a.m || p.col + k >= a.n) v[r][k] = 0.0f;",
@@ -10318,7 +10676,7 @@ static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
     "    if (CURRENT) {",
     "#pragma unroll 1",
     "        while (at + gridDim.x < a.tiles) {",
-    "            te_raw<HELD> next[4]; // on its way while this tile is looked at; of f32 there are no registers for two",
+    "            te_raw<HELD> next[4]; // in flight while this tile is reduced; f32 has no registers for two",
     "            if (!PACKED) largest = te_cast_largest(w, largest, X_DT);",
     "            at += gridDim.x;",
     "            p = te_cast_place(a, at);",
@@ -10356,7 +10714,7 @@ static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
     "    }",
     "    if (!CURRENT && a.amax && !a.x_amax) {",
     "        largest = te_block_max(largest, scratch);",
-    "        // Most blocks find a larger one there already, and need no atomic.",
+    "        // Most blocks read a larger value, and need no atomic.",
     "        if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
     "    }",
     "}",
@@ -10372,10 +10730,10 @@ static const char *const te__source_37[] = { /* ops/cast/kargs.h */
     "    unsigned *counter; /* of te_last_block */",
     "    const float *noop; /* [1], or NULL */",
     "    long long n;",
-    "    long long vectors; /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */",
+    "    long long vectors; /* of 16 bytes, from element `head` on; elements before and behind them are processed one by one */",
     "    int head;",
     "    int x_dt;",
-    "    int keep; /* the maximum with what amax holds */",
+    "    int keep; /* the maximum with the value in amax */",
     "} te__amax_kargs;",
     "",
     "typedef struct te__scale_from_amax_kargs {",
@@ -10386,8 +10744,8 @@ static const char *const te__source_37[] = { /* ops/cast/kargs.h */
     "    int power_of_two;",
     "} te__scale_from_amax_kargs;",
     "",
-    "/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Lengths are few and stand once: that is",
-    " * what lets some 200 states fit. */",
+    "/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Each distinct length is stored once,",
+    " * which lets some 200 states fit. */",
     "#define TE__DELAYED_MAX 186",
     "#define TE__DELAYED_LENGTHS 16",
     "typedef struct te__delayed_kargs {",
@@ -10395,7 +10753,7 @@ static const char *const te__source_37[] = { /* ops/cast/kargs.h */
     "    float *scale[TE__DELAYED_MAX];   /* [n]; the gather has none */",
     "    float *amaxes; /* of this launch's slots. The update reads them in place of row 0, or it is NULL; the gather writes them */",
     "    unsigned first[TE__DELAYED_MAX + 1];",
-    "    unsigned length[TE__DELAYED_LENGTHS];          /* 0: not taken */",
+    "    unsigned length[TE__DELAYED_LENGTHS];          /* 0: unused */",
     "    unsigned char length_index[TE__DELAYED_MAX]; /* of a state: into `length` */",
     "    float scaled_max; /* fp8_max / 2^margin */",
     "    int most_recent, states;",
@@ -10447,7 +10805,7 @@ static const char *const te__source_37[] = { /* ops/cast/kargs.h */
     "} te__transpose_nibbles_kargs;",
 };
 static const char *const te__source_38[] = { /* ops/cast/list.cuh */
-    "// ops/cast/list.cuh: which state of a table a slot belongs to. Knows the table's layout; must not know what is done with the slot.",
+    "// ops/cast/list.cuh: finds the state of a table that a slot belongs to. Knows the table's layout; must not know the use of the slot.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "#include \"ops/cast/kargs.h\"",
@@ -10488,14 +10846,14 @@ static const char *const te__source_40[] = { /* ops/cast/transpose_nibbles.cu */
     "//            64 columns (tx: 8 each, 4 bytes)",
     "//          +----------------------------------+",
     "//          | ty: 8 rows                       |  ->  8 x 8 elements in registers: the column's 8 rows are one word",
-    "//          +----------------------------------+      ->  tile.cuh as if they were bytes  ->  dst, 16 bytes a store",
+    "//          +----------------------------------+      ->  transpose.cuh as if they were bytes  ->  dst, 16 bytes a store",
     "//            256 rows",
     "//",
-    "// A block has two tiles beside each other, both of which are asked for before the first is turned.",
+    "// A block has two tiles, adjacent along the row; both are loaded before the first is transposed.",
     "//",
-    "// One H200, 2026-11-22, te_bench \"transpose e2m1\": 16384x4096 0.67 of copy.",
+    "// Benchmark: \"transpose e2m1\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block 256, grid: pairs of tiles, those of a row of tiles next to each other. Any size, any alignment.",
+    "// Launch: block 256, grid: pairs of tiles, consecutive along a row of tiles. Any size, any alignment.",
     "//",
     "// te:baseline",
     "#include \"ops/cast/kargs.h\"",
@@ -10552,13 +10910,13 @@ static const char *const te__source_41[] = { /* ops/dropout/dropout_add.cu */
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
     "//",
-    "//   u(i) is word i % 4 of Philox block i / 4, so a thread takes whole blocks of four elements:",
+    "//   u(i) is word i % 4 of Philox block i / 4, so a thread has whole blocks of four elements:",
     "//",
     "//       thread t:  | block 2t: i = 8t .. 8t+3 | block 2t+1: 8t+4 .. 8t+7 |",
     "//",
     "// Products and sums are rounded one by one, as on the CPU: both sides give the same bits.",
     "//",
-    "// One H200, 2026-11-21, te_bench residual: 16384x4096 bf16, without dropout: 0.90 of copy.",
+    "// Benchmark: \"residual add\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y of X_DT, all pointers aligned to 16 bytes, count",
     "// a multiple of 8, and n too if there is a bias. Without: anything.",
@@ -10646,7 +11004,7 @@ static const char *const te__source_43[] = { /* ops/gemm/decode.cuh */
     "#pragma once",
     "#include \"device/mma.cuh\"",
     "",
-    "// Where the scale of group `group` of line `line` is; lines are what groups run along. ld: from one row of scales to the next; down: groups are rows.",
+    "// The index of the scale of group `group` of line `line`; groups run along lines. ld: from one row of scales to the next; down: groups are rows.",
     "TE_DEV te_i64 te_decode_scale_at(int swizzled, int down, te_i64 ld, te_i64 line, te_i64 group) {",
     "    if (swizzled) return ((line >> 7) * (ld >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);",
     "    return down ? group * ld + line : line * ld + group;",
@@ -10682,7 +11040,7 @@ static const char *const te__source_43[] = { /* ops/gemm/decode.cuh */
     "}",
 };
 static const char *const te__source_44[] = { /* ops/gemm/epilogue.cuh */
-    "// ops/gemm/epilogue.cuh: what becomes of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
+    "// ops/gemm/epilogue.cuh: the epilogue of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
     "//",
@@ -10757,7 +11115,7 @@ static const char *const te__source_44[] = { /* ops/gemm/epilogue.cuh */
     "    return s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * xx);",
     "}",
     "TE_DEV float te_gemm_dgelu(float x) { return te_gemm_dgelu(x, te_gemm_sigmoid2u(x)); }",
-    "// The same of two between -8 and 8, or NaN, in as few operations as can be.",
+    "// The same of two between -8 and 8, or NaN, with the least number of operations.",
     "TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {",
     "    float xx = x * x, yy = y * y;",
     "    // At most 2^60, as above, also for NaN: it stays where it is, and the other one's reciprocal is finite.",
@@ -10792,7 +11150,7 @@ static const char *const te__source_44[] = { /* ops/gemm/epilogue.cuh */
     "    return s > TE_FLT_MAX ? TE_FLT_MAX : s;",
     "}",
     "",
-    "// aux, old: what aux (with DGELU) and D (with accumulate) hold.",
+    "// aux, old: the elements of aux (with DGELU) and of D (with accumulate).",
     "TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc, float aux, float old) {",
     "    if (a.rows_a) acc *= a.scale_a[row] * a.factor_a;",
     "    if (a.columns_b) acc *= a.scale_b[col] * a.factor_b;",
@@ -10883,7 +11241,7 @@ static const char *const te__source_44[] = { /* ops/gemm/epilogue.cuh */
     "        if (col >= a.n) continue;",
     "        if (!plain) {",
     "#pragma unroll 1",
-    "            for (int r = 0; r < 16; r += 4) { // four rows' values of D and aux are asked for together",
+    "            for (int r = 0; r < 16; r += 4) { // four rows' values of D and aux are loaded at once",
     "                float aux[4], old[4];",
     "#pragma unroll",
     "                for (int i = 0; i < 4; i++) {",
@@ -10935,8 +11293,8 @@ static const char *const te__source_44[] = { /* ops/gemm/epilogue.cuh */
     "",
     "// ---- order of tiles --------------------------------------------------------------------------------------------------",
     "",
-    "// Bands of eight tile rows, walked column by column: what runs at the same time shares its operands in the L2 cache. Tiles are counted in",
-    "// 32 bits: 64-bit division takes microseconds, and more tiles than that do not fit into a memory.",
+    "// Bands of eight tile rows, column by column: blocks that run at the same time share operands in the L2 cache. Tiles are counted in",
+    "// 32 bits: 64-bit division is slow, and more tiles than that do not fit into a memory.",
     "TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {",
     "    te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;",
     "    te_u32 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;",
@@ -10945,11 +11303,11 @@ static const char *const te__source_44[] = { /* ops/gemm/epilogue.cuh */
     "}",
 };
 static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
-    "// ops/gemm/epilogue_store.cuh: D's ways out of gemm_hopper: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it is written in.",
+    "// ops/gemm/epilogue_store.cuh: the store paths of gemm_hopper's epilogue: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it uses.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
     "//",
-    "// A warpgroup has BUFFERS chunks, and waits for the one it is about to write over alone.",
+    "// A warpgroup has BUFFERS chunks, and waits for the one that it writes next alone.",
     "#pragma once",
     "",
     "// Between -8 and 8, or NaN: one f32, or two values of a word.",
@@ -10963,15 +11321,15 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "    return w;",
     "}",
     "",
-    "// What a warpgroup knows on its way out.",
+    "// The epilogue of one warpgroup, stored by TMA.",
     "struct te_tma_store_path {",
     "    const te__gemm_hopper_kargs &a;",
     "    const void *d_map, *aux_map, *bias_from;",
-    "    te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there",
+    "    te_u32 buffers, loads; // chunks of shared memory; for each a barrier of the load into it",
     "    te_u32 unused, biases, sums; // a barrier: the last tile needs them no more; WN floats; of a chunk's columns, a row for each warp",
     "    int group, lane;",
     "    te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity",
-    "    bool leader; // the thread that speaks to TMA",
+    "    bool leader; // the thread that issues TMA operations",
     "    float scale;",
     "    te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., as it lies in memory",
     "",
@@ -10980,8 +11338,8 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "          group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0), scale(te_gemm_scale(args.g)) {}",
     "",
     "#if GROUPED",
-    "    bool tall, fresh; // the second accumulator has rows; nobody has acquired the group's maps",
-    "    float scale_b;    // apart, until it is needed: nobody waits for device memory before the first products are under way",
+    "    bool tall, fresh; // the second accumulator has rows; the group's maps have not been acquired",
+    "    float scale_b;    // multiplied late: no wait for device memory before the first products are under way",
     "    TE_DEV void enter(const te_arguments &all, int of) {",
     "        scale = a.g.scale_a ? a.g.scale_a[all.groups.each_a ? of : 0] : 1.0f;",
     "        scale_b = a.g.scale_b ? a.g.scale_b[all.groups.each_b ? of : 0] : 1.0f;",
@@ -10994,11 +11352,11 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "    static const bool tall = true;",
     "#endif",
     "",
-    "    // Chunks go down before they go on to the next columns.",
+    "    // Chunks of one column of chunks come before the next columns.",
     "    static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }",
     "    static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }",
     "    TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }",
-    "    // What a chunk needs of aux or D.",
+    "    // The load of aux or D for a chunk.",
     "    static TE_DEV void load(te_u32 buffer, te_u32 bar, const void *map, int row, int col, int split) {",
     "        te_mbar_expect(bar, BUFFER);",
     "        te_tma_load3(buffer, map, col, row, split, bar);",
@@ -11007,7 +11365,7 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "        load(buffer_of(at), loads + 8 * (at % BUFFERS), STORE & 16 ? aux_map : d_map, row, col, split);",
     "    }",
     "",
-    "    // While the first products are under way: what can be asked for already.",
+    "    // While the first products are under way: the loads that need no accumulator.",
     "    TE_DEV void begin(int row, int col, int split) {",
     "#if GROUPED == 1",
     "        if (fresh && leader) {",
@@ -11154,7 +11512,7 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "        }",
     "#pragma unroll",
     "        for (int chunk = 0; chunk < CHUNKS; chunk++) {",
-    "            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // what was asked for is waited for",
+    "            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // issued loads must be waited for",
     "            const int sum = chunk % SUMS, first = col_of(chunk);",
     "            int at_row = row + row_of(chunk), at_col = col + first;",
     "            float v[CHUNK / 2];",
@@ -11205,7 +11563,7 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "                te_meet<128>(1 + group);",
     "            }",
     "            if (STORE & 64) sum_columns(v, at_row);",
-    "            if (LOADS) __syncwarp(); // all of the warp have read what they now write over",
+    "            if (LOADS) __syncwarp(); // all lanes have read the elements that they now overwrite",
     "            put(buffer_of(turn), v);",
     "            send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);",
     "            if (STORE & 64 && threadIdx.x % 128 / 32 == chunk % 4) store_sums(at_row, at_col);",
@@ -11219,16 +11577,14 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "    }",
     "};",
     "",
-    "// ---- D whose rows start or end anywhere, with nothing but scale and bias to be done ------------------------------------------",
+    "// ---- D whose rows start or end anywhere, with scale and bias alone ------------------------------------------",
     "//",
     "//   accumulators -> v = scale acc + bias -> 16 lines of shared memory for each warp -> D",
     "//",
-    "//   D's row       . . . . x x x x | x x x x x x x x | x x x . . . . .     pieces of 16 bytes: a lane stores whole ones, eight lanes what is left",
-    "//   its line              x x x x   x x x x x x x x   x x x               as far from a multiple of 16 as in D, or 2 bytes less: lines are written by words",
+    "//   D's row       . . . . x x x x | x x x x x x x x | x x x . . . . .     pieces of 16 bytes: a lane stores whole ones, eight lanes the ends",
+    "//   its line              x x x x   x x x x x x x x   x x x               at the same offset within 16 bytes as in D, or 2 bytes less: lines are written by words",
     "//",
-    "// Bulk copies of rows are slower: 763 us for 8192 x 50257 x 768 in fp8, where the multiplying and all but the copies took 592.",
-    "// One H200, 2026-11-22, the same product by ping-pong tiles, us: 666; without the stores of whole pieces 590, of rows' ends 633, of both 516, with no more than",
-    "// put 440, with no way out at all 400. By TMA, of 50264 columns, 504: what is left to gain is in the shifting and the rows' ends.",
+    "// Bulk copies of rows are slower. The cost beyond a TMA store is in the shifts and the rows' ends: tests/bench/notes.md.",
     "",
     "struct te_row_store_path {",
     "    static const int SIZE = D_DT == 1 ? 4 : 2; // bytes of an element",
@@ -11239,7 +11595,7 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "    te_u32 lines;",
     "    int lane;",
     "    TE_DEV te_row_store_path(const te__gemm_kargs &args, float scale_, te_u32 lines_) : a(args), scale(scale_), lines(lines_), lane(threadIdx.x & 31) {",
-    "        asm volatile(\"\" : \"+r\"(lane)); // all that comes of it is found here, and not kept while slabs are multiplied",
+    "        asm volatile(\"\" : \"+r\"(lane)); // values derived from it are computed here, and hold no registers in the mainloop",
     "    }",
     "",
     "    // Pairs of neighbours to the lines of rows g and g + 8, which lie alike: eight rows are a multiple of 16 bytes.",
@@ -11274,7 +11630,7 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "            te_i64 col = first + i * COLS;",
     "            int bytes = (int)(a.n - col < COLS ? a.n - col : COLS) * SIZE;",
     "            if (bytes <= 0 || rows <= 0) break;",
-    "            const int BATCH = B_1D ? 2 : 4; // what several rows have to say is read before the first is written; as many as there are registers for",
+    "            const int BATCH = B_1D ? 2 : 4; // several rows are read before the first is written; as many as there are registers for",
     "            char *d = (char *)a.d + row * step + col * SIZE;",
     "            __syncwarp(); // the lines are free again",
     "            put(acc + i * COLS / 2, d, step, col);",
@@ -11331,17 +11687,14 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "};",
 };
 static const char *const te__source_46[] = { /* ops/gemm/gemm_align.cu */
-    "// ops/gemm/gemm_align.cu: operands whose rows lie anywhere, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
+    "// ops/gemm/gemm_align.cu: operands whose rows have any alignment, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
     "//",
-    "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted together. The word",
-    "//   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well comes from the L1 cache.",
+    "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted. The word",
+    "//   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well is in the L1 cache.",
     "//",
     "// Bytes beyond a row's last are 0. Words that reach beyond the first or last byte of the operand are read byte by byte.",
     "//",
-    "// One H200, 2026-11-21, te_bench odd, in front of a product that did nothing, itself some 3 us, and one operand after the other: 511 x 4095 x 4095 bf16,",
-    "// 38 MB, 30 us; 4095 x 4097 x 4095, 67 MB, 45 us. Both at once were no quicker within 1 us. Nor was a product that copies while it multiplies, by three",
-    "// to eleven warps of each block, chunk of k after chunk, TMA waiting for each: 511 x 4095 x 4095 57 us at best, this and the product after it 52;",
-    "// 4095 x 4097 x 4095 232, and 225.",
+    "// Benchmark: \"odd ...\" in tests/bench/h200.csv, and tests/bench/notes.md.",
     "//",
     "// Launch: grid (blocks, 1, 1), A's before B's; block 256.",
     "// te:baseline",
@@ -11379,12 +11732,12 @@ static const char *const te__source_46[] = { /* ops/gemm/gemm_align.cu */
 static const char *const te__source_47[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: see decode.cuh.",
     "//",
-    "//   codes  | 16 | 16 | .. |     A thread takes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they",
+    "//   codes  | 16 | 16 | .. |     A thread decodes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they",
     "//   out    |  32 bytes    |     share one scale (groups are of 32 or 16); down the columns (MXFP8's column-wise copy) each has its own.",
     "//",
-    "// The operand stays as it lies, transposed or not: the bf16 kernels take both. The floor is the bytes: 3 for each fp8 code, 2.5 for fp4.",
+    "// The operand keeps its major dimension: the bf16 kernels read both. The floor is the bytes: 3 for each fp8 code, 2.5 for fp4.",
     "//",
-    "// One H200, 2026-11-21, te_bench mxfp8 nvfp4: with the product, over our bf16, geometric means of the 10 shapes that are not gemv_k's 0.85 and 0.88.",
+    "// Benchmark: \"gemm mxfp8\", \"gemm nvfp4\" in tests/bench/h200.csv.",
     "//",
     "// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of 32 bytes.",
     "// te:baseline",
@@ -11462,7 +11815,7 @@ static const char *const te__source_47[] = { /* ops/gemm/gemm_decode.cu */
 };
 static const char *const te__source_48[] = { /* ops/gemm/gemm_grouped_naive.cu */
     "// ops/gemm/gemm_grouped_naive.cu: te_grouped_gemm in plain f32 FMAs: every format, layout, size and alignment, either kind of groups.",
-    "// The oracle of the tensor-core kernels, and what runs where those cannot. naive.cuh has the tile, groups.cuh the groups.",
+    "// The oracle of the tensor-core kernels, and the fallback where those cannot run. naive.cuh has the tile, groups.cuh the groups.",
     "//",
     "// Launch: grid (tiles, 1, 1), one block a tile; along rows at least as many as there can be, along k exactly; block 256; no dynamic shared",
     "// memory; no alignment.",
@@ -11480,7 +11833,7 @@ static const char *const te__source_48[] = { /* ops/gemm/gemm_grouped_naive.cu *
 };
 static const char *const te__source_49[] = { /* ops/gemm/gemm_groups.cu */
     "// ops/gemm/gemm_groups.cu: before gemm_hopper by groups: sizes, which only the device knows, to where each group lies, which tiles it has, and",
-    "// tensor maps that end where it ends: what TMA then reads or writes beyond is zero, or is not written, and no tile needs to know of it.",
+    "// tensor maps that end where it ends: TMA reads zeros beyond, and writes nothing there, and tiles need no special case.",
     "//",
     "// Launch: grid (1, 1, 1), block 32: a lane does groups lane, lane + 32, ...",
     "// te:arch 90a",
@@ -11507,7 +11860,7 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_groups.cu */
     "                te_u64 *map = a.maps + (g * 2 + i) * 16;",
     "#pragma unroll",
     "                for (int w = 0; w < 16; w++) map[w] = a.map[i][w];",
-    "                int size = end > 0 ? (int)end : 1; // of a group at the very start without anything, whom nobody asks for its first",
+    "                int size = end > 0 ? (int)end : 1; // of an empty group at the very start, whose first row is never used",
     "                if (a.dim[i]) te_tma_map_end<1>(map, size);",
     "                else te_tma_map_end<0>(map, size);",
     "            }",
@@ -11521,48 +11874,48 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_groups.cu */
 static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
-    "//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of",
-    "//       +-------+                 k: 64 values of 16 bits, 128 of 8) into a ring of slots, waiting on empty[slot]. The other two multiply:",
-    "//    BM |  wg 1 |  64 * WAVES     each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and gives slots back.",
-    "//       +-------+                 Blocks stay: block i does tiles i, i + gridDim.x, ... and slabs of the next tile arrive while the",
-    "//       |  wg 2 |                 accumulators of this one are written out. WAVES = 0: BM is 64, and each has half the columns.",
+    "//          BN                     Three warpgroups, specialised. The first is the producer: one thread issues TMA loads of slab after slab of A and B (128",
+    "//       +-------+                 bytes of k: 64 values of 16 bits, 128 of 8) into a ring of slots (stages), waiting on empty[slot]. The other two are",
+    "//    BM |  wg 1 |  64 * WAVES     consumers: each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and arrives at",
+    "//       +-------+                 empty[slot]. Blocks are persistent: block i computes tiles i, i + gridDim.x, ... and slabs of the next tile are",
+    "//       |  wg 2 |                 loaded during the epilogue of this one. WAVES = 0: BM is 64, and each consumer has half the columns.",
     "//       +-------+",
     "//",
-    "// TMA lays slabs out in the 128-byte swizzle that wgmma reads, fills with zeros what lies outside the operands, and takes 16-bit operands as",
-    "// they lie: k-major boxes are 128 bytes of k by rows of A or B, the others 64 elements of m or n by 64 of k, one box after the other.",
+    "// TMA stores slabs in the 128-byte swizzle that wgmma reads and fills elements outside the operands with zeros. 16-bit operands may have either",
+    "// major dimension: boxes of K-major ones are 128 bytes of k by rows of A or B, of MN-major ones 64 elements of m or n by 64 of k, in sequence.",
     "//",
-    "// CLUSTER = 2: two blocks do neighbouring tiles and have the larger operand of a tile in common: B of tiles above each other, or, if BM > BN,",
-    "// A of tiles beside each other. Each asks for its half (of 192 columns that are not k-major: half of k), and TMA writes it into both: a third less to read",
-    "// from the L2 cache. A slot is then empty when both blocks' warps have given it back.",
+    "// CLUSTER = 2: two blocks compute adjacent tiles and share the larger operand of a tile: B of two tiles in a column, or, if BM > BN, A of two tiles in a",
+    "// row. Each loads its half (of 192 MN-major columns: half of k), and TMA multicasts it to both: a third less to read from the L2 cache. A slot is",
+    "// empty when the consumers of both blocks have released it.",
     "//",
-    "// PINGPONG: each of the two has tiles of 128 x 128 of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies",
-    "// the other writes its D.",
+    "// PINGPONG: each consumer has tiles of 128 x 128 of its own, in turns: slabs of one consumer's tile follow those of the other's, and one multiplies",
+    "// during the epilogue of the other.",
     "//",
-    "// SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,",
-    "// and adds up the rows that are its own, from all blocks in order.",
+    "// SPLIT (split-K within a cluster): the blocks of a cluster (2, 4 or 8) share one tile and have a part of k each. At the end each leaves its sums in its",
+    "// shared memory, and reduces its own rows over all blocks in order.",
     "//",
-    "// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by",
-    "// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before, for",
-    "// the first chunks of a tile by a warp beside the one that copies slabs: those that multiply have no time for it. Other D (rows that start or",
-    "// end within 16 bytes: TMA writes whole ones) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_row_store_path. The bias",
-    "// gradient leaves as sums over 64 rows of D, to be added up by column_sum_short.",
+    "// STORE: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of each warpgroup, and are clipped at D's",
+    "// edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the first",
+    "// chunks of a tile by a second warp of the producer, since consumers have no time for it. Other D (rows that start or end within 16 bytes: TMA writes",
+    "// whole pieces) and scales of rows or columns are stored by epilogue.cuh, or, without an epilogue, by te_row_store_path. The bias gradient is",
+    "// left as sums over 64 rows of D, which column_sum_short adds up.",
     "//",
     "// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the",
-    "// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.",
+    "// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks are loaded with the slab, into shared memory behind the slots.",
     "//",
-    "// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has found out where groups lie, which tiles they have, and has made maps",
-    "// that end with a group: along rows of D and aux, so that the last tile of a group leaves the next one's rows alone; along k of A and B, so",
-    "// that the last slab ends in zeros. Otherwise a tile is a tile: rows (or k) are counted through all groups. Along rows the warpgroups take the",
-    "// rows of a tile in turns of 64; what lies beyond the group's end is not multiplied, and if that is half of a tile (WAVES = 2) not read either.",
-    "// Tiles cost what rows, or k, they have: a block (the first of a cluster) draws a number when it starts a tile, and does the tile of that number",
-    "// next. The number comes to those who multiply with the first slab, and to the other block of a cluster by mail.",
+    "// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has computed the groups' offsets and tiles, and has made tensor maps",
+    "// that end with a group: along rows of D and aux, so that the last tile of a group does not write the next one's rows; along k of A and B, so",
+    "// that the last slab ends in zeros. Tiles are otherwise ordinary: rows (or k) are counted through all groups. Along rows the consumers have the",
+    "// rows of a tile in turns of 64; rows beyond the group's end are not multiplied, and if they are half of a tile (WAVES = 2) not read either.",
+    "// The cost of a tile depends on its rows, or k, so tiles are scheduled dynamically: a block (the first of a cluster) draws a number when it starts a tile, and",
+    "// computes the tile of that number next. The consumers get the number with the first slab, the other block of a cluster by mail.",
     "//",
-    "// TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0",
-    "// before the first slab is multiplied.",
+    "// TMA loads start at multiples of 16 bytes: a group along k whose rows of memory start within such a piece is loaded from there, and the elements of other",
+    "// groups are zeroed before the first slab is multiplied.",
     "//",
-    "// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup, and a fourth, copy them: the aligned pieces of 16 bytes",
-    "// that hold a slab go to shared memory behind the slots, and from there, while those of the next slabs are on their way, shifted to where TMA would",
-    "// have put them.",
+    "// COPIES: rows of A (1) or B (2) of any alignment, which TMA cannot load. The first warpgroup, and a fourth, copy them: the aligned pieces of 16 bytes",
+    "// that hold a slab go to shared memory behind the slots, and from there, with the next slabs in flight, shifted, to the positions that TMA would",
+    "// write.",
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2",
     "//          A_T, B_T    A lies k x m, B lies n x k",
@@ -11571,28 +11924,13 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "//          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192",
     "//          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start or end anywhere",
     "//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128),",
-    "//          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),",
+    "//          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and epilogues that load aux or D),",
     "//          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).",
     "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384, with COPIES 512; shared TE__GEMM_HOPPER_SHARED. A, B",
     "//         and their rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k",
     "//         from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "//",
-    "// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.02 to 1.03 of cuBLASLt), fp8 1542 (1.00), split accumulation 1512",
-    "// (1.02), 1x128 by 128x128 blocks 1368 (1.01), 1x128 by 1x128 added to f32 994 (0.95; 875 on a hot card). Over the plain product, geometric means of",
-    "// n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:",
-    "//               bias         bias, GELU, aux   dGELU         dGELU, bias gradient",
-    "//   bf16        0.99 (0.99)  0.99 (0.92)       0.95 (0.85)   0.96 (0.60)",
-    "//   fp8         0.98 (0.98)  1.00 (0.86)       0.91 (0.43)   0.89 (0.43)",
-    "//   fp8 blocks  0.99 (0.96)  0.91 (none)       0.88 (0.46)   0.83 (0.46)",
-    "// dGELU of fp8 wants ping-pong, whose tile of 128 x 128 has 0.94 of the large tile's speed by itself; promoting warpgroups have no registers for it.",
-    "// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.94 (blocks 0.89, 0.91), 64 of 512 rows 0.84 to 0.85 (blocks 0.80, 0.81:",
-    "// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.57 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.97 to 1.24.",
-    "// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.17 to 1.21, fp8 1.32 to 1.38; bf16 operands, 8191 x 6145 x",
-    "// 4097 1.15 to 1.21, 127 x 129 x 255 1.44 to 1.49, 511 x 4095 x 4095 1.85 to 1.95 (copied first); 63 x 2111 x 7167 1.41 to 1.49, 17 x 33 x 65 1.05 to 1.29",
-    "// (COPIES). Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.17 to 1.28; te_bench --tune, in brackets cuBLASLt's time, us: 3000 x 3000 x 3000 84.6 (77.9),",
-    "// 5000 x 5000 x 5000 384 (349), 4096 x 4096 x 4104 185 (186), 8192 x 6144 x 4104 550 (566), fp8 8192 x 8192 x 8208 763 (851). Clusters of two by two tiles",
-    "// were no quicker for any of these. Narrow ones: 4096 x 768 x 3072 bf16 30.0 (30.1), 8192 x 2304 x 768 43.5 (46.4), 3072 x 768 x 4096 36.8 (32.1), 768 x 768 x",
-    "// 4096 15.9 (14.2); fp8 16384 x 3072 x 768 58.0 (70.7).",
+    "// Benchmark: \"gemm ...\", \"grouped ...\", \"odd ...\" in tests/bench/h200.csv.",
     "// te:arch 90a",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3",
@@ -11710,18 +12048,18 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind",
     "#define A_2D (BLOCK == 3)",
     "#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab",
-    "#define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; what is loaded then leaves three slots for slabs of sums that are promoted",
+    "#define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; with loads and promotion three slots remain for slabs",
     "#define BIASES (STORE & 2 && STORE < 128 ? WN * 4 : 0) // of a warpgroup",
     "#define COLUMN_SUMS (STORE & 64 ? 4 * CHUNK * 4 : 0)",
     "#define OTHERS (32 + 2 * (WAY_OUT + BUFFERS * 8 + BIASES + COLUMN_SUMS) + (COPIES ? 16 + RAWS * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots",
     "#define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))",
-    "#define RAW_ROW 144 // bytes of a copied row on its way",
+    "#define RAW_ROW 144 // bytes of a copied row in shared memory",
     "#define RAWS (COPIES == 3 && WAVES ? 2 : 4) // slabs of them: as many as leave slots for a split's sums",
     "#define RAW_SLAB (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) * RAW_ROW)",
     "#define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major",
     "#define BUFFER (64 * 128) // bytes of a chunk of D",
     "#define ROWS_OUT (STORE & 128)",
-    "#define LINE (B_1D ? 128 : 256) // bytes of a row of D at a time, on its way without TMA; with scales beside the slots there is less room",
+    "#define LINE (B_1D ? 128 : 256) // bytes of a row of D at a time, in a store without TMA; with scales in shared memory there is less room",
     "#define LINE_PITCH (LINE + 16)",
     "#define WAY_OUT (ROWS_OUT ? 64 * LINE_PITCH : BUFFERS * BUFFER) // bytes of a warpgroup",
     "#define CHUNK (D_DT == 1 ? 32 : 64) // columns of it",
@@ -11731,10 +12069,10 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "#define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory",
     "#define ENTRIES 16 // for GROUPED: see te_entry",
     "#define LATE 1",
-    "#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once",
+    "#define SUM_ROW (BN + 8) // floats of a row of sums: a store of a warp touches every bank once",
     "#define TMA_OUT (STORE && !ROWS_OUT)",
     "#define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))",
-    "#define ASIDE (LOADS && !GROUPED) // a warp beside the first brings what D's way out needs",
+    "#define ASIDE (LOADS && !GROUPED) // a second warp of the producer loads aux or D for the epilogue",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
     "static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), \"the sums take the slots' place\");",
     "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
@@ -11779,7 +12117,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "#define MULTIPLY TE_WGMMA_128",
     "#endif",
     "",
-    "// Slabs go by as (slot, parity of the slot's phase): the same walk for the warpgroup that fills and those that empty.",
+    "// Slabs pass as (slot, parity of the slot's phase): the same sequence for producer and consumers.",
     "struct te_ring {",
     "    int slot, parity;",
     "    TE_DEV void next() {",
@@ -11792,9 +12130,8 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "    TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }",
     "};",
     "",
-    "// Entries of 48 bytes. Mail of the first block of a cluster to the other: a number, and at + 8 the barrier that tells of it; the one block is at",
-    "// most a ring, and the tile to come, ahead of the other. At + 16 the work whose first slab is in slot i, for those who multiply: they need not",
-    "// ask device memory for it.",
+    "// Entries of 48 bytes. Mail of the first block of a cluster to the other: a number, and at + 8 the barrier of its arrival; one block is at",
+    "// most a ring, and the next tile, ahead of the other. At + 16 the work whose first slab is in slot i, for the consumers: no load from device memory.",
     "TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }",
     "",
     "// Work items are splits of tiles, of two tiles with CLUSTER.",
@@ -11893,15 +12230,15 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "}",
     "",
     "#if COPIES",
-    "// What one of eight warps has of the R rows of a slab: 64 elements of an operand's rows, from anywhere; and on to the next slab. R: 64, 128, or 0 for an",
+    "// The share of one of eight warps in the R rows of a slab: 64 elements of an operand's rows, of any alignment; and the step to the next slab. R: 64, 128, or 0 for an",
     "// operand that TMA brings.",
     "template <int R, int K_MAJOR> struct te_copy {",
-    "    static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which asks for four at a time, eight pieces of each; the ninth pieces of all come last",
-    "    static const int RUN = R ? FOURS : 1, RUNS = 8 / RUN; // shifted, a lane has that many pieces of one row, side by side",
-    "    te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the slab to be asked for, if rows began where pieces do",
+    "    static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which loads four at a time, eight pieces of each; the ninth pieces of all are loaded last",
+    "    static const int RUN = R ? FOURS : 1, RUNS = 8 / RUN; // shifted, a lane has that many adjacent pieces of one row",
+    "    te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the next slab to load, if rows began where pieces do",
     "    te_u64 step;    // from row to row",
     "    te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, then of rows `lane` and lane / RUNS",
-    "    int rows, left; // rows of the slab to be asked for, and elements of them, from the first one on. Nothing behind them is read; before a row, up to 14 bytes",
+    "    int rows, left; // rows of the next slab to load, and elements of them, from the first one on. Nothing behind them is read; before a row, up to 14 bytes",
     "",
     "    // Of the slab that starts at k; across: the tile's first row, or column. size, length: along m or n, along k.",
     "    TE_DEV te_copy(const void *operand, te_i64 ld, int size, int length, int across, int warp, int k) : step(2 * ld) {",
@@ -11980,7 +12317,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "    }",
     "}",
     "",
-    "// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last take its scale.",
+    "// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last have its scale.",
     "struct te_ahead {",
     "    const float *rows, *tile;",
     "    int at[2 * SUMS]; // of the rows' scales",
@@ -12037,7 +12374,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "        if (TMA_OUT) te_tma_prefetch_map(a.d_map);",
     "        if (STORE & 24 && !GROUPED) te_tma_prefetch_map(a.aux_map);",
     "        for (int i = 0; i < STAGES; i++) {",
-    "            te_mbar_init(full + 8 * i, COPIES ? 8 + (COPIES != 3) : 1); // one lane of each warp that copies, and who asks TMA",
+    "            te_mbar_init(full + 8 * i, COPIES ? 8 + (COPIES != 3) : 1); // one lane of each warp that copies, and the thread that issues TMA loads",
     "            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies",
     "        }",
     "        for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);",
@@ -12062,7 +12399,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "            te_work w(all, work, rank, at_group);",
     "            te_copy<COPIES & 1 ? BM : 0, !A_T> copy_a(a.g.a, a.g.lda, (int)a.g.m, (int)a.g.k, (int)w.row, warp, (int)w.k0);",
     "            te_copy<COPIES & 2 ? BN : 0, B_T> copy_b(a.g.b, a.g.ldb, (int)a.g.n, (int)a.g.k, (int)w.col, warp, (int)w.k0);",
-    "            for (int slab = 1 - RAWS; slab < w.slabs; slab++) { // RAWS - 1 slabs are on their way while another is put",
+    "            for (int slab = 1 - RAWS; slab < w.slabs; slab++) { // RAWS - 1 slabs are in flight while another is stored",
     "                if (slab + RAWS - 1 < w.slabs) {",
     "                    copy_a.ask(raw_a + into * RAW_SLAB);",
     "                    copy_b.ask(raw_b + into * RAW_SLAB);",
@@ -12094,7 +12431,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "#if GROUPED",
     "            unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;",
     "            for (te_u32 work = first, next = 0; work < works; work = next, number++) {",
-    "                if (rank == 0) next = step + atomicAdd(counter, 1u); // the answer takes until the first slab is asked for",
+    "                if (rank == 0) next = step + atomicAdd(counter, 1u); // the latency of the atomic ends before the first slab is loaded",
     "#else",
     "            for (te_u32 work = first; work < works; work += step) {",
     "#endif",
@@ -12151,7 +12488,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "#endif",
     "        }",
     "#if ASIDE",
-    "        if (threadIdx.x == 32) { // what the first chunks of a tile need",
+    "        if (threadIdx.x == 32) { // the loads of the first chunks of a tile",
     "            te_u32 number = 0;",
     "            for (te_u32 work = first; work < works; work += step, number++) {",
     "                te_work w(all, work, rank, at_group);",
@@ -12175,13 +12512,13 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "    te_registers_up<COPIES ? 152 : GROUPED ? 224 : 240>();",
     "    int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;",
     "    group--;",
-    "    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.",
+    "    // The increment of a descriptor for 32 bytes of k, and the first row and column of this warpgroup.",
     "    const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;",
     "    int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;",
     "#if TMA_OUT",
     "    te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, sums + group * COLUMN_SUMS, group);",
     "#endif",
-    "    te_u32 empty_there = SHARE ? te_cluster_at(empty, rank ^ 1) : 0; // once: to ask takes as long as a part of a product",
+    "    te_u32 empty_there = SHARE ? te_cluster_at(empty, rank ^ 1) : 0; // once: the mapping has the latency of a part of a product",
     "    auto release = [&](int slot) {",
     "        if (lane == 0) te_mbar_arrive(empty + 8 * slot);",
     "        if (SHARE && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);",
@@ -12192,7 +12529,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (PINGPONG && group == 1) te_meet_later<256>(3);",
     "#if PROMOTE",
     "    // One warpgroup shall add up while the other multiplies, and not both at once the same. So none begins to multiply before the other has done half",
-    "    // of what it has begun. That is for speed alone: nobody waits for long.",
+    "    // of what it has begun. That is for speed alone: no warp waits for long.",
     "    auto set_busy = [&](te_u32 is) {",
     "        if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);",
     "    };",
@@ -12257,14 +12594,14 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "            te_u32 slot = slots + ring.slot * SLOT;",
     "            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);",
     "#if BLOCK",
-    "            float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply",
+    "            float of_rows[SUMS][2], of_tile = ahead.of_tile; // loaded a slab ago: the latency of the L2 cache is longer than the product of a slab",
     "#pragma unroll",
     "            for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];",
     "            te_u32 of_columns = scales + ring.slot * SCALES + (columns + threadIdx.x % 4 * 2) * 4;",
     "#endif",
     "            te_mbar_wait(full + 8 * ring.slot, ring.parity);",
     "#if COPIES",
-    "            te_async_fence(); // here, not where it was written: there it would wait for all that is on its way",
+    "            te_async_fence(); // here, not after the write: there it would wait for all copies in flight",
     "#endif",
     "#if GROUPED",
     "            clear(slab);",
@@ -12404,30 +12741,30 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
-    "//       +----+----+                   bits, 64 of 8, 16 of 32) of A and B at a time come by cp.async into one of four slots of shared memory:",
+    "//       +----+----+                   bits, 64 of 8, 16 of 32) of A and B at a time are copied by cp.async into one of four slots of shared memory:",
     "//    BM | w0 | w1 |  ...              the copies of slab s + 3 are under way while slab s is multiplied, and the fragments of each half slab",
     "//       +----+----+                   are read while the half before it is.",
     "//       | w2 | w3 |  ...",
-    "//       +----+----+                   Each slab reads the operands as they lie: k-major (rows of 64 bytes along k) or, for 16 and 32 bits, with",
-    "//                                     rows along m or n (ldmatrix.trans turns 16-bit ones around; 32-bit ones are read word by word).",
+    "//       +----+----+                   Operands may be K-major (rows of 64 bytes along k) or, for 16 and 32 bits, MN-major (ldmatrix.trans",
+    "//                                     transposes 16-bit ones; 32-bit ones are read word by word).",
     "//",
-    "// Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads meet in a bank. Rows and columns past",
+    "// Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads have bank conflicts. Rows and columns past",
     "// the end are read as zeros and not stored. Products: bf16, f16; f32 rounded to TF32; fp8 as it is where the tensor cores have it (sm_89,",
-    "// sm_120), and else decoded exactly into f16 on the way to them. Block scales: the sums of each two slabs, 128 k, are scaled and added up",
-    "// in f32; the scales come straight from device memory, a slab before they are needed.",
+    "// sm_120), and else decoded exactly into f16 in registers. Block scales: the sums of each two slabs, 128 k, are scaled and added up",
+    "// in f32; the scales are loaded from device memory, a slab before they are needed.",
     "//",
     "// Options: A_DT, B_DT (te_dtype; of one size), A_T (A lies k x m), B_T (B lies n x k), TILE (see below),",
     "//          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32),",
-    "//          BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, either kind: groups.cuh finds the group and the tile of a",
-    "//          block, and what is left is an ordinary product; 0 if left out).",
-    "// One H200, 2026-11-21, te_bench TF32: 4096 x 4096 x 4096, f32 as TF32, 124 TFLOP/s (0.31 of cuBLASLt). No other product of an H200 is its own.",
+    "//          BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, either kind: groups.cuh computes the group and the tile of a",
+    "//          block, the rest is an ordinary product; 0 if left out).",
+    "// Benchmark: \"gemm f32 as TF32 TN\" in tests/bench/h200.csv.",
     "//",
     "// Launch: grid (tiles, splits, 1), GROUPED: (tiles that there can be, 1, 1); split s does k from s * k_split (BLOCK: a multiple of 128) on, to D + s * d_split. By TILE:",
     "//          TILE   BM x BN     warps of      block   shared",
     "//          0      64 x 64     32 x 32       128     32 KB",
     "//          1      128 x 128   64 x 64       128     64 KB",
     "//          2      128 x 256   64 x 64       256     96 KB",
-    "//          3      128 x 128   64 x 32       256     64 KB    what needs more registers than 1 and 2 have: f32, PROMOTE, BLOCK, ALIGNED=0",
+    "//          3      128 x 128   64 x 32       256     64 KB    for products that need more registers than 1 and 2 have: f32, PROMOTE, BLOCK, ALIGNED=0",
     "// te:arch 80",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0",
@@ -12506,7 +12843,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_mma.cu */
     "    return (te_u32)(row * R * SIZE + ((piece ^ (SIZE == 2 ? row & 7 : (row & 3) << 1)) << 4));",
     "}",
     "",
-    "// What one thread copies of an operand: PIECES pieces of every slab, STEP rows apart.",
+    "// The share of one thread in the copies of an operand: PIECES pieces of every slab, STEP rows apart.",
     "template <int R, int K_MAJOR> struct te_copier {",
     "    enum {",
     "        PER_ROW = K_MAJOR ? SLAB / 16 : R * SIZE / 16, // pieces",
@@ -12546,7 +12883,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_mma.cu */
     "                bytes = !(valid >> i & 1) || k_left <= 0 ? 0 : k_left < 16 ? (int)k_left : 16;",
     "            else",
     "                bytes = i * STEP < k_left ? valid : 0;",
-    "            // STEP is a multiple of what the permutation looks at, so that piece i lies STEP whole rows further on.",
+    "            // STEP is a multiple of the period of the permutation, so that piece i lies STEP whole rows further on.",
     "            te_u32 dst = slot + to + (te_u32)(i * STEP * (K_MAJOR ? SLAB : R * SIZE));",
     "            if (ALIGNED)",
     "                te_cp_async16(dst, bytes ? from : base, bytes);",
@@ -12629,7 +12966,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_mma.cu */
     "// acc += A B over 32 bytes of k.",
     "TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {",
     "#if FP8 && !TE_HAS_FP8_MMA",
-    "    // The lower codes of every word first, then the upper ones: two values a word, which is what a product of f16 takes. Which k a word",
+    "    // The lower codes of every word first, then the upper ones: two values a word, as mma.sync of f16 requires. Which k a word",
     "    // holds does not matter as long as A and B agree.",
     "#pragma unroll",
     "    for (int half = 0; half < 2; half++) {",
@@ -12769,7 +13106,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_mma.cu */
     "        te_cp_async_wait<STAGES - 2>();",
     "        __syncthreads();",
     "        stage = stage == STAGES - 1 ? 0 : stage + 1;",
-    "        f[0].load(slots + stage * SLOT, 0); // after the last slab: stale bytes that nobody uses",
+    "        f[0].load(slots + stage * SLOT, 0); // after the last slab: stale bytes, unused",
     "#if PROMOTING",
     "        te_multiply(part, f[1]);",
     "        if (slab & 1 || slab == slabs - 1) {",
@@ -12810,7 +13147,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_mma.cu */
 };
 static const char *const te__source_52[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
-    "// The oracle of the tensor-core kernels, and what runs where those cannot.",
+    "// The oracle of the tensor-core kernels, and the fallback where those cannot run.",
     "// naive.cuh has the tile.",
     "//",
     "// Launch: grid (tiles, 1, 1), one block a tile; block 256; no dynamic shared memory; no alignment.",
@@ -12856,30 +13193,28 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_reduce.cu */
 };
 static const char *const te__source_54[] = { /* ops/gemm/gemv_k.cu */
     "// ops/gemm/gemv_k.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines (rows of A, columns of",
-    "// B): a matrix times a few vectors, as when a model writes one word after the other. The floor is the long operand's bytes.",
+    "// B): a GEMV, or a product with up to sixteen vectors, of two K-major operands, as in decoding. The floor is the long operand's bytes.",
     "//",
-    "//        k                                          A block has 16 lines of the long operand, X. Its warps take turns of 128 bytes of k,",
-    "//        +----+----+-- ..  --+----+----+            and add up their sums at the end, in order. Both operands go from memory straight into",
-    "//     16 | w0 | w1 |         | w0 | w1 | ..         registers: nobody else needs the bytes, and those of Y, the short one, are in the L1 cache.",
+    "//        k                                          A block has 16 lines of the long operand, X. Its warps have turns of 128 bytes of k,",
+    "//        +----+----+-- ..  --+----+----+            and their sums are added at the end, in order. Both operands are loaded from memory into",
+    "//     16 | w0 | w1 |         | w0 | w1 | ..         registers: no other block needs the bytes of X, and those of Y, the short one, are in the L1 cache.",
     "//        +----+----+-- ..  --+----+----+",
     "//",
-    "// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. Which k they are is the same to it, as long as X and Y agree: so lane",
+    "// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. The order of k is free, as long as X and Y agree: so lane",
     "// 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its operands word by word. FP8 is decoded into f16,",
-    "// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two",
-    "// pieces that hold them.",
+    "// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may have any alignment: 16 bytes that do not begin at a multiple of 16 are shifted out of",
+    "// the two pieces that hold them.",
     "//",
-    "// One H200, 2026-11-21, te_bench few, 1 x 4096 x 4096 and 1 x 4096 x 14336: bf16 16.6 us and 40.9 (1.08 and 1.02 of cuBLASLt), fp8 10.4 and 21.3 (1.03",
-    "// and 1.24), 1x128 by 128x128 10.2 and 22.1, MXFP8 13.0 and 30.9, NVFP4 12.9 and 30.3. Decoding costs: 1 x 128256 x 4096 takes 231 us with MXFP8, 138 with",
-    "// 1x128 blocks.",
+    "// Benchmark: \"gemv ...\" in tests/bench/h200.csv.",
     "//",
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8",
-    "//          SHORT_A       A is the short one",
+    "//          SHORT_A     A is the short operand",
     "//          EIGHTS      of lines of the short one: 1, or, ALIGNED and without BLOCK, 2",
     "//          ALIGNED     A, B and their lines start at multiples of 16 bytes",
-    "//          WARPS       of a block: 16, where there are few blocks, ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8, which have more registers",
+    "//          WARPS       of a block: 16, for a small grid, ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8, which have more registers",
     "//          and, 0 where left out: BLOCK (te__gemm_block_kind, fp8: sums of 128 k, a turn, are scaled in f32),",
     "//          SCALES (1: MXFP8, 2: NVFP4; where block_a and block_b point to, row-wise), SWIZZLED (they are)",
-    "// Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands k-major.",
+    "// Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands K-major.",
     "//",
     "// te:arch 80",
     "// te:row A_DT=3 B_DT=3 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16",
@@ -12931,8 +13266,8 @@ static const char *const te__source_54[] = { /* ops/gemm/gemv_k.cu */
     "#define A_2D (BLOCK == 3)   // of te__gemm_block_kind",
     "#define B_2D (BLOCK == 2)",
     "",
-    "// Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker (1 x 128256 x 4096 MXFP8 232 us, not 245; 1 x",
-    "// 4095 x 4097 bf16 19.0, not 20.1) but for aligned lines of 16 bits (1 x 4096 x 4096 18.0 us, not 16.5).",
+    "// Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker but for aligned lines of 16 bits:",
+    "// tests/bench/notes.md.",
     "#if BITS == 16 && ALIGNED",
     "#define FETCH \"\"",
     "#else",
@@ -12949,7 +13284,7 @@ static const char *const te__source_54[] = { /* ops/gemm/gemv_k.cu */
     "    return u;",
     "}",
     "",
-    "// A line of an operand: the last one in place of one that is not there, whose products nobody asks for.",
+    "// A line of an operand; beyond the end the last one, whose products are not stored.",
     "struct te_gemv_line {",
     "    const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with SCALES",
     "    te_i64 line, ld_scale;",
@@ -12960,7 +13295,7 @@ static const char *const te__source_54[] = { /* ops/gemm/gemv_k.cu */
     "    }",
     "",
     "    // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with them.",
-    "    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, for it will be asked for again",
+    "    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, since it is loaded again",
     "        const te_u8 *p = from + at * BITS / 8;",
     "        int by = ALIGNED ? 0 : (int)((te_u64)p & 15);",
     "        uint4 u = !ALIGNED || kept ? te_gemv_load(p - by) : te_gemv_load_once(p);",
@@ -12982,7 +13317,7 @@ static const char *const te__source_54[] = { /* ops/gemm/gemv_k.cu */
     "        }",
     "        return make_uint4(w[0], w[1], w[2], w[3]);",
     "    }",
-    "    // The scales of those, as the decoding wants them: one of MXFP8, two of NVFP4; beyond the last something finite.",
+    "    // The scales of those, as the decoding requires them: one of MXFP8, two of NVFP4; beyond the last something finite.",
     "    TE_DEV uint2 scales(te_i64 at, te_i64 k) const {",
     "        te_u32 r[2] = {0, 0};",
     "#pragma unroll",
@@ -13092,26 +13427,24 @@ static const char *const te__source_54[] = { /* ops/gemm/gemv_k.cu */
 };
 static const char *const te__source_55[] = { /* ops/gemm/gemv_mn.cu */
     "// ops/gemm/gemv_mn.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of",
-    "// B), and the lines of the other, X, stand side by side: what is contiguous in memory is one value of k of all of them. gemv_k is for lines that run",
-    "// along k. The floor is X's bytes.",
+    "// B), and the other, X, is MN-major: values of one k of all its lines are contiguous. gemv_k is for K-major X. The floor is X's bytes.",
     "//",
-    "//            lines of X                             A block has STEP lines of X. Its warps take turns of 16 values of k, and add up their sums at the",
-    "//        +----+----+-- .. --+----+                  end, in order. Both operands go from memory straight into registers.",
+    "//            lines of X                             A block has STEP lines of X. Its warps have turns of 16 values of k, and their sums are added at the",
+    "//        +----+----+-- .. --+----+                  end, in order. Both operands are loaded from memory into registers.",
     "//      k |    |    | STEP   |    |",
-    "//        +----+----+-- .. --+----+                  mma.sync multiplies 16 x 8 x 16 values: lines of X, of the few, Y, and k. Which they are is the same",
-    "//        |    |    |        |    |                  to it: lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; of two lines",
-    "//        +----+----+-- .. --+----+                  each it is rows g and g + 8 of a product, when words of two lines have become words of two k.",
+    "//        +----+----+-- .. --+----+                  mma.sync multiplies 16 x 8 x 16 values: lines of X, of the short operand, Y, and k. Their order is free:",
+    "//        |    |    |        |    |                  lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; two lines each",
+    "//        +----+----+-- .. --+----+                  are rows g and g + 8 of a product, once words of two lines have become words of two k.",
     "//",
-    "// Rows (of one k) may start anywhere, but pieces are read from where they are aligned. So rows are dealt out to the warps by where they start: PIECE of",
-    "// them that follow each other may each start elsewhere within a piece, and the next one starts as the first. A warp has rows of one kind, whose pieces all",
-    "// lie alike: its lines are others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each",
+    "// Rows (of one k) may have any alignment, but pieces are loaded from aligned addresses. So rows are dealt out to the warps by their alignment: PIECE",
+    "// consecutive rows may each have another one within a piece, and the next row has that of the first. A warp has rows of one kind, whose pieces are all",
+    "// aligned alike: its lines are off by up to PIECE - 1 from those of an aligned X, which the final sums correct. The last piece of each",
     "// block's lines is then read by its neighbour too.",
     "//",
-    "// One H200, 2026-11-21, te_bench few odd, in brackets over cuBLASLt: bf16 NN 1 x 4096 x 4096 17.1 us (1.05), 1 x 14336 x 4096 35.9 (1.11), 8 x 14336 x 4096",
-    "// 37.2 (1.07), 1 x 4096 x 14336 43.7 (0.93); te_bench --tune: 1 x 4095 x 4097 NN 17.2 (1.09), 4097 x 1 x 4095 NT 17.2 (1.17), 1 x 28673 x 4096 NN 79.6 (1.9).",
+    "// Benchmark: \"gemv bf16 NN\" in tests/bench/h200.csv, and tests/bench/notes.md.",
     "//",
     "// Options: DT       3 or 2: bf16 or f16",
-    "//          SHORT_A    A is the short one",
+    "//          SHORT_A  A is the short operand",
     "//          PIECE    lines of a lane: 4 or 8",
     "//          ALIGNED  all rows start at multiples of a piece",
     "//          WARPS    of a block: 8 or 16",
@@ -13136,13 +13469,13 @@ static const char *const te__source_55[] = { /* ops/gemm/gemv_mn.cu */
     "#define LINES (8 * PIECE) // that a warp reads",
     "#define STEP (ALIGNED ? LINES : LINES - PIECE)",
     "#define KINDS (ALIGNED ? 1 : PIECE) // of rows, by where they start",
-    "#define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps go side by side",
+    "#define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps are adjacent",
     "#define RESIDENT (PIECE == 8 ? 16 : 32) // warps on a multiprocessor: as many as registers allow",
     "",
     "// PIECE lines of one k.",
     "struct te_gemv_piece {",
     "    te_u32 word[PIECE / 2];",
-    "    // Nothing writes there while the kernel runs, and hardly anybody reads it twice. Of four lines there are no words 2 and 3, but they must have names.",
+    "    // Nothing writes there while the kernel runs, and hardly any byte is read twice. Four lines have no words 2 and 3, but the asm needs operands.",
     "    TE_DEV void load(te_u64 at) {",
     "        if (PIECE == 8) asm(\"ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(word[0]), \"=r\"(word[1]), \"=r\"(word[PIECE / 2 - 2]), \"=r\"(word[PIECE / 2 - 1]) : \"l\"(at));",
     "        else asm(\"ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\" : \"=r\"(word[0]), \"=r\"(word[1]) : \"l\"(at));",
@@ -13173,10 +13506,10 @@ static const char *const te__source_55[] = { /* ops/gemm/gemv_mn.cu */
     "    te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);",
     "    te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;",
     "    int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);",
-    "    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // the last lines in place of some that are not there",
+    "    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // beyond the end the last lines",
     "    x += 2 * line;",
     "",
-    "    // Line g of Y, or the last one in its place, whose products nobody asks for.",
+    "    // Line g of Y, or beyond the end the last one, whose products are not stored.",
     "    const te_i64 y_k = (SHORT_A ? a.a_t : !a.b_t) ? (SHORT_A ? a.lda : a.ldb) : 1, y_line = (SHORT_A ? a.a_t : !a.b_t) ? 1 : SHORT_A ? a.lda : a.ldb;",
     "    const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;",
     "",
@@ -13234,7 +13567,7 @@ static const char *const te__source_55[] = { /* ops/gemm/gemv_mn.cu */
 };
 static const char *const te__source_56[] = { /* ops/gemm/groups.cuh */
     "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
-    "// the arguments of an ordinary one. Every warp finds out for itself: the sizes of 32 groups are added up in five steps.",
+    "// the arguments of an ordinary one. Every warp computes them by itself: the sizes of 32 groups are added up in five steps.",
     "#pragma once",
     "#include \"ops/gemm/epilogue.cuh\"",
     "",
@@ -13332,7 +13665,7 @@ static const char *const te__source_56[] = { /* ops/gemm/groups.cuh */
     "    return g;",
     "}",
     "",
-    "// What the block with tile `tile` of all has to do, with tiles of bm x bn; false: nothing, since there are fewer tiles, or nothing to add to D.",
+    "// The work of the block with tile `tile` of all, with tiles of bm x bn; false: none, since there are fewer tiles, or nothing to add to D.",
     "TE_DEV bool te_group_open(const te__gemm_grouped_kargs &a, int bm, int bn, te_u32 tile, te__gemm_kargs &g, te_u32 &tile_of_group) {",
     "    te_group group;",
     "    te_u32 columns = (te_u32)te_div_up(a.g.n, bn);",
@@ -13363,7 +13696,7 @@ static const char *const te__source_57[] = { /* ops/gemm/kargs.h */
     "    void *aux;         /* [m, ldaux] of d_dt, or NULL */",
     "    const void *bias;  /* [n], or NULL */",
     "    const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */",
-    "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize. gemv_k: also the",
+    "    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_op_block_quantize. gemv_k: also the",
     "                                       * bytes of MXFP8's and NVFP4's */",
     "    const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */",
     "    float *row_sums;                /* gemm_hopper: of D's columns, [m / 64 rounded up, n]: each of 64 rows */",
@@ -13386,7 +13719,7 @@ static const char *const te__source_57[] = { /* ops/gemm/kargs.h */
     "/* Shapes of the blocks of A and B. */",
     "typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;",
     "",
-    "/* Products by groups: what is added to the arguments of one product; groups.cuh makes those of one group out of both. */",
+    "/* Products by groups: additions to the arguments of one product; groups.cuh makes those of one group out of both. */",
     "typedef struct te__gemm_grouping {",
     "    const void *sizes;     /* [count], or [count + 1] offsets */",
     "    long long b_elements;  /* of B, from one group to the next; along k: of D */",
@@ -13430,19 +13763,19 @@ static const char *const te__source_57[] = { /* ops/gemm/kargs.h */
     "    te__gemm_align_side side[2]; /* A and B */",
     "} te__gemm_align_kargs;",
     "",
-    "/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_row_store_path, else by TMA, with what comes in between. */",
+    "/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_row_store_path, else by TMA, with the epilogue of the bits. */",
     "enum {",
     "    TE__GEMM_STORE = 1,",
     "    TE__GEMM_STORE_BIAS = 2,",
     "    TE__GEMM_STORE_GELU = 4,",
-    "    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */",
+    "    TE__GEMM_STORE_AUX = 8, /* and the input of GELU, to aux */",
     "    TE__GEMM_STORE_DGELU = 16,",
     "    TE__GEMM_STORE_ADD = 32, /* to D */",
     "    TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */",
     "    TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start or end anywhere */",
     "};",
     "",
-    "/* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */",
+    "/* gemm_hopper: slots, buffers of the epilogue, block scales, barriers: all that a block can have. */",
     "#define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)",
     "",
     "/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */",
@@ -13583,7 +13916,7 @@ static const char *const te__source_60[] = { /* ops/loss/cross_entropy_bwd.cu */
     "//",
     "//   one row:  | head | segment 0: 8192 elements | segment 1 | .. | tail |       head and tail belong to segment 0",
     "//",
-    "// One H200, 2026-11-21, te_bench entropy: 8192x128256 bf16, 0.94 of copy.",
+    "// Benchmark: \"cross-entropy backward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 32 .. 256 threads, grid (rows, segments of 32 * threads elements), stepped through in both directions. Any v. With X_DT:",
     "// logits and dlogits of that format, their addresses equal modulo 16.",
@@ -13668,7 +14001,7 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// One pass: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the threads.",
     "// -inf is a legal logit, so a thread may have seen nothing finite: its reference is then 0 in place of m.",
     "//",
-    "// One H200, 2026-11-21, te_bench entropy: 8192x128256 bf16, 1.00 to 1.02 of copy.",
+    "// Benchmark: \"cross-entropy forward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any v and alignment; with X_DT the",
     "// aligned middle of a row is read in vectors of eight.",
@@ -13822,7 +14155,7 @@ static const char *const te__source_64[] = { /* ops/loss/loss.cuh */
 static const char *const te__source_65[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
-    "// One H200, 2026-11-21, te_bench squared: 16384x4096 bf16 0.97 of copy.",
+    "// Benchmark: \"mean squared error backward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers aligned to 16",
     "// bytes. Without: anything.",
@@ -13856,9 +14189,9 @@ static const char *const te__source_65[] = { /* ops/loss/mse_bwd.cu */
 static const char *const te__source_66[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
-    "//   block b of B takes elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
+    "//   block b of B sums elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
     "//",
-    "// One H200, 2026-11-21, te_bench squared: 16384x4096 bf16, with mse_sum, 0.96 of copy.",
+    "// Benchmark: \"mean squared error forward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 256 threads, grid `parts`. With options: count a multiple of 8, x and target aligned to 16 bytes.",
     "//",
@@ -13914,7 +14247,7 @@ static const char *const te__source_67[] = { /* ops/loss/mse_sum.cu */
 static const char *const te__source_68[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
     "//",
-    "// One H200, 2026-11-21, te_bench \"sum of two\": 16384x4096 bf16 0.97 of copy.",
+    "// Benchmark: \"sum of two\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.",
     "//",
@@ -13966,7 +14299,7 @@ static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
     "// Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of all the group's columns: four",
     "// sums over every fourth chunk, which are then added in order. That is one launch, and bits that depend on the shape alone.",
     "//",
-    "// One H200, 2026-11-21, te_bench, bf16, of copy: 16384x4096 0.87, 8192x8192 0.87, 16384x2048 0.71 (22 us).",
+    "// Benchmark: \"column sum\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple of 8, and rows of x",
     "// start at multiples of 16 bytes.",
@@ -13983,7 +14316,7 @@ static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
     "#define RESIDENT 1",
     "#endif",
     "",
-    "// True in every thread of the block that ends last of `count`; it sees what all of them wrote. The counter is 0 again then.",
+    "// True in every thread of the block that ends last of `count`; the writes of all of them are visible to it. The counter is 0 again then.",
     "TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {",
     "    __shared__ bool last;",
     "    __syncthreads();",
@@ -14029,7 +14362,7 @@ static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
     "#pragma unroll",
     "                for (int k = 0; k < 8; k++) sum[k] += te_raw_get(x[r], k);",
     "        }",
-    "        te_raw<X_DT> x[8]; // what is left, all at once as well",
+    "        te_raw<X_DT> x[8]; // the remaining rows, all loads at once as well",
     "#pragma unroll",
     "        for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw_load_once<X_DT>(at + r * stride, 0) : te_raw_zero<X_DT>();",
     "#pragma unroll",
@@ -14129,9 +14462,9 @@ static const char *const te__source_71[] = { /* ops/math/copy.cu */
     "//",
     "// Transposed views of equal formats go through transpose.cu, six times as fast.",
     "//",
-    "// One H200, 2026-11-22, te_bench convert: 16384x4096 bf16 to f32 0.92 of copy.",
+    "// Benchmark: \"convert to f32\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block 256, grid: blocks of 1024 items; each thread takes four, 256 apart. width 4, 8: addresses and strides as te_ask wants them.",
+    "// Launch: block 256, grid: blocks of 1024 items; each thread has four, 256 apart. width 4, 8: addresses and strides as te_raw_ask requires.",
     "//",
     "// te:baseline",
     "// te:row SRC_DT=1 DST_DT=3",
@@ -14210,7 +14543,7 @@ static const char *const te__source_71[] = { /* ops/math/copy.cu */
     "    te_raw<TE_ANY, N> item[4];",
     "    te_i64 from[4], to[4];",
     "    te_locate4(a, first, from, to);",
-    "    bool all = first + 768 < a.items; // then the four loads are on their way together",
+    "    bool all = first + 768 < a.items; // then the four loads are in flight at once",
     "#pragma unroll",
     "    for (int k = 0; k < 4; k++)",
     "        if (all) item[k] = te_raw_ask<N>(a.src, from[k], SRC_DT);",
@@ -14253,8 +14586,7 @@ static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
     "//   id       | warp 0 | warp 1 | warp 0 | warp 1 |      splits = 2: as many warps an id as fill the GPU, fewer for a large vocabulary",
     "//            +--------+--------+--------+--------+",
     "//",
-    "// One H200, 2026-11-22, te_bench embedding: 16384 rows of 4096 bf16 into 128256, with embedding_sort, 0.80 of copy. Eight warps side by side on one",
-    "// id after the other, so that dtable is written as it lies, took 1.05 of the time.",
+    "// Benchmark: \"embedding backward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: vocab * splits / 8 up, splits fastest. `vector`: rows start at multiples of 16 bytes, and h is a",
     "// multiple of 8.",
@@ -14278,7 +14610,7 @@ static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
     "        if (k < n) out[k] = te_load(p, i + k, dt);",
     "}",
     "",
-    "// Columns col .. col + 7 of the row of an id whose tokens are order[begin .. end - 1]. All lanes take part, also those beyond the last column.",
+    "// Columns col .. col + 7 of the row of an id whose tokens are order[begin .. end - 1]. All lanes call it, also lanes beyond the last column.",
     "TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32 begin, te_u32 end, te_i64 col) {",
     "    te_i64 there = a.h - col; // columns of this lane that exist; with `vector` 8 or more, or none",
     "    bool whole = a.vector && there > 0;",
@@ -14287,7 +14619,7 @@ static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
     "    for (te_u32 base = begin; base < end; base += 32) {",
     "        int rows = end - base < 32 ? (int)(end - base) : 32, r = 0;",
     "        te_u32 token = lane < rows ? a.order[base + lane] : 0;",
-    "        // Eight rows are on their way at once: a frequent id is a long chain of dependent additions, and only its loads can overlap.",
+    "        // Eight rows are in flight at once: a frequent id is a long chain of dependent additions, and only its loads can overlap.",
     "        for (; a.vector && r + 8 <= rows; r += 8) {",
     "            te_u32 row[8];",
     "            te_raw<TE_ANY, 8> bits[8];",
@@ -14330,7 +14662,7 @@ static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
 static const char *const te__source_73[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
-    "// One H200, 2026-11-21, te_bench embedding: 16384 rows of 4096 bf16 0.85 of copy.",
+    "// Benchmark: \"embedding forward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
     "//",
@@ -14365,13 +14697,13 @@ static const char *const te__source_73[] = { /* ops/math/embedding_fwd.cu */
 static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
-    "//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids, some of them twice",
+    "//   block b     owns the `bucket` ids from b * bucket on, and reads all ids, some of them twice",
     "//   warp w      reads the w-th of 32 equal stretches of the tokens",
     "//",
     "//   pass 1      count[w][i]: tokens of id i in stretch w; and below: tokens of smaller ids, which is where this bucket begins",
     "//   between     turned into the place of the first token of (i, w): by id, then by stretch",
     "//   pass 2      each token goes to its place; within 32 tokens of one warp, the rank among equal ids is counted by match_any. Of a stretch's first 64",
-    "//               groups of 32 tokens those are read again that have a token of the bucket: few, unless the vocabulary is small",
+    "//               groups of 32 tokens are read again if they have a token of the bucket: a small part, unless the vocabulary is small",
     "//",
     "// Launch: block 1024, grid: vocab / bucket up. Shared: static.",
     "//",
@@ -14379,7 +14711,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
     "#include \"device/base.cuh\"",
     "#include \"ops/math/kargs.h\"",
     "",
-    "// The id of token t, or one that nobody has.",
+    "// The id of token t, or one that no token has.",
     "TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end) {",
     "    return t < end ? te_load_index(a.ids, t, a.ids_dt) : -1;",
     "}",
@@ -14398,7 +14730,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
     "",
     "    for (int i = lane; i < ids; i += 32) place[warp][i] = 0;",
     "    __syncwarp();",
-    "    // Every lane goes round equally often, for the warp votes. Four groups of ids are on their way at once.",
+    "    // Every lane has the same number of iterations, for the warp votes. Four groups of ids are in flight at once.",
     "    for (te_i64 t = begin; t < end; t += 128) {",
     "        te_i64 id[4];",
     "#pragma unroll",
@@ -14469,7 +14801,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
 static const char *const te__source_75[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
-    "// One H200, 2026-11-21, te_bench fill: 16384x4096 bf16 0.99 of copy.",
+    "// Benchmark: \"fill\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.",
     "//",
@@ -14513,7 +14845,7 @@ static const char *const te__source_76[] = { /* ops/math/kargs.h */
     "    const void *src; /* [.., m, lds] */",
     "    void *dst;       /* [.., n, ldd] */",
     "    long long m, n, lds, ldd;",
-    "    long long filled; /* of ldd: up to here, what is not there is 0 */",
+    "    long long filled; /* of ldd: up to here, absent elements are 0 */",
     "    long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, of `dims` dimensions, the last one fastest */",
     "    unsigned shape[6];",
     "    unsigned tiles, tiles_n; /* pairs of tiles: of a matrix, of its rows */",
@@ -14578,7 +14910,7 @@ static const char *const te__source_76[] = { /* ops/math/kargs.h */
     "    int accumulate;",
     "} te__column_sum_kargs;",
     "",
-    "/* The same of f32 with few rows, in one pass. */",
+    "/* The same of f32 with at most some thousand rows, in one pass. */",
     "typedef struct te__column_sum_short_kargs {",
     "    const float *x; /* [m, n] */",
     "    void *out;      /* [n] */",
@@ -14602,7 +14934,7 @@ static const char *const te__source_76[] = { /* ops/math/kargs.h */
     "    unsigned *order;      /* [tokens] */",
     "    long long tokens, vocab, h;",
     "    int splits; /* warps of embedding_bwd that share an id's columns */",
-    "    int bucket; /* ids that a block of embedding_sort takes care of, at most TE__EMBEDDING_BUCKET */",
+    "    int bucket; /* ids that a block of embedding_sort owns, at most TE__EMBEDDING_BUCKET */",
     "    int ids_dt, dy_dt, dtable_dt;",
     "    int accumulate;",
     "    int vector; /* rows start at multiples of 16 bytes on both sides, and have whole eights of columns */",
@@ -14612,7 +14944,7 @@ static const char *const te__source_76[] = { /* ops/math/kargs.h */
 static const char *const te__source_77[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
-    "// One H200, 2026-11-22, te_bench random: 16384x4096 bf16, normal, 0.20 of copy: 160 us of arithmetic.",
+    "// Benchmark: \"normal random\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. Any alignment of at least an element.",
     "//",
@@ -14657,7 +14989,7 @@ static const char *const te__source_78[] = { /* ops/math/sum.cu */
     "//",
     "// The order depends on the element's index alone. With one block there is no second kernel: it writes out = scale * sum.",
     "//",
-    "// One H200, 2026-11-21, te_bench \"sum of all\": 16384x4096 bf16 0.88 of copy.",
+    "// Benchmark: \"sum of all\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: partials. `vector`: x aligned to 16 bytes.",
     "//",
@@ -14716,15 +15048,14 @@ static const char *const te__source_80[] = { /* ops/math/transpose.cu */
     "//",
     "//            64 columns (tx: 8 each)",
     "//          +-------------------------+",
-    "//          | ty: 4 / size rows       |  ->  tile.cuh  ->  dst, 16 bytes a store",
+    "//          | ty: 4 / size rows       |  ->  transpose.cuh  ->  dst, 16 bytes a store",
     "//          +-------------------------+  128 / size rows",
     "//",
-    "// A block has two tiles, of bytes beside each other, else above each other: both are asked for before the first is turned.",
+    "// A block has two tiles, of bytes adjacent along the row, else along the column: both are loaded before the first is transposed.",
     "//",
-    "// One H200, 2026-11-22, te_bench transpose: 16384x4096 e4m3 0.80 of copy, bf16, out of a transposed view (\"copy transposed\"), 0.85. Tiles in another",
-    "// order, sixteen above each other before the next column of them, took 1.01 and 0.995 of the time.",
+    "// Benchmark: \"transpose e4m3\", \"copy transposed\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block 256, grid: pairs of tiles, those of a row of tiles next to each other, matrix after matrix. Any size, any alignment of at least an element.",
+    "// Launch: block 256, grid: pairs of tiles, consecutive along a row of tiles, matrix after matrix. Any size, any alignment of at least an element.",
     "//",
     "// te:baseline",
     "// te:row SIZE=1",
@@ -14830,7 +15161,7 @@ static const char *const te__source_80[] = { /* ops/math/transpose.cu */
 static const char *const te__source_81[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
-    "/* What a block does. */",
+    "/* The tile of a block. */",
     "#define TE__MX_ROWS 32",
     "#define TE__MX_COLS 256",
     "",
@@ -14860,7 +15191,7 @@ static const char *const te__source_81[] = { /* ops/mxfp8/kargs.h */
     "} te__mxfp8_dequantize_kargs;",
 };
 static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
-    "// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 32 rows and 256 columns: both casts divide it alike. Knows lanes; must not know",
+    "// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know",
     "// formats.",
     "//",
     "//                256 columns: 8 a lane",
@@ -14872,7 +15203,7 @@ static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
     "//            +----+----+----+----+-  -+----+----+",
     "//              a group of a row",
     "//",
-    "// All that a warp reads or writes at once is one piece of a row; tiles are small, so that many are on their way at a time.",
+    "// All that a warp reads or writes at once is one piece of a row; tiles are small, so that many are in flight at a time.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
@@ -14908,7 +15239,7 @@ static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
     "//",
-    "// One H200, 2026-11-21, te_bench \"dequantize mxfp8\": 16384x4096 to bf16, column-wise 0.88 of copy.",
+    "// Benchmark: \"dequantize mxfp8 columnwise\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: tiles, along n in x, along m in y and z. Any size, any alignment of at least an element.",
     "//",
@@ -14985,12 +15316,12 @@ static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
     "// mxfp8.cuh has the picture. x stays in registers. Four neighbouring lanes have a group of each of their rows; the maxima of columns meet in",
-    "// shared memory, where a thread takes one column, and its factor goes back the same way.",
+    "// shared memory, where a thread reduces one column, and its factor returns through shared memory.",
     "//",
     "// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns and the padding of the",
     "// scales: that is how all padding is written.",
     "//",
-    "// One H200, 2026-11-21, te_bench \"quantize mxfp8\": 16384x4096 bf16 both copies 0.86, row-wise 0.86 of copy.",
+    "// Benchmark: \"quantize mxfp8 both copies\", \"quantize mxfp8 rowwise\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: tiles, along n in x, along m in y and z. Any size, any alignment of at least an element.",
     "//",
@@ -15113,7 +15444,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    te_mx_place p;",
     "    int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);",
     "    te_u32 w[4][8] = {};",
-    "    // The loads come first, with nothing between them: they are all on their way before the first is waited for.",
+    "    // All loads are issued before the first element is used: their latencies overlap.",
     "    if (a.vector_x && rows == 4 && cols == 8) {",
     "#pragma unroll",
     "        for (int r = 0; r < 4; r++) te_mx_load8(a.x, (p.row + r) * a.n + p.col, X_DT, w[r]);",
@@ -15182,14 +15513,14 @@ static const char *const te__source_85[] = { /* ops/norm/kargs.h */
     "    float *mean, *rstd;        /* [m], or NULL */",
     "    const float *scale;        /* [1], or NULL: y is not quantized */",
     "    float *scale_inv;          /* [1], or NULL */",
-    "    float *amax;               /* [1], or NULL: keeps what is larger */",
+    "    float *amax;               /* [1], or NULL: keeps the larger value */",
     "    long long m, n, ld;",
     "    float eps;",
     "    int x_dt, gamma_dt, beta_dt, y_dt;",
     "    int layernorm;     /* 0: RMSNorm */",
     "    int zero_centered; /* gamma' = gamma + 1 */",
     "    /* norm_fwd_queue: */",
-    "    int unit;          /* neighbouring rows that a block takes at once */",
+    "    int unit;          /* neighbouring rows that a block draws at once */",
     "    int own;           /* units that a block has by its number */",
     "    int questions;     /* how often the counter is asked for others */",
     "    unsigned *counter; /* 0 between kernels */",
@@ -15251,7 +15582,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
     "//   dx = rstd * (g - mean(g xhat) * xhat - mean(g)) + add          RMSNorm: without mean(g)",
-    "//   rounded: what stands before + add is rounded to dx's format; dx may be add",
+    "//   rounded: the sum before + add is rounded to dx's format; dx may be add",
     "//   dgamma = sum over rows of dy xhat,  dbeta = sum over rows of dy",
     "//",
     "//   a block works on GROUPS rows at once, in step with all others; its sums over rows become one row of `partial`:",
@@ -15264,8 +15595,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
     "// in shared memory if SUMS_SHARED), so that a row costs nothing but its own bytes and one barrier of its group. In a cooperative launch",
     "// (`counter`) the blocks wait for each other in the end and add the rows of `partial` up themselves; else norm_bwd_sum does so.",
     "//",
-    "// One H200, 2026-11-21, te_bench, bf16, of copy, with norm_bwd_sum: 16384x4096 RMSNorm 0.92, LayerNorm 0.90; 8192x8192 0.91, 0.86;",
-    "// 16384x2048 0.82, 0.78.",
+    "// Benchmark: \"rmsnorm backward\", \"layernorm backward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: grid of B <= m blocks. With CHUNKS: 32 WARPS GROUPS threads, at most 512; n a multiple of 8 and at most 256 CHUNKS WARPS (FULL:",
     "// equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared memory: see te__norm_bwd_tile. Without: block of up to",
@@ -15286,7 +15616,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
     "#include \"device/vector.cuh\"",
     "#include \"ops/norm/norm_parts.cuh\"",
     "",
-    "// What comes back of v when it is stored, if that is asked for.",
+    "// v rounded to the format of dx, if `rounded` is set.",
     "TE_DEV float te_norm_stored(float v, int rounded, int dt) {",
     "    if (rounded && dt == TE_BF16) return te_bf16_to_f32(te_f32_to_bf16(v));",
     "    if (rounded && dt == TE_F16) return te_f16_to_f32(te_f32_to_f16(v));",
@@ -15357,8 +15687,8 @@ static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
     "#endif",
     "};",
     "",
-    "// Both sums over the row, and with them the only barrier of a row's threads: scratch alternates from row to row, so that nobody overwrites",
-    "// what others still read.",
+    "// Both sums over the row, with the only barrier of a row's threads: scratch alternates from row to row, so that no thread overwrites",
+    "// sums that others still read.",
     "TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {",
     "    int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;",
     "    if (LAYERNORM) v = te_warp_sum2(v);",
@@ -15478,7 +15808,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
     "    if (!a.partial) return;",
     "    te_cp_async_wait<0>();",
     "#if GROUPS > 1",
-    "    // The groups' sums, in their order, through what the queue no longer needs.",
+    "    // The groups' sums, in their order, through the memory of the ring, which is free now.",
     "    float4 *shared = (float4 *)te_norm_shared + t;",
     "    for (int g = 1; g < GROUPS; g++) {",
     "        __syncthreads();",
@@ -15585,12 +15915,11 @@ static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
     "//   RMSNorm    mean = 0,          rstd = 1 / sqrt(sum x^2 / n + eps)",
     "//   y = (x - mean) * rstd * gamma' + beta;   FP8: q = saturate(y * scale), amax = max |y|",
     "//",
-    "// With CHUNKS, a row is read once and lives in registers: norm_row.cuh. A warp takes 16 bytes a lane CHUNKS times before it waits, and several rows",
-    "// are on their way on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed from pass to pass, and weights are loaded where they are",
+    "// With CHUNKS, a row is read once and lives in registers: norm_row.cuh. A warp issues CHUNKS loads of 16 bytes a lane before it waits, and several rows",
+    "// are in flight on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed from pass to pass, and weights are loaded where they are",
     "// used, which leaves room for more blocks. Many long rows are norm_fwd_queue's.",
     "//",
-    "// One H200, 2026-11-21, te_bench norm, of copy, in norm_fwd_queue's place and with LayerNorm's older sums: 16384x4096 bf16 RMSNorm 0.87, LayerNorm",
-    "// 0.88, to e4m3 0.84, 0.83; 8192x8192 0.87, 0.85, 0.84, 0.80.",
+    "// Benchmark: \"rmsnorm forward ...\", \"layernorm forward ...\" in tests/bench/h200.csv.",
     "//",
     "// Launch: CHUNKS: a block for every row, of 32 WARPS threads; WARPS = 1: 128 threads, a block for every four rows. n and ld multiples",
     "// of 8 (FULL: ld = n); x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8). Without: any n, any alignment; block of up to 512, a",
@@ -15699,17 +16028,15 @@ static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
 static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
-    "//   a block keeps gamma' and beta in registers and takes one row after the other from a queue in shared memory, which its first thread fills:",
+    "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
     "//",
     "//       queue    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]      STAGES places; a bulk copy each, which the place's mbarrier counts",
-    "//       block 5  units 5, 137 by its number, then what the counter of all blocks gives: neighbouring rows, `unit` of them",
+    "//       block 5  units 5, 137 by its number, then units from the counter of all blocks: `unit` neighbouring rows",
     "//",
-    "// Rows go to whoever is ready for them, because multiprocessors do not get equal shares of the bandwidth: with equal shares of the rows, the same",
-    "// kernel took 72 us in place of 68, and 56 in place of 53 to FP8. One counter gives about 0.3 units a nanosecond, hence units of 16 KB.",
+    "// Rows are scheduled dynamically, because multiprocessors do not get equal shares of the bandwidth. The throughput of one counter is the reason for",
+    "// units of 16 KB: tests/bench/notes.md.",
     "//",
-    "// One H200, 2026-11-21, te_bench norm, of copy: 16384x4096 bf16 RMSNorm 0.89, LayerNorm 0.89, to e4m3 0.84, 0.85; 8192x8192 0.90, 0.90, 0.87, 0.86. To",
-    "// e4m3 a plain cast takes 0.89, 53 us of these 54 to 56. Neither larger shares of a block's own rows (40 to 85 %), nor three to six places, nor units",
-    "// of 8 or 32 KB, nor more resident warps made it quicker.",
+    "// Benchmark: \"rmsnorm forward ...\", \"layernorm forward ...\" in tests/bench/h200.csv.",
     "//",
     "// Launch: 32 WARPS threads, at least two warps; any grid up to the number of units, and `questions` as te__norm_plan_queue counts them; n = 256 CHUNKS",
     "// WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); dynamic shared memory: STAGES rows of x.",
@@ -15741,7 +16068,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "struct te_norm_feed {",
     "    int row, left;  // next, and how many of its unit are left with it",
     "    int taken;      // units",
-    "    te_u32 granted; // by the counter: asked for one unit ahead",
+    "    te_u32 granted; // by the counter: requested one unit ahead",
     "",
     "    TE_DEV void fill(const te__norm_fwd_kargs &a, te_norm_queue &queue, te_u32 places, int place) {",
     "        te_u32 bar = te_smem(&queue.bars[place]);",
@@ -15814,7 +16141,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "#pragma unroll",
     "        for (int c = 0; c < CHUNKS; c++) r.x[c] = te_raw_shared<X_DT>(places + place * te_row_bytes + (c * THREADS + t) * 16);",
     "        float2 sum = r.add(r.share(t, CHUNKS * THREADS, 0.0f), scratch.sums[turn]);",
-    "        if (t == 0) feed.fill(a, queue, places, place); // all threads have read what was there: the sum has it",
+    "        if (t == 0) feed.fill(a, queue, places, place); // the barrier of the sum: all threads have read the place",
     "        r.finish(sum, t, CHUNKS * THREADS, 1.0f / (CHUNKS * THREADS * 8), a.eps, scratch);",
     "        te_norm_stats(a, row, t, r);",
     "        char *to = (char *)a.y + (row * a.n + 8 * t) * te_y_size;",
@@ -15835,9 +16162,9 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "}",
 };
 static const char *const te__source_91[] = { /* ops/norm/norm_parts.cuh */
-    "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for all who add them up. Knows te__norm_bwd_sum_kargs.",
+    "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel that adds them. Knows te__norm_bwd_sum_kargs.",
     "//",
-    "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 takes rows w, w + 16, w + 32 .., and the shares are added in the order of w",
+    "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are added in the order of w",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "#include \"ops/norm/kargs.h\"",
@@ -15885,14 +16212,14 @@ static const char *const te__source_91[] = { /* ops/norm/norm_parts.cuh */
     "}",
 };
 static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
-    "// ops/norm/norm_row.cuh: what the forward kernels of LayerNorm and RMSNorm share. Knows te__norm_fwd_kargs and their options; must not know how rows",
-    "// come. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
+    "// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows",
+    "// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
     "//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          T = 32 WARPS, vectors of 8, V <= T * CHUNKS; FULL: V = T * CHUNKS",
     "//       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]",
     "//",
-    "// Sums of x and x^2 take one pass and one barrier. Where the mean is larger than the spread, the difference that makes the variance has lost",
-    "// digits: then a second pass takes what is left of the elements without the mean.",
+    "// Sums of x and x^2 need one pass and one barrier. Where the mean is larger than the spread, the difference that makes the variance has lost",
+    "// digits: then a second pass sums x less the mean.",
     "#pragma once",
     "#include \"device/vector.cuh\"",
     "#include \"ops/norm/kargs.h\"",
@@ -15900,10 +16227,10 @@ static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
     "TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {",
     "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);",
     "}",
-    "// Most warps have nothing to add to the largest |y| of all that ended before.",
+    "// Most warps have no larger |y| than the warps that ended before, and need no atomic.",
     "TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {",
     "    largest = te_warp_max(largest);",
-    "    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is stored",
+    "    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values",
     "    if (y_dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));",
     "    if (a.amax && (threadIdx.x & 31) == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
     "}",
@@ -15913,7 +16240,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
     "constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;",
     "constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;",
     "",
-    "// What the warps of a row tell each other. Two rows in turn, so that nobody overwrites what others still read.",
+    "// Sums that the warps of a row exchange, two copies in turns, so that no warp overwrites sums that others still read.",
     "struct __align__(16) te_norm_scratch {",
     "    float sums[2][2][WARPS], again[2][WARPS];",
     "};",
@@ -16156,9 +16483,9 @@ static const char *const te__source_94[] = { /* ops/nvfp4/kargs.h */
     "    int x_dt;",
     "    int per_row;         /* row is [m] */",
     "    int per_col;         /* col is [n] */",
-    "    int rht;             /* of what col is the amax: 0 x itself, 1 transformed, 2 transformed without signs */",
+    "    int rht;             /* the input of col: 0 x itself, 1 transformed, 2 transformed without signs */",
     "    int vector;          /* rows of x start at multiples of four elements */",
-    "    int keep;            /* the maximum with what row and col hold */",
+    "    int keep;            /* the maximum with the values in row and col */",
     "} te__nvfp4_amax_kargs;",
     "",
     "/* A tile has 128 rows and 256 bytes of each. */",
@@ -16283,7 +16610,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "    return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);",
     "}",
     "",
-    "// te__nvfp4_block_code, _step and _multiplier, with what depends on the tensor alone taken out of the loop, and by the cvt instructions where",
+    "// te__nvfp4_block_code, _step and _multiplier, with factors that depend on the tensor alone hoisted out of the loop, and by the cvt instructions where",
     "// there are any. No amax is a NaN.",
     "struct te_nvfp4_tensor {",
     "    float sixth, inverse;    // S / 6, 1 / S",
@@ -16378,7 +16705,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "    }",
     "    return sum;",
     "}",
-    "// The better of the two scales of 4-over-6 for 16 elements of a block with this amax. tile: of 16 lanes, who add up their errors.",
+    "// The better of the two scales of 4-over-6 for 16 elements of a block with this amax. tile: of 16 lanes, whose errors are summed.",
     "TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const te_u32 random[4], bool tile) {",
     "    float base = te__nvfp4_base(amax, s.scale), least = 0.0f;",
     "    te_u8 best = 0;",
@@ -16411,7 +16738,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "}",
     "",
     "// The transform of what the column-wise copy is made of, of format dt: 1 with signs, 2 without. Nearly always the 16 magnitudes are so close",
-    "// together that each sum of them has 24 bits and f32 sums are exact: then they are te__nvfp4_transform_bf16's. A NaN passes through either.",
+    "// that each sum of them has 24 bits and f32 sums are exact: then they are te__nvfp4_transform_bf16's. A NaN passes through either.",
     "TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {",
     "    if (!rht) return;",
     "    if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);",
@@ -16444,12 +16771,12 @@ static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "//    16    |  a piece: one warp    |     each thread holds 16 rows of its four columns: whole groups of the transform",
     "//   rows   +-----------------------+",
     "//",
-    "// The block that ends last takes the largest of all blocks. Rows' and columns' own maxima meet by atomics, which give the same bits always, after",
-    "// nvfp4_amax_zero; most warps find a larger one there already, and need none.",
+    "// The block that ends last reduces the maxima of all blocks. Rows' and columns' own maxima meet by atomics, which give the same bits always, after",
+    "// nvfp4_amax_zero; most warps read a larger value, and need none.",
     "//",
-    "// One H200, 2026-11-22, te_bench nvfp4: 16384x4096 bf16, plain and transformed: 0.76 of copy.",
+    "// Benchmark: \"nvfp4 amaxes plain and transformed\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block 256, grid: at most as many blocks as run at once; each takes eight neighbouring pieces at a time until none is left. Any size,",
+    "// Launch: block 256, grid: at most as many blocks as run at once; each loops over groups of eight neighbouring pieces. Any size,",
     "// any alignment.",
     "//",
     "// te:baseline",
@@ -16583,9 +16910,9 @@ static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "}",
 };
 static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
-    "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.",
+    "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.",
     "//",
-    "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread asks for eight neighbours of each of its four rows before it decodes the first",
+    "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first",
     "//",
     "//   column-wise:",
     "//            64 columns",
@@ -16593,9 +16920,9 @@ static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "//    64    |     y      |   the tile passes through shared memory in f32, 65 floats a row;",
     "//   rows   +------------+   a thread stores eight neighbours of a row, twice",
     "//",
-    "// One H200, 2026-11-22, te_bench \"dequantize nvfp4\": 16384x4096 to bf16, row-wise, 0.84 of copy.",
+    "// Benchmark: \"dequantize nvfp4\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), those of a row of tiles next to each other. Any size, any",
+    "// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), consecutive along a row of tiles. Any size, any",
     "// alignment.",
     "//",
     "// te:baseline",
@@ -16713,9 +17040,9 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
-    "//            +-----------------------+   by rows:     a thread takes 32 neighbours: 16 bytes of codes, two scales   ->  row",
+    "//            +-----------------------+   by rows:     a thread casts 32 neighbours: 16 bytes of codes, two scales   ->  row",
     "//    128     |  x, in shared memory, |",
-    "//    rows    |  272 bytes a row      |   by columns:  a thread takes 16 rows of one column, transforms them, and puts",
+    "//    rows    |  272 bytes a row      |   by columns:  a thread has 16 rows of one column, transforms them, and puts",
     "//            +-----------------------+                8 bytes of codes and a scale into `turned`                    ->  col",
     "//",
     "//   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store",
@@ -16723,12 +17050,11 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond the edges of x the tile",
     "// holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.",
     "// Blocks of 16 x 16: a pass over the tile before, for the 64 scales; 4-over-6: two, for each copy chooses its own. MEASURE, a cooperative launch:",
-    "// blocks walk up their tiles for the amaxes, wait for each other's, and cast on the way down, the last tile first: it is in shared memory still.",
+    "// blocks walk up their tiles for the amaxes, wait for each other's, and cast in reverse order, the last tile first: it is still in shared memory.",
     "//",
-    "// One H200, 2026-11-21, te_bench nvfp4: 16384x4096 bf16, both copies, of copy: 0.52, transformed 0.45, rounded stochastically 0.29, 16x16 0.46,",
-    "// transformed with its amaxes 0.51.",
+    "// Benchmark: \"quantize nvfp4 ...\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block 256, grid: tiles, those of a row of tiles next to each other; MEASURE: any number that runs at once. Any size, any alignment.",
+    "// Launch: block 256, grid: tiles, consecutive along a row of tiles; MEASURE: any number that runs at once. Any size, any alignment.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0",
@@ -16760,7 +17086,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "#define TE_SIZE (X_DT == TE_F32 ? 4 : 2)",
     "#define TE_COLUMNS (256 / TE_SIZE) // of a tile",
     "#define TE_STRIDE 272 // bytes of a row of the tile",
-    "#define TE_TURNED 72  // bytes of a column of the turned codes",
+    "#define TE_TURNED 72  // bytes of a column of the transposed codes",
     "",
     "// 16 neighbours of a row of the tile, and the largest magnitude among them.",
     "TE_DEV float te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {",
@@ -16783,7 +17109,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "        if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));",
     "}",
     "",
-    "// A tile of x, and the shared memory that it is worked on in.",
+    "// A tile of x, and its shared memory.",
     "struct te_nvfp4_tile {",
     "    te_u8 *tile, *turned;",
     "    int *tile_code; // the scales of 16 x 16 blocks; with 4-over-6 those of the column-wise copy from 64 on",
@@ -16801,7 +17127,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    TE_DEV void cast(const te__nvfp4_quantize_kargs &a) const;",
     "};",
     "",
-    "// Asks for the tile: te_cp_async_wait<0>() and a barrier before it is read.",
+    "// Issues the loads of the tile: te_cp_async_wait<0>() and a barrier before it is read.",
     "TE_DEV void te_nvfp4_tile::load(const te__nvfp4_quantize_kargs &a) const {",
     "    int t = threadIdx.x;",
     "    if (a.vector_x && first_row + 128 <= a.m && first_col + TE_COLUMNS <= a.n) {",
@@ -16909,7 +17235,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "                uint2 u = te_nvfp4_block(by_row, v, amax, of_row, PER_LINE && a.per_row ? NULL : multipliers[0], TWO,",
     "                                         tile_code[(r >> 4) * (TE_COLUMNS / 16) + j], (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);",
     "                te_i64 left = a.n - col - 16 * h;",
-    "                if (RHT && scale[h] == 0x7f && left < 16) { // what lies beyond the edge is no NaN",
+    "                if (RHT && scale[h] == 0x7f && left < 16) { // elements beyond the edge are no NaN",
     "                    u.x &= left < 8 ? (1u << (4 * (int)left)) - 1 : 0xffffffffu;",
     "                    u.y &= left < 8 ? 0 : (1u << (4 * (int)left - 32)) - 1;",
     "                }",
@@ -17054,13 +17380,13 @@ static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "//   p -= lr (unbias1 m * (1 / (sqrt(unbias2 v) + eps))  + weight_decay p unless l2_mode)          unbias = 1 / (1 - beta^step)",
     "//",
     "// p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as on the CPU. The usual",
-    "// pairs of formats have code of their own, chosen by the block; all others go element by element.",
+    "// pairs of formats have code of their own, chosen by the block; all others are processed element by element.",
     "//",
-    "// The floor is 28 bytes an element (bf16 parameter and gradient, f32 master and moments) at the rate of a copy. What comes near it is many",
-    "// blocks that live shortly: a thread loads its four elements of each array, computes, stores and is gone. Loops over larger chunks, more",
+    "// The floor is 28 bytes an element (bf16 parameter and gradient, f32 master and moments) at the rate of a copy. Many short blocks come",
+    "// near it: a thread loads its four elements of each array, computes, stores and ends. Loops over larger chunks, more",
     "// elements a thread, bulk copies through shared memory and hints to the caches were all slower.",
     "//",
-    "// One H200, 2026-11-21, te_bench adam: 500 x 1048576 0.96 to 0.98 of copy.",
+    "// Benchmark: \"adam bf16 with f32 states\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: chunks of 1024 elements, four a thread. found_inf != 0: nothing is written.",
     "//",
@@ -17077,7 +17403,7 @@ static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "        if (a.l2_mode) g = __fadd_rn(g, __fmul_rn(a.weight_decay, p));",
     "        m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));",
     "        v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));",
-    "        // A reciprocal, for a division of 0 takes the slow way round, and rows of embeddings are full of zeros.",
+    "        // A reciprocal: a division of 0 branches to a slow path, and rows of embeddings are full of zeros.",
     "        float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));",
     "        if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));",
     "        p = __fsub_rn(p, __fmul_rn(lr, update));",
@@ -17123,7 +17449,7 @@ static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "        else if (g_dt == TE_BF16 && p_dt == TE_BF16) begin = te_adam_group<TE_BF16, TE_BF16, false>(a, step, t, begin, end);",
     "        else if (g_dt == TE_F16 && p_dt == TE_F16 && master) begin = te_adam_group<TE_F16, TE_F16, true>(a, step, t, begin, end);",
     "    }",
-    "    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) { // what is left: a tail, or everything",
+    "    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) { // the remaining elements: a tail, or everything",
     "        float p = master ? a.master[t][i] : te_load(a.param[t], i, p_dt), m = a.m[t][i], v = a.v[t][i];",
     "        step(te_load(a.grad[t], i, g_dt), p, m, v);",
     "        a.m[t][i] = m, a.v[t][i] = v;",
@@ -17147,7 +17473,7 @@ static const char *const te__source_101[] = { /* ops/optim/kargs.h */
     "    float *master[TE__ADAM_MAX]; /* or NULL */",
     "    long long n[TE__ADAM_MAX];   /* elements */",
     "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */",
-    "    const float *unbias; /* [2]: takes the place of unbias1, unbias2; or NULL */",
+    "    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */",
     "    unsigned first[TE__ADAM_MAX];",
     "    unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];",
     "    unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */",
@@ -17197,7 +17523,7 @@ static const char *const te__source_101[] = { /* ops/optim/kargs.h */
     "} te__multi_scale_kargs;",
 };
 static const char *const te__source_102[] = { /* ops/optim/l2norm_final.cu */
-    "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.",
+    "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor from it.",
     "//",
     "// Launch: one block of 1024.",
     "//",
@@ -17229,7 +17555,7 @@ static const char *const te__source_103[] = { /* ops/optim/l2norm_partial.cu */
     "// The order depends on an element's place in its tensor alone. The block of a tensor's first chunk also notes where the tensor begins",
     "// among all chunks; an empty tensor has one chunk, whose sum is 0.",
     "//",
-    "// One H200, 2026-11-21, te_bench \"norm of\": 64 tensors of 1048576 bf16, with l2norm_final, 0.85 of copy.",
+    "// Benchmark: \"norm of 64 tensors\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: chunks of this launch.",
     "//",
@@ -17293,7 +17619,7 @@ static const char *const te__source_104[] = { /* ops/optim/l2norm_tensor.cu */
     "}",
 };
 static const char *const te__source_105[] = { /* ops/optim/multi.cuh */
-    "// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to. Knows the tables' layout; must not know the elements.",
+    "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
@@ -17311,7 +17637,7 @@ static const char *const te__source_105[] = { /* ops/optim/multi.cuh */
 static const char *const te__source_106[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
-    "// One H200, 2026-11-21, te_bench scaled: 64 tensors of 1048576 bf16 0.87 of copy.",
+    "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.",
     "//",
@@ -17320,7 +17646,7 @@ static const char *const te__source_106[] = { /* ops/optim/multi_scale.cu */
     "#include \"ops/optim/kargs.h\"",
     "#include \"ops/optim/multi.cuh\"",
     "",
-    "// A whole chunk of the usual formats. All loads come before the first store, so in and out may be one. Returns whether all was finite.",
+    "// A whole chunk of the usual formats. All loads precede the first store, so in and out may be one. Returns whether all was finite.",
     "template <int IN, int OUT> TE_DEV bool te_scale_chunk(const void *in, void *out, te_i64 begin, float scale) {",
     "    float v[4][8];",
     "    bool finite = true;",
@@ -17354,11 +17680,11 @@ static const char *const te__source_106[] = { /* ops/optim/multi_scale.cu */
     "            te_store(a.out[t], i, out_dt, __fmul_rn(v, scale));",
     "        }",
     "    }",
-    "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same",
+    "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
 static const char *const te__source_107[] = { /* ops/rope/kargs.h */
-    "/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */",
+    "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
     "",
@@ -17393,17 +17719,17 @@ static const char *const te__source_107[] = { /* ops/rope/kargs.h */
     "#endif",
 };
 static const char *const te__source_108[] = { /* ops/rope/rope.cu */
-    "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.",
+    "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
     "//",
-    "// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both sides take the cosine of the same number, whatever",
-    "// the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then walks over all their heads. A unit of",
+    "// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both compute the cosine of the same number, whatever",
+    "// the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of",
     "// work is W pairs (x at channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in",
     "// vectors, or 1.",
     "//",
     "// Options: X_DT (te_dtype of everything; else each has its own), X_VECTOR (else a.vector).",
-    "// One H200, 2026-11-22, te_bench rotary: 16384x4096 bf16, heads of 128, 0.84 of copy.",
+    "// Benchmark: \"rotary embedding\" in tests/bench/h200.csv.",
     "//",
     "// Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes. vector: addresses are multiples of 16 bytes, and all",
     "//         strides, d and half of 8 elements.",
@@ -17447,7 +17773,7 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "    }",
     "};",
     "",
-    "// W elements of x or y, as they came; a single one as f32.",
+    "// W elements of x or y, in their own format; a single one as f32.",
     "template <int W> TE_DEV te_raw<TE_ANY, W> te_rope_ask(const void *p, te_i64 at, int dt) {",
     "    if constexpr (W == 8) return te_raw_ask<8>(p, at, dt);",
     "    else return te_raw<TE_ANY, 1>{{__float_as_uint(te_load(p, at, dt))}};",
@@ -17461,7 +17787,7 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "    else te_store(p, at, dt, v[0]);",
     "}",
     "",
-    "// Which unit of which packed head of which token is number `at`; and on to the one that is TE__ROPE_THREADS further, without a division.",
+    "// The token, packed head and unit of number `at`, and the step to number at + TE__ROPE_THREADS without a division.",
     "struct te_rope_walk {",
     "    int units, heads; // of a head, of a token",
     "    int unit, head, token, on_unit, on_head, on_token;",
@@ -17480,12 +17806,12 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "    }",
     "};",
     "",
-    "// A thread's part of the work at a time: where it goes, and what is turned.",
+    "// One unit of work of a thread: its addresses, and its elements.",
     "template <int W> struct te_rope_unit {",
     "    te_raw<TE_ANY, W> x, y;",
     "    void *dst;",
     "    te_i64 to;",
-    "    int turn; // where the first of its angles is in the table, the next one half / W further; -1: nothing is turned",
+    "    int turn; // where the first of its angles is in the table, the next one half / W further; -1: no rotation",
     "    int cx, cy, src_dt, dst_dt; // cy -1: there is no y",
     "",
     "    TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {",
@@ -17507,7 +17833,7 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "        const void *src = a.gather ? one.p : a.packed.p;",
     "        to = a.gather ? in_packed : in_one, dst = a.gather ? a.packed.p : one.p;",
     "        src_dt = a.gather ? DT_OF(one) : DT_OF(a.packed), dst_dt = a.gather ? DT_OF(a.packed) : DT_OF(one);",
-    "        if (unit >= pairs) { // behind the rotated channels",
+    "        if (unit >= pairs) { // beyond the rotated channels",
     "            cx = (unit + pairs) * W, cy = turn = -1;",
     "        } else {",
     "            cx = a.interleaved ? 2 * W * unit : W * unit, cy = a.interleaved ? cx + W : cx + a.half;",
@@ -17551,7 +17877,7 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "    te_rope_walk walk((a.d - a.half) / W, a.heads + 2 * a.groups, threadIdx.x);",
     "    const int all = tokens.count * walk.heads * walk.units;",
     "    int at = threadIdx.x;",
-    "    te_rope_unit<W> one, other; // two at a time, the first of which are on their way while angles are computed",
+    "    te_rope_unit<W> one, other; // two at a time, the first two in flight while angles are computed",
     "    if (at < all) one.ask(a, tokens, walk);",
     "    if (at + TE__ROPE_THREADS < all) other.ask(a, tokens, walk);",
     "    for (int i = threadIdx.x; i < tokens.count * a.half; i += TE__ROPE_THREADS) {",
@@ -17561,10 +17887,10 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "        const float position = (float)(t + a.offset + (a.start ? a.start[b] : 0)) * a.position_scale;",
     "        float s, c;",
     "        sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);",
-    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // what neighbours read at once lies side by side",
+    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // neighbouring lanes read adjacent words",
     "    }",
     "    __syncthreads();",
-    "    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is turned while the other, and the next one, are on their way",
+    "    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is rotated while the other, and the next one, are in flight",
     "        one.finish(a, table);",
     "        if (at + 2 * TE__ROPE_THREADS < all) one.ask(a, tokens, walk);",
     "        if (at + TE__ROPE_THREADS < all) other.finish(a, table);",
@@ -17627,8 +17953,8 @@ static const char *const te__source_109[] = { /* ops/shard/kargs.h */
     "} te__shard_cast_kargs;",
 };
 static const char *const te__source_110[] = { /* ops/shard/shard.cuh */
-    "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done",
-    "// with them.",
+    "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
+    "// cast.",
     "#pragma once",
     "#include \"device/vector.cuh\"",
     "",
@@ -17644,18 +17970,18 @@ static const char *const te__source_110[] = { /* ops/shard/shard.cuh */
     "}",
 };
 static const char *const te__source_111[] = { /* ops/shard/shard_amax.cu */
-    "// ops/shard/shard_amax.cu: amax of each tile of a matrix over the elements that lie in the slice; 0 where none does. NaN ignored, infinity kept.",
+    "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
     "//          +--------------------------+",
-    "//    32    | ty: 4 rows               |    four times below each other for tiles of 128 x 128",
+    "//    32    | ty: 4 rows               |    four times along the rows for tiles of 128 x 128",
     "//   rows   |                          |",
     "//          +--------------------------+",
     "//",
     "// A block covers whole tiles, so each amax is written once, by one block: 1 x 32 from 4 lanes of a row, 32 x 1 from the 8 warps, 16 x 16 from",
     "// 2 lanes and 4 warps, 128 x 128 from 16 lanes and 8 warps. Tiles of any other size: one block a tile.",
     "//",
-    "// Launch: block 256; grid: blocks of the matrix, those of a row next to each other, or tiles (then any number of blocks). Any alignment.",
+    "// Launch: block 256; grid: blocks of the matrix, consecutive along a row, or tiles (then any number of blocks). Any alignment.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3 KIND=1",
@@ -17790,7 +18116,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
     "#define SCALING a.scaling",
     "#endif",
     "",
-    "// What element (row, column) is multiplied with.",
+    "// The multiplier of element (row, column).",
     "TE_DEV float te_shard_multiplier(const te__shard_cast_kargs &a, te_i64 row, te_i64 column) {",
     "    if (SCALING == TE_SCALING_TENSOR) return *(const float *)a.scale;",
     "    if (SCALING == TE_SCALING_BLOCK_2D) {",
@@ -17819,7 +18145,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
     "    group += a.first;",
     "    te_i64 row;",
     "    if (a.straight) row = 0;",
-    "    else if (((group | a.groups_per_row) >> 32) == 0) row = (te_u32)group / (te_u32)a.groups_per_row; // some 20 instructions for 100",
+    "    else if (((group | a.groups_per_row) >> 32) == 0) row = (te_u32)group / (te_u32)a.groups_per_row; // some 20 instructions in place of 100",
     "    else row = group / a.groups_per_row;",
     "    te_i64 column = (group - row * a.groups_per_row) * 16, width = a.straight ? a.rows * a.columns : a.columns;",
     "    te_i64 i = row * width + column - a.start; // the group's first element is x[i]",
@@ -17869,7 +18195,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
     "                else dst[a.flat ? i + k : row * a.ld + column + k] = (te_u8)te_f32x2_to_fp8(q, 0.0f, a.q_dt);",
     "            }",
     "            if (SCALING != TE_SCALING_NVFP4) continue;",
-    "            // A byte whole where both of its codes are there; else one half of it, with the other as it was.",
+    "            // A whole byte if both of its codes exist; else one half of it, and the other half keeps its value.",
     "            te_u8 *byte = a.flat ? dst + (i + k + (a.start & 1)) / 2 : dst + row * ((a.ld + 1) / 2) + (column + k) / 2;",
     "            if ((k & 1) == 0) {",
     "                low = code, have_low = inside;",
@@ -17889,7 +18215,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
 static const char *const te__source_113[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
-    "//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)",
+    "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
     "//          +-------------------------+                  +---------------- 128 rows ----------------+",
     "//   128    | ty: 4 rows              |   ->  dst        |    those of a column that lie in the     |  64 columns",
     "//   rows   |    x eight columns      |                  |    slice are neighbours                  |",
@@ -18010,7 +18336,7 @@ static const char *const te__source_114[] = { /* ops/shard/shard_scales.cu */
     "    if (((te_u64)to & 3) == 0) {",
     "        *(te_u32 *)to = codes;",
     "    } else {",
-    "        for (int k = 0; k < 4; k++) to[k] = (te_u8)(codes >> (8 * k)); // memory of others, aligned as they like",
+    "        for (int k = 0; k < 4; k++) to[k] = (te_u8)(codes >> (8 * k)); // the caller's memory, of any alignment",
     "    }",
     "}",
 };
@@ -18019,7 +18345,7 @@ static const char *const te__source_115[] = { /* ops/stats/kargs.h */
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
     "",
-    "/* What one block found. */",
+    "/* The partial result of one block. */",
     "typedef struct te__quant_error_partial {",
     "    float xx, yy, xy, dd, largest; /* over elements with finite x and y: x^2, y^2, x y, (x - y)^2, max |x - y| */",
     "    unsigned count[5];             /* underflows, saturated, NaN, infinite, zeros */",
@@ -18037,7 +18363,7 @@ static const char *const te__source_115[] = { /* ops/stats/kargs.h */
     "} te__quant_error_kargs;",
 };
 static const char *const te__source_116[] = { /* ops/stats/quant_error.cu */
-    "// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.",
+    "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
     "//   thread t     its groups of eight: t, t + 256, ... one after the other; then the lanes of a warp, then the warps",
@@ -18163,14 +18489,14 @@ static const te__source te__sources[] = {
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 116},
     {"base/scaling.h", te__source_3, 85},
-    {"device/base.cuh", te__source_4, 207},
+    {"device/base.cuh", te__source_4, 206},
     {"device/hopper.cuh", te__source_5, 200},
     {"device/mma.cuh", te__source_6, 116},
-    {"device/transpose.cuh", te__source_7, 99},
+    {"device/transpose.cuh", te__source_7, 98},
     {"device/vector.cuh", te__source_8, 178},
     {"ops/act/act.cuh", te__source_9, 93},
     {"ops/act/act_bwd.cu", te__source_10, 101},
-    {"ops/act/act_bwd_tile.cu", te__source_11, 127},
+    {"ops/act/act_bwd_tile.cu", te__source_11, 126},
     {"ops/act/act_fwd.cu", te__source_12, 95},
     {"ops/act/act_fwd_tile.cu", te__source_13, 63},
     {"ops/act/act_tile.cuh", te__source_14, 74},
@@ -18189,13 +18515,13 @@ static const te__source te__sources[] = {
     {"ops/block/block.cuh", te__source_27, 20},
     {"ops/block/block_dequantize.cu", te__source_28, 62},
     {"ops/block/block_dequantize_col.cu", te__source_29, 80},
-    {"ops/block/block_quantize.cu", te__source_30, 192},
+    {"ops/block/block_quantize.cu", te__source_30, 191},
     {"ops/block/kargs.h", te__source_31, 31},
     {"ops/cast/amax.cu", te__source_32, 67},
     {"ops/cast/delayed_gather.cu", te__source_33, 14},
     {"ops/cast/delayed_update.cu", te__source_34, 41},
     {"ops/cast/fp8_dequantize.cu", te__source_35, 62},
-    {"ops/cast/fp8_quantize.cu", te__source_36, 210},
+    {"ops/cast/fp8_quantize.cu", te__source_36, 209},
     {"ops/cast/kargs.h", te__source_37, 83},
     {"ops/cast/list.cuh", te__source_38, 15},
     {"ops/cast/scale_from_amax.cu", te__source_39, 16},
@@ -18204,17 +18530,17 @@ static const te__source te__sources[] = {
     {"ops/dropout/kargs.h", te__source_42, 14},
     {"ops/gemm/decode.cuh", te__source_43, 39},
     {"ops/gemm/epilogue.cuh", te__source_44, 261},
-    {"ops/gemm/epilogue_store.cuh", te__source_45, 384},
-    {"ops/gemm/gemm_align.cu", te__source_46, 44},
+    {"ops/gemm/epilogue_store.cuh", te__source_45, 382},
+    {"ops/gemm/gemm_align.cu", te__source_46, 41},
     {"ops/gemm/gemm_decode.cu", te__source_47, 82},
     {"ops/gemm/gemm_grouped_naive.cu", te__source_48, 16},
     {"ops/gemm/gemm_groups.cu", te__source_49, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_50, 880},
+    {"ops/gemm/gemm_hopper.cu", te__source_50, 864},
     {"ops/gemm/gemm_mma.cu", te__source_51, 406},
     {"ops/gemm/gemm_naive.cu", te__source_52, 13},
     {"ops/gemm/gemm_reduce.cu", te__source_53, 29},
-    {"ops/gemm/gemv_k.cu", te__source_54, 234},
-    {"ops/gemm/gemv_mn.cu", te__source_55, 140},
+    {"ops/gemm/gemv_k.cu", te__source_54, 232},
+    {"ops/gemm/gemv_mn.cu", te__source_55, 138},
     {"ops/gemm/groups.cuh", te__source_56, 119},
     {"ops/gemm/kargs.h", te__source_57, 127},
     {"ops/gemm/naive.cuh", te__source_58, 71},
@@ -18231,7 +18557,7 @@ static const te__source te__sources[] = {
     {"ops/math/column_sum.cu", te__source_69, 120},
     {"ops/math/column_sum_short.cu", te__source_70, 38},
     {"ops/math/copy.cu", te__source_71, 125},
-    {"ops/math/embedding_bwd.cu", te__source_72, 81},
+    {"ops/math/embedding_bwd.cu", te__source_72, 80},
     {"ops/math/embedding_fwd.cu", te__source_73, 33},
     {"ops/math/embedding_sort.cu", te__source_74, 102},
     {"ops/math/fill.cu", te__source_75, 24},
@@ -18239,17 +18565,17 @@ static const te__source te__sources[] = {
     {"ops/math/random.cu", te__source_77, 38},
     {"ops/math/sum.cu", te__source_78, 42},
     {"ops/math/sum_final.cu", te__source_79, 16},
-    {"ops/math/transpose.cu", te__source_80, 114},
+    {"ops/math/transpose.cu", te__source_80, 113},
     {"ops/mxfp8/kargs.h", te__source_81, 30},
     {"ops/mxfp8/mxfp8.cuh", te__source_82, 42},
     {"ops/mxfp8/mxfp8_dequantize.cu", te__source_83, 75},
     {"ops/mxfp8/mxfp8_quantize.cu", te__source_84, 188},
     {"ops/norm/kargs.h", te__source_85, 54},
     {"ops/norm/norm_amax.cu", te__source_86, 18},
-    {"ops/norm/norm_bwd.cu", te__source_87, 316},
+    {"ops/norm/norm_bwd.cu", te__source_87, 315},
     {"ops/norm/norm_bwd_sum.cu", te__source_88, 12},
-    {"ops/norm/norm_fwd.cu", te__source_89, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_90, 136},
+    {"ops/norm/norm_fwd.cu", te__source_89, 115},
+    {"ops/norm/norm_fwd_queue.cu", te__source_90, 134},
     {"ops/norm/norm_parts.cuh", te__source_91, 48},
     {"ops/norm/norm_row.cuh", te__source_92, 106},
     {"ops/nvfp4/arithmetic.h", te__source_93, 147},
@@ -18258,7 +18584,7 @@ static const te__source te__sources[] = {
     {"ops/nvfp4/nvfp4_amax.cu", te__source_96, 128},
     {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_97, 15},
     {"ops/nvfp4/nvfp4_dequantize.cu", te__source_98, 125},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_99, 335},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_99, 334},
     {"ops/optim/adam.cu", te__source_100, 84},
     {"ops/optim/kargs.h", te__source_101, 62},
     {"ops/optim/l2norm_final.cu", te__source_102, 23},
@@ -18282,7 +18608,7 @@ static const te__source te__sources[] = {
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
 typedef struct te__baseline {
     const char *kernel;      /* "norm/norm_fwd" */
-    const char *text_digest; /* te__unit_digest of what it was made from */
+    const char *text_digest; /* te__unit_digest of its source */
     uint32_t offset;         /* in the unpacked text; a 0 ends it */
 } te__baseline;
 /* ==== cuda/baseline.inc ========================================================================================= */
@@ -22005,7 +22331,7 @@ typedef struct te__kernel_file {
 typedef struct te__kernels {
     te__kernel_file *files;
     int num_files;
-    te__text embedded, replaced; /* what the files' texts are in */
+    te__text embedded, replaced; /* the memory of the files' texts */
 } te__kernels;
 
 enum { TE__KERNELS_FILE_LIMIT = 64 << 20 };
@@ -22024,7 +22350,7 @@ static const te__kernel_file *te__kernels_find(const te__kernels *k, const char 
     return NULL;
 }
 
-/* Sections of a te_kernels.cu.inc take the place of embedded files. `text` is cut in place. */
+/* Sections of a te_kernels.cu.inc replace embedded files. `text` is cut in place. */
 static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     static const char mark[] = "//// file: ";
     const size_t mark_size = sizeof(mark) - 1;
@@ -22164,7 +22490,7 @@ typedef struct te__unit {
     int num_files;
 } te__unit;
 
-/* Adds what the text of u->file[index] includes. Conditional includes count, too: a key may depend on too much, never on too little. */
+/* Adds the files that the text of u->file[index] includes. Conditional includes count, too: a key may depend on too much, never on too little. */
 static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
     static const char word[] = "#include \"";
     for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {
@@ -22219,7 +22545,7 @@ static void te__unit_digest(const te__unit *u, char hex[TE__DIGEST_CHARS + 1]) {
 
 static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
 
-/* The kind of register or label whose name begins here; -1 if none. *size: of what stands before its number, which begins with a digit
+/* The kind of register or label whose name begins here; -1 if none. *size: of the part before its number, which begins with a digit
  * or a sign. */
 static int te__ptx_kind(const char *text, size_t *size) {
     if (*text != '%' && *text != '$') return -1;
@@ -22314,6 +22640,7 @@ enum {
     TE__CU_OUT_OF_MEMORY = 2,
     TE__CU_NO_DEVICE = 100,
     TE__CU_NOT_FOUND = 500,
+    TE__CU_NOT_READY = 600,
     TE__CU_NUM_SMS = 16,
     TE__CU_SM_MAJOR = 75,
     TE__CU_SM_MINOR = 76,
@@ -22323,7 +22650,8 @@ enum {
     TE__CU_LAUNCH_CLUSTER = 4,
     TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
     TE__CU_EVENT_NO_TIMING = 2,
-    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be taken and kernels loaded in between */
+    TE__CU_STREAM_NON_BLOCKING = 1,
+    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded in between */
 };
 
 /* Every function of libcuda that te.h calls: must it be there, our name, symbol, result and arguments. */
@@ -22357,6 +22685,8 @@ enum {
     X(1, StreamDestroy, "cuStreamDestroy_v2", (te__cu_handle stream))                                                                   \
     X(1, StreamSynchronize, "cuStreamSynchronize", (te__cu_handle stream))                                                              \
     X(1, StreamGetCtx, "cuStreamGetCtx", (te__cu_handle stream, te__cu_handle * context))                                               \
+    X(1, StreamWaitEvent, "cuStreamWaitEvent", (te__cu_handle stream, te__cu_handle event, unsigned flags))                            \
+    X(1, EventQuery, "cuEventQuery", (te__cu_handle event))                                                                            \
     X(1, EventCreate, "cuEventCreate", (te__cu_handle * event, unsigned flags))                                                         \
     X(1, EventRecord, "cuEventRecord", (te__cu_handle event, te__cu_handle stream))                                                     \
     X(1, EventSynchronize, "cuEventSynchronize", (te__cu_handle event))                                                                 \
@@ -22485,10 +22815,10 @@ typedef struct te__map_slot {
 /* A layer's step has some 80 maps: where two of them met in one slot, both would be encoded again each time. */
 typedef struct te__map_set {
     te__map_slot slot[TE__MAP_WAYS];
-    unsigned turn; /* the slot that a new map takes */
+    unsigned turn; /* the slot of a new map */
 } te__map_set;
 
-/* What planning has found out for a problem: opaque bytes, by opaque bytes. */
+/* Results of planning for a problem: opaque bytes, by opaque bytes. */
 enum { TE__MEMO_SLOTS = 128, TE__MEMO_WAYS = 4, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
 typedef struct te__memo_slot {
     unsigned char key[TE__MEMO_KEY]; /* all 0: free */
@@ -22518,7 +22848,7 @@ struct te__cuda {
     te_result (*line_up)(te_ctx *te, void *dst, const void *host, size_t bytes);
 };
 
-/* Records what the driver said. `call` is its name, with what it was about in front if that helps. */
+/* Records an error of the driver. `call` is the name of the function, with its subject in front if that helps. */
 static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
     const char *name = NULL, *text = NULL, *more = "";
     te__cu.GetErrorName(code, &name);
@@ -22635,8 +22965,8 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
 
-/* The last of them are te->found's. */
-static void *te__cuda_found(const te_ctx *te) { return (char *)te->cuda->counter + 248; }
+/* The last of them are te->amax_words'. */
+static void *te__cuda_amax_word(const te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
 
 /* Fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
@@ -22682,7 +23012,7 @@ TE_API void *te_ctx_cu_stream(const te_ctx *te) {
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
-/* NULL when there is none: the pool tries again with what it can give back, and tells the story. */
+/* NULL when there is none: the pool releases its free blocks, tries again, and reports the error. */
 static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
     te__cu_address address = 0;
     te__cu_result code;
@@ -22699,7 +23029,7 @@ static void te__cuda_mem_release(te_ctx *te, void *data, size_t bytes) {
     te__cu_result code;
     bool pushed;
     if (te__is_forked(te)) return; /* the parent's */
-    te__cuda_settle(te); /* what waits may write there */
+    te__cuda_settle(te); /* waiting launches may write there */
     if (te->device_allocator.alloc) {
         te->device_allocator.release(te->device_allocator.user, data, bytes);
         return;
@@ -22891,7 +23221,7 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 /* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
  * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
  * host, so that recent maps are kept. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
- * at a multiple of 32, 128: te_op_gemm of 4096 x 4096 x 4104 bf16 takes 183 us so, not 193, and 1 x 128256 x 4096, both along k, 255 us with 256, not 271. */
+ * at a multiple of 32, 128: tests/bench/notes.md. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
                                      const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
     te_ctx *te = p->te;
@@ -22926,7 +23256,7 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     return TE_OK;
 }
 
-/* ---- what planning need not find out again ------------------------------------------------------------------- */
+/* ---- results of planning, kept ------------------------------------------------------------------- */
 
 /* Where the answer to `key` (TE__MEMO_KEY bytes, not all 0) is or goes: TE__MEMO_VALUE bytes; *known: it is there. NULL: nothing is kept for this
  * plan. An answer must depend on the key and on the device alone. */
@@ -22953,6 +23283,98 @@ static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
     if (way == TE__MEMO_WAYS) slot = &c->memo[(hash + c->memo_turn++ % TE__MEMO_WAYS) % TE__MEMO_SLOTS];
     memcpy(slot->key, key, TE__MEMO_KEY);
     return slot->value;
+}
+
+/* ==== cuda/stream.c ============================================================================================= */
+
+/* cuda/stream.c: streams beside the context's own one, events and pinned memory, as the device interface wants them. Knows the driver; must not know kernels.
+ *
+ * Launches may wait in line for their kernels (cuda/queue.c): the line is sent off before an event is recorded on the context's own stream, and before that
+ * stream waits for one. */
+
+/* Of a stream of core/stream.c; NULL: the context's own, up to date. */
+static te__cu_handle te__cuda_stream_of(te_ctx *te, const te__stream *s) {
+    if (s) return s->handle;
+    te__cuda_settle(te); /* a kernel that could not be had is an error of its own */
+    return te->cuda->stream;
+}
+static te_result te__cuda_told(te_ctx *te, bool pushed, const char *call, te__cu_result code) {
+    te__cuda_leave(pushed);
+    return code ? te__cu_fail(te, call, code) : TE_OK;
+}
+
+/* It keeps no order with the legacy default stream. */
+static te_result te__cuda_stream_create(te_ctx *te, void **stream) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamCreate", te__cu.StreamCreate(stream, TE__CU_STREAM_NON_BLOCKING)) : result;
+}
+static void te__cuda_stream_destroy(te_ctx *te, void *stream) {
+    bool pushed;
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuStreamDestroy", te__cu.StreamDestroy(stream));
+}
+static te_result te__cuda_stream_synchronize(te_ctx *te, const te__stream *s) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamSynchronize", te__cu.StreamSynchronize(s->handle)) : result;
+}
+
+static te_result te__cuda_event_create(te_ctx *te, void **event) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    return result == TE_OK ? te__cuda_told(te, pushed, "cuEventCreate", te__cu.EventCreate(event, TE__CU_EVENT_NO_TIMING)) : result;
+}
+static void te__cuda_event_destroy(te_ctx *te, void *event) {
+    bool pushed;
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuEventDestroy", te__cu.EventDestroy(event));
+}
+static te_result te__cuda_event_record(te_ctx *te, void *event, const te__stream *s) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    return result == TE_OK ? te__cuda_told(te, pushed, "cuEventRecord", te__cu.EventRecord(event, te__cuda_stream_of(te, s))) : result;
+}
+static te_result te__cuda_stream_wait(te_ctx *te, const te__stream *s, void *event) {
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamWaitEvent", te__cu.StreamWaitEvent(te__cuda_stream_of(te, s), event, 0)) : result;
+}
+static te_result te__cuda_event_wait(te_ctx *te, void *event, bool *passed) {
+    te__cu_result code;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = passed ? te__cu.EventQuery(event) : te__cu.EventSynchronize(event);
+    if (passed) *passed = code != TE__CU_NOT_READY;
+    return te__cuda_told(te, pushed, passed ? "cuEventQuery" : "cuEventSynchronize", passed && code == TE__CU_NOT_READY ? 0 : code);
+}
+
+/* `host` is pinned, so the copy runs beside everything else. */
+static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host) {
+    te__cu_result code;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed);
+    if (result != TE_OK) return result;
+    code = to_host ? te__cu.MemcpyDtoHAsync(dst, (te__cu_address)(uintptr_t)src, bytes, s->handle)
+                   : te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, src, bytes, s->handle);
+    if (!code && te->debug_sync) code = te__cu.StreamSynchronize(s->handle);
+    return te__cuda_told(te, pushed, to_host ? "copy to pinned memory: cuMemcpyDtoHAsync" : "copy from pinned memory: cuMemcpyHtoDAsync", code);
+}
+
+/* NULL when there is none. */
+static void *te__cuda_pinned_alloc(te_ctx *te, size_t bytes) {
+    void *host = NULL;
+    te__cu_result code;
+    bool pushed;
+    if (te__cuda_enter(te, &pushed) != TE_OK) return NULL;
+    code = te__cu.MemHostAlloc(&host, bytes, 0);
+    te__cuda_leave(pushed);
+    if (code && code != TE__CU_OUT_OF_MEMORY) te__cu_fail(te, "cuMemHostAlloc", code);
+    return code ? NULL : host;
+}
+static void te__cuda_pinned_release(te_ctx *te, void *host, size_t bytes) {
+    bool pushed;
+    (void)bytes;
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuMemFreeHost", te__cu.MemFreeHost(host));
 }
 
 /* ==== cuda/nvrtc.c ============================================================================================== */
@@ -23040,7 +23462,7 @@ static int te__nvrtc_state; /* 0: not looked for; 1: there; -1: not there, and t
 static te__text te__nvrtc_reason;
 
 /* NVRTC, looked for once a process; NULL, with the reason added to why (may be NULL), when there is none to be used. newest: the newest
- * CUDA major whose cubins the driver takes; 0: any. */
+ * CUDA major whose cubins the driver accepts; 0: any. */
 static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     int state;
     te__mutex_lock(&te__nvrtc_mutex);
@@ -23054,7 +23476,7 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     return state > 0 ? &te__nvrtc_of_process : NULL;
 }
 
-/* What to compile for a GPU of this architecture: "sm_90a", its own features included; "compute_90" (PTX, which the driver compiles)
+/* The target of NVRTC for a GPU of this architecture: "sm_90a", its own features included; "compute_90" (PTX, which the driver compiles)
  * when the GPU is newer than NVRTC. n may be NULL: the name that cubins made elsewhere have. False if NVRTC knows nothing that fits. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
@@ -23108,7 +23530,7 @@ static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool p
 }
 
 /* Compiles a unit with options "X_DT=3,Y_DT=3" for arch "sm_90a" (a cubin comes out) or "compute_80" (PTX, its 0 included). extra: NULL,
- * or one more compiler option. What the compiler says, also when it is content, is added to log. */
+ * or one more compiler option. The compiler's messages, also after success, are added to log. */
 static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch, const char *extra, te__text *image,
                               te__text *log) {
     const char *texts[TE__MAX_UNIT_FILES], *names[TE__MAX_UNIT_FILES];
@@ -23258,7 +23680,7 @@ static bool te__cache_consider(void *user, const char *name) {
     return true;
 }
 
-/* Fills in the compiler of a key that has none from what the folder holds. False if it holds nothing. */
+/* Fills in the compiler of a key that has none from the entries of the folder. False if it has no entry. */
 static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
     te__text folder = TE_ZERO, stem = TE_ZERO;
     te__cache_search search = TE_ZERO;
@@ -23284,7 +23706,7 @@ static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
 
 /* ---- entries ------------------------------------------------------------------------------------------------- */
 
-/* What stands in front of an image. */
+/* The header of an image. */
 static void te__cache_header(const te__cache_key *key, const char *image, size_t size, te__text *out) {
     char digest[TE__DIGEST_CHARS + 1];
     te__digest(image, size, digest);
@@ -23361,7 +23783,7 @@ static bool te__cache_store(const te__cache *c, const te__cache_key *key, const 
 
 /* ---- one compilation for many processes ---------------------------------------------------------------------- */
 
-/* Seconds that somebody else may take to compile a kernel; then this process does it itself. A stopped process must not stop all. */
+/* Seconds for another process to compile a kernel; then this process does it itself. A stopped process must not stop all. */
 enum { TE__CACHE_PATIENCE = 120 };
 
 typedef struct te__cache_lock {
@@ -23370,7 +23792,7 @@ typedef struct te__cache_lock {
     bool held;
 } te__cache_lock;
 
-/* Whoever holds the lock of a key compiles it; the others wait here, and then find it in the cache. Where locks do not work, several
+/* The process that holds the lock of a key compiles it; the others wait here, and then read it from the cache. Where locks do not work, several
  * may compile the same: the last one's file stays. */
 static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key, te__cache_lock *l) {
     double end = te__time_now() + (double)TE__CACHE_PATIENCE;
@@ -23387,7 +23809,7 @@ static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key,
     l->held = state == TE__LOCK_HELD;
     te__text_free(&folder);
 }
-/* The file goes, too. One who waits for it holds the lock of a file without a name next, finds the entry, and is done as well. */
+/* The file goes, too. A process that waits for it then holds the lock of a file without a name, reads the entry, and is done as well. */
 static void te__cache_lock_release(te__cache_lock *l) {
     if (l->held) {
         te__file_remove(te__text_str(&l->path), NULL);
@@ -23455,7 +23877,7 @@ typedef struct te__jit_user {
     int count;
 } te__jit_user;
 
-/* TE__SHARED_FREE: what a launch may ask for without permission is 48 KB, less what the kernel declares itself. */
+/* TE__SHARED_FREE: dynamic shared memory without permission is 48 KB, less the static part of the kernel. */
 enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
@@ -23497,7 +23919,7 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
     return e;
 }
 
-/* Adds what was loaded; if another thread was faster, its entry stays and this module goes. False when memory is out. */
+/* Adds a loaded kernel; if another thread was faster, its entry stays and this module goes. False when memory is out. */
 static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows, te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
     bool added = false;
@@ -23571,13 +23993,13 @@ static void te__jit_leave(te__cu_handle context) {
 
 /* ---- images -------------------------------------------------------------------------------------------------- */
 
-/* One kernel on its way to an image. te__jit_job_run fills in what stands below `image`, on any thread. */
+/* The compilation of one kernel. te__jit_job_run fills in the fields below `image`, on any thread. */
 typedef struct te__jit_job {
     const te__launch *launch;
     const te__cache *cache; /* NULL: none */
     const te__nvrtc *nvrtc; /* NULL: none; then only the cache can help */
     int sm;
-    bool fresh;             /* what the cache holds is no good */
+    bool fresh;             /* the entry of the cache is unusable */
     te__text image, why, cache_why;
     te_result result;
     bool compiled, missing, damaged; /* missing: no NVRTC and no cubin; nothing else is wrong */
@@ -23661,7 +24083,7 @@ static te_result te__jit_job_try(te__jit_job *j) {
 
 static void te__jit_job_run(te__jit_job *j) { j->result = te__jit_job_try(j); }
 
-/* Jobs for several threads: each takes the next one until none is left. */
+/* Jobs for several threads: each runs the next one until none is left. */
 typedef struct te__jit_queue {
     te__jit_job *jobs;
     int64_t count;
@@ -23726,13 +24148,13 @@ static void te__jit_count(te_ctx *te, const te__jit_job *j) {
         te__log(te, TE_LOG_DEBUG, "%s for %s is from the cache", te__launch_text(j->launch, name), j->arch);
 }
 
-/* What a finished job has to say, and its image into the table. */
+/* The messages of a finished job, and its image into the table. */
 static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
     const char *maker = j->nvrtc ? j->nvrtc->compiler : "from a cache";
     te_result result = j->result;
     te__jit_count(te, j);
     if (result == TE_OK) {
-        bool again = !j->compiled && j->nvrtc; /* the driver may refuse what an earlier process, on another driver, has left */
+        bool again = !j->compiled && j->nvrtc; /* the driver may refuse an image of an earlier process on another driver */
         result = te__jit_load_image(te, j->launch, false, j->image.s, maker, again);
         if (result == TE_ERR_DEVICE && again) {
             te->jit_stats.from_cache--;
@@ -23797,7 +24219,7 @@ static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
     return result;
 }
 
-/* ---- what launch.c asks for ---------------------------------------------------------------------------------- */
+/* ---- for launch.c ---------------------------------------------------------------------------------- */
 
 /* The permission for more shared memory than every launch may have, asked for once. */
 static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_entry *e) {
@@ -23927,7 +24349,7 @@ typedef struct te__jit_order {
 typedef struct te__queued {
     struct te__queued *next;
     size_t size; /* of this allocation */
-    uint64_t plan; /* launches of one plan go or fail together */
+    uint64_t plan; /* launches of one plan go or fail as a unit */
     te__jit_order *order; /* NULL: the kernel is in the table */
     te__launch launch;
     bool baseline;
@@ -24056,7 +24478,7 @@ static te_result te__queue_settle(te_ctx *te) {
     te__queue *q = te->cuda->queue;
     te_result result, entered;
     bool pushed;
-    te->cuda->settle = NULL; /* what is sent off may come back here */
+    te->cuda->settle = NULL; /* launches that are sent may call this again */
     te->cuda->line_up = NULL;
     entered = te__cuda_enter(te, &pushed);
     result = te__queue_send(te, q, true);
@@ -24132,7 +24554,7 @@ static te_result te__queue_line_up(te_ctx *te, void *dst, const void *host, size
     return TE_OK;
 }
 
-/* Do launches wait, so that what comes must line up behind them? */
+/* Do launches wait, so that later work must queue behind them? */
 static bool te__queue_waits(const te_ctx *te) { return te->cuda->queue && te->cuda->queue->first; }
 
 /* May a plan wait for kernels that are missing? Never where somebody else can queue work on the stream, or looks closely. */
@@ -24240,7 +24662,7 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 
 /* ---- planning ------------------------------------------------------------------------------------------------ */
 
-/* What planning may count on. A plan is first made as if every kernel could be had. */
+/* The conditions of planning. A plan is first made as if every kernel were available. */
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
@@ -24315,7 +24737,7 @@ static te_result te__cuda_note(te_ctx *te, te__plan *p) {
     return TE_OK;
 }
 
-/* Compiles or reads what was noted, several threads at once. */
+/* Compiles or reads the noted kernels, on several threads. */
 static te_result te__cuda_warm(te_ctx *te) {
     te__warm_list *w = te->warm_list;
     const te__launch **compile;
@@ -24458,7 +24880,7 @@ typedef struct te__transpose_kargs {
     const void *src; /* [.., m, lds] */
     void *dst;       /* [.., n, ldd] */
     long long m, n, lds, ldd;
-    long long filled; /* of ldd: up to here, what is not there is 0 */
+    long long filled; /* of ldd: up to here, absent elements are 0 */
     long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, of `dims` dimensions, the last one fastest */
     unsigned shape[6];
     unsigned tiles, tiles_n; /* pairs of tiles: of a matrix, of its rows */
@@ -24523,7 +24945,7 @@ typedef struct te__column_sum_kargs {
     int accumulate;
 } te__column_sum_kargs;
 
-/* The same of f32 with few rows, in one pass. */
+/* The same of f32 with at most some thousand rows, in one pass. */
 typedef struct te__column_sum_short_kargs {
     const float *x; /* [m, n] */
     void *out;      /* [n] */
@@ -24547,7 +24969,7 @@ typedef struct te__embedding_bwd_kargs {
     unsigned *order;      /* [tokens] */
     long long tokens, vocab, h;
     int splits; /* warps of embedding_bwd that share an id's columns */
-    int bucket; /* ids that a block of embedding_sort takes care of, at most TE__EMBEDDING_BUCKET */
+    int bucket; /* ids that a block of embedding_sort owns, at most TE__EMBEDDING_BUCKET */
     int ids_dt, dy_dt, dtable_dt;
     int accumulate;
     int vector; /* rows start at multiples of 16 bytes on both sides, and have whole eights of columns */
@@ -24556,7 +24978,7 @@ typedef struct te__embedding_bwd_kargs {
 
 /* ==== ops/math/op.c ============================================================================================= */
 
-/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: what each call must look like, and what both backends share about it.
+/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: the checks of each call, and what both backends share about it.
  * Knows tensors; must not know which backend runs. */
 
 /* A plain tensor of this context. */
@@ -24982,7 +25404,7 @@ static te_result te__cpu_random(te_ctx *te, const te_op_random_args *a) {
     return TE_OK;
 }
 
-/* alpha with what the device scalars make of it. */
+/* alpha times the device scalars. */
 static float te__axpby_alpha(const te_op_axpby_args *a) {
     float alpha = a->alpha_device ? a->alpha * *(const float *)te__data(a->alpha_device) : a->alpha;
     float divisor = a->divide_device ? *(const float *)te__data(a->divide_device) : 1.0f;
@@ -25192,7 +25614,7 @@ static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src,
     while (unit < 16 && all % (uintptr_t)(2 * unit) == 0) unit *= 2;
     return unit;
 }
-/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that what a warp reads, or writes, at once lies in a row. */
+/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that each load or store of a warp is contiguous. */
 static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
     if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
     return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
@@ -25238,11 +25660,11 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     te__launch_size(l, te__div_up(k->items, 1024), 1, 1, 256, 0);
 }
 
-/* What a block of the kernel transposes: two tiles. */
+/* A block of the kernel transposes two tiles. */
 static int64_t te__transpose_tall(int size) { return size == 1 ? 128 : 256 / size; }
 static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 
-/* Transposes of matrices of elements of t->size bytes; what follows from the rest of t is filled in. */
+/* Transposes of matrices of elements of t->size bytes; the fields that follow from the rest of t are filled in. */
 static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size), dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
     te__launch *l = te__plan_launch(p, "math", "transpose");
@@ -25265,7 +25687,7 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
 }
 
 /* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth of tiles at least. Element by
- * element takes six times as long as through full ones. */
+ * element is six times slower than full tiles. */
 static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;
@@ -25299,7 +25721,7 @@ static void te__plan_copy_apart(te__plan *p, const te_op_copy_args *a) {
     te__copy_walk_make(&w, a->src, a->dst);
     flat = w.ndim == 1 && w.src[0] == 1 && w.dst[0] == 1;
     if (flat) {
-        /* The bulk in the widest items, and what is left over one by one. */
+        /* The bulk in the widest items, and the rest one by one. */
         bool aligned = te__math_aligned(a->src) && te__math_aligned(a->dst);
         width = !aligned ? 1 : raw ? 16 / size : te__copy_width(a->src, a->dst);
         if (width > 1) {
@@ -25537,10 +25959,10 @@ typedef struct te__amax_kargs {
     unsigned *counter; /* of te_last_block */
     const float *noop; /* [1], or NULL */
     long long n;
-    long long vectors; /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */
+    long long vectors; /* of 16 bytes, from element `head` on; elements before and behind them are processed one by one */
     int head;
     int x_dt;
-    int keep; /* the maximum with what amax holds */
+    int keep; /* the maximum with the value in amax */
 } te__amax_kargs;
 
 typedef struct te__scale_from_amax_kargs {
@@ -25551,8 +25973,8 @@ typedef struct te__scale_from_amax_kargs {
     int power_of_two;
 } te__scale_from_amax_kargs;
 
-/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Lengths are few and stand once: that is
- * what lets some 200 states fit. */
+/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Each distinct length is stored once,
+ * which lets some 200 states fit. */
 #define TE__DELAYED_MAX 186
 #define TE__DELAYED_LENGTHS 16
 typedef struct te__delayed_kargs {
@@ -25560,7 +25982,7 @@ typedef struct te__delayed_kargs {
     float *scale[TE__DELAYED_MAX];   /* [n]; the gather has none */
     float *amaxes; /* of this launch's slots. The update reads them in place of row 0, or it is NULL; the gather writes them */
     unsigned first[TE__DELAYED_MAX + 1];
-    unsigned length[TE__DELAYED_LENGTHS];          /* 0: not taken */
+    unsigned length[TE__DELAYED_LENGTHS];          /* 0: unused */
     unsigned char length_index[TE__DELAYED_MAX]; /* of a state: into `length` */
     float scaled_max; /* fp8_max / 2^margin */
     int most_recent, states;
@@ -25613,7 +26035,7 @@ typedef struct te__transpose_nibbles_kargs {
 
 /* ==== ops/cast/op.c ============================================================================================= */
 
-/* ops/cast/op.c: amax, scales, FP8 casts, transpose: what each call must look like, and the scale arithmetic of the recipes. Knows tensors;
+/* ops/cast/op.c: amax, scales, FP8 casts, transpose: the checks of each call, and the scale arithmetic of the recipes. Knows tensors;
  * must not know which backend runs. */
 
 /* A plain contiguous tensor of this context. */
@@ -25666,7 +26088,7 @@ static te_result te__check_scale_from_amax(te_ctx *te, te_op_scale_from_amax_arg
 
 /* ---- delayed scaling ---- */
 
-/* The histories of a list, and how many slots they have together. */
+/* The histories of a list, and the number of all their slots. */
 static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor *const *history, int count, int64_t *slots) {
     char name[48], text[TE__SHAPE_TEXT];
     int i;
@@ -25781,7 +26203,7 @@ static te_result te__check_transpose(te_ctx *te, te_op_transpose_args *a) {
 
 /* ==== ops/cast/cpu.c ============================================================================================ */
 
-/* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. What it gives is what every GPU gives, byte for byte. Work is cut by the
+/* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. Every GPU gives the same bytes. Work is cut by the
  * shape alone. */
 
 /* max(largest, |x|): non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers vectorizes. */
@@ -26101,7 +26523,7 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
     return TE_OK;
 }
 
-/* The list cut into tables; slots_a_block of the kernel. `with` holds what the tables have in common, its amaxes those of all slots. */
+/* The list cut into tables; slots_a_block of the kernel. `with` holds the fields that the tables share, its amaxes those of all slots. */
 static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history, te_tensor *const *scale, int count,
                              const te__delayed_kargs *with) {
     te__launch *l = NULL;
@@ -26351,7 +26773,7 @@ static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_a
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
 
-/* What a scale becomes where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block kernels). */
+/* The scale where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block kernels). */
 static float te__block_limit(te_dtype dtype) { return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX; }
 
 /* ---- CPU: quantize ---- */
@@ -26463,7 +26885,7 @@ static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_a
 
 /* ---- CPU: dequantize ---- */
 
-/* Bands of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a time, and turned on the way. */
+/* Bands of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a time, and transposed. */
 static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
     enum { ROWS = 16 };
     const te_op_block_dequantize_args *a = (const te_op_block_dequantize_args *)user;
@@ -26584,7 +27006,7 @@ static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_op_block_d
 
 /* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
-/* What a block does. */
+/* The tile of a block. */
 #define TE__MX_ROWS 32
 #define TE__MX_COLS 256
 
@@ -26615,11 +27037,11 @@ typedef struct te__mxfp8_dequantize_kargs {
 
 /* ==== ops/mxfp8/op.c ============================================================================================ */
 
-/* ops/mxfp8/op.c: MXFP8 casts: what each call must look like, and where each scale lies. Knows tensors; must not know which backend runs. */
+/* ops/mxfp8/op.c: MXFP8 casts: the checks of each call, and where each scale lies. Knows tensors; must not know which backend runs. */
 
 enum {
     TE__MX_GROUP = 32, /* elements of one scale */
-    TE__MX_LINES = 128 /* rows of a row-wise copy, or columns of a column-wise one, whose scales are padded together */
+    TE__MX_LINES = 128 /* rows of a row-wise copy, or columns of a column-wise one, whose scales are padded to one unit */
 };
 
 /* The padded sizes of one copy's scales: `lines` rows (columns) of x, `groups` along each. */
@@ -26637,7 +27059,7 @@ static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, boo
     return l;
 }
 /* Where the scale of a line's group stands, in bytes. Swizzled: 128 x 4 scales are 512 bytes, as one instruction of Blackwell's tensor cores
- * takes them. */
+ * reads them. */
 static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
     if (l->swizzled) return ((line / 128) * (l->groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
     return l->columnwise ? group * l->lines + line : line * l->groups + group;
@@ -26699,12 +27121,12 @@ static te_result te__check_mxfp8_dequantize(te_ctx *te, te_op_mxfp8_dequantize_a
     return r;
 }
 
-/* RN(1 / largest number): what an amax is multiplied with. */
+/* RN(1 / largest number): the factor of an amax. */
 static float te__mx_max_inverse(te_dtype codes) { return codes == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE; }
 
 /* ==== ops/mxfp8/cpu.c =========================================================================================== */
 
-/* ops/mxfp8/cpu.c: reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. What it gives is what every GPU gives, byte for byte.
+/* ops/mxfp8/cpu.c: reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. Every GPU gives the same bytes.
  * Knows rows of floats; must not know the kernels. */
 
 enum { TE__MX_COLUMNS = 128, TE__MX_TILE_GROUPS = TE__MX_COLUMNS / TE__MX_GROUP };
@@ -26878,7 +27300,7 @@ static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
 
 /* A block for each tile that is wanted of m x n. */
 static void te__mx_grid(te__launch *l, int64_t m, int64_t n) {
-    int64_t most = 65535 /* what y and z can count */, tiles_m = te__div_up(m, TE__MX_ROWS);
+    int64_t most = 65535 /* the limit of y and z */, tiles_m = te__div_up(m, TE__MX_ROWS);
     te__launch_size(l, te__div_up(n, TE__MX_COLS), te__min(tiles_m, most), te__div_up(tiles_m, most), 256, 0);
 }
 
@@ -26993,7 +27415,7 @@ typedef struct te__shard_cast_kargs {
 
 /* ==== ops/shard/op.c ============================================================================================ */
 
-/* ops/shard/op.c: quantizing a slice of a matrix: what each call must look like. Knows tensors and the layouts of codes and scales; must not
+/* ops/shard/op.c: quantizing a slice of a matrix: the checks of each call. Knows tensors and the layouts of codes and scales; must not
  * know which backend runs, nor the operations that quantize whole tensors. */
 
 /* The slice lies in the matrix, whose size fits 64 bits. */
@@ -27142,8 +27564,8 @@ static te_result te__check_shard_cast(te_ctx *te, te_op_shard_cast_args *a) {
 
 /* ==== ops/shard/cpu.c =========================================================================================== */
 
-/* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. What it gives is what every GPU
- * gives, byte for byte. Must not know CUDA. */
+/* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. Every GPU gives
+ * the same bytes. Must not know CUDA. */
 
 enum { TE__SHARD_PIECE = 512, TE__SHARD_PARTS = 64 };
 
@@ -27247,7 +27669,7 @@ typedef struct te__shard_job {
     float part[TE__SHARD_PARTS];
 } te__shard_job;
 
-/* What element (row, column) is multiplied with. */
+/* The multiplier of element (row, column). */
 static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t column) {
     const te_op_shard_cast_args *a = j->a;
     const void *scale = te__data(a->scale);
@@ -27460,7 +27882,7 @@ static te_result te__cuda_plan_shard_cast(te__plan *p, const te_op_shard_cast_ar
 
 enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };
 
-/* What one block found. */
+/* The partial result of one block. */
 typedef struct te__quant_error_partial {
     float xx, yy, xy, dd, largest; /* over elements with finite x and y: x^2, y^2, x y, (x - y)^2, max |x - y| */
     unsigned count[5];             /* underflows, saturated, NaN, infinite, zeros */
@@ -27479,7 +27901,7 @@ typedef struct te__quant_error_kargs {
 
 /* ==== ops/stats/op.c ============================================================================================ */
 
-/* ops/stats/op.c: what a quantization lost: what the call must look like. Knows tensors; must not know how anything was quantized. */
+/* ops/stats/op.c: the error of a quantization: the checks of the call. Knows tensors; must not know how anything was quantized. */
 
 static te_result te__check_quant_error(te_ctx *te, te_op_quant_error_args *a) {
     const char *op = "quant_error";
@@ -27770,9 +28192,9 @@ typedef struct te__nvfp4_amax_kargs {
     int x_dt;
     int per_row;         /* row is [m] */
     int per_col;         /* col is [n] */
-    int rht;             /* of what col is the amax: 0 x itself, 1 transformed, 2 transformed without signs */
+    int rht;             /* the input of col: 0 x itself, 1 transformed, 2 transformed without signs */
     int vector;          /* rows of x start at multiples of four elements */
-    int keep;            /* the maximum with what row and col hold */
+    int keep;            /* the maximum with the values in row and col */
 } te__nvfp4_amax_kargs;
 
 /* A tile has 128 rows and 256 bytes of each. */
@@ -27824,7 +28246,7 @@ typedef struct te__nvfp4_dequantize_kargs {
 
 /* ==== ops/nvfp4/op.c ============================================================================================ */
 
-/* ops/nvfp4/op.c: NVFP4 amaxes and casts: what each call must look like. Knows tensors; must not know which backend runs. */
+/* ops/nvfp4/op.c: NVFP4 amaxes and casts: the checks of each call. Knows tensors; must not know which backend runs. */
 
 /* [rows, ld] e2m1 codes with ld >= cols. */
 static te_result te__nvfp4_check_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows, int64_t cols) {
@@ -27860,7 +28282,7 @@ static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *na
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text), (long long)m);
     return te__want_f32(te, op, name, amax, m);
 }
-/* What happens before the column-wise copy: nothing, the transform, the transform without signs. */
+/* The step before the column-wise copy: nothing, the transform, the transform without signs. */
 static int te__nvfp4_transform(bool rht, bool no_sign_mask) { return !rht ? 0 : no_sign_mask ? 2 : 1; }
 
 /* One amax for each row of the copy, in place of one for the tensor? */
@@ -27948,7 +28370,7 @@ static te_result te__check_nvfp4_dequantize(te_ctx *te, te_op_nvfp4_dequantize_a
 
 /* ==== ops/nvfp4/cpu.c =========================================================================================== */
 
-/* ops/nvfp4/cpu.c: reference of the NVFP4 amaxes and casts. What it gives is what every GPU gives, byte for byte. A strip of 16 rows is one
+/* ops/nvfp4/cpu.c: reference of the NVFP4 amaxes and casts. Every GPU gives the same bytes. A strip of 16 rows is one
  * piece of work: its codes fill whole bytes of both copies. */
 
 static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
@@ -27971,7 +28393,7 @@ static void te__nvfp4_load(const te_tensor *x, int64_t strip, int64_t group, te_
     memset(v, 0, sizeof(te__nvfp4_tile));
     for (r = 0; r < 16 && 16 * strip + r < m; r++) te__load_row(te__data(x), x->dtype, (16 * strip + r) * n + 16 * group, size, v[r]);
 }
-/* What the column-wise copy is made of: the transpose, transformed. */
+/* The input of the column-wise copy: the transpose, transformed. */
 static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turned) {
     int r, c;
     for (r = 0; r < 16; r++)
@@ -28150,7 +28572,7 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
     int64_t b;
     if (i < c->rows && 8 * j < c->bytes) {
         te__nvfp4_codes(&c->how, v, d, te__nvfp4_tensor_scale(amax, c->how.code_max), (uint64_t)(i * c->blocks + j), code);
-        for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0; /* what lies beyond the edge is no NaN */
+        for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0; /* elements beyond the edge are no NaN */
         for (b = 0; b < 8 && 8 * j + b < c->bytes; b++) c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
     }
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
@@ -28333,7 +28755,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
     tiles = reach_m / 128 * (reach_n / columns);
     amax_row = te__nvfp4_row_amax(a);
     amax_col = te__nvfp4_col_amax(a);
-    if (te__numel(amax_row) == 0) amax_row = amax_col; /* of a copy without rows: what is read there counts for nothing */
+    if (te__numel(amax_row) == 0) amax_row = amax_col; /* of a copy without rows: the value is read, and unused */
     if (te__numel(amax_col) == 0) amax_col = amax_row;
     at_once = a->measure && tiles > 0 && !te__nvfp4_is_vector(a->amax_row) && !te__nvfp4_is_vector(a->amax_col);
     blocks = at_once ? te__min(tiles, te__plan_resident(p, 256, SHARED, PER_SM)) : tiles;
@@ -28441,7 +28863,7 @@ typedef struct te__gemm_kargs {
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
     const void *bias;  /* [n], or NULL */
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
-    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize. gemv_k: also the
+    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_op_block_quantize. gemv_k: also the
                                        * bytes of MXFP8's and NVFP4's */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
     float *row_sums;                /* gemm_hopper: of D's columns, [m / 64 rounded up, n]: each of 64 rows */
@@ -28464,7 +28886,7 @@ typedef struct te__gemm_kargs {
 /* Shapes of the blocks of A and B. */
 typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
 
-/* Products by groups: what is added to the arguments of one product; groups.cuh makes those of one group out of both. */
+/* Products by groups: additions to the arguments of one product; groups.cuh makes those of one group out of both. */
 typedef struct te__gemm_grouping {
     const void *sizes;     /* [count], or [count + 1] offsets */
     long long b_elements;  /* of B, from one group to the next; along k: of D */
@@ -28508,19 +28930,19 @@ typedef struct te__gemm_align_kargs {
     te__gemm_align_side side[2]; /* A and B */
 } te__gemm_align_kargs;
 
-/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_row_store_path, else by TMA, with what comes in between. */
+/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_row_store_path, else by TMA, with the epilogue of the bits. */
 enum {
     TE__GEMM_STORE = 1,
     TE__GEMM_STORE_BIAS = 2,
     TE__GEMM_STORE_GELU = 4,
-    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
+    TE__GEMM_STORE_AUX = 8, /* and the input of GELU, to aux */
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
     TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
     TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start or end anywhere */
 };
 
-/* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */
+/* gemm_hopper: slots, buffers of the epilogue, block scales, barriers: all that a block can have. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
@@ -28624,7 +29046,7 @@ static int64_t te__gemm_scale_rows(te_scaling s, bool columnwise, int64_t size, 
     return columnwise ? te__round_up(te__gemm_groups(s, k), 4) : te__round_up(size, 128);
 }
 
-/* What a block's codes times its scale still lack of the values that were quantized, besides the amax. */
+/* The factor between a block's codes times its scale and the quantized values, besides the amax. */
 static float te__gemm_nvfp4_factor(bool e4m3_max_256) { return 1.0f / (6.0f * (e4m3_max_256 ? 256.0f : 448.0f)); }
 
 static te_result te__gemm_check_pair(te_ctx *te, const te_op_gemm_args *a) {
@@ -28714,7 +29136,7 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_op_gemm_args *a) {
     return r;
 }
 
-/* What bias_gradient is, of a D that has been written. */
+/* The column sum that bias_gradient is, of a D that has been written. */
 static te_op_column_sum_args te__gemm_column_sum(const te_op_gemm_args *a) {
     te_op_column_sum_args sum = TE_ZERO;
     sum.x = a->d;
@@ -28759,13 +29181,13 @@ enum {
     TE__GEMM_NR = 32,
     TE__GEMM_MC = 96, /* a task: 96 x 128 of D, 48 KB of sums on the stack; one slab of A (96 KB) and of B (128 KB) stay in the L2 cache */
     TE__GEMM_NC = 128,
-    TE__GEMM_KC = 256,      /* of k; a slab of one panel of B takes 32 KB of L1 */
+    TE__GEMM_KC = 256,      /* of k; a slab of one panel of B is 32 KB of L1 */
     TE__GEMM_KB = 128,      /* of k that share a block scale */
     TE__GEMM_PACKED = 1 << 24 /* most elements of one operand that are decoded at a time: 64 MB */
 };
 
 /* ---- six rows by 32 columns -------------------------------------------------------------------------------------------
- * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: each loop over j is what compilers turn into vectors. */
+ * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: compilers vectorise each loop over j. */
 
 #if defined(__GNUC__)
 #define TE__GEMM_INLINE static inline __attribute__((always_inline))
@@ -28822,7 +29244,7 @@ static void te__gemm_micro_built(int64_t k, const float *a, const float *b, floa
 static void te__gemm_micro_built(int64_t k, const float *a, const float *b, float *c) { te__gemm_micro(false, k, a, b, c); }
 #endif
 
-/* A program built for any x86-64 finds out at run time what it may use: two to six times faster, and nobody has to pass -march. */
+/* A program built for any x86-64 detects vector instructions at run time: two to six times faster, without -march. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__AVX512F__)
 __attribute__((target("avx2,fma"))) static void te__gemm_micro_avx2(int64_t k, const float *a, const float *b, float *c) {
     te__gemm_micro(true, k, a, b, c);
@@ -28853,7 +29275,7 @@ typedef struct te__gemm_operand {
     const void *scale; /* of MXFP8, NVFP4 or blocks; NULL for other operands */
     int64_t scale_ld;
     bool swizzled;
-    int64_t begin, end; /* what is decoded now; begin is a multiple of the task's size */
+    int64_t begin, end; /* the decoded lines; begin is a multiple of the task's size */
     float *packed;     /* panels of [k][width], zeros beyond the end */
 } te__gemm_operand;
 
@@ -29060,7 +29482,7 @@ static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin, 
     te__parallel_for(te, te__div_up(x->end - x->begin, task), 1, te__gemm_pack, x);
 }
 
-/* What the sums are multiplied with at the end. */
+/* The factor of the sums in the epilogue. */
 static void te__gemm_job_scale(te__gemm_job *job) {
     const te_op_gemm_args *g = job->args;
     job->scale = 1.0f;
@@ -29124,14 +29546,14 @@ static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
 
 /* ==== ops/gemm/cuda.c =========================================================================================== */
 
-/* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
+/* ops/gemm/cuda.c: matrix products: the choice of the kernel, and its launch. Knows plans; must not know the driver beyond tensor maps.
  *
- * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (up to sixteen lines by many along k), gemv_mn (up to
- * eight by many that stand side by side), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
+ * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (GEMV: up to sixteen lines by a K-major operand), gemv_mn (up to
+ * eight by an MN-major operand), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
  * are bf16 to all but gemv_k. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying:
  * the same shapes get the same kernel, and the same bits, in every run. */
 
-/* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
+/* A tile that a kernel can have, and its share of the best utilisation of the tensor cores. */
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     double speed;
@@ -29160,7 +29582,7 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, in
     return te__div_up(m, t->bm * te__gemm_share_b(t)) * te__div_up(n, t->bn * te__gemm_share_a(t));
 }
 
-/* What the kernels are given to multiply: the operands of the call, or what they were decoded into. */
+/* The operands that the kernels multiply: those of the call, or their decoded copies. */
 typedef struct te__gemm_side {
     const void *data;
     te_dtype dtype;
@@ -29183,19 +29605,19 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* What a slab takes of a block at least if rows are off sectors: some three cycles for each that the block asks TMA for, and one for each that the other
- * block of its cluster asks for. Fitted with the rest. */
+/* The least time of a slab for a block if rows are off sectors: some three cycles for each row that the block loads by TMA, and one for each that the
+ * other block of its cluster loads. Fitted with the rest. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there of 41 shapes; of these and others, 64, the
- * picks take 1 % longer than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters came later, and were fitted by hand to eight more.
- * A tile costs its slabs and what is not hidden of writing D, and all of them cannot come faster than from device memory: 2.2 MB a slab, 80 KB for one
- * block. A cluster costs its start. Splitting k costs a second launch and its partial sums' way through the L2 cache; within a cluster, an exchange of the
- * tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of them. work: on D's way out, on 128 x 256 values. */
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
+ * picks are 1 % slower than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters were fitted later, by hand, to eight more.
+ * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
+ * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache; within a cluster, an exchange of the
+ * tiles' sums, and idle multiprocessors: clusters of 4 and 8 do not fit into every group of them. work: of the epilogue, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             bool tma, double work) {
     const te_op_gemm_args *a = q->args;
@@ -29208,7 +29630,7 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
     double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
     if (t->cluster > 1) cost += 1.4;
-    if (together) { /* these blocks do not stay */
+    if (together) { /* these blocks are not persistent */
         double sums = (double)(te__min(a->m, t->bm) * te__min(a->n, t->bn)) / (128.0 * 128.0);
         cost += (splits == 8 ? 4.5 : 2.0) + 8.0 * sums + 9.5 * (double)(rounds - 1);
     } else if (splits > 1) {
@@ -29217,7 +29639,7 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
     return cost;
 }
 
-/* For `te_bench --tune` and tests, which have one alternative after the other taken: `take`, -1 for the best. */
+/* For `te_bench --tune` and tests, which run each alternative: number `take`, -1 for the best. */
 #ifdef TE__TUNE
 static struct te__gemm_tune {
     int take, count;
@@ -29232,7 +29654,7 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
 #define TE__GEMM_COPIES te__gemm_tune.copies
 #define TE__GEMM_TUNES (te__gemm_tune.take >= 0 || te__gemm_tune.copies >= 0)
-#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: somebody is about to count */
+#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: the alternatives are about to be counted */
 #else
 #define TE__GEMM_SKIPS(cost) false
 #define TE__GEMM_COPIES -1
@@ -29246,7 +29668,7 @@ static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int6
     return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
 }
 
-/* What is to be done on D's way out, or shifted there: see te__gemm_cost. */
+/* The work of the epilogue, or of its shifted stores: see te__gemm_cost. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
@@ -29293,7 +29715,7 @@ typedef struct te__gemm_key {
 } te__gemm_key;
 typedef char te__gemm_memo_fits[sizeof(te__gemm_key) == TE__MEMO_KEY && sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
-/* The same, searched once: that takes a quarter of what a launch takes. */
+/* The same, searched once: a search costs a quarter of a launch. */
 static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
     te__gemm_choice c;
@@ -29466,10 +29888,9 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
 }
 
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the bytes
- * move once; but a slab takes longer than by TMA, and each block copies for itself. Microseconds more than those of a product that TMA brings, fitted by
- * hand to te_bench --tune on an H200, 2026-11-21: 0.8 a slab with both operands, 0.4 with one, and 4 if it is only now that k is split; by gemm_align 2.2
- * and the copies' way out of and into memory. Both operands, gemm_align's time last: 127 x 129 x 255 TN 9.4 and 8.3 us (gemm_mma 17.5), 300 x 521 x 1101 TN
- * 14.4 and 11.5, 63 x 2111 x 7167 TN 30.7 and 36.1; one, NN: 200 x 200 x 2001 10.8 and 12.9. */
+ * move once; but a slab is slower than by TMA, and each block copies for itself. The model has microseconds beyond those of a product loaded by TMA, fitted by
+ * hand to te_bench --tune on an H200: 0.8 a slab with both operands, 0.4 with one, and 4 if k is split for that alone; by gemm_align 2.2
+ * and a round trip of the copies through memory. Measurements: tests/bench/notes.md. */
 static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
@@ -29550,7 +29971,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
-    /* Plain first; the second list is for what needs more registers. Shared memory: four slots of 64 bytes of k. */
+    /* Plain first; the second list is for products that need more registers. Shared memory: four slots of 64 bytes of k. */
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
     static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
@@ -29665,7 +30086,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
-    if (q->copies && (store & TE__GEMM_STORE_DGELU || (store & TE__GEMM_STORE_ADD && k->g.d_dt != TE_F32))) store = 0; /* no warp is free to bring what is there */
+    if (q->copies && (store & TE__GEMM_STORE_DGELU || (store & TE__GEMM_STORE_ADD && k->g.d_dt != TE_F32))) store = 0; /* no warp is free to load aux or the old D */
     by_tma = (store & TE__GEMM_STORE) != 0;
     if (a->bias_gradient && by_tma && !q->copies && c.splits == 1) { /* of 64 rows each */
         sum_rows = te__div_up(a->m, 64);
@@ -29706,10 +30127,10 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemv_k ----------------------------------------------------------------------------------------------------- */
 
-/* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
- * few lines by a few long ones (k > 16384, fewer blocks than four a multiprocessor). And gemm_hopper's ring keeps more bytes on the way than warps do, which
- * tells with very many: one row by 128256 x 4096 bf16 takes it 257 us, gemv_k 281; by 14336 x 4096 both the same, of fp8 gemv_k 0.92. The bound
- * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is
+/* GEMVs of two K-major operands, bound by the bytes of the long one. More than eight lines of the short operand need registers that shifts, and scales of
+ * blocks, need as well. k is not split, so a small grid with long lines (k > 16384, fewer blocks than four a multiprocessor) is refused. And the ring of
+ * gemm_hopper has more bytes in flight than warps do, which is quicker for very many lines (tests/bench/notes.md). The bound
+ * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With a short B most of the ring is
  * B's, and empty. */
 static bool te__gemm_is_gemv_k(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
@@ -29755,8 +30176,8 @@ static te_result te__gemm_plan_gemv_k(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemv_mn ------------------------------------------------------------------------------------------------ */
 
-/* A few lines by many that stand side by side in memory; 64 or more, not to read beyond them in vain. Very many are left to gemm_hopper, as in front of
- * gemv_k: one row by 128256 x 4096 takes it 257 to 267 us, by how it is split, gemv_mn 270; by 28672 x 4096 both the same. */
+/* GEMVs with an MN-major long operand; of 64 lines or more, so that no piece beyond them is read in vain. Very many lines are left to gemm_hopper, as in
+ * te__gemm_is_gemv_k: tests/bench/notes.md. */
 static bool te__gemm_is_gemv_mn(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
@@ -29765,8 +30186,8 @@ static bool te__gemm_is_gemv_mn(const te__plan *p, const te__gemm_problem *q) {
     return !(te__gemm_is_aligned(q) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines > 256 * (int64_t)p->num_sms);
 }
 
-/* Lanes have eight lines each where blocks of four by lane, sixteen warps, would not all be there at once, two a multiprocessor: 1 x 10000 x 4096 30 us,
- * not 38; but 1 x 4096 x 4096 19, not 17. k is split where blocks are at most half as many as multiprocessors. */
+/* Lanes have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once, two a multiprocessor: tests/bench/notes.md.
+ * k is split if blocks are at most half as many as multiprocessors. */
 static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
@@ -29845,7 +30266,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
 
 /* ops/gemm/grouped_op.c: the front door of products by groups: checks. Knows tensors; must not know which backend runs. */
 
-/* One group's product, as te_op_gemm has it, with all the rows or all the k there are: what both kinds have in common with it. */
+/* One group's product, as te_op_gemm has it, with all the rows or all the k there are: the fields that both kinds share with it. */
 static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
     te_op_gemm_args g = TE_ZERO;
     g.a = a->a;
@@ -30073,7 +30494,7 @@ static te_result te__grouped_plan_naive(te__plan *p, const te_op_grouped_gemm_ar
     return TE_OK;
 }
 
-/* ---- the choice of a tile: from what the host knows, as if the groups were alike ------------------------------------------- */
+/* ---- the choice of a tile: by the sizes on the host, as if the groups were alike ------------------------------------------- */
 
 /* Times in slabs of a 128 x 256 tile, with te__gemm_cost's earlier constants, which grouped products were measured with. granule: rows that cost
  * something when one of them is there. */
@@ -30162,7 +30583,7 @@ static void te__grouped_plan_groups(te__plan *p, const te_op_grouped_gemm_args *
 }
 
 static te_result te__grouped_plan_hopper(te__plan *p, const te_op_grouped_gemm_args *a, const te__gemm_problem *q) {
-    /* Clusters share A along rows: tiles beside each other belong to one group. Tiles of 256 rows there do what rows of the group are in them. */
+    /* Clusters share A along rows: tiles of one row belong to one group. Tiles of 256 rows there compute only the rows of their group. */
     static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.97, 2, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.985, 1, 384, 1}, {128, 128, 0.94, 1, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind sums_promoting[] = {{256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}};
@@ -30249,14 +30670,14 @@ typedef struct te__norm_fwd_kargs {
     float *mean, *rstd;        /* [m], or NULL */
     const float *scale;        /* [1], or NULL: y is not quantized */
     float *scale_inv;          /* [1], or NULL */
-    float *amax;               /* [1], or NULL: keeps what is larger */
+    float *amax;               /* [1], or NULL: keeps the larger value */
     long long m, n, ld;
     float eps;
     int x_dt, gamma_dt, beta_dt, y_dt;
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
     /* norm_fwd_queue: */
-    int unit;          /* neighbouring rows that a block takes at once */
+    int unit;          /* neighbouring rows that a block draws at once */
     int own;           /* units that a block has by its number */
     int questions;     /* how often the counter is asked for others */
     unsigned *counter; /* 0 between kernels */
@@ -30474,7 +30895,7 @@ static void te__norm_fwd_rows(void *user, int64_t begin, int64_t end) {
     for (row = begin; row < end; row++) te__norm_fwd_row((const te__norm_fwd_job *)user, row);
 }
 
-/* y_col is what the transpose of the codes would be. */
+/* y_col is the transpose of the codes. */
 static te_result te__norm_transpose(te_ctx *te, const te_norm_fwd_args *a) {
     te_op_transpose_args t = te__norm_transpose_args(a);
     return te__cpu_transpose(te, &t);
@@ -30573,7 +30994,7 @@ static void te__norm_bwd_store_sums(const te_tensor *out, int64_t first, int64_t
     for (k = 0; k < count; k++) run[k] = (float)((double)run[k] + sums[k]);
     te__store_row(te__data(out), out->dtype, first, count, run);
 }
-/* dgamma and dbeta: a thread takes a band of columns through all rows, so that each column is summed in the order of the rows. */
+/* dgamma and dbeta: a thread has a band of columns through all rows, so that each column is summed in the order of the rows. */
 static void te__norm_bwd_columns(void *user, int64_t begin, int64_t end) {
     const te__norm_bwd_job *job = (const te__norm_bwd_job *)user;
     float xhat[TE__NORM_COLUMNS], dy[TE__NORM_COLUMNS];
@@ -30603,7 +31024,7 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
     weights = te__norm_weights(te, a->gamma, NULL, a->zero_centered_gamma, job.n);
     if (!weights) return TE_ERR_OUT_OF_MEMORY;
     job.gamma = weights;
-    /* Before dx, which may take the place of dy or x. */
+    /* Before dx, which may be in place of dy or x. */
     if (a->dgamma || a->dbeta)
         te__parallel_for(te, te__div_up(job.n, TE__NORM_COLUMNS), te__max(1, 256 / te__max(1, job.m)), te__norm_bwd_columns, &job);
     te__parallel_for(te, job.m, te__max(1, 16384 / job.n), te__norm_bwd_rows, &job);
@@ -30629,7 +31050,7 @@ typedef struct te__norm_tiling {
     bool full; /* without a vector to spare */
 } te__norm_tiling;
 
-/* As few warps as hold a row with `most` vectors a thread, of those the first that share it out evenly. None: warps is 0. */
+/* The least number of warps that hold a row with `most` vectors a thread, of those the first that share it out evenly. None: warps is 0. */
 static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     te__norm_tiling t = TE_ZERO;
     int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
@@ -30746,7 +31167,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     return p->result;
 }
 
-/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES on their way, the sums over rows in registers or not. */
+/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES in flight, the sums over rows in registers or not. */
 typedef struct te__norm_bwd_tiling {
     te__norm_tiling row;
     int groups, stages;
@@ -30914,7 +31335,7 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* What is written for x [m, n]: `out` of floats [m, n], or codes [m, ld]; of codes, `col` [n, ldc] beside or in place of it. */
+/* The outputs for x [m, n]: `out` of floats [m, n], or codes [m, ld]; of codes, `col` [n, ldc] beside or in place of it. */
 static te_result te__act_check_output(te_ctx *te, const char *op, const char *name, te_tensor *out, te_tensor *col, const te_tensor *scale,
                                       te_tensor *scale_inv, te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -31016,8 +31437,8 @@ static float te__act_one(te_activation act, float x, float *slope) {
 /* fminf and fmaxf drop a NaN, as the GPU's do. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* What is done with a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is wanted, of
- * TE__ACT_BAND rows, whose codes are turned together; with sums of columns it goes on over all bands. */
+/* The storing of a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is wanted, of
+ * TE__ACT_BAND rows, whose codes are transposed as one tile; with sums of columns it goes on over all bands. */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
@@ -31154,7 +31575,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         j->n = j->ld = j->m * j->n;
         j->m = 1;
     }
-    wide = te__max(j->n, j->ld - (halves - 1) * j->n); /* what a half covers, padding included */
+    wide = te__max(j->n, j->ld - (halves - 1) * j->n); /* columns of a half, padding included */
     j->tall = bands ? TE__ACT_BAND : 1;
     j->wide = bands ? (int64_t)TE__ACT_BAND : (int64_t)TE__ACT_RUN;
     j->runs = te__div_up(wide, j->wide);
@@ -31169,7 +31590,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         for (i = 0; i < j->units; i++)
             if (j->amax[i] > largest) largest = j->amax[i];
         te__free(te, j->amax, (size_t)j->units * sizeof(float));
-        if (j->format == TE_BF16) largest = te__bf16_to_f32(te__f32_to_bf16(largest)); /* of what is written */
+        if (j->format == TE_BF16) largest = te__bf16_to_f32(te__f32_to_bf16(largest)); /* of the stored values */
         if (j->format == TE_F16) largest = te__f16_to_f32(te__f32_to_f16(largest));
         if (largest > *to) *to = largest;
     }
@@ -31224,7 +31645,7 @@ static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
     return (unsigned)tiles_n;
 }
 
-/* What divides numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic = floor(2^(31+l) / d) + 1 has 32 bits,
+/* The divisor of numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic = floor(2^(31+l) / d) + 1 has 32 bits,
  * and is exact enough for 31. */
 static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     te__act_divisor d = TE_ZERO;
@@ -31241,7 +31662,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     bool gated = te_activation_is_gated(a->activation), vector;
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or as many as a store takes */
+    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or the size of a store */
     te__launch *l;
     te__act_fwd_kargs *k;
     if (n == 0 || te__max(m, ldc) == 0) return TE_OK;
@@ -31349,7 +31770,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
 
 /* ==== ops/rope/kargs.h ========================================================================================== */
 
-/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */
+/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */
 #ifndef TE__ROPE_KARGS_H
 #define TE__ROPE_KARGS_H
 
@@ -31386,7 +31807,7 @@ typedef struct te__rope_kargs {
 /* ==== ops/rope/op.c ============================================================================================= */
 
 /* ops/rope/op.c: the front door of the rotary embeddings: defaults, checks, and the one description that both backends work from: heads
- * of `packed` on one side and of q, k and v on the other, some of them rotated on the way. Knows tensors; must not know which backend runs. */
+ * of `packed` on one side and of q, k and v on the other, some of them rotated. Knows tensors; must not know which backend runs. */
 
 /* Float, plain, of this context, [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
 static te_result te__rope_want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
@@ -31410,7 +31831,7 @@ static te_result te__rope_want(te_ctx *te, const char *op, const char *name, con
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
-/* What te_op_rope_args and the two te_op_qkv_rope_args have in common. */
+/* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
                                        float *position_scale, int64_t offset, const te_tensor *start) {
     te_result r = TE_OK;
@@ -31445,7 +31866,7 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
                                  &a->position_scale, a->position_offset, a->start_positions);
 }
 
-/* The two argument structs differ in what is const. */
+/* The two argument structs differ in const alone. */
 static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args *a) {
     te_op_qkv_rope_args f = TE_ZERO;
     f.qkv = a->qkv;
@@ -31573,7 +31994,7 @@ static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a
 
 /* ops/rope/cpu.c: rotary embedding, token by token. Knows number formats only through cpu/rows.c.
  *
- * The angle is (float(t) * position_scale) * inv_freq, two f32 products like the kernel's, so that both sides take the sine of the same
+ * The angle is (float(t) * position_scale) * inv_freq, two f32 products like the kernel's, so that both compute the sine of the same
  * number: at position 10^6 the next f32 is 0.06 radians away. Sine and cosine are then good to an f32 ulp or two on either side. */
 
 /* Where head `packed_head` of the packed side lies on the other: in q (0), k (1) or v (2), as head *h. */
@@ -31661,7 +32082,7 @@ static bool te__rope_view_is_aligned(const te__rope_view *x) {
 static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     const int64_t tokens = (int64_t)a->batch * a->seq, heads = (int64_t)a->heads + 2 * a->groups;
     const bool alike = a->groups == 0 || (a->q.dt == a->k.dt && a->q.dt == a->v.dt);
-    int64_t units; /* of one token: what a thread does at a time */
+    int64_t units; /* of one token: a thread has one at a time */
     te__launch *l;
     te__rope_kargs *k;
     if (tokens * heads * a->d == 0) return TE_OK;
@@ -31704,7 +32125,7 @@ static te_result te__cuda_plan_qkv_rope_bwd(te__plan *p, const te_op_qkv_rope_bw
 
 /* ==== ops/attn/kargs.h ========================================================================================== */
 
-/* ops/attn/kargs.h: what the attention kernels are told. Read by both compilers. */
+/* ops/attn/kargs.h: arguments of the attention kernels. Read by both compilers. */
 #ifndef TE__ATTN_KARGS_H
 #define TE__ATTN_KARGS_H
 
@@ -31715,7 +32136,7 @@ typedef struct te__attn_view {
     int dt;            /* te_dtype */
 } te__attn_view;
 
-/* All attention kernels take this; each reads what it needs. */
+/* The arguments of all attention kernels; each reads a part of them. */
 typedef struct te__attn_kargs {
     te__attn_view q, k, v, o, d_o, dq, dk, dv;
     float *lse;          /* [batch, heads, s_q], natural logarithm; may be NULL in the forward */
@@ -31937,9 +32358,9 @@ static te__attn_kargs te__attn_problem_bwd(const te_op_attn_bwd_args *a) {
  *   dV_j = sum_i drop(P_ij) dO_i    dP_ij = drop(dO_i v_j)    dS_ij = P_ij (dP_ij - D_i),  D_i = dO_i O_i
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
  *
- * 32 query rows go together. Their scores lie as [keys, 32], so that what is done to one key's scores is done to a vector of them, and every
- * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whoever
- * takes the task. */
+ * Query rows are processed 32 at a time. Their scores are [keys, 32], so that an operation on one key's scores is one on a vector, and every
+ * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whichever
+ * thread runs the task. */
 
 enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 
@@ -31979,7 +32400,7 @@ static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t r
     }
 }
 
-/* e^x to an ulp or two, in a form that compilers turn into vectors: no branch, and what is left out is masked in integers. 0 from e^-87 down,
+/* e^x to an ulp or two, in a form that compilers turn into vectors: no branch, and excluded values are masked in integers. 0 from e^-87 down,
  * infinity beyond FLT_MAX, NaN stays. e^x = 2^n e^r with r in [-ln 2 / 2, ln 2 / 2]; adding 1.5 * 2^23 rounds to an integer; the polynomial
  * is that of Cephes' expf (Moshier). */
 static inline float te__attn_exp(float x) {
@@ -31995,7 +32416,7 @@ static inline float te__attn_exp(float x) {
     return te__bits_f32(te__f32_bits(p) & (x <= -87.0f ? 0u : 0xffffffffu));
 }
 
-/* What one worker needs. Keys are rounded up to 4 and channels to 16; the rest is zeros. */
+/* The memory of one worker. Keys are rounded up to 4 and channels to 16; the rest is zeros. */
 typedef struct te__attn_scratch {
     float *k, *v;           /* [keys, d], [keys, d_v]: a head */
     float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: rows of Q and dO */
@@ -32180,7 +32601,7 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
 
 /* ---- backward ---- */
 
-/* dQ of a block, and what it adds to dK and dV. */
+/* dQ of a block, and its share of dK and dV. */
 static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
     double dq[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
@@ -32295,7 +32716,7 @@ static te_result te__cpu_attn_bwd(te_ctx *te, const te_op_attn_bwd_args *args) {
 
 /* ops/attn/cuda.c: attention, which kernels with which tiles. Knows plans; must not know the driver.
  *
- * The tensor-core kernels take bf16 and f16 with head sizes that are multiples of 8 and rows at multiples of 16 bytes; the general ones take
+ * The tensor-core kernels are for bf16 and f16 with head sizes that are multiples of 8 and rows at multiples of 16 bytes; the general ones take
  * everything. Head sizes are rounded up to one that a tensor-core kernel is made for: zeros between cost time, not results. */
 
 /* Tiles of the tensor-core kernels. `m`: 16-row fragments of a warp; `tile`: rows of the other side at a time. */
@@ -32864,7 +33285,7 @@ static te_result te__cpu_mse_bwd(te_ctx *te, const te_op_mse_bwd_args *a) {
 
 /* ops/loss/cuda.c: the losses, which kernels and how they are launched. Knows plans; must not know the driver. */
 
-/* Threads for a row of v logits, of which each takes `each`. */
+/* Threads for a row of v logits, of which each has `each`. */
 static int te__loss_threads(int64_t v, int64_t each, int64_t most) {
     return (int)te__min(most, te__round_up(te__max(1, te__div_up(v, each)), 32));
 }
@@ -33008,7 +33429,7 @@ typedef struct te__adam_kargs {
     float *master[TE__ADAM_MAX]; /* or NULL */
     long long n[TE__ADAM_MAX];   /* elements */
     const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
-    const float *unbias; /* [2]: takes the place of unbias1, unbias2; or NULL */
+    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
     unsigned first[TE__ADAM_MAX];
     unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];
     unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */
@@ -33059,7 +33480,7 @@ typedef struct te__multi_scale_kargs {
 
 /* ==== ops/optim/op.c ============================================================================================ */
 
-/* ops/optim/op.c: Adam, gradient norm, scaling over lists of tensors: what each call must look like. Knows tensors; must not know which backend
+/* ops/optim/op.c: Adam, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
  * runs. */
 
 /* A plain contiguous float tensor of this context; `i`: its place in the list. */
@@ -33889,9 +34310,43 @@ static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
     return result;
 }
 
+/* All of a copy happens in its call, so there is nothing to wait for. */
+static te_result te__cpu_handle(te_ctx *te, void **handle) {
+    *handle = NULL;
+    return te__refuse_fork(te);
+}
+static void te__cpu_handle_free(te_ctx *te, void *handle) { (void)te, (void)handle; }
+static te_result te__cpu_stream_synchronize(te_ctx *te, const te__stream *s) {
+    (void)s;
+    return te__refuse_fork(te);
+}
+static te_result te__cpu_stream_wait(te_ctx *te, const te__stream *s, void *event) {
+    (void)s, (void)event;
+    return te__refuse_fork(te);
+}
+static te_result te__cpu_event_record(te_ctx *te, void *event, const te__stream *s) {
+    (void)s, (void)event;
+    return te__refuse_fork(te);
+}
+static te_result te__cpu_event_wait(te_ctx *te, void *event, bool *passed) {
+    (void)event;
+    if (passed) *passed = true;
+    return te__refuse_fork(te);
+}
+static te_result te__cpu_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host) {
+    (void)s, (void)to_host;
+    if (te__is_forked(te)) return te__refuse_fork(te);
+    if (bytes) memcpy(dst, src, bytes);
+    return TE_OK;
+}
+static void *te__cpu_pinned_alloc(te_ctx *te, size_t bytes) { return te__try_alloc(te, bytes); }
+static void te__cpu_pinned_release(te_ctx *te, void *host, size_t bytes) { te__free(te, host, bytes); }
+
 static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_download, te__cpu_clear,
                                           te__cpu_synchronize, NULL, te__cpu_run, NULL, NULL, NULL, NULL, te__cpu_capture_begin, te__cpu_capture_end,
-                                          te__cpu_graph_launch, te__records_free};
+                                          te__cpu_graph_launch, te__records_free, te__cpu_handle, te__cpu_handle_free, te__cpu_stream_synchronize,
+                                          te__cpu_stream_wait, te__cpu_handle, te__cpu_handle_free, te__cpu_event_record, te__cpu_event_wait, te__cpu_transfer,
+                                          te__cpu_pinned_alloc, te__cpu_pinned_release};
 
 /* ---- the CUDA device ---- */
 
@@ -33926,7 +34381,9 @@ static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
 
 static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_mem_release, te__cuda_upload, te__cuda_download, te__cuda_clear,
                                            te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_enter, te__cuda_leave, te__cuda_settle, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
-                                           te__cuda_graph_launch, te__cuda_graph_close};
+                                           te__cuda_graph_launch, te__cuda_graph_close, te__cuda_stream_create, te__cuda_stream_destroy,
+                                           te__cuda_stream_synchronize, te__cuda_stream_wait, te__cuda_event_create, te__cuda_event_destroy,
+                                           te__cuda_event_record, te__cuda_event_wait, te__cuda_transfer, te__cuda_pinned_alloc, te__cuda_pinned_release};
 
 /* ==== core/deferred.c =========================================================================================== */
 
@@ -34030,11 +34487,7 @@ static int te__num_deferred(const te_ctx *te) {
 
 /* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host brings to each launch. Knows the device by its table;
  * must not know modules or optimizers, which come as parts.
- *
- * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 28 to 52 launches): in a quiet run the host spends 2.9 to
- * 3.1 us on a te_graph_launch, whatever it holds, and 3.1 to 3.6 us on each launch by calls (where the machine was busy up to 7.4, and 5.4); the step takes
- * 0.95 to 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), 0.74 to 0.82 where the host is late. A layer of 8B
- * parameters' size takes the same time both ways (0.96 to 1.03). */
+ * Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
 
 /* ---- what is noted in between ---- */
 
@@ -34068,16 +34521,7 @@ static int te__graph_take_words(te_graph *g, int n) {
     return g->num_words - n;
 }
 /* `n` numbers of the state as a tensor of the innermost scope. */
-static te_tensor *te__graph_view(te_graph *g, te_dtype dtype, int64_t byte, int64_t n) {
-    te_tensor *y = te__alias(g->state);
-    if (!y) return NULL;
-    y->dtype = dtype;
-    y->ndim = 1;
-    y->shape[0] = n;
-    y->stride[0] = 1;
-    y->offset += byte;
-    return y;
-}
+static te_tensor *te__graph_view(te_graph *g, te_dtype dtype, int64_t byte, int64_t n) { return te__alias_1d(g->state, byte, dtype, n); }
 
 /* ---- the end of a graph ---- */
 
@@ -34106,7 +34550,7 @@ static void te__capture_drop(te_ctx *te) {
     int i;
     te->capture = NULL;
     te__deferred_forget_capture(te, g->id);
-    for (i = 0; i < g->num_vars; i++) { /* gradients that nobody will compute */
+    for (i = 0; i < g->num_vars; i++) { /* gradients that no launch computes */
         te_tensor_release(g->vars[i]->grad);
         g->vars[i]->grad = NULL;
     }
@@ -34341,20 +34785,24 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     te__open_cpu(te);
 }
 
-/* A tensor that is always there, and that nobody frees. */
-static void te__found_open(te_ctx *te) {
-    te->found_buffer.te = te->found.te = te;
-    te->found_buffer.refs = te->found.refs = 1;
-    te->found_buffer.data = te->cuda ? te__cuda_found(te) : (void *)&te->found_word;
-    te->found_buffer.bytes = sizeof(te->found_word);
-    te->found_buffer.version = 1;
-    te->found.dtype = TE_F32;
-    te->found.ndim = 1;
-    te->found.shape[0] = 2;
-    te->found.stride[0] = 1;
-    te->found.buffer = &te->found_buffer;
-    te->found_amax = te->found;
-    te->found_amax.shape[0] = 1;
+/* Tensors that always exist and are never freed. */
+static void te__amax_words_open(te_ctx *te) {
+    int i;
+    for (i = 0; i < TE__AMAX_WORDS; i++) {
+        te__amax_word *w = &te->amax_words[i];
+        w->buffer.te = w->pair.te = te;
+        w->buffer.refs = w->pair.refs = 1;
+        w->buffer.data = te->cuda ? te__cuda_amax_word(te, i) : (void *)&te->amax_memory[i];
+        w->buffer.bytes = sizeof(te->amax_memory[i]);
+        w->buffer.version = 1;
+        w->pair.dtype = TE_F32;
+        w->pair.ndim = 1;
+        w->pair.shape[0] = 2;
+        w->pair.stride[0] = 1;
+        w->pair.buffer = &w->buffer;
+        w->amax = w->pair;
+        w->amax.shape[0] = 1;
+    }
 }
 
 /* The whole number in an environment variable; `otherwise` if there is none, or, with a warning, none from `low` to `high`. */
@@ -34406,14 +34854,14 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
         te__fail(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or neither");
         te__open_cpu(te);
     }
-    te__found_open(te);
+    te__amax_words_open(te);
     if (!te__arithmetic_is_exact())
         te__fail(te, TE_ERR_UNSUPPORTED, "te_ctx_create: te.h was compiled with flags that let sums be reordered, divisions be multiplications or -0 be 0: quantized codes "
                  "would not be TransformerEngine's; add -fno-fast-math -fno-unsafe-math-optimizations behind them, for the file that defines TE_IMPLEMENTATION");
     return te;
 }
 
-/* Modules, groups and open files that nobody has destroyed. */
+/* Modules, groups and open files that have not been destroyed. */
 static void te__close_guests(te_ctx *te) {
     const char *kind = NULL;
     const te__guest *g;
@@ -34445,7 +34893,10 @@ TE_API void te_ctx_destroy(te_ctx *te) {
         te->buffers->refs = 1;
         te__buffer_release(te->buffers);
     }
+    te__streams_close(te);
     te__pool_close(te);
+    te__pinned_trim(te, true);
+    te__events_close(te);
     if (te->device->close) te->device->close(te);
     te__threads_close(te);
     te__forget_error(te);
@@ -34456,7 +34907,10 @@ TE_API void te_ctx_destroy(te_ctx *te) {
 
 TE_API const char *te_ctx_device(const te_ctx *te) { return te ? te->device_name : ""; }
 TE_API bool te_ctx_is_cuda(const te_ctx *te) { return te && te->device == &te__cuda_device; }
-TE_API te_result te_synchronize(te_ctx *te) { return te ? te->device->synchronize(te) : TE_ERR_STATE; }
+TE_API te_result te_synchronize(te_ctx *te) {
+    te_result result = te ? te->device->synchronize(te) : TE_ERR_STATE;
+    return result == TE_OK ? te__streams_synchronize(te) : result;
+}
 
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
@@ -34488,7 +34942,7 @@ static void te__rng_back(te_ctx *te, te__rng_state s) {
     te->rng_offset = s.offset;
 }
 
-/* What random operations draw from. */
+/* The state of random operations. */
 typedef struct te__draw {
     uint64_t seed, offset;
     te_tensor *rng; /* in a capture: the state that the launch begins with */
@@ -35193,7 +35647,7 @@ TE_API te_result te_backward(te_tensor *loss) {
 
 /* ==== core/access.c ============================================================================================= */
 
-/* core/access.c: what needs an operation to be done to a tensor: filling, copying, converting, reading back, views with history.
+/* core/access.c: functions of tensors that run operations: filling, copying, converting, reading back, views with history.
  * Knows the math and cast operations; must not know modules. */
 
 /* ---- filling ---- */
@@ -36733,8 +37187,9 @@ struct te__quant_class {
     int facts;
     te_dtype code_dtype, scale_dtype; /* code_dtype NONE: e4m3 or e5m2, as the desc asks */
     te_scaling scaling[2];            /* for operations that read the copies; [1]: of two-dimensional blocks */
-    int64_t slice_tile[2];            /* rows and columns that share a scale in weights quantized by slices; 0: TE__TENSOR_SCALED, or not codes */
-    const char *slices_need;          /* the refusal of a spec whose blocks are not such tiles, or that casts with other options; NULL: any will do */
+    int64_t slice_tile[2];            /* rows and columns that share a scale in weights quantized by slices; 0: none do */
+    const char *slices_need;          /* the refusal of a spec whose blocks are not such tiles, or that casts with other options; of any spec if there
+                                       * are no tiles; NULL: any spec will do */
     /* The fields of a desc that this kind alone reads, into the spec; says what is wrong with them. NULL: it has none. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
     /* Shape of a copy's scales; `inner` runs along the contraction. NULL: TE__TENSOR_SCALED, or not codes. */
@@ -36765,15 +37220,7 @@ static te__quant_copy *te__copy_of(const te_tensor *x, int which) { return which
 static int64_t te__quant_ld(te_dtype dtype, int64_t columns) { return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16); }
 
 /* A contiguous tensor as [M, N], without history. */
-static te_tensor *te__as_matrix(const te_tensor *x) {
-    te_tensor *y = te__alias(x);
-    if (!y) return NULL;
-    y->ndim = 2;
-    y->shape[0] = te__rows(x);
-    y->shape[1] = y->stride[0] = te__cols(x);
-    y->stride[1] = 1;
-    return y;
-}
+static te_tensor *te__as_matrix(const te_tensor *x) { return te__alias_2d(x, 0, x->dtype, te__rows(x), te__cols(x)); }
 
 /* ==== quant/kind_tensor.c ======================================================================================= */
 
@@ -36812,7 +37259,7 @@ static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__q
         cast.current = true;
         cast.epsilon = spec->epsilon;
         cast.power_of_two = spec->power_of_two;
-        cast.x_amax = spec->found ? &te->found : NULL;
+        cast.x_amax = spec->x_amax;
     }
     return te_op_fp8_quantize(te, &cast);
 }
@@ -36845,7 +37292,8 @@ static float te__tensor_factor(float scale_inv, bool e4m3_max_256) {
     {                                                                                                                               \
         kind, name, TE__FORM_CODES, TE__TENSOR_SCALED | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | facts,              \
         TE_DTYPE_NONE, TE_F32, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},                                                      \
-        NULL, NULL, NULL, te__tensor_fill, te__tensor_decode, NULL, te__tensor_factor                                               \
+        NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__tensor_fill, te__tensor_decode, NULL /* turn_scales */,  \
+        te__tensor_factor                                                                                                           \
     }
 static const te__quant_class te__quant_delayed = TE__TENSOR_SCALED_ROW(TE_QUANT_DELAYED, "delayed", TE__SCALE_GIVEN);
 static const te__quant_class te__quant_current = TE__TENSOR_SCALED_ROW(TE_QUANT_CURRENT, "current", 0);
@@ -36872,14 +37320,10 @@ static void te__block_scale_shape(const te__quant_copy *c, bool columnwise, int6
 static te_result te__block_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_op_block_quantize_args cast = TE_ZERO;
     cast.x = x;
-    if (row) {
-        cast.row = row->data;
-        cast.row_scale_inv = row->scale;
-    }
-    if (col) {
-        cast.col = col->data;
-        cast.col_scale_inv = col->scale;
-    }
+    cast.row = row ? row->data : NULL;
+    cast.row_scale_inv = row ? row->scale : NULL;
+    cast.col = col ? col->data : NULL;
+    cast.col_scale_inv = col ? col->scale : NULL;
     cast.two_dimensional = spec->two_dimensional;
     cast.fp32_scales = spec->fp32_scales;
     cast.epsilon = spec->epsilon;
@@ -36910,7 +37354,7 @@ static const te__quant_class te__quant_block = {
     TE_QUANT_BLOCK, "block", TE__FORM_CODES, TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW,
     TE_DTYPE_NONE, TE_F32, {TE_SCALING_BLOCK_1D, TE_SCALING_BLOCK_2D}, {128, 128},
     "1 x 128 blocks; weights need 128 x 128 (block_scaling_dim 2)",
-    te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales, NULL
+    te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales, NULL /* tensor_factor */
 };
 
 /* ==== quant/kind_mxfp8.c ======================================================================================== */
@@ -36933,14 +37377,10 @@ static void te__mxfp8_scale_shape(const te__quant_copy *c, bool columnwise, int6
 static te_result te__mxfp8_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_op_mxfp8_quantize_args cast = TE_ZERO;
     cast.x = x;
-    if (row) {
-        cast.row = row->data;
-        cast.row_scale = row->scale;
-    }
-    if (col) {
-        cast.col = col->data;
-        cast.col_scale = col->scale;
-    }
+    cast.row = row ? row->data : NULL;
+    cast.row_scale = row ? row->scale : NULL;
+    cast.col = col ? col->data : NULL;
+    cast.col_scale = col ? col->scale : NULL;
     cast.two_dimensional = spec->two_dimensional;
     cast.swizzled = spec->swizzled;
     cast.noop = noop;
@@ -36961,7 +37401,7 @@ static const te__quant_class te__quant_mxfp8 = {
     TE_QUANT_MXFP8, "MXFP8", TE__FORM_CODES, TE__IN_PRODUCTS | TE__BOTH_FROM_SLICES,
     TE_DTYPE_NONE, TE_F8E8M0, {TE_SCALING_MXFP8, TE_SCALING_MXFP8}, {1, 32},
     "MXFP8 with 32 x 32 blocks or swizzled scales; slices need 1 x 32 and plain scales",
-    te__mxfp8_resolve, te__mxfp8_scale_shape, te__mxfp8_fill, te__mxfp8_decode, NULL, NULL
+    te__mxfp8_resolve, te__mxfp8_scale_shape, te__mxfp8_fill, te__mxfp8_decode, NULL /* turn_scales */, NULL /* tensor_factor */
 };
 
 /* ==== quant/kind_nvfp4.c ======================================================================================== */
@@ -37021,16 +37461,12 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
         if (whole[i]) result = te_tensor_copy(whole[i], i ? amax.amax_col : amax.amax_row);
     if (result != TE_OK) return result;
     cast.x = x;
-    if (row) {
-        cast.row = row->data;
-        cast.row_scale = row->scale;
-        cast.amax_row = row->amax;
-    }
-    if (col) {
-        cast.col = col->data;
-        cast.col_scale = col->scale;
-        cast.amax_col = col->amax;
-    }
+    cast.row = row ? row->data : NULL;
+    cast.row_scale = row ? row->scale : NULL;
+    cast.amax_row = row ? row->amax : NULL;
+    cast.col = col ? col->data : NULL;
+    cast.col_scale = col ? col->scale : NULL;
+    cast.amax_col = col ? col->amax : NULL;
     cast.two_dimensional = spec->two_dimensional;
     cast.rht = spec->rht;
     cast.no_sign_mask = spec->no_sign_mask;
@@ -37067,28 +37503,20 @@ static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te
     int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;
     te_result result = te->device->clear(te, te__data(col->scale), te_tensor_bytes(col->scale));
     for (part = 0; part < 2 && result == TE_OK; part++) { /* whole groups of 16 columns; what is left over */
-        int64_t first = part ? n / 16 : 0, groups = part ? n % 16 != 0 : n / 16;
-        te_tensor *src = te__alias(row->scale), *dst = te__alias(col->scale);
-        te_tensor *view[2];
-        int i;
+        int64_t first = part ? n / 16 : 0, shape[3];
+        te_tensor *src, *dst;
+        shape[0] = part ? n % 16 != 0 : n / 16;
+        shape[1] = part ? n % 16 : 16;
+        shape[2] = tiles;
+        if (shape[0] == 0) continue;
+        src = te__alias_as(row->scale, first, row->scale->dtype, 3, shape);
+        dst = te__alias_as(col->scale, first * 16 * to_ld, col->scale->dtype, 3, shape);
         if (!src || !dst) return te_error_code(te);
-        if (groups == 0) continue;
-        view[0] = src;
-        view[1] = dst;
-        for (i = 0; i < 2; i++) {
-            view[i]->ndim = 3;
-            view[i]->shape[0] = groups;
-            view[i]->shape[1] = part ? n % 16 : 16;
-            view[i]->shape[2] = tiles;
-        }
-        src->offset += first;
         src->stride[0] = 1;
         src->stride[1] = 0;
         src->stride[2] = 16 * from_ld;
-        dst->offset += first * 16 * to_ld;
         dst->stride[0] = 16 * to_ld;
         dst->stride[1] = to_ld;
-        dst->stride[2] = 1;
         result = te_tensor_copy(dst, src);
     }
     return result;
@@ -37122,7 +37550,7 @@ static te_tensor *te__identity_decode(const te_tensor *x, const te__quant_copy *
 static const te__quant_class te__quant_identity = {
     TE_QUANT_IDENTITY, "identity", TE__FORM_PLAIN, TE__COLUMNS_FOLLOW,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
-    NULL, NULL, NULL, te__identity_fill, te__identity_decode, NULL, NULL
+    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__identity_fill, te__identity_decode, NULL /* turn_scales */, NULL /* tensor_factor */
 };
 
 /* ==== quant/kind_custom.c ======================================================================================= */
@@ -37191,7 +37619,7 @@ static const te__quant_class te__quant_custom = {
     TE_QUANT_CUSTOM, "custom", TE__FORM_OPAQUE, 0,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
     "a custom quantizer cannot quantize slices; quantize the whole weight (te_quantize_into)",
-    te__custom_resolve, NULL, te__custom_fill, te__custom_decode, NULL, NULL
+    te__custom_resolve, NULL /* scale_shape */, te__custom_fill, te__custom_decode, NULL /* turn_scales */, NULL /* tensor_factor */
 };
 
 /* ==== quant/kind_hybrid.c ======================================================================================= */
@@ -37227,20 +37655,25 @@ static te_result te__hybrid_fill(te_tensor *x, const te__quant_spec *spec, te__q
 static const te__quant_class te__quant_hybrid = {
     TE_QUANT_HYBRID, "hybrid", TE__FORM_PARTS, 0,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
-    NULL, NULL, NULL, te__hybrid_fill, NULL, NULL, NULL
+    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__hybrid_fill, NULL /* decode */, NULL /* turn_scales */, NULL /* tensor_factor */
 };
 
 /* ==== quant/kinds.c ============================================================================================= */
 
-/* quant/kinds.c: every kind of quantizer, in the order of te_quant_kind. */
+/* quant/kinds.c: the table of kinds. */
 
-static const te__quant_class *const te__quant_classes[] = {NULL,              &te__quant_delayed, &te__quant_current,  &te__quant_block, &te__quant_mxfp8,
-                                                           &te__quant_nvfp4, &te__quant_identity, &te__quant_hybrid, &te__quant_custom};
+/* In the order of te_quant_kind. */
+static const te__quant_class *const te__quant_classes[] = {
+    NULL, &te__quant_delayed, &te__quant_current, &te__quant_block, &te__quant_mxfp8, &te__quant_nvfp4, &te__quant_identity, &te__quant_hybrid, &te__quant_custom
+};
 
-/* NULL: there is no such kind. */
-static const te__quant_class *te__quant_class_of(te_quant_kind kind) { return (int)kind >= 0 && (int)kind < TE__COUNT(te__quant_classes) ? te__quant_classes[kind] : NULL; }
+/* NULL if there is no such kind. */
+static const te__quant_class *te__quant_class_of(te_quant_kind kind) {
+    return (int)kind >= 0 && (int)kind < TE__COUNT(te__quant_classes) ? te__quant_classes[kind] : NULL;
+}
 static te_result te__quant_unknown(te_ctx *te, te_quant_kind kind, const char *who) {
-    return te__fail(te, TE_ERR_INVALID, "%s: kind %d; TE_QUANT_DELAYED (%d) to TE_QUANT_CUSTOM (%d) are possible", who, (int)kind, (int)TE_QUANT_DELAYED, (int)TE_QUANT_CUSTOM);
+    return te__fail(te, TE_ERR_INVALID, "%s: kind %d; TE_QUANT_DELAYED (%d) to TE_QUANT_CUSTOM (%d) are possible", who, (int)kind, (int)TE_QUANT_DELAYED,
+                    (int)TE_QUANT_CUSTOM);
 }
 
 /* ==== quant/copies.c ============================================================================================ */
@@ -37257,7 +37690,7 @@ static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, 
 static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal, int64_t m, int64_t n, bool clear) {
     te_tensor *(*make)(te_ctx *, te_dtype, int, const int64_t *) = clear ? te_tensor_zeros : te_tensor_empty;
     const te__quant_class *cls = spec->cls;
-    bool columnwise = which == TE_COLUMNWISE, turned = columnwise && cls->facts & TE__TRANSPOSED;
+    bool columnwise = which == TE_COLUMNWISE, turned = columnwise && cls->facts & TE__TRANSPOSED, codes = cls->form == TE__FORM_CODES;
     int64_t shape[2], amaxes = te__num_amaxes(spec, which, m, n);
     c->cls = cls;
     c->two_dimensional = spec->two_dimensional;
@@ -37269,17 +37702,14 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     if (te__is_opaque(cls)) return TE_OK; /* its own function brings the memory */
     shape[0] = turned ? n : m;
     shape[1] = turned ? m : n;
-    if (cls->form == TE__FORM_PLAIN) {
-        c->data = te_tensor_retain(make(te, nominal, 2, shape));
-        return c->data ? TE_OK : te_error_code(te);
-    }
-    shape[1] = te__quant_ld(spec->dtype, shape[1]);
-    c->data = te_tensor_retain(make(te, spec->dtype, 2, shape));
+    if (codes) shape[1] = te__quant_ld(spec->dtype, shape[1]);
+    c->data = te_tensor_retain(make(te, codes ? spec->dtype : nominal, 2, shape));
+    if (!codes || !c->data) return c->data ? TE_OK : te_error_code(te);
     shape[0] = 1;
     if (cls->scale_shape) cls->scale_shape(c, columnwise, columnwise ? n : m, columnwise ? m : n, shape);
     c->scale = te_tensor_retain(make(te, cls->scale_dtype, cls->scale_shape ? 2 : 1, shape));
     if (cls->facts & TE__TENSOR_AMAX) c->amax = te_tensor_retain(make(te, TE_F32, 1, &amaxes));
-    return c->data && c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
+    return c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
 }
 
 /* What both copies have in common is one tensor: the scale of a whole tensor, the amax of an untransformed one. */
@@ -37334,8 +37764,38 @@ static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized
 
 /* ---- filling ---- */
 
+<<<<<<< HEAD
+/* A word for the amax of what is about to be written: 0; NULL where all are taken, and the cast measures. */
+static te_tensor *te__amax_take(te_ctx *te) {
+    int i;
+    for (i = 0; i < TE__AMAX_WORDS; i++) {
+        te__amax_word *w = &te->amax_words[i];
+        if (w->taken) continue;
+        w->taken = true;
+        return &w->pair;
+    }
+    return NULL;
+}
+static te__amax_word *te__amax_word_of(te_tensor *pair) { return (te__amax_word *)(void *)pair; }
+/* `read`: a cast has read it, and left 0. */
+static void te__amax_give(te_tensor *pair, bool read) {
+    if (!pair) return;
+    if (!read) pair->te->device->clear(pair->te, te__data(pair), te_tensor_bytes(pair));
+    te__amax_word_of(pair)->taken = false;
+}
+=======
+/* amax = max(amax, |x|). */
+static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
+    te_op_amax_args args = TE_ZERO;
+    args.x = x;
+    args.amax = amax;
+    args.keep = true;
+    return te_op_amax(x->te, &args);
+}
+
 /* The amax in te->found would be taken for that of another tensor. */
 static void te__found_forget(te_ctx *te) { te->device->clear(te, te__data(&te->found), te->found_buffer.bytes); }
+>>>>>>> g-kinds
 
 /* Fills the copies that y has with x, by `spec`. Temporaries go to a frame of their own. */
 static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage, const te_tensor *noop) {
@@ -37345,10 +37805,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
     te_result result;
     te__frame_begin(x->te);
     flat = te_tensor_contiguous(x);
-    if (!flat)
-        result = te_error_code(x->te);
-    else
-        result = row || col ? spec->cls->fill(flat, spec, row, col, noop) : TE_OK;
+    result = !flat ? te_error_code(x->te) : row || col ? spec->cls->fill(flat, spec, row, col, noop) : TE_OK;
     if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
     te__frame_end(x->te, NULL, 0);
     return result;
@@ -37369,6 +37826,7 @@ typedef struct te__quant_out {
     te_tensor *y, *plain; /* plain NULL: the codes are written at once */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
+    te_tensor *x_amax; /* current: a taken word, whose first number is `amax`; or NULL */
 } te__quant_out;
 
 /* Of this spec, delayed or current; y is NULL when that fails. */
@@ -37385,23 +37843,24 @@ static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, 
         out.scale_inv = c->scale;
         out.amax = spec->amax;
     } else if (out.y) {
-        if (!empty && !measured) out.amax = &te->found_amax;
         out.plain = te_tensor_empty(te, nominal, ndim, shape);
         if (!out.plain) out.y = NULL;
+        if (out.plain && !empty && !measured) out.x_amax = te__amax_take(te);
+        if (out.x_amax) out.amax = &te__amax_word_of(out.x_amax)->amax;
     }
     if (!out.y && measured) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
 /* After its value, or its codes, have been written with `result`. */
 static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
-    te__quant_spec found = *spec;
+    te__quant_spec known = *spec;
     if (!out->plain) return result;
-    found.found = out->amax != NULL;
+    known.x_amax = out->x_amax;
     if (result == TE_OK)
-        result = te__quant_fill(out->y, out->plain, &found, spec->usage, NULL);
+        result = te__quant_fill(out->y, out->plain, &known, spec->usage, NULL);
     else if (!(spec->cls->facts & TE__SCALE_GIVEN))
         te__refuse(spec->group, TE__ALL_REDUCE, result);
-    if (result != TE_OK && found.found) te__found_forget(out->y->te);
+    te__amax_give(out->x_amax, result == TE_OK);
     return result;
 }
 
@@ -37616,7 +38075,7 @@ static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
              x->te->device_name, te->device_name);
     return false;
 }
-/* What a custom quantizer's own function says of x; others take any. */
+/* Asks a custom quantizer's own function, if it has one, whether x can be quantized; the built-in kinds take any x. */
 static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) { return !spec->custom.is_quantizable || spec->custom.is_quantizable(spec->custom.user, x); }
 
 /* Something that spec can quantize. */
@@ -37701,16 +38160,13 @@ TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int n
 }
 
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
-    te_op_amax_args amax = TE_ZERO;
     te_result result;
     if (!q || !x) return TE_ERR_STATE;
     if (!te__can_quantize(q->te, &q->spec, x, "te_quantizer_calibrate")) return te_error_code(q->te);
     if (!(q->spec.cls->facts & TE__SCALE_GIVEN)) return TE_OK;
     te__frame_begin(q->te);
-    amax.x = te_tensor_contiguous(x);
-    amax.amax = q->spec.amax;
-    amax.keep = true;
-    result = amax.x ? te_op_amax(q->te, &amax) : te_error_code(q->te);
+    x = te_tensor_contiguous(x);
+    result = x ? te__amax_into(x, q->spec.amax) : te_error_code(q->te);
     te__frame_end(q->te, NULL, 0);
     return result;
 }
@@ -37952,7 +38408,7 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
     return s;
 }
 
-/* What a custom recipe's factory says of one operand; none: it stays as it is. */
+/* Asks a custom recipe's factory about one operand; a desc without a kind leaves it in high precision. */
 static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantizer_role *role, te_quantizer_desc *desc) {
     te_result result = r->factory(r->user, role, desc);
     if (result != TE_OK) return te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
@@ -38090,14 +38546,7 @@ static void te__slots_close(te_ctx *te, te__slots *s) {
 }
 
 /* Element i of an f32 tensor as a tensor of its own. */
-static te_tensor *te__slot_view(te_tensor *x, int i) {
-    te_tensor *y = te__alias(x);
-    if (!y) return NULL;
-    y->ndim = 1;
-    y->shape[0] = y->stride[0] = 1;
-    y->offset += i * (int64_t)sizeof(float);
-    return y;
-}
+static te_tensor *te__slot_view(const te_tensor *x, int64_t i) { return te__alias_1d(x, i * (int64_t)sizeof(float), TE_F32, 1); }
 
 /* Points the slots at these tensors (retained), or at nothing. */
 static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {
@@ -38718,11 +39167,8 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     te__quant_copy *c = y ? te__copy_of(y, which) : NULL;
     if (!c || c->cls->form != TE__FORM_CODES || c->rht) return NULL;
     codes = te__empty_2d(xq->te, c->data->dtype, c->data->shape[0], c->data->shape[1]);
-    bytes = codes ? te__alias(codes) : NULL;
-    if (!bytes) return NULL;
-    bytes->dtype = TE_U8;
-    bytes->shape[1] = bytes->stride[0] = c->data->shape[1] * te_dtype_bits(c->data->dtype) / 8;
-    if (te_tensor_fill(bytes, c->data->dtype == TE_F8E4M3 ? 0x7e : c->data->dtype == TE_F8E5M2 ? 0x7b : 0x77) != TE_OK) return NULL;
+    bytes = codes ? te__alias_1d(codes, 0, TE_U8, (int64_t)te_tensor_bytes(codes)) : NULL;
+    if (!bytes || te_tensor_fill(bytes, c->data->dtype == TE_F8E4M3 ? 0x7e : c->data->dtype == TE_F8E5M2 ? 0x7b : 0x77) != TE_OK) return NULL;
     te_tensor_release(c->data);
     c->data = te_tensor_retain(codes);
     return te__copy_dequantize(y, which, TE_F32);
@@ -38956,17 +39402,6 @@ static const te__buffer *te__param_buffer(const te_tensor *x) {
 /* Counts the values that a parameter has had, plain or quantized. */
 static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? te__buffer_version(x->buffer) : 0; }
 
-/* The bytes of a tensor as u8 [n], without history. */
-static te_tensor *te__as_bytes(const te_tensor *x, int64_t n) {
-    te_tensor *y = te__alias(x);
-    if (!y) return NULL;
-    y->dtype = TE_U8;
-    y->ndim = 1;
-    y->shape[0] = n;
-    y->stride[0] = 1;
-    return y;
-}
-
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     te__quant_copy *row;
     te_tensor *data, *from, *to;
@@ -38995,16 +39430,12 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     warming = te->warming;
     te->warming = false; /* it outlives a warm-up, so the codes are really copied */
     te__frame_begin(te);
-    from = te__as_bytes(row->data, bytes);
-    to = te__as_bytes(new_raw, bytes);
-    data = te__alias(row->data);
+    from = te__alias_1d(row->data, 0, TE_U8, bytes);
+    to = te__alias_1d(new_raw, 0, TE_U8, bytes);
+    data = te__alias_as(new_raw, 0, row->data->dtype, row->data->ndim, row->data->shape);
     result = from && to && data ? te_tensor_copy(to, from) : te_error_code(te);
     if (result == TE_OK) { /* the same shape over other memory; the value has not changed */
         uint64_t version = te__quant_version(x);
-        te__buffer_release(data->buffer);
-        data->buffer = new_raw->buffer;
-        data->buffer->refs++;
-        data->offset = new_raw->offset;
         te_tensor_release(row->data);
         row->data = te_tensor_retain(data);
         te__quant_set_version(x, version);
@@ -39051,7 +39482,7 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     const te__quant_class *cls = s->cls;
     bool plain = s->two_dimensional == (cls->slice_tile[0] > 1) && !s->rht && !s->stochastic && !s->row_scaled && !s->four_over_six && !s->swizzled;
     if (within_hybrid && cls->slice_tile[0]) return te__master_refuse(te, i, "a hybrid quantizer with block scales; per-tensor and identity parts are possible");
-    return cls->slices_need && (te__is_opaque(cls) || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
+    return cls->slices_need && (cls->slice_tile[0] == 0 || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
 /* Where the codes of a slice are to go instead of the weight. An empty slice needs nothing. */
@@ -39112,15 +39543,8 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
 /* ---- before the ranks meet: amaxes of the slices ---- */
 
 /* `rows` x `cols` f32 numbers of `buffer` from `at` on. */
-static te_tensor *te__master_view(te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
-    te_tensor *y = te__alias(buffer);
-    if (!y) return NULL;
-    y->ndim = 2;
-    y->shape[0] = rows;
-    y->shape[1] = y->stride[0] = cols;
-    y->stride[1] = 1;
-    y->offset += at * (int64_t)sizeof(float);
-    return y;
+static te_tensor *te__master_view(const te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
+    return te__alias_2d(buffer, at * (int64_t)sizeof(float), TE_F32, rows, cols);
 }
 
 /* Places the job's amaxes in the buffer (NULL: counts them). Returns how many there are, or -1 with an error. */
@@ -39128,7 +39552,7 @@ static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at
     const te__quant_class *cls = j->spec->cls;
     int64_t tr = cls->slice_tile[0], tc = cls->slice_tile[1], n = 0, m, k;
     if (cls->facts & (TE__TENSOR_SCALED | TE__TENSOR_AMAX)) {
-        if (buffer && !(j->amax_tensor = te__slot_view(buffer, (int)at))) return -1;
+        if (buffer && !(j->amax_tensor = te__slot_view(buffer, at))) return -1;
         n++;
     }
     if (tr == 0) return n;
@@ -39155,15 +39579,6 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_op_shard_amax(j->weight->te, &args);
 }
 
-/* amax = max(amax, |x|). */
-static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
-    te_op_amax_args args = TE_ZERO;
-    args.x = x;
-    args.amax = amax;
-    args.keep = true;
-    return te_op_amax(x->te, &args);
-}
-
 /* The amaxes of the job's slice; without one they stay 0. Delayed: with what the weight's quantizer has recorded already. */
 static te_result te__master_measure(const te__master_job *j) {
     const te__quant_class *cls = j->spec->cls;
@@ -39184,12 +39599,8 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
     if (shard) { /* u8 is as good as the codes' own format */
-        flat = te__alias(shard);
+        flat = te__alias_1d(shard, 0, c->data->dtype, (int64_t)te_tensor_bytes(shard) * 8 / te_dtype_bits(c->data->dtype));
         if (!flat) return te_error_code(j->weight->te);
-        flat->dtype = c->data->dtype;
-        flat->ndim = 1;
-        flat->shape[0] = (int64_t)te_tensor_bytes(shard) * 8 / te_dtype_bits(flat->dtype);
-        flat->stride[0] = 1;
     }
     args.x = j->slice;
     args.dst = flat ? flat : c->data;
@@ -39267,17 +39678,12 @@ static te_result te__master_by_tile(const te__master_job *j) {
 }
 
 static te_result te__master_identity(const te__master_job *j) {
+    te_dtype dtype = j->copy->data->dtype;
     te_tensor *dst, *src;
     if (!j->slice) return TE_OK;
-    dst = te__alias(j->shard ? j->shard : j->copy->data);
-    src = te__alias(j->slice);
-    if (!dst || !src) return te_error_code(j->weight->te);
-    dst->dtype = j->copy->data->dtype;
-    dst->ndim = src->ndim = 1;
-    dst->shape[0] = src->shape[0] = te__numel(j->slice);
-    dst->stride[0] = src->stride[0] = 1;
-    if (!j->shard) dst->offset += j->start * te__dtype_size(dst->dtype);
-    return te_tensor_copy(dst, src);
+    dst = te__alias_1d(j->shard ? j->shard : j->copy->data, j->shard ? 0 : j->start * te__dtype_size(dtype), dtype, te__numel(j->slice));
+    src = te__alias_1d(j->slice, 0, j->slice->dtype, te__numel(j->slice));
+    return dst && src ? te_tensor_copy(dst, src) : te_error_code(j->weight->te);
 }
 
 /* ---- the whole ---- */
@@ -40367,11 +40773,8 @@ static te_result te__calibrate(const te__linear_call *c) {
     int slot;
     for (slot = TE__SLOT_INPUT; slot <= TE__SLOT_WEIGHT && result == TE_OK; slot++) {
         te__quant_spec spec = te__slot_spec(c->quant, false, c->gemm, slot, TE_ROWWISE);
-        te_op_amax_args amax = TE_ZERO;
-        amax.x = slot == TE__SLOT_INPUT ? c->x : c->weight;
-        amax.amax = spec.amax;
-        amax.keep = true;
-        if (amax.x->buffer && spec.amax) result = te_op_amax(amax.x->te, &amax);
+        const te_tensor *x = slot == TE__SLOT_INPUT ? c->x : c->weight;
+        if (x->buffer && spec.amax) result = te__amax_into(x, spec.amax);
     }
     return result;
 }

@@ -34,16 +34,7 @@ static int te__graph_take_words(te_graph *g, int n) {
     return g->num_words - n;
 }
 /* `n` numbers of the state as a tensor of the innermost scope. */
-static te_tensor *te__graph_view(te_graph *g, te_dtype dtype, int64_t byte, int64_t n) {
-    te_tensor *y = te__alias(g->state);
-    if (!y) return NULL;
-    y->dtype = dtype;
-    y->ndim = 1;
-    y->shape[0] = n;
-    y->stride[0] = 1;
-    y->offset += byte;
-    return y;
-}
+static te_tensor *te__graph_view(te_graph *g, te_dtype dtype, int64_t byte, int64_t n) { return te__alias_1d(g->state, byte, dtype, n); }
 
 /* ---- the end of a graph ---- */
 

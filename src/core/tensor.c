@@ -294,14 +294,27 @@ TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int
     return x;
 }
 
+/* The memory of x from its byte `offset` on as a contiguous tensor of another format and shape, without history. */
+static te_tensor *te__alias_as(const te_tensor *x, int64_t offset, te_dtype dtype, int ndim, const int64_t *shape) {
+    te_tensor *y = te__tensor_shell(x->te, dtype, ndim, shape);
+    if (!y) return NULL;
+    y->buffer = x->buffer;
+    y->offset = x->offset + offset;
+    if (y->buffer) y->buffer->refs++;
+    return y;
+}
+static te_tensor *te__alias_1d(const te_tensor *x, int64_t offset, te_dtype dtype, int64_t n) { return te__alias_as(x, offset, dtype, 1, &n); }
+static te_tensor *te__alias_2d(const te_tensor *x, int64_t offset, te_dtype dtype, int64_t rows, int64_t cols) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = cols;
+    return te__alias_as(x, offset, dtype, 2, shape);
+}
+
 /* Another tensor over the memory of x, without history. */
 static te_tensor *te__alias(const te_tensor *x) {
-    te_tensor *y = te__tensor_shell(x->te, x->dtype, x->ndim, x->shape);
-    if (!y) return NULL;
-    memcpy(y->stride, x->stride, sizeof(x->stride));
-    y->buffer = x->buffer;
-    y->offset = x->offset;
-    if (y->buffer) y->buffer->refs++;
+    te_tensor *y = te__alias_as(x, 0, x->dtype, x->ndim, x->shape);
+    if (y) memcpy(y->stride, x->stride, sizeof(x->stride));
     return y;
 }
 

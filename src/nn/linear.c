@@ -212,11 +212,8 @@ static te_result te__calibrate(const te__linear_call *c) {
     int slot;
     for (slot = TE__SLOT_INPUT; slot <= TE__SLOT_WEIGHT && result == TE_OK; slot++) {
         te__quant_spec spec = te__slot_spec(c->quant, false, c->gemm, slot, TE_ROWWISE);
-        te_op_amax_args amax = TE_ZERO;
-        amax.x = slot == TE__SLOT_INPUT ? c->x : c->weight;
-        amax.amax = spec.amax;
-        amax.keep = true;
-        if (amax.x->buffer && spec.amax) result = te_op_amax(amax.x->te, &amax);
+        const te_tensor *x = slot == TE__SLOT_INPUT ? c->x : c->weight;
+        if (x->buffer && spec.amax) result = te__amax_into(x, spec.amax);
     }
     return result;
 }

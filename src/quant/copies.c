@@ -10,7 +10,7 @@ static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, 
 static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal, int64_t m, int64_t n, bool clear) {
     te_tensor *(*make)(te_ctx *, te_dtype, int, const int64_t *) = clear ? te_tensor_zeros : te_tensor_empty;
     const te__quant_class *cls = spec->cls;
-    bool columnwise = which == TE_COLUMNWISE, turned = columnwise && cls->facts & TE__TRANSPOSED;
+    bool columnwise = which == TE_COLUMNWISE, turned = columnwise && cls->facts & TE__TRANSPOSED, codes = cls->form == TE__FORM_CODES;
     int64_t shape[2], amaxes = te__num_amaxes(spec, which, m, n);
     c->cls = cls;
     c->two_dimensional = spec->two_dimensional;
@@ -22,17 +22,14 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     if (te__is_opaque(cls)) return TE_OK; /* its own function brings the memory */
     shape[0] = turned ? n : m;
     shape[1] = turned ? m : n;
-    if (cls->form == TE__FORM_PLAIN) {
-        c->data = te_tensor_retain(make(te, nominal, 2, shape));
-        return c->data ? TE_OK : te_error_code(te);
-    }
-    shape[1] = te__quant_ld(spec->dtype, shape[1]);
-    c->data = te_tensor_retain(make(te, spec->dtype, 2, shape));
+    if (codes) shape[1] = te__quant_ld(spec->dtype, shape[1]);
+    c->data = te_tensor_retain(make(te, codes ? spec->dtype : nominal, 2, shape));
+    if (!codes || !c->data) return c->data ? TE_OK : te_error_code(te);
     shape[0] = 1;
     if (cls->scale_shape) cls->scale_shape(c, columnwise, columnwise ? n : m, columnwise ? m : n, shape);
     c->scale = te_tensor_retain(make(te, cls->scale_dtype, cls->scale_shape ? 2 : 1, shape));
     if (cls->facts & TE__TENSOR_AMAX) c->amax = te_tensor_retain(make(te, TE_F32, 1, &amaxes));
-    return c->data && c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
+    return c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
 }
 
 /* What both copies have in common is one tensor: the scale of a whole tensor, the amax of an untransformed one. */
@@ -87,6 +84,15 @@ static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized
 
 /* ---- filling ---- */
 
+/* amax = max(amax, |x|). */
+static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
+    te_op_amax_args args = TE_ZERO;
+    args.x = x;
+    args.amax = amax;
+    args.keep = true;
+    return te_op_amax(x->te, &args);
+}
+
 /* A word for the amax of what is about to be written: 0; NULL where all are taken, and the cast measures. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
@@ -114,10 +120,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
     te_result result;
     te__frame_begin(x->te);
     flat = te_tensor_contiguous(x);
-    if (!flat)
-        result = te_error_code(x->te);
-    else
-        result = row || col ? spec->cls->fill(flat, spec, row, col, noop) : TE_OK;
+    result = !flat ? te_error_code(x->te) : row || col ? spec->cls->fill(flat, spec, row, col, noop) : TE_OK;
     if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
     te__frame_end(x->te, NULL, 0);
     return result;

@@ -7,11 +7,8 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     te__quant_copy *c = y ? te__copy_of(y, which) : NULL;
     if (!c || c->cls->form != TE__FORM_CODES || c->rht) return NULL;
     codes = te__empty_2d(xq->te, c->data->dtype, c->data->shape[0], c->data->shape[1]);
-    bytes = codes ? te__alias(codes) : NULL;
-    if (!bytes) return NULL;
-    bytes->dtype = TE_U8;
-    bytes->shape[1] = bytes->stride[0] = c->data->shape[1] * te_dtype_bits(c->data->dtype) / 8;
-    if (te_tensor_fill(bytes, c->data->dtype == TE_F8E4M3 ? 0x7e : c->data->dtype == TE_F8E5M2 ? 0x7b : 0x77) != TE_OK) return NULL;
+    bytes = codes ? te__alias_1d(codes, 0, TE_U8, (int64_t)te_tensor_bytes(codes)) : NULL;
+    if (!bytes || te_tensor_fill(bytes, c->data->dtype == TE_F8E4M3 ? 0x7e : c->data->dtype == TE_F8E5M2 ? 0x7b : 0x77) != TE_OK) return NULL;
     te_tensor_release(c->data);
     c->data = te_tensor_retain(codes);
     return te__copy_dequantize(y, which, TE_F32);

@@ -17,14 +17,10 @@ static void te__block_scale_shape(const te__quant_copy *c, bool columnwise, int6
 static te_result te__block_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_op_block_quantize_args cast = TE_ZERO;
     cast.x = x;
-    if (row) {
-        cast.row = row->data;
-        cast.row_scale_inv = row->scale;
-    }
-    if (col) {
-        cast.col = col->data;
-        cast.col_scale_inv = col->scale;
-    }
+    cast.row = row ? row->data : NULL;
+    cast.row_scale_inv = row ? row->scale : NULL;
+    cast.col = col ? col->data : NULL;
+    cast.col_scale_inv = col ? col->scale : NULL;
     cast.two_dimensional = spec->two_dimensional;
     cast.fp32_scales = spec->fp32_scales;
     cast.epsilon = spec->epsilon;
@@ -55,5 +51,5 @@ static const te__quant_class te__quant_block = {
     TE_QUANT_BLOCK, "block", TE__FORM_CODES, TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW,
     TE_DTYPE_NONE, TE_F32, {TE_SCALING_BLOCK_1D, TE_SCALING_BLOCK_2D}, {128, 128},
     "1 x 128 blocks; weights need 128 x 128 (block_scaling_dim 2)",
-    te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales, NULL
+    te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales, NULL /* tensor_factor */
 };

@@ -16,14 +16,10 @@ static void te__mxfp8_scale_shape(const te__quant_copy *c, bool columnwise, int6
 static te_result te__mxfp8_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_op_mxfp8_quantize_args cast = TE_ZERO;
     cast.x = x;
-    if (row) {
-        cast.row = row->data;
-        cast.row_scale = row->scale;
-    }
-    if (col) {
-        cast.col = col->data;
-        cast.col_scale = col->scale;
-    }
+    cast.row = row ? row->data : NULL;
+    cast.row_scale = row ? row->scale : NULL;
+    cast.col = col ? col->data : NULL;
+    cast.col_scale = col ? col->scale : NULL;
     cast.two_dimensional = spec->two_dimensional;
     cast.swizzled = spec->swizzled;
     cast.noop = noop;
@@ -44,5 +40,5 @@ static const te__quant_class te__quant_mxfp8 = {
     TE_QUANT_MXFP8, "MXFP8", TE__FORM_CODES, TE__IN_PRODUCTS | TE__BOTH_FROM_SLICES,
     TE_DTYPE_NONE, TE_F8E8M0, {TE_SCALING_MXFP8, TE_SCALING_MXFP8}, {1, 32},
     "MXFP8 with 32 x 32 blocks or swizzled scales; slices need 1 x 32 and plain scales",
-    te__mxfp8_resolve, te__mxfp8_scale_shape, te__mxfp8_fill, te__mxfp8_decode, NULL, NULL
+    te__mxfp8_resolve, te__mxfp8_scale_shape, te__mxfp8_fill, te__mxfp8_decode, NULL /* turn_scales */, NULL /* tensor_factor */
 };

@@ -53,16 +53,12 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
         if (whole[i]) result = te_tensor_copy(whole[i], i ? amax.amax_col : amax.amax_row);
     if (result != TE_OK) return result;
     cast.x = x;
-    if (row) {
-        cast.row = row->data;
-        cast.row_scale = row->scale;
-        cast.amax_row = row->amax;
-    }
-    if (col) {
-        cast.col = col->data;
-        cast.col_scale = col->scale;
-        cast.amax_col = col->amax;
-    }
+    cast.row = row ? row->data : NULL;
+    cast.row_scale = row ? row->scale : NULL;
+    cast.amax_row = row ? row->amax : NULL;
+    cast.col = col ? col->data : NULL;
+    cast.col_scale = col ? col->scale : NULL;
+    cast.amax_col = col ? col->amax : NULL;
     cast.two_dimensional = spec->two_dimensional;
     cast.rht = spec->rht;
     cast.no_sign_mask = spec->no_sign_mask;
@@ -99,28 +95,20 @@ static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te
     int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;
     te_result result = te->device->clear(te, te__data(col->scale), te_tensor_bytes(col->scale));
     for (part = 0; part < 2 && result == TE_OK; part++) { /* whole groups of 16 columns; what is left over */
-        int64_t first = part ? n / 16 : 0, groups = part ? n % 16 != 0 : n / 16;
-        te_tensor *src = te__alias(row->scale), *dst = te__alias(col->scale);
-        te_tensor *view[2];
-        int i;
+        int64_t first = part ? n / 16 : 0, shape[3];
+        te_tensor *src, *dst;
+        shape[0] = part ? n % 16 != 0 : n / 16;
+        shape[1] = part ? n % 16 : 16;
+        shape[2] = tiles;
+        if (shape[0] == 0) continue;
+        src = te__alias_as(row->scale, first, row->scale->dtype, 3, shape);
+        dst = te__alias_as(col->scale, first * 16 * to_ld, col->scale->dtype, 3, shape);
         if (!src || !dst) return te_error_code(te);
-        if (groups == 0) continue;
-        view[0] = src;
-        view[1] = dst;
-        for (i = 0; i < 2; i++) {
-            view[i]->ndim = 3;
-            view[i]->shape[0] = groups;
-            view[i]->shape[1] = part ? n % 16 : 16;
-            view[i]->shape[2] = tiles;
-        }
-        src->offset += first;
         src->stride[0] = 1;
         src->stride[1] = 0;
         src->stride[2] = 16 * from_ld;
-        dst->offset += first * 16 * to_ld;
         dst->stride[0] = 16 * to_ld;
         dst->stride[1] = to_ld;
-        dst->stride[2] = 1;
         result = te_tensor_copy(dst, src);
     }
     return result;

@@ -27,8 +27,9 @@ struct te__quant_class {
     int facts;
     te_dtype code_dtype, scale_dtype; /* code_dtype NONE: e4m3 or e5m2, as the desc asks */
     te_scaling scaling[2];            /* for operations that read the copies; [1]: of two-dimensional blocks */
-    int64_t slice_tile[2];            /* rows and columns that share a scale in weights quantized by slices; 0: TE__TENSOR_SCALED, or not codes */
-    const char *slices_need;          /* the refusal of a spec whose blocks are not such tiles, or that casts with other options; NULL: any will do */
+    int64_t slice_tile[2];            /* rows and columns that share a scale in weights quantized by slices; 0: none do */
+    const char *slices_need;          /* the refusal of a spec whose blocks are not such tiles, or that casts with other options; of any spec if there
+                                       * are no tiles; NULL: any spec will do */
     /* The fields of a desc that this kind alone reads, into the spec; says what is wrong with them. NULL: it has none. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
     /* Shape of a copy's scales; `inner` runs along the contraction. NULL: TE__TENSOR_SCALED, or not codes. */
@@ -59,12 +60,4 @@ static te__quant_copy *te__copy_of(const te_tensor *x, int which) { return which
 static int64_t te__quant_ld(te_dtype dtype, int64_t columns) { return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16); }
 
 /* A contiguous tensor as [M, N], without history. */
-static te_tensor *te__as_matrix(const te_tensor *x) {
-    te_tensor *y = te__alias(x);
-    if (!y) return NULL;
-    y->ndim = 2;
-    y->shape[0] = te__rows(x);
-    y->shape[1] = y->stride[0] = te__cols(x);
-    y->stride[1] = 1;
-    return y;
-}
+static te_tensor *te__as_matrix(const te_tensor *x) { return te__alias_2d(x, 0, x->dtype, te__rows(x), te__cols(x)); }

@@ -33,7 +33,7 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     const te__quant_class *cls = s->cls;
     bool plain = s->two_dimensional == (cls->slice_tile[0] > 1) && !s->rht && !s->stochastic && !s->row_scaled && !s->four_over_six && !s->swizzled;
     if (within_hybrid && cls->slice_tile[0]) return te__master_refuse(te, i, "a hybrid quantizer with block scales; per-tensor and identity parts are possible");
-    return cls->slices_need && (te__is_opaque(cls) || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
+    return cls->slices_need && (cls->slice_tile[0] == 0 || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
 /* Where the codes of a slice are to go instead of the weight. An empty slice needs nothing. */
@@ -94,15 +94,8 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
 /* ---- before the ranks meet: amaxes of the slices ---- */
 
 /* `rows` x `cols` f32 numbers of `buffer` from `at` on. */
-static te_tensor *te__master_view(te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
-    te_tensor *y = te__alias(buffer);
-    if (!y) return NULL;
-    y->ndim = 2;
-    y->shape[0] = rows;
-    y->shape[1] = y->stride[0] = cols;
-    y->stride[1] = 1;
-    y->offset += at * (int64_t)sizeof(float);
-    return y;
+static te_tensor *te__master_view(const te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
+    return te__alias_2d(buffer, at * (int64_t)sizeof(float), TE_F32, rows, cols);
 }
 
 /* Places the job's amaxes in the buffer (NULL: counts them). Returns how many there are, or -1 with an error. */
@@ -110,7 +103,7 @@ static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at
     const te__quant_class *cls = j->spec->cls;
     int64_t tr = cls->slice_tile[0], tc = cls->slice_tile[1], n = 0, m, k;
     if (cls->facts & (TE__TENSOR_SCALED | TE__TENSOR_AMAX)) {
-        if (buffer && !(j->amax_tensor = te__slot_view(buffer, (int)at))) return -1;
+        if (buffer && !(j->amax_tensor = te__slot_view(buffer, at))) return -1;
         n++;
     }
     if (tr == 0) return n;
@@ -137,15 +130,6 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_op_shard_amax(j->weight->te, &args);
 }
 
-/* amax = max(amax, |x|). */
-static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
-    te_op_amax_args args = TE_ZERO;
-    args.x = x;
-    args.amax = amax;
-    args.keep = true;
-    return te_op_amax(x->te, &args);
-}
-
 /* The amaxes of the job's slice; without one they stay 0. Delayed: with what the weight's quantizer has recorded already. */
 static te_result te__master_measure(const te__master_job *j) {
     const te__quant_class *cls = j->spec->cls;
@@ -166,12 +150,8 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
     if (shard) { /* u8 is as good as the codes' own format */
-        flat = te__alias(shard);
+        flat = te__alias_1d(shard, 0, c->data->dtype, (int64_t)te_tensor_bytes(shard) * 8 / te_dtype_bits(c->data->dtype));
         if (!flat) return te_error_code(j->weight->te);
-        flat->dtype = c->data->dtype;
-        flat->ndim = 1;
-        flat->shape[0] = (int64_t)te_tensor_bytes(shard) * 8 / te_dtype_bits(flat->dtype);
-        flat->stride[0] = 1;
     }
     args.x = j->slice;
     args.dst = flat ? flat : c->data;
@@ -249,17 +229,12 @@ static te_result te__master_by_tile(const te__master_job *j) {
 }
 
 static te_result te__master_identity(const te__master_job *j) {
+    te_dtype dtype = j->copy->data->dtype;
     te_tensor *dst, *src;
     if (!j->slice) return TE_OK;
-    dst = te__alias(j->shard ? j->shard : j->copy->data);
-    src = te__alias(j->slice);
-    if (!dst || !src) return te_error_code(j->weight->te);
-    dst->dtype = j->copy->data->dtype;
-    dst->ndim = src->ndim = 1;
-    dst->shape[0] = src->shape[0] = te__numel(j->slice);
-    dst->stride[0] = src->stride[0] = 1;
-    if (!j->shard) dst->offset += j->start * te__dtype_size(dst->dtype);
-    return te_tensor_copy(dst, src);
+    dst = te__alias_1d(j->shard ? j->shard : j->copy->data, j->shard ? 0 : j->start * te__dtype_size(dtype), dtype, te__numel(j->slice));
+    src = te__alias_1d(j->slice, 0, j->slice->dtype, te__numel(j->slice));
+    return dst && src ? te_tensor_copy(dst, src) : te_error_code(j->weight->te);
 }
 
 /* ---- the whole ---- */

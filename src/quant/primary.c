@@ -117,17 +117,6 @@ static const te__buffer *te__param_buffer(const te_tensor *x) {
 /* Counts the values that a parameter has had, plain or quantized. */
 static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? te__buffer_version(x->buffer) : 0; }
 
-/* The bytes of a tensor as u8 [n], without history. */
-static te_tensor *te__as_bytes(const te_tensor *x, int64_t n) {
-    te_tensor *y = te__alias(x);
-    if (!y) return NULL;
-    y->dtype = TE_U8;
-    y->ndim = 1;
-    y->shape[0] = n;
-    y->stride[0] = 1;
-    return y;
-}
-
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     te__quant_copy *row;
     te_tensor *data, *from, *to;
@@ -156,16 +145,12 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     warming = te->warming;
     te->warming = false; /* it outlives a warm-up, so the codes are really copied */
     te__frame_begin(te);
-    from = te__as_bytes(row->data, bytes);
-    to = te__as_bytes(new_raw, bytes);
-    data = te__alias(row->data);
+    from = te__alias_1d(row->data, 0, TE_U8, bytes);
+    to = te__alias_1d(new_raw, 0, TE_U8, bytes);
+    data = te__alias_as(new_raw, 0, row->data->dtype, row->data->ndim, row->data->shape);
     result = from && to && data ? te_tensor_copy(to, from) : te_error_code(te);
     if (result == TE_OK) { /* the same shape over other memory; the value has not changed */
         uint64_t version = te__quant_version(x);
-        te__buffer_release(data->buffer);
-        data->buffer = new_raw->buffer;
-        data->buffer->refs++;
-        data->offset = new_raw->offset;
         te_tensor_release(row->data);
         row->data = te_tensor_retain(data);
         te__quant_set_version(x, version);

@@ -127,7 +127,7 @@ static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
              x->te->device_name, te->device_name);
     return false;
 }
-/* What a custom quantizer's own function says of x; others take any. */
+/* Asks a custom quantizer's own function, if it has one, whether x can be quantized; the built-in kinds take any x. */
 static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) { return !spec->custom.is_quantizable || spec->custom.is_quantizable(spec->custom.user, x); }
 
 /* Something that spec can quantize. */
@@ -212,16 +212,13 @@ TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int n
 }
 
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
-    te_op_amax_args amax = TE_ZERO;
     te_result result;
     if (!q || !x) return TE_ERR_STATE;
     if (!te__can_quantize(q->te, &q->spec, x, "te_quantizer_calibrate")) return te_error_code(q->te);
     if (!(q->spec.cls->facts & TE__SCALE_GIVEN)) return TE_OK;
     te__frame_begin(q->te);
-    amax.x = te_tensor_contiguous(x);
-    amax.amax = q->spec.amax;
-    amax.keep = true;
-    result = amax.x ? te_op_amax(q->te, &amax) : te_error_code(q->te);
+    x = te_tensor_contiguous(x);
+    result = x ? te__amax_into(x, q->spec.amax) : te_error_code(q->te);
     te__frame_end(q->te, NULL, 0);
     return result;
 }

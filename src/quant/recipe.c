@@ -90,7 +90,7 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
     return s;
 }
 
-/* What a custom recipe's factory says of one operand; none: it stays as it is. */
+/* Asks a custom recipe's factory about one operand; a desc without a kind leaves it in high precision. */
 static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantizer_role *role, te_quantizer_desc *desc) {
     te_result result = r->factory(r->user, role, desc);
     if (result != TE_OK) return te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));

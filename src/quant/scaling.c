@@ -90,14 +90,7 @@ static void te__slots_close(te_ctx *te, te__slots *s) {
 }
 
 /* Element i of an f32 tensor as a tensor of its own. */
-static te_tensor *te__slot_view(te_tensor *x, int i) {
-    te_tensor *y = te__alias(x);
-    if (!y) return NULL;
-    y->ndim = 1;
-    y->shape[0] = y->stride[0] = 1;
-    y->offset += i * (int64_t)sizeof(float);
-    return y;
-}
+static te_tensor *te__slot_view(const te_tensor *x, int64_t i) { return te__alias_1d(x, i * (int64_t)sizeof(float), TE_F32, 1); }
 
 /* Points the slots at these tensors (retained), or at nothing. */
 static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {

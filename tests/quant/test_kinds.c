@@ -66,3 +66,21 @@ TE_TEST(kinds_are_named_by_their_own_files_alone) {
     }
     CHECK(num_parts > 100 && enumerators >= TE_QUANT_CUSTOM);
 }
+
+/* A field of a desc that another kind reads changes nothing: such quantizers fit each other's tensors. */
+TE_TEST_DEVICES(kinds_ignore_the_fields_of_others) {
+    static const te_quant_kind kinds[] = {TE_QUANT_DELAYED, TE_QUANT_CURRENT, TE_QUANT_BLOCK};
+    for (int i = 0; i < COUNT(kinds); i++) {
+        te_quantizer_desc plain = {.kind = kinds[i]}, other = plain;
+        other.with_2d_quantization = other.no_random_sign_mask = other.e4m3_max_256 = other.with_rht = other.row_scaled = other.optimize_for_gemm = true;
+        other.four_over_six = TE_4OVER6_MSE;
+        te_quantizer *p = te_quantizer_create(te, &plain), *q = te_quantizer_create(te, &other);
+        te_tensor *x = test_tensor(te, TE_F32, SHAPE(130, 40), test_normal(130 * 40, 1)), *y = te_quantize(p, x), *z = te_quantize(q, x);
+        test_case("kind %d", (int)kinds[i]);
+        REQUIRE_OK(te);
+        CHECK_BYTES("value", test_read(te_dequantize(y, TE_F32)), test_read(te_dequantize(z, TE_F32)), 130 * 40 * sizeof(float));
+        CHECK_EQ_INT(te_quantize_into(q, x, y, NULL), TE_OK);
+        te_quantizer_destroy(p);
+        te_quantizer_destroy(q);
+    }
+}

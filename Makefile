@@ -204,6 +204,7 @@ windows:
 	    TEST_CFLAGS='-O1 -g0 -D__USE_MINGW_ANSI_STDIO=1 -include tests/build/windows.h' \
 	    WARN='-Wall -Wextra -Wno-format $(if $(CI),-Werror)' build/windows/te_test
 	@for f in $(NOT_ON_WINDOWS); do echo "skip  $$f: it forks, kills, makes libraries or links"; done
+	@echo "skip  32-bit Windows: wine32 is of another architecture's packages; make matrix compiles for it"
 	@WINEPREFIX="$(abspath $(BUILD))/wine" WINEDEBUG=-all WINEDLLOVERRIDES='mscoree,mshtml=' tests/run.sh "$(WINE) build/windows/te_test.exe $(ARGS)"
 .PHONY: x86 windows
 

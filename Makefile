@@ -6,6 +6,8 @@ endif
 CFLAGS   ?= -O3 -march=native -g0
 # Tests and tools compute little themselves: what they link or include is compiled in a quarter of the time.
 TEST_CFLAGS ?= $(patsubst -O3,-O1,$(CFLAGS))
+# For what runs here and now, when CC compiles for another machine.
+HOST_CC  ?= $(CC)
 PYTHON   ?= python3
 BUILD    ?= build
 # Instrumentation of the variant builds: see `sanitize`.
@@ -13,7 +15,7 @@ SANITIZE ?=
 
 # Warnings are errors in CI alone: a compiler that we have not seen shall not stop a newcomer.
 WARN     := -Wall -Wextra -Wpedantic -Wfloat-conversion $(if $(CI),-Werror)
-LDLIBS   := -lm -ldl -pthread
+LDLIBS   ?= -lm -ldl -pthread
 # `make V=1` shows whole commands.
 Q         = $(if $(V),,@echo '  $@'; )
 COMPILE_AS = $(Q)$(CC) -std=c11 $1 $(WARN) -MMD -MP -Isrc -I. -I$(BUILD) -pthread
@@ -22,7 +24,7 @@ COMPILE_TEST = $(call COMPILE_AS,$(TEST_CFLAGS) $(SANITIZE))
 LINK      = $(Q)$(CC) $(CFLAGS) $(SANITIZE)
 
 # Test files that include the implementation, to reach private functions, are compiled as one: so it is compiled once.
-TESTS         := $(filter-out tests/build/%,$(wildcard tests/*/test_*.c))
+TESTS         := $(filter-out tests/build/% $(SKIPPED_TESTS),$(wildcard tests/*/test_*.c))
 PRIVATE_TESTS := $(if $(TESTS),$(shell grep -l '^\#define TE_IMPLEMENTATION' $(TESTS)))
 PUBLIC_TESTS  := $(filter-out $(PRIVATE_TESTS),$(TESTS)) tests/te_test.c
 PUBLIC_OBJECTS := $(PUBLIC_TESTS:tests/%.c=$(BUILD)/tests/%.o)
@@ -47,6 +49,8 @@ help:
 	@echo 'make check-docs  lists public declarations without a comment, and fails if there are any'
 	@echo 'make matrix      compiles te.h in every way that users do'
 	@echo 'make sanitize    the tests under address, undefined and thread sanitizers'
+	@echo 'make x86         the CPU tests on 32-bit x86 (gcc-multilib)'
+	@echo 'make windows     the CPU tests on Windows (gcc-mingw-w64-x86-64, wine64)'
 	@echo 'make short       a short `make run` whose losses are checked'
 	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
 	@echo 'make tree        the rooms of src/, their parts and sizes'
@@ -56,7 +60,7 @@ help:
 
 $(BUILD)/te_pack: tools/te_pack.c
 	@mkdir -p $(@D)
-	$(Q)$(CC) -std=c11 -O2 $(WARN) $< -o $@
+	$(Q)$(HOST_CC) -std=c11 -O2 $(WARN) $< -o $@
 
 pack: $(BUILD)/te_pack
 	$(BUILD)/te_pack pack
@@ -191,6 +195,23 @@ sanitize-thread:
 	+@$(SANITIZED) BUILD=build/thread SANITIZE='-fsanitize=thread' build/thread/te_test
 	@tests/run.sh "build/thread/te_test $(ARGS)"
 .PHONY: sanitize-address sanitize-thread
+
+# The CPU tests on other machines: 32-bit x86, and Windows by MinGW and wine. -msse2 -mfpmath=sse: without, codes differ (api/manual.h).
+x86:
+	+@CUDA_VISIBLE_DEVICES= $(MAKE) --no-print-directory BUILD=build/x86 CFLAGS='-O1 -g0 -m32 -msse2 -mfpmath=sse -D_FILE_OFFSET_BITS=64' build/x86/te_test
+	@CUDA_VISIBLE_DEVICES= tests/run.sh "build/x86/te_test $(ARGS)"
+
+# Its tests of what Windows has not, by file: processes that fork and are killed, libraries made by the machine's C compiler, links, pipes.
+NOT_ON_WINDOWS = tests/cuda/test_jit.c tests/faults/test_machine.c tests/faults/test_train_gpt.c tests/mend/test_process.c tests/mend/test_process_files.c
+WINE ?= $(or $(shell command -v wine64 || command -v wine || ls /usr/lib/wine/wine64 2>/dev/null),wine)
+windows:
+	+@$(MAKE) --no-print-directory BUILD=build/windows CC=x86_64-w64-mingw32-gcc HOST_CC='$(HOST_CC)' SKIPPED_TESTS='$(NOT_ON_WINDOWS)' CFLAGS='-O1 -g0' LDLIBS='-static -pthread' \
+	    TEST_CFLAGS='-O1 -g0 -D__USE_MINGW_ANSI_STDIO=1 -include tests/build/windows.h' \
+	    WARN='-Wall -Wextra -Wno-format $(if $(CI),-Werror)' build/windows/te_test
+	@for f in $(NOT_ON_WINDOWS); do echo "skip  $$f: it forks, kills, makes libraries or links"; done
+	@echo "skip  32-bit Windows: wine32 is of another architecture's packages; make matrix compiles for it"
+	@WINEPREFIX="$(abspath $(BUILD))/wine" WINEDEBUG=-all WINEDLLOVERRIDES='mscoree,mshtml=' tests/run.sh "$(WINE) build/windows/te_test.exe $(ARGS)"
+.PHONY: x86 windows
 
 clean:
 	rm -rf build

@@ -13,6 +13,8 @@
 #include <signal.h>
 #include <stdarg.h>
 #ifdef _WIN32
+#include <fcntl.h>
+#include <io.h>
 #include <malloc.h>
 #else
 #include <sys/resource.h>
@@ -451,6 +453,9 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
+#ifdef _WIN32
+    _setmode(1, _O_BINARY); /* lines end as everywhere: run.sh reads the last one */
+#endif
     unsetenv("TE_DEVICE"); /* each test names its device */
     unsetenv("TE_LOG");
     if (!TEST_SANITIZED) {

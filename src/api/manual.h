@@ -96,7 +96,8 @@
  *     TE_DEVICE          "cpu", "cuda:0" ...: the device when te_ctx_desc names none
  *     TE_LOG             1 silence, 2 warnings (default), 3 also errors and compiled kernels, 4 everything
  *     TE_THREADS         threads of the CPU backend, at most 64; default: the processors of the machine
- *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te; empty: none
+ *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te (Windows: %LOCALAPPDATA%\te\cache); empty:
+ *                        none (Windows, where no variable is empty: te_ctx_desc.no_cubin_cache)
  *     TE_CACHE_READONLY  more such folders, separated as in PATH: searched first, never written
  *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it; nothing else is tried then
  *     TE_LIBCUDA_PATH    the same for the driver's libcuda

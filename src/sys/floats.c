@@ -75,8 +75,8 @@ static inline float te__floats_divide(double a, double b) {
     return quotient;
 }
 
-/* Does the compiler's arithmetic do what is written? False if it was allowed to reorder sums, to divide by multiplying, or to forget about -0: clang tells of these
- * flags by no macro. Where every number is kept wider than its type (FLT_EVAL_METHOD 2, te_report) this cannot be asked. */
+/* Does the compiler's arithmetic do what is written? False if it was allowed to reorder sums, to divide by multiplying, or to forget about -0: clang
+ * tells of these flags by no macro. Where every number is kept wider than its type (FLT_EVAL_METHOD 2, te_report) this cannot be asked. */
 static inline bool te__arithmetic_is_exact(void) {
 #if FLT_EVAL_METHOD == 0
     volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;

@@ -216,7 +216,7 @@ static inline int64_t te__process_id(void) {
 
 /* How often this process, or one that it comes from, has been forked off: a value kept from before a fork differs in the child. A fork costs one
  * addition, asking one load. Always 0 on Windows, which has no fork. Counts from te__watch_forks on. */
-static int te__forks;
+static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}
 #else

@@ -4,6 +4,7 @@
 #define TE_TEST_WINDOWS_H_INCLUDED
 #define _POSIX_C_SOURCE 200809L /* pthread.h's and time.h's own */
 #include <direct.h>
+#include <fcntl.h>
 #include <io.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,6 +15,15 @@
 
 #define SIGBUS SIGSEGV
 #define mkdir(path, mode) _mkdir(path)
+
+#define off_t long long
+#define truncate test_truncate
+static inline int test_truncate(const char *path, long long size) {
+    FILE *f = fopen(path, "r+b");
+    int failed = !f || _chsize_s(_fileno(f), size);
+    if (f) fclose(f);
+    return failed ? -1 : 0;
+}
 
 static inline int getuid(void) { return 0; }
 static inline int unsetenv(const char *name) { return _putenv_s(name, ""); }

@@ -1,6 +1,9 @@
 /* tests/mend/test_places.c: other machines, other compilers' flags, and what other libraries of the process have set: windows.h, 32 bits, flushing of
  * subnormals, rounding modes. What a compiler refuses is for tests/build/matrix.sh. */
 #include "../dist/ranks.h"
+#include "base/common.h"
+#include "base/numbers.h"
+#include "base/philox.h"
 
 #include <fenv.h>
 #include <float.h>
@@ -264,6 +267,20 @@ TE_TEST(p17_groups_reduce_alike_in_every_mode) {
         run_ranks(2, reduce_small_numbers, NULL);
         leave();
     }
+}
+
+/* ---- 15: Windows ---- */
+
+/* 1 + 2^-11 + 2^-24 is halfway between two floats: what lies far below decides, and is lost where the sum is rounded to a double before. MinGW's fmaf does so. */
+TE_TEST(p15_fused_multiplications_round_once) {
+    const float a = 1 + 0x1p-12f;
+    volatile float above = 0x1p-60f, below = -0x1p-60f;
+    CHECK(te__fma(a, a, above) == 1 + 0x1p-11f + 0x1p-23f);
+    CHECK(te__fma(a, a, below) == 1 + 0x1p-11f);
+    CHECK(te__fma(a, a, 0) == 1 + 0x1p-11f); /* the even one */
+    CHECK(te__fma(-a, a, below) == -1 - 0x1p-11f - 0x1p-23f);
+    CHECK(te__fma(a, a, INFINITY) == INFINITY && isnan(te__fma(a, INFINITY, -INFINITY)));
+    CHECK(te__fma(0x1p-75f, 0x1p-75f, 0) == 0 && te__fma(0x1.8p-75f, 0x1p-75f, 0x1p-149f) == 0x1p-148f); /* 2^-150 and 1.75 * 2^-149 */
 }
 
 /* ---- 16: 32 bits ---- */

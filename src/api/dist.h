@@ -50,7 +50,8 @@ typedef struct te_group_desc {
     bool captures;
 } te_group_desc;
 
-/* Makes a group of the user's collectives. Owned by the caller: te_group_destroy, before the context goes. The first five functions must be there. On failure `destroy` is not called. */
+/* Makes a group of the user's collectives. Owned by the caller: te_group_destroy, before the context goes. The first five functions must be there. On failure
+ * `destroy` is not called. */
 TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc);
 /* Destroys the group, before or with its context. NULL is fine. */
 TE_API void te_group_destroy(te_group *group);

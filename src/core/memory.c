@@ -334,7 +334,7 @@ static void te__buffer_release(te__buffer *b) {
     if (b->next) b->next->at = b->at;
     if (b->capacity) {
         te__pool_release(te, b->arena, b->data, b->capacity, b->used);
-    } else if (b->used) { /* who gets foreign memory back knows of no event */
+    } else if (b->used) { /* the owner of foreign memory knows of no event */
         te__event_synchronize(b->used);
         te__event_release(b->used);
     }

@@ -35,7 +35,7 @@ static te__event *te__event_retain(te__event *e) {
     e->refs++;
     return e;
 }
-/* Whoever waits for it goes on waiting: its next user records it anew, and a wait holds for the record before. */
+/* A wait that has been queued for it still holds: it is for the record before, and the next user records the event anew. */
 static void te__event_release(te__event *e) {
     if (!e || --e->refs > 0) return;
     e->next = e->te->spare_events;

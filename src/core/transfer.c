@@ -52,7 +52,7 @@ static te_result te__transfer(te__stream *s, te_tensor *x, te__pinned *p, size_t
     return bytes ? te__transfer_queue(s, x->buffer, p, te__data(x), (char *)p->data + at, bytes, out) : TE_OK;
 }
 static inline te_result te__copy_out(te__stream *s, te__pinned *host, size_t at, const te_tensor *x) {
-    return te__transfer(s, (te_tensor *)x, host, at, true); /* whose buffer remembers who reads it */
+    return te__transfer(s, (te_tensor *)x, host, at, true); /* the buffer of x remembers the copy */
 }
 static inline te_result te__copy_in(te__stream *s, te_tensor *x, te__pinned *host, size_t at) {
     te_result result = te__transfer(s, x, host, at, false);

@@ -123,7 +123,7 @@ TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
 static bool te__hub_is_over(const te_thread_hub *hub) { return hub->closed || hub->aborted; }
 static bool te__hub_is_broken(const te_thread_hub *hub) { return te__hub_is_over(hub) || hub->num_left > 0; }
 /* Says why. */
-static te_result te__hub_lament(const te_thread_hub *hub, int left, char *text) {
+static te_result te__hub_why_over(const te_thread_hub *hub, int left, char *text) {
     if (hub->aborted)
         snprintf(text, TE__WHY_TEXT, "%s", hub->abort_text);
     else if (hub->closed)
@@ -257,7 +257,7 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
     uint64_t meeting;
     te__mutex_lock(&hub->mutex);
     if (first && te__hub_is_broken(hub)) {
-        te__hub_lament(hub, hub->first_left, text);
+        te__hub_why_over(hub, hub->first_left, text);
         te__mutex_unlock(&hub->mutex);
         return r;
     }
@@ -284,7 +284,7 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
     } else {
         hub->arrived--;
         w->kind = TE__GOES_ON;
-        te__hub_lament(hub, hub->first_left, text);
+        te__hub_why_over(hub, hub->first_left, text);
     }
     te__mutex_unlock(&hub->mutex);
     return r;
@@ -309,7 +309,7 @@ static te_result te__mail_post(te_thread_hub *hub, int from, int to, te__mail *m
     te_result r = TE_OK;
     te__mutex_lock(&hub->mutex);
     if (te__hub_is_over(hub) || hub->seat[to] == TE__SEAT_LEFT) {
-        r = te__hub_lament(hub, to, text);
+        r = te__hub_why_over(hub, to, text);
     } else if (box->skip > 0) {
         box->skip--;
     } else {
@@ -349,7 +349,7 @@ static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text)
     }
     if (!w->stuck && !te__hub_is_over(hub)) m = te__mailbox_pop(box);
     if (w->stuck) memcpy(text, w->text, TE__WHY_TEXT);
-    else if (!m) te__hub_lament(hub, from, text);
+    else if (!m) te__hub_why_over(hub, from, text);
     te__mutex_unlock(&hub->mutex);
     return m;
 }

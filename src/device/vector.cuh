@@ -38,6 +38,23 @@ template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask(const void *p, te_i64 i, in
     }
     return b;
 }
+// The same of f32 and 16-bit formats, of any alignment; only n of them exist, the others are 0.
+template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask_part(const void *p, te_i64 i, int dt, te_i64 n) {
+    te_raw<TE_ANY, N> b = {};
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        if (k >= n) break;
+        if (dt == TE_F32) b.w[k] = ((const te_u32 *)p)[i + k];
+        else b.w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));
+    }
+    return b;
+}
+// Element k of f32 or a 16-bit format.
+template <int N> TE_DEV float te_raw_value(const te_raw<TE_ANY, N> &b, int k, int dt) {
+    if (dt == TE_F32) return __uint_as_float(b.w[k]);
+    te_u16 h = (te_u16)(b.w[k >> 1] >> (16 * (k & 1)));
+    return dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);
+}
 template <int N> TE_DEV void te_raw_values(const te_raw<TE_ANY, N> &b, int dt, float out[N]) {
     if (dt == TE_F32) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them as they lie in memory.
+// device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them in their own format.
 // Knows formats and where an array ends; must not know the operation.
 //
 // A held element is converted when it is used. 16-bit formats stay packed until then: half the registers, and one instruction an element.
@@ -92,7 +92,7 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
 }
 TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
 TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
-// Eight numbers, of which n exist. vector: p + i is aligned as te_store8 wants it. UNROLL: 1 in the general form of a kernel, for less code.
+// Eight numbers, of which n exist. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of a kernel, for less code.
 template <int UNROLL = 8> TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
     if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);
 #pragma unroll UNROLL

@@ -11,7 +11,7 @@
 //       block    0 0 1 .. B-1  | 0  0    ..                    [1] <- rows G .. 2G-1, ..            G = 2 here
 //
 // B and G are chosen from the shape alone, not from the GPU: so are the bits. With CHUNKS, columns are split among the 32 WARPS threads of a
-// group as in norm_fwd. Rows come through shared memory, STAGES ahead of the one at work; gamma' and the sums stay in registers (the sums
+// group as in norm_fwd. Rows pass through shared memory, STAGES ahead of the current one; gamma' and the sums stay in registers (the sums
 // in shared memory if SUMS_SHARED), so that a row costs nothing but its own bytes and one barrier of its group. In a cooperative launch
 // (`counter`) the blocks wait for each other in the end and add the rows of `partial` up themselves; else norm_bwd_sum does so.
 //

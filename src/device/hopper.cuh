@@ -97,8 +97,8 @@ TE_DEV void te_tma_load3(te_u32 dst, const void *map, int x, int y, int z, te_u3
                  "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-// Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole pieces of 16 bytes are: a row must end with one,
-// or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.
+// Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole pieces of 16 bytes
+// are: a row must end with one, or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.
 TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(src)
                  : "memory");

@@ -356,8 +356,8 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
 }
 
 #if COPIES
-// The share of one of eight warps in the R rows of a slab: 64 elements of an operand's rows, of any alignment; and the step to the next slab. R: 64, 128, or 0 for an
-// operand that TMA loads.
+// The share of one of eight warps in the R rows of a slab: 64 elements of an operand's rows, of any alignment; and the step to the
+// next slab. R: 64, 128, or 0 for an operand that TMA loads.
 template <int R, int K_MAJOR> struct te_copy {
     static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which loads four at a time, eight pieces of each; the ninth pieces of all are loaded last
     static const int RUN = R ? FOURS : 1, RUNS = 8 / RUN; // shifted, a lane has that many adjacent pieces of one row

@@ -49,8 +49,8 @@ TE_DEV float te_norm_stored(float v, int rounded, int dt) {
 #define STREAMS (ADD ? 3 : 2) // x, dy, add
 #define THREADS (WARPS * 32)  // of a row
 
-// A ring of slots in shared memory, one for a row of each group: vectors of 8, STREAMS * CHUNKS of them a thread. Each thread reads back only bytes that it copied itself, so
-// that no barrier is needed; the 16 bytes of neighbouring threads are neighbours.
+// A ring of slots in shared memory, each for one row of every group: STREAMS * CHUNKS vectors of 8 a thread. A thread reads back only bytes that it
+// copied itself, so no barrier is needed; the 16 bytes of neighbouring threads are neighbours.
 struct te_norm_ring {
     static constexpr int pieces = STREAMS * CHUNKS * te_size<X_DT> / 2, pitch = THREADS * GROUPS * 16; // of 16 bytes
     static constexpr int slot_bytes = pieces * pitch;

@@ -121,7 +121,7 @@ TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
 
 // ---- warpgroups --------------------------------------------------------------------------------------------------------
 
-// All threads' registers together must not be more than the block began with: 3 x 168 with three warpgroups.
+// The sum of all threads' registers must not exceed that at the start of the block: 3 x 168 with three warpgroups.
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 

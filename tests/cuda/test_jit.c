@@ -250,7 +250,7 @@ TE_TEST(jit_newer_gpu_than_nvrtc) {
         te__jit_job job = run_job(&l, &cache, nvrtc, 990);
         CHECK_MSG(job.result == TE_OK, "%s", te__text_str(&job.why));
         CHECK(job.compiled == !again && strncmp(job.arch, "compute_", 8) == 0);
-        CHECK_STR(te__text_str(&job.image), ".entry te_op_fill");
+        CHECK_STR(te__text_str(&job.image), ".entry te_fill");
         te__jit_job_free(&job);
     }
 }
@@ -258,7 +258,7 @@ TE_TEST(jit_newer_gpu_than_nvrtc) {
 TE_TEST(jit_refusals) {
     const te__nvrtc *nvrtc = find_nvrtc();
     if (!nvrtc) SKIP("no NVRTC");
-    static const char broken[] = "//// file: ops/math/fill.cu\n// te:arch 90a\nextern \"C\" __global__ void te_op_fill() { undeclared(); }\n";
+    static const char broken[] = "//// file: ops/math/fill.cu\n// te:arch 90a\nextern \"C\" __global__ void te_fill() { undeclared(); }\n";
     te__cache cache = own_cache();
     te__launch l = fill_launch();
     REQUIRE(te__file_write_atomic(test_path("k"), broken, sizeof broken - 1, NULL));

@@ -282,7 +282,7 @@ static te_result te__queue_line_up(te_ctx *te, void *dst, const void *host, size
 /* Do launches wait, so that later work must queue behind them? */
 static bool te__queue_waits(const te_ctx *te) { return te->cuda->queue && te->cuda->queue->first; }
 
-/* May a plan wait for kernels that are missing? Never where somebody else can queue work on the stream, or looks closely. */
+/* May a plan wait for kernels that are missing? Never where other code can queue work on the stream, or inspects it. */
 static bool te__queue_may_wait(const te_ctx *te, const te__plan *p) {
     return te->regions > 0 && te->cuda->own_stream && !te->cuda->stream_shown && !te->debug_sync && !te->capture && !p->baseline &&
            te__nvrtc_open(te__driver_major(), NULL);

@@ -32,7 +32,7 @@ typedef long long te_i64;
 #endif
 
 // The first statement of a kernel: waits until the kernels before it in the stream have ended and their writes are there. A kernel that has it is
-// launched so that it may be brought onto the GPU while the one before it ends (programmatic dependent launch), and must touch no memory
+// launched so that its blocks may become resident while the kernel before it ends (programmatic dependent launch), and must touch no memory
 // but its arguments before. Small layers gain, large ones do not; an earlier launch (griddepcontrol.launch_dependents) slows large ones:
 // tests/bench/notes.md.
 TE_DEV void te_follow() {

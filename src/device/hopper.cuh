@@ -97,8 +97,8 @@ TE_DEV void te_tma_load3(te_u32 dst, const void *map, int x, int y, int z, te_u3
                  "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-// Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole pieces of 16 bytes are: a row must end with one,
-// or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.
+// Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole pieces of 16 bytes
+// are: a row must end with one, or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.
 TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(src)
                  : "memory");
@@ -121,7 +121,7 @@ TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
 
 // ---- warpgroups --------------------------------------------------------------------------------------------------------
 
-// All threads' registers together must not be more than the block began with: 3 x 168 with three warpgroups.
+// The sum of all threads' registers must not exceed that at the start of the block: 3 x 168 with three warpgroups.
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 

@@ -1,4 +1,4 @@
-// device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them as they lie in memory.
+// device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them in their own format.
 // Knows formats and where an array ends; must not know the operation.
 //
 // A held element is converted when it is used. 16-bit formats stay packed until then: half the registers, and one instruction an element.
@@ -38,6 +38,23 @@ template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask(const void *p, te_i64 i, in
     }
     return b;
 }
+// The same of f32 and 16-bit formats, of any alignment; only n of them exist, the others are 0.
+template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask_part(const void *p, te_i64 i, int dt, te_i64 n) {
+    te_raw<TE_ANY, N> b = {};
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        if (k >= n) break;
+        if (dt == TE_F32) b.w[k] = ((const te_u32 *)p)[i + k];
+        else b.w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));
+    }
+    return b;
+}
+// Element k of f32 or a 16-bit format.
+template <int N> TE_DEV float te_raw_value(const te_raw<TE_ANY, N> &b, int k, int dt) {
+    if (dt == TE_F32) return __uint_as_float(b.w[k]);
+    te_u16 h = (te_u16)(b.w[k >> 1] >> (16 * (k & 1)));
+    return dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);
+}
 template <int N> TE_DEV void te_raw_values(const te_raw<TE_ANY, N> &b, int dt, float out[N]) {
     if (dt == TE_F32) {
 #pragma unroll
@@ -75,7 +92,7 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
 }
 TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
 TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
-// Eight numbers, of which n exist. vector: p + i is aligned as te_store8 wants it. UNROLL: 1 in the general form of a kernel, for less code.
+// Eight numbers, of which n exist. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of a kernel, for less code.
 template <int UNROLL = 8> TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
     if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);
 #pragma unroll UNROLL

@@ -17,7 +17,7 @@
 TE_DEV constexpr bool te_act_gated(int act) { return act >= TE_GEGLU; }
 
 // sigmoid(x) = 1 / (1 + 2^t), t = -x log2(e), to a few units in the last place: an exponential and a reciprocal in
-// hardware. Beyond the numbers the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.
+// hardware. Where it under- or overflows the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.
 #define TE_LOG2E 1.44269504f
 TE_DEV float te_act_sigmoid2(float t) {
     float e, s;
@@ -26,7 +26,7 @@ TE_DEV float te_act_sigmoid2(float t) {
     return s;
 }
 
-// f and f' of the nonlinearity that `act` puts on x, or on the first half of a gated input. `slope` may stay unused: it folds away then.
+// f and f' of the nonlinearity that `act` applies to x, or to the first half of a gated input. Without a use of `slope` its code folds away.
 //
 // GELU is the tanh form, with 0.5 + 0.5 tanh(u) = sigmoid(2 u): cheaper, and without the cancellation on the left.
 TE_ACT_CALL float te_act(int act, float x, float *slope) {

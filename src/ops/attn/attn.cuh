@@ -14,7 +14,7 @@ TE_DEV float te_exp2(float x) {
 }
 
 // Which (batch, head) and which tile a block works on: tiles of one head follow each other, so that blocks that run at the same time read
-// the same keys. `last_first`: under a causal mask the last rows have the most to do.
+// the same keys. `last_first`: under a causal mask the last rows have the most work.
 struct te_attn_place {
     int b, h, tile;
     TE_DEV te_attn_place(int tiles, int heads, bool last_first) {

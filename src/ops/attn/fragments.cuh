@@ -98,7 +98,7 @@ template <int M, int N> TE_DEV void te_clear(float (&x)[M][N][4]) {
             for (int e = 0; e < 4; e++) x[m][n][e] = 0.0f;
 }
 
-// s[m][n] += rows of A (16 m + .., all D channels) times rows of B (8 n + .., all D channels), both as they lie.
+// s[m][n] += rows of A (16 m + .., all D channels) times rows of B (8 n + .., all D channels), both in their own layout.
 template <int DT, int D, int M, int N>
 TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u32 a, const te_reader<D> &reader_b, te_u32 b) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, one after the other.
+// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, concatenated.
 //
 // Launch: block 256, grid: slots of the table / 256 up: one slot a thread.
 //

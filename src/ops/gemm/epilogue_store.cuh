@@ -26,7 +26,7 @@ struct te_tma_store_path {
     te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
     bool leader; // the thread that issues TMA operations
     float scale;
-    te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., as it lies in memory
+    te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., in its own format
 
     TE_DEV te_tma_store_path(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 unused_, te_u32 biases_, te_u32 sums_, int group_)
         : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), unused(unused_), biases(biases_), sums(sums_),
@@ -150,7 +150,7 @@ struct te_tma_store_path {
     }
 
     // Adds up the chunk's columns over this warp's rows of it, as they are stored, into a row of `sums`. Lane 4 g + t holds rows g and g + 8 of columns
-    // 8 j + 2 t and the next: with each exchange half of the columns stay, and go (f32, which has half as many: none with the first), and in the end lane
+    // 8 j + 2 t and the next: each exchange keeps half of the columns and sends the other half (f32, which has half as many: none in the first), and in the end lane
     // 4 j + t has all rows of its own.
     TE_DEV void sum_columns(const float (&v)[CHUNK / 2], int row) const {
         const int warp = threadIdx.x % 128 / 32;
@@ -293,7 +293,7 @@ struct te_row_store_path {
         asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
     }
 
-    // Pairs of neighbours to the lines of rows g and g + 8, which lie alike: eight rows are a multiple of 16 bytes.
+    // Pairs of neighbours to the lines of rows g and g + 8, which are aligned alike: eight rows are a multiple of 16 bytes.
     TE_DEV void put(const float *acc, const char *d, te_i64 step, te_i64 col) const {
         te_u32 by = (te_u32)((te_u64)d + (lane >> 2) * step) & 12, line = lines + (lane >> 2) * LINE_PITCH + by + 2 * (lane & 3) * SIZE;
         float bias[COLS / 32];

@@ -34,7 +34,7 @@
 // that the last slab ends in zeros. Tiles are otherwise ordinary: rows (or k) are counted through all groups. Along rows the consumers have the
 // rows of a tile in turns of 64; rows beyond the group's end are not multiplied, and if they are half of a tile (WAVES = 2) not read either.
 // The cost of a tile depends on its rows, or k, so tiles are scheduled dynamically: a block (the first of a cluster) draws a number when it starts a tile, and
-// computes the tile of that number next. The consumers get the number with the first slab, the other block of a cluster by mail.
+// computes the tile of that number next. The consumers get the number with the first slab, the other block of a cluster through its shared memory.
 //
 // TMA loads start at multiples of 16 bytes: a group along k whose rows of memory start within such a piece is loaded from there, and the elements of other
 // groups are zeroed before the first slab is multiplied.
@@ -356,8 +356,8 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
 }
 
 #if COPIES
-// The share of one of eight warps in the R rows of a slab: 64 elements of an operand's rows, of any alignment; and the step to the next slab. R: 64, 128, or 0 for an
-// operand that TMA brings.
+// The share of one of eight warps in the R rows of a slab: 64 elements of an operand's rows, of any alignment; and the step to the
+// next slab. R: 64, 128, or 0 for an operand that TMA loads.
 template <int R, int K_MAJOR> struct te_copy {
     static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which loads four at a time, eight pieces of each; the ninth pieces of all are loaded last
     static const int RUN = R ? FOURS : 1, RUNS = 8 / RUN; // shifted, a lane has that many adjacent pieces of one row
@@ -791,7 +791,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
 #if TMA_OUT
             if (slab == begin) out.begin((int)row, (int)col, w.split);
 #endif
-            te_wgmma_wait<1>(); // the slab before this one is done with
+            te_wgmma_wait<1>(); // the product of the slab before has ended
             if (slab) release(ring.before());
 #endif
         }

@@ -29,49 +29,29 @@
 #define BLOCKS (!TE_HAS_FP8_CVT ? 2 : X_DT == TE_F32 ? 4 : __CUDA_ARCH__ < 1000 ? 6 : 5)
 #endif
 
-// Eight elements as they lie in memory: 4 words of 16-bit formats, 8 of f32.
-TE_DEV void te_mx_load8(const void *x, te_i64 i, int dt, te_u32 w[8]) {
-    const uint4 *q = (const uint4 *)((const te_u8 *)x + i * (dt == TE_F32 ? 4 : 2));
-    uint4 u = q[0];
-    w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;
-    if (dt == TE_F32) {
-        u = q[1];
-        w[4] = u.x, w[5] = u.y, w[6] = u.z, w[7] = u.w;
-    }
-}
-// The same of any alignment; only `there` of them exist, the others are 0.
-TE_DEV void te_mx_load_some(const void *x, te_i64 i, int there, int dt, te_u32 w[8]) {
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        if (k >= there) break;
-        if (dt == TE_F32) w[k] = ((const te_u32 *)x)[i + k];
-        else w[k >> 1] |= (te_u32)((const te_u16 *)x)[i + k] << (16 * (k & 1));
-    }
-}
 TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
     te_u16 half = (te_u16)(high ? pair >> 16 : pair);
     return dt == TE_BF16 ? te_bf16_to_f32(half) : te_f16_to_f32(half);
 }
-TE_DEV float te_mx_value(const te_u32 w[8], int k, int dt) { return dt == TE_F32 ? __uint_as_float(w[k]) : te_mx_half(w[k >> 1], k & 1, dt); }
 
 // The maxima of |x| over the thread's rows, or over its columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a
-// time, as they lie.
-TE_DEV void te_mx_rows_most(const te_u32 w[4][8], int dt, float most[4]) {
+// time, packed.
+TE_DEV void te_mx_rows_most(const te_raw<TE_ANY> w[4], int dt, float most[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         if (dt == TE_F32) {
             most[r] = 0.0f;
 #pragma unroll
-            for (int k = 0; k < 8; k++) most[r] = fmaxf(most[r], fabsf(__uint_as_float(w[r][k])));
+            for (int k = 0; k < 8; k++) most[r] = fmaxf(most[r], fabsf(__uint_as_float(w[r].w[k])));
         } else {
             te_u32 pair = 0;
 #pragma unroll
-            for (int h = 0; h < 4; h++) pair = te_half2_max(pair, w[r][h] & 0x7fff7fffu, dt);
+            for (int h = 0; h < 4; h++) pair = te_half2_max(pair, w[r].w[h] & 0x7fff7fffu, dt);
             most[r] = fmaxf(te_mx_half(pair, 0, dt), te_mx_half(pair, 1, dt));
         }
     }
 }
-TE_DEV void te_mx_columns_most(const te_u32 w[4][8], int dt, float most[8]) {
+TE_DEV void te_mx_columns_most(const te_raw<TE_ANY> w[4], int dt, float most[8]) {
 #pragma unroll
     for (int h = 0; h < 4; h++) {
         if (dt == TE_F32) {
@@ -79,12 +59,12 @@ TE_DEV void te_mx_columns_most(const te_u32 w[4][8], int dt, float most[8]) {
             for (int k = h; k < 8; k += 4) {
                 most[k] = 0.0f;
 #pragma unroll
-                for (int r = 0; r < 4; r++) most[k] = fmaxf(most[k], fabsf(__uint_as_float(w[r][k])));
+                for (int r = 0; r < 4; r++) most[k] = fmaxf(most[k], fabsf(__uint_as_float(w[r].w[k])));
             }
         } else {
             te_u32 pair = 0;
 #pragma unroll
-            for (int r = 0; r < 4; r++) pair = te_half2_max(pair, w[r][h] & 0x7fff7fffu, dt);
+            for (int r = 0; r < 4; r++) pair = te_half2_max(pair, w[r].w[h] & 0x7fff7fffu, dt);
             most[2 * h] = te_mx_half(pair, 0, dt), most[2 * h + 1] = te_mx_half(pair, 1, dt);
         }
     }
@@ -100,15 +80,15 @@ TE_DEV float te_mx_group_most(const float v[4], int lane) {
 
 // The codes of the thread's elements for one copy; `there` columns have a place in it. `scale` holds a factor for each column, or one in
 // its first four for each row.
-TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_u32 w[4][8], int dt, const float scale[8],
+TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_raw<TE_ANY> w[4], int dt, const float scale[8],
                               bool columnwise, int y_dt) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         te_u32 c[4];
 #pragma unroll
         for (int h = 0; h < 4; h++) {
-            float lo = __fmul_rn(te_mx_value(w[r], 2 * h, dt), columnwise ? scale[2 * h] : scale[r]);
-            float hi = __fmul_rn(te_mx_value(w[r], 2 * h + 1, dt), columnwise ? scale[2 * h + 1] : scale[r]);
+            float lo = __fmul_rn(te_raw_value(w[r], 2 * h, dt), columnwise ? scale[2 * h] : scale[r]);
+            float hi = __fmul_rn(te_raw_value(w[r], 2 * h + 1, dt), columnwise ? scale[2 * h + 1] : scale[r]);
             c[h] = te_f32x2_to_fp8(lo, hi, y_dt);
         }
         c[0] |= c[1] << 16, c[1] = c[2] | c[3] << 16;
@@ -129,14 +109,14 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_mxfp8_quantize(cons
     __shared__ __align__(16) te_u16 factors[TE__MX_COLS]; // upper halves: a power of two has no other
     te_mx_place p;
     int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);
-    te_u32 w[4][8] = {};
+    te_raw<TE_ANY> w[4];
     // All loads are issued before the first element is used: their latencies overlap.
     if (a.vector_x && rows == 4 && cols == 8) {
 #pragma unroll
-        for (int r = 0; r < 4; r++) te_mx_load8(a.x, (p.row + r) * a.n + p.col, X_DT, w[r]);
+        for (int r = 0; r < 4; r++) w[r] = te_raw_ask<8>(a.x, (p.row + r) * a.n + p.col, X_DT);
     } else {
 #pragma unroll
-        for (int r = 0; r < 4; r++) te_mx_load_some(a.x, (p.row + r) * a.n + p.col, r < rows ? cols : 0, X_DT, w[r]);
+        for (int r = 0; r < 4; r++) w[r] = te_raw_ask_part<8>(a.x, (p.row + r) * a.n + p.col, X_DT, r < rows ? cols : 0);
     }
     if (a.noop && *a.noop == 1.0f) return;
     float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE, scale[8];

@@ -11,7 +11,7 @@
 //       block    0 0 1 .. B-1  | 0  0    ..                    [1] <- rows G .. 2G-1, ..            G = 2 here
 //
 // B and G are chosen from the shape alone, not from the GPU: so are the bits. With CHUNKS, columns are split among the 32 WARPS threads of a
-// group as in norm_fwd. Rows come through shared memory, STAGES ahead of the one at work; gamma' and the sums stay in registers (the sums
+// group as in norm_fwd. Rows pass through shared memory, STAGES ahead of the current one; gamma' and the sums stay in registers (the sums
 // in shared memory if SUMS_SHARED), so that a row costs nothing but its own bytes and one barrier of its group. In a cooperative launch
 // (`counter`) the blocks wait for each other in the end and add the rows of `partial` up themselves; else norm_bwd_sum does so.
 //
@@ -49,8 +49,8 @@ TE_DEV float te_norm_stored(float v, int rounded, int dt) {
 #define STREAMS (ADD ? 3 : 2) // x, dy, add
 #define THREADS (WARPS * 32)  // of a row
 
-// A ring of slots in shared memory, one for a row of each group: vectors of 8, STREAMS * CHUNKS of them a thread. Each thread reads back only bytes that it copied itself, so
-// that no barrier is needed; the 16 bytes of neighbouring threads are neighbours.
+// A ring of slots in shared memory, each for one row of every group: STREAMS * CHUNKS vectors of 8 a thread. A thread reads back only bytes that it
+// copied itself, so no barrier is needed; the 16 bytes of neighbouring threads are neighbours.
 struct te_norm_ring {
     static constexpr int pieces = STREAMS * CHUNKS * te_size<X_DT> / 2, pitch = THREADS * GROUPS * 16; // of 16 bytes
     static constexpr int slot_bytes = pieces * pitch;

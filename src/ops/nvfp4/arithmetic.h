@@ -29,7 +29,7 @@ TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x
 #define TE__NVFP4_UNROLL
 #endif
 
-/* v = H v / 4 in f32, H the Sylvester matrix of order 16: how a transform is taken back. The factor comes first, so that nothing overflows whose
+/* v = H v / 4 in f32, H the Sylvester matrix of order 16: also the inverse of the transform. The factor is applied first, so that nothing overflows whose
  * result does not. */
 TE__BOTH void te__nvfp4_hadamard(float v[16]) {
     TE__NVFP4_UNROLL

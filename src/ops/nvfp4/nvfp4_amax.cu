@@ -23,6 +23,7 @@
 // te:row X_DT=3 RHT=1 PER_ROW=1 PER_COL=1
 // te:row X_DT=1 RHT=0 PER_ROW=0 PER_COL=0
 // te:row X_DT=1 RHT=1 PER_ROW=0 PER_COL=0
+#include "device/vector.cuh"
 #include "ops/nvfp4/nvfp4.cuh"
 #ifndef X_DT
 #define X_DT a.x_dt
@@ -31,21 +32,6 @@
 #define PER_COL a.per_col
 #endif
 
-// Four neighbours as they lie in memory: two words of 16-bit formats, four of f32.
-TE_DEV void te_nvfp4_load4(const void *p, te_i64 i, int dt, te_u32 w[4]) {
-    if (dt == TE_F32) {
-        uint4 u = *(const uint4 *)((const float *)p + i);
-        w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;
-    } else {
-        uint2 u = *(const uint2 *)((const te_u16 *)p + i);
-        w[0] = u.x, w[1] = u.y, w[2] = 0, w[3] = 0;
-    }
-}
-TE_DEV float te_nvfp4_element(const te_u32 w[4], int k, int dt) {
-    if (dt == TE_F32) return __uint_as_float(w[k]);
-    if (dt == TE_BF16) return __uint_as_float(k & 1 ? w[k >> 1] & 0xffff0000u : w[k >> 1] << 16);
-    return te_f16_to_f32((te_u16)(w[k >> 1] >> (16 * (k & 1))));
-}
 TE_DEV void te_nvfp4_raise(float *amax, float v) {
     if (v > *(volatile float *)amax) te_atomic_amax(amax, v);
 }
@@ -60,30 +46,20 @@ extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_
         te_i64 piece = first + (threadIdx.x >> 5);
         te_i64 down = a.pieces >> 32 ? piece / a.across : (te_i64)((te_u32)piece / a.across);
         te_i64 row = down * 16, col = (piece - down * a.across) * 128 + (threadIdx.x & 31) * 4;
-        te_u32 w[16][4];
+        te_raw<TE_ANY, 4> w[16];
         if (a.vector && row + 16 <= a.m && col + 4 <= a.n && piece < a.pieces) {
 #pragma unroll
-            for (int r = 0; r < 16; r++) te_nvfp4_load4(a.x, (row + r) * a.n + col, X_DT, w[r]);
+            for (int r = 0; r < 16; r++) w[r] = te_raw_ask<4>(a.x, (row + r) * a.n + col, X_DT);
         } else {
 #pragma unroll
-            for (int r = 0; r < 16; r++) {
-#pragma unroll
-                for (int k = 0; k < 4; k++) w[r][k] = 0;
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    if (piece >= a.pieces || row + r >= a.m || col + k >= a.n) continue;
-                    te_i64 at = (row + r) * a.n + col + k;
-                    if (X_DT == TE_F32) w[r][k] = ((const te_u32 *)a.x)[at];
-                    else w[r][k >> 1] |= (te_u32)((const te_u16 *)a.x)[at] << (16 * (k & 1));
-                }
-            }
+            for (int r = 0; r < 16; r++) w[r] = te_raw_ask_part<4>(a.x, (row + r) * a.n + col, X_DT, row + r < a.m && piece < a.pieces ? a.n - col : 0);
         }
         if (PER_ROW || !RHT || a.row) {
 #pragma unroll
             for (int r = 0; r < 16; r++) {
                 float largest = 0.0f;
 #pragma unroll
-                for (int k = 0; k < 4; k++) largest = fmaxf(largest, fabsf(te_nvfp4_element(w[r], k, X_DT)));
+                for (int k = 0; k < 4; k++) largest = fmaxf(largest, fabsf(te_raw_value(w[r], k, X_DT)));
                 of_row = fmaxf(of_row, largest);
                 if (PER_ROW) { // non-negative floats order like their bits
                     te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
@@ -96,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_
             for (int k = 0; k < 4; k++) {
                 float v[16];
 #pragma unroll
-                for (int r = 0; r < 16; r++) v[r] = te_nvfp4_element(w[r], k, X_DT);
+                for (int r = 0; r < 16; r++) v[r] = te_raw_value(w[r], k, X_DT);
                 te_nvfp4_transform(v, RHT, X_DT);
                 float largest = te_nvfp4_largest(v);
                 of_col = fmaxf(of_col, largest);

@@ -34,7 +34,7 @@ PACKED_WORDS  ?= core/ quant/ nn/
 
 ARGS ?=
 
-.PHONY: help run test test-packed pack check-pack tree ptx check-ptx kcheck bench bench-table golden tools matrix sanitize short clean FORCE
+.PHONY: help run test test-packed pack check-pack tree ptx check-ptx kcheck bench bench-table golden tools matrix check-docs sanitize short clean FORCE
 
 help:
 	@echo 'make run         trains a small GPT twice, in BF16 and in FP8        (ARGS="--steps 100 file ...")'
@@ -46,6 +46,7 @@ help:
 	@echo 'make kcheck      compiles every kernel for every architecture with NVRTC; needs no GPU'
 	@echo 'make ptx         writes src/cuda/baseline.inc, the embedded PTX, with NVRTC 12.0'
 	@echo 'make check-ptx   fails if it is not of these kernels'
+	@echo 'make check-docs  lists public declarations without a comment, and fails if there are any'
 	@echo 'make matrix      compiles te.h in every way that users do'
 	@echo 'make sanitize    the tests under address, undefined and thread sanitizers'
 	@echo 'make x86         the CPU tests on 32-bit x86 (gcc-multilib)'
@@ -136,7 +137,7 @@ $(BUILD)/te_%: tools/te_%.c $$(call needs_te,te_$$*) | $(BUILD)/te_sources.inc
 
 tools: $(TOOLS:%=$(BUILD)/%) $(BUILD)/minimal
 
-# Without ARGS everything, and the README's table and plot anew. BENCH_CSV: of which GPU; `make bench-table` takes one that was measured elsewhere.
+# Without ARGS everything, and tests/bench's table and plot and the README's figures anew. BENCH_CSV: of which GPU; `make bench-table` takes one that was measured elsewhere.
 BENCH_CSV ?= tests/bench/h200.csv
 
 bench: $(BUILD)/te_bench
@@ -174,6 +175,10 @@ golden: $(BUILD)/golden
 	PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/golden/golden.py tests/golden
 
 # ---- gates ------------------------------------------------------------------------------------------------------------
+
+# The tool on the forms that it has to read, then on the public chapters.
+check-docs:
+	@$(PYTHON) tests/build/check_docs_test.py && $(PYTHON) tools/check_docs.py src/api/*.h
 
 matrix: $(BUILD)/te_pack
 	@tests/build/matrix.sh $(BUILD)/matrix

@@ -5,8 +5,8 @@
 int main(void) {
     te_ctx *te = te_ctx_create(NULL); /* GPU 0 if there is one, else the CPU */
     te_module *layer = te_transformer_layer_create(te, &(te_transformer_layer_desc){
-        .hidden_size = 256, .ffn_hidden_size = 704, .num_attention_heads = 8, .num_gqa_groups = 2,
-        .normalization = TE_RMSNORM, .activation = TE_SWIGLU, .no_bias = true});
+        .hidden_size = 256, .ffn_hidden_size = 704, .attention.num_attention_heads = 8, .attention.num_gqa_groups = 2,
+        .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU, .gemm.no_bias = true});
     te_optimizer *adam = te_fused_adam_create(te, layer, &(te_fused_adam_desc){.lr = 1e-3f});
     te_recipe recipe = te_recipe_current_scaling();
 

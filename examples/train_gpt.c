@@ -50,7 +50,7 @@ static double now(void) {
 static struct {
     NUMBERS(FIELD)
     const char *recipe, *out;
-    bool help, resume, inspect, graph;
+    bool help, resume, inspect, graph, recompute;
 } opt;
 
 /* What follows --name in argv, which loses both; else the default. */
@@ -115,8 +115,8 @@ static te_result gpt_forward(te_module *self, te_forward_args *args) { /* ids [s
     for (int i = 1; i <= opt.layers; i++)
         x = te_forward_with(te_module_child(self, i), &(te_forward_args){.input = x, .rotary = &rotary});
     x = te_forward(norm, x);
-    x = te_matmul(x, te_module_parameter(embedding, "weight"), NULL); /* in high precision whatever the autocast */
-    args->outputs[args->num_outputs++] = x;
+    x = te_linear(x, te_module_parameter(embedding, "weight"), NULL); /* in high precision whatever the autocast */
+    args->outputs.out = x;
     return te_error_code(te);
 }
 static const te_module_class gpt_class = {.name = "GPT", .forward = gpt_forward};
@@ -125,15 +125,15 @@ static te_module *gpt_create(void) {
     te_embedding_desc table = {.num_embeddings = 256, .embedding_dim = opt.hidden};
     te_norm_desc norm = {.hidden_size = opt.hidden};
     te_transformer_layer_desc layer = {
-        .hidden_size = opt.hidden, .ffn_hidden_size = (opt.hidden * 8 / 3 + 127) / 128 * 128, .no_bias = true,
-        .num_attention_heads = opt.heads, .num_gqa_groups = opt.kv_heads, .self_attn_mask_type = TE_MASK_CAUSAL,
-        .normalization = TE_RMSNORM, .activation = TE_SWIGLU,
+        .hidden_size = opt.hidden, .ffn_hidden_size = (opt.hidden * 8 / 3 + 127) / 128 * 128, .gemm.no_bias = true,
+        .attention.num_attention_heads = opt.heads, .attention.num_gqa_groups = opt.kv_heads, .attention.attn_mask_type = TE_MASK_CAUSAL,
+        .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU,
         .output_layer_init = {.std = 0.023f / sqrtf(2 * (float)opt.layers)}};
     te_module_add_child(m, "embedding", te_embedding_create(te, &table));
     for (int i = 0; i < opt.layers; i++) {
         char name[32];
         snprintf(name, sizeof name, "layer%d", i);
-        te_module_add_child(m, name, te_transformer_layer_create(te, &layer));
+        te_module_set_checkpoint(te_module_add_child(m, name, te_transformer_layer_create(te, &layer)), opt.recompute);
     }
     te_module_add_child(m, "norm", te_rmsnorm_create(te, &norm));
     return m;
@@ -186,7 +186,7 @@ static void open_run(run *r) {
     r->targets = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){opt.seq, opt.batch});
     r->adam = te_fused_adam_create(te, r->model, &(te_fused_adam_desc){
         .beta2 = 0.95f, .weight_decay = 0.1f, .decay_matrices_only = true, .max_grad_norm = 1});
-    if (opt.resume && !access(in_out(r->file), F_OK)) te_checkpoint_load(te, in_out(r->file), r->model, r->adam);
+    if (opt.resume && !access(in_out(r->file), F_OK)) te_model_load(te, in_out(r->file), r->model, r->adam);
     check();
     r->step = (int)te_optimizer_steps(r->adam);
     r->train = malloc(te_tensor_bytes(r->curves));
@@ -252,7 +252,7 @@ static void evaluate(run *r, int step) {
 static double save(void) { /* returns when to save again: a tenth of the time at most goes into it */
     double started = now();
     if (opt.inspect) inspect_save(&inspected, opt.out, end[-1].name, title); /* first: what is later than a checkpoint is dropped at --resume */
-    for (run *r = runs; r < end; r++) te_checkpoint_save(te, in_out(r->file), r->model, r->adam, NULL, 0);
+    for (run *r = runs; r < end; r++) te_model_save(te, in_out(r->file), r->model, r->adam, NULL, 0);
     check();
     curve curves[2];
     for (run *r = runs; r < end; r++) curves[r - runs] = (curve){r->name, r->color, r->train, r->valid, r->step};
@@ -305,7 +305,8 @@ int main(int argc, char **argv) {
     opt.out = word(argv, "out", "out", "folder of the results");
     NUMBERS(READ)
     if (opt.help) return printf("  --resume    go on from what is in the folder\n  --inspect   measure what quantization does\n"
-                                 "  --graph     capture a training step once and launch it: the same losses, less work for the host\n"), 0;
+                                 "  --graph     capture a training step once and launch it: the same losses, less work for the host\n"
+                                 "  --recompute make each layer's activations again in the backward pass: the same losses, less memory\n"), 0;
     check();
     if (opt.steps < 1 || opt.seq < 1 || opt.batch < 1 || (double)opt.seq * opt.batch > 1e8)
         die("--steps, --seq and --batch must be at least 1, and a batch at most 100 million bytes");
@@ -313,6 +314,7 @@ int main(int argc, char **argv) {
         if (!strcmp(*argv, "--resume")) opt.resume = true;
         else if (!strcmp(*argv, "--inspect")) opt.inspect = true;
         else if (!strcmp(*argv, "--graph")) opt.graph = true;
+        else if (!strcmp(*argv, "--recompute")) opt.recompute = true;
         else if (!strncmp(*argv, "--", 2)) die("there is no option %s; --help shows what there is", *argv);
         else read_text(*argv), files++;
     }
@@ -355,6 +357,8 @@ int main(int argc, char **argv) {
         if (stop || now() > next_save) next_save = save();
     }
     if (runs->step < opt.steps) return printf("\nstopped; --resume goes on from here\n"), 130;
+    te_memory_stats memory = te_memory_get_stats(te);
+    printf("memory of the device: %.1f MiB now, %.1f MiB at the peak\n", (double)memory.allocated / 1048576, (double)memory.peak_allocated / 1048576);
     double ratio = (double)(end[-1].valid[opt.steps] / runs->valid[opt.steps]);
     if (end == runs + 2) printf("validation loss, %s against BF16: %+.2f %%\n", runs[1].name, 100 * (ratio - 1));
     printf("loss.svg and the models are in %s. This is how the %s model writes:\n", opt.out, end[-1].name);

@@ -113,7 +113,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     return result;
 }
 
-TE_API bool te_op_supported(te_ctx *te, te_op op, const void *args) {
+TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args) {
     te_explanation e;
     bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, supported = te_explain(te, op, args, NULL, &e) == TE_OK;
     if (!supported && !pending) te_clear_error(te); /* asking is no mistake */

@@ -2,9 +2,10 @@
  * above it, never what stands below. */
 #ifndef TE_H_INCLUDED
 #define TE_H_INCLUDED
+
 #if defined(TE_STATIC) && !defined(TE_IMPLEMENTATION)
 #error "TE_STATIC makes te.h's functions private to this file: define TE_IMPLEMENTATION, too, before the first #include of te.h in it"
-#undef TE_STATIC /* one sentence is enough: no warning for every function */
+#undef TE_STATIC /* or a warning for each function would follow */
 #endif
 
 #include "api/manual.h"
@@ -128,15 +129,28 @@
 #include "ops/optim/cuda.c"
 #include "ops/record.c"
 #include "ops/table.c"
+#include "core/deferred.c"
 #include "core/graph.c"
 #include "core/context.c"
+#include "core/saved.c"
 #include "core/tape.c"
 #include "core/access.c"
 
 /* dist: groups of ranks */
 #include "dist/group.c"
+#include "dist/hub.c"
+#include "dist/threads.c"
 
 /* what is built from operations */
+#include "quant/kinds.h"
+#include "quant/kind_tensor.c"
+#include "quant/kind_block.c"
+#include "quant/kind_mxfp8.c"
+#include "quant/kind_nvfp4.c"
+#include "quant/kind_identity.c"
+#include "quant/kind_custom.c"
+#include "quant/kind_hybrid.c"
+#include "quant/kinds.c"
 #include "quant/copies.c"
 #include "quant/quantizer.c"
 #include "quant/product.c"

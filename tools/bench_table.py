@@ -1,6 +1,6 @@
-"""Writes what te_bench measured (a CSV) into README.md, between its markers, and as a plot beside the CSV. Needs Python alone.
+"""Writes a CSV of te_bench as a plot and a table beside it, and a few of its rows into README.md; texts go between their markers. Needs Python alone.
 
-    python3 tools/bench_table.py tests/bench/h200.csv
+    python3 tools/bench_table.py tests/bench/h200.csv      writes tests/bench/h200.svg, tests/bench/h200.md, README.md
 """
 import csv
 import math
@@ -9,6 +9,9 @@ import sys
 from html import escape
 
 BEGIN, END = "<!-- te_bench: begin -->\n", "<!-- te_bench: end -->\n"
+# The rows that the README shows.
+README_ROWS = ["gemm bf16 TN", "gemm fp8 fast accumulation", "gemm fp8 1x128 by 128x128", "few bf16", "rmsnorm forward", "quantize mxfp8 both copies",
+               "adam bf16 with f32 states", "layer bf16", "layer fp8 current scaling", "layer fp8 delayed scaling"]
 # Of the plot: which colour stands for what a row is compared with. Both are told apart on white and on black.
 COLOURS = {"cuBLASLt": "#2e6fe4", "copy": "#1f9d55", "our bf16": "#d9730d", "our dense": "#d9730d", "without it": "#b4419b", "padded": "#7a7f87"}
 LABEL, SCALE, ROW, TOP, MOST = 330, 290, 16, 64, 1.75  # pixels; pixels a ratio of 1; the ratio at the right edge
@@ -75,18 +78,24 @@ def plot(head, rows):
     return "\n".join(out) + "\n</svg>\n"
 
 
-def main(path):
-    head, rows = read(path)
-    picture = path.with_suffix(".svg")
-    picture.write_text(plot(head, rows))
-    text = (f"{head}; medians, random normal data, L2 flushed, clocks as found.\n\n![Speed of every kernel relative to cuBLASLt, to a copy, or to another of ours]({picture})\n\n"
-            f"All rows are in [{path}]({path}).\n\n<details><summary>As a table: the first shape of each kind, and what all shapes of it give</summary>\n\n" + table(rows) + "\n</details>\n")
-    readme = pathlib.Path("README.md")
-    before, marker, rest = readme.read_text().partition(BEGIN)
+def replace(path, text):
+    """Puts `text` between the markers of a file."""
+    before, marker, rest = path.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not marker or not end:
-        sys.exit(f"bench_table.py: README.md lacks {BEGIN.strip()} or {END.strip()}")
-    readme.write_text(before + BEGIN + text + END + after)
+        sys.exit(f"bench_table.py: {path} lacks {BEGIN.strip()} or {END.strip()}")
+    path.write_text(before + BEGIN + text + END + after)
+
+
+def main(path):
+    head, rows = read(path)
+    picture, whole = path.with_suffix(".svg"), path.with_suffix(".md")
+    picture.write_text(plot(head, rows))
+    if not whole.exists():
+        whole.write_text(f"# Measurements: {path.stem}\n\n{BEGIN}{END}")
+    measured, plotted = f"{head}; medians, random normal data, L2 flushed, clocks as found.\n\n", "Speed of every kernel relative to cuBLASLt, to a copy, or to another of ours"
+    replace(whole, f"{measured}![{plotted}]({picture.name})\n\nThe first shape of each kind, and what all shapes of it give; every row is in [{path.name}]({path.name}).\n\n" + table(rows))
+    replace(pathlib.Path("README.md"), f"{measured}![{plotted}]({picture})\n\n" + table({what: rows[what] for what in README_ROWS if what in rows}))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ typedef struct call {
     const char *label;
     te_op op;
     union {
-#define CALL_MEMBER(lower, UPPER, family) te_##lower##_args lower;
+#define CALL_MEMBER(lower, UPPER, family) te_op_##lower##_args lower;
         TE_OP_LIST(CALL_MEMBER)
 #undef CALL_MEMBER
     } args;

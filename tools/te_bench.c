@@ -5,7 +5,7 @@
  *     te_bench --tune [MxNxK | all] [tn | nn | nt] [f32] [bf16 | fp8 | fp8-split | fp8-1x128-128x128 | fp8-1x128-1x128 | mxfp8 | nvfp4]
  *
  * WORD: only rows whose name has one of them: gemm, "gemm bf16", epilogue, odd, norm, adam, layer .. --profile: below each row of a layer, the time of
- * each kernel. --tune: every tile and number of splits that te_gemm's choice weighs, fastest first, with what it thinks of them.
+ * each kernel. --tune: every tile and number of splits that te_op_gemm's choice weighs, fastest first, with what it thinks of them.
  *
  * Every figure is the median of at least 15 runs between CUDA events, on random normal data, with the L2 cache flushed before each run:
  * by writing, which leaves it as full of lines to be written back as a call that writes leaves it; before calls that only read, by writing
@@ -47,10 +47,10 @@ static float measure_once(bench *b, int index, work_fn work, void *arg) {
     float milliseconds = 0;
     te_tensor_fill(b->flush, index);
     if (b->reads_only) {
-        te_amax_args read = TE_ZERO;
+        te_op_amax_args read = TE_ZERO;
         read.x = b->flush;
         read.amax = b->flushed;
-        te_amax(b->te, &read);
+        te_op_amax(b->te, &read);
     }
     te__cuda_settle(b->te); /* no launch of the warm-up waits for its kernel any more */
     te__cu.EventRecord(b->start, b->te->cuda->stream);
@@ -285,7 +285,7 @@ static bool lt_open(cublaslt *lt) {
 
 /* A product of ours, and what cuBLASLt needs to make the same one. */
 typedef struct product {
-    te_gemm_args args;
+    te_op_gemm_args args;
     void *desc, *la, *lb, *ld;
     lt_heuristic best;
     int status; /* of cuBLASLt's last call */
@@ -293,7 +293,7 @@ typedef struct product {
 
 static void run_ours(bench *b, void *arg) {
     product *p = (product *)arg;
-    te_gemm(b->te, &p->args);
+    te_op_gemm(b->te, &p->args);
 }
 /* Column-major: D^T = op(B)^T op(A)^T. */
 static void run_theirs(bench *b, void *arg) {
@@ -309,7 +309,7 @@ static int lt_scale_mode(te_scaling s) { return s == TE_SCALING_BLOCK_1D ? LT_SC
 
 /* Its own name for our epilogue, and what that reads or writes. */
 static void lt_epilogue(const cublaslt *lt, product *p) {
-    const te_gemm_args *g = &p->args;
+    const te_op_gemm_args *g = &p->args;
     int epilogue = g->bias ? LT_WITH_BIAS : g->bias_gradient ? LT_WITH_BIAS_GRADIENT : 0;
     if (g->epilogue) epilogue |= g->epilogue == TE_EPILOGUE_GELU ? LT_WITH_GELU : LT_WITH_DGELU;
     if (g->aux) epilogue |= LT_WITH_AUX;
@@ -328,7 +328,7 @@ static void lt_epilogue(const cublaslt *lt, product *p) {
 }
 
 static bool lt_prepare(bench *b, product *p) {
-    const te_gemm_args *g = &p->args;
+    const te_op_gemm_args *g = &p->args;
     int ta = g->b_transposed ? LT_OP_T : LT_OP_N, tb = g->a_transposed ? LT_OP_T : LT_OP_N, got = 0, mode_a = lt_scale_mode(g->scaling_b), mode_b = lt_scale_mode(g->scaling_a);
     signed char fast = !g->split_accumulator;
     size_t bytes;
@@ -362,8 +362,8 @@ static bool lt_prepare(bench *b, product *p) {
 
 /* How far their D is from ours, relative to ours: a denominator has to multiply the same matrices. */
 static double lt_difference(bench *b, product *p) {
-    te_quant_error_args e = TE_ZERO;
-    te_copy_args copy = TE_ZERO;
+    te_op_quant_error_args e = TE_ZERO;
+    te_op_copy_args copy = TE_ZERO;
     float sums[5] = {1, 0, 0, 0, 0};
     int64_t five = 5, six = 6;
     te_scope_begin(b->te);
@@ -371,14 +371,14 @@ static double lt_difference(bench *b, product *p) {
     run_ours(b, p);
     copy.src = p->args.d;
     copy.dst = te_tensor_empty(b->te, TE_F32, p->args.d->ndim, p->args.d->shape);
-    te_copy(b->te, &copy);
+    te_op_copy(b->te, &copy);
     te_tensor_fill(p->args.d, 0);
     run_theirs(b, p);
     e.x = p->args.d;
     e.y = copy.dst;
     e.counts = te_tensor_empty(b->te, TE_I64, 1, &six);
     e.sums = te_tensor_empty(b->te, TE_F32, 1, &five);
-    te_quant_error(b->te, &e);
+    te_op_quant_error(b->te, &e);
     te_tensor_to_host(e.sums, sums);
     te_scope_end(b->te);
     return sums[0] > 0 ? sqrt((double)sums[3] / (double)sums[0]) : 1;
@@ -389,12 +389,12 @@ static double lt_difference(bench *b, product *p) {
 static const int64_t shapes[][3] = {{8192, 8192, 8192}, {4096, 4096, 4096}, {8192, 6144, 4096}, {8192, 4096, 4096}, {8192, 28672, 4096}, {8192, 4096, 14336},
                                     {4096, 14336, 4096}, {16384, 7168, 2048}, {512, 4096, 4096}, {64, 2112, 7168}, {1, 4096, 4096}};
 /* A model that writes one word after the other, for one, four, eight or sixteen readers. */
-static const int64_t few_shapes[][3] = {{1, 4096, 4096}, {1, 14336, 4096}, {1, 4096, 14336}, {1, 128256, 4096}, {4, 14336, 4096}, {8, 14336, 4096}, {16, 14336, 4096}};
+static const int64_t gemv_shapes[][3] = {{1, 4096, 4096}, {1, 14336, 4096}, {1, 4096, 14336}, {1, 128256, 4096}, {4, 14336, 4096}, {8, 14336, 4096}, {16, 14336, 4096}};
 typedef struct shape_list {
     const int64_t (*of)[3];
     int count;
 } shape_list;
-static const shape_list all_shapes = {shapes, sizeof shapes / sizeof *shapes}, with_few = {few_shapes, sizeof few_shapes / sizeof *few_shapes};
+static const shape_list all_shapes = {shapes, sizeof shapes / sizeof *shapes}, with_gemv = {gemv_shapes, sizeof gemv_shapes / sizeof *gemv_shapes};
 
 static void shape_text(char text[64], int64_t m, int64_t n, int64_t k) { snprintf(text, 64, "%lldx%lldx%lld", (long long)m, (long long)n, (long long)k); }
 
@@ -415,7 +415,7 @@ static bool product_open(bench *b, product *p, te_quant_kind kind, bool b_2d, la
     for (i = 0; i < 2 && kind; i++) {
         te__quant_spec spec;
         memset(&spec, 0, sizeof spec);
-        spec.kind = kind;
+        spec.cls = te__quant_class_of(kind);
         spec.dtype = kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : TE_F8E4M3;
         spec.usage = TE_ROWWISE;
         spec.two_dimensional = kind == TE_QUANT_BLOCK && i == 1 && b_2d;
@@ -635,12 +635,12 @@ static void bench_host(bench *b) {
     if (!wanted(b, "host time of a quantizer call")) return;
     { /* the driver's own share: the same kernel, planned once */
         te__plan *p = (te__plan *)malloc(sizeof *p);
-        te_fill_args fill = TE_ZERO;
+        te_op_fill_args fill = TE_ZERO;
         te__cu_handle function;
         float times[ROUNDS];
         bool pushed;
         fill.dst = b->flushed;
-        if (p && te_fill(b->te, &fill) == TE_OK && te__cuda_enter(b->te, &pushed) == TE_OK) {
+        if (p && te_op_fill(b->te, &fill) == TE_OK && te__cuda_enter(b->te, &pushed) == TE_OK) {
             te__cuda_plan(b->te, p, TE_OP_FILL, &fill);
             te__jit_get(b->te, &p->launch[0], p->baseline, &function);
             for (round = 0; round < ROUNDS; round++) {
@@ -680,7 +680,7 @@ static void bench_host(bench *b) {
             }
             if (!y) times[ROUNDS / 2] = 0;
             else qsort(times, ROUNDS, sizeof(float), by_value);
-            snprintf(text, sizeof text, "%s %dx%d", te__quant_kind_name(kinds[i]), (int)sizes[s], (int)sizes[s]);
+            snprintf(text, sizeof text, "%s %dx%d", te__quant_class_of(kinds[i])->name, (int)sizes[s], (int)sizes[s]);
             report(b, "host time of a quantizer call", text, (double)times[ROUNDS / 2], (double)times[ROUNDS / 2] * 1e6, "us");
             te_quantizer_destroy(q);
             te_scope_end(b->te);
@@ -691,11 +691,11 @@ static void bench_host(bench *b) {
 
 typedef struct host_calls {
     te_ctx *te;
-    te_gemm_args gemm;
+    te_op_gemm_args gemm;
     te_norm_fwd_args norm;
     te_norm_bwd_args norm_bwd;
-    te_act_fwd_args act;
-    te_act_bwd_args act_bwd;
+    te_op_act_fwd_args act;
+    te_op_act_bwd_args act_bwd;
     te_tensor *x;
     te_module *layer;
     te_optimizer *adam; /* NULL: forward and backward alone */
@@ -705,11 +705,11 @@ typedef struct host_calls {
 } host_calls;
 typedef void (*host_fn)(host_calls *h);
 
-static void host_gemm(host_calls *h) { te_gemm(h->te, &h->gemm); }
-static void host_norm(host_calls *h) { te_rmsnorm_fwd(h->te, &h->norm); }
-static void host_norm_bwd(host_calls *h) { te_rmsnorm_bwd(h->te, &h->norm_bwd); }
-static void host_act(host_calls *h) { te_act_fwd(h->te, &h->act); }
-static void host_act_bwd(host_calls *h) { te_act_bwd(h->te, &h->act_bwd); }
+static void host_gemm(host_calls *h) { te_op_gemm(h->te, &h->gemm); }
+static void host_norm(host_calls *h) { te_op_rmsnorm_fwd(h->te, &h->norm); }
+static void host_norm_bwd(host_calls *h) { te_op_rmsnorm_bwd(h->te, &h->norm_bwd); }
+static void host_act(host_calls *h) { te_op_act_fwd(h->te, &h->act); }
+static void host_act_bwd(host_calls *h) { te_op_act_bwd(h->te, &h->act_bwd); }
 static void host_upload(host_calls *h) {
     float numbers[64] = TE_ZERO;
     te_tensor_copy_from_host(h->x, numbers);
@@ -763,7 +763,7 @@ static void bench_host_calls(bench *b) {
     static const struct {
         const char *name;
         host_fn call;
-    } raw[] = {{"te_gemm bf16", host_gemm}, {"te_rmsnorm_fwd", host_norm}, {"te_rmsnorm_bwd", host_norm_bwd}, {"te_act_fwd", host_act}, {"te_act_bwd", host_act_bwd},
+    } raw[] = {{"te_op_gemm bf16", host_gemm}, {"te_op_rmsnorm_fwd", host_norm}, {"te_op_rmsnorm_bwd", host_norm_bwd}, {"te_op_act_fwd", host_act}, {"te_op_act_bwd", host_act_bwd},
                {"copy_from_host", host_upload}};
     int64_t n = 512, small = 64, shape[2];
     host_calls h = TE_ZERO;
@@ -809,11 +809,11 @@ static void bench_steps(bench *b, const char *size, int64_t hidden, int64_t ffn,
     te_scope_begin(b->te);
     layer.hidden_size = hidden;
     layer.ffn_hidden_size = ffn;
-    layer.num_attention_heads = heads;
-    layer.num_gqa_groups = groups;
-    layer.normalization = TE_RMSNORM;
+    layer.attention.num_attention_heads = heads;
+    layer.attention.num_gqa_groups = groups;
+    layer.norm.normalization = TE_RMSNORM;
     layer.activation = TE_SWIGLU;
-    layer.no_bias = true;
+    layer.gemm.no_bias = true;
     h.te = b->te;
     h.layer = te_transformer_layer_create(b->te, &layer);
     shape[0] = s;
@@ -1022,7 +1022,7 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
     for (int kind = 0; kind < 5; kind++) {
         static const char *const text[] = {"quantize nvfp4 both copies", "quantize nvfp4 both copies transformed", "quantize nvfp4 both copies stochastic", "quantize nvfp4 16x16 both copies", "quantize nvfp4 both copies transformed, its amaxes too"};
         BENCH(NVFP4_QUANTIZE, text[kind]) {
-            te_nvfp4_quantize_args *a = &c.args.nvfp4_quantize;
+            te_op_nvfp4_quantize_args *a = &c.args.nvfp4_quantize;
             a->x = x, a->row = empty(b, TE_F4E2M1, m, n), a->col = empty(b, TE_F4E2M1, n, m);
             a->row_scale = empty(b, TE_F8E4M3, m, n / 16), a->col_scale = empty(b, TE_F8E4M3, n, m / 16);
             a->amax_row = a->amax_col = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 5);
@@ -1072,7 +1072,7 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         static const char *const backward[] = {"gelu backward e5m2 both copies", "gelu backward e5m2 both copies, bias", "swiglu backward e5m2 both copies", "gelu backward bf16, bias"};
         te_tensor *scale = te_tensor_full(te, TE_F32, 1, (const int64_t[]){1}, 10);
         BENCH(ACT_FWD, forward[kind]) {
-            te_act_fwd_args *a = &c.args.act_fwd;
+            te_op_act_fwd_args *a = &c.args.act_fwd;
             int64_t wide = kind < 2 ? n : n / 2;
             a->x = x, a->y = empty(b, TE_F8E4M3, m, wide), a->col = kind & 1 ? empty(b, TE_F8E4M3, wide, m) : NULL, a->activation = kind < 2 ? TE_GELU : TE_SWIGLU;
             a->scale = scale, a->scale_inv = te__empty_1d(te, TE_F32, 1), a->amax = te__empty_1d(te, TE_F32, 1);
@@ -1080,7 +1080,7 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
             bench_call(b, forward[kind], shape, &c, e * 2 + (double)m * (double)wide * (kind & 1 ? 2 : 1));
         }
         BENCH(ACT_BWD, backward[kind]) {
-            te_act_bwd_args *a = &c.args.act_bwd;
+            te_op_act_bwd_args *a = &c.args.act_bwd;
             te_dtype format = kind == 3 ? TE_BF16 : TE_F8E5M2;
             int64_t wide = kind == 2 ? n / 2 : n;
             a->x = x, a->dy = normal(b, TE_BF16, m, wide), a->dx = empty(b, format, m, n), a->activation = kind == 2 ? TE_SWIGLU : TE_GELU;
@@ -1310,13 +1310,12 @@ static te_result no_attention_forward(te_module *self, te_forward_args *args) {
     int64_t shape[3];
     shape[0] = q->shape[0], shape[1] = q->shape[1], shape[2] = q->shape[2] * q->shape[3];
     te_no_grad_begin(te);
-    args->outputs[0] = te_tensor_view(q, 3, shape);
+    args->outputs.out = te_tensor_view(q, 3, shape);
     te_no_grad_end(te);
-    args->num_outputs = 1;
     inputs[0] = q, inputs[1] = args->key, inputs[2] = args->value;
     node.name = "no attention";
     node.inputs = inputs, node.num_inputs = 3;
-    node.outputs = args->outputs, node.num_outputs = 1;
+    node.outputs = &args->outputs.out, node.num_outputs = 1;
     node.state = args->user, node.state_size = sizeof(no_attention);
     node.backward = no_attention_backward;
     return te_record(te, &node);
@@ -1393,11 +1392,11 @@ static void bench_layer(bench *b, int64_t tokens) {
     te_scope_begin(b->te);
     desc.hidden_size = HIDDEN;
     desc.ffn_hidden_size = FFN;
-    desc.num_attention_heads = HEADS;
-    desc.num_gqa_groups = GROUPS;
-    desc.normalization = TE_RMSNORM;
+    desc.attention.num_attention_heads = HEADS;
+    desc.attention.num_gqa_groups = GROUPS;
+    desc.norm.normalization = TE_RMSNORM;
     desc.activation = TE_SWIGLU;
-    desc.no_bias = true;
+    desc.gemm.no_bias = true;
     plain.layer = te_transformer_layer_create(b->te, &desc);
     core = te_module_find(plain.layer, "self_attention.core_attention");
     if (core) te_module_set_forward(core, no_attention_forward);
@@ -1457,7 +1456,7 @@ static void alternative_text(bench *b, const product *p, char *text, size_t size
             const te__launch *l = &plan->launch[i];
             bool hopper = strcmp(l->kernel, "gemm_hopper") == 0;
             int splits;
-            if (!hopper && strcmp(l->kernel, "gemm_mma") != 0 && strncmp(l->kernel, "gemm_skinny", 11) != 0) continue;
+            if (!hopper && strcmp(l->kernel, "gemm_mma") != 0 && strncmp(l->kernel, "gemv_", 5) != 0) continue;
             splits = hopper ? ((const te__gemm_hopper_kargs *)l->args)->g.splits : ((const te__gemm_kargs *)l->args)->splits;
             used += (size_t)snprintf(text + used, size - used, "%s, splits %d, grid %u x %u", l->kernel, splits, l->grid[0], l->grid[1]);
             for (o = 0; o < l->num_options && used < size; o++) {
@@ -1472,7 +1471,7 @@ static void alternative_text(bench *b, const product *p, char *text, size_t size
     free(plan);
 }
 
-/* Every tile and number of splits that the choice weighs, fastest first; "*": the one that it picks, which for a few lines is none of them. most: lines. */
+/* Every tile and number of splits that the choice weighs, fastest first; "*": the one that it picks, which is none of them for a GEMV. most: lines. */
 static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dtype out, bool split, int64_t m, int64_t n, int64_t k, int most) {
     enum { MAX_ALTERNATIVES = 511 };
     static alternative list[MAX_ALTERNATIVES];
@@ -1486,7 +1485,7 @@ static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dty
     if (product_open(b, &p, kind, b_2d, l, TE_BF16, out, m, n, k)) {
         p.args.split_accumulator |= split;
         alternative_text(b, &p, pick, sizeof pick);
-        if (!te__gemm_tune.count) { /* what would be weighed without gemm_skinny and gemm_skinny_down */
+        if (!te__gemm_tune.count) { /* what would be weighed without gemv_k and gemv_mn */
             te__gemm_tune.take = 0;
             alternative_text(b, &p, list[0].text, sizeof list[0].text);
         }
@@ -1583,9 +1582,9 @@ static void bench_head(bench *b) {
 /* ---- products by groups, over our dense product of as many operations ---- */
 
 typedef struct grouped {
-    te_grouped_gemm_args args;
+    te_op_grouped_gemm_args args;
 } grouped;
-static void run_grouped(bench *b, void *arg) { te_grouped_gemm(b->te, &((grouped *)arg)->args); }
+static void run_grouped(bench *b, void *arg) { te_op_grouped_gemm(b->te, &((grouped *)arg)->args); }
 
 /* Uneven sizes, one in seven 0, hardly any of them a multiple of a tile; together `total`. */
 static te_tensor *uneven_sizes(bench *b, int64_t groups, int64_t total) {
@@ -1663,12 +1662,12 @@ static void measure_all(bench *b) {
     bench_gemm(b);
     bench_decoded(b, &all_shapes, "gemm mxfp8", TE_QUANT_MXFP8);
     bench_decoded(b, &all_shapes, "gemm nvfp4", TE_QUANT_NVFP4);
-    bench_products(b, &with_few, "few bf16", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
-    bench_products(b, &with_few, "few bf16 NN", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
-    bench_products(b, &with_few, "few fp8", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
-    bench_products(b, &with_few, "few fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
-    bench_decoded(b, &with_few, "few mxfp8", TE_QUANT_MXFP8);
-    bench_decoded(b, &with_few, "few nvfp4", TE_QUANT_NVFP4);
+    bench_products(b, &with_gemv, "gemv bf16", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
+    bench_products(b, &with_gemv, "gemv bf16 NN", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
+    bench_products(b, &with_gemv, "gemv fp8", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
+    bench_products(b, &with_gemv, "gemv fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
+    bench_decoded(b, &with_gemv, "gemv mxfp8", TE_QUANT_MXFP8);
+    bench_decoded(b, &with_gemv, "gemv nvfp4", TE_QUANT_NVFP4);
     bench_epilogues(b);
     bench_odd(b);
     bench_host(b);

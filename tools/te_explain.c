@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
     for (i = 0;; i++) {
         te_scope_begin(te);
         if (!call_build(&c, te, i, dtype)) break;
-        if (strstr(te_op_name(c.op), filter) || strstr(c.label, filter)) {
+        if (strstr(te_query_name(c.op), filter) || strstr(c.label, filter)) {
             size_t k;
             if (!all) explain(te, &c, device);
             for (k = 0; all && k < sizeof devices / sizeof *devices; k++) explain(te, &c, devices[k]);

@@ -18,7 +18,7 @@ static const char *run_call(te_ctx *te, call *c, int index, te_dtype dtype, bool
     if (!*more) return NULL;
     switch (c->op) {
 #define RUN(lower, UPPER, family) \
-    case TE_OP_##UPPER: te_##lower(te, &c->args.lower); break;
+    case TE_OP_##UPPER: te_op_##lower(te, &c->args.lower); break;
         TE_OP_LIST(RUN)
 #undef RUN
     default: break;

@@ -321,7 +321,7 @@ static void put_overloads(text *out, const list *parts) {
         free(part.bytes);
     }
     put(out, "#define TE_OP_OVERLOAD(lower, UPPER, family) \\\n"
-             "    static inline te_result te_##lower(te_ctx *te, const te_##lower##_args &args) { return te_##lower(te, &args); }\n"
+             "    static inline te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args &args) { return te_op_##lower(te, &args); }\n"
              "TE_OP_LIST(TE_OP_OVERLOAD)\n#undef TE_OP_OVERLOAD\n#endif\n\n");
 }
 

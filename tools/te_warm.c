@@ -61,12 +61,12 @@ static void plan_step(te_ctx *te, const sizes *s, const te_recipe *recipe) {
     e.num_embeddings = s->vocabulary;
     e.embedding_dim = d.hidden_size = n.hidden_size = s->hidden;
     d.ffn_hidden_size = s->ffn;
-    d.num_attention_heads = (int)s->heads;
-    d.num_gqa_groups = (int)s->kv_heads;
-    d.normalization = s->layernorm ? TE_LAYERNORM : TE_RMSNORM;
+    d.attention.num_attention_heads = (int)s->heads;
+    d.attention.num_gqa_groups = (int)s->kv_heads;
+    d.norm.normalization = s->layernorm ? TE_LAYERNORM : TE_RMSNORM;
     d.activation = s->layernorm ? TE_GELU : TE_SWIGLU;
-    d.no_bias = !s->layernorm;
-    d.params_dtype = e.params_dtype = n.params_dtype = s->dtype;
+    d.gemm.no_bias = !s->layernorm;
+    d.gemm.params_dtype = e.params_dtype = n.params_dtype = s->dtype;
     a.max_grad_norm = 1;
     embedding = te_embedding_create(te, &e);
     layer = te_transformer_layer_create(te, &d);
@@ -83,7 +83,7 @@ static void plan_step(te_ctx *te, const sizes *s, const te_recipe *recipe) {
     if (recipe) te_autocast_begin(te, &cast);
     y = te_forward_with(layer, &f);
     if (recipe) te_autocast_end(te);
-    y = te_matmul(te_forward(norm, y), te_module_parameter(embedding, "weight"), NULL);
+    y = te_linear(te_forward(norm, y), te_module_parameter(embedding, "weight"), NULL);
     if (!s->inference) {
         te_backward(te_cross_entropy(y, ids, NULL));
         te_optimizer_step(adam);

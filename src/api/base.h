@@ -1,5 +1,6 @@
 /* api/base.h: what every other chapter uses: version, linkage, number formats, results, handles. */
 
+/* The version of this header: TE_VERSION_MAJOR.TE_VERSION_MINOR.TE_VERSION_PATCH. */
 #define TE_VERSION_MAJOR 0
 #define TE_VERSION_MINOR 1
 #define TE_VERSION_PATCH 0
@@ -8,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Compiler attributes, empty where the compiler has none: TE_MAYBE_UNUSED silences the warning about an unused function, TE_PRINTF(f, a) has the
+ * format string (parameter f) checked against its arguments (from parameter a on). */
 #if defined(__GNUC__) || defined(__clang__)
 #define TE_MAYBE_UNUSED __attribute__((unused))
 #define TE_PRINTF(f, a) __attribute__((format(printf, f, a)))
@@ -16,8 +19,8 @@
 #define TE_PRINTF(f, a)
 #endif
 
-/* Linkage of every public function. TE_STATIC makes them private to the including file, so that two files of one
- * program can each carry a te.h of their own. Such a file has its implementation too, or it would have no functions at all. */
+/* TE_API is the linkage of every public function: extern "C". TE_STATIC, defined before the include, makes them private to the including
+ * file, so that two files of one program can each carry a te.h of their own. Such a file has its implementation too. */
 #ifdef TE_STATIC
 #define TE_API static TE_MAYBE_UNUSED
 #elif defined(__cplusplus)
@@ -38,32 +41,33 @@ TE_API int te_dtype_bits(te_dtype dtype);
 /* Largest finite value: 448 for E4M3, 57344 for E5M2, 6 for E2M1, FLT_MAX for F32 ...; 0 for integers. */
 TE_API float te_dtype_max(te_dtype dtype);
 
-/* What a function that makes no tensor returns. The text that belongs to a failure is te_error(). */
+/* The result of a function that makes no tensor. te_error gives the text of a failure. */
 typedef enum te_result {
-    TE_OK = 0,
+    TE_OK = 0,            /* success */
     TE_ERR_INVALID,       /* an argument outside its documented range */
-    TE_ERR_SHAPE,         /* shapes that do not fit each other; the message names both */
-    TE_ERR_DTYPE,         /* number formats that do not fit each other */
-    TE_ERR_UNSUPPORTED,   /* legal, but this backend has no kernel for it; the message says which has */
-    TE_ERR_OUT_OF_MEMORY, /* host or device; nothing was changed and the context stays usable */
+    TE_ERR_SHAPE,         /* shapes do not fit each other; the message names both */
+    TE_ERR_DTYPE,         /* number formats do not fit each other */
+    TE_ERR_UNSUPPORTED,   /* the call is legal, and this backend has no kernel for it; the message says which has */
+    TE_ERR_OUT_OF_MEMORY, /* host or device memory; nothing was changed and the context stays usable */
     TE_ERR_DEVICE,        /* the driver refused; the message carries its own words */
-    TE_ERR_LIBRARY,       /* libcuda, libnvrtc or libnccl missing or too old; the message lists what was tried */
+    TE_ERR_LIBRARY,       /* libcuda or libnvrtc is missing or too old; the message lists the paths that were tried */
     TE_ERR_COMPILE,       /* NVRTC refused a kernel; the message carries its log */
     TE_ERR_IO,            /* a file could not be read or written */
-    TE_ERR_FORMAT,        /* a file that is not what it says it is */
-    TE_ERR_STATE,         /* a call out of order, or one that an earlier error made void */
+    TE_ERR_FORMAT,        /* a file's content is damaged or of another format */
+    TE_ERR_STATE,         /* a call out of order, a NULL tensor, or a call after an earlier error */
     TE_RESULT_COUNT
 } te_result;
 
 /* "TE_ERR_SHAPE" ... Static string. */
 TE_API const char *te_result_name(te_result result);
 
+/* The most dimensions that a tensor can have. */
 #define TE_MAX_DIMS 8
 
-typedef struct te_ctx te_ctx;
-typedef struct te_tensor te_tensor;
-typedef struct te_module te_module;
-typedef struct te_optimizer te_optimizer;
-typedef struct te_quantizer te_quantizer;
-typedef struct te_group te_group;
-typedef struct te_graph te_graph;
+typedef struct te_ctx te_ctx;             /* a device, its stream and memory, and all state: te_ctx_create */
+typedef struct te_tensor te_tensor;       /* a reference-counted view of memory, plain or quantized: api/tensor.h, api/quant.h */
+typedef struct te_module te_module;       /* a node of a model's tree: api/module.h */
+typedef struct te_optimizer te_optimizer; /* an optimizer and its states: te_fused_adam_create */
+typedef struct te_quantizer te_quantizer; /* how tensors are quantized: te_quantizer_create */
+typedef struct te_group te_group;         /* this rank's place among ranks that compute together: te_group_create, te_thread_group_create */
+typedef struct te_graph te_graph;         /* a captured sequence of calls: te_graph_end */

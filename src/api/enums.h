@@ -5,64 +5,82 @@
  * the low half, and a row of odd length ends with an unused high half. */
 typedef enum te_dtype {
     TE_DTYPE_NONE = 0, /* "not given": the documented default of the field applies */
-    TE_F32 = 1,
-    TE_F16 = 2,
-    TE_BF16 = 3,
-    TE_F8E4M3 = 4,
-    TE_F8E5M2 = 5,
-    TE_F8E8M0 = 6,
-    TE_F4E2M1 = 7,
-    TE_U8 = 8,
-    TE_I32 = 9,
-    TE_I64 = 10,
+    TE_F32 = 1,        /* IEEE single */
+    TE_F16 = 2,        /* IEEE half */
+    TE_BF16 = 3,       /* bfloat16: the upper half of an f32 */
+    TE_F8E4M3 = 4,     /* 1 byte: codes */
+    TE_F8E5M2 = 5,     /* 1 byte: codes, of gradients mostly */
+    TE_F8E8M0 = 6,     /* 1 byte: scales of MXFP8 */
+    TE_F4E2M1 = 7,     /* half a byte: codes of NVFP4 */
+    TE_U8 = 8,         /* raw bytes */
+    TE_I32 = 9,        /* ids, offsets */
+    TE_I64 = 10,       /* ids, offsets, counts */
     TE_DTYPE_COUNT = 11
 } te_dtype;
 
-typedef enum te_random_kind { TE_RANDOM_UNIFORM = 0, TE_RANDOM_NORMAL = 1 } te_random_kind;
+/* The distribution of te_op_random. */
+typedef enum te_random_kind {
+    TE_RANDOM_UNIFORM = 0, /* on [a, b) */
+    TE_RANDOM_NORMAL = 1   /* mean a, standard deviation b */
+} te_random_kind;
 
-typedef enum te_amax_algo { TE_AMAX_MAX = 0, TE_AMAX_MOST_RECENT = 1 } te_amax_algo;
+/* Which amax of its history delayed scaling takes (TransformerEngine: amax_compute_algo). */
+typedef enum te_amax_algo {
+    TE_AMAX_MAX = 0,        /* the largest ("max") */
+    TE_AMAX_MOST_RECENT = 1 /* the last step's ("most_recent") */
+} te_amax_algo;
 
-/* How the scales of a quantized matrix lie; the layouts stand with te_block_quantize, te_mxfp8_quantize and te_nvfp4_quantize. */
+/* The layout of a quantized matrix's scales; te_op_block_quantize, te_op_mxfp8_quantize and te_op_nvfp4_quantize describe each. */
 typedef enum te_scaling {
     TE_SCALING_TENSOR = 0,   /* one f32 */
-    TE_SCALING_BLOCK_1D = 1, /* f32, one for 128 neighbours along the contraction */
-    TE_SCALING_BLOCK_2D = 2, /* f32, one for 128 x 128 */
-    TE_SCALING_MXFP8 = 3,    /* E8M0, one for 32 neighbours */
-    TE_SCALING_NVFP4 = 4     /* E4M3, one for 16 neighbours, and f32 amaxes above them */
+    TE_SCALING_BLOCK_1D = 1, /* f32, one for each 128 elements along the contraction */
+    TE_SCALING_BLOCK_2D = 2, /* f32, one for each 128 x 128 elements */
+    TE_SCALING_MXFP8 = 3,    /* E8M0, one for each 32 elements along the contraction */
+    TE_SCALING_NVFP4 = 4     /* E4M3, one for each 16 elements along the contraction, and an f32 amax of the tensor or of each row */
 } te_scaling;
 
-/* NVFP4: which blocks are tried with 4 as their largest code besides 6, and by what error the better is chosen. */
-typedef enum te_4over6_error { TE_4OVER6_OFF = 0, TE_4OVER6_MAE = 1, TE_4OVER6_MSE = 2 } te_4over6_error;
+/* NVFP4's 4-over-6: each block is quantized twice, with 6 and with 4 as its largest code, and keeps the one with the smaller error. */
+typedef enum te_4over6_error {
+    TE_4OVER6_OFF = 0, /* always 6 */
+    TE_4OVER6_MAE = 1, /* error: sum of |x - decoded| */
+    TE_4OVER6_MSE = 2  /* error: sum of (x - decoded)^2 */
+} te_4over6_error;
 
+/* The last step of a product: applied to the f32 accumulator in the product's own kernel. */
 typedef enum te_epilogue {
-    TE_EPILOGUE_NONE = 0,
-    TE_EPILOGUE_GELU = 1,  /* D = gelu(acc + bias); aux, if given, gets acc + bias */
-    TE_EPILOGUE_DGELU = 2  /* D = acc * gelu'(aux) */
+    TE_EPILOGUE_NONE = 0,  /* D = acc + bias */
+    TE_EPILOGUE_GELU = 1,  /* D = gelu(acc + bias); aux, if given, is written: acc + bias */
+    TE_EPILOGUE_DGELU = 2  /* D = acc * gelu'(aux); aux is read */
 } te_epilogue;
 
-/* As TransformerEngine computes them (GLU variants: Shazeer 2020). The gated ones take [M, 2N], the first half through the
- * nonlinearity: y = f(a) * b. */
+/* Activations, computed as TransformerEngine does (gated ones: Shazeer 2020). A gated activation takes [M, 2N], a the first and b the second
+ * half of a row, and gives [M, N]. */
 typedef enum te_activation {
-    TE_ACTIVATION_DEFAULT = 0, /* GELU in modules, no activation in te_act_fwd's sense: refused there */
-    TE_GELU = 1,               /* the tanh form */
-    TE_RELU = 2,
-    TE_SILU = 3,
-    TE_QGELU = 4,
-    TE_SRELU = 5,
-    TE_GEGLU = 6,
-    TE_REGLU = 7,
-    TE_SWIGLU = 8,
-    TE_QGEGLU = 9,
-    TE_SREGLU = 10,
-    TE_GLU = 11,
-    TE_CLAMPED_SWIGLU = 12 /* gpt-oss: limit, alpha */
+    TE_ACTIVATION_DEFAULT = 0, /* GELU in modules; te_activate and te_op_act_fwd refuse it */
+    TE_GELU = 1,               /* x Phi(x), the tanh approximation */
+    TE_RELU = 2,               /* max(x, 0) */
+    TE_SILU = 3,               /* x sigmoid(x) */
+    TE_QGELU = 4,              /* x sigmoid(1.702 x) */
+    TE_SRELU = 5,              /* max(x, 0)^2 */
+    TE_GEGLU = 6,              /* gelu(a) b */
+    TE_REGLU = 7,              /* relu(a) b */
+    TE_SWIGLU = 8,             /* silu(a) b */
+    TE_QGEGLU = 9,             /* qgelu(a) b */
+    TE_SREGLU = 10,            /* srelu(a) b */
+    TE_GLU = 11,               /* sigmoid(a) b */
+    TE_CLAMPED_SWIGLU = 12     /* gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1), c = min(a, limit) */
 } te_activation;
 
-typedef enum te_qkv_format { TE_SBHD = 0, TE_BSHD = 1 } te_qkv_format;
+/* The order of dimensions of queries, keys and values. */
+typedef enum te_qkv_format {
+    TE_SBHD = 0, /* [s, b, H, d] */
+    TE_BSHD = 1  /* [b, s, H, d] */
+} te_qkv_format;
 
+/* Which keys j query i sees. */
 typedef enum te_attn_mask {
-    TE_MASK_DEFAULT = 0,            /* causal in modules (TransformerEngine's default) and here */
-    TE_MASK_NONE = 1,
+    TE_MASK_DEFAULT = 0,            /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the module's own */
+    TE_MASK_NONE = 1,               /* all */
     TE_MASK_CAUSAL = 2,             /* j <= i */
     TE_MASK_CAUSAL_BOTTOM_RIGHT = 3 /* j <= i + s_kv - s_q */
 } te_attn_mask;

@@ -1,78 +1,89 @@
 /* api/functions.h: differentiable functions: tensors in, new tensors out, recorded on the tape.
  *
- * Each takes tensors of one context, returns a new tensor that belongs to the innermost scope, or NULL with the story in
- * te_error. Formats: f32, f16, bf16, alike for all operands unless said otherwise; parameters are read in their own. */
+ * Each takes tensors of one context and returns a new tensor that belongs to the innermost scope, or NULL with the error in te_error.
+ * Formats: f32, f16, bf16, alike for all operands unless said otherwise; parameters (weight, bias, table) may be of another one. All
+ * allocate; none syncs. */
 
-/* [..same..] */
+/* x + y, of one shape and format. */
 TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
+/* x * factor. */
 TE_API te_tensor *te_scale(te_tensor *x, float factor);
-/* f32 [1]. */
+/* The sum of all elements, f32 [1], in a fixed order. */
 TE_API te_tensor *te_sum_all(te_tensor *x);
+/* The mean of all elements, f32 [1]. TE_ERR_SHAPE for an empty tensor. */
 TE_API te_tensor *te_mean_all(te_tensor *x);
-/* x [.., K] times weight [N, K] transposed, plus bias [N] (may be NULL) -> [.., N], in high precision. */
-TE_API te_tensor *te_matmul(te_tensor *x, te_tensor *weight, te_tensor *bias);
-/* weight [N], bias [N] may be NULL; eps 0 => 1e-5. */
+/* x [.., K] W^T + bias -> [.., N], in high precision whatever the autocast; weight [N, K], bias [N] or NULL. */
+TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
+/* LayerNorm of each row of x [.., N] -> [.., N]; weight [N], bias [N] or NULL; eps 0 => 1e-5; zero_centered_gamma: the factor is weight + 1. */
 TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma);
+/* RMSNorm: the same without mean and bias. */
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma);
-/* [.., N] or, gated, [.., 2N] -> [.., N]. */
+/* x [.., N], or [.., 2N] for a gated activation, -> [.., N]. */
 TE_API te_tensor *te_activate(te_tensor *x, te_activation activation);
-/* p 0 => x itself. Draws from the context's random state. */
+/* Zeroes elements with probability p and divides the others by 1 - p; p 0 => x itself. Draws from the context's random state. */
 TE_API te_tensor *te_dropout(te_tensor *x, float p);
-/* residual + dropout(x + bias, p); bias and residual may be NULL. */
+/* residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p);
-/* ids i32/i64 [..] -> [.., H]. */
+/* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. An id outside 0 .. V-1 gives zeros. */
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
 
+/* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
-    float base;           /* 0 => 10000 */
-    float rotary_percent; /* 0 => 1: dim' = floor(dim * percent) */
-    bool interleaved;
-    float seq_len_interpolation_factor;         /* both set => positions are interpolated (TransformerEngine: RotaryPositionEmbedding) */
-    int64_t pretrained_max_position_embeddings;
-    int64_t position_offset;
-    te_tensor *start_positions; /* i32 [b], borrowed for the call */
+    float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
+    float rotary_percent;                       /* share of the head's channels that are rotated, dim = floor(d * percent); 0 => 1 */
+    bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
+    float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
+    int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
+    int64_t position_offset;                    /* added to every position */
+    te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
 } te_rotary_desc;
-/* x [s, b, h, d] or [b, s, h, d]. */
+/* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says -> the same shape. desc may be NULL. */
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
 
+/* Options of te_attention; zero is causal attention without dropout. */
 typedef struct te_attention_desc {
-    te_qkv_format format;
-    te_attn_mask mask; /* 0 => causal */
-    bool has_window;
-    int64_t window_left, window_right;
-    float softmax_scale; /* 0 => 1 / sqrt(d) */
-    float dropout_p;
+    te_qkv_format format; /* of q, k, v and the result; 0 => [s, b, H, d] */
+    te_attn_mask mask;    /* 0 => causal */
+    te_window window;     /* on top of the mask; zero => none */
+    float softmax_scale;  /* factor of the scores; 0 => 1 / sqrt(d) */
+    float dropout_p;      /* probability of zeroing an element of the softmax, from the context's random state; 0 => none */
 } te_attention_desc;
-/* q [s, b, H, d], k and v [s, b, G, d] (or bshd) -> [s, b, H, dv]. */
+/* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first) -> [s_q, b, H, dv]. Head h uses group
+ * h / (H / G). desc may be NULL. Deterministic, forward and backward. */
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
 
+/* Options of te_cross_entropy. */
 typedef struct te_cross_entropy_desc {
-    float label_smoothing;
-    int64_t ignore_index; /* read if has_ignore_index, else -100 */
-    bool has_ignore_index;
-    bool no_reduce; /* loss per row [M] in place of the mean over rows that are not ignored, [1] */
+    float label_smoothing; /* share of the target distribution that is uniform, 0 to 1 */
+    int64_t ignore_index;  /* rows with this target count for nothing; read if has_ignore_index, else -100 */
+    bool has_ignore_index; /* ignore_index was given */
+    bool no_reduce;        /* the loss of each row, [M], in place of the mean over the rows that are not ignored, [1] */
 } te_cross_entropy_desc;
-/* logits [.., V], target i32/i64 [..] -> f32. desc may be NULL. */
+/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL.
+ * Source: transformer_engine.pytorch.parallel_cross_entropy, on one rank. */
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
-/* f32 [1] = mean((x - target)^2). */
+/* mean((x - target)^2), f32 [1]; x and target of one shape and format. */
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
 
-/* A node of one's own: `backward` gets the gradients of the outputs (NULL where none arrived) and returns those of the inputs
- * (grad_inputs[i] stays NULL where none is wanted; needs[i] says whether it is). `saved` are retained until it has run, and
- * te_backward refuses to run it if one of them was written meanwhile. `state` is copied by size. */
+/* The backward function of a recorded node: reads the gradients of the outputs (grad_outputs[i] is NULL where none arrived), and sets
+ * grad_inputs[i] to a tensor of the input's shape and format (it may be one of grad_outputs) where needs[i] is true, leaving the others NULL.
+ * Nothing is recorded inside (te_enable_grad_begin changes that). Returns TE_OK, or an error's code. */
 typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs,
                                     te_tensor **grad_inputs, const bool *needs);
+/* A differentiable function of the user's. The lists are copied by te_record. */
 typedef struct te_node_desc {
-    const char *name; /* static */
-    te_tensor *const *inputs;
-    int num_inputs;
-    te_tensor *const *outputs;
-    int num_outputs;
-    te_tensor *const *saved;
-    int num_saved;
-    const void *state;
-    size_t state_size;
-    te_backward_fn backward;
-    void (*release)(te_ctx *te, void *state); /* lets go of what the copied state owns, once, whether the node is played, forgotten or never recorded; or NULL */
+    const char *name;          /* for messages; must outlive the tape: a literal */
+    te_tensor *const *inputs;  /* [num_inputs]; an entry may be NULL */
+    int num_inputs;            /* length of `inputs`, `needs` and `grad_inputs` */
+    te_tensor *const *outputs; /* [num_outputs], new tensors; they require a gradient from here on */
+    int num_outputs;           /* length of `outputs` and `grad_outputs` */
+    te_tensor *const *saved;   /* [num_saved], retained until `backward` has run; te_backward refuses if one was written meanwhile; an entry may be NULL */
+    int num_saved;             /* length of `saved` */
+    const void *state;         /* state_size bytes, copied; `backward` gets the copy */
+    size_t state_size;         /* bytes of `state`; 0 => none */
+    te_backward_fn backward;   /* needed */
+    /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
+    void (*release)(te_ctx *te, void *state);
 } te_node_desc;
+/* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);

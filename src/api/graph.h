@@ -1,8 +1,8 @@
-/* api/graph.h: graphs: a sequence of calls noted once and launched again and again, at the cost of one call.
+/* api/graph.h: graphs: a sequence of calls captured once and launched again and again, at the cost of one call.
  *
- *     for (int i = 0; i < 2; i++) step();   // once or more as usual: kernels get compiled, scales and states made
+ *     for (int i = 0; i < 2; i++) step();   // at least once as usual: it compiles kernels, makes scales and states
  *     te_graph_begin(te);
- *     step();                               // noted; nothing runs
+ *     step();                               // captured; nothing runs
  *     te_graph *graph = te_graph_end(te);
  *     for (;;) {
  *         te_tensor_copy_from_host(x, next_batch);    // x: a tensor from before te_graph_begin that step() reads
@@ -11,35 +11,36 @@
  *     }
  *     te_graph_destroy(graph);
  *
- * What is noted is the work of the device. A launch does it again with the same shapes, on the same memory, in the same order. Of the host's
- * state these move on with each launch, as if the calls were made: the random state (te_seed between launches counts), an optimizer's count
- * of steps and its learning rate (that of te_optimizer_set_lr at the launch), and what tells quantized copies and masters that weights were written.
- * Everything else that the host decides is decided once: which modules run, shapes, recipes, te_microbatch, te_module_train, factors and
- * other numbers in args (raw operations read what must change from tensors: rng, lr_device, bias_correction). Functions of the user's
- * that ran in between (modules, quantizers, backward functions) do not run again.
+ * A graph holds the work of the device. A launch repeats it with the same shapes, on the same memory, in the same order. This state of the
+ * host advances with each launch, as if the calls were made: the random state (te_seed between launches counts), an optimizer's count of
+ * steps and its learning rate (as te_optimizer_set_lr left it), and the versions of written tensors, which cached quantized weights and
+ * master weights compare. All other decisions of the host are made once, in the capture: which modules run, shapes, recipes, te_microbatch,
+ * te_module_train, factors and other numbers in args (raw operations read numbers that must change from tensors: rng, lr_device,
+ * bias_correction). The user's functions (modules, quantizers, backward functions) do not run again.
  *
- * Memory. Tensors from before stay where they are, and the graph keeps their memory even if they are released: write new data into it
- * (te_tensor_copy_from_host, te_tensor_copy). Tensors made in between are the graph's: uninitialised until the first launch, and
- * written anew by each; those that were retained, or whose scope is still open, can be read. What was released in between is used again inside the
- * graph alone. A parameter that had no gradient gets a new one from each launch; to one that had, each launch adds.
+ * Memory. Tensors from before the capture stay where they are, and the graph keeps their memory even if they are released: write new data
+ * into it (te_tensor_copy_from_host, te_tensor_copy). Tensors made inside belong to the graph: uninitialised until the first launch, and
+ * written anew by each; those that were retained, or whose scope is still open, can be read. Memory released inside is used again inside the
+ * graph alone. A parameter without a gradient gets a new one from each launch; each launch adds to a gradient that existed before.
  *
- * Refused in between, with the way out in the message: waiting and reading back (te_synchronize, te_tensor_to_host, te_tensor_item ...);
- * copying from host memory; making modules, optimizers and quantizers, or what they make when they first run: run the step once before;
- * TE_MICROBATCH_LATER whose FIRST is outside. An error in between leaves no graph: te_graph_end gives everything back and returns NULL.
+ * Refused inside, with the remedy in the message: waiting and reading back (te_synchronize, te_tensor_to_host, te_tensor_item ...); copying
+ * from host memory; creating modules, optimizers and quantizers, or state that they create in their first run: run the step once before;
+ * TE_MICROBATCH_LATER whose FIRST is outside. After an error inside there is no graph: te_graph_end frees everything and returns NULL.
  *
- * On CUDA, while a capture is under way nobody may use the legacy default stream of the same CUcontext (in any thread): the driver then
- * ends the capture, and te_graph_end says so.
+ * On CUDA, during a capture no thread may use the legacy default stream of the same CUcontext: the driver then ends the capture, and
+ * te_graph_end says so.
  *
- * On the CPU the operations are noted and run again one by one: the same rules, the same bits. */
+ * On the CPU the graph keeps each operation's args and runs them one by one: the same rules, the same bits. */
 
-/* From here to te_graph_end calls are noted in place of being run. Syncs. Errors: TE_ERR_STATE inside a capture, a warm-up or an autocast region;
- * TE_ERR_LIBRARY for a driver without graphs. */
+/* Begins a capture: up to te_graph_end calls are recorded and not run. Syncs. Errors: TE_ERR_STATE inside a capture, a warm-up or an autocast
+ * region; TE_ERR_LIBRARY for a driver without graphs. */
 TE_API te_result te_graph_begin(te_ctx *te);
-/* The graph, ready to be launched; owned by the caller. The random state and optimizers are as they were at te_graph_begin. NULL with the
- * error if anything was refused in between, and after te_graph_begin failed. */
+/* Ends the capture. Returns the graph, owned by the caller: te_graph_destroy. The random state and optimizers are as they were at te_graph_begin.
+ * NULL, with the error, if anything was refused inside or te_graph_begin failed. */
 TE_API te_graph *te_graph_end(te_ctx *te);
-/* Runs it once, on the context's stream. Asynchronous on CUDA; no host wait. Errors: TE_ERR_STATE inside a capture, or if an optimizer that it
- * steps was destroyed. */
+/* Runs the graph once, on the context's stream. Asynchronous on CUDA. Errors: TE_ERR_STATE inside a capture, or if an optimizer that it steps was
+ * destroyed. */
 TE_API te_result te_graph_launch(te_graph *graph);
-/* Its memory goes back, as far as no tensor holds it. Syncs. NULL is fine. A context destroys its graphs itself; then they can only be destroyed. */
+/* Frees the graph, and its memory as far as no tensor holds it. Syncs. NULL is fine. te_ctx_destroy leaves a graph of the context as a shell that
+ * still needs this call and allows no other. */
 TE_API void te_graph_destroy(te_graph *graph);

@@ -1,7 +1,7 @@
 /* te.h: NVIDIA TransformerEngine in one C header
  * ==============================================
  *
- * Builds and trains transformers in FP8 and FP4, from C or C++. On a machine with an NVIDIA driver it runs kernels of its own; on
+ * te.h builds and trains transformers in FP8 and FP4, from C or C++. On a machine with an NVIDIA driver it runs its own CUDA kernels; on
  * any other it runs the same models on the CPU. It needs no CUDA toolkit, no cuBLAS, no cuDNN, no Python. MIT licence.
  *
  *
@@ -14,8 +14,8 @@
  *     int main(void) {
  *         te_ctx *te = te_ctx_create(NULL);           // GPU 0 if there is one, else the CPU
  *         te_module *layer = te_transformer_layer_create(te, &(te_transformer_layer_desc){
- *             .hidden_size = 1024, .ffn_hidden_size = 2816, .num_attention_heads = 16, .num_gqa_groups = 4,
- *             .normalization = TE_RMSNORM, .activation = TE_SWIGLU, .no_bias = true });
+ *             .hidden_size = 1024, .ffn_hidden_size = 2816, .attention.num_attention_heads = 16, .attention.num_gqa_groups = 4,
+ *             .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU, .gemm.no_bias = true });
  *         te_optimizer *adam = te_fused_adam_create(te, layer, &(te_fused_adam_desc){ .lr = 3e-4f });
  *         te_recipe recipe = te_recipe_current_scaling();
  *
@@ -38,14 +38,15 @@
  *     }
  *
  *
- * A model is a module of modules. te_sequential_create runs them in order; for anything else write a class (te_module_class: a forward function).
+ * A model is a module of modules. te_sequential_create runs its modules in order; any other model is a class of your own (te_module_class: a
+ * forward function).
  *
  *     te_module *model = te_sequential_create(te, (te_module *[]){
  *         te_embedding_create(te, &(te_embedding_desc){ .num_embeddings = 256, .embedding_dim = 1024 }),
  *         te_transformer_layer_create(te, &layer_desc),
  *         te_transformer_layer_create(te, &layer_desc),
  *         te_rmsnorm_create(te, &(te_norm_desc){ .hidden_size = 1024 }),
- *         te_linear_create(te, &(te_linear_desc){ .in_features = 1024, .out_features = 256, .no_bias = true }) }, 5);
+ *         te_linear_create(te, &(te_linear_desc){ .in_features = 1024, .out_features = 256, .gemm.no_bias = true }) }, 5);
  *     te_tensor *logits = te_forward(model, ids);     // optimizers, checkpoints, te_module_print ... take `model`
  *
  *
@@ -59,29 +60,33 @@
  *     CMake    find_package(Threads)
  *              target_link_libraries(app m ${CMAKE_DL_LIBS} Threads::Threads)
  *
- * The header alone is C99 and C++11, the implementation C11 and C++17. TE_STATIC makes every function private to the
- * including file. Libraries are opened at run time: libcuda (the driver) for GPUs, libnvrtc (CUDA 12.0 or newer) to
- * compile the kernels for the GPU at hand. Without libnvrtc the driver compiles the simpler kernels that are embedded.
+ * The header alone is C99 and C++11, the implementation C11 and C++17. TE_STATIC makes every function private to the including file, which
+ * then defines TE_IMPLEMENTATION too. -O3 makes the CPU backend two to three times as fast as -O2. Libraries are opened at run time: libcuda
+ * (the driver) for GPUs, libnvrtc (CUDA 12.0 or newer) to compile kernels for the GPU at hand. Without libnvrtc the driver compiles the simpler
+ * kernels that are embedded as PTX.
  *
- * Codes are the same bytes on every machine, so the implementation refuses -ffast-math: give the file that defines
- * TE_IMPLEMENTATION -fno-fast-math as its last flag. Where the rest of the process flushes subnormals, rounds another way or
- * traps, operations set that aside while they run, on the caller's thread. 32-bit x86 wants -msse2 -mfpmath=sse: without, numbers are
- * kept wider than their type, and codes of the CPU backend differ in places (te_report tells). On 32-bit Linux
- * -D_FILE_OFFSET_BITS=64 opens files of 2 GiB and more. Windows: MSVC, clang or MinGW, 32 or 64 bits; te.h may be included
- * before or behind windows.h.
+ * Quantized codes are the same bytes on every machine, so the implementation refuses -ffast-math: give the file that defines
+ * TE_IMPLEMENTATION -fno-fast-math as its last flag. If the process flushes subnormals, has another rounding mode or traps floating-point
+ * exceptions, operations set that aside on the caller's thread while they run. 32-bit x86 needs -msse2 -mfpmath=sse: without, the compiler
+ * keeps numbers wider than their type, and codes of the CPU backend differ in places (te_report tells). On 32-bit Linux
+ * -D_FILE_OFFSET_BITS=64 opens files of 2 GiB and more. Windows: MSVC, clang or MinGW, 32 or 64 bits; te.h may be included before or
+ * after windows.h.
  *
  *
  * Rules that hold everywhere
  * --------------------------
  *
- * - Structs called ..._desc and ..._args are zero-initialised by the caller; a zero field has the default that its comment
- *   names.
+ * - The caller zero-initialises structs called ..._desc and ..._args; a zero field has the default that its comment names.
  * - The context keeps the first error until te_clear_error. A function that makes a tensor returns NULL on failure, and a
  *   NULL input passes through in silence: check te_ok once a step.
  * - Pointers are owned (release it), borrowed (valid while its owner is), retained (a reference is kept) or an alias (the
  *   same memory). Tensors belong to the innermost scope.
- * - Nothing is printed but warnings and errors, through the log function; nothing exits or aborts.
+ * - te.h prints nothing but warnings, through the log function (default: stderr), and never exits or aborts.
  * - Work on CUDA is queued; functions that wait say "Syncs".
+ * - A reference is released as often as it was taken; a module, optimizer or context is destroyed once. Nothing catches a release too many.
+ * - A context does not outlive fork(): neither its worker threads nor a GPU's context exist in the child. There every call on it gives
+ *   TE_ERR_STATE, and destroying it works. Create contexts after fork. A child of a process that has opened a GPU cannot open one: fork
+ *   before, or start a new program.
  * - The same program gives the same bits again on the same device.
  *
  *
@@ -89,15 +94,17 @@
  * -----------
  *
  *     TE_DEVICE          "cpu", "cuda:0" ...: the device when te_ctx_desc names none
- *     TE_LOG             1 errors, 2 warnings (default), 3 information, 4 debugging
+ *     TE_LOG             1 silence, 2 warnings (default), 3 also errors and compiled kernels, 4 everything
  *     TE_THREADS         threads of the CPU backend, at most 64; default: the processors of the machine
  *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te (Windows: %LOCALAPPDATA%\te\cache); empty:
  *                        none (Windows, where no variable is empty: te_ctx_desc.no_cubin_cache)
  *     TE_CACHE_READONLY  more such folders, separated as in PATH: searched first, never written
  *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it; nothing else is tried then
- *     TE_LIBCUDA_PATH    the same of the driver's libcuda
+ *     TE_LIBCUDA_PATH    the same for the driver's libcuda
  *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
  *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed
+ *
+ * A number out of its range is ignored, with a warning.
  *
  * Without TE_NVRTC_PATH, libnvrtc is also looked for where CUDA_HOME, CUDA_PATH, CUDA_ROOT, VIRTUAL_ENV, CONDA_PREFIX and PATH point.
  *
@@ -127,7 +134,7 @@
  *     module      the module tree
  *     nn          Linear ... TransformerLayer, Sequential
  *     train       optimizers, checkpoints
- *     graph       a step noted once and launched again and again
+ *     graph       a step captured once and launched again and again
  *     io          safetensors
  *     report      what was found, what was done, what would be done
  */

@@ -1,83 +1,116 @@
-/* api/module.h: the module tree: what a model is made of, built-in classes and one's own alike.
+/* api/module.h: the module tree of which a model is made, built-in classes and the user's alike.
  *
- * A module has a class, a name, children, parameters (trained) and buffers (saved, not trained). Everything that walks a
- * model walks this tree: optimizers, checkpoints, printing, freezing. The built-in classes have no private door. */
+ * A module has a class, a name, children, parameters (trained) and buffers (saved, not trained). Everything that walks a model walks this
+ * tree: optimizers, checkpoints, printing, freezing. The built-in classes use the functions of this chapter alone. */
 
-/* What one forward call carries, beside the input. Zero-initialised: every field's zero means "not given". */
-typedef enum te_microbatch { TE_MICROBATCH_NONE = 0, TE_MICROBATCH_FIRST = 1, TE_MICROBATCH_LATER = 2 } te_microbatch;
-#define TE_MAX_OUTPUTS 4
-#define TE_MAX_MODULE_DEPTH 256 /* levels of a tree of modules */
+/* The tensors that a module makes, by name: NULL where it does not. Borrowed from the innermost scope. */
+typedef struct te_outputs {
+    te_tensor *out;       /* every module's */
+    te_tensor *bias;      /* with return_bias: not added to out yet */
+    te_tensor *ln_out;    /* with return_layernorm_output */
+    te_tensor *max_logit; /* with return_max_logit */
+} te_outputs;
+/* The place of a forward call among the microbatches of a step (TransformerEngine: is_first_microbatch). */
+typedef enum te_microbatch {
+    TE_MICROBATCH_NONE = 0,  /* not given: every call quantizes its weights */
+    TE_MICROBATCH_FIRST = 1, /* quantizes the weights and keeps their copies */
+    TE_MICROBATCH_LATER = 2  /* uses the kept copies, unless a weight was written meanwhile */
+} te_microbatch;
+#define TE_MAX_MODULE_DEPTH 256 /* the most levels of a tree of modules */
+/* One forward call: its tensors, its options, its outputs. Zero-initialised; zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_forward_args {
-    te_tensor *input;          /* hidden states [s, b, h] or [b, s, h], ids, ... */
-    te_tensor *encoder_output; /* cross attention */
-    te_tensor *key, *value;    /* te_dot_product_attention: input is the query */
-    const te_rotary_desc *rotary; /* TransformerEngine's rotary_pos_emb; NULL => none */
-    te_attn_mask mask;         /* 0 => the module's own */
-    bool has_window;
-    int64_t window_left, window_right;
-    te_microbatch is_first_microbatch; /* FIRST: quantize the weight and keep the copy; LATER: use the kept one */
-    void *user;                /* for classes of one's own */
-    te_tensor *outputs[TE_MAX_OUTPUTS]; /* written: out[, bias][, ln_out] */
-    int num_outputs;           /* written */
+    te_tensor *input;                  /* hidden states [s, b, h] or [b, s, h], ids, a query ...: what the class takes */
+    te_tensor *encoder_output;         /* for classes of the user's with cross attention; the built-in ones do not read it */
+    te_tensor *key, *value;            /* DotProductAttention: [s_kv, b, G, d] each, beside the query in `input` */
+    const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */
+    te_attn_mask mask;                 /* of attention; 0 => the module's own */
+    te_window window;                  /* of attention; not on => the module's own */
+    te_microbatch is_first_microbatch; /* 0 => not given */
+    void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
+    te_outputs outputs;                /* written */
 } te_forward_args;
 
+/* A class of modules. Must outlive its modules. */
 typedef struct te_module_class {
     const char *name;    /* "Linear" ...; must outlive the modules */
     size_t state_size;   /* bytes of the class's own data, zeroed, 16-byte aligned: te_module_state */
-    /* Fills args->outputs and num_outputs. On failure returns the result code after the context has its error. */
+    /* Fills args->outputs, at least out. On failure returns the result code after the context has its error. Every class has one, containers that
+     * run their children too: te_module_create refuses a class without. */
     te_result (*forward)(te_module *self, te_forward_args *args);
-    void (*destroy)(te_module *self);          /* before children and parameters go; may be NULL */
-    te_result (*reset_parameters)(te_module *self); /* may be NULL */
+    void (*destroy)(te_module *self);               /* called before children and parameters are released; may be NULL */
+    te_result (*reset_parameters)(te_module *self); /* fills the parameters with their first values; may be NULL */
 } te_module_class;
 
-/* Owned by the caller until it is given to a parent (te_module_add_child); te_module_destroy releases a whole tree. The tape keeps what a backward pass
- * that is still to come needs of it. */
+/* A module of `cls` without children and parameters, named `name` (copied; NULL => the class's name). Owned by the caller until it is given to a
+ * parent: te_module_destroy. TE_ERR_STATE inside a graph's capture. */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
+/* Releases a module and the tree below it, and takes it out of its parent. The tape retains what a backward pass that is still to come reads of
+ * it. NULL is fine. */
 TE_API void te_module_destroy(te_module *m);
-TE_API void *te_module_state(te_module *m);
-TE_API te_ctx *te_module_ctx(const te_module *m);
-TE_API const te_module_class *te_module_get_class(const te_module *m);
-TE_API const char *te_module_name(const te_module *m);
-TE_API te_module *te_module_parent(const te_module *m);
-/* "layers.3.self_attention.qkv", written into buffer (truncated to fit). Returns buffer. */
+TE_API void *te_module_state(te_module *m);                            /* state_size bytes of the class's own (borrowed) */
+TE_API te_ctx *te_module_ctx(const te_module *m);                      /* the context that it was made in (borrowed) */
+TE_API const te_module_class *te_module_get_class(const te_module *m); /* its class (borrowed) */
+TE_API const char *te_module_name(const te_module *m);                 /* its name among its parent's children (borrowed); "" for NULL */
+TE_API te_module *te_module_parent(const te_module *m);                /* borrowed; NULL at the root */
+/* Writes the names from the root's child down to m, "layers.3.self_attention.qkv", into buffer (truncated to fit); of a root, its own name. Returns
+ * buffer. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size);
 
-/* Gives `child` to `parent` under `name` (copied). Returns child. A NULL child passes through. */
+/* Gives `child` to `parent`, which owns it from here on, under `name` (copied; NULL => the name it has; without a dot). Returns child. A NULL child
+ * passes through. TE_ERR_INVALID, and the child stays the caller's, if it has a parent, is above `parent`, is of another context, has a sibling of
+ * that name, or lies below level TE_MAX_MODULE_DEPTH. */
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child);
-TE_API int te_module_num_children(const te_module *m);
-TE_API te_module *te_module_child(const te_module *m, int index);
-/* By dotted path; NULL if there is none. */
+TE_API int te_module_num_children(const te_module *m);            /* direct ones */
+TE_API te_module *te_module_child(const te_module *m, int index); /* in the order in which they were added (borrowed); NULL outside */
+/* The module below m at a dotted path (borrowed); NULL if there is none; m for "". */
 TE_API te_module *te_module_find(te_module *m, const char *path);
 
-/* Registers a tensor (retained) under `name` (copied). Parameters get requires_grad. Returns the tensor. */
+/* Registers a tensor (retained) as a parameter under `name` (copied), or puts it in the place of the parameter of that name. It requires a gradient
+ * from here on. Returns the tensor. */
 TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_tensor *tensor);
+/* The same for a buffer: saved with the model, not trained. */
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor);
-/* Own ones, by name; NULL if there is none. Borrowed. */
+/* The module's own parameter or buffer of that name (borrowed); NULL if there is none. */
 TE_API te_tensor *te_module_parameter(const te_module *m, const char *name);
 
-typedef enum te_entry_kind { TE_ENTRY_PARAMETER = 0, TE_ENTRY_BUFFER = 1 } te_entry_kind;
-/* Walks modules (parents first, in order of creation) and, for each, its entries. Return false to stop. */
+/* The two kinds of tensors that a module owns. */
+typedef enum te_entry_kind {
+    TE_ENTRY_PARAMETER = 0, /* trained and saved */
+    TE_ENTRY_BUFFER = 1     /* saved */
+} te_entry_kind;
+/* Called with each module of a tree. Returns false to stop the walk. */
 typedef bool (*te_module_visit_fn)(void *user, te_module *m);
+/* Called with each parameter and buffer of a tree, its module, and its dotted path from the walk's root (valid during the call). Returns false to
+ * stop the walk. */
 typedef bool (*te_tensor_visit_fn)(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind);
+/* Calls `visit` with m and all modules below, parents first, children in order. Returns false if `visit` has stopped it or is NULL. */
 TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user);
+/* Calls `visit` with every parameter and buffer, module by module in the same order. */
 TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user);
+/* The number of elements of all parameters of the tree; a shared parameter counts wherever it is registered. */
 TE_API int64_t te_module_num_parameters(te_module *m);
+/* Freezes (false) or trains (true) all parameters of the tree. */
 TE_API void te_module_set_requires_grad(te_module *m, bool on);
+/* Forgets the gradients of the whole tree. */
 TE_API void te_module_zero_grad(te_module *m);
-/* Training (the default) or evaluation: dropout is off in the latter. Whole tree. */
+/* Sets the whole tree to training (the default) or to evaluation, where dropout is off. */
 TE_API void te_module_train(te_module *m, bool training);
+/* Is m in training? False for NULL. */
 TE_API bool te_module_is_training(const te_module *m);
-/* An indented tree with shapes, into buffer (truncated to fit); returns the length that the whole text has. */
+/* Writes an indented tree of names, classes, formats and shapes into buffer (truncated to fit); returns the length of the whole text. */
 TE_API size_t te_module_print(te_module *m, char *buffer, size_t size);
 
-/* The instance's own forward, which shadows the class's; NULL takes it away. Returns what was there. */
+/* A forward function, as te_module_class has it. */
 typedef te_result (*te_module_forward_fn)(te_module *self, te_forward_args *args);
+/* Gives this instance a forward of its own, which shadows its class's; NULL takes it away. Returns the one before, or NULL. */
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward);
 
-/* Whether the module's forward runs under te_checkpoint: its activations are made again in the backward pass. args->user and what it points to must
- * then live until te_backward. */
+/* on: the module's forward runs under te_checkpoint: its activations are freed, and computed again in the backward pass. args->user and its target
+ * must then live until te_backward. Off by default. */
 TE_API void te_module_set_checkpoint(te_module *m, bool on);
 
-/* Runs a module. te_forward gives it one input and returns its first output. */
+/* Runs a module on one input; returns its first output, in the innermost scope, or NULL. Asynchronous on CUDA. The first call with new formats
+ * compiles kernels, in parallel on other threads; the results wait for them, the call does not. */
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x);
+/* The same with every option of the call; all outputs are in args->outputs. */
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args);

@@ -1,22 +1,23 @@
 /* api/quant.h: quantizers, recipes, autocast.
  *
- * A quantized tensor is one object with a row-wise copy (contiguous along the last dimension: what the forward product reads), a
- * column-wise copy (for the gradients), or both, their scales, and the quantizer that made it. Its nominal dtype is what dequantizing
- * gives. A recipe says which quantizer each operand of a module's products gets. Any shape works in every kind: short blocks at the
- * edges are blocks of fewer elements, and padding never enters an amax.
+ * A quantized tensor is one object: a row-wise copy (contiguous along the last dimension, read by the forward product), a column-wise copy (read
+ * by the products of the gradients), or both, with their scales and the quantizer that made them. Its nominal dtype is the format that
+ * dequantizing gives. A recipe says which quantizer each operand of a module's products gets. Any shape works in every kind: the last block of
+ * a row or column may be short, and padding never enters an amax.
  *
- * Codes, scales and amaxes are the same bytes on every device, and those of TransformerEngine wherever it takes the input. The exceptions:
- *   - stochastic rounding draws te.h's random numbers (te_nvfp4_quantize), by the place of an element and not by the thread that rounds it;
- *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, of any shape. TransformerEngine's kernel for M % 64 == 0 and
- *     N % 128 == 0 does so; its others leave the NaN out of the scale, and a gradient loses it. That kernel also scales by 0 a tensor
- *     whose amax is infinite, and its others by 1, as te.h always does; it decodes to infinities and NaN either way;
+ * Codes, scales and amaxes are the same bytes on every device, and TransformerEngine's wherever it takes the input. The exceptions:
+ *   - stochastic rounding draws te.h's random numbers (te_op_nvfp4_quantize), by an element's index and not by the thread that rounds it;
+ *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, for any shape. TransformerEngine's kernel for M % 64 == 0 and
+ *     N % 128 == 0 does so; its other kernels leave the NaN out of the scale, and a gradient loses it. That kernel also scales a tensor whose
+ *     amax is infinite by 0, the others by 1, as te.h always does; the tensor decodes to infinities and NaN either way;
  *   - NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH, which loosen NVFP4 there, do nothing here.
- * Without the transform NVFP4 has no NaN: one becomes 6 times its block's scale, there and here. A decoded NaN is 0x7fffffff in f32, 0x7fff in
- * bf16 and f16. TransformerEngine refuses what these are of te.h's own: the transform of f32 and f16; row_scaled or four_over_six with the
- * transform, with stochastic rounding or, column-wise, with each other; short blocks. */
+ * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, there and here. A decoded NaN is 0x7fffffff in f32, 0x7fff in
+ * bf16 and f16. Allowed here and refused by TransformerEngine: the transform of f32 and f16; row_scaled or four_over_six with the transform, with
+ * stochastic rounding or, column-wise, with each other; short blocks. */
 
+/* The kinds of quantizers, with TransformerEngine's class in parentheses. */
 typedef enum te_quant_kind {
-    TE_QUANT_NONE = 0,
+    TE_QUANT_NONE = 0,     /* a plain tensor */
     TE_QUANT_DELAYED = 1,  /* FP8, one scale given from outside (Float8Quantizer) */
     TE_QUANT_CURRENT = 2,  /* FP8, one scale from the tensor itself (Float8CurrentScalingQuantizer) */
     TE_QUANT_BLOCK = 3,    /* FP8, f32 scales by 1 x 128 or 128 x 128 (Float8BlockQuantizer) */
@@ -24,100 +25,108 @@ typedef enum te_quant_kind {
     TE_QUANT_NVFP4 = 5,    /* FP4, E4M3 scales by 16 under an f32 amax (NVFP4Quantizer) */
     TE_QUANT_IDENTITY = 6, /* the tensor as it is (IdentityQuantizer) */
     TE_QUANT_HYBRID = 7,   /* one kind for the row-wise, another for the column-wise copy (HybridQuantizer) */
-    TE_QUANT_CUSTOM = 8    /* one's own; te_is_custom is true of its tensors */
+    TE_QUANT_CUSTOM = 8    /* the user's functions; te_is_custom is true for its tensors */
 } te_quant_kind;
 
-/* Which copies. */
+/* The copies of a quantized tensor. A usage is TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
 enum { TE_ROWWISE = 1, TE_COLUMNWISE = 2 };
 
-/* A quantizer of one's own. Products decode its copies and run in high precision. */
+/* A user's quantizer. Products decode its copies and run in high precision. */
 typedef struct te_custom_quantizer {
     const char *name; /* for messages; must outlive the quantizer */
-    void *user;
-    /* The `which` (TE_ROWWISE or TE_COLUMNWISE) copy of x [.., N] (contiguous, float): *data, and *scale if there is one: any tensors
-     * of x's context, which the library retains. On failure an error code: the tensor is then not made, and none that existed changes. */
+    void *user;       /* handed to every function; must outlive the quantizer and its tensors */
+    /* Makes one copy (`which`: TE_ROWWISE or TE_COLUMNWISE) of x [.., N] (contiguous, float): *data, and *scale or NULL, any tensors of x's context
+     * (retained). On failure returns an error code: no tensor is made, and existing ones stay as they are. */
     te_result (*quantize)(void *user, te_tensor *x, int which, te_tensor **data, te_tensor **scale);
-    /* Their value as a float tensor of `shape` and `dtype`. NULL on failure. */
+    /* Decodes a copy into a new float tensor of `shape` and `dtype`. NULL on failure. */
     te_tensor *(*dequantize)(void *user, te_tensor *data, te_tensor *scale, int which, int ndim, const int64_t *shape, te_dtype dtype);
-    bool (*is_quantizable)(void *user, const te_tensor *x); /* NULL => all are */
+    bool (*is_quantizable)(void *user, const te_tensor *x); /* can x be quantized? NULL => every float tensor can */
 } te_custom_quantizer;
 
+/* A quantizer. Words before a colon name the kinds that read the field; the others ignore it. */
 typedef struct te_quantizer_desc {
-    te_quant_kind kind;
+    te_quant_kind kind;         /* needed */
     te_dtype dtype;             /* of FP8 codes: TE_F8E4M3 (0 =>) or TE_F8E5M2 */
     int usage;                  /* TE_ROWWISE | TE_COLUMNWISE; 0 => both */
-    bool optimize_for_gemm;     /* MXFP8, NVFP4: scales in the swizzled layout (te_mxfp8_quantize) */
-    te_tensor *scale;           /* delayed: f32 [1], read at every cast (retained); NULL => one of its own, 1 */
-    te_tensor *amax;            /* delayed: f32 [1], max-ed at every cast (retained); NULL => one of its own, 0 */
-    bool power_of_two_scales;   /* current */
-    float amax_epsilon;         /* current, block: amaxes below count as this */
-    te_group *amax_group;       /* current, NVFP4: amaxes are reduced (MAX) over it (borrowed) */
-    int block_scaling_dim;      /* block: 1 or 2; 0 => 2 */
+    bool optimize_for_gemm;     /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
+    te_tensor *scale;           /* delayed: f32 [1], read by every cast (retained); NULL => the quantizer makes one, 1 */
+    te_tensor *amax;            /* delayed: f32 [1], becomes max(amax, max |x|) in every cast (retained); NULL => the quantizer makes one, 0 */
+    bool power_of_two_scales;   /* current: scales are rounded down to powers of two */
+    float amax_epsilon;         /* current, block: the least amax that a scale is made from */
+    te_group *amax_group;       /* current, NVFP4: amaxes are reduced (MAX) over it (borrowed); NULL => this rank's own */
+    int block_scaling_dim;      /* block: 1 (1 x 128) or 2 (128 x 128); 0 => 2 */
     bool fp32_scales;           /* block: any f32 scale; false => powers of two */
-    bool with_2d_quantization;  /* MXFP8: 32 x 32, NVFP4: 16 x 16 */
+    bool with_2d_quantization;  /* one scale for 32 x 32 (MXFP8) or 16 x 16 elements (NVFP4) */
     bool with_rht;              /* NVFP4: random Hadamard transform of the column-wise copy */
     bool no_random_sign_mask;   /* NVFP4: the transform without its signs */
     bool stochastic_rounding;   /* NVFP4: with the context's random state, which advances by two */
     bool row_scaled;            /* NVFP4: the row-wise copy has an amax for each row of x, the column-wise one for each column, in place of one */
-    te_4over6_error four_over_six; /* NVFP4: each copy chooses the scales of its blocks */
-    bool e4m3_max_256;          /* NVFP4: block scales reach 256, not 448: room for 4-over-6 */
-    const struct te_quantizer_desc *rowwise_quantizer, *columnwise_quantizer; /* hybrid: read during the call */
+    te_4over6_error four_over_six; /* NVFP4: each copy chooses the scales of its blocks; 0 => off */
+    bool e4m3_max_256;          /* NVFP4: the largest block scale is 256, not 448: room for 4-over-6 */
+    const struct te_quantizer_desc *rowwise_quantizer, *columnwise_quantizer; /* hybrid: of each copy, not hybrid themselves; read during the call */
     const te_custom_quantizer *custom;                                        /* custom: copied */
 } te_quantizer_desc;
 
-/* Owned by the caller: te_quantizer_destroy (tensors that it made keep what they need of it). */
+/* Makes a quantizer. Owned by the caller: te_quantizer_destroy. TE_ERR_INVALID for options that exclude each other, TE_ERR_STATE inside a graph's
+ * capture. */
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc);
+/* Releases the quantizer; tensors that it made retain it as long as they live. NULL is fine. */
 TE_API void te_quantizer_destroy(te_quantizer *q);
-/* Which copies the next tensors get. */
+/* Sets the copies that the next tensors get: TE_ROWWISE, TE_COLUMNWISE or their sum. */
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage);
+/* The copies that the next tensors get; 0 for NULL. */
 TE_API int te_quantizer_get_usage(const te_quantizer *q);
-/* A quantized tensor of x [.., N] (f32, f16, bf16), in the innermost scope. NaN stays NaN, infinity saturates. Allocates; no sync.
- * Differentiable as the identity. */
+/* Quantizes x [.., N] (f32, f16, bf16) into a new tensor of the innermost scope. FP8: NaN stays NaN, infinity saturates. Allocates; asynchronous on
+ * CUDA. Differentiable as the identity. */
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x);
-/* Quantizes x into the copies that dst (same shape, made by a quantizer of the same kind) has, in place. noop_flag: optional f32 [1] on
- * the device; 1.0 => nothing is written (built-in kinds). TransformerEngine: update_quantized. */
+/* Quantizes x into the copies that dst has (same shape, made by a quantizer of the same kind, code format and layout), in place. noop_flag: f32 [1]
+ * on the device, or NULL; 1.0 => nothing is written (FP8 and FP4 kinds). TransformerEngine: update_quantized. */
 TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag);
-/* Memory for the quantizer's copies of a tensor of this shape and nominal dtype; codes and scales are 0. */
+/* A quantized tensor of this shape and nominal dtype, in the innermost scope, with codes and scales of 0. Not of custom quantizers. Allocates. */
 TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape);
-/* Delayed: amax = max |x|, without quantizing. Other kinds: nothing. */
+/* Delayed: the quantizer's amax becomes max(amax, max |x|), without quantizing x. Other kinds: no effect. TransformerEngine: calibrate. */
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x);
-/* Can x be quantized? Built-in kinds: any float tensor of at least one dimension (TransformerEngine asks for multiples of 16, 32 or
- * 128; here edges may be short). Custom: what its function says. */
+/* Can x be quantized? Built-in kinds take any float tensor of at least one dimension (TransformerEngine needs multiples of 16, 32 or 128; here the
+ * last block may be short); for a custom one its function decides. */
 TE_API bool te_quantizer_is_quantizable(const te_quantizer *q, const te_tensor *x);
-/* May a tensor be quantized twice with the same bytes? Not with delayed scaling (its scale moves) or stochastic rounding. */
+/* Does quantizing a tensor twice give the same bytes? Not with delayed scaling (its scale changes), stochastic rounding or custom quantizers. */
 TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q);
 
-/* The value in `dtype` (TE_DTYPE_NONE => the nominal one), [same shape]: of the row-wise copy, or of the column-wise one if that is all
- * there is. Differentiable as the identity. */
+/* Decodes x into a new plain tensor [shape of x] in `dtype` (f32, f16, bf16; TE_DTYPE_NONE => the nominal one): from the row-wise copy, or from the
+ * column-wise one if there is no other. Allocates. Differentiable as the identity. */
 TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);
-/* The copies that x is to have from here on. Dropping always works; a column-wise copy is made from a row-wise one where both hold the
- * same numbers (per-tensor FP8, 128 x 128 blocks, NVFP4 by 16 x 16; with 4-over-6 it then has the row-wise one's scales); else TE_ERR_STATE.
- * TransformerEngine: update_usage. */
+/* Sets the copies that x has: TE_ROWWISE, TE_COLUMNWISE or their sum. A copy can always be dropped. A column-wise copy can be made from a row-wise
+ * one where both hold the same numbers (per-tensor FP8, 128 x 128 blocks, NVFP4 by 16 x 16; with 4-over-6 it then has the row-wise one's
+ * scales); any other gives TE_ERR_STATE. TransformerEngine: update_usage. */
 TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
 
-/* The raw bytes and the scales of one copy of x [.., N], seen as [M, N], as plain tensors (alias, in the innermost scope):
+/* Sets *data and *scale to the codes and the scales of one copy (`which`) of x [.., N], viewed as [M, N]: plain tensors (alias, in the innermost
+ * scope):
  *
  *   kind             data                                       scales
  *   delayed,current  row [M, ld], col [N, ldc] transposed       f32 [1]: scale_inv
- *   block            row [M, ld], col [N, ldc] transposed       f32, see te_block_quantize
- *   MXFP8            row [M, ld], col [M, ld] not transposed    e8m0, see te_mxfp8_quantize
- *   NVFP4            row [M, ld], col [N, ldc] transposed       e4m3, see te_nvfp4_quantize; the amax by te_quantized_amax
+ *   block            row [M, ld], col [N, ldc] transposed       f32, see te_op_block_quantize
+ *   MXFP8            row [M, ld], col [M, ld] not transposed    e8m0, see te_op_mxfp8_quantize
+ *   NVFP4            row [M, ld], col [N, ldc] transposed       e4m3, see te_op_nvfp4_quantize; the amax by te_quantized_amax
  *   identity         x itself                                   NULL
  *
  * ld is N (ldc: M; with the Hadamard transform round_up(M, 16)) rounded up to 16 elements, NVFP4: 32; the tail is 0. TransformerEngine
  * has no such padding: where sizes are multiples of these it lays out the same bytes. TE_ERR_STATE if that copy was not made. */
 TE_API te_result te_quantized_view(const te_tensor *x, int which, te_tensor **data, te_tensor **scale);
-/* NVFP4: the amax of one copy, f32 [1] or (row-scaled) [M], of the column-wise one [N]; else NULL. Alias. */
+/* NVFP4: the amax of one copy, f32 [1] or, row-scaled, [M] (column-wise: [N]); NULL for other kinds. Alias. */
 TE_API te_tensor *te_quantized_amax(const te_tensor *x, int which);
-TE_API te_quant_kind te_quantized_kind(const te_tensor *x); /* TE_QUANT_NONE for a plain tensor */
-TE_API int te_quantized_usage(const te_tensor *x);          /* the copies that are there */
-/* Was x made by a quantizer of one's own? False for NULL and plain tensors. TransformerEngine: is_custom. */
+/* The kind of x's quantizer; TE_QUANT_NONE for a plain tensor. */
+TE_API te_quant_kind te_quantized_kind(const te_tensor *x);
+/* The copies that x has: a sum of TE_ROWWISE and TE_COLUMNWISE; 0 for a plain tensor. */
+TE_API int te_quantized_usage(const te_tensor *x);
+/* Was x made by a custom quantizer? TransformerEngine: is_custom. */
 TE_API bool te_is_custom(const te_tensor *x);
 
 /* ---- recipes --------------------------------------------------------------------------------------------------- */
 
+/* The recipes, with TransformerEngine's class. */
 typedef enum te_recipe_kind {
-    TE_RECIPE_NONE = 0,
+    TE_RECIPE_NONE = 0,    /* no recipe: refused */
     TE_RECIPE_DELAYED = 1, /* DelayedScaling */
     TE_RECIPE_CURRENT = 2, /* Float8CurrentScaling */
     TE_RECIPE_BLOCK = 3,   /* Float8BlockScaling */
@@ -126,159 +135,191 @@ typedef enum te_recipe_kind {
     TE_RECIPE_CUSTOM = 6   /* CustomRecipe */
 } te_recipe_kind;
 
+/* The FP8 formats of a recipe (TransformerEngine: Format). */
 typedef enum te_format {
     TE_FORMAT_DEFAULT = 0, /* the recipe's own: HYBRID for delayed and current, E4M3 for block and MXFP8 */
     TE_FORMAT_HYBRID = 1,  /* E4M3 forward, E5M2 gradients */
     TE_FORMAT_E4M3 = 2,    /* E4M3 everywhere */
-    TE_FORMAT_E5M2 = 3     /* refused in training, as in TransformerEngine: E5M2 x E5M2 products do not exist */
+    TE_FORMAT_E5M2 = 3     /* refused, as TransformerEngine does in training: hardware has no product of E5M2 and E5M2 */
 } te_format;
 
-/* What the backward products read in place of quantized operands. Not with delayed scaling. */
+/* The operands of the backward products. Delayed scaling takes the first alone. */
 typedef enum te_backward_override {
-    TE_BACKWARD_QUANTIZED = 0,
+    TE_BACKWARD_QUANTIZED = 0,      /* quantized, as the recipe says */
     TE_BACKWARD_HIGH_PRECISION = 1, /* the operands as they were before they were quantized */
     TE_BACKWARD_DEQUANTIZED = 2     /* the forward's quantized operands, decoded; gradients in high precision */
 } te_backward_override;
 
-typedef enum te_nvfp4_4over6 { TE_NVFP4_4OVER6_NONE = 0, TE_NVFP4_4OVER6_WEIGHTS = 1, TE_NVFP4_4OVER6_ACTIVATIONS = 2, TE_NVFP4_4OVER6_ALL = 3 } te_nvfp4_4over6;
+/* The operands that the NVFP4 recipe quantizes with 4-over-6. */
+typedef enum te_nvfp4_4over6 {
+    TE_NVFP4_4OVER6_NONE = 0,        /* none */
+    TE_NVFP4_4OVER6_WEIGHTS = 1,     /* weights */
+    TE_NVFP4_4OVER6_ACTIVATIONS = 2, /* inputs */
+    TE_NVFP4_4OVER6_ALL = 3          /* both */
+} te_nvfp4_4over6;
 
-/* The slots of a module's products. */
-typedef enum te_tensor_type { TE_TENSOR_INPUT = 0, TE_TENSOR_WEIGHT = 1, TE_TENSOR_OUTPUT = 2, TE_TENSOR_GRAD_OUTPUT = 3, TE_TENSOR_GRAD_INPUT = 4 } te_tensor_type;
+/* The slots of a product: y = x W^T, and its gradients. */
+typedef enum te_tensor_type {
+    TE_TENSOR_INPUT = 0,       /* x */
+    TE_TENSOR_WEIGHT = 1,      /* W */
+    TE_TENSOR_OUTPUT = 2,      /* y; modules do not quantize it */
+    TE_TENSOR_GRAD_OUTPUT = 3, /* the gradient of y */
+    TE_TENSOR_GRAD_INPUT = 4   /* the gradient of x; modules do not quantize it */
+} te_tensor_type;
+/* A slot of a module's product: for a custom recipe's factory, and for statistics. */
 typedef struct te_quantizer_role {
     const char *module_type; /* "Linear", "LayerNormMLP" .. */
-    const char *name;        /* path of the module (te_module_path); when its weights are stored in its create function (te_quantized_model_init): from
-                              * the module on whose create function was called, "layer.self_attention.proj", for nothing stands above that one yet */
+    const char *name;        /* path of the module (te_module_path). In te_quantized_model_init_begin .. _end, where create functions quantize weights: the
+                              * path from the module whose create function the program called, "layer.self_attention.proj" */
     int gemm;                /* 0; LayerNormMLP: 0 is fc1, 1 is fc2 */
-    te_tensor_type tensor_type;
+    te_tensor_type tensor_type; /* which operand or gradient */
 } te_quantizer_role;
 
-/* As transformer_engine.common.recipe has them. Zero-initialised fields have the documented default; make one with the functions below. */
+/* A recipe. The functions below make one of each kind, whose fields may then be changed; a zero field has the default that its comment names.
+ * Source: transformer_engine.common.recipe. */
 typedef struct te_recipe {
-    te_recipe_kind kind;
-    te_format format;
-    te_backward_override backward_override;
-    /* Partial sums of each product are promoted to full f32 regularly. 0 => TransformerEngine's default (forward no, gradients yes; block
-     * scaling: always), 1 => yes, 2 => no. */
+    te_recipe_kind kind;                    /* needed */
+    te_format format;                       /* delayed, current, block, MXFP8: formats of the codes; 0 => the recipe's own */
+    te_backward_override backward_override; /* 0 => quantized operands */
+    /* Partial sums of the forward, input-gradient and weight-gradient products are promoted to full f32 regularly. 0 => TransformerEngine's default
+     * (forward no, gradients yes; block scaling: always), 1 => yes, 2 => no. */
     int split_fprop, split_dgrad, split_wgrad;
     /* delayed */
     float margin;            /* scale = fp8_max / 2^margin / amax */
     int amax_history_len;    /* 0 => 1024 */
-    te_amax_algo amax_algo;  /* largest of the history, or the most recent */
-    /* Of one's own, on the host (the update then waits for the device): the amax of a history (row 0: the latest), and the scale. */
+    te_amax_algo amax_algo;  /* 0 => the largest of the history */
+    /* The user's own rules, called on the host (the update then syncs): amax_fn gives the amax of a history [length] (row 0: the latest), scale_fn
+     * the scale of an amax. NULL => amax_algo; the formula of `margin`. */
     float (*amax_fn)(void *user, const float *history, int length);
     float (*scale_fn)(void *user, float amax, float old_scale, float fp8_max);
-    void *user;              /* of these two, or of `factory` */
-    bool no_reduce_amax;     /* keep amaxes to oneself although autocast was given a group */
-    bool fp8_dpa, fp8_mha;   /* FP8 attention: refused under block scaling (TransformerEngine's rule) and, for now, elsewhere */
+    void *user;              /* handed to these two, or to `factory`; borrowed while the recipe is in use */
+    bool no_reduce_amax;     /* each rank keeps its own amaxes although autocast was given a group */
+    bool fp8_dpa, fp8_mha;   /* FP8 attention: refused, under block scaling by TransformerEngine's rule, under other recipes until te.h has it */
     /* current, block */
-    bool power_of_two_scales; /* current */
-    float amax_epsilon;
+    bool power_of_two_scales; /* current: scales are rounded down to powers of two */
+    float amax_epsilon;       /* current, block: the least amax that a scale is made from */
     /* block */
-    int x_block_scaling_dim, w_block_scaling_dim, grad_block_scaling_dim; /* 0 => 1, 2, 1; 2 and 2 do not meet in one product */
+    int x_block_scaling_dim, w_block_scaling_dim, grad_block_scaling_dim; /* 1: 1 x 128, 2: 128 x 128; 0 => 1, 2, 1; at most one is 2 */
     bool fp32_scales;         /* false => powers of two */
     /* MXFP8 */
     bool enable_2d_quantization; /* weights by 32 x 32 */
     /* NVFP4 */
-    bool disable_rht, disable_stochastic_rounding, disable_2d_quantization;
+    bool disable_rht;                 /* no Hadamard transform of inputs and gradients */
+    bool disable_stochastic_rounding; /* gradients are rounded to nearest even too */
+    bool disable_2d_quantization;     /* weights by 1 x 16; false => by 16 x 16 */
     bool row_scaled_activation; /* inputs: an amax for each row, and for each column in the column-wise copy */
-    te_nvfp4_4over6 four_over_six;
+    te_nvfp4_4over6 four_over_six; /* which operands are quantized with 4-over-6; 0 => none */
     bool four_over_six_mse;      /* error by squares; false => by magnitudes */
     bool four_over_six_e4m3_256; /* block scales of those tensors reach 256 */
-    /* custom: fills the zeroed desc for a slot; leaving kind 0 => that operand stays in high precision. TE_QUANT_DELAYED without a scale
-     * gets the module's own scale and history (DelayedScalingRequest). Called once a slot, when a module first meets the recipe. */
+    /* custom: fills the zeroed desc for a slot; kind left 0 => that operand stays in high precision. TE_QUANT_DELAYED without a scale gets the module's
+     * own scale and history (DelayedScalingRequest). Called once for each slot, when a module first runs under the recipe. */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
 } te_recipe;
 
-TE_API te_recipe te_recipe_delayed_scaling(void);
-TE_API te_recipe te_recipe_current_scaling(void);
-TE_API te_recipe te_recipe_block_scaling(void);
-TE_API te_recipe te_recipe_mxfp8(void);
-TE_API te_recipe te_recipe_nvfp4(void);
+TE_API te_recipe te_recipe_delayed_scaling(void); /* FP8, one scale a tensor, from the amaxes of earlier steps (DelayedScaling) */
+TE_API te_recipe te_recipe_current_scaling(void); /* FP8, one scale a tensor, from its own amax (Float8CurrentScaling) */
+TE_API te_recipe te_recipe_block_scaling(void);   /* FP8, a scale for 1 x 128 elements, of weights 128 x 128 (Float8BlockScaling) */
+TE_API te_recipe te_recipe_mxfp8(void);           /* FP8, an E8M0 scale for 32 elements (MXFP8BlockScaling) */
+TE_API te_recipe te_recipe_nvfp4(void);           /* FP4, an E4M3 scale for 16 elements, of weights 16 x 16 (NVFP4BlockScaling) */
+/* A quantizer for each slot, chosen by `factory` (te_recipe.factory), which gets `user` (borrowed). CustomRecipe. */
 TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc), void *user);
+/* "delayed", "current", "block", "mxfp8", "nvfp4", "custom", "none". Static string; "?" for a value outside the list. */
 TE_API const char *te_recipe_name(te_recipe_kind kind);
 
+/* A region of autocast. */
 typedef struct te_autocast_desc {
     const te_recipe *recipe; /* copied; NULL => delayed scaling */
-    bool disabled;           /* inside, modules run in high precision */
-    bool calibrating;        /* with disabled: products run in high precision, amaxes are recorded */
-    te_group *amax_group;    /* amaxes of delayed, current and NVFP4 scaling are reduced over it (borrowed until the region's last backward) */
+    bool disabled;           /* modules inside run in high precision */
+    bool calibrating;        /* with disabled: the amaxes of delayed scaling are recorded all the same */
+    te_group *amax_group;    /* reduces amaxes of delayed, current and NVFP4 scaling (borrowed until the region's last backward pass); NULL => none */
 } te_autocast_desc;
 
-/* Between these the GEMM modules quantize their operands. Nests; the outermost te_autocast_end runs the delayed-scaling
- * update of the forward slots (with gradients enabled), the end of the backward pass that of the backward slots. The outermost te_autocast_begin keeps
- * what delayed scaling has until here, in a launch for some thirty products: a step that fails is taken back (te_clear_error). */
+/* Opens a region in which modules quantize the operands of their products; desc may be NULL. Nests. The outermost one copies the scales and
+ * histories of delayed scaling, one launch for some thirty products, so that te_clear_error can undo a failed step. Errors: TE_ERR_INVALID for a
+ * recipe whose options exclude each other. TransformerEngine: autocast. */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
+/* Closes it. The outermost one updates the scales of the forward slots of delayed scaling (if gradients are enabled); the end of the backward pass
+ * updates those of the backward slots. Asynchronous on CUDA. */
 TE_API te_result te_autocast_end(te_ctx *te);
+/* Would a module quantize here? */
 TE_API bool te_autocast_enabled(const te_ctx *te);
 
 /* ---- inspection ------------------------------------------------------------------------------------------------ */
 
-/* What quantization did to one operand. */
+/* The effect of quantization on one operand x. */
 typedef struct te_quant_stats {
     te_quant_kind kind;       /* of the copy that was measured */
-    int which;                /* TE_ROWWISE; TE_COLUMNWISE if that is all there was */
-    int64_t elements;
+    int which;                /* the copy: TE_ROWWISE, or TE_COLUMNWISE if there was no other */
+    int64_t elements;         /* in x */
     float amax;               /* max |x|, NaN ignored */
-    float scale;              /* x was multiplied by it: per tensor, NVFP4's global one; 0 for kinds with block scales alone */
+    float scale;              /* the factor of x: the tensor's, or NVFP4's global one; 0 for kinds with block scales alone */
     float underflow;          /* share of the elements that were not 0 and became 0 */
-    float saturated;          /* share whose magnitude was beyond what their scale allows */
-    int64_t nan_count, inf_count, zeros; /* in x */
-    float cosine, snr_db;     /* between x and its dequantized value: x . y / |x||y|; 10 log10(sum x^2 / sum (x - y)^2) */
+    float saturated;          /* share of the elements whose magnitude exceeded their scale's largest code */
+    int64_t nan_count, inf_count, zeros; /* elements of x that are NaN, infinite, 0 */
+    float cosine, snr_db;     /* between x and its dequantized value y: x . y / |x||y|; 10 log10(sum x^2 / sum (x - y)^2) */
     float max_error;          /* max |x - y| */
 } te_quant_stats;
 
-/* on: from here every quantization of a module's operand (input, weight, gradient of the output) is measured, which decodes it
- * once more and reads it; what was measured before is forgotten. Values are the same as without. Weights that are stored quantized
- * have no high-precision value to compare with, and no slot. Off, it costs nothing. */
+/* on: from here every quantization of a module's operand (input, weight, gradient of the output) is measured, at the cost of decoding and reading
+ * it once more; earlier measurements are forgotten. Results stay the same. Weights that are stored quantized are not measured: they have no
+ * high-precision value. Off (the default), it costs nothing. */
 TE_API te_result te_quant_inspect(te_ctx *te, bool on);
-/* The latest measurement of every slot, modules in the order of their making; waits for the device. Return false to stop. */
+/* Called with the latest measurement of a slot; both are valid during the call. Returns false to stop. */
 typedef bool (*te_quant_stats_fn)(void *user, const te_quantizer_role *role, const te_quant_stats *stats);
+/* Calls `visit` for every measured slot, modules in the order of their creation. Syncs. */
 TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void *user);
 
 /* ---- FP8 primary weights --------------------------------------------------------------------------------------- */
 
+/* A region of quantized_model_init. */
 typedef struct te_quantized_model_init_desc {
-    const te_recipe *recipe; /* copied; NULL => delayed scaling */
-    bool disabled;
-    bool preserve_high_precision_init_val; /* keep the weights' first values in host memory (te_quantized_init_value) */
+    const te_recipe *recipe;               /* copied; NULL => delayed scaling */
+    bool disabled;                         /* modules made inside store plain weights */
+    bool preserve_high_precision_init_val; /* the weights' first values are kept in host memory (te_quantized_init_value) */
 } te_quantized_model_init_desc;
 
-/* Weights of the products of modules made between these are stored quantized (both copies; no high-precision one), as the recipe
- * quantizes weights; biases, norms and embeddings are not. Such modules run under autocast with the same recipe; outside of it their
- * weights are decoded. te_fused_adam keeps f32 masters and quantizes after each step. Nests. Delayed scaling starts from scale 1. */
+/* Opens a region: modules created inside store the weights of their products quantized (both copies; no high-precision one), as the recipe
+ * quantizes weights; biases, norms and embeddings stay plain. Such modules run under autocast with the same recipe; outside of it their weights
+ * are decoded. te_fused_adam keeps f32 masters and quantizes after each step. Delayed scaling starts from scale 1. Nests. desc may be NULL.
+ * TransformerEngine: quantized_model_init, fp8_model_init. */
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
+/* Closes it. */
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
-/* The value from before a weight was first quantized, in its nominal dtype [its shape]; TE_ERR_STATE if it was not preserved, or cleared.
- * reset_parameters, and a file that has the weight in high precision, put theirs in its place. An optimizer starts its master from it, unless
- * somebody has written the weight since. TransformerEngine: get_high_precision_init_val, clear_high_precision_init_val. */
+/* Copies the value that a weight had before it was first quantized to host memory, in its nominal dtype [shape of x]; TE_ERR_STATE if it was not
+ * preserved, or was cleared. reset_parameters, and a file that has the weight in high precision, replace it. An optimizer starts its master from
+ * it, unless the weight was written since. TransformerEngine: get_high_precision_init_val. */
 TE_API te_result te_quantized_init_value(const te_tensor *x, void *host);
+/* Frees that value. TransformerEngine: clear_high_precision_init_val. */
 TE_API void te_quantized_clear_init_value(te_tensor *x);
 
-/* Makes new_raw (u8, or the dtype of x's row-wise data; at least its bytes; contiguous) the memory of x's row-wise copy, with its present
- * codes: how a framework keeps all parameters in one buffer. Per tensor, block, NVFP4, identity, and the row-wise part of hybrid; MXFP8 has
- * two copies that no other rank could rebuild from one: TE_ERR_UNSUPPORTED. Kernels are fastest where it begins at a multiple of 16 bytes.
- * TransformerEngine: replace_raw_data. */
+/* Makes new_raw (u8, or the dtype of x's row-wise data; contiguous, at least as many bytes; retained) the memory of x's row-wise copy, and copies
+ * the present codes there: a framework can keep all parameters in one buffer. For per-tensor, block, NVFP4, identity, and the row-wise part
+ * of hybrid quantizers; TE_ERR_UNSUPPORTED for MXFP8, whose two copies cannot be rebuilt from one. Kernels are fastest where it begins at a
+ * multiple of 16 bytes. TransformerEngine: replace_raw_data. */
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 
+/* This rank's slices of master weights; the lists are read during the call. */
 typedef struct te_master_weights {
     te_tensor *const *model_weights;  /* [count] quantized, with their quantizer (te_quantize, quantized_model_init); whole on every rank */
-    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL, or n 0: it owns nothing */
-    const int64_t *start_offsets;     /* [count] of the slice's first element */
-    int count;
+    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL, or n 0: it owns none of it */
+    const int64_t *start_offsets;     /* [count] index of the slice's first element in the flattened weight */
+    int count;                        /* length of the lists */
     te_group *group;                  /* reduces amaxes (borrowed); NULL: this rank has all */
-    /* Optional [count]: the slice's codes go here, flat, and not into the weight (scales go to the weight all the same). MXFP8:
-     * row-wise codes here, column-wise ones into the next list. e2m1: u8 bytes from that of the first element on. */
+    /* Optional [count]: the slice's codes are written here, flat, and not into the weight (its scales are written all the same). MXFP8: row-wise
+     * codes into shard_weights, column-wise ones into shard_columnwise. e2m1: u8, from the byte of the first element on. */
     te_tensor *const *shard_weights, *const *shard_columnwise;
-    bool manual_post_processing; /* column-wise copies stay, stale, until te_post_all_gather_processing; false: they are dropped, and remade at need */
+    /* Column-wise copies keep their old codes until te_post_all_gather_processing; false => they are dropped, and made anew when they are read. */
+    bool manual_post_processing;
 } te_master_weights;
 
-/* Quantizes each rank's slices of f32 master weights (rounded to the weight's nominal dtype first) into the model's weights: together
- * the slices give the bytes that quantizing the whole gives. Every rank calls it with the same weights in the same order; the caller
- * gathers the bytes. The amaxes of all weights are reduced in one all_reduce, and everything is checked before the first byte changes: a
- * rank of a thread group that refuses makes the call fail on all. Preserved first values are cleared. Block and NVFP4 need 2-D scaling.
- * TransformerEngine: quantize_master_weights, cast_master_weights_to_fp8 (its older name). */
+/* Quantizes each rank's slices of f32 master weights (rounded to the weight's nominal dtype first) into the model's weights: together the slices give
+ * the bytes that quantizing the whole gives. Every rank calls it with the same weights in the same order; the caller gathers the bytes. The
+ * amaxes of all weights are reduced in one all_reduce, and everything is checked before the first byte changes: an error of one rank of a
+ * thread group makes the call fail on all. Preserved first values are cleared. Block and NVFP4 need 2-D scaling.
+ * TransformerEngine: quantize_master_weights. */
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);
+/* The same by its older name in TransformerEngine. */
 TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w);
-/* After the bytes of row-wise copies were gathered: makes the column-wise copies that follow from them. MXFP8 and hybrid weights
- * (whose slices were cast into both copies) and plain tensors: nothing. */
+/* Called after the row-wise copies' bytes were gathered: makes the column-wise copies of model_weights [count] from them. No effect on MXFP8 and hybrid
+ * weights, whose slices were cast into both copies, and on plain tensors. TransformerEngine: post_all_gather_processing. */
 TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *model_weights, int count);

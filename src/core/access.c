@@ -1,14 +1,14 @@
-/* core/access.c: what needs an operation to be done to a tensor: filling, copying, converting, reading back, views with history.
+/* core/access.c: functions of tensors that run operations: filling, copying, converting, reading back, views with history.
  * Knows the math and cast operations; must not know modules. */
 
 /* ---- filling ---- */
 
 TE_API te_result te_tensor_fill(te_tensor *x, double value) {
-    te_fill_args args = TE_ZERO;
+    te_op_fill_args args = TE_ZERO;
     if (!x) return TE_ERR_STATE;
     args.dst = x;
     args.value = value;
-    return te_fill(x->te, &args);
+    return te_op_fill(x->te, &args);
 }
 
 /* x if the call that filled it succeeded, else NULL. */
@@ -28,7 +28,7 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 }
 
 static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind, float a, float b) {
-    te_random_args args = TE_ZERO;
+    te_op_random_args args = TE_ZERO;
     te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
     te__rng_state before;
     te__draw draw;
@@ -42,7 +42,7 @@ static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const 
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    x = te__checked(x, te_random(te, &args));
+    x = te__checked(x, te_op_random(te, &args));
     if (!x) te__rng_back(te, before);
     return x;
 }
@@ -93,11 +93,11 @@ TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const
 }
 
 TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src) {
-    te_copy_args args = TE_ZERO;
+    te_op_copy_args args = TE_ZERO;
     if (!dst || !src) return TE_ERR_STATE;
     args.src = src;
     args.dst = dst;
-    return te_copy(dst->te, &args);
+    return te_op_copy(dst->te, &args);
 }
 
 TE_API te_result te_tensor_to_host(const te_tensor *x, void *host) {
@@ -224,8 +224,8 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
         return NULL;
     }
     if (te__shape_bytes(x->dtype, ndim, full) != te_tensor_bytes(x)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s of %s has %llu bytes and %s %llu: its rows begin at whole bytes, so a view keeps the last size if that "
-                 "is odd, and an even one even", te__shape_text(x, a), te_dtype_name(x->dtype), (unsigned long long)te_tensor_bytes(x),
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s of %s has %llu bytes and %s %llu: its rows begin at whole bytes, so a view keeps the last size "
+                 "if that is odd, and an even one even", te__shape_text(x, a), te_dtype_name(x->dtype), (unsigned long long)te_tensor_bytes(x),
                  te__dims_text(ndim, full, b), (unsigned long long)te__shape_bytes(x->dtype, ndim, full));
         return NULL;
     }

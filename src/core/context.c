@@ -43,7 +43,7 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     te__open_cpu(te);
 }
 
-/* A tensor that is always there, and that nobody frees. */
+/* A tensor that always exists and is never freed. */
 static void te__found_open(te_ctx *te) {
     te->found_buffer.te = te->found.te = te;
     te->found_buffer.refs = te->found.refs = 1;
@@ -115,7 +115,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     return te;
 }
 
-/* Modules, groups and open files that nobody has destroyed. */
+/* Modules, groups and open files that have not been destroyed. */
 static void te__close_guests(te_ctx *te) {
     const char *kind = NULL;
     const te__guest *g;
@@ -137,6 +137,7 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     te__graphs_leave(te);
     if (te->device) te->device->synchronize(te);
     te__segment_cut(te, &te->tape.root, 0);
+    te__deferred_forget(te, NULL);
     te__close_guests(te);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
     if (te->live_buffers > 0)
@@ -189,7 +190,7 @@ static void te__rng_back(te_ctx *te, te__rng_state s) {
     te->rng_offset = s.offset;
 }
 
-/* What random operations draw from. */
+/* The state of random operations. */
 typedef struct te__draw {
     uint64_t seed, offset;
     te_tensor *rng; /* in a capture: the state that the launch begins with */

@@ -32,7 +32,7 @@ static const char te__no_memory_text[] = "out of host memory";
 
 /* A call that belongs to the step under way has failed, so the step has. */
 static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
-/* What the step has changed stays. In a capture and a warm-up nothing has run. */
+/* Changes by the step stay. In a capture and a warm-up nothing has run. */
 static void te__step_ends(te_ctx *te) {
     if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
 }
@@ -64,7 +64,7 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     return code;
 }
 
-/* What a capture cannot note. */
+/* Calls that a capture cannot record. */
 static te_result te__refuse_capture(te_ctx *te, const char *what, const char *instead) {
     return te__fail(te, TE_ERR_STATE, "%s between te_graph_begin and te_graph_end, where nothing runs: %s", what, instead);
 }
@@ -84,8 +84,9 @@ static te_result te__refuse_upload(te_ctx *te) {
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;
-    return te__fail(te, TE_ERR_STATE, "this context on %s was created in process %lld and is used in process %lld, a child of it by fork, where its threads and its "
-                    "GPU are gone: create contexts after fork", te->device_name, (long long)te->process_id, (long long)te__process_id());
+    return te__fail(te, TE_ERR_STATE,
+                    "this context on %s was created in process %lld and is used in process %lld, a child of it by fork, where its threads and its GPU are gone: "
+                    "create contexts after fork", te->device_name, (long long)te->process_id, (long long)te__process_id());
 }
 
 /* Every maker's desc: `who` is the maker's own name. */
@@ -138,7 +139,7 @@ static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
         free(p);
 }
 
-/* Stands in front of all other memory, 16-byte aligned as that is: te_ctx_destroy gives back what nobody has. */
+/* Stands in front of all other memory, 16-byte aligned as that is: te_ctx_destroy releases the rest of it. */
 struct te__block {
     union {
         struct {

@@ -1,10 +1,6 @@
 /* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host brings to each launch. Knows the device by its table;
  * must not know modules or optimizers, which come as parts.
- *
- * One H200, 2026-11-21, te_bench "step of a layer" (hidden 512, 128 tokens, with its optimizer, 28 to 52 launches): in a quiet run the host spends 2.9 to
- * 3.1 us on a te_graph_launch, whatever it holds, and 3.1 to 3.6 us on each launch by calls (where the machine was busy up to 7.4, and 5.4); the step takes
- * 0.95 to 0.99 of its time by calls, whose kernels follow one another closely themselves (te_follow), 0.74 to 0.82 where the host is late. A layer of 8B
- * parameters' size takes the same time both ways (0.96 to 1.03). */
+ * Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
 
 /* ---- what is noted in between ---- */
 
@@ -75,7 +71,8 @@ static void te__capture_drop(te_ctx *te) {
     te_graph *g = te->capture;
     int i;
     te->capture = NULL;
-    for (i = 0; i < g->num_vars; i++) { /* gradients that nobody will compute */
+    te__deferred_forget_capture(te, g->id);
+    for (i = 0; i < g->num_vars; i++) { /* gradients that no launch computes */
         te_tensor_release(g->vars[i]->grad);
         g->vars[i]->grad = NULL;
     }
@@ -179,6 +176,8 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
         return NULL;
     }
     if (te->num_autocast > 0) te__fail(te, TE_ERR_STATE, "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
+    if (te__num_deferred(te) > 0)
+        te__fail(te, TE_ERR_STATE, "te_graph_end: %d weight gradients of the capture wait for te_backward_dw, which belongs to it", te__num_deferred(te));
     if (g->failed && te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
     for (i = 0; i < g->num_parts; i++)
         if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);

@@ -15,7 +15,7 @@ static void te__device_leave(te_ctx *te, bool entered) {
     if (entered) te->device->leave(entered);
 }
 
-/* Capacities come in steps of an eighth of a power of two, at least 512 bytes: few distinct sizes, at most 12.5 % waste. */
+/* Capacities come in steps of an eighth of a power of two, at least 512 bytes: a small number of sizes, at most 12.5 % waste. */
 static size_t te__pool_capacity(size_t bytes) {
     size_t step = 512;
     while (step * 8 < bytes) step *= 2;
@@ -137,7 +137,7 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* what is cached may be what is missing; te_graph_begin has waited already */
+        if (!data) { /* cached blocks may be the missing memory; te_graph_begin has waited already */
             if (!te->capture) te->device->synchronize(te);
             te__pool_trim(te);
             data = te->device->alloc(te, want);
@@ -197,7 +197,7 @@ static te__arena *te__arena_create(te_ctx *te) {
 static void te__arena_drop(te_ctx *te, te__arena *a) {
     if (a && --a->refs == 0) te__free(te, a, sizeof(*a));
 }
-/* Its graph is gone and nothing runs: what is free goes to the context's pool, the rest will. */
+/* Its graph is gone and nothing runs: free blocks go to the context's pool, the others when they are released. */
 static void te__arena_close(te_ctx *te, te__arena *a) {
     int i;
     if (!a) return;
@@ -291,7 +291,7 @@ static void te__buffer_release(te__buffer *b) {
     te__free(te, b, sizeof(*b));
 }
 
-/* Notes a write to the whole of b, or to a part that nobody keeps apart. */
+/* Notes a write to the whole of b, or to a part that is not tracked by itself. */
 static void te__buffer_touch(te__buffer *b) {
     b->version++;
     b->written_at = b->whole_at = ++b->te->writes;
@@ -354,7 +354,7 @@ static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, 
 /* Counts the writes; the launches of a graph are writes of all that it has left behind. */
 static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b->arena ? b->arena->launches : 0); }
 
-/* A capture will use what b holds, at each launch: it stays until the graph goes. The graph's own memory stays in any case. */
+/* A capture will use the memory of b at each launch: it stays until the graph goes. The graph's own memory stays in any case. */
 static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
     if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *))) return TE_ERR_OUT_OF_MEMORY;

@@ -1,4 +1,4 @@
-/* core/plan.c: what an operation means to launch: kernels, options, sizes, arguments, workspace. Knows no driver: launching is
+/* core/plan.c: the launches of an operation: kernels, options, sizes, arguments, workspace. Knows no driver: launching is
  * cuda/launch.c's. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
@@ -89,7 +89,7 @@ static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t sha
     return te__max(per_sm, 1) * te__max(p->num_sms, 1);
 }
 
-/* Device memory that lives until the plan has been queued; the pool hands it out again in stream order. 256-byte aligned. */
+/* Device memory that lives until the plan has been queued; the pool reuses it in stream order. 256-byte aligned. */
 static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     te__buffer *b;
     if (bytes <= 0) return NULL;

@@ -78,13 +78,15 @@ typedef struct te__var {
     te_tensor *main_grad;
 } te__var;
 
+typedef struct te__quant_class te__quant_class; /* quant/kinds.h: a kind of quantizer */
+
 /* One copy of a quantized tensor, and how it is to be read; the layouts stand at te_quantized_view. The copies of a hybrid tensor are of
  * different kinds. */
 typedef struct te__quant_copy {
+    const te__quant_class *cls;
     te_tensor *data;  /* NULL: this copy was not made */
     te_tensor *scale; /* NULL: identity */
     te_tensor *amax;  /* NVFP4 */
-    te_quant_kind kind;
     bool two_dimensional;   /* block, MXFP8, NVFP4 */
     bool rht, no_sign_mask; /* NVFP4 */
     bool e4m3_max_256;      /* NVFP4 */
@@ -93,7 +95,7 @@ typedef struct te__quant_copy {
 } te__quant_copy;
 /* How to quantize: a te_quantizer_desc with its defaults resolved. */
 typedef struct te__quant_spec {
-    te_quant_kind kind;
+    const te__quant_class *cls;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
     bool found;     /* current: the amax of what is quantized is in te->found */
@@ -115,7 +117,7 @@ struct te_quantizer {
 };
 
 typedef struct te__quantized {
-    te_quant_kind kind;      /* of the quantizer that made it */
+    const te__quant_class *cls; /* of the quantizer that made it */
     te_quantizer *quantizer; /* that one, if its user holds it too (a reference), else NULL */
     te__quant_copy row, col;
     uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other memory */
@@ -224,6 +226,13 @@ typedef struct te__path {
     char text[256];
 } te__path;
 
+/* The shape and format of a saved tensor that a hook has packed. */
+typedef struct te__packed_as {
+    te_dtype dtype;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+} te__packed_as;
+
 typedef struct te__node {
     const char *name;
     te__path *path;      /* or NULL */
@@ -237,6 +246,9 @@ typedef struct te__node {
     void *state;
     size_t state_size;
     void (*release)(te_ctx *te, void *state); /* or NULL */
+    te_saved_tensors_hooks hooks; /* with packed: */
+    void **packed;                /* [num_saved] handles in place of tensors, NULL where a tensor stayed; or NULL: no hooks */
+    te__packed_as *packed_as;
 } te__node;
 
 /* A recorded region: a list of nodes in the order of recording. The context has one; a backward function records into one of its own, which is played
@@ -248,12 +260,14 @@ typedef struct te__segment {
     int plays; /* calls of te_backward that are under way on it */
 } te__segment;
 
-enum { TE__MAX_GRAD_REGIONS = 64 };
+enum { TE__MAX_GRAD_REGIONS = 64, TE__MAX_HOOKS = 16 };
 typedef struct te__tape {
     te__segment root, *segment; /* segment: the innermost */
     int no_grad, hidden_no_grad; /* hidden: those of te_checkpoint's first runs, in which a training step goes on */
     int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* te_enable_grad_begin: no_grad outside */
     int plays; /* calls of te_backward that are under way */
+    te_saved_tensors_hooks hooks[TE__MAX_HOOKS]; /* of regions that are open */
+    int num_hooks;
     te__var **fresh; /* leaves whose gradient was begun by the te_backward under way (references) */
     int num_fresh, cap_fresh;
     int unscoped, unscoped_live; /* te__watch_scopes */
@@ -347,6 +361,7 @@ struct te_ctx {
     int num_scopes;
     te__tape tape;
     te__node *playing; /* its backward function runs */
+    struct te__deferred *deferred; /* core/deferred.c: the first of a list */
     te__path *path;    /* module_path, for nodes; NULL until one is recorded */
     uint64_t writes;   /* counts every write to any buffer: a clock */
     uint64_t seed, rng_offset;

@@ -72,7 +72,8 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
                         te_dtype_name(main_grad->dtype), te_dtype_name(x->dtype));
     if (main_grad && !main_grad->buffer) return te__no_plain_memory(main_grad, "te_tensor_set_main_grad");
     if (main_grad && (main_grad == x || te__memory_meets(x, main_grad)))
-        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad lies in the tensor's own memory %s: gradients would be added into the weight", te__shape_text(x, a));
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad lies in the tensor's own memory %s: gradients would be added into the weight",
+                        te__shape_text(x, a));
     if (main_grad && (x->is_gradient || (main_grad->var && main_grad->var->main_grad)))
         return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: %s; a gradient has no main gradient of its own",
                         x->is_gradient ? "the tensor is itself a gradient of another" : "main_grad has a main gradient itself");
@@ -194,6 +195,10 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         node->saved[i] = te_tensor_retain(desc->saved[i]);
         if (node->saved[i]) te__note_saved(node->saved[i]);
     }
+    if (te__saved_pack(te, node) != TE_OK) {
+        te__node_free(te, node);
+        return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
+    }
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {
@@ -220,7 +225,7 @@ static bool te__grad_is_alone(const te_tensor *grad) {
 /* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up, and leaves get what is
  * theirs when te_backward ends (te__leaves_own). */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
-    te_axpby_args add = TE_ZERO;
+    te_op_axpby_args add = TE_ZERO;
     te_tensor *sum;
     te_result result;
     if (v->played)
@@ -251,14 +256,14 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     add.alpha = add.beta = 1.0f;
     if (te__grad_is_alone(v->grad)) {
         add.out = v->grad;
-        return te_axpby(te, &add);
+        return te_op_axpby(te, &add);
     }
     if (v->leaf && v->grad->buffer && te__is_outside(v->grad->buffer))
         return te__refuse_capture(te, "te_backward adds to a gradient that was there before and that shares its memory",
                                   "forget gradients (te_optimizer_zero_grad, te_module_zero_grad) before te_graph_begin");
     sum = add.out = te__empty_like(v->grad, v->grad->dtype);
     if (!sum) return te_error_code(te);
-    result = te_axpby(te, &add);
+    result = te_op_axpby(te, &add);
     if (result != TE_OK) return result;
     te_tensor_release(v->grad);
     v->grad = te__kept_gradient(sum);
@@ -405,7 +410,8 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         te__frame_begin(te);
         te__segment_begin(te, &own);
         te->playing = node;
-        result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
+        result = te__saved_unpack(te, node);
+        if (result == TE_OK) result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
         te->playing = outer;
         if (te->tape.num_grad_regions != grad_regions || te->tape.no_grad != no_grad) {
             te->tape.num_grad_regions = grad_regions;

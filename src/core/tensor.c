@@ -141,7 +141,8 @@ static const char *te__named_text(const te_tensor *x, char *out) {
 static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
     char text[TE__NAMED_TEXT];
     return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
-                    x->quantized ? "is quantized: te_dequantize it first" : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
+                    x->quantized ? "is quantized: te_dequantize it first"
+                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
 }
 /* Shapes that te_tensor_describe has made stop here; quantized tensors pass. */
 static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
@@ -328,9 +329,21 @@ static void te__path_release(te_ctx *te, te__path *path) {
     if (path && --path->refs == 0) te__free(te, path, sizeof(*path));
 }
 
+/* Lets go of what hooks have packed (core/saved.c). */
+static void te__saved_free(te_ctx *te, te__node *node) {
+    int i;
+    if (!node->packed) return;
+    for (i = 0; i < node->num_saved; i++)
+        if (node->packed[i] && node->hooks.drop) node->hooks.drop(node->hooks.user, node->packed[i]);
+    te__free(te, node->packed, (size_t)node->num_saved * sizeof(void *));
+    te__free(te, node->packed_as, (size_t)node->num_saved * sizeof(te__packed_as));
+    node->packed = NULL;
+}
+
 static void te__node_free(te_ctx *te, te__node *node) {
     int i;
     if (!node) return; /* it is being played */
+    te__saved_free(te, node);
     te__path_release(te, node->path);
     te__arena_drop(te, node->arena);
     for (i = 0; i < node->num_inputs; i++) te__var_release(te, node->inputs[i]);

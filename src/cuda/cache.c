@@ -113,7 +113,7 @@ static bool te__cache_consider(void *user, const char *name) {
     return true;
 }
 
-/* Fills in the compiler of a key that has none from what the folder holds. False if it holds nothing. */
+/* Fills in the compiler of a key that has none from the entries of the folder. False if it has no entry. */
 static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
     te__text folder = TE_ZERO, stem = TE_ZERO;
     te__cache_search search = TE_ZERO;
@@ -139,7 +139,7 @@ static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
 
 /* ---- entries ------------------------------------------------------------------------------------------------- */
 
-/* What stands in front of an image. */
+/* The header of an image. */
 static void te__cache_header(const te__cache_key *key, const char *image, size_t size, te__text *out) {
     char digest[TE__DIGEST_CHARS + 1];
     te__digest(image, size, digest);
@@ -216,7 +216,7 @@ static bool te__cache_store(const te__cache *c, const te__cache_key *key, const 
 
 /* ---- one compilation for many processes ---------------------------------------------------------------------- */
 
-/* Seconds that somebody else may take to compile a kernel; then this process does it itself. A stopped process must not stop all. */
+/* Seconds for another process to compile a kernel; then this process does it itself. A stopped process must not stop all. */
 enum { TE__CACHE_PATIENCE = 120 };
 
 typedef struct te__cache_lock {
@@ -225,7 +225,7 @@ typedef struct te__cache_lock {
     bool held;
 } te__cache_lock;
 
-/* Whoever holds the lock of a key compiles it; the others wait here, and then find it in the cache. Where locks do not work, several
+/* The process that holds the lock of a key compiles it; the others wait here, and then read it from the cache. Where locks do not work, several
  * may compile the same: the last one's file stays. */
 static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key, te__cache_lock *l) {
     double end = te__time_now() + (double)TE__CACHE_PATIENCE;
@@ -242,7 +242,7 @@ static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key,
     l->held = state == TE__LOCK_HELD;
     te__text_free(&folder);
 }
-/* The file goes, too. One who waits for it holds the lock of a file without a name next, finds the entry, and is done as well. */
+/* The file goes, too. A process that waits for it then holds the lock of a file without a name, reads the entry, and is done as well. */
 static void te__cache_lock_release(te__cache_lock *l) {
     if (l->held) {
         te__file_remove(te__text_str(&l->path), NULL);

@@ -39,7 +39,7 @@ enum {
     TE__CU_LAUNCH_CLUSTER = 4,
     TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
     TE__CU_EVENT_NO_TIMING = 2,
-    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be taken and kernels loaded in between */
+    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded in between */
 };
 
 /* Every function of libcuda that te.h calls: must it be there, our name, symbol, result and arguments. */
@@ -201,10 +201,10 @@ typedef struct te__map_slot {
 /* A layer's step has some 80 maps: where two of them met in one slot, both would be encoded again each time. */
 typedef struct te__map_set {
     te__map_slot slot[TE__MAP_WAYS];
-    unsigned turn; /* the slot that a new map takes */
+    unsigned turn; /* the slot of a new map */
 } te__map_set;
 
-/* What planning has found out for a problem: opaque bytes, by opaque bytes. */
+/* Results of planning for a problem: opaque bytes, by opaque bytes. */
 enum { TE__MEMO_SLOTS = 128, TE__MEMO_WAYS = 4, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
 typedef struct te__memo_slot {
     unsigned char key[TE__MEMO_KEY]; /* all 0: free */
@@ -234,7 +234,7 @@ struct te__cuda {
     te_result (*line_up)(te_ctx *te, void *dst, const void *host, size_t bytes);
 };
 
-/* Records what the driver said. `call` is its name, with what it was about in front if that helps. */
+/* Records an error of the driver. `call` is the name of the function, with its subject in front if that helps. */
 static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
     const char *name = NULL, *text = NULL, *more = "";
     te__cu.GetErrorName(code, &name);
@@ -398,7 +398,7 @@ TE_API void *te_ctx_cu_stream(const te_ctx *te) {
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
-/* NULL when there is none: the pool tries again with what it can give back, and tells the story. */
+/* NULL when there is none: the pool releases its free blocks, tries again, and reports the error. */
 static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
     te__cu_address address = 0;
     te__cu_result code;
@@ -415,7 +415,7 @@ static void te__cuda_mem_release(te_ctx *te, void *data, size_t bytes) {
     te__cu_result code;
     bool pushed;
     if (te__is_forked(te)) return; /* the parent's */
-    te__cuda_settle(te); /* what waits may write there */
+    te__cuda_settle(te); /* waiting launches may write there */
     if (te->device_allocator.alloc) {
         te->device_allocator.release(te->device_allocator.user, data, bytes);
         return;
@@ -607,7 +607,7 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 /* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
  * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
  * host, so that recent maps are kept. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
- * at a multiple of 32, 128: te_gemm of 4096 x 4096 x 4104 bf16 takes 183 us so, not 193, and 1 x 128256 x 4096, both along k, 255 us with 256, not 271. */
+ * at a multiple of 32, 128: tests/bench/notes.md. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
                                      const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
     te_ctx *te = p->te;
@@ -642,7 +642,7 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     return TE_OK;
 }
 
-/* ---- what planning need not find out again ------------------------------------------------------------------- */
+/* ---- results of planning, kept ------------------------------------------------------------------- */
 
 /* Where the answer to `key` (TE__MEMO_KEY bytes, not all 0) is or goes: TE__MEMO_VALUE bytes; *known: it is there. NULL: nothing is kept for this
  * plan. An answer must depend on the key and on the device alone. */

@@ -54,7 +54,7 @@ typedef struct te__jit_user {
     int count;
 } te__jit_user;
 
-/* TE__SHARED_FREE: what a launch may ask for without permission is 48 KB, less what the kernel declares itself. */
+/* TE__SHARED_FREE: dynamic shared memory without permission is 48 KB, less the static part of the kernel. */
 enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
@@ -96,7 +96,7 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
     return e;
 }
 
-/* Adds what was loaded; if another thread was faster, its entry stays and this module goes. False when memory is out. */
+/* Adds a loaded kernel; if another thread was faster, its entry stays and this module goes. False when memory is out. */
 static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows, te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
     bool added = false;
@@ -170,13 +170,13 @@ static void te__jit_leave(te__cu_handle context) {
 
 /* ---- images -------------------------------------------------------------------------------------------------- */
 
-/* One kernel on its way to an image. te__jit_job_run fills in what stands below `image`, on any thread. */
+/* The compilation of one kernel. te__jit_job_run fills in the fields below `image`, on any thread. */
 typedef struct te__jit_job {
     const te__launch *launch;
     const te__cache *cache; /* NULL: none */
     const te__nvrtc *nvrtc; /* NULL: none; then only the cache can help */
     int sm;
-    bool fresh;             /* what the cache holds is no good */
+    bool fresh;             /* the entry of the cache is unusable */
     te__text image, why, cache_why;
     te_result result;
     bool compiled, missing, damaged; /* missing: no NVRTC and no cubin; nothing else is wrong */
@@ -260,7 +260,7 @@ static te_result te__jit_job_try(te__jit_job *j) {
 
 static void te__jit_job_run(te__jit_job *j) { j->result = te__jit_job_try(j); }
 
-/* Jobs for several threads: each takes the next one until none is left. */
+/* Jobs for several threads: each runs the next one until none is left. */
 typedef struct te__jit_queue {
     te__jit_job *jobs;
     int64_t count;
@@ -325,13 +325,13 @@ static void te__jit_count(te_ctx *te, const te__jit_job *j) {
         te__log(te, TE_LOG_DEBUG, "%s for %s is from the cache", te__launch_text(j->launch, name), j->arch);
 }
 
-/* What a finished job has to say, and its image into the table. */
+/* The messages of a finished job, and its image into the table. */
 static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
     const char *maker = j->nvrtc ? j->nvrtc->compiler : "from a cache";
     te_result result = j->result;
     te__jit_count(te, j);
     if (result == TE_OK) {
-        bool again = !j->compiled && j->nvrtc; /* the driver may refuse what an earlier process, on another driver, has left */
+        bool again = !j->compiled && j->nvrtc; /* the driver may refuse an image of an earlier process on another driver */
         result = te__jit_load_image(te, j->launch, false, j->image.s, maker, again);
         if (result == TE_ERR_DEVICE && again) {
             te->jit_stats.from_cache--;
@@ -396,7 +396,7 @@ static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
     return result;
 }
 
-/* ---- what launch.c asks for ---------------------------------------------------------------------------------- */
+/* ---- for launch.c ---------------------------------------------------------------------------------- */
 
 /* The permission for more shared memory than every launch may have, asked for once. */
 static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_entry *e) {

@@ -11,7 +11,7 @@ typedef struct te__source {
 /* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
 typedef struct te__baseline {
     const char *kernel;      /* "norm/norm_fwd" */
-    const char *text_digest; /* te__unit_digest of what it was made from */
+    const char *text_digest; /* te__unit_digest of its source */
     uint32_t offset;         /* in the unpacked text; a 0 ends it */
 } te__baseline;
 #include "cuda/baseline.inc"
@@ -25,7 +25,7 @@ typedef struct te__kernel_file {
 typedef struct te__kernels {
     te__kernel_file *files;
     int num_files;
-    te__text embedded, replaced; /* what the files' texts are in */
+    te__text embedded, replaced; /* the memory of the files' texts */
 } te__kernels;
 
 enum { TE__KERNELS_FILE_LIMIT = 64 << 20 };
@@ -44,7 +44,7 @@ static const te__kernel_file *te__kernels_find(const te__kernels *k, const char 
     return NULL;
 }
 
-/* Sections of a te_kernels.cu.inc take the place of embedded files. `text` is cut in place. */
+/* Sections of a te_kernels.cu.inc replace embedded files. `text` is cut in place. */
 static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     static const char mark[] = "//// file: ";
     const size_t mark_size = sizeof(mark) - 1;
@@ -184,7 +184,7 @@ typedef struct te__unit {
     int num_files;
 } te__unit;
 
-/* Adds what the text of u->file[index] includes. Conditional includes count, too: a key may depend on too much, never on too little. */
+/* Adds the files that the text of u->file[index] includes. Conditional includes count, too: a key may depend on too much, never on too little. */
 static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
     static const char word[] = "#include \"";
     for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {
@@ -239,7 +239,7 @@ static void te__unit_digest(const te__unit *u, char hex[TE__DIGEST_CHARS + 1]) {
 
 static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
 
-/* The kind of register or label whose name begins here; -1 if none. *size: of what stands before its number, which begins with a digit
+/* The kind of register or label whose name begins here; -1 if none. *size: of the part before its number, which begins with a digit
  * or a sign. */
 static int te__ptx_kind(const char *text, size_t *size) {
     if (*text != '%' && *text != '$') return -1;

@@ -55,7 +55,7 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 
 /* ---- planning ------------------------------------------------------------------------------------------------ */
 
-/* What planning may count on. A plan is first made as if every kernel could be had. */
+/* The conditions of planning. A plan is first made as if every kernel were available. */
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
@@ -130,7 +130,7 @@ static te_result te__cuda_note(te_ctx *te, te__plan *p) {
     return TE_OK;
 }
 
-/* Compiles or reads what was noted, several threads at once. */
+/* Compiles or reads the noted kernels, on several threads. */
 static te_result te__cuda_warm(te_ctx *te) {
     te__warm_list *w = te->warm_list;
     const te__launch **compile;

@@ -81,7 +81,7 @@ static int te__nvrtc_state; /* 0: not looked for; 1: there; -1: not there, and t
 static te__text te__nvrtc_reason;
 
 /* NVRTC, looked for once a process; NULL, with the reason added to why (may be NULL), when there is none to be used. newest: the newest
- * CUDA major whose cubins the driver takes; 0: any. */
+ * CUDA major whose cubins the driver accepts; 0: any. */
 static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     int state;
     te__mutex_lock(&te__nvrtc_mutex);
@@ -95,7 +95,7 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     return state > 0 ? &te__nvrtc_of_process : NULL;
 }
 
-/* What to compile for a GPU of this architecture: "sm_90a", its own features included; "compute_90" (PTX, which the driver compiles)
+/* The target of NVRTC for a GPU of this architecture: "sm_90a", its own features included; "compute_90" (PTX, which the driver compiles)
  * when the GPU is newer than NVRTC. n may be NULL: the name that cubins made elsewhere have. False if NVRTC knows nothing that fits. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
@@ -149,7 +149,7 @@ static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool p
 }
 
 /* Compiles a unit with options "X_DT=3,Y_DT=3" for arch "sm_90a" (a cubin comes out) or "compute_80" (PTX, its 0 included). extra: NULL,
- * or one more compiler option. What the compiler says, also when it is content, is added to log. */
+ * or one more compiler option. The compiler's messages, also after success, are added to log. */
 static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch, const char *extra, te__text *image,
                               te__text *log) {
     const char *texts[TE__MAX_UNIT_FILES], *names[TE__MAX_UNIT_FILES];

@@ -74,7 +74,7 @@ typedef struct te__jit_order {
 typedef struct te__queued {
     struct te__queued *next;
     size_t size; /* of this allocation */
-    uint64_t plan; /* launches of one plan go or fail together */
+    uint64_t plan; /* launches of one plan go or fail as a unit */
     te__jit_order *order; /* NULL: the kernel is in the table */
     te__launch launch;
     bool baseline;
@@ -203,7 +203,7 @@ static te_result te__queue_settle(te_ctx *te) {
     te__queue *q = te->cuda->queue;
     te_result result, entered;
     bool pushed;
-    te->cuda->settle = NULL; /* what is sent off may come back here */
+    te->cuda->settle = NULL; /* launches that are sent may call this again */
     te->cuda->line_up = NULL;
     entered = te__cuda_enter(te, &pushed);
     result = te__queue_send(te, q, true);
@@ -279,7 +279,7 @@ static te_result te__queue_line_up(te_ctx *te, void *dst, const void *host, size
     return TE_OK;
 }
 
-/* Do launches wait, so that what comes must line up behind them? */
+/* Do launches wait, so that later work must queue behind them? */
 static bool te__queue_waits(const te_ctx *te) { return te->cuda->queue && te->cuda->queue->first; }
 
 /* May a plan wait for kernels that are missing? Never where somebody else can queue work on the stream, or looks closely. */

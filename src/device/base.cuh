@@ -1,4 +1,4 @@
-// device/base.cuh: what every kernel includes: number formats in memory, warp and block reductions, small math. Knows no operation.
+// device/base.cuh: included by every kernel: number formats in memory, warp and block reductions, small math. Knows no operation.
 //
 // NVRTC compiles this without any toolkit header. Conversions use the hardware's instructions where the architecture has them and the
 // integer code of base/numbers.h elsewhere; both give the same bits.
@@ -33,9 +33,8 @@ typedef long long te_i64;
 
 // The first statement of a kernel: waits until the kernels before it in the stream have ended and their writes are there. A kernel that has it is
 // launched so that it may be brought onto the GPU while the one before it ends (programmatic dependent launch), and must touch no memory
-// but its arguments before. One H200, 2026-11-21, te_bench "step of a layer", with it in every kernel: a small layer by calls 0.78 .. 0.88 of the
-// time, by a graph 0.96 .. 0.99; nothing for large ones. Letting the next kernel come still earlier (griddepcontrol.launch_dependents) took 0.93
-// of the small and 1.01 .. 1.05 of the large ones.
+// but its arguments before. Small layers gain, large ones do not; an earlier launch (griddepcontrol.launch_dependents) slows large ones:
+// tests/bench/notes.md.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -126,73 +125,8 @@ TE_DEV te_i64 te_load_index(const void *p, te_i64 i, int dt) {
     return dt == TE_I64 ? ((const te_i64 *)p)[i] : (te_i64)((const int *)p)[i];
 }
 
-// ---- N elements: 4 or 8 ----------------------------------------------------------------------------------------------
-// p + i must be aligned to the bytes that are read or written, or to 16.
-
-// As they lie in memory: what has been asked for and is not waited for yet.
-template <int N> struct te_bits {
-    te_u32 w[N]; // 16-bit formats: the first half of them, 8-bit formats: the first quarter
-};
-template <int N> TE_DEV te_bits<N> te_ask(const void *p, te_i64 i, int dt) {
-    te_bits<N> b;
-    if (dt == TE_F32) {
-        const uint4 *q = (const uint4 *)((const float *)p + i);
-#pragma unroll
-        for (int k = 0; k < N; k += 4) {
-            uint4 u = q[k / 4];
-            b.w[k] = u.x, b.w[k + 1] = u.y, b.w[k + 2] = u.z, b.w[k + 3] = u.w;
-        }
-    } else if (N == 8 && (dt == TE_BF16 || dt == TE_F16)) {
-        uint4 u = *(const uint4 *)((const te_u16 *)p + i);
-        b.w[0] = u.x, b.w[1] = u.y, b.w[2] = u.z, b.w[3] = u.w;
-    } else if (N == 8 || dt == TE_BF16 || dt == TE_F16) {
-        uint2 u = *(const uint2 *)((const te_u8 *)p + (N == 8 ? i : 2 * i));
-        b.w[0] = u.x, b.w[1] = u.y;
-    } else {
-        b.w[0] = *(const te_u32 *)((const te_u8 *)p + i);
-    }
-    return b;
-}
-template <int N> TE_DEV void te_of_bits(const te_bits<N> &b, int dt, float out[N]) {
-    if (dt == TE_F32) {
-#pragma unroll
-        for (int k = 0; k < N; k++) out[k] = __uint_as_float(b.w[k]);
-    } else if (dt == TE_BF16 || dt == TE_F16) {
-#pragma unroll
-        for (int k = 0; k < N; k++) {
-            te_u16 h = (te_u16)(b.w[k >> 1] >> (16 * (k & 1)));
-            out[k] = dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);
-        }
-    } else {
-#pragma unroll
-        for (int k = 0; k < N; k++) out[k] = te_fp8_to_f32((te_u8)(b.w[k >> 2] >> (8 * (k & 3))), dt);
-    }
-}
-template <int N> TE_DEV void te_load_n(const void *p, te_i64 i, int dt, float out[N]) { te_of_bits<N>(te_ask<N>(p, i, dt), dt, out); }
-template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float in[N]) {
-    te_u32 w[N / 2];
-    if (dt == TE_F32) {
-        float4 *q = (float4 *)((float *)p + i);
-#pragma unroll
-        for (int k = 0; k < N; k += 4) q[k / 4] = make_float4(in[k], in[k + 1], in[k + 2], in[k + 3]);
-    } else if (dt == TE_BF16 || dt == TE_F16) {
-#pragma unroll
-        for (int k = 0; k < N / 2; k++) w[k] = te_f32x2_to_half(in[2 * k], in[2 * k + 1], dt);
-        if (N == 8) *(uint4 *)((te_u16 *)p + i) = make_uint4(w[0], w[1], w[N / 2 - 2], w[N / 2 - 1]);
-        else *(uint2 *)((te_u16 *)p + i) = make_uint2(w[0], w[1]);
-    } else {
-#pragma unroll
-        for (int k = 0; k < N / 4; k++)
-            w[k] = te_f32x2_to_fp8(in[4 * k], in[4 * k + 1], dt) | (te_u32)te_f32x2_to_fp8(in[4 * k + 2], in[4 * k + 3], dt) << 16;
-        if (N == 8) *(uint2 *)((te_u8 *)p + i) = make_uint2(w[0], w[1]);
-        else *(te_u32 *)((te_u8 *)p + i) = w[0];
-    }
-}
-TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
-TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
-
 // ---- reductions ----------------------------------------------------------------------------------------------------
-// Every thread of the warp or block takes part and gets the result. The order is fixed by the thread index alone.
+// Every thread of the warp or block calls it and gets the result. The order is fixed by the thread index alone.
 
 TE_DEV float te_warp_sum(float v) {
 #pragma unroll
@@ -203,6 +137,15 @@ TE_DEV float te_warp_max(float v) {
 #pragma unroll
     for (int d = 16; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
     return v;
+}
+// Both sums over a warp at once: one half of the warp reduces x and the other y, seven shuffles in place of ten.
+TE_DEV float2 te_warp_sum2(float2 v) {
+    bool second = threadIdx.x & 16;
+    float mine = second ? v.y : v.x;
+    mine += __shfl_xor_sync(0xffffffffu, second ? v.x : v.y, 16);
+#pragma unroll
+    for (int d = 8; d; d >>= 1) mine += __shfl_xor_sync(0xffffffffu, mine, d);
+    return make_float2(__shfl_sync(0xffffffffu, mine, 0), __shfl_sync(0xffffffffu, mine, 16));
 }
 // scratch: 32 floats of shared memory, free for reuse when the call returns. blockDim.x must be a multiple of 32.
 TE_DEV float te_block_sum(float v, float *scratch) {
@@ -225,7 +168,7 @@ TE_DEV float te_block_max(float v, float *scratch) {
     __syncthreads();
     return v;
 }
-// True in every thread of the block that gets here last; it sees what thread 0 of every other block wrote before. The counter, 0 between
+// True in every thread of the block that arrives last; the writes of thread 0 of every other block are visible to it. The counter, 0 between
 // kernels, is 0 again then (te__plan_counter).
 TE_DEV bool te_last_block(te_u32 *counter) {
     __shared__ bool last;
@@ -237,7 +180,7 @@ TE_DEV bool te_last_block(te_u32 *counter) {
     __syncthreads();
     return last;
 }
-// Returns once every block of a cooperative launch has come here; what their threads 0 wrote before is visible. counter[1] counts the times.
+// Returns once every block of a cooperative launch has arrived; the earlier writes of their threads 0 are visible. counter[1] counts the barriers.
 TE_DEV void te_grid_wait(te_u32 *counter) {
     if (threadIdx.x == 0) {
         volatile te_u32 *times = counter + 1;

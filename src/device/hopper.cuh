@@ -1,4 +1,4 @@
-// device/hopper.cuh: what sm_90a alone has: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither operations nor tiles.
+// device/hopper.cuh: features of sm_90a alone: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither operations nor tiles.
 #pragma once
 #include "device/mma.cuh"
 
@@ -32,19 +32,19 @@ TE_DEV te_u32 te_cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-// Every thread of every block of the cluster; what they wrote before is visible after.
+// Barrier of all threads of all blocks of the cluster; their earlier writes are visible afterwards.
 TE_DEV void te_cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-// Where what lies at `at` here lies in block `rank` of the cluster; what lies n bytes on, lies n bytes on there.
+// The address in block `rank` of the cluster that corresponds to shared address `at` of this block; offsets carry over.
 TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
     te_u32 r;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(at), "r"(rank));
     return r;
 }
-// Arrives at a barrier of another block: te_cluster_at. Orders what TMA and wgmma did, which have been waited for; not this thread's own writes to
+// Arrives at a barrier of another block: te_cluster_at. Orders TMA and wgmma accesses that this thread has waited for; not its own writes to
 // other blocks: release at the scope of a cluster costs a fence of the whole device.
 TE_DEV void te_mbar_arrive_there(te_u32 bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 
@@ -80,7 +80,7 @@ template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {
 // After the changes; and, by the thread that is to use the map, before.
 TE_DEV void te_tma_map_release() { asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory"); }
 TE_DEV void te_tma_map_acquire(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory"); }
-// The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. What lies outside is filled with zeros.
+// The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. Elements outside the tensor become zeros.
 TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),
                  "r"(x), "r"(y), "r"(bar)
@@ -97,7 +97,7 @@ TE_DEV void te_tma_load3(te_u32 dst, const void *map, int x, int y, int z, te_u3
                  "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-// Shared memory to the map's box at (x, y, z), or added to it; what lies outside is not written, but whole pieces of 16 bytes are: a row must end with one,
+// Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole pieces of 16 bytes are: a row must end with one,
 // or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.
 TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(src)

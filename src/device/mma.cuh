@@ -1,15 +1,15 @@
-// device/mma.cuh: matrix products as Ampere and everything later has them: cp.async, ldmatrix, mma.sync. Knows neither operations nor tiles.
+// device/mma.cuh: matrix products on Ampere and later: cp.async, ldmatrix, mma.sync. Knows neither operations nor tiles.
 //
 // Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t; a "word" is 32 bits of neighbours along k (one f32, two 16-bit or four 8-bit values):
 //   A  a[0] (row g,     word t)   a[1] (row g + 8, word t)   a[2] (row g,     word t + 4)   a[3] (row g + 8, word t + 4)
 //   B  b[0] (column g,  word t)   b[1] (column g,  word t + 4)
 //   D  d[0] (row g, column 2t)    d[1] (row g, column 2t + 1)    d[2], d[3] the same in row g + 8
-// ldmatrix hands out exactly these words from rows of 16 bytes that run along k; its .trans form does so for 16-bit elements whose rows
+// ldmatrix loads exactly these words from rows of 16 bytes that run along k; its .trans form does so for 16-bit elements whose rows
 // run along m or n.
 #pragma once
 #include "device/base.cuh"
 
-// The address of shared memory as instructions want it.
+// An address of shared memory, as PTX operands require it.
 TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p); }
 
 // ---- copies from device to shared memory -----------------------------------------------------------------------------
@@ -18,7 +18,7 @@ TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p
 TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-// The same; the L2 cache fetches the 256 bytes around it, which will be asked for soon.
+// The same; the L2 cache fetches the 256 bytes around it, which will be loaded soon.
 TE_DEV void te_cp_async16_ahead(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
@@ -105,7 +105,7 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
     return r;
 }
 
-// Tensor cores that multiply fp8 themselves. Elsewhere mma.sync of fp8 does not exist or is translated into f16 products by the compiler.
+// Tensor cores with fp8 mma.sync. Elsewhere mma.sync of fp8 does not exist or is translated into f16 products by the compiler.
 #if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
 #define TE_HAS_FP8_MMA 1
 TE_DEV void te_mma_e4m3_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k32.row.col.f32.e4m3.e4m3.f32", d, a, b); }

@@ -2,12 +2,12 @@
 
 /* ---- rope ---- */
 
-static te_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format, int64_t head_dim, int64_t length) {
-    te_rope_args a = TE_ZERO;
+static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format, int64_t head_dim, int64_t length) {
+    te_op_rope_args a = TE_ZERO;
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
     a.format = format;
     a.base = d->base;
-    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* te_rope refuses far fewer */
+    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* te_op_rope refuses far fewer */
     a.interleaved = d->interleaved;
     a.position_offset = d->position_offset;
     a.start_positions = d->start_positions;
@@ -21,13 +21,13 @@ static te_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format,
     return a;
 }
 
-static te_tensor *te__rope_apply(te_tensor *x, te_rope_args args) {
+static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     args.x = x;
     args.y = te__empty_like(x, x->dtype);
-    return args.y ? te__checked(args.y, te_rope(x->te, &args)) : NULL;
+    return args.y ? te__checked(args.y, te_op_rope(x->te, &args)) : NULL;
 }
 static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_rope_args args = *(const te_rope_args *)state;
+    te_op_rope_args args = *(const te_op_rope_args *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)needs;
     args.start_positions = saved[0];
@@ -37,7 +37,7 @@ static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *con
 }
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
-    te_rope_args args;
+    te_op_rope_args args;
     te_tensor *saved[1];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
@@ -56,8 +56,8 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 /* ---- a packed projection to q, k and v, rotated ---- */
 
 static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te_qkv_rope_args *f = (const te_qkv_rope_args *)state;
-    te_qkv_rope_bwd_args args = TE_ZERO;
+    const te_op_qkv_rope_args *f = (const te_op_qkv_rope_args *)state;
+    te_op_qkv_rope_bwd_args args = TE_ZERO;
     te_tensor *g[3];
     const te_tensor *like = dy[0] ? dy[0] : dy[1] ? dy[1] : dy[2];
     int64_t shape[4];
@@ -87,13 +87,13 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     args.position_scale = f->position_scale;
     args.position_offset = f->position_offset;
     args.start_positions = saved[0];
-    return te_qkv_rope_bwd(te, &args);
+    return te_op_qkv_rope_bwd(te, &args);
 }
 
 /* qkv [s, b, (H + 2G) d] to out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. False on failure. */
 static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_dim, bool interleaved, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
-    te_qkv_rope_args args = TE_ZERO;
+    te_op_qkv_rope_args args = TE_ZERO;
     te_node_desc node = TE_ZERO;
     te_tensor *saved[1];
     int64_t shape[4];
@@ -119,7 +119,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     args.interleaved_groups = interleaved;
     args.no_rope = !rotary;
     if (rotary) {
-        te_rope_args r = te__rope_args(rotary, format, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0]);
+        te_op_rope_args r = te__rope_args(rotary, format, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0]);
         args.base = r.base;
         args.rotary_dim = r.rotary_dim;
         args.interleaved = r.interleaved;
@@ -127,7 +127,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
         args.position_offset = r.position_offset;
         args.start_positions = r.start_positions;
     }
-    if (te_qkv_rope(qkv->te, &args) != TE_OK) return false;
+    if (te_op_qkv_rope(qkv->te, &args) != TE_OK) return false;
     saved[0] = rotary ? rotary->start_positions : NULL;
     node.name = "split_qkv";
     node.inputs = &qkv;
@@ -145,8 +145,8 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
 /* ---- attention ---- */
 
 static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te_attn_fwd_args *f = (const te_attn_fwd_args *)state;
-    te_attn_bwd_args args = TE_ZERO;
+    const te_op_attn_fwd_args *f = (const te_op_attn_fwd_args *)state;
+    te_op_attn_bwd_args args = TE_ZERO;
     (void)needs;
     args.q = saved[0];
     args.k = saved[1];
@@ -159,20 +159,18 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     args.dv = dx[2] = te__empty_like(saved[2], saved[2]->dtype);
     args.format = f->format;
     args.mask = f->mask;
-    args.has_window = f->has_window;
-    args.window_left = f->window_left;
-    args.window_right = f->window_right;
+    args.window = f->window;
     args.softmax_scale = f->softmax_scale;
     args.dropout_p = f->dropout_p;
     args.seed = f->seed;
     args.offset = f->offset;
     args.rng = saved[5];
-    return args.d_o && dx[0] && dx[1] && dx[2] ? te_attn_bwd(te, &args) : te_error_code(te);
+    return args.d_o && dx[0] && dx[1] && dx[2] ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
     te_attention_desc zero = TE_ZERO;
-    te_attn_fwd_args args = TE_ZERO;
+    te_op_attn_fwd_args args = TE_ZERO;
     te__rng_state before;
     te__draw draw = TE_ZERO;
     te_tensor *in[3], *saved[6], *o;
@@ -203,9 +201,7 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     args.lse = te_tensor_empty(te, TE_F32, 3, lse);
     args.format = desc->format;
     args.mask = desc->mask;
-    args.has_window = desc->has_window;
-    args.window_left = desc->window_left;
-    args.window_right = desc->window_right;
+    args.window = desc->window;
     args.softmax_scale = desc->softmax_scale;
     args.dropout_p = desc->dropout_p;
     before = te__rng_now(te);
@@ -213,7 +209,7 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    if (!o || !args.lse || te_attn_fwd(te, &args) != TE_OK) o = NULL;
+    if (!o || !args.lse || te_op_attn_fwd(te, &args) != TE_OK) o = NULL;
     saved[0] = q;
     saved[1] = k;
     saved[2] = v;

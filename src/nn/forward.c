@@ -7,27 +7,45 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
     return old;
 }
 
+/* The names of outputs as a list, for whatever treats them alike. */
+enum { TE__OUTPUTS = 4 };
+static void te__outputs_list(const te_outputs *y, te_tensor *list[TE__OUTPUTS]) {
+    list[0] = y->out;
+    list[1] = y->bias;
+    list[2] = y->ln_out;
+    list[3] = y->max_logit;
+}
+static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
+    te_outputs y;
+    y.out = list[0];
+    y.bias = list[1];
+    y.ln_out = list[2];
+    y.max_logit = list[3];
+    return y;
+}
+
 /* Temporaries of a forward go when it returns: what the backward needs is kept by the tape. */
 static te_result te__module_run(te_module *m, te_forward_args *args) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
+    te_tensor *made[TE__OUTPUTS];
     te_result result;
     te__path *path;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;
     te->path = NULL;
-    args->num_outputs = 0;
-    memset(args->outputs, 0, sizeof(args->outputs));
+    memset(&args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
     result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
-    if (result == TE_OK && (args->num_outputs < 1 || !args->outputs[0])) {
+    if (result == TE_OK && !args->outputs.out) {
         /* the class said OK and made nothing: an error is recorded already, or this is the class's own mistake */
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
         result = te->error_code;
     }
     if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* if it has not said more */
-    te__frame_end(te, args->outputs, result == TE_OK ? args->num_outputs : 0);
+    te__outputs_list(&args->outputs, made);
+    te__frame_end(te, made, result == TE_OK ? TE__OUTPUTS : 0);
     memcpy(te->module_path, before, sizeof(before));
     te__path_release(te, te->path);
     te->path = path;
@@ -42,7 +60,8 @@ typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
     te_rotary_desc rotary; /* where args.rotary points, if the call has one */
-    int num_outputs;       /* of the last run */
+    int num_outputs;       /* of the last run: */
+    bool made[TE__OUTPUTS];
 } te__module_call;
 static te_tensor **te__call_tensor(te__module_call *c, int i) {
     te_tensor **list[TE__FORWARD_TENSORS];
@@ -55,7 +74,9 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
 }
 
 static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs) {
+    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit"};
     te__module_call *c = (te__module_call *)user, call = *c;
+    te_tensor *made[TE__OUTPUTS];
     te_result result;
     int i, at = 0;
     (void)num_inputs;
@@ -64,20 +85,23 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     if (c->args.rotary) call.args.rotary = &call.rotary;
     result = te__module_run(c->m, &call.args);
     if (result != TE_OK) return result;
-    if (num_outputs && call.args.num_outputs != num_outputs)
-        return te__fail(te, TE_ERR_STATE, "te_module_set_checkpoint: run again for the backward pass, \"%s\" made %d outputs; in the forward pass it was %d. It must do the same each "
-                                          "time", c->m->name, call.args.num_outputs, num_outputs);
-    c->num_outputs = call.args.num_outputs;
-    for (i = 0; i < c->num_outputs; i++) outputs[i] = call.args.outputs[i];
+    te__outputs_list(&call.args.outputs, made);
+    for (i = 0, c->num_outputs = 0; i < TE__OUTPUTS; i++) {
+        if (num_outputs && (made[i] != NULL) != c->made[i])
+            return te__fail(te, TE_ERR_STATE, "te_module_set_checkpoint: run again for the backward pass, \"%s\" made %s; in the forward pass it did%s. It must do the same each time",
+                            c->m->name, names[i], c->made[i] ? "" : " not");
+        c->made[i] = made[i] != NULL;
+        if (made[i]) outputs[c->num_outputs++] = made[i];
+    }
     return TE_OK;
 }
 
 static te_result te__module_run_checkpointed(te_module *m, te_forward_args *args) {
     te__module_call call = TE_ZERO;
     te_checkpoint_desc d = TE_ZERO;
-    te_tensor *in[TE__FORWARD_TENSORS];
+    te_tensor *in[TE__FORWARD_TENSORS], *out[TE__OUTPUTS], *list[TE__OUTPUTS];
     te_result result;
-    int i;
+    int i, at = 0;
     call.m = m;
     call.args = *args;
     if (args->rotary) call.rotary = *args->rotary;
@@ -87,12 +111,13 @@ static te_result te__module_run_checkpointed(te_module *m, te_forward_args *args
     d.user = &call;
     d.user_size = sizeof(call);
     d.inputs = in;
-    d.outputs = args->outputs;
-    args->num_outputs = 0;
-    memset(args->outputs, 0, sizeof(args->outputs));
+    d.outputs = out;
+    memset(&args->outputs, 0, sizeof(args->outputs));
     result = te__checkpoint_run(m->te, &d, m, &call.num_outputs);
-    if (result == TE_OK) args->num_outputs = call.num_outputs;
-    return result;
+    if (result != TE_OK) return result;
+    for (i = 0; i < TE__OUTPUTS; i++) list[i] = call.made[i] ? out[at++] : NULL;
+    args->outputs = te__outputs_of(list);
+    return TE_OK;
 }
 
 TE_API void te_module_set_checkpoint(te_module *m, bool on) {
@@ -110,9 +135,8 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
     result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
     te__device_leave(te, entered);
-    if (result == TE_OK) return args->outputs[0];
-    memset(args->outputs, 0, sizeof(args->outputs));
-    args->num_outputs = 0;
+    if (result == TE_OK) return args->outputs.out;
+    memset(&args->outputs, 0, sizeof(args->outputs));
     te__step_fails(te);
     te__rng_back(te, random);
     return NULL;
@@ -122,10 +146,36 @@ TE_API te_tensor *te_forward(te_module *m, te_tensor *x) {
     args.input = x;
     return te_forward_with(m, &args);
 }
-/* What a class's forward calls at its end. */
+/* A class's forward ends with this: y becomes its output `out`. */
 static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
     if (!y) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
-    if (args->num_outputs == TE_MAX_OUTPUTS) return te__fail(m->te, TE_ERR_INVALID, "more than %d outputs", TE_MAX_OUTPUTS);
-    args->outputs[args->num_outputs++] = y;
+    args->outputs.out = y;
     return TE_OK;
+}
+
+/* ---- weight gradients that were left for later ---- */
+
+static bool te__scaling_below(const void *owner, const void *user) {
+    const te_module *m = ((const te__scaling *)owner)->module;
+    while (m && m != (const te_module *)user) m = m->parent;
+    return m != NULL;
+}
+TE_API te_result te_backward_dw(te_module *m) {
+    te_ctx *te;
+    te_result result;
+    bool entered;
+    int fresh;
+    if (!m) return TE_ERR_STATE;
+    te = m->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    result = te__device_enter(te, &entered);
+    if (result != TE_OK) return result;
+    fresh = te->tape.num_fresh;
+    te->tape.no_grad++;
+    result = te__deferred_take(te, te__scaling_below, m, true);
+    if (result == TE_OK) result = te->error_code;
+    result = te__leaves_own(te, fresh, result);
+    te->tape.no_grad--;
+    te__device_leave(te, entered);
+    return result;
 }

@@ -43,18 +43,18 @@ static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char 
 
 /* gradient of a parameter [N] that was broadcast over the rows of dy: in the parameter's own format */
 static te_tensor *te__bias_grad(te_tensor *dy, te_dtype dtype) {
-    te_column_sum_args args = TE_ZERO;
+    te_op_column_sum_args args = TE_ZERO;
     te_tensor *db = te__empty_1d(dy->te, dtype, te__cols(dy));
     if (!db) return NULL;
     args.x = dy;
     args.out = db;
-    return te_column_sum(dy->te, &args) == TE_OK ? db : NULL;
+    return te_op_column_sum(dy->te, &args) == TE_OK ? db : NULL;
 }
 
 /* ---- add, scale, sums ---- */
 
 static te_tensor *te__axpby(te_tensor *x, te_tensor *y, float alpha, float beta) {
-    te_axpby_args args = TE_ZERO;
+    te_op_axpby_args args = TE_ZERO;
     te_tensor *out = te__empty_like(x, x->dtype);
     if (!out) return NULL;
     args.x = x;
@@ -62,7 +62,7 @@ static te_tensor *te__axpby(te_tensor *x, te_tensor *y, float alpha, float beta)
     args.out = out;
     args.alpha = alpha;
     args.beta = beta;
-    return te__checked(out, te_axpby(x->te, &args));
+    return te__checked(out, te_op_axpby(x->te, &args));
 }
 
 static te_result te__add_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
@@ -105,7 +105,7 @@ typedef struct te__sum_state {
 } te__sum_state;
 static te_result te__sum_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__sum_state *s = (const te__sum_state *)state;
-    te_axpby_args args = TE_ZERO;
+    te_op_axpby_args args = TE_ZERO;
     te_tensor *ones = te_tensor_full(te, s->dtype, s->ndim, s->shape, 1.0);
     (void)saved, (void)needs;
     if (!ones) return te_error_code(te);
@@ -113,11 +113,11 @@ static te_result te__sum_backward(te_ctx *te, const void *state, te_tensor *cons
     args.alpha = s->scale;
     args.alpha_device = dy[0];
     dx[0] = ones;
-    return te_axpby(te, &args);
+    return te_op_axpby(te, &args);
 }
 static te_tensor *te__sum(te_tensor *x, float scale, const char *name) {
     te__sum_state state = TE_ZERO;
-    te_sum_args args = TE_ZERO;
+    te_op_sum_args args = TE_ZERO;
     te_tensor *y;
     if (!te__need_float(x, name)) return NULL;
     x = te_tensor_contiguous(x);
@@ -126,7 +126,7 @@ static te_tensor *te__sum(te_tensor *x, float scale, const char *name) {
     args.x = x;
     args.out = y;
     args.scale = scale;
-    y = te__checked(y, te_sum(x->te, &args));
+    y = te__checked(y, te_op_sum(x->te, &args));
     state.dtype = x->dtype;
     state.ndim = x->ndim;
     memcpy(state.shape, x->shape, sizeof(state.shape));
@@ -166,7 +166,7 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
     args.dgamma = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
     if (!s->rms && needs[2]) args.dbeta = dx[2] = te__empty_like(saved[1], saved[1]->dtype);
     if (!args.dy || !args.dx || !dx[1]) return te_error_code(te);
-    result = s->rms ? te_rmsnorm_bwd(te, &args) : te_layernorm_bwd(te, &args);
+    result = s->rms ? te_op_rmsnorm_bwd(te, &args) : te_op_layernorm_bwd(te, &args);
     if (so_far && result == TE_OK) te__grad_sum_done(te, 0, args.dx);
     if (!so_far) dx[0] = args.dx;
     return result;
@@ -202,7 +202,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
     args.amax = out.amax;
-    result = !args.rstd ? te_error_code(te) : rms ? te_rmsnorm_fwd(te, &args) : te_layernorm_fwd(te, &args);
+    result = !args.rstd ? te_error_code(te) : rms ? te_op_rmsnorm_fwd(te, &args) : te_op_layernorm_fwd(te, &args);
     if (spec) result = te__quant_out_close(&out, spec, result);
     state.rms = rms;
     state.zero_centered = zero_centered;
@@ -247,7 +247,7 @@ static void te__act_release(te_ctx *te, void *state) {
 static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__act_state *s = (const te__act_state *)state;
     te_tensor *x = saved[0];
-    te_act_bwd_args args = TE_ZERO;
+    te_op_act_bwd_args args = TE_ZERO;
     te__quant_out out = TE_ZERO;
     te__quant_spec spec;
     te_result result;
@@ -261,7 +261,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
     if (!s->quant.scaling) {
         args.dx = dx[0] = te__empty_like(x, x->dtype);
-        return dx[0] ? te_act_bwd(te, &args) : te_error_code(te);
+        return dx[0] ? te_op_act_bwd(te, &args) : te_error_code(te);
     }
     spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, s->usage);
     out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, &spec);
@@ -272,15 +272,15 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
     args.amax = out.amax;
-    result = te__quant_out_close(&out, &spec, te_act_bwd(te, &args));
+    result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
     if (result != TE_OK || !te->inspecting) return result;
     if (!out.plain) { /* only a second run shows what was quantized */
-        te_act_bwd_args again = TE_ZERO;
+        te_op_act_bwd_args again = TE_ZERO;
         again.dy = args.dy;
         again.x = x;
         again.activation = s->activation;
         again.dx = out.plain = te__empty_like(x, x->dtype);
-        result = out.plain ? te_act_bwd(te, &again) : te_error_code(te);
+        result = out.plain ? te_op_act_bwd(te, &again) : te_error_code(te);
     }
     if (result == TE_OK) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, out.plain, out.y);
     return result;
@@ -288,7 +288,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
 
 /* As te__norm, for activations. `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te__quant_spec *spec, const te__act_grad *grad) {
-    te_act_fwd_args args = TE_ZERO;
+    te_op_act_fwd_args args = TE_ZERO;
     te__act_state state = TE_ZERO;
     te__quant_out out = TE_ZERO;
     te_tensor *y, *in[2];
@@ -317,7 +317,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
     args.amax = out.amax;
-    result = te_act_fwd(te, &args);
+    result = te_op_act_fwd(te, &args);
     if (spec) result = te__quant_out_close(&out, spec, result);
     state.activation = activation;
     if (grad) {
@@ -346,14 +346,14 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
     te_tensor *g = te_tensor_contiguous(dy[0]), *kept = g;
     if (!g) return te_error_code(te);
     if (s->p > 0.0f && (needs[0] || needs[1])) {
-        te_dropout_add_bwd_args args = TE_ZERO;
+        te_op_dropout_add_bwd_args args = TE_ZERO;
         args.dy = g;
         args.dx = kept = te__empty_like(g, g->dtype);
         args.p = s->p;
         args.seed = s->seed;
         args.offset = s->offset;
         args.rng = saved[0];
-        if (!kept || te_dropout_add_bwd(te, &args) != TE_OK) return te_error_code(te);
+        if (!kept || te_op_dropout_add_bwd(te, &args) != TE_OK) return te_error_code(te);
     }
     dx[0] = kept;
     dx[2] = g;
@@ -362,7 +362,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
 }
 
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) {
-    te_dropout_add_fwd_args args = TE_ZERO;
+    te_op_dropout_add_fwd_args args = TE_ZERO;
     te__dropout_state state;
     te__rng_state before;
     te__draw draw = TE_ZERO;
@@ -392,7 +392,7 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     args.seed = state.seed;
     args.offset = state.offset;
     args.rng = draw.rng;
-    y = te__checked(y, te_dropout_add_fwd(te, &args));
+    y = te__checked(y, te_op_dropout_add_fwd(te, &args));
     in[0] = x;
     in[1] = bias;
     in[2] = residual;
@@ -405,15 +405,15 @@ TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add
 /* ---- embedding ---- */
 
 static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_embedding_bwd_args args = TE_ZERO;
+    te_op_embedding_bwd_args args = TE_ZERO;
     (void)needs;
     args.ids = saved[0];
     args.dy = te_tensor_contiguous(dy[0]);
     args.dtable = dx[0] = te__empty_2d(te, dy[0]->dtype, *(const int64_t *)state, te__cols(dy[0]));
-    return args.dy && dx[0] ? te_embedding_bwd(te, &args) : te_error_code(te);
+    return args.dy && dx[0] ? te_op_embedding_bwd(te, &args) : te_error_code(te);
 }
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
-    te_embedding_fwd_args args = TE_ZERO;
+    te_op_embedding_fwd_args args = TE_ZERO;
     te_tensor *y;
     int64_t shape[TE_MAX_DIMS];
     char text[TE__SHAPE_TEXT], more[TE__SHAPE_TEXT];
@@ -432,7 +432,7 @@ TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
     args.ids = ids;
     args.table = table;
     args.y = y;
-    y = te__checked(y, te_embedding_fwd(table->te, &args));
+    y = te__checked(y, te_op_embedding_fwd(table->te, &args));
     return te__record("embedding", y, te__embedding_backward, &table->shape[0], sizeof(table->shape[0]), &table, 1, &ids, 1);
 }
 
@@ -446,7 +446,7 @@ typedef struct te__loss_state {
 
 static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__loss_state *s = (const te__loss_state *)state;
-    te_cross_entropy_bwd_args args = TE_ZERO;
+    te_op_cross_entropy_bwd_args args = TE_ZERO;
     (void)needs;
     args.logits = saved[0];
     args.target = saved[1];
@@ -456,12 +456,12 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     args.label_smoothing = s->label_smoothing;
     args.ignore_index = s->ignore_index;
     args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
-    return args.dloss && dx[0] ? te_cross_entropy_bwd(te, &args) : te_error_code(te);
+    return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
 
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc) {
     te_cross_entropy_desc zero = TE_ZERO;
-    te_cross_entropy_fwd_args args = TE_ZERO;
+    te_op_cross_entropy_fwd_args args = TE_ZERO;
     te__loss_state state;
     te_tensor *saved[4], *rows, *loss;
     te_ctx *te;
@@ -490,17 +490,17 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     args.label_smoothing = state.label_smoothing;
     args.ignore_index = state.ignore_index;
     loss = state.reduce ? te__empty_1d(te, TE_F32, 1) : rows;
-    result = args.loss && args.lse && args.count && loss ? te_cross_entropy_fwd(te, &args) : te_error_code(te);
+    result = args.loss && args.lse && args.count && loss ? te_op_cross_entropy_fwd(te, &args) : te_error_code(te);
     if (result == TE_OK && state.reduce) { /* sum / max(count, 1) */
-        te_sum_args sum = TE_ZERO;
-        te_axpby_args divide = TE_ZERO;
+        te_op_sum_args sum = TE_ZERO;
+        te_op_axpby_args divide = TE_ZERO;
         sum.x = rows;
         sum.out = loss;
-        result = te_sum(te, &sum);
+        result = te_op_sum(te, &sum);
         divide.x = divide.out = loss;
         divide.alpha = 1.0f;
         divide.divide_device = args.count;
-        if (result == TE_OK) result = te_axpby(te, &divide);
+        if (result == TE_OK) result = te_op_axpby(te, &divide);
     }
     saved[0] = logits;
     saved[1] = target;
@@ -511,18 +511,18 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
 }
 
 static te_result te__mse_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_mse_bwd_args args = TE_ZERO;
+    te_op_mse_bwd_args args = TE_ZERO;
     (void)state;
     args.x = saved[0];
     args.target = saved[1];
     args.dloss = dy[0];
     args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
-    if (!dx[0] || te_mse_bwd(te, &args) != TE_OK) return te_error_code(te);
+    if (!dx[0] || te_op_mse_bwd(te, &args) != TE_OK) return te_error_code(te);
     if (needs[1]) dx[1] = te_tensor_cast(te__axpby(dx[0], NULL, -1.0f, 0.0f), saved[1]->dtype);
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target) {
-    te_mse_fwd_args args = TE_ZERO;
+    te_op_mse_fwd_args args = TE_ZERO;
     te_tensor *in[2], *y;
     if (!x || !te__operand(x, target, false, "te_mse_loss") || !te__need_float(x, "te_mse_loss")) return NULL;
     in[0] = te_tensor_contiguous(x);
@@ -532,5 +532,5 @@ TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target) {
     args.x = in[0];
     args.target = in[1];
     args.loss = y;
-    return te__record("mse_loss", te__checked(y, te_mse_fwd(x->te, &args)), te__mse_backward, NULL, 0, in, 2, in, 2);
+    return te__record("mse_loss", te__checked(y, te_op_mse_fwd(x->te, &args)), te__mse_backward, NULL, 0, in, 2, in, 2);
 }

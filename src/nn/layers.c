@@ -6,7 +6,7 @@
  * Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
 
 static te_result te__init_normal(te_tensor *x, const te_init *init) {
-    te_random_args args = TE_ZERO;
+    te_op_random_args args = TE_ZERO;
     te__draw draw;
     te_result result;
     if (!x) return TE_ERR_STATE;
@@ -19,7 +19,7 @@ static te_result te__init_normal(te_tensor *x, const te_init *init) {
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    result = args.dst ? te_random(x->te, &args) : te_error_code(x->te);
+    result = args.dst ? te_op_random(x->te, &args) : te_error_code(x->te);
     if (result == TE_OK && x->quantized) result = te__primary_start(x, args.dst);
     te__frame_end(x->te, NULL, 0);
     return result;
@@ -69,6 +69,13 @@ static te_module *te__module_built(te_module *m) {
     te__rng_back(m->te, m->rng);
     te_module_destroy(m);
     return NULL;
+}
+
+/* Options that have their field and not yet their work. */
+static bool te__gemm_options_ok(te_ctx *te, const char *who, const te_gemm_options *o) {
+    if (!o->save_original_input) return true;
+    te__fail(te, TE_ERR_UNSUPPORTED, "%s: gemm.save_original_input is not there yet; leave it false, and a quantized copy of the input is kept", who);
+    return false;
 }
 
 /* Sizes and format that every class with weights asks for. Twice as many rows, for a gated activation, still can be counted. */
@@ -146,13 +153,15 @@ static const te__quant_spec *te__fused_spec(const te__quant_call *q, int gemm, c
 }
 
 /* A module's product by its options, its state and what its call was given. */
-static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te__weight_cache *cache, const te_forward_args *args, bool fuse_wgrad) {
+static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te__weight_cache *cache, const te_forward_args *args, const te_gemm_options *o,
+                                        te__scaling *scaling) {
     te__linear_call c = TE_ZERO;
     c.quant = q;
     c.gemm = gemm;
     c.cache = cache;
     c.microbatch = args->is_first_microbatch;
-    c.fuse_wgrad = fuse_wgrad;
+    c.fuse_wgrad = o->fuse_wgrad_accumulation;
+    c.delays = o->delay_wgrad_compute ? scaling : NULL;
     return c;
 }
 
@@ -168,27 +177,27 @@ static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { re
 
 static te_result te__linear_forward(te_module *m, te_forward_args *args) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.no_bias);
+    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
     te__quant_call quant;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, s->desc.fuse_wgrad_accumulation);
+    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
     call.x = args->input;
     call.weight = te_module_parameter(m, "weight");
-    call.bias = s->desc.return_bias ? NULL : bias;
+    call.bias = s->desc.gemm.return_bias ? NULL : bias;
     result = te__output(m, args, te__linear(&call));
-    if (result == TE_OK && s->desc.return_bias && bias) result = te__output(m, args, bias);
+    if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
 static void te__linear_destroy(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
     te__weight_cache_close(&s->cache);
-    te__scaling_release(s->scaling);
+    te__scaling_leave(s->scaling);
 }
 static te_result te__linear_reset(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.no_bias);
-    te_result result = te__init_normal(te_module_parameter(m, "weight"), &s->desc.init);
+    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
+    te_result result = te__init_normal(te_module_parameter(m, "weight"), &s->desc.gemm.init);
     if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
     return result;
 }
@@ -198,15 +207,15 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
     te_module *m;
     te__linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_linear_create") ||
-        !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->params_dtype))
+        !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) || !te__gemm_options_ok(te, "te_linear_create", &desc->gemm))
         return NULL;
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
     s->desc = *desc;
-    te__add_product_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
-    if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
-    s->scaling = te__scaling_create(te, 1);
+    te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
+    if (!desc->gemm.no_bias) te__add_weight(m, "bias", desc->gemm.params_dtype, desc->out_features, 0);
+    s->scaling = te__scaling_create(te, m, 1);
     return te__module_built(m);
 }
 
@@ -272,7 +281,7 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
     if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->hidden_size, desc->hidden_size, desc->params_dtype)) return NULL;
     m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
-    te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->zero_centered_gamma, desc->eps, desc->params_dtype, desc->hidden_size);
+    te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->norm.zero_centered_gamma, desc->norm.eps, desc->params_dtype, desc->hidden_size);
     return te__module_built(m);
 }
 TE_API te_module *te_layernorm_create(te_ctx *te, const te_norm_desc *desc) { return te__norm_create(te, desc, false); }
@@ -289,30 +298,30 @@ typedef struct te__layernorm_linear_module {
 
 static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.no_bias);
+    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, s->desc.fuse_wgrad_accumulation);
+    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
     call.weight = te_module_parameter(m, "weight");
     call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, 0, call.weight, &spec), &quant, 0);
-    call.bias = s->desc.return_bias ? NULL : bias;
+    call.bias = s->desc.gemm.return_bias ? NULL : bias;
     result = te__output(m, args, te__linear(&call));
-    if (result == TE_OK && s->desc.return_bias && bias) result = te__output(m, args, bias);
-    if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, call.x);
+    if (s->desc.gemm.return_bias) args->outputs.bias = bias;
+    if (s->desc.return_layernorm_output) args->outputs.ln_out = call.x;
     return result;
 }
 static void te__layernorm_linear_destroy(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
     te__weight_cache_close(&s->cache);
-    te__scaling_release(s->scaling);
+    te__scaling_leave(s->scaling);
 }
 static te_result te__layernorm_linear_reset(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.no_bias);
+    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
     te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "weight"), &s->desc.init);
+    if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "weight"), &s->desc.gemm.init);
     if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
     return result;
 }
@@ -323,17 +332,17 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
     te_module *m;
     te__layernorm_linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->params_dtype))
+        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) || !te__gemm_options_ok(te, "te_layernorm_linear_create", &desc->gemm))
         return NULL;
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
     s = (te__layernorm_linear_module *)m->state;
     s->desc = *desc;
-    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
-                  desc->params_dtype, desc->in_features);
-    te__add_product_weight(m, "weight", desc->params_dtype, desc->out_features, desc->in_features);
-    if (!desc->no_bias) te__add_weight(m, "bias", desc->params_dtype, desc->out_features, 0);
-    s->scaling = te__scaling_create(te, 1);
+    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
+                  desc->gemm.params_dtype, desc->in_features);
+    te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
+    if (!desc->gemm.no_bias) te__add_weight(m, "bias", desc->gemm.params_dtype, desc->out_features, 0);
+    s->scaling = te__scaling_create(te, m, 1);
     return te__module_built(m);
 }
 
@@ -349,17 +358,17 @@ enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
 
 static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.no_bias), *z;
+    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z;
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call fc1 = te__linear_call_of(&quant, TE__FC1, &s->fc1, args, s->desc.fuse_wgrad_accumulation);
-    te__linear_call fc2 = te__linear_call_of(&quant, TE__FC2, &s->fc2, args, s->desc.fuse_wgrad_accumulation);
+    te__linear_call fc1 = te__linear_call_of(&quant, TE__FC1, &s->fc1, args, &s->desc.gemm, s->scaling);
+    te__linear_call fc2 = te__linear_call_of(&quant, TE__FC2, &s->fc2, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
     fc1.weight = te_module_parameter(m, "fc1_weight");
     fc2.weight = te_module_parameter(m, "fc2_weight");
-    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.no_bias);
-    fc2.bias = s->desc.return_bias ? NULL : fc2_bias;
+    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
+    fc2.bias = s->desc.gemm.return_bias ? NULL : fc2_bias;
     fc1.bias_grad_elsewhere = true;
     fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, TE__FC1, fc1.weight, &spec), &quant, TE__FC1);
     z = te__linear(&fc1);
@@ -378,21 +387,21 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
         fc2.x = te__activate_for(z, s->desc.activation, te__fused_spec(&quant, TE__FC2, fc2.weight, &spec), &grad, &quant, TE__FC2);
     }
     result = te__output(m, args, te__linear(&fc2));
-    if (result == TE_OK && s->desc.return_bias && fc2_bias) result = te__output(m, args, fc2_bias);
-    if (result == TE_OK && s->desc.return_layernorm_output) result = te__output(m, args, fc1.x);
+    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
+    if (s->desc.return_layernorm_output) args->outputs.ln_out = fc1.x;
     return result;
 }
 static void te__layernorm_mlp_destroy(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
     te__weight_cache_close(&s->fc1);
     te__weight_cache_close(&s->fc2);
-    te__scaling_release(s->scaling);
+    te__scaling_leave(s->scaling);
 }
 static te_result te__layernorm_mlp_reset(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.no_bias);
+    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
     te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "fc1_weight"), &s->desc.init);
+    if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init);
     if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init);
     if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
     if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
@@ -406,7 +415,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     te__layernorm_mlp_module *s;
     int64_t fc1_rows;
     if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->params_dtype))
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) || !te__gemm_options_ok(te, "te_layernorm_mlp_create", &desc->gemm))
         return NULL;
     if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
         te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
@@ -418,13 +427,13 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     s->desc = *desc;
     if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
     fc1_rows = desc->ffn_hidden_size * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
-    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->normalization == TE_RMSNORM, desc->zero_centered_gamma, desc->eps,
-                  desc->params_dtype, desc->hidden_size);
-    te__add_product_weight(m, "fc1_weight", desc->params_dtype, fc1_rows, desc->hidden_size);
-    if (!desc->no_bias) te__add_weight(m, "fc1_bias", desc->params_dtype, fc1_rows, 0);
-    te__add_product_weight(m, "fc2_weight", desc->params_dtype, desc->hidden_size, desc->ffn_hidden_size);
-    if (!desc->no_bias) te__add_weight(m, "fc2_bias", desc->params_dtype, desc->hidden_size, 0);
-    s->scaling = te__scaling_create(te, 2);
+    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
+                  desc->gemm.params_dtype, desc->hidden_size);
+    te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
+    if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
+    te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, desc->ffn_hidden_size);
+    if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
+    s->scaling = te__scaling_create(te, m, 2);
     return te__module_built(m);
 }
 
@@ -455,25 +464,28 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
 /* Each child gets the call with its predecessor's output as the input; that goes when the child has run, unless the tape needs it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_forward_args call = *args;
+    te_tensor *made[TE__OUTPUTS];
     te_result result = TE_OK;
     int i;
-    call.outputs[0] = args->input; /* of none */
-    call.num_outputs = 1;
+    memset(&call.outputs, 0, sizeof(call.outputs));
+    call.outputs.out = args->input; /* of none */
     te__frame_begin(m->te);
     for (i = 0; i < m->num_children && result == TE_OK; i++) {
-        if (call.num_outputs > 1) {
+        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit) {
             const te_module *before = m->children[i - 1];
-            result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives %d outputs, and \"%s\" after it takes one input; leave out what makes "
+            result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; leave out what makes "
                               "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
-                              before->name, before->cls->name, call.num_outputs, m->children[i]->name);
+                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : "max_logit", m->children[i]->name);
             break;
         }
-        call.input = call.outputs[0];
+        call.input = call.outputs.out;
         if (!te_forward_with(m->children[i], &call)) result = te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
-        te__frame_sweep(m->te, call.outputs, call.num_outputs);
+        te__outputs_list(&call.outputs, made);
+        te__frame_sweep(m->te, made, TE__OUTPUTS);
     }
-    te__frame_end(m->te, call.outputs, result == TE_OK ? call.num_outputs : 0);
-    for (i = 0; i < call.num_outputs && result == TE_OK; i++) result = te__output(m, args, call.outputs[i]);
+    te__outputs_list(&call.outputs, made);
+    te__frame_end(m->te, made, result == TE_OK ? TE__OUTPUTS : 0);
+    args->outputs = call.outputs;
     return result;
 }
 static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};

@@ -24,6 +24,7 @@ typedef struct te__linear_call {
     te__weight_cache *cache;      /* with quant */
     te_microbatch microbatch;
     bool fuse_wgrad;
+    te__scaling *delays;      /* whose module's te_backward_dw computes the weight's gradient; NULL: te_backward does */
     bool bias_grad_elsewhere; /* an activation that follows gives it */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x is GELU of this, which no node records; its sum is with that bias */
 } te__linear_call;
@@ -34,6 +35,7 @@ typedef struct te__linear_state {
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
+    te__scaling *delays; /* a reference, or NULL */
     te__quant_call quant;
     int gemm;
     int ndim;
@@ -44,13 +46,52 @@ typedef struct te__linear_state {
 static void te__linear_release(te_ctx *te, void *state) {
     (void)te;
     te__quant_call_drop(&((te__linear_state *)state)->quant);
+    te__scaling_release(((te__linear_state *)state)->delays);
 }
 
 /* `given`: 0 the default, 1 yes, 2 no. */
 static bool te__split(int given, bool by_default) { return given == 0 ? by_default : given == 1; }
 
 /* x by `spec`: an operand that stays in high precision is x itself. */
-static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->kind == TE_QUANT_IDENTITY ? x : te__quantize(x, spec); }
+static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
+
+/* dW = dy^T x: what it takes, with references of its own once it is deferred. */
+typedef struct te__wgrad {
+    te_tensor *dy, *x; /* as the product takes them */
+    te__var *weight;
+    te_dtype dtype; /* of the gradient [rows, columns] */
+    int64_t rows, columns;
+    bool fused, overwrite, split;
+    uint64_t saved_at; /* te->writes */
+} te__wgrad;
+
+/* Adds into main_grad, or gives the gradient in *dw. */
+static te_result te__wgrad_product(te_ctx *te, const te__wgrad *g, te_tensor **dw) {
+    te_tensor *main_grad = g->fused ? g->weight->main_grad : NULL;
+    te_op_gemm_args gemm = TE_ZERO;
+    gemm.d = main_grad ? main_grad : te__empty_2d(te, g->dtype, g->rows, g->columns);
+    gemm.accumulate = main_grad && !g->overwrite;
+    gemm.split_accumulator = g->split;
+    *dw = main_grad ? NULL : gemm.d;
+    return gemm.d ? te__product(te, g->dy, true, g->x, false, &gemm) : te_error_code(te);
+}
+
+static void te__wgrad_release(te_ctx *te, void *state) {
+    te__wgrad *g = (te__wgrad *)state;
+    te_tensor_release(g->dy);
+    te_tensor_release(g->x);
+    te__var_release(te, g->weight);
+}
+static te_result te__wgrad_run(te_ctx *te, void *state) {
+    const te__wgrad *g = (const te__wgrad *)state;
+    te_tensor *dw;
+    te_result result;
+    if (te__written_since(g->x, g->saved_at) || te__written_since(g->dy, g->saved_at))
+        return te__fail(te, TE_ERR_STATE, "te_backward_dw: the %s of a linear layer was written after te_backward, and the weight's gradient needs it; call te_backward_dw first",
+                        te__written_since(g->x, g->saved_at) ? "input" : "output's gradient");
+    result = te__wgrad_product(te, g, &dw);
+    return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
+}
 
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
@@ -60,7 +101,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     dyq = dy;
     if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* else an activation has done it */
         te__quant_spec spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
-        if (needs[2] && te__is_tensor_scaled(spec.kind)) {
+        if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
             dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
             if (!dx[2]) return te_error_code(te);
         }
@@ -73,7 +114,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         if (!dx[2]) return te_error_code(te);
     }
     if (needs[0] || needs[3]) { /* dx = dy W */
-        te_gemm_args gemm = TE_ZERO;
+        te_op_gemm_args gemm = TE_ZERO;
         gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
@@ -85,14 +126,25 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         dx[0] = gemm.d;
         result = gemm.d ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
     }
-    if (needs[1] && result == TE_OK) { /* dW = dy^T x */
-        te_tensor *main_grad = s->fuse_wgrad ? te->playing->inputs[1]->main_grad : NULL; /* the weight's */
-        te_gemm_args gemm = TE_ZERO;
-        gemm.d = main_grad ? main_grad : te__empty_2d(te, s->weight_dtype, te__cols(dy), s->shape[s->ndim - 1]);
-        gemm.accumulate = main_grad && !s->overwrite_main_grad;
-        gemm.split_accumulator = s->split_wgrad;
-        result = gemm.d ? te__product(te, dyq, true, x, false, &gemm) : te_error_code(te);
-        if (!main_grad) dx[1] = gemm.d;
+    if (needs[1] && result == TE_OK) {
+        te__wgrad g;
+        g.dy = dyq;
+        g.x = x;
+        g.weight = te->playing->inputs[1];
+        g.dtype = s->weight_dtype;
+        g.rows = te__cols(dy);
+        g.columns = s->shape[s->ndim - 1];
+        g.fused = s->fuse_wgrad;
+        g.overwrite = s->overwrite_main_grad;
+        g.split = s->split_wgrad;
+        g.saved_at = te->writes;
+        if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]); /* nobody could ask for it later */
+        te_tensor_retain(dyq);
+        te_tensor_retain(x);
+        te__note_saved(dyq);
+        te__note_saved(x);
+        g.weight->refs++;
+        result = te__defer(te, s->delays, te__wgrad_run, te__wgrad_release, &g, sizeof(g));
     }
     return result;
 }
@@ -100,12 +152,12 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
 /* A weight that is stored quantized must have been made for the recipe in force. */
 static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *spec) {
     te_quantizer *q = weight->quantized->quantizer;
-    if (weight->quantized->kind != spec->kind) {
+    if (weight->quantized->cls != spec->cls) {
         te__fail(weight->te, TE_ERR_STATE, "linear: the weight was quantized by a %s quantizer and the recipe in force asks for %s; run it under the recipe given to "
-                 "te_quantized_model_init_begin, or outside of autocast", te__quant_kind_name(weight->quantized->kind), te__quant_kind_name(spec->kind));
+                 "te_quantized_model_init_begin, or outside of autocast", weight->quantized->cls->name, spec->cls->name);
         return NULL;
     }
-    if (q && spec->kind == TE_QUANT_DELAYED && q->spec.scale != spec->scale && !weight->te->replaying) { /* from here on the module's history scales it */
+    if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale && !weight->te->replaying) { /* from here on the module's history scales it */
         if (q->refs > 1) { /* other tensors keep to the scale that they have */
             te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
             if (!own) return NULL;
@@ -160,11 +212,11 @@ static te_result te__calibrate(const te__linear_call *c) {
     int slot;
     for (slot = TE__SLOT_INPUT; slot <= TE__SLOT_WEIGHT && result == TE_OK; slot++) {
         te__quant_spec spec = te__slot_spec(c->quant, false, c->gemm, slot, TE_ROWWISE);
-        te_amax_args amax = TE_ZERO;
+        te_op_amax_args amax = TE_ZERO;
         amax.x = slot == TE__SLOT_INPUT ? c->x : c->weight;
         amax.amax = spec.amax;
         amax.keep = true;
-        if (amax.x->buffer && spec.amax) result = te_amax(amax.x->te, &amax);
+        if (amax.x->buffer && spec.amax) result = te_op_amax(amax.x->te, &amax);
     }
     return result;
 }
@@ -172,7 +224,7 @@ static te_result te__calibrate(const te__linear_call *c) {
 /* y = x W^T + b. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
-    te_gemm_args gemm = TE_ZERO;
+    te_op_gemm_args gemm = TE_ZERO;
     te_tensor *x = c->x, *weight = c->weight, *bias = c->bias, *w = weight;
     te_tensor *in[4], *saved[3], *y, *xq;
     const te__quant_call *quant = c->quant;
@@ -252,6 +304,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.gelu = c->gelu_of != NULL;
     state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
     state.fuse_wgrad = c->fuse_wgrad;
+    state.delays = c->delays;
+    if (state.delays) state.delays->refs++;
     state.overwrite_main_grad = c->microbatch == TE_MICROBATCH_FIRST;
     state.gemm = c->gemm;
     state.ndim = x->ndim;
@@ -263,9 +317,9 @@ static te_tensor *te__linear(const te__linear_call *c) {
     return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
 }
 
-TE_API te_tensor *te_matmul(te_tensor *x, te_tensor *weight, te_tensor *bias) {
+TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias) {
     te__linear_call call = TE_ZERO;
-    if (x && !te__need_float(x, "te_matmul")) return NULL;
+    if (x && !te__need_float(x, "te_linear")) return NULL;
     call.x = x;
     call.weight = weight;
     call.bias = bias;

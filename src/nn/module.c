@@ -41,8 +41,8 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
         return NULL;
     }
     if (!cls || !cls->name || !cls->forward) {
-        te__fail(te, TE_ERR_INVALID, "te_module_create: %s; a class needs a name and a forward function", !cls ? "cls is NULL" : !cls->name ? "the class has no name"
-                 : "the class has no forward function");
+        te__fail(te, TE_ERR_INVALID, "te_module_create: %s; a class needs a name and a forward function",
+                 !cls ? "cls is NULL" : !cls->name ? "the class has no name" : "the class has no forward function");
         return NULL;
     }
     m = (te_module *)te__alloc_zero(te, sizeof(te_module));

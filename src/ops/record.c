@@ -82,7 +82,7 @@ typedef char te__adam_tensor_is_five_pointers[sizeof(te_adam_tensor) == 5 * size
 /* Every args struct fits. */
 typedef union te__any_args {
     uint64_t align[2];
-#define TE__OP_MEMBER(lower, UPPER, family) te_##lower##_args lower;
+#define TE__OP_MEMBER(lower, UPPER, family) te_op_##lower##_args lower;
     TE_OP_LIST(TE__OP_MEMBER)
 #undef TE__OP_MEMBER
 } te__any_args;
@@ -166,7 +166,7 @@ static unsigned char *te__arg_list(te__arg_walk *w, void *list, int64_t n, bool 
     for (i = 0; i < (n); i++) te__arg_one(w, #name, first + (size_t)i * sizeof(te_tensor *), (use), visit);
 #define TE__ARG_WALK(lower, UPPER, family)                                                             \
     static void te__walk_##lower(te__arg_walk *w, void *args, te__arg_fn visit, bool keep) {           \
-        te_##lower##_args *a = (te_##lower##_args *)args;                                              \
+        te_op_##lower##_args *a = (te_op_##lower##_args *)args;                                              \
         unsigned char *first = NULL;                                                                   \
         int64_t i = 0;                                                                                 \
         (void)keep, (void)first, (void)i;                                                              \

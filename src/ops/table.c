@@ -11,19 +11,19 @@ typedef struct te__op_info {
 
 /* The families' functions take their own args types; these take any. */
 #define TE__OP_WRAP(lower, UPPER, family)                                                                              \
-    static te_result te__any_check_##lower(te_ctx *te, void *args) { return te__check_##lower(te, (te_##lower##_args *)args); } \
-    static te_result te__any_cpu_##lower(te_ctx *te, const void *args) { return te__cpu_##lower(te, (const te_##lower##_args *)args); } \
-    static te_result te__any_plan_##lower(te__plan *p, const void *args) { return te__cuda_plan_##lower(p, (const te_##lower##_args *)args); }
+    static te_result te__any_check_##lower(te_ctx *te, void *args) { return te__check_##lower(te, (te_op_##lower##_args *)args); } \
+    static te_result te__any_cpu_##lower(te_ctx *te, const void *args) { return te__cpu_##lower(te, (const te_op_##lower##_args *)args); } \
+    static te_result te__any_plan_##lower(te__plan *p, const void *args) { return te__cuda_plan_##lower(p, (const te_op_##lower##_args *)args); }
 TE_OP_LIST(TE__OP_WRAP)
 #undef TE__OP_WRAP
 
 #define TE__OP_ROW(lower, UPPER, family) \
-    {#lower, #family, sizeof(te_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
+    {#lower, #family, sizeof(te_op_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
 static const te__op_info te__ops[TE_OP_COUNT] = {{"?", "?", 0, NULL, NULL, NULL}, TE_OP_LIST(TE__OP_ROW)};
 #undef TE__OP_ROW
 
-TE_API const char *te_op_name(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].name : "?"; }
-TE_API const char *te_op_family(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].family : "?"; }
+TE_API const char *te_query_name(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].name : "?"; }
+TE_API const char *te_query_family(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].family : "?"; }
 
 /* Checks let tensors of te_tensor_describe pass, since te_explain asks them too; nothing runs with one. */
 static te_result te__args_have_memory(te_op op, te__any_args *args) {
@@ -31,7 +31,7 @@ static te_result te__args_have_memory(te_op op, te__any_args *args) {
     char who[96];
     te__walk_args(&w, op, args, te__arg_memory, false);
     if (!w.without_memory) return TE_OK;
-    snprintf(who, sizeof(who), "te_%s: %s", te__ops[op].name, w.field);
+    snprintf(who, sizeof(who), "te_op_%s: %s", te__ops[op].name, w.field);
     return te__no_plain_memory(w.without_memory, who);
 }
 
@@ -41,7 +41,7 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
     te__floats floats;
     te_result result;
     if (!te) return TE_ERR_STATE;
-    if (!args) return te__fail(te, TE_ERR_INVALID, "te_%s: args is NULL", te__ops[op].name);
+    if (!args) return te__fail(te, TE_ERR_INVALID, "te_op_%s: args is NULL", te__ops[op].name);
     memcpy(&copy, args, te__ops[op].args_size);
     floats = te__floats_begin(); /* defaults and plans compute, too */
     result = te__ops[op].check(te, &copy);
@@ -54,7 +54,7 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
 }
 
 #define TE__OP_FUNCTION(lower, UPPER, family) \
-    TE_API te_result te_##lower(te_ctx *te, const te_##lower##_args *args) { return te__run(te, TE_OP_##UPPER, args); }
+    TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args) { return te__run(te, TE_OP_##UPPER, args); }
 TE_OP_LIST(TE__OP_FUNCTION)
 #undef TE__OP_FUNCTION
 

@@ -15,6 +15,7 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
     slots->format = r->format;
     for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS && result == TE_OK; i++) {
         te__custom_slot *c = &slots->slot[i];
+        const te__quant_class *cls;
         int slot = i % TE__CUSTOM_SLOTS;
         te_quantizer_desc desc = TE_ZERO;
         te_quantizer_role role = TE_ZERO;
@@ -22,13 +23,10 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
         role.name = te->module_path;
         role.gemm = i / TE__CUSTOM_SLOTS;
         role.tensor_type = slot == 0 ? TE_TENSOR_INPUT : slot == 1 ? TE_TENSOR_WEIGHT : TE_TENSOR_GRAD_OUTPUT;
-        result = r->factory(r->user, &role, &desc);
-        if (result != TE_OK) {
-            te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
-            break;
-        }
-        if (desc.kind == TE_QUANT_NONE) desc.kind = TE_QUANT_IDENTITY;
-        if (desc.kind == TE_QUANT_DELAYED && !desc.scale) {
+        result = te__recipe_ask(te, r, &role, &desc);
+        if (result != TE_OK) break;
+        cls = te__quant_class_of(desc.kind);
+        if (cls && cls->facts & TE__SCALE_GIVEN && !desc.scale) {
             te_dtype dtype = te__recipe_dtype(r, slot == 2);
             if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)
                 result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
@@ -98,7 +96,7 @@ static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward 
 
 /* Updates all states that wait and that agree with the first one about recipe and group: one launch for hundreds of them. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
-    te_delayed_update_args args = TE_ZERO;
+    te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;
     te_tensor **list, *reduced = NULL;
     int64_t amaxes = 0;
@@ -127,15 +125,15 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     args.margin = recipe.margin;
     args.algo = recipe.amax_algo;
     if (te_group_size(group) > 1) {
-        te_delayed_gather_args gather = TE_ZERO;
+        te_op_delayed_gather_args gather = TE_ZERO;
         gather.amax_history = list;
         gather.count = count;
         gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
-        result = reduced ? te_delayed_gather(te, &gather) : te_error_code(te);
+        result = reduced ? te_op_delayed_gather(te, &gather) : te_error_code(te);
         result = result == TE_OK ? te_all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
         args.reduced = reduced;
     }
-    if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_delayed_update(te, &args);
+    if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_op_delayed_update(te, &args);
     if (result == TE_OK && (recipe.amax_fn || recipe.scale_fn) && !te->warming) {
         float *host = reduced ? (float *)te__alloc(te, (size_t)amaxes * sizeof(float)) : NULL;
         int64_t at = 0;

@@ -5,7 +5,7 @@
 static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     te_tensor *y = te__alias_quantized(xq), *codes, *bytes;
     te__quant_copy *c = y ? te__copy_of(y, which) : NULL;
-    if (!c || c->kind == TE_QUANT_IDENTITY || c->kind == TE_QUANT_CUSTOM || c->rht) return NULL;
+    if (!c || c->cls->form != TE__FORM_CODES || c->rht) return NULL;
     codes = te__empty_2d(xq->te, c->data->dtype, c->data->shape[0], c->data->shape[1]);
     bytes = codes ? te__alias(codes) : NULL;
     if (!bytes) return NULL;
@@ -20,8 +20,8 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
 /* Notes what became of x as slot `type` of product `gemm`. Does nothing unless inspecting. */
 static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
     te_ctx *te = x->te;
-    te_quant_error_args error = TE_ZERO;
-    te_amax_args amax = TE_ZERO;
+    te_op_quant_error_args error = TE_ZERO;
+    te_op_amax_args amax = TE_ZERO;
     te__measured *slot, fresh;
     const te__quant_copy *copy;
     if (!te->inspecting || te->warming || !x->buffer || !xq->quantized) return; /* a custom recipe may leave an operand as it is */
@@ -37,12 +37,12 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
     te->tape.no_grad++;
     fresh.which = xq->quantized->row.data ? TE_ROWWISE : TE_COLUMNWISE;
     copy = te__copy_of(xq, fresh.which);
-    fresh.kind = copy->kind;
+    fresh.cls = copy->cls;
     fresh.e4m3_max_256 = copy->e4m3_max_256;
     fresh.counts = te_tensor_retain(te__empty_1d(te, TE_I64, 6));
     fresh.sums = te_tensor_retain(te__empty_1d(te, TE_F32, 5));
     fresh.amax = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
-    fresh.scale = te_tensor_retain(te__is_tensor_scaled(copy->kind) ? copy->scale : copy->kind == TE_QUANT_NVFP4 && te__numel(copy->amax) == 1 ? copy->amax : NULL);
+    fresh.scale = te_tensor_retain(!copy->cls->tensor_factor ? NULL : !copy->amax ? copy->scale : te__numel(copy->amax) == 1 ? copy->amax : NULL);
     error.x = te_tensor_contiguous(x);
     error.y = te__copy_dequantize(xq, fresh.which, TE_F32);
     error.limit = te__quant_limit(xq, fresh.which);
@@ -50,7 +50,7 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
     error.sums = fresh.sums;
     amax.x = error.x;
     amax.amax = fresh.amax;
-    if (error.x && error.y && fresh.amax && te_quant_error(te, &error) == TE_OK && te_amax(te, &amax) == TE_OK) {
+    if (error.x && error.y && fresh.amax && te_op_quant_error(te, &error) == TE_OK && te_op_amax(te, &amax) == TE_OK) {
         te__measured_close(slot);
         *slot = fresh;
     } else
@@ -77,7 +77,7 @@ static te_result te__measured_read(const te__measured *slot, te_quant_stats *out
     if (result == TE_OK && slot->scale) result = te_tensor_to_host(slot->scale, &scale);
     if (result != TE_OK) return result;
     floats = te__floats_begin();
-    out->kind = slot->kind;
+    out->kind = slot->cls->kind;
     out->which = slot->which;
     out->elements = counts[0];
     out->nan_count = counts[3];
@@ -85,7 +85,7 @@ static te_result te__measured_read(const te__measured *slot, te_quant_stats *out
     out->zeros = counts[5];
     out->underflow = counts[0] ? (float)((double)counts[1] / (double)counts[0]) : 0.0f;
     out->saturated = counts[0] ? (float)((double)counts[2] / (double)counts[0]) : 0.0f;
-    out->scale = !slot->scale ? 0.0f : slot->kind == TE_QUANT_NVFP4 ? te__nvfp4_tensor_scale(scale, slot->e4m3_max_256 ? 256.0f : 448.0f) : 1.0f / scale;
+    out->scale = slot->scale ? slot->cls->tensor_factor(scale, slot->e4m3_max_256) : 0.0f;
     out->cosine = sums[0] > 0.0f && sums[1] > 0.0f ? (float)(sums[2] / sqrt((double)sums[0] * sums[1])) : sums[0] == sums[1] ? 1.0f : 0.0f;
     out->snr_db = sums[3] > 0.0f ? (float)(10.0 * log10((double)sums[0] / sums[3])) : INFINITY;
     out->max_error = sums[4];
@@ -112,7 +112,7 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
             const te__measured *slot = &order[i]->inspection->slot[k];
             te_quantizer_role role = TE_ZERO;
             te_quant_stats stats = TE_ZERO;
-            if (slot->kind == TE_QUANT_NONE) continue;
+            if (!slot->cls) continue;
             result = te__measured_read(slot, &stats);
             role.module_type = order[i]->inspection->module_type;
             role.name = order[i]->inspection->path;

@@ -5,12 +5,12 @@
  * amaxes of all weights lie in one buffer and meet in one. So ranks are in step whatever they own, and until that meeting nothing has
  * been written: a rank that cannot go on stops all of them in time. */
 
-/* One copy (MXFP8: both) of one weight. */
+/* One copy of one weight; with TE__BOTH_FROM_SLICES both of them. */
 typedef struct te__master_job {
     te_tensor *weight;
     const te__quant_spec *spec;
     int which;                  /* the copy that is written */
-    te__quant_copy *copy, *col; /* col: MXFP8 */
+    te__quant_copy *copy, *col; /* col: TE__BOTH_FROM_SLICES */
     te_tensor *shard, *shard_col;
     te_tensor *slice;           /* in the nominal dtype, or NULL */
     int64_t start, rows, cols;
@@ -30,15 +30,10 @@ typedef struct te__master_run {
 static te_result te__master_refuse(te_ctx *te, int i, const char *why) { return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: %s", i, why); }
 
 static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *s, bool within_hybrid) {
-    if (s->kind == TE_QUANT_CUSTOM) return te__master_refuse(te, i, "a custom quantizer cannot quantize slices; quantize the whole weight (te_quantize_into)");
-    if (within_hybrid && !te__is_tensor_scaled(s->kind) && s->kind != TE_QUANT_IDENTITY)
-        return te__master_refuse(te, i, "a hybrid quantizer with block scales; per-tensor and identity parts are possible");
-    if (s->kind == TE_QUANT_BLOCK && !s->two_dimensional) return te__master_refuse(te, i, "1 x 128 blocks; weights need 128 x 128 (block_scaling_dim 2)");
-    if (s->kind == TE_QUANT_NVFP4 && (!s->two_dimensional || s->rht || s->stochastic || s->row_scaled || s->four_over_six || s->swizzled))
-        return te__master_refuse(te, i, "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks");
-    if (s->kind == TE_QUANT_MXFP8 && (s->two_dimensional || s->swizzled))
-        return te__master_refuse(te, i, "MXFP8 with 32 x 32 blocks or swizzled scales; slices need 1 x 32 and plain scales");
-    return TE_OK;
+    const te__quant_class *cls = s->cls;
+    bool plain = s->two_dimensional == (cls->slice_tile[0] > 1) && !s->rht && !s->stochastic && !s->row_scaled && !s->four_over_six && !s->swizzled;
+    if (within_hybrid && cls->slice_tile[0]) return te__master_refuse(te, i, "a hybrid quantizer with block scales; per-tensor and identity parts are possible");
+    return cls->slices_need && (te__is_opaque(cls) || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
 /* Where the codes of a slice are to go instead of the weight. An empty slice needs nothing. */
@@ -56,6 +51,7 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
     te_tensor *weight = w->model_weights[i], *master = w->master_weights[i];
     te__quantized *q;
     te_result result;
+    bool both;
     int64_t n, start;
     char text[TE__SHAPE_TEXT];
     if (!weight || weight->te != te) return te__master_refuse(te, i, weight ? "it belongs to another context" : "it is NULL");
@@ -63,7 +59,7 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
     if (!q || !q->quantizer)
         return te__master_refuse(te, i, q ? "it has no quantizer; make it by te_quantize or under te_quantized_model_init_begin" : "it is plain; a quantized weight is needed");
     if (weight->ndim != 2) return te__fail(te, TE_ERR_SHAPE, "te_quantize_master_weights: weight %d is %s; a matrix is needed", i, te__shape_text(weight, text));
-    if (q->kind == TE_QUANT_HYBRID) {
+    if (q->cls->form == TE__FORM_PARTS) {
         result = te__master_check_spec(te, i, q->quantizer->spec.row, true);
         if (result == TE_OK) result = te__master_check_spec(te, i, q->quantizer->spec.col, true);
         if (result == TE_OK && w->shard_weights && q->row.data && q->col.data)
@@ -71,10 +67,13 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
     } else
         result = te__master_check_spec(te, i, &q->quantizer->spec, false);
     if (result != TE_OK) return result;
-    if (q->kind == TE_QUANT_MXFP8 && !(q->row.data && q->col.data)) return te__master_refuse(te, i, "an MXFP8 weight needs both copies (TE_ROWWISE | TE_COLUMNWISE)");
-    if (!q->row.data && !te__is_tensor_scaled(q->kind) && q->kind != TE_QUANT_HYBRID) return te__master_refuse(te, i, "it has no row-wise copy");
-    if (!q->row.data && te__is_tensor_scaled(q->col.kind) && w->shard_weights) return te__master_refuse(te, i, "it has a column-wise copy alone, whose slices are not contiguous: no shards");
-    *jobs += q->kind == TE_QUANT_HYBRID ? (q->row.data != NULL) + (q->col.data != NULL) : 1;
+    both = q->cls->facts & TE__BOTH_FROM_SLICES;
+    if (both && !(q->row.data && q->col.data))
+        return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: an %s weight needs both copies (TE_ROWWISE | TE_COLUMNWISE)", i, q->cls->name);
+    if (!q->row.data && !(q->cls->facts & TE__TENSOR_SCALED) && q->cls->form != TE__FORM_PARTS) return te__master_refuse(te, i, "it has no row-wise copy");
+    if (!q->row.data && q->col.cls->facts & TE__TENSOR_SCALED && w->shard_weights)
+        return te__master_refuse(te, i, "it has a column-wise copy alone, whose slices are not contiguous: no shards");
+    *jobs += q->cls->form == TE__FORM_PARTS ? (q->row.data != NULL) + (q->col.data != NULL) : 1;
     if (!master) return TE_OK;
     n = te__numel(master);
     start = w->start_offsets[i];
@@ -86,7 +85,7 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
                         (long long)n, (long long)te__numel(weight));
     if (w->shard_weights) {
         result = te__master_check_shard(te, i, w->shard_weights[i], q->row.data ? q->row.data : q->col.data, start, n);
-        if (result == TE_OK && q->kind == TE_QUANT_MXFP8)
+        if (result == TE_OK && both)
             result = te__master_check_shard(te, i, w->shard_columnwise ? w->shard_columnwise[i] : NULL, q->col.data, start, n);
     }
     return result;
@@ -106,26 +105,20 @@ static te_tensor *te__master_view(te_tensor *buffer, int64_t at, int64_t rows, i
     return y;
 }
 
-/* The tiles of a job's amaxes: false where there are none. MXFP8 has column-wise ones too, their sides exchanged. */
-static bool te__master_tile(const te__master_job *j, int64_t *tile_rows, int64_t *tile_cols) {
-    *tile_rows = j->spec->kind == TE_QUANT_BLOCK ? 128 : j->spec->kind == TE_QUANT_NVFP4 ? 16 : 1;
-    *tile_cols = j->spec->kind == TE_QUANT_MXFP8 ? 32 : *tile_rows;
-    return *tile_cols > 1;
-}
-
 /* Places the job's amaxes in the buffer (NULL: counts them). Returns how many there are, or -1 with an error. */
 static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at) {
-    int64_t tr, tc, n = 0, m, k;
-    if (te__is_tensor_scaled(j->spec->kind) || j->spec->kind == TE_QUANT_NVFP4) {
+    const te__quant_class *cls = j->spec->cls;
+    int64_t tr = cls->slice_tile[0], tc = cls->slice_tile[1], n = 0, m, k;
+    if (cls->facts & (TE__TENSOR_SCALED | TE__TENSOR_AMAX)) {
         if (buffer && !(j->amax_tensor = te__slot_view(buffer, (int)at))) return -1;
         n++;
     }
-    if (!te__master_tile(j, &tr, &tc)) return n;
+    if (tr == 0) return n;
     m = te__div_up(j->rows, tr);
     k = te__div_up(j->cols, tc);
     if (buffer && !(j->amax = te__master_view(buffer, at + n, m, k))) return -1;
     n += m * k;
-    if (j->spec->kind != TE_QUANT_MXFP8) return n;
+    if (!(cls->facts & TE__BOTH_FROM_SLICES)) return n;
     m = te__div_up(j->rows, tc);
     k = te__div_up(j->cols, tr);
     if (buffer && !(j->amax_col = te__master_view(buffer, at + n, m, k))) return -1;
@@ -133,7 +126,7 @@ static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at
 }
 
 static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_t tile_rows, int64_t tile_cols) {
-    te_shard_amax_args args = TE_ZERO;
+    te_op_shard_amax_args args = TE_ZERO;
     args.x = j->slice;
     args.amax = amax;
     args.rows = j->rows;
@@ -141,28 +134,27 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     args.start = j->start;
     args.tile_rows = tile_rows;
     args.tile_columns = tile_cols;
-    return te_shard_amax(j->weight->te, &args);
+    return te_op_shard_amax(j->weight->te, &args);
 }
 
 /* amax = max(amax, |x|). */
 static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
-    te_amax_args args = TE_ZERO;
+    te_op_amax_args args = TE_ZERO;
     args.x = x;
     args.amax = amax;
     args.keep = true;
-    return te_amax(x->te, &args);
+    return te_op_amax(x->te, &args);
 }
 
 /* The amaxes of the job's slice; without one they stay 0. Delayed: with what the weight's quantizer has recorded already. */
 static te_result te__master_measure(const te__master_job *j) {
+    const te__quant_class *cls = j->spec->cls;
     te_result result = TE_OK;
-    int64_t tr, tc;
-    if (j->spec->kind == TE_QUANT_DELAYED) result = te__amax_into(j->spec->amax, j->amax_tensor);
+    if (cls->facts & TE__SCALE_GIVEN) result = te__amax_into(j->spec->amax, j->amax_tensor);
     if (!j->slice || result != TE_OK) return result;
     if (j->amax_tensor) result = te__amax_into(j->slice, j->amax_tensor);
-    te__master_tile(j, &tr, &tc);
-    if (j->amax && result == TE_OK) result = te__slice_amax(j, j->amax, tr, tc);
-    if (j->amax_col && result == TE_OK) result = te__slice_amax(j, j->amax_col, tc, tr);
+    if (j->amax && result == TE_OK) result = te__slice_amax(j, j->amax, cls->slice_tile[0], cls->slice_tile[1]);
+    if (j->amax_col && result == TE_OK) result = te__slice_amax(j, j->amax_col, cls->slice_tile[1], cls->slice_tile[0]);
     return result;
 }
 
@@ -170,7 +162,7 @@ static te_result te__master_measure(const te__master_job *j) {
 
 /* Codes of the slice into the weight's copy `c`, or into its shard. */
 static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, const te_tensor *multiplier) {
-    te_shard_cast_args args = TE_ZERO;
+    te_op_shard_cast_args args = TE_ZERO;
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
     if (shard) { /* u8 is as good as the codes' own format */
@@ -193,25 +185,25 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     args.columnwise = columnwise;
     args.e4m3_max_256 = c->e4m3_max_256;
     args.multiplier = multiplier;
-    return te_shard_cast(j->weight->te, &args);
+    return te_op_shard_cast(j->weight->te, &args);
 }
 
 /* scale_inv = RN(1 / scale), as the cast writes it: by a cast of one zero. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
-    te_fp8_quantize_args cast = TE_ZERO;
+    te_op_fp8_quantize_args cast = TE_ZERO;
     cast.x = te_tensor_zeros(te, TE_F32, 1, &one);
     cast.row = te__empty_2d(te, TE_F8E4M3, 1, 16);
     cast.scale = scale;
     cast.scale_inv = scale_inv;
-    return cast.x && cast.row ? te_fp8_quantize(te, &cast) : te_error_code(te);
+    return cast.x && cast.row ? te_op_fp8_quantize(te, &cast) : te_error_code(te);
 }
 
 static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
-    te_scale_from_amax_args args = TE_ZERO;
+    te_op_scale_from_amax_args args = TE_ZERO;
     te_result result;
-    if (j->spec->kind == TE_QUANT_DELAYED) { /* the scale rests until the update; the amax is for that; several weights may share both */
+    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale rests until the update; the amax is for that; several weights may share both */
         args.scale = j->spec->scale;
         result = te__amax_into(j->amax_tensor, j->spec->amax);
         if (result == TE_OK) result = te__scale_inverse(te, args.scale, j->copy->scale);
@@ -222,15 +214,15 @@ static te_result te__master_per_tensor(const te__master_job *j) {
         args.fp8_max = te_dtype_max(j->spec->dtype);
         args.epsilon = j->spec->epsilon;
         args.power_of_two = j->spec->power_of_two;
-        result = args.scale ? te_scale_from_amax(te, &args) : te_error_code(te);
+        result = args.scale ? te_op_scale_from_amax(te, &args) : te_error_code(te);
     }
     return result == TE_OK ? te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, args.scale, NULL) : result;
 }
 
 static te_result te__master_by_tile(const te__master_job *j) {
     te_ctx *te = j->weight->te;
-    bool both = j->spec->kind == TE_QUANT_MXFP8;
-    te_shard_scales_args args = TE_ZERO;
+    bool both = j->spec->cls->facts & TE__BOTH_FROM_SLICES;
+    te_op_shard_scales_args args = TE_ZERO;
     te_result result = TE_OK;
     args.scaling = te__scaling_kind(j->copy);
     args.amax = j->amax;
@@ -245,12 +237,12 @@ static te_result te__master_by_tile(const te__master_job *j) {
     args.epsilon = j->spec->epsilon;
     args.amax_limit = te_dtype_max(j->weight->dtype);
     args.e4m3_max_256 = j->spec->e4m3_max_256;
-    if (j->spec->kind == TE_QUANT_BLOCK && j->spec->fp32_scales) { /* not the reciprocals of the rounded reciprocals */
+    if (j->spec->fp32_scales) { /* not the reciprocals of the rounded reciprocals */
         args.multiplier = te__empty_like(j->copy->scale, TE_F32);
         if (!args.multiplier) return te_error_code(te);
     }
     if (j->amax_tensor) result = te_tensor_copy(j->copy->amax, j->amax_tensor);
-    if (result == TE_OK) result = te_shard_scales(te, &args);
+    if (result == TE_OK) result = te_op_shard_scales(te, &args);
     if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, false, j->copy->scale, args.multiplier);
     if (result == TE_OK && both) result = te__slice_cast(j, j->col, j->shard_col, true, j->col->scale, NULL);
     return result;
@@ -299,7 +291,7 @@ static te_result te__master_prepare(te__master_run *r) {
     for (i = 0; i < r->w->count && result == TE_OK; i++) {
         const te__quantized *q = r->w->model_weights[i]->quantized;
         const te__quant_spec *spec = &q->quantizer->spec;
-        if (q->kind != TE_QUANT_HYBRID) {
+        if (q->cls->form != TE__FORM_PARTS) {
             result = te__master_add(r, i, q->row.data ? TE_ROWWISE : TE_COLUMNWISE, spec);
             continue;
         }
@@ -323,10 +315,7 @@ static te_result te__master_write(te__master_run *r) {
     for (i = 0; i < r->num_jobs && result == TE_OK; i++) {
         te__master_job *j = &r->job[i];
         if (!r->te->warming) te_quantized_clear_init_value(j->weight);
-        if (j->spec->kind == TE_QUANT_IDENTITY)
-            result = te__master_identity(j);
-        else
-            result = te__is_tensor_scaled(j->spec->kind) ? te__master_per_tensor(j) : te__master_by_tile(j);
+        result = j->spec->cls->slice_tile[0] ? te__master_by_tile(j) : j->spec->cls->form == TE__FORM_PLAIN ? te__master_identity(j) : te__master_per_tensor(j);
         if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight)) {
             if (r->te->capture && j->weight->quantized->col.data) /* the next launch reads it where it is */
                 result = te__quant_add_columnwise(j->weight);

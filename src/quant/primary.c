@@ -27,29 +27,26 @@ static bool te__quantizes_weights(const te_ctx *te) { return te->num_quantized_i
 static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *path, int gemm) {
     const te_recipe *r = &te->quantized_init[te->num_quantized_init - 1].recipe;
     te_quantizer_desc desc = TE_ZERO;
+    te__quant_spec spec;
     te_quantizer *q;
     if (r->kind == TE_RECIPE_CUSTOM) {
         te_quantizer_role role = TE_ZERO;
-        te_result result;
         role.module_type = module_type;
         role.name = path;
         role.gemm = gemm;
         role.tensor_type = TE_TENSOR_WEIGHT;
-        result = r->factory(r->user, &role, &desc);
-        if (result != TE_OK) {
-            te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
-            return NULL;
-        }
-        if (desc.kind == TE_QUANT_NONE) desc.kind = TE_QUANT_IDENTITY;
+        if (te__recipe_ask(te, r, &role, &desc) != TE_OK) return NULL;
         desc.usage = 0;
         return te_quantizer_create(te, &desc);
     }
-    desc.kind = r->kind == TE_RECIPE_DELAYED ? TE_QUANT_DELAYED : TE_QUANT_CURRENT;
+    spec = te__recipe_spec(r, false, TE__SLOT_WEIGHT, NULL);
+    desc.kind = spec.cls->kind;
     q = te_quantizer_create(te, &desc);
-    if (q && r->kind != TE_RECIPE_DELAYED) {
-        q->spec = te__recipe_spec(r, false, TE__SLOT_WEIGHT, NULL);
-        q->spec.usage = TE_ROWWISE | TE_COLUMNWISE;
-    }
+    if (!q) return NULL;
+    spec.usage = TE_ROWWISE | TE_COLUMNWISE;
+    spec.scale = q->spec.scale;
+    spec.amax = q->spec.amax;
+    q->spec = spec;
     return q;
 }
 
@@ -59,7 +56,7 @@ static te_tensor *te__primary_create(te_tensor *weight, const char *module_type,
     te_quantizer *q = te__weight_quantizer(te, module_type, path, gemm);
     te_tensor *y;
     if (!q) return NULL;
-    if (q->spec.kind == TE_QUANT_IDENTITY) {
+    if (q->spec.cls->form == TE__FORM_PLAIN) {
         te_quantizer_destroy(q);
         return weight;
     }
@@ -143,9 +140,9 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     if (!te__same_ctx(new_raw, te, "te_replace_raw_data")) return te_error_code(te);
     if (!x->quantized) return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the tensor is plain %s; a quantized one is needed", te_dtype_name(x->dtype));
     row = &x->quantized->row;
-    if (row->kind == TE_QUANT_MXFP8)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "te_replace_raw_data: MXFP8; its row-wise codes do not give the column-wise ones: keep both where they are");
-    if (!row->data || row->kind == TE_QUANT_CUSTOM)
+    if (row->cls && row->cls->facts & TE__BOTH_FROM_SLICES)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_replace_raw_data: %s; its row-wise codes do not give the column-wise ones: keep both where they are", row->cls->name);
+    if (!row->data || te__is_opaque(row->cls))
         return te__fail(te, TE_ERR_STATE, "te_replace_raw_data: the tensor has no row-wise copy of a built-in kind (te_quantizer_set_usage)");
     bytes = (int64_t)te_tensor_bytes(row->data);
     if ((new_raw->dtype != TE_U8 && new_raw->dtype != row->data->dtype) || !new_raw->buffer || !te__is_contiguous(new_raw) || (int64_t)te_tensor_bytes(new_raw) < bytes)

@@ -1,22 +1,13 @@
 /* quant/product.c: a product of two matrices, each plain or quantized: the copies that fit go to the matrix kernels as they are, the
  * others are decoded. Knows the copies; must not know recipes, modules or the tape. */
 
-static te_scaling te__scaling_kind(const te__quant_copy *c) {
-    switch (c->kind) {
-    case TE_QUANT_BLOCK: return c->two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
-    case TE_QUANT_MXFP8: return TE_SCALING_MXFP8;
-    case TE_QUANT_NVFP4: return TE_SCALING_NVFP4;
-    default: return TE_SCALING_TENSOR;
-    }
-}
+static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->scaling[c->two_dimensional]; }
 
 /* Can a kernel read these two together? */
 static bool te__copies_meet(const te__quant_copy *a, const te__quant_copy *b) {
     if (!a || !b || !a->data || !b->data) return false;
-    if (te__is_tensor_scaled(a->kind)) return te__is_tensor_scaled(b->kind);
-    if (a->kind != b->kind || a->swizzled != b->swizzled) return false;
-    if (a->kind == TE_QUANT_NVFP4) return a->rht == b->rht && (!a->rht || a->no_sign_mask == b->no_sign_mask);
-    return a->kind == TE_QUANT_BLOCK || a->kind == TE_QUANT_MXFP8;
+    return a->cls->facts & TE__IN_PRODUCTS && te__same_layout(a->cls, b->cls) && a->swizzled == b->swizzled && a->rht == b->rht &&
+           (!a->rht || a->no_sign_mask == b->no_sign_mask);
 }
 
 /* x as a plain matrix, from the copy that is wanted if it is there. */
@@ -27,7 +18,7 @@ static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
 
 /* D = op(A) op(B) into g->d with the rest of g as it stands (bias, accumulate, split_accumulator). A is [m, k], or a_transposed [k, m]; B
  * is [k, n], or b_transposed [n, k]; of a quantized matrix the copy is read that is contiguous along k. */
-static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed, te_gemm_args *g) {
+static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed, te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;
     const te__quant_copy *ca = a->quantized ? te__copy_of(a, a_which) : NULL, *cb = b->quantized ? te__copy_of(b, b_which) : NULL;
     te_result result;
@@ -38,8 +29,8 @@ static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_ten
     if (te__copies_meet(ca, cb)) {
         g->a = ca->data;
         g->b = cb->data;
-        g->a_transposed = a_transposed && !te__lies_transposed(ca->kind);
-        g->b_transposed = b_transposed || te__lies_transposed(cb->kind);
+        g->a_transposed = a_transposed && !(ca->cls->facts & TE__TRANSPOSED);
+        g->b_transposed = b_transposed || cb->cls->facts & TE__TRANSPOSED;
         g->scale_a = ca->scale;
         g->scale_b = cb->scale;
         g->scaling_a = te__scaling_kind(ca);
@@ -47,8 +38,8 @@ static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_ten
         g->amax_a = ca->amax;
         g->amax_b = cb->amax;
         g->swizzled_scales = ca->swizzled;
-        g->e4m3_max_256_a = ca->kind == TE_QUANT_NVFP4 && ca->e4m3_max_256;
-        g->e4m3_max_256_b = cb->kind == TE_QUANT_NVFP4 && cb->e4m3_max_256;
+        g->e4m3_max_256_a = ca->e4m3_max_256;
+        g->e4m3_max_256_b = cb->e4m3_max_256;
         if (ca->rht) g->k = te__round_up(g->k, 16); /* the transform mixes the padding in */
     } else {
         te_dtype dtype = a->quantized && !b->quantized ? b->dtype : a->dtype;
@@ -57,7 +48,7 @@ static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_ten
         g->a_transposed = a_transposed;
         g->b_transposed = b_transposed;
     }
-    result = g->a && g->b ? te_gemm(te, g) : te_error_code(te);
+    result = g->a && g->b ? te_op_gemm(te, g) : te_error_code(te);
     te__frame_end(te, NULL, 0);
     return result;
 }

@@ -1,67 +1,44 @@
 /* quant/quantizer.c: the quantizers of the public interface. Knows the copies; must not know recipes or modules. */
 
-static const char *te__quant_kind_name(te_quant_kind kind) {
-    static const char *const names[] = {"plain", "delayed", "current", "block", "MXFP8", "NVFP4", "identity", "hybrid", "custom"};
-    return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
-}
-
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
 /* A desc with its defaults resolved; says what is wrong with it. Retains scale and amax (te__spec_close). */
 static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
+    const te__quant_class *cls = te__quant_class_of(desc->kind);
+    te_result result;
     int64_t one = 1;
     memset(spec, 0, sizeof(*spec));
-    if ((int)desc->kind <= TE_QUANT_NONE || desc->kind > TE_QUANT_CUSTOM)
-        return te__fail(te, TE_ERR_INVALID, "%s: kind %d; TE_QUANT_DELAYED (%d) to TE_QUANT_CUSTOM (%d) are possible", who, (int)desc->kind, (int)TE_QUANT_DELAYED,
-                        (int)TE_QUANT_CUSTOM);
-    if (desc->kind == TE_QUANT_NVFP4) {
-        if (desc->dtype != TE_DTYPE_NONE && desc->dtype != TE_F4E2M1)
-            return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; the codes of NVFP4 are e2m1", who, te_dtype_name(desc->dtype));
-    } else if (desc->dtype != TE_DTYPE_NONE && !te__is_fp8(desc->dtype))
+    if (!cls) return te__quant_unknown(te, desc->kind, who);
+    if (cls->code_dtype && desc->dtype && desc->dtype != cls->code_dtype)
+        return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; the codes of %s are %s", who, te_dtype_name(desc->dtype), cls->name, te_dtype_name(cls->code_dtype));
+    if (!cls->code_dtype && desc->dtype && !te__is_fp8(desc->dtype))
         return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; e4m3 and e5m2 are possible", who, te_dtype_name(desc->dtype));
     if (desc->usage & ~(TE_ROWWISE | TE_COLUMNWISE))
         return te__fail(te, TE_ERR_INVALID, "%s: usage %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both are possible", who, desc->usage);
-    if (desc->kind == TE_QUANT_BLOCK && (desc->block_scaling_dim < 0 || desc->block_scaling_dim > 2))
-        return te__fail(te, TE_ERR_INVALID, "%s: block_scaling_dim %d; 1 (1 x 128) and 2 (128 x 128) are possible", who, desc->block_scaling_dim);
     if (!(desc->amax_epsilon >= 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: amax_epsilon %g; it cannot be negative", who, (double)desc->amax_epsilon);
     if ((int)desc->four_over_six < 0 || desc->four_over_six > TE_4OVER6_MSE)
         return te__fail(te, TE_ERR_INVALID, "%s: four_over_six %d is not in te_4over6_error", who, (int)desc->four_over_six);
-    if (desc->with_rht && desc->with_2d_quantization && desc->kind == TE_QUANT_NVFP4)
-        return te__fail(te, TE_ERR_INVALID, "%s: with_rht and with_2d_quantization; the transform mixes rows, so its blocks are 1 x 16: choose one", who);
-    if (desc->row_scaled && desc->amax_group && desc->kind == TE_QUANT_NVFP4)
-        return te__fail(te, TE_ERR_INVALID, "%s: row_scaled and amax_group; each row has an amax of its own, which no group shares: choose one", who);
     if (desc->scale && te__need_memory(desc->scale, who) != TE_OK) return TE_ERR_STATE;
     if (desc->amax && te__need_memory(desc->amax, who) != TE_OK) return TE_ERR_STATE;
     if ((desc->scale && !te__is_one_f32(desc->scale)) || (desc->amax && !te__is_one_f32(desc->amax)))
         return te__fail(te, TE_ERR_SHAPE, "%s: scale and amax must be f32 tensors of one element", who);
     if ((desc->scale && desc->scale->te != te) || (desc->amax && desc->amax->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: scale or amax belongs to another context", who);
-    if (desc->kind == TE_QUANT_CUSTOM && (!desc->custom || !desc->custom->quantize || !desc->custom->dequantize || !desc->custom->name))
-        return te__fail(te, TE_ERR_INVALID, "%s: a custom quantizer needs a name and the functions quantize and dequantize", who);
-    spec->kind = desc->kind;
-    spec->dtype = desc->kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : desc->dtype ? desc->dtype : TE_F8E4M3;
+    spec->cls = cls;
+    spec->dtype = cls->code_dtype ? cls->code_dtype : desc->dtype ? desc->dtype : TE_F8E4M3;
     spec->usage = desc->usage ? desc->usage : TE_ROWWISE | TE_COLUMNWISE;
-    spec->two_dimensional = desc->kind == TE_QUANT_BLOCK ? desc->block_scaling_dim != 1 : desc->with_2d_quantization;
     spec->power_of_two = desc->power_of_two_scales;
-    spec->fp32_scales = desc->fp32_scales;
-    spec->swizzled = desc->optimize_for_gemm && (desc->kind == TE_QUANT_MXFP8 || desc->kind == TE_QUANT_NVFP4);
-    spec->rht = desc->with_rht && desc->kind == TE_QUANT_NVFP4;
-    spec->no_sign_mask = desc->no_random_sign_mask;
-    spec->stochastic = desc->stochastic_rounding && desc->kind == TE_QUANT_NVFP4;
-    spec->row_scaled = desc->row_scaled && desc->kind == TE_QUANT_NVFP4;
-    spec->four_over_six = desc->four_over_six;
-    spec->e4m3_max_256 = desc->e4m3_max_256;
     spec->epsilon = desc->amax_epsilon;
     spec->group = desc->amax_group;
-    if (desc->kind == TE_QUANT_CUSTOM) spec->custom = *desc->custom;
-    if (desc->kind == TE_QUANT_DELAYED) {
+    result = cls->resolve ? cls->resolve(te, desc, spec, who) : TE_OK;
+    if (result == TE_OK && cls->facts & TE__SCALE_GIVEN) {
         te__frame_begin(te);
         spec->scale = te_tensor_retain(desc->scale ? desc->scale : te_tensor_full(te, TE_F32, 1, &one, 1.0));
         spec->amax = te_tensor_retain(desc->amax ? desc->amax : te_tensor_zeros(te, TE_F32, 1, &one));
         te__frame_end(te, NULL, 0);
         if (!spec->scale || !spec->amax) return te_error_code(te);
     }
-    return TE_OK;
+    return result;
 }
 static void te__spec_close(te__quant_spec *spec) {
     te_tensor_release(spec->scale);
@@ -69,14 +46,20 @@ static void te__spec_close(te__quant_spec *spec) {
     spec->scale = spec->amax = NULL;
 }
 
+static void te__spec_close_whole(te__quant_spec *spec, te__quant_spec child[2]) {
+    te__spec_close(spec);
+    te__spec_close(&child[0]);
+    te__spec_close(&child[1]);
+}
+
 /* As te__spec_open, with the two specs that a hybrid one points to. Where this fails nothing is kept. */
 static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, te__quant_spec child[2], const char *who) {
     te_result result = te__spec_open(te, desc, spec, who);
     int i;
     memset(child, 0, 2 * sizeof(*child));
-    for (i = 0; i < 2 && result == TE_OK && spec->kind == TE_QUANT_HYBRID; i++) {
+    for (i = 0; i < 2 && result == TE_OK && spec->cls->form == TE__FORM_PARTS; i++) {
         const te_quantizer_desc *d = i ? desc->columnwise_quantizer : desc->rowwise_quantizer;
-        if (!d || d->kind == TE_QUANT_HYBRID)
+        if (!d || d->kind == desc->kind)
             result = te__fail(te, TE_ERR_INVALID, "%s: a hybrid quantizer needs a %s quantizer that is not hybrid itself", who, i ? "column-wise" : "row-wise");
         else
             result = te__spec_open(te, d, &child[i], who);
@@ -84,11 +67,7 @@ static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, 
     }
     spec->row = &child[0];
     spec->col = &child[1];
-    if (result != TE_OK) {
-        te__spec_close(spec);
-        te__spec_close(&child[0]);
-        te__spec_close(&child[1]);
-    }
+    if (result != TE_OK) te__spec_close_whole(spec, child);
     return result;
 }
 
@@ -111,9 +90,7 @@ TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *de
 }
 TE_API void te_quantizer_destroy(te_quantizer *q) {
     if (!q || --q->refs > 0) return; /* tensors that it made hold it */
-    te__spec_close(&q->spec);
-    te__spec_close(&q->child[0]);
-    te__spec_close(&q->child[1]);
+    te__spec_close_whole(&q->spec, q->child);
     te__free(q->te, q, sizeof(*q));
 }
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
@@ -150,6 +127,9 @@ static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
              x->te->device_name, te->device_name);
     return false;
 }
+/* What a custom quantizer's own function says of x; others take any. */
+static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) { return !spec->custom.is_quantizable || spec->custom.is_quantizable(spec->custom.user, x); }
+
 /* Something that spec can quantize. */
 static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *x, const char *function) {
     const te__quant_spec *part[2];
@@ -158,7 +138,7 @@ static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *
     part[0] = te__spec_of(spec, TE_ROWWISE);
     part[1] = te__spec_of(spec, TE_COLUMNWISE);
     for (i = 0; i < 2; i++)
-        if (part[i]->kind == TE_QUANT_CUSTOM && part[i]->custom.is_quantizable && !part[i]->custom.is_quantizable(part[i]->custom.user, x)) {
+        if (!te__custom_takes(part[i], x)) {
             char text[TE__SHAPE_TEXT];
             te__fail(te, TE_ERR_SHAPE, "%s: the custom quantizer \"%s\" does not take %s %s", function, part[i]->custom.name, te_dtype_name(x->dtype),
                      te__shape_text(x, text));
@@ -190,12 +170,11 @@ TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
 static bool te__copy_fits(const te_tensor *x, const te__quant_spec *spec, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     if (!c->data) return true;
-    if (c->kind != spec->kind && !(te__is_tensor_scaled(c->kind) && te__is_tensor_scaled(spec->kind))) return false;
-    if (c->kind == TE_QUANT_IDENTITY || c->kind == TE_QUANT_CUSTOM) return true;
+    if (!te__same_layout(c->cls, spec->cls)) return false;
+    if (c->cls->form != TE__FORM_CODES) return true;
     return c->data->dtype == spec->dtype && c->two_dimensional == spec->two_dimensional && c->swizzled == spec->swizzled &&
-           (c->kind != TE_QUANT_NVFP4 || (c->rht == (spec->rht && which == TE_COLUMNWISE) && c->no_sign_mask == spec->no_sign_mask &&
-                                          c->e4m3_max_256 == spec->e4m3_max_256 &&
-                                          te__numel(c->amax) == te__nvfp4_amaxes(spec, which, te__rows(x), te__cols(x))));
+           c->rht == (spec->rht && which == TE_COLUMNWISE) && c->no_sign_mask == spec->no_sign_mask && c->e4m3_max_256 == spec->e4m3_max_256 &&
+           (!c->amax || te__numel(c->amax) == te__num_amaxes(spec, which, te__rows(x), te__cols(x)));
 }
 
 TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag) {
@@ -210,8 +189,8 @@ TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst,
     if (!te__copy_fits(dst, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE) || !te__copy_fits(dst, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE))
         return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one (%s) in kind, code format or layout; "
                         "te_quantizer_make_empty makes one that fits",
-                        te__quant_kind_name(dst->quantized->kind), te__quant_kind_name(q->spec.kind));
-    if (noop_flag && (q->spec.kind >= TE_QUANT_IDENTITY || !te__is_one_f32(noop_flag)))
+                        dst->quantized->cls->name, q->spec.cls->name);
+    if (noop_flag && (q->spec.cls->form != TE__FORM_CODES || !te__is_one_f32(noop_flag)))
         return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: noop_flag is an f32 [1] on the device, for quantizers of the FP8 and FP4 kinds");
     before = te__rng_now(q->te);
     result = te__quant_fill(dst, x, &q->spec, te_quantized_usage(dst), noop_flag);
@@ -225,7 +204,7 @@ TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int n
         te__fail(q->te, TE_ERR_DTYPE, "te_quantizer_make_empty: nominal dtype %s; f32, f16 and bf16 are possible", te_dtype_name(dtype));
         return NULL;
     }
-    if (te__spec_of(&q->spec, TE_ROWWISE)->kind == TE_QUANT_CUSTOM || te__spec_of(&q->spec, TE_COLUMNWISE)->kind == TE_QUANT_CUSTOM) {
+    if (te__is_opaque(te__spec_of(&q->spec, TE_ROWWISE)->cls) || te__is_opaque(te__spec_of(&q->spec, TE_COLUMNWISE)->cls)) {
         te__fail(q->te, TE_ERR_UNSUPPORTED, "te_quantizer_make_empty: only its own function knows the layout of a custom quantizer; te_quantize a tensor");
         return NULL;
     }
@@ -233,16 +212,16 @@ TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int n
 }
 
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
-    te_amax_args amax = TE_ZERO;
+    te_op_amax_args amax = TE_ZERO;
     te_result result;
     if (!q || !x) return TE_ERR_STATE;
     if (!te__can_quantize(q->te, &q->spec, x, "te_quantizer_calibrate")) return te_error_code(q->te);
-    if (q->spec.kind != TE_QUANT_DELAYED) return TE_OK;
+    if (!(q->spec.cls->facts & TE__SCALE_GIVEN)) return TE_OK;
     te__frame_begin(q->te);
     amax.x = te_tensor_contiguous(x);
     amax.amax = q->spec.amax;
     amax.keep = true;
-    result = amax.x ? te_amax(q->te, &amax) : te_error_code(q->te);
+    result = amax.x ? te_op_amax(q->te, &amax) : te_error_code(q->te);
     te__frame_end(q->te, NULL, 0);
     return result;
 }
@@ -250,17 +229,15 @@ TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x) {
 TE_API bool te_quantizer_is_quantizable(const te_quantizer *q, const te_tensor *x) {
     int which;
     if (!q || !x || !te__is_float(x->dtype) || x->quantized || x->ndim < 1) return false;
-    for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) {
-        const te__quant_spec *s = te__spec_of(&q->spec, which);
-        if (s->kind == TE_QUANT_CUSTOM && s->custom.is_quantizable && !s->custom.is_quantizable(s->custom.user, x)) return false;
-    }
+    for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++)
+        if (!te__custom_takes(te__spec_of(&q->spec, which), x)) return false;
     return true;
 }
 TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q) {
     int which;
     for (which = TE_ROWWISE; q && which <= TE_COLUMNWISE; which++) {
         const te__quant_spec *s = te__spec_of(&q->spec, which);
-        if (s->kind == TE_QUANT_DELAYED || s->kind == TE_QUANT_CUSTOM || s->stochastic) return false;
+        if (s->cls->facts & TE__SCALE_GIVEN || te__is_opaque(s->cls) || s->stochastic) return false;
     }
     return q != NULL;
 }
@@ -279,7 +256,7 @@ TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype) {
     return y ? te__record_same("dequantize", x, y) : NULL;
 }
 
-TE_API te_quant_kind te_quantized_kind(const te_tensor *x) { return x && x->quantized ? x->quantized->kind : TE_QUANT_NONE; }
+TE_API te_quant_kind te_quantized_kind(const te_tensor *x) { return x && x->quantized ? x->quantized->cls->kind : TE_QUANT_NONE; }
 TE_API int te_quantized_usage(const te_tensor *x) {
     return x && x->quantized ? (x->quantized->row.data ? TE_ROWWISE : 0) | (x->quantized->col.data ? TE_COLUMNWISE : 0) : 0;
 }

@@ -57,24 +57,24 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
     s.dtype = te__recipe_dtype(r, backward);
     switch (r->kind) {
     case TE_RECIPE_CURRENT:
-        s.kind = TE_QUANT_CURRENT;
+        s.cls = &te__quant_current;
         s.power_of_two = r->power_of_two_scales;
         s.epsilon = r->amax_epsilon;
         s.group = group;
         break;
     case TE_RECIPE_BLOCK:
-        s.kind = TE_QUANT_BLOCK;
+        s.cls = &te__quant_block;
         s.two_dimensional = 2 == (weight ? te__block_dim(r->w_block_scaling_dim, 2) : te__block_dim(backward ? r->grad_block_scaling_dim : r->x_block_scaling_dim, 1));
         s.fp32_scales = r->fp32_scales;
         s.epsilon = r->amax_epsilon;
         break;
     case TE_RECIPE_MXFP8:
-        s.kind = TE_QUANT_MXFP8;
+        s.cls = &te__quant_mxfp8;
         s.two_dimensional = weight && r->enable_2d_quantization;
         break;
     case TE_RECIPE_NVFP4:
-        s.kind = TE_QUANT_NVFP4;
-        s.dtype = TE_F4E2M1;
+        s.cls = &te__quant_nvfp4;
+        s.dtype = s.cls->code_dtype;
         s.two_dimensional = weight && !r->disable_2d_quantization;
         s.rht = !weight && !r->disable_rht;
         s.stochastic = backward && !r->disable_stochastic_rounding;
@@ -85,9 +85,17 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
         }
         s.group = s.row_scaled ? NULL : group;
         break;
-    default: s.kind = TE_QUANT_DELAYED; break;
+    default: s.cls = &te__quant_delayed; break;
     }
     return s;
+}
+
+/* What a custom recipe's factory says of one operand; none: it stays as it is. */
+static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantizer_role *role, te_quantizer_desc *desc) {
+    te_result result = r->factory(r->user, role, desc);
+    if (result != TE_OK) return te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
+    if (desc->kind == TE_QUANT_NONE) desc->kind = te__quant_identity.kind;
+    return TE_OK;
 }
 
 /* Says what is wrong with a recipe. */

@@ -32,10 +32,10 @@ enum { TE__CUSTOM_SLOTS = 3 };
 enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
 
 typedef struct te__measured {
-    te_quant_kind kind; /* TE_QUANT_NONE: never */
+    const te__quant_class *cls; /* NULL: never */
     int which;
     bool e4m3_max_256;
-    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: scale_inv, or the amax of NVFP4, or NULL */
+    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: what tensor_factor takes, or NULL */
 } te__measured;
 
 typedef struct te__inspection {
@@ -55,6 +55,7 @@ static void te__measured_close(te__measured *s) {
 typedef struct te__scaling {
     te_ctx *te;
     int refs;
+    te_module *module; /* NULL: it is gone */
     struct te__scaling *next; /* te->scaling */
     int num_gemms;
     te__slots forward, backward;
@@ -152,13 +153,13 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
  * Scales and histories move while a step is under way: casts note amaxes, te_autocast_end and te_backward roll the histories and make new scales. If a
  * later call fails the step is done again from its beginning, and must find them as they were: so they are kept when it begins, a launch for some
  * thirty products, and given back by te_clear_error. A step ends with te_optimizer_step, for microbatches belong together; where the context has no
- * optimizer, with the next outermost te_autocast_begin. Versions cannot tell that somebody else has written them meanwhile: te_checkpoint_load ends
+ * optimizer, with the next outermost te_autocast_begin. Versions cannot tell that somebody else has written them meanwhile: te_model_load ends
  * the step, too. */
 
 /* All that are there, to where they are kept, or back. */
 static te_result te__scales_move(te_ctx *te, bool back) {
     enum { MOST = 8192 /* tensors of one operation: a plan has launches for 15,360 */ };
-    te_multi_scale_args args = TE_ZERO;
+    te_op_multi_scale_args args = TE_ZERO;
     te__scaling *s;
     te_tensor **list;
     te_result result = TE_OK;
@@ -183,7 +184,7 @@ static te_result te__scales_move(te_ctx *te, bool back) {
         args.in = (const te_tensor *const *)(list + (back ? count : 0) + at);
         args.out = list + (back ? 0 : count) + at;
         args.num_tensors = (int)te__min(MOST, count - at);
-        result = te_multi_scale(te, &args);
+        result = te_op_multi_scale(te, &args);
     }
     te__free(te, list, bytes);
     for (s = te->scaling; s && result == TE_OK; s = s->next)
@@ -233,11 +234,7 @@ static size_t te__custom_slots_bytes(const te__scaling *s) {
 }
 static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
     int i;
-    for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS; i++) {
-        te__spec_close(&slots->slot[i].spec);
-        te__spec_close(&slots->slot[i].child[0]);
-        te__spec_close(&slots->slot[i].child[1]);
-    }
+    for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS; i++) te__spec_close_whole(&slots->slot[i].spec, slots->slot[i].child);
     te__free(s->te, slots, te__custom_slots_bytes(s));
 }
 /* What the factory of this recipe has said, or NULL. */
@@ -267,11 +264,19 @@ static void te__scaling_release(te__scaling *s) {
     te__slots_close(te, &s->backward);
     te__free(te, s, sizeof(*s));
 }
-static te__scaling *te__scaling_create(te_ctx *te, int num_gemms) {
+/* The module lets go of its state. */
+static void te__scaling_leave(te__scaling *s) {
+    if (!s) return;
+    te__deferred_forget(s->te, s);
+    s->module = NULL;
+    te__scaling_release(s);
+}
+static te__scaling *te__scaling_create(te_ctx *te, te_module *module, int num_gemms) {
     te__scaling *s = (te__scaling *)te__alloc_zero(te, sizeof(te__scaling));
     if (!s) return NULL;
     s->te = te;
     s->refs = 1;
+    s->module = module;
     s->num_gemms = num_gemms;
     s->next = te->scaling;
     te->scaling = s;

@@ -79,10 +79,14 @@ static inline bool te__path_complain(te__text *why, const char *verb, const char
     return false;
 }
 #ifdef _WIN32
-static inline const char *te__handle_kind(te__fd fd) { return GetFileType(fd) == FILE_TYPE_DISK ? NULL : GetFileType(fd) == FILE_TYPE_PIPE ? "a pipe" : "a device"; }
+static inline const char *te__handle_kind(te__fd fd) {
+    DWORD type = GetFileType(fd);
+    return type == FILE_TYPE_DISK ? NULL : type == FILE_TYPE_PIPE ? "a pipe" : "a device";
+}
 #else
 static inline const char *te__mode_kind(const struct stat *st) {
-    return S_ISREG(st->st_mode) ? NULL : S_ISDIR(st->st_mode) ? "a folder" : S_ISFIFO(st->st_mode) ? "a pipe" : S_ISCHR(st->st_mode) || S_ISBLK(st->st_mode) ? "a device" : "a socket";
+    if (S_ISREG(st->st_mode)) return NULL;
+    return S_ISDIR(st->st_mode) ? "a folder" : S_ISFIFO(st->st_mode) ? "a pipe" : S_ISCHR(st->st_mode) || S_ISBLK(st->st_mode) ? "a device" : "a socket";
 }
 #endif
 
@@ -286,11 +290,13 @@ static inline bool te__path_follow(const char *path, te__text *file, te__text *w
 /* What else than a regular file is there, links followed, or NULL. */
 static inline const char *te__path_other_kind(const char *path) {
 #ifdef _WIN32
-    const char *kind = te__dir_exists(path) ? "a folder" : NULL;
+    const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
+    const char *kind;
     te__wide w;
-    HANDLE h = kind ? INVALID_HANDLE_VALUE
-                    : CreateFileW(te__widen(&w, path), 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
-    if (h == INVALID_HANDLE_VALUE) return kind;
+    HANDLE h;
+    if (te__dir_exists(path)) return "a folder";
+    h = CreateFileW(te__widen(&w, path), 0, share, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
+    if (h == INVALID_HANDLE_VALUE) return NULL;
     kind = te__handle_kind(h);
     CloseHandle(h);
     return kind;
@@ -421,7 +427,8 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
 static inline bool te__temp_create(te__file_out *f) {
     TE__ALIGNED(8) static int64_t serial; /* two threads may write one path; so may two processes */
     te__text_clear(&f->temp);
-    te__text_printf(&f->temp, "%s.%08x.%lld.%lld.tmp", te__text_str(&f->path), (unsigned)te__host_token(), (long long)te__process_id(), (long long)te__atomic_add(&serial, 1));
+    te__text_printf(&f->temp, "%s.%08x.%lld.%lld.tmp", te__text_str(&f->path), (unsigned)te__host_token(), (long long)te__process_id(),
+                    (long long)te__atomic_add(&serial, 1));
     if (f->temp.oom) return false;
 #ifdef _WIN32
     te__wide w;

@@ -57,8 +57,8 @@ static te_result te__adam_take_master(te__adam_param *p) {
 
 /* Rows of these kinds are cast by operations alone, which keep nothing of what they read. */
 static bool te__adam_shares_value(const te_tensor *param) {
-    te_quant_kind kind = param->quantized->kind;
-    return kind != TE_QUANT_HYBRID && kind != TE_QUANT_CUSTOM;
+    te__quant_form form = param->quantized->cls->form;
+    return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
 /* Where the masters of quantized parameters are rounded to, before they are quantized: taken before the masters change, so that the step changes all or
@@ -216,7 +216,7 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
  * parameter took no part in this step. */
 static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
-    te_axpby_args add = TE_ZERO;
+    te_op_axpby_args add = TE_ZERO;
     te_result result;
     *grad = te_tensor_grad(param);
     if (!main_grad) return TE_OK;
@@ -224,7 +224,7 @@ static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
         add.x = add.out = main_grad;
         add.y = *grad;
         add.alpha = add.beta = 1.0f;
-        result = te_axpby(param->te, &add);
+        result = te_op_axpby(param->te, &add);
         if (result != TE_OK) return result;
         if (!param->te->warming) te_tensor_zero_grad(param);
     }
@@ -355,7 +355,7 @@ static te_result te__adam_capture(te_optimizer *opt, te__adam_steps **steps, te_
 }
 
 static te_result te__adam_run(te_optimizer *opt, int count, int num_undecayed, const te_tensor *lr, const te_tensor *unbias) {
-    te_adam_args args = TE_ZERO;
+    te_op_adam_args args = TE_ZERO;
     if (count == 0) return TE_OK;
     args.tensors = opt->list;
     args.num_tensors = count;
@@ -371,7 +371,7 @@ static te_result te__adam_run(te_optimizer *opt, int count, int num_undecayed, c
     args.grad_scale = opt->clip;
     args.lr_device = lr;
     args.bias_correction = unbias;
-    return te_adam(opt->te, &args);
+    return te_op_adam(opt->te, &args);
 }
 
 static te_result te__adam_step(te_optimizer *opt) {
@@ -390,19 +390,20 @@ static te_result te__adam_step(te_optimizer *opt) {
     decayed = n;
     if (split && result == TE_OK) result = te__adam_collect(opt, false, false, &n);
     if (opt->clip && n > 0 && result == TE_OK) {
-        te_l2norm_args norm = TE_ZERO;
+        te_op_l2norm_args norm = TE_ZERO;
         norm.tensors = opt->grads;
         norm.num_tensors = n;
         norm.norm = opt->norm;
         norm.clip = opt->clip;
         norm.max_norm = opt->desc.max_grad_norm;
-        result = te_l2norm(te, &norm);
+        result = te_op_l2norm(te, &norm);
     }
     if (te->capture && result == TE_OK) result = te__adam_capture(opt, &captured, &lr, &unbias);
     if (result == TE_OK) result = te__adam_prepare_values(opt); /* from here on nothing is wanted that might not be there */
     if (result == TE_OK) result = te__adam_run(opt, n, n - decayed, lr, unbias);
     if (result == TE_OK) result = te__adam_requantize(opt);
-    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part may lie in one memory with others that did. */
+    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
+     * may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
@@ -423,6 +424,8 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     if (!opt) return TE_ERR_STATE;
     te = opt->te;
     before = te__rng_now(te);
+    if (te__num_deferred(te) > 0)
+        te__warn(te, "te_optimizer_step: %d weight gradients wait for te_backward_dw (delay_wgrad_compute): this step goes without them", te__num_deferred(te));
     result = te->error_code == TE_OK ? te__device_enter(te, &entered) : te->error_code;
     if (result == TE_OK) {
         te__frame_begin(te);

@@ -94,7 +94,7 @@ static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *
     all[(*n)++].value = value;
 }
 
-TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
+TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
     te__text lr = TE_ZERO;
     te_metadata *all = NULL;
@@ -102,12 +102,12 @@ TE_API te_result te_checkpoint_save(te_ctx *te, const char *path, te_module *m, 
     char steps[24], seed[24], offset[24];
     int i, n = 0;
     if (!te) return TE_ERR_STATE;
-    if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_checkpoint_save: metadata is missing");
-    result = te__ckpt_ready(&c, te, "te_checkpoint_save", path, m, opt);
+    if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_model_save: metadata is missing");
+    result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
     if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
     for (i = 0; i < num_metadata && result == TE_OK; i++)
         if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))
-            result = te__fail(te, TE_ERR_INVALID, "te_checkpoint_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
+            result = te__fail(te, TE_ERR_INVALID, "te_model_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
                               metadata[i].key, te__ckpt_prefix);
     if (result == TE_OK) all = (te_metadata *)te__alloc(te, (size_t)(num_metadata + 4) * sizeof(te_metadata));
     if (result == TE_OK && !all) result = TE_ERR_OUT_OF_MEMORY;
@@ -273,14 +273,14 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     return TE_OK;
 }
 
-TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt) {
+TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt) {
     te__ckpt_plan p;
     te_safetensors *f = NULL;
     te_result result;
     if (!te) return TE_ERR_STATE;
     memset(&p, 0, sizeof(p));
     te__frame_begin(te);
-    result = te__ckpt_ready(&p.have, te, "te_checkpoint_load", path, m, opt);
+    result = te__ckpt_ready(&p.have, te, "te_model_load", path, m, opt);
     if (result == TE_OK) f = te_safetensors_open(te, path);
     if (result == TE_OK && !f) result = te_error_code(te);
     p.have.file = f;
@@ -296,12 +296,12 @@ TE_API te_result te_checkpoint_load(te_ctx *te, const char *path, te_module *m, 
     return result;
 }
 
-TE_API te_result te_checkpoint_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size) {
+TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size) {
     te_safetensors *f;
     const char *value;
     te_result result = TE_OK;
     if (!te) return TE_ERR_STATE;
-    if (!key || !buffer || size == 0) return te__fail(te, TE_ERR_INVALID, "te_checkpoint_metadata: key or buffer is missing");
+    if (!key || !buffer || size == 0) return te__fail(te, TE_ERR_INVALID, "te_model_metadata: key or buffer is missing");
     buffer[0] = 0;
     f = te_safetensors_open(te, path);
     if (!f) return te_error_code(te);

@@ -33,9 +33,9 @@ int main(void) {
     te_module *m = te_linear_create(te, linear); /* by reference */
     if (te_module_num_parameters(m) != 5 * 7 + 7) return 2;
     te_module_destroy(m);
-    te_copy_args args = te_copy_args();
+    te_op_copy_args args = te_op_copy_args();
     args.src = args.dst = te_tensor_zeros(te, TE_F32, 2, shape);
-    if (te_copy(te, args) != TE_OK) return 3;
+    if (te_op_copy(te, args) != TE_OK) return 3;
 #endif
     te_ctx_destroy(te);
     return te_version() == TE_VERSION_MAJOR * 10000 + TE_VERSION_MINOR * 100 + TE_VERSION_PATCH ? 0 : 4;

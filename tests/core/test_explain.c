@@ -4,7 +4,7 @@
 TE_TEST(explain_any_device_without_a_gpu) {
     static const char *const devices[] = {"cpu", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_120"};
     te_ctx *te = test_context("cpu");
-    te_gemm_args g = {0};
+    te_op_gemm_args g = {0};
     g.a = te_tensor_describe(te, TE_BF16, SHAPE(4096, 4096));
     g.b = te_tensor_describe(te, TE_BF16, SHAPE(4096, 4096));
     g.d = te_tensor_describe(te, TE_BF16, SHAPE(4096, 4096));
@@ -24,9 +24,9 @@ TE_TEST(explain_any_device_without_a_gpu) {
     te_explain(te, TE_OP_GEMM, &g, "sm_80", &e);
     CHECK_STR(e.kernels, "gemm_mma");
     CHECK_EQ_INT(te_memory_get_stats(te).allocated, 0);
-    CHECK(te_op_supported(te, TE_OP_GEMM, &g));
+    CHECK(te_query_supported(te, TE_OP_GEMM, &g));
     g.m = 5000; /* A has 4096 rows */
-    CHECK(!te_op_supported(te, TE_OP_GEMM, &g));
+    CHECK(!te_query_supported(te, TE_OP_GEMM, &g));
     CHECK_OK(te); /* asking is no mistake */
     CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_90", &e) == TE_ERR_SHAPE);
     CHECK(!e.supported);
@@ -38,9 +38,9 @@ TE_TEST(explain_any_device_without_a_gpu) {
 
 TE_TEST(described_tensors_do_not_run) {
     te_ctx *te = test_context("cpu");
-    te_fill_args f = {0};
+    te_op_fill_args f = {0};
     f.dst = te_tensor_describe(te, TE_F32, SHAPE(10));
-    CHECK_EQ_INT(te_fill(te, &f), TE_ERR_STATE);
+    CHECK_EQ_INT(te_op_fill(te, &f), TE_ERR_STATE);
     CHECK_ERROR(te, TE_ERR_STATE, "te_tensor_describe and has no memory");
 }
 

@@ -213,3 +213,89 @@ TE_TEST_DEVICES(tape_releases_states) {
     }
     CHECK_OK(te);
 }
+
+/* ---- hooks on saved tensors ---- */
+
+/* Keeps what it is given on the host. */
+typedef struct shelf {
+    te_ctx *te;
+    int packed, unpacked, dropped, decline_every, fail_at; /* fail_at: the unpacking that fails, from 1; how: */
+    int how;
+} shelf;
+typedef struct box {
+    te_dtype dtype;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    unsigned char bytes[1];
+} box;
+static void *shelf_pack(void *user, te_tensor *x) {
+    shelf *s = (shelf *)user;
+    if (te_tensor_is_quantized(x) || !te_tensor_is_contiguous(x) || (s->decline_every && ++s->packed % s->decline_every == 0)) return NULL;
+    if (!s->decline_every) s->packed++;
+    box *b = (box *)malloc(sizeof *b + te_tensor_bytes(x));
+    b->dtype = te_tensor_dtype(x);
+    b->ndim = te_tensor_ndim(x);
+    memcpy(b->shape, te_tensor_shape(x), (size_t)b->ndim * sizeof b->shape[0]);
+    te_tensor_to_host(x, b->bytes);
+    return b;
+}
+static void shelf_drop(void *user, void *handle) {
+    ((shelf *)user)->dropped++;
+    free(handle);
+}
+static te_tensor *shelf_unpack(void *user, void *handle) {
+    shelf *s = (shelf *)user;
+    box *b = (box *)handle;
+    bool fails = ++s->unpacked == s->fail_at;
+    te_tensor *x = fails && s->how == 0 ? NULL : te_tensor_from_host(s->te, b->dtype, fails && s->how == 1 ? 0 : b->ndim, b->shape, b->bytes);
+    free(b);
+    return x;
+}
+static te_tensor *gelus(te_tensor *x, int n) {
+    for (int i = 0; i < n; i++) x = te_activate(te_scale(x, 1.5f), TE_GELU);
+    return te_mse_loss(x, te_tensor_zeros(te_tensor_ctx(x), te_tensor_dtype(x), te_tensor_ndim(x), te_tensor_shape(x)));
+}
+TE_TEST_DEVICES(tape_hooks_on_saved_tensors) {
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(7, 16), 0, 1), true);
+    float *want = NULL;
+    for (int run = 0; run < 4; run++) { /* without hooks; all packed; every other one; nested inside hooks that must not be asked */
+        shelf s = {te, 0, 0, 0, run == 2 ? 2 : 0, 0, 0}, outer = {te, 0, 0, 0, 0, 0, 0};
+        te_saved_tensors_hooks hooks = {shelf_pack, shelf_unpack, shelf_drop, &s}, outside = {shelf_pack, shelf_unpack, shelf_drop, &outer};
+        if (run == 3) CHECK_EQ_INT(te_saved_tensors_begin(te, &outside), TE_OK);
+        if (run) CHECK_EQ_INT(te_saved_tensors_begin(te, &hooks), TE_OK);
+        te_tensor *loss = gelus(x, 5);
+        if (run) CHECK_EQ_INT(te_saved_tensors_end(te), TE_OK);
+        if (run == 3) CHECK_EQ_INT(te_saved_tensors_end(te), TE_OK);
+        CHECK_EQ_INT(te_backward(loss), TE_OK);
+        if (run) CHECK_TENSOR(te_tensor_grad(x), want, 0, 0);
+        else want = test_read(te_tensor_grad(x));
+        CHECK(outer.packed == 0 && s.dropped == 0);
+        if (run) CHECK(s.unpacked >= 3 && s.unpacked <= s.packed);
+        te_tensor_zero_grad(x);
+    }
+    CHECK_OK(te);
+}
+TE_TEST_DEVICES(tape_hooks_that_fail) {
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(te, TE_F32, SHAPE(3, 4), 0, 1), true);
+    for (int how = 0; how < 3; how++) { /* no tensor; another shape; the scope ends first */
+        shelf s = {te, 0, 0, 0, 0, how < 2 ? 2 : 0, how};
+        te_saved_tensors_hooks hooks = {shelf_pack, shelf_unpack, shelf_drop, &s};
+        te_scope_begin(te);
+        te_saved_tensors_begin(te, &hooks);
+        te_tensor *loss = gelus(x, 3);
+        te_saved_tensors_end(te);
+        if (how < 2) {
+            CHECK_EQ_INT(te_backward(loss), how ? TE_ERR_SHAPE : TE_ERR_STATE);
+            CHECK_ERROR(te, how ? TE_ERR_SHAPE : TE_ERR_STATE, how ? "pack was given f32 [3, 4]" : "unpack gave NULL for saved tensor");
+        }
+        te_scope_end(te);
+        CHECK_EQ_INT(s.packed, s.unpacked + s.dropped); /* nothing is lost */
+        CHECK(te_tensor_grad(x) == NULL);
+    }
+    te_saved_tensors_hooks half = {shelf_pack, NULL, NULL, NULL};
+    CHECK_EQ_INT(te_saved_tensors_begin(te, &half), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "unpack is NULL");
+    CHECK_EQ_INT(te_saved_tensors_end(te), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "without te_saved_tensors_begin");
+    CHECK_OK(te);
+}

@@ -18,8 +18,8 @@ static te_result model__forward(te_module *self, te_forward_args *args) { /* ids
     te_forward_args layer = {0};
     layer.input = te_forward(te_module_child(self, 0), args->input);
     layer.rotary = &rotary;
-    args->outputs[args->num_outputs++] =
-        te_matmul(te_forward_with(te_module_child(self, 1), &layer), te_module_parameter(te_module_child(self, 0), "weight"), NULL);
+    args->outputs.out =
+        te_linear(te_forward_with(te_module_child(self, 1), &layer), te_module_parameter(te_module_child(self, 0), "weight"), NULL);
     return te_error_code(te_module_ctx(self));
 }
 
@@ -33,12 +33,12 @@ static TE_MAYBE_UNUSED model model_create(te_ctx *te, te_recipe_kind recipe, boo
     table.num_embeddings = VOCABULARY;
     table.embedding_dim = layer.hidden_size = layer.ffn_hidden_size = WIDTH;
     table.init.std = 1;
-    layer.num_attention_heads = 4;
-    layer.num_gqa_groups = plain ? 2 : 4;
-    layer.no_bias = plain;
-    layer.normalization = plain ? TE_RMSNORM : TE_LAYERNORM;
+    layer.attention.num_attention_heads = 4;
+    layer.attention.num_gqa_groups = plain ? 2 : 4;
+    layer.gemm.no_bias = plain;
+    layer.norm.normalization = plain ? TE_RMSNORM : TE_LAYERNORM;
     layer.activation = plain ? TE_SWIGLU : TE_GELU;
-    layer.hidden_dropout = layer.attention_dropout = plain ? 0 : 0.1f;
+    layer.hidden_dropout = layer.attention.attention_dropout = plain ? 0 : 0.1f;
     adam.max_grad_norm = 1;
     adam.weight_decay = 0.1f;
     m.recipe = recipe;

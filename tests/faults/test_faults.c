@@ -19,6 +19,8 @@
  *     damaged cache entries                       faults/machine; cuda/cache.cache_damaged_entries (every bit), cuda/jit
  *     a cache that cannot be written              faults/machine; cuda/cache.cache_folders_that_are_not_used
  *     several processes that compile at once      faults/machine; cuda/jit.jit_in_many_processes
+ *     ranks whose calls do not fit                dist/group.misfits, dist/exchange (exchanges_that_do_not_fit, messages_that_do_not_fit)
+ *     ranks that abort, leave or lock             dist/exchange (groups_that_end, ranks_that_wait_for_one_another), dist/group.a_rank_leaves
  *     truncated and hostile safetensors           io/safetensors (every kind by its name); faults/files (what they may allocate, checkpoints)
  *     a checkpoint of another model               train/checkpoint.checkpoint_that_does_not_fit_changes_nothing
  *     a full disk                                 faults/machine; io/safetensors, sys/file.disk_full, cuda/cache.cache_full_disk
@@ -35,7 +37,7 @@ static te_tensor *zeros_of(te_ctx *te, te_dtype dtype, int ndim, const int64_t *
 /* ---- modules --------------------------------------------------------------------------------------------------- */
 
 static te_result first_child_forward(te_module *self, te_forward_args *args) {
-    args->outputs[args->num_outputs++] = te_forward(te_module_child(self, 0), args->input);
+    args->outputs.out = te_forward(te_module_child(self, 0), args->input);
     return te_error_code(te_module_ctx(self));
 }
 static const te_module_class first_child = {"FirstChild", 0, first_child_forward, NULL, NULL};
@@ -52,7 +54,7 @@ TE_TEST_DEVICES(modules_name_shapes_and_path) {
     model bystander = new_bystander(te);
     te_transformer_layer_desc layer_desc = {0};
     layer_desc.hidden_size = layer_desc.ffn_hidden_size = 16;
-    layer_desc.num_attention_heads = 4;
+    layer_desc.attention.num_attention_heads = 4;
     te_module *gpt = te_module_create(te, &first_child, "gpt");
     te_module *layers = te_module_add_child(gpt, "layers", te_module_create(te, &first_child, NULL));
     te_module *layer = te_module_add_child(layers, "0", te_transformer_layer_create(te, &layer_desc));
@@ -106,9 +108,9 @@ TE_TEST_DEVICES(modules_name_shapes_and_path) {
     te_module_destroy(mlp);
 
     te_dot_product_attention_desc core_desc = {0};
-    core_desc.num_attention_heads = 4;
-    core_desc.num_gqa_groups = 2;
-    core_desc.kv_channels = 8;
+    core_desc.attention.num_attention_heads = 4;
+    core_desc.attention.num_gqa_groups = 2;
+    core_desc.attention.kv_channels = 8;
     te_module *core = te_dot_product_attention_create(te, &core_desc);
     REFUSED(te_forward(core, BF16(2, 1, 4, 8)), TE_ERR_INVALID, "core_attention: ", "key and value are needed", NULL);
     REFUSED(attend(core, BF16(2, 1, 4, 8), BF16(2, 1, 3, 8), BF16(2, 1, 2, 8)), TE_ERR_SHAPE, "core_attention: ", "query [2, 1, 4, 8] and key [2, 1, 3, 8]", NULL);
@@ -139,7 +141,7 @@ TE_TEST(modules_that_cannot_be_made) {
     linear.out_features = (int64_t)1 << 60;
     REFUSED(te_linear_create(te, &linear), TE_ERR_SHAPE, "[1152921504606846976, 4]", NULL, NULL);
     linear.out_features = 3;
-    linear.params_dtype = TE_F8E4M3;
+    linear.gemm.params_dtype = TE_F8E4M3;
     REFUSED(te_linear_create(te, &linear), TE_ERR_DTYPE, "params_dtype e4m3; f32, f16 and bf16 are possible", NULL, NULL);
     te_norm_desc norm = {0};
     REFUSED(te_rmsnorm_create(te, &norm), TE_ERR_INVALID, "te_rmsnorm_create", NULL, NULL);
@@ -150,22 +152,22 @@ TE_TEST(modules_that_cannot_be_made) {
     te_transformer_layer_desc layer = {0};
     layer.hidden_size = layer.ffn_hidden_size = 16;
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_INVALID, "hidden_size 16, num_attention_heads 0", NULL, NULL);
-    layer.num_attention_heads = 3;
+    layer.attention.num_attention_heads = 3;
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_INVALID, "hidden_size 16, num_attention_heads 3, num_gqa_groups 3, kv_channels 0",
             "the heads must divide the hidden size", NULL);
-    layer.num_attention_heads = 4;
-    layer.num_gqa_groups = 3;
+    layer.attention.num_attention_heads = 4;
+    layer.attention.num_gqa_groups = 3;
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_INVALID, "num_attention_heads 4, num_gqa_groups 3", "the groups must divide the heads", NULL);
-    layer.num_gqa_groups = -4;
+    layer.attention.num_gqa_groups = -4;
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_INVALID, "num_gqa_groups -4", NULL, NULL);
-    layer.num_gqa_groups = 0;
+    layer.attention.num_gqa_groups = 0;
     layer.ffn_hidden_size = 0; /* found when the self_attention is there already */
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_INVALID, "te_layernorm_mlp_create: sizes 16 and 0", NULL, NULL);
     layer.ffn_hidden_size = 16;
-    layer.params_dtype = TE_I32;
+    layer.gemm.params_dtype = TE_I32;
     REFUSED(te_transformer_layer_create(te, &layer), TE_ERR_DTYPE, "params_dtype i32", NULL, NULL);
     te_dot_product_attention_desc core = {0};
-    core.num_attention_heads = 4;
+    core.attention.num_attention_heads = 4;
     REFUSED(te_dot_product_attention_create(te, &core), TE_ERR_INVALID, "4 heads of 0 channels in 4 groups", NULL, NULL);
     te_embedding_desc embedding = {0};
     embedding.num_embeddings = 5;
@@ -183,7 +185,7 @@ TE_TEST(modules_whose_parts_are_replaced) {
     te_linear_desc desc = {0};
     desc.in_features = 4;
     desc.out_features = 3;
-    desc.no_bias = true;
+    desc.gemm.no_bias = true;
     te_module *linear = te_linear_create(te, &desc);
     te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(1, 4), 1);
     te_scope_begin(te);
@@ -198,7 +200,7 @@ TE_TEST(modules_whose_parts_are_replaced) {
 
     te_transformer_layer_desc layer_desc = {0};
     layer_desc.hidden_size = layer_desc.ffn_hidden_size = 16;
-    layer_desc.num_attention_heads = 4;
+    layer_desc.attention.num_attention_heads = 4;
     te_module *layer = te_transformer_layer_create(te, &layer_desc), *attention = te_module_find(layer, "self_attention");
     te_tensor *h = te_tensor_full(te, TE_BF16, SHAPE(2, 1, 16), 1);
     te_module_destroy(te_module_find(attention, "proj"));
@@ -218,8 +220,8 @@ TE_TEST(modules_whose_parts_are_replaced) {
 TE_TEST_DEVICES(functions_name_both_shapes) {
     model bystander = new_bystander(te);
     te_tensor *x = F32(2, 3);
-    REFUSED(te_matmul(x, F32(4, 2), NULL), TE_ERR_SHAPE, "[2, 3]", "[4, 2]", NULL);
-    REFUSED(te_matmul(x, F32(4, 3), F32(3)), TE_ERR_SHAPE, "[3]", "[4, 3]", NULL);
+    REFUSED(te_linear(x, F32(4, 2), NULL), TE_ERR_SHAPE, "[2, 3]", "[4, 2]", NULL);
+    REFUSED(te_linear(x, F32(4, 3), F32(3)), TE_ERR_SHAPE, "[3]", "[4, 3]", NULL);
     REFUSED(te_layernorm(x, F32(2), NULL, 0, false), TE_ERR_SHAPE, "te_layernorm: the input is [2, 3] and the weight [2]", NULL, NULL);
     REFUSED(te_layernorm(x, F32(3), F32(4), 0, false), TE_ERR_SHAPE, "te_layernorm: the input is [2, 3] and the bias [4]", NULL, NULL);
     REFUSED(te_rmsnorm(x, F32(4), 0, false), TE_ERR_SHAPE, "te_rmsnorm: the input is [2, 3] and the weight [4]", NULL, NULL);
@@ -283,8 +285,8 @@ TE_TEST_DEVICES(formats_that_do_not_fit) {
     REFUSED(te_add(ids, ids), TE_ERR_DTYPE, "te_add: the input is i32; f32, f16 or bf16 is needed", NULL, NULL);
     REFUSED(te_scale(ids, 2), TE_ERR_DTYPE, "te_scale: the input is i32", NULL, NULL);
     REFUSED(te_sum_all(ids), TE_ERR_DTYPE, "te_sum_all: the input is i32", NULL, NULL);
-    REFUSED(te_matmul(x, BF16(3, 4), NULL), TE_ERR_DTYPE, "the input is f32 and the weight bf16; te_tensor_cast the input", NULL, NULL);
-    REFUSED(te_matmul(x, F32(3, 4), I32(3)), TE_ERR_DTYPE, "bias is i32", NULL, NULL);
+    REFUSED(te_linear(x, BF16(3, 4), NULL), TE_ERR_DTYPE, "the input is f32 and the weight bf16; te_tensor_cast the input", NULL, NULL);
+    REFUSED(te_linear(x, F32(3, 4), I32(3)), TE_ERR_DTYPE, "bias is i32", NULL, NULL);
     REFUSED(te_rmsnorm(x, I32(4), 0, false), TE_ERR_DTYPE, "gamma is i32", NULL, NULL);
     REFUSED(te_activate(ids, TE_GELU), TE_ERR_DTYPE, "te_activate: the input is i32", NULL, NULL);
     REFUSED(te_dropout(ids, 0.5f), TE_ERR_DTYPE, "the input is i32", NULL, NULL);
@@ -354,8 +356,8 @@ TE_TEST_DEVICES(tensors_of_another_context) {
     te_tensor *w = te_tensor_set_requires_grad(F32(2, 4), true);
     const char *words = "a tensor of another context (cpu)";
     REFUSED(te_add(x, there), TE_ERR_INVALID, "te_add: ", words, "copy it through the host");
-    REFUSED(te_matmul(x, there, NULL), TE_ERR_INVALID, words, NULL, NULL);
-    REFUSED(te_matmul(x, F32(3, 4), vector), TE_ERR_INVALID, words, NULL, NULL);
+    REFUSED(te_linear(x, there, NULL), TE_ERR_INVALID, words, NULL, NULL);
+    REFUSED(te_linear(x, F32(3, 4), vector), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_layernorm(x, vector, NULL, 0, false), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_layernorm(x, F32(4), vector, 0, false), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_rmsnorm(x, vector, 0, false), TE_ERR_INVALID, words, NULL, NULL);
@@ -382,15 +384,15 @@ TE_TEST_DEVICES(tensors_of_another_context) {
 
     te_linear_desc desc = {0};
     desc.in_features = desc.out_features = 4;
-    desc.params_dtype = TE_F32;
+    desc.gemm.params_dtype = TE_F32;
     te_module *linear = te_linear_create(te, &desc), *stranger = te_linear_create(other, &desc);
     REFUSED(te_forward(linear, there), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_module_add_buffer(linear, "mine", there), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_module_add_parameter(linear, "weight", there), TE_ERR_INVALID, words, NULL, NULL);
     REFUSED(te_module_add_child(linear, "child", stranger), TE_ERR_INVALID, "of another context", NULL, NULL);
     REFUSED(te_fused_adam_create(te, stranger, NULL), TE_ERR_INVALID, "module linear belongs to another context", NULL, NULL);
-    REFUSES(te_checkpoint_save(te, test_path("x"), stranger, NULL, NULL, 0), TE_ERR_INVALID, "the module belongs to another context", NULL, NULL);
-    REFUSES(te_checkpoint_load(te, test_path("x"), stranger, NULL), TE_ERR_INVALID, "the module belongs to another context", NULL, NULL);
+    REFUSES(te_model_save(te, test_path("x"), stranger, NULL, NULL, 0), TE_ERR_INVALID, "the module belongs to another context", NULL, NULL);
+    REFUSES(te_model_load(te, test_path("x"), stranger, NULL), TE_ERR_INVALID, "the module belongs to another context", NULL, NULL);
     te_quantizer_desc quantizer = {0};
     quantizer.kind = TE_QUANT_DELAYED;
     quantizer.scale = te_tensor_full(other, TE_F32, SHAPE(1), 1);
@@ -463,7 +465,7 @@ static void call_with_nothing(te_ctx *te, bool pending) {
     uint64_t seed, offset;
     te_tensor *data;
     te_explanation explanation;
-    CHECK(!te_add(NULL, NULL) && !te_scale(NULL, 1) && !te_sum_all(NULL) && !te_mean_all(NULL) && !te_matmul(NULL, NULL, NULL));
+    CHECK(!te_add(NULL, NULL) && !te_scale(NULL, 1) && !te_sum_all(NULL) && !te_mean_all(NULL) && !te_linear(NULL, NULL, NULL));
     CHECK(!te_layernorm(NULL, NULL, NULL, 0, false) && !te_rmsnorm(NULL, NULL, 0, false) && !te_activate(NULL, TE_GELU) && !te_dropout(NULL, 0.5f));
     CHECK(!te_bias_dropout_add(NULL, NULL, NULL, 0) && !te_embedding_lookup(NULL, NULL) && !te_apply_rotary_pos_emb(NULL, NULL, TE_SBHD));
     CHECK(!te_attention(NULL, NULL, NULL, NULL) && !te_cross_entropy(NULL, NULL, NULL) && !te_mse_loss(NULL, NULL) && te_record(te, NULL) != TE_OK);
@@ -530,20 +532,20 @@ static void call_with_nothing(te_ctx *te, bool pending) {
     CHECK(!te_tensor_full(te, TE_F32, 1, NULL, 1) && !te_tensor_uniform(te, TE_F32, 1, NULL, 0, 1) && !te_tensor_normal(te, TE_F32, 1, NULL, 0, 1));
     CHECK(!te_tensor_from_host(te, TE_F32, 1, NULL, NULL) && !te_tensor_from_f32(te, TE_F32, 1, NULL, NULL) && !te_tensor_describe(te, TE_F32, 1, NULL));
     CHECK(!te_tensor_wrap(te, TE_F32, SHAPE(1), NULL, NULL, NULL) && te_explain(te, TE_OP_FILL, NULL, NULL, NULL) != TE_OK);
-    CHECK(te_explain(te, TE_OP_NONE, NULL, NULL, &explanation) != TE_OK && !te_op_supported(te, (te_op)999, NULL));
-    CHECK(!te_safetensors_open(te, NULL) && te_safetensors_write(te, NULL, NULL, 0, NULL, 0) != TE_OK && te_checkpoint_save(te, NULL, NULL, NULL, NULL, 0) != TE_OK);
-    CHECK(te_checkpoint_load(te, NULL, NULL, NULL) != TE_OK && te_checkpoint_metadata(te, NULL, NULL, NULL, 0) != TE_OK);
+    CHECK(te_explain(te, TE_OP_NONE, NULL, NULL, &explanation) != TE_OK && !te_query_supported(te, (te_op)999, NULL));
+    CHECK(!te_safetensors_open(te, NULL) && te_safetensors_write(te, NULL, NULL, 0, NULL, 0) != TE_OK && te_model_save(te, NULL, NULL, NULL, NULL, 0) != TE_OK);
+    CHECK(te_model_load(te, NULL, NULL, NULL) != TE_OK && te_model_metadata(te, NULL, NULL, NULL, 0) != TE_OK);
     /* every raw operation: without arguments, and with none of the tensors that it wants */
 #define CALL(lower, UPPER, family)                                          \
     do {                                                                    \
-        te_##lower##_args none;                                             \
+        te_op_##lower##_args none;                                             \
         memset(&none, 0, sizeof none);                                      \
         test_case("te_" #lower);                                            \
-        CHECK(te_##lower(te, NULL) != TE_OK);                               \
-        te_result result = te_##lower(te, &none);                           \
+        CHECK(te_op_##lower(te, NULL) != TE_OK);                               \
+        te_result result = te_op_##lower(te, &none);                           \
         /* lists of no tensors are legal */                                 \
         if (TE_OP_##UPPER != TE_OP_L2NORM && TE_OP_##UPPER < TE_OP_ADAM) CHECK(result != TE_OK); \
-        te_op_supported(te, TE_OP_##UPPER, &none);                          \
+        te_query_supported(te, TE_OP_##UPPER, &none);                          \
     } while (0);
     TE_OP_LIST(CALL)
 #undef CALL

@@ -208,7 +208,7 @@ TE_TEST(damaged_checkpoints_change_nothing) {
     const char *path = test_path("model.safetensors"), *damaged = test_path("damaged.safetensors");
     enum { ROUNDS = 1500 };
     model_step(te, &saved);
-    REQUIRE(te_checkpoint_save(te, path, saved.gpt, saved.adam, NULL, 0) == TE_OK);
+    REQUIRE(te_model_save(te, path, saved.gpt, saved.adam, NULL, 0) == TE_OK);
     model_step(te, &m);
     model_step(te, &m);
     bytes whole = read_bytes(path), copy = read_bytes(path);
@@ -219,7 +219,7 @@ TE_TEST(damaged_checkpoints_change_nothing) {
         test_case("damage %d", i);
         copy = wounded(&whole, &copy, (uint64_t)i);
         write_bytes(damaged, &copy);
-        if (te_checkpoint_load(te, damaged, m.gpt, m.adam) != TE_OK) {
+        if (te_model_load(te, damaged, m.gpt, m.adam) != TE_OK) {
             CHECK(!te_ok(te) && strlen(te_error(te)) > 0);
             te_clear_error(te);
             te_rng_get(te, &then_seed, &then_offset);
@@ -236,7 +236,7 @@ TE_TEST(damaged_checkpoints_change_nothing) {
         te_rng_get(te, &seed, &offset);
     }
     CHECK_MSG(loaded > 0 && loaded < ROUNDS / 2, "%d of %d damaged checkpoints were loaded", loaded, ROUNDS);
-    CHECK(te_checkpoint_load(te, path, m.gpt, m.adam) == TE_OK && model_hash(&m) == model_hash(&saved));
+    CHECK(te_model_load(te, path, m.gpt, m.adam) == TE_OK && model_hash(&m) == model_hash(&saved));
     CHECK_OK(te);
     model_destroy(&m);
     model_destroy(&saved);

@@ -272,11 +272,11 @@ static void load(te_ctx *te, void *arg) {
     uint64_t before = model_hash(&m);
     starve_from_here();
     for (bool again = true; again;) {
-        bool loaded = te_checkpoint_load(te, c->path, m.gpt, m.adam) == TE_OK;
+        bool loaded = te_model_load(te, c->path, m.gpt, m.adam) == TE_OK;
         CHECK(loaded == te_ok(te));
         CHECK(model_hash(&m) == (loaded ? c->hash : before));
         CHECK_EQ_INT(te_optimizer_steps(m.adam), loaded ? 2 : 0);
-        if (te_checkpoint_metadata(te, c->path, "step", text, sizeof text) == TE_OK) CHECK_STR(text, "2");
+        if (te_model_metadata(te, c->path, "step", text, sizeof text) == TE_OK) CHECK_STR(text, "2");
         te_scope_begin(te);
         te_safetensors *f = te_safetensors_open(te, c->path);
         te_tensor *x = te_safetensors_read(f, "embedding.weight"), *turned = te_tensor_zeros(te, TE_BF16, SHAPE(WIDTH, VOCABULARY));
@@ -296,11 +296,11 @@ static void save(te_ctx *te, void *arg) {
     const checkpoint *c = (const checkpoint *)arg;
     te_metadata metadata = {"step", "2"};
     model m = model_create(te, TE_RECIPE_DELAYED, true);
-    te_checkpoint_load(te, c->path, m.gpt, m.adam);
+    te_model_load(te, c->path, m.gpt, m.adam);
     starve_from_here();
     for (bool again = true; again;) {
         size_t size;
-        bool saved = te_checkpoint_save(te, c->path, m.gpt, m.adam, &metadata, 1) == TE_OK;
+        bool saved = te_model_save(te, c->path, m.gpt, m.adam, &metadata, 1) == TE_OK;
         const uint8_t *bytes = read_whole(c->path, &size);
         CHECK(saved == te_ok(te));
         CHECK(size == c->size && memcmp(bytes, c->bytes, size) == 0);
@@ -318,7 +318,7 @@ TE_TEST(starved_checkpoints) {
     model_step(te, &m);
     model_step(te, &m);
     c.hash = model_hash(&m);
-    CHECK_EQ_INT(te_checkpoint_save(te, c.path, m.gpt, m.adam, &metadata, 1), TE_OK);
+    CHECK_EQ_INT(te_model_save(te, c.path, m.gpt, m.adam, &metadata, 1), TE_OK);
     c.bytes = read_whole(c.path, &c.size);
     REQUIRE(c.size > 1000);
     starve(load, &c, 1, true);

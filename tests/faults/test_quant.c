@@ -118,7 +118,7 @@ static te_module *linear_of(te_ctx *te, const char *name) {
     te_linear_desc d = {0};
     d.in_features = 32;
     d.out_features = 16;
-    d.params_dtype = TE_F32;
+    d.gemm.params_dtype = TE_F32;
     d.name = name;
     return te_linear_create(te, &d);
 }
@@ -151,8 +151,8 @@ static operand operand_of(te_ctx *te, te_quantizer_desc d, te_tensor *x) {
     return o;
 }
 enum { GEMM_M = 24, GEMM_N = 40, GEMM_K = 160 };
-static te_gemm_args gemm_of(const operand *a, const operand *b, te_tensor *d) {
-    te_gemm_args g = {0};
+static te_op_gemm_args gemm_of(const operand *a, const operand *b, te_tensor *d) {
+    te_op_gemm_args g = {0};
     g.a = a->data;
     g.b = b->data;
     g.d = d;
@@ -182,50 +182,50 @@ TE_TEST_DEVICES(raw_products_of_operands_that_do_not_meet) {
     keep(d);
     for (int i = 0; i < 5; i++)
         for (int j = 0; j < 5; j++) {
-            te_gemm_args g = gemm_of(&a[i], &b[j], d);
+            te_op_gemm_args g = gemm_of(&a[i], &b[j], d);
             char left[64], right[64];
             snprintf(left, sizeof left, "A is scaled by %s", names[i]);
             snprintf(right, sizeof right, "B by %s", names[j]);
             if (i == 2 && j == 2)
-                REFUSES_KEPT(te_gemm(te, &g), TE_ERR_INVALID, "gemm: A and B both have 128 x 128 blocks (BLOCK_2D)", "one of them must have 1 x 128 blocks",
+                REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_INVALID, "gemm: A and B both have 128 x 128 blocks (BLOCK_2D)", "one of them must have 1 x 128 blocks",
                              "two_dimensional = false");
             else if (i != j && !(i + j == 3 && i && j))
-                REFUSES_KEPT(te_gemm(te, &g), TE_ERR_INVALID, left, right, "quantize both by one recipe");
+                REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_INVALID, left, right, "quantize both by one recipe");
         }
     te_quantizer_desc e5m2 = kind_of(1);
     e5m2.dtype = TE_F8E5M2;
     operand five = operand_of(te, e5m2, x), fives = operand_of(te, e5m2, w);
-    te_gemm_args g = gemm_of(&five, &fives, d);
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_DTYPE, "gemm: A and B are both e5m2; one of them must be e4m3", NULL, NULL);
+    te_op_gemm_args g = gemm_of(&five, &fives, d);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_DTYPE, "gemm: A and B are both e5m2; one of them must be e4m3", NULL, NULL);
     e5m2.kind = TE_QUANT_MXFP8;
     five = operand_of(te, e5m2, x);
     fives = operand_of(te, e5m2, w);
     g = gemm_of(&five, &fives, d);
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_DTYPE, "gemm: A and B are both e5m2; one of them must be e4m3", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_DTYPE, "gemm: A and B are both e5m2; one of them must be e4m3", NULL, NULL);
     /* codes without what they mean, or with what belongs to others */
     g = gemm_of(&a[3], &b[3], d);
     g.scale_b = NULL;
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_INVALID, "gemm: scale_b is NULL; MXFP8 codes", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_INVALID, "gemm: scale_b is NULL; MXFP8 codes", NULL, NULL);
     g.scale_b = b[1].scale;
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_DTYPE, "gemm: scale_b is f32; the scales of MXFP8 are e8m0", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_DTYPE, "gemm: scale_b is f32; the scales of MXFP8 are e8m0", NULL, NULL);
     g.scale_b = te_tensor_zeros(te, TE_F8E8M0, SHAPE(128, 4));
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_SHAPE, "gemm: scale_b is [128, 4]", "40 lines of 160 values are [128, 8]", NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_SHAPE, "gemm: scale_b is [128, 4]", "40 lines of 160 values are [128, 8]", NULL);
     g = gemm_of(&a[4], &b[4], d);
     g.amax_a = NULL;
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_INVALID, "gemm: amax_a is NULL; NVFP4 codes mean nothing without the amax", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_INVALID, "gemm: amax_a is NULL; NVFP4 codes mean nothing without the amax", NULL, NULL);
     g.amax_a = te_tensor_zeros(te, TE_F32, SHAPE(7));
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_SHAPE, "gemm: amax_a is [7]; 24 elements are needed", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_SHAPE, "gemm: amax_a is [7]; 24 elements are needed", NULL, NULL);
     g = gemm_of(&a[1], &b[1], d);
     g.amax_a = a[4].amax;
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_INVALID, "gemm: amax_a, amax_b and e4m3_max_256 belong to NVFP4, and the operands are scaled by BLOCK_1D", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_INVALID, "gemm: amax_a, amax_b and e4m3_max_256 belong to NVFP4, and the operands are scaled by BLOCK_1D", NULL, NULL);
     g = gemm_of(&a[1], &b[1], d);
     g.swizzled_scales = true;
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_INVALID, "gemm: swizzled_scales belongs to MXFP8 and NVFP4, and the operands are scaled by BLOCK_1D", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_INVALID, "gemm: swizzled_scales belongs to MXFP8 and NVFP4, and the operands are scaled by BLOCK_1D", NULL, NULL);
     g = gemm_of(&a[4], &a[3], d);
     g.scaling_b = TE_SCALING_NVFP4;
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_SHAPE, "gemm: B is [24, 160]", "[40, 160] or more", NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_SHAPE, "gemm: B is [24, 160]", "[40, 160] or more", NULL);
     g.b = b[3].data;
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_DTYPE, "gemm: A is e2m1 and B e4m3; NVFP4 scales belong to e2m1 codes, of both", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_DTYPE, "gemm: A is e2m1 and B e4m3; NVFP4 scales belong to e2m1 codes, of both", NULL, NULL);
     /* a transformed copy is contracted over its padded length: the scales of an untransformed one are too few */
     te_tensor *tall = normal(te, 100, 40, 4), *data, *scale, *y = quantized(te, kind_of(7), tall), *z = quantized(te, kind_of(5), tall);
     te_quantized_view(y, TE_COLUMNWISE, &data, &scale);
@@ -237,9 +237,9 @@ TE_TEST_DEVICES(raw_products_of_operands_that_do_not_meet) {
     g = gemm_of(&turned, &straight, square);
     g.m = g.n = 40;
     g.k = 144;
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_SHAPE, "gemm: A is [40, 128]", "[40, 144] or more", NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_SHAPE, "gemm: A is [40, 128]", "[40, 144] or more", NULL);
     g.a = y;
-    REFUSES_KEPT(te_gemm(te, &g), TE_ERR_DTYPE, "gemm: A is a quantized tensor; pass the data of one copy", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_DTYPE, "gemm: A is a quantized tensor; pass the data of one copy", NULL, NULL);
     forget();
     release_bystander(te, &bystander);
 }
@@ -264,7 +264,7 @@ TE_TEST_DEVICES(products_of_copies_that_lie_differently) {
         te_module_add_parameter(m, "weight", wq);
         te_recipe mx = te_recipe_mxfp8();
         (void)mx;
-        float *want = test_read(te_matmul(te_dequantize(xq, TE_F32), te_dequantize(wq, TE_F32), NULL));
+        float *want = test_read(te_linear(te_dequantize(xq, TE_F32), te_dequantize(wq, TE_F32), NULL));
         CHECK_TENSOR(te_forward(m, xq), want, 1e-6, 1e-6); /* outside of autocast both are decoded */
         CHECK_OK(te);
         te_module_destroy(m);
@@ -347,7 +347,7 @@ static void wrong_fields(te_ctx *te, te_ctx *other, const char *op, raw_call cal
         wrong_fields(te, other, #op, call_##op, &args, fields__, COUNT(fields__));               \
     } while (0)
 #define CALL(op) \
-    static te_result call_##op(te_ctx *te, const void *args) { return te_##op(te, (const te_##op##_args *)args); }
+    static te_result call_##op(te_ctx *te, const void *args) { return te_op_##op(te, (const te_op_##op##_args *)args); }
 CALL(block_quantize)
 CALL(block_dequantize)
 CALL(mxfp8_quantize)
@@ -366,7 +366,7 @@ TE_TEST_DEVICES(raw_operations_name_the_tensor_that_is_wrong) {
     enum { M = 20, N = 40 };
     te_tensor *x = normal(te, M, N, 1), *noop = Z(TE_F32, 1), *y = Z(TE_F32, M, N);
     { /* block */
-        te_block_quantize_args q = {0};
+        te_op_block_quantize_args q = {0};
         q.x = x;
         q.row = Z(TE_F8E4M3, M, 48);
         q.row_scale_inv = Z(TE_F32, 1, 20);
@@ -375,14 +375,14 @@ TE_TEST_DEVICES(raw_operations_name_the_tensor_that_is_wrong) {
         q.noop = noop;
         WRONG_FIELDS(block_quantize, q, {"x", &q.x, false, 1}, {"row", &q.row, true, 0}, {"row_scale_inv", &q.row_scale_inv, false, 0}, {"col", &q.col, true, 0},
                      {"col_scale_inv", &q.col_scale_inv, false, 0}, {"noop", &q.noop, true, 0});
-        te_block_dequantize_args d = {0};
+        te_op_block_dequantize_args d = {0};
         d.q = q.row;
         d.scale_inv = q.row_scale_inv;
         d.y = y;
         WRONG_FIELDS(block_dequantize, d, {"q", &d.q, false, 0}, {"scale_inv", &d.scale_inv, false, 0}, {"y", &d.y, false, 1});
     }
     { /* MXFP8 */
-        te_mxfp8_quantize_args q = {0};
+        te_op_mxfp8_quantize_args q = {0};
         q.x = x;
         q.row = Z(TE_F8E4M3, M, 48);
         q.row_scale = Z(TE_F8E8M0, 128, 4);
@@ -391,21 +391,21 @@ TE_TEST_DEVICES(raw_operations_name_the_tensor_that_is_wrong) {
         q.noop = noop;
         WRONG_FIELDS(mxfp8_quantize, q, {"x", &q.x, false, 1}, {"row", &q.row, true, 0}, {"row_scale", &q.row_scale, false, 0}, {"col", &q.col, true, 0},
                      {"col_scale", &q.col_scale, false, 0}, {"noop", &q.noop, true, 0});
-        te_mxfp8_dequantize_args d = {0};
+        te_op_mxfp8_dequantize_args d = {0};
         d.q = q.row;
         d.scale = q.row_scale;
         d.y = y;
         WRONG_FIELDS(mxfp8_dequantize, d, {"q", &d.q, false, 0}, {"scale", &d.scale, false, 0}, {"y", &d.y, false, 1});
     }
     { /* NVFP4 */
-        te_nvfp4_amax_args a = {0};
+        te_op_nvfp4_amax_args a = {0};
         a.x = x;
         a.amax_row = Z(TE_F32, 1);
         a.amax_col = Z(TE_F32, 1);
         a.rht = true;
         a.noop = noop;
         WRONG_FIELDS(nvfp4_amax, a, {"x", &a.x, false, 2}, {"amax_row", &a.amax_row, true, 0}, {"amax_col", &a.amax_col, true, 0}, {"noop", &a.noop, true, 0});
-        te_nvfp4_quantize_args q = {0};
+        te_op_nvfp4_quantize_args q = {0};
         q.x = x;
         q.row = Z(TE_F4E2M1, M, 64);
         q.row_scale = Z(TE_F8E4M3, 128, 4);
@@ -417,19 +417,19 @@ TE_TEST_DEVICES(raw_operations_name_the_tensor_that_is_wrong) {
         q.noop = noop;
         WRONG_FIELDS(nvfp4_quantize, q, {"x", &q.x, false, 1}, {"row", &q.row, true, 0}, {"row_scale", &q.row_scale, false, 0}, {"col", &q.col, true, 0},
                      {"col_scale", &q.col_scale, false, 0}, {"amax_row", &q.amax_row, false, 0}, {"amax_col", &q.amax_col, true, 0}, {"noop", &q.noop, true, 0});
-        te_nvfp4_dequantize_args d = {0};
+        te_op_nvfp4_dequantize_args d = {0};
         d.q = q.row;
         d.scale = q.row_scale;
         d.amax = a.amax_row;
         d.y = y;
         WRONG_FIELDS(nvfp4_dequantize, d, {"q", &d.q, false, 0}, {"scale", &d.scale, false, 0}, {"amax", &d.amax, false, 0}, {"y", &d.y, false, 1});
         d.rht = true;
-        CHECK_EQ_INT(te_nvfp4_dequantize(te, &d), TE_ERR_INVALID);
+        CHECK_EQ_INT(te_op_nvfp4_dequantize(te, &d), TE_ERR_INVALID);
         CHECK_ERROR(te, TE_ERR_INVALID, "rht belongs to the column-wise copy");
     }
     { /* slices of a matrix [M, N]: elements 30 .. 129 */
         te_tensor *slice = normal(te, 1, 100, 2);
-        te_shard_amax_args a = {0};
+        te_op_shard_amax_args a = {0};
         a.x = slice;
         a.amax = Z(TE_F32, 2, 3);
         a.rows = M;
@@ -439,10 +439,10 @@ TE_TEST_DEVICES(raw_operations_name_the_tensor_that_is_wrong) {
         WRONG_FIELDS(shard_amax, a, {"x", &a.x, false, 2}, {"amax", &a.amax, false, 0});
         keep(a.amax);
         a.start = M * N - 99;
-        CHECK_EQ_INT(te_shard_amax(te, &a), TE_ERR_SHAPE);
+        CHECK_EQ_INT(te_op_shard_amax(te, &a), TE_ERR_SHAPE);
         CHECK_ERROR(te, TE_ERR_SHAPE, "100 elements from 701 on do not lie in [20, 40]");
         UNCHANGED();
-        te_shard_scales_args s = {0};
+        te_op_shard_scales_args s = {0};
         s.scaling = TE_SCALING_NVFP4;
         s.amax = a.amax;
         s.amax_tensor = Z(TE_F32, 1);
@@ -452,7 +452,7 @@ TE_TEST_DEVICES(raw_operations_name_the_tensor_that_is_wrong) {
         s.columns = N;
         WRONG_FIELDS(shard_scales, s, {"amax", &s.amax, false, 0}, {"amax_tensor", &s.amax_tensor, false, 0}, {"row_scale", &s.row_scale, true, 0},
                      {"col_scale", &s.col_scale, true, 0});
-        te_shard_cast_args c = {0};
+        te_op_shard_cast_args c = {0};
         c.x = slice;
         c.dst = Z(TE_F4E2M1, M, 64);
         c.scaling = TE_SCALING_NVFP4;
@@ -464,7 +464,7 @@ TE_TEST_DEVICES(raw_operations_name_the_tensor_that_is_wrong) {
         WRONG_FIELDS(shard_cast, c, {"x", &c.x, false, 2}, {"dst", &c.dst, false, 0}, {"scale", &c.scale, false, 0}, {"amax_tensor", &c.amax_tensor, false, 0});
     }
     { /* stats */
-        te_quant_error_args e = {0};
+        te_op_quant_error_args e = {0};
         e.x = x;
         e.y = y;
         e.limit = Z(TE_F32, M, N);
@@ -1320,7 +1320,7 @@ TE_TEST(no_memory_in_a_step) {
             if (primary) init_with(te, &h.recipe);
             te_layernorm_mlp_desc d = {0};
             d.hidden_size = d.ffn_hidden_size = 16;
-            d.params_dtype = TE_F32;
+            d.gemm.params_dtype = TE_F32;
             h.module = te_layernorm_mlp_create(te, &d);
             if (primary) te_quantized_model_init_end(te);
             h.x = normal(te, 6, 16, 1);

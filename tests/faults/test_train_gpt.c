@@ -142,7 +142,7 @@ static long whole(te_ctx *te, const char *name) {
     for (int i = 0; i < count; i++) read += te_safetensors_read(f, te_safetensors_at(f, i)->name) != NULL;
     bool has = te_safetensors_find(f, "embedding.weight") && te_safetensors_find(f, "optimizer/embedding.weight.exp_avg");
     te_safetensors_close(f);
-    te_checkpoint_metadata(te, path, "te.steps", steps, sizeof steps);
+    te_model_metadata(te, path, "te.steps", steps, sizeof steps);
     te_scope_end(te);
     if (te_ok(te) && has && read == count) return atol(steps);
     test_fail(__FILE__, __LINE__, "%s: %d of %d tensors: %s", path, read, count, te_error(te));

@@ -38,7 +38,7 @@ static void recipe_over(te_recipe *r, int fill) {
 static te_module *plain_linear(te_ctx *te) {
     te_linear_desc d = {0};
     d.in_features = d.out_features = 32;
-    d.no_bias = true;
+    d.gemm.no_bias = true;
     return te_linear_create(te, &d);
 }
 static uint64_t launches(te_ctx *te) { return te_jit_get_stats(te).launches; }
@@ -285,12 +285,12 @@ TE_TEST_DEVICES(p09_raw_copies_and_graphs) {
     for (int way = 0; way < PAIRS; way++) {
         te_tensor *x = counted(te, TE_BF16), *again = te_tensor_zeros(te, TE_BF16, SHAPE(SIDE * SIDE)), *start = counted(te, TE_BF16);
         pair p = overlapping(x, way), q = overlapping(again, way);
-        te_copy_args args = {0};
+        te_op_copy_args args = {0};
         const float *want = wanted(te, TE_BF16, way);
         test_case("way %d", way);
         args.dst = p.dst;
         args.src = p.src;
-        CHECK_EQ_INT(te_copy(te, &args), TE_OK);
+        CHECK_EQ_INT(te_op_copy(te, &args), TE_OK);
         CHECK_TENSOR(x, want, 0, 0);
         te_graph_begin(te);
         te_tensor_copy(again, start);
@@ -327,9 +327,9 @@ TE_TEST_DEVICES(p11_losses_and_statistics_are_counted) {
     te_tensor *x = te_tensor_normal(te, TE_F32, SHAPE(6, 32), 0, 1), *t = te_tensor_normal(te, TE_F32, SHAPE(6, 32), 0, 1);
     te_tensor *gamma = te_tensor_full(te, TE_F32, SHAPE(32), 1), *out[4];
     uint64_t before[4];
-    te_mse_fwd_args loss = {0};
-    te_mse_bwd_args dx = {0};
-    te_rmsnorm_fwd_args norm = {0};
+    te_op_mse_fwd_args loss = {0};
+    te_op_mse_bwd_args dx = {0};
+    te_op_rmsnorm_fwd_args norm = {0};
     out[0] = loss.loss = te_tensor_zeros(te, TE_F32, SHAPE(1));
     out[1] = dx.dx = te_tensor_zeros(te, TE_F32, SHAPE(6, 32));
     out[2] = norm.y = te_tensor_zeros(te, TE_F32, SHAPE(6, 32));
@@ -339,9 +339,9 @@ TE_TEST_DEVICES(p11_losses_and_statistics_are_counted) {
     dx.dloss = loss.loss;
     norm.gamma = gamma;
     for (int i = 0; i < 4; i++) before[i] = te_tensor_version(out[i]);
-    te_mse_fwd(te, &loss);
-    te_mse_bwd(te, &dx);
-    te_rmsnorm_fwd(te, &norm);
+    te_op_mse_fwd(te, &loss);
+    te_op_mse_bwd(te, &dx);
+    te_op_rmsnorm_fwd(te, &norm);
     for (int i = 0; i < 4; i++) CHECK_MSG(te_tensor_version(out[i]) > before[i], "write %d is not counted", i);
     CHECK_OK(te);
 }
@@ -362,13 +362,14 @@ static te_result note_role(void *user, const te_quantizer_role *role, te_quantiz
     return TE_OK;
 }
 static te_result run_child(te_module *self, te_forward_args *args) {
-    args->outputs[args->num_outputs++] = te_forward(te_module_child(self, 0), args->input);
+    args->outputs.out = te_forward(te_module_child(self, 0), args->input);
     return te_error_code(te_module_ctx(self));
 }
 static bool see_stats(void *user, const te_quantizer_role *role, const te_quant_stats *stats) {
     roles *r = (roles *)user;
     (void)stats;
-    if (role->tensor_type == TE_TENSOR_INPUT && r->num_others < 32) snprintf(r->others[r->num_others++], 128, "%s %s %d", role->module_type, role->name, role->gemm);
+    if (role->tensor_type == TE_TENSOR_INPUT && r->num_others < 32)
+        snprintf(r->others[r->num_others++], 128, "%s %s %d", role->module_type, role->name, role->gemm);
     return true;
 }
 
@@ -384,7 +385,7 @@ TE_TEST(p12_roles_carry_the_path_everywhere) {
         te_autocast_desc cast = {0};
         cast.recipe = init.recipe = &recipe;
         d.hidden_size = d.ffn_hidden_size = 32;
-        d.num_attention_heads = 2;
+        d.attention.num_attention_heads = 2;
         d.output_layernorm = norm == 1; /* the attention then begins with a plain Linear */
         d.name = "block";
         test_case("%s", norm ? "output_layernorm" : "input layernorm");

@@ -74,7 +74,7 @@ static void check_call(te_ctx *te, te_op op, void *args, te_tensor *const *out, 
     CHECK_EQ_INT(te__ops[op].check(te, &filled), TE_OK);
     REQUIRE_OK(te);
     te__walk_args(&s.walk, op, &filled, see, false);
-    test_case("%s: %s", te_op_name(op), label);
+    test_case("%s: %s", te_query_name(op), label);
     for (int i = 0; i < s.n; i++) {
         s.version[i] = te_tensor_version(s.x[i]);
         s.bytes[i] = test_read_bytes(s.x[i]);
@@ -124,7 +124,7 @@ static const char *const field_names[TE_OP_COUNT] = {"", TE_OP_LIST(NAME_OP)};
 #define COVER_L(field, n, use)
 #define COVER_OP(lower, UPPER, family)                          \
     static void cover_##lower(te__arg_walk *w, void *args) {     \
-        te_##lower##_args *a = (te_##lower##_args *)args;        \
+        te_op_##lower##_args *a = (te_op_##lower##_args *)args;        \
         TE__ARGS_##lower(COVER_T, COVER_L)(void) a, (void)w;     \
     }
 TE_OP_LIST(COVER_OP)
@@ -316,9 +316,10 @@ TE_TEST_DEVICES(p11_every_write_is_counted) {
         uint64_t all = ((uint64_t)1 << num_fields[op]) - 1;
         if (op == TE_OP_RMSNORM_FWD) all &= ~(uint64_t)(1 << 2 | 1 << 4); /* has no beta and no mean, though its args are LayerNorm's */
         if (op == TE_OP_RMSNORM_BWD) all &= ~(uint64_t)(1 << 3 | 1 << 8);
-        CHECK_MSG(claimed[op] == (claimed[op] & written[op]), "%s: places %llx are said to be written, and no call was seen to", te_op_name((te_op)op),
+        CHECK_MSG(claimed[op] == (claimed[op] & written[op]), "%s: places %llx are said to be written, and no call was seen to", te_query_name((te_op)op),
                   (unsigned long long)(claimed[op] & ~written[op]));
-        CHECK_MSG(covered[op] == all, "%s: no call names the tensors %llx of %s", te_op_name((te_op)op), (unsigned long long)(all & ~covered[op]), field_names[op]);
+        CHECK_MSG(covered[op] == all, "%s: no call names the tensors %llx of %s", te_query_name((te_op)op), (unsigned long long)(all & ~covered[op]),
+                  field_names[op]);
     }
 }
 
@@ -326,17 +327,17 @@ TE_TEST_DEVICES(p11_every_write_is_counted) {
 TE_TEST(p11_nothing_is_counted_that_was_not_written) {
     te_ctx *te = test_context("cpu");
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 8));
-    te_fill_args fill = {0};
+    te_op_fill_args fill = {0};
     te_explanation why;
     uint64_t before = te_tensor_version(x);
     fill.dst = x;
     te_explain(te, TE_OP_FILL, &fill, "sm_90", &why);
     CHECK(te_tensor_version(x) == before);
     te_warmup_begin(te);
-    te_fill(te, &fill);
+    te_op_fill(te, &fill);
     te_warmup_end(te);
     CHECK(te_tensor_version(x) == before);
-    te_fill(te, &fill);
+    te_op_fill(te, &fill);
     CHECK(te_tensor_version(x) > before);
     CHECK_OK(te);
 }

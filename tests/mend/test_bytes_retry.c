@@ -52,9 +52,9 @@ static run make_run(te_ctx *te, const kind_of_step *k) {
     te_recipe recipe = recipe_of(k);
     run r = {te, NULL, NULL, k};
     layer.hidden_size = layer.ffn_hidden_size = HIDDEN;
-    layer.num_attention_heads = 2;
-    layer.init.std = 0.2f;
-    if (k->dropout) layer.hidden_dropout = layer.attention_dropout = 0.2f;
+    layer.attention.num_attention_heads = 2;
+    layer.gemm.init.std = 0.2f;
+    if (k->dropout) layer.hidden_dropout = layer.attention.attention_dropout = 0.2f;
     adam.max_grad_norm = k->clip ? 1 : 0;
     adam.weight_decay = 0.1f;
     adam.decay_matrices_only = k->decay_matrices_only;
@@ -209,7 +209,7 @@ RETRY(nvfp4_stored_weights_on_the_device, TE_RECIPE_NVFP4, .primary = true, .dev
 static te_module *small_linear(te_ctx *te) {
     te_linear_desc d = {0};
     d.in_features = d.out_features = 32;
-    d.no_bias = true;
+    d.gemm.no_bias = true;
     return te_linear_create(te, &d);
 }
 /* Of delayed scaling, with one row of history more than updates; on x = value everywhere. */
@@ -300,12 +300,12 @@ TE_TEST_DEVICES(p14_a_checkpoint_ends_the_step) {
     const char *path = test_path("model.safetensors");
     half_step(m, 1, true);
     te_optimizer_step(adam);
-    CHECK_EQ_INT(te_checkpoint_save(te, path, m, adam, NULL, 0), TE_OK);
+    CHECK_EQ_INT(te_model_save(te, path, m, adam, NULL, 0), TE_OK);
     const float *saved = scales(m);
     half_step(m, 5, true);
     te_optimizer_step(adam);
     half_step(m, 7, true);
-    CHECK_EQ_INT(te_checkpoint_load(te, path, m, adam), TE_OK);
+    CHECK_EQ_INT(te_model_load(te, path, m, adam), TE_OK);
     CHECK_BYTES("loaded", scales(m), saved, SCALES * sizeof(float));
     fail_forward(m);
     CHECK_BYTES("still so", scales(m), saved, SCALES * sizeof(float));
@@ -363,7 +363,7 @@ static void draw(te_ctx *te, te_tensor *x, int what) {
     }
     default:
         layer.hidden_size = layer.ffn_hidden_size = 16;
-        layer.num_attention_heads = 2;
+        layer.attention.num_attention_heads = 2;
         te_module_destroy(te_transformer_layer_create(te, &layer));
     }
 }

@@ -9,7 +9,7 @@ static int64_t groups_of(int64_t n) { return round_up((n + 15) / 16, 4); }
 typedef struct cast {
     te_tensor *row, *row_scale, *col, *col_scale, *amax_row, *amax_col;
 } cast;
-static cast quantize(te_ctx *te, te_tensor *x, te_nvfp4_quantize_args a, bool row_scaled) {
+static cast quantize(te_ctx *te, te_tensor *x, te_op_nvfp4_quantize_args a, bool row_scaled) {
     int64_t m = te_tensor_shape(x)[0], n = te_tensor_shape(x)[1];
     cast c;
     a.x = x;
@@ -20,13 +20,13 @@ static cast quantize(te_ctx *te, te_tensor *x, te_nvfp4_quantize_args a, bool ro
     a.amax_row = c.amax_row = test_guarded(te, TE_F32, SHAPE(row_scaled ? m : 1));
     a.amax_col = c.amax_col = test_guarded(te, TE_F32, SHAPE(row_scaled ? n : 1));
     a.measure = true;
-    CHECK_EQ_INT(te_nvfp4_quantize(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_nvfp4_quantize(te, &a), TE_OK);
     CHECK_OK(te);
     return c;
 }
 /* A column of 16 or fewer numbers (the rest 0), transformed, and what becomes of it. */
 static cast transformed(te_ctx *te, te_dtype dtype, const float *column, int n, bool no_sign) {
-    te_nvfp4_quantize_args a = {0};
+    te_op_nvfp4_quantize_args a = {0};
     float x[16] = {0};
     memcpy(x, column, (size_t)n * sizeof(float));
     a.rht = true, a.no_sign_mask = no_sign;
@@ -102,7 +102,7 @@ TE_TEST_DEVICES(p01_a_nan_reaches_the_weight_gradient) {
     te_autocast_desc cast = {0};
     float *x = test_normal(M * K, 1);
     x[5 * K + 3] = NAN;
-    desc.in_features = K, desc.out_features = N, desc.params_dtype = TE_BF16, desc.no_bias = true;
+    desc.in_features = K, desc.out_features = N, desc.gemm.params_dtype = TE_BF16, desc.gemm.no_bias = true;
     te_module *linear = te_linear_create(te, &desc);
     REQUIRE_OK(te);
     cast.recipe = &recipe;
@@ -131,13 +131,13 @@ TE_TEST_DEVICES(p02_the_block_scale_rounds_in_its_own_order) {
                                 1.0859375f, 0.53515625f, -0.64453125f, 0.69921875f, 0.4375f, 0.353515625f, 0.0341796875f, 0.65625f};
     static const uint8_t want[8] = {0x46, 0x7d, 0x41, 0xd1, 0x24, 0x2a, 0x12, 0x20};
     float amax = 3.9375f;
-    te_nvfp4_quantize_args a = {0};
+    te_op_nvfp4_quantize_args a = {0};
     a.x = test_tensor(te, TE_BF16, SHAPE(1, 16), x);
     a.row = test_guarded(te, TE_F4E2M1, SHAPE(1, 16));
     a.row_scale = test_guarded(te, TE_F8E4M3, SHAPE(128, 4));
     a.amax_row = test_tensor(te, TE_F32, SHAPE(1), &amax);
     a.four_over_six = TE_4OVER6_MAE;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_OK(te);
     CHECK_EQ_INT(((const uint8_t *)test_read_bytes(a.row_scale))[0], 0x7c);
     CHECK_BYTES("row", test_read_bytes(a.row), want, 8);
@@ -152,7 +152,7 @@ TE_TEST_DEVICES(p02_tiny_tensors_choose_by_their_amax) {
         0x816f, 0x8183, 0x0276, 0x8297, 0x023d, 0x828d, 0x81aa, 0x8257, 0x02b9, 0x0211, 0x031c, 0x0224, 0x0258, 0x0257, 0x821b, 0x808f};
     static const uint8_t want[2][4] = {{0x5e, 0x59, 0x5b, 0x62}, {0x59, 0x59, 0x5b, 0x5d}};
     for (int mse = 0; mse < 2; mse++) {
-        te_nvfp4_quantize_args a = {0};
+        te_op_nvfp4_quantize_args a = {0};
         a.four_over_six = mse ? TE_4OVER6_MSE : TE_4OVER6_MAE;
         cast c = quantize(te, te_tensor_from_host(te, TE_BF16, SHAPE(1, 64), x), a, false);
         CHECK_BYTES("row_scale", test_read_bytes(c.row_scale), want[mse], 4);
@@ -161,7 +161,7 @@ TE_TEST_DEVICES(p02_tiny_tensors_choose_by_their_amax) {
 
 /* A tile's scale in the row-wise copy (0) and in the column-wise one (1) of x [16, 16], with one element set to v. */
 static void tile_scales(te_ctx *te, float *x, float v, int four, int scale[2]) {
-    te_nvfp4_quantize_args a = {0};
+    te_op_nvfp4_quantize_args a = {0};
     float amax = 4;
     x[0] = v;
     te_scope_begin(te);
@@ -170,7 +170,7 @@ static void tile_scales(te_ctx *te, float *x, float v, int four, int scale[2]) {
     a.row_scale = te_tensor_empty(te, TE_F8E4M3, SHAPE(128, 4)), a.col_scale = te_tensor_empty(te, TE_F8E4M3, SHAPE(128, 4));
     a.amax_row = test_tensor(te, TE_F32, SHAPE(1), &amax);
     a.four_over_six = (te_4over6_error)four, a.two_dimensional = true;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     scale[0] = ((const uint8_t *)test_read_bytes(a.row_scale))[0];
     scale[1] = ((const uint8_t *)test_read_bytes(a.col_scale))[0];
     te_scope_end(te);
@@ -255,7 +255,7 @@ TE_TEST_DEVICES(p03_products_read_the_amaxes_of_columns) {
     te_quantized_view(dy, TE_COLUMNWISE, &data[0], &scale[0]);
     te_quantized_view(x, TE_COLUMNWISE, &data[1], &scale[1]);
     REQUIRE_OK(te);
-    te_gemm_args g = {0};
+    te_op_gemm_args g = {0};
     CHECK_EQ_INT(te_tensor_numel(te_quantized_amax(x, TE_COLUMNWISE)), K);
     g.m = N, g.n = K, g.k = M;
     g.a = data[0], g.scale_a = scale[0], g.amax_a = te_quantized_amax(dy, TE_COLUMNWISE);
@@ -263,7 +263,7 @@ TE_TEST_DEVICES(p03_products_read_the_amaxes_of_columns) {
     g.b_transposed = true;
     g.scaling_a = g.scaling_b = TE_SCALING_NVFP4;
     g.d = test_guarded(te, TE_F32, SHAPE(N, K));
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     te_tensor_update_usage(dy, TE_COLUMNWISE);
     te_tensor_update_usage(x, TE_COLUMNWISE);
     const float *a = test_read(te_dequantize(dy, TE_F32)), *b = test_read(te_dequantize(x, TE_F32));
@@ -289,7 +289,7 @@ TE_TEST_DEVICES(p03_a_layer_trains_with_row_scaled_activations) {
         float *dw[2] = {NULL, NULL};
         recipe.row_scaled_activation = recipe.disable_stochastic_rounding = true;
         recipe.disable_rht = !rht;
-        desc.in_features = K, desc.out_features = N, desc.params_dtype = TE_BF16, desc.no_bias = true;
+        desc.in_features = K, desc.out_features = N, desc.gemm.params_dtype = TE_BF16, desc.gemm.no_bias = true;
         te_module *linear = te_linear_create(te, &desc);
         for (int on = 0; on < 2; on++) {
             te_autocast_desc cast = {0};
@@ -337,36 +337,36 @@ TE_TEST_DEVICES(p04_a_decoded_nan_is_7fffffff) {
             const float *read = test_read(q);
             for (int i = 0; i < 256; i++) CHECK_MSG(!isnan(read[i]) || memcmp(&read[i], "\xff\xff\xff\x7f", 4) == 0, "code %#x read", (unsigned)i);
             for (int s = 0; s < 4; s++) {
-                te_fp8_dequantize_args a = {0};
+                te_op_fp8_dequantize_args a = {0};
                 a.q = q, a.y = test_guarded(te, floats[d], SHAPE(1, 256));
                 a.scale_inv = te_tensor_from_host(te, TE_F32, SHAPE(1), &scales[s]);
-                te_fp8_dequantize(te, &a);
+                te_op_fp8_dequantize(te, &a);
                 check_nan(a.y, "fp8_dequantize");
-                te_block_dequantize_args b = {0};
+                te_op_block_dequantize_args b = {0};
                 uint32_t blocks[8] = {scales[s], scales[s], 0, 0, scales[s], scales[s], 0, 0};
                 b.q = q, b.y = test_guarded(te, floats[d], SHAPE(1, 256));
                 b.scale_inv = te_tensor_from_host(te, TE_F32, SHAPE(2, 4), blocks);
-                te_block_dequantize(te, &b);
+                te_op_block_dequantize(te, &b);
                 check_nan(b.y, "block_dequantize");
             }
             for (int e = 0; e < 2; e++) {
-                te_mxfp8_dequantize_args m = {0};
+                te_op_mxfp8_dequantize_args m = {0};
                 memset(e8m0, e ? 0xff : 127, 128 * 8);
                 m.q = q, m.y = test_guarded(te, floats[d], SHAPE(1, 256));
                 m.scale = te_tensor_from_host(te, TE_F8E8M0, SHAPE(128, 8), e8m0);
-                te_mxfp8_dequantize(te, &m);
+                te_op_mxfp8_dequantize(te, &m);
                 check_nan(m.y, "mxfp8_dequantize");
             }
         }
         test_case("e2m1 to %s", te_dtype_name(floats[d]));
         for (int s = 0; s < 4; s++) {
-            te_nvfp4_dequantize_args a = {0};
+            te_op_nvfp4_dequantize_args a = {0};
             memset(e8m0, s == 0 ? 0x7f : s == 1 ? 0xff : 0x38, 128 * 8);
             a.q = te_tensor_from_host(te, TE_F4E2M1, SHAPE(1, 128), every);
             a.scale = te_tensor_from_host(te, TE_F8E4M3, SHAPE(128, 8), e8m0);
             a.amax = te_tensor_from_host(te, TE_F32, SHAPE(1), &scales[s < 2 ? 0 : s]);
             a.y = test_guarded(te, floats[d], SHAPE(1, 128));
-            te_nvfp4_dequantize(te, &a);
+            te_op_nvfp4_dequantize(te, &a);
             check_nan(a.y, "nvfp4_dequantize");
         }
         CHECK_OK(te);
@@ -400,7 +400,7 @@ TE_TEST(p01_p02_p03_cuda_gives_the_bytes_of_the_cpu_at_size) {
             if (kind == 3 && dtype == TE_F16) dtype = TE_BF16;
             test_case("kind %d %s way %d", kind, te_dtype_name(dtype), w);
             for (int c = 0; c < 2; c++) {
-                te_nvfp4_quantize_args a = {0};
+                te_op_nvfp4_quantize_args a = {0};
                 a.rht = ways[w].rht, a.no_sign_mask = ways[w].no_sign, a.two_dimensional = ways[w].two, a.stochastic_rounding = ways[w].stochastic;
                 a.four_over_six = (te_4over6_error)ways[w].four, a.e4m3_max_256 = ways[w].max_256, a.seed = 17;
                 te_scope_begin(side[c]);

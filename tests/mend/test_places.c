@@ -194,7 +194,7 @@ static bytes trained(const place *p, const te_recipe *recipe) {
     memset(&layer_desc, 0, sizeof layer_desc);
     layer_desc.hidden_size = 64;
     layer_desc.ffn_hidden_size = 96;
-    layer_desc.num_attention_heads = 2;
+    layer_desc.attention.num_attention_heads = 2;
     te_module *layer = te_transformer_layer_create(te, &layer_desc);
     te_fused_adam_desc adam_desc;
     memset(&adam_desc, 0, sizeof adam_desc);

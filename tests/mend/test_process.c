@@ -15,33 +15,33 @@ TE_TEST_DEVICES(p13_described_tensors_reach_no_kernel) {
     const char *need = "\"ghost\" [4, 8] was made by te_tensor_describe and has no memory";
     /* in a list */
     const te_tensor *list[2] = {real, shape};
-    te_l2norm_args norm = {.tensors = list, .num_tensors = 2, .norm = one};
-    CHECK(te_l2norm(te, &norm) == TE_ERR_STATE);
-    CHECK_STR(te_error(te), "te_l2norm: tensors");
+    te_op_l2norm_args norm = {.tensors = list, .num_tensors = 2, .norm = one};
+    CHECK(te_op_l2norm(te, &norm) == TE_ERR_STATE);
+    CHECK_STR(te_error(te), "te_op_l2norm: tensors");
     CHECK_ERROR(te, TE_ERR_STATE, need);
     te_adam_tensor step = {.grad = real, .param = real, .m = te_tensor_zeros(te, TE_F32, SHAPE(4, 8)), .v = shape};
-    te_adam_args adam = {.tensors = &step, .num_tensors = 1, .lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f, .step = 1};
-    te_adam(te, &adam);
+    te_op_adam_args adam = {.tensors = &step, .num_tensors = 1, .lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f, .step = 1};
+    te_op_adam(te, &adam);
     CHECK_ERROR(te, TE_ERR_STATE, need);
     /* by itself, and by its detached twin */
-    te_fill_args fill = {.dst = te_tensor_detach(shape)};
-    te_fill(te, &fill);
-    CHECK_ERROR(te, TE_ERR_STATE, "te_fill: dst: the tensor [4, 8] was made by te_tensor_describe");
+    te_op_fill_args fill = {.dst = te_tensor_detach(shape)};
+    te_op_fill(te, &fill);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_op_fill: dst: the tensor [4, 8] was made by te_tensor_describe");
     /* retained past its scope */
     te_scope_begin(te);
     te_tensor *kept = te_tensor_retain(te_tensor_set_name(te_tensor_describe(te, TE_F32, SHAPE(4, 8)), "ghost"));
     te_scope_end(te);
-    te_axpby_args sum = {.x = real, .y = kept, .out = real, .alpha = 1, .beta = 1};
-    te_axpby(te, &sum);
+    te_op_axpby_args sum = {.x = real, .y = kept, .out = real, .alpha = 1, .beta = 1};
+    te_op_axpby(te, &sum);
     CHECK_ERROR(te, TE_ERR_STATE, need);
     /* through functions and modules */
     CHECK(!te_add(real, kept));
     CHECK_ERROR(te, TE_ERR_STATE, need);
     CHECK(!te_scale(kept, 2));
     CHECK_ERROR(te, TE_ERR_STATE, "te_scale: the tensor \"ghost\"");
-    CHECK(!te_matmul(real, kept, NULL));
+    CHECK(!te_linear(real, kept, NULL));
     CHECK_ERROR(te, TE_ERR_STATE, need);
-    te_module *linear = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 4, .params_dtype = TE_F32, .no_bias = true});
+    te_module *linear = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 4, .gemm.params_dtype = TE_F32, .gemm.no_bias = true});
     te_module_add_parameter(linear, "weight", kept);
     CHECK(!te_forward(linear, real));
     CHECK_ERROR(te, TE_ERR_STATE, need);
@@ -82,7 +82,7 @@ TE_TEST_DEVICES(p13_described_tensors_are_no_gradients) {
 
 static int mine_destroyed, children_then;
 static te_result mine_forward(te_module *self, te_forward_args *args) {
-    args->outputs[args->num_outputs++] = te_forward(te_module_child(self, 0), args->input);
+    args->outputs.out = te_forward(te_module_child(self, 0), args->input);
     return te_error_code(te_module_ctx(self));
 }
 static void mine_destroy(te_module *self) {
@@ -143,7 +143,7 @@ static void fill_and_destroy(int freed) {
     te_scale(kept[4], 3); /* an open end */
     te_group *group = te_group_create(te, &(te_group_desc){.size = 2, .user = &group_gone, .all_reduce = none_all_reduce, .all_gather = none_all_gather,
                                           .reduce_scatter = none_all_gather, .broadcast = none_broadcast, .barrier = none_barrier, .destroy = count_one});
-    CHECK(te_checkpoint_save(te, path, m, adam, NULL, 0) == TE_OK);
+    CHECK(te_model_save(te, path, m, adam, NULL, 0) == TE_OK);
     te_safetensors *file = te_safetensors_open(te, path);
     CHECK_OK(te);
     CHECK(file && group && q && adam && kept[1] && kept[5]);
@@ -328,13 +328,13 @@ TE_TEST(p13_sizes_at_the_end_of_64_bits) {
     te_layernorm_mlp_desc mlp = {.hidden_size = 1, .ffn_hidden_size = half, .activation = TE_SWIGLU};
     CHECK(!te_layernorm_mlp_create(te, &mlp));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_layernorm_mlp_create: sizes 1 and 4611686018427387904; both must be at least 1 and less than 2^62");
-    CHECK(!te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 2, .ffn_hidden_size = half, .num_attention_heads = 1, .activation = TE_SWIGLU}));
+    CHECK(!te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 2, .ffn_hidden_size = half, .attention.num_attention_heads = 1, .activation = TE_SWIGLU}));
     te_clear_error(te);
-    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = 8, .num_attention_heads = 2, .kv_channels = half}));
+    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = 8, .attention.num_attention_heads = 2, .attention.kv_channels = half}));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_multihead_attention_create");
-    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = INT64_MAX, .num_attention_heads = 1}));
+    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = INT64_MAX, .attention.num_attention_heads = 1}));
     te_clear_error(te);
-    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = 8, .num_attention_heads = INT32_MAX, .kv_channels = (int64_t)1 << 40}));
+    CHECK(!te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = 8, .attention.num_attention_heads = INT32_MAX, .attention.kv_channels = (int64_t)1 << 40}));
     te_clear_error(te);
     CHECK(!te_linear_create(te, &(te_linear_desc){.in_features = INT64_MAX, .out_features = INT64_MAX}));
     te_clear_error(te);
@@ -342,6 +342,8 @@ TE_TEST(p13_sizes_at_the_end_of_64_bits) {
     te_tensor *ids = te_tensor_zeros(te, TE_I32, SHAPE(0));
     CHECK(te_embedding_lookup(te_tensor_zeros(te, TE_F32, SHAPE(5, 0)), te_tensor_full(te, TE_I32, SHAPE(3), 9)) != NULL);
     CHECK(te_embedding_lookup(te_tensor_zeros(te, TE_F32, SHAPE(5, 4)), ids) != NULL);
+    te_op_transpose_args turn = {.src = te_tensor_zeros(te, TE_F4E2M1, SHAPE(0, 4)), .dst = te_tensor_zeros(te, TE_F4E2M1, SHAPE(4, 0)), .columns = 4};
+    CHECK(te_op_transpose(te, &turn) == TE_OK);
     CHECK_OK(te);
 }
 
@@ -456,8 +458,8 @@ static int use_all(te_ctx *te) {
     EXPECT_FORKED(te_graph_begin(te));
     EXPECT_FORKED(te_all_reduce(family.group, family.loss, TE_REDUCE_SUM));
     EXPECT_FORKED(te_barrier(family.group));
-    EXPECT_FORKED(te_checkpoint_save(te, family.path, family.m, family.adam, NULL, 0));
-    EXPECT_FORKED(te_checkpoint_load(te, family.saved, family.m, family.adam));
+    EXPECT_FORKED(te_model_save(te, family.path, family.m, family.adam, NULL, 0));
+    EXPECT_FORKED(te_model_load(te, family.saved, family.m, family.adam));
     char report[4096];
     te_report(te, report, sizeof report);
     return 0;
@@ -503,7 +505,7 @@ static void found_a_family(te_ctx *te) {
     family.group = te_thread_group_create(te, family.hub, 0);
     family.path = test_path("never");
     family.saved = test_path("saved");
-    family.m = te_linear_create(te, &(te_linear_desc){.in_features = 64, .out_features = 64, .params_dtype = TE_F32});
+    family.m = te_linear_create(te, &(te_linear_desc){.in_features = 64, .out_features = 64, .gemm.params_dtype = TE_F32});
     family.adam = te_fused_adam_create(te, family.m, NULL);
     family.x = te_tensor_retain(te_tensor_full(te, TE_F32, SHAPE(2048, 64), 1));
     family_step();
@@ -513,7 +515,7 @@ static void found_a_family(te_ctx *te) {
     te_graph_launch(family.graph);
     family.y = te_tensor_retain(te_forward(family.m, family.x));
     family.loss = te_tensor_retain(te_mean_all(family.y));
-    te_checkpoint_save(te, family.saved, family.m, family.adam, NULL, 0);
+    te_model_save(te, family.saved, family.m, family.adam, NULL, 0);
 }
 static void in_children(const char *device) {
     te_ctx *te = te_ctx_create(&(te_ctx_desc){.device = device, .cpu_threads = 4, .log = test__log});

@@ -79,7 +79,7 @@ TE_TEST(p19_what_a_killed_writer_left_goes_with_the_next_save_or_load) {
         CHECK_EQ_INT(temps(), 1);
         CHECK(save(te, other) == TE_OK);
         CHECK_EQ_INT(temps(), 0);
-        CHECK(te_checkpoint_metadata(te, path, "x", (char[8]){0}, 8) == TE_ERR_INVALID);
+        CHECK(te_model_metadata(te, path, "x", (char[8]){0}, 8) == TE_ERR_INVALID);
         te_clear_error(te);
         remove(path);
         remove(other);
@@ -89,10 +89,10 @@ TE_TEST(p19_what_a_killed_writer_left_goes_with_the_next_save_or_load) {
     const char *link = test_path("latest");
     CHECK(symlink("model.safetensors", link) == 0);
     kill_writer(begin_to_write(path));
-    CHECK(te_checkpoint_save(te, link, m, NULL, NULL, 0) == TE_OK);
+    CHECK(te_model_save(te, link, m, NULL, NULL, 0) == TE_OK);
     CHECK_EQ_INT(temps(), 0);
     kill_writer(begin_to_write(link));
-    CHECK(te_checkpoint_load(te, link, m, NULL) == TE_OK);
+    CHECK(te_model_load(te, link, m, NULL) == TE_OK);
     CHECK_EQ_INT(temps(), 0);
     CHECK_OK(te);
     te_module_destroy(m);
@@ -104,7 +104,8 @@ TE_TEST(p19_only_what_a_writer_left_is_removed) {
     char name[300];
     struct utimbuf before = {0, 0};
     /* not names of a writer of "a" */
-    static const char *const kept[] = {"a.tmp", "a.12345678.1.tmp", "a.1234567g.1.1.tmp", "a.12345678.1.1.tmp.bak", "b.12345678.1.1.tmp", "a.12345678.x.1.tmp", "aa.12345678.1.1.tmp"};
+    static const char *const kept[] = {"a.tmp", "a.12345678.1.tmp", "a.1234567g.1.1.tmp", "a.12345678.1.1.tmp.bak",
+                                       "b.12345678.1.1.tmp", "a.12345678.x.1.tmp", "aa.12345678.1.1.tmp"};
     for (int i = 0; i < COUNT(kept); i++) CHECK(te__file_write_atomic(test_path(kept[i]), "x", 1, NULL) && utime(test_path(kept[i]), &before) == 0);
     /* of another host: an hour after the last write, since not every file system shares locks between hosts; of this one at once */
     snprintf(name, sizeof name, "a.%08x.7.1.tmp", (unsigned)te__host_token() ^ 1u);
@@ -181,17 +182,18 @@ TE_TEST(p19_only_regular_files) {
     CHECK(mkfifo(pipe_path, 0600) == 0 && symlink(device, link) == 0);
     struct {
         const char *path, *what;
-    } all[] = {{pipe_path, "it is a pipe, not a regular file"}, {folder, "it is a folder, not a regular file"}, {device, "not a regular file"}, {link, "not a regular file"}};
+    } all[] = {{pipe_path, "it is a pipe, not a regular file"},
+               {folder, "it is a folder, not a regular file"}, {device, "not a regular file"}, {link, "not a regular file"}};
     for (int i = 0; i < COUNT(all); i++) {
         CHECK(save(te, all[i].path) == TE_ERR_IO);
         CHECK_STR(te_error(te), "cannot write ");
         CHECK_ERROR(te, TE_ERR_IO, all[i].what);
-        CHECK(te_checkpoint_save(te, all[i].path, NULL, NULL, NULL, 0) == TE_ERR_IO);
+        CHECK(te_model_save(te, all[i].path, NULL, NULL, NULL, 0) == TE_ERR_IO);
         CHECK_ERROR(te, TE_ERR_IO, all[i].what);
         CHECK(!load(te, all[i].path));
         CHECK_STR(te_error(te), "cannot open ");
         CHECK_ERROR(te, TE_ERR_IO, all[i].what);
-        CHECK(te_checkpoint_load(te, all[i].path, NULL, NULL) == TE_ERR_IO);
+        CHECK(te_model_load(te, all[i].path, NULL, NULL) == TE_ERR_IO);
         CHECK_ERROR(te, TE_ERR_IO, all[i].what);
     }
     CHECK(stat(pipe_path, &st) == 0 && S_ISFIFO(st.st_mode));
@@ -207,9 +209,9 @@ TE_TEST(p21_an_empty_path_is_called_so) {
     CHECK_ERROR(te, TE_ERR_IO, "cannot write the file: its path is empty");
     CHECK(!load(te, ""));
     CHECK_ERROR(te, TE_ERR_IO, "cannot open the file: its path is empty");
-    CHECK(te_checkpoint_save(te, "", NULL, NULL, NULL, 0) == TE_ERR_IO);
+    CHECK(te_model_save(te, "", NULL, NULL, NULL, 0) == TE_ERR_IO);
     CHECK_ERROR(te, TE_ERR_IO, "its path is empty");
-    CHECK(te_checkpoint_load(te, "", NULL, NULL) == TE_ERR_IO);
+    CHECK(te_model_load(te, "", NULL, NULL) == TE_ERR_IO);
     CHECK_ERROR(te, TE_ERR_IO, "its path is empty");
 }
 

@@ -5,8 +5,8 @@ static te_module *linear(te_ctx *te, int in, int out, bool return_bias) {
     te_linear_desc d = {0};
     d.in_features = in;
     d.out_features = out;
-    d.params_dtype = TE_BF16;
-    d.return_bias = return_bias;
+    d.gemm.params_dtype = TE_BF16;
+    d.gemm.return_bias = return_bias;
     return te_linear_create(te, &d);
 }
 static te_module *norm(te_ctx *te, int hidden) {
@@ -19,9 +19,9 @@ static te_module *layer(te_ctx *te, float dropout) {
     te_transformer_layer_desc d = {0};
     d.hidden_size = WIDTH;
     d.ffn_hidden_size = 64;
-    d.num_attention_heads = 2;
+    d.attention.num_attention_heads = 2;
     d.hidden_dropout = dropout;
-    d.params_dtype = TE_BF16;
+    d.gemm.params_dtype = TE_BF16;
     return te_transformer_layer_create(te, &d);
 }
 static te_module *model(te_ctx *te) {
@@ -78,12 +78,12 @@ static float step(te_ctx *te, te_module *m, bool by_hand, const te_recipe *recip
     if (by_hand)
         for (int i = 0; i < te_module_num_children(m); i++) {
             te_forward_with(te_module_child(m, i), &args);
-            args.input = args.outputs[0];
+            args.input = args.outputs.out;
         }
     else
         te_forward_with(m, &args);
     te_autocast_end(te);
-    te_tensor *loss = te_cross_entropy(args.outputs[0], ids(te, 2), NULL);
+    te_tensor *loss = te_cross_entropy(args.outputs.out, ids(te, 2), NULL);
     te_backward(loss);
     return (float)te_tensor_item(loss);
 }
@@ -151,10 +151,10 @@ TE_TEST_DEVICES(p21_sequential_goes_into_checkpoints_and_graphs) {
     step(te, m, false, NULL, TE_MICROBATCH_NONE);
     CHECK_EQ_INT(te_optimizer_step(adam), TE_OK);
     const char *path = test_path("model.safetensors");
-    CHECK_EQ_INT(te_checkpoint_save(te, path, m, adam, NULL, 0), TE_OK);
+    CHECK_EQ_INT(te_model_save(te, path, m, adam, NULL, 0), TE_OK);
     other = model(te);
     CHECK(listing_of(m).hash != listing_of(other).hash);
-    CHECK_EQ_INT(te_checkpoint_load(te, path, other, NULL), TE_OK);
+    CHECK_EQ_INT(te_model_load(te, path, other, NULL), TE_OK);
     CHECK(listing_of(m).hash == listing_of(other).hash);
     te_tensor *in = ids(te, 1);
     te_module_train(m, false);
@@ -206,7 +206,7 @@ static void count_destroy(te_module *self) {
 }
 static te_result same_forward(te_module *self, te_forward_args *args) {
     (void)self;
-    args->outputs[args->num_outputs++] = args->input;
+    args->outputs.out = args->input;
     return TE_OK;
 }
 static const te_module_class same_class = {"Same", 0, same_forward, count_destroy, NULL};
@@ -227,7 +227,7 @@ TE_TEST_DEVICES(p21_sequential_of_none_of_one_and_of_sequentials) {
     te_module *last = linear(te, 4, 4, true), *two = te_sequential_create(te, &last, 1);
     te_forward_args args = {0};
     args.input = te_tensor_zeros(te, TE_BF16, SHAPE(2, 4));
-    CHECK(te_forward_with(two, &args) != NULL && args.num_outputs == 2); /* (y, bias): the last one's outputs are the container's */
+    CHECK(te_forward_with(two, &args) != NULL && args.outputs.bias != NULL); /* (y, bias): the last one's outputs are the container's */
     te_module_destroy(two);
     CHECK_OK(te);
 }
@@ -271,7 +271,7 @@ TE_TEST(p21_sequential_refuses_what_it_cannot_own) {
     list[1] = linear(te, 4, 4, false);
     te_module *m = te_sequential_create(te, list, 2);
     CHECK(te_forward(m, te_tensor_zeros(te, TE_BF16, SHAPE(2, 4))) == NULL);
-    CHECK_STR(te_error(te), "child \"0\", a Linear, gives 2 outputs");
+    CHECK_STR(te_error(te), "child \"0\", a Linear, gives its bias beside its output");
     CHECK_ERROR(te, TE_ERR_STATE, "return_bias");
     CHECK(te_forward(m, te_tensor_zeros(te, TE_BF16, SHAPE(2, 5))) == NULL); /* a child's own error, with its path */
     CHECK_ERROR(te, TE_ERR_SHAPE, "0: linear");

@@ -132,10 +132,10 @@ TE_TEST_DEVICES(p07_leaves_own_their_gradients_in_a_graph) {
         SKIP("this driver has no graphs");
     }
     te_backward_from(te_add(a, b), dy);
-    te_axpby_args quarter = {0};
+    te_op_axpby_args quarter = {0};
     quarter.x = quarter.out = te_tensor_grad(a);
     quarter.alpha = 0.25f;
-    te_axpby(te, &quarter);
+    te_op_axpby(te, &quarter);
     te_graph *graph = te_graph_end(te);
     REQUIRE_OK(te);
     for (int i = 0; i < 3; i++) {
@@ -156,7 +156,7 @@ static te_module *small_linear(te_ctx *te, te_dtype dtype, int in, int out) {
     te_linear_desc d = {0};
     d.in_features = in;
     d.out_features = out;
-    d.params_dtype = dtype;
+    d.gemm.params_dtype = dtype;
     return te_linear_create(te, &d);
 }
 
@@ -380,8 +380,8 @@ TE_TEST_DEVICES(p08_what_backward_does_not_read_may_be_written) {
 TE_TEST_DEVICES(p08_main_grads_gather_as_before) {
     te_linear_desc d = {0};
     d.in_features = d.out_features = 8;
-    d.params_dtype = TE_F32;
-    d.no_bias = d.fuse_wgrad_accumulation = true;
+    d.gemm.params_dtype = TE_F32;
+    d.gemm.no_bias = d.gemm.fuse_wgrad_accumulation = true;
     te_module *m = te_linear_create(te, &d);
     te_tensor *w = te_module_parameter(m, "weight"), *main_grad = te_tensor_zeros(te, TE_F32, SHAPE(8, 8));
     te_tensor_set_main_grad(w, main_grad);

@@ -55,11 +55,11 @@ static te_module *make_mlp(te_ctx *te, const fusion_case *k) {
     te_layernorm_mlp_desc d = {0};
     d.hidden_size = k->hidden;
     d.ffn_hidden_size = k->ffn;
-    d.normalization = k->rms ? TE_RMSNORM : TE_LAYERNORM;
+    d.norm.normalization = k->rms ? TE_RMSNORM : TE_LAYERNORM;
     d.activation = k->act;
-    d.no_bias = k->no_bias;
-    d.params_dtype = k->dtype;
-    d.init.std = d.output_layer_init.std = 0.2f;
+    d.gemm.no_bias = k->no_bias;
+    d.gemm.params_dtype = k->dtype;
+    d.gemm.init.std = d.output_layer_init.std = 0.2f;
     te_module *m = te_layernorm_mlp_create(te, &d);
     if (!k->no_bias) te_tensor_copy(te_module_parameter(m, "fc1_bias"), te_tensor_normal(te, k->dtype, SHAPE(fc1_rows(k)), 0, 1));
     return m;
@@ -81,8 +81,8 @@ static te_module *make_linear(te_ctx *te, const fusion_case *k, te_module *mlp, 
     te_linear_desc d = {0};
     d.in_features = fc == 1 ? k->hidden : k->ffn;
     d.out_features = fc == 1 ? fc1_rows(k) : k->hidden;
-    d.params_dtype = k->dtype;
-    d.no_bias = k->no_bias;
+    d.gemm.params_dtype = k->dtype;
+    d.gemm.no_bias = k->no_bias;
     te_module *m = te_linear_create(te, &d);
     tie(m, "weight", mlp, fc == 1 ? "fc1_weight" : "fc2_weight");
     tie(m, "bias", mlp, fc == 1 ? "fc1_bias" : "fc2_bias");
@@ -92,9 +92,9 @@ static te_module *make_norm_linear(te_ctx *te, const fusion_case *k, te_module *
     te_layernorm_linear_desc d = {0};
     d.in_features = k->hidden;
     d.out_features = fc1_rows(k);
-    d.normalization = k->rms ? TE_RMSNORM : TE_LAYERNORM;
-    d.params_dtype = k->dtype;
-    d.no_bias = k->no_bias;
+    d.norm.normalization = k->rms ? TE_RMSNORM : TE_LAYERNORM;
+    d.gemm.params_dtype = k->dtype;
+    d.gemm.no_bias = k->no_bias;
     te_module *m = te_layernorm_linear_create(te, &d);
     tie(m, "layer_norm_weight", mlp, "layer_norm_weight");
     tie(m, "weight", mlp, "fc1_weight");
@@ -251,7 +251,7 @@ TE_TEST_DEVICES(amaxes_of_a_group) {
 }
 
 /* The gradient of a Linear's bias comes with the cast of its output's gradient, from the numbers before it: the others are what they are
- * without a bias, the sums are te_column_sum's. */
+ * without a bias, the sums are te_op_column_sum's. */
 TE_TEST_DEVICES(bias_gradient_comes_with_the_cast) {
     static te_recipe (*const recipes[])(void) = {te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling};
     enum { M = 72, N = 48, K = 32 };
@@ -263,17 +263,17 @@ TE_TEST_DEVICES(bias_gradient_comes_with_the_cast) {
         d.in_features = K;
         d.out_features = N;
         te_module *with = te_linear_create(te, &d);
-        d.no_bias = true;
+        d.gemm.no_bias = true;
         te_module *without = te_linear_create(te, &d);
         te_tensor_copy(te_module_parameter(without, "weight"), te_module_parameter(with, "weight"));
         te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(M, K), test_normal(M * K, 1)), true);
         te_tensor *dy = test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 2));
         chain a = {{with}, 1, TE_GELU}, b = {{without}, 1, TE_GELU};
         result got = run_chain(te, &a, &r, NULL, x, dy), want = run_chain(te, &b, &r, NULL, x, dy);
-        te_column_sum_args sum = {0};
+        te_op_column_sum_args sum = {0};
         sum.x = dy;
         sum.out = te_tensor_empty(te, TE_BF16, SHAPE(N));
-        te_column_sum(te, &sum);
+        te_op_column_sum(te, &sum);
         REQUIRE_OK(te);
         CHECK_BYTES("dx", got.dx, want.dx, M * K * sizeof(float));
         check_gradient(with, "weight", without, "weight", 0);
@@ -295,9 +295,9 @@ TE_TEST_DEVICES(wgrad_accumulates_within_its_product) {
         te_linear_desc d = {0};
         d.in_features = K;
         d.out_features = N;
-        d.no_bias = true;
+        d.gemm.no_bias = true;
         te_module *plain = te_linear_create(te, &d);
-        d.fuse_wgrad_accumulation = true;
+        d.gemm.fuse_wgrad_accumulation = true;
         te_module *fused = te_linear_create(te, &d);
         te_tensor *w = te_module_parameter(fused, "weight"), *main_grad = te_tensor_zeros(te, TE_F32, SHAPE(N, K));
         te_tensor_copy(te_module_parameter(plain, "weight"), w);

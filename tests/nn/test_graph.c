@@ -153,45 +153,45 @@ TE_TEST_DEVICES(graph_numbers_from_tensors) {
         uint64_t seed = run ? 1 : 99, offset = run ? (uint64_t)off : 43;
         te_tensor *y = te_tensor_zeros(te, TE_F32, SHAPE(N, N));
         const te_tensor *from = run ? rng : NULL;
-        te_random_args random = {0};
+        te_op_random_args random = {0};
         random.dst = y;
         random.b = 1;
         random.kind = TE_RANDOM_NORMAL;
         random.seed = seed, random.offset = offset, random.rng = from;
-        CHECK_EQ_INT(te_random(te, &random), TE_OK);
+        CHECK_EQ_INT(te_op_random(te, &random), TE_OK);
         te_tensor_to_host(y, out[0]);
-        te_dropout_add_fwd_args drop = {0};
+        te_op_dropout_add_fwd_args drop = {0};
         drop.x = x, drop.y = y, drop.p = 0.3f;
         drop.seed = seed, drop.offset = offset, drop.rng = from;
-        CHECK_EQ_INT(te_dropout_add_fwd(te, &drop), TE_OK);
+        CHECK_EQ_INT(te_op_dropout_add_fwd(te, &drop), TE_OK);
         te_tensor_to_host(y, out[1]);
-        te_dropout_add_bwd_args back = {0};
+        te_op_dropout_add_bwd_args back = {0};
         back.dy = x, back.dx = y, back.p = 0.3f;
         back.seed = seed, back.offset = offset, back.rng = from;
-        CHECK_EQ_INT(te_dropout_add_bwd(te, &back), TE_OK);
+        CHECK_EQ_INT(te_op_dropout_add_bwd(te, &back), TE_OK);
         te_tensor_to_host(y, out[2]);
-        te_attn_fwd_args attn = {0};
+        te_op_attn_fwd_args attn = {0};
         te_tensor *o = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
         attn.q = attn.k = attn.v = q, attn.o = o, attn.dropout_p = 0.3f;
         attn.lse = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, N));
         attn.seed = seed, attn.offset = offset, attn.rng = from;
-        CHECK_EQ_INT(te_attn_fwd(te, &attn), TE_OK);
+        CHECK_EQ_INT(te_op_attn_fwd(te, &attn), TE_OK);
         te_tensor_to_host(o, out[3]);
-        te_attn_bwd_args grad = {0};
+        te_op_attn_bwd_args grad = {0};
         grad.q = grad.k = grad.v = q, grad.o = o, grad.lse = attn.lse, grad.d_o = q, grad.dropout_p = 0.3f;
         grad.dq = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
         grad.dk = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
         grad.dv = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
         grad.seed = seed, grad.offset = offset, grad.rng = from;
-        CHECK_EQ_INT(te_attn_bwd(te, &grad), TE_OK);
+        CHECK_EQ_INT(te_op_attn_bwd(te, &grad), TE_OK);
         te_tensor_to_host(grad.dv, out[4]);
-        te_nvfp4_quantize_args cast = {0};
+        te_op_nvfp4_quantize_args cast = {0};
         cast.x = x, cast.stochastic_rounding = cast.measure = true;
         cast.row = te_tensor_zeros(te, TE_F4E2M1, SHAPE(N, N)), cast.row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
         cast.col = te_tensor_zeros(te, TE_F4E2M1, SHAPE(N, N)), cast.col_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
         cast.amax_row = te_tensor_zeros(te, TE_F32, SHAPE(1)), cast.amax_col = te_tensor_zeros(te, TE_F32, SHAPE(1));
         cast.seed = seed, cast.offset = offset, cast.rng = from;
-        CHECK_EQ_INT(te_nvfp4_quantize(te, &cast), TE_OK);
+        CHECK_EQ_INT(te_op_nvfp4_quantize(te, &cast), TE_OK);
         te_tensor_to_host(cast.row, out[5]);
         te_tensor_to_host(cast.col, out[5] + N * N / 2);
     }
@@ -199,11 +199,11 @@ TE_TEST_DEVICES(graph_numbers_from_tensors) {
         test_case("operation %d", i);
         CHECK_BYTES("result", second[i], first[i], sizeof first[i]);
     }
-    te_random_args random = {0};
+    te_op_random_args random = {0};
     random.dst = x;
     random.b = 1;
     random.rng = x;
-    CHECK_EQ_INT(te_random(te, &random), TE_ERR_DTYPE);
+    CHECK_EQ_INT(te_op_random(te, &random), TE_ERR_DTYPE);
     CHECK_ERROR(te, TE_ERR_DTYPE, "rng is f32; i64 is needed");
 
     float rows[2][N];
@@ -211,7 +211,7 @@ TE_TEST_DEVICES(graph_numbers_from_tensors) {
         const float unbias[2] = {(float)(1 / (1 - pow((double)0.9f, 7))), (float)(1 / (1 - pow((double)0.99f, 7)))}, rate = 0.01f;
         float *v = test_normal(N, 3);
         te_adam_tensor t = {0};
-        te_adam_args adam = {0};
+        te_op_adam_args adam = {0};
         t.grad = te_tensor_full(te, TE_F32, SHAPE(N), 0.5);
         t.param = test_tensor(te, TE_F32, SHAPE(N), v);
         t.m = te_tensor_full(te, TE_F32, SHAPE(N), 0.25);
@@ -220,11 +220,11 @@ TE_TEST_DEVICES(graph_numbers_from_tensors) {
         adam.num_tensors = 1;
         adam.beta1 = 0.9f, adam.beta2 = 0.99f, adam.eps = 1e-8f, adam.lr = run ? 5 : rate, adam.step = run ? 1 : 7;
         if (run) adam.bias_correction = te_tensor_from_host(te, TE_F32, SHAPE(2), unbias), adam.lr_device = te_tensor_from_host(te, TE_F32, SHAPE(1), &rate);
-        CHECK_EQ_INT(te_adam(te, &adam), TE_OK);
+        CHECK_EQ_INT(te_op_adam(te, &adam), TE_OK);
         te_tensor_to_host(t.param, rows[run]);
         if (!run) continue;
         adam.bias_correction = adam.lr_device;
-        CHECK_EQ_INT(te_adam(te, &adam), TE_ERR_SHAPE);
+        CHECK_EQ_INT(te_op_adam(te, &adam), TE_ERR_SHAPE);
     }
     CHECK_BYTES("adam", rows[1], rows[0], sizeof rows[0]);
     CHECK_ERROR(te, TE_ERR_SHAPE, "bias_correction");
@@ -512,7 +512,7 @@ static const char *fields_listed(const char *record, const char *ops, const char
     const char *at;
     snprintf(key, sizeof key, "#define TE__ARGS_%s(T, L)", name);
     if ((at = strstr(record, key)) != NULL) return at;
-    snprintf(key, sizeof key, "typedef te_%s_args te_", name);
+    snprintf(key, sizeof key, "typedef te_op_%s_args te_op_", name);
     at = strstr(ops, key);
     if (!at || sscanf(at + strlen(key), "%63[a-z0-9_]", alias) != 1 || strlen(alias) < 6) return NULL;
     alias[strlen(alias) - 5] = 0; /* without _args */
@@ -528,12 +528,12 @@ TE_TEST(graph_knows_every_tensor) {
     for (const char *at = ops; (at = strstr(at, "typedef struct te_")) != NULL; at++) {
         char name[64] = "", line[1024];
         const char *end = strstr(at, "\n}"), *listed, *stop;
-        if (sscanf(at, "typedef struct te_%63[a-z0-9_]", name) != 1 || strlen(name) < 6 || strcmp(name + strlen(name) - 5, "_args") != 0) continue;
+        if (sscanf(at, "typedef struct te_op_%63[a-z0-9_]", name) != 1 || strlen(name) < 6 || strcmp(name + strlen(name) - 5, "_args") != 0) continue;
         name[strlen(name) - 5] = 0;
         listed = fields_listed(record, ops, name);
         stop = listed ? strchr(listed, '\n') : NULL;
         while (stop && stop[-1] == '\\') stop = strchr(stop + 1, '\n');
-        test_case("te_%s_args", name);
+        test_case("te_op_%s_args", name);
         CHECK(stop != NULL);
         if (!stop) continue;
         structs++;

@@ -83,7 +83,7 @@ TE_TEST_DEVICES(linear_forward_and_gradients) {
     te_linear_desc d = {0};
     d.in_features = 24;
     d.out_features = 17;
-    d.params_dtype = TE_F32;
+    d.gemm.params_dtype = TE_F32;
     te_module *m = te_linear_create(te, &d);
     REQUIRE_OK(te);
     float *w = test_normal(17 * 24, 1), *b = test_normal(17, 2), *x = test_normal(10 * 24, 3), want[170];
@@ -145,25 +145,25 @@ TE_TEST_DEVICES(layernorm_linear_and_mlp_gradients) {
             te_layernorm_mlp_desc d = {0};
             d.hidden_size = 16;
             d.ffn_hidden_size = 24;
-            d.normalization = rms ? TE_RMSNORM : TE_LAYERNORM;
+            d.norm.normalization = rms ? TE_RMSNORM : TE_LAYERNORM;
             d.activation = act == 0 ? TE_GELU : act == 1 ? TE_SWIGLU : TE_GEGLU;
-            d.init.std = d.output_layer_init.std = 0.3f;
-            d.params_dtype = TE_F32;
+            d.gemm.init.std = d.output_layer_init.std = 0.3f;
+            d.gemm.params_dtype = TE_F32;
             check_module(te, make_mlp, &d, run_module, SHAPE(6, 16));
         }
     te_layernorm_linear_desc d = {0};
     d.in_features = 16;
     d.out_features = 9;
-    d.init.std = 0.3f;
-    d.params_dtype = TE_F32;
-    d.return_layernorm_output = d.return_bias = true;
+    d.gemm.init.std = 0.3f;
+    d.gemm.params_dtype = TE_F32;
+    d.return_layernorm_output = d.gemm.return_bias = true;
     te_module *m = te_layernorm_linear_create(te, &d);
     te_forward_args a = {0};
     a.input = test_tensor(te, TE_F32, SHAPE(6, 16), test_normal(96, 6));
     CHECK(te_forward_with(m, &a) != NULL);
-    CHECK_EQ_INT(a.num_outputs, 3);
-    CHECK(a.outputs[1] == te_module_parameter(m, "bias"));
-    CHECK_EQ_INT(te_tensor_shape(a.outputs[2])[1], 16);
+    CHECK(a.outputs.bias && a.outputs.ln_out && !a.outputs.max_logit);
+    CHECK(a.outputs.bias == te_module_parameter(m, "bias"));
+    CHECK_EQ_INT(te_tensor_shape(a.outputs.ln_out)[1], 16);
     te_module_destroy(m);
 }
 
@@ -171,18 +171,18 @@ static te_module *small_layer(te_ctx *te, te_dtype dtype, int variant) {
     te_transformer_layer_desc d = {0};
     d.hidden_size = 32;
     d.ffn_hidden_size = 48;
-    d.num_attention_heads = 4;
-    d.num_gqa_groups = variant == 0 ? 2 : 4;
-    d.normalization = variant == 0 ? TE_RMSNORM : TE_LAYERNORM;
+    d.attention.num_attention_heads = 4;
+    d.attention.num_gqa_groups = variant == 0 ? 2 : 4;
+    d.norm.normalization = variant == 0 ? TE_RMSNORM : TE_LAYERNORM;
     d.activation = variant == 0 ? TE_SWIGLU : TE_GELU;
-    d.no_bias = variant == 0;
+    d.gemm.no_bias = variant == 0;
     d.parallel_attention_mlp = variant == 2;
     d.apply_residual_connection_post_layernorm = variant == 3;
     d.output_layernorm = variant == 4;
-    d.attn_input_format = variant == 1 ? TE_BSHD : TE_SBHD;
-    d.qkv_weight_not_interleaved = variant == 1;
-    d.init.std = d.output_layer_init.std = 0.15f;
-    d.params_dtype = dtype;
+    d.attention.qkv_format = variant == 1 ? TE_BSHD : TE_SBHD;
+    d.attention.qkv_weight_not_interleaved = variant == 1;
+    d.gemm.init.std = d.output_layer_init.std = 0.15f;
+    d.gemm.params_dtype = dtype;
     return te_transformer_layer_create(te, &d);
 }
 
@@ -240,7 +240,7 @@ TE_TEST_DEVICES(transformer_layer_is_reproducible) {
 TE_TEST_DEVICES(weight_cache_keeps_and_never_goes_stale) {
     te_linear_desc d = {0};
     d.in_features = d.out_features = 32;
-    d.no_bias = true;
+    d.gemm.no_bias = true;
     te_module *m = te_linear_create(te, &d);
     te_recipe r = te_recipe_current_scaling();
     te_autocast_desc a = {0};
@@ -265,7 +265,7 @@ TE_TEST_DEVICES(main_grad_gathers_weight_gradients) {
     te_linear_desc d = {0};
     d.in_features = 16;
     d.out_features = 8;
-    d.fuse_wgrad_accumulation = true;
+    d.gemm.fuse_wgrad_accumulation = true;
     te_module *m = te_linear_create(te, &d);
     te_tensor *w = te_module_parameter(m, "weight"), *main_grad = te_tensor_full(te, TE_F32, SHAPE(8, 16), 1);
     CHECK_EQ_INT(te_tensor_set_main_grad(w, main_grad), TE_OK);
@@ -291,12 +291,12 @@ TE_TEST_DEVICES(main_grad_gathers_weight_gradients) {
 
 static te_result twice_forward(te_module *self, te_forward_args *args) {
     te_tensor *y = te_forward(te_module_child(self, 0), args->input);
-    args->outputs[args->num_outputs++] = te_add(y, y);
-    return args->outputs[0] ? TE_OK : te_error_code(te_module_ctx(self));
+    args->outputs.out = te_add(y, y);
+    return args->outputs.out ? TE_OK : te_error_code(te_module_ctx(self));
 }
 static te_result zero_forward(te_module *self, te_forward_args *args) {
     (void)self;
-    args->outputs[args->num_outputs++] = te_scale(args->input, 0);
+    args->outputs.out = te_scale(args->input, 0);
     return TE_OK;
 }
 
@@ -306,7 +306,7 @@ TE_TEST(modules_of_ones_own_and_the_tree) {
     te_linear_desc d = {0};
     d.in_features = 4;
     d.out_features = 4;
-    d.params_dtype = TE_F32;
+    d.gemm.params_dtype = TE_F32;
     te_module *root = te_module_create(te, &twice, "root"), *lin = te_module_add_child(root, "lin", te_linear_create(te, &d));
     REQUIRE_OK(te);
     char text[512];
@@ -343,8 +343,8 @@ TE_TEST(dropout_is_off_in_evaluation) {
     te_transformer_layer_desc d = {0};
     d.hidden_size = 16;
     d.ffn_hidden_size = 16;
-    d.num_attention_heads = 2;
-    d.hidden_dropout = d.attention_dropout = 0.5f;
+    d.attention.num_attention_heads = 2;
+    d.hidden_dropout = d.attention.attention_dropout = 0.5f;
     te_module *m = te_transformer_layer_create(te, &d);
     te_tensor *x = test_tensor(te, TE_BF16, SHAPE(4, 1, 16), test_normal(64, 1));
     float *a = test_read(te_forward(m, x)), *b = test_read(te_forward(m, x));

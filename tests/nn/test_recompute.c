@@ -1,4 +1,4 @@
-/* Checkpointing: losses, gradients, scales and the random state are, bit for bit, those without it; less memory; what it refuses. */
+/* Checkpointing and delayed weight gradients: losses, gradients, scales and the random state are, bit for bit, those without it; less memory; what it refuses. */
 #include "trainer.h"
 
 /* Which modules run again: bits. */
@@ -11,16 +11,18 @@ static void set_checkpoints(trainer *t, int where) {
     te_module_set_checkpoint(te_module_find(t->gpt, "layer.layernorm_mlp"), (where & MLP) != 0);
 }
 
-static void same_training(te_ctx *te, const setup *is, bool graph) {
+static void same_training(te_ctx *te, const setup *is, bool graph, bool delay) {
     static const int places[] = {NOWHERE, LAYER, ATTENTION | MLP, WHOLE, DEEP};
     float losses[2][STEPS];
     uint64_t state[2][STEPS];
     for (int run = 0; run < COUNT(places) && te_ok(te); run++) {
+        setup own = *is;
         trainer t;
         te_graph *g = NULL;
         int to = run > 0;
+        own.delay = delay && run > 0; /* the first run is without anything */
         test_case("%s, checkpoints %d", is->name, places[run]);
-        open_trainer(&t, te, is);
+        open_trainer(&t, te, &own);
         set_checkpoints(&t, places[run]);
         for (int step = 0; step < STEPS; step++) {
             feed(&t, step);
@@ -45,10 +47,10 @@ static void same_training(te_ctx *te, const setup *is, bool graph) {
     }
 }
 TE_TEST_DEVICES(checkpoints_change_no_bit) {
-    for (int i = 0; i < COUNT(setups) && te_ok(te); i++) same_training(te, &setups[i], false);
+    for (int i = 0; i < COUNT(setups) && te_ok(te); i++) same_training(te, &setups[i], false, false);
 }
 TE_TEST_DEVICES(checkpoints_change_no_bit_of_a_graph) {
-    for (int i = 0; i < COUNT(setups) && te_ok(te); i++) same_training(te, &setups[i], true);
+    for (int i = 0; i < COUNT(setups) && te_ok(te); i++) same_training(te, &setups[i], true, true);
 }
 
 /* ---- functions ---- */
@@ -66,7 +68,7 @@ static te_result some_function(te_ctx *te, void *user, te_tensor *const *in, int
     c->grad_was_on = te_grad_enabled(te);
     if (n != 2 || m != 2) return TE_ERR_INVALID;
     if (c->runs == c->fail_at) return TE_ERR_IO;
-    te_tensor *h = te_matmul(in[0], c->factor, NULL);
+    te_tensor *h = te_linear(in[0], c->factor, NULL);
     if (c->runs == c->other_at) h = te_tensor_narrow(h, 0, 0, 1);
     out[0] = c->runs == c->other_at ? h : te_add(te_dropout(te_activate(h, TE_GELU), 0.25f), in[1]);
     out[1] = te_sum_all(in[1]);
@@ -195,7 +197,7 @@ TE_TEST_DEVICES(checkpoints_save_memory) {
     size_t peak[2];
     d.hidden_size = HIDDEN;
     d.ffn_hidden_size = 4 * HIDDEN;
-    d.num_attention_heads = 4;
+    d.attention.num_attention_heads = 4;
     for (int i = 0; i < LAYERS; i++) layers[i] = te_transformer_layer_create(te, &d);
     for (int run = 0; run < 2; run++) {
         for (int i = 0; i < LAYERS; i++) te_module_set_checkpoint(layers[i], run == 1);
@@ -211,5 +213,86 @@ TE_TEST_DEVICES(checkpoints_save_memory) {
     }
     CHECK_MSG(peak[1] * 4 < peak[0], "%zu bytes with checkpoints, %zu without", peak[1], peak[0]);
     for (int i = 0; i < LAYERS; i++) te_module_destroy(layers[i]);
+    CHECK_OK(te);
+}
+
+/* ---- delayed weight gradients ---- */
+
+TE_TEST_DEVICES(delayed_weight_gradients_change_no_bit) {
+    for (int i = 0; i < COUNT(setups) && te_ok(te); i++) {
+        float losses[2][STEPS];
+        uint64_t state[2][STEPS];
+        for (int run = 0; run < 2; run++) {
+            setup own = setups[i];
+            trainer t;
+            own.delay = run == 1;
+            test_case("%s", own.name);
+            open_trainer(&t, te, &own);
+            for (int step = 0; step < STEPS; step++) {
+                feed(&t, step);
+                train_step(&t);
+                te_tensor_to_host(t.loss, &losses[run][step]);
+                state[run][step] = state_of(&t);
+            }
+            close_trainer(&t);
+        }
+        CHECK_BYTES("losses", losses[1], losses[0], sizeof losses[0]);
+        CHECK_BYTES("states", state[1], state[0], sizeof state[0]);
+    }
+    CHECK_OK(te);
+}
+
+static te_module *delaying_linear(te_ctx *te) {
+    te_linear_desc d = {0};
+    d.in_features = d.out_features = 16;
+    d.gemm.delay_wgrad_compute = true;
+    return te_linear_create(te, &d);
+}
+TE_TEST_DEVICES(delayed_weight_gradients_wait) {
+    te_module *m[2] = {delaying_linear(te), delaying_linear(te)}, *both = te_sequential_create(te, m, 2);
+    te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(4, 16), 0, 1), *first = te_module_parameter(m[0], "weight"), *second = te_module_parameter(m[1], "weight");
+    te_fused_adam_desc d = {0};
+    te_optimizer *adam = te_fused_adam_create(te, both, &d);
+    CHECK_EQ_INT(te_backward(te_mean_all(te_forward(both, x))), TE_OK);
+    CHECK(!te_tensor_grad(first) && !te_tensor_grad(second) && te_tensor_grad(te_module_parameter(m[0], "bias")));
+    CHECK_EQ_INT(te_backward_dw(m[1]), TE_OK); /* that module's alone */
+    CHECK(!te_tensor_grad(first) && te_tensor_grad(second));
+    CHECK(strstr(test_log_text(), "te_backward_dw") == NULL);
+    CHECK_EQ_INT(te_optimizer_step(adam), TE_OK);
+    CHECK_STR(test_log_text(), "1 weight gradients wait for te_backward_dw");
+    CHECK_EQ_INT(te_backward_dw(both), TE_OK);
+    CHECK(te_tensor_grad(first) != NULL);
+    te_tensor *kept = te_tensor_grad(first);
+    CHECK_EQ_INT(te_backward_dw(both), TE_OK); /* nothing waits */
+    CHECK(te_tensor_grad(first) == kept);
+    /* the input is written before its turn */
+    CHECK_EQ_INT(te_backward(te_mean_all(te_forward(both, x))), TE_OK);
+    te_tensor_fill(x, 0);
+    CHECK_EQ_INT(te_backward_dw(both), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_backward_dw: the input of a linear layer was written after te_backward");
+    CHECK_EQ_INT(te_backward_dw(NULL), TE_ERR_STATE);
+    /* modules that go, before their backward pass and after it */
+    te_tensor *y = te_forward(both, x);
+    CHECK_EQ_INT(te_backward(te_mean_all(te_forward(both, x))), TE_OK);
+    te_tensor_zero_grad(second);
+    te_optimizer_destroy(adam);
+    te_module_destroy(both);
+    CHECK_EQ_INT(te_backward(te_mean_all(y)), TE_OK);
+    CHECK_OK(te);
+}
+TE_TEST_DEVICES(delayed_weight_gradients_in_graphs) {
+    te_module *m = delaying_linear(te);
+    te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(4, 16), 0, 1);
+    te_forward(m, x);
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    CHECK_EQ_INT(te_backward(te_mean_all(te_forward(m, x))), TE_OK);
+    CHECK(te_graph_end(te) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "1 weight gradients of the capture wait for te_backward_dw");
+    CHECK_EQ_INT(te_backward(te_mean_all(te_forward(m, x))), TE_OK);
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    CHECK_EQ_INT(te_backward_dw(m), TE_ERR_STATE);
+    te_graph_destroy(te_graph_end(te));
+    CHECK_ERROR(te, TE_ERR_STATE, "te_backward_dw inside a graph, and te_backward was called outside of it");
+    te_module_destroy(m);
     CHECK_OK(te);
 }

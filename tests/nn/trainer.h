@@ -10,6 +10,7 @@ typedef struct setup {
     bool fused;                /* weight gradients are added into f32 main_grads */
     bool primary;              /* weights are stored quantized */
     bool eight;                /* f32 parameters: no masters */
+    bool delay;                /* weight gradients wait for te_backward_dw */
 } setup;
 
 typedef struct trainer {
@@ -27,8 +28,8 @@ static te_result gpt_forward(te_module *self, te_forward_args *args) {
     layer.input = te_forward(te_module_child(self, 0), args->input);
     layer.rotary = &rotary;
     layer.is_first_microbatch = args->is_first_microbatch;
-    args->outputs[args->num_outputs++] =
-        te_matmul(te_forward_with(te_module_child(self, 1), &layer), te_module_parameter(te_module_child(self, 0), "weight"), NULL);
+    args->outputs.out =
+        te_linear(te_forward_with(te_module_child(self, 1), &layer), te_module_parameter(te_module_child(self, 0), "weight"), NULL);
     return te_error_code(te_module_ctx(self));
 }
 
@@ -53,11 +54,12 @@ static void open_trainer(trainer *t, te_ctx *te, const setup *is) {
     te_scope_begin(te);
     table.num_embeddings = WORDS;
     table.embedding_dim = layer.hidden_size = WIDTH;
-    table.params_dtype = layer.params_dtype = is->eight ? TE_F32 : TE_BF16;
+    table.params_dtype = layer.gemm.params_dtype = is->eight ? TE_F32 : TE_BF16;
     layer.ffn_hidden_size = 96;
-    layer.num_attention_heads = 4;
-    layer.hidden_dropout = layer.attention_dropout = 0.1f;
-    layer.fuse_wgrad_accumulation = is->fused;
+    layer.attention.num_attention_heads = 4;
+    layer.hidden_dropout = layer.attention.attention_dropout = 0.1f;
+    layer.gemm.fuse_wgrad_accumulation = is->fused;
+    layer.gemm.delay_wgrad_compute = is->delay;
     adam.max_grad_norm = 0.5f;
     adam.weight_decay = 0.1f;
     adam.decay_matrices_only = true;
@@ -114,6 +116,7 @@ static void train_step(trainer *t) {
         te_autocast_end(te);
         te_tensor *loss = te_cross_entropy(logits, t->targets[i], NULL);
         te_backward(loss);
+        if (t->is.delay) te_backward_dw(t->gpt);
         loss = te_tensor_detach(loss);
         sum = sum ? te_add(sum, loss) : loss;
     }
@@ -146,18 +149,18 @@ static uint64_t state_of(trainer *t) {
 }
 
 static const setup setups[] = {
-    {"none", NULL, 1, false, false, false},
-    {"f32", NULL, 1, false, false, true},
-    {"delayed", te_recipe_delayed_scaling, 1, false, false, false},
-    {"current", te_recipe_current_scaling, 1, false, false, false},
-    {"block", te_recipe_block_scaling, 1, false, false, false},
-    {"mxfp8", te_recipe_mxfp8, 1, false, false, false},
-    {"nvfp4", te_recipe_nvfp4, 1, false, false, false},
-    {"none, microbatches, main_grad", NULL, 3, true, false, false},
-    {"delayed, microbatches, main_grad", te_recipe_delayed_scaling, 2, true, false, false},
-    {"current, microbatches", te_recipe_current_scaling, 2, false, false, false},
-    {"delayed, stored", te_recipe_delayed_scaling, 1, false, true, false},
-    {"current, stored", te_recipe_current_scaling, 2, false, true, false},
-    {"mxfp8, stored", te_recipe_mxfp8, 1, false, true, false},
-    {"nvfp4, stored", te_recipe_nvfp4, 1, false, true, false},
+    {"none", NULL, 1, false, false, false, false},
+    {"f32", NULL, 1, false, false, true, false},
+    {"delayed", te_recipe_delayed_scaling, 1, false, false, false, false},
+    {"current", te_recipe_current_scaling, 1, false, false, false, false},
+    {"block", te_recipe_block_scaling, 1, false, false, false, false},
+    {"mxfp8", te_recipe_mxfp8, 1, false, false, false, false},
+    {"nvfp4", te_recipe_nvfp4, 1, false, false, false, false},
+    {"none, microbatches, main_grad", NULL, 3, true, false, false, false},
+    {"delayed, microbatches, main_grad", te_recipe_delayed_scaling, 2, true, false, false, false},
+    {"current, microbatches", te_recipe_current_scaling, 2, false, false, false, false},
+    {"delayed, stored", te_recipe_delayed_scaling, 1, false, true, false, false},
+    {"current, stored", te_recipe_current_scaling, 2, false, true, false, false},
+    {"mxfp8, stored", te_recipe_mxfp8, 1, false, true, false, false},
+    {"nvfp4, stored", te_recipe_nvfp4, 1, false, true, false, false},
 };

@@ -80,8 +80,8 @@ typedef struct act_result {
     float *y, *dx;
 } act_result;
 static act_result run(te_ctx *te, const act_case *c, const act_data *d) {
-    te_act_fwd_args f;
-    te_act_bwd_args b;
+    te_op_act_fwd_args f;
+    te_op_act_bwd_args b;
     act_result r;
     memset(&f, 0, sizeof f);
     memset(&b, 0, sizeof b);
@@ -90,11 +90,11 @@ static act_result run(te_ctx *te, const act_case *c, const act_data *d) {
     f.activation = b.activation = c->act;
     f.limit = b.limit = c->limit;
     f.alpha = b.alpha = c->alpha;
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     b.x = f.x;
     b.dy = test_tensor(te, c->x, SHAPE(c->m, c->n), d->dy);
     b.dx = test_guarded(te, c->y, SHAPE(c->m, width_of(c)));
-    te_act_bwd(te, &b);
+    te_op_act_bwd(te, &b);
     CHECK_OK(te);
     r.y = test_read(f.y);
     r.dx = test_read(b.dx);
@@ -146,7 +146,7 @@ TE_TEST_DEVICES(mixed_formats) { check_all(te, TE_BF16, TE_F32); }
 /* Codes are the f32 result times scale, cast; on the GPU too: the same arithmetic runs in both of its kernels. */
 static void check_quantized(te_ctx *te, te_activation act, int64_t m, int64_t n, int64_t ld, te_dtype x_dtype, te_dtype dtype, float scale) {
     act_case c;
-    te_act_fwd_args f;
+    te_op_act_fwd_args f;
     te_ctx *cpu = test_context("cpu");
     if (!cpu) return;
     memset(&c, 0, sizeof c);
@@ -162,7 +162,7 @@ static void check_quantized(te_ctx *te, te_activation act, int64_t m, int64_t n,
     f.x = test_tensor(te, c.x, SHAPE(m, width_of(&c)), d.x);
     f.y = test_guarded(te, TE_F32, SHAPE(m, n));
     f.activation = act;
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     y = test_read(f.y);
     scaled = test_copy(y, m * n);
     for (int64_t i = 0; i < m * n; i++) {
@@ -174,7 +174,7 @@ static void check_quantized(te_ctx *te, te_activation act, int64_t m, int64_t n,
     f.scale = test_tensor(te, TE_F32, SHAPE(1), &scale);
     f.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
     f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &before);
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_OK(te);
     const uint8_t *codes = (const uint8_t *)test_read_bytes(f.y);
     uint8_t *zeros = (uint8_t *)test_alloc((size_t)(ld - n) + 1);
@@ -186,7 +186,7 @@ static void check_quantized(te_ctx *te, te_activation act, int64_t m, int64_t n,
     CHECK(test_read(f.scale_inv)[0] == 1.0f / scale);
     CHECK_CLOSE("amax", test_read(f.amax), &amax, 1, 0, 0);
     f.scale_inv = f.amax = NULL;
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_OK(te);
 }
 TE_TEST_DEVICES(fp8_output) {
@@ -234,8 +234,8 @@ typedef struct copies_case {
 
 static void check_copies(te_ctx *te, te_activation act, te_dtype x_dtype, te_dtype dtype, const copies_case *k, float scale) {
     act_case c;
-    te_act_fwd_args f;
-    te_act_bwd_args b;
+    te_op_act_fwd_args f;
+    te_op_act_bwd_args b;
     if (!test_context("cpu")) return;
     memset(&c, 0, sizeof c);
     memset(&f, 0, sizeof f);
@@ -254,8 +254,8 @@ static void check_copies(te_ctx *te, te_activation act, te_dtype x_dtype, te_dty
     f.activation = b.activation = act;
     f.y = test_guarded(te, TE_F32, SHAPE(m, c.n));
     b.dx = test_guarded(te, TE_F32, SHAPE(m, width));
-    te_act_fwd(te, &f);
-    te_act_bwd(te, &b);
+    te_op_act_fwd(te, &f);
+    te_op_act_bwd(te, &b);
     CHECK_OK(te);
     const float *y = test_read(f.y), *dx = test_read(b.dx);
 
@@ -267,8 +267,8 @@ static void check_copies(te_ctx *te, te_activation act, te_dtype x_dtype, te_dty
     b.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
     f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
     b.amax = test_guarded_with(te, TE_F32, SHAPE(1), &small);
-    te_act_fwd(te, &f);
-    te_act_bwd(te, &b);
+    te_op_act_fwd(te, &f);
+    te_op_act_bwd(te, &b);
     CHECK_OK(te);
     if (k->row) {
         CHECK_BYTES("y", test_read_bytes(f.y), codes_of(dtype, y, m, c.n, c.n + k->pad, scale), (size_t)(m * (c.n + k->pad)));
@@ -305,7 +305,7 @@ TE_TEST_DEVICES(fp8_copies) {
 TE_TEST_DEVICES(fp8_copies_of_nan) {
     act_case c = {3, 8, TE_SWIGLU, TE_BF16, TE_F8E4M3, 0, 0};
     act_data d = make_data(&c);
-    te_act_bwd_args b;
+    te_op_act_bwd_args b;
     float nan = NAN;
     memset(&b, 0, sizeof b);
     b.x = test_tensor(te, c.x, SHAPE(3, 16), d.x);
@@ -314,7 +314,7 @@ TE_TEST_DEVICES(fp8_copies_of_nan) {
     b.col = test_guarded(te, c.y, SHAPE(16, 8));
     b.scale = test_tensor(te, TE_F32, SHAPE(1), &nan);
     b.activation = c.act;
-    te_act_bwd(te, &b);
+    te_op_act_bwd(te, &b);
     CHECK_OK(te);
     const uint8_t *row = (const uint8_t *)test_read_bytes(b.dx), *col = (const uint8_t *)test_read_bytes(b.col);
     for (int i = 0; i < 3; i++)
@@ -331,7 +331,7 @@ TE_TEST_DEVICES(bias_gradient) {
         for (int j = 0; j < COUNT(formats); j++)
             for (int accumulate = 0; accumulate < 2; accumulate++) {
                 act_case c;
-                te_act_bwd_args b;
+                te_op_act_bwd_args b;
                 float scale = 4;
                 memset(&c, 0, sizeof c);
                 memset(&b, 0, sizeof b);
@@ -348,7 +348,7 @@ TE_TEST_DEVICES(bias_gradient) {
                 b.dy = test_tensor(te, c.x, SHAPE(m, c.n), d.dy);
                 b.dx = test_guarded(te, TE_F32, SHAPE(m, width));
                 b.activation = c.act;
-                te_act_bwd(te, &b);
+                te_op_act_bwd(te, &b);
                 const float *dx = test_read(b.dx);
                 for (int64_t k = 0; k < width; k++) {
                     double sum = accumulate ? start[k] : 0;
@@ -360,7 +360,7 @@ TE_TEST_DEVICES(bias_gradient) {
                 b.accumulate = accumulate;
                 for (int again = 0; again < 2; again++) {
                     b.dbias = test_guarded_with(te, TE_F32, SHAPE(width), start);
-                    te_act_bwd(te, &b);
+                    te_op_act_bwd(te, &b);
                     CHECK_OK(te);
                     const float *got = test_read(b.dbias);
                     CHECK_CLOSE("dbias", got, want, width, 1e-5, 1e-4);
@@ -381,7 +381,7 @@ TE_TEST_DEVICES(rounded_gradient) {
         for (int j = 0; j < COUNT(formats); j++)
             for (int bias = 0; bias < 2; bias++) {
                 act_case c;
-                te_act_bwd_args b;
+                te_op_act_bwd_args b;
                 float scale = 9, small = 0.125f;
                 memset(&c, 0, sizeof c);
                 memset(&b, 0, sizeof b);
@@ -398,7 +398,7 @@ TE_TEST_DEVICES(rounded_gradient) {
                 b.dy = test_tensor(te, c.x, SHAPE(m, c.n), d.dy);
                 b.dx = test_guarded(te, c.x, SHAPE(m, width));
                 b.activation = c.act;
-                te_act_bwd(te, &b); /* the rounded one, stored */
+                te_op_act_bwd(te, &b); /* the rounded one, stored */
                 const float *dx = test_read(b.dx);
                 for (int64_t k = 0; k < width; k++) {
                     double sum = 0;
@@ -409,7 +409,7 @@ TE_TEST_DEVICES(rounded_gradient) {
                 if (bias) { /* sums alone, of floats too */
                     b.dx = test_guarded(te, c.x, SHAPE(m, width));
                     b.dbias = test_guarded(te, TE_F32, SHAPE(width));
-                    te_act_bwd(te, &b);
+                    te_op_act_bwd(te, &b);
                     CHECK_OK(te);
                     CHECK_BYTES("dx", test_read(b.dx), dx, (size_t)(m * width) * 4);
                     CHECK_CLOSE("dbias of floats", test_read(b.dbias), want, width, 1e-5, 1e-5); /* f32 sums in another order */
@@ -420,7 +420,7 @@ TE_TEST_DEVICES(rounded_gradient) {
                 b.scale = test_tensor(te, TE_F32, SHAPE(1), &scale);
                 b.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
                 b.amax = test_guarded_with(te, TE_F32, SHAPE(1), &small);
-                te_act_bwd(te, &b);
+                te_op_act_bwd(te, &b);
                 CHECK_OK(te);
                 CHECK_BYTES("codes", test_read_bytes(b.dx), codes_of(c.y, dx, m, width, width, scale), (size_t)(m * width));
                 if (b.col) CHECK_BYTES("codes, columns", test_read_bytes(b.col), codes_of(c.y, transposed(dx, m, width), width, m, ldc, scale), (size_t)(width * ldc));
@@ -437,8 +437,8 @@ TE_TEST_DEVICES(amax_of_floats) {
         for (int j = 0; j < COUNT(formats); j++)
             for (int bias = 0; bias < 2; bias++) {
                 act_case c;
-                te_act_fwd_args f;
-                te_act_bwd_args b;
+                te_op_act_fwd_args f;
+                te_op_act_bwd_args b;
                 float zero = 0, large = 1e4f;
                 memset(&c, 0, sizeof c);
                 memset(&f, 0, sizeof f);
@@ -457,13 +457,13 @@ TE_TEST_DEVICES(amax_of_floats) {
                 f.activation = b.activation = c.act;
                 f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
                 b.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
-                te_act_fwd(te, &f);
-                te_act_bwd(te, &b);
+                te_op_act_fwd(te, &f);
+                te_op_act_bwd(te, &b);
                 CHECK_OK(te);
                 CHECK(test_read(f.amax)[0] == amax_of(test_read(f.y), c.m * c.n, 0));
                 CHECK(test_read(b.amax)[0] == amax_of(test_read(b.dx), c.m * width_of(&c), 0));
                 f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &large);
-                te_act_fwd(te, &f);
+                te_op_act_fwd(te, &f);
                 CHECK(test_read(f.amax)[0] == large);
             }
 }
@@ -480,8 +480,8 @@ TE_TEST_DEVICES(odd_values) {
             int64_t n = widths[w];
             bool zero = acts[k] == TE_RELU || acts[k] == TE_SRELU;
             float *x = test_normal(N, 1), *ones = test_uniform(N, 2, 1, 2), one = 1, nothing = 0;
-            te_act_fwd_args f;
-            te_act_bwd_args b;
+            te_op_act_fwd_args f;
+            te_op_act_bwd_args b;
             test_case("activation %d n=%d", (int)acts[k], (int)n);
             memset(&f, 0, sizeof f);
             memset(&b, 0, sizeof b);
@@ -491,7 +491,7 @@ TE_TEST_DEVICES(odd_values) {
             f.x = test_tensor(te, TE_F32, SHAPE(1, n), x);
             f.y = test_guarded(te, TE_F32, SHAPE(1, n));
             f.activation = b.activation = acts[k];
-            te_act_fwd(te, &f);
+            te_op_act_fwd(te, &f);
             float *y = test_read(f.y);
             CHECK(zero ? y[3] == 0 : isnan(y[3]));
             CHECK(y[4] == INFINITY);
@@ -499,14 +499,14 @@ TE_TEST_DEVICES(odd_values) {
             b.x = f.x;
             b.dy = test_tensor(te, TE_F32, SHAPE(1, n), ones);
             b.dx = test_guarded(te, TE_F32, SHAPE(1, n));
-            te_act_bwd(te, &b);
+            te_op_act_bwd(te, &b);
             float *dx = test_read(b.dx);
             CHECK(zero ? dx[3] == 0 : isnan(dx[3]));
             CHECK(dx[5] == 0);
             f.y = test_guarded(te, TE_F8E5M2, SHAPE(1, n));
             f.scale = test_tensor(te, TE_F32, SHAPE(1), &one);
             f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &nothing);
-            te_act_fwd(te, &f);
+            te_op_act_fwd(te, &f);
             CHECK_OK(te);
             CHECK(test_read(f.amax)[0] == INFINITY);
             y = test_read(f.y);
@@ -519,8 +519,8 @@ TE_TEST_DEVICES(odd_values) {
 TE_TEST_DEVICES(in_place_and_misaligned) {
     for (int shift = 0; shift < 2; shift++) {
         act_case c;
-        te_act_fwd_args f;
-        te_act_bwd_args b;
+        te_op_act_fwd_args f;
+        te_op_act_bwd_args b;
         memset(&c, 0, sizeof c);
         memset(&f, 0, sizeof f);
         memset(&b, 0, sizeof b);
@@ -536,9 +536,9 @@ TE_TEST_DEVICES(in_place_and_misaligned) {
         f.x = b.x = b.dx = te_tensor_view(te_tensor_narrow(test_tensor(te, TE_BF16, SHAPE(385), padded), 0, shift, 384), SHAPE(3, 128));
         f.y = test_guarded(te, TE_BF16, SHAPE(3, 64));
         f.activation = b.activation = c.act;
-        te_act_fwd(te, &f);
+        te_op_act_fwd(te, &f);
         b.dy = test_tensor(te, TE_BF16, SHAPE(3, 64), d.dy);
-        te_act_bwd(te, &b);
+        te_op_act_bwd(te, &b);
         CHECK_OK(te);
         CHECK_TENSOR(f.y, y, 8e-3, 3e-6);
         CHECK_TENSOR(b.dx, dx, 8e-3, 1e-5);
@@ -546,52 +546,52 @@ TE_TEST_DEVICES(in_place_and_misaligned) {
 }
 
 TE_TEST_DEVICES(complaints) {
-    te_act_fwd_args f;
-    te_act_bwd_args b;
+    te_op_act_fwd_args f;
+    te_op_act_bwd_args b;
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(2, 9));
     memset(&f, 0, sizeof f);
     memset(&b, 0, sizeof b);
     f.x = f.y = x;
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "act_fwd: activation is 0");
     f.activation = TE_SWIGLU;
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "act_fwd: x is [2, 9]; a gated activation needs an even last size");
     f.x = te_tensor_zeros(te, TE_F32, SHAPE(2, 16));
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "y is [2, 9] and x is [2, 16]; y must be [2, 8]");
     f.y = te_tensor_zeros(te, TE_F32, SHAPE(2, 8));
     f.scale_inv = te_tensor_zeros(te, TE_F32, SHAPE(1));
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "scale, scale_inv and col belong to an e4m3 or e5m2 y, and y is f32");
     f.y = te_tensor_zeros(te, TE_F8E4M3, SHAPE(2, 8));
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_STATE, "act_fwd: scale is NULL");
     f.scale = f.scale_inv;
     f.col = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 2));
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "act_fwd: y is e4m3 and col is e5m2");
     f.y = NULL;
     f.col = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 1));
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "col is [8, 1] and x is [2, 16]; col must be [8, 2 or more]");
     f.col = NULL;
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_STATE, "act_fwd: y is NULL");
     f.y = te_tensor_zeros(te, TE_F32, SHAPE(2, 8));
     f.x = te_tensor_zeros(te, TE_I32, SHAPE(2, 16));
-    te_act_fwd(te, &f);
+    te_op_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "act_fwd: x is i32");
     b.activation = TE_GEGLU;
     b.x = b.dx = te_tensor_zeros(te, TE_F32, SHAPE(2, 16));
     b.dy = x;
-    te_act_bwd(te, &b);
+    te_op_act_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_SHAPE, "x is [2, 16] and dy is [2, 9]; x must be [2, 18]");
     b.x = te_tensor_zeros(te, TE_F32, SHAPE(2, 18));
     b.dbias = te_tensor_zeros(te, TE_F32, SHAPE(9));
-    te_act_bwd(te, &b);
+    te_op_act_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_SHAPE, "act_bwd: dbias is [9]; 18 elements are needed");
     b.dbias = NULL;
-    te_act_bwd(te, &b);
+    te_op_act_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_SHAPE, "dx is [2, 16] and x is [2, 18]; dx must be [2, 18]");
 }

@@ -67,7 +67,7 @@ static attn_data make_data(const attn_case *c) {
     d.lse = (float *)test_alloc((size_t)(c->b * c->heads * c->s_q) * 4 + 4);
     if (c->p > 0) { /* element i of P is kept when the i-th uniform number of (seed, offset) is at least p */
         te_ctx *cpu = test_context("cpu");
-        te_random_args r;
+        te_op_random_args r;
         int64_t n = c->b * c->heads * c->s_q * c->s_kv;
         memset(&r, 0, sizeof r);
         r.dst = te_tensor_empty(cpu, TE_F32, SHAPE(n));
@@ -75,7 +75,7 @@ static attn_data make_data(const attn_case *c) {
         r.b = 1;
         r.seed = 123;
         r.offset = 9;
-        te_random(cpu, &r);
+        te_op_random(cpu, &r);
         d.keep = test_read(r.dst);
         for (int64_t i = 0; i < n; i++) d.keep[i] = d.keep[i] >= c->p ? 1 / (1 - c->p) : 0;
     }
@@ -202,8 +202,8 @@ static float *read_part(const attn_case *c, int part, te_tensor *whole) {
     return values;
 }
 
-static te_attn_fwd_args forward_args(const attn_case *c, const attn_tensors *t) {
-    te_attn_fwd_args f;
+static te_op_attn_fwd_args forward_args(const attn_case *c, const attn_tensors *t) {
+    te_op_attn_fwd_args f;
     memset(&f, 0, sizeof f);
     f.q = t->x[Q];
     f.k = t->x[K];
@@ -212,17 +212,17 @@ static te_attn_fwd_args forward_args(const attn_case *c, const attn_tensors *t) 
     f.lse = t->lse;
     f.format = c->format;
     f.mask = c->mask;
-    f.has_window = c->has_window;
-    f.window_left = c->left;
-    f.window_right = c->right;
+    f.window.on = c->has_window;
+    f.window.left = c->left;
+    f.window.right = c->right;
     f.softmax_scale = c->scale;
     f.dropout_p = c->p;
     f.seed = 123;
     f.offset = 9;
     return f;
 }
-static te_attn_bwd_args backward_args(const attn_case *c, const attn_tensors *t) {
-    te_attn_bwd_args a;
+static te_op_attn_bwd_args backward_args(const attn_case *c, const attn_tensors *t) {
+    te_op_attn_bwd_args a;
     memset(&a, 0, sizeof a);
     a.q = t->x[Q];
     a.k = t->x[K];
@@ -235,9 +235,9 @@ static te_attn_bwd_args backward_args(const attn_case *c, const attn_tensors *t)
     a.dv = t->x[DV];
     a.format = c->format;
     a.mask = c->mask;
-    a.has_window = c->has_window;
-    a.window_left = c->left;
-    a.window_right = c->right;
+    a.window.on = c->has_window;
+    a.window.left = c->left;
+    a.window.right = c->right;
     a.softmax_scale = c->scale;
     a.dropout_p = c->p;
     a.seed = 123;
@@ -250,10 +250,10 @@ static attn_data run(te_ctx *te, const attn_case *c, const attn_data *in) {
     attn_tensors t;
     for (int part = 0; part < PARTS; part++) t.x[part] = part_tensor(te, c, part, part == O || part > DO ? NULL : in->x[part], &t.whole[part]);
     t.lse = test_guarded(te, TE_F32, SHAPE(c->b, c->heads, c->s_q));
-    te_attn_fwd_args f = forward_args(c, &t);
-    te_attn_bwd_args a = backward_args(c, &t);
-    te_attn_fwd(te, &f);
-    te_attn_bwd(te, &a);
+    te_op_attn_fwd_args f = forward_args(c, &t);
+    te_op_attn_bwd_args a = backward_args(c, &t);
+    te_op_attn_fwd(te, &f);
+    te_op_attn_bwd(te, &a);
     CHECK_OK(te);
     for (int part = 0; part < PARTS; part++)
         if (part == O || part > DO) out.x[part] = read_part(c, part, t.whole[part]);
@@ -544,8 +544,8 @@ TE_TEST_DEVICES(attn_nan) {
             in.x[part][at(&c, part, 0, 0, 40) + 3] = NAN;
             for (int i = Q; i <= O; i++) t.x[i] = part_tensor(te, &c, i, i == O ? NULL : in.x[i], &t.whole[i]);
             t.lse = test_guarded(te, TE_F32, SHAPE(1, 1, 80));
-            te_attn_fwd_args a = forward_args(&c, &t);
-            te_attn_fwd(te, &a);
+            te_op_attn_fwd_args a = forward_args(&c, &t);
+            te_op_attn_fwd(te, &a);
             CHECK_OK(te);
             float *o = read_part(&c, O, t.whole[O]);
             for (int64_t i = 0; i < 80; i++) CHECK_EQ_INT(isnan(o[at(&c, O, 0, 0, i)]) != 0, part == Q ? i == 40 : i >= 40);
@@ -583,8 +583,8 @@ TE_TEST_DEVICES(attn_without_lse) {
         attn_data in = make_data(&c), want = reference(&c, &in);
         for (int i = Q; i <= O; i++) t.x[i] = part_tensor(te, &c, i, i == O ? NULL : in.x[i], &t.whole[i]);
         t.lse = NULL;
-        te_attn_fwd_args a = forward_args(&c, &t);
-        te_attn_fwd(te, &a);
+        te_op_attn_fwd_args a = forward_args(&c, &t);
+        te_op_attn_fwd(te, &a);
         CHECK_OK(te);
         near("o", read_part(&c, O, t.whole[O]), want.x[O], count_of(&c, O), limit_of(&c, false));
     }
@@ -598,41 +598,41 @@ TE_TEST_DEVICES(attn_refuses) {
     attn_data in = make_data(&c);
     for (int part = 0; part < PARTS; part++) t.x[part] = part_tensor(te, &c, part, part == O || part > DO ? NULL : in.x[part], &t.whole[part]);
     t.lse = test_guarded(te, TE_F32, SHAPE(1, 2, 20));
-    te_attn_fwd_args good = forward_args(&c, &t), f;
-    te_attn_bwd_args good_bwd = backward_args(&c, &t), b;
+    te_op_attn_fwd_args good = forward_args(&c, &t), f;
+    te_op_attn_bwd_args good_bwd = backward_args(&c, &t), b;
 
-    f = good, f.k = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 2, 17)), te_attn_fwd(te, &f);
+    f = good, f.k = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 2, 17)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "k is [20, 1, 2, 17]");
-    f = good, f.k = f.v = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 3, 16)), te_attn_fwd(te, &f);
+    f = good, f.k = f.v = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 3, 16)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "q has 2 heads and k has 3");
-    f = good, f.v = te_tensor_empty(te, TE_F32, SHAPE(21, 1, 2, 16)), te_attn_fwd(te, &f);
+    f = good, f.v = te_tensor_empty(te, TE_F32, SHAPE(21, 1, 2, 16)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "v is [21, 1, 2, 16]; with k it must be [20, 1, 2, 16]");
-    f = good, f.o = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 2, 15)), te_attn_fwd(te, &f);
+    f = good, f.o = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 2, 15)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "o is [20, 1, 2, 15]");
-    f = good, f.q = te_tensor_empty(te, TE_F32, SHAPE(20, 32)), te_attn_fwd(te, &f);
+    f = good, f.q = te_tensor_empty(te, TE_F32, SHAPE(20, 32)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "[s, b, heads, d]");
-    f = good, f.q = te_tensor_empty(te, TE_I32, SHAPE(20, 1, 2, 16)), te_attn_fwd(te, &f);
+    f = good, f.q = te_tensor_empty(te, TE_I32, SHAPE(20, 1, 2, 16)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "q is i32");
-    f = good, f.q = te_tensor_transpose(te_tensor_empty(te, TE_F32, SHAPE(20, 1, 16, 2)), 2, 3), te_attn_fwd(te, &f);
+    f = good, f.q = te_tensor_transpose(te_tensor_empty(te, TE_F32, SHAPE(20, 1, 16, 2)), 2, 3), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "te_tensor_contiguous");
-    f = good, f.lse = te_tensor_empty(te, TE_F32, SHAPE(1, 2, 19)), te_attn_fwd(te, &f);
+    f = good, f.lse = te_tensor_empty(te, TE_F32, SHAPE(1, 2, 19)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "lse");
-    f = good, f.q = NULL, te_attn_fwd(te, &f);
+    f = good, f.q = NULL, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_STATE, "q is NULL");
-    f = good, f.dropout_p = 1.5f, te_attn_fwd(te, &f);
+    f = good, f.dropout_p = 1.5f, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "1.5");
-    f = good, f.mask = (te_attn_mask)9, te_attn_fwd(te, &f);
+    f = good, f.mask = (te_attn_mask)9, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "mask is 9");
-    f = good, f.has_window = true, f.window_left = -2, te_attn_fwd(te, &f);
+    f = good, f.window.on = true, f.window.left = -2, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "window is -2");
-    f = good, f.q = f.k = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 2, 257)), te_attn_fwd(te, &f);
+    f = good, f.q = f.k = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 2, 257)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "1 to 256");
-    b = good_bwd, b.lse = NULL, te_attn_bwd(te, &b);
+    b = good_bwd, b.lse = NULL, te_op_attn_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_STATE, "lse is NULL");
-    b = good_bwd, b.dk = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 1, 16)), te_attn_bwd(te, &b);
+    b = good_bwd, b.dk = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 1, 16)), te_op_attn_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_SHAPE, "dk is [20, 1, 1, 16]; with k it must be [20, 1, 2, 16]");
     te_ctx *elsewhere = test_context("cpu");
-    f = good, f.q = te_tensor_empty(elsewhere, TE_F32, SHAPE(20, 1, 2, 16)), te_attn_fwd(te, &f);
+    f = good, f.q = te_tensor_empty(elsewhere, TE_F32, SHAPE(20, 1, 2, 16)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "another context");
 }
 
@@ -651,8 +651,8 @@ static void check_plan(te_ctx *te, te_dtype dtype, int64_t d, float p, int64_t s
     for (int part = 0; part < PARTS; part++)
         t.x[part] = te_tensor_describe(te, dtype, SHAPE(length_of(&c, part), c.b, heads_of(&c, part), channels_of(&c, part)));
     t.lse = te_tensor_describe(te, TE_F32, SHAPE(c.b, c.heads, c.s_q));
-    te_attn_fwd_args f = forward_args(&c, &t);
-    te_attn_bwd_args b = backward_args(&c, &t);
+    te_op_attn_fwd_args f = forward_args(&c, &t);
+    te_op_attn_bwd_args b = backward_args(&c, &t);
     CHECK(te_explain(te, TE_OP_ATTN_FWD, &f, device, &e) == TE_OK && e.supported && e.deterministic);
     CHECK_STR(e.kernels, fast_forward ? "attn/attn_fwd_mma" : "attn/attn_fwd");
     CHECK_MSG(!strstr(e.kernels, "_mma") == !fast_forward, "%s: %s", device, e.kernels);

@@ -104,8 +104,8 @@ static te_tensor *input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const 
     te_tensor_copy(x, test_tensor(te, dtype, SHAPE(m, n), values));
     return x;
 }
-static te_block_quantize_args quantize(te_ctx *te, const block_case *c, const float *values) {
-    te_block_quantize_args a = {0};
+static te_op_block_quantize_args quantize(te_ctx *te, const block_case *c, const float *values) {
+    te_op_block_quantize_args a = {0};
     copy row = copy_shape(c, false), col = copy_shape(c, true);
     a.x = input(te, c->x_dtype, c->m, c->n, values, c->misaligned);
     if (c->ld >= 0) {
@@ -132,8 +132,8 @@ static void check_copy(const te_tensor *code, const te_tensor *scale_inv, const 
 static void check_quantize(te_ctx *te, const block_case *c, const float *values) {
     const float *x = test_rounded(c->x_dtype, values, c->m * c->n);
     name_case(c);
-    te_block_quantize_args a = quantize(te, c, values);
-    CHECK_EQ_INT(te_block_quantize(te, &a), TE_OK);
+    te_op_block_quantize_args a = quantize(te, c, values);
+    CHECK_EQ_INT(te_op_block_quantize(te, &a), TE_OK);
     REQUIRE_OK(te);
     if (a.row) {
         copy want = reference(c, x, false);
@@ -230,9 +230,9 @@ TE_TEST_DEVICES(block_scale_table) {
             block_case c = {row[i].x_dtype, TE_F8E4M3, 1, 1, 16, 16, v % 2 != 0, v / 2 != 0, false, row[i].epsilon};
             volatile float inverse = 1.0f / (c.fp32_scales ? row[i].scale : row[i].power_of_two);
             float want[4] = {inverse, 0, 0, 0}, x = -row[i].amax;
-            te_block_quantize_args a = quantize(te, &c, &x);
+            te_op_block_quantize_args a = quantize(te, &c, &x);
             name_case(&c);
-            te_block_quantize(te, &a);
+            te_op_block_quantize(te, &a);
             REQUIRE_OK(te);
             CHECK_BYTES("row scale", test_read_bytes(a.row_scale_inv), want, 16);
             CHECK_BYTES("col scale", test_read_bytes(a.col_scale_inv), want, 16);
@@ -268,10 +268,10 @@ TE_TEST_DEVICES(block_noop) {
     for (int i = 0; i < 3; i++)
         for (int two = 0; two < 2; two++) {
             block_case c = {TE_BF16, TE_F8E4M3, 20, 30, 32, 32, two != 0, false, false, 0};
-            te_block_quantize_args a = quantize(te, &c, test_normal(600, 3));
+            te_op_block_quantize_args a = quantize(te, &c, test_normal(600, 3));
             te_tensor *out[4];
             a.noop = test_tensor(te, TE_F32, SHAPE(1), &flags[i]);
-            te_block_quantize(te, &a);
+            te_op_block_quantize(te, &a);
             REQUIRE_OK(te);
             out[0] = a.row, out[1] = a.row_scale_inv, out[2] = a.col, out[3] = a.col_scale_inv;
             for (int k = 0; k < 4; k++) {
@@ -298,13 +298,13 @@ static void check_dequantize(te_ctx *te, const block_case *c, te_dtype y_dtype, 
             want[i * c->n + j] = product;
         }
     name_case(c);
-    te_block_dequantize_args a = {0};
+    te_op_block_dequantize_args a = {0};
     a.q = te_tensor_from_host(te, c->q_dtype, SHAPE(k.lines, k.ld), k.code);
     a.scale_inv = test_tensor(te, TE_F32, SHAPE(k.scale_rows, k.scale_cols), scale);
     a.y = test_guarded(te, y_dtype, SHAPE(c->m, c->n));
     a.two_dimensional = c->two_dimensional;
     a.columnwise = columnwise;
-    CHECK_EQ_INT(te_block_dequantize(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_block_dequantize(te, &a), TE_OK);
     REQUIRE_OK(te);
     if (c->m && c->n) CHECK_TENSOR(a.y, test_rounded(y_dtype, want, c->m * c->n), 0, 0);
 }
@@ -328,17 +328,17 @@ TE_TEST_DEVICES(block_round_trip) {
     for (int v = 0; v < 4; v++) {
         block_case c = {TE_F32, TE_F8E4M3, 150, 300, 304, 160, v % 2 != 0, v / 2 != 0, false, 0};
         float *x = test_normal(c.m * c.n, 4);
-        te_block_quantize_args a = quantize(te, &c, x);
-        te_block_quantize(te, &a);
+        te_op_block_quantize_args a = quantize(te, &c, x);
+        te_op_block_quantize(te, &a);
         REQUIRE_OK(te);
         for (int columnwise = 0; columnwise < 2; columnwise++) {
-            te_block_dequantize_args d = {0};
+            te_op_block_dequantize_args d = {0};
             d.q = columnwise ? a.col : a.row;
             d.scale_inv = columnwise ? a.col_scale_inv : a.row_scale_inv;
             d.y = test_guarded(te, TE_F32, SHAPE(c.m, c.n));
             d.two_dimensional = c.two_dimensional;
             d.columnwise = columnwise != 0;
-            te_block_dequantize(te, &d);
+            te_op_block_dequantize(te, &d);
             REQUIRE_OK(te);
             name_case(&c);
             CHECK_TENSOR(d.y, x, 0.0626, 0.02);
@@ -360,10 +360,10 @@ TE_TEST(block_cuda_is_cpu) {
                 block_case c = {floats[v % 3], formats[kind % 2], m, n, (n + 15) / 16 * 16, (m + 15) / 16 * 16, v / 3 % 2 != 0, v / 6 != 0, kind % 3 == 2, 0};
                 if (s == 5 && v % 3 != 1) continue;
                 const float *x = values_of(kind, c.x_dtype, m, n);
-                te_block_quantize_args want = quantize(cpu, &c, x), got = quantize(gpu, &c, x);
+                te_op_block_quantize_args want = quantize(cpu, &c, x), got = quantize(gpu, &c, x);
                 name_case(&c);
-                te_block_quantize(cpu, &want);
-                te_block_quantize(gpu, &got);
+                te_op_block_quantize(cpu, &want);
+                te_op_block_quantize(gpu, &got);
                 REQUIRE_OK(cpu);
                 REQUIRE_OK(gpu);
                 CHECK_BYTES("row", test_read_bytes(got.row), test_read_bytes(want.row), te_tensor_bytes(want.row));
@@ -371,14 +371,14 @@ TE_TEST(block_cuda_is_cpu) {
                 CHECK_BYTES("row scale", test_read_bytes(got.row_scale_inv), test_read_bytes(want.row_scale_inv), te_tensor_bytes(want.row_scale_inv));
                 CHECK_BYTES("col scale", test_read_bytes(got.col_scale_inv), test_read_bytes(want.col_scale_inv), te_tensor_bytes(want.col_scale_inv));
                 for (int columnwise = 0; columnwise < 2; columnwise++) {
-                    te_block_dequantize_args a = {0}, b = {0};
+                    te_op_block_dequantize_args a = {0}, b = {0};
                     a.q = columnwise ? want.col : want.row, b.q = columnwise ? got.col : got.row;
                     a.scale_inv = columnwise ? want.col_scale_inv : want.row_scale_inv, b.scale_inv = columnwise ? got.col_scale_inv : got.row_scale_inv;
                     a.y = test_guarded(cpu, c.x_dtype, SHAPE(m, n)), b.y = test_guarded(gpu, c.x_dtype, SHAPE(m, n));
                     a.two_dimensional = b.two_dimensional = c.two_dimensional;
                     a.columnwise = b.columnwise = columnwise != 0;
-                    te_block_dequantize(cpu, &a);
-                    te_block_dequantize(gpu, &b);
+                    te_op_block_dequantize(cpu, &a);
+                    te_op_block_dequantize(gpu, &b);
                     REQUIRE_OK(cpu);
                     REQUIRE_OK(gpu);
                     test_close(__FILE__, __LINE__, "y", test_read(b.y), test_read(a.y), m * n, 0, 0); /* NaN payloads are the formats' own */
@@ -391,72 +391,72 @@ TE_TEST(block_cuda_is_cpu) {
 TE_TEST(block_errors) {
     te_ctx *te = test_context("cpu"), *other = test_context("cpu");
     te_tensor *x = te_tensor_zeros(te, TE_BF16, SHAPE(130, 6));
-    te_block_quantize_args a = {0}, before;
+    te_op_block_quantize_args a = {0}, before;
     a.x = x;
-    CHECK_EQ_INT(te_block_quantize(te, &a), TE_ERR_INVALID);
+    CHECK_EQ_INT(te_op_block_quantize(te, &a), TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "neither row nor col");
     a.row_scale_inv = te_tensor_zeros(te, TE_F32, SHAPE(1, 132));
     a.col = te_tensor_zeros(te, TE_F8E4M3, SHAPE(6, 144));
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "row_scale_inv is given without row");
     a.row = te_tensor_zeros(te, TE_F8E4M3, SHAPE(130, 16));
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "col_scale_inv is NULL");
     a.col_scale_inv = te_tensor_zeros(te, TE_F32, SHAPE(2, 8));
-    CHECK_EQ_INT(te_block_quantize(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_block_quantize(te, &a), TE_OK);
     before = a;
 
     a.row = te_tensor_zeros(te, TE_F8E4M3, SHAPE(130, 5));
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "row is [130, 5]; 130 rows of at least 6 columns");
     a.row = te_tensor_zeros(te, TE_U8, SHAPE(130, 16));
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "row is u8; e4m3 and e5m2");
     a.row = te_tensor_zeros(te, TE_F8E5M2, SHAPE(130, 16));
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "row is e5m2 and col is e4m3");
     a = before;
     a.row_scale_inv = te_tensor_zeros(te, TE_F32, SHAPE(1, 130));
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "row_scale_inv is [1, 130]; with 1 x 128 blocks, row of 130 rows and 6 columns has [1, 132]");
     a = before;
     a.col_scale_inv = te_tensor_zeros(te, TE_BF16, SHAPE(2, 8));
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "col_scale_inv is bf16; f32");
     a = before;
     a.two_dimensional = true;
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "row_scale_inv is [1, 132]; with 128 x 128 blocks, row of 130 rows and 6 columns has [2, 4]");
     a = before;
     a.noop = te_tensor_zeros(te, TE_F32, SHAPE(2));
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "noop is [2]");
     a = before;
     a.x = te_tensor_zeros(other, TE_BF16, SHAPE(130, 6));
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "another context");
     a.x = te_tensor_transpose(te_tensor_zeros(te, TE_BF16, SHAPE(6, 130)), 0, 1);
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "strided");
     a.x = te_tensor_zeros(te, TE_I32, SHAPE(130, 6));
-    te_block_quantize(te, &a);
+    te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "x is i32");
     a.x = NULL;
-    CHECK_EQ_INT(te_block_quantize(te, &a), TE_ERR_STATE);
+    CHECK_EQ_INT(te_op_block_quantize(te, &a), TE_ERR_STATE);
     te_clear_error(te);
 
-    te_block_dequantize_args d = {0};
+    te_op_block_dequantize_args d = {0};
     d.q = before.row;
     d.scale_inv = before.row_scale_inv;
     d.y = te_tensor_zeros(te, TE_BF16, SHAPE(130, 6));
-    CHECK_EQ_INT(te_block_dequantize(te, &d), TE_OK);
+    CHECK_EQ_INT(te_op_block_dequantize(te, &d), TE_OK);
     d.columnwise = true;
-    te_block_dequantize(te, &d);
+    te_op_block_dequantize(te, &d);
     CHECK_ERROR(te, TE_ERR_SHAPE, "q is [130, 16]; 6 rows of at least 130 columns");
     d.q = before.col;
-    te_block_dequantize(te, &d);
+    te_op_block_dequantize(te, &d);
     CHECK_ERROR(te, TE_ERR_SHAPE, "scale_inv is [1, 132]");
     d.y = te_tensor_zeros(te, TE_F8E4M3, SHAPE(130, 6));
-    te_block_dequantize(te, &d);
+    te_op_block_dequantize(te, &d);
     CHECK_ERROR(te, TE_ERR_DTYPE, "y is e4m3");
 }

@@ -73,14 +73,14 @@ static void check_quantize(te_ctx *te, const quantize_case *c, const float *valu
               (double)c->scale, c->misaligned ? " misaligned" : "");
     const float *x = test_rounded(c->x_dtype, values, m * n);
     float amax = amax_before;
-    te_fp8_quantize_args a = {0};
+    te_op_fp8_quantize_args a = {0};
     a.x = input(te, c->x_dtype, m, n, values, c->misaligned);
     a.row = ld < 0 ? NULL : test_guarded(te, c->q_dtype, SHAPE(m, ld));
     a.col = ldc < 0 ? NULL : test_guarded(te, c->q_dtype, SHAPE(n, ldc));
     a.scale = scalar(te, c->scale);
     a.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
     a.amax = scalar_out(te, amax_before);
-    CHECK_EQ_INT(te_fp8_quantize(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_fp8_quantize(te, &a), TE_OK);
     REQUIRE_OK(te);
 
     uint8_t *row = (uint8_t *)test_alloc((size_t)(m * (ld > 0 ? ld : 0)) + 1), *col = (uint8_t *)test_alloc((size_t)(n * (ldc > 0 ? ldc : 0)) + 1);
@@ -108,11 +108,11 @@ TE_TEST_DEVICES(quantize_all_codes) {
             value[i] = (float)fp8_value(formats[f], i);
             want[i] = isnan(value[i]) ? 0x7f : isinf(value[i]) ? (uint8_t)((i & 0x80) | fp8_largest(formats[f])) : (uint8_t)i;
         }
-        te_fp8_quantize_args a = {0};
+        te_op_fp8_quantize_args a = {0};
         a.x = test_tensor(te, TE_F32, SHAPE(16, 16), value);
         a.row = test_guarded(te, formats[f], SHAPE(16, 16));
         a.scale = scalar(te, 1);
-        te_fp8_quantize(te, &a);
+        te_op_fp8_quantize(te, &a);
         REQUIRE_OK(te);
         CHECK_BYTES("codes", test_read_bytes(a.row), want, 256);
 
@@ -125,7 +125,7 @@ TE_TEST_DEVICES(quantize_all_codes) {
         }
         a.x = test_tensor(te, TE_F32, SHAPE(1, n), between);
         a.row = test_guarded(te, formats[f], SHAPE(1, n));
-        te_fp8_quantize(te, &a);
+        te_op_fp8_quantize(te, &a);
         REQUIRE_OK(te);
         for (int i = 0; i < n; i++) {
             want[0] = fp8_code(formats[f], between[i]);
@@ -169,7 +169,7 @@ TE_TEST_DEVICES(quantize_scales) {
 TE_TEST_DEVICES(quantize_noop) {
     const float flags[] = {1, 0, 2};
     for (int i = 0; i < 3; i++) {
-        te_fp8_quantize_args a = {0};
+        te_op_fp8_quantize_args a = {0};
         a.x = test_tensor(te, TE_BF16, SHAPE(20, 30), test_normal(600, 3));
         a.row = test_guarded(te, TE_F8E4M3, SHAPE(20, 32));
         a.col = test_guarded(te, TE_F8E4M3, SHAPE(30, 32));
@@ -177,7 +177,7 @@ TE_TEST_DEVICES(quantize_noop) {
         a.scale_inv = scalar_out(te, 7);
         a.amax = scalar_out(te, 0.25f);
         a.noop = scalar(te, flags[i]);
-        te_fp8_quantize(te, &a);
+        te_op_fp8_quantize(te, &a);
         REQUIRE_OK(te);
         const uint8_t *row = (const uint8_t *)test_read_bytes(a.row), *col = (const uint8_t *)test_read_bytes(a.col);
         int touched = 0;
@@ -200,7 +200,7 @@ static void check_current(te_ctx *te, te_dtype x_dtype, te_dtype q_dtype, int64_
     float amax = 0, used, largest = q_dtype == TE_F8E4M3 ? 448 : 57344;
     volatile float scale = 1, inverse, scaled;
     int exponent;
-    te_fp8_quantize_args a = {0};
+    te_op_fp8_quantize_args a = {0};
     a.x = input(te, x_dtype, m, n, values, misaligned);
     a.row = copies & 1 ? test_guarded(te, q_dtype, SHAPE(m, ld)) : NULL;
     a.col = copies & 2 ? test_guarded(te, q_dtype, SHAPE(n, ldc)) : NULL;
@@ -209,7 +209,7 @@ static void check_current(te_ctx *te, te_dtype x_dtype, te_dtype q_dtype, int64_
     a.current = true;
     a.epsilon = epsilon;
     a.power_of_two = power_of_two;
-    CHECK_EQ_INT(te_fp8_quantize(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_fp8_quantize(te, &a), TE_OK);
     REQUIRE_OK(te);
 
     for (int64_t i = 0; i < m * n; i++)
@@ -263,11 +263,11 @@ TE_TEST_DEVICES(quantize_current_large) {
     check_current(te, TE_BF16, TE_F8E4M3, 1000, 1536, 1, values, 0, true, true);
 }
 
-/* Two steps by themselves, te_amax and te_scale_from_amax, give the scale that one call does; and noop leaves everything. */
+/* Two steps by themselves, te_op_amax and te_op_scale_from_amax, give the scale that one call does; and noop leaves everything. */
 TE_TEST_DEVICES(quantize_current_in_steps) {
-    te_fp8_quantize_args a = {0}, b = {0};
-    te_amax_args amax = {0};
-    te_scale_from_amax_args scale = {0};
+    te_op_fp8_quantize_args a = {0}, b = {0};
+    te_op_amax_args amax = {0};
+    te_op_scale_from_amax_args scale = {0};
     a.x = b.x = amax.x = test_tensor(te, TE_BF16, SHAPE(77, 90), test_normal(77 * 90, 12));
     a.row = test_guarded(te, TE_F8E5M2, SHAPE(77, 96));
     b.row = test_guarded(te, TE_F8E5M2, SHAPE(77, 96));
@@ -277,17 +277,17 @@ TE_TEST_DEVICES(quantize_current_in_steps) {
     scale.scale = test_guarded(te, TE_F32, SHAPE(1));
     scale.fp8_max = 57344;
     b.scale = scale.scale;
-    te_fp8_quantize(te, &a);
-    te_amax(te, &amax);
-    te_scale_from_amax(te, &scale);
-    te_fp8_quantize(te, &b);
+    te_op_fp8_quantize(te, &a);
+    te_op_amax(te, &amax);
+    te_op_scale_from_amax(te, &scale);
+    te_op_fp8_quantize(te, &b);
     REQUIRE_OK(te);
     CHECK_BYTES("row", test_read_bytes(a.row), test_read_bytes(b.row), 77 * 96);
     a.row = test_guarded(te, TE_F8E5M2, SHAPE(77, 96));
     a.amax = scalar_out(te, 3);
     a.scale_inv = scalar_out(te, 4);
     a.noop = scalar(te, 1);
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     REQUIRE_OK(te);
     CHECK(test_read(a.amax)[0] == 3 && test_read(a.scale_inv)[0] == 4 && ((uint8_t *)test_read_bytes(a.row))[0] == TEST_POISON);
 }
@@ -299,8 +299,8 @@ TE_TEST_DEVICES(quantize_current_of_known_amax) {
         for (int f = 0; f < 2; f++)
             for (int copies = 1; copies < 4; copies++) {
                 int64_t m = shapes[s][0], n = shapes[s][1];
-                te_fp8_quantize_args a = {0}, b;
-                te_amax_args amax = {0};
+                te_op_fp8_quantize_args a = {0}, b;
+                te_op_amax_args amax = {0};
                 if (((2 * s + f) * 3 + copies) % test_every(5)) continue;
                 te_tensor *found = te_tensor_zeros(te, TE_F32, SHAPE(2));
                 test_case("[%d, %d] %s copies %d", (int)m, (int)n, te_dtype_name(formats[f]), copies);
@@ -318,9 +318,9 @@ TE_TEST_DEVICES(quantize_current_of_known_amax) {
                 b.amax = scalar_out(te, 1e30f);
                 amax.amax = te_tensor_wrap(te, TE_F32, SHAPE(1), te_tensor_data(found), NULL, NULL);
                 b.x_amax = found;
-                te_fp8_quantize(te, &a);
-                te_amax(te, &amax);
-                te_fp8_quantize(te, &b);
+                te_op_fp8_quantize(te, &a);
+                te_op_amax(te, &amax);
+                te_op_fp8_quantize(te, &b);
                 REQUIRE_OK(te);
                 CHECK_EQ_INT(bits_of(b.scale_inv), bits_of(a.scale_inv));
                 CHECK_EQ_INT(bits_of(b.amax), bits_of(a.amax));
@@ -337,7 +337,7 @@ TE_TEST_DEVICES(quantize_with_bias_gradient) {
         for (int mode = 0; mode < 6; mode++) { /* scale given, made here, made of a known amax; one copy, or two */
             int64_t m = shapes[s][0], n = shapes[s][1], ld = (n + 15) / 16 * 16, ldc = (m + 15) / 16 * 16;
             te_dtype dtype = floats[(s + mode) % 3];
-            te_fp8_quantize_args a = {0}, b;
+            te_op_fp8_quantize_args a = {0}, b;
             float found[2] = {3, 0};
             test_case("%s [%d, %d] mode %d", te_dtype_name(dtype), (int)m, (int)n, mode);
             const float *values = test_normal(m * n, (uint64_t)s + 31), *x = test_rounded(dtype, values, m * n);
@@ -352,12 +352,12 @@ TE_TEST_DEVICES(quantize_with_bias_gradient) {
             if (!a.current) a.scale = scalar(te, 3);
             b = a;
             for (int again = 0; again < 3; again++) {
-                te_fp8_quantize_args *q = again ? &b : &a; /* once without, twice with the sums */
+                te_op_fp8_quantize_args *q = again ? &b : &a; /* once without, twice with the sums */
                 q->row = mode < 3 ? NULL : test_guarded(te, TE_F8E5M2, SHAPE(m, ld));
                 q->col = test_guarded(te, TE_F8E5M2, SHAPE(n, ldc));
                 if (mode % 3 == 2) q->x_amax = te_tensor_from_host(te, TE_F32, SHAPE(2), found);
                 if (again) q->dbias = test_guarded(te, TE_F32, SHAPE(n));
-                te_fp8_quantize(te, q);
+                te_op_fp8_quantize(te, q);
                 REQUIRE_OK(te);
                 if (!again) continue;
                 CHECK_CLOSE("dbias", test_read(b.dbias), want, n, 1e-5, 3e-5); /* f32 sums of up to 1000 numbers of size 1 */
@@ -379,7 +379,7 @@ TE_TEST_DEVICES(quantize_every_bf16) {
     for (int i = 0; i < 65536; i++) half[i] = (uint16_t)i, x[i] = bits((uint32_t)i << 16);
     for (int f = 0; f < 2; f++)
         for (int s = 0; s < COUNT(scales); s++) {
-            te_fp8_quantize_args a = {0};
+            te_op_fp8_quantize_args a = {0};
             test_case("%s scale %g", te_dtype_name(formats[f]), (double)scales[s]);
             for (int i = 0; i < 65536; i++) {
                 volatile float scaled = x[i] * scales[s];
@@ -389,7 +389,7 @@ TE_TEST_DEVICES(quantize_every_bf16) {
             a.row = test_guarded(te, formats[f], SHAPE(256, 256));
             a.col = test_guarded(te, formats[f], SHAPE(256, 256));
             a.scale = scalar(te, scales[s]);
-            te_fp8_quantize(te, &a);
+            te_op_fp8_quantize(te, &a);
             REQUIRE_OK(te);
             CHECK_BYTES("row", test_read_bytes(a.row), row, 65536);
             CHECK_BYTES("col", test_read_bytes(a.col), col, 65536);
@@ -417,7 +417,7 @@ TE_TEST(cast_cuda_equals_cpu) {
             for (int d = 0; d < 3; d++)
                 for (int f = 0; f < 2; f++)
                     for (int current = 0; current < 2; current++) {
-                        te_fp8_quantize_args a[2];
+                        te_op_fp8_quantize_args a[2];
                         if (s == 5 && (d + f) % 2 != current) continue;
                         test_case("%s %s -> %s [%d, %d] current %d", what[k], te_dtype_name(floats[d]), te_dtype_name(formats[f]), (int)m, (int)n,
                                   current);
@@ -432,7 +432,7 @@ TE_TEST(cast_cuda_equals_cpu) {
                             a[c].amax = te_tensor_zeros(te[c], TE_F32, SHAPE(1));
                             a[c].current = current;
                             a[c].power_of_two = k % 2;
-                            te_fp8_quantize(te[c], &a[c]);
+                            te_op_fp8_quantize(te[c], &a[c]);
                             REQUIRE_OK(te[c]);
                         }
                         CHECK_BYTES("row", test_read_bytes(a[1].row), test_read_bytes(a[0].row), (size_t)(m * ld));
@@ -453,11 +453,11 @@ TE_TEST_DEVICES(dequantize_all_codes) {
     for (int f = 0; f < 2; f++)
         for (int d = 0; d < 3; d++) {
             test_case("%s to %s", te_dtype_name(formats[f]), te_dtype_name(floats[d]));
-            te_fp8_dequantize_args a = {0};
+            te_op_fp8_dequantize_args a = {0};
             a.q = te_tensor_from_host(te, formats[f], SHAPE(1, 256), code);
             a.scale_inv = scalar(te, 0.37f);
             a.y = test_guarded(te, floats[d], SHAPE(1, 256));
-            te_fp8_dequantize(te, &a);
+            te_op_fp8_dequantize(te, &a);
             REQUIRE_OK(te);
             for (int i = 0; i < 256; i++) {
                 volatile float product = (float)fp8_value(formats[f], i) * 0.37f;
@@ -480,11 +480,11 @@ TE_TEST_DEVICES(dequantize_shapes) {
                 volatile float product = (float)fp8_value(TE_F8E4M3, code[i / n * ld + i % n]) * 3.3f;
                 want[i] = product;
             }
-            te_fp8_dequantize_args a = {0};
+            te_op_fp8_dequantize_args a = {0};
             a.q = te_tensor_from_host(te, TE_F8E4M3, SHAPE(m, ld), code);
             a.scale_inv = scalar(te, 3.3f);
             a.y = test_guarded(te, floats[d], SHAPE(m, n));
-            te_fp8_dequantize(te, &a);
+            te_op_fp8_dequantize(te, &a);
             REQUIRE_OK(te);
             if (m) CHECK_TENSOR(a.y, test_rounded(floats[d], want, m * n), 0, 0);
         }
@@ -500,12 +500,12 @@ TE_TEST_DEVICES(amax_values) {
             const float *x = test_rounded(floats[d], v, sizes[n]);
             for (int64_t i = 0; i < sizes[n]; i++) want = fmaxf(want, fabsf(x[i]));
             for (int keep = 0; keep < 2; keep++) {
-                te_amax_args a = {0};
+                te_op_amax_args a = {0};
                 test_case("%s [%d] keep %d", te_dtype_name(floats[d]), (int)sizes[n], keep);
                 a.x = input(te, floats[d], 1, sizes[n], v, keep);
                 a.amax = scalar_out(te, 100);
                 a.keep = keep;
-                te_amax(te, &a);
+                te_op_amax(te, &a);
                 REQUIRE_OK(te);
                 CHECK_EQ_INT(bits_of(a.amax), float_bits(keep ? 100 : want));
             }
@@ -517,18 +517,18 @@ TE_TEST_DEVICES(amax_nan_and_infinity) {
     const float tiny[] = {bits(1), -bits(3), 0};
     const float *x[] = {nan_only, mixed, endless, zeros, tiny}, want[] = {0, 3, INFINITY, 0, bits(3)};
     for (int i = 0; i < 5; i++) {
-        te_amax_args a = {0};
+        te_op_amax_args a = {0};
         a.x = test_tensor(te, TE_F32, SHAPE(3), x[i]);
         a.amax = test_guarded(te, TE_F32, SHAPE(1));
-        te_amax(te, &a);
+        te_op_amax(te, &a);
         REQUIRE_OK(te);
         CHECK_EQ_INT(bits_of(a.amax), float_bits(want[i]));
         a.noop = scalar(te, 1);
         a.amax = scalar_out(te, -5);
-        te_amax(te, &a);
+        te_op_amax(te, &a);
         CHECK(test_read(a.amax)[0] == -5);
         a.noop = scalar(te, 0);
-        te_amax(te, &a);
+        te_op_amax(te, &a);
         CHECK_EQ_INT(bits_of(a.amax), float_bits(want[i]));
     }
 }
@@ -559,7 +559,7 @@ TE_TEST_DEVICES(scale_table) {
     };
     for (int i = 0; i < COUNT(row); i++)
         for (int power = 0; power < 2; power++) {
-            te_scale_from_amax_args a = {0};
+            te_op_scale_from_amax_args a = {0};
             test_case("amax %g epsilon %g power_of_two %d", (double)row[i].amax, (double)row[i].epsilon, power);
             a.amax = scalar(te, row[i].amax);
             a.scale = test_guarded(te, TE_F32, SHAPE(1));
@@ -567,7 +567,7 @@ TE_TEST_DEVICES(scale_table) {
             a.fp8_max = 448;
             a.epsilon = row[i].epsilon;
             a.power_of_two = power;
-            te_scale_from_amax(te, &a);
+            te_op_scale_from_amax(te, &a);
             REQUIRE_OK(te);
             float want = power ? row[i].power_of_two : row[i].scale;
             volatile float inverse = 1.0f / want;
@@ -578,13 +578,13 @@ TE_TEST_DEVICES(scale_table) {
 
 TE_TEST_DEVICES(scale_many) {
     enum { N = 1000 };
-    te_scale_from_amax_args a = {0};
+    te_op_scale_from_amax_args a = {0};
     float *amax = test_specials(N, 6);
     for (int i = 0; i < N; i++) amax[i] = fabsf(amax[i]);
     a.amax = test_tensor(te, TE_F32, SHAPE(N), amax);
     a.scale = test_guarded(te, TE_F32, SHAPE(N));
     a.fp8_max = 57344;
-    te_scale_from_amax(te, &a);
+    te_op_scale_from_amax(te, &a);
     REQUIRE_OK(te);
     float *want = (float *)test_alloc(N * 4);
     for (int i = 0; i < N; i++) {
@@ -633,7 +633,7 @@ TE_TEST_DEVICES(delayed_update_table) {
     };
     for (int i = 0; i < COUNT(row); i++)
         for (int with = 0; with < 2; with++) { /* a reduced amax of 0 is as good as none */
-            te_delayed_update_args a = {0};
+            te_op_delayed_update_args a = {0};
             te_tensor *history, *scale;
             if (!with && row[i].reduced != 0) continue;
             test_case("%s%s", row[i].what, with ? ", reduced" : "");
@@ -645,7 +645,7 @@ TE_TEST_DEVICES(delayed_update_table) {
             a.reduced = with ? scalar(te, row[i].reduced) : NULL;
             a.fp8_max = 448;
             a.algo = row[i].algo;
-            te_delayed_update(te, &a);
+            te_op_delayed_update(te, &a);
             REQUIRE_OK(te);
             CHECK_BYTES("history", test_read_bytes(history), row[i].after, 16);
             CHECK_EQ_INT(bits_of(scale), float_bits(row[i].scale));
@@ -656,14 +656,14 @@ TE_TEST_DEVICES(delayed_update_nan) {
     /* A NaN amax is written down and rolls, and the maximum looks past it. */
     const float values[] = {NAN, 2, 4};
     for (int recent = 0; recent < 2; recent++) {
-        te_delayed_update_args a = {0};
+        te_op_delayed_update_args a = {0};
         te_tensor *history = test_guarded_with(te, TE_F32, SHAPE(3, 1), values), *scale = scalar_out(te, 5);
         a.amax_history = &history;
         a.scale = &scale;
         a.count = 1;
         a.fp8_max = 448;
         a.algo = recent ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
-        te_delayed_update(te, &a);
+        te_op_delayed_update(te, &a);
         REQUIRE_OK(te);
         const float *after = test_read(history);
         CHECK(after[0] == 0 && after[1] == 4 && isnan(after[2]));
@@ -680,7 +680,7 @@ TE_TEST_DEVICES(delayed_update_lengths) {
                 int length = lengths[l];
                 float margin = margins[(l + n + algo) % COUNT(margins)];
                 float *history = test_uniform(length * n, 7, 0, 3), *scale = test_uniform(n, 8, 1, 2), slot[1100];
-                te_delayed_update_args a = {0};
+                te_op_delayed_update_args a = {0};
                 te_tensor *on_device[2];
                 test_case("L %d n %d algo %d margin %g", length, n, algo, (double)margin);
                 on_device[0] = test_guarded_with(te, TE_F32, SHAPE(length, n), history);
@@ -692,7 +692,7 @@ TE_TEST_DEVICES(delayed_update_lengths) {
                 a.margin = margin;
                 a.algo = (te_amax_algo)algo;
                 for (int step = 0; step < 4; step++) {
-                    te_delayed_update(te, &a);
+                    te_op_delayed_update(te, &a);
                     REQUIRE_OK(te);
                     for (int i = 0; i < n; i++) {
                         for (int k = 0; k < length; k++) slot[k] = history[k * n + i];
@@ -716,8 +716,8 @@ static void check_delayed_list(te_ctx *te, int count, int most_slots, const int 
     float **want_scale = (float **)test_alloc(sizeof(float *) * (size_t)count);
     float *rows = (float *)test_alloc(sizeof(float) * (size_t)(count * most_slots)), slot[1100];
     int total = 0;
-    te_delayed_update_args a = {0};
-    te_delayed_gather_args g = {0};
+    te_op_delayed_update_args a = {0};
+    te_op_delayed_gather_args g = {0};
     test_case("%d states, up to %d slots, %d lengths%s", count, most_slots, num_lengths, reduce ? ", reduced" : "");
     for (int i = 0; i < count; i++) {
         int n = i % 11 == 5 ? 0 : 1 + (i * 7) % most_slots, length = lengths[i % num_lengths];
@@ -735,7 +735,7 @@ static void check_delayed_list(te_ctx *te, int count, int most_slots, const int 
     g.amax_history = history;
     g.count = count;
     g.amaxes = test_guarded(te, TE_F32, SHAPE(total));
-    CHECK_EQ_INT(te_delayed_gather(te, &g), TE_OK);
+    CHECK_EQ_INT(te_op_delayed_gather(te, &g), TE_OK);
     REQUIRE_OK(te);
     CHECK_TENSOR(g.amaxes, rows, 0, 0);
     if (reduce) { /* another rank may have seen more, or something where this one saw nothing */
@@ -746,7 +746,7 @@ static void check_delayed_list(te_ctx *te, int count, int most_slots, const int 
     a.scale = scale;
     a.count = count;
     a.fp8_max = 448;
-    CHECK_EQ_INT(te_delayed_update(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_delayed_update(te, &a), TE_OK);
     REQUIRE_OK(te);
     for (int i = 0, at = 0; i < count; i++) {
         int n = (int)te_tensor_numel(scale[i]), length = lengths[i % num_lengths], before = 0;
@@ -775,11 +775,11 @@ TE_TEST_DEVICES(delayed_update_lists) {
         check_delayed_list(te, 90, 5, many, COUNT(many), reduce); /* more lengths than a table takes */
         check_delayed_list(te, 3, 300, few, 3, reduce);
     }
-    te_delayed_update_args a = {0};
-    te_delayed_gather_args g = {0};
+    te_op_delayed_update_args a = {0};
+    te_op_delayed_gather_args g = {0};
     a.fp8_max = 448;
     g.amaxes = test_guarded(te, TE_F32, SHAPE(0));
-    CHECK(te_delayed_update(te, &a) == TE_OK && te_delayed_gather(te, &g) == TE_OK); /* of nothing */
+    CHECK(te_op_delayed_update(te, &a) == TE_OK && te_op_delayed_gather(te, &g) == TE_OK); /* of nothing */
     REQUIRE_OK(te);
 }
 
@@ -799,12 +799,12 @@ TE_TEST_DEVICES(transpose_shapes) {
             for (int64_t i = 0; i < m * lds * size; i++) src[i] = (uint8_t)(i * 37 + i / 251);
             for (int64_t i = 0; i < m; i++)
                 for (int64_t j = 0; j < n; j++) memcpy(want + (j * ldd + i) * size, src + (i * lds + j) * size, (size_t)size);
-            te_transpose_args a = {0};
+            te_op_transpose_args a = {0};
             a.src = te_tensor_from_host(te, dtypes[d], SHAPE(m, lds), src);
             a.dst = test_guarded(te, dtypes[d], SHAPE(n, ldd));
             a.rows = m;
             a.columns = n;
-            te_transpose(te, &a);
+            te_op_transpose(te, &a);
             REQUIRE_OK(te);
             CHECK_BYTES("dst", test_read_bytes(a.dst), want, (size_t)(n * ldd * size));
         }
@@ -823,12 +823,12 @@ TE_TEST_DEVICES(transpose_e2m1) {
         for (int64_t i = 0; i < m * src_bytes; i++) src[i] = (uint8_t)(i * 37 + i / 251 + 0x3c);
         for (int64_t i = 0; i < m; i++)
             for (int64_t j = 0; j < n; j++) want[j * dst_bytes + i / 2] |= (uint8_t)((src[i * src_bytes + j / 2] >> (j % 2 * 4) & 15) << (i % 2 * 4));
-        te_transpose_args a = {0};
+        te_op_transpose_args a = {0};
         a.src = te_tensor_from_host(te, TE_F4E2M1, SHAPE(m, lds), src);
         a.dst = test_guarded(te, TE_F4E2M1, SHAPE(n, ldd));
         a.rows = m;
         a.columns = n;
-        te_transpose(te, &a);
+        te_op_transpose(te, &a);
         REQUIRE_OK(te);
         CHECK_BYTES("dst", test_read_bytes(a.dst), want, (size_t)(n * dst_bytes));
     }
@@ -839,68 +839,68 @@ TE_TEST_DEVICES(transpose_e2m1) {
 TE_TEST(cast_errors) {
     te_ctx *te = test_context("cpu"), *other = test_context("cpu");
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 6)), *one = te_tensor_zeros(te, TE_F32, SHAPE(1));
-    te_fp8_quantize_args a = {0};
+    te_op_fp8_quantize_args a = {0};
     a.x = x;
     a.scale = one;
-    CHECK_EQ_INT(te_fp8_quantize(te, &a), TE_ERR_INVALID);
+    CHECK_EQ_INT(te_op_fp8_quantize(te, &a), TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "neither row nor col");
     a.row = te_tensor_zeros(te, TE_F8E4M3, SHAPE(4, 5));
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "row is [4, 5]; 4 rows of at least 6 columns");
     a.row = te_tensor_zeros(te, TE_U8, SHAPE(4, 6));
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "row is u8");
     a.row = te_tensor_zeros(te, TE_F8E4M3, SHAPE(4, 6));
     a.col = te_tensor_zeros(te, TE_F8E5M2, SHAPE(6, 4));
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "both hold the same codes");
     a.col = NULL;
     a.scale = te_tensor_zeros(te, TE_F32, SHAPE(2));
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "scale is [2], not [1]");
     a.scale = te_tensor_zeros(other, TE_F32, SHAPE(1));
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "another context");
     a.scale = one;
     a.x = te_tensor_transpose(x, 0, 1);
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "strided");
     a.x = NULL;
-    CHECK_EQ_INT(te_fp8_quantize(te, &a), TE_ERR_STATE);
+    CHECK_EQ_INT(te_op_fp8_quantize(te, &a), TE_ERR_STATE);
     te_clear_error(te);
 
     a.x = x;
     a.row = te_tensor_zeros(te, TE_F8E4M3, SHAPE(4, 6));
     a.current = true;
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "scale is given, and with `current` the scale comes from x");
     a.scale = NULL;
     a.x_amax = one;
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "x_amax is [1], not [2]");
     a.x_amax = te_tensor_zeros(te, TE_F32, SHAPE(2));
     a.noop = one;
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "x_amax with noop");
     a.x_amax = NULL;
     a.dbias = te_tensor_zeros(te, TE_F32, SHAPE(6));
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "dbias with noop");
     a.noop = NULL;
     a.dbias = one;
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "dbias is [1]; 6 elements are needed");
     a.dbias = NULL;
     a.x_amax = te_tensor_zeros(te, TE_F32, SHAPE(2));
     a.current = false;
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "x_amax belongs to `current`");
     a.x_amax = NULL;
-    te_fp8_quantize(te, &a);
+    te_op_fp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "scale is NULL");
 
     /* The second of two states is at fault: the first keeps its numbers. */
-    te_delayed_update_args d = {0};
+    te_op_delayed_update_args d = {0};
     te_tensor *history[2], *scale[2];
     history[0] = te_tensor_full(te, TE_F32, SHAPE(4, 2), 3);
     history[1] = te_tensor_zeros(te, TE_F32, SHAPE(3));
@@ -910,37 +910,37 @@ TE_TEST(cast_errors) {
     d.scale = scale;
     d.count = 2;
     d.fp8_max = 448;
-    te_delayed_update(te, &d);
+    te_op_delayed_update(te, &d);
     CHECK_ERROR(te, TE_ERR_SHAPE, "amax_history[1] is [3]");
     history[1] = te_tensor_zeros(te, TE_F32, SHAPE(4, 2));
-    te_delayed_update(te, &d);
+    te_op_delayed_update(te, &d);
     CHECK_ERROR(te, TE_ERR_SHAPE, "scale[1] is [3], not [2]");
     scale[1] = NULL;
-    te_delayed_update(te, &d);
+    te_op_delayed_update(te, &d);
     CHECK_ERROR(te, TE_ERR_STATE, "scale[1] is NULL");
     scale[1] = te_tensor_zeros(te, TE_F32, SHAPE(2));
     d.reduced = te_tensor_zeros(te, TE_F32, SHAPE(2));
-    te_delayed_update(te, &d);
+    te_op_delayed_update(te, &d);
     CHECK_ERROR(te, TE_ERR_SHAPE, "reduced is [2], not [4]");
     d.reduced = NULL;
     d.scale = NULL;
-    te_delayed_update(te, &d);
+    te_op_delayed_update(te, &d);
     CHECK_ERROR(te, TE_ERR_INVALID, "the list of 2 scale is NULL");
     CHECK(test_read(history[0])[0] == 3 && test_read(scale[0])[0] == 7);
-    te_delayed_gather_args g = {0};
+    te_op_delayed_gather_args g = {0};
     g.amax_history = history;
     g.count = 2;
     g.amaxes = te_tensor_zeros(te, TE_F32, SHAPE(3));
-    te_delayed_gather(te, &g);
+    te_op_delayed_gather(te, &g);
     CHECK_ERROR(te, TE_ERR_SHAPE, "amaxes is [3], not [4]");
     g.count = -1;
-    te_delayed_gather(te, &g);
+    te_op_delayed_gather(te, &g);
     CHECK_ERROR(te, TE_ERR_INVALID, "count is -1");
-    te_transpose_args t = {0};
+    te_op_transpose_args t = {0};
     t.src = x;
     t.dst = te_tensor_zeros(te, TE_F32, SHAPE(6, 4));
     t.rows = 6;
     t.columns = 4;
-    te_transpose(te, &t);
+    te_op_transpose(te, &t);
     CHECK_ERROR(te, TE_ERR_SHAPE, "rows 6 and columns 4");
 }

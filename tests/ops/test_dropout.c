@@ -9,7 +9,7 @@ typedef struct dropout_case {
 } dropout_case;
 
 static float *run(te_ctx *te, const dropout_case *c, const float *x, const float *bias, const float *residual) {
-    te_dropout_add_fwd_args f;
+    te_op_dropout_add_fwd_args f;
     memset(&f, 0, sizeof f);
     f.x = test_tensor(te, c->x, SHAPE(c->m, c->n), x);
     if (c->bias) f.bias = test_tensor(te, c->w, SHAPE(c->n), bias);
@@ -18,20 +18,20 @@ static float *run(te_ctx *te, const dropout_case *c, const float *x, const float
     f.p = c->p;
     f.seed = 77;
     f.offset = 5;
-    te_dropout_add_fwd(te, &f);
+    te_op_dropout_add_fwd(te, &f);
     CHECK_OK(te);
     return test_read(f.y);
 }
 /* dropout of ones without bias or residual, in f32: 1 / (1 - p) where an element is kept, else 0. */
 static float *mask_of(te_ctx *te, int64_t count, float p) {
-    te_dropout_add_bwd_args b;
+    te_op_dropout_add_bwd_args b;
     memset(&b, 0, sizeof b);
     b.dy = te_tensor_full(te, TE_F32, SHAPE(count), 1);
     b.dx = test_guarded(te, TE_F32, SHAPE(count));
     b.p = p;
     b.seed = 77;
     b.offset = 5;
-    te_dropout_add_bwd(te, &b);
+    te_op_dropout_add_bwd(te, &b);
     CHECK_OK(te);
     return test_read(b.dx);
 }
@@ -122,7 +122,7 @@ TE_TEST_DEVICES(extremes) {
 
 TE_TEST_DEVICES(in_place_and_misaligned) {
     for (int shift = 0; shift < 2; shift++) {
-        te_dropout_add_bwd_args b;
+        te_op_dropout_add_bwd_args b;
         float *values = test_normal(257, 1), *mask = mask_of(te, 256, 0.5f), *want = (float *)test_alloc(256 * 4);
         te_tensor *x = te_tensor_narrow(test_tensor(te, TE_F32, SHAPE(257), values), 0, shift, 256);
         memset(&b, 0, sizeof b);
@@ -131,29 +131,29 @@ TE_TEST_DEVICES(in_place_and_misaligned) {
         b.p = 0.5f;
         b.seed = 77;
         b.offset = 5;
-        te_dropout_add_bwd(te, &b);
+        te_op_dropout_add_bwd(te, &b);
         CHECK_OK(te);
         CHECK_TENSOR(x, want, 0, 0);
     }
 }
 
 TE_TEST_DEVICES(complaints) {
-    te_dropout_add_fwd_args f;
+    te_op_dropout_add_fwd_args f;
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(2, 8));
     memset(&f, 0, sizeof f);
     f.x = f.y = x;
     f.p = 1.5f;
-    te_dropout_add_fwd(te, &f);
+    te_op_dropout_add_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "p is 1.5");
     f.p = NAN;
-    te_dropout_add_fwd(te, &f);
+    te_op_dropout_add_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "probability");
     f.p = 0.5f;
     f.bias = te_tensor_zeros(te, TE_F32, SHAPE(2));
-    te_dropout_add_fwd(te, &f);
+    te_op_dropout_add_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "bias is [2]; 8 elements are needed");
     f.bias = NULL;
     f.residual = te_tensor_zeros(te, TE_F32, SHAPE(8, 2));
-    te_dropout_add_fwd(te, &f);
+    te_op_dropout_add_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "residual is [8, 2] and x is [2, 8]");
 }

@@ -72,7 +72,7 @@ static double code_value(te_dtype dtype, int code) {
     return code & sign ? -x : x;
 }
 
-/* Where te_mxfp8_quantize says that the scale of group `group` of line `line` lies. */
+/* Where te_op_mxfp8_quantize says that the scale of group `group` of line `line` lies. */
 static int64_t scale_at(bool swizzled, bool along_k, int64_t lines, int64_t groups, int64_t line, int64_t group) {
     int64_t t = up(groups, 4);
     if (swizzled) return (line / 128 * (t / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
@@ -188,7 +188,7 @@ static void run_case(te_ctx *te, const gemm_case *c) {
     float scale_a = 0.37f, scale_b = 1.7f;
     double scale = c->scaled ? (double)(scale_a * scale_b) : 1.0, rounding = output_error(c->d), summing = sum_error(c, cuda);
     float *d_before = padded(old, m, n, pad, 7.0f), *aux_before = padded(aux, m, n, pad, 7.0f);
-    te_gemm_args g;
+    te_op_gemm_args g;
     memset(&g, 0, sizeof g);
     name_case(c);
     operand a = c->scaling_a ? scaled_operand(te, c, c->scaling_a, c->a, m, k, !c->a_transposed, c->max_256_a, magnitude, 1)
@@ -211,7 +211,7 @@ static void run_case(te_ctx *te, const gemm_case *c) {
     g.epilogue = c->epilogue;
     if (c->bias_gradient) g.bias_gradient = test_guarded(te, c->bias ? c->bias : TE_F32, SHAPE(n));
     REQUIRE_OK(te);
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     REQUIRE_OK(te);
 
     double *want = (double *)test_alloc((size_t)(m * n + n + 1) * sizeof(double)), *bound = (double *)test_alloc((size_t)(m * n + n + 1) * sizeof(double));
@@ -438,7 +438,7 @@ TE_TEST_DEVICES(gemm_fp8_codes) {
             const int n = turn < 2 ? 16 : 40; /* a few lines, and more: zeros behind the identity */
             uint8_t *codes = (uint8_t *)test_alloc(256 * 16);
             float *identity = (float *)test_alloc((size_t)n * 16 * sizeof(float)), *want = (float *)test_alloc((size_t)(256 * n) * sizeof(float)), value[256];
-            te_gemm_args g;
+            te_op_gemm_args g;
             memset(&g, 0, sizeof g);
             test_case("%s n=%d split=%d", te_dtype_name(kinds[f]), n, turn % 2);
             for (int i = 0; i < 256; i++) codes[16 * i + i % 16] = (uint8_t)i;
@@ -454,7 +454,7 @@ TE_TEST_DEVICES(gemm_fp8_codes) {
             g.m = 256, g.n = n, g.k = 16;
             g.b_transposed = true;
             g.split_accumulator = turn % 2;
-            te_gemm(te, &g);
+            te_op_gemm(te, &g);
             CHECK_OK(te);
             CHECK_CLOSE("D", test_read(g.d), want, 256 * n, 0, 0);
         }
@@ -465,7 +465,7 @@ TE_TEST_DEVICES(gemm_views) {
     enum { B = 3, S = 5, H = 24, N = 10 };
     float *x = test_rounded(TE_BF16, test_normal(B * S * 3 * H, 1), B * S * 3 * H), *w = test_rounded(TE_BF16, test_normal(N * H, 2), N * H);
     double want[B * S * N], bound[B * S * N];
-    te_gemm_args g;
+    te_op_gemm_args g;
     memset(&g, 0, sizeof g);
     g.a = te_tensor_narrow(test_tensor(te, TE_BF16, SHAPE(B, S, 3 * H), x), 2, H, H);
     g.b = test_tensor(te, TE_BF16, SHAPE(N, H), w);
@@ -475,7 +475,7 @@ TE_TEST_DEVICES(gemm_views) {
     g.m = B * S, g.n = N, g.k = H;
     g.b_transposed = true;
     REQUIRE_OK(te);
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     REQUIRE_OK(te);
     for (int i = 0; i < B * S; i++)
         for (int j = 0; j < N; j++) {
@@ -502,7 +502,7 @@ TE_TEST_DEVICES(gemm_d_anywhere) {
                 te_dtype dtype = f == 0 ? TE_BF16 : f == 1 ? TE_F16 : TE_F32;
                 te_tensor *whole = test_guarded_with(te, dtype, SHAPE(m, ld), test_normal(m * ld, 3)), *plain = test_guarded_with(te, dtype, SHAPE(m, up(n, 64)), test_normal(m * up(n, 64), 5));
                 float *before = test_read(whole), *plain_before = test_read(plain);
-                te_gemm_args g;
+                te_op_gemm_args g;
                 memset(&g, 0, sizeof g);
                 g.a = test_tensor(te, TE_BF16, SHAPE(m, k), test_normal(m * k, 1));
                 g.b = test_tensor(te, TE_BF16, SHAPE(n, k), test_normal(n * k, 2));
@@ -511,9 +511,9 @@ TE_TEST_DEVICES(gemm_d_anywhere) {
                 g.b_transposed = true;
                 test_case("%lld x %lld, from element %d on, rows of %lld, %s", (long long)m, (long long)n, shift, (long long)ld, te_dtype_name(dtype));
                 g.d = te_tensor_narrow(plain, 1, 0, n);
-                te_gemm(te, &g);
+                te_op_gemm(te, &g);
                 g.d = te_tensor_narrow(whole, 1, shift, n);
-                te_gemm(te, &g);
+                te_op_gemm(te, &g);
                 REQUIRE_OK(te);
                 float *got = test_read(whole), *want = test_read(plain);
                 for (int64_t r = 0; r < m; r++) {
@@ -553,7 +553,7 @@ TE_TEST_DEVICES(gemm_off_sectors) {
     enum { M = 3000, N = 2960, K = 1096 };
     if (!te_ctx_is_cuda(te)) SKIP("for the GPU's tiles; the CPU has none");
     te_tensor *d[2];
-    te_gemm_args g;
+    te_op_gemm_args g;
     memset(&g, 0, sizeof g);
     g.m = M, g.n = N, g.k = K;
     g.b_transposed = true;
@@ -562,7 +562,7 @@ TE_TEST_DEVICES(gemm_off_sectors) {
         g.a = te_tensor_narrow(a, 1, 0, K), g.b = te_tensor_narrow(b, 1, 0, K);
         if (i) g.a = te_tensor_contiguous((te_tensor *)g.a), g.b = te_tensor_contiguous((te_tensor *)g.b);
         g.d = d[i] = te_tensor_zeros(te, TE_BF16, SHAPE(M, N));
-        te_gemm(te, &g);
+        te_op_gemm(te, &g);
     }
     REQUIRE_OK(te);
     CHECK_BYTES("D", test_read(d[1]), test_read(d[0]), (size_t)M * N * sizeof(float));
@@ -579,14 +579,14 @@ TE_TEST_DEVICES(gemm_same_bits) {
         desc.device = te_ctx_is_cuda(te) ? "cuda:0" : "cpu";
         desc.cpu_threads = run ? 2 * run - 1 : 1;
         te_ctx *own = test_context_with(&desc);
-        te_gemm_args g;
+        te_op_gemm_args g;
         REQUIRE(own);
         memset(&g, 0, sizeof g);
         g.a = test_tensor(own, TE_BF16, SHAPE(M, K), a);
         g.b = test_tensor(own, TE_BF16, SHAPE(K, N), b);
         g.d = test_guarded(own, TE_F32, SHAPE(M, N));
         g.m = M, g.n = N, g.k = K;
-        te_gemm(own, &g);
+        te_op_gemm(own, &g);
         REQUIRE_OK(own);
         void *bytes = test_read_bytes(g.d);
         if (first)
@@ -718,7 +718,7 @@ TE_TEST_DEVICES(gemm_scaled_codes) {
             uint8_t *codes = (uint8_t *)test_alloc(256 * 32), *unit = (uint8_t *)test_alloc(32 * 32), *scale = (uint8_t *)test_alloc(256 * 4);
             uint8_t *unit_scale = (uint8_t *)test_alloc(128 * 4);
             float *want = (float *)test_alloc(256 * 32 * sizeof(float)), one = fp4 ? 2688.0f : 1.0f;
-            te_gemm_args g;
+            te_op_gemm_args g;
             memset(&g, 0, sizeof g);
             test_case("%s, scale %d", te_dtype_name(kinds[f]), fp4 ? block_codes[s] : exponents[s]);
             memset(scale, fp4 ? block_codes[s] : exponents[s], 256 * 4);
@@ -751,7 +751,7 @@ TE_TEST_DEVICES(gemm_scaled_codes) {
                 te_tensor_fill(d, 7);
                 for (int first = 0; first < rows; first += (int)g.m) {
                     g.a = te_tensor_from_host(te, kinds[f], SHAPE(g.m, k), codes + first * (fp4 ? 16 : 32)), g.d = te_tensor_narrow(d, 0, first, g.m);
-                    te_gemm(te, &g);
+                    te_op_gemm(te, &g);
                 }
                 REQUIRE_OK(te);
                 CHECK_CLOSE("D", test_read(d), want, rows * 32, 2.4e-7, te_ctx_is_cuda(te) ? 0 : 0x1p-134); /* the factors' roundings */
@@ -766,7 +766,7 @@ static te_explanation plan_of(te_ctx *te, int scaling, int64_t k, const char *de
     te_dtype codes = sa == TE_SCALING_NVFP4 ? TE_F4E2M1 : TE_F8E4M3, scales = sa == TE_SCALING_NVFP4 ? TE_F8E4M3 : sa == TE_SCALING_MXFP8 ? TE_F8E8M0 : TE_F32;
     int64_t blocks = (k + 127) / 128, groups = up((k + (codes == TE_F4E2M1 ? 15 : 31)) / (codes == TE_F4E2M1 ? 16 : 32), 4);
     te_explanation e;
-    te_gemm_args g;
+    te_op_gemm_args g;
     memset(&g, 0, sizeof g);
     g.a = te_tensor_describe(te, codes, SHAPE(512, k));
     g.b = te_tensor_describe(te, codes, SHAPE(1024, k));
@@ -824,7 +824,7 @@ static bool begins_with(const char *plan, const char *kernels) {
 /* down: A lies k x m, B k x n; else both run along k. */
 static void check_plan(te_ctx *te, const plan_case *c, bool down) {
     te_explanation e;
-    te_gemm_args g;
+    te_op_gemm_args g;
     memset(&g, 0, sizeof g);
     g.m = c->m, g.n = c->n, g.k = c->k;
     g.a = down ? te_tensor_describe(te, TE_BF16, SHAPE(g.k, g.m)) : te_tensor_describe(te, TE_BF16, SHAPE(g.m, g.k));
@@ -836,17 +836,17 @@ static void check_plan(te_ctx *te, const plan_case *c, bool down) {
     CHECK(begins_with(e.kernels, c->kernels));
     CHECK_STR(e.why, c->why);
     CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_80", &e) == TE_OK && e.supported);
-    bool few = strstr(c->kernels, "skinny") || (down && (c->m <= 8 || c->n <= 8) && c->m + c->n > 64);
-    CHECK(begins_with(e.kernels, !few ? "gemm/gemm_mma" : strstr(c->kernels, "skinny") ? c->kernels : "gemm/gemm_skinny_down"));
+    bool gemv = strstr(c->kernels, "gemv") || (down && (c->m <= 8 || c->n <= 8) && c->m + c->n > 64);
+    CHECK(begins_with(e.kernels, !gemv ? "gemm/gemm_mma" : strstr(c->kernels, "gemv") ? c->kernels : "gemm/gemv_mn"));
 }
 
-/* Rows that start anywhere: who copies them; and few lines. */
+/* Rows that start anywhere: the kernel that copies them; and GEMVs. */
 TE_TEST(gemm_plans_of_unaligned) {
     static const plan_case along[] = {{512, 1024, 2048, "gemm/gemm_hopper", "TMA and wgmma"},
                                       {8192, 50257, 768, "gemm/gemm_hopper", "TMA and wgmma"},
-                                      {1, 4095, 4097, "gemm/gemm_skinny", "few lines"},
-                                      {4097, 8, 4095, "gemm/gemm_skinny", "few lines"},
-                                      {16, 4096, 4096, "gemm/gemm_skinny", "few lines"},
+                                      {1, 4095, 4097, "gemm/gemv_k", "GEMV"},
+                                      {4097, 8, 4095, "gemm/gemv_k", "GEMV"},
+                                      {16, 4096, 4096, "gemm/gemv_k", "GEMV"},
                                       {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"},
                                       {17, 33, 65, "gemm/gemm_hopper", "copied by the kernel itself"},
                                       {63, 2111, 7167, "gemm/gemm_hopper", "copied by the kernel itself"},
@@ -855,15 +855,15 @@ TE_TEST(gemm_plans_of_unaligned) {
                                       {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                                       {8192, 6144, 4104, "gemm/gemm_hopper", "TMA and wgmma"}, /* rows start within a sector of 32 bytes */
                                       {64, 16384, 16392, "gemm/gemm_hopper", "TMA and wgmma"}};
-    static const plan_case down[] = {{1, 4095, 4097, "gemm/gemm_skinny_down", "few lines"},
-                                     {4097, 1, 4095, "gemm/gemm_skinny_down", "few lines"},
-                                     {8, 28672, 4096, "gemm/gemm_skinny_down", "few lines"},
-                                     {1, 1000, 16000, "gemm/gemm_skinny_down.DT=3,FEW_A=1,PIECE=4,ALIGNED=1,WARPS=16 gemm/gemm_reduce", "few lines"},
-                                     {1, 64, 4096, "gemm/gemm_skinny_down", "few lines"},
+    static const plan_case down[] = {{1, 4095, 4097, "gemm/gemv_mn", "GEMV"},
+                                     {4097, 1, 4095, "gemm/gemv_mn", "GEMV"},
+                                     {8, 28672, 4096, "gemm/gemv_mn", "GEMV"},
+                                     {1, 1000, 16000, "gemm/gemv_mn.DT=3,SHORT_A=1,PIECE=4,ALIGNED=1,WARPS=16 gemm/gemm_reduce", "GEMV"},
+                                     {1, 64, 4096, "gemm/gemv_mn", "GEMV"},
                                      {1, 63, 4096, "gemm/gemm_hopper", "wgmma"},
                                      {1, 40000, 1024, "gemm/gemm_hopper", "TMA and wgmma"}, /* very many */
-                                     {1, 40001, 1024, "gemm/gemm_skinny_down", "few lines"},
-                                     {40000, 1, 1024, "gemm/gemm_skinny_down", "few lines"},
+                                     {1, 40001, 1024, "gemm/gemv_mn", "GEMV"},
+                                     {40000, 1, 1024, "gemm/gemv_mn", "GEMV"},
                                      {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"}};
     te_ctx *te = test_context("cpu");
     if (!te) return;
@@ -874,60 +874,60 @@ TE_TEST(gemm_plans_of_unaligned) {
 TE_TEST_DEVICES(gemm_complaints) {
     te_tensor *a = te_tensor_zeros(te, TE_BF16, SHAPE(4, 6)), *b = te_tensor_zeros(te, TE_BF16, SHAPE(5, 6)), *d = te_tensor_zeros(te, TE_BF16, SHAPE(4, 5));
     te_tensor *e4m3 = te_tensor_zeros(te, TE_F8E4M3, SHAPE(8, 16)), *e5m2 = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 16));
-    te_gemm_args good, g;
+    te_op_gemm_args good, g;
     memset(&good, 0, sizeof good);
     good.a = a, good.b = b, good.d = d;
     good.m = 4, good.n = 5, good.k = 6;
     good.b_transposed = true;
-    te_gemm(te, &good);
+    te_op_gemm(te, &good);
     CHECK_OK(te);
 
     g = good, g.a = NULL;
-    CHECK(te_gemm(te, &g) == TE_ERR_INVALID);
+    CHECK(te_op_gemm(te, &g) == TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "A is NULL");
     g = good, g.k = 7;
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_SHAPE, "A is [4, 6]; [m, k] makes it [4, 7] or more");
     g = good, g.b_transposed = false;
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_SHAPE, "B is [5, 6]; [k, n] makes it [6, 5] or more");
     g = good, g.m = -1;
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_INVALID, "cannot be negative");
     g = good, g.b = te_tensor_zeros(te, TE_F16, SHAPE(5, 6));
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_DTYPE, "A is bf16 and B f16");
     g = good, g.d = te_tensor_zeros(te, TE_U8, SHAPE(4, 5));
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_DTYPE, "D is u8");
     g = good, g.a = e5m2, g.b = e5m2;
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_DTYPE, "both e5m2");
     g = good, g.a = e4m3, g.b = e4m3, g.b_transposed = false;
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_INVALID, "contiguous along k");
     g = good, g.bias = te_tensor_zeros(te, TE_BF16, SHAPE(4));
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_SHAPE, "bias is [4]");
     g = good, g.epilogue = TE_EPILOGUE_DGELU;
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_INVALID, "aux is NULL");
     g = good, g.epilogue = TE_EPILOGUE_GELU, g.aux = te_tensor_zeros(te, TE_F32, SHAPE(4, 5));
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_DTYPE, "aux is f32 and D bf16");
     g = good, g.aux = d;
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_INVALID, "there is none");
     g = good, g.a = te_tensor_transpose(te_tensor_zeros(te, TE_BF16, SHAPE(6, 4)), 0, 1);
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_SHAPE, "strided");
     g = good, g.scale_a = te_tensor_zeros(te, TE_F32, SHAPE(2));
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, TE_ERR_SHAPE, "scale_a");
 }
 
-static void scaled_complaint(te_ctx *te, te_gemm_args g, te_result code, const char *text) {
-    te_gemm(te, &g);
+static void scaled_complaint(te_ctx *te, te_op_gemm_args g, te_result code, const char *text) {
+    te_op_gemm(te, &g);
     CHECK_ERROR(te, code, text);
 }
 
@@ -937,7 +937,7 @@ TE_TEST_DEVICES(gemm_scaling_complaints) {
     te_tensor *one_d = te_tensor_zeros(te, TE_F32, SHAPE(2, 8)), *two_d = te_tensor_zeros(te, TE_F32, SHAPE(1, 4));
     te_tensor *e8m0 = te_tensor_zeros(te, TE_F8E8M0, SHAPE(128, 8)), *nv = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 12));
     te_tensor *amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
-    te_gemm_args block, mx, fp4, g;
+    te_op_gemm_args block, mx, fp4, g;
     memset(&block, 0, sizeof block);
     block.a = block.b = e4m3;
     block.d = te_tensor_zeros(te, TE_F32, SHAPE(8, 8));
@@ -952,7 +952,7 @@ TE_TEST_DEVICES(gemm_scaling_complaints) {
     fp4.scaling_a = fp4.scaling_b = TE_SCALING_NVFP4;
     fp4.scale_a = fp4.scale_b = nv;
     fp4.amax_a = fp4.amax_b = amax;
-    te_gemm(te, &block), te_gemm(te, &mx), te_gemm(te, &fp4);
+    te_op_gemm(te, &block), te_op_gemm(te, &mx), te_op_gemm(te, &fp4);
     CHECK_OK(te);
 
     g = block, g.scaling_a = TE_SCALING_BLOCK_2D, g.scale_a = two_d;

@@ -26,7 +26,7 @@ static te_tensor *blocks_of(te_ctx *te, te_dtype dtype, int64_t rows, int64_t co
     te__quant_spec spec;
     te_tensor *q;
     memset(&spec, 0, sizeof spec);
-    spec.kind = TE_QUANT_BLOCK;
+    spec.cls = te__quant_class_of(TE_QUANT_BLOCK);
     spec.dtype = dtype;
     spec.usage = TE_ROWWISE;
     spec.two_dimensional = two_d;
@@ -37,7 +37,7 @@ static te_tensor *blocks_of(te_ctx *te, te_dtype dtype, int64_t rows, int64_t co
 }
 
 /* D, aux and the bias gradient of one alternative; take -1: of the choice. */
-static void run_choice(te_ctx *te, const choice_case *c, te_gemm_args g, int take, float **out) {
+static void run_choice(te_ctx *te, const choice_case *c, te_op_gemm_args g, int take, float **out) {
     int64_t m = c->m, n = c->n;
     float *old = test_rounded(c->d, test_normal(m * n, 4), m * n);
     g.d = test_guarded_with(te, c->d, SHAPE(m, n), old);
@@ -45,7 +45,7 @@ static void run_choice(te_ctx *te, const choice_case *c, te_gemm_args g, int tak
     if (c->bias_gradient) g.bias_gradient = test_guarded(te, TE_F32, SHAPE(n));
     te__gemm_tune.take = take;
     te__gemm_tune.count = 0;
-    te_gemm(te, &g);
+    te_op_gemm(te, &g);
     te__gemm_tune.take = -1;
     REQUIRE_OK(te);
     if (!out) return;
@@ -55,7 +55,7 @@ static void run_choice(te_ctx *te, const choice_case *c, te_gemm_args g, int tak
 }
 
 /* All alternatives against `want`; number: of the case. */
-static void check_alternatives(te_ctx *te, const choice_case *c, int number, te_gemm_args g, float *const *want) {
+static void check_alternatives(te_ctx *te, const choice_case *c, int number, te_op_gemm_args g, float *const *want) {
     float *got[3];
     int alternatives;
     test_case("case %d, copies %d", number, te__gemm_tune.copies);
@@ -127,7 +127,7 @@ TE_TEST_DEVICES(gemm_every_choice) {
     for (int i = 0; i < COUNT(cases); i++) {
         const choice_case *c = &cases[i];
         float *want[3];
-        te_gemm_args g;
+        te_op_gemm_args g;
         memset(&g, 0, sizeof g);
         if (c->kind == TE_QUANT_BLOCK) {
             te_tensor *sa = NULL, *sb = NULL;

@@ -76,7 +76,7 @@ static void run_case(te_ctx *te, const grouped_case *c) {
     int64_t used_m = c->along_k ? m : total, used_k = c->along_k ? total : k;
     int64_t b_groups = c->along_k ? 1 : groups, d_groups = c->along_k ? groups : 1, d_rows = d_groups * m;
     double summing = sum_error(c, cuda), rounding = output_error(c->d);
-    te_grouped_gemm_args g;
+    te_op_grouped_gemm_args g;
     memset(&g, 0, sizeof g);
     name_case(c);
 
@@ -107,7 +107,7 @@ static void run_case(te_ctx *te, const grouped_case *c) {
         g.scale_b = test_tensor(te, TE_F32, SHAPE(groups, nb, ld_b), blocks_b);
     }
     REQUIRE_OK(te);
-    te_grouped_gemm(te, &g);
+    te_op_grouped_gemm(te, &g);
     REQUIRE_OK(te);
 
     float *got = test_read(g.d), *got_aux = c->epilogue ? test_read(g.aux) : NULL;
@@ -368,7 +368,7 @@ TE_TEST_DEVICES(grouped_wrong_sizes) {
     for (int i = 0; i < 4; i++) {
         te_tensor *d[2];
         for (int turn = 0; turn < 2; turn++) {
-            te_grouped_gemm_args g;
+            te_op_grouped_gemm_args g;
             memset(&g, 0, sizeof g);
             test_case("wrong sizes %d", i);
             g.a = test_tensor(te, TE_F32, SHAPE(11, 20), test_normal(11 * 20, 1));
@@ -376,7 +376,7 @@ TE_TEST_DEVICES(grouped_wrong_sizes) {
             g.d = d[turn] = test_guarded(te, TE_F32, SHAPE(11, 12));
             g.sizes = te_tensor_from_host(te, TE_I64, SHAPE(4), turn ? right[i] : wrong[i]);
             g.groups = 4, g.m = 11, g.n = 12, g.k = 20;
-            te_grouped_gemm(te, &g);
+            te_op_grouped_gemm(te, &g);
             REQUIRE_OK(te);
         }
         CHECK_BYTES("D", test_read_bytes(d[0]), test_read_bytes(d[1]), 11 * 12 * sizeof(float));
@@ -394,7 +394,7 @@ TE_TEST(grouped_plans) {
                 te_dtype dtype = f ? TE_F8E4M3 : TE_BF16;
                 bool hopper = !strcmp(devices[d], "sm_90"), cores = hopper || !strcmp(devices[d], "sm_89") || !strcmp(devices[d], "sm_120");
                 te_explanation e;
-                te_grouped_gemm_args g;
+                te_op_grouped_gemm_args g;
                 memset(&g, 0, sizeof g);
                 test_case("%s %s along_k=%d", devices[d], te_dtype_name(dtype), along_k);
                 g.groups = 4, g.m = 512, g.n = 1024, g.k = 2048;
@@ -413,17 +413,17 @@ TE_TEST(grouped_plans) {
 TE_TEST_DEVICES(grouped_complaints) {
     te_tensor *a = te_tensor_zeros(te, TE_BF16, SHAPE(10, 6)), *b = te_tensor_zeros(te, TE_BF16, SHAPE(2, 5, 6)), *d = te_tensor_zeros(te, TE_BF16, SHAPE(10, 5));
     te_tensor *sizes = te_tensor_zeros(te, TE_I32, SHAPE(2)), *e4m3 = te_tensor_zeros(te, TE_F8E4M3, SHAPE(10, 6));
-    te_grouped_gemm_args good, g;
+    te_op_grouped_gemm_args good, g;
     memset(&good, 0, sizeof good);
     good.a = a, good.b = b, good.d = d, good.sizes = sizes;
     good.groups = 2, good.m = 10, good.n = 5, good.k = 6;
     good.b_transposed = true;
-    te_grouped_gemm(te, &good);
+    te_op_grouped_gemm(te, &good);
     CHECK_OK(te);
 #define COMPLAINS(code, text, ...)    \
     g = good;                         \
     __VA_ARGS__;                      \
-    te_grouped_gemm(te, &g);          \
+    te_op_grouped_gemm(te, &g);          \
     CHECK_ERROR(te, code, text);
     COMPLAINS(TE_ERR_INVALID, "sizes and offsets are NULL", g.sizes = NULL)
     COMPLAINS(TE_ERR_INVALID, "both given", g.offsets = sizes)

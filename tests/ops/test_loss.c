@@ -86,8 +86,8 @@ static ce_result reference(const ce_case *c, const ce_data *d) {
 }
 
 static ce_result run(te_ctx *te, const ce_case *c, const ce_data *d) {
-    te_cross_entropy_fwd_args f;
-    te_cross_entropy_bwd_args b;
+    te_op_cross_entropy_fwd_args f;
+    te_op_cross_entropy_bwd_args b;
     ce_result r;
     memset(&f, 0, sizeof f);
     memset(&b, 0, sizeof b);
@@ -99,7 +99,7 @@ static ce_result run(te_ctx *te, const ce_case *c, const ce_data *d) {
     f.count = test_guarded(te, TE_F32, SHAPE(1));
     f.label_smoothing = b.label_smoothing = c->smoothing;
     f.ignore_index = b.ignore_index = c->ignore;
-    te_cross_entropy_fwd(te, &f);
+    te_op_cross_entropy_fwd(te, &f);
     b.logits = logits;
     b.target = f.target;
     b.lse = f.lse;
@@ -107,7 +107,7 @@ static ce_result run(te_ctx *te, const ce_case *c, const ce_data *d) {
     if (c->count) b.count = f.count;
     b.dlogits = c->in_place ? logits : test_guarded(te, c->dx, SHAPE(c->m, c->v));
     b.scale = c->scale;
-    te_cross_entropy_bwd(te, &b);
+    te_op_cross_entropy_bwd(te, &b);
     CHECK_OK(te);
     r.loss = test_read(f.loss);
     r.lse = test_read(f.lse);
@@ -191,7 +191,7 @@ TE_TEST_DEVICES(cross_entropy_odd_values) {
         int64_t v = widths[w];
         float *x = test_normal(M * v, 1);
         int64_t target[M] = {0, 3, 2, 1, 0, 5};
-        te_cross_entropy_fwd_args f;
+        te_op_cross_entropy_fwd_args f;
         test_case("v=%d", (int)v);
         memset(&f, 0, sizeof f);
         for (int64_t i = 8; i < v; i++) x[i] = -INFINITY; /* row 0: most are masked */
@@ -207,7 +207,7 @@ TE_TEST_DEVICES(cross_entropy_odd_values) {
         f.loss = test_guarded(te, TE_F32, SHAPE(M));
         f.lse = test_guarded(te, TE_F32, SHAPE(M));
         f.ignore_index = -100;
-        te_cross_entropy_fwd(te, &f);
+        te_op_cross_entropy_fwd(te, &f);
         CHECK_OK(te);
         float *loss = test_read(f.loss), *lse = test_read(f.lse);
         double s = 0;
@@ -243,20 +243,20 @@ TE_TEST_DEVICES(cross_entropy_same_bits) {
 /* ---- mean squared error ---- */
 
 static void run_mse(te_ctx *te, int64_t n, te_dtype x_dtype, te_dtype t_dtype, te_dtype dx_dtype, const float *x, const float *t, float *loss, float **dx) {
-    te_mse_fwd_args f;
-    te_mse_bwd_args b;
+    te_op_mse_fwd_args f;
+    te_op_mse_bwd_args b;
     float dloss = 1.5f;
     memset(&f, 0, sizeof f);
     memset(&b, 0, sizeof b);
     f.x = test_tensor(te, x_dtype, SHAPE(n), x);
     f.target = test_tensor(te, t_dtype, SHAPE(n), t);
     f.loss = test_guarded(te, TE_F32, SHAPE(1));
-    te_mse_fwd(te, &f);
+    te_op_mse_fwd(te, &f);
     b.x = f.x;
     b.target = f.target;
     b.dloss = test_tensor(te, TE_F32, SHAPE(1), &dloss);
     b.dx = test_guarded(te, dx_dtype, SHAPE(n));
-    te_mse_bwd(te, &b);
+    te_op_mse_bwd(te, &b);
     CHECK_OK(te);
     *loss = test_read(f.loss)[0];
     *dx = test_read(b.dx);
@@ -294,9 +294,9 @@ TE_TEST_DEVICES(mse) {
 }
 
 TE_TEST_DEVICES(complaints) {
-    te_cross_entropy_fwd_args f;
-    te_cross_entropy_bwd_args b;
-    te_mse_fwd_args s;
+    te_op_cross_entropy_fwd_args f;
+    te_op_cross_entropy_bwd_args b;
+    te_op_mse_fwd_args s;
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 8)), *rows = te_tensor_zeros(te, TE_F32, SHAPE(4)), *ids = te_tensor_zeros(te, TE_I32, SHAPE(4));
     memset(&f, 0, sizeof f);
     memset(&b, 0, sizeof b);
@@ -304,28 +304,28 @@ TE_TEST_DEVICES(complaints) {
     f.logits = x;
     f.target = rows;
     f.loss = f.lse = rows;
-    te_cross_entropy_fwd(te, &f);
+    te_op_cross_entropy_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "cross_entropy_fwd: target is f32; i32 or i64 is needed");
     f.target = te_tensor_zeros(te, TE_I64, SHAPE(3));
-    te_cross_entropy_fwd(te, &f);
+    te_op_cross_entropy_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "target is [3]; 4 elements are needed");
     f.target = ids;
     f.label_smoothing = -0.5f;
-    te_cross_entropy_fwd(te, &f);
+    te_op_cross_entropy_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "label_smoothing is -0.5");
     f.label_smoothing = 0;
     f.lse = NULL;
-    te_cross_entropy_fwd(te, &f);
+    te_op_cross_entropy_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_STATE, "lse is NULL");
     b.logits = b.dlogits = x;
     b.target = ids;
     b.lse = rows;
     b.dloss = te_tensor_zeros(te, TE_F32, SHAPE(2));
-    te_cross_entropy_bwd(te, &b);
+    te_op_cross_entropy_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_SHAPE, "dloss is [2]; 4 elements are needed, or one for all rows");
     s.x = x;
     s.target = te_tensor_zeros(te, TE_F32, SHAPE(8, 4));
     s.loss = te_tensor_zeros(te, TE_F32, SHAPE(1));
-    te_mse_fwd(te, &s);
+    te_op_mse_fwd(te, &s);
     CHECK_ERROR(te, TE_ERR_SHAPE, "mse_fwd: target is [8, 4] and x is [4, 8]");
 }

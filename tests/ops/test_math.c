@@ -169,7 +169,7 @@ TE_TEST(copy_plans) {
     for (int i = 0; i < COUNT(row); i++) {
         const int64_t *s = row[i].shape;
         te_explanation e;
-        te_copy_args a = {0};
+        te_op_copy_args a = {0};
         test_case("[%d, %d, %d] %s to %s", (int)s[0], (int)s[1], (int)s[2], te_dtype_name(row[i].from), te_dtype_name(row[i].to));
         a.src = te_tensor_transpose(te_tensor_empty(te, row[i].from, 3, s), 1, 2);
         a.dst = te_tensor_empty(te, row[i].to, SHAPE(s[0], s[2], s[1]));
@@ -241,8 +241,8 @@ TE_TEST_DEVICES(fill_values) {
 }
 
 static te_tensor *drawn(te_ctx *te, te_dtype dtype, int64_t n, te_random_kind kind, float a, float b, uint64_t seed, uint64_t offset) {
-    te_random_args args = {.dst = test_guarded(te, dtype, SHAPE(n)), .kind = kind, .a = a, .b = b, .seed = seed, .offset = offset};
-    te_random(te, &args);
+    te_op_random_args args = {.dst = test_guarded(te, dtype, SHAPE(n)), .kind = kind, .a = a, .b = b, .seed = seed, .offset = offset};
+    te_op_random(te, &args);
     return args.dst;
 }
 
@@ -296,22 +296,22 @@ TE_TEST_DEVICES(axpby_shapes) {
                 float *want = (float *)test_alloc((size_t)n * 4 + 4);
                 test_case("%s, %s to %s [%d, %d] misaligned %d", te_dtype_name(x_dtype), te_dtype_name(y_dtype), te_dtype_name(out),
                           (int)shapes[s][0], (int)shapes[s][1], odd);
-                te_axpby_args a = {0};
+                te_op_axpby_args a = {0};
                 a.x = odd ? misaligned(te, x_dtype, shapes[s][0], shapes[s][1], xv) : test_tensor(te, x_dtype, 2, shapes[s], xv);
                 a.y = test_tensor(te, y_dtype, 2, shapes[s], yv);
                 a.out = test_guarded(te, out, 2, shapes[s]);
                 a.alpha = 1.25f;
                 a.beta = -0.7f;
-                te_axpby(te, &a);
+                te_op_axpby(te, &a);
                 for (int64_t i = 0; i < n; i++) want[i] = (float)(1.25 * xv[i] + (double)-0.7f * yv[i]);
                 CHECK_TENSOR(a.out, want, rtol(out), 1e-6);
                 /* Without y, with a factor on the device, in place. */
                 const float factor = 3, count = s % 2 ? 4 : 0.5f; /* a count below 1 divides by 1 */
                 te_tensor *same = test_guarded_with(te, x_dtype, 2, shapes[s], xv);
-                te_axpby_args b = {.x = same, .out = same, .alpha = 0.5f, .beta = NAN};
+                te_op_axpby_args b = {.x = same, .out = same, .alpha = 0.5f, .beta = NAN};
                 b.alpha_device = test_tensor(te, TE_F32, SHAPE(1), &factor);
                 b.divide_device = test_tensor(te, TE_F32, SHAPE(1), &count);
-                te_axpby(te, &b);
+                te_op_axpby(te, &b);
                 for (int64_t i = 0; i < n; i++) want[i] = (s % 2 ? 0.375f : 1.5f) * xv[i];
                 CHECK_TENSOR(same, test_rounded(x_dtype, want, n), 0, 0);
                 REQUIRE_OK(te);
@@ -328,21 +328,21 @@ TE_TEST_DEVICES(sum_sizes) {
             double want = 0;
             test_case("%s [%d]", te_dtype_name(floats[d]), (int)sizes[s]);
             for (int64_t i = 0; i < sizes[s]; i++) want += v[i];
-            te_sum_args a = {.x = test_tensor(te, floats[d], SHAPE(sizes[s]), v), .out = test_guarded(te, TE_F32, SHAPE(1))};
-            te_sum(te, &a);
+            te_op_sum_args a = {.x = test_tensor(te, floats[d], SHAPE(sizes[s]), v), .out = test_guarded(te, TE_F32, SHAPE(1))};
+            te_op_sum(te, &a);
             REQUIRE_OK(te);
             CHECK(fabs(test_read(a.out)[0] - want) <= 2e-6 * (1 + fabs(want)));
             /* The address of x changes the loads, not the bits. */
-            te_sum_args b = {.x = misaligned(te, floats[d], 1, sizes[s], v), .out = test_guarded(te, TE_F32, SHAPE(1)), .scale = 1};
-            te_sum(te, &b);
+            te_op_sum_args b = {.x = misaligned(te, floats[d], 1, sizes[s], v), .out = test_guarded(te, TE_F32, SHAPE(1)), .scale = 1};
+            te_op_sum(te, &b);
             CHECK_BYTES("bits", test_read_bytes(b.out), test_read_bytes(a.out), 4);
             b.scale = -0.5f;
-            te_sum(te, &b);
+            te_op_sum(te, &b);
             CHECK(fabs(test_read(b.out)[0] + 0.5 * want) <= 2e-6 * (1 + fabs(want)));
         }
     const float odd[] = {1, NAN, 2};
-    te_sum_args a = {.x = test_tensor(te, TE_F32, SHAPE(3), odd), .out = test_guarded(te, TE_F32, SHAPE(1))};
-    te_sum(te, &a);
+    te_op_sum_args a = {.x = test_tensor(te, TE_F32, SHAPE(3), odd), .out = test_guarded(te, TE_F32, SHAPE(1))};
+    te_op_sum(te, &a);
     CHECK(isnan(test_read(a.out)[0]));
 }
 
@@ -361,11 +361,11 @@ TE_TEST_DEVICES(column_sum_shapes) {
             test_case("%s to %s [%d, %d] accumulate %d", te_dtype_name(dtype), te_dtype_name(out), (int)m, (int)n, accumulate);
             for (int64_t i = 0; i < m * n; i++) sum[i % n] += v[i];
             for (int64_t j = 0; j < n; j++) want[j] = (float)(sum[j] + (accumulate ? old[j] : 0));
-            te_column_sum_args a = {0};
+            te_op_column_sum_args a = {0};
             a.x = d % 2 ? misaligned(te, dtype, m, n, v) : test_tensor(te, dtype, SHAPE(m, n), v);
             a.out = accumulate ? test_guarded_with(te, out, SHAPE(n), old) : test_guarded(te, out, SHAPE(n));
             a.accumulate = accumulate;
-            te_column_sum(te, &a);
+            te_op_column_sum(te, &a);
             REQUIRE_OK(te);
             CHECK_TENSOR(a.out, want, rtol(out), 2e-7 * sqrt((double)m + 1) * 4);
         }
@@ -401,10 +401,10 @@ TE_TEST_DEVICES(embedding_shapes) {
             const float *table = test_rounded(table_dtype, test_normal(vocab * h, 10), vocab * h);
             float *y = (float *)test_alloc((size_t)(tokens * h) * 4 + 4);
             for (int64_t i = 0; i < tokens * h; i++) y[i] = id[i / h] >= 0 && id[i / h] < vocab ? table[id[i / h] * h + i % h] : 0;
-            te_embedding_fwd_args f = {.ids = ids};
+            te_op_embedding_fwd_args f = {.ids = ids};
             f.table = test_tensor(te, table_dtype, SHAPE(vocab, h), table);
             f.y = test_guarded(te, y_dtype, SHAPE(tokens, h));
-            te_embedding_fwd(te, &f);
+            te_op_embedding_fwd(te, &f);
             REQUIRE_OK(te);
             if (tokens && h) CHECK_TENSOR(f.y, test_rounded(y_dtype, y, tokens * h), 0, 0);
 
@@ -414,12 +414,12 @@ TE_TEST_DEVICES(embedding_shapes) {
             for (int64_t i = 0; i < tokens * h; i++)
                 if (id[i / h] >= 0 && id[i / h] < vocab) sum[id[i / h] * h + i % h] += dy[i];
             for (int64_t i = 0; i < vocab * h && accumulate; i++) sum[i] += table[i];
-            te_embedding_bwd_args b = {0};
+            te_op_embedding_bwd_args b = {0};
             b.ids = ids;
             b.dy = d % 4 == 3 ? misaligned(te, y_dtype, tokens, h, dy) : test_tensor(te, y_dtype, SHAPE(tokens, h), dy);
             b.dtable = accumulate ? test_guarded_with(te, table_dtype, SHAPE(vocab, h), table) : test_guarded(te, table_dtype, SHAPE(vocab, h));
             b.accumulate = accumulate;
-            te_embedding_bwd(te, &b);
+            te_op_embedding_bwd(te, &b);
             REQUIRE_OK(te);
             if (vocab && h) CHECK_TENSOR(b.dtable, test_rounded(table_dtype, sum, vocab * h), 0, 0);
         }
@@ -434,29 +434,29 @@ TE_TEST(math_errors) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "src is [4, 6] and dst is [6, 4]");
     te_tensor_copy(te_tensor_zeros(te, TE_F8E4M3, SHAPE(4, 6)), x);
     CHECK_ERROR(te, TE_ERR_DTYPE, "f32 to e4m3");
-    te_axpby_args a = {0};
+    te_op_axpby_args a = {0};
     a.x = x;
     a.y = x;
     a.out = y;
-    te_axpby(te, &a);
+    te_op_axpby(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "x is [4, 6] and out is [6, 4]");
     a.out = te_tensor_transpose(y, 0, 1);
-    te_axpby(te, &a);
+    te_op_axpby(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "out is strided");
     a.out = NULL;
-    CHECK_EQ_INT(te_axpby(te, &a), TE_ERR_STATE);
+    CHECK_EQ_INT(te_op_axpby(te, &a), TE_ERR_STATE);
     te_clear_error(te);
-    te_column_sum_args c = {.x = x, .out = y};
-    te_column_sum(te, &c);
+    te_op_column_sum_args c = {.x = x, .out = y};
+    te_op_column_sum(te, &c);
     CHECK_ERROR(te, TE_ERR_SHAPE, "out must be [6], not [6, 4]");
-    te_embedding_fwd_args e = {.ids = x, .table = x, .y = y};
-    te_embedding_fwd(te, &e);
+    te_op_embedding_fwd_args e = {.ids = x, .table = x, .y = y};
+    te_op_embedding_fwd(te, &e);
     CHECK_ERROR(te, TE_ERR_DTYPE, "ids is f32");
     e.ids = te_tensor_zeros(te, TE_I32, SHAPE(5));
-    te_embedding_fwd(te, &e);
+    te_op_embedding_fwd(te, &e);
     CHECK_ERROR(te, TE_ERR_SHAPE, "ids [5], table [4, 6], y [6, 4]");
-    te_random_args r = {.dst = x, .a = 2, .b = 1};
-    te_random(te, &r);
+    te_op_random_args r = {.dst = x, .a = 2, .b = 1};
+    te_op_random(te, &r);
     CHECK_ERROR(te, TE_ERR_INVALID, "uniform from 2 to 1");
     /* Writing through te.h is seen by whoever caches a copy. */
     uint64_t version = te_tensor_version(x);

@@ -100,8 +100,8 @@ static void name_case(const mx_case *c, const char *what) {
               (int)c->ldc, c->two_dimensional ? " 2D" : "", c->swizzled ? " swizzled" : "", c->misaligned ? " misaligned" : "");
 }
 
-static te_mxfp8_quantize_args call_of(te_ctx *te, const mx_case *c, te_tensor *x) {
-    te_mxfp8_quantize_args a = {0};
+static te_op_mxfp8_quantize_args call_of(te_ctx *te, const mx_case *c, te_tensor *x) {
+    te_op_mxfp8_quantize_args a = {0};
     int64_t m = c->m, n = c->n;
     a.x = x;
     if (c->ld >= 0) {
@@ -163,8 +163,8 @@ static void check_copy(const mx_case *c, const float *x, bool columnwise, te_ten
 static void check_quantize(te_ctx *te, const mx_case *c, const float *values, const char *what) {
     name_case(c, what);
     const float *x = test_rounded(c->x_dtype, values, c->m * c->n);
-    te_mxfp8_quantize_args a = call_of(te, c, input(te, c->x_dtype, c->m, c->n, values, c->misaligned));
-    CHECK_EQ_INT(te_mxfp8_quantize(te, &a), TE_OK);
+    te_op_mxfp8_quantize_args a = call_of(te, c, input(te, c->x_dtype, c->m, c->n, values, c->misaligned));
+    CHECK_EQ_INT(te_op_mxfp8_quantize(te, &a), TE_OK);
     REQUIRE_OK(te);
     if (a.row) check_copy(c, x, false, a.row, a.row_scale);
     if (a.col) check_copy(c, x, true, a.col, a.col_scale);
@@ -218,8 +218,8 @@ TE_TEST_DEVICES(mxfp8_every_bf16) {
         mx_case c = {TE_BF16, formats[f], 256, 256, 256, 256, false, false, false};
         name_case(&c, "neighbours");
         te_tensor *x = te_tensor_from_host(te, TE_BF16, SHAPE(256, 256), neighbours);
-        te_mxfp8_quantize_args a = call_of(te, &c, x);
-        te_mxfp8_quantize(te, &a);
+        te_op_mxfp8_quantize_args a = call_of(te, &c, x);
+        te_op_mxfp8_quantize(te, &a);
         REQUIRE_OK(te);
         const float *v = test_read(x);
         check_copy(&c, v, false, a.row, a.row_scale);
@@ -228,7 +228,7 @@ TE_TEST_DEVICES(mxfp8_every_bf16) {
         mx_case one = {TE_BF16, formats[f], N / 32, 32 * 32, 32 * 32, -1, false, false, false};
         name_case(&one, "alone");
         a = call_of(te, &one, te_tensor_from_host(te, TE_BF16, SHAPE(N / 32, 32 * 32), alone));
-        te_mxfp8_quantize(te, &a);
+        te_op_mxfp8_quantize(te, &a);
         REQUIRE_OK(te);
         const uint8_t *code = (const uint8_t *)test_read_bytes(a.row), *scale = (const uint8_t *)test_read_bytes(a.row_scale);
         int wrong_scales = 0, wrong_codes = 0;
@@ -254,8 +254,8 @@ TE_TEST_DEVICES(mxfp8_exponents) {
             x[(3 * i) * 32] = nextafterf(at, 0), x[(3 * i + 1) * 32 + 9] = -at, x[(3 * i + 2) * 32 + 31] = nextafterf(at, INFINITY);
         }
         mx_case c = {TE_F32, formats[f], 3 * 254, 32, 32, -1, false, false, false};
-        te_mxfp8_quantize_args a = call_of(te, &c, te_tensor_from_host(te, TE_F32, SHAPE(3 * 254, 32), x));
-        te_mxfp8_quantize(te, &a);
+        te_op_mxfp8_quantize_args a = call_of(te, &c, te_tensor_from_host(te, TE_F32, SHAPE(3 * 254, 32), x));
+        te_op_mxfp8_quantize(te, &a);
         REQUIRE_OK(te);
         const uint8_t *scale = (const uint8_t *)test_read_bytes(a.row_scale);
         for (int i = 0; i < 254; i++) {
@@ -271,8 +271,8 @@ TE_TEST_DEVICES(mxfp8_exponents) {
 
 TE_TEST_DEVICES(mxfp8_two_dimensional_copies_agree) {
     mx_case c = {TE_BF16, TE_F8E4M3, 100, 150, 160, 160, true, false, false};
-    te_mxfp8_quantize_args a = call_of(te, &c, input(te, c.x_dtype, c.m, c.n, input_values(NORMAL, c.m, c.n), false));
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize_args a = call_of(te, &c, input(te, c.x_dtype, c.m, c.n, input_values(NORMAL, c.m, c.n), false));
+    te_op_mxfp8_quantize(te, &a);
     REQUIRE_OK(te);
     CHECK_BYTES("codes", test_read_bytes(a.row), test_read_bytes(a.col), 100 * 160);
     const uint8_t *row = (const uint8_t *)test_read_bytes(a.row_scale), *col = (const uint8_t *)test_read_bytes(a.col_scale);
@@ -284,9 +284,9 @@ TE_TEST_DEVICES(mxfp8_noop) {
     const float flags[] = {1, 0, 2};
     for (int i = 0; i < 3; i++) {
         mx_case c = {TE_BF16, TE_F8E4M3, 20, 30, 32, 32, false, false, false};
-        te_mxfp8_quantize_args a = call_of(te, &c, input(te, c.x_dtype, 20, 30, input_values(ZERO_BLOCKS, 20, 30), false));
+        te_op_mxfp8_quantize_args a = call_of(te, &c, input(te, c.x_dtype, 20, 30, input_values(ZERO_BLOCKS, 20, 30), false));
         a.noop = test_tensor(te, TE_F32, SHAPE(1), &flags[i]);
-        te_mxfp8_quantize(te, &a);
+        te_op_mxfp8_quantize(te, &a);
         REQUIRE_OK(te);
         te_tensor *out[] = {a.row, a.col, a.row_scale, a.col_scale};
         for (int k = 0; k < 4; k++) {
@@ -314,14 +314,14 @@ static void check_dequantize(te_ctx *te, te_dtype q_dtype, te_dtype y_dtype, int
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++)
             want[i * n + j] = scaled_value(q_dtype, code[i * ld + j], columnwise ? scale[i / 32 * lines + j] : scale[i * groups + j / 32]);
-    te_mxfp8_dequantize_args a = {0};
+    te_op_mxfp8_dequantize_args a = {0};
     a.q = te_tensor_from_host(te, q_dtype, SHAPE(m, ld), code);
     if (swizzled) scale = swizzle(scale, lines, groups, columnwise);
     a.scale = te_tensor_from_host(te, TE_F8E8M0, SHAPE(columnwise ? groups : lines, columnwise ? lines : groups), scale);
     a.y = test_guarded(te, y_dtype, SHAPE(m, n));
     a.columnwise = columnwise;
     a.swizzled = swizzled;
-    CHECK_EQ_INT(te_mxfp8_dequantize(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_mxfp8_dequantize(te, &a), TE_OK);
     REQUIRE_OK(te);
     if (m > 0 && n > 0) CHECK_TENSOR(a.y, test_rounded(y_dtype, want, m * n), 0, 0);
 }
@@ -368,16 +368,16 @@ TE_TEST_DEVICES(mxfp8_scales_as_numbers) {
 TE_TEST_DEVICES(mxfp8_round_trip) {
     mx_case c = {TE_F32, TE_F8E4M3, 70, 90, 96, 96, false, true, false};
     const float *x = input_values(NORMAL, c.m, c.n);
-    te_mxfp8_quantize_args a = call_of(te, &c, input(te, TE_F32, c.m, c.n, x, false));
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize_args a = call_of(te, &c, input(te, TE_F32, c.m, c.n, x, false));
+    te_op_mxfp8_quantize(te, &a);
     for (int columnwise = 0; columnwise < 2; columnwise++) {
-        te_mxfp8_dequantize_args d = {0};
+        te_op_mxfp8_dequantize_args d = {0};
         d.q = columnwise ? a.col : a.row;
         d.scale = columnwise ? a.col_scale : a.row_scale;
         d.y = test_guarded(te, TE_F32, SHAPE(c.m, c.n));
         d.columnwise = columnwise;
         d.swizzled = true;
-        te_mxfp8_dequantize(te, &d);
+        te_op_mxfp8_dequantize(te, &d);
         REQUIRE_OK(te);
         CHECK_TENSOR(d.y, x, 1.0 / 16, 1e-4);
     }
@@ -396,13 +396,13 @@ TE_TEST(mxfp8_cuda_gives_the_bytes_of_the_cpu) {
             const float *values = input_values(kind, m, n);
             for (int k = 0; k < 24; k++) {
                 mx_case c = {floats[k % 3], formats[k / 3 % 2], m, n, up(n, 16), n, k / 6 % 2, k / 12, false};
-                te_mxfp8_quantize_args a[2];
+                te_op_mxfp8_quantize_args a[2];
                 if (s == COUNT(both_shapes) - 1 && k % 8) continue; /* time and memory */
                 for (int side = 0; side < 2; side++) {
                     name_case(&c, input_names[kind]);
                     te_scope_begin(te[side]);
                     a[side] = call_of(te[side], &c, input(te[side], c.x_dtype, m, n, values, false));
-                    te_mxfp8_quantize(te[side], &a[side]);
+                    te_op_mxfp8_quantize(te[side], &a[side]);
                     REQUIRE_OK(te[side]);
                 }
                 CHECK_BYTES("row", test_read_bytes(a[1].row), test_read_bytes(a[0].row), (size_t)te_tensor_bytes(a[0].row));
@@ -411,13 +411,13 @@ TE_TEST(mxfp8_cuda_gives_the_bytes_of_the_cpu) {
                 CHECK_BYTES("col_scale", test_read_bytes(a[1].col_scale), test_read_bytes(a[0].col_scale), (size_t)te_tensor_bytes(a[0].col_scale));
                 te_tensor *y[2];
                 for (int side = 0; side < 2; side++) {
-                    te_mxfp8_dequantize_args d = {0};
+                    te_op_mxfp8_dequantize_args d = {0};
                     d.q = k & 1 ? a[side].col : a[side].row;
                     d.scale = k & 1 ? a[side].col_scale : a[side].row_scale;
                     d.y = y[side] = te_tensor_empty(te[side], floats[k / 2 % 3], SHAPE(m, n));
                     d.columnwise = k & 1;
                     d.swizzled = c.swizzled;
-                    te_mxfp8_dequantize(te[side], &d);
+                    te_op_mxfp8_dequantize(te[side], &d);
                     REQUIRE_OK(te[side]);
                 }
                 CHECK_CLOSE("dequantized", test_read(y[1]), test_read(y[0]), m * n, 0, 0);
@@ -433,65 +433,65 @@ TE_TEST(mxfp8_errors) {
     te_tensor *x = te_tensor_zeros(te, TE_BF16, SHAPE(40, 70));
     te_tensor *row = te_tensor_zeros(te, TE_F8E4M3, SHAPE(40, 80)), *row_scale = te_tensor_zeros(te, TE_F8E8M0, SHAPE(128, 4));
     te_tensor *col_scale = te_tensor_zeros(te, TE_F8E8M0, SHAPE(4, 128));
-    te_mxfp8_quantize_args a = {0};
-    CHECK_EQ_INT(te_mxfp8_quantize(te, &a), TE_ERR_STATE);
+    te_op_mxfp8_quantize_args a = {0};
+    CHECK_EQ_INT(te_op_mxfp8_quantize(te, &a), TE_ERR_STATE);
     CHECK_ERROR(te, TE_ERR_STATE, "x is NULL");
     a.x = x;
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "neither row nor col");
     a.row = row;
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "row_scale is NULL");
     a.row_scale = col_scale;
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "row_scale is [4, 128]; the scales of a row-wise [40, 70], padding included, are [128, 4]");
     a.row_scale = te_tensor_zeros(te, TE_U8, SHAPE(128, 4));
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "row_scale is u8; e8m0 is needed");
     a.row_scale = row_scale;
     a.col_scale = col_scale;
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "col_scale is given, and col is not");
     a.col = te_tensor_zeros(te, TE_F8E4M3, SHAPE(70, 48));
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "MXFP8 transposes no copy");
     a.col = te_tensor_zeros(te, TE_F8E5M2, SHAPE(40, 80));
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "copies in two formats are two calls");
     a.col = te_tensor_zeros(te, TE_F8E4M3, SHAPE(40, 69));
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "col is [40, 69]; it must be [40, 70 or more]");
     a.col = te_tensor_zeros(te, TE_BF16, SHAPE(40, 70));
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "col is bf16; e4m3 or e5m2");
     a.col = te_tensor_zeros(te, TE_F8E4M3, SHAPE(40, 80));
     a.noop = te_tensor_zeros(te, TE_F32, SHAPE(2));
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "noop is [2]");
     a.noop = te_tensor_zeros(other, TE_F32, SHAPE(1));
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "another context");
     a.noop = NULL;
     a.x = te_tensor_zeros(te, TE_I32, SHAPE(40, 70));
-    te_mxfp8_quantize(te, &a);
+    te_op_mxfp8_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "x is i32");
     a.x = x;
-    CHECK_EQ_INT(te_mxfp8_quantize(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_mxfp8_quantize(te, &a), TE_OK);
 
-    te_mxfp8_dequantize_args d = {0};
+    te_op_mxfp8_dequantize_args d = {0};
     d.q = row;
     d.scale = row_scale;
     d.y = te_tensor_zeros(te, TE_BF16, SHAPE(40, 70));
-    CHECK_EQ_INT(te_mxfp8_dequantize(te, &d), TE_OK);
+    CHECK_EQ_INT(te_op_mxfp8_dequantize(te, &d), TE_OK);
     d.columnwise = true;
-    te_mxfp8_dequantize(te, &d);
+    te_op_mxfp8_dequantize(te, &d);
     CHECK_ERROR(te, TE_ERR_SHAPE, "scale is [128, 4]; the scales of a column-wise [40, 70], padding included, are [4, 128]");
     d.columnwise = false;
     d.q = te_tensor_zeros(te, TE_F8E4M3, SHAPE(40, 64));
-    te_mxfp8_dequantize(te, &d);
+    te_op_mxfp8_dequantize(te, &d);
     CHECK_ERROR(te, TE_ERR_SHAPE, "q is [40, 64]");
     d.q = row;
     d.y = te_tensor_zeros(te, TE_F8E4M3, SHAPE(40, 70));
-    te_mxfp8_dequantize(te, &d);
+    te_op_mxfp8_dequantize(te, &d);
     CHECK_ERROR(te, TE_ERR_DTYPE, "y is e4m3");
 }

@@ -109,9 +109,9 @@ static norm_result run(te_ctx *te, const norm_case *c, const norm_data *d) {
     if (c->layernorm) f.mean = test_guarded(te, TE_F32, SHAPE(c->m));
     f.zero_centered_gamma = c->zero_centered;
     if (c->layernorm)
-        te_layernorm_fwd(te, &f);
+        te_op_layernorm_fwd(te, &f);
     else
-        te_rmsnorm_fwd(te, &f);
+        te_op_rmsnorm_fwd(te, &f);
     b.dy = test_tensor(te, c->x, SHAPE(c->m, c->n), d->dy);
     b.x = f.x;
     b.gamma = f.gamma;
@@ -125,9 +125,9 @@ static norm_result run(te_ctx *te, const norm_case *c, const norm_data *d) {
     b.zero_centered_gamma = c->zero_centered;
     b.accumulate = c->accumulate;
     if (c->layernorm)
-        te_layernorm_bwd(te, &b);
+        te_op_layernorm_bwd(te, &b);
     else
-        te_rmsnorm_bwd(te, &b);
+        te_op_rmsnorm_bwd(te, &b);
     CHECK_OK(te);
     r.y = test_read(f.y);
     r.rstd = test_read(f.rstd);
@@ -229,7 +229,7 @@ TE_TEST_DEVICES(large_mean) {
     f.x = test_tensor(te, TE_F32, SHAPE(M, N), d.x);
     f.gamma = test_tensor(te, TE_F32, SHAPE(N), d.gamma);
     f.y = test_guarded(te, TE_F32, SHAPE(M, N));
-    te_layernorm_fwd(te, &f);
+    te_op_layernorm_fwd(te, &f);
     CHECK_OK(te);
     CHECK_TENSOR(f.y, reference(&c, &d).y, 0, 1e-4);
 }
@@ -320,7 +320,7 @@ static void check_quantized(te_ctx *te, int64_t m, int64_t n, int64_t ld, te_dty
     f.gamma = test_tensor(te, c.w, SHAPE(n), d.gamma);
     if (layernorm) f.beta = test_tensor(te, c.w, SHAPE(n), d.beta);
     f.y = test_guarded(te, TE_F32, SHAPE(m, n));
-    te_result (*op)(te_ctx *, const te_norm_fwd_args *) = layernorm ? te_layernorm_fwd : te_rmsnorm_fwd;
+    te_result (*op)(te_ctx *, const te_norm_fwd_args *) = layernorm ? te_op_layernorm_fwd : te_op_rmsnorm_fwd;
     op(te, &f);
     float *y = test_read(f.y), amax = before;
     for (int64_t i = 0; i < m * n; i++) amax = fabsf(y[i]) > amax ? fabsf(y[i]) : amax;
@@ -376,9 +376,9 @@ static void check_transposed(te_ctx *te, int64_t m, int64_t n, int64_t ld, int64
     f.y = test_guarded(te, dtype, SHAPE(m, ld));
     f.y_col = test_guarded(te, dtype, SHAPE(n, ldc));
     if (layernorm)
-        te_layernorm_fwd(te, &f);
+        te_op_layernorm_fwd(te, &f);
     else
-        te_rmsnorm_fwd(te, &f);
+        te_op_rmsnorm_fwd(te, &f);
     CHECK_OK(te);
     const uint8_t *row = (const uint8_t *)test_read_bytes(f.y), *col = (const uint8_t *)test_read_bytes(f.y_col);
     for (int64_t i = 0; i < n; i++)
@@ -397,7 +397,7 @@ TE_TEST_DEVICES(fp8_both_copies) {
     }
 }
 
-/* y_amax is what te_amax finds in y, whatever stood there and however often it is asked. */
+/* y_amax is what te_op_amax finds in y, whatever stood there and however often it is asked. */
 TE_TEST_DEVICES(amax_of_the_output) {
     static const int64_t sizes[][2] = {{1, 1}, {3, 7}, {5, 64}, {300, 96}, {17, 1000}, {9, 2048}, {130, 4096}, {2, 20001}, {3000, 8}, {0, 16}, {3, 0}};
     static const te_dtype formats[] = {TE_F32, TE_F16, TE_BF16};
@@ -405,7 +405,7 @@ TE_TEST_DEVICES(amax_of_the_output) {
         for (int k = 0; k < 6; k++) {
             norm_case c;
             te_norm_fwd_args f;
-            te_amax_args read;
+            te_op_amax_args read;
             if ((6 * i + k) % test_every(5)) continue;
             memset(&c, 0, sizeof c);
             memset(&f, 0, sizeof f);
@@ -426,12 +426,12 @@ TE_TEST_DEVICES(amax_of_the_output) {
             for (int again = 0; again < 2; again++) {
                 f.y_amax = test_guarded_with(te, TE_F32, SHAPE(1), &before);
                 if (c.layernorm)
-                    te_layernorm_fwd(te, &f);
+                    te_op_layernorm_fwd(te, &f);
                 else
-                    te_rmsnorm_fwd(te, &f);
+                    te_op_rmsnorm_fwd(te, &f);
                 read.x = f.y;
                 read.amax = test_guarded(te, TE_F32, SHAPE(1));
-                te_amax(te, &read);
+                te_op_amax(te, &read);
                 CHECK_OK(te);
                 CHECK_BYTES("y_amax", test_read(f.y_amax), test_read(read.amax), 4);
             }
@@ -442,9 +442,9 @@ TE_TEST_DEVICES(amax_of_the_output) {
             for (int again = 0; again < 2; again++) { /* amax goes on from where it stands */
                 f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &start[again]);
                 if (c.layernorm)
-                    te_layernorm_fwd(te, &f);
+                    te_op_layernorm_fwd(te, &f);
                 else
-                    te_rmsnorm_fwd(te, &f);
+                    te_op_rmsnorm_fwd(te, &f);
                 CHECK_OK(te);
                 CHECK(test_read(f.amax)[0] == fmaxf(largest, start[again]));
             }
@@ -469,7 +469,7 @@ TE_TEST_DEVICES(rows_far_from_zero) {
             test_case("%lld x %lld of %g", (long long)m, (long long)n, (double)numbers[k]);
             f.x = te_tensor_full(te, TE_BF16, SHAPE(m, n), numbers[k]);
             f.y = test_guarded(te, TE_BF16, SHAPE(m, n));
-            te_layernorm_fwd(te, &f);
+            te_op_layernorm_fwd(te, &f);
             REQUIRE_OK(te);
             float *y = test_read(f.y);
             for (int64_t e = 0; e < m * n; e++)
@@ -483,7 +483,7 @@ TE_TEST_DEVICES(rows_far_from_zero) {
         test_case("%lld x %lld about 1e18", (long long)m, (long long)n);
         f.x = test_tensor(te, TE_BF16, SHAPE(m, n), x);
         f.y = test_guarded(te, TE_BF16, SHAPE(m, n));
-        te_layernorm_fwd(te, &f);
+        te_op_layernorm_fwd(te, &f);
         REQUIRE_OK(te);
         float *y = test_read(f.y);
         for (int64_t r = 0; r < m; r++) {
@@ -516,7 +516,7 @@ TE_TEST_DEVICES(odd_values) {
                 f.scale = test_tensor(te, TE_F32, SHAPE(1), &one);
                 f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
             }
-            te_layernorm_fwd(te, &f);
+            te_op_layernorm_fwd(te, &f);
             CHECK_OK(te);
             float *y = test_read(f.y);
             for (int64_t i = 0; i < 2 * n; i++) CHECK(isnan(y[i]));
@@ -533,7 +533,7 @@ static void check_parts(te_ctx *te, int64_t m, int64_t n, te_dtype dtype, bool l
     enum { PART = 600 };
     te_norm_fwd_args f, part;
     te_tensor *x;
-    te_result (*op)(te_ctx *, const te_norm_fwd_args *) = layernorm ? te_layernorm_fwd : te_rmsnorm_fwd;
+    te_result (*op)(te_ctx *, const te_norm_fwd_args *) = layernorm ? te_op_layernorm_fwd : te_op_rmsnorm_fwd;
     float zero = 0, scale = 9.1f;
     test_case("%s %lldx%lld to %s", layernorm ? "layernorm" : "rmsnorm", (long long)m, (long long)n, te_dtype_name(dtype));
     te_scope_begin(te);
@@ -628,13 +628,13 @@ TE_TEST_DEVICES(misaligned_and_in_place) {
         f.gamma = test_tensor(te, TE_BF16, SHAPE(N), d.gamma);
         f.y = test_guarded(te, TE_BF16, SHAPE(M, N));
         f.rstd = test_guarded(te, TE_F32, SHAPE(M));
-        te_rmsnorm_fwd(te, &f);
+        te_op_rmsnorm_fwd(te, &f);
         b.dx = te_tensor_view(dy, SHAPE(M, N));
         b.dy = b.dx;
         b.x = f.x;
         b.gamma = f.gamma;
         b.rstd = f.rstd;
-        te_rmsnorm_bwd(te, &b); /* without dgamma */
+        te_op_rmsnorm_bwd(te, &b); /* without dgamma */
         CHECK_OK(te);
         CHECK_TENSOR(f.y, want.y, 8e-3, 5e-6);
         CHECK_TENSOR(b.dx, want.dx, 8e-3, 5e-6);
@@ -649,59 +649,59 @@ TE_TEST_DEVICES(complaints) {
     memset(&b, 0, sizeof b);
     f.x = x;
     f.y = x;
-    te_rmsnorm_fwd(te, &f);
+    te_op_rmsnorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_STATE, "rmsnorm_fwd: gamma is NULL");
     f.gamma = te_tensor_zeros(te, TE_F32, SHAPE(7));
-    te_rmsnorm_fwd(te, &f);
+    te_op_rmsnorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "rmsnorm_fwd: gamma is [7]; 8 elements are needed");
     f.gamma = v;
     f.beta = v;
-    te_rmsnorm_fwd(te, &f);
+    te_op_rmsnorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "RMSNorm has no beta");
     f.y = te_tensor_zeros(te, TE_F32, SHAPE(5, 8));
-    te_layernorm_fwd(te, &f);
+    te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "layernorm_fwd: y is [5, 8] and x is [2, 3, 8]; y must be [6, 8]");
     f.y = te_tensor_zeros(te, TE_F8E4M3, SHAPE(6, 8));
-    te_layernorm_fwd(te, &f);
+    te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_STATE, "layernorm_fwd: scale is NULL");
     f.scale = te_tensor_full(te, TE_F32, SHAPE(1), 1);
     f.y_amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
-    te_layernorm_fwd(te, &f);
+    te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "y_amax belongs to a float y, and y is e4m3");
     f.y_amax = NULL;
     f.y_col = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 6));
-    te_layernorm_fwd(te, &f);
+    te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "y_col is e5m2 and y is e4m3");
     f.y_col = te_tensor_zeros(te, TE_F8E4M3, SHAPE(8, 5));
-    te_layernorm_fwd(te, &f);
+    te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "y_col is [8, 5]; it must be [8, 6 or more]");
     f.y_col = NULL;
     f.scale = NULL;
     f.y = te_tensor_zeros(te, TE_I32, SHAPE(6, 8));
-    te_layernorm_fwd(te, &f);
+    te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "y is i32");
     f.y = x;
     f.amax = f.y_amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
-    te_layernorm_fwd(te, &f);
+    te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "amax and y_amax; one of them is possible");
     f.amax = f.y_amax = NULL;
     f.eps = -1;
-    te_layernorm_fwd(te, &f);
+    te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "eps is -1");
     f.eps = 0;
     f.x = te_tensor_transpose(te_tensor_zeros(te, TE_F32, SHAPE(8, 6)), 0, 1);
-    te_layernorm_fwd(te, &f);
+    te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "strided");
     b.x = b.dx = x;
     b.dy = te_tensor_zeros(te, TE_F32, SHAPE(6, 9));
     b.gamma = v;
     b.rstd = rows;
-    te_rmsnorm_bwd(te, &b);
+    te_op_rmsnorm_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_SHAPE, "rmsnorm_bwd: dy is [6, 9] and x is [2, 3, 8]");
     b.dy = x;
-    te_layernorm_bwd(te, &b);
+    te_op_layernorm_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_STATE, "layernorm_bwd: mean is NULL");
     b.mean = v;
-    te_layernorm_bwd(te, &b);
+    te_op_layernorm_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_SHAPE, "mean is [8]; 6 elements are needed");
 }

@@ -236,8 +236,8 @@ static te_tensor *input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const 
     te_tensor_copy(x, test_tensor(te, dtype, SHAPE(m, n), values));
     return x;
 }
-static te_nvfp4_quantize_args arguments(const options *o) {
-    te_nvfp4_quantize_args a = {0};
+static te_op_nvfp4_quantize_args arguments(const options *o) {
+    te_op_nvfp4_quantize_args a = {0};
     a.two_dimensional = o->two, a.rht = o->rht, a.no_sign_mask = o->no_sign, a.stochastic_rounding = o->stochastic;
     a.seed = o->seed, a.offset = o->offset, a.four_over_six = (te_4over6_error)o->four, a.e4m3_max_256 = o->max_256, a.swizzled = o->swizzled;
     return a;
@@ -262,7 +262,7 @@ static void check_quantize(te_ctx *te, const options *o, te_dtype dtype, int64_t
     for (int64_t i = 0; o->per_row && i < m; i++) amax[i] = largest(x + i * n, n, 0);
     for (int64_t j = 0; per_col && j < n; j++) amax_col[j] = largest(t + j * up_m, up_m, 0);
 
-    te_nvfp4_quantize_args a = arguments(o);
+    te_op_nvfp4_quantize_args a = arguments(o);
     a.x = input(te, dtype, m, n, values, o->misaligned);
     a.amax_row = with_row || o->no_amax_col ? test_tensor(te, TE_F32, SHAPE(o->per_row ? m : 1), amax) : NULL;
     a.amax_col = with_col && !o->no_amax_col ? test_tensor(te, TE_F32, SHAPE(per_col ? n : 1), amax_col) : NULL;
@@ -274,7 +274,7 @@ static void check_quantize(te_ctx *te, const options *o, te_dtype dtype, int64_t
         a.col = test_guarded(te, TE_F4E2M1, SHAPE(n, ldc));
         a.col_scale = test_guarded(te, TE_F8E4M3, SHAPE(round_up(n, 128), round_up((m + 15) / 16, 4)));
     }
-    CHECK_EQ_INT(te_nvfp4_quantize(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_nvfp4_quantize(te, &a), TE_OK);
     REQUIRE_OK(te);
 
     if (with_row) {
@@ -364,7 +364,7 @@ TE_TEST_DEVICES(nvfp4_every_bf16) {
     check_quantize(te, &plain, TE_BF16, 64, N / 64, N / 64, 64, v);
 
     /* With a scale of one everywhere: amax 448 * 6, and 6 in each block. */
-    te_nvfp4_quantize_args a = {0};
+    te_op_nvfp4_quantize_args a = {0};
     float *x = (float *)test_alloc(N * 2 * 4);
     for (int i = 0; i < N * 2; i++) x[i] = i % 16 == 15 ? 6 : v[i / 2];
     for (int i = 0; i < N * 2; i++)
@@ -373,7 +373,7 @@ TE_TEST_DEVICES(nvfp4_every_bf16) {
     a.row = test_guarded(te, TE_F4E2M1, SHAPE(N / 512, 1024));
     a.row_scale = test_guarded(te, TE_F8E4M3, SHAPE(N / 512, 64));
     a.amax_row = scalar(te, 448 * 6);
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     REQUIRE_OK(te);
     const uint8_t *q = (const uint8_t *)test_read_bytes(a.row), *d = (const uint8_t *)test_read_bytes(a.row_scale);
     int wrong = 0;
@@ -386,12 +386,12 @@ TE_TEST_DEVICES(nvfp4_codes_by_hand) {
     static const float x[32] = {0.0f, 0.25f, 0.26f, 0.5f,  0.74f, 0.75f, 1.0f,  1.25f, 1.3f,  1.75f, 2.5f, 2.51f, 3.5f,  5.0f,  5.1f,      6.0f,
                                 -0.0f, -0.25f, -0.26f, -0.5f, -0.75f, -1.25f, -1.75f, -2.5f, -3.5f, -5.0f, -5.1f, -6.0f, 1e-30f, -1e-30f, 0.24999f, -6.0f};
     static const uint8_t want[32] = {0, 0, 1, 1, 1, 2, 2, 2, 3, 4, 4, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 12, 12, 14, 14, 15, 15, 0, 8, 0, 15};
-    te_nvfp4_quantize_args a = {0};
+    te_op_nvfp4_quantize_args a = {0};
     a.x = test_tensor(te, TE_F32, SHAPE(1, 32), x);
     a.row = test_guarded(te, TE_F4E2M1, SHAPE(1, 32));
     a.row_scale = test_guarded(te, TE_F8E4M3, SHAPE(128, 4));
     a.amax_row = scalar(te, 448 * 6);
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     REQUIRE_OK(te);
     const uint8_t *q = (const uint8_t *)test_read_bytes(a.row), *d = (const uint8_t *)test_read_bytes(a.row_scale);
     for (int i = 0; i < 32; i++) CHECK_MSG((q[i / 2] >> (i % 2 * 4) & 15) == want[i], "%g: %d, not %d", (double)x[i], q[i / 2] >> (i % 2 * 4) & 15, want[i]);
@@ -404,13 +404,13 @@ TE_TEST_DEVICES(nvfp4_swizzled_is_a_permutation) {
     uint8_t plain[ROWS * GROUPS] = {0}, moved[ROWS * GROUPS] = {0};
     int seen[ROWS * GROUPS] = {0};
     for (int swizzled = 0; swizzled < 2; swizzled++) {
-        te_nvfp4_quantize_args a = {0};
+        te_op_nvfp4_quantize_args a = {0};
         a.x = test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 8));
         a.row = test_guarded(te, TE_F4E2M1, SHAPE(M, 128));
         a.row_scale = test_guarded(te, TE_F8E4M3, SHAPE(ROWS, GROUPS));
         a.amax_row = scalar(te, 4);
         a.swizzled = swizzled;
-        te_nvfp4_quantize(te, &a);
+        te_op_nvfp4_quantize(te, &a);
         REQUIRE_OK(te);
         memcpy(swizzled ? moved : plain, test_read_bytes(a.row_scale), sizeof plain);
     }
@@ -428,7 +428,7 @@ TE_TEST_DEVICES(nvfp4_noop) {
     const float flags[] = {1, 0, 2};
     for (int i = 0; i < 3; i++) {
         float amaxes[2] = {5, 5};
-        te_nvfp4_quantize_args a = {0};
+        te_op_nvfp4_quantize_args a = {0};
         a.x = test_tensor(te, TE_BF16, SHAPE(20, 30), test_normal(600, 3));
         a.row = test_guarded(te, TE_F4E2M1, SHAPE(20, 32));
         a.row_scale = test_guarded(te, TE_F8E4M3, SHAPE(128, 4));
@@ -436,7 +436,7 @@ TE_TEST_DEVICES(nvfp4_noop) {
         a.col_scale = test_guarded(te, TE_F8E4M3, SHAPE(128, 4));
         a.amax_row = scalar(te, 4);
         a.noop = scalar(te, flags[i]);
-        te_nvfp4_quantize(te, &a);
+        te_op_nvfp4_quantize(te, &a);
         REQUIRE_OK(te);
         const uint8_t *out[4] = {(const uint8_t *)test_read_bytes(a.row), (const uint8_t *)test_read_bytes(a.col),
                                  (const uint8_t *)test_read_bytes(a.row_scale), (const uint8_t *)test_read_bytes(a.col_scale)};
@@ -445,13 +445,13 @@ TE_TEST_DEVICES(nvfp4_noop) {
             for (int b = 0; b < size[k]; b++) poison += out[k][b] == TEST_POISON;
         if (flags[i] == 1) CHECK_EQ_INT(poison, 20 * 16 + 30 * 16 + 1024);
         else CHECK(poison < 20);
-        te_nvfp4_amax_args m = {0};
+        te_op_nvfp4_amax_args m = {0};
         m.x = a.x;
         m.amax_row = test_guarded_with(te, TE_F32, SHAPE(1), amaxes);
         m.amax_col = test_guarded_with(te, TE_F32, SHAPE(1), amaxes);
         m.rht = true;
         m.noop = a.noop;
-        te_nvfp4_amax(te, &m);
+        te_op_nvfp4_amax(te, &m);
         REQUIRE_OK(te);
         CHECK((test_read(m.amax_row)[0] == 5) == (flags[i] == 1) && (test_read(m.amax_col)[0] == 5) == (flags[i] == 1));
     }
@@ -467,14 +467,14 @@ TE_TEST_DEVICES(nvfp4_stochastic_rounding_is_unbiased) {
         for (int sign = -1; sign < 2; sign += 2) {
             float *x = (float *)test_alloc(N * 4);
             for (int k = 0; k < N; k++) x[k] = k % 16 == 0 ? 6 : (float)sign * values[i];
-            te_nvfp4_quantize_args a = {0};
+            te_op_nvfp4_quantize_args a = {0};
             a.x = test_tensor(te, TE_F32, SHAPE(64, N / 64), x);
             a.row = test_guarded(te, TE_F4E2M1, SHAPE(64, N / 64));
             a.row_scale = test_guarded(te, TE_F8E4M3, SHAPE(128, N / 1024));
             a.amax_row = scalar(te, 448 * 6);
             a.stochastic_rounding = true;
             a.seed = 11 + (uint64_t)i;
-            te_nvfp4_quantize(te, &a);
+            te_op_nvfp4_quantize(te, &a);
             REQUIRE_OK(te);
             const uint8_t *q = (const uint8_t *)test_read_bytes(a.row);
             double sum = 0, step = values[i] < 2 ? 0.5 : values[i] < 4 ? 1 : 2;
@@ -499,18 +499,18 @@ TE_TEST_DEVICES(nvfp4_four_over_six_is_no_worse) {
         int changed = 0;
         uint8_t before[M * N / 16];
         for (int on = 0; on < 2; on++) {
-            te_nvfp4_quantize_args a = {0};
-            te_nvfp4_dequantize_args b = {0};
+            te_op_nvfp4_quantize_args a = {0};
+            te_op_nvfp4_dequantize_args b = {0};
             a.x = test_tensor(te, TE_F32, SHAPE(M, N), x);
             a.row = test_guarded(te, TE_F4E2M1, SHAPE(M, N));
             a.row_scale = test_guarded(te, TE_F8E4M3, SHAPE(128, N / 16));
             a.amax_row = scalar(te, largest(x, M * N, 0));
             a.e4m3_max_256 = b.e4m3_max_256 = true;
             a.four_over_six = on ? (te_4over6_error)four : TE_4OVER6_OFF;
-            te_nvfp4_quantize(te, &a);
+            te_op_nvfp4_quantize(te, &a);
             b.q = a.row, b.scale = a.row_scale, b.amax = a.amax_row;
             b.y = test_guarded(te, TE_F32, SHAPE(M, N));
-            te_nvfp4_dequantize(te, &b);
+            te_op_nvfp4_dequantize(te, &b);
             REQUIRE_OK(te);
             const float *y = test_read(b.y);
             for (int i = 0; i < M * N; i++) error[on] += four == TE_4OVER6_MSE ? pow((double)x[i] - y[i], 2) : fabs((double)x[i] - y[i]);
@@ -541,7 +541,7 @@ TE_TEST_DEVICES(nvfp4_amax_values) {
                     const float *x = test_rounded(floats[d], values, m * n), *t = turned(x, m, n, &o);
                     for (int64_t i = 0; i < m || i == 0; i++) rows[i] = keep ? 2.5f : 0;
                     for (int64_t j = 0; j < n || j == 0; j++) cols[j] = keep ? 2.5f : 0;
-                    te_nvfp4_amax_args a = {0};
+                    te_op_nvfp4_amax_args a = {0};
                     a.x = input(te, floats[d], m, n, values, o.misaligned);
                     int64_t size = o.per_row ? m : 1, size_col = o.per_row && r != 6 ? n : 1, up_m = round_up(m, 16);
                     float *before = (float *)test_alloc((size_t)(size + size_col) * 4 + 4);
@@ -549,7 +549,7 @@ TE_TEST_DEVICES(nvfp4_amax_values) {
                     a.amax_row = with_row ? test_guarded_with(te, TE_F32, SHAPE(size), before) : NULL;
                     a.amax_col = with_col ? test_guarded_with(te, TE_F32, SHAPE(size_col), before) : NULL;
                     a.rht = o.rht, a.no_sign_mask = o.no_sign, a.keep = keep;
-                    te_nvfp4_amax(te, &a);
+                    te_op_nvfp4_amax(te, &a);
                     REQUIRE_OK(te);
                     for (int64_t i = 0; i < m; i++) rows[o.per_row ? i : 0] = largest(x + i * n, n, rows[o.per_row ? i : 0]);
                     for (int64_t j = 0; j < n; j++) cols[size_col > 1 ? j : 0] = largest(t + j * up_m, up_m, cols[size_col > 1 ? j : 0]);
@@ -583,13 +583,13 @@ TE_TEST_DEVICES(nvfp4_dequantize_all_codes) {
                         want[columnwise ? c * ROWS + i : i * 16 + c] = mul(c & 8 ? -grid[c & 7] : grid[c], step);
                     }
                 test_case("amax %g %s way %d", (double)amaxes[k], te_dtype_name(floats[d]), way);
-                te_nvfp4_dequantize_args a = {0};
+                te_op_nvfp4_dequantize_args a = {0};
                 a.q = te_tensor_from_host(te, TE_F4E2M1, SHAPE(ROWS, 16), q);
                 a.scale = te_tensor_from_host(te, TE_F8E4M3, SHAPE(ROWS, 4), swizzled ? moved : scale);
                 a.amax = scalar(te, amaxes[k]);
                 a.y = columnwise ? test_guarded(te, floats[d], SHAPE(16, ROWS)) : test_guarded(te, floats[d], SHAPE(ROWS, 16));
                 a.columnwise = columnwise, a.swizzled = swizzled, a.e4m3_max_256 = max_256;
-                te_nvfp4_dequantize(te, &a);
+                te_op_nvfp4_dequantize(te, &a);
                 REQUIRE_OK(te);
                 CHECK_TENSOR(a.y, test_rounded(floats[d], want, ROWS * 16), 0, 0);
             }
@@ -622,13 +622,13 @@ TE_TEST_DEVICES(nvfp4_dequantize_shapes) {
                 }
                 for (int64_t j = 0; j < cols; j++) want[columnwise ? j * n + i : i * n + j] = values[i * round_up(cols, 16) + j];
             }
-            te_nvfp4_dequantize_args a = {0};
+            te_op_nvfp4_dequantize_args a = {0};
             a.q = te_tensor_from_host(te, TE_F4E2M1, SHAPE(rows, ld), q);
             a.scale = te_tensor_from_host(te, TE_F8E4M3, SHAPE(round_up(rows, 128), groups), scale);
             a.amax = test_tensor(te, TE_F32, SHAPE(per_row ? rows : 1), amax);
             a.y = test_guarded(te, dtype, SHAPE(m, n));
             a.columnwise = columnwise, a.rht = rht, a.no_sign_mask = !(way & 4);
-            te_nvfp4_dequantize(te, &a);
+            te_op_nvfp4_dequantize(te, &a);
             REQUIRE_OK(te);
             if (m > 0 && n > 0) CHECK_TENSOR(a.y, test_rounded(dtype, want, m * n), 0, 0);
         }
@@ -643,22 +643,22 @@ TE_TEST_DEVICES(nvfp4_transform_and_back) {
             float *x = sparse ? (float *)test_alloc(M * N * 4) : test_normal(M * N, 31);
             for (int64_t j = 0; sparse && j < N; j++) /* one number in every block of 16 rows */
                 for (int64_t i = 0; i < M; i += 16) x[(i + j % (M - i < 16 ? M - i : 16)) * N + j] = 0.5f * (float)(1 + j % 7);
-            te_nvfp4_amax_args m = {0};
-            te_nvfp4_quantize_args a = {0};
-            te_nvfp4_dequantize_args b = {0};
+            te_op_nvfp4_amax_args m = {0};
+            te_op_nvfp4_quantize_args a = {0};
+            te_op_nvfp4_dequantize_args b = {0};
             test_case("sparse %d no_sign %d", sparse, no_sign);
             m.x = a.x = test_tensor(te, TE_F32, SHAPE(M, N), x);
             m.amax_col = test_guarded(te, TE_F32, SHAPE(1));
             m.rht = a.rht = b.rht = true;
             m.no_sign_mask = a.no_sign_mask = b.no_sign_mask = no_sign;
-            te_nvfp4_amax(te, &m);
+            te_op_nvfp4_amax(te, &m);
             a.amax_col = b.amax = m.amax_col;
             a.col = test_guarded(te, TE_F4E2M1, SHAPE(N, PADDED));
             a.col_scale = test_guarded(te, TE_F8E4M3, SHAPE(128, 4));
-            te_nvfp4_quantize(te, &a);
+            te_op_nvfp4_quantize(te, &a);
             b.q = a.col, b.scale = a.col_scale, b.columnwise = true;
             b.y = test_guarded(te, TE_F32, SHAPE(M, N));
-            te_nvfp4_dequantize(te, &b);
+            te_op_nvfp4_dequantize(te, &b);
             REQUIRE_OK(te);
             /* Sparse: the block scale, in E4M3, is off by at most 1 / 16 of the value. */
             if (sparse) CHECK_CLOSE("y", test_read(b.y), x, M * N, 1.0 / 16 + 1e-5, 1e-5);
@@ -689,24 +689,24 @@ TE_TEST(nvfp4_cuda_gives_the_bytes_of_the_cpu) {
                     for (int c = 0; c < 2; c++) {
                         te_ctx *te = side[c];
                         te_scope_begin(te);
-                        te_nvfp4_amax_args x = {0};
-                        te_nvfp4_quantize_args a = arguments(o);
-                        te_nvfp4_dequantize_args b = {0};
+                        te_op_nvfp4_amax_args x = {0};
+                        te_op_nvfp4_quantize_args a = arguments(o);
+                        te_op_nvfp4_dequantize_args b = {0};
                         x.x = a.x = input(te, floats[d], m, n, values, o->misaligned);
                         x.amax_row = te_tensor_zeros(te, TE_F32, SHAPE(o->per_row ? m : 1));
                         x.amax_col = te_tensor_zeros(te, TE_F32, SHAPE(o->per_row && !o->one_col ? n : 1));
                         x.rht = o->rht, x.no_sign_mask = o->no_sign;
-                        te_nvfp4_amax(te, &x);
+                        te_op_nvfp4_amax(te, &x);
                         a.amax_row = x.amax_row, a.amax_col = x.amax_col;
                         a.row = te_tensor_zeros(te, TE_F4E2M1, SHAPE(m, ld));
                         a.row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(round_up(m, 128), groups));
                         a.col = te_tensor_zeros(te, TE_F4E2M1, SHAPE(n, ldc));
                         a.col_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(round_up(n, 128), col_groups));
-                        te_nvfp4_quantize(te, &a);
+                        te_op_nvfp4_quantize(te, &a);
                         b.y = te_tensor_zeros(te, floats[d], SHAPE(m, n));
                         b.q = a.col, b.scale = a.col_scale, b.amax = a.amax_col, b.columnwise = true;
                         b.rht = o->rht, b.no_sign_mask = o->no_sign, b.e4m3_max_256 = o->max_256, b.swizzled = o->swizzled;
-                        te_nvfp4_dequantize(te, &b);
+                        te_op_nvfp4_dequantize(te, &b);
                         REQUIRE_OK(te);
                         const te_tensor *out[7] = {a.row, a.row_scale, a.col, a.col_scale, x.amax_row, x.amax_col, b.y};
                         for (int k = 0; k < 7; k++) {
@@ -732,111 +732,111 @@ TE_TEST(nvfp4_errors) {
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(20, 40)), *one = te_tensor_zeros(te, TE_F32, SHAPE(1)), *rows = te_tensor_zeros(te, TE_F32, SHAPE(20));
     te_tensor *row = te_tensor_zeros(te, TE_F4E2M1, SHAPE(20, 64)), *row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
     te_tensor *col = te_tensor_zeros(te, TE_F4E2M1, SHAPE(40, 32)), *col_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
-    te_nvfp4_quantize_args a = {0};
+    te_op_nvfp4_quantize_args a = {0};
     a.x = x;
     a.amax_row = one;
-    CHECK_EQ_INT(te_nvfp4_quantize(te, &a), TE_ERR_INVALID);
+    CHECK_EQ_INT(te_op_nvfp4_quantize(te, &a), TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "neither row nor col");
     a.row = te_tensor_zeros(te, TE_F4E2M1, SHAPE(20, 39));
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "20 rows of at least 40 columns");
     a.row = te_tensor_zeros(te, TE_U8, SHAPE(20, 64));
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "row is u8");
     a.row = row;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "row_scale is NULL");
     a.row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 3));
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "row_scale is [128, 3], not [128, 4]");
     a.row_scale = te_tensor_zeros(te, TE_F8E8M0, SHAPE(128, 4));
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "row_scale is e8m0");
     a.row_scale = row_scale;
     a.amax_row = NULL;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "amax_row is NULL");
     a.amax_row = te_tensor_zeros(te, TE_F32, SHAPE(3));
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "neither [1] nor [20]");
     a.amax_row = rows;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_OK(te);
     a.two_dimensional = true;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "row-scaled");
     a.two_dimensional = false;
     a.col = col;
     a.col_scale = col_scale;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "an amax_col of its own");
     a.amax_col = one;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_OK(te);
     a.amax_row = one;
     a.two_dimensional = a.rht = true;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "one scale for both copies");
     a.two_dimensional = false;
     a.col = te_tensor_zeros(te, TE_F4E2M1, SHAPE(40, 20)); /* enough for the rows of x, but not for what the transform makes of them */
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "at least 32 columns");
     a.rht = false;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_OK(te);
     a.four_over_six = (te_4over6_error)3;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "te_4over6_error");
     a.four_over_six = TE_4OVER6_OFF;
     a.noop = rows;
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "noop");
     a.noop = NULL;
     a.amax_row = te_tensor_zeros(other, TE_F32, SHAPE(1));
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "another context");
     a.amax_row = one;
     a.x = te_tensor_zeros(te, TE_I32, SHAPE(20, 40));
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "x is i32");
     a.x = te_tensor_transpose(x, 0, 1);
-    te_nvfp4_quantize(te, &a);
+    te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "strided");
 
-    te_nvfp4_amax_args m = {0};
+    te_op_nvfp4_amax_args m = {0};
     m.x = x;
-    te_nvfp4_amax(te, &m);
+    te_op_nvfp4_amax(te, &m);
     CHECK_ERROR(te, TE_ERR_INVALID, "neither amax_row nor amax_col");
     m.amax_col = rows;
-    te_nvfp4_amax(te, &m);
+    te_op_nvfp4_amax(te, &m);
     CHECK_ERROR(te, TE_ERR_SHAPE, "amax_col");
     m.amax_row = te_tensor_zeros(te, TE_BF16, SHAPE(1));
-    te_nvfp4_amax(te, &m);
+    te_op_nvfp4_amax(te, &m);
     CHECK_ERROR(te, TE_ERR_DTYPE, "amax_row is bf16");
 
-    te_nvfp4_dequantize_args d = {0};
+    te_op_nvfp4_dequantize_args d = {0};
     d.q = row;
     d.scale = row_scale;
     d.amax = one;
     d.y = x;
     d.rht = true;
-    te_nvfp4_dequantize(te, &d);
+    te_op_nvfp4_dequantize(te, &d);
     CHECK_ERROR(te, TE_ERR_INVALID, "columnwise is not set");
     d.rht = false;
     d.columnwise = true;
-    te_nvfp4_dequantize(te, &d);
+    te_op_nvfp4_dequantize(te, &d);
     CHECK_ERROR(te, TE_ERR_SHAPE, "40 rows of at least 20 columns");
     d.q = col;
     d.scale = col_scale;
     d.amax = rows;
-    te_nvfp4_dequantize(te, &d);
+    te_op_nvfp4_dequantize(te, &d);
     CHECK_ERROR(te, TE_ERR_SHAPE, "amax");
     d.amax = one;
-    te_nvfp4_dequantize(te, &d);
+    te_op_nvfp4_dequantize(te, &d);
     CHECK_OK(te);
 }
 
-/* One call that measures gives what te_nvfp4_amax and a cast that reads give: small enough for one launch on a GPU, and larger. */
+/* One call that measures gives what te_op_nvfp4_amax and a cast that reads give: small enough for one launch on a GPU, and larger. */
 TE_TEST_DEVICES(nvfp4_measure_is_amax_and_cast) {
     static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {127, 129}, {256, 384}, {1000, 1536}, {4096, 640}};
     for (int i = 0; i < COUNT(shapes); i++)
@@ -849,8 +849,8 @@ TE_TEST_DEVICES(nvfp4_measure_is_amax_and_cast) {
             te_tensor *out[2][6];
             te_tensor *x = test_tensor(te, TE_BF16, 2, shapes[i], test_specials(m * n, 11));
             for (int call = 0; call < 2; call++) {
-                te_nvfp4_quantize_args a = {0};
-                te_nvfp4_amax_args amax = {0};
+                te_op_nvfp4_quantize_args a = {0};
+                te_op_nvfp4_amax_args amax = {0};
                 a.x = amax.x = x;
                 a.row = out[call][0] = te_tensor_zeros(te, TE_F4E2M1, SHAPE(m, (n + 31) / 32 * 32));
                 a.col = out[call][1] = te_tensor_zeros(te, TE_F4E2M1, SHAPE(n, (m + 31) / 32 * 32));
@@ -861,8 +861,8 @@ TE_TEST_DEVICES(nvfp4_measure_is_amax_and_cast) {
                 a.rht = amax.rht = kind == 1;
                 a.two_dimensional = kind == 2;
                 a.measure = call == 1;
-                if (call == 0) CHECK_EQ_INT(te_nvfp4_amax(te, &amax), TE_OK);
-                CHECK_EQ_INT(te_nvfp4_quantize(te, &a), TE_OK);
+                if (call == 0) CHECK_EQ_INT(te_op_nvfp4_amax(te, &amax), TE_OK);
+                CHECK_EQ_INT(te_op_nvfp4_quantize(te, &a), TE_OK);
             }
             for (int k = 0; k < 6; k++) CHECK_BYTES("output", test_read_bytes(out[1][k]), test_read_bytes(out[0][k]), te_tensor_bytes(out[0][k]));
             CHECK_OK(te);

@@ -34,7 +34,7 @@ static void make_entry(te_ctx *te, entry *e, uint64_t seed) {
     e->t.master = e->master ? guarded(te, TE_F32, e->n, start, false) : NULL;
 }
 
-static void reference_step(entry *e, const float *grad, const te_adam_args *a, double grad_scale, double lr) {
+static void reference_step(entry *e, const float *grad, const te_op_adam_args *a, double grad_scale, double lr) {
     double bc1 = a->no_bias_correction ? 1 : 1 - pow(a->beta1, (double)a->step), bc2 = a->no_bias_correction ? 1 : 1 - pow(a->beta2, (double)a->step);
     for (int64_t i = 0; i < e->n; i++) {
         double g = grad[i] * grad_scale + (a->l2_mode ? a->weight_decay * e->p[i] : 0);
@@ -56,7 +56,7 @@ static float *as_float(const double *x, int64_t n) {
     return f;
 }
 
-static void run_adam(te_ctx *te, entry *e, int num, te_adam_args a, int steps, float grad_scale, float lr_device) {
+static void run_adam(te_ctx *te, entry *e, int num, te_op_adam_args a, int steps, float grad_scale, float lr_device) {
     te_adam_tensor list[400];
     for (int i = 0; i < num; i++) make_entry(te, &e[i], 100 + (uint64_t)i);
     a.tensors = list;
@@ -71,7 +71,7 @@ static void run_adam(te_ctx *te, entry *e, int num, te_adam_args a, int steps, f
             list[i].grad = guarded(te, e[i].grad_dtype, e[i].n, grad, e[i].misaligned);
             reference_step(&e[i], grad, &a, grad_scale, lr_device != 0 ? lr_device : a.lr);
         }
-        CHECK_EQ_INT(te_adam(te, &a), TE_OK);
+        CHECK_EQ_INT(te_op_adam(te, &a), TE_OK);
         REQUIRE_OK(te);
     }
     for (int i = 0; i < num; i++) {
@@ -94,8 +94,8 @@ static void run_adam(te_ctx *te, entry *e, int num, te_adam_args a, int steps, f
     }
 }
 
-static te_adam_args usual(void) {
-    te_adam_args a = {0};
+static te_op_adam_args usual(void) {
+    te_op_adam_args a = {0};
     a.lr = 1e-2f;
     a.beta1 = 0.9f;
     a.beta2 = 0.999f;
@@ -123,7 +123,7 @@ TE_TEST_DEVICES(adam_formats) {
 TE_TEST_DEVICES(adam_modes) {
     for (int mode = 0; mode < 8; mode++) {
         entry e[3];
-        te_adam_args a = usual();
+        te_op_adam_args a = usual();
         memset(e, 0, sizeof e);
         for (int i = 0; i < 3; i++) e[i].n = 500, e[i].grad_dtype = e[i].param_dtype = floats[i], e[i].master = i > 0;
         a.l2_mode = mode & 1;
@@ -146,21 +146,21 @@ TE_TEST_DEVICES(adam_found_inf) {
     for (int i = 0; i < 2; i++) {
         te_adam_tensor t = {test_tensor(te, TE_F32, SHAPE(5), grad), guarded(te, TE_F32, 5, ones, false), guarded(te, TE_F32, 5, zeros, false),
                             guarded(te, TE_F32, 5, zeros, false), NULL};
-        te_adam_args a = usual();
+        te_op_adam_args a = usual();
         a.tensors = &t;
         a.num_tensors = 1;
         a.step = 1;
         a.found_inf = test_tensor(te, TE_F32, SHAPE(1), &flags[i]);
-        te_adam(te, &a);
+        te_op_adam(te, &a);
         REQUIRE_OK(te);
         const float *p = test_read(t.param);
         if (i == 0) CHECK_BYTES("param", p, ones, 20);
         else CHECK(fabs(p[0] - 0.99) < 1e-6 && isnan(p[3]) && isnan(p[4])); /* otherwise what is not finite goes through */
         CHECK(test_read(t.m)[1] == (i ? 0.2f : 0.0f) || fabs(test_read(t.m)[1] - 0.2) < 1e-6);
     }
-    te_adam_args none = usual();
+    te_op_adam_args none = usual();
     none.step = 1;
-    CHECK_EQ_INT(te_adam(te, &none), TE_OK);
+    CHECK_EQ_INT(te_op_adam(te, &none), TE_OK);
 }
 
 /* ---- norm ---- */
@@ -181,7 +181,7 @@ TE_TEST_DEVICES(l2norm_lists) {
             total += sum;
             list[i] = i % 2 ? guarded(te, dtype, n, x, true) : test_tensor(te, dtype, SHAPE(n), x);
         }
-        te_l2norm_args a = {0};
+        te_op_l2norm_args a = {0};
         test_case("%d tensors", num);
         a.tensors = list;
         a.num_tensors = num;
@@ -189,7 +189,7 @@ TE_TEST_DEVICES(l2norm_lists) {
         a.per_tensor = test_guarded(te, TE_F32, SHAPE(num));
         a.clip = test_guarded(te, TE_F32, SHAPE(1));
         a.max_norm = 10;
-        te_l2norm(te, &a);
+        te_op_l2norm(te, &a);
         REQUIRE_OK(te);
         double norm = sqrt(total);
         CHECK(fabs(test_read(a.norm)[0] - norm) <= 2e-6 * norm);
@@ -197,7 +197,7 @@ TE_TEST_DEVICES(l2norm_lists) {
         if (num) CHECK_TENSOR(a.per_tensor, want, 2e-6, 0);
         /* Again, with another address: the same bits. */
         uint32_t first = *(uint32_t *)test_read_bytes(a.norm);
-        te_l2norm(te, &a);
+        te_op_l2norm(te, &a);
         CHECK_EQ_INT(*(uint32_t *)test_read_bytes(a.norm), first);
     }
 }
@@ -206,13 +206,13 @@ TE_TEST_DEVICES(l2norm_not_finite) {
     const float values[][3] = {{1, NAN, 2}, {1, -INFINITY, 2}, {3, 4, 0}};
     for (int i = 0; i < 3; i++) {
         const te_tensor *list[] = {test_tensor(te, TE_F32, SHAPE(3), values[i])};
-        te_l2norm_args a = {0};
+        te_op_l2norm_args a = {0};
         a.tensors = list;
         a.num_tensors = 1;
         a.norm = test_guarded(te, TE_F32, SHAPE(1));
         a.clip = test_guarded(te, TE_F32, SHAPE(1));
         a.max_norm = 100;
-        te_l2norm(te, &a);
+        te_op_l2norm(te, &a);
         REQUIRE_OK(te);
         float norm = test_read(a.norm)[0], clip = test_read(a.clip)[0];
         if (i == 0) CHECK(isnan(norm) && isnan(clip));
@@ -239,14 +239,14 @@ TE_TEST_DEVICES(multi_scale_lists) {
             in[i] = guarded(te, from, n, x[i], i % 7 == 1);
             out[i] = round == 2 ? (te_tensor *)(uintptr_t)in[i] : test_guarded(te, to, SHAPE(n));
         }
-        te_multi_scale_args a = {0};
+        te_op_multi_scale_args a = {0};
         a.in = in;
         a.out = out;
         a.num_tensors = 300;
         a.scale = 0.3f;
         a.scale_device = test_tensor(te, TE_F32, SHAPE(1), &factor);
         a.found_inf = test_guarded_with(te, TE_F32, SHAPE(1), &start);
-        te_multi_scale(te, &a);
+        te_op_multi_scale(te, &a);
         REQUIRE_OK(te);
         CHECK(test_read(a.found_inf)[0] == (round ? 1 : 0));
         for (int i = 0; i < 300; i++) {
@@ -266,31 +266,31 @@ TE_TEST(optim_errors) {
     te_ctx *te = test_context("cpu");
     te_tensor *p = te_tensor_zeros(te, TE_F32, SHAPE(4)), *other = te_tensor_zeros(te, TE_F32, SHAPE(5)), *half = te_tensor_zeros(te, TE_BF16, SHAPE(4));
     te_adam_tensor t[2] = {{p, p, p, p, NULL}, {p, p, other, p, NULL}};
-    te_adam_args a = usual();
+    te_op_adam_args a = usual();
     a.tensors = t;
     a.num_tensors = 2;
     a.step = 1;
-    te_adam(te, &a);
+    te_op_adam(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "m[1] is [5] and param[1] is [4]");
     t[1].m = half;
-    te_adam(te, &a);
+    te_op_adam(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "m[1] is bf16, not f32");
     t[1].m = p;
     a.step = 0;
-    te_adam(te, &a);
+    te_op_adam(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "step is 0");
     a.step = 1;
     a.beta2 = 1;
-    te_adam(te, &a);
+    te_op_adam(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "beta2 1");
     a.tensors = NULL;
-    te_adam(te, &a);
+    te_op_adam(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "the list of 2 tensors is NULL");
-    te_l2norm_args n = {0};
-    te_l2norm(te, &n);
+    te_op_l2norm_args n = {0};
+    te_op_l2norm(te, &n);
     CHECK_ERROR(te, TE_ERR_STATE, "norm is NULL");
     n.norm = te_tensor_zeros(te, TE_F32, SHAPE(1));
     n.clip = n.norm;
-    te_l2norm(te, &n);
+    te_op_l2norm(te, &n);
     CHECK_ERROR(te, TE_ERR_INVALID, "max_norm 0");
 }

@@ -2,7 +2,7 @@
 #include "../te_test.h"
 
 typedef struct rope_case {
-    int64_t s, b, heads, groups, d; /* groups 0: te_rope; else te_qkv_rope and its backward */
+    int64_t s, b, heads, groups, d; /* groups 0: te_op_rope; else te_op_qkv_rope and its backward */
     int rotary_dim;                 /* 0: d */
     te_dtype dtype;
     te_qkv_format format;
@@ -40,7 +40,7 @@ static void reference_head(const rope_case *c, const float *x, int64_t t, int64_
 /* One rounding to a format, and the neighbour where f32 and float64 round differently. */
 static double rtol_of(te_dtype dtype) { return dtype == TE_F32 ? 1e-6 : dtype == TE_F16 ? 1e-3 : 8e-3; }
 
-/* ---- te_rope ---- */
+/* ---- te_op_rope ---- */
 
 static int64_t token_of(const rope_case *c, int64_t t, int64_t b) { return c->format == TE_BSHD ? b * c->s + t : t * c->b + b; }
 static void heads_shape(const rope_case *c, int64_t heads, int64_t d, int64_t shape[4]) {
@@ -78,7 +78,7 @@ static te_tensor *start_tensor(te_ctx *te, const rope_case *c) { return c->has_s
 
 static float *run_rope(te_ctx *te, const rope_case *c, const float *x) {
     te_tensor *whole;
-    te_rope_args a;
+    te_op_rope_args a;
     memset(&a, 0, sizeof a);
     a.x = heads_tensor(te, c, c->heads, x, &whole);
     a.y = heads_tensor(te, c, c->heads, NULL, &whole);
@@ -90,7 +90,7 @@ static float *run_rope(te_ctx *te, const rope_case *c, const float *x) {
     a.position_offset = c->offset;
     a.start_positions = start_tensor(te, c);
     a.backward = c->backward;
-    te_rope(te, &a);
+    te_op_rope(te, &a);
     CHECK_OK(te);
     return heads_read(c, c->heads, whole);
 }
@@ -165,24 +165,24 @@ TE_TEST_DEVICES(rope_in_place) {
     enum { N = 6 * 2 * 4 * 64 };
     float *x = test_normal(N, 3);
     for (int k = 0; k < 2; k++) {
-        te_rope_args a;
+        te_op_rope_args a;
         memset(&a, 0, sizeof a);
         a.x = a.y = test_tensor(te, TE_F32, SHAPE(6, 2, 4, 64), x);
         a.interleaved = k;
         a.position_offset = 11;
-        te_rope(te, &a);
+        te_op_rope(te, &a);
         float *turned = test_read(a.x);
         double moved = 0;
         for (int i = 0; i < N; i++) moved += fabs(turned[i] - x[i]);
         CHECK(moved > N / 10.0);
         a.backward = true;
-        te_rope(te, &a);
+        te_op_rope(te, &a);
         CHECK_OK(te);
         CHECK_TENSOR(a.x, x, 1e-5, 2e-6);
     }
 }
 
-/* ---- te_qkv_rope ---- */
+/* ---- te_op_qkv_rope ---- */
 
 typedef struct qkv {
     float *packed, *q, *k, *v;
@@ -192,8 +192,8 @@ typedef struct qkv {
 static qkv run_qkv(te_ctx *te, const rope_case *c, const qkv *in) {
     qkv out = *in;
     te_tensor *whole[3], *packed;
-    te_qkv_rope_args a;
-    te_qkv_rope_bwd_args r;
+    te_op_qkv_rope_args a;
+    te_op_qkv_rope_bwd_args r;
     int64_t shape[4], width = (c->heads + 2 * c->groups) * c->d;
     memset(&a, 0, sizeof a);
     memset(&r, 0, sizeof r);
@@ -216,9 +216,9 @@ static qkv run_qkv(te_ctx *te, const rope_case *c, const qkv *in) {
     r.position_offset = a.position_offset = c->offset;
     r.start_positions = a.start_positions = start_tensor(te, c);
     if (c->backward)
-        te_qkv_rope_bwd(te, &r);
+        te_op_qkv_rope_bwd(te, &r);
     else
-        te_qkv_rope(te, &a);
+        te_op_qkv_rope(te, &a);
     CHECK_OK(te);
     if (c->backward) {
         out.packed = test_read(packed);
@@ -311,25 +311,25 @@ TE_TEST_DEVICES(qkv_rope) {
 }
 
 TE_TEST_DEVICES(rope_refuses) {
-    te_rope_args good, a;
-    te_qkv_rope_args q;
+    te_op_rope_args good, a;
+    te_op_qkv_rope_args q;
     memset(&good, 0, sizeof good);
     memset(&q, 0, sizeof q);
     good.x = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 8));
     good.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 8));
-    a = good, a.rotary_dim = 10, te_rope(te, &a);
+    a = good, a.rotary_dim = 10, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "10 of 8 channels");
-    a = good, a.rotary_dim = 3, te_rope(te, &a);
+    a = good, a.rotary_dim = 3, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "3 of 8 channels");
-    a = good, a.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 9)), te_rope(te, &a);
+    a = good, a.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 9)), te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "y is [4, 2, 3, 9]");
-    a = good, a.start_positions = te_tensor_zeros(te, TE_I32, SHAPE(4)), te_rope(te, &a);
+    a = good, a.start_positions = te_tensor_zeros(te, TE_I32, SHAPE(4)), te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "start_positions");
-    a = good, a.start_positions = te_tensor_zeros(te, TE_I64, SHAPE(2)), te_rope(te, &a);
+    a = good, a.start_positions = te_tensor_zeros(te, TE_I64, SHAPE(2)), te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "start_positions is i64");
-    a = good, a.x = NULL, te_rope(te, &a);
+    a = good, a.x = NULL, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "x is NULL");
-    a = good, a.base = -1, te_rope(te, &a);
+    a = good, a.base = -1, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "base is -1");
 
     q.qkv = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 64));
@@ -338,13 +338,13 @@ TE_TEST_DEVICES(rope_refuses) {
     q.num_heads = 4;
     q.num_groups = 3;
     q.head_dim = 8;
-    te_qkv_rope(te, &q);
+    te_op_qkv_rope(te, &q);
     CHECK_ERROR(te, TE_ERR_INVALID, "4 heads in 3 groups");
     q.num_groups = 1;
-    te_qkv_rope(te, &q);
+    te_op_qkv_rope(te, &q);
     CHECK_ERROR(te, TE_ERR_SHAPE, "k is [4, 2, 2, 8]; with 4 heads in 1 groups it must be [4, 2, 1, 8]");
     q.num_groups = 2;
     q.qkv = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 63));
-    te_qkv_rope(te, &q);
+    te_op_qkv_rope(te, &q);
     CHECK_ERROR(te, TE_ERR_SHAPE, "qkv must be [8, 64]");
 }

@@ -205,11 +205,11 @@ static te_tensor *reduced_amax(te_ctx *te, te_tensor *all, const float *x, const
     int64_t tm = (m + tr - 1) / tr, tn = (n + tc - 1) / tc;
     float *most = (float *)test_alloc((size_t)(tm * tn) * 4 + 4), *want = (float *)test_alloc((size_t)(tm * tn) * 4 + 4);
     for (int i = 0; i < c->count; i++) {
-        te_shard_amax_args a = {0};
+        te_op_shard_amax_args a = {0};
         a.x = slice_of(te, all, x, c, i);
         a.amax = test_guarded(te, TE_F32, SHAPE(tm, tn));
         a.rows = m, a.columns = n, a.start = c->at[i], a.tile_rows = tr, a.tile_columns = tc;
-        CHECK_EQ_INT(te_shard_amax(te, &a), TE_OK);
+        CHECK_EQ_INT(te_op_shard_amax(te, &a), TE_OK);
         memset(want, 0, (size_t)(tm * tn) * 4);
         for (int64_t f = c->at[i]; f < c->at[i + 1]; f++) {
             float *w = want + f / n / tr * tn + f % n / tc;
@@ -227,8 +227,8 @@ static void check_shards(te_ctx *te, const recipe *q, te_dtype x_dtype, int64_t 
     whole w = quantize(q, x, m, n, limit);
     te_tensor *all = test_tensor(te, x_dtype, SHAPE(m * n), x);
     cuts c = cut(way, m * n);
-    te_shard_cast_args a = {0};
-    te_shard_scales_args s = {0};
+    te_op_shard_cast_args a = {0};
+    te_op_shard_scales_args s = {0};
     bool fp4 = q->dtype == TE_F4E2M1, tensor = q->scaling == TE_SCALING_TENSOR, transposed = tensor && q->columnwise;
     test_case("scaling %d%s %s -> %s [%d, %d] pad %d cut %d", (int)q->scaling, q->columnwise ? " columnwise" : "", te_dtype_name(x_dtype),
               te_dtype_name(q->dtype), (int)m, (int)n, (int)pad, way);
@@ -247,7 +247,7 @@ static void check_shards(te_ctx *te, const recipe *q, te_dtype x_dtype, int64_t 
         s.row_scale = test_guarded(te, w.scale_dtype, SHAPE(w.row_m, w.row_n));
         s.col_scale = test_guarded(te, w.scale_dtype, SHAPE(w.col_m, w.col_n));
         if (q->fp32_scales) a.multiplier = s.multiplier = test_guarded(te, TE_F32, SHAPE(w.row_m, w.row_n));
-        CHECK_EQ_INT(te_shard_scales(te, &s), TE_OK);
+        CHECK_EQ_INT(te_op_shard_scales(te, &s), TE_OK);
         REQUIRE_OK(te);
         CHECK_BYTES("row_scale", test_read_bytes(s.row_scale), w.row_scale, (size_t)(w.row_m * w.row_n * size));
         CHECK_BYTES("col_scale", test_read_bytes(s.col_scale), w.col_scale, (size_t)(w.col_m * w.col_n * size));
@@ -270,7 +270,7 @@ static void check_shards(te_ctx *te, const recipe *q, te_dtype x_dtype, int64_t 
     for (int i = 0; i < c.count; i++) {
         a.x = slice_of(te, all, x, &c, i);
         a.start = c.at[i];
-        CHECK_EQ_INT(te_shard_cast(te, &a), TE_OK);
+        CHECK_EQ_INT(te_op_shard_cast(te, &a), TE_OK);
     }
     REQUIRE_OK(te);
     CHECK_BYTES("copy", test_read_bytes(copy), want, (size_t)(height * pitch));
@@ -290,7 +290,7 @@ static void check_shards(te_ctx *te, const recipe *q, te_dtype x_dtype, int64_t 
         a.x = slice_of(te, all, x, &c, i);
         a.start = c.at[i];
         a.dst = test_guarded(te, q->dtype, SHAPE(first + count));
-        CHECK_EQ_INT(te_shard_cast(te, &a), TE_OK);
+        CHECK_EQ_INT(te_op_shard_cast(te, &a), TE_OK);
         REQUIRE_OK(te);
         CHECK_BYTES("flat", test_read_bytes(a.dst), flat, (size_t)bytes);
     }
@@ -340,7 +340,7 @@ TE_TEST_DEVICES(shards_of_one_element) {
         for (int64_t start = 0; start < 5 * n; start++)
             for (int64_t count = 1; count <= 3 && start + count <= 5 * n; count++) {
                 uint8_t want[2] = {TEST_POISON, TEST_POISON};
-                te_shard_cast_args a = {0};
+                te_op_shard_cast_args a = {0};
                 test_case("n %d start %d count %d", (int)n, (int)start, (int)count);
                 for (int64_t k = 0; k < count; k++) {
                     int64_t at = start % 2 + k;
@@ -352,7 +352,7 @@ TE_TEST_DEVICES(shards_of_one_element) {
                 a.amax_tensor = test_tensor(te, TE_F32, SHAPE(1), &w.amax);
                 a.scaling = TE_SCALING_NVFP4;
                 a.rows = 5, a.columns = n, a.start = start, a.flat = true;
-                te_shard_cast(te, &a);
+                te_op_shard_cast(te, &a);
                 REQUIRE_OK(te);
                 CHECK_BYTES("dst", test_read_bytes(a.dst), want, 2);
             }
@@ -382,25 +382,25 @@ static outcome run_slice(te_ctx *te, const recipe *q, te_dtype x_dtype, const fl
     outcome o = {0};
     int64_t tile = q->scaling == TE_SCALING_BLOCK_2D ? 128 : 16;
     bool mx = q->scaling == TE_SCALING_MXFP8, block = q->scaling == TE_SCALING_BLOCK_2D, transposed = q->scaling == TE_SCALING_TENSOR && q->columnwise;
-    te_shard_cast_args a = {0};
+    te_op_shard_cast_args a = {0};
     a.x = test_tensor(te, x_dtype, SHAPE(count), values + start);
     if (q->scaling == TE_SCALING_TENSOR) {
         a.scale = test_tensor(te, TE_F32, SHAPE(1), &tensor_scale);
         a.amax = o.amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
     } else {
-        te_shard_amax_args t = {0};
-        te_shard_scales_args s = {0};
+        te_op_shard_amax_args t = {0};
+        te_op_shard_scales_args s = {0};
         t.x = a.x, t.rows = m, t.columns = n, t.start = start, t.tile_rows = mx ? 1 : tile, t.tile_columns = mx ? 32 : tile;
         t.amax = o.amax = te_tensor_empty(te, TE_F32, SHAPE((m + t.tile_rows - 1) / t.tile_rows, (n + t.tile_columns - 1) / t.tile_columns));
-        te_shard_amax(te, &t);
+        te_op_shard_amax(te, &t);
         if (mx) {
             t.tile_rows = 32, t.tile_columns = 1;
             t.amax = o.amax_col = te_tensor_empty(te, TE_F32, SHAPE((m + 31) / 32, n));
-            te_shard_amax(te, &t);
+            te_op_shard_amax(te, &t);
         }
         t.tile_rows = m, t.tile_columns = n;
         t.amax = o.amax_tensor = te_tensor_empty(te, TE_F32, SHAPE(1, 1));
-        te_shard_amax(te, &t);
+        te_op_shard_amax(te, &t);
         s.scaling = q->scaling, s.dtype = q->dtype, s.rows = m, s.columns = n, s.fp32_scales = q->fp32_scales, s.epsilon = q->epsilon;
         s.e4m3_max_256 = q->max_256;
         s.amax = o.amax, s.amax_col = o.amax_col, s.amax_tensor = o.amax_tensor;
@@ -410,17 +410,17 @@ static outcome run_slice(te_ctx *te, const recipe *q, te_dtype x_dtype, const fl
         s.col_scale = o.col_scale = mx ? te_tensor_empty(te, dtype, SHAPE(up((m + 31) / 32, 4), up(n, 128)))
                                        : te_tensor_empty(te, dtype, SHAPE(block ? (n + 127) / 128 : up(n, 128), up((m + along - 1) / along, 4)));
         if (q->fp32_scales) a.multiplier = s.multiplier = te_tensor_empty(te, TE_F32, SHAPE((m + 127) / 128, up((n + 127) / 128, 4)));
-        te_shard_scales(te, &s);
+        te_op_shard_scales(te, &s);
         a.scale = mx && q->columnwise ? s.col_scale : s.row_scale;
         a.amax_tensor = q->scaling == TE_SCALING_NVFP4 ? o.amax_tensor : NULL;
     }
     a.scaling = q->scaling, a.rows = m, a.columns = n, a.start = start, a.columnwise = q->columnwise, a.e4m3_max_256 = q->max_256;
     a.dst = o.copy = te_tensor_zeros(te, q->dtype, SHAPE(transposed ? n : m, up(transposed ? m : n, 32)));
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     if (transposed) return o;
     a.flat = true;
     a.dst = o.flat = te_tensor_zeros(te, q->dtype, SHAPE(count + start % 2));
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     return o;
 }
 static void compare(const char *name, te_tensor *got, te_tensor *want) {
@@ -465,101 +465,101 @@ TE_TEST(shards_cuda_against_cpu) {
 TE_TEST(shard_errors) {
     te_ctx *te = test_context("cpu");
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(10)), *one = te_tensor_zeros(te, TE_F32, SHAPE(1));
-    te_shard_amax_args m = {0};
+    te_op_shard_amax_args m = {0};
     m.x = x, m.rows = 4, m.columns = 6, m.tile_rows = m.tile_columns = 16;
     m.amax = one;
     m.start = 15;
-    te_shard_amax(te, &m);
+    te_op_shard_amax(te, &m);
     CHECK_ERROR(te, TE_ERR_SHAPE, "10 elements from 15 on do not lie in [4, 6]");
     m.start = -1;
-    te_shard_amax(te, &m);
+    te_op_shard_amax(te, &m);
     CHECK_ERROR(te, TE_ERR_SHAPE, "10 elements from -1 on");
     m.start = 0, m.rows = INT64_MAX / 2;
-    te_shard_amax(te, &m);
+    te_op_shard_amax(te, &m);
     CHECK_ERROR(te, TE_ERR_SHAPE, "the matrix is");
     m.rows = 4, m.tile_rows = 0;
-    te_shard_amax(te, &m);
+    te_op_shard_amax(te, &m);
     CHECK_ERROR(te, TE_ERR_INVALID, "tiles of 0 x 16");
     m.tile_rows = 2;
-    te_shard_amax(te, &m);
+    te_op_shard_amax(te, &m);
     CHECK_ERROR(te, TE_ERR_SHAPE, "amax is [1]; [2, 1] is needed");
     m.x = te_tensor_zeros(te, TE_I32, SHAPE(10));
-    te_shard_amax(te, &m);
+    te_op_shard_amax(te, &m);
     CHECK_ERROR(te, TE_ERR_DTYPE, "x is i32");
 
-    te_shard_scales_args s = {0};
+    te_op_shard_scales_args s = {0};
     s.rows = 4, s.columns = 6;
-    te_shard_scales(te, &s);
-    CHECK_ERROR(te, TE_ERR_INVALID, "te_scale_from_amax");
+    te_op_shard_scales(te, &s);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_op_scale_from_amax");
     s.scaling = TE_SCALING_BLOCK_1D;
-    te_shard_scales(te, &s);
+    te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_INVALID, "BLOCK_2D, MXFP8 and NVFP4");
     s.scaling = TE_SCALING_BLOCK_2D;
-    te_shard_scales(te, &s);
+    te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_INVALID, "neither row_scale nor col_scale");
     s.row_scale = te_tensor_zeros(te, TE_F32, SHAPE(1, 1));
-    te_shard_scales(te, &s);
+    te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_SHAPE, "row_scale is [1, 1]; [1, 4] is needed");
     s.row_scale = te_tensor_zeros(te, TE_F32, SHAPE(1, 4));
-    te_shard_scales(te, &s);
+    te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_STATE, "amax is NULL");
     s.dtype = TE_F4E2M1;
-    te_shard_scales(te, &s);
+    te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_DTYPE, "codes in e2m1");
     s.dtype = TE_F8E4M3, s.scaling = TE_SCALING_NVFP4;
-    te_shard_scales(te, &s);
+    te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_DTYPE, "NVFP4 with e2m1");
     s.dtype = TE_DTYPE_NONE, s.multiplier = s.row_scale;
-    te_shard_scales(te, &s);
+    te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_INVALID, "multiplier belongs to BLOCK_2D");
     s.multiplier = NULL, s.row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4)), s.amax = te_tensor_zeros(te, TE_F32, SHAPE(1, 1));
-    te_shard_scales(te, &s);
+    te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_STATE, "amax_tensor is NULL");
     s.amax_limit = -1;
-    te_shard_scales(te, &s);
+    te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_INVALID, "amax_limit is -1");
 
-    te_shard_cast_args a = {0};
+    te_op_shard_cast_args a = {0};
     a.x = x, a.rows = 4, a.columns = 6, a.scale = one;
     a.dst = te_tensor_zeros(te, TE_F8E4M3, SHAPE(4, 5));
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "dst is [4, 5]; 4 rows of at least 6 columns");
     a.columnwise = true;
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "6 rows of at least 4 columns");
     a.flat = true;
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "transposed copy is in no order");
     a.columnwise = false, a.dst = te_tensor_zeros(te, TE_F8E4M3, SHAPE(9));
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "flat dst is [9]; [10] or more");
     a.dst = te_tensor_zeros(te, TE_U8, SHAPE(10));
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "dst is u8");
     a.dst = te_tensor_zeros(te, TE_F8E4M3, SHAPE(10)), a.scaling = TE_SCALING_BLOCK_1D;
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "no format of weights");
     a.scaling = TE_SCALING_BLOCK_2D, a.columnwise = true;
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "columnwise goes with TENSOR and MXFP8");
     a.columnwise = false;
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "scale is [1]; [1, 4] is needed");
     a.amax = one;
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "amax goes with TENSOR");
     a.amax = NULL, a.scaling = TE_SCALING_NVFP4;
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "NVFP4 goes with e2m1");
     a.start = 1, a.dst = te_tensor_zeros(te, TE_F4E2M1, SHAPE(10));
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "[11] or more");
     a.dst = te_tensor_zeros(te, TE_F4E2M1, SHAPE(11)), a.scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "amax_tensor is NULL");
     a.amax_tensor = one;
-    CHECK_EQ_INT(te_shard_cast(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_shard_cast(te, &a), TE_OK);
     a.start = 20;
-    te_shard_cast(te, &a);
+    te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "10 elements from 20 on");
 }

@@ -21,7 +21,7 @@ static void check_error(te_ctx *te, te_dtype dtype, const float *values, const f
         xx += (double)x[i] * x[i], yy += (double)y[i] * y[i], xy += (double)x[i] * y[i], dd += (double)d * d;
         largest = fmaxf(largest, fabsf(d));
     }
-    te_quant_error_args a = {0};
+    te_op_quant_error_args a = {0};
     a.x = test_tensor(te, dtype, SHAPE(n), x);
     a.y = test_tensor(te, TE_F32, SHAPE(n), y);
     a.limit = limit ? test_tensor(te, TE_F32, SHAPE(n), limit) : NULL;
@@ -32,7 +32,7 @@ static void check_error(te_ctx *te, te_dtype dtype, const float *values, const f
     }
     a.counts = test_guarded(te, TE_I64, SHAPE(6));
     a.sums = test_guarded(te, TE_F32, SHAPE(5));
-    CHECK_EQ_INT(te_quant_error(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_quant_error(te, &a), TE_OK);
     REQUIRE_OK(te);
     CHECK_BYTES("counts", test_read_bytes(a.counts), want, sizeof want);
     const float *got = test_read(a.sums);
@@ -44,7 +44,7 @@ static void check_error(te_ctx *te, te_dtype dtype, const float *values, const f
     /* The same again. */
     float first[5];
     memcpy(first, got, sizeof first);
-    te_quant_error(te, &a);
+    te_op_quant_error(te, &a);
     CHECK_BYTES("sums once more", test_read_bytes(a.sums), first, sizeof first);
 }
 
@@ -72,41 +72,41 @@ TE_TEST_DEVICES(quant_error_limit) {
     const float x[] = {448, -edge, nextafterf(edge, 1000), -nextafterf(edge, 1000), 449, 0, INFINITY, NAN}, y[] = {448, -448, 448, -448, 448, 0, 448, NAN};
     const float limit[] = {448, 448, 448, 448, 448, 0, 448, 448};
     check_error(te, TE_F32, x, y, limit, 8, false);
-    te_quant_error_args a = {0};
+    te_op_quant_error_args a = {0};
     a.x = test_tensor(te, TE_F32, SHAPE(8), x);
     a.y = test_tensor(te, TE_F32, SHAPE(2, 4), y);
     a.limit = test_tensor(te, TE_F32, SHAPE(8), limit);
     a.counts = te_tensor_zeros(te, TE_I64, SHAPE(6));
     a.sums = te_tensor_zeros(te, TE_F32, SHAPE(5));
-    te_quant_error(te, &a);
+    te_op_quant_error(te, &a);
     const int64_t want[6] = {8, 0, 2, 1, 1, 1};
     CHECK_BYTES("counts", test_read_bytes(a.counts), want, sizeof want);
 }
 
 TE_TEST(quant_error_errors) {
     te_ctx *te = test_context("cpu");
-    te_quant_error_args a = {0};
+    te_op_quant_error_args a = {0};
     a.x = te_tensor_zeros(te, TE_BF16, SHAPE(2, 4));
     a.y = te_tensor_zeros(te, TE_BF16, SHAPE(2, 4));
-    te_quant_error(te, &a);
+    te_op_quant_error(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "y is bf16; f32 is needed");
     a.y = te_tensor_zeros(te, TE_F32, SHAPE(9));
-    te_quant_error(te, &a);
+    te_op_quant_error(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "y is [9]; 8 elements are needed");
     a.y = te_tensor_zeros(te, TE_F32, SHAPE(8));
     a.counts = te_tensor_zeros(te, TE_I32, SHAPE(6));
-    te_quant_error(te, &a);
+    te_op_quant_error(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "counts is i32; i64 is needed");
     a.counts = te_tensor_zeros(te, TE_I64, SHAPE(5));
-    te_quant_error(te, &a);
+    te_op_quant_error(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "6 elements are needed");
     a.counts = te_tensor_zeros(te, TE_I64, SHAPE(6));
-    te_quant_error(te, &a);
+    te_op_quant_error(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "sums is NULL");
     a.sums = te_tensor_zeros(te, TE_F32, SHAPE(5));
     a.limit = te_tensor_zeros(te, TE_F32, SHAPE(1));
-    te_quant_error(te, &a);
+    te_op_quant_error(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "limit is [1]");
     a.limit = NULL;
-    CHECK_EQ_INT(te_quant_error(te, &a), TE_OK);
+    CHECK_EQ_INT(te_op_quant_error(te, &a), TE_OK);
 }

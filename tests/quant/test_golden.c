@@ -5,7 +5,7 @@
 /* ---- the operations by name ---- */
 
 #define CALL(lower, UPPER, family) \
-    static te_result call_##lower(te_ctx *te, const void *args) { return te_##lower(te, (const te_##lower##_args *)args); }
+    static te_result call_##lower(te_ctx *te, const void *args) { return te_op_##lower(te, (const te_op_##lower##_args *)args); }
 TE_OP_LIST(CALL)
 static const struct {
     const char *name;
@@ -103,18 +103,18 @@ static const uint8_t *bytes_of(const te_tensor *x) {
 /* Makes the call. Which fields are outputs is written down here once more, as the operations have them. */
 static te_result make_call(golden_case *c) {
     union {
-        te_amax_args amax;
-        te_scale_from_amax_args scale;
-        te_delayed_update_args delayed;
-        te_fp8_quantize_args fp8;
-        te_fp8_dequantize_args fp8_back;
-        te_block_quantize_args block;
-        te_block_dequantize_args block_back;
-        te_mxfp8_quantize_args mxfp8;
-        te_mxfp8_dequantize_args mxfp8_back;
-        te_nvfp4_amax_args nvfp4_amax;
-        te_nvfp4_quantize_args nvfp4;
-        te_nvfp4_dequantize_args nvfp4_back;
+        te_op_amax_args amax;
+        te_op_scale_from_amax_args scale;
+        te_op_delayed_update_args delayed;
+        te_op_fp8_quantize_args fp8;
+        te_op_fp8_dequantize_args fp8_back;
+        te_op_block_quantize_args block;
+        te_op_block_dequantize_args block_back;
+        te_op_mxfp8_quantize_args mxfp8;
+        te_op_mxfp8_dequantize_args mxfp8_back;
+        te_op_nvfp4_amax_args nvfp4_amax;
+        te_op_nvfp4_quantize_args nvfp4;
+        te_op_nvfp4_dequantize_args nvfp4_back;
     } a;
     te_tensor *history, *scale;
     size_t length = strcspn(c->text, " ");

@@ -29,8 +29,8 @@ TE_TEST_DEVICES(inspection_counts_and_measures) {
     te_linear_desc d = {0};
     d.in_features = 16;
     d.out_features = 8;
-    d.no_bias = true;
-    d.params_dtype = TE_F32;
+    d.gemm.no_bias = true;
+    d.gemm.params_dtype = TE_F32;
     te_module *m = te_linear_create(te, &d);
     te_recipe r = te_recipe_delayed_scaling(); /* starts from scale 1 */
     te_autocast_desc a = {0};
@@ -106,7 +106,7 @@ TE_TEST_DEVICES(inspection_changes_nothing) {
             a.recipe = &r;
             d.hidden_size = 32;
             d.ffn_hidden_size = 48;
-            d.num_attention_heads = 2;
+            d.attention.num_attention_heads = 2;
             d.hidden_dropout = 0.25f;
             te_seed(te, 9);
             te_module *m = te_transformer_layer_create(te, &d);

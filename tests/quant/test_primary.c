@@ -124,7 +124,7 @@ static void close_session(void *arg) {
     te_module_destroy(s->model);
 }
 static te_module *layer_of(te_ctx *te, int64_t hidden) {
-    return te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = hidden, .ffn_hidden_size = 40, .num_attention_heads = 2, .activation = TE_SWIGLU});
+    return te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = hidden, .ffn_hidden_size = 40, .attention.num_attention_heads = 2, .activation = TE_SWIGLU});
 }
 static session *open_session(te_ctx *te, int recipe, bool quantized, uint64_t seed) {
     session *s = (session *)test_alloc(sizeof *s);
@@ -276,7 +276,7 @@ TE_TEST_DEVICES(backward_passes_equal_those_of_a_bf16_twin) {
                 if (variant == 1) r.backward_override = TE_BACKWARD_DEQUANTIZED;
                 te_seed(te, 6);
                 te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = twin});
-                te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 40, .out_features = 24, .fuse_wgrad_accumulation = variant == 2});
+                te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 40, .out_features = 24, .gemm.fuse_wgrad_accumulation = variant == 2});
                 te_quantized_model_init_end(te);
                 te_tensor *w = te_module_parameter(m, "weight"), *x = test_tensor(te, TE_BF16, SHAPE(6, 40), test_normal(240, 2));
                 if (variant == 2) CHECK_EQ_INT(te_tensor_set_main_grad(w, te_tensor_full(te, TE_F32, SHAPE(24, 40), 5)), TE_OK);
@@ -341,7 +341,7 @@ TE_TEST_DEVICES(delayed_weights_that_share_a_quantizer) {
     te_quantizer *q = te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_DELAYED});
     te_module *m[2];
     for (int k = 0; k < 2; k++) {
-        m[k] = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 4, .no_bias = true});
+        m[k] = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 4, .gemm.no_bias = true});
         te_module_add_parameter(m[k], "weight", te_quantize(q, te_tensor_full(te, TE_BF16, SHAPE(4, 8), k ? 3 : 1)));
     }
     te_quantizer_destroy(q);
@@ -731,11 +731,11 @@ TE_TEST_DEVICES(quantized_checkpoints_resume_to_the_bit) {
         bytes want[2];
         train(a, 0);
         train(a, 1);
-        CHECK_EQ_INT(te_checkpoint_save(te, path, a->model, a->adam, NULL, 0), TE_OK);
+        CHECK_EQ_INT(te_model_save(te, path, a->model, a->adam, NULL, 0), TE_OK);
         bytes saved = content(a->model);
         for (int step = 0; step < 2; step++) want[step] = train(a, 2 + step);
         b = open_session(te, i, true, 77);
-        CHECK_EQ_INT(te_checkpoint_load(te, path, b->model, b->adam), TE_OK);
+        CHECK_EQ_INT(te_model_load(te, path, b->model, b->adam), TE_OK);
         REQUIRE_OK(te);
         if (i != 0) check_same("model", content(b->model), saved); /* delayed: buffers of modules that have not run stand behind their weights */
         for (int step = 0; step < 2; step++) check_same("step", train(b, 2 + step), want[step]);
@@ -751,8 +751,8 @@ TE_TEST_DEVICES(high_precision_checkpoints_are_quantized) {
             bytes want = no_bytes(), got = no_bytes();
             collector c = {&want, i};
             train(a, 0);
-            CHECK_EQ_INT(te_checkpoint_save(te, path, a->model, optimizer ? a->adam : NULL, NULL, 0), TE_OK);
-            CHECK_EQ_INT(te_checkpoint_load(te, path, b->model, optimizer ? b->adam : NULL), TE_OK);
+            CHECK_EQ_INT(te_model_save(te, path, a->model, optimizer ? a->adam : NULL, NULL, 0), TE_OK);
+            CHECK_EQ_INT(te_model_load(te, path, b->model, optimizer ? b->adam : NULL), TE_OK);
             REQUIRE_OK(te);
             te_scope_begin(te);
             te_module_visit_tensors(a->model, put_weight, &c);
@@ -786,8 +786,8 @@ TE_TEST_DEVICES(checkpoints_without_column_wise_copies) {
         session *a = open_session(te, i, true, 5), *b = open_session(te, i, true, 77);
         bytes whole = content(a->model), before = content(b->model);
         te_module_visit_tensors(a->model, drop_columns, NULL);
-        CHECK_EQ_INT(te_checkpoint_save(te, path, a->model, a->adam, NULL, 0), TE_OK);
-        te_result result = te_checkpoint_load(te, path, b->model, b->adam);
+        CHECK_EQ_INT(te_model_save(te, path, a->model, a->adam, NULL, 0), TE_OK);
+        te_result result = te_model_load(te, path, b->model, b->adam);
         if (i != 3 && i < 5) {
             CHECK_EQ_INT(result, TE_OK);
             check_same("model", content(b->model), whole);
@@ -795,7 +795,7 @@ TE_TEST_DEVICES(checkpoints_without_column_wise_copies) {
             bytes step = train(b, 0);
             session *c = open_session(te, i, true, 5);
             te_seed(te, 1);
-            CHECK_EQ_INT(te_checkpoint_load(te, path, c->model, c->adam), TE_OK);
+            CHECK_EQ_INT(te_model_load(te, path, c->model, c->adam), TE_OK);
             check_same("step", train(c, 0), step);
             CHECK_OK(te);
         } else { /* both hold numbers of their own: the file is not whole */
@@ -821,8 +821,8 @@ TE_TEST_DEVICES(checkpoints_that_do_not_fit_change_nothing) {
         REQUIRE_OK(te);
         bytes before = content(to);
         te_safetensors_item whole[2] = {{"weight", te_tensor_zeros(te, TE_I32, SHAPE(12, 16))}, {"bias", te_module_parameter(to, "bias")}};
-        CHECK_EQ_INT(i == 5 ? te_safetensors_write(te, path, whole, 2, NULL, 0) : te_checkpoint_save(te, path, from, NULL, NULL, 0), TE_OK);
-        CHECK(te_checkpoint_load(te, path, to, NULL) != TE_OK);
+        CHECK_EQ_INT(i == 5 ? te_safetensors_write(te, path, whole, 2, NULL, 0) : te_model_save(te, path, from, NULL, NULL, 0), TE_OK);
+        CHECK(te_model_load(te, path, to, NULL) != TE_OK);
         CHECK_ERROR(te, i == 2 ? TE_ERR_FORMAT : TE_ERR_SHAPE, i == 2 ? "no tensor \"weight\"" : i == 0 || i >= 4 ? "stored quantized" : "weight.");
         check_same("model", content(to), before);
         te_module_destroy(from);
@@ -912,8 +912,8 @@ static int64_t starve(int recipe, int64_t fail_at) {
         te_optimizer_step(adam);
         if (w && recipe < 5) te_quantize_master_weights(te, &(te_master_weights){.model_weights = &w, .master_weights = &master, .start_offsets = &start, .count = 1});
         if (w && recipe < 5) te_post_all_gather_processing(te, &w, 1);
-        if (m && te_ok(te) && recipe == 2) te_checkpoint_save(te, test_path("starved.safetensors"), m, adam, NULL, 0);
-        if (m && te_ok(te) && recipe == 2) te_checkpoint_load(te, test_path("starved.safetensors"), m, adam);
+        if (m && te_ok(te) && recipe == 2) te_model_save(te, test_path("starved.safetensors"), m, adam, NULL, 0);
+        if (m && te_ok(te) && recipe == 2) te_model_load(te, test_path("starved.safetensors"), m, adam);
         if (m && te_ok(te) && recipe < 3) {
             te_tensor *data;
             if (te_quantized_view(w, TE_ROWWISE, &data, NULL) == TE_OK) te_replace_raw_data(w, te_tensor_zeros(te, TE_U8, SHAPE(256)));

@@ -56,8 +56,8 @@ static trial run_trial(te_ctx *te, const te_recipe *r) {
     te_autocast_desc a = {0};
     d.in_features = K;
     d.out_features = N;
-    d.no_bias = true;
-    d.params_dtype = TE_F32;
+    d.gemm.no_bias = true;
+    d.gemm.params_dtype = TE_F32;
     a.recipe = r;
     te_seed(te, 11);
     t.m = te_linear_create(te, &d);
@@ -150,7 +150,7 @@ TE_TEST_DEVICES(recipes_in_modules) {
         a.disabled = kinds[i] == TE_RECIPE_NONE;
         d.hidden_size = 64;
         d.ffn_hidden_size = 96;
-        d.num_attention_heads = 4;
+        d.attention.num_attention_heads = 4;
         d.activation = TE_SWIGLU;
         te_seed(te, 3);
         te_module *m = te_transformer_layer_create(te, &d);

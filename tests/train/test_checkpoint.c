@@ -25,8 +25,8 @@ static session *open_session(te_ctx *te, te_recipe_kind kind, uint64_t seed) {
     s->recipe = kind == TE_RECIPE_DELAYED ? te_recipe_delayed_scaling() : te_recipe_current_scaling();
     s->recipe.amax_history_len = 4;
     te_seed(te, seed);
-    s->model = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .num_attention_heads = 4,
-                                                                           .num_gqa_groups = 2, .normalization = TE_RMSNORM, .activation = TE_SWIGLU,
+    s->model = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .attention.num_attention_heads = 4,
+                                                                           .attention.num_gqa_groups = 2, .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU,
                                                                            .hidden_dropout = 0.1f});
     s->adam = te_fused_adam_create(te, s->model, &(te_fused_adam_desc){.lr = 0.01f, .max_grad_norm = 1, .weight_decay = 0.1f});
     test_on_end(close_session, s);
@@ -88,14 +88,14 @@ static void resume(te_ctx *te, te_recipe_kind kind) {
     double want[AFTER];
     session *s = open_session(te, kind, 7);
     for (int i = 0; i < BEFORE; i++) train(s, i);
-    CHECK_EQ_INT(te_checkpoint_save(te, path, s->model, s->adam, NULL, 0), TE_OK);
+    CHECK_EQ_INT(te_model_save(te, path, s->model, s->adam, NULL, 0), TE_OK);
     for (int i = 0; i < AFTER; i++) want[i] = train(s, BEFORE + i);
     REQUIRE_OK(te);
     for (int used = 0; used < 2; used++) { /* into a model that has never run, and into one that has */
         test_case("recipe %d, used %d", (int)kind, used);
         session *t = open_session(te, kind, 8);
         if (used) train(t, 50);
-        CHECK_EQ_INT(te_checkpoint_load(te, path, t->model, t->adam), TE_OK);
+        CHECK_EQ_INT(te_model_load(te, path, t->model, t->adam), TE_OK);
         REQUIRE_OK(te);
         CHECK_EQ_INT(te_optimizer_steps(t->adam), BEFORE);
         CHECK(te_optimizer_lr(t->adam) == 0.01f / BEFORE);
@@ -119,7 +119,7 @@ TE_TEST(checkpoint_names) {
     char text[32];
     const char *path = test_path("x");
     train(s, 0);
-    te_checkpoint_save(te, path, s->model, s->adam, metadata, 1);
+    te_model_save(te, path, s->model, s->adam, metadata, 1);
     te_safetensors *f = te_safetensors_open(te, path);
     REQUIRE(f);
     static const char *const names[] = {"self_attention.proj.weight", "optimizer/self_attention.proj.weight.exp_avg",
@@ -127,13 +127,13 @@ TE_TEST(checkpoint_names) {
                                         "layernorm_mlp.fp8_scale_fwd", "layernorm_mlp.fp8_amax_history_bwd"};
     for (int i = 0; i < COUNT(names); i++) CHECK_MSG(te_safetensors_find(f, names[i]), "there is no %s", names[i]);
     te_safetensors_close(f);
-    CHECK_EQ_INT(te_checkpoint_metadata(te, path, "note", text, sizeof text), TE_OK);
+    CHECK_EQ_INT(te_model_metadata(te, path, "note", text, sizeof text), TE_OK);
     CHECK_STR(text, "a \"b\"");
-    CHECK_EQ_INT(te_checkpoint_metadata(te, path, "te.steps", text, sizeof text), TE_OK);
+    CHECK_EQ_INT(te_model_metadata(te, path, "te.steps", text, sizeof text), TE_OK);
     CHECK_STR(text, "1");
-    CHECK_EQ_INT(te_checkpoint_metadata(te, path, "nothing", text, sizeof text), TE_ERR_INVALID);
+    CHECK_EQ_INT(te_model_metadata(te, path, "nothing", text, sizeof text), TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "there is no metadata \"nothing\"");
-    te_checkpoint_metadata(te, path, "note", text, 5);
+    te_model_metadata(te, path, "note", text, 5);
     CHECK_ERROR(te, TE_ERR_INVALID, "has 5 characters; the buffer has room for 4");
 }
 
@@ -143,23 +143,23 @@ TE_TEST_DEVICES(checkpoint_of_weights_alone) {
     const char *path = test_path("weights");
     uint64_t seed, offset;
     train(s, 0);
-    CHECK_EQ_INT(te_checkpoint_save(te, path, s->model, NULL, NULL, 0), TE_OK);
+    CHECK_EQ_INT(te_model_save(te, path, s->model, NULL, NULL, 0), TE_OK);
     te_rng_set(te, 5, 1000);
-    CHECK_EQ_INT(te_checkpoint_load(te, path, t->model, NULL), TE_OK);
+    CHECK_EQ_INT(te_model_load(te, path, t->model, NULL), TE_OK);
     te_rng_get(te, &seed, &offset);
     CHECK(seed == 2 && offset < 1000); /* te.h's own file: with its random state */
     check_same("weights", content(t->model), content(s->model));
-    CHECK_EQ_INT(te_checkpoint_load(te, path, t->model, t->adam), TE_ERR_FORMAT);
+    CHECK_EQ_INT(te_model_load(te, path, t->model, t->adam), TE_ERR_FORMAT);
     CHECK_ERROR(te, TE_ERR_FORMAT, "which the optimizer has");
-    te_checkpoint_save(te, path, s->model, s->adam, NULL, 0);
-    CHECK_EQ_INT(te_checkpoint_load(te, path, t->model, NULL), TE_OK); /* the optimizer's part is not asked for */
+    te_model_save(te, path, s->model, s->adam, NULL, 0);
+    CHECK_EQ_INT(te_model_load(te, path, t->model, NULL), TE_OK); /* the optimizer's part is not asked for */
     CHECK(strstr(test_log_text(), "ignored") == NULL);
     CHECK_OK(te);
 }
 
 static te_result only_forward(te_module *self, te_forward_args *args) {
     (void)self;
-    args->outputs[args->num_outputs++] = args->input;
+    args->outputs.out = args->input;
     return TE_OK;
 }
 static const te_module_class two_class = {"Two", 0, only_forward, NULL, NULL};
@@ -183,12 +183,12 @@ TE_TEST_DEVICES(checkpoint_that_does_not_fit_changes_nothing) {
     te_module *m = make_two(te, TE_F32, 4, "second", 1);
     te_optimizer *opt = te_fused_adam_create(te, m, NULL);
     const char *path = test_path("x");
-    te_checkpoint_save(te, path, m, opt, NULL, 0);
+    te_model_save(te, path, m, opt, NULL, 0);
     for (int i = 0; i < COUNT(cases); i++) {
         te_module *n = make_two(te, cases[i].dtype, cases[i].width, cases[i].second, 2);
         bytes before = content(n);
         te_rng_set(te, 3, 4);
-        CHECK_EQ_INT(te_checkpoint_load(te, path, n, NULL), cases[i].result);
+        CHECK_EQ_INT(te_model_load(te, path, n, NULL), cases[i].result);
         CHECK_ERROR(te, cases[i].result, cases[i].says);
         check_same("after the refusal", content(n), before);
         uint64_t seed, offset;
@@ -204,9 +204,9 @@ TE_TEST_DEVICES(checkpoint_that_does_not_fit_changes_nothing) {
     fseek(f, 3, SEEK_SET);
     fwrite(&byte, 1, 1, f);
     fclose(f);
-    CHECK_EQ_INT(te_checkpoint_load(te, path, n, NULL), TE_ERR_FORMAT);
+    CHECK_EQ_INT(te_model_load(te, path, n, NULL), TE_ERR_FORMAT);
     te_clear_error(te);
-    CHECK_EQ_INT(te_checkpoint_load(te, test_path("nobody"), n, NULL), TE_ERR_IO);
+    CHECK_EQ_INT(te_model_load(te, test_path("nobody"), n, NULL), TE_ERR_IO);
     CHECK_ERROR(te, TE_ERR_IO, "nobody");
     check_same("after the refusal", content(n), before);
     te_optimizer_destroy(opt);
@@ -218,8 +218,8 @@ TE_TEST(checkpoint_extra_tensors_are_ignored_aloud) {
     te_ctx *te = test_context("cpu");
     te_module *m = make_two(te, TE_F32, 4, "second", 1), *small = te_module_create(te, &two_class, "small");
     te_module_add_parameter(small, "first", te_tensor_zeros(te, TE_F32, SHAPE(2, 3)));
-    te_checkpoint_save(te, test_path("x"), m, NULL, NULL, 0);
-    CHECK_EQ_INT(te_checkpoint_load(te, test_path("x"), small, NULL), TE_OK);
+    te_model_save(te, test_path("x"), m, NULL, NULL, 0);
+    CHECK_EQ_INT(te_model_load(te, test_path("x"), small, NULL), TE_OK);
     CHECK_STR(test_log_text(), "1 tensors that the model lacks are ignored, the first is \"second\"");
     CHECK(test_read(te_module_parameter(small, "first"))[5] == 1);
     te_module_destroy(m);
@@ -243,14 +243,14 @@ TE_TEST(checkpoint_damaged_numbers) {
         const te_metadata metadata[] = {{"te.steps", cases[i].steps}, {"te.lr", cases[i].lr}, {"te.seed", "1"}, {"te.offset", cases[i].offset}};
         test_case("steps %s lr %s offset %s", cases[i].steps, cases[i].lr, cases[i].offset);
         te_safetensors_write(te, test_path("x"), items, COUNT(items), metadata, 4);
-        CHECK_EQ_INT(te_checkpoint_load(te, test_path("x"), m, opt), TE_ERR_FORMAT);
+        CHECK_EQ_INT(te_model_load(te, test_path("x"), m, opt), TE_ERR_FORMAT);
         CHECK_ERROR(te, TE_ERR_FORMAT, cases[i].says);
         check_same("after the refusal", content(m), before);
     }
     te_safetensors_write(te, test_path("x"), items, COUNT(items), NULL, 0);
-    CHECK_EQ_INT(te_checkpoint_load(te, test_path("x"), m, opt), TE_ERR_FORMAT);
+    CHECK_EQ_INT(te_model_load(te, test_path("x"), m, opt), TE_ERR_FORMAT);
     CHECK_ERROR(te, TE_ERR_FORMAT, "\"te.steps\" is missing");
-    CHECK_EQ_INT(te_checkpoint_load(te, test_path("x"), m, NULL), TE_OK);
+    CHECK_EQ_INT(te_model_load(te, test_path("x"), m, NULL), TE_OK);
     CHECK(test_read(te_module_parameter(m, "second"))[0] == 0);
     te_optimizer_destroy(opt);
     te_module_destroy(m);
@@ -261,24 +261,24 @@ TE_TEST(checkpoint_save_refuses_and_keeps) {
     te_module *m = make_two(te, TE_F32, 1 << 16, "second", 1), *n = make_two(te, TE_F32, 1 << 16, "second", 2);
     const char *path = test_path("model.safetensors");
     const te_metadata reserved = {"te.steps", "9"};
-    CHECK_EQ_INT(te_checkpoint_save(te, path, m, NULL, &reserved, 1), TE_ERR_INVALID);
+    CHECK_EQ_INT(te_model_save(te, path, m, NULL, &reserved, 1), TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "te.steps");
-    CHECK_EQ_INT(te_checkpoint_save(other, path, m, NULL, NULL, 0), TE_ERR_INVALID);
+    CHECK_EQ_INT(te_model_save(other, path, m, NULL, NULL, 0), TE_ERR_INVALID);
     CHECK_ERROR(other, TE_ERR_INVALID, "another context");
-    CHECK_EQ_INT(te_checkpoint_save(te, NULL, m, NULL, NULL, 0), TE_ERR_INVALID);
+    CHECK_EQ_INT(te_model_save(te, NULL, m, NULL, NULL, 0), TE_ERR_INVALID);
     te_clear_error(te);
-    CHECK_EQ_INT(te_checkpoint_save(te, path, m, NULL, NULL, 0), TE_OK);
+    CHECK_EQ_INT(te_model_save(te, path, m, NULL, NULL, 0), TE_OK);
     bytes want = content(m);
     /* The disk fills up. */
     if (test_limit_files(100000)) {
-        te_result result = te_checkpoint_save(te, path, n, NULL, NULL, 0);
+        te_result result = te_model_save(te, path, n, NULL, NULL, 0);
         test_limit_files(-1);
         CHECK_EQ_INT(result, TE_ERR_IO);
         /* An error is pending still: what it left is not saved either. */
-        CHECK_EQ_INT(te_checkpoint_save(te, path, n, NULL, NULL, 0), TE_ERR_IO);
+        CHECK_EQ_INT(te_model_save(te, path, n, NULL, NULL, 0), TE_ERR_IO);
         CHECK_ERROR(te, TE_ERR_IO, "model.safetensors");
     }
-    CHECK_EQ_INT(te_checkpoint_load(te, path, n, NULL), TE_OK);
+    CHECK_EQ_INT(te_model_load(te, path, n, NULL), TE_OK);
     check_same("the previous file", content(n), want);
     te_module_destroy(m);
     te_module_destroy(n);
@@ -286,16 +286,16 @@ TE_TEST(checkpoint_save_refuses_and_keeps) {
 
 /* Cached quantized weights are made from the weights that a checkpoint brought. */
 TE_TEST_DEVICES(checkpoint_renews_cached_weights) {
-    te_linear_desc desc = {.in_features = 16, .out_features = 16, .no_bias = true};
+    te_linear_desc desc = {.in_features = 16, .out_features = 16, .gemm.no_bias = true};
     te_recipe recipe = te_recipe_current_scaling();
     te_module *m = te_linear_create(te, &desc), *n = te_linear_create(te, &desc);
     te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(16, 16), 0, 1), *y[3];
-    te_checkpoint_save(te, test_path("x"), m, NULL, NULL, 0);
+    te_model_save(te, test_path("x"), m, NULL, NULL, 0);
     te_no_grad_begin(te);
     te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe});
     te_forward_with(n, &(te_forward_args){.input = x, .is_first_microbatch = TE_MICROBATCH_FIRST});
     y[0] = te_forward(m, x);
-    te_checkpoint_load(te, test_path("x"), n, NULL);
+    te_model_load(te, test_path("x"), n, NULL);
     y[1] = te_forward_with(n, &(te_forward_args){.input = x, .is_first_microbatch = TE_MICROBATCH_LATER});
     te_autocast_end(te);
     te_no_grad_end(te);

@@ -16,8 +16,8 @@
 
 TE_DEV constexpr bool te_act_gated(int act) { return act >= TE_GEGLU; }
 
-// sigmoid(x) = 1 / (1 + 2^t), t = -x log2(e), to a few units in the last place: an exponential and a reciprocal as the multiprocessor has
-// them. Beyond the numbers the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.
+// sigmoid(x) = 1 / (1 + 2^t), t = -x log2(e), to a few units in the last place: an exponential and a reciprocal in
+// hardware. Beyond the numbers the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.
 #define TE_LOG2E 1.44269504f
 TE_DEV float te_act_sigmoid2(float t) {
     float e, s;

@@ -2,9 +2,9 @@
 //
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);   amax = max |dx|
 //
-// Elements of dy go to threads as those of y do in act_fwd.cu.
+// Elements of dy are distributed over threads as elements of y in act_fwd.cu.
 //
-// One H200, 2026-11-21, te_bench: 16384x4096 bf16 GELU 0.97, SwiGLU 0.94 of copy.
+// Benchmark: "gelu backward", "swiglu backward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options: n a multiple of 8, all
 // pointers aligned to 16 bytes (FP8: 8), and what is not gated is one long row. Without: anything.
@@ -21,15 +21,15 @@
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=4
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
-#include "ops/act/tile.cuh"
+#include "ops/act/act_tile.cuh"
 
-// Read behind the loads of dy and x: what waits for these numbers holds up nothing.
+// Loaded after dy and x, whose latency hides that of these numbers.
 TE_DEV void te_act_begin(const te__act_bwd_kargs &a, float *scale, float *seen) {
     te_loads_go_first();
     if (a.scale) *scale = *a.scale;
     if (a.amax) *seen = *a.amax;
 }
-// Eight elements of dx on their way: measured, scaled.
+// Eight elements of dx before the store: their amax, and the scale.
 TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float v[8], float *largest) {
     if (a.amax) {
 #pragma unroll
@@ -41,7 +41,7 @@ TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float
     }
 }
 
-// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would have to wait until the first one is used up.
+// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would wait until the registers of the first one are free.
 extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
     float largest = 0.0f, scale = 1.0f, seen = 0.0f;

@@ -1,18 +1,17 @@
-// ops/act/act_bwd_tile.cu: activations, backward, with what a tile alone can give: codes of dx along columns too, and sums of its columns
-// (the gradient of a bias). Formulas: act.cuh; tiles: tile.cuh.
+// ops/act/act_bwd_tile.cu: activations, backward, with results that need a tile: codes of dx along columns too, and sums of its columns
+// (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.
 //
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]
 //   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;   amax = max |dx|
 //   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded
 //   ROUNDED: dx is rounded to x's format first, as if it had been stored there and read again
 //
-// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They go on over `ld` and `ldc`: that is how padding
-// is written.
+// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They extend over `ld` and `ldc`, and so write
+// the padding.
 //
-// One H200, 2026-11-21, te_bench: 16384x4096 bf16 to e5m2, both copies: GELU 0.92, with the bias gradient 0.88, SwiGLU 0.89 of copy; GELU to bf16
-// with the bias gradient 0.90.
+// Benchmark: "gelu backward e5m2 both copies", "swiglu backward e5m2 both copies" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.
+// Launch: block of 256 threads, grid: tiles of 128 x 64, consecutive along a row of tiles. Any size, any alignment.
 //
 // te:baseline
 // te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=4 BIAS=0 ROUNDED=0
@@ -28,19 +27,19 @@
 // te:row ACT=6 DY_DT=1 X_DT=1 DX_DT=1 BIAS=1 ROUNDED=0
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
-#include "ops/act/tile.cuh"
+#include "ops/act/act_tile.cuh"
 #ifdef ACT
-#define PACKED_DY (DY_DT != TE_F32)
-#define PACKED (X_DT != TE_F32)
+#define HELD_DY DY_DT
+#define HELD X_DT
 #define GATED (ACT >= TE_GEGLU)
-#define BLOCKS (__CUDA_ARCH__ >= 890 && PACKED && !(GATED && BIAS) ? GATED ? 3 : 4 : 1) // a multiprocessor should hold, where the registers suffice
+#define BLOCKS (__CUDA_ARCH__ >= 890 && HELD != TE_F32 && !(GATED && BIAS) ? GATED ? 3 : 4 : 1) // resident blocks of a multiprocessor, if the registers suffice
 #else
 #define ACT a.act
 #define DY_DT a.dy_dt
 #define X_DT a.x_dt
 #define DX_DT a.dx_dt
-#define PACKED_DY false
-#define PACKED false
+#define HELD_DY TE_F32 // the formats of elements in registers: numbers
+#define HELD TE_F32
 #define GATED true
 #define BLOCKS 1
 #define BIAS (a.partial != nullptr)
@@ -59,11 +58,11 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
     bool gated = te_act_gated(ACT), fp8 = DX_DT == TE_F8E4M3 || DX_DT == TE_F8E5M2;
     te_i64 left = a.m - p.row, cols = a.n - p.col, width = gated ? 2 * a.n : a.n, at = p.row * width + p.col;
     int rows = left > 4 ? 4 : left < 0 ? 0 : (int)left;
-    te_eight<PACKED_DY> dy[4];
-    te_eight<PACKED> x[4], gate[4];
-    te_act_load<PACKED_DY>(a.dy, p.row * a.n + p.col, a.n, DY_DT, rows, cols, a.vector_x, dy);
-    te_act_load<PACKED>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);
-    if (gated) te_act_load<PACKED>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);
+    te_raw<HELD_DY> dy[4];
+    te_raw<HELD> x[4], gate[4];
+    te_act_load<HELD_DY>(a.dy, p.row * a.n + p.col, a.n, DY_DT, rows, cols, a.vector_x, dy);
+    te_act_load<HELD>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);
+    if (gated) te_act_load<HELD>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);
     float scale = a.scale ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, sum[halves][8] = {};
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
     te_u32 code[halves][4][2] = {};
@@ -72,9 +71,9 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
         float dx[halves][8];
 #pragma unroll te_act_unroll
         for (int k = 0; k < 8; k++) {
-            float g = te_eight_get<PACKED_DY>(dy[r], k, DY_DT), u = te_eight_get<PACKED>(x[r], k, X_DT);
+            float g = te_raw_get(dy[r], k), u = te_raw_get(x[r], k);
             if (gated) {
-                te_act_gate_grad(ACT, u, te_eight_get<PACKED>(gate[r], k, X_DT), g, a.limit, a.alpha, &dx[0][k], &dx[halves - 1][k]);
+                te_act_gate_grad(ACT, u, te_raw_get(gate[r], k), g, a.limit, a.alpha, &dx[0][k], &dx[halves - 1][k]);
             } else {
                 te_act(ACT, u, &dx[0][k]);
                 dx[0][k] *= g;
@@ -87,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
                 if (BIAS) sum[h][k] += dx[h][k];
                 if (!fp8) continue;
                 dx[h][k] *= scale;
-                if (r >= rows || k >= cols) dx[h][k] = 0.0f; // also when the scale is not a number
+                if (r >= rows || k >= cols) dx[h][k] = 0.0f; // also when the scale is NaN
             }
         }
 #pragma unroll
@@ -96,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
             // Only the last half is followed by padding.
             te_i64 to = (p.row + r) * a.ld + h * a.n + p.col, there = h == 1 || !gated ? a.ld - h * a.n - p.col : cols;
             if (!fp8) {
-                if (r < rows) te_act_store(a.dx, to, DX_DT, there, a.vector_dx, dx[h]);
+                if (r < rows) te_store_part<te_act_unroll>(a.dx, to, DX_DT, there, a.vector_dx, dx[h]);
                 continue;
             }
 #pragma unroll

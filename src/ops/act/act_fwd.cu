@@ -2,13 +2,13 @@
 //
 //   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;   amax = max |y|
 //
-// With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight that lie 2048 apart: its loads come first.
+// With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight, 2048 apart: its loads are issued first.
 //
 //       block 0: [thread 0: y 0..7][thread 1: y 8..15] ..   block 1: [y 2048..] ..
 //
-// without, eight elements that lie 256 apart, so that each step of a warp reads neighbours.
+// without, eight elements, 256 apart, so that each load of a warp is contiguous.
 //
-// One H200, 2026-11-22, te_bench: 16384x4096 bf16 GELU 0.90, SwiGLU 0.90 of copy.
+// Benchmark: "gelu forward", "swiglu forward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples
 // of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.
@@ -26,7 +26,7 @@
 // te:row ACT=12 X_DT=3 Y_DT=4
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
-#include "ops/act/tile.cuh"
+#include "ops/act/act_tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_constant__ te__act_fwd_kargs a) {
     te_follow();
@@ -44,11 +44,11 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         there[k] = i + k * 2048 < all && column < a.n;
         from[k] = there[k] ? row * (te_act_gated(ACT) ? 2 : 1) * a.n + column : 0;
     }
-    te_eight<X_DT != TE_F32> x[2]; // two, or the first one's gate
-    x[0] = te_eight_load<X_DT != TE_F32>(a.x, from[0], X_DT);
-    x[1] = te_eight_load<X_DT != TE_F32>(a.x, te_act_gated(ACT) ? from[0] + a.n : from[1], X_DT);
+    te_raw<X_DT> x[2]; // two, or the first one's gate
+    x[0] = te_raw_load<X_DT>(a.x, from[0], X_DT);
+    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + a.n : from[1], X_DT);
     te_loads_go_first();
-    // Behind the loads of x: what waits for these numbers holds up nothing.
+    // Loaded after x, whose latency hides that of these numbers.
     float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;
 #pragma unroll
     for (int k = 0; k < vectors; k++) {
@@ -57,8 +57,8 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         if (there[k]) {
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float u = te_eight_get<X_DT != TE_F32>(x[k], j, X_DT);
-                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<X_DT != TE_F32>(x[1], j, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);
+                float u = te_raw_get(x[k], j);
+                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(x[1], j), a.limit, a.alpha) : te_act(ACT, u, &slope);
             }
             if (a.amax) {
 #pragma unroll

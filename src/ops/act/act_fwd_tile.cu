@@ -1,13 +1,13 @@
-// ops/act/act_fwd_tile.cu: activations, forward, into FP8 that is read along columns too: codes row-wise and transposed from one read of x.
-// Formulas: act.cuh; tiles: tile.cuh.
+// ops/act/act_fwd_tile.cu: activations, forward, into FP8 with a column-wise copy: codes row-wise and transposed from one read of x.
+// Formulas: act.cuh; tiles: act_tile.cuh.
 //
 //   y = f(x) or f(a) b;   q = saturate(y * scale), amax = max |y|;   row [m, ld] and col [n, ldc], padded with 0
 //
-// Tiles cover `ld` columns and `ldc` rows: that is how padding is written.
+// Tiles cover `ld` columns and `ldc` rows, padding included.
 //
-// One H200, 2026-11-21, te_bench: 16384x4096 bf16 to e4m3, both copies: GELU 0.86, SwiGLU 0.86 of copy.
+// Benchmark: "gelu forward e4m3 both copies", "swiglu forward e4m3 both copies" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid: tiles of 128 x 64, those of a row of tiles next to each other. Any size, any alignment.
+// Launch: block of 256 threads, grid: tiles of 128 x 64, consecutive along a row of tiles. Any size, any alignment.
 //
 // te:baseline
 // te:row ACT=8 X_DT=3 Y_DT=4
@@ -17,14 +17,14 @@
 // te:row ACT=6 X_DT=1 Y_DT=4
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
-#include "ops/act/tile.cuh"
+#include "ops/act/act_tile.cuh"
 #ifdef ACT
-#define PACKED (X_DT != TE_F32)
+#define HELD X_DT
 #else
 #define ACT a.act
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
-#define PACKED false
+#define HELD TE_F32 // the format of elements in registers: numbers
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_constant__ te__act_fwd_kargs a) {
@@ -33,9 +33,9 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
     te_act_place p(a.tiles_n);
     te_i64 left = a.m - p.row, cols = a.n - p.col, width = te_act_gated(ACT) ? 2 * a.n : a.n, at = p.row * width + p.col;
     int rows = left > 4 ? 4 : left < 0 ? 0 : (int)left;
-    te_eight<PACKED> x[4], gate[4];
-    te_act_load<PACKED>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);
-    if (te_act_gated(ACT)) te_act_load<PACKED>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);
+    te_raw<HELD> x[4], gate[4];
+    te_act_load<HELD>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);
+    if (te_act_gated(ACT)) te_act_load<HELD>(a.x, at + a.n, width, X_DT, rows, cols, a.vector_x, gate);
     float scale = *a.scale, seen = a.amax ? *a.amax : 0.0f, largest = 0.0f, slope;
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
     te_u32 code[4][2];
@@ -44,11 +44,11 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
         float y[8];
 #pragma unroll te_act_unroll
         for (int k = 0; k < 8; k++) {
-            float u = te_eight_get<PACKED>(x[r], k, X_DT);
-            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_eight_get<PACKED>(gate[r], k, X_DT), a.limit, a.alpha) : te_act(ACT, u, &slope);
+            float u = te_raw_get(x[r], k);
+            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate[r], k), a.limit, a.alpha) : te_act(ACT, u, &slope);
             largest = fmaxf(largest, fabsf(y[k]));
             y[k] *= scale;
-            if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is not a number
+            if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is NaN
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) code[r][h] = te_f32x2_to_fp8(y[4 * h], y[4 * h + 1], Y_DT) | (te_u32)te_f32x2_to_fp8(y[4 * h + 2], y[4 * h + 3], Y_DT) << 16;

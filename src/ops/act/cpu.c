@@ -38,13 +38,13 @@ static float te__act_one(te_activation act, float x, float *slope) {
 /* fminf and fmaxf drop a NaN, as the GPU's do. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* What is done with a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is wanted, of
- * TE__ACT_BAND rows, whose codes are turned together; with sums of columns it goes on over all bands. */
+/* The storing of a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is wanted, of
+ * TE__ACT_BAND rows, whose codes are transposed as one tile; with sums of columns it goes on over all bands. */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
-    const te_act_fwd_args *fwd; /* the one or the other */
-    const te_act_bwd_args *bwd;
+    const te_op_act_fwd_args *fwd; /* the one or the other */
+    const te_op_act_bwd_args *bwd;
     te_activation act;
     float limit, alpha, scale;
     bool gated, quantized;
@@ -176,7 +176,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         j->n = j->ld = j->m * j->n;
         j->m = 1;
     }
-    wide = te__max(j->n, j->ld - (halves - 1) * j->n); /* what a half covers, padding included */
+    wide = te__max(j->n, j->ld - (halves - 1) * j->n); /* columns of a half, padding included */
     j->tall = bands ? TE__ACT_BAND : 1;
     j->wide = bands ? (int64_t)TE__ACT_BAND : (int64_t)TE__ACT_RUN;
     j->runs = te__div_up(wide, j->wide);
@@ -191,7 +191,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         for (i = 0; i < j->units; i++)
             if (j->amax[i] > largest) largest = j->amax[i];
         te__free(te, j->amax, (size_t)j->units * sizeof(float));
-        if (j->format == TE_BF16) largest = te__bf16_to_f32(te__f32_to_bf16(largest)); /* of what is written */
+        if (j->format == TE_BF16) largest = te__bf16_to_f32(te__f32_to_bf16(largest)); /* of the stored values */
         if (j->format == TE_F16) largest = te__f16_to_f32(te__f32_to_f16(largest));
         if (largest > *to) *to = largest;
     }
@@ -199,7 +199,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     return TE_OK;
 }
 
-static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
+static te_result te__cpu_act_fwd(te_ctx *te, const te_op_act_fwd_args *a) {
     te__act_job job = TE_ZERO;
     job.fwd = a;
     job.act = a->activation;
@@ -214,7 +214,7 @@ static te_result te__cpu_act_fwd(te_ctx *te, const te_act_fwd_args *a) {
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
-static te_result te__cpu_act_bwd(te_ctx *te, const te_act_bwd_args *a) {
+static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
     te__act_job job = TE_ZERO;
     job.bwd = a;
     job.act = a->activation;

@@ -12,7 +12,7 @@ static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
     return (unsigned)tiles_n;
 }
 
-/* What divides numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic = floor(2^(31+l) / d) + 1 has 32 bits,
+/* The divisor of numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic = floor(2^(31+l) / d) + 1 has 32 bits,
  * and is exact enough for 31. */
 static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     te__act_divisor d = TE_ZERO;
@@ -25,11 +25,11 @@ static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     return d;
 }
 
-static te_result te__cuda_plan_act_fwd(te__plan *p, const te_act_fwd_args *a) {
+static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector;
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or as many as a store takes */
+    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or the size of a store */
     te__launch *l;
     te__act_fwd_kargs *k;
     if (n == 0 || te__max(m, ldc) == 0) return TE_OK;
@@ -74,7 +74,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_act_fwd_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
+static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
     const te_tensor *dx = a->dx ? a->dx : a->col;
     int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width, ldc = a->col ? te__cols(a->col) : 0;
@@ -129,18 +129,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_act_bwd_args *a) {
         if (tiled) k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld - width + n));
         else te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
     }
-    if (a->dbias) {
-        te__act_bias_kargs *sum;
-        l = te__plan_launch(p, "act", "act_bias");
-        sum = TE__KARGS(p, l, te__act_bias_kargs);
-        sum->partial = partial;
-        sum->dbias = te__data(a->dbias);
-        sum->tiles = te__div_up(m, 128);
-        sum->n = width;
-        sum->dbias_dt = a->dbias->dtype;
-        sum->accumulate = a->accumulate;
-        te__launch_size(l, te__div_up(width, 32), 1, 1, 256, 0);
-    }
+    if (a->dbias) te__plan_column_sum_short(p, partial, te__div_up(m, 128), width, a->dbias, a->accumulate);
     te__plan_why(p, tiled ? "tiles of 128 x 64: codes of rows and of columns, sums of columns from one read" :
                  vector ? "eight elements a thread" : "general: one element at a time");
     return TE_OK;

@@ -41,11 +41,3 @@ typedef struct te__act_bwd_kargs {
     int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */
     int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_bwd_kargs;
-
-/* dbias [n] = the sum over the tiles of partial [tiles, n], or that added to it. */
-typedef struct te__act_bias_kargs {
-    const float *partial;
-    void *dbias;
-    long long tiles, n;
-    int dbias_dt, accumulate;
-} te__act_bias_kargs;

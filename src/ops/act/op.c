@@ -11,7 +11,7 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* What is written for x [m, n]: `out` of floats [m, n], or codes [m, ld]; of codes, `col` [n, ldc] beside or in place of it. */
+/* The outputs for x [m, n]: `out` of floats [m, n], or codes [m, ld]; of codes, `col` [n, ldc] beside or in place of it. */
 static te_result te__act_check_output(te_ctx *te, const char *op, const char *name, te_tensor *out, te_tensor *col, const te_tensor *scale,
                                       te_tensor *scale_inv, te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -43,7 +43,7 @@ static te_result te__act_check_output(te_ctx *te, const char *op, const char *na
     return r;
 }
 
-static te_result te__check_act_fwd(te_ctx *te, te_act_fwd_args *a) {
+static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
     int64_t n;
     te_result r = te__check_activation(te, "act_fwd", a->activation, &a->limit, &a->alpha);
@@ -58,7 +58,7 @@ static te_result te__check_act_fwd(te_ctx *te, te_act_fwd_args *a) {
     return te__act_check_output(te, "act_fwd", "y", a->y, a->col, a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
 }
 
-static te_result te__check_act_bwd(te_ctx *te, te_act_bwd_args *a) {
+static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
     te_result r = te__check_activation(te, "act_bwd", a->activation, &a->limit, &a->alpha);
     int64_t n;
     if (r == TE_OK) r = te__want_float(te, "act_bwd", "dy", a->dy);

@@ -1,4 +1,4 @@
-// ops/attn/attn.cuh: what all attention kernels share: which keys a row sees, and dropout. Knows no tiles.
+// ops/attn/attn.cuh: shared by all attention kernels: the mask (the keys that a row attends to), and dropout. Knows no tiles.
 #pragma once
 #include "device/base.cuh"
 #include "ops/attn/kargs.h"

@@ -11,7 +11,7 @@
 //
 // Options: X_DT (te_dtype of all six), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,
 //          X_DROPOUT.
-// One H200, 2026-11-21, te_bench attention: b4 h32 s4096 d128 causal, backward as a whole: 219 TFLOP/s.
+// Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid (ceil(s_kv / (16 M WARPS)) * batch * groups), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BM) + 16 BM bytes.
 //         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, BM divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.
@@ -29,7 +29,7 @@
 // te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=1
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1
 // te:row X_DT=2 X_D=128 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0
-#include "ops/attn/tile.cuh"
+#include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these stand in for them in an editor
 #define X_DT 3
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         const te_u32 q = slots + turn * SLOT, g = q + TILE, rows = g + TILE;
         const int i = i0 + 2 * (lane & 3); // this lane's first row
         te_cp_async_wait<0>();
-        __syncthreads(); // the tile is here for everybody, and nobody reads the other slot any more
+        __syncthreads(); // every warp sees the tile, and none reads the other slot any more
         if (left > 1) walk.copy(slots + (turn ^ 1) * SLOT, a, at.b, end);
 
         // Rows i0 .. i0 + BM - 1 see keys i0 + lo .. i0 + BM - 1 + hi at most.

@@ -8,7 +8,7 @@
 //                                     would need, and no sums whose order depends on which block came first.
 //
 // Options: as in attn_fwd_mma.cu.
-// One H200, 2026-11-21, te_bench attention: b4 h32 s4096 d128 causal, backward as a whole: 219 TFLOP/s.
+// Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BN) bytes.
 //         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, 16 M WARPS divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.
@@ -24,7 +24,7 @@
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1
 // te:row X_DT=2 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
-#include "ops/attn/tile.cuh"
+#include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these stand in for them in an editor
 #define X_DT 3
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     for (int j0 = begin, turn = 0; j0 < end; j0 += BN, turn ^= 1) {
         const te_u32 k = kv + turn * (2 * SLOT), v = k + SLOT;
         te_cp_async_wait<0>();
-        __syncthreads(); // the tile is here for everybody, and nobody reads the other slot any more
+        __syncthreads(); // every warp sees the tile, and none reads the other slot any more
         if (j0 + BN < end) {
             te_u32 next = kv + (turn ^ 1) * (2 * SLOT);
             k_copier.copy(next, a.k.s, a.s_kv);

@@ -1,4 +1,4 @@
-// ops/attn/attn_delta.cu: what the backward needs of each query row before it starts, one warp a row:
+// ops/attn/attn_delta.cu: per query row, a term that the backward kernels read, one warp a row:
 //   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout)
 //   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0 everywhere.
 // Both are [batch, heads, s_pad]; rows from s_q on get delta 0 and lse2 +inf, so that whole tiles can be read without a test.

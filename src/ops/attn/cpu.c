@@ -4,9 +4,9 @@
  *   dV_j = sum_i drop(P_ij) dO_i    dP_ij = drop(dO_i v_j)    dS_ij = P_ij (dP_ij - D_i),  D_i = dO_i O_i
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
  *
- * 32 query rows go together. Their scores lie as [keys, 32], so that what is done to one key's scores is done to a vector of them, and every
- * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whoever
- * takes the task. */
+ * Query rows are processed 32 at a time. Their scores are [keys, 32], so that an operation on one key's scores is one on a vector, and every
+ * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whichever
+ * thread runs the task. */
 
 enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 
@@ -46,7 +46,7 @@ static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t r
     }
 }
 
-/* e^x to an ulp or two, in a form that compilers turn into vectors: no branch, and what is left out is masked in integers. 0 from e^-87 down,
+/* e^x to an ulp or two, in a form that compilers turn into vectors: no branch, and excluded values are masked in integers. 0 from e^-87 down,
  * infinity beyond FLT_MAX, NaN stays. e^x = 2^n e^r with r in [-ln 2 / 2, ln 2 / 2]; adding 1.5 * 2^23 rounds to an integer; the polynomial
  * is that of Cephes' expf (Moshier). */
 static inline float te__attn_exp(float x) {
@@ -62,7 +62,7 @@ static inline float te__attn_exp(float x) {
     return te__bits_f32(te__f32_bits(p) & (x <= -87.0f ? 0u : 0xffffffffu));
 }
 
-/* What one worker needs. Keys are rounded up to 4 and channels to 16; the rest is zeros. */
+/* The memory of one worker. Keys are rounded up to 4 and channels to 16; the rest is zeros. */
 typedef struct te__attn_scratch {
     float *k, *v;           /* [keys, d], [keys, d_v]: a head */
     float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: rows of Q and dO */
@@ -247,7 +247,7 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
 
 /* ---- backward ---- */
 
-/* dQ of a block, and what it adds to dK and dV. */
+/* dQ of a block, and its share of dK and dV. */
 static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
     double dq[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
@@ -346,13 +346,13 @@ static void te__attn_draw(te__attn_kargs *a) {
     a->offset = offset;
 }
 
-static te_result te__cpu_attn_fwd(te_ctx *te, const te_attn_fwd_args *args) {
+static te_result te__cpu_attn_fwd(te_ctx *te, const te_op_attn_fwd_args *args) {
     te__attn_kargs a = te__attn_problem(args);
     te__attn_draw(&a);
     return te__attn_cpu(te, &a, false);
 }
 
-static te_result te__cpu_attn_bwd(te_ctx *te, const te_attn_bwd_args *args) {
+static te_result te__cpu_attn_bwd(te_ctx *te, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     te__attn_draw(&a);
     return te__attn_cpu(te, &a, true);

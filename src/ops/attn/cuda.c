@@ -1,6 +1,6 @@
 /* ops/attn/cuda.c: attention, which kernels with which tiles. Knows plans; must not know the driver.
  *
- * The tensor-core kernels take bf16 and f16 with head sizes that are multiples of 8 and rows at multiples of 16 bytes; the general ones take
+ * The tensor-core kernels are for bf16 and f16 with head sizes that are multiples of 8 and rows at multiples of 16 bytes; the general ones take
  * everything. Head sizes are rounded up to one that a tensor-core kernel is made for: zeros between cost time, not results. */
 
 /* Tiles of the tensor-core kernels. `m`: 16-row fragments of a warp; `tile`: rows of the other side at a time. */
@@ -106,7 +106,7 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
 static const char te__attn_why_mma[] = "tensor cores: 16-bit operands in aligned rows";
 static const char te__attn_why_general[] = "general: any format, head size and stride, in f32";
 
-static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_attn_fwd_args *args) {
+static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     const te__attn_kargs a = te__attn_problem(args);
     if (te__attn_has_mma(p, &a, false)) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f);
@@ -117,7 +117,7 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_attn_fwd_args *arg
     return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, 0, te__max(a.d, a.d_v), 0));
 }
 
-static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_attn_bwd_args *args) {
+static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad;
     te_result r;

@@ -1,7 +1,7 @@
 // ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.
 //
 // A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a
-// time. Scores: each lane takes one of the 32 rows and four of the warp's. Sums over the 32 rows: each lane takes channels lane + 32 t.
+// time. Scores: each lane has one of the 32 rows and four of the warp's. Sums over the 32 rows: each lane has channels lane + 32 t.
 #pragma once
 #include "ops/attn/attn.cuh"
 

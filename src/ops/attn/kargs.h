@@ -1,4 +1,4 @@
-/* ops/attn/kargs.h: what the attention kernels are told. Read by both compilers. */
+/* ops/attn/kargs.h: arguments of the attention kernels. Read by both compilers. */
 #ifndef TE__ATTN_KARGS_H
 #define TE__ATTN_KARGS_H
 
@@ -9,7 +9,7 @@ typedef struct te__attn_view {
     int dt;            /* te_dtype */
 } te__attn_view;
 
-/* All attention kernels take this; each reads what it needs. */
+/* The arguments of all attention kernels; each reads a part of them. */
 typedef struct te__attn_kargs {
     te__attn_view q, k, v, o, d_o, dq, dk, dv;
     float *lse;          /* [batch, heads, s_q], natural logarithm; may be NULL in the forward */

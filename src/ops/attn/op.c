@@ -32,7 +32,7 @@ static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *nam
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s it must be %s", op, name, te__shape_text(x, text), like, te__dims_text(4, shape, want));
 }
 
-static te_result te__attn_check(te_ctx *te, const char *op, te_attn_fwd_args *a) {
+static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
     const int seq = a->format == TE_BSHD ? 1 : 0;
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
     int64_t b, heads, s_q, s_kv;
@@ -68,23 +68,23 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_attn_fwd_args *a)
     if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
     if ((int)a->mask < (int)TE_MASK_NONE || (int)a->mask > (int)TE_MASK_CAUSAL_BOTTOM_RIGHT)
         return te__fail(te, TE_ERR_INVALID, "%s: mask is %d; see te_attn_mask", op, (int)a->mask);
-    if (!a->has_window) a->window_left = a->window_right = -1;
-    if (a->window_left < -1 || a->window_right < -1)
-        return te__fail(te, TE_ERR_INVALID, "%s: the window is %lld, %lld; each is a number of keys, or -1 for no bound", op, (long long)a->window_left,
-                        (long long)a->window_right);
+    if (!a->window.on) a->window.left = a->window.right = -1;
+    if (a->window.left < -1 || a->window.right < -1)
+        return te__fail(te, TE_ERR_INVALID, "%s: the window is %lld, %lld; each is a number of keys, or -1 for no bound", op, (long long)a->window.left,
+                        (long long)a->window.right);
     if (a->softmax_scale == 0.0f) a->softmax_scale = (float)(1.0 / sqrt((double)a->q->shape[3]));
     if (!(a->dropout_p >= 0.0f && a->dropout_p <= 1.0f))
         return te__fail(te, TE_ERR_INVALID, "%s: dropout_p is %g; it is a probability, 0 to 1", op, (double)a->dropout_p);
     return TE_OK;
 }
 
-static te_result te__check_attn_fwd(te_ctx *te, te_attn_fwd_args *a) {
+static te_result te__check_attn_fwd(te_ctx *te, te_op_attn_fwd_args *a) {
     return te__attn_check(te, "attn_fwd", a);
 }
 
 /* The forward that a backward belongs to. */
-static te_attn_fwd_args te__attn_forward_of(const te_attn_bwd_args *a) {
-    te_attn_fwd_args f = TE_ZERO;
+static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
+    te_op_attn_fwd_args f = TE_ZERO;
     f.q = a->q;
     f.k = a->k;
     f.v = a->v;
@@ -92,9 +92,7 @@ static te_attn_fwd_args te__attn_forward_of(const te_attn_bwd_args *a) {
     f.lse = (te_tensor *)a->lse;
     f.format = a->format;
     f.mask = a->mask;
-    f.has_window = a->has_window;
-    f.window_left = a->window_left;
-    f.window_right = a->window_right;
+    f.window = a->window;
     f.softmax_scale = a->softmax_scale;
     f.dropout_p = a->dropout_p;
     f.seed = a->seed;
@@ -103,16 +101,15 @@ static te_attn_fwd_args te__attn_forward_of(const te_attn_bwd_args *a) {
     return f;
 }
 
-static te_result te__check_attn_bwd(te_ctx *te, te_attn_bwd_args *a) {
+static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     const char *op = "attn_bwd";
     const int seq = a->format == TE_BSHD ? 1 : 0;
-    te_attn_fwd_args f = te__attn_forward_of(a);
+    te_op_attn_fwd_args f = te__attn_forward_of(a);
     te_result r = te__attn_check(te, op, &f);
     int64_t b, s_q, s_kv, heads, groups, d, d_v;
     if (r != TE_OK) return r;
     a->mask = f.mask;
-    a->window_left = f.window_left;
-    a->window_right = f.window_right;
+    a->window = f.window;
     a->softmax_scale = f.softmax_scale;
     if (!a->lse) return te__fail(te, TE_ERR_STATE, "%s: lse is NULL", op);
     b = a->q->shape[1 - seq];
@@ -142,12 +139,12 @@ static te__attn_view te__attn_view_of(const te_tensor *x, te_qkv_format format) 
 }
 
 /* Checked args. Masks and windows become two diagonals; lo and hi stay within -s_q - 1 .. s_kv, which is as good as further out. */
-static te__attn_kargs te__attn_problem(const te_attn_fwd_args *a) {
+static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
     const int seq = a->format == TE_BSHD ? 1 : 0;
     const int64_t s_q = a->q->shape[seq], s_kv = a->k->shape[seq], beyond = s_q + s_kv + 1;
     const int64_t diagonal = a->mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? s_kv - s_q : 0;
-    int64_t lo = a->window_left < 0 || a->window_left > beyond ? -beyond : diagonal - a->window_left;
-    int64_t hi = a->window_right < 0 || a->window_right > beyond ? beyond : diagonal + a->window_right;
+    int64_t lo = a->window.left < 0 || a->window.left > beyond ? -beyond : diagonal - a->window.left;
+    int64_t hi = a->window.right < 0 || a->window.right > beyond ? beyond : diagonal + a->window.right;
     te__attn_kargs k = TE_ZERO;
     if (a->mask != TE_MASK_NONE) hi = te__min(hi, diagonal);
     k.q = te__attn_view_of(a->q, a->format);
@@ -174,8 +171,8 @@ static te__attn_kargs te__attn_problem(const te_attn_fwd_args *a) {
     k.rng = te__data(a->rng);
     return k;
 }
-static te__attn_kargs te__attn_problem_bwd(const te_attn_bwd_args *a) {
-    te_attn_fwd_args f = te__attn_forward_of(a);
+static te__attn_kargs te__attn_problem_bwd(const te_op_attn_bwd_args *a) {
+    te_op_attn_fwd_args f = te__attn_forward_of(a);
     te__attn_kargs k = te__attn_problem(&f);
     k.d_o = te__attn_view_of(a->d_o, a->format);
     k.dq = te__attn_view_of(a->dq, a->format);

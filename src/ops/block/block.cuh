@@ -1,6 +1,6 @@
 // ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales lie.
 #pragma once
-#include "device/base.cuh"
+#include "device/vector.cuh"
 
 TE_DEV void te_fp8x8_to_f32(te_u32 low, te_u32 high, int dt, float v[8]) {
     te_fp8x2_to_f32(low, dt, v + 0, v + 1);
@@ -17,16 +17,4 @@ TE_DEV uint2 te_codes_part(const void *q, te_i64 i, te_i64 n) {
         w[k >> 2] |= (te_u32)((const te_u8 *)q)[i + k] << (8 * (k & 3));
     }
     return make_uint2(w[0], w[1]);
-}
-// Eight results, of which n exist.
-TE_DEV void te_store_part(void *y, te_i64 i, int dt, const float v[8], te_i64 n, bool vector) {
-    if (vector && n >= 8) {
-        te_store8(y, i, dt, v);
-    } else {
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            if (k >= n) break;
-            te_store(y, i + k, dt, v[k]);
-        }
-    }
 }

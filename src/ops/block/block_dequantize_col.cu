@@ -5,13 +5,13 @@
 //
 //            128 rows of y (tx: 16 each)
 //          +-------------------------+                  +------- 128 columns -------+
-//   128    | ty: 4 columns of y      |  ->  tile.cuh -> | 8 a thread, decoded, of   |  128 rows of y
+//   128    | ty: 4 columns of y      |  ->  transpose.cuh -> | 8 a thread, decoded, of   |  128 rows of y
 //   columns|                         |                  | every 16th row            |
 //          +-------------------------+                  +---------------------------+
 //
-// One H200, 2026-11-22, te_bench dequantize: 16384x4096 bf16, 128x1: 0.80 of copy.
+// Benchmark: "dequantize 128x1 blocks" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles of 128 rows and 128 columns of y, those of the same rows next to each other. Any size, any alignment.
+// Launch: block 256, grid: tiles of 128 rows and 128 columns of y, consecutive along the same rows. Any size, any alignment.
 //
 // te:baseline
 // te:row Q_DT=4 Y_DT=3
@@ -19,7 +19,7 @@
 // te:row Q_DT=4 Y_DT=1
 #include "ops/block/block.cuh"
 #include "ops/block/kargs.h"
-#include "device/tile.cuh"
+#include "device/transpose.cuh"
 #ifndef Q_DT
 #define Q_DT a.q_dt
 #define Y_DT a.y_dt
@@ -75,6 +75,6 @@ extern "C" __global__ void __launch_bounds__(256) te_block_dequantize_col(const 
         te_fp8x8_to_f32(u.x, u.y, Q_DT, v);
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], s[k]);
-        te_store_part(a.y, row * a.n + col, Y_DT, v, a.n - col, a.vector_y);
+        te_store_part(a.y, row * a.n + col, Y_DT, a.n - col, a.vector_y, v);
     }
 }

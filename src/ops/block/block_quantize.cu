@@ -7,15 +7,14 @@
 //   rows   |    8 elements           |     column amax  across the 2 ty of a warp, then 16 warps in shared memory
 //          +-------------------------+     both copies  scaled and rounded from the same registers
 //
-// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (tile.cuh) to stores of 16 bytes.
+// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (transpose.cuh) to stores of 16 bytes.
 //
-// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: that is how padding is written.
-// Tiles that hold nothing but padding have no scales.
+// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: padding included.
+// Tiles of padding alone have no scales.
 //
-// One H200, 2026-11-21: 16384x4096 bf16, 1 x 128 blocks, both copies 0.85 of copy. Three blocks of 512 threads on a multiprocessor are what
-// matters: with two it is 0.80.
+// Benchmark: "quantize 1x128 blocks both copies", "quantize 128x128 blocks both copies" in tests/bench/h200.csv.
 //
-// Launch: block 512, grid: tiles, those of a row of tiles next to each other. Any size, any alignment.
+// Launch: block 512, grid: tiles, consecutive along a row of tiles. Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4
@@ -25,18 +24,19 @@
 // te:row X_DT=1 Y_DT=4
 // te:row X_DT=1 Y_DT=5
 #include "ops/block/kargs.h"
-#include "device/eight.cuh"
-#include "device/tile.cuh"
+#include "device/vector.cuh"
+#include "device/transpose.cuh"
 #include "base/scaling.h"
 #ifdef X_DT
-#define PACKED (X_DT != TE_F32)
-#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1) // a multiprocessor should hold, where the registers suffice
+#define HELD X_DT
+#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1) // resident blocks of a multiprocessor, if the registers suffice
 #else
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
-#define PACKED false
+#define HELD TE_F32 // the format of elements in registers: numbers
 #define BLOCKS 1
 #endif
+#define PACKED (HELD != TE_F32)
 
 // One step of a maximum across lanes: those whose index differs in `lane_bit` share 2n values; each keeps n, the upper ones where its bit is set.
 template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
@@ -60,23 +60,23 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(cons
     te_i64 row = first_row + ty * 4, col = first_col + tx * 8;
     bool scaled = first_row < a.m && first_col < a.n; // else all of it is padding
 
-    // The loads come first, with nothing between them: they are all on their way before the first is waited for.
-    te_eight<PACKED> x[4];
+    // All loads are issued before the first element is used: their latencies overlap.
+    te_raw<HELD> x[4];
     if (a.vector_x && row + 4 <= a.m && col + 8 <= a.n) {
 #pragma unroll
-        for (int r = 0; r < 4; r++) x[r] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col, X_DT);
+        for (int r = 0; r < 4; r++) x[r] = te_raw_load<HELD>(a.x, (row + r) * a.n + col, X_DT);
     } else {
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             te_i64 at = (row + r) * a.n + col, there = row + r < a.m ? a.n - col : 0;
-            if (a.vector_x && there >= 8) x[r] = te_eight_load<PACKED>(a.x, at, X_DT);
-            else x[r] = te_eight_part<PACKED>(a.x, at, X_DT, there);
+            if (a.vector_x && there >= 8) x[r] = te_raw_load<HELD>(a.x, at, X_DT);
+            else x[r] = te_raw_load_part<HELD>(a.x, at, X_DT, there);
         }
     }
     if (a.noop && *a.noop == 1.0f) return;
     float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;
 
-    // NaN drops out of every maximum. 16-bit formats are compared two at a time, as they lie.
+    // NaN drops out of every maximum. 16-bit formats are compared two at a time, packed.
     float row_amax[4] = {}, col_amax[8] = {};
     if constexpr (PACKED) {
         te_u32 rows[4] = {}, columns[4] = {};
@@ -89,16 +89,16 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(cons
             }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            te_eight<PACKED> most = {{rows[i], columns[i], 0, 0}};
-            row_amax[i] = fmaxf(te_eight_get<PACKED>(most, 0, X_DT), te_eight_get<PACKED>(most, 1, X_DT));
-            col_amax[2 * i] = te_eight_get<PACKED>(most, 2, X_DT), col_amax[2 * i + 1] = te_eight_get<PACKED>(most, 3, X_DT);
+            te_raw<HELD> most = {{rows[i], columns[i], 0, 0}};
+            row_amax[i] = fmaxf(te_raw_get(most, 0), te_raw_get(most, 1));
+            col_amax[2 * i] = te_raw_get(most, 2), col_amax[2 * i + 1] = te_raw_get(most, 3);
         }
     } else {
 #pragma unroll
         for (int c = 0; c < 8; c++)
 #pragma unroll
             for (int r = 0; r < 4; r++) {
-                float v = fabsf(te_eight_get<PACKED>(x[r], c, X_DT));
+                float v = fabsf(te_raw_get(x[r], c));
                 row_amax[r] = fmaxf(row_amax[r], v);
                 col_amax[c] = fmaxf(col_amax[c], v);
             }
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(cons
             for (int w = 0; w < 2; w++) {
                 float v[4];
 #pragma unroll
-                for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_eight_get<PACKED>(x[r], 4 * w + k, X_DT), scale);
+                for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_raw_get(x[r], 4 * w + k), scale);
                 code[w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;
             }
             if (row + r >= a.m) continue; // no return: the others still shuffle
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(cons
             for (int k = 0; k < 4; k++) {
                 float v[4];
 #pragma unroll
-                for (int r = 0; r < 4; r++) v[r] = __fmul_rn(te_eight_get<PACKED>(x[r], 4 * f + k, X_DT), s[k]);
+                for (int r = 0; r < 4; r++) v[r] = __fmul_rn(te_raw_get(x[r], 4 * f + k), s[k]);
                 te_u32 word = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;
                 te_tile_put(tile + (tx >> 3) * TE_TILE_COLUMNS * TE_TILE_WORDS, tx & 7, ty, 4 * f + k, word);
             }

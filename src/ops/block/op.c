@@ -28,7 +28,7 @@ static te_result te__block_check_copy(te_ctx *te, const char *op, const char *na
     return TE_OK;
 }
 
-static te_result te__check_block_quantize(te_ctx *te, te_block_quantize_args *a) {
+static te_result te__check_block_quantize(te_ctx *te, te_op_block_quantize_args *a) {
     int64_t m, n;
     te_result result = te__want_float(te, "block_quantize", "x", a->x);
     if (result != TE_OK) return result;
@@ -48,20 +48,20 @@ static te_result te__check_block_quantize(te_ctx *te, te_block_quantize_args *a)
     return result;
 }
 
-static te_result te__check_block_dequantize(te_ctx *te, te_block_dequantize_args *a) {
+static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_args *a) {
     te_result result = te__want_float(te, "block_dequantize", "y", a->y);
     if (result != TE_OK) return result;
     return te__block_check_copy(te, "block_dequantize", "q", "scale_inv", a->q, a->scale_inv, a->columnwise ? te__cols(a->y) : te__rows(a->y),
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
 
-/* What a scale becomes where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block kernels). */
+/* The scale where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block kernels). */
 static float te__block_limit(te_dtype dtype) { return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX; }
 
 /* ---- CPU: quantize ---- */
 
 typedef struct te__block_job {
-    const te_block_quantize_args *a;
+    const te_op_block_quantize_args *a;
     int64_t m, n, tiles_n;
     te_dtype format;
     float fp8_max, limit;
@@ -76,7 +76,7 @@ typedef struct te__block_tile {
 
 /* Amaxes are kept as bits: non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers vectorizes. */
 static void te__block_scales(const te__block_job *j, te__block_tile *t) {
-    const te_block_quantize_args *a = j->a;
+    const te_op_block_quantize_args *a = j->a;
     int32_t row[TE__BLOCK], col[TE__BLOCK], largest = 0;
     int r, c;
     memset(col, 0, sizeof(col));
@@ -144,14 +144,14 @@ static void te__block_quantize_tiles(void *user, int64_t begin, int64_t end) {
 }
 
 /* Tiles cover the padding too. */
-static int64_t te__block_tiles_m(const te_block_quantize_args *a) {
+static int64_t te__block_tiles_m(const te_op_block_quantize_args *a) {
     return te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), TE__BLOCK);
 }
-static int64_t te__block_tiles_n(const te_block_quantize_args *a) {
+static int64_t te__block_tiles_n(const te_op_block_quantize_args *a) {
     return te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), TE__BLOCK);
 }
 
-static te_result te__cpu_block_quantize(te_ctx *te, const te_block_quantize_args *a) {
+static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_args *a) {
     te__block_job j;
     if (a->noop && *(const float *)te__data(a->noop) == 1.0f) return TE_OK;
     j.a = a;
@@ -167,10 +167,10 @@ static te_result te__cpu_block_quantize(te_ctx *te, const te_block_quantize_args
 
 /* ---- CPU: dequantize ---- */
 
-/* Bands of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a time, and turned on the way. */
+/* Bands of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a time, and transposed. */
 static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
     enum { ROWS = 16 };
-    const te_block_dequantize_args *a = (const te_block_dequantize_args *)user;
+    const te_op_block_dequantize_args *a = (const te_op_block_dequantize_args *)user;
     const float *scale = (const float *)te__data(a->scale_inv);
     const void *q = te__data(a->q);
     int64_t m = te__rows(a->y), n = te__cols(a->y), ld = te__cols(a->q), scale_cols = te__cols(a->scale_inv), band, row, col, r, c;
@@ -198,8 +198,8 @@ static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
                 }
             }
 }
-static te_result te__cpu_block_dequantize(te_ctx *te, const te_block_dequantize_args *a) {
-    te_block_dequantize_args args = *a;
+static te_result te__cpu_block_dequantize(te_ctx *te, const te_op_block_dequantize_args *a) {
+    te_op_block_dequantize_args args = *a;
     te__parallel_for(te, te__div_up(te__rows(a->y), TE__BLOCK), 1, te__block_dequantize_bands, &args);
     return TE_OK;
 }
@@ -211,7 +211,7 @@ static bool te__block_aligned(const te_tensor *x, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && te__cols(x) * te__dtype_size(x->dtype) % bytes == 0;
 }
 
-static te_result te__cuda_plan_block_quantize(te__plan *p, const te_block_quantize_args *a) {
+static te_result te__cuda_plan_block_quantize(te__plan *p, const te_op_block_quantize_args *a) {
     int64_t tiles_m = te__block_tiles_m(a), tiles_n = te__block_tiles_n(a);
     te__launch *l;
     te__block_quantize_kargs *k;
@@ -253,7 +253,7 @@ static te_result te__cuda_plan_block_quantize(te__plan *p, const te_block_quanti
     return TE_OK;
 }
 
-static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_block_dequantize_args *a) {
+static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_op_block_dequantize_args *a) {
     te__launch *l;
     te__block_dequantize_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;

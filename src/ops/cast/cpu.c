@@ -1,4 +1,4 @@
-/* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. What it gives is what every GPU gives, byte for byte. Work is cut by the
+/* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. Every GPU gives the same bytes. Work is cut by the
  * shape alone. */
 
 /* max(largest, |x|): non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers vectorizes. */
@@ -44,14 +44,14 @@ static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
     te__parallel_for(te, TE__AMAX_PARTS, te__max(1, TE__AMAX_PARTS * 32768 / te__max(1, te__numel(x))), te__amax_parts, &j);
     return te__amax_of(j.part, TE__AMAX_PARTS, largest);
 }
-static te_result te__cpu_amax(te_ctx *te, const te_amax_args *a) {
+static te_result te__cpu_amax(te_ctx *te, const te_op_amax_args *a) {
     float *amax = (float *)te__data(a->amax);
     if (te__noop_is_up(a->noop)) return TE_OK;
     *amax = te__amax_whole(te, a->x, a->keep ? *amax : 0.0f);
     return TE_OK;
 }
 
-static te_result te__cpu_scale_from_amax(te_ctx *te, const te_scale_from_amax_args *a) {
+static te_result te__cpu_scale_from_amax(te_ctx *te, const te_op_scale_from_amax_args *a) {
     const float *amax = (const float *)te__data(a->amax);
     float *scale = (float *)te__data(a->scale), *scale_inv = (float *)te__data(a->scale_inv);
     int64_t i, n = te__numel(a->amax);
@@ -82,7 +82,7 @@ static void te__delayed_slot(float *history, int64_t length, int64_t n, float *s
     next = scaled_max / amax;
     *scale = next > FLT_MAX ? FLT_MAX : next;
 }
-static te_result te__cpu_delayed_update(te_ctx *te, const te_delayed_update_args *a) {
+static te_result te__cpu_delayed_update(te_ctx *te, const te_op_delayed_update_args *a) {
     const float *reduced = (const float *)te__data(a->reduced);
     float scaled_max = te__delayed_scaled_max(a);
     int64_t slot;
@@ -96,7 +96,7 @@ static te_result te__cpu_delayed_update(te_ctx *te, const te_delayed_update_args
     }
     return TE_OK;
 }
-static te_result te__cpu_delayed_gather(te_ctx *te, const te_delayed_gather_args *a) {
+static te_result te__cpu_delayed_gather(te_ctx *te, const te_op_delayed_gather_args *a) {
     float *amaxes = (float *)te__data(a->amaxes);
     int i;
     (void)te;
@@ -123,7 +123,7 @@ static void te__transpose_tile(const uint8_t *src, uint8_t *dst) {
 }
 
 typedef struct te__quantize_job {
-    const te_fp8_quantize_args *a;
+    const te_op_fp8_quantize_args *a;
     int64_t m, n, ld, ldc, tiles_m, tiles_n;
     te_dtype format;
     float scale;
@@ -167,10 +167,10 @@ static void te__quantize_parts(void *user, int64_t begin, int64_t end) {
         j->part[part] = largest;
     }
 }
-static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a) {
+static te_result te__cpu_fp8_quantize(te_ctx *te, const te_op_fp8_quantize_args *a) {
     te__quantize_job j;
     float *amax = (float *)te__data(a->amax), *scale_inv = (float *)te__data(a->scale_inv);
-    te_column_sum_args sum = TE_ZERO;
+    te_op_column_sum_args sum = TE_ZERO;
     if (te__noop_is_up(a->noop)) return TE_OK;
     sum.x = a->x;
     sum.out = a->dbias;
@@ -201,7 +201,7 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_fp8_quantize_args *a)
 /* ---- dequantize, transpose ---- */
 
 static void te__dequantize_rows(void *user, int64_t begin, int64_t end) {
-    const te_fp8_dequantize_args *a = (const te_fp8_dequantize_args *)user;
+    const te_op_fp8_dequantize_args *a = (const te_op_fp8_dequantize_args *)user;
     float v[TE__AMAX_PIECE], scale_inv = *(const float *)te__data(a->scale_inv);
     int64_t n = te__cols(a->y), ld = te__cols(a->q), row, at, i;
     for (row = begin; row < end; row++)
@@ -213,15 +213,15 @@ static void te__dequantize_rows(void *user, int64_t begin, int64_t end) {
             te__store_row(te__data(a->y), a->y->dtype, row * n + at, size, v);
         }
 }
-static te_result te__cpu_fp8_dequantize(te_ctx *te, const te_fp8_dequantize_args *a) {
-    te_fp8_dequantize_args args = *a;
+static te_result te__cpu_fp8_dequantize(te_ctx *te, const te_op_fp8_dequantize_args *a) {
+    te_op_fp8_dequantize_args args = *a;
     te__parallel_for(te, te__rows(a->y), te__max(1, 16384 / te__max(1, te__cols(a->y))), te__dequantize_rows, &args);
     return TE_OK;
 }
 
 /* Row n of dst, 32 columns of src at a time, so that a cache line of src is used up while it is there. */
 static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
-    const te_transpose_args *a = (const te_transpose_args *)user;
+    const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const char *src = (const char *)te__data(a->src);
     char *dst = (char *)te__data(a->dst);
     int64_t size = te__dtype_size(a->src->dtype), lds = te__cols(a->src), ldd = te__cols(a->dst), band, m, n;
@@ -243,7 +243,7 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
 }
 /* The same of 4-bit elements, the even one in the low half of a byte; rows are padded to whole bytes. */
 static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
-    const te_transpose_args *a = (const te_transpose_args *)user;
+    const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const uint8_t *src = (const uint8_t *)te__data(a->src);
     uint8_t *dst = (uint8_t *)te__data(a->dst);
     int64_t lds = (te__cols(a->src) + 1) / 2, ldd = (te__cols(a->dst) + 1) / 2, band, m, n;
@@ -259,8 +259,9 @@ static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
         for (n = band * 32; n < last; n++) memset(dst + n * ldd + (a->rows + 1) / 2, 0, (size_t)(ldd - (a->rows + 1) / 2));
     }
 }
-static te_result te__cpu_transpose(te_ctx *te, const te_transpose_args *a) {
-    te_transpose_args args = *a;
+static te_result te__cpu_transpose(te_ctx *te, const te_op_transpose_args *a) {
+    te_op_transpose_args args = *a;
+    if (te__numel(a->dst) == 0) return TE_OK;
     te__parallel_for(te, te__div_up(a->columns, 32), te__max(1, 1024 / te__max(1, a->rows)),
                      te_dtype_bits(a->src->dtype) == 4 ? te__transpose_nibbles : te__transpose_bands, &args);
     return TE_OK;

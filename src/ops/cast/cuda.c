@@ -8,7 +8,7 @@ static bool te__cast_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
 typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
 
 /* As many blocks of 512 as run at once: each goes on until nothing is left, and finishes once. */
-static te_result te__cuda_plan_amax(te__plan *p, const te_amax_args *a) {
+static te_result te__cuda_plan_amax(te__plan *p, const te_op_amax_args *a) {
     te__launch *l = te__plan_launch(p, "cast", "amax");
     te__amax_kargs *k = TE__KARGS(p, l, te__amax_kargs);
     int64_t size = te__dtype_size(a->x->dtype), blocks;
@@ -29,7 +29,7 @@ static te_result te__cuda_plan_amax(te__plan *p, const te_amax_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_scale_from_amax_args *a) {
+static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_from_amax_args *a) {
     te__launch *l;
     te__scale_from_amax_kargs *k;
     if (te__numel(a->amax) == 0) return TE_OK;
@@ -47,7 +47,7 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_scale_from_
     return TE_OK;
 }
 
-/* The list cut into tables; slots_a_block of the kernel. `with` holds what the tables have in common, its amaxes those of all slots. */
+/* The list cut into tables; slots_a_block of the kernel. `with` holds the fields that the tables share, its amaxes those of all slots. */
 static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history, te_tensor *const *scale, int count,
                              const te__delayed_kargs *with) {
     te__launch *l = NULL;
@@ -77,7 +77,7 @@ static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block,
         te__launch_size(l, te__div_up(slots, slots_a_block), 1, 1, 256, 0);
     }
 }
-static te_result te__cuda_plan_delayed_update(te__plan *p, const te_delayed_update_args *a) {
+static te_result te__cuda_plan_delayed_update(te__plan *p, const te_op_delayed_update_args *a) {
     te__delayed_kargs with = TE_ZERO;
     with.amaxes = (float *)te__data(a->reduced);
     with.scaled_max = te__delayed_scaled_max(a);
@@ -86,7 +86,7 @@ static te_result te__cuda_plan_delayed_update(te__plan *p, const te_delayed_upda
     te__plan_why(p, "186 states a launch, one block a slot");
     return TE_OK;
 }
-static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_delayed_gather_args *a) {
+static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_op_delayed_gather_args *a) {
     te__delayed_kargs with = TE_ZERO;
     with.amaxes = (float *)te__data(a->amaxes);
     te__plan_delayed(p, "delayed_gather", 256, a->amax_history, NULL, a->count, &with);
@@ -95,10 +95,10 @@ static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_delayed_gath
 }
 
 /* Tiles cover the padding too. One also when there is nothing to cast: scale_inv is written all the same. */
-static int64_t te__cast_tiles_m(const te_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128)); }
-static int64_t te__cast_tiles_n(const te_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 64)); }
+static int64_t te__cast_tiles_m(const te_op_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128)); }
+static int64_t te__cast_tiles_n(const te_op_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 64)); }
 
-static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_args *a) {
+static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantize_args *a) {
     te__launch *l = te__plan_launch(p, "cast", "fp8_quantize");
     te__fp8_quantize_kargs *k = TE__KARGS(p, l, te__fp8_quantize_kargs);
     int64_t tiles_m = te__cast_tiles_m(a), tiles_n = te__cast_tiles_n(a), tiles = tiles_m * tiles_n;
@@ -149,7 +149,7 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_fp8_quantize_a
     return TE_OK;
 }
 
-static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_fp8_dequantize_args *a) {
+static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_op_fp8_dequantize_args *a) {
     te__launch *l;
     te__fp8_dequantize_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
@@ -172,7 +172,7 @@ static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_fp8_dequanti
     return TE_OK;
 }
 
-static te_result te__cuda_plan_transpose(te__plan *p, const te_transpose_args *a) {
+static te_result te__cuda_plan_transpose(te__plan *p, const te_op_transpose_args *a) {
     te__transpose_nibbles_kargs *n;
     te__transpose_kargs t = TE_ZERO;
     te__launch *l;

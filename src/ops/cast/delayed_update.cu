@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(256) te_delayed_update(const __grid
         te_i64 row = base + threadIdx.x;
         float old = row < length ? history[row * n] : 0.0f, below = row + 1 < length ? history[(row + 1) * n] : last;
         largest = fmaxf(largest, old);
-        __syncthreads(); // everybody has read before anybody writes; the next round reads nothing that this one writes
+        __syncthreads(); // all reads of the round precede its writes; the next round reads nothing that this one writes
         if (row < length) history[row * n] = below;
     }
     largest = fmaxf(te_block_max(largest, scratch), last);

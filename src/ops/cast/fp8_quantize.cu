@@ -1,6 +1,6 @@
 // ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.
 //
-//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)
+//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)
 //          +-------------------------+                  +---------------- 128 rows ----------------+
 //   128    | ty: 4 rows              |   ->  row        |                                          |  64 columns  ->  col
 //   rows   |    x eight columns      |                  |                                          |
@@ -13,15 +13,14 @@
 // each other, and every block makes the scale of the largest. On the way down they cast: the last tile is in their registers still. That
 // the end of x may be in the L2 cache has not been seen in any time: hints to keep it there (ld.cs, st.cs) took 1 to 2 us more of 111.
 //
-// x_amax: whoever wrote x knows its maximum. It lies in one word with a count of the blocks, so that one atomic gives a block both; the last
+// x_amax: the kernel that wrote x left its maximum. It lies in one word with a count of the blocks, so that one atomic gives a block both; the last
 // one to come leaves 0.
 //
 // BIAS: sums [tile along m][column] = sum of x over the tile's rows, which math/column_sum adds up.
 //
-// One H200, 2026-11-22, te_bench quantize: 16384x4096 bf16, of copy: row-wise 0.89, both copies 0.86, both with the scale made here 0.86, of a
-// known amax 0.86, with the gradient of a bias 0.80.
+// Benchmark: "quantize e4m3 ...", "quantize e5m2 ..." in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles, those of a row of tiles next to each other; at least one. current: at most TE__CAST_RESIDENT blocks a
+// Launch: block 256, grid: tiles, consecutive along a row of tiles; at least one. current: at most TE__CAST_RESIDENT blocks a
 // multiprocessor (16-bit x, but for the general row: TE__CAST_RESIDENT_HALVES), and as many as there are partial maxima. Any size, any alignment.
 //
 // te:baseline
@@ -35,22 +34,24 @@
 // te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=0
 // te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=1
 // te:row X_DT=1 Y_DT=4 CURRENT=1 BIAS=0
-#include "device/eight.cuh"
-#include "device/tile.cuh"
+#include "device/vector.cuh"
+#include "device/transpose.cuh"
 #include "ops/cast/kargs.h"
 #ifndef X_DT
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
 #define CURRENT a.current
-#define PACKED false
+#define HELD TE_F32 // the format of elements in registers: numbers
 #define BIAS 0 /* the plan sums up x itself: this row takes long enough to compile */
 #define RESIDENT TE__CAST_RESIDENT
 #else
-#define PACKED (X_DT != 1)
+#define HELD X_DT
 #define RESIDENT (CURRENT ? (PACKED ? TE__CAST_RESIDENT_HALVES : TE__CAST_RESIDENT) : 1)
 #endif
 
-// Where a thread's eight columns of four rows are in tile `at`, and what x holds there.
+#define PACKED (HELD != TE_F32)
+
+// The position of a thread's four rows by eight columns in tile `at`, and the load of x from there.
 struct te_cast_place {
     te_i64 first_row, first_col, row, col;
     bool inside;
@@ -60,28 +61,28 @@ struct te_cast_place {
         row = first_row + (threadIdx.x >> 3) * 4, col = first_col + (threadIdx.x & 7) * 8;
         inside = row + 4 <= a.m && col + 8 <= a.n;
     }
-    // Loads with nothing between them: all are on their way before the first is waited for.
-    TE_DEV void ask(const te__fp8_quantize_kargs &a, te_eight<PACKED> w[4]) const {
+    // All loads are issued before the first element is used: their latencies overlap.
+    TE_DEV void ask(const te__fp8_quantize_kargs &a, te_raw<HELD> w[4]) const {
         if (a.vector_x && inside) {
 #pragma unroll
-            for (int r = 0; r < 4; r++) w[r] = te_eight_load<PACKED>(a.x, (row + r) * a.n + col, X_DT);
+            for (int r = 0; r < 4; r++) w[r] = te_raw_load<HELD>(a.x, (row + r) * a.n + col, X_DT);
         } else {
 #pragma unroll
-            for (int r = 0; r < 4; r++) w[r] = te_eight_part<PACKED>(a.x, (row + r) * a.n + col, X_DT, row + r < a.m ? a.n - col : 0);
+            for (int r = 0; r < 4; r++) w[r] = te_raw_load_part<HELD>(a.x, (row + r) * a.n + col, X_DT, row + r < a.m ? a.n - col : 0);
         }
     }
 };
 
-TE_DEV float te_cast_largest(const te_eight<PACKED> w[4], float largest, int dt) {
+TE_DEV float te_cast_largest(const te_raw<HELD> w[4], float largest, int dt) {
     if constexpr (PACKED) {
         te_u32 most = 0; // NaN drops out: it never is one
 #pragma unroll
         for (int i = 0; i < 16; i++) most = te_half2_max(most, w[i >> 2].w[i & 3] & 0x7fff7fffu, dt);
-        te_eight<PACKED> both = {{most}};
-        return fmaxf(largest, fmaxf(te_eight_get(both, 0, dt), te_eight_get(both, 1, dt)));
+        te_raw<HELD> both = {{most}};
+        return fmaxf(largest, fmaxf(te_raw_get(both, 0), te_raw_get(both, 1)));
     }
 #pragma unroll
-    for (int i = 0; i < 32; i++) largest = fmaxf(largest, fabsf(te_eight_get(w[i >> 3], i & 7, dt)));
+    for (int i = 0; i < 32; i++) largest = fmaxf(largest, fabsf(te_raw_get(w[i >> 3], i & 7)));
     return largest;
 }
 
@@ -97,12 +98,12 @@ TE_DEV float te_cast_found(te_u64 *word, float *scratch) {
 }
 
 // The codes of v to both copies.
-TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_eight<PACKED> w[4], float scale, te_u32 *tile) {
+TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_raw<HELD> w[4], float scale, te_u32 *tile) {
     float v[4][8];
     te_u32 code[4][2]; // eight columns of a row
     float sum[8];
 #pragma unroll
-    for (int i = 0; i < 32; i++) v[i >> 3][i & 7] = te_eight_get(w[i >> 3], i & 7, X_DT);
+    for (int i = 0; i < 32; i++) v[i >> 3][i & 7] = te_raw_get(w[i >> 3], i & 7);
     if (BIAS) {
 #pragma unroll
         for (int k = 0; k < 8; k++) sum[k] = (v[0][k] + v[1][k]) + (v[2][k] + v[3][k]);
@@ -111,7 +112,7 @@ TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p
     for (int r = 0; r < 4; r++) {
 #pragma unroll
         for (int k = 0; k < 8; k++) v[r][k] = __fmul_rn(v[r][k], scale);
-        if (!p.inside) { // what lies outside x is 0 also when the scale is not a number
+        if (!p.inside) { // elements outside x are 0 also when the scale is NaN
 #pragma unroll
             for (int k = 0; k < 8; k++)
                 if (p.row + r >= a.m || p.col + k >= a.n) v[r][k] = 0.0f;
@@ -155,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
     te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ float scratch[32];
-    te_eight<PACKED> w[4];
+    te_raw<HELD> w[4];
     float largest = 0.0f, scale;
     te_u32 at = blockIdx.x;
     te_cast_place p(a, at);
@@ -164,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
     if (CURRENT) {
 #pragma unroll 1
         while (at + gridDim.x < a.tiles) {
-            te_eight<PACKED> next[4]; // on its way while this tile is looked at; of f32 there are no registers for two
+            te_raw<HELD> next[4]; // in flight while this tile is reduced; f32 has no registers for two
             if (!PACKED) largest = te_cast_largest(w, largest, X_DT);
             at += gridDim.x;
             p = te_cast_place(a, at);
@@ -202,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
     }
     if (!CURRENT && a.amax && !a.x_amax) {
         largest = te_block_max(largest, scratch);
-        // Most blocks find a larger one there already, and need no atomic.
+        // Most blocks read a larger value, and need no atomic.
         if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);
     }
 }

@@ -8,10 +8,10 @@ typedef struct te__amax_kargs {
     unsigned *counter; /* of te_last_block */
     const float *noop; /* [1], or NULL */
     long long n;
-    long long vectors; /* of 16 bytes, from element `head` on; what is before and behind them goes one by one */
+    long long vectors; /* of 16 bytes, from element `head` on; elements before and behind them are processed one by one */
     int head;
     int x_dt;
-    int keep; /* the maximum with what amax holds */
+    int keep; /* the maximum with the value in amax */
 } te__amax_kargs;
 
 typedef struct te__scale_from_amax_kargs {
@@ -22,8 +22,8 @@ typedef struct te__scale_from_amax_kargs {
     int power_of_two;
 } te__scale_from_amax_kargs;
 
-/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Lengths are few and stand once: that is
- * what lets some 200 states fit. */
+/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Each distinct length is stored once,
+ * which lets some 200 states fit. */
 #define TE__DELAYED_MAX 186
 #define TE__DELAYED_LENGTHS 16
 typedef struct te__delayed_kargs {
@@ -31,7 +31,7 @@ typedef struct te__delayed_kargs {
     float *scale[TE__DELAYED_MAX];   /* [n]; the gather has none */
     float *amaxes; /* of this launch's slots. The update reads them in place of row 0, or it is NULL; the gather writes them */
     unsigned first[TE__DELAYED_MAX + 1];
-    unsigned length[TE__DELAYED_LENGTHS];          /* 0: not taken */
+    unsigned length[TE__DELAYED_LENGTHS];          /* 0: unused */
     unsigned char length_index[TE__DELAYED_MAX]; /* of a state: into `length` */
     float scaled_max; /* fp8_max / 2^margin */
     int most_recent, states;

@@ -1,4 +1,4 @@
-// ops/cast/list.cuh: which state of a table a slot belongs to. Knows the table's layout; must not know what is done with the slot.
+// ops/cast/list.cuh: finds the state of a table that a slot belongs to. Knows the table's layout; must not know the use of the slot.
 #pragma once
 #include "device/base.cuh"
 #include "ops/cast/kargs.h"

@@ -1,4 +1,4 @@
-/* ops/cast/op.c: amax, scales, FP8 casts, transpose: what each call must look like, and the scale arithmetic of the recipes. Knows tensors;
+/* ops/cast/op.c: amax, scales, FP8 casts, transpose: the checks of each call, and the scale arithmetic of the recipes. Knows tensors;
  * must not know which backend runs. */
 
 /* A plain contiguous tensor of this context. */
@@ -33,14 +33,14 @@ static te_result te__cast_check_fp8_max(te_ctx *te, const char *op, float fp8_ma
 
 /* ---- amax, scales ---- */
 
-static te_result te__check_amax(te_ctx *te, te_amax_args *a) {
+static te_result te__check_amax(te_ctx *te, te_op_amax_args *a) {
     te_result result = te__cast_check_float(te, "amax", "x", a->x);
     if (result == TE_OK) result = te__cast_check_f32(te, "amax", "amax", a->amax, 1, false);
     if (result == TE_OK) result = te__cast_check_f32(te, "amax", "noop", a->noop, 1, true);
     return result;
 }
 
-static te_result te__check_scale_from_amax(te_ctx *te, te_scale_from_amax_args *a) {
+static te_result te__check_scale_from_amax(te_ctx *te, te_op_scale_from_amax_args *a) {
     te_result result = te__cast_check(te, "scale_from_amax", "amax", a->amax);
     if (result == TE_OK) result = te__cast_check_f32(te, "scale_from_amax", "amax", a->amax, te__numel(a->amax), false);
     if (result == TE_OK) result = te__cast_check_f32(te, "scale_from_amax", "scale", a->scale, te__numel(a->amax), false);
@@ -51,7 +51,7 @@ static te_result te__check_scale_from_amax(te_ctx *te, te_scale_from_amax_args *
 
 /* ---- delayed scaling ---- */
 
-/* The histories of a list, and how many slots they have together. */
+/* The histories of a list, and the number of all their slots. */
 static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor *const *history, int count, int64_t *slots) {
     char name[48], text[TE__SHAPE_TEXT];
     int i;
@@ -72,7 +72,7 @@ static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor 
     return TE_OK;
 }
 
-static te_result te__check_delayed_update(te_ctx *te, te_delayed_update_args *a) {
+static te_result te__check_delayed_update(te_ctx *te, te_op_delayed_update_args *a) {
     char name[48];
     int64_t slots;
     int i;
@@ -92,14 +92,14 @@ static te_result te__check_delayed_update(te_ctx *te, te_delayed_update_args *a)
     return TE_OK;
 }
 
-static te_result te__check_delayed_gather(te_ctx *te, te_delayed_gather_args *a) {
+static te_result te__check_delayed_gather(te_ctx *te, te_op_delayed_gather_args *a) {
     int64_t slots;
     te_result result = te__cast_check_histories(te, "delayed_gather", a->amax_history, a->count, &slots);
     if (result == TE_OK) result = te__cast_check_f32(te, "delayed_gather", "amaxes", a->amaxes, slots, false);
     return result;
 }
 /* fp8_max / 2^margin, once on the host for both backends: a fractional margin then gives one number. */
-static float te__delayed_scaled_max(const te_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
+static float te__delayed_scaled_max(const te_op_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
 
 /* ---- casts ---- */
 
@@ -115,13 +115,13 @@ static te_result te__cast_check_codes(te_ctx *te, const char *op, const char *na
     return TE_OK;
 }
 /* The largest of x from its producer, and a count of the blocks that have read it: one word of eight bytes. */
-static te_result te__cast_check_x_amax(te_ctx *te, const te_fp8_quantize_args *a) {
+static te_result te__cast_check_x_amax(te_ctx *te, const te_op_fp8_quantize_args *a) {
     if (!a->current || a->noop)
         return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax %s", a->current ? "with noop: what is not done would leave it as it is" : "belongs to `current`");
     if ((uintptr_t)te__data(a->x_amax) % 8) return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax is not at a multiple of 8 bytes");
     return te__cast_check_f32(te, "fp8_quantize", "x_amax", a->x_amax, 2, false);
 }
-static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
+static te_result te__check_fp8_quantize(te_ctx *te, te_op_fp8_quantize_args *a) {
     te_result result = te__cast_check_float(te, "fp8_quantize", "x", a->x);
     if (result != TE_OK) return result;
     if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "fp8_quantize: neither row nor col is given");
@@ -138,18 +138,18 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_fp8_quantize_args *a) {
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "amax", a->amax, 1, true);
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "noop", a->noop, 1, true);
     if (result == TE_OK && a->dbias) result = te__want_vector(te, "fp8_quantize", "dbias", a->dbias, te__cols(a->x));
-    if (result == TE_OK && a->dbias && a->noop) result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_column_sum");
+    if (result == TE_OK && a->dbias && a->noop) result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_op_column_sum");
     return result;
 }
 
-static te_result te__check_fp8_dequantize(te_ctx *te, te_fp8_dequantize_args *a) {
+static te_result te__check_fp8_dequantize(te_ctx *te, te_op_fp8_dequantize_args *a) {
     te_result result = te__cast_check_float(te, "fp8_dequantize", "y", a->y);
     if (result == TE_OK) result = te__cast_check_codes(te, "fp8_dequantize", "q", a->q, te__rows(a->y), te__cols(a->y));
     if (result == TE_OK) result = te__cast_check_f32(te, "fp8_dequantize", "scale_inv", a->scale_inv, 1, false);
     return result;
 }
 
-static te_result te__check_transpose(te_ctx *te, te_transpose_args *a) {
+static te_result te__check_transpose(te_ctx *te, te_op_transpose_args *a) {
     char src[TE__SHAPE_TEXT], dst[TE__SHAPE_TEXT];
     te_result result = te__cast_check(te, "transpose", "src", a->src);
     if (result == TE_OK) result = te__cast_check(te, "transpose", "dst", a->dst);

@@ -4,18 +4,18 @@
 //            64 columns (tx: 8 each, 4 bytes)
 //          +----------------------------------+
 //          | ty: 8 rows                       |  ->  8 x 8 elements in registers: the column's 8 rows are one word
-//          +----------------------------------+      ->  tile.cuh as if they were bytes  ->  dst, 16 bytes a store
+//          +----------------------------------+      ->  transpose.cuh as if they were bytes  ->  dst, 16 bytes a store
 //            256 rows
 //
-// A block has two tiles beside each other, both of which are asked for before the first is turned.
+// A block has two tiles, adjacent along the row; both are loaded before the first is transposed.
 //
-// One H200, 2026-11-22, te_bench "transpose e2m1": 16384x4096 0.67 of copy.
+// Benchmark: "transpose e2m1" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: pairs of tiles, those of a row of tiles next to each other. Any size, any alignment.
+// Launch: block 256, grid: pairs of tiles, consecutive along a row of tiles. Any size, any alignment.
 //
 // te:baseline
 #include "ops/cast/kargs.h"
-#include "device/tile.cuh"
+#include "device/transpose.cuh"
 
 // Eight columns of each of a thread's eight rows.
 TE_DEV void te_nibbles_ask(const te__transpose_nibbles_kargs &a, te_i64 row, te_i64 byte, te_u32 w[8]) {

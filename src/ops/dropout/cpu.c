@@ -4,7 +4,7 @@
 enum { TE__DROPOUT_RUN = 512 };
 
 typedef struct te__dropout_job {
-    const te_dropout_add_fwd_args *a;
+    const te_op_dropout_add_fwd_args *a;
     uint64_t seed, offset;
     int64_t n, runs;
     float keep_scale;
@@ -12,7 +12,7 @@ typedef struct te__dropout_job {
 
 /* Zeroes or scales elements first .. first + count - 1 of the whole tensor. */
 static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t count, float *v) {
-    const te_dropout_add_fwd_args *a = job->a;
+    const te_op_dropout_add_fwd_args *a = job->a;
     uint32_t words[4];
     int64_t k;
     for (k = 0; k < count; k++) {
@@ -24,7 +24,7 @@ static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t 
 
 static void te__dropout_units(void *user, int64_t begin, int64_t end) {
     const te__dropout_job *job = (const te__dropout_job *)user;
-    const te_dropout_add_fwd_args *a = job->a;
+    const te_op_dropout_add_fwd_args *a = job->a;
     float v[TE__DROPOUT_RUN], t[TE__DROPOUT_RUN];
     int64_t unit, k;
     for (unit = begin; unit < end; unit++) {
@@ -44,7 +44,7 @@ static void te__dropout_units(void *user, int64_t begin, int64_t end) {
     }
 }
 
-static te_result te__cpu_dropout_add_fwd(te_ctx *te, const te_dropout_add_fwd_args *a) {
+static te_result te__cpu_dropout_add_fwd(te_ctx *te, const te_op_dropout_add_fwd_args *a) {
     te__dropout_job job = TE_ZERO;
     int64_t m = te__rows(a->x);
     job.a = a;
@@ -63,7 +63,7 @@ static te_result te__cpu_dropout_add_fwd(te_ctx *te, const te_dropout_add_fwd_ar
     return TE_OK;
 }
 
-static te_result te__cpu_dropout_add_bwd(te_ctx *te, const te_dropout_add_bwd_args *a) {
-    te_dropout_add_fwd_args forward = te__dropout_backward_args(a);
+static te_result te__cpu_dropout_add_bwd(te_ctx *te, const te_op_dropout_add_bwd_args *a) {
+    te_op_dropout_add_fwd_args forward = te__dropout_backward_args(a);
     return te__cpu_dropout_add_fwd(te, &forward);
 }

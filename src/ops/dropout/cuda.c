@@ -1,6 +1,6 @@
 /* ops/dropout/cuda.c: dropout, which kernel and how it is launched. Knows plans; must not know the driver. */
 
-static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_dropout_add_fwd_args *a) {
+static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_add_fwd_args *a) {
     int64_t count = te__numel(a->x), n = te__cols(a->x);
     te_dtype dt = a->x->dtype;
     bool vector = !p->baseline && count % 8 == 0 && (!a->bias || n % 8 == 0) && a->y->dtype == dt && (!a->residual || a->residual->dtype == dt) &&
@@ -34,7 +34,7 @@ static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_dropout_add
     return TE_OK;
 }
 
-static te_result te__cuda_plan_dropout_add_bwd(te__plan *p, const te_dropout_add_bwd_args *a) {
-    te_dropout_add_fwd_args forward = te__dropout_backward_args(a);
+static te_result te__cuda_plan_dropout_add_bwd(te__plan *p, const te_op_dropout_add_bwd_args *a) {
+    te_op_dropout_add_fwd_args forward = te__dropout_backward_args(a);
     return te__cuda_plan_dropout_add_fwd(p, &forward);
 }

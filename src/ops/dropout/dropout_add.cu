@@ -2,13 +2,13 @@
 //
 //   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)
 //
-//   u(i) is word i % 4 of Philox block i / 4, so a thread takes whole blocks of four elements:
+//   u(i) is word i % 4 of Philox block i / 4, so a thread has whole blocks of four elements:
 //
 //       thread t:  | block 2t: i = 8t .. 8t+3 | block 2t+1: 8t+4 .. 8t+7 |
 //
 // Products and sums are rounded one by one, as on the CPU: both sides give the same bits.
 //
-// One H200, 2026-11-21, te_bench residual: 16384x4096 bf16, without dropout: 0.90 of copy.
+// Benchmark: "residual add" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y of X_DT, all pointers aligned to 16 bytes, count
 // a multiple of 8, and n too if there is a bias. Without: anything.
@@ -17,7 +17,7 @@
 // te:row X_DT=3 W_DT=3
 // te:row X_DT=1 W_DT=1
 // te:row X_DT=2 W_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/dropout/kargs.h"
 
 // v is x + bias; w its random word.

@@ -5,7 +5,7 @@ static te_result te__check_dropout_p(te_ctx *te, const char *op, float p) {
     return te__fail(te, TE_ERR_INVALID, "%s: p is %g; it is a probability, 0 to 1", op, (double)p);
 }
 
-static te_result te__check_dropout_add_fwd(te_ctx *te, te_dropout_add_fwd_args *a) {
+static te_result te__check_dropout_add_fwd(te_ctx *te, te_op_dropout_add_fwd_args *a) {
     te_result r = te__check_dropout_p(te, "dropout_add_fwd", a->p);
     if (r == TE_OK) r = te__want_float(te, "dropout_add_fwd", "x", a->x);
     if (r == TE_OK && a->bias) r = te__want_vector(te, "dropout_add_fwd", "bias", a->bias, te__cols(a->x));
@@ -15,7 +15,7 @@ static te_result te__check_dropout_add_fwd(te_ctx *te, te_dropout_add_fwd_args *
     return r;
 }
 
-static te_result te__check_dropout_add_bwd(te_ctx *te, te_dropout_add_bwd_args *a) {
+static te_result te__check_dropout_add_bwd(te_ctx *te, te_op_dropout_add_bwd_args *a) {
     te_result r = te__check_dropout_p(te, "dropout_add_bwd", a->p);
     if (r == TE_OK) r = te__want_float(te, "dropout_add_bwd", "dy", a->dy);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_bwd", "dx", a->dx, "dy", a->dy);
@@ -24,8 +24,8 @@ static te_result te__check_dropout_add_bwd(te_ctx *te, te_dropout_add_bwd_args *
 }
 
 /* The backward is the forward of dy alone: the same elements are kept, and scaled alike. */
-static te_dropout_add_fwd_args te__dropout_backward_args(const te_dropout_add_bwd_args *a) {
-    te_dropout_add_fwd_args forward = TE_ZERO;
+static te_op_dropout_add_fwd_args te__dropout_backward_args(const te_op_dropout_add_bwd_args *a) {
+    te_op_dropout_add_fwd_args forward = TE_ZERO;
     forward.x = a->dy;
     forward.y = a->dx;
     forward.p = a->p;

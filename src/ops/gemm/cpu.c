@@ -14,13 +14,13 @@ enum {
     TE__GEMM_NR = 32,
     TE__GEMM_MC = 96, /* a task: 96 x 128 of D, 48 KB of sums on the stack; one slab of A (96 KB) and of B (128 KB) stay in the L2 cache */
     TE__GEMM_NC = 128,
-    TE__GEMM_KC = 256,      /* of k; a slab of one panel of B takes 32 KB of L1 */
+    TE__GEMM_KC = 256,      /* of k; a slab of one panel of B is 32 KB of L1 */
     TE__GEMM_KB = 128,      /* of k that share a block scale */
     TE__GEMM_PACKED = 1 << 24 /* most elements of one operand that are decoded at a time: 64 MB */
 };
 
 /* ---- six rows by 32 columns -------------------------------------------------------------------------------------------
- * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: each loop over j is what compilers turn into vectors. */
+ * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: compilers vectorise each loop over j. */
 
 #if defined(__GNUC__)
 #define TE__GEMM_INLINE static inline __attribute__((always_inline))
@@ -77,7 +77,7 @@ static void te__gemm_micro_built(int64_t k, const float *a, const float *b, floa
 static void te__gemm_micro_built(int64_t k, const float *a, const float *b, float *c) { te__gemm_micro(false, k, a, b, c); }
 #endif
 
-/* A program built for any x86-64 finds out at run time what it may use: two to six times faster, and nobody has to pass -march. */
+/* A program built for any x86-64 detects vector instructions at run time: two to six times faster, without -march. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__AVX512F__)
 __attribute__((target("avx2,fma"))) static void te__gemm_micro_avx2(int64_t k, const float *a, const float *b, float *c) {
     te__gemm_micro(true, k, a, b, c);
@@ -108,7 +108,7 @@ typedef struct te__gemm_operand {
     const void *scale; /* of MXFP8, NVFP4 or blocks; NULL for other operands */
     int64_t scale_ld;
     bool swizzled;
-    int64_t begin, end; /* what is decoded now; begin is a multiple of the task's size */
+    int64_t begin, end; /* the decoded lines; begin is a multiple of the task's size */
     float *packed;     /* panels of [k][width], zeros beyond the end */
 } te__gemm_operand;
 
@@ -222,7 +222,7 @@ static int64_t te__gemm_block(const te__gemm_operand *x) {
 /* ---- tiles of D -------------------------------------------------------------------------------------------------------- */
 
 typedef struct te__gemm_job {
-    const te_gemm_args *args;
+    const te_op_gemm_args *args;
     te__gemm_operand a, b;
     int64_t ldd, ldaux;
     float scale, factor_a, factor_b;
@@ -239,7 +239,7 @@ static float te__gemm_dgelu(float x) {
 
 /* n sums of row `row` from column `col` on become elements of D. */
 static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums, const float *bias) {
-    const te_gemm_args *g = job->args;
+    const te_op_gemm_args *g = job->args;
     float v[TE__GEMM_NC], other[TE__GEMM_NC], of_row = job->amax_a ? job->amax_a[row] * job->factor_a : 1.0f;
     int64_t i;
     for (i = 0; i < n; i++) v[i] = sums[i] * of_row;
@@ -315,9 +315,9 @@ static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin, 
     te__parallel_for(te, te__div_up(x->end - x->begin, task), 1, te__gemm_pack, x);
 }
 
-/* What the sums are multiplied with at the end. */
+/* The factor of the sums in the epilogue. */
 static void te__gemm_job_scale(te__gemm_job *job) {
-    const te_gemm_args *g = job->args;
+    const te_op_gemm_args *g = job->args;
     job->scale = 1.0f;
     if (g->scaling_a == TE_SCALING_TENSOR) {
         if (g->scale_a) job->scale = *(const float *)te__data(g->scale_a);
@@ -336,12 +336,12 @@ static void te__gemm_job_scale(te__gemm_job *job) {
         job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
 }
 
-static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_gemm_args *g) {
-    te_column_sum_args sum = te__gemm_column_sum(g);
+static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_op_gemm_args *g) {
+    te_op_column_sum_args sum = te__gemm_column_sum(g);
     return g->bias_gradient ? te__cpu_column_sum(te, &sum) : TE_OK;
 }
 
-static te_result te__cpu_gemm(te_ctx *te, const te_gemm_args *g) {
+static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
     te__gemm_job job;
     int64_t block_a, block_b, i, j;
     size_t bytes_a, bytes_b;

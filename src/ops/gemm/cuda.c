@@ -1,11 +1,11 @@
-/* ops/gemm/cuda.c: matrix products, which kernel and how it is launched. Knows plans; must not know the driver beyond tensor maps.
+/* ops/gemm/cuda.c: matrix products: the choice of the kernel, and its launch. Knows plans; must not know the driver beyond tensor maps.
  *
- * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemm_skinny (up to sixteen lines by many along k), gemm_skinny_down (up to
- * eight by many that stand side by side), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
- * are bf16 to all but gemm_skinny. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying:
+ * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (GEMV: up to sixteen lines by a K-major operand), gemv_mn (up to
+ * eight by an MN-major operand), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
+ * are bf16 to all but gemv_k. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying:
  * the same shapes get the same kernel, and the same bits, in every run. */
 
-/* A tile that a kernel can have, and how well it keeps the tensor cores busy, relative to the best. */
+/* A tile that a kernel can have, and its share of the best utilisation of the tensor cores. */
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     double speed;
@@ -34,7 +34,7 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, in
     return te__div_up(m, t->bm * te__gemm_share_b(t)) * te__div_up(n, t->bn * te__gemm_share_a(t));
 }
 
-/* What the kernels are given to multiply: the operands of the call, or what they were decoded into. */
+/* The operands that the kernels multiply: those of the call, or their decoded copies. */
 typedef struct te__gemm_side {
     const void *data;
     te_dtype dtype;
@@ -42,7 +42,7 @@ typedef struct te__gemm_side {
     bool k_major; /* neighbours along k are neighbours in memory */
 } te__gemm_side;
 typedef struct te__gemm_problem {
-    const te_gemm_args *args;
+    const te_op_gemm_args *args;
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
     int copies; /* gemm_hopper's option: whose rows start anywhere, and are copied by the kernel itself */
@@ -57,22 +57,22 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* What a slab takes of a block at least if rows are off sectors: some three cycles for each that the block asks TMA for, and one for each that the other
- * block of its cluster asks for. Fitted with the rest. */
+/* The least time of a slab for a block if rows are off sectors: some three cycles for each row that the block loads by TMA, and one for each that the
+ * other block of its cluster loads. Fitted with the rest. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to what `te_bench --tune` measured there of 41 shapes; of these and others, 64, the
- * picks take 1 % longer than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters came later, and were fitted by hand to eight more.
- * A tile costs its slabs and what is not hidden of writing D, and all of them cannot come faster than from device memory: 2.2 MB a slab, 80 KB for one
- * block. A cluster costs its start. Splitting k costs a second launch and its partial sums' way through the L2 cache; within a cluster, an exchange of the
- * tiles' sums, and multiprocessors that are left over: clusters of 4 and 8 do not go into every group of them. work: on D's way out, on 128 x 256 values. */
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
+ * picks are 1 % slower than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters were fitted later, by hand, to eight more.
+ * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
+ * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache; within a cluster, an exchange of the
+ * tiles' sums, and idle multiprocessors: clusters of 4 and 8 do not fit into every group of them. work: of the epilogue, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
                             bool tma, double work) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
     int64_t at_once = te__gemm_clusters(p, together ? splits : t->cluster);
     int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, at_once);
@@ -82,7 +82,7 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
     double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
     if (t->cluster > 1) cost += 1.4;
-    if (together) { /* these blocks do not stay */
+    if (together) { /* these blocks are not persistent */
         double sums = (double)(te__min(a->m, t->bm) * te__min(a->n, t->bn)) / (128.0 * 128.0);
         cost += (splits == 8 ? 4.5 : 2.0) + 8.0 * sums + 9.5 * (double)(rounds - 1);
     } else if (splits > 1) {
@@ -91,7 +91,7 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
     return cost;
 }
 
-/* For `te_bench --tune` and tests, which have one alternative after the other taken: `take`, -1 for the best. */
+/* For `te_bench --tune` and tests, which run each alternative: number `take`, -1 for the best. */
 #ifdef TE__TUNE
 static struct te__gemm_tune {
     int take, count;
@@ -106,7 +106,7 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
 #define TE__GEMM_COPIES te__gemm_tune.copies
 #define TE__GEMM_TUNES (te__gemm_tune.take >= 0 || te__gemm_tune.copies >= 0)
-#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: somebody is about to count */
+#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: the alternatives are about to be counted */
 #else
 #define TE__GEMM_SKIPS(cost) false
 #define TE__GEMM_COPIES -1
@@ -120,16 +120,16 @@ static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int6
     return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
 }
 
-/* What is to be done on D's way out, or shifted there: see te__gemm_cost. */
+/* The work of the epilogue, or of its shifted stores: see te__gemm_cost. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
     return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
 }
 
 /* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA and may add up splits within a cluster. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
@@ -167,9 +167,9 @@ typedef struct te__gemm_key {
 } te__gemm_key;
 typedef char te__gemm_memo_fits[sizeof(te__gemm_key) == TE__MEMO_KEY && sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
-/* The same, searched once: that takes a quarter of what a launch takes. */
+/* The same, searched once: a search costs a quarter of a launch. */
 static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__gemm_choice c;
     te__gemm_key key;
     bool known = false;
@@ -196,7 +196,7 @@ static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *ki
 /* ---- arguments ------------------------------------------------------------------------------------------------------- */
 
 static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     k->factor_a = k->factor_b = 1.0f;
     k->block = q->block;
     if (q->block) {
@@ -218,7 +218,7 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
 }
 
 static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     k->a = q->a.data;
     k->b = q->b.data;
     k->d = te__data(a->d);
@@ -268,7 +268,7 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
 
 /* ... and a second kernel adds them up and does the rest. */
 static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const te__gemm_choice *c, const void *partial) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_reduce");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
@@ -312,7 +312,7 @@ static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_s
 
 /* A and B of MXFP8 or NVFP4 become bf16 in the workspace. False: there was none. */
 static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_decode");
     te__gemm_decode_kargs *k = TE__KARGS(p, l, te__gemm_decode_kargs);
     int64_t pieces;
@@ -333,19 +333,18 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
 static int64_t te__gemm_align_ld(int64_t bytes) { return te__round_up(bytes, bytes >= 512 ? 128 : bytes > 16 ? 32 : 16); }
 /* gemm_align counts pieces of 16 bytes in 32 bits. */
 static bool te__gemm_fits_align(const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     int64_t size = te__dtype_size(q->a.dtype), rows_a = q->a.k_major ? a->m : a->k, rows_b = q->b.k_major ? a->n : a->k;
     return rows_a * (te__gemm_align_ld((q->a.k_major ? a->k : a->m) * size) / 16) +
                rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* a step beyond the last is still counted */
 }
 
 /* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the bytes
- * move once; but a slab takes longer than by TMA, and each block copies for itself. Microseconds more than those of a product that TMA brings, fitted by
- * hand to te_bench --tune on an H200, 2026-11-21: 0.8 a slab with both operands, 0.4 with one, and 4 if it is only now that k is split; by gemm_align 2.2
- * and the copies' way out of and into memory. Both operands, gemm_align's time last: 127 x 129 x 255 TN 9.4 and 8.3 us (gemm_mma 17.5), 300 x 521 x 1101 TN
- * 14.4 and 11.5, 63 x 2111 x 7167 TN 30.7 and 36.1; one, NN: 200 x 200 x 2001 10.8 and 12.9. */
+ * move once; but a slab is slower than by TMA, and each block copies for itself. The model has microseconds beyond those of a product loaded by TMA, fitted by
+ * hand to te_bench --tune on an H200: 0.8 a slab with both operands, 0.4 with one, and 4 if k is split for that alone; by gemm_align 2.2
+ * and a round trip of the copies through memory. Measurements: tests/bench/notes.md. */
 static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
     double slabs = (double)te__div_up(a->k, 64), blocks = (double)te__div_up(a->m, 64) * (double)te__div_up(a->n, 128) / (double)te__max(p->num_sms, 1);
     double each = fmax(slabs < 8.0 ? slabs : 4.0, slabs * blocks), bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
@@ -394,19 +393,12 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
 /* ---- bias gradient ---------------------------------------------------------------------------------------------------- */
 
 /* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
-static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, const float *sums, int64_t rows) {
-    te_column_sum_args of_d = te__gemm_column_sum(a);
-    enum { FEW = 1024 }; /* rows that one block adds up before several would have begun */
+static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
+    te_op_column_sum_args of_d = te__gemm_column_sum(a);
+    enum { SHORT = 1024 }; /* rows that one block adds up before several would have begun */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
-    if (rows <= FEW) {
-        te__launch *l = te__plan_launch(p, "gemm", "gemm_bias_gradient");
-        te__gemm_bias_gradient_kargs *k = TE__KARGS(p, l, te__gemm_bias_gradient_kargs);
-        k->sums = sums;
-        k->out = te__data(a->bias_gradient);
-        k->rows = rows;
-        k->n = a->n;
-        k->out_dt = a->bias_gradient->dtype;
-        te__launch_size(l, te__div_up(a->n, 32), 1, 1, 256, 0);
+    if (rows <= SHORT) {
+        te__plan_column_sum_short(p, sums, rows, a->n, a->bias_gradient, false);
         return true;
     }
     return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
@@ -415,7 +407,7 @@ static bool te__gemm_plan_bias_gradient(te__plan *p, const te_gemm_args *a, cons
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
     te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
     te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
@@ -431,7 +423,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
-    /* Plain first; the second list is for what needs more registers. Shared memory: four slots of 64 bytes of k. */
+    /* Plain first; the second list is for products that need more registers. Shared memory: four slots of 64 bytes of k. */
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
     static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
@@ -468,7 +460,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 
 /* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
@@ -532,7 +524,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                    {128, 192, 0.95, 1, 384, 1},
                                                    {128, 192, 0.975, 1, 384, 2}}; /* the last two not for blocks of 128 columns */
     static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 512, 1}, {64, 128, 0.35, 0, 512, 1}};
-    const te_gemm_args *a = q->args;
+    const te_op_gemm_args *a = q->args;
     bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
     const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
     int count = q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) - (q->block ? 2 : 0) : TE__COUNT(plain);
@@ -546,7 +538,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
-    if (q->copies && (store & TE__GEMM_STORE_DGELU || (store & TE__GEMM_STORE_ADD && k->g.d_dt != TE_F32))) store = 0; /* no warp is free to bring what is there */
+    if (q->copies && (store & TE__GEMM_STORE_DGELU || (store & TE__GEMM_STORE_ADD && k->g.d_dt != TE_F32))) store = 0; /* no warp is free to load aux or the old D */
     by_tma = (store & TE__GEMM_STORE) != 0;
     if (a->bias_gradient && by_tma && !q->copies && c.splits == 1) { /* of 64 rows each */
         sum_rows = te__div_up(a->m, 64);
@@ -585,15 +577,15 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
-/* ---- gemm_skinny ----------------------------------------------------------------------------------------------------- */
+/* ---- gemv_k ----------------------------------------------------------------------------------------------------- */
 
-/* A few lines by many: nothing but reading the many. More than eight take registers that shifting, and scales of blocks, need. Nobody splits k: not a
- * few lines by a few long ones (k > 16384, fewer blocks than four a multiprocessor). And gemm_hopper's ring keeps more bytes on the way than warps do, which
- * tells with very many: one row by 128256 x 4096 bf16 takes it 257 us, gemm_skinny 281; by 14336 x 4096 both the same, of fp8 gemm_skinny 0.92. The bound
- * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With few columns most of the ring is
+/* GEMVs of two K-major operands, bound by the bytes of the long one. More than eight lines of the short operand need registers that shifts, and scales of
+ * blocks, need as well. k is not split, so a small grid with long lines (k > 16384, fewer blocks than four a multiprocessor) is refused. And the ring of
+ * gemm_hopper has more bytes in flight than warps do, which is quicker for very many lines (tests/bench/notes.md). The bound
+ * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With a short B most of the ring is
  * B's, and empty. */
-static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+static bool te__gemm_is_gemv_k(const te__plan *p, const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
     bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
     int64_t lines = te__max(a->m, a->n), size = te__dtype_size(q->a.dtype);
     if (TE__GEMM_TUNES || !q->a.k_major || !q->b.k_major || size > 2) return false;
@@ -601,12 +593,12 @@ static bool te__gemm_is_skinny(const te__plan *p, const te__gemm_problem *q) {
     return !(aligned && plain && a->m < a->n && te__gemm_fits_hopper(p, q) && lines * size > 192 * (int64_t)p->num_sms);
 }
 
-static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+static te_result te__gemm_plan_gemv_k(te__plan *p, const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
     int64_t few = te__min(a->m, a->n), blocks = te__div_up(te__max(a->m, a->n), 16);
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
     int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block && !scales && few <= 8 ? 16 : 8;
-    te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny");
+    te__launch *l = te__plan_launch(p, "gemm", "gemv_k");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
     if (scales) {
@@ -619,7 +611,7 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     }
     te__launch_option(l, "A_DT", q->a.dtype);
     te__launch_option(l, "B_DT", q->b.dtype);
-    te__launch_option(l, "FEW_A", a->m <= a->n);
+    te__launch_option(l, "SHORT_A", a->m <= a->n);
     te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
     te__launch_option(l, "ALIGNED", te__gemm_is_aligned(q));
     te__launch_option(l, "WARPS", warps);
@@ -627,36 +619,36 @@ static te_result te__gemm_plan_skinny(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, blocks, 1, 1, warps * 32, 0);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = !scales && !te__is_fp8(q->a.dtype);
-    te__gemm_why(p, q, "few lines: straight from memory to the tensor cores (mma.sync)", "few lines: straight from memory, MXFP8 decoded exactly into bf16, to the tensor cores (mma.sync)",
-                 "few lines: straight from memory, NVFP4 decoded exactly into bf16, to the tensor cores (mma.sync)");
-    if (te__is_fp8(q->a.dtype) && !scales) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
-    if (q->block) te__plan_why(p, "few lines: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
+    te__gemm_why(p, q, "GEMV: straight from memory to the tensor cores (mma.sync)", "GEMV: straight from memory, MXFP8 decoded exactly into bf16, to the tensor cores (mma.sync)",
+                 "GEMV: straight from memory, NVFP4 decoded exactly into bf16, to the tensor cores (mma.sync)");
+    if (te__is_fp8(q->a.dtype) && !scales) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
+    if (q->block) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
     return TE_OK;
 }
 
-/* ---- gemm_skinny_down ------------------------------------------------------------------------------------------------ */
+/* ---- gemv_mn ------------------------------------------------------------------------------------------------ */
 
-/* A few lines by many that stand side by side in memory; 64 or more, not to read beyond them in vain. Very many are left to gemm_hopper, as in front of
- * gemm_skinny: one row by 128256 x 4096 takes it 257 to 267 us, by how it is split, gemm_skinny_down 270; by 28672 x 4096 both the same. */
-static bool te__gemm_is_skinny_down(const te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+/* GEMVs with an MN-major long operand; of 64 lines or more, so that no piece beyond them is read in vain. Very many lines are left to gemm_hopper, as in
+ * te__gemm_is_gemv_k: tests/bench/notes.md. */
+static bool te__gemm_is_gemv_mn(const te__plan *p, const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
     int64_t lines = te__max(a->m, a->n);
     if (TE__GEMM_TUNES || x->k_major || te__dtype_size(x->dtype) != 2 || te__min(a->m, a->n) > 8 || lines < 64) return false;
     return !(te__gemm_is_aligned(q) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines > 256 * (int64_t)p->num_sms);
 }
 
-/* Lanes have eight lines each where blocks of four by lane, sixteen warps, would not all be there at once, two a multiprocessor: 1 x 10000 x 4096 30 us,
- * not 38; but 1 x 4096 x 4096 19, not 17. k is split where blocks are at most half as many as multiprocessors. */
-static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *q) {
-    const te_gemm_args *a = q->args;
+/* Lanes have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once, two a multiprocessor: tests/bench/notes.md.
+ * k is split if blocks are at most half as many as multiprocessors. */
+static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
     const bool few_a = a->m <= a->n;
     const te__gemm_side *x = few_a ? &q->b : &q->a;
     int64_t lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
     int piece = lines > 64 * sms ? 8 : 4, warps = piece == 8 ? 8 : 16;
     bool aligned = (uintptr_t)x->data % (uintptr_t)(2 * piece) == 0 && x->ld % piece == 0;
-    te__launch *l = te__plan_launch(p, "gemm", "gemm_skinny_down");
+    te__launch *l = te__plan_launch(p, "gemm", "gemv_mn");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_choice c = TE_ZERO;
     blocks = te__div_up(lines, (aligned ? 8 : 7) * piece);
@@ -666,7 +658,7 @@ static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *
     te__gemm_fill(k, q);
     if (!te__gemm_split(p, k, &c)) return p->result;
     te__launch_option(l, "DT", x->dtype);
-    te__launch_option(l, "FEW_A", few_a);
+    te__launch_option(l, "SHORT_A", few_a);
     te__launch_option(l, "PIECE", piece);
     te__launch_option(l, "ALIGNED", aligned);
     te__launch_option(l, "WARPS", warps);
@@ -674,8 +666,8 @@ static te_result te__gemm_plan_skinny_down(te__plan *p, const te__gemm_problem *
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
-    te__plan_why(p, a->scaling_a == TE_SCALING_MXFP8 ? "few lines: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)"
-                                                     : "few lines: straight from memory to the tensor cores (mma.sync)"); /* NVFP4 lies along k */
+    te__plan_why(p, a->scaling_a == TE_SCALING_MXFP8 ? "GEMV: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)"
+                                                     : "GEMV: straight from memory to the tensor cores (mma.sync)"); /* NVFP4 lies along k */
     return TE_OK;
 }
 
@@ -693,7 +685,7 @@ static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     x->ld = te__round_up(k, 16);
 }
 
-static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
+static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
     if (a->m == 0 || a->n == 0) return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;
@@ -712,10 +704,10 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_gemm_args *a) {
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0) return te__gemm_plan_naive(p, &q);
-    if (!p->baseline && te__gemm_is_skinny(p, &q)) return te__gemm_plan_skinny(p, &q);
+    if (!p->baseline && te__gemm_is_gemv_k(p, &q)) return te__gemm_plan_gemv_k(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (te__gemm_is_skinny_down(p, &q)) return te__gemm_plan_skinny_down(p, &q);
+    if (te__gemm_is_gemv_mn(p, &q)) return te__gemm_plan_gemv_mn(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q) || te__gemm_copies_itself(p, &q)) return te__gemm_plan_hopper(p, &q);
     if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);

@@ -3,7 +3,7 @@
 #pragma once
 #include "device/mma.cuh"
 
-// Where the scale of group `group` of line `line` is; lines are what groups run along. ld: from one row of scales to the next; down: groups are rows.
+// The index of the scale of group `group` of line `line`; groups run along lines. ld: from one row of scales to the next; down: groups are rows.
 TE_DEV te_i64 te_decode_scale_at(int swizzled, int down, te_i64 ld, te_i64 line, te_i64 group) {
     if (swizzled) return ((line >> 7) * (ld >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);
     return down ? group * ld + line : line * ld + group;

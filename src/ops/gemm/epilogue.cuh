@@ -1,4 +1,4 @@
-// ops/gemm/epilogue.cuh: what becomes of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.
+// ops/gemm/epilogue.cuh: the epilogue of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.
 //
 //   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)
 //
@@ -8,7 +8,7 @@
 // Tensor-core kernels pass their accumulators through a stage of shared memory, 16 rows of 64 columns for each warp, so that device
 // memory sees whole rows whatever the fragment looks like.
 #pragma once
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/gemm/kargs.h"
 
 // ---- D, aux and bias: f32, f16 or bf16, known at run time -------------------------------------------------------------
@@ -73,7 +73,7 @@ TE_DEV float te_gemm_dgelu(float x, float s) {
     return s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * xx);
 }
 TE_DEV float te_gemm_dgelu(float x) { return te_gemm_dgelu(x, te_gemm_sigmoid2u(x)); }
-// The same of two between -8 and 8, or NaN, in as few operations as can be.
+// The same of two between -8 and 8, or NaN, with the least number of operations.
 TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
     float xx = x * x, yy = y * y;
     // At most 2^60, as above, also for NaN: it stays where it is, and the other one's reciprocal is finite.
@@ -108,7 +108,7 @@ TE_DEV float te_gemm_block_product(float a, float b) {
     return s > TE_FLT_MAX ? TE_FLT_MAX : s;
 }
 
-// aux, old: what aux (with DGELU) and D (with accumulate) hold.
+// aux, old: the elements of aux (with DGELU) and of D (with accumulate).
 TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc, float aux, float old) {
     if (a.rows_a) acc *= a.scale_a[row] * a.factor_a;
     if (a.columns_b) acc *= a.scale_b[col] * a.factor_b;
@@ -199,7 +199,7 @@ TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const ch
         if (col >= a.n) continue;
         if (!plain) {
 #pragma unroll 1
-            for (int r = 0; r < 16; r += 4) { // four rows' values of D and aux are asked for together
+            for (int r = 0; r < 16; r += 4) { // four rows' values of D and aux are loaded at once
                 float aux[4], old[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
@@ -251,8 +251,8 @@ template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, fl
 
 // ---- order of tiles --------------------------------------------------------------------------------------------------
 
-// Bands of eight tile rows, walked column by column: what runs at the same time shares its operands in the L2 cache. Tiles are counted in
-// 32 bits: 64-bit division takes microseconds, and more tiles than that do not fit into a memory.
+// Bands of eight tile rows, column by column: blocks that run at the same time share operands in the L2 cache. Tiles are counted in
+// 32 bits: 64-bit division is slow, and more tiles than that do not fit into a memory.
 TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {
     te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;
     te_u32 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;

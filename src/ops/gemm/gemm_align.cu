@@ -1,14 +1,11 @@
-// ops/gemm/gemm_align.cu: operands whose rows lie anywhere, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.
+// ops/gemm/gemm_align.cu: operands whose rows have any alignment, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.
 //
-//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted together. The word
-//   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well comes from the L1 cache.
+//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted. The word
+//   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well is in the L1 cache.
 //
 // Bytes beyond a row's last are 0. Words that reach beyond the first or last byte of the operand are read byte by byte.
 //
-// One H200, 2026-11-21, te_bench odd, in front of a product that did nothing, itself some 3 us, and one operand after the other: 511 x 4095 x 4095 bf16,
-// 38 MB, 30 us; 4095 x 4097 x 4095, 67 MB, 45 us. Both at once were no quicker within 1 us. Nor was a product that copies while it multiplies, by three
-// to eleven warps of each block, chunk of k after chunk, TMA waiting for each: 511 x 4095 x 4095 57 us at best, this and the product after it 52;
-// 4095 x 4097 x 4095 232, and 225.
+// Benchmark: "odd ..." in tests/bench/h200.csv, and tests/bench/notes.md.
 //
 // Launch: grid (blocks, 1, 1), A's before B's; block 256.
 // te:baseline

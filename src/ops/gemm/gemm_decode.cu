@@ -1,11 +1,11 @@
 // ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: see decode.cuh.
 //
-//   codes  | 16 | 16 | .. |     A thread takes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they
+//   codes  | 16 | 16 | .. |     A thread decodes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they
 //   out    |  32 bytes    |     share one scale (groups are of 32 or 16); down the columns (MXFP8's column-wise copy) each has its own.
 //
-// The operand stays as it lies, transposed or not: the bf16 kernels take both. The floor is the bytes: 3 for each fp8 code, 2.5 for fp4.
+// The operand keeps its major dimension: the bf16 kernels read both. The floor is the bytes: 3 for each fp8 code, 2.5 for fp4.
 //
-// One H200, 2026-11-21, te_bench mxfp8 nvfp4: with the product, over our bf16, geometric means of the 10 shapes that are not gemm_skinny's 0.85 and 0.88.
+// Benchmark: "gemm mxfp8", "gemm nvfp4" in tests/bench/h200.csv.
 //
 // Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of 32 bytes.
 // te:baseline

@@ -1,5 +1,5 @@
 // ops/gemm/gemm_grouped_naive.cu: te_grouped_gemm in plain f32 FMAs: every format, layout, size and alignment, either kind of groups.
-// The oracle of the tensor-core kernels, and what runs where those cannot. naive.cuh has the tile, groups.cuh the groups.
+// The oracle of the tensor-core kernels, and the fallback where those cannot run. naive.cuh has the tile, groups.cuh the groups.
 //
 // Launch: grid (tiles, 1, 1), one block a tile; along rows at least as many as there can be, along k exactly; block 256; no dynamic shared
 // memory; no alignment.

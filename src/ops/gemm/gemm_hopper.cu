@@ -1,47 +1,47 @@
 // ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.
 //
-//          BN                     Three warpgroups. The first copies: one of its threads asks TMA for slab after slab of A and B (128 bytes of
-//       +-------+                 k: 64 values of 16 bits, 128 of 8) into a ring of slots, waiting on empty[slot]. The other two multiply:
-//    BM |  wg 1 |  64 * WAVES     each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and gives slots back.
-//       +-------+                 Blocks stay: block i does tiles i, i + gridDim.x, ... and slabs of the next tile arrive while the
-//       |  wg 2 |                 accumulators of this one are written out. WAVES = 0: BM is 64, and each has half the columns.
+//          BN                     Three warpgroups, specialised. The first is the producer: one thread issues TMA loads of slab after slab of A and B (128
+//       +-------+                 bytes of k: 64 values of 16 bits, 128 of 8) into a ring of slots (stages), waiting on empty[slot]. The other two are
+//    BM |  wg 1 |  64 * WAVES     consumers: each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and arrives at
+//       +-------+                 empty[slot]. Blocks are persistent: block i computes tiles i, i + gridDim.x, ... and slabs of the next tile are
+//       |  wg 2 |                 loaded during the epilogue of this one. WAVES = 0: BM is 64, and each consumer has half the columns.
 //       +-------+
 //
-// TMA lays slabs out in the 128-byte swizzle that wgmma reads, fills with zeros what lies outside the operands, and takes 16-bit operands as
-// they lie: k-major boxes are 128 bytes of k by rows of A or B, the others 64 elements of m or n by 64 of k, one box after the other.
+// TMA stores slabs in the 128-byte swizzle that wgmma reads and fills elements outside the operands with zeros. 16-bit operands may have either
+// major dimension: boxes of K-major ones are 128 bytes of k by rows of A or B, of MN-major ones 64 elements of m or n by 64 of k, in sequence.
 //
-// CLUSTER = 2: two blocks do neighbouring tiles and have the larger operand of a tile in common: B of tiles above each other, or, if BM > BN,
-// A of tiles beside each other. Each asks for its half (of 192 columns that are not k-major: half of k), and TMA writes it into both: a third less to read
-// from the L2 cache. A slot is then empty when both blocks' warps have given it back.
+// CLUSTER = 2: two blocks compute adjacent tiles and share the larger operand of a tile: B of two tiles in a column, or, if BM > BN, A of two tiles in a
+// row. Each loads its half (of 192 MN-major columns: half of k), and TMA multicasts it to both: a third less to read from the L2 cache. A slot is
+// empty when the consumers of both blocks have released it.
 //
-// PINGPONG: each of the two has tiles of 128 x 128 of its own, in turns: the slabs of one's tile follow those of the other's, and while one multiplies
-// the other writes its D.
+// PINGPONG: each consumer has tiles of 128 x 128 of its own, in turns: slabs of one consumer's tile follow those of the other's, and one multiplies
+// during the epilogue of the other.
 //
-// SPLIT: the blocks of a cluster (2, 4 or 8) have one tile in common and a part of k each. At the end each leaves its sums in its shared memory,
-// and adds up the rows that are its own, from all blocks in order.
+// SPLIT (split-K within a cluster): the blocks of a cluster (2, 4 or 8) share one tile and have a part of k each. At the end each leaves its sums in its
+// shared memory, and reduces its own rows over all blocks in order.
 //
-// D leaves by TMA as well (STORE): chunks of 128 bytes of 64 rows go through two or four buffers of each warpgroup, and clip at D's edges by
-// themselves. f32 is added to D by the L2 cache; what D or aux must give for a 16-bit chunk is brought into its buffer as many chunks before, for
-// the first chunks of a tile by a warp beside the one that copies slabs: those that multiply have no time for it. Other D (rows that start or
-// end within 16 bytes: TMA writes whole ones) and scales of rows or columns take the way of epilogue.cuh, or, without an epilogue, of te_rows_out. The bias
-// gradient leaves as sums over 64 rows of D, to be added up by gemm_bias_gradient.
+// STORE: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of each warpgroup, and are clipped at D's
+// edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the first
+// chunks of a tile by a second warp of the producer, since consumers have no time for it. Other D (rows that start or end within 16 bytes: TMA writes
+// whole pieces) and scales of rows or columns are stored by epilogue.cuh, or, without an epilogue, by te_row_store_path. The bias gradient is
+// left as sums over 64 rows of D, which column_sum_short adds up.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
-// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks come with the slab, into shared memory behind the slots.
+// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks are loaded with the slab, into shared memory behind the slots.
 //
-// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has found out where groups lie, which tiles they have, and has made maps
-// that end with a group: along rows of D and aux, so that the last tile of a group leaves the next one's rows alone; along k of A and B, so
-// that the last slab ends in zeros. Otherwise a tile is a tile: rows (or k) are counted through all groups. Along rows the warpgroups take the
-// rows of a tile in turns of 64; what lies beyond the group's end is not multiplied, and if that is half of a tile (WAVES = 2) not read either.
-// Tiles cost what rows, or k, they have: a block (the first of a cluster) draws a number when it starts a tile, and does the tile of that number
-// next. The number comes to those who multiply with the first slab, and to the other block of a cluster by mail.
+// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has computed the groups' offsets and tiles, and has made tensor maps
+// that end with a group: along rows of D and aux, so that the last tile of a group does not write the next one's rows; along k of A and B, so
+// that the last slab ends in zeros. Tiles are otherwise ordinary: rows (or k) are counted through all groups. Along rows the consumers have the
+// rows of a tile in turns of 64; rows beyond the group's end are not multiplied, and if they are half of a tile (WAVES = 2) not read either.
+// The cost of a tile depends on its rows, or k, so tiles are scheduled dynamically: a block (the first of a cluster) draws a number when it starts a tile, and
+// computes the tile of that number next. The consumers get the number with the first slab, the other block of a cluster by mail.
 //
-// TMA starts at multiples of 16 bytes: a group along k whose rows of memory start within them starts there too, and what is not its own is made 0
-// before the first slab is multiplied.
+// TMA loads start at multiples of 16 bytes: a group along k whose rows of memory start within such a piece is loaded from there, and the elements of other
+// groups are zeroed before the first slab is multiplied.
 //
-// COPIES: rows of A (1) or B (2) that start anywhere, where TMA cannot begin. The first warpgroup, and a fourth, copy them: the aligned pieces of 16 bytes
-// that hold a slab go to shared memory behind the slots, and from there, while those of the next slabs are on their way, shifted to where TMA would
-// have put them.
+// COPIES: rows of A (1) or B (2) of any alignment, which TMA cannot load. The first warpgroup, and a fourth, copy them: the aligned pieces of 16 bytes
+// that hold a slab go to shared memory behind the slots, and from there, with the next slabs in flight, shifted, to the positions that TMA would
+// write.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
@@ -50,28 +50,13 @@
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192
 //          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start or end anywhere
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128),
-//          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and what D's way out must load),
+//          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and epilogues that load aux or D),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
 // Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384, with COPIES 512; shared TE__GEMM_HOPPER_SHARED. A, B
 //         and their rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k
 //         from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
-// One H200, 2026-11-21, te_bench, 8192 x 8192 x 8192: bf16 700 to 810 TFLOP/s (1.02 to 1.03 of cuBLASLt), fp8 1542 (1.00), split accumulation 1512
-// (1.02), 1x128 by 128x128 blocks 1368 (1.01), 1x128 by 1x128 added to f32 994 (0.95; 875 on a hot card). Over the plain product, geometric means of
-// n = 4096, 14336 and 16384, m = 8192, k = 4096; in brackets what cuBLASLt's own epilogues reach over its plain product:
-//               bias         bias, GELU, aux   dGELU         dGELU, bias gradient
-//   bf16        0.99 (0.99)  0.99 (0.92)       0.95 (0.85)   0.96 (0.60)
-//   fp8         0.98 (0.98)  1.00 (0.86)       0.91 (0.43)   0.89 (0.43)
-//   fp8 blocks  0.99 (0.96)  0.91 (none)       0.88 (0.46)   0.83 (0.46)
-// dGELU of fp8 wants ping-pong, whose tile of 128 x 128 has 0.94 of the large tile's speed by itself; promoting warpgroups have no registers for it.
-// Groups, over our dense product of as many operations: along rows 8 groups 0.92 to 0.94 (blocks 0.89, 0.91), 64 of 512 rows 0.84 to 0.85 (blocks 0.80, 0.81:
-// the last tile of a group has 64 rows too many on average), 64 of 128 rows 0.57 to 0.60 (B's bytes alone take 450 of 610 us); along k 0.97 to 1.24.
-// Rows that start anywhere, over the padded shape's time: D's alone, 8192 x 50257 x 768, bf16 1.17 to 1.21, fp8 1.32 to 1.38; bf16 operands, 8191 x 6145 x
-// 4097 1.15 to 1.21, 127 x 129 x 255 1.44 to 1.49, 511 x 4095 x 4095 1.85 to 1.95 (copied first); 63 x 2111 x 7167 1.41 to 1.49, 17 x 33 x 65 1.05 to 1.29
-// (COPIES). Rows at 16 but not 32 bytes: 1000 x 1000 x 1000 bf16 1.17 to 1.28; te_bench --tune, in brackets cuBLASLt's time, us: 3000 x 3000 x 3000 84.6 (77.9),
-// 5000 x 5000 x 5000 384 (349), 4096 x 4096 x 4104 185 (186), 8192 x 6144 x 4104 550 (566), fp8 8192 x 8192 x 8208 763 (851). Clusters of two by two tiles
-// were no quicker for any of these. Narrow ones: 4096 x 768 x 3072 bf16 30.0 (30.1), 8192 x 2304 x 768 43.5 (46.4), 3072 x 768 x 4096 36.8 (32.1), 768 x 768 x
-// 4096 15.9 (14.2); fp8 16384 x 3072 x 768 58.0 (70.7).
+// Benchmark: "gemm ...", "grouped ...", "odd ..." in tests/bench/h200.csv.
 // te:arch 90a
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3
@@ -189,18 +174,18 @@
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
-#define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; what is loaded then leaves three slots for slabs of sums that are promoted
+#define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; with loads and promotion three slots remain for slabs
 #define BIASES (STORE & 2 && STORE < 128 ? WN * 4 : 0) // of a warpgroup
 #define COLUMN_SUMS (STORE & 64 ? 4 * CHUNK * 4 : 0)
 #define OTHERS (32 + 2 * (WAY_OUT + BUFFERS * 8 + BIASES + COLUMN_SUMS) + (COPIES ? 16 + RAWS * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
-#define RAW_ROW 144 // bytes of a copied row on its way
+#define RAW_ROW 144 // bytes of a copied row in shared memory
 #define RAWS (COPIES == 3 && WAVES ? 2 : 4) // slabs of them: as many as leave slots for a split's sums
 #define RAW_SLAB (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) * RAW_ROW)
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
 #define ROWS_OUT (STORE & 128)
-#define LINE (B_1D ? 128 : 256) // bytes of a row of D at a time, on its way without TMA; with scales beside the slots there is less room
+#define LINE (B_1D ? 128 : 256) // bytes of a row of D at a time, in a store without TMA; with scales in shared memory there is less room
 #define LINE_PITCH (LINE + 16)
 #define WAY_OUT (ROWS_OUT ? 64 * LINE_PITCH : BUFFERS * BUFFER) // bytes of a warpgroup
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
@@ -210,10 +195,10 @@
 #define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
 #define ENTRIES 16 // for GROUPED: see te_entry
 #define LATE 1
-#define SUM_ROW (BN + 8) // floats of a row of sums: what a warp writes at once touches every bank once
+#define SUM_ROW (BN + 8) // floats of a row of sums: a store of a warp touches every bank once
 #define TMA_OUT (STORE && !ROWS_OUT)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
-#define ASIDE (LOADS && !GROUPED) // a warp beside the first brings what D's way out needs
+#define ASIDE (LOADS && !GROUPED) // a second warp of the producer loads aux or D for the epilogue
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
@@ -258,7 +243,7 @@ static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same
 #define MULTIPLY TE_WGMMA_128
 #endif
 
-// Slabs go by as (slot, parity of the slot's phase): the same walk for the warpgroup that fills and those that empty.
+// Slabs pass as (slot, parity of the slot's phase): the same sequence for producer and consumers.
 struct te_ring {
     int slot, parity;
     TE_DEV void next() {
@@ -271,9 +256,8 @@ struct te_ring {
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
-// Entries of 48 bytes. Mail of the first block of a cluster to the other: a number, and at + 8 the barrier that tells of it; the one block is at
-// most a ring, and the tile to come, ahead of the other. At + 16 the work whose first slab is in slot i, for those who multiply: they need not
-// ask device memory for it.
+// Entries of 48 bytes. Mail of the first block of a cluster to the other: a number, and at + 8 the barrier of its arrival; one block is at
+// most a ring, and the next tile, ahead of the other. At + 16 the work whose first slab is in slot i, for the consumers: no load from device memory.
 TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }
 
 // Work items are splits of tiles, of two tiles with CLUSTER.
@@ -372,15 +356,15 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
 }
 
 #if COPIES
-// What one of eight warps has of the R rows of a slab: 64 elements of an operand's rows, from anywhere; and on to the next slab. R: 64, 128, or 0 for an
+// The share of one of eight warps in the R rows of a slab: 64 elements of an operand's rows, of any alignment; and the step to the next slab. R: 64, 128, or 0 for an
 // operand that TMA brings.
 template <int R, int K_MAJOR> struct te_copy {
-    static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which asks for four at a time, eight pieces of each; the ninth pieces of all come last
-    static const int RUN = R ? FOURS : 1, RUNS = 8 / RUN; // shifted, a lane has that many pieces of one row, side by side
-    te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the slab to be asked for, if rows began where pieces do
+    static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which loads four at a time, eight pieces of each; the ninth pieces of all are loaded last
+    static const int RUN = R ? FOURS : 1, RUNS = 8 / RUN; // shifted, a lane has that many adjacent pieces of one row
+    te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the next slab to load, if rows began where pieces do
     te_u64 step;    // from row to row
     te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, then of rows `lane` and lane / RUNS
-    int rows, left; // rows of the slab to be asked for, and elements of them, from the first one on. Nothing behind them is read; before a row, up to 14 bytes
+    int rows, left; // rows of the next slab to load, and elements of them, from the first one on. Nothing behind them is read; before a row, up to 14 bytes
 
     // Of the slab that starts at k; across: the tile's first row, or column. size, length: along m or n, along k.
     TE_DEV te_copy(const void *operand, te_i64 ld, int size, int length, int across, int warp, int k) : step(2 * ld) {
@@ -459,7 +443,7 @@ TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], con
     }
 }
 
-// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last take its scale.
+// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last have its scale.
 struct te_ahead {
     const float *rows, *tile;
     int at[2 * SUMS]; // of the rows' scales
@@ -486,7 +470,7 @@ struct te_ahead {
     }
 };
 
-#include "ops/gemm/way_out.cuh"
+#include "ops/gemm/epilogue_store.cuh"
 
 extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {
     te_follow();
@@ -516,7 +500,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
         if (TMA_OUT) te_tma_prefetch_map(a.d_map);
         if (STORE & 24 && !GROUPED) te_tma_prefetch_map(a.aux_map);
         for (int i = 0; i < STAGES; i++) {
-            te_mbar_init(full + 8 * i, COPIES ? 8 + (COPIES != 3) : 1); // one lane of each warp that copies, and who asks TMA
+            te_mbar_init(full + 8 * i, COPIES ? 8 + (COPIES != 3) : 1); // one lane of each warp that copies, and the thread that issues TMA loads
             te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
@@ -541,7 +525,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
             te_work w(all, work, rank, at_group);
             te_copy<COPIES & 1 ? BM : 0, !A_T> copy_a(a.g.a, a.g.lda, (int)a.g.m, (int)a.g.k, (int)w.row, warp, (int)w.k0);
             te_copy<COPIES & 2 ? BN : 0, B_T> copy_b(a.g.b, a.g.ldb, (int)a.g.n, (int)a.g.k, (int)w.col, warp, (int)w.k0);
-            for (int slab = 1 - RAWS; slab < w.slabs; slab++) { // RAWS - 1 slabs are on their way while another is put
+            for (int slab = 1 - RAWS; slab < w.slabs; slab++) { // RAWS - 1 slabs are in flight while another is stored
                 if (slab + RAWS - 1 < w.slabs) {
                     copy_a.ask(raw_a + into * RAW_SLAB);
                     copy_b.ask(raw_b + into * RAW_SLAB);
@@ -573,7 +557,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
 #if GROUPED
             unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;
             for (te_u32 work = first, next = 0; work < works; work = next, number++) {
-                if (rank == 0) next = step + atomicAdd(counter, 1u); // the answer takes until the first slab is asked for
+                if (rank == 0) next = step + atomicAdd(counter, 1u); // the latency of the atomic ends before the first slab is loaded
 #else
             for (te_u32 work = first; work < works; work += step) {
 #endif
@@ -630,7 +614,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
 #endif
         }
 #if ASIDE
-        if (threadIdx.x == 32) { // what the first chunks of a tile need
+        if (threadIdx.x == 32) { // the loads of the first chunks of a tile
             te_u32 number = 0;
             for (te_u32 work = first; work < works; work += step, number++) {
                 te_work w(all, work, rank, at_group);
@@ -640,8 +624,8 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
                     te_mbar_wait(unused + 8 * of, tile & 1);
                     for (int chunk = 0; chunk < (CHUNKS < BUFFERS ? CHUNKS : BUFFERS); chunk++) {
                         te_u32 at = of * BUFFERS + (tile * CHUNKS + chunk) % BUFFERS;
-                        te_way_out::load(staged + at * BUFFER, loads + 8 * at, STORE & 16 ? a.aux_map : a.d_map, row + te_way_out::row_of(chunk),
-                                         col + te_way_out::col_of(chunk), w.split);
+                        te_tma_store_path::load(staged + at * BUFFER, loads + 8 * at, STORE & 16 ? a.aux_map : a.d_map, row + te_tma_store_path::row_of(chunk),
+                                         col + te_tma_store_path::col_of(chunk), w.split);
                     }
                 }
             }
@@ -654,13 +638,13 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
     te_registers_up<COPIES ? 152 : GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
-    // What a step of 32 bytes of k adds to a descriptor, and the first row and column of this warpgroup.
+    // The increment of a descriptor for 32 bytes of k, and the first row and column of this warpgroup.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
-    te_way_out out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, sums + group * COLUMN_SUMS, group);
+    te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, sums + group * COLUMN_SUMS, group);
 #endif
-    te_u32 empty_there = SHARE ? te_cluster_at(empty, rank ^ 1) : 0; // once: to ask takes as long as a part of a product
+    te_u32 empty_there = SHARE ? te_cluster_at(empty, rank ^ 1) : 0; // once: the mapping has the latency of a part of a product
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
         if (SHARE && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);
@@ -671,7 +655,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
     if (PINGPONG && group == 1) te_meet_later<256>(3);
 #if PROMOTE
     // One warpgroup shall add up while the other multiplies, and not both at once the same. So none begins to multiply before the other has done half
-    // of what it has begun. That is for speed alone: nobody waits for long.
+    // of what it has begun. That is for speed alone: no warp waits for long.
     auto set_busy = [&](te_u32 is) {
         if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);
     };
@@ -736,14 +720,14 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
             te_u32 slot = slots + ring.slot * SLOT;
             te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);
 #if BLOCK
-            float of_rows[SUMS][2], of_tile = ahead.of_tile; // asked for a slab ago: the L2 cache takes longer to answer than a slab to multiply
+            float of_rows[SUMS][2], of_tile = ahead.of_tile; // loaded a slab ago: the latency of the L2 cache is longer than the product of a slab
 #pragma unroll
             for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];
             te_u32 of_columns = scales + ring.slot * SCALES + (columns + threadIdx.x % 4 * 2) * 4;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
 #if COPIES
-            te_async_fence(); // here, not where it was written: there it would wait for all that is on its way
+            te_async_fence(); // here, not after the write: there it would wait for all copies in flight
 #endif
 #if GROUPED
             clear(slab);
@@ -855,7 +839,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
         float scale = te_gemm_scale(a.g);
 #endif
 #if ROWS_OUT
-        te_rows_out out(e, scale, staged + warp * 16 * LINE_PITCH);
+        te_row_store_path out(e, scale, staged + warp * 16 * LINE_PITCH);
 #pragma unroll
         for (int v = 0; v < SUMS; v++) out.finish(acc[v], row + v * STEP + warp % 4 * 16, col);
 #else

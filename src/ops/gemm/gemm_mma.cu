@@ -1,30 +1,30 @@
 // ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.
 //
 //            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16
-//       +----+----+                   bits, 64 of 8, 16 of 32) of A and B at a time come by cp.async into one of four slots of shared memory:
+//       +----+----+                   bits, 64 of 8, 16 of 32) of A and B at a time are copied by cp.async into one of four slots of shared memory:
 //    BM | w0 | w1 |  ...              the copies of slab s + 3 are under way while slab s is multiplied, and the fragments of each half slab
 //       +----+----+                   are read while the half before it is.
 //       | w2 | w3 |  ...
-//       +----+----+                   Each slab reads the operands as they lie: k-major (rows of 64 bytes along k) or, for 16 and 32 bits, with
-//                                     rows along m or n (ldmatrix.trans turns 16-bit ones around; 32-bit ones are read word by word).
+//       +----+----+                   Operands may be K-major (rows of 64 bytes along k) or, for 16 and 32 bits, MN-major (ldmatrix.trans
+//                                     transposes 16-bit ones; 32-bit ones are read word by word).
 //
-// Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads meet in a bank. Rows and columns past
+// Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads have bank conflicts. Rows and columns past
 // the end are read as zeros and not stored. Products: bf16, f16; f32 rounded to TF32; fp8 as it is where the tensor cores have it (sm_89,
-// sm_120), and else decoded exactly into f16 on the way to them. Block scales: the sums of each two slabs, 128 k, are scaled and added up
-// in f32; the scales come straight from device memory, a slab before they are needed.
+// sm_120), and else decoded exactly into f16 in registers. Block scales: the sums of each two slabs, 128 k, are scaled and added up
+// in f32; the scales are loaded from device memory, a slab before they are needed.
 //
 // Options: A_DT, B_DT (te_dtype; of one size), A_T (A lies k x m), B_T (B lies n x k), TILE (see below),
 //          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32),
-//          BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, either kind: groups.cuh finds the group and the tile of a
-//          block, and what is left is an ordinary product; 0 if left out).
-// One H200, 2026-11-21, te_bench TF32: 4096 x 4096 x 4096, f32 as TF32, 124 TFLOP/s (0.31 of cuBLASLt). No other product of an H200 is its own.
+//          BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, either kind: groups.cuh computes the group and the tile of a
+//          block, the rest is an ordinary product; 0 if left out).
+// Benchmark: "gemm f32 as TF32 TN" in tests/bench/h200.csv.
 //
 // Launch: grid (tiles, splits, 1), GROUPED: (tiles that there can be, 1, 1); split s does k from s * k_split (BLOCK: a multiple of 128) on, to D + s * d_split. By TILE:
 //          TILE   BM x BN     warps of      block   shared
 //          0      64 x 64     32 x 32       128     32 KB
 //          1      128 x 128   64 x 64       128     64 KB
 //          2      128 x 256   64 x 64       256     96 KB
-//          3      128 x 128   64 x 32       256     64 KB    what needs more registers than 1 and 2 have: f32, PROMOTE, BLOCK, ALIGNED=0
+//          3      128 x 128   64 x 32       256     64 KB    for products that need more registers than 1 and 2 have: f32, PROMOTE, BLOCK, ALIGNED=0
 // te:arch 80
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0
@@ -103,7 +103,7 @@ template <int R, int K_MAJOR> TE_DEV te_u32 te_piece(int row, int piece) {
     return (te_u32)(row * R * SIZE + ((piece ^ (SIZE == 2 ? row & 7 : (row & 3) << 1)) << 4));
 }
 
-// What one thread copies of an operand: PIECES pieces of every slab, STEP rows apart.
+// The share of one thread in the copies of an operand: PIECES pieces of every slab, STEP rows apart.
 template <int R, int K_MAJOR> struct te_copier {
     enum {
         PER_ROW = K_MAJOR ? SLAB / 16 : R * SIZE / 16, // pieces
@@ -143,7 +143,7 @@ template <int R, int K_MAJOR> struct te_copier {
                 bytes = !(valid >> i & 1) || k_left <= 0 ? 0 : k_left < 16 ? (int)k_left : 16;
             else
                 bytes = i * STEP < k_left ? valid : 0;
-            // STEP is a multiple of what the permutation looks at, so that piece i lies STEP whole rows further on.
+            // STEP is a multiple of the period of the permutation, so that piece i lies STEP whole rows further on.
             te_u32 dst = slot + to + (te_u32)(i * STEP * (K_MAJOR ? SLAB : R * SIZE));
             if (ALIGNED)
                 te_cp_async16(dst, bytes ? from : base, bytes);
@@ -226,7 +226,7 @@ struct te_fragments {
 // acc += A B over 32 bytes of k.
 TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #if FP8 && !TE_HAS_FP8_MMA
-    // The lower codes of every word first, then the upper ones: two values a word, which is what a product of f16 takes. Which k a word
+    // The lower codes of every word first, then the upper ones: two values a word, as mma.sync of f16 requires. Which k a word
     // holds does not matter as long as A and B agree.
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -366,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
         te_cp_async_wait<STAGES - 2>();
         __syncthreads();
         stage = stage == STAGES - 1 ? 0 : stage + 1;
-        f[0].load(slots + stage * SLOT, 0); // after the last slab: stale bytes that nobody uses
+        f[0].load(slots + stage * SLOT, 0); // after the last slab: stale bytes, unused
 #if PROMOTING
         te_multiply(part, f[1]);
         if (slab & 1 || slab == slabs - 1) {

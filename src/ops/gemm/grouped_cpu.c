@@ -1,4 +1,4 @@
-/* ops/gemm/grouped_cpu.c: products by groups on the CPU: one te_gemm for each group. Knows tensors; must not know CUDA. */
+/* ops/gemm/grouped_cpu.c: products by groups on the CPU: one te_op_gemm for each group. Knows tensors; must not know CUDA. */
 
 /* rows x cols elements of x as a matrix, from element (row, col) of its [M, N] view on. A tensor of the stack, for the length of a call. */
 static te_tensor te__grouped_part(const te_tensor *x, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols) {
@@ -13,21 +13,21 @@ static te_tensor te__grouped_part(const te_tensor *x, int64_t ld, int64_t row, i
 }
 
 /* Where group g ends, given where it starts; never beyond `total`. */
-static int64_t te__grouped_end(const te_grouped_gemm_args *a, int64_t g, int64_t begin, int64_t total) {
+static int64_t te__grouped_end(const te_op_grouped_gemm_args *a, int64_t g, int64_t begin, int64_t total) {
     const te_tensor *x = a->sizes ? a->sizes : a->offsets;
     const void *data = te__data(x);
     int64_t at = a->sizes ? g : g + 1, v = x->dtype == TE_I64 ? ((const int64_t *)data)[at] : (int64_t)((const int32_t *)data)[at];
     if (a->sizes) v = te__min(te__max(v, 0), total) + begin;
     return te__min(te__max(v, begin), total);
 }
-static int64_t te__grouped_begin(const te_grouped_gemm_args *a, int64_t total) {
+static int64_t te__grouped_begin(const te_op_grouped_gemm_args *a, int64_t total) {
     const void *data;
     if (a->sizes) return 0;
     data = te__data(a->offsets);
     return te__min(te__max(a->offsets->dtype == TE_I64 ? ((const int64_t *)data)[0] : (int64_t)((const int32_t *)data)[0], 0), total);
 }
 
-static te_result te__grouped_rows(te_ctx *te, const te_grouped_gemm_args *a, te_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
+static te_result te__grouped_rows(te_ctx *te, const te_op_grouped_gemm_args *a, te_op_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
     te_tensor pa, pb, pd, paux, pbias, psa, psb;
     int64_t rows_b = a->b_transposed ? a->n : a->k, cols_b = a->b_transposed ? a->k : a->n, rows = end - begin;
     g->m = rows;
@@ -55,7 +55,7 @@ static te_result te__grouped_rows(te_ctx *te, const te_grouped_gemm_args *a, te_
     return te__cpu_gemm(te, g);
 }
 
-static te_result te__grouped_k(te_ctx *te, const te_grouped_gemm_args *a, te_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
+static te_result te__grouped_k(te_ctx *te, const te_op_grouped_gemm_args *a, te_op_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
     te_tensor pa, pb, pd;
     int64_t k = end - begin;
     if (k == 0 && a->accumulate) return TE_OK;
@@ -69,13 +69,13 @@ static te_result te__grouped_k(te_ctx *te, const te_grouped_gemm_args *a, te_gem
     return te__cpu_gemm(te, g);
 }
 
-static te_result te__cpu_grouped_gemm(te_ctx *te, const te_grouped_gemm_args *a) {
+static te_result te__cpu_grouped_gemm(te_ctx *te, const te_op_grouped_gemm_args *a) {
     int64_t total = a->along_k ? a->k : a->m, begin = te__grouped_begin(a, total), end, group;
     bool each_a = a->scale_a && a->scaling_a == TE_SCALING_TENSOR && te__numel(a->scale_a) > 1;
     bool each_b = a->scale_b && a->scaling_b == TE_SCALING_TENSOR && te__numel(a->scale_b) > 1;
     te_result r = TE_OK;
     for (group = 0; group < a->groups && r == TE_OK; group++, begin = end) {
-        te_gemm_args g = te__grouped_one(a);
+        te_op_gemm_args g = te__grouped_one(a);
         te_tensor psa, psb;
         end = te__grouped_end(a, group, begin, total);
         if (each_a) {

@@ -3,12 +3,12 @@
  * How many tiles there are only the device knows: along rows a launch has as many blocks as there can be, and those without a tile leave. */
 
 /* Tiles of bm x bn that there can be: each group ends with one that is not full. */
-static int64_t te__grouped_tiles(const te_grouped_gemm_args *a, int64_t bm, int64_t bn) {
+static int64_t te__grouped_tiles(const te_op_grouped_gemm_args *a, int64_t bm, int64_t bn) {
     int64_t down = a->along_k ? a->groups * te__div_up(a->m, bm) : te__min(a->m / bm + a->groups, a->m);
     return down * te__div_up(a->n, bn);
 }
 
-static void te__grouped_fill(te__gemm_grouped_kargs *k, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+static void te__grouped_fill(te__gemm_grouped_kargs *k, const te_op_grouped_gemm_args *a, const te__gemm_problem *q) {
     te__gemm_grouping *s = &k->groups;
     te__gemm_fill(&k->g, q);
     s->sizes = te__data(a->sizes ? a->sizes : a->offsets);
@@ -24,7 +24,7 @@ static void te__grouped_fill(te__gemm_grouped_kargs *k, const te_grouped_gemm_ar
 
 /* ---- gemm_grouped_naive ---------------------------------------------------------------------------------------------- */
 
-static te_result te__grouped_plan_naive(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+static te_result te__grouped_plan_naive(te__plan *p, const te_op_grouped_gemm_args *a, const te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_grouped_naive");
     te__grouped_fill(TE__KARGS(p, l, te__gemm_grouped_kargs), a, q);
     te__launch_size(l, te__grouped_tiles(a, 64, 64), 1, 1, 256, 0);
@@ -33,11 +33,11 @@ static te_result te__grouped_plan_naive(te__plan *p, const te_grouped_gemm_args 
     return TE_OK;
 }
 
-/* ---- the choice of a tile: from what the host knows, as if the groups were alike ------------------------------------------- */
+/* ---- the choice of a tile: by the sizes on the host, as if the groups were alike ------------------------------------------- */
 
 /* Times in slabs of a 128 x 256 tile, with te__gemm_cost's earlier constants, which grouped products were measured with. granule: rows that cost
  * something when one of them is there. */
-static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
+static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_op_grouped_gemm_args *a, int64_t bk, int64_t granule) {
     int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
     int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
     double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0); /* of a tile, on average */
@@ -45,7 +45,7 @@ static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, c
     return (double)rounds * ((double)te__div_up(k, bk) * size / t->speed + 0.3 + size);
 }
 
-static const te__gemm_tile_kind *te__grouped_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te_grouped_gemm_args *a, int64_t bk, int64_t granule) {
+static const te__gemm_tile_kind *te__grouped_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te_op_grouped_gemm_args *a, int64_t bk, int64_t granule) {
     const te__gemm_tile_kind *best = NULL;
     double best_cost = 0.0;
     int i;
@@ -60,7 +60,7 @@ static const te__gemm_tile_kind *te__grouped_choose(const te__plan *p, const te_
 
 /* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
 
-static te_result te__grouped_plan_mma(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
+static te_result te__grouped_plan_mma(te__plan *p, const te_op_grouped_gemm_args *a, const te__gemm_problem *q) {
     /* As te__gemm_plan_mma has them. */
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
     static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
@@ -90,7 +90,7 @@ static te_result te__grouped_plan_mma(te__plan *p, const te_grouped_gemm_args *a
 /* ---- gemm_hopper ----------------------------------------------------------------------------------------------------- */
 
 /* B of all groups, as te__gemm_map has one: the third dimension are the groups, so that each ends in zeros of its own. */
-static te_result te__grouped_stack_map(te__plan *p, void *map, const te_grouped_gemm_args *a, const te__gemm_side *x, int box) {
+static te_result te__grouped_stack_map(te__plan *p, void *map, const te_op_grouped_gemm_args *a, const te__gemm_side *x, int box) {
     int64_t bytes = te__dtype_size(x->dtype);
     uint64_t dims[3], strides[2];
     uint32_t boxes[3];
@@ -106,7 +106,7 @@ static te_result te__grouped_stack_map(te__plan *p, void *map, const te_grouped_
 }
 
 /* gemm_groups, which comes first, gets the maps that gemm_hopper must not use as they are. */
-static void te__grouped_plan_groups(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q, const te__gemm_hopper_grouped_kargs *h, int64_t bm,
+static void te__grouped_plan_groups(te__plan *p, const te_op_grouped_gemm_args *a, const te__gemm_problem *q, const te__gemm_hopper_grouped_kargs *h, int64_t bm,
                                     int64_t per_row, bool store, te__gemm_groups_kargs *k) {
     memcpy(k->map[0], a->along_k ? h->h.a_map : h->h.d_map, sizeof(k->map[0]));
     memcpy(k->map[1], a->along_k ? h->h.b_map : h->h.aux_map, sizeof(k->map[1]));
@@ -121,8 +121,8 @@ static void te__grouped_plan_groups(te__plan *p, const te_grouped_gemm_args *a, 
     k->maps = (unsigned long long *)te__plan_workspace(p, a->groups * 2 * 128);
 }
 
-static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args *a, const te__gemm_problem *q) {
-    /* Clusters share A along rows: tiles beside each other belong to one group. Tiles of 256 rows there do what rows of the group are in them. */
+static te_result te__grouped_plan_hopper(te__plan *p, const te_op_grouped_gemm_args *a, const te__gemm_problem *q) {
+    /* Clusters share A along rows: tiles of one row belong to one group. Tiles of 256 rows there compute only the rows of their group. */
     static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.97, 2, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.985, 1, 384, 1}, {128, 128, 0.94, 1, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind sums_promoting[] = {{256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}};
@@ -178,9 +178,9 @@ static te_result te__grouped_plan_hopper(te__plan *p, const te_grouped_gemm_args
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_grouped_gemm_args *a) {
+static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
-    te_gemm_args one = te__grouped_one(a);
+    te_op_gemm_args one = te__grouped_one(a);
     if (a->groups == 0 || a->m == 0 || a->n == 0) return TE_OK;
     q.args = &one;
     q.a.data = te__data(a->a);

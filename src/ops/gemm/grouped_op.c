@@ -1,8 +1,8 @@
 /* ops/gemm/grouped_op.c: the front door of products by groups: checks. Knows tensors; must not know which backend runs. */
 
-/* One group's product, as te_gemm has it, with all the rows or all the k there are: what both kinds have in common with it. */
-static te_gemm_args te__grouped_one(const te_grouped_gemm_args *a) {
-    te_gemm_args g = TE_ZERO;
+/* One group's product, as te_op_gemm has it, with all the rows or all the k there are: the fields that both kinds share with it. */
+static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
+    te_op_gemm_args g = TE_ZERO;
     g.a = a->a;
     g.b = a->b;
     g.d = a->d;
@@ -23,7 +23,7 @@ static te_gemm_args te__grouped_one(const te_grouped_gemm_args *a) {
     return g;
 }
 
-static te_result te__grouped_check_sizes(te_ctx *te, const te_grouped_gemm_args *a) {
+static te_result te__grouped_check_sizes(te_ctx *te, const te_op_grouped_gemm_args *a) {
     const te_tensor *x = a->sizes ? a->sizes : a->offsets;
     const char *name = a->sizes ? "sizes" : "offsets";
     te_result r;
@@ -45,7 +45,7 @@ static te_result te__grouped_want_stack(te_ctx *te, const char *name, const te_t
     return r;
 }
 
-static te_result te__grouped_check_scales(te_ctx *te, const te_grouped_gemm_args *a) {
+static te_result te__grouped_check_scales(te_ctx *te, const te_op_grouped_gemm_args *a) {
     te_result r = TE_OK;
     if (a->scaling_a == TE_SCALING_TENSOR) {
         if (a->scale_a) r = te__want_f32(te, "grouped_gemm", "scale_a", a->scale_a, te__numel(a->scale_a) == 1 ? 1 : a->groups);
@@ -63,8 +63,8 @@ static te_result te__grouped_check_scales(te_ctx *te, const te_grouped_gemm_args
     return r;
 }
 
-static te_result te__grouped_check_epilogue(te_ctx *te, const te_grouped_gemm_args *a, const te_gemm_args *one) {
-    te_gemm_args plain = *one;
+static te_result te__grouped_check_epilogue(te_ctx *te, const te_op_grouped_gemm_args *a, const te_op_gemm_args *one) {
+    te_op_gemm_args plain = *one;
     te_result r;
     if (a->along_k && (a->bias || a->epilogue != TE_EPILOGUE_NONE || a->aux))
         return te__fail(te, TE_ERR_INVALID, "grouped_gemm: bias, aux and epilogues belong to groups along rows, and these lie along k");
@@ -73,8 +73,8 @@ static te_result te__grouped_check_epilogue(te_ctx *te, const te_grouped_gemm_ar
     return r == TE_OK && a->bias ? te__want_vector(te, "grouped_gemm", "bias", a->bias, a->groups * a->n) : r;
 }
 
-static te_result te__check_grouped_gemm(te_ctx *te, te_grouped_gemm_args *a) {
-    te_gemm_args one = te__grouped_one(a);
+static te_result te__check_grouped_gemm(te_ctx *te, te_op_grouped_gemm_args *a) {
+    te_op_gemm_args one = te__grouped_one(a);
     te_result r;
     if (a->groups < 0 || a->m < 0 || a->n < 0 || a->k < 0 || a->groups > INT_MAX)
         return te__fail(te, TE_ERR_INVALID, "grouped_gemm: groups, m, n, k are %lld, %lld, %lld, %lld; sizes cannot be negative, nor groups that many",

@@ -1,5 +1,5 @@
 // ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as
-// the arguments of an ordinary one. Every warp finds out for itself: the sizes of 32 groups are added up in five steps.
+// the arguments of an ordinary one. Every warp computes them by itself: the sizes of 32 groups are added up in five steps.
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 
@@ -97,7 +97,7 @@ TE_DEV te__gemm_kargs te_group_product(const te__gemm_grouped_kargs &a, const te
     return g;
 }
 
-// What the block with tile `tile` of all has to do, with tiles of bm x bn; false: nothing, since there are fewer tiles, or nothing to add to D.
+// The work of the block with tile `tile` of all, with tiles of bm x bn; false: none, since there are fewer tiles, or nothing to add to D.
 TE_DEV bool te_group_open(const te__gemm_grouped_kargs &a, int bm, int bn, te_u32 tile, te__gemm_kargs &g, te_u32 &tile_of_group) {
     te_group group;
     te_u32 columns = (te_u32)te_div_up(a.g.n, bn);

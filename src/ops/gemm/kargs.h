@@ -7,7 +7,7 @@ typedef struct te__gemm_kargs {
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
     const void *bias;  /* [n], or NULL */
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
-    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_block_quantize. gemm_skinny: also the
+    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_op_block_quantize. gemv_k: also the
                                        * bytes of MXFP8's and NVFP4's */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
     float *row_sums;                /* gemm_hopper: of D's columns, [m / 64 rounded up, n]: each of 64 rows */
@@ -30,7 +30,7 @@ typedef struct te__gemm_kargs {
 /* Shapes of the blocks of A and B. */
 typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
 
-/* Products by groups: what is added to the arguments of one product; groups.cuh makes those of one group out of both. */
+/* Products by groups: additions to the arguments of one product; groups.cuh makes those of one group out of both. */
 typedef struct te__gemm_grouping {
     const void *sizes;     /* [count], or [count + 1] offsets */
     long long b_elements;  /* of B, from one group to the next; along k: of D */
@@ -74,28 +74,19 @@ typedef struct te__gemm_align_kargs {
     te__gemm_align_side side[2]; /* A and B */
 } te__gemm_align_kargs;
 
-/* gemm_bias_gradient: out [n] = the sums of the columns of sums [rows, n]. */
-typedef struct te__gemm_bias_gradient_kargs {
-    const float *sums;
-    void *out;
-    long long rows, n;
-    int out_dt;
-    int pad;
-} te__gemm_bias_gradient_kargs;
-
-/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_rows_out, else by TMA, with what comes in between. */
+/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_row_store_path, else by TMA, with the epilogue of the bits. */
 enum {
     TE__GEMM_STORE = 1,
     TE__GEMM_STORE_BIAS = 2,
     TE__GEMM_STORE_GELU = 4,
-    TE__GEMM_STORE_AUX = 8, /* and what GELU is of, to aux */
+    TE__GEMM_STORE_AUX = 8, /* and the input of GELU, to aux */
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
     TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
     TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start or end anywhere */
 };
 
-/* gemm_hopper: slots, what is on D's way out, block scales, barriers: all that a block can have. */
+/* gemm_hopper: slots, buffers of the epilogue, block scales, barriers: all that a block can have. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */

@@ -60,16 +60,16 @@ static int64_t te__gemm_scale_rows(te_scaling s, bool columnwise, int64_t size, 
     return columnwise ? te__round_up(te__gemm_groups(s, k), 4) : te__round_up(size, 128);
 }
 
-/* What a block's codes times its scale still lack of the values that were quantized, besides the amax. */
+/* The factor between a block's codes times its scale and the quantized values, besides the amax. */
 static float te__gemm_nvfp4_factor(bool e4m3_max_256) { return 1.0f / (6.0f * (e4m3_max_256 ? 256.0f : 448.0f)); }
 
-static te_result te__gemm_check_pair(te_ctx *te, const te_gemm_args *a) {
+static te_result te__gemm_check_pair(te_ctx *te, const te_op_gemm_args *a) {
     te_scaling sa = a->scaling_a, sb = a->scaling_b;
     if ((int)sa < 0 || sa > TE_SCALING_NVFP4 || (int)sb < 0 || sb > TE_SCALING_NVFP4)
         return te__fail(te, TE_ERR_INVALID, "gemm: scaling_a is %d and scaling_b %d; te_scaling has 0 to %d", (int)sa, (int)sb, (int)TE_SCALING_NVFP4);
     if (sa == TE_SCALING_BLOCK_2D && sb == TE_SCALING_BLOCK_2D)
         return te__fail(te, TE_ERR_INVALID,
-                        "gemm: A and B both have 128 x 128 blocks (BLOCK_2D); one of them must have 1 x 128 blocks: quantize A or B with te_block_quantize "
+                        "gemm: A and B both have 128 x 128 blocks (BLOCK_2D); one of them must have 1 x 128 blocks: quantize A or B with te_op_block_quantize "
                         "and two_dimensional = false, and pass BLOCK_1D");
     if (sa != sb && !(te__gemm_is_block(sa) && te__gemm_is_block(sb)))
         return te__fail(te, TE_ERR_INVALID, "gemm: A is scaled by %s and B by %s; only BLOCK_1D and BLOCK_2D go together: quantize both by one recipe",
@@ -81,7 +81,7 @@ static te_result te__gemm_check_pair(te_ctx *te, const te_gemm_args *a) {
     return TE_OK;
 }
 
-static te_result te__gemm_check_formats(te_ctx *te, const te_gemm_args *a) {
+static te_result te__gemm_check_formats(te_ctx *te, const te_op_gemm_args *a) {
     te_dtype ad = a->a->dtype, bd = a->b->dtype;
     const char *an = te_dtype_name(ad), *bn = te_dtype_name(bd), *scaling = te__gemm_scaling_name(a->scaling_a);
     bool narrow = ad == TE_F4E2M1 && bd == TE_F4E2M1, fp8 = te__is_fp8(ad) && te__is_fp8(bd);
@@ -127,7 +127,7 @@ static te_result te__gemm_check_amax(te_ctx *te, const char *name, const te_tens
     return te__want_f32(te, "gemm", name, amax, te__numel(amax) == 1 ? 1 : size);
 }
 
-static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
+static te_result te__gemm_check_epilogue(te_ctx *te, const te_op_gemm_args *a) {
     te_result r = TE_OK;
     if ((int)a->epilogue < TE_EPILOGUE_NONE || a->epilogue > TE_EPILOGUE_DGELU)
         return te__fail(te, TE_ERR_INVALID, "gemm: epilogue is %d; te_epilogue has 0 to %d", (int)a->epilogue, (int)TE_EPILOGUE_DGELU);
@@ -143,22 +143,22 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_gemm_args *a) {
     if (r == TE_OK && a->bias_gradient) {
         r = te__want_vector(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
         if (r == TE_OK && a->accumulate)
-            r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_column_sum");
+            r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_op_column_sum");
         if (r == TE_OK && (te__rows(a->d) != a->m || te__cols(a->d) != a->n || !te__is_contiguous(a->d)))
             r = te__fail(te, TE_ERR_SHAPE, "gemm: with bias_gradient D must be a contiguous [%lld, %lld]", (long long)a->m, (long long)a->n);
     }
     return r;
 }
 
-/* What bias_gradient is, of a D that has been written. */
-static te_column_sum_args te__gemm_column_sum(const te_gemm_args *a) {
-    te_column_sum_args sum = TE_ZERO;
+/* The column sum that bias_gradient is, of a D that has been written. */
+static te_op_column_sum_args te__gemm_column_sum(const te_op_gemm_args *a) {
+    te_op_column_sum_args sum = TE_ZERO;
     sum.x = a->d;
     sum.out = a->bias_gradient;
     return sum;
 }
 
-static te_result te__check_gemm(te_ctx *te, te_gemm_args *a) {
+static te_result te__check_gemm(te_ctx *te, te_op_gemm_args *a) {
     te_result r;
     if (a->m < 0 || a->n < 0 || a->k < 0)
         return te__fail(te, TE_ERR_INVALID, "gemm: m, n, k are %lld, %lld, %lld; sizes cannot be negative", (long long)a->m, (long long)a->n, (long long)a->k);

@@ -12,7 +12,7 @@ static int64_t te__loss_target(const te_tensor *target, int64_t row, int64_t ign
 /* ---- cross entropy ---- */
 
 static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
-    const te_cross_entropy_fwd_args *a = (const te_cross_entropy_fwd_args *)user;
+    const te_op_cross_entropy_fwd_args *a = (const te_op_cross_entropy_fwd_args *)user;
     const void *logits = te__data(a->logits);
     te_dtype dt = a->logits->dtype;
     float run[TE__LOSS_RUN], e = a->label_smoothing;
@@ -45,8 +45,8 @@ static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
     }
 }
 
-static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_cross_entropy_fwd_args *a) {
-    te_cross_entropy_fwd_args args = *a;
+static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_op_cross_entropy_fwd_args *a) {
+    te_op_cross_entropy_fwd_args args = *a;
     int64_t m = te__rows(a->logits), v = te__cols(a->logits), row, counted = 0;
     te__parallel_for(te, m, te__max(1, 4096 / te__max(1, v)), te__cross_entropy_fwd_rows, &args);
     if (!a->count) return TE_OK;
@@ -56,7 +56,7 @@ static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_cross_entropy_fw
 }
 
 static void te__cross_entropy_bwd_rows(void *user, int64_t begin, int64_t end) {
-    const te_cross_entropy_bwd_args *a = (const te_cross_entropy_bwd_args *)user;
+    const te_op_cross_entropy_bwd_args *a = (const te_op_cross_entropy_bwd_args *)user;
     const float *dloss = (const float *)te__data(a->dloss), *lse = (const float *)te__data(a->lse);
     float run[TE__LOSS_RUN], e = a->label_smoothing, count_of_targets = 1.0f, everywhere;
     int64_t v = te__cols(a->logits), row, i, k, count, step = te__numel(a->dloss) == 1 ? 0 : 1;
@@ -76,8 +76,8 @@ static void te__cross_entropy_bwd_rows(void *user, int64_t begin, int64_t end) {
     }
 }
 
-static te_result te__cpu_cross_entropy_bwd(te_ctx *te, const te_cross_entropy_bwd_args *a) {
-    te_cross_entropy_bwd_args args = *a;
+static te_result te__cpu_cross_entropy_bwd(te_ctx *te, const te_op_cross_entropy_bwd_args *a) {
+    te_op_cross_entropy_bwd_args args = *a;
     int64_t v = te__cols(a->logits);
     if (v == 0) return TE_OK;
     te__parallel_for(te, te__rows(a->logits), te__max(1, 4096 / v), te__cross_entropy_bwd_rows, &args);
@@ -117,7 +117,7 @@ static void te__mse_blocks(void *user, int64_t begin, int64_t end) {
     }
 }
 
-static te_result te__cpu_mse_fwd(te_ctx *te, const te_mse_fwd_args *a) {
+static te_result te__cpu_mse_fwd(te_ctx *te, const te_op_mse_fwd_args *a) {
     te__mse_job job = TE_ZERO;
     int64_t n = te__numel(a->x), blocks = te__div_up(n, TE__LOSS_BLOCK), i;
     double sum = 0.0;
@@ -133,7 +133,7 @@ static te_result te__cpu_mse_fwd(te_ctx *te, const te_mse_fwd_args *a) {
     return TE_OK;
 }
 
-static te_result te__cpu_mse_bwd(te_ctx *te, const te_mse_bwd_args *a) {
+static te_result te__cpu_mse_bwd(te_ctx *te, const te_op_mse_bwd_args *a) {
     te__mse_job job = TE_ZERO;
     job.x = a->x;
     job.target = a->target;

@@ -6,7 +6,7 @@
 // One pass: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the threads.
 // -inf is a legal logit, so a thread may have seen nothing finite: its reference is then 0 in place of m.
 //
-// One H200, 2026-11-21, te_bench entropy: 8192x128256 bf16, 1.00 to 1.02 of copy.
+// Benchmark: "cross-entropy forward" in tests/bench/h200.csv.
 //
 // Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any v and alignment; with X_DT the
 // aligned middle of a row is read in vectors of eight.
@@ -15,6 +15,7 @@
 // te:row X_DT=3
 // te:row X_DT=1
 // te:row X_DT=2
+#include "device/vector.cuh"
 #include "ops/loss/kargs.h"
 #include "ops/loss/loss.cuh"
 

@@ -1,11 +1,11 @@
 /* ops/loss/cuda.c: the losses, which kernels and how they are launched. Knows plans; must not know the driver. */
 
-/* Threads for a row of v logits, of which each takes `each`. */
+/* Threads for a row of v logits, of which each has `each`. */
 static int te__loss_threads(int64_t v, int64_t each, int64_t most) {
     return (int)te__min(most, te__round_up(te__max(1, te__div_up(v, each)), 32));
 }
 
-static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_cross_entropy_fwd_args *a) {
+static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_entropy_fwd_args *a) {
     int64_t m = te__rows(a->logits), v = te__cols(a->logits);
     if (m > 0) {
         te__launch *l = te__plan_launch(p, "loss", "cross_entropy_fwd");
@@ -38,7 +38,7 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_cross_ent
     return TE_OK;
 }
 
-static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_cross_entropy_bwd_args *a) {
+static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_entropy_bwd_args *a) {
     int64_t m = te__rows(a->logits), v = te__cols(a->logits);
     te__launch *l;
     te__cross_entropy_bwd_kargs *k;
@@ -70,7 +70,7 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_cross_ent
     return TE_OK;
 }
 
-static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_mse_fwd_args *a) {
+static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_op_mse_fwd_args *a) {
     int64_t count = te__numel(a->x), parts = te__min(1024, te__div_up(count, 2048));
     float *partial = (float *)te__plan_workspace(p, parts * (int64_t)sizeof(float));
     te__launch *l;
@@ -102,7 +102,7 @@ static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_mse_fwd_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_mse_bwd_args *a) {
+static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a) {
     int64_t count = te__numel(a->x);
     bool vector = !p->baseline && count % 8 == 0 && a->dx->dtype == a->x->dtype && te__is_aligned(a->x, 16) && te__is_aligned(a->target, 16) &&
                   te__is_aligned(a->dx, 16);

@@ -11,7 +11,7 @@ static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, cons
     return r;
 }
 
-static te_result te__check_cross_entropy_fwd(te_ctx *te, te_cross_entropy_fwd_args *a) {
+static te_result te__check_cross_entropy_fwd(te_ctx *te, te_op_cross_entropy_fwd_args *a) {
     const char *op = "cross_entropy_fwd";
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->label_smoothing);
     if (r == TE_OK) r = te__want_f32(te, op, "loss", a->loss, te__rows(a->logits));
@@ -20,7 +20,7 @@ static te_result te__check_cross_entropy_fwd(te_ctx *te, te_cross_entropy_fwd_ar
     return r;
 }
 
-static te_result te__check_cross_entropy_bwd(te_ctx *te, te_cross_entropy_bwd_args *a) {
+static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd_args *a) {
     const char *op = "cross_entropy_bwd";
     char text[TE__SHAPE_TEXT];
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->label_smoothing);
@@ -38,14 +38,14 @@ static te_result te__check_cross_entropy_bwd(te_ctx *te, te_cross_entropy_bwd_ar
     return r;
 }
 
-static te_result te__check_mse_fwd(te_ctx *te, te_mse_fwd_args *a) {
+static te_result te__check_mse_fwd(te_ctx *te, te_op_mse_fwd_args *a) {
     te_result r = te__want_float(te, "mse_fwd", "x", a->x);
     if (r == TE_OK) r = te__want_like(te, "mse_fwd", "target", a->target, "x", a->x);
     if (r == TE_OK) r = te__want_f32(te, "mse_fwd", "loss", a->loss, 1);
     return r;
 }
 
-static te_result te__check_mse_bwd(te_ctx *te, te_mse_bwd_args *a) {
+static te_result te__check_mse_bwd(te_ctx *te, te_op_mse_bwd_args *a) {
     te_result r = te__want_float(te, "mse_bwd", "x", a->x);
     if (r == TE_OK) r = te__want_like(te, "mse_bwd", "target", a->target, "x", a->x);
     if (r == TE_OK) r = te__want_f32(te, "mse_bwd", "dloss", a->dloss, 1);

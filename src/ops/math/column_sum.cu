@@ -8,7 +8,7 @@
 // Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of all the group's columns: four
 // sums over every fourth chunk, which are then added in order. That is one launch, and bits that depend on the shape alone.
 //
-// One H200, 2026-11-21, te_bench, bf16, of copy: 16384x4096 0.87, 8192x8192 0.87, 16384x2048 0.71 (22 us).
+// Benchmark: "column sum" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple of 8, and rows of x
 // start at multiples of 16 bytes.
@@ -17,7 +17,7 @@
 // te:row X_DT=3
 // te:row X_DT=2
 // te:row X_DT=1
-#include "device/raw8.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifdef X_DT
 #define RESIDENT 4
@@ -25,7 +25,7 @@
 #define RESIDENT 1
 #endif
 
-// True in every thread of the block that ends last of `count`; it sees what all of them wrote. The counter is 0 again then.
+// True in every thread of the block that ends last of `count`; the writes of all of them are visible to it. The counter is 0 again then.
 TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {
     __shared__ bool last;
     __syncthreads();
@@ -63,22 +63,22 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_column_sum(const 
         te_i64 stride = 8 * a.n * te_size<X_DT>;
         const char *at = (const char *)a.x + (row * a.n + col) * te_size<X_DT>;
         for (; row + 56 < end; row += 64, at += 8 * stride) {
-            te_raw8<X_DT> x[8];
+            te_raw<X_DT> x[8];
 #pragma unroll
-            for (int r = 0; r < 8; r++) x[r] = te_raw8_load_once<X_DT>(at + r * stride, 0);
+            for (int r = 0; r < 8; r++) x[r] = te_raw_load_once<X_DT>(at + r * stride, 0);
 #pragma unroll
             for (int r = 0; r < 8; r++)
 #pragma unroll
-                for (int k = 0; k < 8; k++) sum[k] += te_raw8_get(x[r], k);
+                for (int k = 0; k < 8; k++) sum[k] += te_raw_get(x[r], k);
         }
-        te_raw8<X_DT> x[8]; // what is left, all at once as well
+        te_raw<X_DT> x[8]; // the remaining rows, all loads at once as well
 #pragma unroll
-        for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw8_load_once<X_DT>(at + r * stride, 0) : te_raw8_zero<X_DT>();
+        for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw_load_once<X_DT>(at + r * stride, 0) : te_raw_zero<X_DT>();
 #pragma unroll
         for (int r = 0; r < 8; r++)
             if (row + 8 * r < end)
 #pragma unroll
-                for (int k = 0; k < 8; k++) sum[k] += te_raw8_get(x[r], k);
+                for (int k = 0; k < 8; k++) sum[k] += te_raw_get(x[r], k);
     }
 #else
     for (; row < end; row += 8)

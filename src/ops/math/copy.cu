@@ -9,14 +9,14 @@
 //
 // Transposed views of equal formats go through transpose.cu, six times as fast.
 //
-// One H200, 2026-11-22, te_bench convert: 16384x4096 bf16 to f32 0.92 of copy.
+// Benchmark: "convert to f32" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: blocks of 1024 items; each thread takes four, 256 apart. width 4, 8: addresses and strides as te_ask wants them.
+// Launch: block 256, grid: blocks of 1024 items; each thread has four, 256 apart. width 4, 8: addresses and strides as te_raw_ask requires.
 //
 // te:baseline
 // te:row SRC_DT=1 DST_DT=3
 // te:row SRC_DT=3 DST_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef SRC_DT
 #define SRC_DT a.src_dt
@@ -87,19 +87,19 @@ TE_DEV void te_copy_units(const te__copy_kargs &a, te_i64 first) {
 
 // Items of N neighbours.
 template <int N> TE_DEV void te_convert_items(const te__copy_kargs &a, te_i64 first) {
-    te_bits<N> item[4];
+    te_raw<TE_ANY, N> item[4];
     te_i64 from[4], to[4];
     te_locate4(a, first, from, to);
-    bool all = first + 768 < a.items; // then the four loads are on their way together
+    bool all = first + 768 < a.items; // then the four loads are in flight at once
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        if (all) item[k] = te_ask<N>(a.src, from[k], SRC_DT);
+        if (all) item[k] = te_raw_ask<N>(a.src, from[k], SRC_DT);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         float v[N];
         if (first + k * 256 >= a.items) break;
-        if (!all) item[k] = te_ask<N>(a.src, from[k], SRC_DT);
-        te_of_bits<N>(item[k], SRC_DT, v);
+        if (!all) item[k] = te_raw_ask<N>(a.src, from[k], SRC_DT);
+        te_raw_values<N>(item[k], SRC_DT, v);
         te_store_n<N>(a.dst, to[k], DST_DT, v);
     }
 }

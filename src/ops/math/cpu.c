@@ -83,7 +83,7 @@ static void te__copy_pieces(void *user, int64_t begin, int64_t end) {
             te__copy_convert(j, j->src + from * src_size, w->src[last], j->dst + to * dst_size, w->dst[last], n);
     }
 }
-static void te__copy_apart(te_ctx *te, const te_copy_args *a) {
+static void te__copy_apart(te_ctx *te, const te_op_copy_args *a) {
     te__copy_job j;
     int64_t n = te__numel(a->src), run;
     if (n == 0) return;
@@ -97,7 +97,7 @@ static void te__copy_apart(te_ctx *te, const te_copy_args *a) {
     j.pieces = te__div_up(run, TE__MATH_PIECE);
     te__parallel_for(te, n / run * j.pieces, te__max(1, 16384 / te__min(run, TE__MATH_PIECE)), te__copy_pieces, &j);
 }
-static te_result te__cpu_copy(te_ctx *te, const te_copy_args *a) {
+static te_result te__cpu_copy(te_ctx *te, const te_op_copy_args *a) {
     te__copy_sides sides = te__copy_sides_of(a);
     te__copy_detour d;
     size_t bytes;
@@ -119,7 +119,7 @@ static te_result te__cpu_copy(te_ctx *te, const te_copy_args *a) {
 static int64_t te__math_pieces(int64_t n) { return te__div_up(n, TE__MATH_PIECE); }
 static int64_t te__math_piece_size(int64_t piece, int64_t n) { return te__min(TE__MATH_PIECE, n - piece * TE__MATH_PIECE); }
 
-static te_result te__cpu_fill(te_ctx *te, const te_fill_args *a) {
+static te_result te__cpu_fill(te_ctx *te, const te_op_fill_args *a) {
     uint64_t bits = te__fill_bits(a->dst->dtype, a->value);
     int64_t n = te__numel(a->dst), i;
     void *dst = te__data(a->dst);
@@ -140,7 +140,7 @@ static te_result te__cpu_fill(te_ctx *te, const te_fill_args *a) {
 }
 
 static void te__random_pieces(void *user, int64_t begin, int64_t end) {
-    const te_random_args *a = (const te_random_args *)user;
+    const te_op_random_args *a = (const te_op_random_args *)user;
     float v[TE__MATH_PIECE], below = te__random_below(a), width = a->b - a->a;
     int64_t n = te__numel(a->dst), piece, i, k;
     for (piece = begin; piece < end; piece++) {
@@ -161,21 +161,21 @@ static void te__random_pieces(void *user, int64_t begin, int64_t end) {
         te__store_row(te__data(a->dst), a->dst->dtype, piece * TE__MATH_PIECE, te__math_piece_size(piece, n), v);
     }
 }
-static te_result te__cpu_random(te_ctx *te, const te_random_args *a) {
-    te_random_args args = *a;
+static te_result te__cpu_random(te_ctx *te, const te_op_random_args *a) {
+    te_op_random_args args = *a;
     te__rng_read(te__data(a->rng), &args.seed, &args.offset);
     te__parallel_for(te, te__math_pieces(te__numel(a->dst)), 1, te__random_pieces, &args);
     return TE_OK;
 }
 
-/* alpha with what the device scalars make of it. */
-static float te__axpby_alpha(const te_axpby_args *a) {
+/* alpha times the device scalars. */
+static float te__axpby_alpha(const te_op_axpby_args *a) {
     float alpha = a->alpha_device ? a->alpha * *(const float *)te__data(a->alpha_device) : a->alpha;
     float divisor = a->divide_device ? *(const float *)te__data(a->divide_device) : 1.0f;
     return divisor > 1.0f ? alpha / divisor : alpha;
 }
 static void te__axpby_pieces(void *user, int64_t begin, int64_t end) {
-    const te_axpby_args *a = (const te_axpby_args *)user;
+    const te_op_axpby_args *a = (const te_op_axpby_args *)user;
     float x[TE__MATH_PIECE], y[TE__MATH_PIECE], alpha = te__axpby_alpha(a), beta = a->beta;
     int64_t n = te__numel(a->x), piece, i;
     for (piece = begin; piece < end; piece++) {
@@ -190,8 +190,8 @@ static void te__axpby_pieces(void *user, int64_t begin, int64_t end) {
         te__store_row(te__data(a->out), a->out->dtype, at, size, x);
     }
 }
-static te_result te__cpu_axpby(te_ctx *te, const te_axpby_args *a) {
-    te_axpby_args args = *a;
+static te_result te__cpu_axpby(te_ctx *te, const te_op_axpby_args *a) {
+    te_op_axpby_args args = *a;
     te__parallel_for(te, te__math_pieces(te__numel(a->x)), 8, te__axpby_pieces, &args);
     return TE_OK;
 }
@@ -201,7 +201,7 @@ static te_result te__cpu_axpby(te_ctx *te, const te_axpby_args *a) {
 /* The array is cut in as many parts as there may be threads, whatever their number is. */
 enum { TE__SUM_PARTS = 64 };
 typedef struct te__sum_job {
-    const te_sum_args *a;
+    const te_op_sum_args *a;
     double part[TE__SUM_PARTS];
 } te__sum_job;
 
@@ -226,7 +226,7 @@ static void te__sum_parts(void *user, int64_t begin, int64_t end) {
         j->part[part] = sum[0] + sum[1] + sum[2] + sum[3];
     }
 }
-static te_result te__cpu_sum(te_ctx *te, const te_sum_args *a) {
+static te_result te__cpu_sum(te_ctx *te, const te_op_sum_args *a) {
     te__sum_job j;
     double sum = 0;
     int i;
@@ -239,7 +239,7 @@ static te_result te__cpu_sum(te_ctx *te, const te_sum_args *a) {
 
 enum { TE__COLUMN_BLOCK = 64 };
 static void te__column_sum_blocks(void *user, int64_t begin, int64_t end) {
-    const te_column_sum_args *a = (const te_column_sum_args *)user;
+    const te_op_column_sum_args *a = (const te_op_column_sum_args *)user;
     double sum[TE__COLUMN_BLOCK];
     float v[TE__COLUMN_BLOCK];
     int64_t m = te__rows(a->x), n = te__cols(a->x), block, row, i;
@@ -258,8 +258,8 @@ static void te__column_sum_blocks(void *user, int64_t begin, int64_t end) {
         te__store_row(te__data(a->out), a->out->dtype, col, size, v);
     }
 }
-static te_result te__cpu_column_sum(te_ctx *te, const te_column_sum_args *a) {
-    te_column_sum_args args = *a;
+static te_result te__cpu_column_sum(te_ctx *te, const te_op_column_sum_args *a) {
+    te_op_column_sum_args args = *a;
     te__parallel_for(te, te__div_up(te__cols(a->x), TE__COLUMN_BLOCK), 1, te__column_sum_blocks, &args);
     return TE_OK;
 }
@@ -282,7 +282,7 @@ static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *ds
     }
 }
 static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
-    const te_embedding_fwd_args *a = (const te_embedding_fwd_args *)user;
+    const te_op_embedding_fwd_args *a = (const te_op_embedding_fwd_args *)user;
     int64_t vocab = a->table->shape[0], h = a->table->shape[1], size = te__dtype_size(a->y->dtype), token;
     for (token = begin; token < end; token++) {
         int64_t id = te__load_index(te__data(a->ids), a->ids->dtype, token);
@@ -292,8 +292,8 @@ static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
             memset((char *)te__data(a->y) + token * h * size, 0, (size_t)(h * size)); /* all bits 0 is 0 in every float format */
     }
 }
-static te_result te__cpu_embedding_fwd(te_ctx *te, const te_embedding_fwd_args *a) {
-    te_embedding_fwd_args args = *a;
+static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_args *a) {
+    te_op_embedding_fwd_args args = *a;
     if (te__numel(a->y) == 0) return TE_OK;
     te__parallel_for(te, te__numel(a->ids), 64, te__embedding_fwd_rows, &args);
     return TE_OK;
@@ -301,13 +301,13 @@ static te_result te__cpu_embedding_fwd(te_ctx *te, const te_embedding_fwd_args *
 
 /* order: the tokens sorted by id, in their order within an id; those of id v are order[start[v] .. start[v + 1] - 1]. */
 typedef struct te__embedding_job {
-    const te_embedding_bwd_args *a;
+    const te_op_embedding_bwd_args *a;
     int64_t *start, *order;
 } te__embedding_job;
 
 static void te__embedding_bwd_rows(void *user, int64_t begin, int64_t end) {
     const te__embedding_job *j = (const te__embedding_job *)user;
-    const te_embedding_bwd_args *a = j->a;
+    const te_op_embedding_bwd_args *a = j->a;
     int64_t h = a->dtable->shape[1], id, at, token, i;
     float sum[TE__MATH_PIECE], v[TE__MATH_PIECE];
     for (id = begin; id < end; id++) {
@@ -327,7 +327,7 @@ static void te__embedding_bwd_rows(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-static te_result te__cpu_embedding_bwd(te_ctx *te, const te_embedding_bwd_args *a) {
+static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_args *a) {
     te__embedding_job j;
     int64_t tokens = te__numel(a->ids), vocab = a->dtable->shape[0], i, id;
     size_t start_bytes = (size_t)(vocab + 2) * sizeof(int64_t), order_bytes = (size_t)tokens * sizeof(int64_t);

@@ -18,7 +18,7 @@ static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src,
     while (unit < 16 && all % (uintptr_t)(2 * unit) == 0) unit *= 2;
     return unit;
 }
-/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that what a warp reads, or writes, at once lies in a row. */
+/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that each load or store of a warp is contiguous. */
 static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
     if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
     return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
@@ -64,11 +64,11 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     te__launch_size(l, te__div_up(k->items, 1024), 1, 1, 256, 0);
 }
 
-/* What a block of the kernel transposes: two tiles. */
+/* A block of the kernel transposes two tiles. */
 static int64_t te__transpose_tall(int size) { return size == 1 ? 128 : 256 / size; }
 static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 
-/* Transposes of matrices of elements of t->size bytes; what follows from the rest of t is filled in. */
+/* Transposes of matrices of elements of t->size bytes; the fields that follow from the rest of t are filled in. */
 static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size), dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
     te__launch *l = te__plan_launch(p, "math", "transpose");
@@ -91,8 +91,8 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
 }
 
 /* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth of tiles at least. Element by
- * element takes six times as long as through full ones. */
-static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_copy_args *a) {
+ * element is six times slower than full tiles. */
+static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;
     for (d = 0; d < last; d++)
@@ -116,7 +116,7 @@ static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int si
     return true;
 }
 
-static void te__plan_copy_apart(te__plan *p, const te_copy_args *a) {
+static void te__plan_copy_apart(te__plan *p, const te_op_copy_args *a) {
     te__copy_walk w;
     int64_t n = te__numel(a->src), whole;
     bool raw = te__copy_is_raw(a->src->dtype, a->dst->dtype), flat;
@@ -125,7 +125,7 @@ static void te__plan_copy_apart(te__plan *p, const te_copy_args *a) {
     te__copy_walk_make(&w, a->src, a->dst);
     flat = w.ndim == 1 && w.src[0] == 1 && w.dst[0] == 1;
     if (flat) {
-        /* The bulk in the widest items, and what is left over one by one. */
+        /* The bulk in the widest items, and the rest one by one. */
         bool aligned = te__math_aligned(a->src) && te__math_aligned(a->dst);
         width = !aligned ? 1 : raw ? 16 / size : te__copy_width(a->src, a->dst);
         if (width > 1) {
@@ -142,7 +142,7 @@ static void te__plan_copy_apart(te__plan *p, const te_copy_args *a) {
     te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, raw ? 1 : te__copy_run_width(&w, a->src, a->dst));
     te__plan_why(p, flat ? "contiguous, but not aligned to 16 bytes" : "strided");
 }
-static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
+static te_result te__cuda_plan_copy(te__plan *p, const te_op_copy_args *a) {
     te__copy_sides sides = te__copy_sides_of(a);
     te__copy_detour d;
     void *memory;
@@ -159,7 +159,7 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_copy_args *a) {
 
 /* ---- fill, random, axpby ---- */
 
-static te_result te__cuda_plan_fill(te__plan *p, const te_fill_args *a) {
+static te_result te__cuda_plan_fill(te__plan *p, const te_op_fill_args *a) {
     te__launch *l;
     te__fill_kargs *k;
     int unit = (int)te__dtype_size(a->dst->dtype), bits;
@@ -178,7 +178,7 @@ static te_result te__cuda_plan_fill(te__plan *p, const te_fill_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_random(te__plan *p, const te_random_args *a) {
+static te_result te__cuda_plan_random(te__plan *p, const te_op_random_args *a) {
     te__launch *l;
     te__random_kargs *k;
     if (te__numel(a->dst) == 0) return TE_OK;
@@ -200,7 +200,7 @@ static te_result te__cuda_plan_random(te__plan *p, const te_random_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_axpby(te__plan *p, const te_axpby_args *a) {
+static te_result te__cuda_plan_axpby(te__plan *p, const te_op_axpby_args *a) {
     te__launch *l;
     te__axpby_kargs *k;
     if (te__numel(a->x) == 0) return TE_OK;
@@ -228,7 +228,7 @@ static te_result te__cuda_plan_axpby(te__plan *p, const te_axpby_args *a) {
 
 /* ---- sums ---- */
 
-static te_result te__cuda_plan_sum(te__plan *p, const te_sum_args *a) {
+static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
     te__sum_kargs args = TE_ZERO;
     te__launch *l = te__plan_launch(p, "math", "sum");
     args.x = te__data(a->x);
@@ -279,13 +279,25 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
     return TE_OK;
 }
-static te_result te__cuda_plan_column_sum(te__plan *p, const te_column_sum_args *a) {
+/* The same of f32 in one pass without a workspace, for at most some thousand rows. */
+static void te__plan_column_sum_short(te__plan *p, const float *x, int64_t m, int64_t n, te_tensor *out, bool accumulate) {
+    te__launch *l = te__plan_launch(p, "math", "column_sum_short");
+    te__column_sum_short_kargs *k = TE__KARGS(p, l, te__column_sum_short_kargs);
+    k->x = x;
+    k->out = te__data(out);
+    k->m = m;
+    k->n = n;
+    k->out_dt = out->dtype;
+    k->accumulate = accumulate;
+    te__launch_size(l, te__div_up(n, 32), 1, 1, 256, 0);
+}
+static te_result te__cuda_plan_column_sum(te__plan *p, const te_op_column_sum_args *a) {
     return te__plan_column_sum(p, te__data(a->x), a->x->dtype, te__rows(a->x), te__cols(a->x), a->out, a->accumulate);
 }
 
 /* ---- embedding ---- */
 
-static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_embedding_fwd_args *a) {
+static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_op_embedding_fwd_args *a) {
     te__launch *l;
     te__embedding_fwd_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
@@ -308,7 +320,7 @@ static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_embedding_fwd
     return TE_OK;
 }
 
-static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_embedding_bwd_args *a) {
+static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_op_embedding_bwd_args *a) {
     te__embedding_bwd_kargs args = TE_ZERO;
     te__launch *l;
     args.tokens = te__numel(a->ids);

@@ -6,8 +6,7 @@
 //   id       | warp 0 | warp 1 | warp 0 | warp 1 |      splits = 2: as many warps an id as fill the GPU, fewer for a large vocabulary
 //            +--------+--------+--------+--------+
 //
-// One H200, 2026-11-22, te_bench embedding: 16384 rows of 4096 bf16 into 128256, with embedding_sort, 0.80 of copy. Eight warps side by side on one
-// id after the other, so that dtable is written as it lies, took 1.05 of the time.
+// Benchmark: "embedding backward" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: vocab * splits / 8 up, splits fastest. `vector`: rows start at multiples of 16 bytes, and h is a
 // multiple of 8.
@@ -16,7 +15,7 @@
 // te:row DY_DT=3 DTABLE_DT=3
 // te:row DY_DT=3 DTABLE_DT=1
 // te:row DY_DT=1 DTABLE_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef DY_DT
 #define DY_DT a.dy_dt
@@ -30,14 +29,8 @@ TE_DEV void te_load_part(const void *p, te_i64 i, int dt, bool whole, te_i64 n, 
     for (int k = 0; k < 8; k++)
         if (k < n) out[k] = te_load(p, i + k, dt);
 }
-TE_DEV void te_store_part(void *p, te_i64 i, int dt, bool whole, te_i64 n, const float in[8]) {
-    if (whole) return te_store8(p, i, dt, in);
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-        if (k < n) te_store(p, i + k, dt, in[k]);
-}
 
-// Columns col .. col + 7 of the row of an id whose tokens are order[begin .. end - 1]. All lanes take part, also those beyond the last column.
+// Columns col .. col + 7 of the row of an id whose tokens are order[begin .. end - 1]. All lanes call it, also lanes beyond the last column.
 TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32 begin, te_u32 end, te_i64 col) {
     te_i64 there = a.h - col; // columns of this lane that exist; with `vector` 8 or more, or none
     bool whole = a.vector && there > 0;
@@ -46,19 +39,19 @@ TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32
     for (te_u32 base = begin; base < end; base += 32) {
         int rows = end - base < 32 ? (int)(end - base) : 32, r = 0;
         te_u32 token = lane < rows ? a.order[base + lane] : 0;
-        // Eight rows are on their way at once: a frequent id is a long chain of dependent additions, and only its loads can overlap.
+        // Eight rows are in flight at once: a frequent id is a long chain of dependent additions, and only its loads can overlap.
         for (; a.vector && r + 8 <= rows; r += 8) {
             te_u32 row[8];
-            te_bits<8> bits[8];
+            te_raw<TE_ANY, 8> bits[8];
 #pragma unroll
             for (int s = 0; s < 8; s++) row[s] = __shfl_sync(0xffffffffu, token, r + s);
             if (!whole) continue;
 #pragma unroll
-            for (int s = 0; s < 8; s++) bits[s] = te_ask<8>(a.dy, row[s] * a.h + col, DY_DT);
+            for (int s = 0; s < 8; s++) bits[s] = te_raw_ask<8>(a.dy, row[s] * a.h + col, DY_DT);
 #pragma unroll
             for (int s = 0; s < 8; s++) {
                 float v[8];
-                te_of_bits<8>(bits[s], DY_DT, v);
+                te_raw_values<8>(bits[s], DY_DT, v);
 #pragma unroll
                 for (int k = 0; k < 8; k++) sum[k] += v[k];
             }
@@ -73,7 +66,7 @@ TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32
     if (a.accumulate) te_load_part(a.dtable, id * a.h + col, DTABLE_DT, whole, there, old);
 #pragma unroll
     for (int k = 0; k < 8; k++) sum[k] += old[k];
-    te_store_part(a.dtable, id * a.h + col, DTABLE_DT, whole, there, sum);
+    te_store_part(a.dtable, id * a.h + col, DTABLE_DT, there, a.vector, sum);
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_embedding_bwd(const __grid_constant__ te__embedding_bwd_kargs a) {

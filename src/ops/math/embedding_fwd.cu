@@ -1,13 +1,13 @@
 // ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.
 //
-// One H200, 2026-11-21, te_bench embedding: 16384 rows of 4096 bf16 0.85 of copy.
+// Benchmark: "embedding forward" in tests/bench/h200.csv.
 //
 // Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.
 //
 // te:baseline
 // te:row TABLE_DT=3 Y_DT=3
 // te:row TABLE_DT=1 Y_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef TABLE_DT
 #define TABLE_DT a.table_dt

@@ -1,12 +1,12 @@
 // ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.
 //
-//   block b     takes care of the `bucket` ids from b * bucket on, and reads all ids, some of them twice
+//   block b     owns the `bucket` ids from b * bucket on, and reads all ids, some of them twice
 //   warp w      reads the w-th of 32 equal stretches of the tokens
 //
 //   pass 1      count[w][i]: tokens of id i in stretch w; and below: tokens of smaller ids, which is where this bucket begins
 //   between     turned into the place of the first token of (i, w): by id, then by stretch
 //   pass 2      each token goes to its place; within 32 tokens of one warp, the rank among equal ids is counted by match_any. Of a stretch's first 64
-//               groups of 32 tokens those are read again that have a token of the bucket: few, unless the vocabulary is small
+//               groups of 32 tokens are read again if they have a token of the bucket: a small part, unless the vocabulary is small
 //
 // Launch: block 1024, grid: vocab / bucket up. Shared: static.
 //
@@ -14,7 +14,7 @@
 #include "device/base.cuh"
 #include "ops/math/kargs.h"
 
-// The id of token t, or one that nobody has.
+// The id of token t, or one that no token has.
 TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end) {
     return t < end ? te_load_index(a.ids, t, a.ids_dt) : -1;
 }
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) te_embedding_sort(const __
 
     for (int i = lane; i < ids; i += 32) place[warp][i] = 0;
     __syncwarp();
-    // Every lane goes round equally often, for the warp votes. Four groups of ids are on their way at once.
+    // Every lane has the same number of iterations, for the warp votes. Four groups of ids are in flight at once.
     for (te_i64 t = begin; t < end; t += 128) {
         te_i64 id[4];
 #pragma unroll

@@ -18,7 +18,7 @@ typedef struct te__transpose_kargs {
     const void *src; /* [.., m, lds] */
     void *dst;       /* [.., n, ldd] */
     long long m, n, lds, ldd;
-    long long filled; /* of ldd: up to here, what is not there is 0 */
+    long long filled; /* of ldd: up to here, absent elements are 0 */
     long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, of `dims` dimensions, the last one fastest */
     unsigned shape[6];
     unsigned tiles, tiles_n; /* pairs of tiles: of a matrix, of its rows */
@@ -83,6 +83,14 @@ typedef struct te__column_sum_kargs {
     int accumulate;
 } te__column_sum_kargs;
 
+/* The same of f32 with at most some thousand rows, in one pass. */
+typedef struct te__column_sum_short_kargs {
+    const float *x; /* [m, n] */
+    void *out;      /* [n] */
+    long long m, n;
+    int out_dt, accumulate;
+} te__column_sum_short_kargs;
+
 typedef struct te__embedding_fwd_kargs {
     const void *ids, *table; /* [tokens], [vocab, h] */
     void *y;                 /* [tokens, h] */
@@ -99,7 +107,7 @@ typedef struct te__embedding_bwd_kargs {
     unsigned *order;      /* [tokens] */
     long long tokens, vocab, h;
     int splits; /* warps of embedding_bwd that share an id's columns */
-    int bucket; /* ids that a block of embedding_sort takes care of, at most TE__EMBEDDING_BUCKET */
+    int bucket; /* ids that a block of embedding_sort owns, at most TE__EMBEDDING_BUCKET */
     int ids_dt, dy_dt, dtable_dt;
     int accumulate;
     int vector; /* rows start at multiples of 16 bytes on both sides, and have whole eights of columns */

@@ -1,4 +1,4 @@
-/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: what each call must look like, and what both backends share about it.
+/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: the checks of each call, and what both backends share about it.
  * Knows tensors; must not know which backend runs. */
 
 /* A plain tensor of this context. */
@@ -49,7 +49,7 @@ static bool te__is_integer(te_dtype dtype) { return dtype == TE_U8 || dtype == T
 /* The bytes are copied as they are. */
 static bool te__copy_is_raw(te_dtype src, te_dtype dst) { return src == dst || (dst == TE_U8 && te_dtype_bits(src) == 8); }
 
-static te_result te__check_copy(te_ctx *te, te_copy_args *a) {
+static te_result te__check_copy(te_ctx *te, te_op_copy_args *a) {
     te_result result = te__math_check(te, "copy", "src", a->src);
     if (result == TE_OK) result = te__math_check(te, "copy", "dst", a->dst);
     if (result == TE_OK) result = te__math_check_same(te, "copy", "src", a->src, "dst", a->dst);
@@ -110,7 +110,7 @@ static uintptr_t te__copy_end(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
     return (uintptr_t)te__data(x) + (uintptr_t)((last + 1) * te__dtype_size(x->dtype));
 }
-static te__copy_sides te__copy_sides_of(const te_copy_args *a) {
+static te__copy_sides te__copy_sides_of(const te_op_copy_args *a) {
     uintptr_t src = (uintptr_t)te__data(a->src), dst = (uintptr_t)te__data(a->dst);
     bool same = src == dst && te__copy_is_raw(a->src->dtype, a->dst->dtype);
     int i;
@@ -123,15 +123,15 @@ static te__copy_sides te__copy_sides_of(const te_copy_args *a) {
 typedef struct te__copy_detour {
     te_tensor between;
     te__buffer memory;
-    te_copy_args there, back;
+    te_op_copy_args there, back;
 } te__copy_detour;
 
 /* In the narrower of the two formats: values are converted once all the same. */
-static te_dtype te__copy_between(const te_copy_args *a) {
+static te_dtype te__copy_between(const te_op_copy_args *a) {
     return te__dtype_size(a->dst->dtype) < te__dtype_size(a->src->dtype) ? a->dst->dtype : a->src->dtype;
 }
-static int64_t te__copy_detour_bytes(const te_copy_args *a) { return te__numel(a->src) * te__dtype_size(te__copy_between(a)); }
-static void te__copy_detour_make(te__copy_detour *d, const te_copy_args *a, void *memory) {
+static int64_t te__copy_detour_bytes(const te_op_copy_args *a) { return te__numel(a->src) * te__dtype_size(te__copy_between(a)); }
+static void te__copy_detour_make(te__copy_detour *d, const te_op_copy_args *a, void *memory) {
     int64_t n = 1;
     int i;
     memset(d, 0, sizeof(*d));
@@ -178,7 +178,7 @@ static uint64_t te__fill_bits(te_dtype dtype, double value) {
     default: return te__f32_to_e8m0(f);
     }
 }
-static te_result te__check_fill(te_ctx *te, te_fill_args *a) {
+static te_result te__check_fill(te_ctx *te, te_op_fill_args *a) {
     te_result result = te__math_check_contiguous(te, "fill", "dst", a->dst);
     if (result != TE_OK) return result;
     if (te_dtype_bits(a->dst->dtype) < 8)
@@ -186,7 +186,7 @@ static te_result te__check_fill(te_ctx *te, te_fill_args *a) {
     return TE_OK;
 }
 
-static te_result te__check_random(te_ctx *te, te_random_args *a) {
+static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
     te_result result = te__math_check_float(te, "random", "dst", a->dst);
     if (result != TE_OK) return result;
     if (a->kind != TE_RANDOM_UNIFORM && a->kind != TE_RANDOM_NORMAL) return te__fail(te, TE_ERR_INVALID, "random: %d is not a te_random_kind", (int)a->kind);
@@ -198,11 +198,11 @@ static te_result te__check_random(te_ctx *te, te_random_args *a) {
     return te__want_rng(te, "random", a->rng);
 }
 /* Rounding could carry a uniform number onto b itself; it stops here. */
-static float te__random_below(const te_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
+static float te__random_below(const te_op_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
 
 /* ---- axpby, sums ---- */
 
-static te_result te__check_axpby(te_ctx *te, te_axpby_args *a) {
+static te_result te__check_axpby(te_ctx *te, te_op_axpby_args *a) {
     te_result result = te__math_check_float(te, "axpby", "x", a->x);
     if (result == TE_OK && a->y) result = te__math_check_float(te, "axpby", "y", a->y);
     if (result == TE_OK) result = te__math_check_float(te, "axpby", "out", a->out);
@@ -212,13 +212,13 @@ static te_result te__check_axpby(te_ctx *te, te_axpby_args *a) {
     if (result == TE_OK && a->divide_device) result = te__math_check_scalar(te, "axpby", "divide_device", a->divide_device);
     return result;
 }
-static te_result te__check_sum(te_ctx *te, te_sum_args *a) {
+static te_result te__check_sum(te_ctx *te, te_op_sum_args *a) {
     te_result result = te__math_check_float(te, "sum", "x", a->x);
     if (result == TE_OK) result = te__math_check_scalar(te, "sum", "out", a->out);
     if (a->scale == 0.0f) a->scale = 1.0f;
     return result;
 }
-static te_result te__check_column_sum(te_ctx *te, te_column_sum_args *a) {
+static te_result te__check_column_sum(te_ctx *te, te_op_column_sum_args *a) {
     char x[TE__SHAPE_TEXT], out[TE__SHAPE_TEXT];
     te_result result = te__math_check_float(te, "column_sum", "x", a->x);
     if (result == TE_OK) result = te__math_check_float(te, "column_sum", "out", a->out);
@@ -245,9 +245,9 @@ static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor
     if (te__numel(ids) > UINT32_MAX) return te__fail(te, TE_ERR_INVALID, "%s: %lld ids; at most 2^32 - 1 go in one call", op, (long long)te__numel(ids));
     return TE_OK;
 }
-static te_result te__check_embedding_fwd(te_ctx *te, te_embedding_fwd_args *a) {
+static te_result te__check_embedding_fwd(te_ctx *te, te_op_embedding_fwd_args *a) {
     return te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y);
 }
-static te_result te__check_embedding_bwd(te_ctx *te, te_embedding_bwd_args *a) {
+static te_result te__check_embedding_bwd(te_ctx *te, te_op_embedding_bwd_args *a) {
     return te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy);
 }

@@ -1,13 +1,13 @@
 // ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.
 //
-// One H200, 2026-11-22, te_bench random: 16384x4096 bf16, normal, 0.20 of copy: 160 us of arithmetic.
+// Benchmark: "normal random" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. Any alignment of at least an element.
 //
 // te:baseline
 // te:row DT=3
 // te:row DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef DT
 #define DT a.dt

@@ -5,14 +5,14 @@
 //
 // The order depends on the element's index alone. With one block there is no second kernel: it writes out = scale * sum.
 //
-// One H200, 2026-11-21, te_bench "sum of all": 16384x4096 bf16 0.88 of copy.
+// Benchmark: "sum of all" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: partials. `vector`: x aligned to 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3
 // te:row X_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef X_DT
 #define X_DT a.x_dt

@@ -2,21 +2,20 @@
 //
 //            64 columns (tx: 8 each)
 //          +-------------------------+
-//          | ty: 4 / size rows       |  ->  tile.cuh  ->  dst, 16 bytes a store
+//          | ty: 4 / size rows       |  ->  transpose.cuh  ->  dst, 16 bytes a store
 //          +-------------------------+  128 / size rows
 //
-// A block has two tiles, of bytes beside each other, else above each other: both are asked for before the first is turned.
+// A block has two tiles, of bytes adjacent along the row, else along the column: both are loaded before the first is transposed.
 //
-// One H200, 2026-11-22, te_bench transpose: 16384x4096 e4m3 0.80 of copy, bf16, out of a transposed view ("copy transposed"), 0.85. Tiles in another
-// order, sixteen above each other before the next column of them, took 1.01 and 0.995 of the time.
+// Benchmark: "transpose e4m3", "copy transposed" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: pairs of tiles, those of a row of tiles next to each other, matrix after matrix. Any size, any alignment of at least an element.
+// Launch: block 256, grid: pairs of tiles, consecutive along a row of tiles, matrix after matrix. Any size, any alignment of at least an element.
 //
 // te:baseline
 // te:row SIZE=1
 // te:row SIZE=2
 // te:row SIZE=4
-#include "device/tile.cuh"
+#include "device/transpose.cuh"
 #include "ops/math/kargs.h"
 #ifndef SIZE
 #define SIZE a.size

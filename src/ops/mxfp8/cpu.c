@@ -1,4 +1,4 @@
-/* ops/mxfp8/cpu.c: reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. What it gives is what every GPU gives, byte for byte.
+/* ops/mxfp8/cpu.c: reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. Every GPU gives the same bytes.
  * Knows rows of floats; must not know the kernels. */
 
 enum { TE__MX_COLUMNS = 128, TE__MX_TILE_GROUPS = TE__MX_COLUMNS / TE__MX_GROUP };
@@ -10,7 +10,7 @@ static void te__mx_clear(te_tensor *x) {
 /* ---- quantize ---- */
 
 typedef struct te__mx_quantize_job {
-    const te_mxfp8_quantize_args *a;
+    const te_op_mxfp8_quantize_args *a;
     int64_t m, n, ld, ldc, tiles_n;
     te__mx_layout row_layout, col_layout;
     te_dtype format;
@@ -99,7 +99,7 @@ static void te__mx_quantize_tiles(void *user, int64_t begin, int64_t end) {
     }
 }
 
-static te_result te__cpu_mxfp8_quantize(te_ctx *te, const te_mxfp8_quantize_args *a) {
+static te_result te__cpu_mxfp8_quantize(te_ctx *te, const te_op_mxfp8_quantize_args *a) {
     te__mx_quantize_job j;
     if (a->noop && *(const float *)te__data(a->noop) == 1.0f) return TE_OK;
     j.a = a;
@@ -121,7 +121,7 @@ static te_result te__cpu_mxfp8_quantize(te_ctx *te, const te_mxfp8_quantize_args
 /* ---- dequantize ---- */
 
 typedef struct te__mx_dequantize_job {
-    const te_mxfp8_dequantize_args *a;
+    const te_op_mxfp8_dequantize_args *a;
     int64_t m, n, ld, tiles_n;
     te__mx_layout layout;
 } te__mx_dequantize_job;
@@ -149,7 +149,7 @@ static void te__mx_dequantize_tiles(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-static te_result te__cpu_mxfp8_dequantize(te_ctx *te, const te_mxfp8_dequantize_args *a) {
+static te_result te__cpu_mxfp8_dequantize(te_ctx *te, const te_op_mxfp8_dequantize_args *a) {
     te__mx_dequantize_job j;
     j.a = a;
     j.m = te__rows(a->y);

@@ -7,11 +7,11 @@ static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
 
 /* A block for each tile that is wanted of m x n. */
 static void te__mx_grid(te__launch *l, int64_t m, int64_t n) {
-    int64_t most = 65535 /* what y and z can count */, tiles_m = te__div_up(m, TE__MX_ROWS);
+    int64_t most = 65535 /* the limit of y and z */, tiles_m = te__div_up(m, TE__MX_ROWS);
     te__launch_size(l, te__div_up(n, TE__MX_COLS), te__min(tiles_m, most), te__div_up(tiles_m, most), 256, 0);
 }
 
-static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quantize_args *a) {
+static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_op_mxfp8_quantize_args *a) {
     te__mxfp8_quantize_kargs args = TE_ZERO;
     te__launch *l;
     int64_t wide; /* codes and scales, with their padding */
@@ -47,7 +47,7 @@ static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_mxfp8_quanti
     return TE_OK;
 }
 
-static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_mxfp8_dequantize_args *a) {
+static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_op_mxfp8_dequantize_args *a) {
     te__launch *l;
     te__mxfp8_dequantize_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;

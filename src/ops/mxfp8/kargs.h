@@ -1,6 +1,6 @@
 /* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
-/* What a block does. */
+/* The tile of a block. */
 #define TE__MX_ROWS 32
 #define TE__MX_COLS 256
 

@@ -1,4 +1,4 @@
-// ops/mxfp8/mxfp8.cuh: who has what in a block's tile of 32 rows and 256 columns: both casts divide it alike. Knows lanes; must not know
+// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know
 // formats.
 //
 //                256 columns: 8 a lane
@@ -10,7 +10,7 @@
 //            +----+----+----+----+-  -+----+----+
 //              a group of a row
 //
-// All that a warp reads or writes at once is one piece of a row; tiles are small, so that many are on their way at a time.
+// All that a warp reads or writes at once is one piece of a row; tiles are small, so that many are in flight at a time.
 #pragma once
 #include "device/base.cuh"
 

@@ -1,8 +1,8 @@
-/* ops/mxfp8/op.c: MXFP8 casts: what each call must look like, and where each scale lies. Knows tensors; must not know which backend runs. */
+/* ops/mxfp8/op.c: MXFP8 casts: the checks of each call, and where each scale lies. Knows tensors; must not know which backend runs. */
 
 enum {
     TE__MX_GROUP = 32, /* elements of one scale */
-    TE__MX_LINES = 128 /* rows of a row-wise copy, or columns of a column-wise one, whose scales are padded together */
+    TE__MX_LINES = 128 /* rows of a row-wise copy, or columns of a column-wise one, whose scales are padded to one unit */
 };
 
 /* The padded sizes of one copy's scales: `lines` rows (columns) of x, `groups` along each. */
@@ -20,7 +20,7 @@ static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, boo
     return l;
 }
 /* Where the scale of a line's group stands, in bytes. Swizzled: 128 x 4 scales are 512 bytes, as one instruction of Blackwell's tensor cores
- * takes them. */
+ * reads them. */
 static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
     if (l->swizzled) return ((line / 128) * (l->groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
     return l->columnwise ? group * l->lines + line : line * l->groups + group;
@@ -49,7 +49,7 @@ static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name,
                     te__shape_text(scale, text), columnwise ? "column-wise" : "row-wise", (long long)m, (long long)n, (long long)rows, (long long)cols);
 }
 
-static te_result te__check_mxfp8_quantize(te_ctx *te, te_mxfp8_quantize_args *a) {
+static te_result te__check_mxfp8_quantize(te_ctx *te, te_op_mxfp8_quantize_args *a) {
     const char *op = "mxfp8_quantize";
     int64_t m, n;
     te_result r = te__want_float(te, op, "x", a->x);
@@ -74,7 +74,7 @@ static te_result te__check_mxfp8_quantize(te_ctx *te, te_mxfp8_quantize_args *a)
     return r;
 }
 
-static te_result te__check_mxfp8_dequantize(te_ctx *te, te_mxfp8_dequantize_args *a) {
+static te_result te__check_mxfp8_dequantize(te_ctx *te, te_op_mxfp8_dequantize_args *a) {
     const char *op = "mxfp8_dequantize";
     te_result r = te__want_float(te, op, "y", a->y);
     if (r == TE_OK) r = te__mx_want_codes(te, op, "q", a->q, te__rows(a->y), te__cols(a->y));
@@ -82,5 +82,5 @@ static te_result te__check_mxfp8_dequantize(te_ctx *te, te_mxfp8_dequantize_args
     return r;
 }
 
-/* RN(1 / largest number): what an amax is multiplied with. */
+/* RN(1 / largest number): the factor of an amax. */
 static float te__mx_max_inverse(te_dtype codes) { return codes == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE; }

@@ -103,9 +103,9 @@ static void te__norm_fwd_rows(void *user, int64_t begin, int64_t end) {
     for (row = begin; row < end; row++) te__norm_fwd_row((const te__norm_fwd_job *)user, row);
 }
 
-/* y_col is what the transpose of the codes would be. */
+/* y_col is the transpose of the codes. */
 static te_result te__norm_transpose(te_ctx *te, const te_norm_fwd_args *a) {
-    te_transpose_args t = te__norm_transpose_args(a);
+    te_op_transpose_args t = te__norm_transpose_args(a);
     return te__cpu_transpose(te, &t);
 }
 
@@ -202,7 +202,7 @@ static void te__norm_bwd_store_sums(const te_tensor *out, int64_t first, int64_t
     for (k = 0; k < count; k++) run[k] = (float)((double)run[k] + sums[k]);
     te__store_row(te__data(out), out->dtype, first, count, run);
 }
-/* dgamma and dbeta: a thread takes a band of columns through all rows, so that each column is summed in the order of the rows. */
+/* dgamma and dbeta: a thread has a band of columns through all rows, so that each column is summed in the order of the rows. */
 static void te__norm_bwd_columns(void *user, int64_t begin, int64_t end) {
     const te__norm_bwd_job *job = (const te__norm_bwd_job *)user;
     float xhat[TE__NORM_COLUMNS], dy[TE__NORM_COLUMNS];
@@ -232,7 +232,7 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
     weights = te__norm_weights(te, a->gamma, NULL, a->zero_centered_gamma, job.n);
     if (!weights) return TE_ERR_OUT_OF_MEMORY;
     job.gamma = weights;
-    /* Before dx, which may take the place of dy or x. */
+    /* Before dx, which may be in place of dy or x. */
     if (a->dgamma || a->dbeta)
         te__parallel_for(te, te__div_up(job.n, TE__NORM_COLUMNS), te__max(1, 256 / te__max(1, job.m)), te__norm_bwd_columns, &job);
     te__parallel_for(te, job.m, te__max(1, 16384 / job.n), te__norm_bwd_rows, &job);
@@ -240,7 +240,7 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
     return TE_OK;
 }
 
-static te_result te__cpu_layernorm_fwd(te_ctx *te, const te_layernorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, true); }
-static te_result te__cpu_rmsnorm_fwd(te_ctx *te, const te_rmsnorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, false); }
-static te_result te__cpu_layernorm_bwd(te_ctx *te, const te_layernorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, true); }
-static te_result te__cpu_rmsnorm_bwd(te_ctx *te, const te_rmsnorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, false); }
+static te_result te__cpu_layernorm_fwd(te_ctx *te, const te_op_layernorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, true); }
+static te_result te__cpu_rmsnorm_fwd(te_ctx *te, const te_op_rmsnorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, false); }
+static te_result te__cpu_layernorm_bwd(te_ctx *te, const te_op_layernorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, true); }
+static te_result te__cpu_rmsnorm_bwd(te_ctx *te, const te_op_rmsnorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, false); }

@@ -9,7 +9,7 @@ typedef struct te__norm_tiling {
     bool full; /* without a vector to spare */
 } te__norm_tiling;
 
-/* As few warps as hold a row with `most` vectors a thread, of those the first that share it out evenly. None: warps is 0. */
+/* The least number of warps that hold a row with `most` vectors a thread, of those the first that share it out evenly. None: warps is 0. */
 static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     te__norm_tiling t = TE_ZERO;
     int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
@@ -117,7 +117,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         last->y_dt = a->y->dtype;
     }
     if (a->y_col) {
-        te_transpose_args turn = te__norm_transpose_args(a);
+        te_op_transpose_args turn = te__norm_transpose_args(a);
         te__cuda_plan_transpose(p, &turn);
     }
     te__plan_why(p, queued         ? "rows in registers; each goes to the block that is ready first"
@@ -126,7 +126,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     return p->result;
 }
 
-/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES on their way, the sums over rows in registers or not. */
+/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES in flight, the sums over rows in registers or not. */
 typedef struct te__norm_bwd_tiling {
     te__norm_tiling row;
     int groups, stages;
@@ -228,7 +228,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     return TE_OK;
 }
 
-static te_result te__cuda_plan_layernorm_fwd(te__plan *p, const te_layernorm_fwd_args *a) { return te__cuda_plan_norm_fwd(p, a, true); }
-static te_result te__cuda_plan_rmsnorm_fwd(te__plan *p, const te_rmsnorm_fwd_args *a) { return te__cuda_plan_norm_fwd(p, a, false); }
-static te_result te__cuda_plan_layernorm_bwd(te__plan *p, const te_layernorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, true); }
-static te_result te__cuda_plan_rmsnorm_bwd(te__plan *p, const te_rmsnorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, false); }
+static te_result te__cuda_plan_layernorm_fwd(te__plan *p, const te_op_layernorm_fwd_args *a) { return te__cuda_plan_norm_fwd(p, a, true); }
+static te_result te__cuda_plan_rmsnorm_fwd(te__plan *p, const te_op_rmsnorm_fwd_args *a) { return te__cuda_plan_norm_fwd(p, a, false); }
+static te_result te__cuda_plan_layernorm_bwd(te__plan *p, const te_op_layernorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, true); }
+static te_result te__cuda_plan_rmsnorm_bwd(te__plan *p, const te_op_rmsnorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, false); }

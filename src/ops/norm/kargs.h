@@ -9,14 +9,14 @@ typedef struct te__norm_fwd_kargs {
     float *mean, *rstd;        /* [m], or NULL */
     const float *scale;        /* [1], or NULL: y is not quantized */
     float *scale_inv;          /* [1], or NULL */
-    float *amax;               /* [1], or NULL: keeps what is larger */
+    float *amax;               /* [1], or NULL: keeps the larger value */
     long long m, n, ld;
     float eps;
     int x_dt, gamma_dt, beta_dt, y_dt;
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
     /* norm_fwd_queue: */
-    int unit;          /* neighbouring rows that a block takes at once */
+    int unit;          /* neighbouring rows that a block draws at once */
     int own;           /* units that a block has by its number */
     int questions;     /* how often the counter is asked for others */
     unsigned *counter; /* 0 between kernels */

@@ -2,7 +2,7 @@
 //
 //   xhat = (x - mean) * rstd,  g = dy * gamma'
 //   dx = rstd * (g - mean(g xhat) * xhat - mean(g)) + add          RMSNorm: without mean(g)
-//   rounded: what stands before + add is rounded to dx's format; dx may be add
+//   rounded: the sum before + add is rounded to dx's format; dx may be add
 //   dgamma = sum over rows of dy xhat,  dbeta = sum over rows of dy
 //
 //   a block works on GROUPS rows at once, in step with all others; its sums over rows become one row of `partial`:
@@ -15,8 +15,7 @@
 // in shared memory if SUMS_SHARED), so that a row costs nothing but its own bytes and one barrier of its group. In a cooperative launch
 // (`counter`) the blocks wait for each other in the end and add the rows of `partial` up themselves; else norm_bwd_sum does so.
 //
-// One H200, 2026-11-21, te_bench, bf16, of copy, with norm_bwd_sum: 16384x4096 RMSNorm 0.92, LayerNorm 0.90; 8192x8192 0.91, 0.86;
-// 16384x2048 0.82, 0.78.
+// Benchmark: "rmsnorm backward", "layernorm backward" in tests/bench/h200.csv.
 //
 // Launch: grid of B <= m blocks. With CHUNKS: 32 WARPS GROUPS threads, at most 512; n a multiple of 8 and at most 256 CHUNKS WARPS (FULL:
 // equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared memory: see te__norm_bwd_tile. Without: block of up to
@@ -33,10 +32,11 @@
 // te:row CHUNKS=4 WARPS=16 FULL=1 GROUPS=1 STAGES=2 SUMS_SHARED=1 ADD=0 LAYERNORM=0 X_DT=3 W_DT=3
 // te:row CHUNKS=2 WARPS=4 FULL=0 GROUPS=4 STAGES=3 SUMS_SHARED=0 ADD=1 LAYERNORM=1 X_DT=1 W_DT=1
 // te:row CHUNKS=2 WARPS=1 FULL=0 GROUPS=16 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
-#include "device/raw8.cuh"
+#include "device/mma.cuh"
+#include "device/vector.cuh"
 #include "ops/norm/norm_parts.cuh"
 
-// What comes back of v when it is stored, if that is asked for.
+// v rounded to the format of dx, if `rounded` is set.
 TE_DEV float te_norm_stored(float v, int rounded, int dt) {
     if (rounded && dt == TE_BF16) return te_bf16_to_f32(te_f32_to_bf16(v));
     if (rounded && dt == TE_F16) return te_f16_to_f32(te_f32_to_f16(v));
@@ -49,10 +49,35 @@ TE_DEV float te_norm_stored(float v, int rounded, int dt) {
 #define STREAMS (ADD ? 3 : 2) // x, dy, add
 #define THREADS (WARPS * 32)  // of a row
 
+// A ring of slots in shared memory, one for a row of each group: vectors of 8, STREAMS * CHUNKS of them a thread. Each thread reads back only bytes that it copied itself, so
+// that no barrier is needed; the 16 bytes of neighbouring threads are neighbours.
+struct te_norm_ring {
+    static constexpr int pieces = STREAMS * CHUNKS * te_size<X_DT> / 2, pitch = THREADS * GROUPS * 16; // of 16 bytes
+    static constexpr int slot_bytes = pieces * pitch;
+    te_u32 mine; // where the thread's first 16 bytes go
+    TE_DEV te_u32 at(int slot, int vector, int part) const { return mine + slot * slot_bytes + (vector * (te_size<X_DT> / 2) + part) * pitch; }
+    TE_DEV void clear(int slots) const {
+        for (int i = 0; i < slots * pieces; i++) te_sts16(mine + i * pitch, make_uint4(0, 0, 0, 0));
+    }
+    TE_DEV void fetch(int slot, int vector, const char *p) const {
+#pragma unroll
+        for (int k = 0; k < te_size<X_DT> / 2; k++) te_cp_async16(at(slot, vector, k), p + 16 * k, 16);
+    }
+    TE_DEV te_raw<X_DT> get(int slot, int vector) const {
+        te_raw<X_DT> r;
+#pragma unroll
+        for (int k = 0; k < te_size<X_DT> / 2; k++)
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(r.w[4 * k]), "=r"(r.w[4 * k + 1]), "=r"(r.w[4 * k + 2]), "=r"(r.w[4 * k + 3])
+                         : "r"(at(slot, vector, k)));
+        return r;
+    }
+};
+
 // A thread's share of the sums over rows: kind 0 is dgamma, 1 is dbeta.
 struct te_norm_sums {
 #if SUMS_SHARED
-    float4 *sums; // [KINDS][CHUNKS][2][THREADS] behind the queue: neighbouring threads touch neighbouring banks
+    float4 *sums; // [KINDS][CHUNKS][2][THREADS] behind the ring: neighbouring threads touch neighbouring banks
     TE_DEV float4 &at(int kind, int c, int half) const { return sums[((kind * CHUNKS + c) * 2 + half) * THREADS]; }
     TE_DEV void clear() {
         for (int i = 0; i < KINDS * CHUNKS * 2; i++) sums[i * THREADS] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -82,8 +107,8 @@ struct te_norm_sums {
 #endif
 };
 
-// Both sums over the row, and with them the only barrier of a row's threads: scratch alternates from row to row, so that nobody overwrites
-// what others still read.
+// Both sums over the row, with the only barrier of a row's threads: scratch alternates from row to row, so that no thread overwrites
+// sums that others still read.
 TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {
     int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;
     if (LAYERNORM) v = te_warp_sum2(v);
@@ -105,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(co
     te_follow();
     __shared__ __align__(16) float scratch[GROUPS][2][2][WARPS];
     extern __shared__ __align__(16) te_u32 te_norm_shared[];
-    te_raw8_queue<X_DT, STREAMS * CHUNKS, THREADS * GROUPS> queue = {te_smem(te_norm_shared) + threadIdx.x * 16};
+    te_norm_ring ring = {te_smem(te_norm_shared) + threadIdx.x * 16};
     int group = threadIdx.x / THREADS, t = threadIdx.x % THREADS, vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3), turn = 0, slot = 0;
     float one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;
     te_i64 first = (te_i64)blockIdx.x * GROUPS + group, step = (te_i64)gridDim.x * GROUPS;
@@ -118,30 +143,30 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(co
             for (int c = 0; c < CHUNKS; c++) {
                 if (!FULL && t + c * THREADS >= vectors) continue;
                 const char *from = x_at + c * THREADS * 8 * te_size<X_DT>;
-                queue.fetch(s, c, from);
-                queue.fetch(s, CHUNKS + c, from + dy_off);
-                if (ADD) queue.fetch(s, 2 * CHUNKS + c, from + add_off);
+                ring.fetch(s, c, from);
+                ring.fetch(s, CHUNKS + c, from + dy_off);
+                if (ADD) ring.fetch(s, 2 * CHUNKS + c, from + add_off);
             }
         }
         te_cp_async_commit();
         ahead += step, x_at += step * a.n * te_size<X_DT>;
     };
-    if (!FULL) queue.clear(STAGES);
+    if (!FULL) ring.clear(STAGES);
 #pragma unroll
     for (int s = 0; s < STAGES; s++) fetch(s);
 
     te_norm_sums sums;
 #if SUMS_SHARED
-    sums.sums = (float4 *)((char *)te_norm_shared + STAGES * queue.slot_bytes) + threadIdx.x;
+    sums.sums = (float4 *)((char *)te_norm_shared + STAGES * ring.slot_bytes) + threadIdx.x;
 #endif
     sums.clear();
     float gamma[CHUNKS][8];
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         bool there = FULL || t + c * THREADS < vectors;
-        te_raw8<W_DT> g = there ? te_raw8_load<W_DT>(a.gamma, 8 * (t + c * THREADS)) : te_raw8_zero<W_DT>();
+        te_raw<W_DT> g = there ? te_raw_load_nc<W_DT>(a.gamma, 8 * (t + c * THREADS)) : te_raw_zero<W_DT>();
 #pragma unroll
-        for (int j = 0; j < 8; j++) gamma[c][j] = te_raw8_get(g, j) + (a.zero_centered ? 1.0f : 0.0f);
+        for (int j = 0; j < 8; j++) gamma[c][j] = te_raw_get(g, j) + (a.zero_centered ? 1.0f : 0.0f);
     }
 
     float next_mean = 0.0f, next_rstd = 0.0f;
@@ -157,16 +182,16 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(co
         }
         // d = x - mean and g = dy gamma': xhat is d rstd. Where a row has no vector, x, dy and gamma are 0.
         float2 s = make_float2(0.0f, 0.0f);
-        te_raw8<X_DT> x[CHUNKS], dy[CHUNKS];
+        te_raw<X_DT> x[CHUNKS], dy[CHUNKS];
         te_cp_async_wait<STAGES - 1>();
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) x[c] = queue.get(slot, c), dy[c] = queue.get(slot, CHUNKS + c);
+        for (int c = 0; c < CHUNKS; c++) x[c] = ring.get(slot, c), dy[c] = ring.get(slot, CHUNKS + c);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             float2 part = make_float2(0.0f, 0.0f);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float d = te_raw8_get(x[c], j), g = te_raw8_get(dy[c], j) * gamma[c][j];
+                float d = te_raw_get(x[c], j), g = te_raw_get(dy[c], j) * gamma[c][j];
                 if (LAYERNORM) d -= mean, part.y += g;
                 part.x = fmaf(g, d, part.x);
             }
@@ -180,18 +205,18 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(co
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             if (!FULL && t + c * THREADS >= vectors) continue;
-            te_raw8<X_DT> add;
-            if (ADD) add = queue.get(slot, 2 * CHUNKS + c);
+            te_raw<X_DT> add;
+            if (ADD) add = ring.get(slot, 2 * CHUNKS + c);
             float dx[8], dgamma[8], dbeta[8];
             sums.get(0, c, dgamma);
             if (LAYERNORM) sums.get(1, c, dbeta);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float d = te_raw8_get(x[c], j), v = te_raw8_get(dy[c], j);
+                float d = te_raw_get(x[c], j), v = te_raw_get(dy[c], j);
                 if (LAYERNORM) d -= mean, dbeta[j] += v;
                 dgamma[j] = fmaf(v * rstd, d, dgamma[j]);
                 dx[j] = fmaf(-c1, d, LAYERNORM ? fmaf(v * gamma[c][j], rstd, -c2) : v * gamma[c][j] * rstd);
-                if (ADD) dx[j] = te_norm_stored(dx[j], a.rounded, X_DT) + te_raw8_get(add, j);
+                if (ADD) dx[j] = te_norm_stored(dx[j], a.rounded, X_DT) + te_raw_get(add, j);
             }
             te_store8(to + c * THREADS * 8 * te_size<X_DT>, 0, X_DT, dx);
             sums.put(0, c, dgamma);
@@ -203,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(co
     if (!a.partial) return;
     te_cp_async_wait<0>();
 #if GROUPS > 1
-    // The groups' sums, in their order, through what the queue no longer needs.
+    // The groups' sums, in their order, through the memory of the ring, which is free now.
     float4 *shared = (float4 *)te_norm_shared + t;
     for (int g = 1; g < GROUPS; g++) {
         __syncthreads();

@@ -4,12 +4,11 @@
 //   RMSNorm    mean = 0,          rstd = 1 / sqrt(sum x^2 / n + eps)
 //   y = (x - mean) * rstd * gamma' + beta;   FP8: q = saturate(y * scale), amax = max |y|
 //
-// With CHUNKS, a row is read once and lives in registers: norm_row.cuh. A warp takes 16 bytes a lane CHUNKS times before it waits, and several rows
-// are on their way on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed from pass to pass, and weights are loaded where they are
+// With CHUNKS, a row is read once and lives in registers: norm_row.cuh. A warp issues CHUNKS loads of 16 bytes a lane before it waits, and several rows
+// are in flight on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed from pass to pass, and weights are loaded where they are
 // used, which leaves room for more blocks. Many long rows are norm_fwd_queue's.
 //
-// One H200, 2026-11-21, te_bench norm, of copy, in norm_fwd_queue's place and with LayerNorm's older sums: 16384x4096 bf16 RMSNorm 0.87, LayerNorm
-// 0.88, to e4m3 0.84, 0.83; 8192x8192 0.87, 0.85, 0.84, 0.80.
+// Benchmark: "rmsnorm forward ...", "layernorm forward ..." in tests/bench/h200.csv.
 //
 // Launch: CHUNKS: a block for every row, of 32 WARPS threads; WARPS = 1: 128 threads, a block for every four rows. n and ld multiples
 // of 8 (FULL: ld = n); x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8). Without: any n, any alignment; block of up to 512, a
@@ -46,11 +45,11 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_f
     te_norm_row r;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
-        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw8_load_once<X_DT>(from, c * THREADS * 8) : te_raw8_zero<X_DT>();
+        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw_load_once<X_DT>(from, c * THREADS * 8) : te_raw_zero<X_DT>();
     float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f, one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;
     te_norm_scale_inv(a);
     r.finish(r.add(r.share(t, vectors, 0.0f), scratch.sums[0]), t, vectors, one_nth, a.eps, scratch);
-    if (PACKED) te_raw8_seal(r.x);
+    if (PACKED) te_raw_seal(r.x);
     te_norm_stats(a, row, t, r);
 
     char *to = (char *)a.y + (row * a.ld + 8 * t) * te_y_size;
@@ -58,8 +57,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_f
     for (int c = 0; c < CHUNKS; c++) {
         int v = t + c * THREADS;
         if (!FULL && v >= vectors) continue;
-        te_raw8<W_DT> g = PACKED ? te_raw8_load_here<W_DT>(a.gamma, 8 * v) : te_raw8_load<W_DT>(a.gamma, 8 * v), b = te_raw8_zero<W_DT>();
-        if (LAYERNORM && a.beta) b = PACKED ? te_raw8_load_here<W_DT>(a.beta, 8 * v) : te_raw8_load<W_DT>(a.beta, 8 * v);
+        te_raw<W_DT> g = PACKED ? te_raw_load_here<W_DT>(a.gamma, 8 * v) : te_raw_load_nc<W_DT>(a.gamma, 8 * v), b = te_raw_zero<W_DT>();
+        if (LAYERNORM && a.beta) b = PACKED ? te_raw_load_here<W_DT>(a.beta, 8 * v) : te_raw_load_nc<W_DT>(a.beta, 8 * v);
         float y[8];
         r.result(c, g, b, ZERO_CENTERED, y);
         if (AMAX) largest = fmaxf(largest, te_largest8(y));

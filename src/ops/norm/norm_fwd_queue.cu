@@ -1,16 +1,14 @@
 // ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.
 //
-//   a block keeps gamma' and beta in registers and takes one row after the other from a queue in shared memory, which its first thread fills:
+//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:
 //
 //       queue    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]      STAGES places; a bulk copy each, which the place's mbarrier counts
-//       block 5  units 5, 137 by its number, then what the counter of all blocks gives: neighbouring rows, `unit` of them
+//       block 5  units 5, 137 by its number, then units from the counter of all blocks: `unit` neighbouring rows
 //
-// Rows go to whoever is ready for them, because multiprocessors do not get equal shares of the bandwidth: with equal shares of the rows, the same
-// kernel took 72 us in place of 68, and 56 in place of 53 to FP8. One counter gives about 0.3 units a nanosecond, hence units of 16 KB.
+// Rows are scheduled dynamically, because multiprocessors do not get equal shares of the bandwidth. The throughput of one counter is the reason for
+// units of 16 KB: tests/bench/notes.md.
 //
-// One H200, 2026-11-21, te_bench norm, of copy: 16384x4096 bf16 RMSNorm 0.89, LayerNorm 0.89, to e4m3 0.84, 0.85; 8192x8192 0.90, 0.90, 0.87, 0.86. To
-// e4m3 a plain cast takes 0.89, 53 us of these 54 to 56. Neither larger shares of a block's own rows (40 to 85 %), nor three to six places, nor units
-// of 8 or 32 KB, nor more resident warps made it quicker.
+// Benchmark: "rmsnorm forward ...", "layernorm forward ..." in tests/bench/h200.csv.
 //
 // Launch: 32 WARPS threads, at least two warps; any grid up to the number of units, and `questions` as te__norm_plan_queue counts them; n = 256 CHUNKS
 // WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); dynamic shared memory: STAGES rows of x.
@@ -42,7 +40,7 @@ struct te_norm_queue {
 struct te_norm_feed {
     int row, left;  // next, and how many of its unit are left with it
     int taken;      // units
-    te_u32 granted; // by the counter: asked for one unit ahead
+    te_u32 granted; // by the counter: requested one unit ahead
 
     TE_DEV void fill(const te__norm_fwd_kargs &a, te_norm_queue &queue, te_u32 places, int place) {
         te_u32 bar = te_smem(&queue.bars[place]);
@@ -63,12 +61,19 @@ struct te_norm_feed {
     }
 };
 
+// From shared memory, at a multiple of 16; 16-bit formats.
+template <int DT> TE_DEV te_raw<DT> te_raw_shared(te_u32 at) {
+    te_raw<DT> r;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.w[0]), "=r"(r.w[1]), "=r"(r.w[2]), "=r"(r.w[3]) : "r"(at) : "memory");
+    return r;
+}
+
 // Weights as f32, from the one load to the last row.
-TE_DEV te_raw8<TE_F32> te_norm_weights(const void *p, int i, bool centred) {
-    te_raw8<W_DT> w = p ? te_raw8_load<W_DT>(p, i) : te_raw8_zero<W_DT>();
-    te_raw8<TE_F32> r;
+TE_DEV te_raw<TE_F32> te_norm_weights(const void *p, int i, bool centred) {
+    te_raw<W_DT> w = p ? te_raw_load_nc<W_DT>(p, i) : te_raw_zero<W_DT>();
+    te_raw<TE_F32> r;
 #pragma unroll
-    for (int j = 0; j < 8; j++) r.w[j] = __float_as_uint(centred ? te_raw8_get(w, j) + 1.0f : te_raw8_get(w, j));
+    for (int j = 0; j < 8; j++) r.w[j] = __float_as_uint(centred ? te_raw_get(w, j) + 1.0f : te_raw_get(w, j));
     return r;
 }
 
@@ -90,14 +95,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) te_norm_fwd_queu
         for (int s = 0; s < STAGES; s++) feed.fill(a, queue, places, s);
     }
     float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f;
-    te_raw8<TE_F32> gamma[CHUNKS], beta[CHUNKS];
+    te_raw<TE_F32> gamma[CHUNKS], beta[CHUNKS];
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         gamma[c] = te_norm_weights(a.gamma, 8 * (t + c * THREADS), ZERO_CENTERED);
         if (LAYERNORM) beta[c] = te_norm_weights(a.beta, 8 * (t + c * THREADS), false);
     }
-    te_raw8_seal(gamma);
-    if (LAYERNORM) te_raw8_seal(beta);
+    te_raw_seal(gamma);
+    if (LAYERNORM) te_raw_seal(beta);
     te_norm_scale_inv(a);
 
     for (int place = 0, turn = 0, parity = 0;; turn ^= 1) {
@@ -106,9 +111,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) te_norm_fwd_queu
         if (row >= (int)a.m) break;
         te_norm_row r;
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) r.x[c] = te_raw8_shared<X_DT>(places + place * te_row_bytes + (c * THREADS + t) * 16);
+        for (int c = 0; c < CHUNKS; c++) r.x[c] = te_raw_shared<X_DT>(places + place * te_row_bytes + (c * THREADS + t) * 16);
         float2 sum = r.add(r.share(t, CHUNKS * THREADS, 0.0f), scratch.sums[turn]);
-        if (t == 0) feed.fill(a, queue, places, place); // all threads have read what was there: the sum has it
+        if (t == 0) feed.fill(a, queue, places, place); // the barrier of the sum: all threads have read the place
         r.finish(sum, t, CHUNKS * THREADS, 1.0f / (CHUNKS * THREADS * 8), a.eps, scratch);
         te_norm_stats(a, row, t, r);
         char *to = (char *)a.y + (row * a.n + 8 * t) * te_y_size;

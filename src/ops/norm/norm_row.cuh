@@ -1,22 +1,22 @@
-// ops/norm/norm_row.cuh: what the forward kernels of LayerNorm and RMSNorm share. Knows te__norm_fwd_kargs and their options; must not know how rows
-// come. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:
+// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows
+// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:
 //
 //       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          T = 32 WARPS, vectors of 8, V <= T * CHUNKS; FULL: V = T * CHUNKS
 //       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
 //
-// Sums of x and x^2 take one pass and one barrier. Where the mean is larger than the spread, the difference that makes the variance has lost
-// digits: then a second pass takes what is left of the elements without the mean.
+// Sums of x and x^2 need one pass and one barrier. Where the mean is larger than the spread, the difference that makes the variance has lost
+// digits: then a second pass sums x less the mean.
 #pragma once
-#include "device/raw8.cuh"
+#include "device/vector.cuh"
 #include "ops/norm/kargs.h"
 
 TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);
 }
-// Most warps have nothing to add to the largest |y| of all that ended before.
+// Most warps have no larger |y| than the warps that ended before, and need no atomic.
 TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {
     largest = te_warp_max(largest);
-    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is stored
+    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values
     if (y_dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));
     if (a.amax && (threadIdx.x & 31) == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);
 }
@@ -26,13 +26,13 @@ TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt)
 constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;
 constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;
 
-// What the warps of a row tell each other. Two rows in turn, so that nobody overwrites what others still read.
+// Sums that the warps of a row exchange, two copies in turns, so that no warp overwrites sums that others still read.
 struct __align__(16) te_norm_scratch {
     float sums[2][2][WARPS], again[2][WARPS];
 };
 
 struct te_norm_row {
-    te_raw8<X_DT> x[CHUNKS];
+    te_raw<X_DT> x[CHUNKS];
     float mean, rstd;
 
     // A thread's share of the sums of x - shift and of its square.
@@ -44,7 +44,7 @@ struct te_norm_row {
             float2 part = make_float2(0.0f, 0.0f);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float d = te_raw8_get(x[c], j) - shift;
+                float d = te_raw_get(x[c], j) - shift;
                 if (LAYERNORM) part.x += d;
                 part.y = fmaf(d, d, part.y);
             }
@@ -88,12 +88,12 @@ struct te_norm_row {
         rstd = __frsqrt_rn(variance + eps);
     }
     // y of vector c, before it is scaled.
-    template <int G_DT> TE_DEV void result(int c, const te_raw8<G_DT> &gamma, const te_raw8<G_DT> &beta, bool centred, float y[8]) const {
+    template <int G_DT> TE_DEV void result(int c, const te_raw<G_DT> &gamma, const te_raw<G_DT> &beta, bool centred, float y[8]) const {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            float g = te_raw8_get(gamma, j), v = te_raw8_get(x[c], j);
+            float g = te_raw_get(gamma, j), v = te_raw_get(x[c], j);
             if (centred) g += 1.0f;
-            y[j] = LAYERNORM ? fmaf((v - mean) * rstd, g, te_raw8_get(beta, j)) : v * rstd * g; // 0 where x is the mean: not v rstd less mean rstd
+            y[j] = LAYERNORM ? fmaf((v - mean) * rstd, g, te_raw_get(beta, j)) : v * rstd * g; // 0 where x is the mean: not v rstd less mean rstd
         }
     }
 };

@@ -56,8 +56,8 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
 }
 
 /* y_col as cast's transpose sees it. */
-static te_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
-    te_transpose_args t = TE_ZERO;
+static te_op_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
+    te_op_transpose_args t = TE_ZERO;
     t.src = a->y;
     t.dst = a->y_col;
     t.rows = te__rows(a->x);
@@ -65,7 +65,7 @@ static te_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
     return t;
 }
 
-static te_result te__check_layernorm_fwd(te_ctx *te, te_layernorm_fwd_args *a) { return te__check_norm_fwd(te, a, true); }
-static te_result te__check_rmsnorm_fwd(te_ctx *te, te_rmsnorm_fwd_args *a) { return te__check_norm_fwd(te, a, false); }
-static te_result te__check_layernorm_bwd(te_ctx *te, te_layernorm_bwd_args *a) { return te__check_norm_bwd(te, a, true); }
-static te_result te__check_rmsnorm_bwd(te_ctx *te, te_rmsnorm_bwd_args *a) { return te__check_norm_bwd(te, a, false); }
+static te_result te__check_layernorm_fwd(te_ctx *te, te_op_layernorm_fwd_args *a) { return te__check_norm_fwd(te, a, true); }
+static te_result te__check_rmsnorm_fwd(te_ctx *te, te_op_rmsnorm_fwd_args *a) { return te__check_norm_fwd(te, a, false); }
+static te_result te__check_layernorm_bwd(te_ctx *te, te_op_layernorm_bwd_args *a) { return te__check_norm_bwd(te, a, true); }
+static te_result te__check_rmsnorm_bwd(te_ctx *te, te_op_rmsnorm_bwd_args *a) { return te__check_norm_bwd(te, a, false); }

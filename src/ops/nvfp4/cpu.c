@@ -1,4 +1,4 @@
-/* ops/nvfp4/cpu.c: reference of the NVFP4 amaxes and casts. What it gives is what every GPU gives, byte for byte. A strip of 16 rows is one
+/* ops/nvfp4/cpu.c: reference of the NVFP4 amaxes and casts. Every GPU gives the same bytes. A strip of 16 rows is one
  * piece of work: its codes fill whole bytes of both copies. */
 
 static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
@@ -21,7 +21,7 @@ static void te__nvfp4_load(const te_tensor *x, int64_t strip, int64_t group, te_
     memset(v, 0, sizeof(te__nvfp4_tile));
     for (r = 0; r < 16 && 16 * strip + r < m; r++) te__load_row(te__data(x), x->dtype, (16 * strip + r) * n + 16 * group, size, v[r]);
 }
-/* What the column-wise copy is made of: the transpose, transformed. */
+/* The input of the column-wise copy: the transpose, transformed. */
 static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turned) {
     int r, c;
     for (r = 0; r < 16; r++)
@@ -37,13 +37,13 @@ static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turne
 
 enum { TE__NVFP4_PARTS = 64 };
 typedef struct te__nvfp4_amax_job {
-    const te_nvfp4_amax_args *a;
+    const te_op_nvfp4_amax_args *a;
     float row[TE__NVFP4_PARTS], col[TE__NVFP4_PARTS];
 } te__nvfp4_amax_job;
 
 static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
     te__nvfp4_amax_job *j = (te__nvfp4_amax_job *)user;
-    const te_nvfp4_amax_args *a = j->a;
+    const te_op_nvfp4_amax_args *a = j->a;
     int64_t m = te__rows(a->x), strips = te__div_up(m, 16), groups = te__div_up(te__cols(a->x), 16), part, strip, group, r;
     int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
     float *rows = te__nvfp4_is_vector(a->amax_row) ? (float *)te__data(a->amax_row) : NULL;
@@ -69,7 +69,7 @@ static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
 }
 /* Columns 16 begin .. 16 end - 1, each with an amax of its own. */
 static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
-    const te_nvfp4_amax_args *a = (const te_nvfp4_amax_args *)user;
+    const te_op_nvfp4_amax_args *a = (const te_op_nvfp4_amax_args *)user;
     int64_t n = te__cols(a->x), strips = te__div_up(te__rows(a->x), 16), group, strip, c;
     int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
     float *cols = (float *)te__data(a->amax_col);
@@ -85,9 +85,9 @@ static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
             cols[16 * group + c] = te__nvfp4_largest(each + c, 1, a->keep ? cols[16 * group + c] : 0.0f);
     }
 }
-static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_nvfp4_amax_args *a) {
+static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_op_nvfp4_amax_args *a) {
     te__nvfp4_amax_job j;
-    te_nvfp4_amax_args rest = *a;
+    te_op_nvfp4_amax_args rest = *a;
     float *row, *col;
     if (te__nvfp4_noop(a->noop)) return TE_OK;
     if (te__nvfp4_is_vector(a->amax_col)) {
@@ -174,7 +174,7 @@ typedef struct te__nvfp4_copy {
     te__nvfp4_rounding how;
 } te__nvfp4_copy;
 
-static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_nvfp4_quantize_args *a, te_tensor *q, te_tensor *scale, int64_t rows, int64_t cols) {
+static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args *a, te_tensor *q, te_tensor *scale, int64_t rows, int64_t cols) {
     memset(c, 0, sizeof *c);
     c->how.stochastic = a->stochastic_rounding;
     c->how.nan = a->rht && !a->two_dimensional;
@@ -200,7 +200,7 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
     int64_t b;
     if (i < c->rows && 8 * j < c->bytes) {
         te__nvfp4_codes(&c->how, v, d, te__nvfp4_tensor_scale(amax, c->how.code_max), (uint64_t)(i * c->blocks + j), code);
-        for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0; /* what lies beyond the edge is no NaN */
+        for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0; /* elements beyond the edge are no NaN */
         for (b = 0; b < 8 && 8 * j + b < c->bytes; b++) c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
     }
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
@@ -220,7 +220,7 @@ static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t g
 }
 
 typedef struct te__nvfp4_job {
-    const te_nvfp4_quantize_args *a;
+    const te_op_nvfp4_quantize_args *a;
     te__nvfp4_copy row, col;
     int64_t groups; /* of 16 columns, as many as either copy or its scales reach */
     const float *amax_row, *amax_col;
@@ -229,7 +229,7 @@ typedef struct te__nvfp4_job {
 
 static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
     te__nvfp4_job *j = (te__nvfp4_job *)user;
-    const te_nvfp4_quantize_args *a = j->a;
+    const te_op_nvfp4_quantize_args *a = j->a;
     int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
     int64_t strip, group;
     te__nvfp4_tile v, turned;
@@ -242,12 +242,12 @@ static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
             te__nvfp4_put_tile(&j->col, group, strip, turned, j->amax_col, j->per_col, a->two_dimensional);
         }
 }
-static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_nvfp4_quantize_args *a) {
+static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_op_nvfp4_quantize_args *a) {
     te__nvfp4_job j;
     int64_t m = te__rows(a->x), n = te__cols(a->x), strips;
     if (te__nvfp4_noop(a->noop)) return TE_OK;
     if (a->measure) {
-        te_nvfp4_amax_args measures = te__nvfp4_measures(a);
+        te_op_nvfp4_amax_args measures = te__nvfp4_measures(a);
         te_result result = te__cpu_nvfp4_amax(te, &measures);
         if (result != TE_OK) return result;
     }
@@ -268,7 +268,7 @@ static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_nvfp4_quantize_args
 /* ---- dequantize ---- */
 
 typedef struct te__nvfp4_dequantize_job {
-    const te_nvfp4_dequantize_args *a;
+    const te_op_nvfp4_dequantize_args *a;
     int64_t m, n, bytes, groups;
     const float *amax;
     bool per_row;
@@ -287,7 +287,7 @@ static void te__nvfp4_block_values(const te__nvfp4_dequantize_job *job, int64_t 
 }
 static void te__nvfp4_dequantize_strips(void *user, int64_t begin, int64_t end) {
     const te__nvfp4_dequantize_job *job = (const te__nvfp4_dequantize_job *)user;
-    const te_nvfp4_dequantize_args *a = job->a;
+    const te_op_nvfp4_dequantize_args *a = job->a;
     int64_t strip, group, r;
     te__nvfp4_tile v, turned;
     int k;
@@ -311,7 +311,7 @@ static void te__nvfp4_dequantize_strips(void *user, int64_t begin, int64_t end) 
             }
         }
 }
-static te_result te__cpu_nvfp4_dequantize(te_ctx *te, const te_nvfp4_dequantize_args *a) {
+static te_result te__cpu_nvfp4_dequantize(te_ctx *te, const te_op_nvfp4_dequantize_args *a) {
     te__nvfp4_dequantize_job j;
     j.a = a;
     j.m = te__rows(a->y);

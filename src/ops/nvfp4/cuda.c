@@ -3,7 +3,7 @@
 /* Rows of `bytes` bytes all start at multiples of `unit`. */
 static bool te__nvfp4_aligned(const te_tensor *x, int64_t bytes, int64_t unit) { return te__is_aligned(x, (uintptr_t)unit) && bytes % unit == 0; }
 
-static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args *a) {
+static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_args *a) {
     te__nvfp4_amax_kargs args = TE_ZERO;
     te__launch *l;
     args.x = te__data(a->x);
@@ -42,7 +42,7 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_nvfp4_amax_args 
     return TE_OK;
 }
 
-static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quantize_args *a) {
+static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_quantize_args *a) {
     enum { PER_SM = 4, SHARED = 128 * (272 + 72) + 2048 }; /* of the kernel */
     int64_t size = te__dtype_size(a->x->dtype), columns = 256 / size, reach_m, reach_n, tiles, blocks;
     const te_tensor *amax_row, *amax_col;
@@ -54,12 +54,12 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     tiles = reach_m / 128 * (reach_n / columns);
     amax_row = te__nvfp4_row_amax(a);
     amax_col = te__nvfp4_col_amax(a);
-    if (te__numel(amax_row) == 0) amax_row = amax_col; /* of a copy without rows: what is read there counts for nothing */
+    if (te__numel(amax_row) == 0) amax_row = amax_col; /* of a copy without rows: the value is read, and unused */
     if (te__numel(amax_col) == 0) amax_col = amax_row;
     at_once = a->measure && tiles > 0 && !te__nvfp4_is_vector(a->amax_row) && !te__nvfp4_is_vector(a->amax_col);
     blocks = at_once ? te__min(tiles, te__plan_resident(p, 256, SHARED, PER_SM)) : tiles;
     if (a->measure && !at_once) {
-        te_nvfp4_amax_args measures = te__nvfp4_measures(a);
+        te_op_nvfp4_amax_args measures = te__nvfp4_measures(a);
         te_result result = te__cuda_plan_nvfp4_amax(p, &measures);
         if (result != TE_OK) return result;
     }
@@ -120,7 +120,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_nvfp4_quanti
     return TE_OK;
 }
 
-static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_nvfp4_dequantize_args *a) {
+static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_op_nvfp4_dequantize_args *a) {
     te__launch *l;
     te__nvfp4_dequantize_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;

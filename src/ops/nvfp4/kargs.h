@@ -12,9 +12,9 @@ typedef struct te__nvfp4_amax_kargs {
     int x_dt;
     int per_row;         /* row is [m] */
     int per_col;         /* col is [n] */
-    int rht;             /* of what col is the amax: 0 x itself, 1 transformed, 2 transformed without signs */
+    int rht;             /* the input of col: 0 x itself, 1 transformed, 2 transformed without signs */
     int vector;          /* rows of x start at multiples of four elements */
-    int keep;            /* the maximum with what row and col hold */
+    int keep;            /* the maximum with the values in row and col */
 } te__nvfp4_amax_kargs;
 
 /* A tile has 128 rows and 256 bytes of each. */

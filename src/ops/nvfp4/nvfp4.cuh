@@ -72,7 +72,7 @@ TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, cons
     return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);
 }
 
-// te__nvfp4_block_code, _step and _multiplier, with what depends on the tensor alone taken out of the loop, and by the cvt instructions where
+// te__nvfp4_block_code, _step and _multiplier, with factors that depend on the tensor alone hoisted out of the loop, and by the cvt instructions where
 // there are any. No amax is a NaN.
 struct te_nvfp4_tensor {
     float sixth, inverse;    // S / 6, 1 / S
@@ -167,7 +167,7 @@ TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_
     }
     return sum;
 }
-// The better of the two scales of 4-over-6 for 16 elements of a block with this amax. tile: of 16 lanes, who add up their errors.
+// The better of the two scales of 4-over-6 for 16 elements of a block with this amax. tile: of 16 lanes, whose errors are summed.
 TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const te_u32 random[4], bool tile) {
     float base = te__nvfp4_base(amax, s.scale), least = 0.0f;
     te_u8 best = 0;
@@ -200,7 +200,7 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], flo
 }
 
 // The transform of what the column-wise copy is made of, of format dt: 1 with signs, 2 without. Nearly always the 16 magnitudes are so close
-// together that each sum of them has 24 bits and f32 sums are exact: then they are te__nvfp4_transform_bf16's. A NaN passes through either.
+// that each sum of them has 24 bits and f32 sums are exact: then they are te__nvfp4_transform_bf16's. A NaN passes through either.
 TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
     if (!rht) return;
     if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);

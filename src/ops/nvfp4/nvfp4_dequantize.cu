@@ -1,6 +1,6 @@
-// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is taken back.
+// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.
 //
-//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread asks for eight neighbours of each of its four rows before it decodes the first
+//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first
 //
 //   column-wise:
 //            64 columns
@@ -8,9 +8,9 @@
 //    64    |     y      |   the tile passes through shared memory in f32, 65 floats a row;
 //   rows   +------------+   a thread stores eight neighbours of a row, twice
 //
-// One H200, 2026-11-22, te_bench "dequantize nvfp4": 16384x4096 to bf16, row-wise, 0.84 of copy.
+// Benchmark: "dequantize nvfp4" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), those of a row of tiles next to each other. Any size, any
+// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), consecutive along a row of tiles. Any size, any
 // alignment.
 //
 // te:baseline
@@ -18,6 +18,7 @@
 // te:row Y_DT=3 COLUMNWISE=1 RHT=0
 // te:row Y_DT=3 COLUMNWISE=1 RHT=1
 // te:row Y_DT=1 COLUMNWISE=0 RHT=0
+#include "device/vector.cuh"
 #include "ops/nvfp4/nvfp4.cuh"
 #ifndef Y_DT
 #define Y_DT a.y_dt
@@ -58,13 +59,6 @@ TE_DEV void te_nvfp4_decode8(te_u32 w, float step, float v[8]) {
         }
     }
 }
-TE_DEV void te_nvfp4_put8(const te__nvfp4_dequantize_kargs &a, te_i64 row, te_i64 col, const float y[8]) {
-    if (row >= a.m) return;
-    if (a.vector_y && col + 8 <= a.n) return te_store8(a.y, row * a.n + col, Y_DT, y);
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-        if (col + k < a.n) te_store(a.y, row * a.n + col + k, Y_DT, y[k]);
-}
 
 extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __grid_constant__ te__nvfp4_dequantize_kargs a) {
     te_follow();
@@ -94,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __gr
             te_fp8x2_to_f32(scale[r], TE_F8E4M3, &d, &none);
             te_nvfp4_decode8(w[r], te__nvfp4_decode_factor(d, amax[r], most, one_over_most), v);
             if (whole) te_store8(y + 8 * r * a.n * TE_Y_SIZE, 0, Y_DT, v);
-            else te_nvfp4_put8(a, row + 8 * r, col, v);
+            else te_store_part(a.y, (row + 8 * r) * a.n + col, Y_DT, a.n - col, false, v);
         }
         return;
     }
@@ -126,6 +120,6 @@ extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __gr
 #pragma unroll
     for (int pass = 0; pass < 2; pass++) {
         int r = pass * 32 + (threadIdx.x >> 3), c = (threadIdx.x & 7) * 8;
-        te_nvfp4_put8(a, first_row + r, first_col + c, tile + r * TE_COLUMNS + c);
+        if (first_row + r < a.m) te_store_part(a.y, (first_row + r) * a.n + first_col + c, Y_DT, a.n - first_col - c, a.vector_y, tile + r * TE_COLUMNS + c);
     }
 }

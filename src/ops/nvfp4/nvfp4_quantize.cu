@@ -1,9 +1,9 @@
 // ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.
 //
 //              128 columns (64 of f32)
-//            +-----------------------+   by rows:     a thread takes 32 neighbours: 16 bytes of codes, two scales   ->  row
+//            +-----------------------+   by rows:     a thread casts 32 neighbours: 16 bytes of codes, two scales   ->  row
 //    128     |  x, in shared memory, |
-//    rows    |  272 bytes a row      |   by columns:  a thread takes 16 rows of one column, transforms them, and puts
+//    rows    |  272 bytes a row      |   by columns:  a thread has 16 rows of one column, transforms them, and puts
 //            +-----------------------+                8 bytes of codes and a scale into `turned`                    ->  col
 //
 //   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
@@ -11,12 +11,11 @@
 // The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond the edges of x the tile
 // holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.
 // Blocks of 16 x 16: a pass over the tile before, for the 64 scales; 4-over-6: two, for each copy chooses its own. MEASURE, a cooperative launch:
-// blocks walk up their tiles for the amaxes, wait for each other's, and cast on the way down, the last tile first: it is in shared memory still.
+// blocks walk up their tiles for the amaxes, wait for each other's, and cast in reverse order, the last tile first: it is still in shared memory.
 //
-// One H200, 2026-11-21, te_bench nvfp4: 16384x4096 bf16, both copies, of copy: 0.52, transformed 0.45, rounded stochastically 0.29, 16x16 0.46,
-// transformed with its amaxes 0.51.
+// Benchmark: "quantize nvfp4 ..." in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles, those of a row of tiles next to each other; MEASURE: any number that runs at once. Any size, any alignment.
+// Launch: block 256, grid: tiles, consecutive along a row of tiles; MEASURE: any number that runs at once. Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
@@ -33,6 +32,7 @@
 // te:row X_DT=1 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
 // te:row X_DT=2 TWO=0 RHT=1 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
 #include "device/mma.cuh"
+#include "device/vector.cuh"
 #include "ops/nvfp4/nvfp4.cuh"
 #ifndef X_DT
 #define X_DT a.x_dt
@@ -47,7 +47,7 @@
 #define TE_SIZE (X_DT == TE_F32 ? 4 : 2)
 #define TE_COLUMNS (256 / TE_SIZE) // of a tile
 #define TE_STRIDE 272 // bytes of a row of the tile
-#define TE_TURNED 72  // bytes of a column of the turned codes
+#define TE_TURNED 72  // bytes of a column of the transposed codes
 
 // 16 neighbours of a row of the tile, and the largest magnitude among them.
 TE_DEV float te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {
@@ -70,7 +70,7 @@ TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
         if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
 }
 
-// A tile of x, and the shared memory that it is worked on in.
+// A tile of x, and its shared memory.
 struct te_nvfp4_tile {
     te_u8 *tile, *turned;
     int *tile_code; // the scales of 16 x 16 blocks; with 4-over-6 those of the column-wise copy from 64 on
@@ -88,7 +88,7 @@ struct te_nvfp4_tile {
     TE_DEV void cast(const te__nvfp4_quantize_kargs &a) const;
 };
 
-// Asks for the tile: te_cp_async_wait<0>() and a barrier before it is read.
+// Issues the loads of the tile: te_cp_async_wait<0>() and a barrier before it is read.
 TE_DEV void te_nvfp4_tile::load(const te__nvfp4_quantize_kargs &a) const {
     int t = threadIdx.x;
     if (a.vector_x && first_row + 128 <= a.m && first_col + TE_COLUMNS <= a.n) {
@@ -196,7 +196,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
                 uint2 u = te_nvfp4_block(by_row, v, amax, of_row, PER_LINE && a.per_row ? NULL : multipliers[0], TWO,
                                          tile_code[(r >> 4) * (TE_COLUMNS / 16) + j], (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
                 te_i64 left = a.n - col - 16 * h;
-                if (RHT && scale[h] == 0x7f && left < 16) { // what lies beyond the edge is no NaN
+                if (RHT && scale[h] == 0x7f && left < 16) { // elements beyond the edge are no NaN
                     u.x &= left < 8 ? (1u << (4 * (int)left)) - 1 : 0xffffffffu;
                     u.y &= left < 8 ? 0 : (1u << (4 * (int)left - 32)) - 1;
                 }

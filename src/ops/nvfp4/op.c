@@ -1,4 +1,4 @@
-/* ops/nvfp4/op.c: NVFP4 amaxes and casts: what each call must look like. Knows tensors; must not know which backend runs. */
+/* ops/nvfp4/op.c: NVFP4 amaxes and casts: the checks of each call. Knows tensors; must not know which backend runs. */
 
 /* [rows, ld] e2m1 codes with ld >= cols. */
 static te_result te__nvfp4_check_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows, int64_t cols) {
@@ -34,18 +34,18 @@ static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *na
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text), (long long)m);
     return te__want_f32(te, op, name, amax, m);
 }
-/* What happens before the column-wise copy: nothing, the transform, the transform without signs. */
+/* The step before the column-wise copy: nothing, the transform, the transform without signs. */
 static int te__nvfp4_transform(bool rht, bool no_sign_mask) { return !rht ? 0 : no_sign_mask ? 2 : 1; }
 
 /* One amax for each row of the copy, in place of one for the tensor? */
 static bool te__nvfp4_is_vector(const te_tensor *amax) { return amax && te__numel(amax) != 1; }
 /* The amaxes of the two copies. */
-static const te_tensor *te__nvfp4_row_amax(const te_nvfp4_quantize_args *a) { return a->amax_row ? a->amax_row : a->amax_col; }
-static const te_tensor *te__nvfp4_col_amax(const te_nvfp4_quantize_args *a) {
+static const te_tensor *te__nvfp4_row_amax(const te_op_nvfp4_quantize_args *a) { return a->amax_row ? a->amax_row : a->amax_col; }
+static const te_tensor *te__nvfp4_col_amax(const te_op_nvfp4_quantize_args *a) {
     return a->amax_col && !a->two_dimensional ? a->amax_col : te__nvfp4_row_amax(a);
 }
 
-static te_result te__check_nvfp4_amax(te_ctx *te, te_nvfp4_amax_args *a) {
+static te_result te__check_nvfp4_amax(te_ctx *te, te_op_nvfp4_amax_args *a) {
     te_result result = te__want_float(te, "nvfp4_amax", "x", a->x);
     if (result != TE_OK) return result;
     if (!a->amax_row && !a->amax_col) return te__fail(te, TE_ERR_INVALID, "nvfp4_amax: neither amax_row nor amax_col is given");
@@ -55,7 +55,7 @@ static te_result te__check_nvfp4_amax(te_ctx *te, te_nvfp4_amax_args *a) {
     return result;
 }
 
-static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a) {
+static te_result te__check_nvfp4_quantize(te_ctx *te, te_op_nvfp4_quantize_args *a) {
     int64_t m, n;
     te_result result = te__want_float(te, "nvfp4_quantize", "x", a->x);
     if (result != TE_OK) return result;
@@ -90,8 +90,8 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_nvfp4_quantize_args *a)
 }
 
 /* The amaxes that a cast with `measure` makes first. */
-static te_nvfp4_amax_args te__nvfp4_measures(const te_nvfp4_quantize_args *a) {
-    te_nvfp4_amax_args m = TE_ZERO;
+static te_op_nvfp4_amax_args te__nvfp4_measures(const te_op_nvfp4_quantize_args *a) {
+    te_op_nvfp4_amax_args m = TE_ZERO;
     m.x = a->x;
     m.amax_row = (te_tensor *)a->amax_row;
     m.amax_col = (te_tensor *)a->amax_col;
@@ -101,7 +101,7 @@ static te_nvfp4_amax_args te__nvfp4_measures(const te_nvfp4_quantize_args *a) {
     return m;
 }
 
-static te_result te__check_nvfp4_dequantize(te_ctx *te, te_nvfp4_dequantize_args *a) {
+static te_result te__check_nvfp4_dequantize(te_ctx *te, te_op_nvfp4_dequantize_args *a) {
     int64_t m, n;
     te_result result = te__want_float(te, "nvfp4_dequantize", "y", a->y);
     if (result != TE_OK) return result;

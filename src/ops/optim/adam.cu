@@ -5,17 +5,18 @@
 //   p -= lr (unbias1 m * (1 / (sqrt(unbias2 v) + eps))  + weight_decay p unless l2_mode)          unbias = 1 / (1 - beta^step)
 //
 // p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as on the CPU. The usual
-// pairs of formats have code of their own, chosen by the block; all others go element by element.
+// pairs of formats have code of their own, chosen by the block; all others are processed element by element.
 //
-// The floor is 28 bytes an element (bf16 parameter and gradient, f32 master and moments) at the rate of a copy. What comes near it is many
-// blocks that live shortly: a thread loads its four elements of each array, computes, stores and is gone. Loops over larger chunks, more
+// The floor is 28 bytes an element (bf16 parameter and gradient, f32 master and moments) at the rate of a copy. Many short blocks come
+// near it: a thread loads its four elements of each array, computes, stores and ends. Loops over larger chunks, more
 // elements a thread, bulk copies through shared memory and hints to the caches were all slower.
 //
-// One H200, 2026-11-21, te_bench adam: 500 x 1048576 0.96 to 0.98 of copy.
+// Benchmark: "adam bf16 with f32 states" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: chunks of 1024 elements, four a thread. found_inf != 0: nothing is written.
 //
 // te:baseline
+#include "device/vector.cuh"
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
@@ -27,7 +28,7 @@ struct te_adam_step {
         if (a.l2_mode) g = __fadd_rn(g, __fmul_rn(a.weight_decay, p));
         m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));
         v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));
-        // A reciprocal, for a division of 0 takes the slow way round, and rows of embeddings are full of zeros.
+        // A reciprocal: a division of 0 branches to a slow path, and rows of embeddings are full of zeros.
         float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));
         if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));
         p = __fsub_rn(p, __fmul_rn(lr, update));
@@ -41,13 +42,13 @@ TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, i
     if (i >= whole) return whole;
     void *param = a.param[t];
     float *m_at = a.m[t], *v_at = a.v[t], *master_at = a.master[t];
-    te_bits<4> g = te_ask<4>(a.grad[t], i, G), m = te_ask<4>(m_at, i, TE_F32), v = te_ask<4>(v_at, i, TE_F32);
-    te_bits<4> before = MASTER ? te_ask<4>(master_at, i, TE_F32) : te_ask<4>(param, i, P);
+    te_raw<TE_ANY, 4> g = te_raw_ask<4>(a.grad[t], i, G), m = te_raw_ask<4>(m_at, i, TE_F32), v = te_raw_ask<4>(v_at, i, TE_F32);
+    te_raw<TE_ANY, 4> before = MASTER ? te_raw_ask<4>(master_at, i, TE_F32) : te_raw_ask<4>(param, i, P);
     float g4[4], p4[4], m4[4], v4[4];
-    te_of_bits<4>(g, G, g4);
-    te_of_bits<4>(before, MASTER ? TE_F32 : P, p4);
-    te_of_bits<4>(m, TE_F32, m4);
-    te_of_bits<4>(v, TE_F32, v4);
+    te_raw_values<4>(g, G, g4);
+    te_raw_values<4>(before, MASTER ? TE_F32 : P, p4);
+    te_raw_values<4>(m, TE_F32, m4);
+    te_raw_values<4>(v, TE_F32, v4);
 #pragma unroll
     for (int k = 0; k < 4; k++) step(g4[k], p4[k], m4[k], v4[k]);
     te_store_n<4>(m_at, i, TE_F32, m4);
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256) te_adam(const __grid_constant_
         else if (g_dt == TE_BF16 && p_dt == TE_BF16) begin = te_adam_group<TE_BF16, TE_BF16, false>(a, step, t, begin, end);
         else if (g_dt == TE_F16 && p_dt == TE_F16 && master) begin = te_adam_group<TE_F16, TE_F16, true>(a, step, t, begin, end);
     }
-    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) { // what is left: a tail, or everything
+    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) { // the remaining elements: a tail, or everything
         float p = master ? a.master[t][i] : te_load(a.param[t], i, p_dt), m = a.m[t][i], v = a.v[t][i];
         step(te_load(a.grad[t], i, g_dt), p, m, v);
         a.m[t][i] = m, a.v[t][i] = v;

@@ -37,7 +37,7 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 /* ---- adam ---- */
 
 typedef struct te__adam_job {
-    const te_adam_args *a;
+    const te_op_adam_args *a;
     te__pieces pieces;
     float grad_scale, lr, unbias1, unbias2;
 } te__adam_job;
@@ -78,7 +78,7 @@ static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-static te_result te__cpu_adam(te_ctx *te, const te_adam_args *a) {
+static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
     te__adam_job j;
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
@@ -95,7 +95,7 @@ static te_result te__cpu_adam(te_ctx *te, const te_adam_args *a) {
 /* ---- norm ---- */
 
 typedef struct te__norm_job {
-    const te_l2norm_args *a;
+    const te_op_l2norm_args *a;
     te__pieces pieces;
     double *square; /* of each piece */
 } te__norm_job;
@@ -125,7 +125,7 @@ static void te__norm_pieces(void *user, int64_t begin, int64_t end) {
         j->square[piece] = sum[0] + sum[1] + sum[2] + sum[3];
     }
 }
-static te_result te__cpu_l2norm(te_ctx *te, const te_l2norm_args *a) {
+static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     te__norm_job j;
     int64_t all, piece;
     double total = 0;
@@ -158,7 +158,7 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_l2norm_args *a) {
 /* ---- scale ---- */
 
 typedef struct te__multi_scale_job {
-    const te_multi_scale_args *a;
+    const te_op_multi_scale_args *a;
     te__pieces pieces;
     float scale;
     unsigned char *infinite; /* of each piece: something was not finite */
@@ -185,7 +185,7 @@ static void te__multi_scale_pieces(void *user, int64_t begin, int64_t end) {
         j->infinite[piece] = !finite;
     }
 }
-static te_result te__cpu_multi_scale(te_ctx *te, const te_multi_scale_args *a) {
+static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a) {
     te__multi_scale_job j;
     int64_t all, piece;
     j.a = a;

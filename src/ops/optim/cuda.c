@@ -9,7 +9,7 @@ static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
+static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
     te__launch *l = NULL;
     te__adam_kargs *k = NULL;
     int64_t chunks = 0;
@@ -56,7 +56,7 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_adam_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_l2norm(te__plan *p, const te_l2norm_args *a) {
+static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
     te__l2norm_final_kargs total = TE_ZERO;
     te__launch *l = NULL;
     te__l2norm_kargs *k = NULL;
@@ -112,7 +112,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_l2norm_args *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_multi_scale(te__plan *p, const te_multi_scale_args *a) {
+static te_result te__cuda_plan_multi_scale(te__plan *p, const te_op_multi_scale_args *a) {
     te__launch *l = NULL;
     te__multi_scale_kargs *k = NULL;
     int64_t chunks = 0;

@@ -12,7 +12,7 @@ typedef struct te__adam_kargs {
     float *master[TE__ADAM_MAX]; /* or NULL */
     long long n[TE__ADAM_MAX];   /* elements */
     const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
-    const float *unbias; /* [2]: takes the place of unbias1, unbias2; or NULL */
+    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
     unsigned first[TE__ADAM_MAX];
     unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];
     unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */

@@ -1,4 +1,4 @@
-// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and what follows from it.
+// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor from it.
 //
 // Launch: one block of 1024.
 //

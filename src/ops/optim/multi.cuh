@@ -1,4 +1,4 @@
-// ops/optim/multi.cuh: many tensors in one launch: which of them a chunk belongs to. Knows the tables' layout; must not know the elements.
+// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.
 #pragma once
 #include "device/base.cuh"
 

@@ -1,14 +1,15 @@
 // ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.
 //
-// One H200, 2026-11-21, te_bench scaled: 64 tensors of 1048576 bf16 0.87 of copy.
+// Benchmark: "64 tensors scaled" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.
 //
 // te:baseline
+#include "device/vector.cuh"
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
-// A whole chunk of the usual formats. All loads come before the first store, so in and out may be one. Returns whether all was finite.
+// A whole chunk of the usual formats. All loads precede the first store, so in and out may be one. Returns whether all was finite.
 template <int IN, int OUT> TE_DEV bool te_scale_chunk(const void *in, void *out, te_i64 begin, float scale) {
     float v[4][8];
     bool finite = true;
@@ -42,5 +43,5 @@ extern "C" __global__ void __launch_bounds__(256) te_multi_scale(const __grid_co
             te_store(a.out[t], i, out_dt, __fmul_rn(v, scale));
         }
     }
-    if (!finite && a.found_inf) *a.found_inf = 1.0f; // whoever writes, writes the same
+    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value
 }

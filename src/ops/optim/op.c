@@ -1,4 +1,4 @@
-/* ops/optim/op.c: Adam, gradient norm, scaling over lists of tensors: what each call must look like. Knows tensors; must not know which backend
+/* ops/optim/op.c: Adam, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
  * runs. */
 
 /* A plain contiguous float tensor of this context; `i`: its place in the list. */
@@ -39,7 +39,7 @@ static te_result te__optim_check_list(te_ctx *te, const char *op, int num_tensor
     return te__fail(te, TE_ERR_INVALID, given ? "%s: num_tensors is %d" : "%s: the list of %d tensors is NULL", op, num_tensors);
 }
 
-static te_result te__check_adam(te_ctx *te, te_adam_args *a) {
+static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     te_result result = te__optim_check_list(te, "adam", a->num_tensors, a->tensors != NULL);
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
@@ -68,7 +68,7 @@ static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) 
     return no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
 }
 
-static te_result te__check_l2norm(te_ctx *te, te_l2norm_args *a) {
+static te_result te__check_l2norm(te_ctx *te, te_op_l2norm_args *a) {
     te_result result = te__optim_check_list(te, "l2norm", a->num_tensors, a->tensors != NULL);
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) result = te__optim_check(te, "l2norm", "tensors", i, a->tensors[i]);
@@ -80,7 +80,7 @@ static te_result te__check_l2norm(te_ctx *te, te_l2norm_args *a) {
     return TE_OK;
 }
 
-static te_result te__check_multi_scale(te_ctx *te, te_multi_scale_args *a) {
+static te_result te__check_multi_scale(te_ctx *te, te_op_multi_scale_args *a) {
     te_result result = te__optim_check_list(te, "multi_scale", a->num_tensors, a->in && a->out);
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {

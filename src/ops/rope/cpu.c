@@ -1,6 +1,6 @@
 /* ops/rope/cpu.c: rotary embedding, token by token. Knows number formats only through cpu/rows.c.
  *
- * The angle is (float(t) * position_scale) * inv_freq, two f32 products like the kernel's, so that both sides take the sine of the same
+ * The angle is (float(t) * position_scale) * inv_freq, two f32 products like the kernel's, so that both compute the sine of the same
  * number: at position 10^6 the next f32 is 0.06 radians away. Sine and cosine are then good to an f32 ulp or two on either side. */
 
 /* Where head `packed_head` of the packed side lies on the other: in q (0), k (1) or v (2), as head *h. */
@@ -60,18 +60,18 @@ static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
     return TE_OK;
 }
 
-static te_result te__cpu_rope(te_ctx *te, const te_rope_args *args) {
+static te_result te__cpu_rope(te_ctx *te, const te_op_rope_args *args) {
     te__rope_kargs a;
     te__rope_problem(&a, args);
     return te__rope_cpu(te, &a);
 }
-static te_result te__cpu_qkv_rope(te_ctx *te, const te_qkv_rope_args *args) {
+static te_result te__cpu_qkv_rope(te_ctx *te, const te_op_qkv_rope_args *args) {
     te__rope_kargs a;
     te__qkv_rope_problem(&a, args, false);
     return te__rope_cpu(te, &a);
 }
-static te_result te__cpu_qkv_rope_bwd(te_ctx *te, const te_qkv_rope_bwd_args *args) {
-    te_qkv_rope_args f = te__qkv_rope_forward_of(args);
+static te_result te__cpu_qkv_rope_bwd(te_ctx *te, const te_op_qkv_rope_bwd_args *args) {
+    te_op_qkv_rope_args f = te__qkv_rope_forward_of(args);
     te__rope_kargs a;
     te__qkv_rope_problem(&a, &f, true);
     return te__rope_cpu(te, &a);

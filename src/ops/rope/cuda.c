@@ -7,7 +7,7 @@ static bool te__rope_view_is_aligned(const te__rope_view *x) {
 static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     const int64_t tokens = (int64_t)a->batch * a->seq, heads = (int64_t)a->heads + 2 * a->groups;
     const bool alike = a->groups == 0 || (a->q.dt == a->k.dt && a->q.dt == a->v.dt);
-    int64_t units; /* of one token: what a thread does at a time */
+    int64_t units; /* of one token: a thread has one at a time */
     te__launch *l;
     te__rope_kargs *k;
     if (tokens * heads * a->d == 0) return TE_OK;
@@ -31,18 +31,18 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     return TE_OK;
 }
 
-static te_result te__cuda_plan_rope(te__plan *p, const te_rope_args *args) {
+static te_result te__cuda_plan_rope(te__plan *p, const te_op_rope_args *args) {
     te__rope_kargs a;
     te__rope_problem(&a, args);
     return te__rope_plan(p, &a);
 }
-static te_result te__cuda_plan_qkv_rope(te__plan *p, const te_qkv_rope_args *args) {
+static te_result te__cuda_plan_qkv_rope(te__plan *p, const te_op_qkv_rope_args *args) {
     te__rope_kargs a;
     te__qkv_rope_problem(&a, args, false);
     return te__rope_plan(p, &a);
 }
-static te_result te__cuda_plan_qkv_rope_bwd(te__plan *p, const te_qkv_rope_bwd_args *args) {
-    te_qkv_rope_args f = te__qkv_rope_forward_of(args);
+static te_result te__cuda_plan_qkv_rope_bwd(te__plan *p, const te_op_qkv_rope_bwd_args *args) {
+    te_op_qkv_rope_args f = te__qkv_rope_forward_of(args);
     te__rope_kargs a;
     te__qkv_rope_problem(&a, &f, true);
     return te__rope_plan(p, &a);

@@ -1,4 +1,4 @@
-/* ops/rope/kargs.h: what the rotary kernel is told. Read by both compilers. */
+/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */
 #ifndef TE__ROPE_KARGS_H
 #define TE__ROPE_KARGS_H
 

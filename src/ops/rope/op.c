@@ -1,5 +1,5 @@
 /* ops/rope/op.c: the front door of the rotary embeddings: defaults, checks, and the one description that both backends work from: heads
- * of `packed` on one side and of q, k and v on the other, some of them rotated on the way. Knows tensors; must not know which backend runs. */
+ * of `packed` on one side and of q, k and v on the other, some of them rotated. Knows tensors; must not know which backend runs. */
 
 /* Float, plain, of this context, [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
 static te_result te__rope_want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
@@ -23,7 +23,7 @@ static te_result te__rope_want(te_ctx *te, const char *op, const char *name, con
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
-/* What te_rope_args and the two te_qkv_rope_args have in common. */
+/* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
                                        float *position_scale, int64_t offset, const te_tensor *start) {
     te_result r = TE_OK;
@@ -47,7 +47,7 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format
     return r == TE_OK ? te__want_numel(te, op, "start_positions", start, b) : r;
 }
 
-static te_result te__check_rope(te_ctx *te, te_rope_args *a) {
+static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
     te_result r = te__rope_want(te, "rope", "x", a->x);
     if (r == TE_OK) r = te__rope_want(te, "rope", "y", a->y);
@@ -58,9 +58,9 @@ static te_result te__check_rope(te_ctx *te, te_rope_args *a) {
                                  &a->position_scale, a->position_offset, a->start_positions);
 }
 
-/* The two argument structs differ in what is const. */
-static te_qkv_rope_args te__qkv_rope_forward_of(const te_qkv_rope_bwd_args *a) {
-    te_qkv_rope_args f = TE_ZERO;
+/* The two argument structs differ in const alone. */
+static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args *a) {
+    te_op_qkv_rope_args f = TE_ZERO;
     f.qkv = a->qkv;
     f.q = (te_tensor *)a->q;
     f.k = (te_tensor *)a->k;
@@ -80,7 +80,7 @@ static te_qkv_rope_args te__qkv_rope_forward_of(const te_qkv_rope_bwd_args *a) {
     return f;
 }
 
-static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_qkv_rope_args *a) {
+static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_args *a) {
     const te_tensor *part[3];
     static const char *const names[3] = {"q", "k", "v"};
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
@@ -110,12 +110,12 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_qkv_rope_args
                                  a->start_positions);
 }
 
-static te_result te__check_qkv_rope(te_ctx *te, te_qkv_rope_args *a) {
+static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
     return te__qkv_rope_check(te, "qkv_rope", a);
 }
 
-static te_result te__check_qkv_rope_bwd(te_ctx *te, te_qkv_rope_bwd_args *a) {
-    te_qkv_rope_args f = te__qkv_rope_forward_of(a);
+static te_result te__check_qkv_rope_bwd(te_ctx *te, te_op_qkv_rope_bwd_args *a) {
+    te_op_qkv_rope_args f = te__qkv_rope_forward_of(a);
     te_result r = te__qkv_rope_check(te, "qkv_rope_bwd", &f);
     if (r != TE_OK) return r;
     a->base = f.base;
@@ -153,7 +153,7 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
     for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)pow((double)base, -2.0 * i / rotary_dim);
 }
 
-static void te__rope_problem(te__rope_kargs *k, const te_rope_args *a) {
+static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
     te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, a->position_offset, a->start_positions);
     k->packed = te__rope_view_of(a->x, a->format);
@@ -161,7 +161,7 @@ static void te__rope_problem(te__rope_kargs *k, const te_rope_args *a) {
     k->direction = a->backward ? -1.0f : 1.0f;
 }
 
-static void te__qkv_rope_problem(te__rope_kargs *k, const te_qkv_rope_args *a, bool backward) {
+static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
     te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale, a->position_offset,
                       a->start_positions);

@@ -1,14 +1,14 @@
-// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and both ways back.
+// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.
 //
 //   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]
 //
-// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both sides take the cosine of the same number, whatever
-// the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then walks over all their heads. A unit of
+// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both compute the cosine of the same number, whatever
+// the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of
 // work is W pairs (x at channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in
 // vectors, or 1.
 //
 // Options: X_DT (te_dtype of everything; else each has its own), X_VECTOR (else a.vector).
-// One H200, 2026-11-22, te_bench rotary: 16384x4096 bf16, heads of 128, 0.84 of copy.
+// Benchmark: "rotary embedding" in tests/bench/h200.csv.
 //
 // Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes. vector: addresses are multiples of 16 bytes, and all
 //         strides, d and half of 8 elements.
@@ -16,7 +16,7 @@
 // te:row X_DT=1 X_VECTOR=1
 // te:row X_DT=2 X_VECTOR=1
 // te:row X_DT=3 X_VECTOR=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "ops/rope/kargs.h"
 
 #ifdef X_DT
@@ -52,13 +52,13 @@ struct te_rope_tokens {
     }
 };
 
-// W elements of x or y, as they came; a single one as f32.
-template <int W> TE_DEV te_bits<W> te_rope_ask(const void *p, te_i64 at, int dt) {
-    if constexpr (W == 8) return te_ask<8>(p, at, dt);
-    else return te_bits<1>{{__float_as_uint(te_load(p, at, dt))}};
+// W elements of x or y, in their own format; a single one as f32.
+template <int W> TE_DEV te_raw<TE_ANY, W> te_rope_ask(const void *p, te_i64 at, int dt) {
+    if constexpr (W == 8) return te_raw_ask<8>(p, at, dt);
+    else return te_raw<TE_ANY, 1>{{__float_as_uint(te_load(p, at, dt))}};
 }
-template <int W> TE_DEV void te_rope_values(const te_bits<W> &bits, int dt, float v[W]) {
-    if constexpr (W == 8) te_of_bits<8>(bits, dt, v);
+template <int W> TE_DEV void te_rope_values(const te_raw<TE_ANY, W> &bits, int dt, float v[W]) {
+    if constexpr (W == 8) te_raw_values<8>(bits, dt, v);
     else v[0] = __uint_as_float(bits.w[0]);
 }
 template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const float v[W]) {
@@ -66,7 +66,7 @@ template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const flo
     else te_store(p, at, dt, v[0]);
 }
 
-// Which unit of which packed head of which token is number `at`; and on to the one that is TE__ROPE_THREADS further, without a division.
+// The token, packed head and unit of number `at`, and the step to number at + TE__ROPE_THREADS without a division.
 struct te_rope_walk {
     int units, heads; // of a head, of a token
     int unit, head, token, on_unit, on_head, on_token;
@@ -85,12 +85,12 @@ struct te_rope_walk {
     }
 };
 
-// A thread's part of the work at a time: where it goes, and what is turned.
+// One unit of work of a thread: its addresses, and its elements.
 template <int W> struct te_rope_unit {
-    te_bits<W> x, y;
+    te_raw<TE_ANY, W> x, y;
     void *dst;
     te_i64 to;
-    int turn; // where the first of its angles is in the table, the next one half / W further; -1: nothing is turned
+    int turn; // where the first of its angles is in the table, the next one half / W further; -1: no rotation
     int cx, cy, src_dt, dst_dt; // cy -1: there is no y
 
     TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {
@@ -112,7 +112,7 @@ template <int W> struct te_rope_unit {
         const void *src = a.gather ? one.p : a.packed.p;
         to = a.gather ? in_packed : in_one, dst = a.gather ? a.packed.p : one.p;
         src_dt = a.gather ? DT_OF(one) : DT_OF(a.packed), dst_dt = a.gather ? DT_OF(a.packed) : DT_OF(one);
-        if (unit >= pairs) { // behind the rotated channels
+        if (unit >= pairs) { // beyond the rotated channels
             cx = (unit + pairs) * W, cy = turn = -1;
         } else {
             cx = a.interleaved ? 2 * W * unit : W * unit, cy = a.interleaved ? cx + W : cx + a.half;
@@ -156,7 +156,7 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
     te_rope_walk walk((a.d - a.half) / W, a.heads + 2 * a.groups, threadIdx.x);
     const int all = tokens.count * walk.heads * walk.units;
     int at = threadIdx.x;
-    te_rope_unit<W> one, other; // two at a time, the first of which are on their way while angles are computed
+    te_rope_unit<W> one, other; // two at a time, the first two in flight while angles are computed
     if (at < all) one.ask(a, tokens, walk);
     if (at + TE__ROPE_THREADS < all) other.ask(a, tokens, walk);
     for (int i = threadIdx.x; i < tokens.count * a.half; i += TE__ROPE_THREADS) {
@@ -166,10 +166,10 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
         const float position = (float)(t + a.offset + (a.start ? a.start[b] : 0)) * a.position_scale;
         float s, c;
         sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);
-        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // what neighbours read at once lies side by side
+        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // neighbouring lanes read adjacent words
     }
     __syncthreads();
-    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is turned while the other, and the next one, are on their way
+    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is rotated while the other, and the next one, are in flight
         one.finish(a, table);
         if (at + 2 * TE__ROPE_THREADS < all) one.ask(a, tokens, walk);
         if (at + TE__ROPE_THREADS < all) other.finish(a, table);

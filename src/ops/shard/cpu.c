@@ -1,5 +1,5 @@
-/* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. What it gives is what every GPU
- * gives, byte for byte. Must not know CUDA. */
+/* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. Every GPU gives
+ * the same bytes. Must not know CUDA. */
 
 enum { TE__SHARD_PIECE = 512, TE__SHARD_PARTS = 64 };
 
@@ -12,7 +12,7 @@ static void te__shard_columns(int64_t row, int64_t columns, int64_t start, int64
 /* ---- amax ---- */
 
 static void te__shard_amax_rows(void *user, int64_t begin, int64_t end) {
-    const te_shard_amax_args *a = (const te_shard_amax_args *)user;
+    const te_op_shard_amax_args *a = (const te_op_shard_amax_args *)user;
     int64_t tiles_n = te__cols(a->amax), n = te__numel(a->x), tile, row, from, to, at, i;
     float v[TE__SHARD_PIECE];
     for (tile = begin; tile < end; tile++) {
@@ -36,8 +36,8 @@ static void te__shard_amax_rows(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-static te_result te__cpu_shard_amax(te_ctx *te, const te_shard_amax_args *a) {
-    te_shard_amax_args args = *a;
+static te_result te__cpu_shard_amax(te_ctx *te, const te_op_shard_amax_args *a) {
+    te_op_shard_amax_args args = *a;
     if (te__numel(a->amax) == 0) return TE_OK;
     te__parallel_for(te, te__rows(a->amax), te__max(1, 32768 / te__max(1, a->tile_rows * a->columns)), te__shard_amax_rows, &args);
     return TE_OK;
@@ -45,10 +45,10 @@ static te_result te__cpu_shard_amax(te_ctx *te, const te_shard_amax_args *a) {
 
 /* ---- scales ---- */
 
-static float te__shard_block_scale(const te_shard_scales_args *a, float amax) {
+static float te__shard_block_scale(const te_op_shard_scales_args *a, float amax) {
     return te__block_scale(amax, te__shard_fp8_max(a->dtype), a->epsilon, a->amax_limit, !a->fp32_scales);
 }
-static void te__shard_scales_block(const te_shard_scales_args *a, te_tensor *out, bool columnwise, bool multiplier) {
+static void te__shard_scales_block(const te_op_shard_scales_args *a, te_tensor *out, bool columnwise, bool multiplier) {
     const float *amax = (const float *)te__data(a->amax);
     int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n, i, j, m = te__rows(out), n = te__cols(out);
     float *scale = (float *)te__data(out);
@@ -58,7 +58,7 @@ static void te__shard_scales_block(const te_shard_scales_args *a, te_tensor *out
             scale[i * n + j] = j < along && !multiplier ? te__rcp_f32(s) : s;
         }
 }
-static void te__shard_scales_mxfp8(const te_shard_scales_args *a, const te_tensor *amaxes, te_tensor *out) {
+static void te__shard_scales_mxfp8(const te_op_shard_scales_args *a, const te_tensor *amaxes, te_tensor *out) {
     const float *amax = (const float *)te__data(amaxes);
     int64_t groups_m = te__rows(amaxes), groups_n = te__cols(amaxes), i, j, m = te__rows(out), n = te__cols(out);
     uint8_t *scale = (uint8_t *)te__data(out);
@@ -66,7 +66,7 @@ static void te__shard_scales_mxfp8(const te_shard_scales_args *a, const te_tenso
     for (i = 0; i < m; i++)
         for (j = 0; j < n; j++) scale[i * n + j] = i < groups_m && j < groups_n ? te__mxfp8_exponent(amax[i * groups_n + j], inverse) : 0;
 }
-static void te__shard_scales_nvfp4(const te_shard_scales_args *a, te_tensor *out, bool columnwise) {
+static void te__shard_scales_nvfp4(const te_op_shard_scales_args *a, te_tensor *out, bool columnwise) {
     const float *amax = (const float *)te__data(a->amax);
     int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n, across = columnwise ? a->columns : a->rows;
     int64_t i, j, m = te__rows(out), n = te__cols(out);
@@ -78,7 +78,7 @@ static void te__shard_scales_nvfp4(const te_shard_scales_args *a, te_tensor *out
             scale[i * n + j] = i < across && j < along ? te__nvfp4_block_code(amax[tile], tensor_scale) : 0;
         }
 }
-static te_result te__cpu_shard_scales(te_ctx *te, const te_shard_scales_args *a) {
+static te_result te__cpu_shard_scales(te_ctx *te, const te_op_shard_scales_args *a) {
     (void)te;
     if (a->scaling == TE_SCALING_BLOCK_2D) {
         if (a->row_scale) te__shard_scales_block(a, a->row_scale, false, false);
@@ -97,15 +97,15 @@ static te_result te__cpu_shard_scales(te_ctx *te, const te_shard_scales_args *a)
 /* ---- cast ---- */
 
 typedef struct te__shard_job {
-    const te_shard_cast_args *a;
+    const te_op_shard_cast_args *a;
     int64_t n, first_pair, pairs;
     float tensor_scale; /* NVFP4 */
     float part[TE__SHARD_PARTS];
 } te__shard_job;
 
-/* What element (row, column) is multiplied with. */
+/* The multiplier of element (row, column). */
 static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t column) {
-    const te_shard_cast_args *a = j->a;
+    const te_op_shard_cast_args *a = j->a;
     const void *scale = te__data(a->scale);
     int64_t ld = te__cols(a->scale);
     switch (a->scaling) {
@@ -121,7 +121,7 @@ static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t c
 
 /* Codes of `size` neighbours in v, from (row, column) on, to their place. */
 static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, int64_t size, const float *v) {
-    const te_shard_cast_args *a = j->a;
+    const te_op_shard_cast_args *a = j->a;
     uint8_t *dst = (uint8_t *)te__data(a->dst);
     int64_t ld = te__cols(a->dst), at = a->flat ? row * a->columns + column - a->start : row * ld + column, i;
     if (a->scaling == TE_SCALING_NVFP4) {
@@ -138,7 +138,7 @@ static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, i
 }
 
 static float te__shard_cast_row(const te__shard_job *j, int64_t row, float largest) {
-    const te_shard_cast_args *a = j->a;
+    const te_op_shard_cast_args *a = j->a;
     int64_t run = a->scaling == TE_SCALING_MXFP8 && a->columnwise ? 1 : 16; /* neighbours from a multiple of 16 on have one multiplier */
     int64_t from, to, at, i;
     float v[TE__SHARD_PIECE];
@@ -171,7 +171,7 @@ static void te__shard_cast_parts(void *user, int64_t begin, int64_t end) {
         j->part[part] = largest;
     }
 }
-static te_result te__cpu_shard_cast(te_ctx *te, const te_shard_cast_args *a) {
+static te_result te__cpu_shard_cast(te_ctx *te, const te_op_shard_cast_args *a) {
     te__shard_job j;
     int i;
     j.a = a;

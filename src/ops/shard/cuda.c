@@ -1,6 +1,6 @@
 /* ops/shard/cuda.c: plans of the operations on slices. Knows the kernels' contracts; must not know what they compute. */
 
-static te_result te__cuda_plan_shard_amax(te__plan *p, const te_shard_amax_args *a) {
+static te_result te__cuda_plan_shard_amax(te__plan *p, const te_op_shard_amax_args *a) {
     int64_t tr = a->tile_rows, tc = a->tile_columns, blocks;
     te__launch *l;
     te__shard_amax_kargs *k;
@@ -36,7 +36,7 @@ static te_result te__cuda_plan_shard_amax(te__plan *p, const te_shard_amax_args 
     return TE_OK;
 }
 
-static te_result te__cuda_plan_shard_scales(te__plan *p, const te_shard_scales_args *a) {
+static te_result te__cuda_plan_shard_scales(te__plan *p, const te_op_shard_scales_args *a) {
     const te_tensor *row = a->row_scale ? a->row_scale : a->multiplier;
     int64_t quads = ((row ? te__numel(row) : 0) + (a->col_scale ? te__numel(a->col_scale) : 0)) / 4;
     te__launch *l;
@@ -68,7 +68,7 @@ static te_result te__cuda_plan_shard_scales(te__plan *p, const te_shard_scales_a
     return TE_OK;
 }
 
-static te_result te__cuda_plan_shard_cast(te__plan *p, const te_shard_cast_args *a) {
+static te_result te__cuda_plan_shard_cast(te__plan *p, const te_op_shard_cast_args *a) {
     bool transposed = a->scaling == TE_SCALING_TENSOR && a->columnwise;
     int64_t n = te__numel(a->x), last;
     te__launch *l;

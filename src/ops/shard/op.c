@@ -1,4 +1,4 @@
-/* ops/shard/op.c: quantizing a slice of a matrix: what each call must look like. Knows tensors and the layouts of codes and scales; must not
+/* ops/shard/op.c: quantizing a slice of a matrix: the checks of each call. Knows tensors and the layouts of codes and scales; must not
  * know which backend runs, nor the operations that quantize whole tensors. */
 
 /* The slice lies in the matrix, whose size fits 64 bits. */
@@ -53,7 +53,7 @@ static te_result te__shard_scale(te_ctx *te, const char *op, const char *name, c
 
 /* ---- amax ---- */
 
-static te_result te__check_shard_amax(te_ctx *te, te_shard_amax_args *a) {
+static te_result te__check_shard_amax(te_ctx *te, te_op_shard_amax_args *a) {
     te_result result = te__shard_slice(te, "shard_amax", a->x, a->rows, a->columns, a->start);
     if (result != TE_OK) return result;
     if (a->tile_rows < 1 || a->tile_columns < 1)
@@ -65,12 +65,12 @@ static te_result te__check_shard_amax(te_ctx *te, te_shard_amax_args *a) {
 
 /* ---- scales ---- */
 
-static te_result te__check_shard_scales(te_ctx *te, te_shard_scales_args *a) {
+static te_result te__check_shard_scales(te_ctx *te, te_op_shard_scales_args *a) {
     const char *op = "shard_scales";
     int64_t rows = a->rows, columns = a->columns, tile = a->scaling == TE_SCALING_BLOCK_2D ? 128 : 16;
     te_result result = TE_OK;
     if (a->scaling != TE_SCALING_BLOCK_2D && a->scaling != TE_SCALING_MXFP8 && a->scaling != TE_SCALING_NVFP4)
-        return te__fail(te, TE_ERR_INVALID, "shard_scales: scaling %d; BLOCK_2D, MXFP8 and NVFP4 have scales by tile (te_scale_from_amax: TENSOR)",
+        return te__fail(te, TE_ERR_INVALID, "shard_scales: scaling %d; BLOCK_2D, MXFP8 and NVFP4 have scales by tile (te_op_scale_from_amax: TENSOR)",
                         (int)a->scaling);
     if (rows < 0 || columns < 0 || (columns > 0 && rows > INT64_MAX / 4 / columns))
         return te__fail(te, TE_ERR_SHAPE, "shard_scales: the matrix is [%lld, %lld]", (long long)rows, (long long)columns);
@@ -103,7 +103,7 @@ static float te__shard_fp8_max(te_dtype dtype) { return dtype == TE_F8E5M2 ? 573
 /* ---- cast ---- */
 
 /* Where the codes go. */
-static te_result te__shard_codes(te_ctx *te, const te_shard_cast_args *a) {
+static te_result te__shard_codes(te_ctx *te, const te_op_shard_cast_args *a) {
     char text[TE__SHAPE_TEXT];
     bool fp4 = a->scaling == TE_SCALING_NVFP4, transposed = a->scaling == TE_SCALING_TENSOR && a->columnwise;
     int64_t m = transposed ? a->columns : a->rows, n = transposed ? a->rows : a->columns, need = te__numel(a->x);
@@ -124,7 +124,7 @@ static te_result te__shard_codes(te_ctx *te, const te_shard_cast_args *a) {
     return TE_OK;
 }
 
-static te_result te__check_shard_cast(te_ctx *te, te_shard_cast_args *a) {
+static te_result te__check_shard_cast(te_ctx *te, te_op_shard_cast_args *a) {
     const char *op = "shard_cast";
     te_result result = te__shard_slice(te, op, a->x, a->rows, a->columns, a->start);
     if (result != TE_OK) return result;
@@ -132,9 +132,9 @@ static te_result te__check_shard_cast(te_ctx *te, te_shard_cast_args *a) {
         return te__fail(te, TE_ERR_INVALID, "shard_cast: scaling %d; TENSOR, BLOCK_2D, MXFP8 and NVFP4 are possible (1 x 128 blocks are no format of weights)",
                         (int)a->scaling);
     if (a->columnwise && a->scaling != TE_SCALING_TENSOR && a->scaling != TE_SCALING_MXFP8)
-        return te__fail(te, TE_ERR_INVALID, "shard_cast: columnwise goes with TENSOR and MXFP8; other column-wise copies are transposes of the gathered rows (te_transpose)");
+        return te__fail(te, TE_ERR_INVALID, "shard_cast: columnwise goes with TENSOR and MXFP8; other column-wise copies are transposes of the gathered rows (te_op_transpose)");
     if (a->amax && a->scaling != TE_SCALING_TENSOR)
-        return te__fail(te, TE_ERR_INVALID, "shard_cast: amax goes with TENSOR; te_shard_amax gives those of tiles");
+        return te__fail(te, TE_ERR_INVALID, "shard_cast: amax goes with TENSOR; te_op_shard_amax gives those of tiles");
     if (a->multiplier && a->scaling != TE_SCALING_BLOCK_2D) return te__fail(te, TE_ERR_INVALID, "shard_cast: multiplier goes with BLOCK_2D");
     result = te__shard_codes(te, a);
     if (result == TE_OK && a->scaling == TE_SCALING_TENSOR) result = te__want_f32(te, op, "scale", a->scale, 1);

@@ -1,7 +1,7 @@
-// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows where x's elements lie; must not know what is done
-// with them.
+// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the
+// cast.
 #pragma once
-#include "device/base.cuh"
+#include "device/vector.cuh"
 
 // The slice begins at x[0] and has n elements; the eight begin at x[i], the first `columns_left` of them are of one row. Elements outside
 // are 0. vector: i is a multiple of eight elements and x aligned to 16 bytes.

@@ -29,7 +29,7 @@
 #define SCALING a.scaling
 #endif
 
-// What element (row, column) is multiplied with.
+// The multiplier of element (row, column).
 TE_DEV float te_shard_multiplier(const te__shard_cast_kargs &a, te_i64 row, te_i64 column) {
     if (SCALING == TE_SCALING_TENSOR) return *(const float *)a.scale;
     if (SCALING == TE_SCALING_BLOCK_2D) {
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_cast(const __grid_con
     group += a.first;
     te_i64 row;
     if (a.straight) row = 0;
-    else if (((group | a.groups_per_row) >> 32) == 0) row = (te_u32)group / (te_u32)a.groups_per_row; // some 20 instructions for 100
+    else if (((group | a.groups_per_row) >> 32) == 0) row = (te_u32)group / (te_u32)a.groups_per_row; // some 20 instructions in place of 100
     else row = group / a.groups_per_row;
     te_i64 column = (group - row * a.groups_per_row) * 16, width = a.straight ? a.rows * a.columns : a.columns;
     te_i64 i = row * width + column - a.start; // the group's first element is x[i]
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_cast(const __grid_con
                 else dst[a.flat ? i + k : row * a.ld + column + k] = (te_u8)te_f32x2_to_fp8(q, 0.0f, a.q_dt);
             }
             if (SCALING != TE_SCALING_NVFP4) continue;
-            // A byte whole where both of its codes are there; else one half of it, with the other as it was.
+            // A whole byte if both of its codes exist; else one half of it, and the other half keeps its value.
             te_u8 *byte = a.flat ? dst + (i + k + (a.start & 1)) / 2 : dst + row * ((a.ld + 1) / 2) + (column + k) / 2;
             if ((k & 1) == 0) {
                 low = code, have_low = inside;

@@ -1,6 +1,6 @@
 // ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.
 //
-//            64 columns (tx: 8 each)                    transposed, through shared memory (tile.cuh)
+//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)
 //          +-------------------------+                  +---------------- 128 rows ----------------+
 //   128    | ty: 4 rows              |   ->  dst        |    those of a column that lie in the     |  64 columns
 //   rows   |    x eight columns      |                  |    slice are neighbours                  |
@@ -14,7 +14,7 @@
 // te:row X_DT=1
 #include "ops/shard/kargs.h"
 #include "ops/shard/shard.cuh"
-#include "device/tile.cuh"
+#include "device/transpose.cuh"
 #ifndef X_DT
 #define X_DT a.x_dt
 #endif

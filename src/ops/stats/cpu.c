@@ -10,7 +10,7 @@ typedef struct te__stats_part {
 } te__stats_part;
 
 typedef struct te__stats_job {
-    const te_quant_error_args *a;
+    const te_op_quant_error_args *a;
     int64_t n;
     te__stats_part part[TE__STATS_PARTS];
 } te__stats_job;
@@ -33,7 +33,7 @@ static void te__stats_element(te__stats_part *p, float x, float y, float limit) 
 }
 static void te__stats_parts(void *user, int64_t begin, int64_t end) {
     te__stats_job *j = (te__stats_job *)user;
-    const te_quant_error_args *a = j->a;
+    const te_op_quant_error_args *a = j->a;
     const float *y = (const float *)te__data(a->y), *limit = (const float *)te__data(a->limit);
     float x[TE__STATS_PIECE];
     int64_t part, at, i;
@@ -46,7 +46,7 @@ static void te__stats_parts(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-static te_result te__cpu_quant_error(te_ctx *te, const te_quant_error_args *a) {
+static te_result te__cpu_quant_error(te_ctx *te, const te_op_quant_error_args *a) {
     te__stats_job j;
     te__stats_part all;
     float *sums = (float *)te__data(a->sums);

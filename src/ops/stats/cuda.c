@@ -1,6 +1,6 @@
 /* ops/stats/cuda.c: plan of the error statistics. Knows the kernels' contracts; must not know what they compute. */
 
-static te_result te__cuda_plan_quant_error(te__plan *p, const te_quant_error_args *a) {
+static te_result te__cuda_plan_quant_error(te__plan *p, const te_op_quant_error_args *a) {
     te__quant_error_kargs args = TE_ZERO;
     te__launch *l;
     args.x = te__data(a->x);

@@ -2,7 +2,7 @@
 
 enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };
 
-/* What one block found. */
+/* The partial result of one block. */
 typedef struct te__quant_error_partial {
     float xx, yy, xy, dd, largest; /* over elements with finite x and y: x^2, y^2, x y, (x - y)^2, max |x - y| */
     unsigned count[5];             /* underflows, saturated, NaN, infinite, zeros */

@@ -1,6 +1,6 @@
-/* ops/stats/op.c: what a quantization lost: what the call must look like. Knows tensors; must not know how anything was quantized. */
+/* ops/stats/op.c: the error of a quantization: the checks of the call. Knows tensors; must not know how anything was quantized. */
 
-static te_result te__check_quant_error(te_ctx *te, te_quant_error_args *a) {
+static te_result te__check_quant_error(te_ctx *te, te_op_quant_error_args *a) {
     const char *op = "quant_error";
     te_result result = te__want_float(te, op, "x", a->x);
     if (result == TE_OK) result = te__want_f32(te, op, "y", a->y, te__numel(a->x));

@@ -1,4 +1,4 @@
-// ops/stats/quant_error.cu: counts and sums of what a quantization lost, one partial result a block.
+// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.
 //
 //   block b      elements [b * 8192, (b + 1) * 8192)
 //   thread t     its groups of eight: t, t + 256, ... one after the other; then the lanes of a warp, then the warps
@@ -12,7 +12,7 @@
 // te:row X_DT=3
 // te:row X_DT=2
 // te:row X_DT=1
-#include "device/base.cuh"
+#include "device/vector.cuh"
 #include "base/scaling.h"
 #include "ops/stats/kargs.h"
 #ifndef X_DT

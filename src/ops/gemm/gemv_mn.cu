@@ -1,40 +1,38 @@
-// ops/gemm/gemm_skinny_down.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of
-// B), and the lines of the other, X, stand side by side: what is contiguous in memory is one value of k of all of them. gemm_skinny is for lines that run
-// along k. The floor is X's bytes.
+// ops/gemm/gemv_mn.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of
+// B), and the other, X, is MN-major: values of one k of all its lines are contiguous. gemv_k is for K-major X. The floor is X's bytes.
 //
-//            lines of X                             A block has STEP lines of X. Its warps take turns of 16 values of k, and add up their sums at the
-//        +----+----+-- .. --+----+                  end, in order. Both operands go from memory straight into registers.
+//            lines of X                             A block has STEP lines of X. Its warps have turns of 16 values of k, and their sums are added at the
+//        +----+----+-- .. --+----+                  end, in order. Both operands are loaded from memory into registers.
 //      k |    |    | STEP   |    |
-//        +----+----+-- .. --+----+                  mma.sync multiplies 16 x 8 x 16 values: lines of X, of the few, Y, and k. Which they are is the same
-//        |    |    |        |    |                  to it: lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; of two lines
-//        +----+----+-- .. --+----+                  each it is rows g and g + 8 of a product, when words of two lines have become words of two k.
+//        +----+----+-- .. --+----+                  mma.sync multiplies 16 x 8 x 16 values: lines of X, of the short operand, Y, and k. Their order is free:
+//        |    |    |        |    |                  lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; two lines each
+//        +----+----+-- .. --+----+                  are rows g and g + 8 of a product, once words of two lines have become words of two k.
 //
-// Rows (of one k) may start anywhere, but pieces are read from where they are aligned. So rows are dealt out to the warps by where they start: PIECE of
-// them that follow each other may each start elsewhere within a piece, and the next one starts as the first. A warp has rows of one kind, whose pieces all
-// lie alike: its lines are others by up to PIECE - 1 than they would be in an aligned X, which is put right when sums are added up. A piece of each
+// Rows (of one k) may have any alignment, but pieces are loaded from aligned addresses. So rows are dealt out to the warps by their alignment: PIECE
+// consecutive rows may each have another one within a piece, and the next row has that of the first. A warp has rows of one kind, whose pieces are all
+// aligned alike: its lines are off by up to PIECE - 1 from those of an aligned X, which the final sums correct. The last piece of each
 // block's lines is then read by its neighbour too.
 //
-// One H200, 2026-11-21, te_bench few odd, in brackets over cuBLASLt: bf16 NN 1 x 4096 x 4096 17.1 us (1.05), 1 x 14336 x 4096 35.9 (1.11), 8 x 14336 x 4096
-// 37.2 (1.07), 1 x 4096 x 14336 43.7 (0.93); te_bench --tune: 1 x 4095 x 4097 NN 17.2 (1.09), 4097 x 1 x 4095 NT 17.2 (1.17), 1 x 28673 x 4096 NN 79.6 (1.9).
+// Benchmark: "gemv bf16 NN" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
 // Options: DT       3 or 2: bf16 or f16
-//          FEW_A    A is the short one
+//          SHORT_A  A is the short operand
 //          PIECE    lines of a lane: 4 or 8
 //          ALIGNED  all rows start at multiples of a piece
 //          WARPS    of a block: 8 or 16
 // Launch: grid (ceil(lines of X / STEP), splits, 1), block 32 WARPS. X has at least PIECE lines. Split s does k from s * k_split on, to D + s * d_split.
 //
 // te:arch 80
-// te:row DT=3 FEW_A=1 PIECE=4 ALIGNED=1 WARPS=16
-// te:row DT=3 FEW_A=1 PIECE=4 ALIGNED=0 WARPS=16
-// te:row DT=3 FEW_A=1 PIECE=8 ALIGNED=1 WARPS=8
-// te:row DT=2 FEW_A=0 PIECE=8 ALIGNED=0 WARPS=8
+// te:row DT=3 SHORT_A=1 PIECE=4 ALIGNED=1 WARPS=16
+// te:row DT=3 SHORT_A=1 PIECE=4 ALIGNED=0 WARPS=16
+// te:row DT=3 SHORT_A=1 PIECE=8 ALIGNED=1 WARPS=8
+// te:row DT=2 SHORT_A=0 PIECE=8 ALIGNED=0 WARPS=8
 #include "device/mma.cuh"
 #include "ops/gemm/epilogue.cuh"
 
 #ifndef DT // the rows above name every option; these stand in for them in an editor
 #define DT 3
-#define FEW_A 1
+#define SHORT_A 1
 #define PIECE 4
 #define ALIGNED 1
 #define WARPS 16
@@ -43,13 +41,13 @@
 #define LINES (8 * PIECE) // that a warp reads
 #define STEP (ALIGNED ? LINES : LINES - PIECE)
 #define KINDS (ALIGNED ? 1 : PIECE) // of rows, by where they start
-#define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps go side by side
+#define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps are adjacent
 #define RESIDENT (PIECE == 8 ? 16 : 32) // warps on a multiprocessor: as many as registers allow
 
 // PIECE lines of one k.
-struct te_down_piece {
+struct te_gemv_piece {
     te_u32 word[PIECE / 2];
-    // Nothing writes there while the kernel runs, and hardly anybody reads it twice. Of four lines there are no words 2 and 3, but they must have names.
+    // Nothing writes there while the kernel runs, and hardly any byte is read twice. Four lines have no words 2 and 3, but the asm needs operands.
     TE_DEV void load(te_u64 at) {
         if (PIECE == 8) asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[PIECE / 2 - 2]), "=r"(word[PIECE / 2 - 1]) : "l"(at));
         else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
@@ -68,28 +66,28 @@ struct te_down_piece {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemm_skinny_down(const __grid_constant__ te__gemm_kargs a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemv_mn(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     __shared__ float sums[WARPS][8][LINES];
     const te_i64 k0 = blockIdx.y * a.k_split, end_k = min(a.k, k0 + a.k_split);
-    const te_i64 lines = FEW_A ? a.n : a.m, first = (te_i64)blockIdx.x * STEP, ld = FEW_A ? a.ldb : a.lda;
-    const int few = (int)(FEW_A ? a.m : a.n);
+    const te_i64 lines = SHORT_A ? a.n : a.m, first = (te_i64)blockIdx.x * STEP, ld = SHORT_A ? a.ldb : a.lda;
+    const int few = (int)(SHORT_A ? a.m : a.n);
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
     // The lane's first row, and its lines: `line` on, off the block's by `by`.
     te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
-    te_u64 x = (te_u64)(FEW_A ? a.b : a.a) + 2 * row * ld;
+    te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;
     int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);
-    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // the last lines in place of some that are not there
+    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // beyond the end the last lines
     x += 2 * line;
 
-    // Line g of Y, or the last one in its place, whose products nobody asks for.
-    const te_i64 y_k = (FEW_A ? a.a_t : !a.b_t) ? (FEW_A ? a.lda : a.ldb) : 1, y_line = (FEW_A ? a.a_t : !a.b_t) ? 1 : FEW_A ? a.lda : a.ldb;
-    const te_u16 *y = (const te_u16 *)(FEW_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;
+    // Line g of Y, or beyond the end the last one, whose products are not stored.
+    const te_i64 y_k = (SHORT_A ? a.a_t : !a.b_t) ? (SHORT_A ? a.lda : a.ldb) : 1, y_line = (SHORT_A ? a.a_t : !a.b_t) ? 1 : SHORT_A ? a.lda : a.ldb;
+    const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;
 
     float sum[PIECE / 2][4] = {}; // lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1 of Y, twice
     auto take = [&](bool end) {
-        te_down_piece u[4];
+        te_gemv_piece u[4];
         te_u32 v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -135,6 +133,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
         float all = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) all += sums[w][other][mine];
-        te_gemm_finish(a, scale, (FEW_A ? other : first + mine) + blockIdx.y * a.m, FEW_A ? first + mine : other, all); // d_split is m rows
+        te_gemm_finish(a, scale, (SHORT_A ? other : first + mine) + blockIdx.y * a.m, SHORT_A ? first + mine : other, all); // d_split is m rows
     }
 }

@@ -1,11 +1,10 @@
-// device/tile.cuh: a tile on its way from row-major to its transpose through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must
-// not know what they mean.
+// device/transpose.cuh: transposes a tile through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must not know what they mean.
 //
 // A tile has 64 columns; each of them is 32 words of 4 bytes in shared memory: a word holds 4 / size elements of neighbouring rows, so
 // a tile is 128 rows of bytes, 64 of 16-bit or 32 of 32-bit elements.
 //
 //   writing    thread (tx = t % 8, ty = t / 8) has columns 8 tx .. 8 tx + 7 of the rows of word ty, and writes eight words
-//   reading    thread takes 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the transpose
+//   reading    thread reads 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the transpose
 //
 // Word w of column j lies at w ^ 4 (j / 8 % 8). The 32 lanes of a write (8 tx, 4 ty) then meet 32 banks, and so do the 8 lanes that read
 // one column 16 bytes each.

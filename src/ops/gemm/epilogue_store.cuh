@@ -1,8 +1,8 @@
-// ops/gemm/way_out.cuh: D's ways out of gemm_hopper: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it is written in.
+// ops/gemm/epilogue_store.cuh: the store paths of gemm_hopper's epilogue: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it uses.
 //
 //   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D
 //
-// A warpgroup has BUFFERS chunks, and waits for the one it is about to write over alone.
+// A warpgroup has BUFFERS chunks, and waits for the one that it writes next alone.
 #pragma once
 
 // Between -8 and 8, or NaN: one f32, or two values of a word.
@@ -16,25 +16,25 @@ TE_DEV te_u32 te_gemm_clamp_8(te_u32 w, int dt) {
     return w;
 }
 
-// What a warpgroup knows on its way out.
-struct te_way_out {
+// The epilogue of one warpgroup, stored by TMA.
+struct te_tma_store_path {
     const te__gemm_hopper_kargs &a;
     const void *d_map, *aux_map, *bias_from;
-    te_u32 buffers, loads; // chunks of shared memory; for each a barrier: what was loaded into it is there
+    te_u32 buffers, loads; // chunks of shared memory; for each a barrier of the load into it
     te_u32 unused, biases, sums; // a barrier: the last tile needs them no more; WN floats; of a chunk's columns, a row for each warp
     int group, lane;
     te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
-    bool leader; // the thread that speaks to TMA
+    bool leader; // the thread that issues TMA operations
     float scale;
     te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., as it lies in memory
 
-    TE_DEV te_way_out(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 unused_, te_u32 biases_, te_u32 sums_, int group_)
+    TE_DEV te_tma_store_path(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 unused_, te_u32 biases_, te_u32 sums_, int group_)
         : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), unused(unused_), biases(biases_), sums(sums_),
           group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0), scale(te_gemm_scale(args.g)) {}
 
 #if GROUPED
-    bool tall, fresh; // the second accumulator has rows; nobody has acquired the group's maps
-    float scale_b;    // apart, until it is needed: nobody waits for device memory before the first products are under way
+    bool tall, fresh; // the second accumulator has rows; the group's maps have not been acquired
+    float scale_b;    // multiplied late: no wait for device memory before the first products are under way
     TE_DEV void enter(const te_arguments &all, int of) {
         scale = a.g.scale_a ? a.g.scale_a[all.groups.each_a ? of : 0] : 1.0f;
         scale_b = a.g.scale_b ? a.g.scale_b[all.groups.each_b ? of : 0] : 1.0f;
@@ -47,11 +47,11 @@ struct te_way_out {
     static const bool tall = true;
 #endif
 
-    // Chunks go down before they go on to the next columns.
+    // Chunks of one column of chunks come before the next columns.
     static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
     static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
     TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
-    // What a chunk needs of aux or D.
+    // The load of aux or D for a chunk.
     static TE_DEV void load(te_u32 buffer, te_u32 bar, const void *map, int row, int col, int split) {
         te_mbar_expect(bar, BUFFER);
         te_tma_load3(buffer, map, col, row, split, bar);
@@ -60,7 +60,7 @@ struct te_way_out {
         load(buffer_of(at), loads + 8 * (at % BUFFERS), STORE & 16 ? aux_map : d_map, row, col, split);
     }
 
-    // While the first products are under way: what can be asked for already.
+    // While the first products are under way: the loads that need no accumulator.
     TE_DEV void begin(int row, int col, int split) {
 #if GROUPED == 1
         if (fresh && leader) {
@@ -207,7 +207,7 @@ struct te_way_out {
         }
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // what was asked for is waited for
+            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // issued loads must be waited for
             const int sum = chunk % SUMS, first = col_of(chunk);
             int at_row = row + row_of(chunk), at_col = col + first;
             float v[CHUNK / 2];
@@ -258,7 +258,7 @@ struct te_way_out {
                 te_meet<128>(1 + group);
             }
             if (STORE & 64) sum_columns(v, at_row);
-            if (LOADS) __syncwarp(); // all of the warp have read what they now write over
+            if (LOADS) __syncwarp(); // all lanes have read the elements that they now overwrite
             put(buffer_of(turn), v);
             send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);
             if (STORE & 64 && threadIdx.x % 128 / 32 == chunk % 4) store_sums(at_row, at_col);
@@ -272,18 +272,16 @@ struct te_way_out {
     }
 };
 
-// ---- D whose rows start or end anywhere, with nothing but scale and bias to be done ------------------------------------------
+// ---- D whose rows start or end anywhere, with scale and bias alone ------------------------------------------
 //
 //   accumulators -> v = scale acc + bias -> 16 lines of shared memory for each warp -> D
 //
-//   D's row       . . . . x x x x | x x x x x x x x | x x x . . . . .     pieces of 16 bytes: a lane stores whole ones, eight lanes what is left
-//   its line              x x x x   x x x x x x x x   x x x               as far from a multiple of 16 as in D, or 2 bytes less: lines are written by words
+//   D's row       . . . . x x x x | x x x x x x x x | x x x . . . . .     pieces of 16 bytes: a lane stores whole ones, eight lanes the ends
+//   its line              x x x x   x x x x x x x x   x x x               at the same offset within 16 bytes as in D, or 2 bytes less: lines are written by words
 //
-// Bulk copies of rows are slower: 763 us for 8192 x 50257 x 768 in fp8, where the multiplying and all but the copies took 592.
-// One H200, 2026-11-22, the same product by ping-pong tiles, us: 666; without the stores of whole pieces 590, of rows' ends 633, of both 516, with no more than
-// put 440, with no way out at all 400. By TMA, of 50264 columns, 504: what is left to gain is in the shifting and the rows' ends.
+// Bulk copies of rows are slower. The cost beyond a TMA store is in the shifts and the rows' ends: tests/bench/notes.md.
 
-struct te_rows_out {
+struct te_row_store_path {
     static const int SIZE = D_DT == 1 ? 4 : 2; // bytes of an element
     static const int COLS = WN * SIZE < LINE ? WN : WN * SIZE % LINE ? LINE / SIZE / 2 : LINE / SIZE, TIMES = WN / COLS; // columns of a line: WN in equal parts
     static const int PIECES = COLS * SIZE / 16, AT_ONCE = 32 / PIECES; // whole ones of a row; rows that a warp stores at once
@@ -291,8 +289,8 @@ struct te_rows_out {
     float scale;
     te_u32 lines;
     int lane;
-    TE_DEV te_rows_out(const te__gemm_kargs &args, float scale_, te_u32 lines_) : a(args), scale(scale_), lines(lines_), lane(threadIdx.x & 31) {
-        asm volatile("" : "+r"(lane)); // all that comes of it is found here, and not kept while slabs are multiplied
+    TE_DEV te_row_store_path(const te__gemm_kargs &args, float scale_, te_u32 lines_) : a(args), scale(scale_), lines(lines_), lane(threadIdx.x & 31) {
+        asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
     }
 
     // Pairs of neighbours to the lines of rows g and g + 8, which lie alike: eight rows are a multiple of 16 bytes.
@@ -327,7 +325,7 @@ struct te_rows_out {
             te_i64 col = first + i * COLS;
             int bytes = (int)(a.n - col < COLS ? a.n - col : COLS) * SIZE;
             if (bytes <= 0 || rows <= 0) break;
-            const int BATCH = B_1D ? 2 : 4; // what several rows have to say is read before the first is written; as many as there are registers for
+            const int BATCH = B_1D ? 2 : 4; // several rows are read before the first is written; as many as there are registers for
             char *d = (char *)a.d + row * step + col * SIZE;
             __syncwarp(); // the lines are free again
             put(acc + i * COLS / 2, d, step, col);

@@ -1,4 +1,4 @@
-// ops/attn/tile.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.
+// ops/attn/fragments.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.
 //
 // A row is D / 8 pieces of 16 bytes and one piece of nothing: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in
 // different banks, and every address is a lane's own plus a constant.
@@ -51,7 +51,7 @@ template <int D, int ROWS, int THREADS> struct te_copier {
 };
 
 // Where this lane's row of an ldmatrix lies, for all of a tile's fragments: `rows_first` order gives the four matrices as
-// (rows 0-7, rows 8-15) x (channels 0-7, then 8-15): operand A, and B turned around; else channels come first: operand B as it lies.
+// (rows 0-7, rows 8-15) x (channels 0-7, then 8-15): operand A, and B transposed; else channels first: operand B as stored.
 template <int D> struct te_reader {
     te_u32 lane_at;
     TE_DEV te_reader(bool rows_first) {
@@ -140,7 +140,7 @@ TE_DEV void te_weighted(float (&acc)[M][D / 8][4], const float (&w)[M][K][4], co
     }
 }
 
-// ---- masks, and the way out ----
+// ---- masks, and the epilogue ----
 
 // -inf where row i does not see key j, in a tile of scores. `row` and `column` are this lane's first ones.
 template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_kargs &a, int row, int column) {

@@ -1,46 +1,44 @@
-// ops/gemm/gemm_skinny.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines (rows of A, columns of
-// B): a matrix times a few vectors, as when a model writes one word after the other. The floor is the long operand's bytes.
+// ops/gemm/gemv_k.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines (rows of A, columns of
+// B): a GEMV, or a product with up to sixteen vectors, of two K-major operands, as in decoding. The floor is the long operand's bytes.
 //
-//        k                                          A block has 16 lines of the long operand, X. Its warps take turns of 128 bytes of k,
-//        +----+----+-- ..  --+----+----+            and add up their sums at the end, in order. Both operands go from memory straight into
-//     16 | w0 | w1 |         | w0 | w1 | ..         registers: nobody else needs the bytes, and those of Y, the short one, are in the L1 cache.
+//        k                                          A block has 16 lines of the long operand, X. Its warps have turns of 128 bytes of k,
+//        +----+----+-- ..  --+----+----+            and their sums are added at the end, in order. Both operands are loaded from memory into
+//     16 | w0 | w1 |         | w0 | w1 | ..         registers: no other block needs the bytes of X, and those of Y, the short one, are in the L1 cache.
 //        +----+----+-- ..  --+----+----+
 //
-// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. Which k they are is the same to it, as long as X and Y agree: so lane
+// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. The order of k is free, as long as X and Y agree: so lane
 // 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its operands word by word. FP8 is decoded into f16,
-// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may start anywhere: 16 bytes that do not begin at a multiple of 16 come out of the two
-// pieces that hold them.
+// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may have any alignment: 16 bytes that do not begin at a multiple of 16 are shifted out of
+// the two pieces that hold them.
 //
-// One H200, 2026-11-21, te_bench few, 1 x 4096 x 4096 and 1 x 4096 x 14336: bf16 16.6 us and 40.9 (1.08 and 1.02 of cuBLASLt), fp8 10.4 and 21.3 (1.03
-// and 1.24), 1x128 by 128x128 10.2 and 22.1, MXFP8 13.0 and 30.9, NVFP4 12.9 and 30.3. Decoding costs: 1 x 128256 x 4096 takes 231 us with MXFP8, 138 with
-// 1x128 blocks.
+// Benchmark: "gemv ..." in tests/bench/h200.csv.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8
-//          FEW_A       A is the short one
+//          SHORT_A     A is the short operand
 //          EIGHTS      of lines of the short one: 1, or, ALIGNED and without BLOCK, 2
 //          ALIGNED     A, B and their lines start at multiples of 16 bytes
-//          WARPS       of a block: 16, where there are few blocks, ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8, which have more registers
+//          WARPS       of a block: 16, for a small grid, ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8, which have more registers
 //          and, 0 where left out: BLOCK (te__gemm_block_kind, fp8: sums of 128 k, a turn, are scaled in f32),
 //          SCALES (1: MXFP8, 2: NVFP4; where block_a and block_b point to, row-wise), SWIZZLED (they are)
-// Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands k-major.
+// Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands K-major.
 //
 // te:arch 80
-// te:row A_DT=3 B_DT=3 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
-// te:row A_DT=3 B_DT=3 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
-// te:row A_DT=2 B_DT=2 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
-// te:row A_DT=4 B_DT=4 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
-// te:row A_DT=5 B_DT=4 FEW_A=1 EIGHTS=1 ALIGNED=0 WARPS=8
-// te:row A_DT=4 B_DT=4 BLOCK=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
-// te:row A_DT=4 B_DT=4 BLOCK=2 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=5 BLOCK=3 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 FEW_A=0 EIGHTS=2 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 SCALES=1 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
-// te:row A_DT=7 B_DT=7 SCALES=2 FEW_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 SCALES=1 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
-// te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
-// te:row A_DT=7 B_DT=7 SCALES=2 FEW_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
-// te:row A_DT=7 B_DT=7 SCALES=2 SWIZZLED=1 FEW_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
+// te:row A_DT=3 B_DT=3 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
+// te:row A_DT=3 B_DT=3 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
+// te:row A_DT=2 B_DT=2 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
+// te:row A_DT=4 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=5 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=0 WARPS=8
+// te:row A_DT=4 B_DT=4 BLOCK=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
+// te:row A_DT=4 B_DT=4 BLOCK=2 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=5 BLOCK=3 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 SHORT_A=0 EIGHTS=2 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 SCALES=1 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=7 B_DT=7 SCALES=2 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 SCALES=1 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
+// te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
+// te:row A_DT=7 B_DT=7 SCALES=2 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
+// te:row A_DT=7 B_DT=7 SCALES=2 SWIZZLED=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 #include "ops/gemm/decode.cuh"
 #include "ops/gemm/epilogue.cuh"
 #include "ops/gemm/shift.cuh"
@@ -48,7 +46,7 @@
 #ifndef A_DT // the rows above name every option; these stand in for them in an editor
 #define A_DT 3
 #define B_DT 3
-#define FEW_A 1
+#define SHORT_A 1
 #define ALIGNED 1
 #define EIGHTS 1
 #define WARPS 16
@@ -63,8 +61,8 @@
 #define SWIZZLED 0
 #endif
 
-#define X_DT (FEW_A ? B_DT : A_DT)
-#define Y_DT (FEW_A ? A_DT : B_DT)
+#define X_DT (SHORT_A ? B_DT : A_DT)
+#define Y_DT (SHORT_A ? A_DT : B_DT)
 #define FP8 (A_DT == 4 || A_DT == 5)
 #define BITS (SCALES == 2 ? 4 : FP8 ? 8 : 16)
 #define PIECE (128 / BITS)  // elements of 16 bytes
@@ -74,26 +72,26 @@
 #define A_2D (BLOCK == 3)   // of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker (1 x 128256 x 4096 MXFP8 232 us, not 245; 1 x
-// 4095 x 4097 bf16 19.0, not 20.1) but for aligned lines of 16 bits (1 x 4096 x 4096 18.0 us, not 16.5).
+// Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker but for aligned lines of 16 bits:
+// tests/bench/notes.md.
 #if BITS == 16 && ALIGNED
 #define FETCH ""
 #else
 #define FETCH ".L2::256B"
 #endif
-TE_DEV uint4 te_skinny_ask(const te_u8 *p) {
+TE_DEV uint4 te_gemv_load(const te_u8 *p) {
     uint4 u;
     asm("ld.global.nc" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
     return u;
 }
-TE_DEV uint4 te_skinny_ask_once(const te_u8 *p) {
+TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
     uint4 u;
     asm("ld.global.nc.L1::no_allocate" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
     return u;
 }
 
-// A line of an operand: the last one in place of one that is not there, whose products nobody asks for.
-struct te_skinny_line {
+// A line of an operand; beyond the end the last one, whose products are not stored.
+struct te_gemv_line {
     const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with SCALES
     te_i64 line, ld_scale;
     TE_DEV void open(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales, te_i64 number) {
@@ -103,11 +101,11 @@ struct te_skinny_line {
     }
 
     // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with them.
-    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, for it will be asked for again
+    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, since it is loaded again
         const te_u8 *p = from + at * BITS / 8;
         int by = ALIGNED ? 0 : (int)((te_u64)p & 15);
-        uint4 u = !ALIGNED || kept ? te_skinny_ask(p - by) : te_skinny_ask_once(p);
-        return ALIGNED ? u : te_shift(u, te_skinny_ask(p - by + (by ? 16 : 0)), by);
+        uint4 u = !ALIGNED || kept ? te_gemv_load(p - by) : te_gemv_load_once(p);
+        return ALIGNED ? u : te_shift(u, te_gemv_load(p - by + (by ? 16 : 0)), by);
     }
     // The same where the line may end, or the operand: zeros beyond.
     TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {
@@ -125,7 +123,7 @@ struct te_skinny_line {
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
-    // The scales of those, as the decoding wants them: one of MXFP8, two of NVFP4; beyond the last something finite.
+    // The scales of those, as the decoding requires them: one of MXFP8, two of NVFP4; beyond the last something finite.
     TE_DEV uint2 scales(te_i64 at, te_i64 k) const {
         te_u32 r[2] = {0, 0};
 #pragma unroll
@@ -140,7 +138,7 @@ struct te_skinny_line {
 };
 
 // Sixteen bytes of a line, and their scales.
-struct te_skinny_piece {
+struct te_gemv_piece {
     uint4 u;
     uint2 scales;
     TE_DEV te_u32 word(int i) const { return i == 0 ? u.x : i == 1 ? u.y : i == 2 ? u.z : u.w; }
@@ -152,7 +150,7 @@ struct te_skinny_piece {
 };
 
 // sum += two lines of X times one of Y, 16 bytes of each.
-TE_DEV void te_skinny_multiply(float sum[4], const te_skinny_piece &x, const te_skinny_piece &x8, const te_skinny_piece &y) {
+TE_DEV void te_gemv_multiply(float sum[4], const te_gemv_piece &x, const te_gemv_piece &x8, const te_gemv_piece &y) {
     const int parts = BITS == 16 ? 2 : 16 / BITS; // of a word, each two values; words of 16 bits come in pairs
 #pragma unroll
     for (int i = 0; i < 4; i += BITS == 16 ? 2 : 1) {
@@ -171,21 +169,21 @@ TE_DEV void te_skinny_multiply(float sum[4], const te_skinny_piece &x, const te_
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemm_skinny(const __grid_constant__ te__gemm_kargs a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemv_k(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     __shared__ float sums[WARPS][8 * EIGHTS][16];
-    const te_i64 lines = FEW_A ? a.n : a.m, few = FEW_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;
+    const te_i64 lines = SHORT_A ? a.n : a.m, few = SHORT_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    const void *scales_x = FEW_A ? a.block_b : a.block_a, *scales_y = FEW_A ? a.block_a : a.block_b;
-    const te_i64 ld_scales_x = FEW_A ? a.ld_block_b : a.ld_block_a, ld_scales_y = FEW_A ? a.ld_block_a : a.ld_block_b;
-    te_skinny_line x[2], y[EIGHTS];
+    const void *scales_x = SHORT_A ? a.block_b : a.block_a, *scales_y = SHORT_A ? a.block_a : a.block_b;
+    const te_i64 ld_scales_x = SHORT_A ? a.ld_block_b : a.ld_block_a, ld_scales_y = SHORT_A ? a.ld_block_a : a.ld_block_b;
+    te_gemv_line x[2], y[EIGHTS];
 #pragma unroll
-    for (int i = 0; i < 2; i++) x[i].open(FEW_A ? a.b : a.a, FEW_A ? a.ldb : a.lda, lines, a.k, scales_x, ld_scales_x, first + g + 8 * i);
+    for (int i = 0; i < 2; i++) x[i].open(SHORT_A ? a.b : a.a, SHORT_A ? a.ldb : a.lda, lines, a.k, scales_x, ld_scales_x, first + g + 8 * i);
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i++) y[i].open(FEW_A ? a.a : a.b, FEW_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
+    for (int i = 0; i < EIGHTS; i++) y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
     float sum[EIGHTS][4] = {}; // of each eight lines of Y: lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of them, twice
     auto take = [&](te_i64 k, bool end) {
-        te_skinny_piece u[2][2], v[2][EIGHTS];
+        te_gemv_piece u[2][2], v[2][EIGHTS];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             te_i64 at = k + (4 * i + t) * PIECE;
@@ -200,16 +198,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
             float part[4] = {}, of_x[2], of_y[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                of_x[i] = te_gemm_block_scale((const float *)scales_x, FEW_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1), k >> 7);
-                of_y[i] = te_gemm_block_scale((const float *)scales_y, FEW_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(8 * l + 2 * t + i), few - 1), k >> 7);
+                of_x[i] = te_gemm_block_scale((const float *)scales_x, SHORT_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1), k >> 7);
+                of_y[i] = te_gemm_block_scale((const float *)scales_y, SHORT_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(8 * l + 2 * t + i), few - 1), k >> 7);
             }
 #pragma unroll
-            for (int i = 0; i < 2; i++) te_skinny_multiply(part, u[i][0], u[i][1], v[i][l]);
+            for (int i = 0; i < 2; i++) te_gemv_multiply(part, u[i][0], u[i][1], v[i][l]);
 #pragma unroll
             for (int e = 0; e < 4; e++) sum[l][e] = fmaf(part[e], te_gemm_block_product(of_x[e / 2], of_y[e % 2]), sum[l][e]);
 #else
 #pragma unroll
-            for (int i = 0; i < 2; i++) te_skinny_multiply(sum[l], u[i][0], u[i][1], v[i][l]);
+            for (int i = 0; i < 2; i++) te_gemv_multiply(sum[l], u[i][0], u[i][1], v[i][l]);
 #endif
         }
     };
@@ -230,5 +228,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
     float all = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) all += sums[w][other][line];
-    te_gemm_finish(a, te_gemm_scale(a), FEW_A ? other : first + line, FEW_A ? first + line : other, all);
+    te_gemm_finish(a, te_gemm_scale(a), SHORT_A ? other : first + line, SHORT_A ? first + line : other, all);
 }

@@ -1,5 +1,5 @@
-// ops/act/tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results leave: rows, their transpose, sums of columns.
-// Knows where elements lie; must not know what was computed.
+// ops/act/act_tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results are stored: rows, their transpose, sums of columns.
+// Knows positions of elements; must not know the activation.
 //
 //            64 columns (tx = t % 8: 8 each)
 //          +-------------------------+
@@ -7,8 +7,8 @@
 //   rows   |    x eight columns      |
 //          +-------------------------+
 #pragma once
-#include "device/eight.cuh"
-#include "device/tile.cuh"
+#include "device/transpose.cuh"
+#include "device/vector.cuh"
 
 #ifdef ACT
 constexpr int te_act_unroll = 8;
@@ -26,15 +26,15 @@ struct te_act_place {
     }
 };
 
-// Four rows of eight elements of p [.., ld], from element `at` on; of them `rows` and `there` exist, the others are 0.
-template <bool packed> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector, te_eight<packed> v[4]) {
+// Four rows of eight elements of p [.., ld], from element `at` on; `rows` by `there` of them exist, the others are 0.
+template <int FORMAT> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector, te_raw<FORMAT> v[4]) {
 #ifdef ACT
     if (vector && rows == 4 && there >= 8) {
 #pragma unroll
-        for (int r = 0; r < 4; r++) v[r] = te_eight_load<packed>(p, at + r * ld, dt);
+        for (int r = 0; r < 4; r++) v[r] = te_raw_load<FORMAT>(p, at + r * ld, dt);
     } else {
 #pragma unroll
-        for (int r = 0; r < 4; r++) v[r] = te_eight_part<packed>(p, at + r * ld, dt, r < rows ? there : 0);
+        for (int r = 0; r < 4; r++) v[r] = te_raw_load_part<FORMAT>(p, at + r * ld, dt, r < rows ? there : 0);
     }
 #else
     (void)vector;
@@ -53,15 +53,6 @@ TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u3
             if (k < there) to[k] = (te_u8)(code[k >> 2] >> (8 * (k & 3)));
     }
 }
-TE_DEV void te_act_store(void *y, te_i64 at, int dt, te_i64 there, bool vector, const float v[8]) {
-    if (te_act_unroll > 1 && vector && there >= 8) {
-        te_store8(y, at, dt, v);
-    } else {
-#pragma unroll te_act_unroll
-        for (int k = 0; k < 8; k++)
-            if (k < there) te_store(y, at + k, dt, v[k]);
-    }
-}
 // The codes of four rows to the tile that will be read as columns.
 TE_DEV void te_act_turn(te_u32 *tile, const te_u32 code[4][2]) {
 #pragma unroll
@@ -73,10 +64,10 @@ TE_DEV void te_act_turn(te_u32 *tile, const te_u32 code[4][2]) {
     }
 }
 
-// The largest of a warp to amax, by one atomic if it has something to say: `seen` is what was there when the block began, and most find a
-// larger one. All lanes take part.
+// The largest of a warp to amax, by one atomic if it is larger than `seen`, the value when the block began, and than the value now. All lanes
+// call it.
 TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
-    if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of what is written
+    if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values
     if (dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));
     largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))); // not negative: they order like their bits
     if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);

@@ -1,0 +1,95 @@
+/* core/deferred.c: work that a backward pass leaves for later, in the order in which it came up. Knows host memory; must not know what the work is. */
+
+typedef te_result (*te__deferred_fn)(te_ctx *te, void *state);
+typedef struct te__deferred {
+    struct te__deferred *next;
+    void *owner; /* whoever asks for it */
+    te__deferred_fn run;
+    void (*release)(te_ctx *te, void *state);
+    uint64_t capture; /* the graph's in whose capture it came up; 0: none */
+    void *state;
+    size_t state_size;
+} te__deferred;
+
+/* The state is copied by size and, from here on, released with the work, whatever comes of it. */
+static te_result te__defer(te_ctx *te, void *owner, te__deferred_fn run, void (*release)(te_ctx *te, void *state), void *state, size_t state_size) {
+    te__deferred *d = (te__deferred *)te__alloc_zero(te, sizeof(te__deferred)), **end = &te->deferred;
+    void *copy = d ? te__alloc(te, state_size) : NULL;
+    if (!copy) {
+        te__free(te, d, sizeof(*d));
+        release(te, state);
+        return TE_ERR_OUT_OF_MEMORY;
+    }
+    memcpy(copy, state, state_size);
+    d->owner = owner;
+    d->run = run;
+    d->release = release;
+    d->capture = te->capture ? te->capture->id : 0;
+    d->state = copy;
+    d->state_size = state_size;
+    while (*end) end = &(*end)->next;
+    *end = d;
+    return TE_OK;
+}
+
+static void te__deferred_free(te_ctx *te, te__deferred *d) {
+    d->release(te, d->state);
+    te__free(te, d->state, d->state_size);
+    te__free(te, d, sizeof(*d));
+}
+
+typedef bool (*te__owner_fn)(const void *owner, const void *user);
+
+/* Runs, or only forgets, the work of those owners that `of` names; the first failure forgets the rest of it. */
+static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
+    te__deferred **at = &te->deferred;
+    te_result result = TE_OK;
+    while (*at) {
+        te__deferred *d = *at;
+        if (!of(d->owner, user)) {
+            at = &d->next;
+            continue;
+        }
+        *at = d->next;
+        if (run && result == TE_OK && d->capture != (te->capture ? te->capture->id : 0))
+            result = te__fail(te, TE_ERR_STATE, "te_backward_dw %s a graph, and te_backward was called %s it: both belong to one capture", te->capture ? "inside" : "outside of",
+                              d->capture ? "inside" : "outside of");
+        if (run && result == TE_OK) {
+            te__frame_begin(te);
+            result = d->run(te, d->state);
+            te__frame_end(te, NULL, 0);
+        }
+        te__deferred_free(te, d);
+    }
+    return result;
+}
+
+static bool te__any_owner(const void *owner, const void *user) {
+    (void)owner, (void)user;
+    return true;
+}
+static bool te__same_owner(const void *owner, const void *user) { return owner == user; }
+/* Of one owner, or of all (NULL). */
+static void te__deferred_forget(te_ctx *te, const void *owner) { te__deferred_take(te, owner ? te__same_owner : te__any_owner, owner, false); }
+
+/* Of a capture that has come to nothing. */
+static void te__deferred_forget_capture(te_ctx *te, uint64_t capture) {
+    te__deferred **at = &te->deferred;
+    while (*at) {
+        te__deferred *d = *at;
+        if (d->capture != capture) {
+            at = &d->next;
+            continue;
+        }
+        *at = d->next;
+        te__deferred_free(te, d);
+    }
+}
+
+/* How much came up in the capture under way, or, outside of captures, at all. */
+static int te__num_deferred(const te_ctx *te) {
+    const te__deferred *d;
+    int n = 0;
+    for (d = te->deferred; d; d = d->next) n += !te->capture || d->capture == te->capture->id;
+    return n;
+}

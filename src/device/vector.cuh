@@ -1,0 +1,178 @@
+// device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them as they lie in memory.
+// Knows formats and where an array ends; must not know the operation.
+//
+// A held element is converted when it is used. 16-bit formats stay packed until then: half the registers, and one instruction an element.
+#pragma once
+#include "device/base.cuh"
+
+#define TE_ANY (-1) // the format comes at run time
+
+template <int FORMAT> constexpr int te_size = FORMAT == TE_F32 ? 4 : 2; // bytes of an element
+
+// N neighbours in format FORMAT. TE_ANY: 16-bit formats fill the first half of the words, 8-bit formats the first quarter.
+template <int FORMAT, int N = 8> struct te_raw {
+    enum { words = FORMAT == TE_F16 || FORMAT == TE_BF16 ? N / 2 : N };
+    te_u32 w[words];
+};
+
+// ---- the format at run time ------------------------------------------------------------------------------------------
+// p + i must be aligned to the bytes that are read or written, or to 16.
+
+template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask(const void *p, te_i64 i, int dt) {
+    te_raw<TE_ANY, N> b;
+    if (dt == TE_F32) {
+        const uint4 *q = (const uint4 *)((const float *)p + i);
+#pragma unroll
+        for (int k = 0; k < N; k += 4) {
+            uint4 u = q[k / 4];
+            b.w[k] = u.x, b.w[k + 1] = u.y, b.w[k + 2] = u.z, b.w[k + 3] = u.w;
+        }
+    } else if (N == 8 && (dt == TE_BF16 || dt == TE_F16)) {
+        uint4 u = *(const uint4 *)((const te_u16 *)p + i);
+        b.w[0] = u.x, b.w[1] = u.y, b.w[2] = u.z, b.w[3] = u.w;
+    } else if (N == 8 || dt == TE_BF16 || dt == TE_F16) {
+        uint2 u = *(const uint2 *)((const te_u8 *)p + (N == 8 ? i : 2 * i));
+        b.w[0] = u.x, b.w[1] = u.y;
+    } else {
+        b.w[0] = *(const te_u32 *)((const te_u8 *)p + i);
+    }
+    return b;
+}
+template <int N> TE_DEV void te_raw_values(const te_raw<TE_ANY, N> &b, int dt, float out[N]) {
+    if (dt == TE_F32) {
+#pragma unroll
+        for (int k = 0; k < N; k++) out[k] = __uint_as_float(b.w[k]);
+    } else if (dt == TE_BF16 || dt == TE_F16) {
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            te_u16 h = (te_u16)(b.w[k >> 1] >> (16 * (k & 1)));
+            out[k] = dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < N; k++) out[k] = te_fp8_to_f32((te_u8)(b.w[k >> 2] >> (8 * (k & 3))), dt);
+    }
+}
+template <int N> TE_DEV void te_load_n(const void *p, te_i64 i, int dt, float out[N]) { te_raw_values<N>(te_raw_ask<N>(p, i, dt), dt, out); }
+template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float in[N]) {
+    te_u32 w[N / 2];
+    if (dt == TE_F32) {
+        float4 *q = (float4 *)((float *)p + i);
+#pragma unroll
+        for (int k = 0; k < N; k += 4) q[k / 4] = make_float4(in[k], in[k + 1], in[k + 2], in[k + 3]);
+    } else if (dt == TE_BF16 || dt == TE_F16) {
+#pragma unroll
+        for (int k = 0; k < N / 2; k++) w[k] = te_f32x2_to_half(in[2 * k], in[2 * k + 1], dt);
+        if (N == 8) *(uint4 *)((te_u16 *)p + i) = make_uint4(w[0], w[1], w[N / 2 - 2], w[N / 2 - 1]);
+        else *(uint2 *)((te_u16 *)p + i) = make_uint2(w[0], w[1]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < N / 4; k++)
+            w[k] = te_f32x2_to_fp8(in[4 * k], in[4 * k + 1], dt) | (te_u32)te_f32x2_to_fp8(in[4 * k + 2], in[4 * k + 3], dt) << 16;
+        if (N == 8) *(uint2 *)((te_u8 *)p + i) = make_uint2(w[0], w[1]);
+        else *(te_u32 *)((te_u8 *)p + i) = w[0];
+    }
+}
+TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
+TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
+// Eight numbers, of which n exist. vector: p + i is aligned as te_store8 wants it. UNROLL: 1 in the general form of a kernel, for less code.
+template <int UNROLL = 8> TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
+    if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);
+#pragma unroll UNROLL
+    for (int k = 0; k < 8; k++)
+        if (k < n) te_store(p, i + k, dt, v[k]);
+}
+
+// ---- the format in the type ------------------------------------------------------------------------------------------
+
+template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_zero() {
+    te_raw<FORMAT> r;
+#pragma unroll
+    for (int j = 0; j < te_raw<FORMAT>::words; j++) r.w[j] = 0;
+    return r;
+}
+// Eight elements of format dt, held in format FORMAT: the same, or TE_F32, into which the load converts.
+template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load(const void *p, te_i64 i, int dt) {
+    te_raw<FORMAT> r;
+    if constexpr (FORMAT != TE_F32) {
+        uint4 u = *(const uint4 *)((const te_u16 *)p + i);
+        r.w[0] = u.x, r.w[1] = u.y, r.w[2] = u.z, r.w[3] = u.w;
+    } else {
+        float v[8];
+        te_load8(p, i, dt, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) r.w[k] = __float_as_uint(v[k]);
+    }
+    return r;
+}
+// The same of any alignment; only n of them exist, the others are 0.
+template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_part(const void *p, te_i64 i, int dt, te_i64 n) {
+    te_raw<FORMAT> r = te_raw_zero<FORMAT>();
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if (k >= n) break;
+        if constexpr (FORMAT != TE_F32) r.w[k >> 1] |= (te_u32)((const te_u16 *)p)[i + k] << (16 * (k & 1));
+        else r.w[k] = __float_as_uint(te_load(p, i + k, dt));
+    }
+    return r;
+}
+// Of elements that nothing writes while the kernel runs, p + i aligned to 16 bytes: the compiler may move the load up.
+template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_nc(const void *p, te_i64 i) {
+    te_raw<FORMAT> r;
+    const char *q = (const char *)p + i * te_size<FORMAT>;
+#pragma unroll
+    for (int k = 0; k < te_raw<FORMAT>::words; k += 4)
+        asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.w[k]), "=r"(r.w[k + 1]), "=r"(r.w[k + 2]), "=r"(r.w[k + 3]) : "l"(q + 4 * k));
+    return r;
+}
+// The same of elements that are read once: they leave the L1 cache to those that all rows share.
+template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_once(const void *p, te_i64 i) {
+    te_raw<FORMAT> r;
+    const char *q = (const char *)p + i * te_size<FORMAT>;
+#pragma unroll
+    for (int k = 0; k < te_raw<FORMAT>::words; k += 4)
+        asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.w[k]), "=r"(r.w[k + 1]), "=r"(r.w[k + 2]), "=r"(r.w[k + 3]) : "l"(q + 4 * k));
+    return r;
+}
+// The same at this place of the code: the compiler would hoist all loads of a loop to its beginning, and spill.
+template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_here(const void *p, te_i64 i) {
+    te_raw<FORMAT> r;
+    const char *q = (const char *)p + i * te_size<FORMAT>;
+#pragma unroll
+    for (int k = 0; k < te_raw<FORMAT>::words; k += 4)
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.w[k]), "=r"(r.w[k + 1]), "=r"(r.w[k + 2]), "=r"(r.w[k + 3]) : "l"(q + 4 * k) : "memory");
+    return r;
+}
+// Element j, a literal once the loop around it is unrolled.
+template <int FORMAT> TE_DEV float te_raw_get(const te_raw<FORMAT> &r, int j) {
+    if constexpr (FORMAT == TE_F32) return __int_as_float((int)r.w[j]);
+    if constexpr (FORMAT == TE_BF16) return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));
+    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));
+}
+// Keeps the compiler from carrying unpacked elements from one pass to the next, in twice the registers.
+template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int j = 0; j < te_raw<FORMAT>::words; j++) asm volatile("" : "+r"(r[i].w[j]));
+}
+
+// Loads above stay above: the compiler may not move one down to where its element is used, which would add up their latencies.
+TE_DEV void te_loads_go_first() { asm volatile("" ::: "memory"); }
+
+// ---- maxima ----------------------------------------------------------------------------------------------------------
+
+// The larger value of each half of two words of a 16-bit format; of a number and NaN, the number.
+TE_DEV te_u32 te_half2_max(te_u32 a, te_u32 b, int dt) {
+    te_u32 c;
+    if (dt == TE_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    else asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+// The largest |v| of eight; NaN drops out.
+TE_DEV float te_largest8(const float v[8]) {
+    float m[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) m[j] = fmaxf(fabsf(v[j]), fabsf(v[j + 4]));
+    return fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
+}

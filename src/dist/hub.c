@@ -1,0 +1,374 @@
+/* dist/hub.c: where the threads of a group meet: meetings of all ranks, messages between two, and the ways in which a wait ends. Knows the names of the
+ * collectives; must not know tensors. */
+
+enum { TE__WHY_TEXT = 1024 };
+
+/* What a rank brings to a collective. Written by its own thread, before a meeting; read by the others between this meeting and the next. */
+typedef struct te__post {
+    te_ctx *te;
+    te__collective kind;
+    te_dtype dtype;
+    int64_t numel;
+    size_t bytes;
+    te_reduce_op op;
+    int root;
+    int64_t line, line_bytes; /* all to all: elements and bytes of a line */
+    const int64_t *send_counts, *recv_counts; /* [size], of lines */
+    char shape[TE__SHAPE_TEXT];
+    char *data; /* the rank's tensor in host memory */
+    te_result result;
+    char why[TE__WHY_TEXT];
+} te__post;
+
+/* A message from one rank to another. The bytes of the tensor follow the struct, or the text of a failure. */
+typedef struct te__mail {
+    struct te__mail *next;
+    te_result result; /* not TE_OK: there is no tensor */
+    te_dtype dtype;
+    int64_t numel;
+    size_t bytes;
+    char shape[TE__SHAPE_TEXT];
+} te__mail;
+static char *te__mail_data(te__mail *m) { return (char *)m + ((sizeof(te__mail) + 15) & ~(size_t)15); }
+typedef struct te__mailbox {
+    te__mail *first, *last;
+    int skip; /* messages to come that their receiver could not take */
+} te__mailbox;
+
+/* Where a rank is. Where every rank waits for another, all are stuck, and the hub lets them go with an error. */
+typedef enum te__wait_kind { TE__GOES_ON, TE__MEETS, TE__RECEIVES } te__wait_kind;
+typedef struct te__wait {
+    te__wait_kind kind;
+    int from;   /* receives: from this rank */
+    bool live;  /* for te__hub_find_stuck alone */
+    bool stuck; /* must leave with `text` */
+    char text[TE__WHY_TEXT];
+} te__wait;
+
+typedef enum te__seat { TE__SEAT_FREE = 0, TE__SEAT_TAKEN, TE__SEAT_LEFT } te__seat;
+
+struct te_thread_hub {
+    te__mutex mutex;
+    te__cond cond;
+    int size;
+    te__seat *seat; /* [size] */
+    te__post *post; /* [size] */
+    te__wait *wait; /* [size] */
+    te__mailbox *box; /* [from * size + to] */
+    int num_receiving; /* ranks that wait for a message */
+    bool aborted;      /* for the reason in abort_text, until all ranks have left */
+    char abort_text[TE__WHY_TEXT];
+    int num_taken, num_left, first_left;
+    bool closed;      /* by te_thread_hub_destroy; the last rank to leave frees it */
+    int arrived;      /* at the meeting under way */
+    uint64_t meeting; /* counts meetings: whoever sees a new number knows that all had come */
+    int forks;         /* te__forks where it was made: no thread comes to it in a child */
+    te_result verdict; /* of the last meeting */
+    char text[TE__WHY_TEXT + 64];
+};
+
+static void te__hub_drop_mail(te_thread_hub *hub) {
+    size_t i, n = (size_t)hub->size * (size_t)hub->size;
+    for (i = 0; i < n; i++) {
+        te__mail *m = hub->box[i].first, *next;
+        for (; m; m = next) {
+            next = m->next;
+            free(m);
+        }
+    }
+    memset(hub->box, 0, n * sizeof(te__mailbox));
+}
+
+static void te__hub_free(te_thread_hub *hub) {
+    if (hub->box) te__hub_drop_mail(hub);
+    te__mutex_free(&hub->mutex);
+    te__cond_free(&hub->cond);
+    free(hub->seat);
+    free(hub->post);
+    free(hub->wait);
+    free(hub->box);
+    free(hub);
+}
+
+TE_API te_thread_hub *te_thread_hub_create(int size) {
+    te_thread_hub *hub;
+    if (size < 1) return NULL;
+    hub = (te_thread_hub *)calloc(1, sizeof(*hub));
+    if (!hub) return NULL;
+    te__mutex_init(&hub->mutex);
+    te__cond_init(&hub->cond);
+    hub->size = size;
+    hub->forks = te__forks;
+    hub->seat = (te__seat *)calloc((size_t)size, sizeof(te__seat));
+    hub->post = (te__post *)calloc((size_t)size, sizeof(te__post));
+    hub->wait = (te__wait *)calloc((size_t)size, sizeof(te__wait));
+    hub->box = (te__mailbox *)calloc((size_t)size * (size_t)size, sizeof(te__mailbox));
+    if (hub->seat && hub->post && hub->wait && hub->box) return hub;
+    te__hub_free(hub);
+    return NULL;
+}
+
+TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
+    bool last;
+    if (!hub || hub->forks != te__forks) return; /* a child's copy: its mutex may be held for ever */
+    te__mutex_lock(&hub->mutex);
+    hub->closed = true;
+    last = hub->num_taken == 0;
+    te__cond_broadcast(&hub->cond);
+    te__mutex_unlock(&hub->mutex);
+    if (last) te__hub_free(hub);
+}
+
+/* No meeting will begin any more. */
+static bool te__hub_is_over(const te_thread_hub *hub) { return hub->closed || hub->aborted; }
+static bool te__hub_is_broken(const te_thread_hub *hub) { return te__hub_is_over(hub) || hub->num_left > 0; }
+/* Says why. */
+static te_result te__hub_lament(const te_thread_hub *hub, int left, char *text) {
+    if (hub->aborted)
+        snprintf(text, TE__WHY_TEXT, "%s", hub->abort_text);
+    else if (hub->closed)
+        snprintf(text, TE__WHY_TEXT, "the hub has been destroyed (te_thread_hub_destroy) while its group was in use");
+    else
+        snprintf(text, TE__WHY_TEXT, "rank %d has left the group (te_group_destroy, or the end of its context) and will not come", left);
+    return TE_ERR_STATE;
+}
+
+/* Compares what each rank sends with what its receiver expects. */
+static te_result te__hub_judge_exchange(te_thread_hub *hub) {
+    const te__post *a = &hub->post[0];
+    char *text = hub->text;
+    size_t room = sizeof(hub->text);
+    int i, k;
+    for (i = 1; i < hub->size; i++) {
+        const te__post *b = &hub->post[i];
+        if (b->dtype == a->dtype && b->line == a->line && b->line_bytes == a->line_bytes) continue;
+        snprintf(text, room, "rank 0 brings %s %s and rank %d brings %s %s; %s", te_dtype_name(a->dtype), a->shape, i, te_dtype_name(b->dtype), b->shape,
+                 b->dtype != a->dtype ? "all ranks must use one format" : "all ranks must bring lines of the same size");
+        return b->dtype != a->dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE;
+    }
+    for (i = 0; i < hub->size; i++)
+        for (k = 0; k < hub->size; k++) {
+            int64_t sent = hub->post[i].send_counts[k], expected = hub->post[k].recv_counts[i];
+            if (sent == expected) continue;
+            snprintf(text, room, "rank %d sends %lld lines to rank %d, which expects %lld (send_counts[%d] of the one, recv_counts[%d] of the other)", i,
+                     (long long)sent, k, (long long)expected, k, i);
+            return TE_ERR_SHAPE;
+        }
+    return TE_OK;
+}
+
+/* Whether the posts of all ranks fit together; the complaint, if not. Ranks are compared with rank 0 in order, so that all threads hear the
+ * same in every run. */
+static te_result te__hub_judge(te_thread_hub *hub) {
+    const te__post *a = &hub->post[0], *b = NULL;
+    const char *what = te__collective_name(a->kind);
+    char *text = hub->text;
+    size_t room = sizeof(hub->text);
+    int i;
+    for (i = 0; i < hub->size; i++)
+        if (hub->post[i].result != TE_OK) {
+            snprintf(text, room, "rank %d failed: %s", i, hub->post[i].why);
+            return hub->post[i].result;
+        }
+    for (i = 1; i < hub->size; i++) {
+        b = &hub->post[i];
+        if (b->kind != a->kind) {
+            snprintf(text, room, "rank 0 calls %s and rank %d calls %s; all ranks must make the same calls in the same order", what, i,
+                     te__collective_name(b->kind));
+            return TE_ERR_STATE;
+        }
+        if (a->kind == TE__ALL_TO_ALL) continue;
+        if (b->op != a->op) {
+            snprintf(text, room, "rank 0 wants the %s and rank %d the %s", a->op == TE_REDUCE_MAX ? "maximum" : "sum", i,
+                     b->op == TE_REDUCE_MAX ? "maximum" : "sum");
+            return TE_ERR_INVALID;
+        }
+        if (b->root != a->root) {
+            snprintf(text, room, "rank 0 names rank %d as the root and rank %d names rank %d", a->root, i, b->root);
+            return TE_ERR_INVALID;
+        }
+        if (b->dtype != a->dtype || b->numel != a->numel || b->bytes != a->bytes) {
+            snprintf(text, room, "rank 0 brings %s %s and rank %d brings %s %s; %s", te_dtype_name(a->dtype), a->shape, i, te_dtype_name(b->dtype),
+                     b->shape, b->dtype != a->dtype ? "all ranks must use one format" : "all ranks must bring the same number of elements");
+            return b->dtype != a->dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE;
+        }
+    }
+    return a->kind == TE__ALL_TO_ALL ? te__hub_judge_exchange(hub) : TE_OK;
+}
+
+/* The waits of the stuck ranks, in words. */
+static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
+    size_t used = (size_t)snprintf(text, TE__WHY_TEXT, "no rank can go on:");
+    int i;
+    for (i = 0; i < hub->size && used < TE__WHY_TEXT - 128; i++) {
+        const te__wait *w = &hub->wait[i];
+        if (w->live) continue;
+        used += (size_t)snprintf(text + used, TE__WHY_TEXT - used, " rank %d waits in %s for ", i,
+                                 te__collective_name(w->kind == TE__RECEIVES ? TE__RECV : hub->post[i].kind));
+        used += (size_t)(w->kind == TE__RECEIVES ? snprintf(text + used, TE__WHY_TEXT - used, "rank %d;", w->from)
+                                                 : snprintf(text + used, TE__WHY_TEXT - used, "all ranks;"));
+    }
+    snprintf(text + used, TE__WHY_TEXT - used, " a te_send must come before the te_recv that takes it, and all ranks must make the same other calls in the same order");
+}
+
+/* Can rank i go on, as far as is known which others can? */
+static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
+    const te__wait *w = &hub->wait[i];
+    int k;
+    if (w->kind == TE__GOES_ON || w->live) return true;
+    if (w->kind == TE__MEETS && te__hub_is_broken(hub)) return true; /* an error comes */
+    if (w->kind == TE__RECEIVES) return hub->box[w->from * hub->size + i].first || hub->wait[w->from].live;
+    for (k = 0; k < hub->size; k++)
+        if (hub->wait[k].kind != TE__MEETS && !hub->wait[k].live) return false;
+    return true;
+}
+
+/* A rank is about to wait, or has left. Lets all go, with an error, if they would wait for one another for ever. As long as one of them can go on nothing
+ * is done: it may come to the call that the others are in, and all ranks of a collective are to fail together. */
+static void te__hub_find_stuck(te_thread_hub *hub) {
+    char text[TE__WHY_TEXT];
+    bool more = true;
+    int i;
+    if (hub->num_receiving == 0) return; /* all who wait are at one meeting */
+    for (i = 0; i < hub->size; i++) hub->wait[i].live = false;
+    while (more)
+        for (more = false, i = 0; i < hub->size; i++)
+            if (!hub->wait[i].live && te__hub_can_go_on(hub, i)) hub->wait[i].live = more = true;
+    for (i = 0; i < hub->size; i++)
+        if (hub->wait[i].live && hub->seat[i] != TE__SEAT_LEFT) return;
+    te__hub_tell_stuck(hub, text);
+    for (i = 0; i < hub->size; i++) {
+        te__wait *w = &hub->wait[i];
+        if (w->live) continue;
+        if (w->kind == TE__MEETS) hub->arrived--;
+        else hub->num_receiving--;
+        w->kind = TE__GOES_ON;
+        w->stuck = true;
+        memcpy(w->text, text, sizeof(w->text));
+    }
+    te__cond_broadcast(&hub->cond);
+}
+
+/* Waits until all ranks have come; all leave with the same verdict, and `text` if it is not TE_OK. Only the first meeting of a
+ * collective may be given up, because a rank has left the group or aborted it: past it nobody holds memory that another might still read. */
+static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *text) {
+    te__wait *w = &hub->wait[rank];
+    te_result r = TE_ERR_STATE;
+    uint64_t meeting;
+    te__mutex_lock(&hub->mutex);
+    if (first && te__hub_is_broken(hub)) {
+        te__hub_lament(hub, hub->first_left, text);
+        te__mutex_unlock(&hub->mutex);
+        return r;
+    }
+    meeting = hub->meeting;
+    hub->arrived++;
+    w->stuck = false;
+    if (hub->arrived == hub->size) {
+        int i;
+        for (i = 0; i < hub->size; i++) hub->wait[i].kind = TE__GOES_ON;
+        hub->arrived = 0;
+        hub->verdict = te__hub_judge(hub);
+        hub->meeting++;
+        te__cond_broadcast(&hub->cond);
+    } else if (first) {
+        w->kind = TE__MEETS;
+        te__hub_find_stuck(hub);
+    }
+    while (hub->meeting == meeting && !w->stuck && !(first && te__hub_is_broken(hub))) te__cond_wait(&hub->cond, &hub->mutex);
+    if (hub->meeting != meeting) {
+        r = hub->verdict;
+        if (r != TE_OK) snprintf(text, TE__WHY_TEXT, "%.*s", TE__WHY_TEXT - 1, hub->text);
+    } else if (w->stuck) {
+        memcpy(text, w->text, TE__WHY_TEXT);
+    } else {
+        hub->arrived--;
+        w->kind = TE__GOES_ON;
+        te__hub_lament(hub, hub->first_left, text);
+    }
+    te__mutex_unlock(&hub->mutex);
+    return r;
+}
+
+/* ---- messages ---- */
+
+/* Room for a message; NULL: there is no memory. */
+static te__mail *te__mail_create(te_result result, size_t bytes) {
+    size_t head = (sizeof(te__mail) + 15) & ~(size_t)15;
+    te__mail *m = bytes <= SIZE_MAX - head ? (te__mail *)malloc(head + bytes) : NULL;
+    if (!m) return NULL;
+    memset(m, 0, sizeof(*m));
+    m->result = result;
+    m->bytes = bytes;
+    return m;
+}
+
+/* Takes the message. */
+static te_result te__mail_post(te_thread_hub *hub, int from, int to, te__mail *m, char *text) {
+    te__mailbox *box = &hub->box[from * hub->size + to];
+    te_result r = TE_OK;
+    te__mutex_lock(&hub->mutex);
+    if (te__hub_is_over(hub) || hub->seat[to] == TE__SEAT_LEFT) {
+        r = te__hub_lament(hub, to, text);
+    } else if (box->skip > 0) {
+        box->skip--;
+    } else {
+        if (box->last) box->last->next = m;
+        else box->first = m;
+        box->last = m;
+        m = NULL;
+        te__cond_broadcast(&hub->cond);
+    }
+    te__mutex_unlock(&hub->mutex);
+    free(m);
+    return r;
+}
+
+static te__mail *te__mailbox_pop(te__mailbox *box) {
+    te__mail *m = box->first;
+    if (m) box->first = m->next;
+    if (!box->first) box->last = NULL;
+    return m;
+}
+
+/* The next message, which the caller frees; NULL: there will be none, for the reason in `text`. What a rank has sent before it left still comes. */
+static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
+    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__wait *w = &hub->wait[to];
+    te__mail *m = NULL;
+    te__mutex_lock(&hub->mutex);
+    w->stuck = false;
+    if (!box->first && !te__hub_is_over(hub) && hub->seat[from] != TE__SEAT_LEFT) {
+        w->kind = TE__RECEIVES;
+        w->from = from;
+        hub->num_receiving++;
+        te__hub_find_stuck(hub);
+        while (!box->first && !w->stuck && !te__hub_is_over(hub) && hub->seat[from] != TE__SEAT_LEFT) te__cond_wait(&hub->cond, &hub->mutex);
+        if (!w->stuck) hub->num_receiving--;
+        w->kind = TE__GOES_ON;
+    }
+    if (!w->stuck && !te__hub_is_over(hub)) m = te__mailbox_pop(box);
+    if (w->stuck) memcpy(text, w->text, TE__WHY_TEXT);
+    else if (!m) te__hub_lament(hub, from, text);
+    te__mutex_unlock(&hub->mutex);
+    return m;
+}
+
+/* The receiver cannot take its next message. */
+static void te__mail_skip(te_thread_hub *hub, int from, int to) {
+    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__mail *m;
+    te__mutex_lock(&hub->mutex);
+    m = te__mailbox_pop(box);
+    if (!m) box->skip++;
+    te__mutex_unlock(&hub->mutex);
+    free(m);
+}
+
+static void te__hub_abort(te_thread_hub *hub, int rank, const char *reason) {
+    te__mutex_lock(&hub->mutex);
+    if (!hub->aborted) snprintf(hub->abort_text, sizeof(hub->abort_text), "rank %d has aborted the group (te_group_abort): %.900s", rank, reason);
+    hub->aborted = true;
+    te__cond_broadcast(&hub->cond);
+    te__mutex_unlock(&hub->mutex);
+}

@@ -1,0 +1,391 @@
+/* dist/threads.c: the group whose ranks are threads of this process: copies in host memory, arithmetic in rank order. Knows the hub and tensors; must
+ * not know modules and recipes. */
+
+/* ---- a rank of the thread group ---- */
+
+typedef struct te__thread_rank {
+    te_thread_hub *hub;
+    te_ctx *te;
+    int rank;
+} te__thread_rank;
+
+/* A new post of this rank, without a tensor. */
+static te__post *te__post_open(te__thread_rank *me, te__collective kind) {
+    te__post *post = &me->hub->post[me->rank];
+    post->kind = kind;
+    post->dtype = TE_DTYPE_NONE;
+    post->numel = 0;
+    post->bytes = 0;
+    post->op = TE_REDUCE_SUM;
+    post->root = 0;
+    post->line = post->line_bytes = 0;
+    post->shape[0] = 0;
+    post->data = NULL;
+    post->result = TE_OK;
+    return post;
+}
+static te__post *te__post_tensor(te__thread_rank *me, te__collective kind, const te_tensor *x) {
+    te__post *post = te__post_open(me, kind);
+    post->dtype = x->dtype;
+    post->numel = te__numel(x);
+    post->bytes = te_tensor_bytes(x);
+    te__shape_text(x, post->shape);
+    return post;
+}
+/* The others hear what this rank's context says; the first error of a context is the cause of the later ones. */
+static const char *te__rank_why(const te__thread_rank *me) { return te_ok(me->te) ? "it was given NULL in place of a tensor" : te_error(me->te); }
+static void te__post_fail(te__thread_rank *me, te__post *post, te_result code) {
+    if (post->result != TE_OK || code == TE_OK) return;
+    snprintf(post->why, sizeof(post->why), "%s", te__rank_why(me));
+    post->result = code;
+}
+/* Copies x to where the other ranks can read it. */
+static void te__post_data(te__thread_rank *me, te__post *post, const te_tensor *x) {
+    post->data = (char *)te__alloc(me->te, post->bytes);
+    te__post_fail(me, post, post->data ? te_tensor_to_host(x, post->data) : TE_ERR_OUT_OF_MEMORY);
+}
+static void te__post_upload(te__thread_rank *me, te__post *post, te_tensor *x, int64_t at, const char *from, size_t bytes) {
+    if (post->result == TE_OK && bytes)
+        te__post_fail(me, post, me->te->device->upload(me->te, (char *)te__data(x) + at, from, bytes));
+}
+
+static te_result te__rank_fail(te__thread_rank *me, te__collective kind, te_result r, const char *text) {
+    return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank, me->hub->size, text);
+}
+/* The first meeting: all have brought what the others need, or all fail. */
+static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
+    char text[TE__WHY_TEXT];
+    te_result r = te__hub_meet(me->hub, me->rank, true, text);
+    return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
+}
+/* A later one: all have done their part, or all fail. */
+static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
+    char text[TE__WHY_TEXT];
+    te_result r = te__hub_meet(me->hub, me->rank, false, text);
+    return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
+}
+static te_result te__rank_end(te__thread_rank *me, te__post *post, te_result r) {
+    te__free(me->te, post->data, post->bytes);
+    post->data = NULL;
+    return r;
+}
+
+/* ---- arithmetic: rank 0 first, then rank 1 ... ---- */
+
+enum { TE__REDUCE_RUN = 256 }; /* elements at a time: they stay in the first-level cache */
+
+static void te__reduce_floats(const te_thread_hub *hub, te_dtype dtype, te_reduce_op op, int64_t at, int n, char *out) {
+    float sum[TE__REDUCE_RUN], x[TE__REDUCE_RUN];
+    int rank, i;
+    te__load_row(hub->post[0].data, dtype, at, n, sum);
+    for (rank = 1; rank < hub->size; rank++) {
+        te__load_row(hub->post[rank].data, dtype, at, n, x);
+        for (i = 0; i < n; i++) {
+            if (op == TE_REDUCE_SUM) sum[i] += x[i];
+            else if (te__is_nan_bits(sum[i]) || x[i] > sum[i]) sum[i] = x[i];
+        }
+    }
+    te__one_nan(sum, n);
+    te__store_row(out, dtype, at, n, sum);
+}
+
+static int64_t te__load_int(const char *data, te_dtype dtype, int64_t i) {
+    if (dtype == TE_I64) return ((const int64_t *)(const void *)data)[i];
+    if (dtype == TE_I32) return ((const int32_t *)(const void *)data)[i];
+    return ((const uint8_t *)data)[i];
+}
+static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_op op, int64_t at, int n, char *out) {
+    int rank, i;
+    for (i = 0; i < n; i++) {
+        int64_t value = te__load_int(hub->post[0].data, dtype, at + i);
+        for (rank = 1; rank < hub->size; rank++) {
+            int64_t x = te__load_int(hub->post[rank].data, dtype, at + i);
+            /* wraps around, as machines add */
+            value = op == TE_REDUCE_MAX ? te__max(value, x) : (int64_t)((uint64_t)value + (uint64_t)x);
+        }
+        if (dtype == TE_I64) ((int64_t *)(void *)out)[at + i] = value;
+        else if (dtype == TE_I32) ((int32_t *)(void *)out)[at + i] = (int32_t)(uint32_t)(uint64_t)value;
+        else ((uint8_t *)out)[at + i] = (uint8_t)value;
+    }
+}
+
+/* Elements begin .. end - 1 of this rank's copy become the result over all ranks. Each rank has a range of its own, which no other reads
+ * nor writes in any copy, so this needs neither locks nor more memory. */
+static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
+    te__floats floats = te__floats_begin();
+    int64_t at;
+    for (at = begin; at < end; at += TE__REDUCE_RUN) {
+        int n = (int)te__min(end - at, TE__REDUCE_RUN);
+        if (te__is_float(post->dtype))
+            te__reduce_floats(me->hub, post->dtype, post->op, at, n, post->data);
+        else
+            te__reduce_ints(me->hub, post->dtype, post->op, at, n, post->data);
+    }
+    te__floats_end(&floats);
+}
+
+/* ---- the group's functions ---- */
+
+static te_result te__threads_all_reduce(void *user, te_ctx *te, te_tensor *x, te_reduce_op op) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post *post = te__post_tensor(me, TE__ALL_REDUCE, x);
+    int64_t piece = te__div_up(post->numel, me->hub->size), size = te__dtype_size(post->dtype);
+    te_result r;
+    int rank;
+    (void)te;
+    post->op = op;
+    te__post_data(me, post, x);
+    r = te__rank_begin(me, TE__ALL_REDUCE);
+    if (r != TE_OK) return te__rank_end(me, post, r);
+    te__reduce_range(me, post, te__min(piece * me->rank, post->numel), te__min(piece * me->rank + piece, post->numel));
+    te__rank_meet(me, TE__ALL_REDUCE);
+    for (rank = 0; rank < me->hub->size; rank++) {
+        int64_t begin = te__min(piece * rank, post->numel), end = te__min(begin + piece, post->numel);
+        te__post_upload(me, post, x, begin * size, me->hub->post[rank].data + begin * size, (size_t)((end - begin) * size));
+    }
+    return te__rank_end(me, post, te__rank_meet(me, TE__ALL_REDUCE));
+}
+
+static te_result te__threads_all_gather(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post *post = te__post_tensor(me, TE__ALL_GATHER, x);
+    te_result r;
+    int rank;
+    (void)te;
+    te__post_data(me, post, x);
+    r = te__rank_begin(me, TE__ALL_GATHER);
+    if (r != TE_OK) return te__rank_end(me, post, r);
+    for (rank = 0; rank < me->hub->size; rank++)
+        te__post_upload(me, post, out, (int64_t)post->bytes * rank, me->hub->post[rank].data, post->bytes);
+    return te__rank_end(me, post, te__rank_meet(me, TE__ALL_GATHER));
+}
+
+static te_result te__threads_reduce_scatter(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post *post = te__post_tensor(me, TE__REDUCE_SCATTER, x);
+    int64_t piece = te__numel(out), size = te__dtype_size(post->dtype);
+    te_result r;
+    (void)te;
+    te__post_data(me, post, x);
+    r = te__rank_begin(me, TE__REDUCE_SCATTER);
+    if (r != TE_OK) return te__rank_end(me, post, r);
+    te__reduce_range(me, post, piece * me->rank, piece * me->rank + piece);
+    te__post_upload(me, post, out, 0, post->data + piece * me->rank * size, (size_t)(piece * size));
+    return te__rank_end(me, post, te__rank_meet(me, TE__REDUCE_SCATTER));
+}
+
+static te_result te__threads_broadcast(void *user, te_ctx *te, te_tensor *x, int root) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post *post = te__post_tensor(me, TE__BROADCAST, x);
+    te_result r;
+    (void)te;
+    post->root = root;
+    if (me->rank == root) te__post_data(me, post, x);
+    r = te__rank_begin(me, TE__BROADCAST);
+    if (r != TE_OK) return te__rank_end(me, post, r);
+    if (me->rank != root) te__post_upload(me, post, x, 0, me->hub->post[root].data, post->bytes);
+    return te__rank_end(me, post, te__rank_meet(me, TE__BROADCAST));
+}
+
+static te_result te__threads_barrier(void *user) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post_open(me, TE__BARRIER);
+    return te__rank_begin(me, TE__BARRIER);
+}
+
+static te_result te__threads_all_to_all(void *user, te_ctx *te, const te_tensor *x, const int64_t *send_counts, te_tensor *out, const int64_t *recv_counts) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__post *post = te__post_tensor(me, TE__ALL_TO_ALL, x);
+    int64_t at = 0;
+    te_result r;
+    int from, to;
+    (void)te;
+    post->line = te__line_numel(x);
+    post->line_bytes = te__line_bytes(x);
+    post->send_counts = send_counts;
+    post->recv_counts = recv_counts;
+    te__post_data(me, post, x);
+    r = te__rank_begin(me, TE__ALL_TO_ALL);
+    if (r != TE_OK) return te__rank_end(me, post, r);
+    for (from = 0; from < me->hub->size; from++) {
+        const te__post *other = &me->hub->post[from];
+        int64_t begin = 0, n = recv_counts[from] * post->line_bytes;
+        for (to = 0; to < me->rank; to++) begin += other->send_counts[to] * post->line_bytes;
+        te__post_upload(me, post, out, at, other->data + begin, (size_t)n);
+        at += n;
+    }
+    return te__rank_end(me, post, te__rank_meet(me, TE__ALL_TO_ALL));
+}
+
+/* Another rank waits for a message of this one, which cannot be sent. */
+static void te__threads_send_failure(te__thread_rank *me, int to, te_result code) {
+    const char *why = te__rank_why(me);
+    char text[TE__WHY_TEXT];
+    size_t bytes = strlen(why) + 1;
+    te__mail *m = te__mail_create(code, bytes);
+    if (!m) {
+        te__hub_abort(me->hub, me->rank, "there was no host memory to tell another rank of a te_send that failed");
+        return;
+    }
+    memcpy(te__mail_data(m), why, bytes);
+    te__mail_post(me->hub, me->rank, to, m, text);
+}
+
+static te_result te__threads_send(void *user, te_ctx *te, const te_tensor *x, int to) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__mail *m = te__mail_create(TE_OK, te_tensor_bytes(x));
+    char text[TE__WHY_TEXT];
+    te_result r;
+    if (!m)
+        r = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_send: %llu bytes for a message to rank %d could not be had", te__no_memory_text,
+                     (unsigned long long)te_tensor_bytes(x), to);
+    else
+        r = te_tensor_to_host(x, te__mail_data(m));
+    if (r != TE_OK) {
+        free(m);
+        te__threads_send_failure(me, to, r);
+        return r;
+    }
+    m->dtype = x->dtype;
+    m->numel = te__numel(x);
+    te__shape_text(x, m->shape);
+    r = te__mail_post(me->hub, me->rank, to, m, text);
+    return r == TE_OK ? r : te__rank_fail(me, TE__SEND, r, text);
+}
+
+static te_result te__threads_recv(void *user, te_ctx *te, te_tensor *x, int from) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    char text[TE__WHY_TEXT], mine[TE__SHAPE_TEXT];
+    te__mail *m = te__mail_wait(me->hub, from, me->rank, text);
+    te_result r = m ? m->result : TE_ERR_STATE;
+    if (m && r != TE_OK) {
+        snprintf(text, sizeof(text), "rank %d failed: %.900s", from, te__mail_data(m));
+    } else if (m && (m->dtype != x->dtype || m->numel != te__numel(x) || m->bytes != te_tensor_bytes(x))) {
+        snprintf(text, sizeof(text), "rank %d sends %s %s and this rank receives %s %s; format and number of elements must be the same", from, te_dtype_name(m->dtype),
+                 m->shape, te_dtype_name(x->dtype), te__shape_text(x, mine));
+        r = m->dtype != x->dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE;
+    }
+    if (r != TE_OK)
+        r = te__rank_fail(me, TE__RECV, r, text);
+    else
+        r = te->device->upload(te, te__data(x), te__mail_data(m), m->bytes);
+    free(m);
+    return r;
+}
+
+static te_result te__threads_abort(void *user, const char *reason) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te__hub_abort(me->hub, me->rank, reason);
+    return TE_OK;
+}
+
+static void te__threads_refuse(void *user, te_ctx *te, te__collective kind, int peer, te_result code) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    char text[TE__WHY_TEXT];
+    (void)te;
+    if (kind == TE__SEND || kind == TE__RECV) {
+        if (peer < 0 || peer >= me->hub->size || peer == me->rank) return;
+        if (kind == TE__SEND) te__threads_send_failure(me, peer, code);
+        else te__mail_skip(me->hub, peer, me->rank);
+        return;
+    }
+    te__post_fail(me, te__post_open(me, kind), code);
+    te__hub_meet(me->hub, me->rank, true, text); /* the verdict is news for the others alone */
+}
+
+/* ---- joining and leaving ---- */
+
+/* A hub of which all ranks have left is as new. */
+static void te__threads_leave(void *user) {
+    te__thread_rank *me = (te__thread_rank *)user;
+    te_thread_hub *hub = me->hub;
+    bool last;
+    te__mutex_lock(&hub->mutex);
+    hub->seat[me->rank] = TE__SEAT_LEFT;
+    if (hub->num_left++ == 0) hub->first_left = me->rank;
+    hub->num_taken--;
+    if (hub->num_left == hub->size) {
+        memset(hub->seat, 0, (size_t)hub->size * sizeof(te__seat));
+        te__hub_drop_mail(hub);
+        hub->aborted = false;
+        hub->num_left = 0;
+    }
+    te__hub_find_stuck(hub);
+    last = hub->closed && hub->num_taken == 0;
+    te__cond_broadcast(&hub->cond);
+    te__mutex_unlock(&hub->mutex);
+    if (last) te__hub_free(hub);
+    te__free(me->te, me, sizeof(*me));
+}
+
+static te_result te__threads_join(te_ctx *te, te_thread_hub *hub, int rank) {
+    te__seat seat;
+    bool closed, joins;
+    int i, same = -1;
+    te__mutex_lock(&hub->mutex);
+    for (i = 0; i < hub->size; i++)
+        if (hub->seat[i] == TE__SEAT_TAKEN && hub->post[i].te == te) same = i;
+    seat = hub->seat[rank];
+    closed = hub->closed;
+    joins = !closed && seat == TE__SEAT_FREE && same < 0;
+    if (joins) {
+        hub->seat[rank] = TE__SEAT_TAKEN;
+        hub->post[rank].te = te;
+        hub->num_taken++;
+    }
+    te__mutex_unlock(&hub->mutex);
+    if (joins) return TE_OK;
+    if (closed) return te__fail(te, TE_ERR_STATE, "te_thread_group_create: the hub has been destroyed");
+    if (same >= 0)
+        return te__fail(te, TE_ERR_INVALID, "te_thread_group_create: this context is rank %d already; rank %d needs one of its own", same, rank);
+    if (seat == TE__SEAT_TAKEN)
+        return te__fail(te, TE_ERR_STATE, "te_thread_group_create: rank %d of %d is taken by another context", rank, hub->size);
+    return te__fail(te, TE_ERR_STATE, "te_thread_group_create: rank %d of %d has left; a hub starts anew when all its ranks have", rank, hub->size);
+}
+
+TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank) {
+    te_group_desc desc = TE_ZERO;
+    te__thread_rank *me;
+    te_group *group;
+    if (!te) return NULL;
+    if (!hub) {
+        te__fail(te, TE_ERR_INVALID, "te_thread_group_create: hub is NULL (te_thread_hub_create takes 1 thread or more)");
+        return NULL;
+    }
+    if (hub->forks != te__forks) {
+        te__fail(te, TE_ERR_STATE, "te_thread_group_create: the hub was created before fork, and its threads are the parent's: create hubs after fork");
+        return NULL;
+    }
+    if (rank < 0 || rank >= hub->size) {
+        te__fail(te, TE_ERR_INVALID, "te_thread_group_create: rank %d; this hub has the ranks 0 to %d", rank, hub->size - 1);
+        return NULL;
+    }
+    me = (te__thread_rank *)te__alloc_zero(te, sizeof(*me));
+    if (!me) return NULL;
+    me->hub = hub;
+    me->te = te;
+    me->rank = rank;
+    desc.name = "threads";
+    desc.rank = rank;
+    desc.size = hub->size;
+    desc.user = me;
+    desc.all_reduce = te__threads_all_reduce;
+    desc.all_gather = te__threads_all_gather;
+    desc.reduce_scatter = te__threads_reduce_scatter;
+    desc.broadcast = te__threads_broadcast;
+    desc.barrier = te__threads_barrier;
+    desc.all_to_all = te__threads_all_to_all;
+    desc.send = te__threads_send;
+    desc.recv = te__threads_recv;
+    desc.abort = te__threads_abort;
+    desc.destroy = te__threads_leave;
+    group = te_group_create(te, &desc);
+    if (group && te__threads_join(te, hub, rank) == TE_OK) {
+        group->refuse = te__threads_refuse;
+        return group;
+    }
+    if (group) group->is.destroy = NULL; /* it has not joined, so it cannot leave */
+    te_group_destroy(group);
+    te__free(te, me, sizeof(*me));
+    return NULL;
+}

@@ -1,0 +1,33 @@
+/* quant/kind_hybrid.c: a row-wise copy of one kind, a column-wise one of another. The other parts find both by te__spec_of. */
+
+/* Custom functions may fail: they go first, and their copies take effect when all is done. */
+static te_result te__hybrid_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
+    te__quant_copy fresh[2];
+    te_result result = TE_OK;
+    int which, turn;
+    memset(fresh, 0, sizeof(fresh));
+    for (turn = 0; turn < 2; turn++)
+        for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
+            const te__quant_spec *part = te__spec_of(spec, which);
+            te__quant_copy *c = which == TE_ROWWISE ? row : col, *f = &fresh[which - 1];
+            if (!c || te__is_opaque(part->cls) != (turn == 0)) continue;
+            *f = *c;
+            te__copy_retain(f);
+            result = part->cls->fill(x, part, which == TE_ROWWISE ? f : NULL, which == TE_ROWWISE ? NULL : f, noop);
+        }
+    for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) {
+        te__quant_copy *c = which == TE_ROWWISE ? row : col, *f = &fresh[which - 1];
+        if (c && result == TE_OK) {
+            te__copy_release(c);
+            *c = *f;
+        } else
+            te__copy_release(f);
+    }
+    return result;
+}
+
+static const te__quant_class te__quant_hybrid = {
+    TE_QUANT_HYBRID, "hybrid", TE__FORM_PARTS, 0,
+    TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
+    NULL, NULL, NULL, te__hybrid_fill, NULL, NULL, NULL
+};

@@ -1,0 +1,136 @@
+/* quant/kind_nvfp4.c: FP4 by E4M3 scales of 16 elements, or of 16 x 16, under an f32 amax. */
+
+static te_result te__nvfp4_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
+    if (desc->with_rht && desc->with_2d_quantization)
+        return te__fail(te, TE_ERR_INVALID, "%s: with_rht and with_2d_quantization; the transform mixes rows, so its blocks are 1 x 16: choose one", who);
+    if (desc->row_scaled && desc->amax_group)
+        return te__fail(te, TE_ERR_INVALID, "%s: row_scaled and amax_group; each row has an amax of its own, which no group shares: choose one", who);
+    spec->two_dimensional = desc->with_2d_quantization;
+    spec->swizzled = desc->optimize_for_gemm;
+    spec->rht = desc->with_rht;
+    spec->no_sign_mask = desc->no_random_sign_mask;
+    spec->stochastic = desc->stochastic_rounding;
+    spec->row_scaled = desc->row_scaled;
+    spec->four_over_six = desc->four_over_six;
+    spec->e4m3_max_256 = desc->e4m3_max_256;
+    return TE_OK;
+}
+
+static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int64_t outer, int64_t inner, int64_t shape[2]) {
+    (void)c, (void)columnwise;
+    shape[0] = te__round_up(outer, 128);
+    shape[1] = te__round_up(te__div_up(inner, 16), 4);
+}
+
+static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
+    te_ctx *te = x->te;
+    te_op_nvfp4_amax_args amax = TE_ZERO;
+    te_op_nvfp4_quantize_args cast = TE_ZERO;
+    te_tensor *whole[2] = {NULL, NULL}; /* what a group reduces: a collective may fail, and then the copies stay as they are */
+    te_result result = TE_OK;
+    int i;
+    amax.x = x;
+    amax.amax_row = row ? row->amax : NULL;
+    amax.amax_col = col && !(row && col->amax == row->amax) ? col->amax : NULL;
+    amax.rht = spec->rht;
+    amax.no_sign_mask = spec->no_sign_mask;
+    amax.noop = noop;
+    for (i = 0; i < 2 && te_group_size(spec->group) > 1; i++) {
+        te_tensor **slot = i ? &amax.amax_col : &amax.amax_row, *own = *slot;
+        if (!own) continue;
+        *slot = te__empty_1d(te, TE_F32, 1);
+        if (!*slot) return te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
+        if (noop) result = te_tensor_copy(*slot, own);
+        if (result != TE_OK) return te__refuse(spec->group, TE__ALL_REDUCE, result);
+        whole[i] = own;
+    }
+    cast.measure = !whole[0] && !whole[1]; /* nobody else has a say: the cast does it all */
+    if (!cast.measure) result = te_op_nvfp4_amax(te, &amax);
+    if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
+    for (i = 0; i < 2 && result == TE_OK; i++)
+        if (whole[i]) result = te_all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);
+    for (i = 0; i < 2 && result == TE_OK; i++)
+        if (whole[i]) result = te_tensor_copy(whole[i], i ? amax.amax_col : amax.amax_row);
+    if (result != TE_OK) return result;
+    cast.x = x;
+    if (row) {
+        cast.row = row->data;
+        cast.row_scale = row->scale;
+        cast.amax_row = row->amax;
+    }
+    if (col) {
+        cast.col = col->data;
+        cast.col_scale = col->scale;
+        cast.amax_col = col->amax;
+    }
+    cast.two_dimensional = spec->two_dimensional;
+    cast.rht = spec->rht;
+    cast.no_sign_mask = spec->no_sign_mask;
+    cast.stochastic_rounding = spec->stochastic;
+    if (spec->stochastic) { /* one number of the stream for each copy */
+        te__draw draw = te__rng_draw(te, 2);
+        cast.seed = draw.seed;
+        cast.offset = draw.offset;
+        cast.rng = draw.rng;
+    }
+    cast.four_over_six = spec->four_over_six;
+    cast.e4m3_max_256 = spec->e4m3_max_256;
+    cast.swizzled = spec->swizzled;
+    cast.noop = noop;
+    return te_op_nvfp4_quantize(te, &cast);
+}
+
+static te_tensor *te__nvfp4_decode(const te_tensor *x, const te__quant_copy *c, int which, te_dtype dtype) {
+    te_op_nvfp4_dequantize_args args = TE_ZERO;
+    args.q = c->data;
+    args.scale = c->scale;
+    args.amax = c->amax;
+    args.y = te__empty_like(x, dtype);
+    args.columnwise = which == TE_COLUMNWISE;
+    args.rht = c->rht;
+    args.no_sign_mask = c->no_sign_mask;
+    args.e4m3_max_256 = c->e4m3_max_256;
+    args.swizzled = c->swizzled;
+    return args.y && te_op_nvfp4_dequantize(x->te, &args) == TE_OK ? args.y : NULL;
+}
+
+/* The scales of 16 x 16 tiles of a transposed copy: scale (n, j) is that of row 16 j and group n / 16. */
+static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n) {
+    int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;
+    te_result result = te->device->clear(te, te__data(col->scale), te_tensor_bytes(col->scale));
+    for (part = 0; part < 2 && result == TE_OK; part++) { /* whole groups of 16 columns; what is left over */
+        int64_t first = part ? n / 16 : 0, groups = part ? n % 16 != 0 : n / 16;
+        te_tensor *src = te__alias(row->scale), *dst = te__alias(col->scale);
+        te_tensor *view[2];
+        int i;
+        if (!src || !dst) return te_error_code(te);
+        if (groups == 0) continue;
+        view[0] = src;
+        view[1] = dst;
+        for (i = 0; i < 2; i++) {
+            view[i]->ndim = 3;
+            view[i]->shape[0] = groups;
+            view[i]->shape[1] = part ? n % 16 : 16;
+            view[i]->shape[2] = tiles;
+        }
+        src->offset += first;
+        src->stride[0] = 1;
+        src->stride[1] = 0;
+        src->stride[2] = 16 * from_ld;
+        dst->offset += first * 16 * to_ld;
+        dst->stride[0] = 16 * to_ld;
+        dst->stride[1] = to_ld;
+        dst->stride[2] = 1;
+        result = te_tensor_copy(dst, src);
+    }
+    return result;
+}
+
+static float te__nvfp4_tensor_factor(float amax, bool e4m3_max_256) { return te__nvfp4_tensor_scale(amax, e4m3_max_256 ? 256.0f : 448.0f); }
+
+static const te__quant_class te__quant_nvfp4 = {
+    TE_QUANT_NVFP4, "NVFP4", TE__FORM_CODES, TE__TENSOR_AMAX | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW,
+    TE_F4E2M1, TE_F8E4M3, {TE_SCALING_NVFP4, TE_SCALING_NVFP4}, {16, 16},
+    "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks",
+    te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor
+};

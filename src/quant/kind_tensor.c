@@ -1,0 +1,73 @@
+/* quant/kind_tensor.c: FP8 by one scale a tensor: delayed (the scale is given) and current (it comes from the tensor). */
+
+/* Per tensor: the scale is given, or comes from x; a group must agree on the amax before. */
+static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
+    te_ctx *te = x->te;
+    te_op_fp8_quantize_args cast = TE_ZERO;
+    te_result result = TE_OK;
+    cast.x = x;
+    cast.noop = noop;
+    cast.dbias = spec->bias_grad;
+    cast.row = row ? row->data : NULL;
+    cast.col = col ? col->data : NULL;
+    cast.scale_inv = row ? row->scale : col->scale;
+    if (spec->cls->facts & TE__SCALE_GIVEN) {
+        cast.scale = spec->scale;
+        cast.amax = spec->amax;
+    } else if (te_group_size(spec->group) > 1) {
+        te_op_amax_args amax = TE_ZERO;
+        te_op_scale_from_amax_args scale = TE_ZERO;
+        amax.x = x;
+        amax.amax = te__empty_1d(te, TE_F32, 1);
+        scale.amax = amax.amax;
+        scale.scale = te__empty_1d(te, TE_F32, 1);
+        scale.fp8_max = te_dtype_max(spec->dtype);
+        scale.epsilon = spec->epsilon;
+        scale.power_of_two = spec->power_of_two;
+        result = scale.scale ? te_op_amax(te, &amax) : te_error_code(te);
+        result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
+        if (result == TE_OK) result = te_op_scale_from_amax(te, &scale);
+        if (result != TE_OK) return result;
+        cast.scale = scale.scale;
+    } else {
+        cast.current = true;
+        cast.epsilon = spec->epsilon;
+        cast.power_of_two = spec->power_of_two;
+        cast.x_amax = spec->found ? &te->found : NULL;
+    }
+    return te_op_fp8_quantize(te, &cast);
+}
+
+static te_tensor *te__tensor_decode(const te_tensor *x, const te__quant_copy *c, int which, te_dtype dtype) {
+    te_ctx *te = x->te;
+    te_op_fp8_dequantize_args args = TE_ZERO;
+    args.q = c->data;
+    args.scale_inv = c->scale;
+    args.y = te__empty_like(x, dtype);
+    if (!args.y) return NULL;
+    if (which == TE_COLUMNWISE) { /* the codes are the same in both copies */
+        te_op_transpose_args turn = TE_ZERO;
+        turn.src = c->data;
+        turn.rows = te__cols(x);
+        turn.columns = te__rows(x);
+        turn.dst = te__empty_2d(te, c->data->dtype, turn.columns, te__quant_ld(c->data->dtype, turn.rows));
+        if (!turn.dst || te_op_transpose(te, &turn) != TE_OK) return NULL;
+        args.q = turn.dst;
+    }
+    return te_op_fp8_dequantize(te, &args) == TE_OK ? args.y : NULL;
+}
+
+static float te__tensor_factor(float scale_inv, bool e4m3_max_256) {
+    (void)e4m3_max_256;
+    return 1.0f / scale_inv;
+}
+
+#define TE__TENSOR_SCALED_ROW(kind, name, facts)                                                                                    \
+    {                                                                                                                               \
+        kind, name, TE__FORM_CODES, TE__TENSOR_SCALED | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | facts,              \
+        TE_DTYPE_NONE, TE_F32, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},                                                      \
+        NULL, NULL, NULL, te__tensor_fill, te__tensor_decode, NULL, te__tensor_factor                                               \
+    }
+static const te__quant_class te__quant_delayed = TE__TENSOR_SCALED_ROW(TE_QUANT_DELAYED, "delayed", TE__SCALE_GIVEN);
+static const te__quant_class te__quant_current = TE__TENSOR_SCALED_ROW(TE_QUANT_CURRENT, "current", 0);
+#undef TE__TENSOR_SCALED_ROW

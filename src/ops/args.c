@@ -183,6 +183,11 @@ typedef union te__any_args {
 
 /* ---- the arguments of one call ---- */
 
+/* Where a tensor lies. begin == end: nowhere. */
+typedef struct te__span {
+    uintptr_t begin, end;
+} te__span;
+
 /* A field that holds a tensor, or `count` of them, `stride` bytes apart. Pointers differ in const alone, so they are read and written by memcpy. */
 typedef struct te__arg {
     const char *name;
@@ -191,6 +196,7 @@ typedef struct te__arg {
     const char *list_name, *count_name; /* of a list */
     int64_t count;
     uint32_t stride, flags;
+    te__span span; /* te__args_check: of the tensor that it looks at */
 } te__arg;
 enum { TE__MAX_ARGS = 12 };
 typedef struct te__args {
@@ -317,10 +323,6 @@ static const char *te__formats_text(uint32_t formats, char out[96]) {
     return out;
 }
 
-/* Where a tensor lies. begin == end: nowhere. */
-typedef struct te__span {
-    uintptr_t begin, end;
-} te__span;
 /* Contiguous? And where it lies. */
 static bool te__span_of(const te_tensor *x, te__span *s) {
     int64_t dense = 1, last = 0;
@@ -340,11 +342,11 @@ static bool te__span_of(const te_tensor *x, te__span *s) {
 static bool te__spans_meet(te__span a, te__span b) { return a.begin < b.end && b.begin < a.end; }
 
 /* Nothing to complain about? In the order of te__arg_refuse. */
-static bool te__arg_is_fine(const te_ctx *te, const te__arg *p, const te_tensor *x, bool run, te__span *span) {
-    span->begin = span->end = 0;
+static bool te__arg_is_fine(const te_ctx *te, te__arg *p, const te_tensor *x, bool run) {
+    p->span.begin = p->span.end = 0;
     if (!x) return (p->flags & TE__OPT) != 0;
     if (x->te != te || x->quantized || !(p->flags >> x->dtype & 1) || (run && !x->buffer)) return false;
-    return te__span_of(x, span) || (p->flags & TE__STRIDED);
+    return te__span_of(x, &p->span) || (p->flags & TE__STRIDED);
 }
 static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, int64_t i) {
     const te_tensor *x = te__arg_tensor(p, i);
@@ -418,64 +420,63 @@ static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, c
                     allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
 }
 /* Do an output's bytes and another's meet? lists: one of the two stands in a list. */
-static bool te__pair_meets(const te__arg *out, te__span s, const te__arg *other, te__span t, bool lists) {
-    return te__spans_meet(s, t) && out != other && lists == (out->list || other->list) && (!(other->flags & TE__OUT) || out < other);
+static bool te__pair_meets(const te__arg *out, const te__arg *other, bool lists) {
+    return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) && (!(other->flags & TE__OUT) || out < other);
 }
-static bool te__any_meets(const te__args *l, const te__span *span, bool lists) {
-    int o, k;
-    for (o = 0; o < l->n; o++)
-        if (l->arg[o].flags & TE__OUT)
-            for (k = 0; k < l->n; k++)
-                if (te__pair_meets(&l->arg[o], span[o], &l->arg[k], span[k], lists)) return true;
+static bool te__any_meets(const te__args *l, bool lists) {
+    const te__arg *end = l->arg + l->n, *out, *other;
+    for (out = l->arg; out < end; out++)
+        if (out->flags & TE__OUT)
+            for (other = l->arg; other < end; other++)
+                if (te__pair_meets(out, other, lists)) return true;
     return false;
 }
 
 /* Every tensor that is needed is there, plain, of this context, of a format that the operation takes, contiguous unless strides are fine. run: they
  * have memory, too. Different places of lists are not compared: of thousands of tensors these would be millions of pairs. */
 static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
-    te__span span[TE__MAX_ARGS] = TE_ZERO;
     const char *op = te_query_name(l->op);
     int64_t places = 0, i;
     int k;
     for (k = 0; k < l->n; k++) {
-        const te__arg *p = &l->arg[k];
+        te__arg *p = &l->arg[k];
         if (!p->list) {
-            if (!te__arg_is_fine(te, p, te__arg_tensor(p, 0), run, &span[k])) return te__arg_refuse(te, op, p, 0);
+            if (!te__arg_is_fine(te, p, te__arg_tensor(p, 0), run)) return te__arg_refuse(te, op, p, 0);
             continue;
         }
+        p->span.begin = p->span.end = 0;
         if (p->count < 0) return te__fail(te, TE_ERR_INVALID, "%s: %s is %lld", op, p->count_name, (long long)p->count);
         if (p->count > 0 && !p->slot) return te__fail(te, TE_ERR_INVALID, "%s: the list of %lld %s is NULL", op, (long long)p->count, p->list_name);
         places = te__max(places, p->count);
     }
-    l->meet = te__any_meets(l, span, false);
+    l->meet = te__any_meets(l, false);
     for (i = 0; i < places; i++) {
         for (k = 0; k < l->n; k++) {
-            const te__arg *p = &l->arg[k];
-            if (p->list && i < p->count && !te__arg_is_fine(te, p, te__arg_tensor(p, i), run, &span[k])) return te__arg_refuse(te, op, p, i);
+            te__arg *p = &l->arg[k];
+            if (p->list && i < p->count && !te__arg_is_fine(te, p, te__arg_tensor(p, i), run)) return te__arg_refuse(te, op, p, i);
         }
-        l->meet = l->meet || te__any_meets(l, span, true);
+        l->meet = l->meet || te__any_meets(l, true);
     }
     return TE_OK;
 }
 
 /* Outputs overlap with nothing but what the list allows. Asked of args that are right in all else: a wrong size is the better complaint. */
-static te_result te__args_apart(te_ctx *te, const te__args *l) {
-    te__span span[TE__MAX_ARGS] = TE_ZERO;
+static te_result te__args_apart(te_ctx *te, te__args *l) {
     int64_t places = 1, i;
     te_result r = TE_OK;
     int o, k;
     if (!l->meet) return TE_OK;
     for (i = 0; i < places; i++) {
         for (k = 0; k < l->n; k++) {
-            const te__arg *p = &l->arg[k];
+            te__arg *p = &l->arg[k];
             const te_tensor *x = !p->list || i < te__arg_count(p) ? te__arg_tensor(p, i) : NULL;
             if (p->list) places = te__max(places, p->count);
-            span[k].begin = span[k].end = 0;
-            if (x) te__span_of(x, &span[k]);
+            p->span.begin = p->span.end = 0;
+            if (x) te__span_of(x, &p->span);
         }
         for (o = 0; o < l->n && r == TE_OK; o++)
             for (k = 0; (l->arg[o].flags & TE__OUT) && k < l->n && r == TE_OK; k++)
-                if ((i == 0 && te__pair_meets(&l->arg[o], span[o], &l->arg[k], span[k], false)) || te__pair_meets(&l->arg[o], span[o], &l->arg[k], span[k], true))
+                if ((i == 0 && te__pair_meets(&l->arg[o], &l->arg[k], false)) || te__pair_meets(&l->arg[o], &l->arg[k], true))
                     r = te__args_meet(te, te_query_name(l->op), &l->arg[o], &l->arg[k], i);
         if (r != TE_OK) return r;
     }
